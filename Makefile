@@ -1,0 +1,44 @@
+# A fresh clone needs Python 3.11+ and make; everything else goes into .venv.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+
+export HF_HUB_DISABLE_TELEMETRY := 1
+export TOKENIZERS_PARALLELISM := false
+
+.DEFAULT_GOAL := help
+.PHONY: help install demo test test-all bench lint clean
+
+help:
+	@echo "make demo      train a small multimodal federation on generated data, with a report at the end"
+	@echo "make test      fast tests        make test-all   all tests"
+	@echo "make bench     benchmarks        make lint       ruff and mypy"
+
+$(STAMP): pyproject.toml constraints.txt
+	$(PYTHON) -c "import sys; sys.exit(sys.version_info < (3, 11) and 'polyfed needs Python 3.11 or newer; try: make PYTHON=python3.11')"
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[dev]"
+	@touch $@
+
+install: $(STAMP)
+
+demo: install
+	$(BIN)/polyfed run scenes-demo
+
+test: install
+	$(BIN)/python -m pytest -q -n 2 -m "not slow"
+
+test-all: install
+	$(BIN)/python -m pytest -q -n 2
+
+bench: install
+	@for script in benchmarks/*.py; do echo "# $$script"; $(BIN)/python $$script || exit 1; done
+
+lint: install
+	$(BIN)/ruff check src tests benchmarks
+	$(BIN)/ruff format --check src tests benchmarks
+	$(BIN)/mypy
+
+clean:
+	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache

@@ -1,0 +1,117 @@
+"""Contrastive scores of CreamFL (Eq. 4) for one client: time over the bare matrix product, and peak extra memory.
+
+Limits: at most 1.25 x the time of the |P| x |P| x d product in the same tiles, measured in the same run, and 64 MB.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable
+
+import harness
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from polyfed.aggregation.gca import contrastive_scores
+from polyfed.aggregation.tiles import Blocks
+from polyfed.randomness import generator
+
+TIME_LIMIT = 1.25
+MEMORY_LIMIT = 64e6
+SIZES = [(size, dim) for size in (5_000, 20_000, 50_000) for dim in (256, 512)]
+QUICK_SIZES = [(5_000, 256), (5_000, 512)]
+LARGE = Blocks(2048, 2048)
+
+
+def bare_product(local: Tensor, other: Tensor, blocks: Blocks) -> Callable[[], None]:
+    """The product alone, tile by tile into one buffer that is never read."""
+    buffer = torch.empty(blocks.rows * blocks.columns, device=local.device)
+
+    def work() -> None:
+        for rows in local.split(blocks.rows):
+            for columns in other.split(blocks.columns):
+                torch.mm(
+                    rows, columns.T, out=buffer[: len(rows) * len(columns)].view(len(rows), len(columns))
+                )
+
+    return work
+
+
+def bench_exact(local: Tensor, other: Tensor, repeats: int) -> None:
+    """The exact scores against the bare product, in the same tiles and in large ones."""
+    blocks = Blocks.suited(local.device)
+    times = harness.interleaved(
+        {
+            "scores": lambda: contrastive_scores(local, other),
+            "tiles": bare_product(local, other, blocks),
+            "large": bare_product(local, other, LARGE),
+        },
+        repeats,
+    )
+    clock = "wall" if local.is_cuda else "cpu"
+    seconds = {name: getattr(timing, clock) for name, timing in times.items()}
+    scratch = harness.peak_extra(lambda: contrastive_scores(local, other), local.device)
+    ratio = seconds["scores"] / seconds["tiles"]
+    harness.report(
+        "gca_exact",
+        ratio=ratio,
+        against="bare product, same tiles",
+        limit=TIME_LIMIT,
+        samples=len(local),
+        dim=local.shape[1],
+        seconds=seconds["scores"],
+        clock=clock,
+        wall_ratio=times["scores"].wall / times["tiles"].wall,
+        ratio_to_large_tiles=seconds["scores"] / seconds["large"],
+        scratch_bytes=scratch,
+        scratch_limit=int(MEMORY_LIMIT),
+        within=bool(ratio <= TIME_LIMIT and scratch <= MEMORY_LIMIT),
+        device=local.device.type,
+        threads=torch.get_num_threads(),
+    )
+
+
+def bench_approximate(local: Tensor, other: Tensor, repeats: int) -> None:
+    """The approximate backends against the exact scores: time, scratch and largest error."""
+    exact = contrastive_scores(local, other)
+    for backend in ("bf16", "cumulant2", "sampled"):
+
+        def work(backend: str = backend) -> Tensor:
+            return contrastive_scores(local, other, backend=backend, generator=generator(0, "bench"))
+
+        times = harness.interleaved(
+            {"exact": lambda: contrastive_scores(local, other), backend: work}, repeats
+        )
+        harness.report(
+            f"gca_{backend}",
+            ratio=times["exact"].cpu / times[backend].cpu,
+            against="exact scores (larger is faster)",
+            samples=len(local),
+            dim=local.shape[1],
+            seconds=times[backend].cpu,
+            largest_error=float((work() - exact).abs().max()),
+            scratch_bytes=harness.peak_extra(work, local.device),
+        )
+
+
+def main() -> None:
+    """Run all sizes."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--quick", action="store_true", help="smallest sizes only")
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--threads", type=int, default=1, help="CPU threads")
+    arguments = parser.parse_args()
+    torch.set_num_threads(arguments.threads)
+    for size, dim in QUICK_SIZES if arguments.quick else SIZES:
+        draw = generator(0, size, dim)
+        local, other = (
+            F.normalize(torch.randn(size, dim, generator=draw), dim=1).to(arguments.device) for _ in "uv"
+        )
+        bench_exact(local, other, repeats=5 if size <= 5_000 else 3 if size <= 20_000 else 1)
+        if size <= 5_000:
+            bench_approximate(local, other, repeats=3)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,132 @@
+"""What the benchmarks share: fair timing on a machine that others use too, peak memory, JSON lines."""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import json
+import statistics
+import threading
+import time
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import NamedTuple
+
+import psutil
+import torch
+
+Work = Callable[[], object]
+
+
+class Timing(NamedTuple):
+    """Medians over the repetitions, in seconds."""
+
+    cpu: float
+    wall: float
+
+
+def interleaved(works: Mapping[str, Work], repeats: int) -> dict[str, Timing]:
+    """Time rivals in turn, ``repeats`` times after a warm-up, so that a busy machine slows all of them alike.
+
+    Compare CPU times where other processes share the cores; on a GPU, wall times.
+    """
+    samples: dict[str, list[Timing]] = {name: [] for name in works}
+    for repeat in range(repeats + 1):
+        for name, work in works.items():
+            timing = _timed(work)
+            if repeat:
+                samples[name].append(timing)
+    return {
+        name: Timing(*(statistics.median(column) for column in zip(*taken, strict=True)))
+        for name, taken in samples.items()
+    }
+
+
+def report(name: str, *, ratio: float, against: str, **fields: object) -> None:
+    """Print one result as a JSON line; ``ratio`` compares with ``against``, measured in the same run."""
+    rounded = {key: round(value, 4) if isinstance(value, float) else value for key, value in fields.items()}
+    print(json.dumps({"name": name, "ratio": round(ratio, 3), "against": against, **rounded}), flush=True)
+
+
+def peak_extra(work: Work, device: torch.device | str = "cpu") -> int:
+    """Bytes that ``work`` needs at its peak beyond what was in use before, its result included.
+
+    On a GPU by torch's allocator. On Linux by the kernel's own high-water mark of resident memory, which misses
+    nothing; elsewhere by sampling it every millisecond.
+    """
+    gc.collect()
+    if torch.device(device).type == "cuda":
+        return _peak_cuda(work, torch.device(device))
+    _return_free_memory()
+    return _peak_sampled(work) if not _reset_high_water() else _peak_high_water(work)
+
+
+def _timed(work: Work) -> Timing:
+    _wait()
+    cpu, wall = time.process_time(), time.perf_counter()
+    work()
+    _wait()
+    return Timing(time.process_time() - cpu, time.perf_counter() - wall)
+
+
+def _wait() -> None:
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+
+
+def _peak_cuda(work: Work, device: torch.device) -> int:
+    torch.cuda.reset_peak_memory_stats(device)
+    before = torch.cuda.memory_allocated(device)
+    result = work()
+    peak = torch.cuda.max_memory_allocated(device) - before
+    del result
+    return peak
+
+
+def _return_free_memory() -> None:
+    """Have the C allocator give back what it keeps for re-use: it would hide the first growth."""
+    with suppress(OSError, AttributeError):
+        ctypes.CDLL("libc.so.6").malloc_trim(0)
+
+
+def _reset_high_water() -> bool:
+    try:
+        Path("/proc/self/clear_refs").write_text("5")
+    except OSError:
+        return False
+    return True
+
+
+def _peak_high_water(work: Work) -> int:
+    before = _status("VmRSS")
+    result = work()
+    peak = _status("VmHWM") - before
+    del result
+    return peak
+
+
+def _status(field: str) -> int:
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(field + ":"))
+
+
+def _peak_sampled(work: Work) -> int:
+    process, done = psutil.Process(), threading.Event()
+    before = peak = process.memory_info().rss
+
+    def watch() -> None:
+        nonlocal peak
+        while not done.wait(0.001):
+            peak = max(peak, process.memory_info().rss)
+
+    watcher = threading.Thread(target=watch)
+    watcher.start()
+    try:
+        result = work()
+        peak = max(peak, process.memory_info().rss)
+        del result
+    finally:
+        done.set()
+        watcher.join()
+    return peak - before

@@ -1,0 +1,130 @@
+"""Per-sample weighted ensemble of client representations, folded one client at a time."""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from polyfed.errors import PayloadError
+
+RECORDED = 1024
+"""Samples whose weights are kept for inspection, unless told which."""
+
+
+class Ensembled(NamedTuple):
+    """Result of an ensemble."""
+
+    values: Float[Tensor, "P d"]
+    """Weighted mean of the clients' vectors, not re-normalised; zero where none contributed."""
+    valid: Bool[Tensor, " P"]
+    """Samples to which at least one client contributed."""
+
+
+class Ensemble:
+    """Online softmax over clients: r_k = sum_c softmax_c(l_ck) r_ck, in memory O(P d) however many clients
+    come.
+
+    The log weight l says which method it is: a constant for the mean, log n_c for weighting by private
+    samples (reamFL+Avg), log(a_c n_c) for FedIoT, the contrastive score for GCA (CreamFL Eqs. 5-6) and SED.
+
+    >>> ensemble = Ensemble(1, 2)
+    >>> ensemble.add(torch.tensor([[1.0, 0.0]]), math.log(3))
+    >>> ensemble.add(torch.tensor([[0.0, 1.0]]), math.log(1))
+    >>> ensemble.result().values
+    tensor([[0.7500, 0.2500]])
+    """
+
+    def __init__(
+        self,
+        samples: int,
+        dim: int,
+        device: torch.device | str = "cpu",
+        *,
+        dtype: torch.dtype = torch.float32,
+        record: Int[Tensor, " k"] | None = None,
+    ) -> None:
+        """Start an empty ensemble.
+
+        Args:
+            samples: P, size of the public set.
+            dim: d, width of the representations.
+            device: where it accumulates.
+            dtype: what it accumulates in.
+            record: samples whose log weights are kept, for ``weights``; None: up to 1024, evenly spaced.
+        """
+        self._total = torch.zeros(samples, dim, device=device, dtype=dtype)
+        self._denominator = torch.zeros(samples, device=device, dtype=dtype)
+        self._peak = torch.full((samples,), -math.inf, device=device, dtype=dtype)
+        spaced = torch.arange(0, samples, -(-samples // RECORDED) or 1)
+        self.recorded = (spaced if record is None else record).to(device)
+        self._history: list[Tensor] = []
+
+    def add(
+        self,
+        values: Float[Tensor, "P d"],
+        log_weights: Float[Tensor, " P"] | float,
+        valid: Bool[Tensor, " P"] | None = None,
+    ) -> None:
+        """Fold the next client in.
+
+        Args:
+            values: its representations.
+            log_weights: log of its weight, for each sample or one for all; -inf: it does not count.
+            valid: samples that it sent; the others do not count, whatever stands in their rows.
+
+        Raises:
+            PayloadError: a wrong shape, or a log weight that is NaN or +inf.
+        """
+        logs = self._checked(values, log_weights)
+        if valid is not None:
+            logs = logs.masked_fill(~valid.to(logs.device), -math.inf)
+        self._history.append(logs[self.recorded])
+        peak = torch.maximum(self._peak, logs)
+        level = peak.masked_fill(peak == -math.inf, 0)
+        weight, shrink = (logs - level).exp_(), (self._peak - level).exp_()
+        self._denominator.mul_(shrink).add_(weight)
+        self._total.mul_(shrink[:, None]).addcmul_(self._counted(values, logs), weight[:, None])
+        self._peak = peak
+
+    def result(self) -> Ensembled:
+        """The ensemble of the clients so far."""
+        valid = self._denominator > 0
+        return Ensembled(self._total / self._denominator.masked_fill(~valid, 1)[:, None], valid)
+
+    def weights(self) -> Float[Tensor, "clients k"]:
+        """Weights of the clients, in the order added, on the samples ``recorded``: columns of sum 1, or 0.
+
+        Raises:
+            PayloadError: no client was added.
+        """
+        if not self._history:
+            raise PayloadError("no client was added to the ensemble, so nobody has a weight in it")
+        return torch.stack(self._history).softmax(0).nan_to_num_(0.0)
+
+    def _checked(self, values: Tensor, log_weights: Tensor | float) -> Float[Tensor, " P"]:
+        if values.shape != self._total.shape:
+            raise PayloadError(
+                f"representations have shape {tuple(values.shape)}, not {tuple(self._total.shape)}; "
+                "send one row a public sample, in the public set's order, of the agreed width"
+            )
+        logs = torch.as_tensor(log_weights, device=self._total.device, dtype=self._total.dtype)
+        if logs.ndim and logs.shape != self._denominator.shape:
+            raise PayloadError(
+                f"log weights have shape {tuple(logs.shape)}, not {tuple(self._denominator.shape)}; "
+                "give one a sample"
+            )
+        if not bool((logs < math.inf).all()):
+            raise PayloadError(
+                "log weights hold NaN or +inf; check that the client's representations are finite"
+            )
+        return logs.expand_as(self._denominator)
+
+    def _counted(self, values: Tensor, logs: Tensor) -> Float[Tensor, "P d"]:
+        values = values.to(self._total)
+        absent = logs == -math.inf
+        # a row that does not count may hold anything, NaN too, and 0 x NaN is NaN
+        return values.masked_fill(absent[:, None], 0) if bool(absent.any()) else values

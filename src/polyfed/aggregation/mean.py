@@ -1,0 +1,95 @@
+"""Exact weighted mean of named tensors, folded one client at a time."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from polyfed.errors import PayloadError
+
+
+class WeightedMean:
+    """Running sum_c n_c w_c / sum_c n_c (McMahan et al. 2017), name by name, in memory of one model.
+
+    The running form mean += n / N (w - mean) is the exact mean, not the sequential interpolation of some
+    released servers; equal inputs come out bit for bit. A client counts only for the names that it has, so
+    clients of different architectures share what they have in common. Floating tensors accumulate in their
+    own precision, 16-bit ones in fp32; integer and boolean ones (``num_batches_tracked``) in fp64, and their
+    mean is rounded.
+
+    >>> mean = WeightedMean()
+    >>> mean.add({"w": torch.tensor([0.0])}, weight=1)
+    >>> mean.add({"w": torch.tensor([4.0])}, weight=3)
+    >>> mean.result()
+    {'w': tensor([3.])}
+    """
+
+    def __init__(self) -> None:
+        self._entries: dict[str, _Entry] = {}
+
+    def add(self, tensors: Mapping[str, Tensor], weight: float) -> None:
+        """Fold the next client in; its tensors are not kept.
+
+        Args:
+            tensors: by name.
+            weight: its share, such as its number of examples; with 0 it does not count.
+
+        Raises:
+            PayloadError: the weight is negative or not finite, or a tensor's shape differs from earlier
+                clients'; nothing of this client is added then.
+        """
+        if not (math.isfinite(weight) and weight >= 0):
+            raise PayloadError(f"weight of a client is {weight}; it must be finite and not negative")
+        self._check_shapes(tensors)
+        if weight == 0:
+            return
+        with torch.no_grad():
+            for name, tensor in tensors.items():
+                self._fold(name, tensor, weight)
+
+    def result(self) -> dict[str, Tensor]:
+        """The means, in the type and on the device of the first client's tensors.
+
+        Raises:
+            PayloadError: no client with a positive weight was added.
+        """
+        if not self._entries:
+            raise PayloadError("no client contributed a positive weight; there is no mean of nothing")
+        return {name: entry.value() for name, entry in self._entries.items()}
+
+    def _fold(self, name: str, tensor: Tensor, weight: float) -> None:
+        entry = self._entries.get(name)
+        if entry is None:
+            mean = tensor.detach().to(_accumulator(tensor.dtype), copy=True)
+            self._entries[name] = _Entry(mean, weight, tensor.dtype)
+            return
+        entry.total += weight
+        entry.mean.lerp_(tensor.to(entry.mean), weight / entry.total)
+
+    def _check_shapes(self, tensors: Mapping[str, Tensor]) -> None:
+        for name, tensor in tensors.items():
+            entry = self._entries.get(name)
+            if entry is not None and entry.mean.shape != tensor.shape:
+                raise PayloadError(
+                    f"tensor '{name}' has shape {tuple(tensor.shape)}, not {tuple(entry.mean.shape)} as in "
+                    "earlier clients; average only clients that share this layer's architecture"
+                )
+
+
+@dataclass
+class _Entry:
+    mean: Tensor
+    total: float
+    dtype: torch.dtype
+
+    def value(self) -> Tensor:
+        rounded = self.mean if self.dtype.is_floating_point else self.mean.round()
+        return rounded.to(self.dtype, copy=True)
+
+
+def _accumulator(dtype: torch.dtype) -> torch.dtype:
+    return torch.promote_types(dtype, torch.float32) if dtype.is_floating_point else torch.float64

@@ -1,0 +1,59 @@
+"""The base of all methods."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Mapping
+from typing import ClassVar
+
+from polyfed.errors import ConfigError
+from polyfed.federation.client import Client
+from polyfed.federation.cohort import Cohort, Reply, client_query, client_step, each
+from polyfed.federation.server import Server
+from polyfed.federation.state import Lifetime
+from polyfed.settings import Component
+
+__all__ = ["Algorithm", "Lifetime", "Reply", "client_query", "client_step", "each"]
+
+
+class Algorithm(Component):
+    """A method of federated learning.
+
+    Its fields are its hyperparameters. It holds no state: what lasts is the server's (model, weights, ``state``) or a
+    client's (what ``keeps`` declares). ``round`` is the server half and reads as straight-line code; methods marked
+    with ``client_step`` or ``client_query`` are the client half and run wherever the engine puts them.
+    """
+
+    home: ClassVar[str] = "polyfed.algorithms"
+
+    keeps: ClassVar[Mapping[str, Lifetime]] = {}
+    """What a client keeps: ``model`` and ``optimizer`` are kept and restored by polyfed, other keys are for
+    ``client.state``. A client that keeps no model starts every step from its initial weights."""
+
+    needs_public: ClassVar[bool] = False
+    """Whether the method cannot work without a public set."""
+
+    def setup(self, server: Server) -> None:  # noqa: B027 - most methods need nothing
+        """Called once before the first round of a run (not on resume)."""
+
+    @abstractmethod
+    def round(self, server: Server, cohort: Cohort) -> None:
+        """One communication round."""
+
+    def evaluate_clients(self, server: Server, cohort: Cohort) -> Mapping[str, Mapping[str, float]]:
+        """Every asked client's own test metrics, by client id."""
+        return {reply.sender.id: reply.payload.scalars for reply in cohort.ask(self.assess)}  # type: ignore[misc]
+
+    @client_query
+    def assess(self, client: Client) -> Reply:
+        """Evaluate the client's model on the client's test samples."""
+        return Reply(**(client.evaluate(client.test) if client.test is not None else {}))
+
+    def require(self, *, has_public: bool) -> None:
+        """Check that the federation suits the method.
+
+        Raises:
+            ConfigError: it does not; the message says what is missing.
+        """
+        if self.needs_public and not has_public:
+            raise ConfigError(f"algorithm '{self.component_name()}' needs a public set; add a 'public' section")

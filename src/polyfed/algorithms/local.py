@@ -1,0 +1,32 @@
+"""Local training: clients on their own, nothing exchanged."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import ClassVar
+
+from pydantic import Field
+
+from polyfed.algorithms.algorithm import Algorithm, Lifetime, Reply, client_step
+from polyfed.federation.client import Client
+from polyfed.federation.cohort import Cohort
+from polyfed.federation.server import Server
+
+
+class Local(Algorithm):
+    """Every client of the cohort trains on its own data only; the lower bound for what federation brings a client."""
+
+    keeps: ClassVar[Mapping[str, Lifetime]] = {"model": Lifetime.RUN, "optimizer": Lifetime.RUN}
+
+    local_epochs: int = Field(default=5, ge=1, description="E, passes over private data a round")
+
+    def round(self, server: Server, cohort: Cohort) -> None:
+        """Ask the cohort to train."""
+        for _ in cohort.ask(self.fit):
+            pass
+
+    @client_step
+    def fit(self, client: Client) -> Reply:
+        """Train on the client's own task."""
+        client.fit(client.train, epochs=self.local_epochs)
+        return Reply()

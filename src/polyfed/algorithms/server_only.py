@@ -1,0 +1,23 @@
+"""Server-only training: the public set and no clients."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from pydantic import Field
+
+from polyfed.algorithms.algorithm import Algorithm
+from polyfed.federation.cohort import Cohort
+from polyfed.federation.server import Server
+
+
+class ServerOnly(Algorithm):
+    """The server trains on the public set alone; the lower bound for what clients bring the server."""
+
+    needs_public: ClassVar[bool] = True
+
+    server_epochs: int = Field(default=1, ge=1, description="passes over the public set a round")
+
+    def round(self, server: Server, cohort: Cohort) -> None:
+        """Train on the public pairs; nobody is asked."""
+        server.fit(server.public_set, epochs=self.server_epochs)

@@ -1,0 +1,125 @@
+"""From splits and views to samples, and the checks that keep public, private and test data apart."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import torch
+from jaxtyping import Int64
+from torch import Tensor
+
+from polyfed.data.arrow import LazyColumn, fingerprint_of
+from polyfed.data.samples import Samples
+from polyfed.data.source import Column, Split
+from polyfed.data.view import DataContext, View
+from polyfed.errors import ConfigError, DataError
+
+
+def assemble(
+    split: Split, views: Mapping[str, View], context: DataContext, *, layout: Sequence[str] = ()
+) -> Samples:
+    """All samples of a split, with the modalities that ``views`` names; the others are not loaded.
+
+    An item with a list of values (captions, questions) makes one sample a value, and its other modalities repeat;
+    all lists of an item must be equally long. Modalities in ``layout`` shape the samples without being loaded, so
+    that a party that has only pictures still counts a sample for every caption of the public set.
+
+    Raises:
+        ConfigError: the source has no column for a modality.
+        DataError: a column is missing, or lists of an item differ in length.
+    """
+    columns = {modality: _modality(split, modality) for modality in views}
+    labels = {name: split.read(column) for name, column in split.targets.items()}
+    shaping = (*columns.values(), *labels.values(), *(_modality(split, name) for name in layout))
+    nested = [column for column in shaping if column.nested]
+    items, entry = _layout(nested, len(split))
+    return Samples(
+        inputs={
+            modality: view.open(columns[modality], modality, context) for modality, view in views.items()
+        },
+        rows={modality: entry if column.nested else items for modality, column in columns.items()},
+        items=items,
+        targets={name: _values(column)[entry if column.nested else items] for name, column in labels.items()},
+        ids=split.ids,
+        classes=split.classes,
+    )
+
+
+def item_labels(split: Split) -> Int64[Tensor, " n"] | None:
+    """One class an item, from the first target with one value an item; None if the split has none."""
+    for column in map(split.read, split.targets.values()):
+        if not column.nested:
+            return _values(column)
+    return None
+
+
+def of_items(samples: Samples, items: Int64[Tensor, " k"]) -> Samples:
+    """The samples of some items, in sample order."""
+    return samples.subset(torch.isin(samples.items, items).nonzero().squeeze(1))
+
+
+def of_column(column: Column, items: Int64[Tensor, " k"]) -> Column:
+    """A column restricted to some items; read when it is first looked at."""
+    chosen = items.numpy()
+    stamp = fingerprint_of(column.fingerprint, hashlib.sha256(chosen.tobytes()).hexdigest())
+    return LazyColumn(lambda: column.values.take(pa.array(chosen)), stamp, column.where, column.nested)
+
+
+def order_of(samples: Samples) -> str:
+    """A digest of which samples these are and in which order: parties compare it before they exchange rows."""
+    digest = hashlib.sha256()
+    for item in samples.items.tolist():
+        digest.update(samples.ids[item].encode())
+        digest.update(b"\0")
+    return digest.hexdigest()[:16]
+
+
+def require_disjoint(public: Sequence[str], other: Sequence[str], what: str) -> None:
+    """Raise DataError if a public item is also among ``other``, naming one and saying what to change."""
+    shared = set(public) & set(other)
+    if shared:
+        raise DataError(
+            f"the public set shares {len(shared)} items with {what}, for example '{min(shared)}'; "
+            "draw public.source/public.split from data that nobody holds privately and nobody is tested on"
+        )
+
+
+def _modality(split: Split, modality: str) -> Column:
+    if modality not in split.columns:
+        raise ConfigError(
+            f"data.sources.{split.source}.columns has no '{modality}', which a model encodes; "
+            f"it has: {', '.join(split.columns) or 'none'}"
+        )
+    return split.modality(modality)
+
+
+def _layout(nested: Sequence[Column], count: int) -> tuple[Int64[Tensor, " n"], Int64[Tensor, " n"]]:
+    if not nested:
+        items = torch.arange(count)
+        return items, items
+    lengths = [_lengths(column) for column in nested]
+    for column, other in zip(nested[1:], lengths[1:], strict=True):
+        if not torch.equal(lengths[0], other):
+            item = int((lengths[0] != other).nonzero()[0])
+            raise DataError(
+                f"item {item}: {nested[0].where} and {column.where} hold lists of different length"
+            )
+    items = torch.repeat_interleave(torch.arange(count), lengths[0])
+    return items, torch.arange(len(items))
+
+
+def _lengths(column: Column) -> Int64[Tensor, " n"]:
+    lengths = pc.fill_null(pc.list_value_length(column.values), 0)
+    return torch.from_numpy(lengths.to_numpy().astype("int64"))
+
+
+def _values(column: Column) -> Int64[Tensor, " n"]:
+    flat = pc.list_flatten(column.values) if column.nested else column.values
+    if flat.null_count:
+        raise DataError(
+            f"{column.where} has {flat.null_count} missing values; a target needs one for every sample"
+        )
+    return torch.from_numpy(flat.to_numpy().astype("int64"))

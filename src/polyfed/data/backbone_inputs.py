@@ -1,0 +1,182 @@
+"""From raw images and texts to the input that a pretrained backbone was trained on."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple, cast
+
+import numpy as np
+import torch
+from jaxtyping import Bool, Float, Int64
+from torch import Tensor
+
+from polyfed.data.backbones import quiet, read_config
+from polyfed.data.cache import Fit, Resampling, decode
+from polyfed.errors import ConfigError
+
+_PILLOW: dict[int, Resampling] = {1: "lanczos", 2: "bilinear", 3: "bicubic"}
+
+
+class Prepared(NamedTuple):
+    """Backbone input of b values: images [b, 3, s, s], or token ids [b, l] and a mask, true at tokens."""
+
+    x: Tensor
+    mask: Bool[Tensor, "b l"] | None
+
+
+@dataclass(frozen=True)
+class ImagePreparation:
+    """Decode, resize, rescale and normalise as ``preprocessor_config.json`` says.
+
+    Attributes:
+        size: height and width in pixels.
+        fit: ``squash`` resizes height and width on their own, ``crop`` keeps the aspect ratio and cuts the
+        middle.
+        resampling: filter of the resize.
+        factor: brightness of one level of a byte.
+        mean: of each channel.
+        std: of each channel.
+    """
+
+    size: int
+    fit: Fit
+    resampling: Resampling
+    factor: float
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+
+    @classmethod
+    def of(cls, folder: Path, size: int | None, fit: Fit) -> ImagePreparation:
+        """The preparation of the backbone in ``folder``, at its own size or at ``size``.
+
+        Raises:
+            ConfigError: ``preprocessor_config.json`` is missing or lacks what is needed.
+        """
+        config = read_config(folder, "preprocessor_config.json")
+        normalise = config.get("do_normalize", True)
+        if normalise and not ("image_mean" in config and "image_std" in config):
+            raise ConfigError(
+                f"'{folder}/preprocessor_config.json' gives no image_mean and image_std; add them"
+            )
+        return cls(
+            size=size or _side(config, folder),
+            fit=fit,
+            resampling=_resampling(config, folder),
+            factor=float(config.get("rescale_factor", 1 / 255)) if config.get("do_rescale", True) else 1.0,
+            mean=tuple(config["image_mean"]) if normalise else (0.0,) * 3,
+            std=tuple(config["image_std"]) if normalise else (1.0,) * 3,
+        )
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Shape of one prepared image."""
+        return 3, self.size, self.size
+
+    def __call__(self, values: Sequence[Any]) -> Prepared:
+        """Image structs {bytes, path} or encoded bytes -> float32 images.
+
+        Raises:
+            Exception: of many kinds, as Pillow's decoders do, if a value is not a picture.
+        """
+        pixels = np.stack([decode(encoded(value), self.size, self.fit, self.resampling) for value in values])
+        return Prepared(self.normalised(torch.from_numpy(pixels)), None)
+
+    def normalised(self, pixels: Tensor) -> Float[Tensor, "b 3 s s"]:
+        """Bytes [b, 3, s, s] -> what the backbone takes."""
+        mean, std = torch.tensor(self.mean).view(-1, 1, 1), torch.tensor(self.std).view(-1, 1, 1)
+        return (pixels.float() * self.factor - mean) / std
+
+
+def encoded(value: Any) -> bytes:
+    """The encoded picture of an image struct {bytes, path}, or of bytes.
+
+    Raises:
+        ValueError: it holds neither bytes nor a path.
+    """
+    if isinstance(value, bytes):
+        return value
+    if isinstance(value, dict) and value.get("bytes") is not None:
+        return bytes(value["bytes"])
+    if isinstance(value, dict) and value.get("path"):
+        return Path(value["path"]).read_bytes()
+    raise ValueError(f"not an image but {type(value).__name__}")
+
+
+def _side(config: dict[str, Any], folder: Path) -> int:
+    size = config.get("size")
+    if config.get("do_center_crop") and "crop_size" in config:
+        size = config["crop_size"]
+    if isinstance(size, dict):
+        size = size.get("height") or size.get("shortest_edge")
+    if not isinstance(size, int):
+        raise ConfigError(f"'{folder}/preprocessor_config.json' gives no size; set the view's size")
+    return size
+
+
+def _resampling(config: dict[str, Any], folder: Path) -> Resampling:
+    number = config.get("resample", 2)
+    if number not in _PILLOW:
+        raise ConfigError(
+            f"'{folder}/preprocessor_config.json': resample {number} is not one of {sorted(_PILLOW)}"
+        )
+    return _PILLOW[number]
+
+
+@dataclass(frozen=True)
+class TextPreparation:
+    """Tokenise as the backbone's own tokenizer does; longer texts are cut at ``length`` tokens.
+
+    Attributes:
+        tokenizer: tokenizer of ``transformers``.
+        length: longest sequence.
+        pad_to_length: pad every batch to ``length`` instead of to its longest text.
+    """
+
+    tokenizer: Any
+    length: int
+    pad_to_length: bool
+
+    @classmethod
+    def of(cls, folder: Path, length: int, *, pad_to_length: bool) -> TextPreparation:
+        """The preparation of the backbone in ``folder``.
+
+        Raises:
+            ConfigError: the folder holds no tokenizer, or one without a padding token.
+        """
+        from transformers import AutoTokenizer
+
+        try:
+            with quiet():
+                tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
+        except (OSError, ValueError) as error:
+            raise ConfigError(
+                f"'{folder}' holds no usable tokenizer: {str(error).splitlines()[0]}"
+            ) from error
+        if tokenizer.pad_token_id is None:
+            raise ConfigError(
+                f"the tokenizer in '{folder}' has no padding token; add one to its configuration"
+            )
+        return cls(tokenizer, length, pad_to_length)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Shape of the token ids of one text."""
+        return (self.length,)
+
+    def __call__(self, values: Sequence[Any]) -> Prepared:
+        """Texts -> token ids and mask.
+
+        Raises:
+            TypeError: a value is not a string.
+        """
+        wrong = next((value for value in values if not isinstance(value, str)), None)
+        if wrong is not None:
+            raise TypeError(f"not a text but {type(wrong).__name__}")
+        padding = "max_length" if self.pad_to_length else True
+        batch = self.tokenizer(
+            list(values), padding=padding, truncation=True, max_length=self.length, return_tensors="pt"
+        )
+        ids = cast("Int64[Tensor, 'b l']", batch["input_ids"])
+        return Prepared(ids, batch["attention_mask"].bool())

@@ -1,0 +1,286 @@
+"""Pretrained networks in folders: where they are, what they contain, and how their output becomes features.
+
+A folder has the Hugging Face layout: ``config.json``, ``model.safetensors``, and ``preprocessor_config.json``
+(images) or tokenizer files (texts). ``transformers`` is imported inside the functions: it costs seconds, and
+settings are validated without it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import hashlib
+import inspect
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor, nn
+
+from polyfed.errors import ConfigError
+from polyfed.randomness import isolated
+
+Pool = Literal["auto", "cls", "mean", "pooled", "tokens"]
+Tower = Literal["whole", "vision", "text"]
+
+_HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
+_HASHED = ("*.json", "*.safetensors", "*.txt", "*.model")
+
+
+@contextlib.contextmanager
+def quiet() -> Iterator[None]:
+    """Silence load reports and progress bars of ``transformers`` inside the block; restore them after it."""
+    import transformers.utils.logging as typeless
+
+    logging: Any = typeless
+    level, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(level)
+        if bars:
+            logging.enable_progress_bar()
+
+
+def locate(name: str, weights: Path | None, *, key: str = "weights") -> Path:
+    """The local folder of ``name``: a folder, absolute or below ``weights``, or a hub name ``owner/name``.
+
+    A hub name is first looked for as ``weights/owner/name`` and ``weights/name``, then in the hub's own
+    cache, and only then does it reach for the network; a folder name never does.
+
+    Args:
+        name: what the configuration says.
+        weights: folder that relative paths start from.
+        key: the setting that ``name`` was given for, for the error message.
+
+    Raises:
+        ConfigError: neither a folder nor a hub name that can be had.
+    """
+    hub = _HUB_NAME.fullmatch(name) is not None
+    for candidate in (name, name.rpartition("/")[2]) if hub else (name,):
+        folder = local_folder(candidate, weights)
+        if folder is not None:
+            return folder
+    if hub:
+        return _from_hub(name, weights, key)
+    raise missing_folder(name, weights, key)
+
+
+def local_folder(name: str, weights: Path | None) -> Path | None:
+    """The folder ``name``, absolute or below ``weights``; None if there is none."""
+    path = Path(name).expanduser()
+    folder = path if weights is None else weights / path
+    return folder if folder.is_absolute() and folder.is_dir() else None
+
+
+def missing_folder(name: str, weights: Path | None, key: str) -> ConfigError:
+    """The error for a folder that is not there."""
+    return ConfigError(
+        f"{key}: no folder '{name}' below the weights folder ({_told(weights)}); set data.weights_dir or "
+        "POLYFED_WEIGHTS to the folder that holds it"
+    )
+
+
+def _from_hub(name: str, weights: Path | None, key: str) -> Path:
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
+
+    try:
+        with quiet():
+            return Path(snapshot_download(name, allow_patterns=list(_HASHED), ignore_patterns=["onnx/*"]))
+    except (HfHubHTTPError, LocalEntryNotFoundError, OSError, ValueError) as error:
+        raise ConfigError(
+            f"{key}: '{name}' is neither a folder below the weights folder ({_told(weights)}; "
+            f"data.weights_dir or POLYFED_WEIGHTS) nor to be had from the hub: {str(error).splitlines()[0]}"
+        ) from error
+
+
+def _told(weights: Path | None) -> str:
+    return "not set" if weights is None else str(weights)
+
+
+def digest(folder: Path) -> str:
+    """SHA-256 over all that shapes a backbone's features: weights, configuration, tokenizer and so on."""
+    files = sorted({path for pattern in _HASHED for path in folder.glob(pattern)})
+    parts = [
+        f"{path.name}:{_file_digest(path, path.stat().st_mtime_ns, path.stat().st_size)}" for path in files
+    ]
+    return hashlib.sha256("\n".join(parts).encode()).hexdigest()
+
+
+@functools.lru_cache(maxsize=256)
+def _file_digest(path: Path, mtime_ns: int, size: int) -> str:
+    # mtime and size are the cache key: a file is read again only when they change
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def read_config(folder: Path, name: str) -> dict[str, Any]:
+    """A JSON file of a backbone's folder.
+
+    Raises:
+        ConfigError: it is missing or not JSON.
+    """
+    try:
+        content: dict[str, Any] = json.loads((folder / name).read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"backbone folder '{folder}' has no readable {name}: {error}") from error
+    return content
+
+
+def load(folder: Path, kind: Any, *, pooler: bool = True, **options: Any) -> nn.Module:
+    """The pretrained network in ``folder``, float32, every weight from the file.
+
+    Args:
+        folder: folder with ``config.json`` and ``model.safetensors``.
+        kind: a ``transformers`` model class, such as ``ViTModel`` or ``AutoModel``.
+        pooler: whether the pooler's weights must be there too; many checkpoints have none. What is missing is
+            listed in the attribute ``missing_weights``.
+        options: passed on to ``from_pretrained``.
+
+    Raises:
+        ConfigError: the folder holds another architecture, or weights are missing.
+    """
+    expected = getattr(getattr(kind, "config_class", None), "model_type", None)
+    found = read_config(folder, "config.json").get("model_type")
+    if expected is not None and expected != found:
+        raise ConfigError(f"weights folder '{folder}' holds a '{found}', this encoder needs a '{expected}'")
+    model, info = _from_pretrained(folder, kind, options)
+    model.missing_weights = sorted(info["missing_keys"])
+    missing = [key for key in model.missing_weights if pooler or "pooler" not in key]
+    if missing:
+        raise ConfigError(
+            f"weights folder '{folder}' lacks {len(missing)} weights of its model, such as '{missing[0]}'"
+        )
+    loaded: nn.Module = model
+    return loaded
+
+
+def _from_pretrained(folder: Path, kind: Any, options: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+    from safetensors import SafetensorError
+
+    always = {"local_files_only": True, "use_safetensors": True, "output_loading_info": True}
+    try:
+        with quiet():
+            model, info = kind.from_pretrained(folder, dtype=torch.float32, **always, **options)
+    except (OSError, ValueError, RuntimeError, SafetensorError) as error:
+        raise ConfigError(
+            f"weights folder '{folder}' cannot be loaded: {str(error).splitlines()[0]}"
+        ) from error
+    return model, info
+
+
+def pooled(output: Any, pool: Pool, mask: Bool[Tensor, "b l"] | None = None) -> Tensor:
+    """Features [b, c] (or [b, l, c] for ``tokens``) from the output of a ``transformers`` model.
+
+    ``auto`` is the first token (CLS) of a transformer and the mean of a convolution map; ``mean`` is over all
+    valid positions; ``pooled`` is the model's own ``pooler_output``; ``tokens`` keeps every position, zero
+    where ``mask`` is false.
+
+    Raises:
+        ConfigError: the model has no such output.
+    """
+    hidden: Tensor = output.last_hidden_state
+    is_map = hidden.dim() == 4
+    local = hidden.flatten(2).transpose(1, 2) if is_map else hidden
+    if pool == "pooled":
+        return _pooler_output(output)
+    if pool == "cls" and is_map:
+        raise ConfigError(
+            "pool 'cls' needs a backbone with a CLS token, this one gives a map; use 'mean' or 'pooled'"
+        )
+    if pool == "cls" or (pool == "auto" and not is_map):
+        return local[:, 0]
+    return _masked(local, mask) if pool == "tokens" else _mean(local, mask)
+
+
+def _pooler_output(output: Any) -> Tensor:
+    value: Tensor | None = getattr(output, "pooler_output", None)
+    if value is None:
+        raise ConfigError("pool 'pooled' needs a backbone with a pooler; use 'cls' or 'mean'")
+    return value.flatten(1)
+
+
+def _masked(local: Tensor, mask: Tensor | None) -> Tensor:
+    return local if mask is None else local * mask.unsqueeze(-1)
+
+
+def _mean(local: Tensor, mask: Tensor | None) -> Tensor:
+    if mask is None:
+        return local.mean(1)
+    return _masked(local, mask).sum(1) / mask.sum(1, keepdim=True).clamp(min=1)
+
+
+class Backbone(nn.Module):
+    """A frozen pretrained network with its pooling: images [b, 3, s, s] or token ids [b, l] in, features out.
+
+    Attributes:
+        reads: ``pixel_values`` or ``input_ids``.
+        resizes: whether it interpolates its position embeddings for images of another size.
+    """
+
+    def __init__(self, model: nn.Module, pool: Pool, tower: Tower = "whole") -> None:
+        super().__init__()
+        self.body = _tower(model, tower)
+        self.pool = pool
+        self.resizes = "interpolate_pos_encoding" in inspect.signature(self.body.forward).parameters
+        self.reads: str = {"vision": "pixel_values", "text": "input_ids"}.get(tower) or str(
+            model.main_input_name
+        )
+        missing: list[str] = getattr(model, "missing_weights", [])
+        if pool == "pooled" and any("pooler" in key for key in missing):
+            raise ConfigError("pool 'pooled': these weights have no pooler; use 'cls' or 'mean'")
+        self.eval().requires_grad_(False)
+
+    def forward(self, x: Tensor, mask: Bool[Tensor, "b l"] | None = None) -> Float[Tensor, "b ..."]:
+        """Features [b, c], or [b, l, c] for pool ``tokens``."""
+        options: dict[str, Any] = {self.reads: x}
+        if mask is not None:
+            options["attention_mask"] = mask.long()
+        if self.resizes:
+            options["interpolate_pos_encoding"] = True
+        return pooled(self.body(**options), self.pool, mask)
+
+
+def _tower(model: nn.Module, tower: Tower) -> nn.Module:
+    towers = [name for name in ("vision", "text") if hasattr(model, f"{name}_model")]
+    if tower == "whole" and towers:
+        raise ConfigError(f"backbone has several towers; set tower to one of: {', '.join(towers)}")
+    if tower != "whole" and tower not in towers:
+        raise ConfigError(f"backbone has no tower '{tower}'; leave tower out")
+    body: nn.Module = model if tower == "whole" else getattr(model, f"{tower}_model")
+    return body
+
+
+def frozen(folder: Path, pool: Pool, tower: Tower = "whole") -> Backbone:
+    """The backbone in ``folder`` with its weights; leaves torch's global generator as it was."""
+    from transformers import AutoModel
+
+    with isolated("backbone"):
+        return Backbone(load(folder, AutoModel, pooler=False), pool, tower)
+
+
+def outline(folder: Path, pool: Pool, tower: Tower = "whole") -> Backbone:
+    """The backbone in ``folder`` on the meta device: shapes without weights or arithmetic.
+
+    Raises:
+        ConfigError: ``config.json`` describes nothing that ``transformers`` knows.
+    """
+    from transformers import AutoConfig, AutoModel
+
+    auto: Any = AutoModel
+    read_config(folder, "config.json")
+    try:
+        with quiet(), isolated("backbone"), torch.device("meta"):
+            config = AutoConfig.from_pretrained(folder, local_files_only=True)
+            return Backbone(auto.from_config(config), pool, tower)
+    except (OSError, ValueError) as error:
+        raise ConfigError(
+            f"backbone folder '{folder}' cannot be read: {str(error).splitlines()[0]}"
+        ) from error

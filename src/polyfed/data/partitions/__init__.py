@@ -1,0 +1,1 @@
+"""The partitions that ship with polyfed, one a module."""

@@ -1,0 +1,39 @@
+"""The mild quantity skew of FedCola: equal parts, of which every client loses a few per cent."""
+
+from __future__ import annotations
+
+from typing import Self
+
+import numpy as np
+from pydantic import Field, model_validator
+
+from polyfed.data.partition import Indices, Partition
+
+
+class Drop(Partition):
+    """Equal random parts, then each client keeps a share drawn from U[keep_least, keep_most].
+
+    FedCola (Sun et al. 2024) divides Flickr and COCO pictures so, with 0.95 to 0.99. What is dropped is held
+    by nobody.
+    """
+
+    keep_least: float = Field(
+        default=0.95, gt=0, le=1, description="smallest share of its items that a client keeps"
+    )
+    keep_most: float = Field(
+        default=0.99, gt=0, le=1, description="largest share of its items that a client keeps"
+    )
+
+    @model_validator(mode="after")
+    def _ordered(self) -> Self:
+        if self.keep_least > self.keep_most:
+            raise ValueError(f"keep_least={self.keep_least} is above keep_most={self.keep_most}; swap them")
+        return self
+
+    def assign(
+        self, items: int, labels: Indices | None, clients: int, rng: np.random.Generator
+    ) -> list[Indices]:
+        """Shorten each equal part by its keep ratio, to one item at least."""
+        parts = np.array_split(rng.permutation(items), clients)
+        kept = rng.uniform(self.keep_least, self.keep_most, size=clients)
+        return [part[: max(1, int(share * len(part)))] for part, share in zip(parts, kept, strict=True)]

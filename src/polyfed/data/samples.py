@@ -1,0 +1,145 @@
+"""Samples: what a party trains or is tested on, whatever its modalities."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+import torch
+from jaxtyping import Int64
+from torch import Tensor
+
+
+class Inputs(Protocol):
+    """One modality of a data set, opened through a view: row numbers in, encoder input out."""
+
+    def __len__(self) -> int:
+        """The number of rows."""
+        ...
+
+    def __call__(self, rows: Int64[Tensor, " b"], generator: torch.Generator | None = None) -> Tensor:
+        """Encoder input of ``rows``, first dimension b, on the CPU.
+
+        With a generator it is the training view (augmented, every draw from that generator); without, the
+        evaluation view, which is deterministic.
+        """
+        ...
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Aligned samples: entry i of every input and target belongs to the same sample.
+
+    Attributes:
+        inputs: modality -> encoder input, first dimension b.
+        targets: target name (such as ``label``) -> values, first dimension b.
+        index: position of each sample in the set that the batch was drawn from.
+        items: number of the item (picture, document) of each sample; siblings, such as the captions of one
+            picture, share it.
+    """
+
+    inputs: Mapping[str, Tensor]
+    targets: Mapping[str, Tensor]
+    index: Int64[Tensor, " b"]
+    items: Int64[Tensor, " b"]
+
+    def __len__(self) -> int:
+        return len(self.index)
+
+    def to(self, device: torch.device) -> Batch:
+        """The same batch on ``device``."""
+        return Batch(
+            inputs={name: value.to(device, non_blocking=True) for name, value in self.inputs.items()},
+            targets={name: value.to(device, non_blocking=True) for name, value in self.targets.items()},
+            index=self.index.to(device, non_blocking=True),
+            items=self.items.to(device, non_blocking=True),
+        )
+
+
+@dataclass(frozen=True)
+class Samples:
+    """A fixed, ordered set of n samples over any number of modalities.
+
+    Attributes:
+        inputs: modality -> opened inputs; a modality that the party does not own is simply absent.
+        rows: modality -> row of each sample in those inputs; siblings point at the same row of a shared picture.
+        items: number of the item of each sample.
+        targets: target name -> values, first dimension n.
+        ids: item number -> item id, for reports and for disjointness checks.
+        classes: target name -> class names in label order, where the source has them.
+    """
+
+    inputs: Mapping[str, Inputs]
+    rows: Mapping[str, Int64[Tensor, " n"]]
+    items: Int64[Tensor, " n"]
+    targets: Mapping[str, Tensor]
+    ids: Sequence[str]
+    classes: Mapping[str, tuple[str, ...]]
+
+    def __len__(self) -> int:
+        return len(self.items)
+
+    @property
+    def modalities(self) -> tuple[str, ...]:
+        """Names of the modalities that these samples have."""
+        return tuple(self.inputs)
+
+    def batch(
+        self,
+        index: Int64[Tensor, " b"],
+        generator: torch.Generator | None = None,
+        modalities: Sequence[str] | None = None,
+    ) -> Batch:
+        """The samples at ``index``: training view with a generator, evaluation view without.
+
+        Only ``modalities`` (default: all) are loaded.
+        """
+        names = self.modalities if modalities is None else modalities
+        return Batch(
+            inputs={name: self.inputs[name](self.rows[name][index], generator) for name in names},
+            targets={name: values[index] for name, values in self.targets.items()},
+            index=index,
+            items=self.items[index],
+        )
+
+    def batches(
+        self,
+        size: int,
+        generator: torch.Generator | None = None,
+        *,
+        shuffle: bool = True,
+        drop_last: bool = False,
+    ) -> Iterator[Batch]:
+        """One pass over all samples.
+
+        With a generator: shuffled (unless ``shuffle`` is off) and in the training view; without: in order and in
+        the evaluation view. ``drop_last`` leaves out a last batch of fewer than ``size`` samples, but never the
+        only batch.
+        """
+        n = len(self)
+        order = (
+            torch.randperm(n, generator=generator) if generator is not None and shuffle else torch.arange(n)
+        )
+        for start in range(0, n, size):
+            index = order[start : start + size]
+            if drop_last and len(index) < size and start > 0:
+                return
+            yield self.batch(index, generator)
+
+    def subset(self, index: Int64[Tensor, " m"]) -> Samples:
+        """The samples at ``index``, in that order; item numbers keep their meaning."""
+        return replace(
+            self,
+            rows={name: rows[index] for name, rows in self.rows.items()},
+            items=self.items[index],
+            targets={name: values[index] for name, values in self.targets.items()},
+        )
+
+    def only(self, modalities: Sequence[str]) -> Samples:
+        """The same samples without the other modalities."""
+        return replace(
+            self,
+            inputs={name: self.inputs[name] for name in modalities},
+            rows={name: self.rows[name] for name in modalities},
+        )

@@ -1,0 +1,169 @@
+"""What is in a scene, and where."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import numpy as np
+
+from polyfed.data.scenery.recipe import Recipe, pick
+
+SHAPES = ("circle", "square", "triangle", "star", "cross", "ring")
+COLOURS = ("red", "orange", "yellow", "green", "teal", "blue", "purple", "pink")
+TEXTURES = ("plain", "striped", "dotted")
+RELATIONS = ("left", "right", "above", "below")
+LABELS = tuple(f"{texture} {shape}" for shape in SHAPES for texture in TEXTURES)
+
+Size = Literal["small", "medium", "large"]
+RADII: dict[Size, float] = {"small": 0.11, "medium": 0.16, "large": 0.24}
+OPPOSITE = {"left": "right", "right": "left", "above": "below", "below": "above"}
+
+_DIRECTIONS = {"left": math.pi, "right": 0.0, "above": -math.pi / 2, "below": math.pi / 2}
+_MARGIN = 0.02
+_TRIES = 25
+
+
+@dataclass(frozen=True)
+class Thing:
+    """One shape of a scene; lengths are shares of the picture's side, x runs right and y down.
+
+    Attributes:
+        shape: one of SHAPES.
+        colour: one of COLOURS.
+        texture: one of TEXTURES.
+        size: size as people would call it.
+        radius: radius of the circle around it.
+        x: centre.
+        y: centre.
+        turn: rotation in radians.
+    """
+
+    shape: str
+    colour: str
+    texture: str
+    size: Size
+    radius: float
+    x: float = 0.5
+    y: float = 0.5
+    turn: float = 0.0
+
+
+@dataclass(frozen=True)
+class Scene:
+    """The things of a scene.
+
+    Attributes:
+        things: the main thing, which is the largest, the one it is related to, and any others.
+        depth: numbers of the things from the farthest to the nearest, which hides parts of the others.
+    """
+
+    things: tuple[Thing, ...]
+    depth: tuple[int, ...]
+
+    @property
+    def label(self) -> int:
+        """Class number in LABELS: shape and texture of the main thing."""
+        main = self.things[0]
+        return SHAPES.index(main.shape) * len(TEXTURES) + TEXTURES.index(main.texture)
+
+
+def relation(a: Thing, b: Thing) -> str | None:
+    """Where ``a`` is, seen from ``b``; None if that is not clear: they lie diagonally, or too close."""
+    dx, dy = a.x - b.x, a.y - b.y
+    if max(abs(dx), abs(dy)) < max(0.1, 1.3 * min(abs(dx), abs(dy))):
+        return None
+    if abs(dx) > abs(dy):
+        return "left" if dx < 0 else "right"
+    return "above" if dy < 0 else "below"
+
+
+def arrange(recipe: Recipe, index: int) -> Scene:
+    """Scene number ``index``.
+
+    ``recipe.siblings`` scenes in a row share the shapes and textures of their two main things; they differ in
+    the relation between them, and every other one has their colours exchanged. So a model must bind
+    attributes and understand relations to tell siblings apart.
+    """
+    family, rank = divmod(index, recipe.siblings)
+    shared = recipe.stream("family", family)
+    main, second = _pair(shared)
+    first_relation, swapped = int(shared.integers(4)), bool(rank % 2)
+    if swapped:
+        main, second = replace(main, colour=second.colour), replace(second, colour=main.colour)
+    rng = recipe.stream("layout", index)
+    placed = _related(main, second, RELATIONS[(first_relation + rank) % 4], recipe.difficulty, rng)
+    others = int(rng.integers(2, recipe.most_things + 1)) - 2
+    for _ in range(others):
+        placed.append(_placed(_other(placed, rng), placed, recipe.difficulty, rng))
+    turned = tuple(replace(thing, turn=float(rng.uniform(-1, 1)) * _turn(thing, recipe)) for thing in placed)
+    return Scene(turned, tuple(int(i) for i in rng.permutation(len(turned))))
+
+
+def _pair(rng: np.random.Generator) -> tuple[Thing, Thing]:
+    """The main thing and a smaller second one of another colour."""
+    size: Size = "large" if rng.random() < 0.7 else "medium"
+    main = _thing(size, int(rng.integers(len(COLOURS))), rng)
+    step = int(rng.integers(1, len(COLOURS)))
+    second = _thing(_smaller(size, rng), (COLOURS.index(main.colour) + step) % len(COLOURS), rng)
+    return main, second
+
+
+def _other(placed: list[Thing], rng: np.random.Generator) -> Thing:
+    """A further thing, one time in three of a shape that is there already."""
+    thing = _thing(_smaller(placed[0].size, rng), int(rng.integers(len(COLOURS))), rng)
+    if rng.random() < 1 / 3:
+        thing = replace(thing, shape=pick(placed, rng).shape)
+    return thing
+
+
+def _thing(size: Size, colour: int, rng: np.random.Generator) -> Thing:
+    shape, texture = pick(SHAPES, rng), pick(TEXTURES, rng)
+    radius = RADII[size] * float(rng.uniform(0.92, 1.1))
+    return Thing(shape, COLOURS[colour], texture, size, radius)
+
+
+def _smaller(size: Size, rng: np.random.Generator) -> Size:
+    return "medium" if size == "large" and rng.random() < 0.6 else "small"
+
+
+def _turn(thing: Thing, recipe: Recipe) -> float:
+    """Largest rotation, in radians; squares and crosses look the same after a quarter turn."""
+    return (0.15 + 0.85 * recipe.difficulty) * (
+        math.pi / 4 if thing.shape in ("square", "cross") else math.pi
+    )
+
+
+def _related(
+    main: Thing, second: Thing, where: str, difficulty: float, rng: np.random.Generator
+) -> list[Thing]:
+    """Both things inside the picture, the main one ``where`` of the second."""
+    reach = main.radius + second.radius
+    angle = _DIRECTIONS[where] + float(rng.uniform(-0.55, 0.55)) * (0.4 + 0.6 * difficulty)
+    apart = reach * float(rng.uniform(1.05 - 0.25 * difficulty, 1.35))
+    dx, dy = apart * math.cos(angle), apart * math.sin(angle)
+    x = _between(main.radius, second.radius, dx, rng)
+    y = _between(main.radius, second.radius, dy, rng)
+    return [replace(main, x=x + dx, y=y + dy), replace(second, x=x, y=y)]
+
+
+def _between(main: float, second: float, step: float, rng: np.random.Generator) -> float:
+    """A coordinate of the second thing for which both things lie inside the picture."""
+    low = max(second, main - step) + _MARGIN
+    high = 1 - max(second, main + step) - _MARGIN
+    return float(rng.uniform(low, high)) if low < high else (low + high) / 2
+
+
+def _placed(thing: Thing, placed: list[Thing], difficulty: float, rng: np.random.Generator) -> Thing:
+    """The thing where it overlaps the others least, or little enough."""
+    best, least = thing, math.inf
+    edge = thing.radius + _MARGIN
+    for _ in range(_TRIES):
+        x, y = (float(value) for value in rng.uniform(edge, 1 - edge, size=2))
+        overlap = max(1 - math.hypot(x - o.x, y - o.y) / (thing.radius + o.radius) for o in placed)
+        if overlap < least:
+            best, least = replace(thing, x=x, y=y), overlap
+        if least <= 0.3 * difficulty:
+            break
+    return best

@@ -1,0 +1,130 @@
+"""What one can ask of a scene; the answers to one kind of question are about equally likely."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable
+
+import numpy as np
+
+from polyfed.data.scenery.layout import COLOURS, OPPOSITE, RELATIONS, SHAPES, TEXTURES, Scene, Thing, relation
+from polyfed.data.scenery.recipe import pick
+
+ANSWERS = ("yes", "no", *COLOURS, *SHAPES, *TEXTURES, "0", "1", "2", "3", "4", "5", *RELATIONS)
+
+Asked = tuple[str, str] | None
+
+
+def questions(scene: Scene, rng: np.random.Generator) -> list[tuple[str, int]]:
+    """Questions with class numbers in ANSWERS: one of each kind, without those that have no clear answer."""
+    asked = [ask(scene, rng) for ask in _KINDS]
+    return [(words, ANSWERS.index(answer)) for words, answer in (pair for pair in asked if pair is not None)]
+
+
+def _colour(scene: Scene, rng: np.random.Generator) -> Asked:
+    known = _alone(scene.things, lambda thing: thing.shape)
+    if not known:
+        return None
+    thing = pick(known, rng)
+    return pick(("what colour is the {}", "which colour does the {} have"), rng).format(
+        thing.shape
+    ), thing.colour
+
+
+def _shape(scene: Scene, rng: np.random.Generator) -> Asked:
+    known = _alone(scene.things, lambda thing: thing.colour)
+    if not known:
+        return None
+    thing = pick(known, rng)
+    return pick(("what shape is the {} thing", "what is {}"), rng).format(thing.colour), thing.shape
+
+
+def _texture(scene: Scene, rng: np.random.Generator) -> Asked:
+    known = _named(scene)
+    if not known:
+        return None
+    thing = pick(known, rng)
+    words = pick(("is the {} plain , striped or dotted", "what pattern has the {}"), rng)
+    return words.format(_name(thing)), thing.texture
+
+
+def _count(scene: Scene, rng: np.random.Generator) -> Asked:
+    """Of all things, or of a shape such that every number that occurs is equally likely."""
+    if rng.random() < 0.5:
+        return "how many shapes are there", str(len(scene.things))
+    held = Counter(thing.shape for thing in scene.things)
+    options = {shape: held[shape] for shape in SHAPES}
+    number = pick(sorted(set(options.values())), rng)
+    shape = pick([shape for shape, count in options.items() if count == number], rng)
+    return f"how many shapes are {shape}s" if shape != "cross" else "how many shapes are crosses", str(number)
+
+
+def _exists(scene: Scene, rng: np.random.Generator) -> Asked:
+    """Half yes; half of the noes ask for a colour and a shape that are both there, but not together."""
+    there = {(thing.colour, thing.shape) for thing in scene.things}
+    if rng.random() < 0.5:
+        colour, shape = pick(sorted(there), rng)
+        return f"is there {_article(colour)} {colour} {shape}", "yes"
+    near = sorted({(a, b) for a, _ in there for _, b in there} - there)
+    anything = [(a, b) for a in COLOURS for b in SHAPES if (a, b) not in there]
+    colour, shape = pick(near if near and rng.random() < 0.5 else anything, rng)
+    return f"is there {_article(colour)} {colour} {shape}", "no"
+
+
+def _where(scene: Scene, rng: np.random.Generator) -> Asked:
+    pair = _clear_pair(scene, rng)
+    if pair is None:
+        return None
+    a, b, where = pair
+    return f"where is the {_name(a)} , seen from the {_name(b)}", where
+
+
+def _holds(scene: Scene, rng: np.random.Generator) -> Asked:
+    """Half yes; half of the noes ask for the opposite relation."""
+    pair = _clear_pair(scene, rng)
+    if pair is None:
+        return None
+    a, b, where = pair
+    said, answer = where, "yes"
+    if rng.random() < 0.5:
+        wrong = [other for other in RELATIONS if other != where]
+        said, answer = (OPPOSITE[where] if rng.random() < 0.5 else pick(wrong, rng)), "no"
+    words = f"{said} of" if said in ("left", "right") else said
+    return f"is the {_name(a)} {words} the {_name(b)}", answer
+
+
+_KINDS: tuple[Callable[[Scene, np.random.Generator], Asked], ...] = (
+    _colour,
+    _shape,
+    _texture,
+    _count,
+    _exists,
+    _where,
+    _holds,
+)
+
+
+def _name(thing: Thing) -> str:
+    return f"{thing.colour} {thing.shape}"
+
+
+def _article(word: str) -> str:
+    return "an" if word[0] in "aeiou" else "a"
+
+
+def _alone(things: Iterable[Thing], key: Callable[[Thing], str]) -> list[Thing]:
+    """The things that share ``key`` with no other."""
+    listed = list(things)
+    count = Counter(map(key, listed))
+    return [thing for thing in listed if count[key(thing)] == 1]
+
+
+def _named(scene: Scene) -> list[Thing]:
+    return _alone(scene.things, _name)
+
+
+def _clear_pair(scene: Scene, rng: np.random.Generator) -> tuple[Thing, Thing, str] | None:
+    """Two things that colour and shape single out, and the relation of the first to the second."""
+    known = _named(scene)
+    pairs = [(a, b, where) for a in known for b in known if a is not b and (where := relation(a, b))]
+    return pick(pairs, rng) if pairs else None

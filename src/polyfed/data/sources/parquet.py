@@ -1,0 +1,117 @@
+"""A local folder of Parquet files in the Hugging Face layout."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+from pydantic import Field
+
+from polyfed.data.arrow import fingerprint_of, split_of_table
+from polyfed.data.source import Source, Split
+from polyfed.errors import DataError, nearest
+
+_FILE = re.compile(r"(?P<split>\w+)(-(?P<shard>\d+)-of-(?P<shards>\d+)(-\w+)?)?\.parquet")
+
+
+class Parquet(Source):
+    """A folder with ``<split>.parquet`` or ``<split>-00000-of-00002.parquet``, ... for every split.
+
+    Only the columns that are asked for are read. Class names come from the files' Hugging Face metadata.
+    """
+
+    path: str = Field(description="folder with the files: absolute, or relative to the data folder")
+    id: str | None = Field(
+        default=None, description="column that identifies an item; without it an id is path, split and row"
+    )
+
+    def open(self, split: str, *, name: str, data_dir: Path | None) -> Split:
+        """Open one split; reads the schema and the ids."""
+        files = _files(self._folder(name, data_dir), split, f"source '{name}', path '{self.path}'")
+        where = Path(self.path).as_posix()
+        schema = _schema(files[0], where)
+
+        def read(columns: list[str]) -> pa.Table:
+            return _read(files, columns, where)
+
+        return split_of_table(
+            read,
+            schema,
+            source=name,
+            split=split,
+            ids_column=self.id,
+            columns=self.columns,
+            targets=self.targets,
+            fingerprint=_fingerprint(files),
+            where=where,
+        )
+
+    def _folder(self, name: str, data_dir: Path | None) -> Path:
+        path = Path(self.path).expanduser()
+        if not path.is_absolute() and data_dir is None:
+            raise DataError(
+                f"source '{name}': path '{self.path}' is relative and no data folder is set; "
+                "give it with --data-dir or POLYFED_DATA"
+            )
+        folder = path if data_dir is None else data_dir / path
+        if not folder.is_dir():
+            start = f" under the data folder '{data_dir}'" if data_dir is not None and folder != path else ""
+            raise DataError(
+                f"source '{name}': there is no folder '{self.path}'{start}; "
+                "correct the path, or the data folder (--data-dir or POLYFED_DATA)"
+            )
+        return folder
+
+
+def _files(folder: Path, split: str, what: str) -> list[Path]:
+    """Files of a split in shard order."""
+    named = [(match, file) for file in sorted(folder.iterdir()) if (match := _FILE.fullmatch(file.name))]
+    found = [(match, file) for match, file in named if match["split"] == split]
+    if not found:
+        raise DataError(
+            f"{what}: no split '{split}'; {nearest(split, {match['split'] for match, _ in named})}"
+        )
+    _require_complete([match for match, _ in found], f"{what}, split '{split}'")
+    return [file for _, file in found]
+
+
+def _require_complete(found: Sequence[re.Match[str]], what: str) -> None:
+    """Shards 0 to n - 1 of n, each once, or a single file."""
+    shards = [int(match["shard"] or 0) for match in found]
+    expected = int(found[0]["shards"] or 1)
+    if shards != list(range(expected)):
+        names = ", ".join(match.string for match in found)
+        raise DataError(f"{what}: needs exactly {expected} file(s) but has {names}; fetch or remove files")
+
+
+def _fingerprint(files: Sequence[Path]) -> str:
+    stats = [(file.resolve(), file.stat()) for file in files]
+    return fingerprint_of(*(part for file, stat in stats for part in (file, stat.st_size, stat.st_mtime_ns)))
+
+
+def _schema(file: Path, where: str) -> pa.Schema:
+    try:
+        return pq.read_schema(file)
+    except (OSError, pa.ArrowException) as error:
+        raise _unreadable(file, where, error) from error
+
+
+def _read(files: Sequence[Path], columns: list[str], where: str) -> pa.Table:
+    if not columns:  # a table without columns has no rows to count
+        return pa.table({"": pa.nulls(sum(pq.read_metadata(file).num_rows for file in files))})
+    return pa.concat_tables(_columns(file, columns, where) for file in files)
+
+
+def _columns(file: Path, columns: list[str], where: str) -> pa.Table:
+    try:
+        return pq.read_table(file, columns=columns).select(columns)
+    except (OSError, KeyError, pa.ArrowException) as error:
+        raise _unreadable(file, where, error) from error
+
+
+def _unreadable(file: Path, where: str, error: Exception) -> DataError:
+    reason = str(error).splitlines()[0]
+    return DataError(f"{where}/{file.name}: cannot be read as Parquet ({reason}); fetch the file again")

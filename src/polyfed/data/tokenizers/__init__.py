@@ -1,0 +1,1 @@
+"""How texts become numbers; one tokenizer a module."""

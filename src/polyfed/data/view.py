@@ -1,0 +1,70 @@
+"""Views: how a modality's raw column becomes the input of an encoder."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import ClassVar
+
+from polyfed.data.samples import Inputs
+from polyfed.data.source import Column
+from polyfed.settings import Component
+
+
+@dataclass(frozen=True)
+class InputSpec:
+    """What an encoder must know of its input.
+
+    Attributes:
+        shape: shape of one sample as the encoder receives it, without the batch dimension.
+        vocabulary: token strings by id, for token inputs; empty otherwise.
+        pad: id of the padding token, for token inputs.
+    """
+
+    shape: tuple[int, ...]
+    vocabulary: tuple[str, ...] = ()
+    pad: int = 0
+
+
+@dataclass(frozen=True)
+class DataContext:
+    """Where views find what they need beyond the column.
+
+    Attributes:
+        cache: folder of decoded images and frozen features, shared by all runs of this machine.
+        weights: folder that relative paths of pretrained weights and vocabularies start from, or None.
+        public: modality -> column of the public set's training texts or images, which every party may see; what a
+            view learns from data (a vocabulary) it learns from here.
+        artefacts: folder of the run in which learnt vocabularies are kept, or None.
+        fitted: in-memory memo of what views learnt, keyed by their settings.
+    """
+
+    cache: Path
+    weights: Path | None = None
+    public: Mapping[str, Column] = field(default_factory=dict)
+    artefacts: Path | None = None
+    fitted: dict[str, object] = field(default_factory=dict)
+
+
+class View(Component):
+    """How one modality is presented to an encoder. Subclasses live in ``polyfed.data.views``, one a module."""
+
+    home: ClassVar[str] = "polyfed.data.views"
+
+    @abstractmethod
+    def open(self, column: Column, modality: str, context: DataContext) -> Inputs:
+        """Open a column; nested columns are flattened in item order.
+
+        Raises:
+            DataError: a value cannot be decoded; the message names the row and the file.
+        """
+
+    @abstractmethod
+    def spec(self, modality: str, context: DataContext) -> InputSpec:
+        """What an encoder of this view receives.
+
+        Raises:
+            ConfigError: the view needs something (a public set, a weights folder) that is not there.
+        """

@@ -1,0 +1,1 @@
+"""How a modality is presented to its encoder; one view a module."""

@@ -1,0 +1,118 @@
+"""Texts as token ids."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from jaxtyping import Bool, Int32, Int64
+from pydantic import Field, SerializeAsAny
+from torch import Tensor
+
+from polyfed.data.arrow import fingerprint_of
+from polyfed.data.samples import Inputs
+from polyfed.data.source import Column
+from polyfed.data.tokenization import Tokenizer, Vocabulary, texts_of
+from polyfed.data.tokenizers.words import Words
+from polyfed.data.view import DataContext, InputSpec, View
+
+
+class Tokens(View):
+    """Token ids, int64 [b, longest text of the batch], padded; a text without tokens is one unknown.
+
+    The training view may damage texts, as CreamFL does with 0.1 and 0.1: tokens become unknown, then some are
+    deleted.
+    """
+
+    tokenizer: SerializeAsAny[Tokenizer] = Field(default=Words(), description="how texts become tokens")
+    length: int = Field(
+        default=32, ge=2, le=8192, description="greatest number of tokens; the rest is cut off"
+    )
+    drop: float = Field(
+        default=0.0, ge=0, lt=1, description="chance of a token to become unknown in training"
+    )
+    delete: float = Field(
+        default=0.0, ge=0, lt=1, description="share of the tokens then deleted, rounded down"
+    )
+
+    def open(self, column: Column, modality: str, context: DataContext) -> Inputs:
+        """Open texts; they are tokenised once for all parties of the process."""
+        vocabulary = self.tokenizer.ready(modality, context)
+        stamp = fingerprint_of(self.tokenizer.key(modality, context), self.length, column.fingerprint)
+        key = f"tokens:{stamp}"
+        if key not in context.fitted:
+            context.fitted[key] = matrix_of(vocabulary, texts_of(column), self.length)
+        ids = context.fitted[key]
+        assert isinstance(ids, Tensor)
+        return TokenRows(ids, vocabulary, self.drop, self.delete)
+
+    def spec(self, modality: str, context: DataContext) -> InputSpec:
+        """Shape (length,), with the vocabulary and the id of its padding."""
+        vocabulary = self.tokenizer.ready(modality, context)
+        return InputSpec((self.length,), vocabulary.tokens, vocabulary.pad)
+
+
+def matrix_of(vocabulary: Vocabulary, texts: Sequence[str], length: int) -> Int32[Tensor, "n longest"]:
+    """Token ids of each text, cut at ``length``, padded to the longest; one unknown for an empty text."""
+    rows = [row or [vocabulary.unknown] for row in vocabulary.encode(texts, length)]
+    lengths = np.fromiter(map(len, rows), dtype=np.int64, count=len(rows))
+    matrix = np.full((len(rows), int(lengths.max(initial=1))), vocabulary.pad, dtype=np.int32)
+    matrix[np.arange(matrix.shape[1]) < lengths[:, None]] = np.fromiter(
+        (number for row in rows for number in row), dtype=np.int32, count=int(lengths.sum())
+    )
+    return torch.from_numpy(matrix)
+
+
+@dataclass(frozen=True)
+class TokenRows:
+    """Opened texts.
+
+    Attributes:
+        ids: token ids of all texts, padded.
+        vocabulary: what they mean.
+        drop: chance of a token to become unknown in the training view.
+        delete: share of the tokens deleted in the training view.
+    """
+
+    ids: Int32[Tensor, "n longest"]
+    vocabulary: Vocabulary
+    drop: float = 0.0
+    delete: float = 0.0
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    def __call__(
+        self, rows: Int64[Tensor, " b"], generator: torch.Generator | None = None
+    ) -> Int64[Tensor, "b longest"]:
+        """Token ids of ``rows``, damaged if there is a generator."""
+        ids = self.ids[rows].long()
+        if generator is not None and self.drop:
+            ids = self._dropped(ids, generator)
+        if generator is not None and self.delete:
+            ids = self._deleted(ids, generator)
+        return self._trimmed(ids)
+
+    def _words(self, ids: Int64[Tensor, "b l"]) -> Bool[Tensor, "b l"]:
+        """Where damage may happen: neither at padding nor at marks of begin and end."""
+        spared = torch.tensor((self.vocabulary.pad, *self.vocabulary.fixed))
+        return ~torch.isin(ids, spared)
+
+    def _dropped(self, ids: Int64[Tensor, "b l"], generator: torch.Generator) -> Int64[Tensor, "b l"]:
+        chosen = torch.rand(ids.shape, generator=generator) < self.drop
+        return ids.masked_fill(chosen & self._words(ids), self.vocabulary.unknown)
+
+    def _deleted(self, ids: Int64[Tensor, "b l"], generator: torch.Generator) -> Int64[Tensor, "b l"]:
+        """Delete floor(share x words) words of each text, which ones at random, and close the gaps."""
+        words = self._words(ids)
+        lots = torch.rand(ids.shape, generator=generator).masked_fill(~words, 2.0)
+        rank = lots.argsort(1).argsort(1)
+        gone = rank < (words.sum(1, keepdim=True).double() * self.delete).floor()
+        order = gone.long().argsort(dim=1, stable=True)
+        return ids.masked_fill(gone, self.vocabulary.pad).gather(1, order)
+
+    def _trimmed(self, ids: Int64[Tensor, "b l"]) -> Int64[Tensor, "b longest"]:
+        used = (ids != self.vocabulary.pad).any(0) * torch.arange(1, ids.shape[1] + 1)
+        return ids[:, : max(1, int(used.max()))]

@@ -1,0 +1,1 @@
+"""Engines: where client steps execute."""

@@ -1,0 +1,38 @@
+"""Errors that a user can cause and mend: each says what is wrong, with which value, and what to do."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+class PolyfedError(Exception):
+    """Base of all errors with a cause and a remedy in their one-line message; the CLI exits with code 2 on them."""
+
+
+class ConfigError(PolyfedError):
+    """A setting is unknown, out of range, or does not fit the others."""
+
+
+class DataError(PolyfedError):
+    """A data folder, file, column or sample is missing, damaged, or overlaps where it must not."""
+
+
+class RunError(PolyfedError):
+    """A run folder cannot be created, resumed or read."""
+
+
+class ExchangeError(PolyfedError):
+    """Too few clients answered a step of a round with a usable reply."""
+
+
+class PayloadError(PolyfedError):
+    """A message does not have the declared names, shapes, types or finite values."""
+
+
+def nearest(word: str, valid: Iterable[str]) -> str:
+    """A hint for an unknown word: the closest valid one, if any is close, and all that would be valid."""
+    names = sorted(valid)
+    close = difflib.get_close_matches(word, names, n=1)
+    hint = f"did you mean '{close[0]}'? " if close else ""
+    return f"{hint}valid: {', '.join(names) or 'none'}"

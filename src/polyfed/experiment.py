@@ -1,0 +1,186 @@
+"""Experiments: all settings of a run, validated before any work starts."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+import yaml
+from pydantic import Field, SerializeAsAny, ValidationError
+
+from polyfed.algorithms.algorithm import Algorithm
+from polyfed.errors import ConfigError, nearest
+from polyfed.federation.cohort import SamplingSettings
+from polyfed.federation.ledger import Transport
+from polyfed.federation.party import Precision
+from polyfed.federation.settings import DataSettings, GroupSettings, PublicSettings, ServerSettings
+from polyfed.settings import Settings
+
+
+class RunSettings(Settings):
+    """How a run is carried out."""
+
+    rounds: int = Field(default=30, ge=1, description="T, communication rounds")
+    seed: int = Field(default=0, ge=0, description="every random draw of the run derives from it")
+    sampling: SamplingSettings = Field(default_factory=SamplingSettings)
+    min_clients: int = Field(default=1, ge=0, description="fewer usable replies to an ask stop the run")
+    deadline: float | None = Field(default=None, gt=0, description="seconds a client has for an answer; None: no limit")
+    eval_every: int = Field(default=1, ge=1, description="evaluate every so many rounds, and after the last")
+    evaluate_clients: bool = Field(default=True, description="every client's own test metrics at each evaluation")
+    evaluation_batch: int = Field(default=256, ge=1, description="samples a batch when no gradient is needed")
+    device: str = Field(default="auto", description="auto, cpu, cuda, cuda:1, mps, ...")
+    threads: int = Field(default=2, ge=1, description="CPU threads; part of the configuration since sums depend on it")
+    precision: Precision = Field(default="float32", description="autocast type of forward passes")
+    transport: Transport = Field(default_factory=Transport)
+    serialize: bool = Field(default=False, description="encode and decode every message also in-process")
+    state_memory: int = Field(default=1 << 30, ge=0, description="bytes of client state held in memory at most")
+
+
+class Experiment(Settings):
+    """A complete, validated description of a run; running the same description gives the same result."""
+
+    name: str = Field(default="experiment", description="shown in progress and reports")
+    description: str = ""
+    data: DataSettings
+    public: PublicSettings | None = None
+    server: ServerSettings | None = None
+    clients: dict[str, GroupSettings] = Field(default_factory=dict, description="group name -> clients of a kind")
+    algorithm: SerializeAsAny[Algorithm]
+    run: RunSettings = Field(default_factory=RunSettings)
+
+    @classmethod
+    def load(cls, source: str | Path | Mapping[str, Any], overrides: Sequence[str] = ()) -> Experiment:
+        """Load a preset by name, a YAML file, or a mapping, and apply ``path.to.key=value`` overrides.
+
+        Raises:
+            ConfigError: unknown preset or key, a value out of range, or a file that is not YAML.
+        """
+        content = dict(source) if isinstance(source, Mapping) else read_config(source)
+        for override in overrides:
+            content = _override(content, override)
+        return cls.parse(content)
+
+    @classmethod
+    def parse(cls, content: Mapping[str, Any]) -> Experiment:
+        """Validate a mapping.
+
+        Raises:
+            ConfigError: naming the first wrong key, its value and what would be valid.
+        """
+        try:
+            return cls.model_validate(content)
+        except ValidationError as error:
+            raise ConfigError(_first_problem(error)) from error
+
+    def to_yaml(self) -> str:
+        """The resolved configuration: every default written out."""
+        return yaml.safe_dump(self.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
+
+
+def presets() -> dict[str, str]:
+    """Names and descriptions of the presets that come with polyfed."""
+    folder = resources.files("polyfed.presets")
+    files = sorted((entry for entry in folder.iterdir() if entry.name.endswith(".yaml")), key=lambda entry: entry.name)
+    found = {}
+    for entry in files:
+        content = yaml.safe_load(entry.read_text(encoding="utf-8"))
+        found[entry.name.removesuffix(".yaml")] = str(content.get("description", ""))
+    return found
+
+
+def read_config(source: str | Path) -> dict[str, Any]:
+    """The mapping of a preset or YAML file, with what it ``extends`` merged in (its own keys win).
+
+    Raises:
+        ConfigError: no such preset or file, or not YAML.
+    """
+    path = Path(source)
+    if path.suffix in (".yaml", ".yml") or path.is_file():
+        content = _parse_yaml(_read(path), str(source))
+    elif str(source) in (names := presets()):
+        content = _parse_yaml(resources.files("polyfed.presets").joinpath(f"{source}.yaml").read_text("utf-8"), str(source))
+    else:
+        raise ConfigError(f"no preset or file '{source}'; {nearest(str(source), names)}")
+    base = content.pop("extends", None)
+    return content if base is None else merged(read_config(base), content)
+
+
+def merged(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
+    """``base`` with the keys of ``over``, recursively; a component of another name replaces the whole component."""
+    result = dict(base)
+    for key, value in over.items():
+        old = result.get(key)
+        if isinstance(old, Mapping) and isinstance(value, Mapping) and _same_component(old, value):
+            result[key] = merged(old, value)
+        else:
+            result[key] = value
+    return result
+
+
+def _same_component(old: Mapping[str, Any], new: Mapping[str, Any]) -> bool:
+    return "name" not in new or new["name"] == old.get("name")
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(f"cannot read config '{path}': {error.strerror}; give a YAML file or a preset name") from error
+
+
+def _parse_yaml(text: str, where: str) -> dict[str, Any]:
+    try:
+        content = yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        raise ConfigError(f"'{where}' is not YAML: {' '.join(str(error).split())}") from error
+    if not isinstance(content, dict):
+        raise ConfigError(f"'{where}' must be a mapping of settings, not {type(content).__name__}")
+    return dict(content)
+
+
+def _override(content: Mapping[str, Any], text: str) -> dict[str, Any]:
+    path, sign, value = text.partition("=")
+    if not sign or not path:
+        raise ConfigError(f"--set {text}: needs the form path.to.key=value")
+    return _set(content, path.split("."), _parse_value(value), path)
+
+
+def _parse_value(text: str) -> Any:
+    try:
+        return yaml.safe_load(text)
+    except yaml.YAMLError:
+        return text
+
+
+def _set(content: Any, keys: Sequence[str], value: Any, path: str) -> Any:
+    if not keys:
+        return value
+    if isinstance(content, list) and keys[0].isdigit() and int(keys[0]) < len(content):
+        position = int(keys[0])
+        return [*content[:position], _set(content[position], keys[1:], value, path), *content[position + 1 :]]
+    if isinstance(content, str):  # a component given by its bare name
+        content = {"name": content}
+    if content is not None and not isinstance(content, Mapping):
+        raise ConfigError(f"--set {path}: '{keys[0]}' is below a value, not a section")
+    content = content or {}
+    if keys[0] == "name" and len(keys) == 1 and content.get("name") != value:
+        content = {}  # another component: settings of the old one do not apply
+    return {**content, keys[0]: _set(content.get(keys[0]), keys[1:], value, path)}
+
+
+def _first_problem(error: ValidationError, prefix: tuple[str, ...] = ()) -> str:
+    problem = error.errors(include_url=False)[0]
+    where = (*prefix, *(str(part) for part in problem["loc"]))
+    inner = problem.get("ctx", {}).get("error")
+    if isinstance(inner, ValidationError):
+        return _first_problem(inner, where)
+    message = problem["msg"].removeprefix("Value error, ")
+    value = problem["input"]
+    shown = f" (got {value!r})" if isinstance(value, str | int | float | bool | type(None)) else ""
+    if problem["type"] == "missing":
+        return f"{'.'.join(where)}: is required and missing"
+    return f"{'.'.join(where) or 'config'}: {message}{shown}"
+
+

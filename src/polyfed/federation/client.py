@@ -1,0 +1,52 @@
+"""A client: what it is to the server, and what it is to itself."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from polyfed.data.samples import Samples
+from polyfed.federation.party import Party
+from polyfed.federation.state import ClientState
+
+
+@dataclass(frozen=True)
+class ClientInfo:
+    """All that the server sees of a client.
+
+    Attributes:
+        id: our own name for it, the same on every engine and in every start.
+        group: the kind of client that the configuration calls so.
+        modalities: what its model encodes.
+        task: name of its task.
+        samples: number of its training samples.
+        architecture: name of its model's architecture.
+    """
+
+    id: str
+    group: str
+    modalities: tuple[str, ...]
+    task: str
+    samples: int
+    architecture: str
+
+
+@dataclass(kw_only=True)
+class Client(Party):
+    """A client during one step; rebuilt for every step from its data and its kept state.
+
+    Attributes:
+        info: what the server sees.
+        train: its private training samples.
+        test: its test samples, if it has any.
+        state: the values that the algorithm declares to keep on a client.
+    """
+
+    info: ClientInfo
+    train: Samples
+    test: Samples | None
+    state: ClientState = field(default_factory=lambda: ClientState({}, {}))
+
+    @property
+    def num_examples(self) -> int:
+        """Number of private training samples."""
+        return len(self.train)

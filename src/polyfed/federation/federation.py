@@ -1,0 +1,333 @@
+"""A federation put together from its settings: the public set, who holds which items, and everybody's samples."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+
+import torch
+from jaxtyping import Int64
+from torch import Tensor, nn
+
+from polyfed.data.assembly import assemble, item_labels, of_column, of_items, order_of, require_disjoint
+from polyfed.data.samples import Samples
+from polyfed.data.source import Split
+from polyfed.data.view import DataContext, View
+from polyfed.errors import ConfigError, nearest
+from polyfed.federation.client import ClientInfo
+from polyfed.federation.settings import DataSettings, GroupSettings, PublicSettings, ServerSettings
+from polyfed.models.model import Model, ModelSettings
+from polyfed.randomness import generator, isolated
+from polyfed.tasks.task import Task
+
+Modalities = Mapping[str, View]
+
+
+@dataclass(frozen=True)
+class Member:
+    """A client of the federation: its group's settings, its own model settings and its private items."""
+
+    id: str
+    group: str
+    settings: GroupSettings
+    model: ModelSettings
+    items: Int64[Tensor, " k"]
+
+    @property
+    def head(self) -> str:
+        """Name of its head: clients with one task on one source share it."""
+        return head_name(self.settings.task, self.settings.source)
+
+
+def head_name(task: Task, source: str) -> str:
+    """Name of a task's head in ``Model.heads``."""
+    return f"{task.component_name().replace('.', '_')}-{source}"
+
+
+class Federation:
+    """Everybody's data and models, opened when first asked for.
+
+    A site of a real federation opens only what belongs to its own clients; a simulation opens what it needs, and
+    parties that use one column through one view share it.
+    """
+
+    def __init__(
+        self,
+        data: DataSettings,
+        public: PublicSettings | None,
+        server: ServerSettings | None,
+        groups: Mapping[str, GroupSettings],
+        seed: int,
+        artefacts: Path | None = None,
+    ) -> None:
+        self.data, self.public, self.server, self.groups, self.seed = data, public, server, groups, seed
+        self._artefacts = artefacts
+        self._splits: dict[tuple[str, str], Split] = {}
+        self._samples: dict[tuple[str, str, str], Samples] = {}
+
+    # ---- who
+
+    @cached_property
+    def members(self) -> dict[str, Member]:
+        """All clients by id, in client order."""
+        dealt = [member for name, group in self.groups.items() for member in self._deal(name, group)]
+        return {member.id: member for member in dealt}
+
+    @cached_property
+    def infos(self) -> tuple[ClientInfo, ...]:
+        """What the server sees of all clients, in client order."""
+        return tuple(self._info(member) for member in self.members.values())
+
+    def _info(self, member: Member) -> ClientInfo:
+        return ClientInfo(
+            id=member.id,
+            group=member.group,
+            modalities=tuple(member.model.encoders),
+            task=member.settings.task.component_name(),
+            samples=len(self.train(member)),
+            architecture=f"{member.model.architecture}/{member.head}",
+        )
+
+    def _deal(self, name: str, group: GroupSettings) -> list[Member]:
+        split = self.split(group.source, group.split)
+        own = self._private_items(name, group, split)
+        stream = generator(self.seed, "partition", name)
+        labels = item_labels(split)
+        parts = group.partition.split(len(own), None if labels is None else labels[own], group.count, stream)
+        width = len(str(group.count - 1))
+        return [
+            Member(f"{name}-{k:0{width}d}", name, group, group.models[k % len(group.models)], own[part])
+            for k, part in enumerate(parts)
+        ]
+
+    def _private_items(self, name: str, group: GroupSettings, split: Split) -> Int64[Tensor, " n"]:
+        items = torch.arange(len(split))
+        if self.public is not None and (group.source, group.split) == (self.public.source, self.public.split):
+            items = items[~torch.isin(items, self.public_items)]
+        if group.items is not None:
+            if group.items > len(items):
+                raise ConfigError(
+                    f"clients.{name}.items is {group.items}, but only {len(items)} items of '{group.source}' are not public"
+                )
+            order = torch.randperm(len(items), generator=generator(self.seed, "items", name))
+            items = items[order[: group.items]].sort().values
+        if group.count > len(items):
+            raise ConfigError(f"clients.{name}.count is {group.count}, but there are {len(items)} samples; lower it")
+        return items
+
+    # ---- the public set
+
+    @cached_property
+    def public_items(self) -> Int64[Tensor, " k"]:
+        """Items of the public set, in split order."""
+        assert self.public is not None
+        total = len(self.split(self.public.source, self.public.split))
+        count = total if self.public.items is None else self.public.items
+        if count > total:
+            raise ConfigError(f"public.items is {count}, but '{self.public.source}' has {total}; lower it")
+        return torch.randperm(total, generator=generator(self.seed, "public"))[:count].sort().values
+
+    def public_samples(self, views: Modalities) -> Samples | None:
+        """The public set in a party's own views (of the modalities that it has), or None."""
+        if self.public is None:
+            return None
+        split = self.split(self.public.source, self.public.split)
+        views = {name: view for name, view in views.items() if name in split.columns}
+        every = of_items(self._all(split, views, layout=self._public_modalities), self.public_items)
+        return self._thin(every)
+
+    @cached_property
+    def public_order(self) -> str:
+        """Digest of the public set and its order."""
+        return "" if self.public is None else order_of(self._require_public({}))
+
+    def _require_public(self, views: Modalities) -> Samples:
+        samples = self.public_samples(views)
+        assert samples is not None
+        return samples
+
+    @property
+    def _public_modalities(self) -> tuple[str, ...]:
+        assert self.public is not None
+        return tuple(self.split(self.public.source, self.public.split).columns)
+
+    def _thin(self, every: Samples) -> Samples:
+        assert self.public is not None
+        if self.public.per_item is None:
+            return every
+        keys = torch.rand(len(every), generator=generator(self.seed, "public-samples"))
+        order = torch.argsort(keys, stable=True)
+        order = order[torch.argsort(every.items[order], stable=True)]
+        items = every.items[order]
+        first = torch.searchsorted(items, items)  # position of the first sample of the same item
+        chosen = order[torch.arange(len(items)) - first < self.public.per_item]
+        return every.subset(chosen.sort().values)
+
+    # ---- samples
+
+    @cached_property
+    def context(self) -> DataContext:
+        """Where views find caches, weights and the public columns."""
+        context = DataContext(self.data.cache_folder, self.data.weights_folder, artefacts=self._artefacts)
+        if self.public is None:
+            return context
+        split = self.split(self.public.source, self.public.split)
+        columns = {name: of_column(split.modality(name), self.public_items) for name in split.columns}
+        return replace(context, public=columns)
+
+    def split(self, source: str, name: str) -> Split:
+        """A split of a named source, opened once.
+
+        Raises:
+            ConfigError: no such source.
+        """
+        if source not in self.data.sources:
+            raise ConfigError(f"source '{source}' is not in data.sources; {nearest(source, self.data.sources)}")
+        if (source, name) not in self._splits:
+            opened = self.data.sources[source].open(name, name=source, data_dir=self.data.data_folder)
+            self._splits[source, name] = opened
+        return self._splits[source, name]
+
+    def _all(self, split: Split, views: Modalities, layout: tuple[str, ...] = ()) -> Samples:
+        key = (split.source, split.name, str([(name, view.model_dump_json()) for name, view in views.items()]))
+        if key not in self._samples:
+            self._samples[key] = assemble(split, views, self.context, layout=layout)
+        return self._samples[key]
+
+    def train(self, member: Member) -> Samples:
+        """A client's private training samples."""
+        split = self.split(member.settings.source, member.settings.split)
+        return of_items(self._all(split, _views(member.model)), member.items)
+
+    def test(self, member: Member) -> Samples | None:
+        """A client's test samples."""
+        group = member.settings
+        if group.test_split is None:
+            return None
+        split = self.split(group.source, group.test_split)
+        return of_items(self._all(split, _views(member.model)), self._test_items(member, split))
+
+    def _test_items(self, member: Member, split: Split) -> Int64[Tensor, " k"]:
+        group = member.settings
+        items = torch.randperm(len(split), generator=generator(self.seed, "test", member.group))
+        labels = item_labels(split)
+        if group.test == "matched":
+            own = item_labels(self.split(group.source, group.split))
+            if labels is None or own is None:
+                raise ConfigError(f"clients.{member.group}.test is matched, but '{group.source}' has no item labels")
+            items = _matched(items, labels, own[member.items])
+        return items[: group.test_items].sort().values
+
+    def server_samples(self, split: str) -> Samples:
+        """Validation or test samples of the server, in its model's views."""
+        assert self.server is not None
+        return self._all(self.split(self.server.source, split), _views(self.server.model))
+
+    # ---- models
+
+    def client_model(self, member: Member) -> Model:
+        """A client's model with its initial weights, which depend on seed and client alone."""
+        with isolated(self.seed, "init", member.id):
+            head = member.settings.task.head(member.model.dim, self.train(member))
+            return member.model.build(_heads(member.head, head), self.context)
+
+    def server_model(self) -> Model:
+        """The server's model with its initial weights."""
+        assert self.server is not None
+        with isolated(self.seed, "init", "server"):
+            head = self.server.task.head(self.server.model.dim, self.server_samples(self.server.test_split))
+            return self.server.model.build(_heads(self.server_head, head), self.context)
+
+    @property
+    def server_head(self) -> str:
+        """Name of the server's head."""
+        assert self.server is not None
+        return head_name(self.server.task, self.server.source)
+
+    def initial_weights(self) -> dict[str, dict[str, Tensor]]:
+        """Initial tensors by name for every architecture among the clients, equal for equal seeds."""
+        found: dict[str, dict[str, Tensor]] = {}
+        for info in self.infos:
+            if info.architecture not in found:
+                found[info.architecture] = dict(self.client_model(self.members[info.id]).state_dict())
+        return found
+
+    def holding(self, member: Member) -> dict[str, object]:
+        """What a client holds, for the run folder."""
+        split = self.split(member.settings.source, member.settings.split)
+        labels = item_labels(split)
+        counts = None if labels is None else torch.bincount(labels[member.items]).tolist()
+        names = next(iter(split.classes.values()), None)
+        named = None if counts is None else {
+            names[k] if names else str(k): number for k, number in enumerate(counts) if number
+        }
+        return {
+            "group": member.group,
+            "source": member.settings.source,
+            "split": member.settings.split,
+            "items": len(member.items),
+            "samples": len(self.train(member)),
+            "labels": named,
+            "index": member.items.tolist(),
+        }
+
+    # ---- checks
+
+    def require_sound(self) -> None:
+        """Check that the public set is disjoint from all private and test items, and widths are equal.
+
+        Raises:
+            DataError, ConfigError: they are not.
+        """
+        if self.public is None:
+            return
+        split = self.split(self.public.source, self.public.split)
+        public = [split.ids[item] for item in self.public_items.tolist()]
+        for member in self.members.values():
+            ids = self.split(member.settings.source, member.settings.split).ids
+            require_disjoint(public, [ids[item] for item in member.items.tolist()], f"client '{member.id}'")
+        for source, name in sorted(self._judged()):
+            require_disjoint(public, self.split(source, name).ids, f"'{source}' {name}, which parties are judged on")
+        self._require_equal_width()
+
+    def _judged(self) -> set[tuple[str, str]]:
+        judged = {(group.source, group.test_split) for group in self.groups.values()}
+        if self.server is not None:
+            judged |= {(self.server.source, self.server.test_split), (self.server.source, self.server.validation_split)}
+        return {(source, name) for source, name in judged if name is not None}
+
+    def _require_equal_width(self) -> None:
+        widths = {member.id: member.model.dim for member in self.members.values()}
+        if self.server is not None:
+            widths["server"] = self.server.model.dim
+        if len(set(widths.values())) > 1:
+            low, high = min(widths, key=widths.__getitem__), max(widths, key=widths.__getitem__)
+            raise ConfigError(
+                f"model.dim must be equal for all who share a public set: '{low}' has {widths[low]}, "
+                f"'{high}' has {widths[high]}"
+            )
+
+
+def _views(model: ModelSettings) -> dict[str, View]:
+    return {modality: encoder.view for modality, encoder in model.encoders.items()}
+
+
+def _heads(name: str, head: nn.Module | None) -> dict[str, nn.Module]:
+    return {} if head is None else {name: head}
+
+
+def _matched(items: Tensor, labels: Tensor, own: Tensor) -> Int64[Tensor, " k"]:
+    classes = int(max(labels.max(), own.max())) + 1
+    wanted = torch.bincount(own, minlength=classes) / len(own)
+    there = torch.bincount(labels, minlength=classes)
+    present = wanted > 0
+    total = (there[present] / wanted[present]).min()
+    quota = (wanted * total).round().long()
+    ordered = labels[items]
+    rank = torch.zeros_like(items)
+    for label in present.nonzero().flatten().tolist():
+        where = ordered == label
+        rank[where] = torch.arange(int(where.sum()))
+    return items[present[ordered] & (rank < quota[ordered])]

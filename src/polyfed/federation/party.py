@@ -1,0 +1,208 @@
+"""What server and clients have in common: a model, a task, data, and ways to train and to represent."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from polyfed.data.samples import Batch, Samples
+from polyfed.errors import ConfigError
+from polyfed.federation.settings import TrainingSettings
+from polyfed.models.model import Model
+from polyfed.optim.settings import clip_gradients
+from polyfed.optim.state import load_optimizer_tensors, optimizer_tensors
+from polyfed.randomness import generator
+from polyfed.tasks.task import Task
+
+Precision = Literal["float32", "bfloat16"]
+
+
+@dataclass(frozen=True)
+class Clock:
+    """Which round it is, of how many, in a run with which seed."""
+
+    seed: int
+    round: int
+    rounds: int
+
+
+class Trainer:
+    """One optimiser over a party's parameters, with its clipping, schedule and state."""
+
+    def __init__(self, model: nn.Module, training: TrainingSettings, clock: Clock) -> None:
+        self._named = [(name, value) for name, value in model.named_parameters() if value.requires_grad]
+        self._clip = training.optimizer.clip
+        factor = training.schedule.factor(clock.round - 1, clock.rounds)
+        self.optimizer = training.optimizer.build([value for _, value in self._named])
+        self._rates = [group["lr"] * factor for group in self.optimizer.param_groups]
+        self._apply_rates()
+
+    def step(self, loss: Tensor) -> None:
+        """One optimiser step on a scalar loss."""
+        self.optimizer.zero_grad(set_to_none=True)
+        loss.backward()  # type: ignore[no-untyped-call]
+        if self._clip is not None:
+            clip_gradients([value for _, value in self._named], self._clip)
+        self.optimizer.step()
+
+    def state(self) -> dict[str, Tensor]:
+        """Momenta and counters by parameter name."""
+        return optimizer_tensors(self.optimizer, self._named)
+
+    def load(self, state: Mapping[str, Tensor]) -> None:
+        """Restore ``state``; the learning rate stays that of the current round."""
+        load_optimizer_tensors(self.optimizer, self._named, state)
+        self._apply_rates()
+
+    def _apply_rates(self) -> None:
+        for group, rate in zip(self.optimizer.param_groups, self._rates, strict=True):
+            group["lr"] = rate
+
+
+@dataclass(kw_only=True)
+class Party:
+    """A server or a client while it works in a round.
+
+    Attributes:
+        name: ``server`` or the client id; part of every random stream.
+        provide: gives the model, on its device: with the given weights, or else with the party's own.
+        objective: the task, if the party has one.
+        head_name: name of the task's head in ``model.heads``.
+        training: optimiser, schedule and batch size.
+        clock: seed and round.
+        public: the public set in the party's own views, if the federation has one.
+        precision: autocast type of forward passes.
+        evaluation_batch: samples a batch when no gradient is needed.
+    """
+
+    name: str
+    provide: Callable[[Mapping[str, Tensor] | None], Model]
+    clock: Clock
+    objective: Task | None = None
+    head_name: str = ""
+    training: TrainingSettings = field(default_factory=TrainingSettings)
+    public: Samples | None = None
+    precision: Precision = "float32"
+    evaluation_batch: int = 256
+    optimizer_state: dict[str, dict[str, Tensor]] = field(default_factory=dict)
+    _trainers: dict[str, Trainer] = field(default_factory=dict)
+    _model: Model | None = None
+
+    @property
+    def model(self) -> Model:
+        """The party's model; a party that has neither kept nor received weights starts from its initial ones."""
+        if self._model is None:
+            self._model = self.provide(None)
+        return self._model
+
+    def receive(self, weights: Mapping[str, Tensor]) -> None:
+        """Take over the weights of the whole model; initial or kept ones are not even loaded."""
+        self._model = self.provide(weights)
+
+    @property
+    def device(self) -> torch.device:
+        """Where the model is."""
+        return self.model.device
+
+    @property
+    def task(self) -> Task:
+        """What the model is trained for."""
+        if self.objective is None:
+            raise ConfigError(f"the {self.name} has no task; the method needs a '{self.name}' section")
+        return self.objective
+
+    @property
+    def head(self) -> nn.Module | None:
+        """The task's trainable module, if it has one."""
+        return self.model.heads[self.head_name] if self.head_name in self.model.heads else None
+
+    @property
+    def public_set(self) -> Samples:
+        """The public set; raises if the federation has none."""
+        if self.public is None:
+            raise ConfigError(f"{self.name} has no public set; add a 'public' section")
+        return self.public
+
+    def generator(self, purpose: str) -> torch.Generator:
+        """The random stream of this party for one purpose in this round."""
+        return generator(self.clock.seed, self.clock.round, self.name, purpose)
+
+    def trainer(self, name: str = "optimizer", training: TrainingSettings | None = None) -> Trainer:
+        """The optimiser called ``name``, continued from its kept state if there is one; the same within a step."""
+        if name not in self._trainers:
+            trainer = Trainer(self.model, training or self.training, self.clock)
+            if name in self.optimizer_state:
+                trainer.load(self.optimizer_state[name])
+            self._trainers[name] = trainer
+        return self._trainers[name]
+
+    def trainer_states(self) -> dict[str, dict[str, Tensor]]:
+        """States of all optimisers, those used and those only kept."""
+        return self.optimizer_state | {name: trainer.state() for name, trainer in self._trainers.items()}
+
+    def autocast(self) -> contextlib.AbstractContextManager[object]:
+        """The precision of forward passes; losses are computed in fp32 by themselves."""
+        if self.precision == "float32":
+            return contextlib.nullcontext()
+        return torch.autocast(self.device.type, dtype=torch.bfloat16)
+
+    def batches(self, samples: Samples, purpose: str, size: int | None = None) -> Iterator[Batch]:
+        """One shuffled pass in the training view, on the device.
+
+        A last batch of one sample is left out: neither batch statistics nor a contrast are defined on it.
+        """
+        for batch in samples.batches(size or self.training.batch_size, self.generator(purpose)):
+            if len(batch) > 1:
+                yield batch.to(self.device)
+
+    def task_loss(self, batch: Batch) -> Tensor:
+        """The party's own objective on a batch."""
+        with self.autocast():
+            return self.task.loss(self.model, self.head, batch)
+
+    def fit(self, samples: Samples, *, epochs: int, purpose: str = "task", trainer: Trainer | None = None) -> None:
+        """Train on the task alone for ``epochs`` passes."""
+        trainer = trainer or self.trainer()
+        self.model.train()
+        for epoch in range(epochs):
+            for batch in self.batches(samples, f"{purpose}-{epoch}"):
+                trainer.step(self.task_loss(batch))
+
+    @torch.no_grad()
+    def represent(
+        self, samples: Samples, modalities: Sequence[str] | None = None, *, training: bool = False
+    ) -> dict[str, Tensor]:
+        """Representations [n, d] of samples by modality, on the device.
+
+        Evaluation mode and view, so it is deterministic and leaves buffers alone, and each distinct row is encoded
+        once; ``training`` asks for training mode and view instead, as CreamFL's released code does.
+        """
+        names = [name for name in modalities or samples.modalities if name in self.model.encoders]
+        was_training = self.model.training
+        self.model.train(training)
+        try:
+            return {name: self._represent(samples, name, training) for name in names}
+        finally:
+            self.model.train(was_training)
+
+    def _represent(self, samples: Samples, modality: str, training: bool) -> Tensor:
+        stream = self.generator(f"represent-{modality}") if training else None
+        rows, where = torch.unique(samples.rows[modality], return_inverse=True)
+        if training:  # every sample is damaged in its own way
+            rows, where = samples.rows[modality], torch.arange(len(samples))
+        parts = []
+        for chunk in rows.split(self.evaluation_batch):
+            inputs = samples.inputs[modality](chunk, stream).to(self.device, non_blocking=True)
+            with self.autocast():
+                parts.append(self.model.represent(modality, inputs))
+        return torch.cat(parts)[where.to(self.device)]
+
+    def evaluate(self, samples: Samples) -> dict[str, float]:
+        """The task's metrics on samples."""
+        with self.autocast():
+            return self.task.evaluate(self.model, self.head, samples, batch_size=self.evaluation_batch)

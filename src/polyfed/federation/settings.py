@@ -1,0 +1,104 @@
+"""Settings of a federation: who takes part, on which data, with which model and task."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import Field, SerializeAsAny, model_validator
+
+from polyfed.data.partition import Partition
+from polyfed.data.partitions.iid import Iid
+from polyfed.data.source import Source
+from polyfed.models.model import ModelSettings
+from polyfed.optim.settings import OptimizerSettings, Schedule
+from polyfed.settings import Settings
+from polyfed.tasks.task import Task
+
+
+def _folder(variable: str) -> Path | None:
+    return Path(os.environ[variable]) if os.environ.get(variable) else None
+
+
+class DataSettings(Settings):
+    """Where data, weights and caches are, and the data sets by name."""
+
+    dir: Path | None = Field(default=None, description="folder of data sets; --data-dir, or POLYFED_DATA")
+    weights_dir: Path | None = Field(default=None, description="folder of pretrained weights; or POLYFED_WEIGHTS")
+    cache_dir: Path | None = Field(default=None, description="decoded images and features; or POLYFED_CACHE")
+    sources: dict[str, SerializeAsAny[Source]] = Field(description="name -> source")
+
+    @property
+    def data_folder(self) -> Path | None:
+        """Folder of data sets: the setting, else POLYFED_DATA."""
+        return self.dir or _folder("POLYFED_DATA")
+
+    @property
+    def weights_folder(self) -> Path | None:
+        """Folder of pretrained weights: the setting, else POLYFED_WEIGHTS."""
+        return self.weights_dir or _folder("POLYFED_WEIGHTS")
+
+    @property
+    def cache_folder(self) -> Path:
+        """Folder of caches: the setting, else POLYFED_CACHE, else ``~/.cache/polyfed``."""
+        return self.cache_dir or _folder("POLYFED_CACHE") or Path.home() / ".cache" / "polyfed"
+
+
+class PublicSettings(Settings):
+    """The public set P: paired samples that every party may see, in a fixed order."""
+
+    source: str = Field(description="name of a source")
+    split: str = Field(default="train", description="split that the items are drawn from")
+    items: int | None = Field(default=None, ge=2, description="number of items (pictures); None takes all")
+    per_item: int | None = Field(default=None, ge=1, description="samples (captions) an item; None takes all")
+
+
+class TrainingSettings(Settings):
+    """How a party's model is optimised."""
+
+    optimizer: OptimizerSettings = Field(default_factory=OptimizerSettings)
+    schedule: Schedule = Field(default_factory=Schedule)
+    batch_size: int = Field(default=64, ge=1, description="training batch, samples")
+
+
+class ServerSettings(Settings):
+    """The server's model, its task, and the data that it is judged on."""
+
+    model: ModelSettings
+    task: SerializeAsAny[Task]
+    source: str = Field(description="source of the server's validation and test samples")
+    validation_split: str | None = Field(default="validation", description="split for model selection; None: no selection")
+    test_split: str = "test"
+    training: TrainingSettings = Field(default_factory=TrainingSettings)
+
+
+class GroupSettings(Settings):
+    """Clients of one kind: equal data source and task, architectures of their own if several models are given."""
+
+    count: int = Field(ge=1, description="number of clients")
+    source: str = Field(description="source that is dealt out among the clients")
+    split: str = "train"
+    test_split: str | None = Field(default="test", description="split of the clients' own test; None: no test")
+    test: Literal["all", "matched"] = Field(
+        default="all", description="test on the whole test split, or on a part with the client's class proportions"
+    )
+    test_items: int | None = Field(default=None, ge=1, description="at most so many test items, drawn once for the group")
+    items: int | None = Field(default=None, ge=1, description="deal out only so many items; None: all that are not public")
+    partition: SerializeAsAny[Partition] = Field(default_factory=Iid)
+    task: SerializeAsAny[Task]
+    models: list[ModelSettings] = Field(min_length=1, description="client k gets models[k % len(models)]")
+    training: TrainingSettings = Field(default_factory=TrainingSettings)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _one_model(cls, data: Any) -> Any:
+        if isinstance(data, dict) and "model" in data and "models" not in data:
+            return {**{key: value for key, value in data.items() if key != "model"}, "models": [data["model"]]}
+        return data
+
+    @model_validator(mode="after")
+    def _labels_for_matching(self) -> GroupSettings:
+        if self.test == "matched" and self.test_split is None:
+            raise ValueError("test: matched needs a test_split")
+        return self

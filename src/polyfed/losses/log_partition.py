@@ -1,0 +1,99 @@
+"""Log-sum-exp of a batch's logits against many anchors, in chunks, with its gradient from the same pass."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, cast
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+
+def log_partition(
+    u: Float[Tensor, "b d"],
+    anchors: Float[Tensor, "P d"],
+    positive: Int[Tensor, " b"],
+    tau: float,
+    items: Int[Tensor, " P"] | None,
+    include_self: bool,
+    chunk: int,
+) -> Float[Tensor, " b"]:
+    """log sum_j exp(u . anchor_j / tau) over the anchors that the row may see; -inf if there are none.
+
+    Differentiable once, in ``u`` alone. The gradient is the softmax-weighted mean anchor / tau; the forward
+    pass folds it beside the sum, so it costs one matrix product more and no b x P matrix is ever held.
+
+    Args:
+        u: rows.
+        anchors: constants.
+        positive: each row's own anchor.
+        tau: temperature.
+        items: id of the item behind each anchor; anchors that share it with the row's own are not seen.
+        include_self: whether the row's own anchor is seen.
+        chunk: anchors at a time.
+    """
+    value = _LogPartition.apply(u, anchors, positive, tau, items, include_self, chunk)  # type: ignore[no-untyped-call]
+    return cast("Tensor", value)
+
+
+class _LogPartition(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        u: Tensor,
+        anchors: Tensor,
+        positive: Tensor,
+        tau: float,
+        items: Tensor | None,
+        include_self: bool,
+        chunk: int,
+    ) -> Tensor:
+        fold = _Fold(u, with_mean=ctx.needs_input_grad[0])
+        for start in range(0, len(anchors), chunk):
+            part = anchors[start : start + chunk]
+            logits = (u @ part.T).div_(tau)
+            hidden = _hidden(positive, start, len(part), items, include_self)
+            fold.add(logits if hidden is None else logits.masked_fill_(hidden, -math.inf), part)
+        if fold.mean is not None:
+            ctx.save_for_backward(fold.mean.div_(fold.total.clamp_min(1e-30)[:, None] * tau))
+        return fold.peak.add_(fold.total.log())
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        (mean,) = ctx.saved_tensors
+        return gradient[:, None] * mean, None, None, None, None, None, None
+
+
+class _Fold:
+    """Running maximum, sum of exponentials and (optionally) exponential-weighted sum of anchors."""
+
+    def __init__(self, u: Tensor, *, with_mean: bool) -> None:
+        self.peak = u.new_full((len(u),), torch.finfo(u.dtype).min)
+        self.total = u.new_zeros(len(u))
+        self.mean = torch.zeros_like(u) if with_mean else None
+
+    def add(self, logits: Float[Tensor, "b n"], anchors: Float[Tensor, "n d"]) -> None:
+        """Fold a chunk in; ``logits`` are overwritten."""
+        peak = torch.maximum(self.peak, logits.amax(1))
+        shrink = (self.peak - peak).exp_()
+        weights = logits.sub_(peak[:, None]).exp_()
+        self.total.mul_(shrink).add_(weights.sum(1))
+        if self.mean is not None:
+            self.mean.mul_(shrink[:, None]).addmm_(weights, anchors)
+        self.peak = peak
+
+
+def _hidden(
+    positive: Tensor, start: int, size: int, items: Tensor | None, include_self: bool
+) -> Bool[Tensor, "b n"] | None:
+    """Which of the anchors start .. start + size a row does not see; None: it sees all."""
+    if items is None and include_self:
+        return None
+    own = positive[:, None] == torch.arange(start, start + size, device=positive.device)
+    if items is None:
+        return own
+    siblings = items[positive][:, None] == items[start : start + size]
+    return siblings & ~own if include_self else siblings

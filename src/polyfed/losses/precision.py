@@ -1,0 +1,32 @@
+"""Full precision inside autocast: contrastive losses lose their small differences in 16 bits."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import ParamSpec, TypeVar
+
+import torch
+from torch import Tensor
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+def in_full_precision(function: Callable[P, R]) -> Callable[P, R]:
+    """Run ``function`` with autocast off and its 16-bit floating arguments raised to fp32."""
+
+    @functools.wraps(function)
+    def wrapped(*args: P.args, **kwargs: P.kwargs) -> R:
+        device = next(value.device.type for value in args if isinstance(value, Tensor))
+        with torch.autocast(device, enabled=False):
+            raised = {key: _raised(value) for key, value in kwargs.items()}
+            return function(*map(_raised, args), **raised)  # type: ignore[arg-type]
+
+    return wrapped
+
+
+def _raised(value: object) -> object:
+    if isinstance(value, Tensor) and value.is_floating_point() and value.dtype.itemsize < 4:
+        return value.float()
+    return value

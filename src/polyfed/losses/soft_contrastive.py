@@ -1,0 +1,73 @@
+"""Soft contrastive pair loss of PCME (Chun et al. 2021), as CreamFL and FedAFD use it for retrieval."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from polyfed.losses.precision import in_full_precision
+
+Reduction = Literal["sum", "mean"]
+
+EPSILON = 1e-6
+"""Added to squared distances, so that the root has a gradient where two representations coincide."""
+
+
+@in_full_precision
+def soft_contrastive(
+    u: Float[Tensor, "b d"],
+    v: Float[Tensor, "b d"],
+    shift: Float[Tensor, ""],
+    scale: Float[Tensor, ""],
+    items: Int[Tensor, " b"] | None = None,
+    *,
+    reduction: Reduction = "sum",
+) -> Float[Tensor, ""]:
+    """Logistic loss on the distance of every pair; rows of equal index match, all others do not.
+
+    With D_ij = sqrt(|u_i - v_j|^2 + 1e-6), s_ij = shift - scale D_ij and m_ij = +1 if i = j else -1, each
+    direction adds log(e^s + e^-s) - m s = softplus(-2 m_ij s_ij). Both directions have the same value, hence
+    ``sum`` is 2 sum_ij softplus(-2 m_ij s_ij) and ``mean`` is that divided by its 2 b^2 terms.
+
+    Args:
+        u: representations of one modality.
+        v: representations of the other, in the same order.
+        shift: b in the papers, 15 at the start.
+        scale: a in the papers, 15 at the start.
+        items: id of the item behind each pair; pairs of two rows of the same item (two captions of one image)
+            that do not match by index are left out instead of pushed apart.
+        reduction: ``sum`` as in the papers (clip the gradient: it grows with b^2), or ``mean``.
+    """
+    squared = u.square().sum(1)[:, None] + v.square().sum(1)[None, :] - 2 * (u @ v.T)
+    score = shift - scale * (squared.clamp_min(0) + EPSILON).sqrt()
+    match = torch.eye(len(u), dtype=torch.bool, device=u.device)
+    terms = F.softplus(torch.where(match, -2 * score, 2 * score))
+    if items is not None:
+        terms = terms.masked_fill((items[:, None] == items[None, :]) & ~match, 0)
+    return 2 * terms.sum() if reduction == "sum" else terms.sum() / terms.numel()
+
+
+class SoftContrastive(nn.Module):
+    """The pair loss with its learnable ``shift`` and ``scale``.
+
+    >>> loss = SoftContrastive()
+    >>> z = torch.eye(4)
+    >>> bool(loss(z, z) < loss(z, z.roll(1, 0)))
+    True
+    """
+
+    def __init__(self, shift: float = 15.0, scale: float = 15.0, *, reduction: Reduction = "sum") -> None:
+        super().__init__()
+        self.shift = nn.Parameter(torch.tensor(shift))
+        self.scale = nn.Parameter(torch.tensor(scale))
+        self.reduction: Reduction = reduction
+
+    def forward(
+        self, u: Float[Tensor, "b d"], v: Float[Tensor, "b d"], items: Int[Tensor, " b"] | None = None
+    ) -> Float[Tensor, ""]:
+        """Loss of a batch of pairs; see ``soft_contrastive``."""
+        return soft_contrastive(u, v, self.shift, self.scale, items, reduction=self.reduction)

@@ -1,0 +1,1 @@
+"""Encoders, heads and the model that joins them."""

@@ -1,0 +1,58 @@
+"""Bag of words: the mean of word embeddings."""
+
+from __future__ import annotations
+
+from jaxtyping import Float, Int64
+from pydantic import Field, SerializeAsAny
+from torch import Tensor, nn
+
+from polyfed.data.view import DataContext, InputSpec, View
+from polyfed.data.views.tokens import Tokens
+from polyfed.models.encoder import Encoder
+from polyfed.models.pooling import masked_mean, valid_positions
+from polyfed.models.shapes import token_length
+from polyfed.models.words import embedding_table
+
+
+class Bag(Encoder):
+    """Mean of word embeddings, dropout, an optional hidden layer (GELU), projection to d."""
+
+    view: SerializeAsAny[View] = Tokens()
+    width: int = Field(
+        default=300, ge=1, description="width of the word embeddings, unless `vectors` bring theirs"
+    )
+    vectors: tuple[str, ...] = Field(
+        default=(), description="folders of word vectors (words.txt, vectors.safetensors), put side by side"
+    )
+    freeze_embedding: bool = Field(default=False, description="keep the word embeddings as they start")
+    dropout: float = Field(default=0.2, ge=0, lt=1, description="share of the mean dropped in training")
+    hidden: int | None = Field(default=None, ge=1, description="width of a hidden layer; none by default")
+
+    def build(self, dim: int, spec: InputSpec, context: DataContext) -> nn.Module:
+        """Maps token ids [b, l] to [b, dim].
+
+        Raises:
+            ConfigError: the view gives no tokens, or word vectors cannot be had.
+        """
+        token_length(spec, "bag")
+        table = embedding_table(
+            spec, context, width=self.width, vectors=self.vectors, freeze=self.freeze_embedding
+        )
+        return _BagModule(table, spec.pad, dim, self.dropout, self.hidden)
+
+
+class _BagModule(nn.Module):
+    def __init__(
+        self, embedding: nn.Embedding, pad: int, dim: int, dropout: float, hidden: int | None
+    ) -> None:
+        super().__init__()
+        self.embedding = embedding
+        self.pad = pad
+        width = embedding.embedding_dim
+        inner = [] if hidden is None else [nn.Linear(width, hidden), nn.GELU(), nn.Dropout(dropout)]
+        self.project = nn.Sequential(nn.Dropout(dropout), *inner, nn.Linear(hidden or width, dim))
+
+    def forward(self, tokens: Int64[Tensor, "b l"]) -> Float[Tensor, "b d"]:
+        mean = masked_mean(self.embedding(tokens), valid_positions(tokens, self.pad))
+        embedding: Tensor = self.project(mean)
+        return embedding

@@ -1,0 +1,124 @@
+"""BERT text encoder (Devlin et al., NAACL 2019), from ``transformers``."""
+
+from __future__ import annotations
+
+from typing import Any, Literal, NamedTuple
+
+from jaxtyping import Int64
+from pydantic import Field, SerializeAsAny
+from torch import Tensor, nn
+
+from polyfed.data.backbones import load, locate
+from polyfed.data.view import DataContext, InputSpec, View
+from polyfed.data.views.tokens import Tokens
+from polyfed.errors import ConfigError
+from polyfed.models.encoder import Encoder
+from polyfed.models.pooling import masked_mean, valid_positions
+from polyfed.models.shapes import token_length
+from polyfed.models.towers import Local, Tower
+
+Pooling = Literal["cls", "mean", "pooler"]
+
+
+class _Preset(NamedTuple):
+    width: int
+    layers: int
+    heads: int
+
+
+_PRESETS = {
+    "tiny": _Preset(128, 2, 2),
+    "mini": _Preset(256, 4, 4),
+    "small": _Preset(512, 4, 8),
+    "base": _Preset(768, 12, 12),
+}
+
+
+class Bert(Encoder):
+    """BERT; its CLS token, the mean of its tokens, or its own pooler (a tanh layer on CLS) projected to d."""
+
+    view: SerializeAsAny[View] = Tokens()
+    size: Literal["tiny", "mini", "small", "base"] = Field(
+        default="tiny", description="architecture, unless `weights` bring their own"
+    )
+    pooling: Pooling = Field(default="cls", description="which tokens make the embedding")
+    positions: int = Field(default=512, ge=1, description="longest text, unless `weights` bring their own")
+    dropout: float = Field(default=0.1, ge=0, lt=1, description="dropout within the transformer")
+    pie: bool = Field(default=False, description="attention over the tokens (PVSE)")
+    weights: str | None = Field(
+        default=None, description="pretrained weights: folder, or hub name owner/name"
+    )
+
+    def build(self, dim: int, spec: InputSpec, context: DataContext) -> nn.Module:
+        """Maps token ids [b, l] to [b, dim].
+
+        Raises:
+            ConfigError: the view gives no tokens, or more or longer ones than the model has room for; or the
+                weights cannot be had.
+        """
+        length = token_length(spec, "bert")
+        model = self._pretrained(context) if self.weights else self._random(len(spec.vocabulary), spec.pad)
+        _check_room(model.config, length, len(spec.vocabulary))
+        width = int(model.config.hidden_size)
+        return Tower(_BertTrunk(model, spec.pad, self.pooling), width, dim, pie=width if self.pie else None)
+
+    def _random(self, words: int, pad: int) -> Any:
+        from transformers import BertConfig, BertModel
+
+        width, layers, heads = _PRESETS[self.size]
+        config = BertConfig(
+            vocab_size=words,
+            hidden_size=width,
+            num_hidden_layers=layers,
+            num_attention_heads=heads,
+            intermediate_size=4 * width,
+            max_position_embeddings=self.positions,
+            hidden_dropout_prob=self.dropout,
+            attention_probs_dropout_prob=self.dropout,
+            pad_token_id=pad,
+        )
+        return BertModel(config, add_pooling_layer=self.pooling == "pooler")
+
+    def _pretrained(self, context: DataContext) -> Any:
+        from transformers import BertModel
+
+        folder = locate(str(self.weights), context.weights, key="encoder bert, weights")
+        options: dict[str, Any] = {
+            "hidden_dropout_prob": self.dropout,
+            "attention_probs_dropout_prob": self.dropout,
+        }
+        return load(folder, BertModel, add_pooling_layer=self.pooling == "pooler", **options)
+
+
+class _BertTrunk(nn.Module):
+    def __init__(self, model: Any, pad: int, pooling: Pooling) -> None:
+        super().__init__()
+        self.model = model
+        self.pad = pad
+        self.pooling = pooling
+
+    def forward(self, tokens: Int64[Tensor, "b l"]) -> Local:
+        mask = valid_positions(tokens, self.pad)
+        output = self.model(input_ids=tokens, attention_mask=_attention_mask(mask))
+        states: Tensor = output.last_hidden_state
+        if self.pooling == "pooler":
+            return Local(output.pooler_output, states, mask)
+        return Local(states[:, 0] if self.pooling == "cls" else masked_mean(states, mask), states, mask)
+
+
+def _attention_mask(mask: Tensor) -> Tensor:
+    """[b, 1, l, l]: ``transformers`` takes it as it is, where [b, l] would cost a device sync."""
+    ready = mask.clone()
+    ready[:, 0] = True
+    return ready[:, None, None, :].expand(-1, 1, mask.shape[1], -1)
+
+
+def _check_room(config: Any, length: int, words: int) -> None:
+    for needed, room, what in (
+        (length, config.max_position_embeddings, "tokens a text"),
+        (words, config.vocab_size, "words in the vocabulary"),
+    ):
+        if needed > room:
+            raise ConfigError(
+                f"encoder 'bert' has room for {room} {what}, its view gives {needed}; change the view"
+            )

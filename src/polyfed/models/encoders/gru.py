@@ -1,0 +1,111 @@
+"""GRU text encoder with optional PIE over its word embeddings (PVSE, CreamFL, FedAFD)."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+from jaxtyping import Float, Int64
+from pydantic import Field, SerializeAsAny
+from torch import Tensor, nn
+from torch.nn.utils.rnn import pack_padded_sequence
+
+from polyfed.data.view import DataContext, InputSpec, View
+from polyfed.data.views.tokens import Tokens
+from polyfed.models.encoder import Encoder
+from polyfed.models.pie import PIE
+from polyfed.models.pooling import last_valid, lengths_of, reversed_valid, trimmed, valid_positions
+from polyfed.models.shapes import token_length
+from polyfed.models.words import embedding_table
+
+Readout = Literal["final", "last"]
+
+
+class GRU(Encoder):
+    """Word embeddings, a (bidirectional) GRU, its state projected to d; with ``pie``, attention over them.
+
+    ``readout: final`` takes the state of each direction after it has read the whole text; ``last`` takes both
+    at the last word, as PVSE and CreamFL do, where the backward direction has read that word only.
+    """
+
+    view: SerializeAsAny[View] = Tokens()
+    width: int = Field(
+        default=300, ge=1, description="width of the word embeddings, unless `vectors` bring theirs"
+    )
+    vectors: tuple[str, ...] = Field(
+        default=(), description="folders of word vectors (words.txt, vectors.safetensors), put side by side"
+    )
+    freeze_embedding: bool = Field(default=False, description="keep the word embeddings as they start")
+    hidden: int | None = Field(
+        default=None, ge=1, description="width of a direction; all together d by default"
+    )
+    bidirectional: bool = Field(default=True, description="read backwards as well")
+    readout: Readout = Field(
+        default="final", description="whole text in both directions, or as PVSE and CreamFL"
+    )
+    project: bool = Field(
+        default=False, description="linear layer on the state even where its width is d already"
+    )
+    pie: bool = Field(default=False, description="attention over the word embeddings (PVSE, CreamFL)")
+    dropout: float = Field(
+        default=0.0, ge=0, lt=1, description="share of the word embeddings dropped in training"
+    )
+
+    def build(self, dim: int, spec: InputSpec, context: DataContext) -> nn.Module:
+        """Maps token ids [b, l] to [b, dim].
+
+        Raises:
+            ConfigError: the view gives no tokens, or word vectors cannot be had.
+        """
+        token_length(spec, "gru")
+        table = embedding_table(
+            spec, context, width=self.width, vectors=self.vectors, freeze=self.freeze_embedding
+        )
+        return _GRUModule(self, table, spec.pad, dim)
+
+
+class _GRUModule(nn.Module):
+    def __init__(self, settings: GRU, embedding: nn.Embedding, pad: int, dim: int) -> None:
+        super().__init__()
+        directions = 2 if settings.bidirectional else 1
+        width, hidden = embedding.embedding_dim, settings.hidden or max(1, dim // directions)
+        state = directions * hidden
+        self.pad = pad
+        self.readout = settings.readout
+        self.embedding = embedding
+        self.dropout = nn.Dropout(settings.dropout)
+        self.forwards = nn.GRU(width, hidden, batch_first=True)
+        self.backwards = nn.GRU(width, hidden, batch_first=True) if settings.bidirectional else None
+        self.project = nn.Linear(state, dim) if settings.project or state != dim else nn.Identity()
+        self.pie = PIE(width, dim) if settings.pie else None
+
+    def forward(self, tokens: Int64[Tensor, "b l"]) -> Float[Tensor, "b d"]:
+        tokens = trimmed(tokens, self.pad)
+        mask = valid_positions(tokens, self.pad)
+        lengths = lengths_of(mask)
+        words = self.dropout(self.embedding(tokens))
+        out: Tensor = self.project(self._state(words, lengths))
+        return out if self.pie is None else self.pie(out, words, mask)
+
+    def _state(self, words: Tensor, lengths: Tensor) -> Float[Tensor, "b h"]:
+        state = final_state(self.forwards, words, lengths)
+        if self.backwards is None:
+            return state
+        if self.readout == "last":
+            word = last_valid(words, lengths).unsqueeze(1)
+            return torch.cat([state, self.backwards(word)[0][:, 0]], dim=-1)
+        mirrored = reversed_valid(words, lengths)
+        return torch.cat([state, final_state(self.backwards, mirrored, lengths)], dim=-1)
+
+
+def final_state(gru: nn.GRU, x: Float[Tensor, "b l c"], lengths: Int64[Tensor, " b"]) -> Float[Tensor, "b h"]:
+    """State of a one-directional GRU after the last valid position.
+
+    On the CPU padding is skipped (packed); elsewhere it is read and ignored, as packing would wait for the
+    device, and cannot be traced for an export.
+    """
+    if x.device.type != "cpu" or torch.compiler.is_compiling():
+        return last_valid(gru(x)[0], lengths)
+    packed = pack_padded_sequence(x, lengths, batch_first=True, enforce_sorted=False)
+    state: Tensor = gru(packed)[1]
+    return state[-1]

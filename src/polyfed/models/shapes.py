@@ -1,0 +1,58 @@
+"""What an encoder may expect of its view, checked where the model is built."""
+
+from __future__ import annotations
+
+from polyfed.data.view import InputSpec
+from polyfed.errors import ConfigError
+
+
+def image_shape(spec: InputSpec, encoder: str) -> tuple[int, int, int]:
+    """(channels, height, width) of an image view.
+
+    Raises:
+        ConfigError: the view gives something else.
+    """
+    if len(spec.shape) != 3:
+        raise _mismatch(encoder, "images [channels, height, width]", spec, "pixels")
+    channels, height, width = spec.shape
+    return channels, height, width
+
+
+def token_length(spec: InputSpec, encoder: str) -> int:
+    """Longest token sequence of a token view.
+
+    Raises:
+        ConfigError: the view gives something else, or tokens without a vocabulary.
+    """
+    if len(spec.shape) != 1 or not spec.vocabulary:
+        raise _mismatch(encoder, "token ids [length] with a vocabulary", spec, "tokens")
+    return spec.shape[0]
+
+
+def feature_shape(spec: InputSpec, encoder: str, *, positions: bool = False) -> tuple[int, ...]:
+    """(width,) or (length, width) of a feature view; with ``positions`` only the latter will do.
+
+    Raises:
+        ConfigError: the view gives something else.
+    """
+    if len(spec.shape) not in (1, 2) or spec.vocabulary:
+        raise _mismatch(encoder, "features [width] or [length, width]", spec, "features")
+    if positions and len(spec.shape) == 1:
+        raise _mismatch(
+            encoder, "features by position [length, width] for pie", spec, "features with pool: tokens"
+        )
+    return spec.shape
+
+
+def check_channels(found: int, needed: int, encoder: str, weights: str | None) -> None:
+    """Raise ConfigError if pretrained weights take ``needed`` channels and the view gives ``found``."""
+    if found != needed:
+        raise ConfigError(
+            f"encoder '{encoder}': weights '{weights}' take {needed} channels, its view gives {found}"
+        )
+
+
+def _mismatch(encoder: str, needs: str, spec: InputSpec, view: str) -> ConfigError:
+    words = f" and a vocabulary of {len(spec.vocabulary)}" if spec.vocabulary else ""
+    got = f"shape {list(spec.shape)}{words}"
+    return ConfigError(f"encoder '{encoder}' needs {needs}, its view gives {got}; set its view to {view}")

@@ -1,0 +1,56 @@
+"""Towers: a trunk that gives a pooled vector and local features, and what turns them into an embedding."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from jaxtyping import Bool, Float
+from torch import Tensor, nn
+
+from polyfed.models.pie import PIE
+
+
+class Local(NamedTuple):
+    """What a trunk says of a batch.
+
+    Attributes:
+        pooled: one vector a sample [b, c].
+        local: features by position (of a map, or of tokens) [b, l, e].
+        mask: true at valid positions [b, l]; None if all are.
+    """
+
+    pooled: Float[Tensor, "b c"]
+    local: Float[Tensor, "b l e"]
+    mask: Bool[Tensor, "b l"] | None = None
+
+
+def from_map(features: Float[Tensor, "b c h w"]) -> Local:
+    """Mean and positions of a convolution map."""
+    return Local(features.mean((2, 3)), features.flatten(2).transpose(1, 2))
+
+
+class Tower(nn.Module):
+    """Trunk, then a linear layer on the pooled vector, then (with ``pie``) attention over the local features.
+
+    Args:
+        trunk: maps the input to ``Local``.
+        width: width c of its pooled vector.
+        dim: width d of the embedding.
+        pie: width e of its local features if a PIE block is wanted, else None.
+        dropout: share of the pooled vector dropped in training.
+    """
+
+    def __init__(
+        self, trunk: nn.Module, width: int, dim: int, *, pie: int | None = None, dropout: float = 0.0
+    ) -> None:
+        super().__init__()
+        self.trunk = trunk
+        self.dropout = nn.Dropout(dropout)
+        self.project = nn.Linear(width, dim)
+        self.pie = None if pie is None else PIE(pie, dim)
+
+    def forward(self, x: Tensor) -> Float[Tensor, "b d"]:
+        """Embedding, not normalised."""
+        pooled, local, mask = self.trunk(x)
+        out: Tensor = self.project(self.dropout(pooled))
+        return out if self.pie is None else self.pie(out, local, mask)

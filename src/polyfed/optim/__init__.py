@@ -1,0 +1,1 @@
+"""Optimisers, learning-rate schedules and optimiser state by parameter name."""

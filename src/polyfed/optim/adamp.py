@@ -1,0 +1,129 @@
+"""AdamP (Heo et al. 2021): Adam that does not grow the norms of scale-invariant weights."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+TINY = 1e-30
+"""Keeps quotients by the norm of a zero weight or gradient finite."""
+
+
+class AdamP(Optimizer):
+    """Adam with the radial part of a step taken out (Heo et al., ICLR 2021, Algorithm 2).
+
+    The Adam step q of a weight of two or more dimensions loses its radial part, Pi_w(q) = q - (w.q / |w|^2)
+    w, where the gradient is almost orthogonal to the weight, as it is for weights before a normalisation:
+    where max |cos(w, g)| < delta / sqrt(dim w), over the output channels, or else over the whole tensor
+    (layer). The weight decay of a projected weight is multiplied by ``wd_ratio``. All tests are tensor
+    operations, so a step on a GPU never waits for it.
+
+    >>> weight = torch.nn.Parameter(torch.ones(2, 3))
+    >>> optimizer = AdamP([weight], lr=0.1)
+    >>> weight.sum().backward()
+    >>> optimizer.step()
+    """
+
+    def __init__(
+        self,
+        params: Iterable[Tensor] | Iterable[dict[str, Any]],
+        lr: float = 1e-3,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-8,
+        weight_decay: float = 0.0,
+        *,
+        delta: float = 0.1,
+        wd_ratio: float = 0.1,
+        nesterov: bool = False,
+    ) -> None:
+        """Set up for ``params``.
+
+        Args:
+            params: parameters, or groups of them.
+            lr: learning rate.
+            betas: decay of the running mean of gradients and of their squares.
+            eps: added to the root of the second moment.
+            weight_decay: decoupled, multiplied by the learning rate.
+            delta: bound of the cosine test; the larger, the more weights count as scale-invariant.
+            wd_ratio: share of the weight decay that a projected weight gets.
+            nesterov: look ahead by one momentum step.
+        """
+        defaults = {
+            "lr": lr,
+            "betas": betas,
+            "eps": eps,
+            "weight_decay": weight_decay,
+            "delta": delta,
+            "wd_ratio": wd_ratio,
+            "nesterov": nesterov,
+        }
+        super().__init__(params, defaults)
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
+        """Update all parameters that have a gradient; returns the closure's loss, if one is given."""
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        for group in self.param_groups:
+            for weight in group["params"]:
+                if weight.grad is not None:
+                    self._update(weight, weight.grad, group)
+        return loss
+
+    def _update(self, weight: Tensor, gradient: Tensor, group: dict[str, Any]) -> None:
+        update = _adam_update(self._moments(weight), gradient, group)
+        decay: float | Tensor = group["lr"] * group["weight_decay"]
+        if weight.ndim > 1:
+            projected = _project(weight, gradient, update, group["delta"])
+            if decay:
+                decay = torch.where(projected, decay * group["wd_ratio"], decay)
+        if isinstance(decay, Tensor) or decay:
+            weight.mul_(1 - decay)
+        weight.add_(update, alpha=-group["lr"])
+
+    def _moments(self, weight: Tensor) -> dict[str, Tensor]:
+        state: dict[str, Tensor] = self.state[weight]
+        if not state:
+            state["step"] = torch.tensor(0.0)
+            state["exp_avg"] = torch.zeros_like(weight, memory_format=torch.preserve_format)
+            state["exp_avg_sq"] = torch.zeros_like(weight, memory_format=torch.preserve_format)
+        return state
+
+
+def _adam_update(state: dict[str, Tensor], gradient: Tensor, group: dict[str, Any]) -> Tensor:
+    """Advance the moments by a gradient, and give the step of unit learning rate."""
+    mean, square = state["exp_avg"], state["exp_avg_sq"]
+    beta1, beta2 = map(float, group["betas"])
+    state["step"] += 1
+    count = float(state["step"])  # kept on the CPU: no wait for a device
+    mean.lerp_(gradient, 1 - beta1)
+    square.mul_(beta2).addcmul_(gradient, gradient, value=1 - beta2)
+    scale = (square / (1 - math.pow(beta2, count))).sqrt_().add_(group["eps"])
+    first = mean.lerp(gradient, 1 - beta1) if group["nesterov"] else mean
+    return scale.reciprocal_().mul_(first).div_(1 - math.pow(beta1, count))  # in place of the one temporary
+
+
+def _project(weight: Tensor, gradient: Tensor, update: Tensor, delta: float) -> Tensor:
+    """Take the radial part out of ``update`` where the cosine test says so; whether it did, as a tensor.
+
+    Both tests and both projections follow from four dot products a channel, whose sums are those of the layer.
+    """
+    w, g, q = (tensor.reshape(len(weight), -1) for tensor in (weight, gradient, update))
+    ww, gg, wg, wq = (torch.linalg.vecdot(*pair) for pair in ((w, w), (g, g), (w, g), (w, q)))
+    by_channel = _cosine(wg, ww, gg).amax() < delta / w.shape[1] ** 0.5
+    by_layer = _cosine(wg.sum(), ww.sum(), gg.sum()) < delta / w.numel() ** 0.5
+    layer = (wq.sum() / ww.sum().clamp_min(TINY)) * by_layer
+    radial = torch.where(by_channel, wq / ww.clamp_min(TINY), layer)
+    update.sub_(weight * radial.reshape(-1, *[1] * (weight.ndim - 1)))
+    return torch.logical_or(by_channel, by_layer)
+
+
+def _cosine(wg: Tensor, ww: Tensor, gg: Tensor) -> Tensor:
+    return wg.abs() / (ww.sqrt() * gg.sqrt()).clamp_min(TINY)

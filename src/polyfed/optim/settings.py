@@ -1,0 +1,142 @@
+"""Settings of optimisers and of learning rates over rounds, and the clipping of gradients."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
+from types import MappingProxyType
+from typing import Literal
+
+import torch
+from pydantic import Field, model_validator
+from torch import Tensor
+from torch.optim import Optimizer
+
+from polyfed.optim.adamp import AdamP
+from polyfed.settings import Settings
+
+
+class OptimizerSettings(Settings):
+    """An optimiser and its gradient clipping."""
+
+    kind: Literal["adamp", "adamw", "adam", "sgd"] = Field(default="adamp", description="update rule")
+    lr: float = Field(default=2e-4, gt=0, le=100, description="learning rate")
+    weight_decay: float = Field(
+        default=0.0, ge=0, le=10, description="weight decay; decoupled for adamp and adamw"
+    )
+    momentum: float = Field(default=0.9, ge=0, lt=1, description="momentum; sgd only")
+    betas: tuple[float, float] = Field(default=(0.9, 0.999), description="decay of both moments; not for sgd")
+    eps: float = Field(
+        default=1e-8, gt=0, le=1, description="added to the root of the second moment; not for sgd"
+    )
+    nesterov: bool = Field(default=False, description="look ahead by one momentum step; adamp and sgd")
+    clip: float | None = Field(default=None, gt=0, description="largest gradient norm; None: no clipping")
+
+    @model_validator(mode="after")
+    def _consistent(self) -> OptimizerSettings:
+        if not all(0 <= beta < 1 for beta in self.betas):
+            raise ValueError(f"betas are {list(self.betas)}; each must be at least 0 and below 1")
+        if self.nesterov and (self.kind in ("adam", "adamw") or (self.kind == "sgd" and not self.momentum)):
+            raise ValueError(
+                f"nesterov has no effect with kind '{self.kind}' here; use adamp, or sgd with a momentum"
+            )
+        return self
+
+    def build(self, parameters: Iterable[Tensor]) -> Optimizer:
+        """The optimiser over ``parameters``."""
+        return _KINDS[self.kind](self, list(parameters))
+
+    def _adaptive(self) -> dict[str, object]:
+        return {"lr": self.lr, "betas": self.betas, "eps": self.eps, "weight_decay": self.weight_decay}
+
+
+def _sgd(settings: OptimizerSettings, parameters: list[Tensor]) -> Optimizer:
+    return torch.optim.SGD(
+        parameters,
+        lr=settings.lr,
+        momentum=settings.momentum,
+        weight_decay=settings.weight_decay,
+        nesterov=settings.nesterov,
+    )
+
+
+def _adamp(settings: OptimizerSettings, parameters: list[Tensor]) -> Optimizer:
+    return AdamP(parameters, **settings._adaptive(), nesterov=settings.nesterov)  # type: ignore[arg-type]
+
+
+def _adam(kind: Callable[..., Optimizer], settings: OptimizerSettings, parameters: list[Tensor]) -> Optimizer:
+    return kind(parameters, **settings._adaptive())
+
+
+_KINDS: Mapping[str, Callable[[OptimizerSettings, list[Tensor]], Optimizer]] = MappingProxyType(
+    {
+        "adamp": _adamp,
+        "adamw": partial(_adam, torch.optim.AdamW),
+        "adam": partial(_adam, torch.optim.Adam),
+        "sgd": _sgd,
+    }
+)
+
+
+class Schedule(Settings):
+    """How the learning rate changes over the rounds."""
+
+    kind: Literal["constant", "cosine", "steps"] = Field(default="constant", description="shape")
+    t_max: int | None = Field(
+        default=None, ge=1, description="cosine: rounds to the minimum; None: all of the run"
+    )
+    minimum: float = Field(default=0.0, ge=0, le=1, description="cosine: smallest factor")
+    milestones: tuple[float, ...] = Field(
+        default=(0.5, 0.8), description="steps: rounds done before each drop; below 1: a fraction of the run"
+    )
+    drop: float = Field(default=0.1, gt=0, le=1, description="steps: factor of each drop")
+    warmup: int = Field(default=0, ge=0, description="rounds of linear warm-up, on top of the shape")
+
+    @model_validator(mode="after")
+    def _positive_milestones(self) -> Schedule:
+        if not all(milestone > 0 for milestone in self.milestones):
+            raise ValueError(f"milestones are {list(self.milestones)}; each must be above 0")
+        return self
+
+    def factor(self, round: int, rounds: int) -> float:
+        """Factor on the learning rate in a round.
+
+        cosine: minimum + (1 - minimum)(1 + cos(pi round / t_max)) / 2, and the minimum after t_max; steps:
+        drop^(milestones reached), so milestones (0.5, 0.8) of 30 rounds, or (15, 24), mean x0.1 from round
+        index 15 and x0.01 from 24.
+
+        Args:
+            round: index from 0, which is the number of rounds done.
+            rounds: of the whole run.
+        """
+        warm = min(1.0, (round + 1) / (self.warmup + 1))
+        return warm * _SHAPES[self.kind](self, round, rounds)
+
+
+def _constant(schedule: Schedule, round: int, rounds: int) -> float:
+    return 1.0
+
+
+def _cosine(schedule: Schedule, round: int, rounds: int) -> float:
+    progress = min(round / (schedule.t_max or max(rounds, 1)), 1.0)
+    return schedule.minimum + (1 - schedule.minimum) * (1 + math.cos(math.pi * progress)) / 2
+
+
+def _steps(schedule: Schedule, round: int, rounds: int) -> float:
+    # fractions are compared with a tolerance: 0.7 x 10 is below 7 in binary
+    reached = [round + 1e-9 >= (value * rounds if value < 1 else value) for value in schedule.milestones]
+    return schedule.drop ** sum(reached)
+
+
+_SHAPES: Mapping[str, Callable[[Schedule, int, int], float]] = MappingProxyType(
+    {"constant": _constant, "cosine": _cosine, "steps": _steps}
+)
+
+
+def clip_gradients(parameters: Iterable[Tensor], limit: float | None) -> Tensor | None:
+    """Scale all gradients together to a joint L2 norm of at most ``limit``; the norm before, as a tensor.
+
+    With None nothing is done, and None returned.
+    """
+    return None if limit is None else torch.nn.utils.clip_grad_norm_(parameters, limit)

@@ -1,0 +1,76 @@
+"""Optimiser state as flat tensors by parameter name, for storage and for swapping clients."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from torch import Tensor
+from torch.optim import Optimizer
+
+from polyfed.errors import PayloadError, nearest
+
+SEPARATOR = ":"
+"""Between the kind of state and the parameter's name, as in ``exp_avg:encoders.image.conv1.weight``."""
+
+
+def optimizer_tensors(
+    optimizer: Optimizer, named_parameters: Iterable[tuple[str, Tensor]]
+) -> dict[str, Tensor]:
+    """Copies of the optimiser's momenta and counters, called ``<kind>:<parameter>``.
+
+    Parameters that were never updated have none. Learning rates and other settings are not state: who
+    restores builds the optimiser from the same settings.
+
+    Raises:
+        PayloadError: a state is not a tensor, so could not be stored.
+    """
+    tensors: dict[str, Tensor] = {}
+    for name, parameter in named_parameters:
+        for kind, value in optimizer.state.get(parameter, {}).items():
+            if value is None:
+                continue
+            if not isinstance(value, Tensor):
+                raise PayloadError(
+                    f"state '{kind}' of parameter '{name}' is a {type(value).__name__}; use tensors"
+                )
+            tensors[f"{kind}{SEPARATOR}{name}"] = value.detach().clone()
+    return tensors
+
+
+def load_optimizer_tensors(
+    optimizer: Optimizer, named_parameters: Iterable[tuple[str, Tensor]], tensors: Mapping[str, Tensor]
+) -> None:
+    """Replace the optimiser's whole state by copies of ``tensors``; training then goes on bit for bit.
+
+    Raises:
+        PayloadError: a name is not of this optimiser's parameters, or a shape does not fit; nothing is
+            changed then.
+    """
+    by_name = {name: parameter for name, parameter in named_parameters}
+    loaded: dict[str, dict[str, Tensor]] = {}
+    for key, value in tensors.items():
+        kind, _, name = key.partition(SEPARATOR)
+        _check(name, kind, value, by_name)
+        loaded.setdefault(name, {})[kind] = value.detach().clone()
+    whole = optimizer.state_dict()
+    whole["state"] = {
+        index: loaded[name] for index, name in _indices(optimizer, by_name).items() if name in loaded
+    }
+    optimizer.load_state_dict(whole)
+
+
+def _indices(optimizer: Optimizer, by_name: Mapping[str, Tensor]) -> dict[int, str]:
+    """Names by the running number that ``state_dict`` gives to each parameter of the optimiser."""
+    names = {id(parameter): name for name, parameter in by_name.items()}
+    ordered = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    return {index: names[id(parameter)] for index, parameter in enumerate(ordered) if id(parameter) in names}
+
+
+def _check(name: str, kind: str, value: Tensor, by_name: Mapping[str, Tensor]) -> None:
+    if name not in by_name:
+        raise PayloadError(f"state '{kind}' belongs to no parameter '{name}' here; {nearest(name, by_name)}")
+    if value.ndim and value.shape != by_name[name].shape:
+        raise PayloadError(
+            f"state '{kind}' of parameter '{name}' has shape {tuple(value.shape)}, not "
+            f"{tuple(by_name[name].shape)}; restore it into the architecture that it was saved from"
+        )

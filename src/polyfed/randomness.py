@@ -1,0 +1,32 @@
+"""Random streams: every draw comes from a generator derived from (seed, and what it is for)."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+from collections.abc import Iterator
+
+import torch
+
+
+def derive_seed(*parts: int | str) -> int:
+    """A 63-bit seed that depends on every part and on their order, the same on every machine."""
+    text = "\x1f".join(f"{type(part).__name__}:{part}" for part in parts)
+    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big") >> 1
+
+
+def generator(*parts: int | str) -> torch.Generator:
+    """A CPU generator of its own for the purpose that ``parts`` name, e.g. (seed, round, client, "batches")."""
+    return torch.Generator().manual_seed(derive_seed(*parts))
+
+
+@contextlib.contextmanager
+def isolated(*parts: int | str) -> Iterator[None]:
+    """Run a block with torch's global generators seeded from ``parts``, and restore them afterwards.
+
+    Layers such as dropout, and weight initialisation, draw from the global generators; inside this block what they
+    draw depends on ``parts`` alone, not on what ran before.
+    """
+    with torch.random.fork_rng(devices=range(torch.cuda.device_count())):
+        torch.manual_seed(derive_seed(*parts))
+        yield

@@ -1,0 +1,94 @@
+"""Figures without a display: style, colours that colour-blind readers can tell apart, and PNG files."""
+
+from __future__ import annotations
+
+import functools
+import io
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
+
+from polyfed.federation.files import write_atomically
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+# Okabe and Ito (2008), without yellow, which is too faint on white
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
+GREY = "#767676"
+SEQUENTIAL = "cividis"
+
+_STYLE: Any = {
+    "font.size": 10,
+    "axes.titlesize": 11,
+    "axes.titlelocation": "left",
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.axisbelow": True,
+    "axes.grid": True,
+    "axes.grid.axis": "y",
+    "grid.color": "#dddddd",
+    "grid.linewidth": 0.8,
+    "legend.frameon": False,
+    "legend.fontsize": 9,
+}
+
+
+def styled(draw: Callable[P, R]) -> Callable[P, R]:
+    """Run a drawing function in this package's style, and leave matplotlib's settings as they were."""
+
+    @functools.wraps(draw)
+    def wrapped(*args: P.args, **kwargs: P.kwargs) -> R:
+        import matplotlib as mpl
+
+        with mpl.rc_context(_STYLE):
+            return draw(*args, **kwargs)
+
+    return wrapped
+
+
+def empty_figure(width: float, height: float, title: str = "") -> Figure:
+    """A figure of so many inches, without axes and without any global state."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(width, height), layout="constrained")
+    FigureCanvasAgg(figure)
+    if title:
+        figure.suptitle(title, x=0.01, ha="left", fontsize=12, fontweight="bold")
+    return figure
+
+
+def figure_grid(
+    rows: int, columns: int, *, width: float = 5.0, height: float = 3.6, title: str = ""
+) -> tuple[Figure, list[Axes]]:
+    """A figure and its axes, row by row; ``width`` and ``height`` are inches of one axes."""
+    figure = empty_figure(width * columns, height * rows, title)
+    return figure, list(figure.subplots(rows, columns, squeeze=False).flat)
+
+
+@styled
+def save(figure: Figure, path: Path) -> Path:
+    """Write ``figure`` as a PNG file, complete or not at all; returns ``path``."""
+    buffer = io.BytesIO()
+    figure.savefig(buffer, format="png", dpi=130)
+    write_atomically(path, buffer.getvalue())
+    return path
+
+
+def legend_below(axes: Axes, columns: int) -> None:
+    """A legend that covers no data."""
+    axes.legend(
+        loc="upper left", bbox_to_anchor=(-0.02, -0.16), ncols=columns, columnspacing=1.2, handlelength=1.6
+    )
+
+
+def whole_rounds(axes: Axes) -> None:
+    """Mark whole numbers only on the x axis."""
+    from matplotlib.ticker import MaxNLocator
+
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))

@@ -1,0 +1,218 @@
+"""What a person sees while a run goes on: bars on a terminal, one line a round elsewhere, or nothing."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping, Sequence
+from statistics import fmean
+from typing import TYPE_CHECKING
+
+from polyfed.reporting.recalls import is_context
+from polyfed.reporting.records import SERVER
+from polyfed.reporting.tables import duration
+
+if TYPE_CHECKING:
+    from rich.console import Console, Group, RenderableType
+    from rich.progress import Progress as Bars
+
+Metrics = Mapping[str, float]
+_WINDOW = 5  # rounds that the estimate of the remaining time looks back
+
+
+class Progress:
+    """Is told what happens in a run. This class shows nothing; subclasses override what they show."""
+
+    def run_started(self, name: str, rounds: int, clients: int, *, done: int = 0) -> None:
+        """A run of ``rounds`` rounds begins; ``done`` of them were done before it was resumed."""
+
+    def round_started(self, round_number: int, cohort: Sequence[str]) -> None:
+        """A round begins with the clients of ``cohort``."""
+
+    def client_done(self, client: str, step: str, seconds: float) -> None:
+        """A client has answered a step of the round."""
+
+    def event(self, round_number: int, party: str, event: str, reason: str) -> None:
+        """Something noteworthy happened, such as the exclusion of a client."""
+
+    def evaluated(self, round_number: int, party: str, kind: str, metrics: Metrics) -> None:
+        """A party was measured."""
+
+    def round_finished(self, round_number: int, seconds: float) -> None:
+        """A round is complete and on disk."""
+
+    def run_finished(self, summary: RenderableType) -> None:
+        """The run has ended; ``summary`` is its report."""
+
+    def close(self) -> None:
+        """The run is left, finished or not; may be called more than once."""
+
+
+class SilentProgress(Progress):
+    """Shows nothing."""
+
+
+class PlainProgress(Progress):
+    """One line a round and an event, for log files and pipes."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self._clock = _Clock()
+        self._metrics: dict[tuple[str, str], Metrics] = {}
+        self._cohort = 0
+        self._excluded = 0
+
+    def run_started(self, name: str, rounds: int, clients: int, *, done: int = 0) -> None:
+        """Print name and size of the run."""
+        self._clock = _Clock(rounds, done)
+        resumed = f", resumed after round {done}" if done else ""
+        self._print(f"{name}: {rounds} rounds, {clients} clients{resumed}")
+
+    def round_started(self, round_number: int, cohort: Sequence[str]) -> None:
+        """Forget the round before."""
+        self._metrics, self._cohort, self._excluded = {}, len(cohort), 0
+
+    def event(self, round_number: int, party: str, event: str, reason: str) -> None:
+        """Print the event."""
+        self._excluded += event == "client_excluded"
+        self._print(f"round {round_number}: {event.replace('_', ' ')}: {party}: {reason}")
+
+    def evaluated(self, round_number: int, party: str, kind: str, metrics: Metrics) -> None:
+        """Keep the metrics for the line of the round."""
+        self._metrics[party, kind] = metrics
+
+    def round_finished(self, round_number: int, seconds: float) -> None:
+        """Print the line of the round."""
+        self._clock.tick(round_number, seconds)
+        answered = f"{self._cohort - self._excluded}/{self._cohort} clients"
+        parts = [f"round {round_number}/{self._clock.rounds}", duration(seconds), answered]
+        parts += [f"{party}: {text}" for party, text in summaries(self._metrics).items()]
+        left = self._clock.left
+        self._print("  ".join(parts + ([f"{duration(left)} left"] if left else [])))
+
+    def run_finished(self, summary: RenderableType) -> None:
+        """Print the report."""
+        self._console.print(summary)
+
+    def _print(self, text: str) -> None:
+        self._console.print(text, markup=False, highlight=False, soft_wrap=True)
+
+
+class RichProgress(Progress):
+    """Bars for the rounds and the clients of a round, and a table of the latest metrics."""
+
+    def __init__(self, console: Console) -> None:
+        from rich.live import Live
+        from rich.progress import BarColumn, MofNCompleteColumn, TextColumn
+        from rich.progress import Progress as Bars
+
+        columns = TextColumn("{task.description}"), BarColumn(bar_width=30), MofNCompleteColumn()
+        self._bars: Bars = Bars(*columns, TextColumn("{task.fields[note]}", style="dim"), console=console)
+        self._rounds = self._bars.add_task("rounds", total=None, note="")
+        self._clients = self._bars.add_task("clients", total=None, note="")
+        self._console = console
+        self._clock = _Clock()
+        self._metrics: dict[tuple[str, str], Metrics] = {}
+        self._answered: dict[str, set[str]] = {}
+        self._live = Live(console=console, get_renderable=self._view, refresh_per_second=4)
+
+    def run_started(self, name: str, rounds: int, clients: int, *, done: int = 0) -> None:
+        """Show the bars."""
+        self._clock = _Clock(rounds, done)
+        self._console.print(f"{name}: {rounds} rounds, {clients} clients", markup=False, highlight=False)
+        self._bars.update(self._rounds, total=rounds, completed=done)
+        self._live.start()
+
+    def round_started(self, round_number: int, cohort: Sequence[str]) -> None:
+        """Empty the bar of clients."""
+        self._answered = {}
+        self._bars.reset(self._clients, total=len(cohort), note=f"round {round_number}")
+
+    def client_done(self, client: str, step: str, seconds: float) -> None:
+        """Advance the bar of clients; it starts again with each step of the round."""
+        answered = self._answered.setdefault(step, set())
+        answered.add(client)
+        note = f"{step}: {client} took {duration(seconds)}"
+        self._bars.update(self._clients, completed=len(answered), note=note)
+
+    def event(self, round_number: int, party: str, event: str, reason: str) -> None:
+        """Print the event above the bars."""
+        line = f"round {round_number}: {event.replace('_', ' ')}: {party}: {reason}"
+        self._console.print(line, style="yellow", markup=False, highlight=False)
+
+    def evaluated(self, round_number: int, party: str, kind: str, metrics: Metrics) -> None:
+        """Show the metrics in the table."""
+        self._metrics[party, kind] = metrics
+
+    def round_finished(self, round_number: int, seconds: float) -> None:
+        """Advance the bar of rounds and estimate the time that is left."""
+        self._clock.tick(round_number, seconds)
+        left = self._clock.left
+        note = f"{duration(seconds)} a round" + (f", {duration(left)} left" if left else "")
+        self._bars.update(self._rounds, completed=round_number, note=note)
+
+    def run_finished(self, summary: RenderableType) -> None:
+        """Remove the clients' bar and print the report."""
+        self._bars.update(self._clients, visible=False)
+        self.close()
+        self._console.print(summary)
+
+    def close(self) -> None:
+        """Give the terminal back."""
+        self._live.stop()
+
+    def _view(self) -> Group:
+        from rich.console import Group
+        from rich.table import Table
+        from rich.text import Text
+
+        table = Table.grid(padding=(0, 2))
+        latest = dict(self._metrics)  # the display's own thread reads, the run's thread writes
+        for party, text in summaries(latest).items():
+            table.add_row(Text(party, style="bold"), Text(text))
+        return Group(table, self._bars)
+
+
+def progress_for(console: Console) -> Progress:
+    """Bars on a terminal, lines elsewhere."""
+    return RichProgress(console) if console.is_terminal else PlainProgress(console)
+
+
+def summaries(latest: Mapping[tuple[str, str], Metrics]) -> dict[str, str]:
+    """One short text for the server and each kind of measurement, and one for all clients together.
+
+    Args:
+        latest: (party, kind) -> its latest metrics.
+    """
+    texts = {
+        f"{SERVER} {kind}": _brief(metrics) for (party, kind), metrics in latest.items() if party == SERVER
+    }
+    for kind in dict.fromkeys(kind for party, kind in latest if party != SERVER):
+        measured = [metrics for (party, k), metrics in latest.items() if party != SERVER and k == kind]
+        names = dict.fromkeys(name for metrics in measured for name in metrics)
+        means = {name: fmean(metrics[name] for metrics in measured if name in metrics) for name in names}
+        texts[f"mean of {len(measured)} clients {kind}"] = _brief(means)
+    return texts
+
+
+def _brief(metrics: Metrics, most: int = 4) -> str:
+    shown = [name for name in metrics if not is_context(name)]
+    return ", ".join(f"{name} {metrics[name]:.2f}" for name in shown[:most])
+
+
+class _Clock:
+    """Estimates the time that the remaining rounds will take from the latest ones."""
+
+    def __init__(self, rounds: int = 0, done: int = 0) -> None:
+        self.rounds = rounds
+        self._done = done
+        self._seconds: deque[float] = deque(maxlen=_WINDOW)
+
+    def tick(self, round_number: int, seconds: float) -> None:
+        """A round took ``seconds``."""
+        self._done = round_number
+        self._seconds.append(seconds)
+
+    @property
+    def left(self) -> float:
+        """Seconds; 0 at the end and before the first round."""
+        return (self.rounds - self._done) * fmean(self._seconds) if self._seconds else 0.0

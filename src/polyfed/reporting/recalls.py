@@ -1,0 +1,84 @@
+"""Recalls with what they depend on, found among the metrics that ``polyfed.tasks.retrieval`` reports."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+_NAME = re.compile(r"(?P<source>.+)_to_(?P<target>.+)_r@(?P<cutoff>\d+)(?P<protocol>|_full|_\d+fold)")
+_CONTEXT = re.compile(r"gallery_.+|folds(_.+)?|.+_positives_per_query(_.+)?|n|items|samples|classes")
+
+
+@dataclass(frozen=True)
+class Recall:
+    """One recall: percent of the queries with a positive among the first ``cutoff`` of the gallery.
+
+    Attributes:
+        name: name of the metric.
+        direction: such as ``image to text``.
+        cutoff: K of R@K.
+        protocol: empty, or ``full`` or ``5fold`` where a run reports several.
+        value: percent.
+        gallery: entries that a query is compared with (mean over folds).
+        positives: positives a query (mean).
+        folds: number of folds that the value is a mean of.
+    """
+
+    name: str
+    direction: str
+    cutoff: int
+    protocol: str
+    value: float
+    gallery: float
+    positives: float
+    folds: float
+
+    @property
+    def chance(self) -> float:
+        """Percent that a random order of the gallery reaches."""
+        return chance_recall(self.gallery, self.positives, self.cutoff)
+
+    @property
+    def times_chance(self) -> float:
+        """How often the value contains chance; 1 is no better than a random order."""
+        return self.value / self.chance if self.chance else math.nan
+
+
+def chance_recall(gallery: float, positives: float, cutoff: int) -> float:
+    """Percent of queries with a positive among the first ``cutoff`` of a gallery in random order.
+
+    Drawn without replacement: 1 - prod_{i < k} (g - p - i) / (g - i); that is k p / g for k = 1 or p = 1, and
+    less otherwise. NaN where gallery or positives are not known.
+    """
+    if math.isnan(gallery) or math.isnan(positives):
+        return math.nan
+    if cutoff > gallery - positives:
+        return 100.0
+    return 100.0 * (1.0 - math.prod((gallery - positives - i) / (gallery - i) for i in range(cutoff)))
+
+
+def find_recalls(metrics: Mapping[str, float]) -> list[Recall]:
+    """All recalls among ``metrics``, in their order; gallery and positives are NaN where not given."""
+    matches = ((name, _NAME.fullmatch(name)) for name in metrics)
+    return [_recall(name, match, metrics) for name, match in matches if match]
+
+
+def is_context(name: str) -> bool:
+    """Whether a metric says what others depend on (a gallery's size, a count), not how good a model is."""
+    return _CONTEXT.fullmatch(name) is not None
+
+
+def _recall(name: str, match: re.Match[str], metrics: Mapping[str, float]) -> Recall:
+    source, target, suffix = match["source"], match["target"], match["protocol"]
+    return Recall(
+        name=name,
+        direction=f"{source} to {target}",
+        cutoff=int(match["cutoff"]),
+        protocol=suffix.removeprefix("_"),
+        value=metrics[name],
+        gallery=metrics.get(f"gallery_{target}{suffix}", math.nan),
+        positives=metrics.get(f"{source}_to_{target}_positives_per_query{suffix}", math.nan),
+        folds=metrics.get(f"folds{suffix}", math.nan),
+    )

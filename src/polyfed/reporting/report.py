@@ -1,0 +1,168 @@
+"""The report that ends a run, for the terminal and as ``report.md`` in the run folder."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import chain
+from pathlib import Path
+from statistics import fmean
+from typing import TYPE_CHECKING
+
+from polyfed.federation.files import write_atomically
+from polyfed.reporting.recalls import Recall, find_recalls, is_context
+from polyfed.reporting.records import SERVER, Event, RunRecords
+from polyfed.reporting.tables import TextTable, count, duration, figure, mib
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+_KINDS = ("test", "validation")
+
+
+def report(records: RunRecords) -> RenderableType:
+    """The whole report as something that a rich console prints."""
+    from rich.console import Group
+    from rich.text import Text
+
+    title = Text(_title(records), style="bold underline")
+    warnings = [Text(f"warning: {warning}", style="yellow") for warning in records.warnings]
+    return Group(
+        title, *warnings, Text(), *(table.rich() for table in tables(records)), Text(_where(records))
+    )
+
+
+def write_report(records: RunRecords) -> Path:
+    """Write ``report.md`` into the run folder; returns its path."""
+    warnings = [f"**Warning**: {warning}.\n" for warning in records.warnings]
+    parts = [
+        f"# {_title(records)}\n",
+        *warnings,
+        *(table.markdown() for table in tables(records)),
+        _where(records),
+    ]
+    path = records.folder / "report.md"
+    write_atomically(path, ("\n".join(parts) + "\n").encode())
+    return path
+
+
+def tables(records: RunRecords) -> list[TextTable]:
+    """The parts of the report; a part without content is left out."""
+    servers = [part for kind in _KINDS for part in server_tables(records, kind)]
+    clients = [clients_table(records, kind) for kind in _KINDS]
+    parts = [*servers, *clients, traffic_table(records), exclusions_table(records)]
+    return [part for part in parts if part.rows]
+
+
+def server_tables(records: RunRecords, kind: str) -> Iterator[TextTable]:
+    """The server's recalls with what they depend on, and its other metrics."""
+    metrics = records.last(SERVER, kind)
+    found = find_recalls(metrics)
+    if found:
+        yield _recall_table(records, kind, found)
+    shown = [
+        name for name in metrics if not is_context(name) and name not in {recall.name for recall in found}
+    ]
+    rows = [(name, figure(metrics[name]), *_best(records, kind, name)) for name in shown]
+    notes = () if found else (_context([metrics]),)
+    yield TextTable(f"Server, {kind}: metrics", ("metric", "final", "best", "(round)"), rows, notes)
+
+
+def clients_table(records: RunRecords, kind: str) -> TextTable:
+    """Mean, lowest and highest of each metric over each group's clients."""
+    rows: list[tuple[str, ...]] = []
+    notes = ["Over the clients that have a value, each after its own last evaluation."]
+    for group, clients in records.groups.items():
+        last = [records.last(client, kind) for client in clients]
+        rows += [_spread_row(group, name, last) for name in _quality_names(last)]
+        if any(last):
+            notes.append(f"{group}: {_context(last)}")
+    columns = ("group: metric", "clients", "mean", "lowest", "highest")
+    return TextTable(f"Clients, {kind}", columns, rows, notes)
+
+
+def traffic_table(records: RunRecords) -> TextTable:
+    """Bytes that crossed, by direction."""
+    directions = {"down": "server to clients", "up": "clients to server"}
+    rounds = max(1, len({transfer.round for transfer in records.transfers}))
+    totals = {label: records.total_bytes(direction) for direction, label in directions.items()}
+    totals["both"] = sum(totals.values())
+    rows = [
+        (label, f"{total:,}", mib(total), mib(total / rounds)) for label, total in totals.items() if total
+    ]
+    return TextTable("Communication", ("direction", "bytes", "MiB", "MiB a round"), rows)
+
+
+def exclusions_table(records: RunRecords) -> TextTable:
+    """Clients that were left out of rounds, with the latest reason."""
+    events = records.excluded()
+    latest: Mapping[str, Event] = {event.party: event for event in events}
+    times = Counter(event.party for event in events)
+    rows = [(client, str(times[client]), str(event.round), event.reason) for client, event in latest.items()]
+    return TextTable("Excluded clients", ("client", "rounds", "last in round", "last reason"), rows)
+
+
+def _title(records: RunRecords) -> str:
+    seconds = sum(records.seconds.values())
+    took = f" in {duration(seconds)}" if seconds else ""
+    return f"{records.name}: {records.rounds} rounds{took}, {len(records.clients)} clients"
+
+
+def _where(records: RunRecords) -> str:
+    return f"Records, plots, models and checkpoints are in {records.folder}"
+
+
+def _recall_table(records: RunRecords, kind: str, found: list[Recall]) -> TextTable:
+    columns = (
+        "recall",
+        "final",
+        "best",
+        "(round)",
+        "chance",
+        "final / chance",
+        "gallery",
+        "folds",
+        "positives",
+    )
+    rows = [
+        (
+            f"{recall.direction} R@{recall.cutoff}{f' ({recall.protocol})' if recall.protocol else ''}",
+            figure(recall.value),
+            *_best(records, kind, recall.name),
+            figure(recall.chance, 3),
+            figure(recall.times_chance, 1),
+            count(recall.gallery),
+            count(recall.folds),
+            count(recall.positives),
+        )
+        for recall in found
+    ]
+    notes = (
+        "Percent. Gallery: entries that a query is compared with (mean over folds). "
+        "Ties count against the model. Chance: a random order of that gallery.",
+    )
+    return TextTable(f"Server, {kind}: retrieval", columns, rows, notes)
+
+
+def _best(records: RunRecords, kind: str, metric: str) -> tuple[str, str]:
+    best = None if metric == "loss" else records.best(SERVER, metric, kind)
+    return (figure(best[1]), str(best[0])) if best else ("-", "-")
+
+
+def _quality_names(last: Sequence[Mapping[str, float]]) -> list[str]:
+    return [name for name in dict.fromkeys(chain(*last)) if not is_context(name)]
+
+
+def _spread_row(group: str, name: str, last: Sequence[Mapping[str, float]]) -> tuple[str, ...]:
+    values = [metrics[name] for metrics in last if not math.isnan(metrics.get(name, math.nan))] or [math.nan]
+    known = sum(not math.isnan(value) for value in values)
+    spread = (figure(number) for number in (fmean(values), min(values), max(values)))
+    return (f"{group}: {name}", f"{known} of {len(last)}", *spread)
+
+
+def _context(measured: Sequence[Mapping[str, float]]) -> str:
+    """What the figures depend on, as means over those who were measured."""
+    names = [name for name in dict.fromkeys(chain(*measured)) if is_context(name)]
+    means = {name: fmean(metrics[name] for metrics in measured if name in metrics) for name in names}
+    return "Measured with " + ", ".join(f"{name} {count(mean)}" for name, mean in means.items()) + "."

@@ -1,0 +1,86 @@
+"""Small text tables, for a terminal (rich) and for a file (Markdown), and the formats of figures in them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+MIB = 2**20
+
+
+@dataclass(frozen=True)
+class TextTable:
+    """A titled table of finished cells; the first column is a label, the others are figures.
+
+    Attributes:
+        title: one line.
+        columns: headings.
+        rows: cells, as many a row as there are headings.
+        notes: sentences that stand below.
+    """
+
+    title: str
+    columns: Sequence[str]
+    rows: Sequence[Sequence[str]]
+    notes: Sequence[str] = field(default=())
+
+    def rich(self) -> RenderableType:
+        """For a terminal."""
+        from rich.box import SIMPLE_HEAD
+        from rich.console import Group
+        from rich.table import Table
+        from rich.text import Text
+
+        table = Table(
+            title=Text(self.title, style="bold"), title_justify="left", box=SIMPLE_HEAD, pad_edge=False
+        )
+        for number, column in enumerate(self.columns):
+            table.add_column(Text(column), justify="right" if number else "left", overflow="fold")
+        for row in self.rows:
+            table.add_row(*(Text(cell) for cell in row))
+        notes = [Text(note, style="dim") for note in self.notes]
+        return Group(*([table] if self.rows else [Text(self.title, style="bold")]), *notes, Text())
+
+    def markdown(self) -> str:
+        """For a file."""
+        head = [self.columns, ["---", *["---:"] * (len(self.columns) - 1)]]
+        body = (
+            [f"| {' | '.join(_escaped(cell) for cell in row)} |" for row in (*head, *self.rows)]
+            if self.rows
+            else []
+        )
+        parts = [f"## {self.title}", "\n".join(body), *self.notes]
+        return "\n\n".join(part for part in parts if part) + "\n"
+
+
+def figure(value: float, digits: int = 2) -> str:
+    """A rounded figure; a dash where there is none."""
+    return "-" if math.isnan(value) else f"{value:,.{digits}f}"
+
+
+def count(value: float) -> str:
+    """A number of things, without decimals where it is whole."""
+    return "-" if math.isnan(value) else f"{value:,.0f}" if value == int(value) else f"{value:,.1f}"
+
+
+def mib(number: float) -> str:
+    """Bytes as MiB."""
+    return f"{number / MIB:,.2f}"
+
+
+def duration(seconds: float) -> str:
+    """Seconds for people: ``0.42 s``, ``12 s``, ``3:05``, ``2:03:05``."""
+    if round(seconds) < 60:
+        return f"{seconds:.2f} s" if seconds < 10 else f"{seconds:.0f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
+
+
+def _escaped(cell: str) -> str:
+    return cell.replace("|", "\\|")

@@ -1,0 +1,182 @@
+"""Run folders: what a run leaves on disk, complete after every round.
+
+    config.yaml       resolved configuration: running it again gives the same run
+    environment.json  versions, device, code state
+    metrics.jsonl     metrics and events, one JSON object a line
+    ledger.jsonl      bytes that crossed the wire
+    timing.jsonl      seconds a round
+    partition.json    who holds which items
+    arrays/           matrices for plots, by name and round
+    checkpoints/      state of the server after each of the last two rounds, and what clients keep
+    models/           server model, last and best
+    vocabulary/       vocabularies learnt from the public set
+    plots/, report.md
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import hashlib
+import json
+import shutil
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import safetensors.torch
+from torch import Tensor
+
+from polyfed.errors import RunError
+from polyfed.federation.files import write_atomically
+
+LOGS = ("metrics", "ledger", "timing")
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """The server after a complete round: named tensors, and everything else as JSON values."""
+
+    round: int
+    tensors: Mapping[str, Tensor]
+    facts: Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class RunFolder:
+    """The files of one run."""
+
+    path: Path
+
+    @classmethod
+    @contextlib.contextmanager
+    def create(cls, path: Path) -> Iterator[RunFolder]:
+        """A new folder for the length of the preparations: if they fail, nothing of it is left.
+
+        Raises:
+            RunError: there is something at ``path`` already, or it cannot be created.
+        """
+        if path.exists() and (not path.is_dir() or any(path.iterdir())):
+            hint = f"'polyfed resume {path}' continues it, or choose another --out"
+            raise RunError(f"run folder '{path}' exists and is not empty; {hint}")
+        try:
+            path.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise RunError(f"cannot create run folder '{path}': {error.strerror}; choose another --out") from error
+        try:
+            yield cls(path)
+        except BaseException:
+            shutil.rmtree(path, ignore_errors=True)
+            raise
+
+    @classmethod
+    def existing(cls, path: Path) -> RunFolder:
+        """The folder of a run that was started before.
+
+        Raises:
+            RunError: it is no run folder, or its configuration was edited.
+        """
+        if not (path / "config.yaml").is_file() or not (path / "run.json").is_file():
+            raise RunError(f"'{path}' is no run folder (no config.yaml and run.json in it); give the folder of a run")
+        folder = cls(path)
+        if json.loads((path / "run.json").read_text())["config"] != folder.config_digest():
+            raise RunError(
+                f"'{path / 'config.yaml'}' was edited after the run had started; undo the edit, "
+                "or start a new run from it with polyfed run"
+            )
+        return folder
+
+    def begin(self, config: str, environment: Mapping[str, Any], partition: Mapping[str, Any]) -> None:
+        """Write what is fixed for the whole run."""
+        self.write("config.yaml", config)
+        self.write("environment.json", json.dumps(environment, indent=1) + "\n")
+        self.write("partition.json", json.dumps(partition) + "\n")
+        self.write("run.json", json.dumps({"config": self.config_digest()}) + "\n")
+
+    def config_digest(self) -> str:
+        """SHA-256 of the configuration file."""
+        return hashlib.sha256((self.path / "config.yaml").read_bytes()).hexdigest()
+
+    def write(self, name: str, text: str) -> None:
+        """Write a text file, completely or not at all."""
+        write_atomically(self.path / name, text.encode())
+
+    @contextlib.contextmanager
+    def lock(self) -> Iterator[None]:
+        """Keep other processes from working on this run.
+
+        Raises:
+            RunError: another process does.
+        """
+        with (self.path / ".lock").open("w") as stream:
+            try:
+                fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError as error:
+                raise RunError(f"another process is working on run '{self.path}'; wait for it or stop it") from error
+            yield
+
+    # ---- logs
+
+    def append(self, log: str, records: Sequence[Mapping[str, Any]]) -> None:
+        """Add lines to a log."""
+        with (self.path / f"{log}.jsonl").open("a", encoding="utf-8") as stream:
+            stream.writelines(json.dumps(record) + "\n" for record in records)
+
+    def log_sizes(self) -> dict[str, int]:
+        """Bytes of each log now."""
+        paths = {log: self.path / f"{log}.jsonl" for log in LOGS}
+        return {log: path.stat().st_size if path.exists() else 0 for log, path in paths.items()}
+
+    def rewind_logs(self, sizes: Mapping[str, int]) -> None:
+        """Cut each log to the size it had."""
+        for log, size in sizes.items():
+            with (self.path / f"{log}.jsonl").open("ab") as stream:
+                stream.truncate(size)
+
+    # ---- arrays and tensors
+
+    def save_tensors(self, name: str, tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None) -> bytes:
+        """Write a safetensors file, completely or not at all; returns its bytes."""
+        ready = {key: tensor.detach().cpu().contiguous().clone() for key, tensor in tensors.items()}
+        blob = safetensors.torch.save(ready, metadata=dict(metadata or {}))
+        write_atomically(self.path / name, blob)
+        return blob
+
+    # ---- checkpoints
+
+    @property
+    def client_states(self) -> Path:
+        """Folder of what clients keep."""
+        return self.path / "checkpoints" / "clients"
+
+    def save_checkpoint(self, checkpoint: Checkpoint) -> None:
+        """Make a round durable; its manifest, written last, makes it count. The last two are kept."""
+        name = f"checkpoints/round-{checkpoint.round:06d}"
+        blob = self.save_tensors(f"{name}.safetensors", checkpoint.tensors)
+        manifest = {"round": checkpoint.round, "sha256": hashlib.sha256(blob).hexdigest(), "facts": checkpoint.facts}
+        self.write(f"{name}.json", json.dumps(manifest) + "\n")
+        for old in self._manifests()[:-2]:
+            old.with_suffix(".safetensors").unlink(missing_ok=True)
+            old.unlink(missing_ok=True)
+
+    def checkpoints(self) -> Iterator[Checkpoint | RunError]:
+        """Stored checkpoints, newest first; one that is damaged comes as the error that says so."""
+        for manifest in reversed(self._manifests()):
+            try:
+                yield self._load_checkpoint(manifest)
+            except RunError as error:
+                yield error
+
+    def _load_checkpoint(self, manifest: Path) -> Checkpoint:
+        try:
+            facts = json.loads(manifest.read_text())
+            blob = manifest.with_suffix(".safetensors").read_bytes()
+        except (OSError, ValueError) as error:
+            raise RunError(f"checkpoint {manifest.stem} is damaged ({error})") from error
+        if hashlib.sha256(blob).hexdigest() != facts["sha256"]:
+            raise RunError(f"checkpoint {manifest.stem} is damaged (its content does not match its checksum)")
+        return Checkpoint(facts["round"], safetensors.torch.load(blob), facts["facts"])
+
+    def _manifests(self) -> list[Path]:
+        return sorted((self.path / "checkpoints").glob("round-*.json"))

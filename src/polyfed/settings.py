@@ -1,0 +1,135 @@
+"""Typed settings, and components: settings that name the class that they configure.
+
+A component is written in YAML as a mapping with a ``name``, or as the bare name:
+
+    algorithm: {name: creamfl, gamma: 0.5}
+    partition: iid
+
+A short name is a module of the component's home package (``creamfl`` is ``polyfed.algorithms.creamfl``); a dotted
+name (``mypackage.mymethod.MyMethod``) is any importable class, so code outside polyfed needs no registration.
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import pkgutil
+from collections.abc import Mapping
+from types import ModuleType
+from typing import Any, ClassVar, Self, cast
+
+from pydantic import BaseModel, ConfigDict, ModelWrapValidatorHandler, model_serializer, model_validator
+from pydantic_core.core_schema import SerializerFunctionWrapHandler
+
+from polyfed.errors import nearest
+
+
+class Settings(BaseModel):
+    """Immutable, validated settings; an unknown key is an error that names the nearest valid one."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _known_keys(cls, data: Any) -> Any:
+        if isinstance(data, Mapping):
+            unknown = [key for key in data if key not in cls.model_fields]
+            if unknown:
+                raise ValueError(f"unknown key '{unknown[0]}'; {nearest(str(unknown[0]), cls.model_fields)}")
+        return data
+
+
+class Component(Settings):
+    """Settings with behaviour, chosen by name in a configuration.
+
+    A family of components is a direct subclass that sets ``home``, the package whose modules are its short names;
+    one module holds one public component of the family. A family is itself usable as a field type: the field then
+    accepts a name, a mapping with a ``name``, or an instance.
+    """
+
+    home: ClassVar[str] = ""
+
+    @classmethod
+    def family(cls) -> type[Component]:
+        """The ancestor (or self) that sets ``home`` in its own body."""
+        return next(base for base in cls.__mro__ if "home" in vars(base))
+
+    @classmethod
+    def component_name(cls) -> str:
+        """The name that stands for this class in a configuration: short at home, dotted elsewhere."""
+        package, _, module = cls.__module__.rpartition(".")
+        return module if package == cls.family().home else f"{cls.__module__}.{cls.__qualname__}"
+
+    @classmethod
+    def available(cls) -> dict[str, type[Component]]:
+        """All components at home in this family, by short name."""
+        package = importlib.import_module(cls.family().home)
+        names = sorted(info.name for info in pkgutil.iter_modules(package.__path__))
+        found = {name: _sole_component(importlib.import_module(f"{package.__name__}.{name}"), cls) for name in names}
+        return {name: kind for name, kind in found.items() if kind is not None}
+
+    @classmethod
+    def named(cls, name: str) -> type[Component]:
+        """The component class called ``name``.
+
+        Raises:
+            ValueError: no such component; the message lists what would be valid.
+        """
+        kind = _imported(name, cls) if "." in name else cls.available().get(name)
+        if kind is None:
+            family = cls.family().__name__.lower()
+            raise ValueError(f"unknown {family} '{name}'; {nearest(name, cls.available())}")
+        return kind
+
+    @model_validator(mode="wrap")
+    @classmethod
+    def _by_name(cls, data: Any, handler: ModelWrapValidatorHandler[Self]) -> Self:
+        if isinstance(data, str):
+            data = {"name": data}
+        if not isinstance(data, Mapping) or "name" not in data:
+            if inspect.isabstract(cls) and not isinstance(data, cls):
+                raise ValueError(f"needs a name; {nearest('', cls.available())}")
+            return handler(data)
+        kind = cls.named(str(data["name"]))
+        rest = {key: value for key, value in data.items() if key != "name"}
+        return handler(rest) if kind is cls else cast("Self", kind.model_validate(rest))
+
+    @model_serializer(mode="wrap")
+    def _with_name(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        # the declared type of a field is the family: its fields are dumped from the instance's own class
+        fields = {key: getattr(self, key) for key in type(self).model_fields}
+        return {"name": self.component_name(), **{key: _plain(value) for key, value in fields.items()}}
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, BaseModel):
+        return value.model_dump(mode="json")
+    if isinstance(value, Mapping):
+        return {str(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    return value if isinstance(value, str | int | float | bool | type(None)) else str(value)
+
+
+def _sole_component(module: ModuleType, family: type[Component]) -> type[Component] | None:
+    own = [
+        kind
+        for kind in vars(module).values()
+        if isinstance(kind, type)
+        and issubclass(kind, family)
+        and kind.__module__ == module.__name__
+        and not inspect.isabstract(kind)
+        and not kind.__name__.startswith("_")
+    ]
+    return own[0] if own else None
+
+
+def _imported(name: str, family: type[Component]) -> type[Component]:
+    path, _, attribute = name.rpartition(".")
+    try:
+        kind = getattr(importlib.import_module(path), attribute)
+    except (ImportError, AttributeError) as error:
+        raise ValueError(f"cannot import '{name}': {error}") from error
+    if not (isinstance(kind, type) and issubclass(kind, family)):
+        raise ValueError(f"'{name}' is not a subclass of {family.__module__}.{family.__qualname__}")
+    return kind

@@ -1,0 +1,53 @@
+"""Classification metrics from logits; ties and NaN count against the model."""
+
+from __future__ import annotations
+
+import torch
+from jaxtyping import Float, Int64
+from torch import Tensor
+
+
+def label_ranks(logits: Float[Tensor, "n c"], labels: Int64[Tensor, " n"]) -> Int64[Tensor, " n"]:
+    """Rank from 0 of the true class: how many other classes score at least as high, or NaN."""
+    true = logits.gather(1, labels[:, None])
+    return logits.shape[1] - 1 - (logits < true).sum(1)
+
+
+def predictions(
+    logits: Float[Tensor, "n c"], labels: Int64[Tensor, " n"], ranks: Int64[Tensor, " n"]
+) -> Int64[Tensor, " n"]:
+    """The class with the highest score; where the true class shares it, one of the others.
+
+    ``ranks`` are the ``label_ranks`` of the same logits, so that a prediction is right where the rank is 0.
+    """
+    others = logits.scatter(1, labels[:, None], -torch.inf).argmax(1)
+    return torch.where(ranks == 0, labels, others)
+
+
+def top(ranks: Int64[Tensor, " n"], k: int) -> Float[Tensor, ""]:
+    """Percent of samples whose true class is among the ``k`` highest."""
+    return 100.0 * (ranks < k).double().mean()
+
+
+def balanced_accuracy(
+    predicted: Int64[Tensor, " n"], labels: Int64[Tensor, " n"], classes: int
+) -> Float[Tensor, ""]:
+    """Mean over the classes that occur of the percent of their samples that are recognised."""
+    hits, support, _ = _counts(predicted, labels, classes)
+    return 100.0 * (hits / support)[support > 0].mean()
+
+
+def macro_f1(predicted: Int64[Tensor, " n"], labels: Int64[Tensor, " n"], classes: int) -> Float[Tensor, ""]:
+    """Mean F1 score, in percent, over the classes that occur or are predicted."""
+    hits, support, claimed = _counts(predicted, labels, classes)
+    sizes = support + claimed
+    return 100.0 * (2 * hits / sizes)[sizes > 0].mean()
+
+
+def _counts(
+    predicted: Int64[Tensor, " n"], labels: Int64[Tensor, " n"], classes: int
+) -> tuple[Float[Tensor, " c"], Float[Tensor, " c"], Float[Tensor, " c"]]:
+    """Recognised samples, samples, and predictions of each class."""
+    groups = (labels[predicted == labels], labels, predicted)
+    hits, support, claimed = (torch.bincount(group, minlength=classes).double() for group in groups)
+    return hits, support, claimed

@@ -1,0 +1,186 @@
+"""Classification of samples by one modality or several."""
+
+from __future__ import annotations
+
+from typing import Self
+
+import torch
+from jaxtyping import Float, Int64
+from pydantic import Field, model_validator
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from polyfed.data.samples import Batch, Samples
+from polyfed.errors import ConfigError, DataError
+from polyfed.losses.classification import class_separation, margin_cross_entropy
+from polyfed.models.heads import LinearHead, NonNegativeHead
+from polyfed.models.model import Model
+from polyfed.tasks import evaluating
+from polyfed.tasks.accuracy import balanced_accuracy, label_ranks, macro_f1, predictions, top
+from polyfed.tasks.task import Task
+
+TOP5_CLASSES = 10
+"""From this number of classes on, top-5 accuracy says something."""
+
+
+class Classification(Task):
+    """Predict a class from the embedding of one modality, or from the mean of the embeddings of several.
+
+    Metrics in percent: ``accuracy`` (primary), ``top5`` (from 10 classes on), ``balanced_accuracy`` (mean
+    recall of the classes that occur) and ``macro_f1``; further ``loss`` (cross-entropy without margin, mean
+    over samples), ``n`` samples and ``classes``. Ties and NaN count against the model.
+
+    The released CreamFL: ``margin: 4, separation: 0.5, non_negative: true, scale: 128, bias: false``.
+    """
+
+    target: str = Field(default="label", description="name of the target that holds the class")
+    classes: int | None = Field(
+        default=None,
+        ge=1,
+        description="number of classes; None: of the class names, or else the highest label + 1",
+    )
+    modality: str | None = Field(
+        default=None, description="modality to classify by; None: all that a sample has"
+    )
+    margin: float = Field(
+        default=0.0, ge=0, description="logit margin by which the true class must win (CreamFL: 4)"
+    )
+    separation: float = Field(
+        default=0.0, ge=0, description="weight of the class separation loss (CreamFL: 0.5)"
+    )
+    non_negative: bool = Field(
+        default=False, description="whether the classifier uses the positive part of weights"
+    )
+    scale: float = Field(
+        default=1.0, gt=0, description="factor on the embedding of a non-negative head (CreamFL: 128)"
+    )
+    bias: bool = Field(default=True, description="whether the classifier has a bias")
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        if self.scale != 1.0 and not self.non_negative:
+            raise ValueError(
+                f"scale {self.scale} has no effect on a linear head; set non_negative or remove it"
+            )
+        return self
+
+    @property
+    def primary(self) -> str:
+        """``accuracy``."""
+        return "accuracy"
+
+    def head(self, dim: int, samples: Samples) -> nn.Module:
+        """The classifier.
+
+        Raises:
+            ConfigError: the samples have no such target or modality, or a label is out of range.
+        """
+        self._modalities(samples.modalities)
+        classes = self._classes(samples)
+        if self.non_negative:
+            return NonNegativeHead(dim, classes, scale=self.scale, bias=self.bias)
+        return LinearHead(dim, classes, bias=self.bias)
+
+    def loss(self, model: Model, head: nn.Module | None, batch: Batch) -> Tensor:
+        """Cross-entropy with the margin, and the separation of classes where it has a weight."""
+        if head is None:
+            raise TypeError("classification needs the module that its head() made")
+        logits = self._logits(model, head, batch)
+        loss = margin_cross_entropy(logits, batch.targets[self.target].long(), self.margin)
+        if self.separation:
+            loss = loss + self.separation * class_separation(head.get_parameter("weight"))
+        return loss
+
+    def evaluate(
+        self, model: Model, head: nn.Module | None, samples: Samples, *, batch_size: int
+    ) -> dict[str, float]:
+        """Metrics of all samples.
+
+        Raises:
+            ConfigError: the samples have no such target or modality.
+            DataError: there are no samples, or a label is outside the head's classes.
+        """
+        if head is None:
+            raise TypeError("classification needs the module that its head() made")
+        labels, classes = self._labels(samples), len(head.get_parameter("weight"))
+        _check_labels(labels, classes, self.target)
+        samples = samples.only(self._modalities(samples.modalities))
+        results: list[tuple[Tensor, Tensor, Tensor]] = []
+        with evaluating(model, head):
+            for batch in (batch.to(model.device) for batch in samples.batches(batch_size)):
+                logits = self._logits(model, head, batch).float()
+                results.append(_outcome(logits, batch.targets[self.target].long()))
+        found, predicted, losses = (torch.cat(part).cpu() for part in zip(*results, strict=True))
+        return _metrics(found, predicted, losses, labels, classes)
+
+    def _logits(self, model: Model, head: nn.Module, batch: Batch) -> Float[Tensor, "b c"]:
+        modalities = self._modalities(tuple(batch.inputs))
+        embeddings = [model.embed(modality, batch.inputs[modality]) for modality in modalities]
+        logits: Tensor = head(torch.stack(embeddings).mean(0) if len(embeddings) > 1 else embeddings[0])
+        return logits
+
+    def _modalities(self, available: tuple[str, ...]) -> tuple[str, ...]:
+        wanted = available if self.modality is None else (self.modality,)
+        if not wanted or not set(wanted) <= set(available):
+            raise ConfigError(
+                f"classification by modality '{self.modality}' is impossible on samples with "
+                f"{list(available)}; set modality to one of these, or leave it out for all"
+            )
+        return wanted
+
+    def _labels(self, samples: Samples) -> Int64[Tensor, " n"]:
+        if self.target not in samples.targets:
+            raise ConfigError(
+                f"classification target '{self.target}' is not among the samples' targets "
+                f"{sorted(samples.targets)}; set target, or name its column under the source's targets"
+            )
+        if len(samples) == 0:
+            raise DataError(
+                f"no samples to classify by '{self.target}'; enlarge this party's share of the data"
+            )
+        return samples.targets[self.target].long()
+
+    def _classes(self, samples: Samples) -> int:
+        labels = self._labels(samples)
+        names = samples.classes.get(self.target)
+        classes = self.classes or (len(names) if names else int(labels.max()) + 1)
+        if int(labels.max()) >= classes or int(labels.min()) < 0:
+            raise ConfigError(
+                f"target '{self.target}' has labels from {int(labels.min())} to {int(labels.max())}, which "
+                f"do not fit {classes} classes; raise classes, or number the labels from 0"
+            )
+        return classes
+
+
+def _check_labels(labels: Int64[Tensor, " n"], classes: int, target: str) -> None:
+    outside = labels[(labels < 0) | (labels >= classes)]
+    if len(outside):
+        raise DataError(
+            f"target '{target}' has label {int(outside[0])}, but the head knows {classes} classes; "
+            "set classes to the number over all splits"
+        )
+
+
+def _outcome(
+    logits: Float[Tensor, "b c"], labels: Int64[Tensor, " b"]
+) -> tuple[Int64[Tensor, " b"], Int64[Tensor, " b"], Float[Tensor, " b"]]:
+    """Rank of the true class, predicted class and cross-entropy of each sample, left on the device."""
+    found = label_ranks(logits, labels)
+    return found, predictions(logits, labels, found), F.cross_entropy(logits, labels, reduction="none")
+
+
+def _metrics(
+    found: Int64[Tensor, " n"],
+    predicted: Int64[Tensor, " n"],
+    losses: Float[Tensor, " n"],
+    labels: Int64[Tensor, " n"],
+    classes: int,
+) -> dict[str, float]:
+    metrics = {"accuracy": top(found, 1)} | ({"top5": top(found, 5)} if classes >= TOP5_CLASSES else {})
+    metrics["balanced_accuracy"] = balanced_accuracy(predicted, labels, classes)
+    metrics["macro_f1"] = macro_f1(predicted, labels, classes)
+    metrics["loss"] = losses.double().mean()
+    return {name: float(value) for name, value in metrics.items()} | {
+        "n": float(len(labels)),
+        "classes": float(classes),
+    }

@@ -1,0 +1,42 @@
+"""Tasks: a loss and its metrics together."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from typing import ClassVar
+
+from torch import Tensor, nn
+
+from polyfed.data.samples import Batch, Samples
+from polyfed.models.model import Model
+from polyfed.settings import Component
+
+
+class Task(Component):
+    """What a party's model is trained for. Subclasses live in ``polyfed.tasks``, one a module (``task.py`` apart)."""
+
+    home: ClassVar[str] = "polyfed.tasks"
+
+    @property
+    @abstractmethod
+    def primary(self) -> str:
+        """Name of the metric that selects models; higher is better."""
+
+    @abstractmethod
+    def head(self, dim: int, samples: Samples) -> nn.Module | None:
+        """The task's own trainable module (classifier, learnable scale), or None; draws from the global generator.
+
+        Raises:
+            ConfigError: the samples lack what the task needs (labels, a modality).
+        """
+
+    @abstractmethod
+    def loss(self, model: Model, head: nn.Module | None, batch: Batch) -> Tensor:
+        """Scalar training loss of a batch (on the model's device)."""
+
+    @abstractmethod
+    def evaluate(self, model: Model, head: nn.Module | None, samples: Samples, *, batch_size: int) -> dict[str, float]:
+        """Metrics on samples, in evaluation mode and view; leaves the model in the mode it had.
+
+        Includes what each figure depends on, such as ``gallery_images`` for a recall.
+        """

@@ -1,0 +1,114 @@
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from polyfed.aggregation.mean import WeightedMean
+from polyfed.errors import PayloadError
+
+
+def fold(*clients):
+    mean = WeightedMean()
+    for tensors, weight in clients:
+        mean.add(tensors, weight)
+    return mean.result()
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.lists(st.tuples(st.integers(1, 10_000), st.booleans()), min_size=1, max_size=6), st.randoms())
+def test_equals_the_formula_name_by_name_in_any_order(spec, shuffler):
+    clients = []
+    for c, (count, both) in enumerate(spec):
+        draw = torch.Generator().manual_seed(c)
+        tensors = {"a": torch.randn(3, generator=draw)} | (
+            {"b": torch.randn(2, 2, generator=draw)} if both else {}
+        )
+        clients.append((tensors, count))
+    expected = {}
+    for name in ("a", "b"):
+        having = [(tensors[name].double(), n) for tensors, n in clients if name in tensors]
+        if having:
+            expected[name] = sum(n * x for x, n in having) / sum(n for _, n in having)
+    shuffler.shuffle(clients)
+    found = fold(*clients)
+    assert set(found) == set(expected)
+    for name, value in found.items():
+        torch.testing.assert_close(value.double(), expected[name], rtol=0, atol=1e-5)
+
+
+def test_it_is_not_the_sequential_interpolation():
+    # methods.md 0.5: three equal clients weigh 1/3 each, not 0.148 / 0.222 / 0.333
+    basis = torch.eye(3)
+    found = fold(*(({"w": basis[c]}, 7) for c in range(3)))["w"]
+    torch.testing.assert_close(found, torch.full((3,), 1 / 3))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+def test_equal_clients_come_out_bit_for_bit(dtype):
+    tensor = torch.randn(50).to(dtype)
+    found = fold(*(({"w": tensor}, n) for n in (3, 1, 4, 1, 5)))["w"]
+    assert found.dtype == dtype
+    assert torch.equal(found, tensor)
+
+
+def test_integers_are_averaged_and_rounded_in_their_type():
+    found = fold(({"n": torch.tensor(10)}, 1), ({"n": torch.tensor(13)}, 2))["n"]
+    assert found.dtype == torch.int64
+    assert found.item() == 12
+    large = torch.tensor(2**40 + 1)
+    assert fold(({"n": large}, 3), ({"n": large}, 5))["n"].item() == 2**40 + 1
+
+
+def test_half_precision_accumulates_in_fp32():
+    step = torch.tensor([1 / 256])
+    clients = [({"w": (1 + c * step).bfloat16()}, 1) for c in range(256)]
+    exact = sum(float(tensors["w"]) for tensors, _ in clients) / 256
+    assert fold(*clients)["w"].item() == pytest.approx(exact, abs=2**-8)
+
+
+def test_inputs_are_neither_changed_nor_kept():
+    first, second = torch.zeros(2), torch.ones(2)
+    mean = WeightedMean()
+    mean.add({"w": first}, 1)
+    mean.add({"w": second}, 1)
+    found = mean.result()["w"]
+    assert torch.equal(first, torch.zeros(2))
+    mean.add({"w": torch.full((2,), 5.0)}, 1)
+    assert torch.equal(found, torch.full((2,), 0.5))
+    torch.testing.assert_close(mean.result()["w"], torch.full((2,), 2.0))
+
+
+def test_parameters_that_require_gradients_are_taken_by_value():
+    found = fold(
+        ({"w": torch.ones(1, requires_grad=True)}, 1), ({"w": torch.zeros(1, requires_grad=True)}, 1)
+    )["w"]
+    assert not found.requires_grad
+    assert found.item() == 0.5
+
+
+def test_a_client_of_weight_zero_does_not_count():
+    found = fold(({"w": torch.tensor([math.nan]), "only": torch.ones(1)}, 0), ({"w": torch.ones(1)}, 2))
+    assert found == {"w": torch.ones(1)}
+
+
+def test_nobody_is_an_error():
+    with pytest.raises(PayloadError, match="positive weight"):
+        WeightedMean().result()
+    with pytest.raises(PayloadError, match="positive weight"):
+        fold(({"w": torch.ones(1)}, 0))
+
+
+@pytest.mark.parametrize("weight", [-1, math.nan, math.inf])
+def test_impossible_weights_are_refused(weight):
+    with pytest.raises(PayloadError, match="weight of a client"):
+        WeightedMean().add({"w": torch.ones(1)}, weight)
+
+
+def test_a_shape_mismatch_names_the_tensor_and_adds_nothing():
+    mean = WeightedMean()
+    mean.add({"a": torch.ones(2), "head.weight": torch.ones(3, 2)}, 1)
+    with pytest.raises(PayloadError, match=r"'head.weight' has shape \(4, 2\), not \(3, 2\)"):
+        mean.add({"a": torch.zeros(2), "head.weight": torch.ones(4, 2)}, 1)
+    assert torch.equal(mean.result()["a"], torch.ones(2))

@@ -1,0 +1,213 @@
+import contextlib
+import json
+from types import SimpleNamespace
+
+import pytest
+import torch
+from transformers import BertConfig, BertModel, CLIPConfig, CLIPModel, ViTConfig, ViTModel
+from transformers.utils import logging as hf_logging
+
+from polyfed.data.backbone_inputs import ImagePreparation, encoded
+from polyfed.data.backbones import digest, frozen, load, locate, outline, pooled, quiet
+from polyfed.errors import ConfigError
+
+SMALL = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 32}
+
+
+@pytest.fixture(autouse=True)
+def offline(monkeypatch) -> None:
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+
+
+@pytest.fixture
+def vit(tmp_path):
+    folder = tmp_path / "vit"
+    with quiet():
+        ViTModel(ViTConfig(**SMALL, image_size=32, patch_size=8), add_pooling_layer=False).save_pretrained(
+            folder
+        )
+    return folder
+
+
+def test_quiet_restores_what_it_changed():
+    before = hf_logging.get_verbosity(), hf_logging.is_progress_bar_enabled()
+    with contextlib.suppress(KeyError), quiet():
+        assert hf_logging.get_verbosity() == hf_logging.ERROR
+        assert not hf_logging.is_progress_bar_enabled()
+        raise KeyError
+    assert (hf_logging.get_verbosity(), hf_logging.is_progress_bar_enabled()) == before
+
+
+def test_loading_says_nothing(vit, capfd, caplog):
+    with pytest.raises(ConfigError):
+        load(vit, ViTModel)  # its pooler is missing: transformers would print a report
+    frozen(vit, "cls")
+    assert "".join(capfd.readouterr()) == ""
+    assert not caplog.records
+
+
+def test_folders_are_found_below_weights_or_by_absolute_path(tmp_path, vit):
+    assert locate("vit", tmp_path) == vit
+    assert locate(str(vit), None) == vit
+    assert locate("someone/vit", tmp_path) == vit
+    (tmp_path / "someone" / "vit").mkdir(parents=True)
+    assert locate("someone/vit", tmp_path) == tmp_path / "someone" / "vit"
+
+
+def test_a_missing_folder_names_setting_and_remedy(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "here").mkdir()
+    with pytest.raises(
+        ConfigError, match=r"view x: no folder 'here'.*\(not set\).*data.weights_dir or POLYFED_WEIGHTS"
+    ):
+        locate("here", None, key="view x")  # the working directory does not count
+
+
+def test_a_hub_name_that_cannot_be_had_says_so(tmp_path, monkeypatch):
+    import huggingface_hub
+
+    def offline(*_: object, **__: object) -> None:
+        raise huggingface_hub.errors.LocalEntryNotFoundError("offline")
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", offline)
+    with pytest.raises(
+        ConfigError, match=r"'a/b' is neither a folder .* nor to be had from the hub: offline"
+    ):
+        locate("a/b", tmp_path)
+
+
+def test_digest_follows_the_content(vit):
+    first = digest(vit)
+    assert digest(vit) == first
+    (vit / "README.md").write_text("not part of it")
+    assert digest(vit) == first
+    (vit / "preprocessor_config.json").write_text("{}")
+    second = digest(vit)
+    assert second != first
+    weights = vit / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-1] + b"\x01")
+    assert digest(vit) != second
+
+
+def test_missing_weights_are_an_error_not_random_numbers(vit):
+    config = json.loads((vit / "config.json").read_text())
+    config["num_hidden_layers"] = 2
+    (vit / "config.json").write_text(json.dumps(config))
+    with pytest.raises(ConfigError, match="lacks 16 weights of its model"):
+        frozen(vit, "cls")
+
+
+def test_a_damaged_folder_is_named(vit):
+    (vit / "model.safetensors").write_bytes(b"")
+    with pytest.raises(ConfigError, match="cannot be loaded"):
+        frozen(vit, "cls")
+    (vit / "config.json").unlink()
+    with pytest.raises(ConfigError, match=r"no readable config\.json"):
+        outline(vit, "cls")
+
+
+def test_pooling_of_tokens_and_maps():
+    tokens = torch.arange(24.0).view(2, 3, 4)
+    mask = torch.tensor([[True, True, False], [True, True, True]])
+    output = SimpleNamespace(last_hidden_state=tokens, pooler_output=torch.ones(2, 5))
+    assert torch.equal(pooled(output, "auto", mask), tokens[:, 0])
+    assert torch.equal(pooled(output, "cls"), tokens[:, 0])
+    assert torch.equal(pooled(output, "mean", mask)[0], tokens[0, :2].mean(0))
+    assert torch.equal(pooled(output, "mean"), tokens.mean(1))
+    assert torch.equal(pooled(output, "pooled"), torch.ones(2, 5))
+    kept = pooled(output, "tokens", mask)
+    assert torch.equal(kept[1], tokens[1])
+    assert kept[0].tolist() == [[0, 1, 2, 3], [4, 5, 6, 7], [0, 0, 0, 0]]
+    image = SimpleNamespace(last_hidden_state=tokens.view(1, 2, 3, 4))
+    assert torch.equal(pooled(image, "auto"), tokens.view(1, 2, 12).mean(2))
+    assert pooled(image, "tokens").shape == (1, 12, 2)
+    with pytest.raises(ConfigError, match="CLS"):
+        pooled(image, "cls")
+    with pytest.raises(ConfigError, match="needs a backbone with a pooler"):
+        pooled(image, "pooled")
+
+
+def test_a_frozen_backbone_is_frozen_and_leaves_the_generator_alone(vit):
+    state = torch.random.get_rng_state()
+    backbone = frozen(vit, "mean")
+    assert torch.equal(state, torch.random.get_rng_state())
+    assert not backbone.training
+    assert not any(p.requires_grad for p in backbone.parameters())
+    # position embeddings are interpolated for other sizes
+    assert backbone(torch.randn(2, 3, 48, 48)).shape == (2, 16)
+    with pytest.raises(ConfigError, match="these weights have no pooler"):
+        frozen(vit, "pooled")
+
+
+@pytest.mark.parametrize("pool", ["cls", "mean", "tokens"])
+def test_outline_has_the_shape_of_the_real_thing(vit, pool):
+    x = torch.randn(2, 3, 32, 32)
+    assert outline(vit, pool)(x.to("meta")).shape == frozen(vit, pool)(x).shape
+
+
+def test_text_backbones_read_tokens(tmp_path):
+    with quiet():
+        BertModel(BertConfig(**SMALL, vocab_size=30)).save_pretrained(tmp_path)
+    backbone = frozen(tmp_path, "mean")
+    assert backbone.reads == "input_ids"
+    tokens = torch.tensor([[5, 6, 7, 0, 0]])
+    alone = backbone(tokens[:, :3], torch.ones(1, 3).bool())
+    torch.testing.assert_close(backbone(tokens, tokens != 0), alone)
+
+
+def test_towers_of_clip(tmp_path):
+    text = {**SMALL, "vocab_size": 30, "eos_token_id": 29, "bos_token_id": 28}
+    vision = {**SMALL, "image_size": 32, "patch_size": 8}
+    with quiet():
+        CLIPModel(CLIPConfig(text_config=text, vision_config=vision, projection_dim=8)).save_pretrained(
+            tmp_path
+        )
+    assert frozen(tmp_path, "pooled", "vision")(torch.randn(2, 3, 32, 32)).shape == (2, 16)
+    assert frozen(tmp_path, "pooled", "text")(torch.full((2, 5), 29)).shape == (2, 16)
+    with pytest.raises(ConfigError, match="several towers; set tower to one of: vision, text"):
+        frozen(tmp_path, "pooled")
+
+
+def test_a_single_tower_has_no_parts(vit):
+    with pytest.raises(ConfigError, match="has no tower 'text'"):
+        frozen(vit, "cls", "text")
+
+
+def preparation(folder, **config) -> ImagePreparation:
+    (folder / "preprocessor_config.json").write_text(json.dumps(config))
+    return ImagePreparation.of(folder, None, "squash")
+
+
+def test_image_preparation_follows_the_preprocessor(tmp_path):
+    statistics = {"image_mean": [0.5, 0.0, 0.5], "image_std": [0.5, 1.0, 0.25]}
+    prepare = preparation(tmp_path, size={"height": 24, "width": 24}, resample=3, **statistics)
+    assert (prepare.size, prepare.resampling, prepare.shape) == (24, "bicubic", (3, 24, 24))
+    pixels = torch.full((1, 3, 1, 1), 255, dtype=torch.uint8)
+    assert prepare.normalised(pixels).flatten().tolist() == [1.0, 1.0, 2.0]
+    cropped = {
+        "size": {"shortest_edge": 256},
+        "do_center_crop": True,
+        "crop_size": {"height": 224, "width": 224},
+    }
+    assert preparation(tmp_path, **cropped, **statistics).size == 224
+    assert preparation(tmp_path, size={"shortest_edge": 256}, **statistics).size == 256
+    plain = preparation(tmp_path, size=8, do_rescale=False, do_normalize=False)
+    assert plain.normalised(pixels).flatten().tolist() == [255.0] * 3
+    assert ImagePreparation.of(tmp_path, 16, "crop").size == 16
+
+
+def test_image_preparation_refuses_what_it_cannot_do(tmp_path):
+    with pytest.raises(ConfigError, match="gives no image_mean"):
+        preparation(tmp_path, size=8)
+    with pytest.raises(ConfigError, match="gives no size"):
+        preparation(tmp_path, do_normalize=False)
+    with pytest.raises(ConfigError, match="resample 0 is not one of"):
+        preparation(tmp_path, size=8, do_normalize=False, resample=0)
+
+
+def test_encoded_images(tmp_path):
+    (tmp_path / "x").write_bytes(b"abc")
+    assert encoded(b"abc") == encoded({"bytes": b"abc", "path": None}) == b"abc"
+    assert encoded({"bytes": None, "path": str(tmp_path / "x")}) == b"abc"
+    with pytest.raises(ValueError, match="not an image but str"):
+        encoded("abc")

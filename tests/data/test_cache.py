@@ -1,0 +1,261 @@
+"""The decode-once cache."""
+
+import io
+import multiprocessing
+import os
+import signal
+import stat
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from PIL import Image
+
+from polyfed.data import cache as module
+from polyfed.data.arrow import LazyColumn
+from polyfed.data.cache import decode, decoded
+from polyfed.errors import DataError
+
+
+def encoded(image: Image.Image, kind: str = "PNG", **options: Any) -> bytes:
+    file = io.BytesIO()
+    image.save(file, kind, **options)
+    return file.getvalue()
+
+
+def noise(seed: int, height: int = 12, width: int = 20) -> Image.Image:
+    return Image.fromarray(np.random.default_rng(seed).integers(0, 256, (height, width, 3), dtype=np.uint8))
+
+
+def column(pictures: list[Any], fingerprint: str = "f") -> LazyColumn:
+    return LazyColumn(pa.chunked_array([pictures]), fingerprint, "pets/train, column 'image'")
+
+
+def struct(image: Image.Image, path: str = "a.png") -> dict[str, Any]:
+    return {"bytes": encoded(image), "path": path}
+
+
+def never() -> pa.ChunkedArray:
+    raise AssertionError("the column was read although it is in the cache")
+
+
+def test_equals_one_picture_at_a_time(tmp_path: Path) -> None:
+    images = [noise(seed) for seed in range(5)]
+    found = decoded(column([struct(image) for image in images]), 8, tmp_path)
+    slow = [np.asarray(image.resize((8, 8), Image.Resampling.BICUBIC)).transpose(2, 0, 1) for image in images]
+    assert found.shape == (5, 3, 8, 8)
+    assert found.dtype == np.uint8
+    np.testing.assert_array_equal(found, np.stack(slow))
+
+
+def test_many_chunks_keep_their_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_CHUNK", 3)
+    shades = [struct(Image.new("RGB", (4, 4), (k, k, k))) for k in range(10)]
+    values = pa.chunked_array([shades[:4], shades[4:]])
+    found = decoded(LazyColumn(values, "f", "here"), 4, tmp_path)
+    assert found[:, 0, 0, 0].tolist() == list(range(10))
+
+
+def test_second_open_reads_nothing_and_cannot_be_written(tmp_path: Path) -> None:
+    first = decoded(column([struct(noise(0))]), 8, tmp_path)
+    second = decoded(LazyColumn(never, "f", "here", nested=False), 8, tmp_path)
+    assert isinstance(second, np.memmap)
+    np.testing.assert_array_equal(first, second)
+    with pytest.raises(ValueError, match="read-only"):
+        second[0] = 0
+
+
+def test_every_setting_has_a_file_of_its_own(tmp_path: Path) -> None:
+    picture = [struct(noise(0))]
+    decoded(column(picture), 8, tmp_path)
+    decoded(column(picture), 16, tmp_path)
+    decoded(column(picture), 8, tmp_path, "crop")
+    decoded(column(picture), 8, tmp_path, "squash", "bilinear")
+    decoded(column([struct(noise(1))], "other"), 8, tmp_path)
+    assert len(list(tmp_path.iterdir())) == 5
+
+
+def test_crop_keeps_the_middle_square(tmp_path: Path) -> None:
+    wide = np.zeros((8, 24, 3), dtype=np.uint8)
+    wide[:, 8:16] = 200
+    crop = decoded(column([struct(Image.fromarray(wide))]), 8, tmp_path, "crop")
+    assert (crop == 200).all()
+    squash = decoded(column([struct(Image.fromarray(wide))]), 8, tmp_path)
+    assert squash[0, 0, 0, 0] < 50
+
+
+def test_nested_and_plain_bytes_columns(tmp_path: Path) -> None:
+    shades = [encoded(Image.new("RGB", (4, 4), (k, k, k))) for k in (10, 20, 30)]
+    nested = LazyColumn(pa.chunked_array([[[shades[0], shades[1]], [], [shades[2]]]]), "n", "here")
+    assert decoded(nested, 4, tmp_path)[:, 0, 0, 0].tolist() == [10, 20, 30]
+
+
+def test_empty_column(tmp_path: Path) -> None:
+    kind = pa.struct([("bytes", pa.binary()), ("path", pa.string())])
+    empty = LazyColumn(pa.chunked_array([pa.array([], kind)]), "e", "here")
+    assert decoded(empty, 8, tmp_path).shape == (0, 3, 8, 8)
+    assert decoded(LazyColumn(never, "e", "here", nested=False), 8, tmp_path).shape == (0, 3, 8, 8)
+
+
+def test_picture_stored_as_a_path(tmp_path: Path) -> None:
+    file = tmp_path / "red.png"
+    Image.new("RGB", (4, 4), "red").save(file)
+    found = decoded(column([{"bytes": None, "path": str(file)}]), 4, tmp_path / "cache")
+    assert found[0, :, 0, 0].tolist() == [255, 0, 0]
+
+
+@pytest.mark.parametrize(
+    ("image", "expected"),
+    [
+        (Image.new("L", (4, 4), 70), [70, 70, 70]),
+        (Image.new("1", (4, 4), 1), [255, 255, 255]),
+        (Image.new("RGBA", (4, 4), (0, 0, 0, 0)), [255, 255, 255]),
+        (Image.new("LA", (4, 4), (40, 255)), [40, 40, 40]),
+        (Image.new("RGB", (4, 4), (9, 8, 7)).quantize(2), [9, 8, 7]),
+        (Image.fromarray(np.full((4, 4), 50 * 256, dtype=np.uint16)), [50, 50, 50]),
+    ],
+    ids=["grey", "bits", "transparent", "grey-alpha", "palette", "16 bits"],
+)
+def test_every_mode_becomes_rgb(image: Image.Image, expected: list[int]) -> None:
+    pixels = decode(encoded(image), 4, "squash", "bicubic")
+    assert pixels[:, 2, 2].tolist() == expected
+
+
+def test_pictures_are_turned_upright() -> None:
+    image = Image.new("RGB", (8, 8), "black")
+    image.paste("white", (0, 0, 8, 4))
+    exif = Image.Exif()
+    exif[0x0112] = 3  # upside down
+    pixels = decode(encoded(image, exif=exif), 8, "squash", "bicubic")
+    assert pixels[0, 0].max() == 0
+    assert pixels[0, 7].min() == 255
+
+
+def test_big_jpeg_is_drafted_to_nearly_the_same_pixels() -> None:
+    y, x = np.mgrid[0:256, 0:256]
+    smooth = np.stack([x, y, 255 - x], -1).astype(np.uint8)
+    data = encoded(Image.fromarray(smooth), "JPEG", quality=95)
+    with Image.open(io.BytesIO(data)) as image:
+        full = np.asarray(image.resize((16, 16), Image.Resampling.BICUBIC)).transpose(2, 0, 1).astype(int)
+    assert np.abs(decode(data, 16, "squash", "bicubic").astype(int) - full).mean() < 2
+
+
+@pytest.mark.parametrize(
+    "bad", [b"not a picture", b"", encoded(noise(0), "PNG")[:-60], encoded(noise(0), "JPEG")[:300]]
+)
+def test_damaged_picture_is_named(tmp_path: Path, bad: bytes) -> None:
+    pictures = [struct(noise(0)), struct(noise(1)), {"bytes": bad, "path": "b.png"}]
+    with pytest.raises(
+        DataError, match=r"pets/train, column 'image', row 2 \(path 'b.png'\): not a readable"
+    ) as caught:
+        decoded(column(pictures), 8, tmp_path)
+    assert "\n" not in str(caught.value)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("entry", [{"bytes": None, "path": None}, {"bytes": None, "path": "nowhere/a.png"}])
+def test_entry_without_a_picture(tmp_path: Path, entry: dict[str, Any]) -> None:
+    with pytest.raises(DataError, match="row 1"):
+        decoded(column([struct(noise(0)), entry]), 8, tmp_path)
+
+
+def test_missing_picture(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="row 1: no value"):
+        decoded(column([struct(noise(0)), None]), 8, tmp_path)
+
+
+def test_unusable_folder_names_folder_and_setting(tmp_path: Path) -> None:
+    file = tmp_path / "file"
+    file.touch()
+    with pytest.raises(DataError, match=rf"cache folder '{file}/inside' .*data\.cache_dir or POLYFED_CACHE"):
+        decoded(column([struct(noise(0))]), 8, file / "inside")
+
+
+def test_read_only_folder(tmp_path: Path) -> None:
+    decoded(column([struct(noise(0))]), 8, tmp_path)
+    tmp_path.chmod(stat.S_IRUSR | stat.S_IXUSR)
+    try:
+        assert len(decoded(column([struct(noise(0))]), 8, tmp_path)) == 1, "what is there can be used"
+        if os.access(tmp_path, os.W_OK):
+            pytest.skip("running as root: permissions do not hold")
+        with pytest.raises(DataError, match="POLYFED_CACHE"):
+            decoded(column([struct(noise(0))]), 16, tmp_path)
+    finally:
+        tmp_path.chmod(stat.S_IRWXU)
+
+
+def test_full_disk_leaves_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(np.lib.format, "write_array_header_1_0", fail)
+    with pytest.raises(DataError, match="No space left on device"):
+        decoded(column([struct(noise(0))]), 8, tmp_path)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_truncated_cache_is_made_again(tmp_path: Path) -> None:
+    expected = np.array(decoded(column([struct(noise(0))]), 8, tmp_path))
+    (file,) = tmp_path.iterdir()
+    file.write_bytes(file.read_bytes()[:-10])
+    np.testing.assert_array_equal(decoded(column([struct(noise(0))]), 8, tmp_path), expected)
+
+
+def test_only_old_temporary_files_are_removed(tmp_path: Path) -> None:
+    decoded(column([struct(noise(0))]), 8, tmp_path)
+    (file,) = tmp_path.iterdir()
+    file.unlink()
+    old, young = (tmp_path / f".{file.name}.{name}.tmp" for name in ("old", "young"))
+    old.touch()
+    young.touch()
+    os.utime(old, (time.time() - 7200,) * 2)
+    decoded(column([struct(noise(0))]), 8, tmp_path)
+    assert set(tmp_path.iterdir()) == {file, young}
+
+
+def _die_in_the_middle(folder: str) -> None:
+    def decode_or_die(data: bytes, *settings: Any) -> Any:
+        if data == pictures[5]["bytes"]:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return decode(data, *settings)
+
+    module._CHUNK, module.decode = 2, decode_or_die
+    pictures = [struct(noise(seed)) for seed in range(8)]
+    decoded(column(pictures), 16, Path(folder))
+
+
+def test_killed_process_leaves_no_half_written_cache(tmp_path: Path) -> None:
+    victim = multiprocessing.get_context("fork").Process(target=_die_in_the_middle, args=(str(tmp_path),))
+    victim.start()
+    victim.join(20)
+    assert victim.exitcode == -signal.SIGKILL
+    (left,) = tmp_path.iterdir()
+    assert left.suffix == ".tmp"
+    os.utime(left, (time.time() - 7200,) * 2)
+    assert len(decoded(column([struct(noise(seed)) for seed in range(8)]), 16, tmp_path)) == 8
+    assert [file.suffix for file in tmp_path.iterdir()] == [".npy"]
+
+
+def _decode_in_process(folder: str, barrier: Any, results: Any) -> None:
+    pictures = column([struct(noise(seed)) for seed in range(60)])
+    barrier.wait()
+    results.put(int(decoded(pictures, 16, Path(folder)).astype(np.int64).sum()))
+
+
+def test_racing_processes_both_succeed(tmp_path: Path) -> None:
+    context = multiprocessing.get_context("fork")
+    barrier, results = context.Barrier(2), context.Queue()
+    racers = [
+        context.Process(target=_decode_in_process, args=(str(tmp_path), barrier, results)) for _ in range(2)
+    ]
+    for racer in racers:
+        racer.start()
+    sums = [results.get(timeout=20) for _ in racers]
+    for racer in racers:
+        racer.join(20)
+    alone = decoded(column([struct(noise(seed)) for seed in range(60)], "alone"), 16, tmp_path)
+    assert sums == [int(alone.astype(np.int64).sum())] * 2
+    assert not [file for file in tmp_path.iterdir() if file.suffix == ".tmp"]

@@ -1,0 +1,222 @@
+import io
+import json
+import os
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import torch
+from PIL import Image
+from transformers import BertConfig, BertModel, BertTokenizerFast, ViTConfig, ViTModel
+
+from polyfed.data import feature_store
+from polyfed.data.backbones import quiet
+from polyfed.data.source import Column
+from polyfed.data.view import DataContext, View
+from polyfed.data.views import features as module
+from polyfed.data.views.features import Features
+from polyfed.errors import ConfigError, DataError
+
+SMALL = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 32}
+STATISTICS = {"image_mean": [0.5] * 3, "image_std": [0.5] * 3}
+
+
+def png(seed: int) -> dict[str, bytes | str | None]:
+    pixels = np.random.default_rng(seed).integers(0, 256, (20, 28, 3), np.uint8)
+    stream = io.BytesIO()
+    Image.fromarray(pixels).save(stream, "PNG")
+    return {"bytes": stream.getvalue(), "path": f"{seed}.png"}
+
+
+def column(values: list, fingerprint: str = "f") -> Column:
+    return Column(
+        pa.chunked_array([values[:3], values[3:]] if len(values) > 3 else [values]), fingerprint, "here"
+    )
+
+
+@pytest.fixture
+def context(tmp_path) -> DataContext:
+    torch.manual_seed(0)
+    folder = tmp_path / "weights" / "vit"
+    with quiet():
+        model = ViTModel(ViTConfig(**SMALL, image_size=32, patch_size=8), add_pooling_layer=False)
+        model.save_pretrained(folder)
+    preprocessor = {"size": {"height": 32, "width": 32}, "resample": 3, **STATISTICS}
+    (folder / "preprocessor_config.json").write_text(json.dumps(preprocessor))
+    return DataContext(tmp_path / "cache", weights=tmp_path / "weights")
+
+
+@pytest.fixture
+def loads(monkeypatch) -> list[Path]:
+    seen: list[Path] = []
+    original = module.frozen
+
+    def counting(folder: Path, *args: object) -> object:
+        seen.append(folder)
+        return original(folder, *args)
+
+    monkeypatch.setattr(module, "frozen", counting)
+    return seen
+
+
+@pytest.mark.parametrize(("pool", "shape"), [("auto", (16,)), ("mean", (16,)), ("tokens", (17, 16))])
+def test_features_equal_the_backbone_by_hand(context, pool, shape):
+    view = Features(backbone="vit", pool=pool, batch_size=2)
+    images = [png(seed) for seed in range(5)]
+    opened = view.open(column(images), "image", context)
+    assert view.spec("image", context).shape == shape
+    assert len(opened) == 5
+    rows = torch.tensor([4, 0, 4])
+    got = opened(rows)
+    assert got.shape == (3, *shape)
+    assert got.dtype == torch.float32
+    with quiet():
+        model = ViTModel.from_pretrained(context.weights / "vit", add_pooling_layer=False).eval()
+    for row, found in zip(rows.tolist(), got, strict=True):
+        picture = Image.open(io.BytesIO(images[row]["bytes"])).resize((32, 32), Image.Resampling.BICUBIC)
+        x = torch.tensor(np.asarray(picture)).permute(2, 0, 1)[None] / 127.5 - 1
+        tokens = model(x).last_hidden_state[0]
+        expected = {"auto": tokens[0], "mean": tokens.mean(0), "tokens": tokens}[pool]
+        torch.testing.assert_close(found, expected, atol=5e-3, rtol=5e-3)
+    assert torch.equal(opened(rows, torch.Generator()), got)
+
+
+def test_features_are_computed_once_per_content_and_settings(context, loads):
+    images = [png(seed) for seed in range(3)]
+    view = Features(backbone="vit")
+    first = view.open(column(images), "image", context)
+    again = view.open(column(images), "image", context)
+    assert len(loads) == 1
+    assert torch.equal(first(torch.arange(3)), again(torch.arange(3)))
+    Features(backbone="vit", batch_size=1).open(column(images), "image", context)
+    assert len(loads) == 1
+    Features(backbone=str(context.weights / "vit")).open(column(images), "image", context)
+    assert len(loads) == 1
+    view.open(column(images, "other"), "image", context)
+    Features(backbone="vit", size=24).open(column(images), "image", context)
+    Features(backbone="vit", pool="mean").open(column(images), "image", context)
+    assert len(loads) == 4
+    preprocessor = context.weights / "vit" / "preprocessor_config.json"
+    preprocessor.write_text(preprocessor.read_text() + " ")
+    view.open(column(images), "image", context)
+    assert len(loads) == 5
+
+
+def test_spec_needs_no_weights_and_is_remembered(context, monkeypatch):
+    view = Features(backbone="vit", size=48, pool="tokens")
+    monkeypatch.setattr(module, "frozen", None)
+    assert view.spec("image", context).shape == (37, 16)
+    monkeypatch.setattr(module, "outline", None)
+    assert view.spec("image", context).shape == (37, 16)
+
+
+def test_an_interruption_leaves_nothing_usable_and_is_taken_up_again(context, monkeypatch):
+    images = [png(seed) for seed in range(6)]
+    view = Features(backbone="vit", batch_size=2)
+    whole = view.open(column(images, "reference"), "image", context)(torch.arange(6))
+    original, calls = module._Computation.__call__, []
+
+    def killed(self: object, start: int, stop: int) -> torch.Tensor:
+        calls.append(start)
+        if len(calls) == 3:
+            raise KeyboardInterrupt
+        return original(self, start, stop)
+
+    monkeypatch.setattr(module, "stored", lambda *args: feature_store.stored(*args, chunk=2))
+    monkeypatch.setattr(module._Computation, "__call__", killed)
+    with pytest.raises(KeyboardInterrupt):
+        view.open(column(images), "image", context)
+    assert not [file for file in context.cache.glob("*.npy") if file.stat().st_size > 0][1:]
+    opened = view.open(column(images), "image", context)
+    assert calls == [0, 2, 4, 4]
+    torch.testing.assert_close(opened(torch.arange(6)), whole, atol=2e-3, rtol=2e-3)
+
+
+def test_nested_columns_are_flattened(context):
+    images = [png(seed) for seed in range(3)]
+    nested = Column(pa.chunked_array([[images[:2], images[2:]]]), "n", "here")
+    flat = Features(backbone="vit").open(column(images), "image", context)
+    opened = Features(backbone="vit").open(nested, "image", context)
+    assert torch.equal(opened(torch.arange(3)), flat(torch.arange(3)))
+
+
+def test_an_empty_column_has_no_rows(context):
+    empty = Column(pa.chunked_array([pa.array([], pa.struct({"bytes": pa.binary()}))]), "e", "here")
+    opened = Features(backbone="vit").open(empty, "image", context)
+    assert len(opened) == 0
+    assert opened(torch.arange(0)).shape == (0, 16)
+
+
+def test_a_bad_value_is_named(context):
+    images = [png(0), png(1), png(2), {"bytes": b"no picture", "path": "x.png"}]
+    with pytest.raises(DataError, match=r"here, row 3 \(path 'x\.png'\): backbone 'vit' cannot read it"):
+        Features(backbone="vit").open(column(images), "image", context)
+    with pytest.raises(DataError, match=r"row 0: .*not an image but str"):
+        Features(backbone="vit").open(column(["a text"]), "text", context)
+    assert not list(context.cache.glob("*.npy"))
+
+
+def test_a_missing_backbone_names_the_setting(context):
+    with pytest.raises(ConfigError, match=r"view features, backbone: no folder 'none'.*POLYFED_WEIGHTS"):
+        Features(backbone="none").spec("image", context)
+
+
+def test_global_generator_is_left_alone_whether_cached_or_not(context):
+    state = torch.random.get_rng_state()
+    for _ in range(2):
+        Features(backbone="vit").spec("image", context)
+        Features(backbone="vit").open(column([png(0)]), "image", context)
+        assert torch.equal(state, torch.random.get_rng_state())
+
+
+def test_bf16_is_close_and_cached_apart(context):
+    images = [png(seed) for seed in range(3)]
+    full = Features(backbone="vit").open(column(images), "image", context)(torch.arange(3))
+    half = Features(backbone="vit", precision="bf16").open(column(images), "image", context)(torch.arange(3))
+    assert not torch.equal(full, half)
+    torch.testing.assert_close(full, half, atol=0.1, rtol=0.1)
+
+
+@pytest.mark.parametrize("pool", ["auto", "mean", "tokens"])
+def test_texts_have_features_too(context, pool):
+    folder = context.weights / "bert"
+    words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "a", "dog", "runs"]
+    with quiet():
+        BertModel(BertConfig(**SMALL, vocab_size=8), add_pooling_layer=False).save_pretrained(folder)
+        (folder / "vocab.txt").write_text("\n".join(words))
+        BertTokenizerFast(str(folder / "vocab.txt")).save_pretrained(folder)
+        model = BertModel.from_pretrained(folder, add_pooling_layer=False).eval()
+    view = Features(backbone="bert", pool=pool, length=6, batch_size=2)
+    texts = ["a dog", "a dog runs", "runs", "a a a a a a a a"]
+    opened = view.open(column(texts), "text", context)
+    assert view.spec("text", context).shape == ((6, 16) if pool == "tokens" else (16,))
+    ids = [[2, 5, 6, 3], [2, 5, 6, 7, 3], [2, 7, 3], [2, 5, 5, 5, 5, 3]]
+    for row, tokens in enumerate(ids):
+        states = model(torch.tensor([tokens])).last_hidden_state[0]
+        padded = torch.nn.functional.pad(states, (0, 0, 0, 6 - len(tokens)))
+        expected = {"auto": states[0], "mean": states.mean(0), "tokens": padded}[pool]
+        torch.testing.assert_close(opened(torch.tensor([row]))[0], expected, atol=5e-3, rtol=5e-3)
+
+
+def test_features_are_a_view_by_name():
+    view = View.model_validate({"name": "features", "backbone": "vit", "pool": "mean"})
+    assert isinstance(view, Features)
+    assert View.model_validate(view.model_dump()) == view
+
+
+def test_stored_flickr8k_features_are_reproduced(tmp_path):
+    data, weights = os.environ.get("POLYFED_DATA"), os.environ.get("POLYFED_WEIGHTS")
+    if data is None or weights is None:
+        pytest.skip("POLYFED_DATA and POLYFED_WEIGHTS are not set")
+    folder = Path(data) / "flickr8k"
+    context = DataContext(tmp_path, weights=Path(weights))
+    split = next(folder.glob("test-*.parquet"))
+    images = pq.read_table(split, columns=["image"]).column("image").slice(0, 16)
+    stored = pq.read_table(folder / "features-deit-tiny.parquet", filters=[("split", "=", "test")])
+    reference = torch.tensor(stored["features"].slice(0, 16).to_pylist())
+    view = Features(backbone="deit-tiny-patch16-224", batch_size=8)
+    got = view.open(Column(images, "flickr", "flickr8k"), "image", context)(torch.arange(16))
+    # both are rounded to float16: they differ by one step of that at most
+    torch.testing.assert_close(got, reference, atol=2e-3, rtol=1e-3)

@@ -1,0 +1,270 @@
+"""Parquet folders, and the splits of Arrow tables that all sources share."""
+
+import dataclasses
+import json
+import os
+import shutil
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from polyfed.data.arrow import LazyColumn, class_names, flattened, place_of, split_of_table
+from polyfed.data.source import Source
+from polyfed.data.sources.parquet import Parquet
+from polyfed.errors import DataError
+
+FEATURES = {
+    "label": {"names": ["cat", "dog"], "_type": "ClassLabel"},
+    "answers": {"feature": {"names": ["no", "yes"], "_type": "ClassLabel"}, "_type": "Sequence"},
+    "tags": [{"names": ["a", "b", "c"], "_type": "ClassLabel"}],
+    "text": {"dtype": "string", "_type": "Value"},
+}
+
+
+def table(start: int = 0, rows: int = 3, **changed: list[object]) -> pa.Table:
+    numbers = range(start, start + rows)
+    columns = {
+        "image": [{"bytes": b"picture" * 400 + bytes([n]), "path": f"{n}.jpg"} for n in numbers],
+        "name": [f"item {n}" for n in numbers],
+        "text": [[f"text {n}", "second"] for n in numbers],
+        "label": [n % 2 for n in numbers],
+        "answers": [[n % 2, 1] for n in numbers],
+        "tags": [[2] for _ in numbers],
+    } | changed
+    metadata = {b"huggingface": json.dumps({"info": {"features": FEATURES}}).encode()}
+    return pa.table(columns).replace_schema_metadata(metadata)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    data = tmp_path / "pets"
+    data.mkdir()
+    pq.write_table(table(0), data / "train-00000-of-00002.parquet")
+    pq.write_table(table(3, 2), data / "train-00001-of-00002.parquet")
+    pq.write_table(table(5), data / "test.parquet")
+    pq.write_table(pa.table({"features": [1.0]}), data / "features-deit-tiny.parquet")
+    return tmp_path
+
+
+def parquet(**settings: object) -> Parquet:
+    chosen = {"columns": {"picture": "image", "words": "text"}, "targets": {"label": "label"}} | settings
+    return Parquet.model_validate({"path": "pets"} | chosen)
+
+
+def of_table(data: pa.Table, **settings: object) -> object:
+    given = {"ids_column": None, "columns": {}, "targets": {}} | settings
+    return split_of_table(
+        data.select, data.schema, source="s", split="train", fingerprint="f", where="memory", **given
+    )
+
+
+def test_reads_shards_in_order(folder: Path) -> None:
+    split = parquet(id="name").open("train", name="pets", data_dir=folder)
+    assert list(split.ids) == [f"item {n}" for n in range(5)]
+    assert split.modality("words").values.to_pylist() == [[f"text {n}", "second"] for n in range(5)]
+    assert split.read("label").values.to_pylist() == [0, 1, 0, 1, 0]
+    assert [entry["path"] for entry in split.modality("picture").values.to_pylist()] == [
+        f"{n}.jpg" for n in range(5)
+    ]
+    assert split.classes == {"label": ("cat", "dog")}
+
+
+def test_single_file_is_a_split_and_features_are_not(folder: Path) -> None:
+    assert len(parquet().open("test", name="pets", data_dir=folder)) == 3
+    with pytest.raises(
+        DataError, match=r"source 'pets', path 'pets': no split 'features'.*valid: test, train"
+    ):
+        parquet().open("features", name="pets", data_dir=folder)
+
+
+def test_synthetic_ids_name_path_split_and_row(folder: Path) -> None:
+    train = parquet().open("train", name="one", data_dir=folder)
+    again = parquet().open("train", name="other", data_dir=folder)
+    test = parquet().open("test", name="one", data_dir=folder)
+    assert train.ids[0] == "pets/train:0"
+    assert train.ids[4] == "pets/train:4"
+    assert list(train.ids) == list(again.ids), "the same file under two names holds the same items"
+    assert not set(train.ids) & set(test.ids)
+
+
+def test_text_is_read_without_touching_image_bytes(folder: Path) -> None:
+    file = folder / "pets" / "test.parquet"
+    group = pq.read_metadata(file).row_group(0)
+    chunks = {group.column(k).path_in_schema: group.column(k) for k in range(group.num_columns)}
+    image = chunks["image.bytes"]
+    start = image.dictionary_page_offset or image.data_page_offset
+    content = bytearray(file.read_bytes())
+    content[start : start + image.total_compressed_size] = b"\xff" * image.total_compressed_size
+    file.write_bytes(content)
+    split = parquet().open("test", name="pets", data_dir=folder)
+    assert split.modality("words").values.to_pylist()[0] == ["text 5", "second"]
+    with pytest.raises(
+        DataError, match=r"pets/test.parquet: cannot be read as Parquet .*fetch the file again"
+    ):
+        _ = split.modality("picture").values
+
+
+def test_fingerprint_follows_file_and_column(folder: Path) -> None:
+    split = parquet().open("train", name="pets", data_dir=folder)
+    same = parquet().open("train", name="renamed", data_dir=folder)
+    assert split.modality("words").fingerprint == same.modality("words").fingerprint
+    assert split.modality("words").fingerprint != split.modality("picture").fingerprint
+    file = folder / "pets" / "train-00001-of-00002.parquet"
+    os.utime(file, ns=(1, 1))
+    touched = parquet().open("train", name="pets", data_dir=folder)
+    assert split.modality("words").fingerprint != touched.modality("words").fingerprint
+
+
+def test_absolute_path_needs_no_data_folder(folder: Path) -> None:
+    split = parquet(path=str(folder / "pets")).open("test", name="pets", data_dir=None)
+    assert len(split) == 3
+
+
+@pytest.mark.parametrize(
+    ("settings", "split", "message"),
+    [
+        ({"path": "cats"}, "train", r"no folder 'cats' under the data folder .*--data-dir or POLYFED_DATA"),
+        ({}, "trian", r"path 'pets': no split 'trian'; did you mean 'train'\? valid: test, train"),
+        ({"columns": {"p": "imaeg"}}, "train", r"pets/train .*columns\.p.*'imaeg'; did you mean 'image'\?"),
+        (
+            {"id": "nmae"},
+            "train",
+            r"pets/train \(source 'pets', id\): no column 'nmae'; did you mean 'name'\?",
+        ),
+        ({"targets": {"y": "lable"}}, "train", r"targets\.y\): no column 'lable'; did you mean 'label'\?"),
+        ({"targets": {"y": "name"}}, "train", r"target 'y', column 'name'.* integers .* not string"),
+    ],
+)
+def test_errors_name_what_is_missing(folder: Path, settings: dict, split: str, message: str) -> None:
+    with pytest.raises(DataError, match=message):
+        parquet(**settings).open(split, name="pets", data_dir=folder)
+
+
+def test_relative_path_without_a_data_folder() -> None:
+    with pytest.raises(DataError, match=r"'pets' is relative and no data folder.*--data-dir or POLYFED_DATA"):
+        parquet().open("train", name="pets", data_dir=None)
+
+
+def test_unknown_column_of_an_open_split(folder: Path) -> None:
+    split = parquet().open("test", name="pets", data_dir=folder)
+    with pytest.raises(DataError, match="pets/test: no column 'mask'"):
+        split.read("mask")
+
+
+def test_missing_shard_is_not_skipped(folder: Path) -> None:
+    (folder / "pets" / "train-00000-of-00002.parquet").unlink()
+    with pytest.raises(DataError, match=r"needs exactly 2 file\(s\) but has train-00001-of-00002"):
+        parquet().open("train", name="pets", data_dir=folder)
+
+
+def test_two_versions_of_a_split_are_not_mixed(folder: Path) -> None:
+    shutil.copy(folder / "pets" / "test.parquet", folder / "pets" / "train.parquet")
+    with pytest.raises(DataError, match="split 'train': needs exactly"):
+        parquet().open("train", name="pets", data_dir=folder)
+
+
+def test_file_that_is_not_parquet(folder: Path) -> None:
+    (folder / "pets" / "test.parquet").write_bytes(b"not a parquet file")
+    with pytest.raises(DataError, match=r"pets/test\.parquet: cannot be read"):
+        parquet().open("test", name="pets", data_dir=folder)
+
+
+def test_named_in_a_configuration() -> None:
+    settings = {"name": "parquet", "path": "pets", "columns": {"picture": "image"}}
+    source = Source.model_validate(settings)
+    assert isinstance(source, Parquet)
+    assert Source.model_validate(source.model_dump(mode="json")) == source
+
+
+def test_class_names_of_plain_sequence_and_list_features() -> None:
+    expected = {"label": ("cat", "dog"), "answers": ("no", "yes"), "tags": ("a", "b", "c")}
+    assert class_names(table().schema) == expected
+    assert class_names(pa.schema([("label", pa.int64())])) == {}
+
+
+def test_nested_targets_are_checked_and_named() -> None:
+    split = of_table(table(), targets={"answer": "answers"})
+    assert split.read("answers").nested
+    assert split.classes == {"answer": ("no", "yes")}
+
+
+@pytest.mark.parametrize(
+    ("column", "values", "message"),
+    [
+        ("label", [0, 2, 1], r"column 'label', row 1: label 2 is not in 0 to 1"),
+        ("label", [0, 1, -1], r"row 2: label -1 is not in 0 to 1"),
+        ("label", [None, 1, 0], r"row 0: label None"),
+        ("answers", [[0], [1, 5], [0]], r"column 'answers', row 1: label 5"),
+        ("answers", [[0], None, [0]], r"column 'answers', row 1: label None"),
+        ("answers", [[0], [1, None], [0]], r"column 'answers', row 1: label None"),
+    ],
+)
+def test_bad_labels_are_named(column: str, values: list, message: str) -> None:
+    split = of_table(table(**{column: values}), targets={"y": column})
+    with pytest.raises(DataError, match=message):
+        split.read(column)
+
+
+def test_labels_without_names_may_be_any_integer() -> None:
+    split = of_table(table(label=[-1, 7, 300]).replace_schema_metadata(None), targets={"y": "label"})
+    assert split.read("label").values.to_pylist() == [-1, 7, 300]
+
+
+def test_ids_must_be_there_and_unique() -> None:
+    with pytest.raises(DataError, match="id 'b' occurs 2 times"):
+        of_table(table(name=["b", "a", "b"]), ids_column="name")
+    with pytest.raises(DataError, match="column 'name', row 1: no id"):
+        of_table(table(name=["b", None, "c"]), ids_column="name")
+    assert of_table(table(label=[7, 8, 9]), ids_column="label").ids == ("7", "8", "9")
+
+
+def test_split_without_rows() -> None:
+    split = of_table(table().slice(0, 0), columns={"words": "text"}, targets={"y": "answers"})
+    assert len(split) == 0
+    assert len(split.read("answers").values) == 0
+
+
+def test_lazy_column_reads_once_and_can_be_replaced() -> None:
+    calls = []
+
+    def read() -> pa.ChunkedArray:
+        calls.append(1)
+        return pa.chunked_array([[["a"], ["b", "c"]]])
+
+    column = LazyColumn(read, "f", "here", nested=True)
+    assert column.nested
+    assert not calls
+    assert column.values is column.values
+    assert len(calls) == 1
+    flat = dataclasses.replace(column, values=pa.chunked_array([["a"]]))
+    assert (flat.nested, flat.fingerprint, flat.where) == (False, "f", "here")
+
+
+def test_flattened_names_missing_values() -> None:
+    lists = LazyColumn(pa.chunked_array([[["a", "b"], []], [["c", None]]]), "f", "here")
+    with pytest.raises(DataError, match="here, row 2, entry 1: no value"):
+        flattened(lists)
+    missing = LazyColumn(pa.chunked_array([[["a"], None]]), "f", "here")
+    with pytest.raises(DataError, match="here, row 1: no value"):
+        flattened(missing)
+    fine = LazyColumn(pa.chunked_array([[["a", "b"], []], [["c"]]]), "f", "here")
+    assert flattened(fine).to_pylist() == ["a", "b", "c"]
+    assert [place_of(fine, row) for row in range(3)] == [
+        "here, row 0, entry 0",
+        "here, row 0, entry 1",
+        "here, row 2, entry 0",
+    ]
+
+
+def test_real_data_opens_with_its_class_names() -> None:
+    if "POLYFED_DATA" not in os.environ:
+        pytest.skip("POLYFED_DATA is not set: no real data")
+    source = Parquet(
+        path="easy_vqa", id="image_id", columns={"image": "image"}, targets={"answer": "answers"}
+    )
+    split = source.open("validation", name="easy", data_dir=Path(os.environ["POLYFED_DATA"]))
+    assert len(split) == 400
+    assert len(split.classes["answer"]) == 13
+    assert split.read("answers").nested

@@ -1,0 +1,246 @@
+"""Tokenizers and their learnt vocabularies."""
+
+import json
+import os
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from polyfed.data.arrow import LazyColumn
+from polyfed.data.tokenization import Tokenizer, texts_of, words_of
+from polyfed.data.tokenizers.glove import Glove
+from polyfed.data.tokenizers.hashing import Hashing
+from polyfed.data.tokenizers.pretrained import Pretrained
+from polyfed.data.tokenizers.wordpiece import Wordpiece
+from polyfed.data.tokenizers.words import Words
+from polyfed.data.view import DataContext
+from polyfed.errors import ConfigError, DataError
+
+CAPTIONS = [["A dog runs.", "The dog, running!"], ["A cat sits on the mat"], ["the cat and THE dog"]]
+
+
+def column(values: list, fingerprint: str = "f") -> LazyColumn:
+    return LazyColumn(pa.chunked_array([values]), fingerprint, "pets/train, column 'text'")
+
+
+def context(tmp_path: Path, **changed: object) -> DataContext:
+    given = {"cache": tmp_path, "weights": tmp_path, "public": {"words": column(CAPTIONS)}}
+    return DataContext(**(given | changed))
+
+
+def test_words_are_runs_of_letters_and_digits() -> None:
+    assert words_of("A dog's T-shirt, n° 42: über_cool!") == [
+        "a",
+        "dog",
+        "s",
+        "t",
+        "shirt",
+        "n",
+        "42",
+        "über",
+        "cool",
+    ]
+    assert words_of(" .!\n") == []
+
+
+def test_words_by_frequency_then_alphabet(tmp_path: Path) -> None:
+    found = Words(min_count=2).ready("words", context(tmp_path))
+    assert found.tokens == ("<pad>", "<unk>", "the", "dog", "a", "cat")
+    assert found.encode(["The cat saw a dog.", "", "dog dog dog"], 4) == [[2, 5, 1, 4], [], [3, 3, 3]]
+    assert Words(min_count=1, size=4).ready("words", context(tmp_path)).tokens == (
+        "<pad>",
+        "<unk>",
+        "the",
+        "dog",
+    )
+
+
+def test_a_hash_is_stable_and_in_range(tmp_path: Path) -> None:
+    nothing = DataContext(cache=tmp_path)
+    found = Hashing(size=1000).ready("anything", nothing)
+    assert found.encode(["Dog cat dog", "!"], 2) == [[185, 391], []], (
+        "the same on every machine, so a literal"
+    )
+    small = Hashing(size=10).ready("anything", nothing)
+    assert small.tokens == ("<pad>", "<unk>", *(f"#{number}" for number in range(2, 10)))
+    ids = {number for row in small.encode([" ".join(map(str, range(300)))], 300) for number in row}
+    assert ids == set(range(2, 10))
+
+
+def test_wordpieces_split_unknown_words(tmp_path: Path) -> None:
+    texts = ["running jumping singing", "run jump sing runs jumps sings", "runner jumper singer"] * 5
+    found = Wordpiece(size=100).ready("words", context(tmp_path, public={"words": column(texts)}))
+    assert found.tokens[:2] == ("<pad>", "<unk>")
+    (row,) = found.encode(["springing"], 20)
+    assert "".join(found.tokens[number].removeprefix("##") for number in row) == "springing"
+    assert len(row) < len("springing"), "some pieces are longer than a letter"
+    assert found.encode(["Rúnning", "☃", ""], 20) == [found.encode(["running"], 20)[0], [1], []]
+    assert len(found.encode(["run jump sing"], 2)[0]) == 2
+
+
+def test_wordpieces_are_the_same_at_every_training() -> None:
+    words = [a + b + c for a in "abcdefgh" for b in "ijklmnop" for c in "qrstuvwx"]
+    texts = [" ".join(words[k::7]) for k in range(7)]
+    trained = [Wordpiece(size=150).learn(texts) for _ in range(4)]
+    assert len(set(trained)) == 1
+    assert any(len(token.removeprefix("##")) > 1 for token in trained[0][2:]), "some letters were joined"
+
+
+def test_wordpieces_of_no_text_and_of_many_letters() -> None:
+    assert Wordpiece(size=100).learn([""]) == ("<pad>", "<unk>")
+    alphabet = "".join(chr(0x3B1 + k) + chr(0x430 + k) for k in range(25)) * 3 + "abcdefghijklmnopqrst" * 9
+    tokens = Wordpiece(size=100).learn([" ".join(alphabet)])
+    assert len(tokens) <= 100
+    assert "a" in tokens
+
+
+@pytest.mark.parametrize("kind", [Words(min_count=1), Wordpiece(size=100)])
+class TestLearnt:
+    def test_learnt_once_for_a_context(self, kind: Tokenizer, tmp_path: Path) -> None:
+        here = context(tmp_path)
+        assert kind.ready("words", here) is kind.ready("words", here)
+
+    def test_kept_in_the_run_folder(self, kind: Tokenizer, tmp_path: Path) -> None:
+        run = tmp_path / "run"
+        first = kind.ready("words", context(tmp_path, artefacts=run))
+        (file,) = run.iterdir()
+        assert json.loads(file.read_text())["tokens"] == list(first.tokens)
+        # the same data, but a call that must not happen: the vocabulary comes from the file
+        unread = LazyColumn(lambda: pytest.fail("read"), "f", "here", nested=True)
+        again = kind.ready("words", context(tmp_path, artefacts=run, public={"words": unread}))
+        assert again.tokens == first.tokens
+        assert again.encode(["a dog and a sphinx"], 9) == first.encode(["a dog and a sphinx"], 9)
+        kind.ready("words", context(tmp_path, artefacts=run, public={"words": column(["x"], "other")}))
+        assert len(list(run.iterdir())) == 2
+
+    def test_damaged_file_is_named(self, kind: Tokenizer, tmp_path: Path) -> None:
+        kind.ready("words", context(tmp_path, artefacts=tmp_path))
+        (file,) = tmp_path.glob("vocabulary-*.json")
+        file.write_text("{")
+        with pytest.raises(DataError, match=rf"{file.name}: not a readable vocabulary .*remove the file"):
+            kind.ready("words", context(tmp_path, artefacts=tmp_path))
+
+    def test_needs_the_public_set(self, kind: Tokenizer, tmp_path: Path) -> None:
+        message = (
+            "learns from the public set, which has no 'notes' .it has: words.; use 'hashing' or 'pretrained'"
+        )
+        with pytest.raises(ConfigError, match=message):
+            kind.ready("notes", context(tmp_path))
+
+
+def folder(path: Path, *words: str) -> str:
+    path.mkdir()
+    (path / "words.txt").write_text("\n".join(words) + "\n")
+    return path.name
+
+
+def test_glove_folders_side_by_side(tmp_path: Path) -> None:
+    folders = folder(tmp_path / "one", "the", "dog"), folder(tmp_path / "two", "dog", "cat", "<unk>")
+    found = Glove(folders=folders).ready("anything", context(tmp_path, public={}))
+    assert found.tokens == ("<pad>", "<unk>", "the", "dog", "cat")
+    assert found.encode(["The cat, the bird"], 9) == [[2, 4, 2, 1]]
+    absolute = Glove(folders=(str(tmp_path / "one"),)).ready("anything", DataContext(cache=tmp_path))
+    assert len(absolute.tokens) == 4
+
+
+def test_glove_folder_that_is_not_there(tmp_path: Path) -> None:
+    with pytest.raises(
+        ConfigError, match=r"glove folder 'none': .*words\.txt.*data\.weights_dir or POLYFED_WEIGHTS"
+    ):
+        Glove(folders=("none",)).ready("anything", context(tmp_path))
+
+
+def vocabulary(path: Path, *tokens: str) -> None:
+    path.parent.mkdir(exist_ok=True)
+    path.write_text("\n".join(tokens) + "\n")
+
+
+@pytest.mark.parametrize("path", ["bert", "bert/vocab.txt"])
+def test_pretrained_vocabulary(tmp_path: Path, path: str) -> None:
+    tokens = ["[UNK]", "[CLS]", "[SEP]", "[PAD]", "[MASK]", "dog", "##s", "run"]
+    vocabulary(tmp_path / "bert" / "vocab.txt", *tokens)
+    found = Pretrained(path=path).ready("anything", context(tmp_path))
+    assert found.tokens == tuple(tokens)
+    assert (found.pad, found.unknown, found.fixed) == (3, 0, (1, 2, 3, 4))
+    assert found.encode(["Dogs run", "", "cat"], 9) == [[1, 5, 6, 7, 2], [1, 2], [1, 0, 2]]
+    assert found.encode(["dogs run run"], 4) == [[1, 5, 6, 2]], "marks count towards the length and are kept"
+
+
+def test_pretrained_that_is_nowhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import transformers
+
+    def fail(*_: object) -> None:
+        raise OSError("We couldn't connect to the hub\nand more")
+
+    monkeypatch.setattr(transformers.AutoTokenizer, "from_pretrained", fail)
+    message = r"tokenizer 'no/such' can be loaded neither from '.*no/such' nor the hub \(We couldn't connect to the hub\)"
+    with pytest.raises(ConfigError, match=message):
+        Pretrained(path="no/such").ready("anything", context(tmp_path))
+
+
+def test_pretrained_from_the_hub_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import transformers
+
+    ids = {"[PAD]": 0, "[UNK]": 1, "[CLS]": 2, "[SEP]": 3, "[MASK]": 4, "dog": 7}
+    monkeypatch.setattr(
+        transformers.AutoTokenizer,
+        "from_pretrained",
+        lambda name: transformers.BertTokenizer(vocab=ids) if name == "me/bert" else None,
+    )
+    found = Pretrained(path="me/bert").ready("anything", context(tmp_path))
+    assert found.tokens == ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "", "", "dog"), (
+        "gaps keep their ids"
+    )
+
+
+def test_pretrained_without_padding(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class NoPadding:
+        pad_token_id = None
+        unk_token_id = 0
+
+    monkeypatch.setattr(Pretrained, "_tokenizer", lambda *_: NoPadding())
+    with pytest.raises(ConfigError, match="tokenizer 'gpt' has no pad token"):
+        Pretrained(path="gpt").ready("anything", context(tmp_path))
+
+
+def test_real_vocabularies() -> None:
+    if "POLYFED_WEIGHTS" not in os.environ:
+        pytest.skip("POLYFED_WEIGHTS is not set: no real vocabularies")
+    here = DataContext(cache=Path(), weights=Path(os.environ["POLYFED_WEIGHTS"]))
+    bert = Pretrained(path="bert-base-uncased-vocab").ready("text", here)
+    assert bert.encode(["hello world"], 8) == [[101, 7592, 2088, 102]]
+    assert len(bert.tokens) == 30522
+    glove = Glove(folders=("glove-6b-50d-10k", "glove-42b-300d-flickr8k")).ready("text", here)
+    assert glove.tokens[2] == "the"
+    assert len(glove.tokens) > 10_042
+
+
+def test_texts_of_other_columns(tmp_path: Path) -> None:
+    assert texts_of(column(CAPTIONS))[:3] == ["A dog runs.", "The dog, running!", "A cat sits on the mat"]
+    with pytest.raises(DataError, match="column 'text': holds int64, not texts"):
+        texts_of(column([1, 2]))
+    with pytest.raises(DataError, match="row 1: no value"):
+        texts_of(column(["a", None]))
+
+
+@pytest.mark.parametrize(
+    "settings", ["words", {"name": "hashing", "size": 64}, {"name": "glove", "folders": ["a"]}]
+)
+def test_configuration(settings: object) -> None:
+    tokenizer = Tokenizer.model_validate(settings)
+    assert Tokenizer.model_validate(tokenizer.model_dump(mode="json")) == tokenizer
+
+
+def test_all_are_found_by_name() -> None:
+    assert set(Tokenizer.available()) == {"glove", "hashing", "pretrained", "wordpiece", "words"}
+
+
+@given(st.text(st.sampled_from("aZéß9_' .\n☃")), st.integers(1, 20))
+def test_no_text_breaks_a_word_tokenizer(text: str, length: int) -> None:
+    found = Hashing(size=16).load("anything", DataContext(cache=Path()))
+    (row,) = found.encode([text], length)
+    assert len(row) == min(length, len(words_of(text)))
+    assert all(2 <= number < 16 for number in row)

@@ -1,0 +1,172 @@
+"""The view of texts as token ids."""
+
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from polyfed.data.arrow import LazyColumn
+from polyfed.data.tokenization import Vocabulary
+from polyfed.data.tokenizers.hashing import Hashing
+from polyfed.data.tokenizers.words import Words
+from polyfed.data.view import DataContext, View
+from polyfed.data.views.tokens import TokenRows, Tokens, matrix_of
+from polyfed.errors import ConfigError, DataError
+from polyfed.randomness import generator
+
+WORDS = Words(min_count=1)
+
+
+def column(values: list, fingerprint: str = "f") -> LazyColumn:
+    return LazyColumn(pa.chunked_array([values]), fingerprint, "pets/train, column 'text'")
+
+
+@pytest.fixture
+def context(tmp_path: Path) -> DataContext:
+    return DataContext(
+        cache=tmp_path, public={"words": column(["one two three four five", "one two three", "one two"])}
+    )
+
+
+def numbers(texts: list[list[int]]) -> Vocabulary:
+    """A vocabulary whose texts are numbers separated by blanks; 0 pads, 1 is unknown, 2 and 3 are marks."""
+    return Vocabulary(
+        (), lambda rows, length: [[int(n) for n in row.split()][:length] for row in rows], fixed=(2, 3)
+    )
+
+
+def rows_of(*texts: list[int], drop: float = 0.0, delete: float = 0.0) -> TokenRows:
+    vocabulary = numbers([])
+    ids = matrix_of(vocabulary, [" ".join(map(str, text)) for text in texts], 64)
+    return TokenRows(ids, vocabulary, drop, delete)
+
+
+def test_pads_to_the_longest_text_of_the_batch(context: DataContext) -> None:
+    inputs = Tokens(tokenizer=WORDS).open(column(["three", "two one", "One, two; five!"]), "words", context)
+    assert len(inputs) == 3
+    # by frequency, then alphabet: one, two 2 and 3, three 4, five 5, four 6
+    assert inputs(torch.tensor([2, 0])).tolist() == [[2, 3, 5], [4, 0, 0]]
+    assert inputs(torch.tensor([0])).tolist() == [[4]]
+    assert inputs(torch.tensor([1, 1])).dtype == torch.int64
+    assert inputs(torch.tensor([], dtype=torch.int64)).shape[0] == 0
+
+
+def test_nested_texts_are_flattened_in_item_order(context: DataContext) -> None:
+    inputs = Tokens(tokenizer=WORDS).open(column([["one", "two"], [], ["three"]]), "words", context)
+    assert inputs(torch.arange(3)).tolist() == [[2], [3], [4]]
+
+
+def test_text_without_words_is_one_unknown(context: DataContext) -> None:
+    inputs = Tokens(tokenizer=WORDS).open(column(["", " ?! ", "zebra"]), "words", context)
+    assert inputs(torch.arange(3)).tolist() == [[1], [1], [1]]
+
+
+def test_long_texts_are_cut(context: DataContext) -> None:
+    inputs = Tokens(tokenizer=WORDS, length=2).open(column(["one two three"]), "words", context)
+    assert inputs(torch.tensor([0])).tolist() == [[2, 3]]
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        (["one", None], "pets/train, column 'text', row 1: no value"),
+        ([["one"], ["two", None]], "row 1, entry 1: no value"),
+        ([["one"], None], "row 1: no value"),
+        ([1, 2], "holds int64, not texts"),
+    ],
+)
+def test_missing_texts_are_named(context: DataContext, values: list, message: str) -> None:
+    with pytest.raises(DataError, match=message):
+        Tokens(tokenizer=Hashing()).open(column(values), "words", context)
+
+
+def test_column_without_rows(context: DataContext) -> None:
+    empty = LazyColumn(pa.chunked_array([pa.array([], pa.string())]), "e", "here")
+    assert len(Tokens(tokenizer=WORDS).open(empty, "words", context)) == 0
+
+
+def test_tokenised_once_for_a_context(context: DataContext) -> None:
+    view = Tokens(tokenizer=WORDS)
+    view.open(column(["one"]), "words", context)
+    unread = LazyColumn(lambda: pytest.fail("read"), "f", "here", nested=False)
+    assert len(view.open(unread, "words", context)) == 1
+    other = view.open(column(["two", "one"], "other"), "words", context)
+    assert len(other) == 2
+
+
+def test_spec_has_the_vocabulary(context: DataContext) -> None:
+    spec = Tokens(tokenizer=WORDS, length=7).spec("words", context)
+    assert spec.shape == (7,)
+    assert spec.vocabulary == ("<pad>", "<unk>", "one", "two", "three", "five", "four")
+    assert spec.pad == 0
+
+
+def test_missing_public_set_is_a_setting_error(context: DataContext) -> None:
+    with pytest.raises(ConfigError, match="no 'notes'"):
+        Tokens().spec("notes", context)
+
+
+def test_without_a_generator_nothing_is_damaged() -> None:
+    inputs = rows_of([5, 6, 7, 8], drop=0.9, delete=0.5)
+    assert inputs(torch.tensor([0])).tolist() == [[5, 6, 7, 8]]
+
+
+def test_damage_depends_on_its_generator_alone() -> None:
+    inputs = rows_of(*([*range(5, 25)] for _ in range(8)), drop=0.3, delete=0.3)
+    rows = torch.arange(8)
+    state = torch.get_rng_state()
+    first = inputs(rows, generator(1))
+    assert torch.equal(first, inputs(rows, generator(1)))
+    assert not torch.equal(first, inputs(rows, generator(2)))
+    assert torch.equal(state, torch.get_rng_state())
+    assert len(first.unique(dim=0)) > 1, "equal texts are damaged each in its own way"
+
+
+def test_drop_equals_a_loop() -> None:
+    texts = [[2, *range(5, 5 + n), 3] for n in (1, 4, 9)]
+    found = rows_of(*texts, drop=0.5)(torch.arange(3), generator(1))
+    draws = torch.rand(3, 11, generator=generator(1))
+    for i, text in enumerate(texts):
+        expected = [1 if n >= 5 and draws[i, k] < 0.5 else n for k, n in enumerate(text)]
+        assert found[i, : len(text)].tolist() == expected
+        assert found[i, len(text) :].tolist() == [0] * (11 - len(text))
+    assert (found == 1).any()
+
+
+def test_drop_has_the_stated_chance() -> None:
+    found = rows_of(*([9] * 50 for _ in range(200)), drop=0.1)(torch.arange(200), generator(1))
+    assert 0.085 < float((found == 1).double().mean()) < 0.115
+
+
+@given(st.lists(st.integers(1, 30), min_size=1, max_size=5), st.sampled_from([0.1, 0.25, 0.5, 0.99]))
+def test_delete_takes_a_share_and_keeps_the_order(lengths: list[int], share: float) -> None:
+    texts = [[2, *range(5, 5 + n), 3] for n in lengths]
+    found = rows_of(*texts, delete=share)(torch.arange(len(texts)), generator(1))
+    for row, text in zip(found.tolist(), texts, strict=True):
+        kept = [n for n in row if n]
+        assert len(kept) == len(text) - int((len(text) - 2) * share)
+        assert row[: len(kept)] == kept, "gaps are closed"
+        assert kept == [*sorted(kept[:-1], key=text.index), 3], "the order is kept, and both marks"
+        assert set(kept) <= set(text)
+    assert found.shape[1] == max(sum(n > 0 for n in row) for row in found.tolist())
+
+
+def test_delete_hits_every_place() -> None:
+    found = rows_of(*([5, 6, 7, 8] for _ in range(100)), delete=0.25)(torch.arange(100), generator(1))
+    missing = {26 - sum(row) for row in found.tolist()}
+    assert missing == {5, 6, 7, 8}
+
+
+def test_single_word_is_never_deleted() -> None:
+    assert rows_of([5], delete=0.9)(torch.tensor([0]), generator(1)).tolist() == [[5]]
+
+
+def test_configuration() -> None:
+    view = View.model_validate({"name": "tokens", "tokenizer": {"name": "hashing", "size": 99}, "drop": 0.1})
+    assert view == Tokens(tokenizer=Hashing(size=99), drop=0.1)
+    assert View.model_validate(view.model_dump(mode="json")) == view
+    assert Tokens().tokenizer == Words()
+    assert Tokens().length == 32

@@ -1,0 +1,91 @@
+import math
+
+import pytest
+import torch
+from torch.nn import functional as F
+
+from polyfed.losses.soft_contrastive import SoftContrastive, soft_contrastive
+
+
+def pair_by_pair(u, v, shift, scale, items=None):
+    """The sum over both directions, one pair at a time, from methods.md 0.2."""
+    total = torch.zeros((), dtype=torch.float64)
+    for left, right in ((u, v), (v, u)):
+        for i in range(len(left)):
+            for j in range(len(right)):
+                if items is not None and i != j and items[i] == items[j]:
+                    continue
+                s = shift - scale * ((left[i] - right[j]).square().sum() + 1e-6).sqrt()
+                m = 1 if i == j else -1
+                total = total + torch.logaddexp(s, -s) - m * s
+    return total
+
+
+@pytest.fixture
+def pairs():
+    torch.manual_seed(0)
+    u, v = (F.normalize(torch.randn(7, 5, dtype=torch.float64), dim=1).requires_grad_() for _ in range(2))
+    a, b = (torch.tensor(x, dtype=torch.float64, requires_grad=True) for x in (9.0, 7.0))
+    return u, v, b, a
+
+
+@pytest.mark.parametrize("items", [None, [0, 0, 1, 2, 2, 2, 3]])
+def test_value_and_gradients_equal_the_pair_by_pair_form(pairs, items):
+    ids = None if items is None else torch.tensor(items)
+    ours = soft_contrastive(*pairs, ids)
+    naive = pair_by_pair(*pairs, items)
+    torch.testing.assert_close(ours, naive)
+    torch.testing.assert_close(torch.autograd.grad(ours, pairs), torch.autograd.grad(naive, pairs))
+
+
+def test_two_identical_pairs_have_the_closed_form():
+    z = torch.tensor([[1.0, 0.0], [0.0, 1.0]], dtype=torch.float64)
+    on, off = 15 - 15 * math.sqrt(1e-6), 15 - 15 * math.sqrt(2 + 1e-6)
+    expected = 2 * (2 * math.log1p(math.exp(-2 * on)) + 2 * math.log1p(math.exp(2 * off)))
+    assert float(SoftContrastive().double()(z, z)) == pytest.approx(expected, rel=1e-9)
+
+
+def test_mean_is_the_sum_over_the_number_of_terms(pairs):
+    torch.testing.assert_close(soft_contrastive(*pairs, reduction="mean") * 2 * 49, soft_contrastive(*pairs))
+
+
+def test_extreme_scores_stay_finite():
+    u = torch.tensor([[100.0, 0.0], [-100.0, 0.0]], requires_grad=True)
+    loss = SoftContrastive()(u, -u.detach())
+    loss.backward()
+    assert torch.isfinite(loss)
+    assert torch.isfinite(u.grad).all()
+
+
+def test_coinciding_representations_have_a_finite_gradient():
+    z = torch.ones(3, 4, requires_grad=True)
+    SoftContrastive()(z, z.detach()).backward()
+    assert torch.isfinite(z.grad).all()
+
+
+def test_autocast_computes_in_fp32():
+    torch.manual_seed(0)
+    u, v = F.normalize(torch.randn(8, 16), dim=1), F.normalize(torch.randn(8, 16), dim=1)
+    loss = SoftContrastive()
+    with torch.autocast("cpu", torch.bfloat16):
+        inside = loss(u, v)
+    assert inside.dtype == torch.float32
+    assert torch.equal(inside, loss(u, v))
+
+
+def test_training_learns_shift_and_scale_and_pairs():
+    torch.manual_seed(0)
+    left, right = torch.nn.Linear(6, 4), torch.nn.Linear(6, 4)
+    loss, x = SoftContrastive(), torch.randn(12, 6)
+    parameters = [*left.parameters(), *right.parameters(), *loss.parameters()]
+    optimizer = torch.optim.Adam(parameters, 0.05)
+    values = []
+    for _ in range(60):
+        optimizer.zero_grad()
+        value = loss(F.normalize(left(x), dim=1), F.normalize(right(x), dim=1))
+        value.backward()
+        optimizer.step()
+        values.append(float(value))
+    assert values[-1] < 0.5 * values[0]
+    assert float(loss.shift) != 15.0
+    assert float(loss.scale) != 15.0

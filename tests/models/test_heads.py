@@ -1,0 +1,32 @@
+import torch
+from torch.nn import functional as F
+
+from polyfed.models.heads import LinearHead, NonNegativeHead
+
+
+def test_linear_head_is_the_plain_classifier():
+    head = LinearHead(4, 3)
+    x = torch.randn(2, 4)
+    assert torch.equal(head(x), x @ head.weight.T + head.bias)
+    assert LinearHead(4, 3, bias=False).bias is None
+
+
+def test_non_negative_head_uses_positive_weights_and_scale():
+    head = NonNegativeHead(2, 2)
+    with torch.no_grad():
+        head.weight.copy_(torch.tensor([[1.0, -1.0], [0.5, 2.0]]))
+    # scale 128: 128 * (1 * 2 + 0 * 3) and 128 * (0.5 * 2 + 2 * 3)
+    assert head(torch.tensor([[2.0, 3.0]])).tolist() == [[256.0, 896.0]]
+    assert head.positive_weight.tolist() == [[1.0, 0.0], [0.5, 2.0]]
+
+
+def test_every_weight_of_the_non_negative_head_can_learn_from_the_start():
+    head = NonNegativeHead(16, 5, scale=1.0)
+    F.cross_entropy(head(torch.randn(8, 16)), torch.arange(8) % 5).backward()
+    assert (head.weight > 0).all()
+    assert (head.weight.grad != 0).all()
+
+
+def test_bias_is_optional():
+    assert NonNegativeHead(4, 3).bias is None
+    assert NonNegativeHead(4, 3, bias=True)(torch.zeros(1, 4)).tolist() == [[0.0, 0.0, 0.0]]

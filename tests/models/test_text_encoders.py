@@ -1,0 +1,200 @@
+"""GRU, bag, transformer and BERT encoders."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from pydantic import ValidationError
+
+from polyfed.data.backbones import quiet
+from polyfed.data.view import DataContext, InputSpec
+from polyfed.errors import ConfigError
+from polyfed.models.encoder import Encoder
+from polyfed.models.encoders.bag import Bag
+from polyfed.models.encoders.bert import Bert
+from polyfed.models.encoders.gru import GRU, final_state
+from polyfed.models.encoders.transformer import Transformer
+from polyfed.models.pooling import last_valid
+
+CONTEXT = DataContext(Path("unused"))
+TEXTS = InputSpec((12,), ("<pad>", "<unk>", *(f"w{i}" for i in range(20))), pad=0)
+TOKENS = torch.tensor([[5, 3, 7, 9, 0, 0], [2, 0, 0, 0, 0, 0], [1, 2, 3, 4, 5, 6]])
+ENCODERS = [
+    GRU(width=8, pie=True),
+    GRU(width=8, readout="last", dropout=0.1),
+    GRU(width=8, bidirectional=False, hidden=5),
+    Bag(width=8),
+    Bag(width=8, hidden=6),
+    Transformer(width=16, pie=True),
+    Transformer(width=16, pooling="cls"),
+    Transformer(width=16, pooling="first"),
+    Bert(),
+    Bert(pooling="mean", pie=True),
+    Bert(pooling="pooler"),
+]
+
+
+@pytest.fixture(autouse=True)
+def seeded() -> None:
+    torch.manual_seed(0)
+
+
+@pytest.mark.parametrize("encoder", ENCODERS)
+def test_tokens_become_embeddings_that_can_be_trained(encoder):
+    model = encoder.build(10, TEXTS, CONTEXT)
+    embedding = model(TOKENS)
+    assert embedding.shape == (3, 10)
+    embedding.square().sum().backward()
+    assert all(p.grad is not None and p.grad.isfinite().all() for p in model.parameters())
+    assert not torch.allclose(embedding[0], embedding[2])
+
+
+@pytest.mark.parametrize("encoder", ENCODERS)
+def test_amount_of_padding_does_not_matter(encoder):
+    model = encoder.build(10, TEXTS, CONTEXT).eval()
+    alone = torch.cat([model(row[: int((row != 0).sum())].unsqueeze(0)) for row in TOKENS])
+    padded = torch.nn.functional.pad(TOKENS, (0, 5))
+    torch.testing.assert_close(model(TOKENS), alone, atol=1e-5, rtol=1e-4)
+    torch.testing.assert_close(model(padded), alone, atol=1e-5, rtol=1e-4)
+
+
+@pytest.mark.parametrize("encoder", ENCODERS)
+def test_an_empty_text_and_an_empty_batch_are_no_error(encoder):
+    model = encoder.build(10, TEXTS, CONTEXT)
+    embedding = model(torch.tensor([[0, 0, 0], [4, 5, 0]]))
+    embedding.sum().backward()
+    assert embedding.isfinite().all()
+    assert all(p.grad.isfinite().all() for p in model.parameters())
+
+
+@pytest.mark.parametrize("encoder", ENCODERS)
+def test_no_value_is_asked_back_from_the_device(encoder):
+    # on the meta device there are no values: whatever would sync on a GPU raises here
+    with torch.device("meta"):
+        model = encoder.build(10, TEXTS, CONTEXT)
+        embedding = model(TOKENS.to("meta"))
+    assert embedding.shape == (3, 10)
+
+
+@pytest.mark.parametrize("name", ["gru", "bag", "transformer", "bert"])
+def test_other_input_is_refused(name):
+    with pytest.raises(ConfigError, match=rf"encoder '{name}' needs token ids .* gives shape \[3, 8, 8\]"):
+        Encoder.model_validate(name).build(8, InputSpec((3, 8, 8)), CONTEXT)
+
+
+def test_gru_reads_the_whole_text_in_both_directions():
+    model = GRU(width=8).build(10, TEXTS, CONTEXT).eval()
+    words = model.embedding(torch.tensor([[5, 3, 7]]))
+    state_f = state_b = torch.zeros(1, 1, 5)
+    for t in range(3):
+        _, state_f = model.forwards(words[:, t : t + 1], state_f)
+        _, state_b = model.backwards(words[:, 2 - t : 3 - t], state_b)
+    expected = torch.cat([state_f[0], state_b[0]], dim=-1)
+    torch.testing.assert_close(model(torch.tensor([[5, 3, 7, 0]])), expected)
+
+
+def test_gru_readout_last_equals_a_bidirectional_gru_gathered_at_the_last_word():
+    model = GRU(width=8, readout="last").build(10, TEXTS, CONTEXT).eval()
+    both = torch.nn.GRU(8, 5, batch_first=True, bidirectional=True)
+    with torch.no_grad():
+        for name, weight in model.forwards.named_parameters():
+            getattr(both, name).copy_(weight)
+        for name, weight in model.backwards.named_parameters():
+            getattr(both, f"{name}_reverse").copy_(weight)
+    lengths = [4, 1, 6]
+    for row, length in zip(TOKENS, lengths, strict=True):
+        states, _ = both(model.embedding(row[:length].unsqueeze(0)))
+        torch.testing.assert_close(model(row.unsqueeze(0)), states[:, -1])
+
+
+def test_packed_and_gathered_states_agree():
+    gru = torch.nn.GRU(3, 4, batch_first=True)
+    x, lengths = torch.randn(3, 6, 3), torch.tensor([4, 1, 6])
+    torch.testing.assert_close(final_state(gru, x, lengths), last_valid(gru(x)[0], lengths))
+
+
+def test_gru_projects_only_where_needed():
+    assert isinstance(GRU().build(10, TEXTS, CONTEXT).project, torch.nn.Identity)
+    assert isinstance(GRU().build(11, TEXTS, CONTEXT).project, torch.nn.Linear)
+    assert isinstance(GRU(project=True).build(10, TEXTS, CONTEXT).project, torch.nn.Linear)
+
+
+def test_creamfl_text_client_has_its_published_size():
+    # creamfl.md 1.3: 4.0 M at d = 256, 4.6 M at d = 512 (GloVe-300, 11,755 words, bidirectional GRU, PIE)
+    spec = InputSpec((40,), tuple(f"w{i}" for i in range(11_755)))
+    for dim, expected in ((256, 4.0e6), (512, 4.6e6)):
+        with torch.device("meta"):
+            model = GRU(pie=True).build(dim, spec, CONTEXT)
+        assert sum(p.numel() for p in model.parameters()) == pytest.approx(expected, rel=0.02)
+
+
+def test_bag_is_the_projected_mean_of_its_words():
+    model = Bag(width=8).build(10, TEXTS, CONTEXT).eval()
+    table = model.embedding.weight
+    expected = torch.stack([table[[5, 3, 7, 9]].mean(0), table[2], table[1:7].mean(0)])
+    torch.testing.assert_close(model(TOKENS), model.project(expected))
+
+
+def test_transformer_without_padding_mask_lets_padding_in():
+    model = Transformer(width=16, mask_padding=False).build(10, TEXTS, CONTEXT).eval()
+    wider = torch.nn.functional.pad(TOKENS, (0, 5))
+    assert not torch.allclose(model(TOKENS), model(wider), atol=1e-4)
+
+
+def test_transformer_knows_the_order_of_words():
+    model = Transformer(width=16).build(10, TEXTS, CONTEXT).eval()
+    one, other = model(torch.tensor([[5, 3, 7]])), model(torch.tensor([[7, 3, 5]]))
+    assert not torch.allclose(one, other, atol=1e-5)
+
+
+def test_heads_must_divide_width():
+    with pytest.raises(ValidationError, match="heads 3 does not divide width 16"):
+        Transformer(width=16, heads=3)
+
+
+def test_bert_base_has_the_published_parameter_counts():
+    spec = InputSpec((40,), tuple(f"w{i}" for i in range(30_522)))
+    counts = {}
+    for pooling in ("pooler", "cls"):
+        with torch.device("meta"):
+            model = Bert(size="base", pooling=pooling).build(256, spec, CONTEXT)
+        counts[pooling] = sum(p.numel() for p in model.parameters())
+    # methods.md 3.2: FedAFD counts BERT-base with its pooler, and 768->256
+    assert counts == {"pooler": 109_679_104, "cls": 109_679_104 - 590_592}
+
+
+def test_bert_refuses_more_than_it_has_room_for():
+    with pytest.raises(ConfigError, match="room for 8 tokens a text, its view gives 12"):
+        Bert(positions=8).build(10, TEXTS, CONTEXT)
+
+
+def test_pretrained_bert_equals_the_original(tmp_path):
+    from transformers import BertConfig, BertModel
+
+    config = BertConfig(
+        vocab_size=22, hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=32
+    )
+    with quiet():
+        BertModel(config).save_pretrained(tmp_path / "bert")
+        original = BertModel.from_pretrained(tmp_path / "bert").eval()
+    context = DataContext(tmp_path, weights=tmp_path)
+    mask = (TOKENS != 0).long()
+    expected = original(TOKENS, attention_mask=mask)
+    for pooling, value in (("cls", expected.last_hidden_state[:, 0]), ("pooler", expected.pooler_output)):
+        model = Bert(weights="bert", pooling=pooling).build(10, TEXTS, context).eval()
+        torch.testing.assert_close(model.trunk(TOKENS).pooled, value, atol=1e-5, rtol=1e-4)
+    larger = InputSpec((12,), tuple(f"w{i}" for i in range(30)))
+    with pytest.raises(ConfigError, match="room for 22 words in the vocabulary, its view gives 30"):
+        Bert(weights="bert").build(10, larger, context)
+
+
+def test_missing_pooler_weights_are_refused(tmp_path):
+    from transformers import BertConfig, BertModel
+
+    config = BertConfig(
+        vocab_size=22, hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=32
+    )
+    with quiet():
+        BertModel(config, add_pooling_layer=False).save_pretrained(tmp_path / "bert")
+    with pytest.raises(ConfigError, match=r"lacks 2 weights of its model, such as 'pooler"):
+        Bert(weights="bert", pooling="pooler").build(10, TEXTS, DataContext(tmp_path, weights=tmp_path))

@@ -1,0 +1,86 @@
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from polyfed.data.view import DataContext, InputSpec
+from polyfed.errors import ConfigError
+from polyfed.models.words import embedding_table
+
+VOCABULARY = ("<pad>", "<unk>", "dog", "Cat", "zebra")
+
+
+def write_vectors(folder: Path, words: dict[str, list[float]]) -> None:
+    folder.mkdir()
+    (folder / "words.txt").write_text("\n".join(words) + "\n", encoding="utf-8")
+    save_file({"vectors": torch.tensor(list(words.values()))}, folder / "vectors.safetensors")
+
+
+@pytest.fixture
+def context(tmp_path) -> DataContext:
+    write_vectors(tmp_path / "one", {"dog": [1.0, 2.0], "cat": [3.0, 5.0]})
+    write_vectors(tmp_path / "two", {"zebra": [7.0, 8.0, 9.0], "dog": [4.0, 5.0, 6.0]})
+    return DataContext(tmp_path / "cache", weights=tmp_path)
+
+
+def test_folders_stand_side_by_side_and_unknown_words_are_random(context):
+    spec = InputSpec((8,), VOCABULARY, pad=0)
+    table = embedding_table(spec, context, width=300, vectors=("one", "two")).weight
+    assert table.shape == (5, 5)
+    assert table[2].tolist() == [1, 2, 4, 5, 6]
+    assert table[3, :2].tolist() == [3, 5]
+    assert table[4, 2:].tolist() == [7, 8, 9]
+    assert (table[0] == 0).all()
+    missing = torch.cat([table[1], table[3, 2:], table[4, :2]])
+    assert (missing != 0).all()
+
+
+def test_words_without_vector_are_as_spread_as_the_vectors(tmp_path):
+    write_vectors(tmp_path / "wide", {"dog": [10.0, -10.0], "cat": [10.0, -10.0]})
+    context = DataContext(tmp_path, weights=tmp_path)
+    vocabulary = ("<pad>", "dog", *(f"w{i}" for i in range(2000)))
+    table = embedding_table(InputSpec((8,), vocabulary), context, width=1, vectors=("wide",)).weight
+    assert table[2:].std().item() == pytest.approx(
+        torch.tensor([10.0, -10.0, 10.0, -10.0]).std().item(), rel=0.05
+    )
+
+
+def test_padding_stays_zero_in_training(context):
+    table = embedding_table(InputSpec((8,), VOCABULARY, pad=1), context, width=4)
+    table(torch.tensor([0, 1, 2])).sum().backward()
+    assert (table.weight[1] == 0).all()
+    assert (table.weight.grad[1] == 0).all()
+    assert (table.weight.grad[0] == 1).all()
+
+
+def test_freeze_and_random_start(context):
+    spec = InputSpec((8,), VOCABULARY)
+    assert not embedding_table(spec, context, width=4, freeze=True).weight.requires_grad
+    torch.manual_seed(3)
+    first = embedding_table(spec, context, width=4).weight
+    torch.manual_seed(3)
+    assert torch.equal(first, embedding_table(spec, context, width=4).weight)
+    assert first.abs().max() <= 0.1
+
+
+def test_vectors_are_read_once(context):
+    spec = InputSpec((8,), VOCABULARY)
+    embedding_table(spec, context, width=4, vectors=("one",))
+    (context.weights / "one" / "words.txt").unlink()
+    assert embedding_table(spec, context, width=4, vectors=("one",)).weight.shape == (5, 2)
+
+
+def test_errors_name_folder_and_remedy(context, tmp_path):
+    spec = InputSpec((8,), VOCABULARY)
+    with pytest.raises(ConfigError, match=r"no folder 'three'.*POLYFED_WEIGHTS"):
+        embedding_table(spec, context, width=4, vectors=("three",))
+    with pytest.raises(ConfigError, match="none of the 2 words"):
+        embedding_table(InputSpec((8,), ("<pad>", "ox")), context, width=4, vectors=("one",))
+    (tmp_path / "two" / "words.txt").write_text("dog\n")
+    with pytest.raises(ConfigError, match="1 words but 2 vectors"):
+        embedding_table(spec, context, width=4, vectors=("two",))
+    (tmp_path / "one" / "vectors.safetensors").write_bytes(b"x")
+    fresh = DataContext(tmp_path / "cache", weights=tmp_path)
+    with pytest.raises(ConfigError, match=r"needs words\.txt and vectors\.safetensors"):
+        embedding_table(spec, fresh, width=4, vectors=("one",))

@@ -1,0 +1,126 @@
+import math
+
+import pytest
+import torch
+from torch.nn import functional as F
+
+from polyfed.optim.adamp import AdamP
+
+
+class Naive:
+    """AdamP of one tensor with Python branches, from the paper's Algorithm 2."""
+
+    def __init__(
+        self, weight, lr, wd=0.0, betas=(0.9, 0.999), eps=1e-8, delta=0.1, ratio=0.1, nesterov=False
+    ):
+        self.w, self.lr, self.wd, self.betas, self.eps = weight.clone(), lr, wd, betas, eps
+        self.delta, self.ratio, self.nesterov = delta, ratio, nesterov
+        self.m, self.v, self.t, self.kinds = torch.zeros_like(weight), torch.zeros_like(weight), 0, []
+
+    def step(self, g):
+        (b1, b2), self.t = self.betas, self.t + 1
+        self.m = b1 * self.m + (1 - b1) * g
+        self.v = b2 * self.v + (1 - b2) * g * g
+        m = b1 * self.m + (1 - b1) * g if self.nesterov else self.m
+        q = (m / (1 - b1**self.t)) / ((self.v / (1 - b2**self.t)).sqrt() + self.eps)
+        kind = self.kind(g)
+        self.kinds.append(kind)
+        if kind == "channel":
+            for row in range(len(self.w)):
+                q[row] -= (self.w[row] * q[row]).sum() / (self.w[row] ** 2).sum() * self.w[row]
+        elif kind == "layer":
+            q = q - (self.w * q).sum() / (self.w**2).sum() * self.w
+        self.w = (1 - self.lr * self.wd * (self.ratio if kind else 1)) * self.w - self.lr * q
+
+    def kind(self, g):
+        if self.w.ndim < 2:
+            return None
+        rows = [
+            abs(F.cosine_similarity(a.flatten(), b.flatten(), dim=0)) for a, b in zip(self.w, g, strict=True)
+        ]
+        if max(rows) < self.delta / math.sqrt(self.w[0].numel()):
+            return "channel"
+        whole = abs(F.cosine_similarity(self.w.flatten(), g.flatten(), dim=0))
+        return "layer" if whole < self.delta / math.sqrt(self.w.numel()) else None
+
+
+def orthogonal(weight, gradient, how):
+    """``gradient`` without its part along ``weight``: of each channel, of the layer, or not at all."""
+    if how == "channel":
+        w, g = weight.flatten(1), gradient.flatten(1)
+        return (g - (w * g).sum(1, keepdim=True) / (w * w).sum(1, keepdim=True) * w).view_as(weight)
+    if how == "layer":
+        return gradient - (weight * gradient).sum() / (weight * weight).sum() * weight
+    return gradient
+
+
+@pytest.mark.parametrize("nesterov", [False, True])
+@pytest.mark.parametrize("decay", [0.0, 0.3])
+@pytest.mark.parametrize(
+    ("how", "shape"),
+    [
+        *(((how, shape)) for how in ("channel", "layer", "none") for shape in ((4, 3), (3, 2, 2, 2))),
+        ("none", (5,)),
+        ("none", ()),
+    ],
+)
+def test_equals_the_naive_form(how, shape, decay, nesterov):
+    torch.manual_seed(5)
+    weight = torch.nn.Parameter(torch.randn(shape, dtype=torch.float64))
+    ours = AdamP([weight], lr=0.05, weight_decay=decay, nesterov=nesterov)
+    naive = Naive(weight.detach(), 0.05, decay, nesterov=nesterov)
+    for _ in range(6):
+        gradient = orthogonal(weight.detach(), torch.randn(shape, dtype=torch.float64), how)
+        weight.grad = gradient
+        ours.step()
+        naive.step(gradient)
+        torch.testing.assert_close(weight.detach(), naive.w)
+    assert how in naive.kinds or (how == "none" and None in naive.kinds)
+
+
+@pytest.mark.parametrize("spoil", ["weight", "gradient"])
+def test_zero_rows_stay_finite(spoil):
+    weight = torch.nn.Parameter(torch.randn(3, 4))
+    weight.grad = torch.randn(3, 4)
+    (weight.data if spoil == "weight" else weight.grad)[1] = 0
+    AdamP([weight], lr=0.1).step()
+    assert torch.isfinite(weight).all()
+
+
+def test_parameters_without_gradient_are_left_alone():
+    weight = torch.nn.Parameter(torch.ones(2, 2))
+    AdamP([weight], lr=0.1, weight_decay=1.0).step()
+    assert torch.equal(weight.detach(), torch.ones(2, 2))
+
+
+def test_closure_gives_the_loss():
+    weight = torch.nn.Parameter(torch.ones(2, 2))
+
+    def closure():
+        loss = weight.sum()
+        loss.backward()
+        return float(loss.detach())
+
+    assert AdamP([weight], lr=0.1).step(closure) == 4.0
+    assert not torch.equal(weight.detach(), torch.ones(2, 2))
+
+
+def run_scale_invariant(optimizer_of):
+    """Fit a direction under a loss that does not see the norm; the norm at the end and the loss."""
+    torch.manual_seed(6)
+    weight = torch.nn.Parameter(torch.randn(8, 16))
+    target = F.normalize(torch.randn(8, 16), dim=1)
+    optimizer = optimizer_of([weight])
+    for _ in range(200):
+        optimizer.zero_grad()
+        loss = (1 - (F.normalize(weight, dim=1) * target).sum(1)).mean() * 10
+        loss.backward()
+        optimizer.step()
+    return float(weight.detach().norm()), float(loss.detach())
+
+
+def test_norms_of_scale_invariant_weights_grow_less_than_under_adam():
+    ours, ours_loss = run_scale_invariant(lambda p: AdamP(p, lr=0.05))
+    adam, _ = run_scale_invariant(lambda p: torch.optim.Adam(p, lr=0.05))
+    assert ours < 0.9 * adam
+    assert ours_loss < 0.1

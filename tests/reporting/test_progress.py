@@ -1,0 +1,99 @@
+from __future__ import annotations
+
+import io
+
+import pytest
+from rich.console import Console
+from rich.text import Text
+
+from polyfed.reporting.progress import (
+    PlainProgress,
+    Progress,
+    RichProgress,
+    SilentProgress,
+    progress_for,
+    summaries,
+)
+
+
+def play(progress: Progress, *, done: int = 0) -> None:
+    progress.run_started("my [run]", 3, 4, done=done)
+    for number in range(done + 1, 4):
+        progress.round_started(number, ["a", "b"])
+        for step in ("fit", "distil"):
+            for client in ("a", "b"):
+                progress.client_done(client, step, 1.5)
+        if number == 2:
+            progress.event(number, "b", "client_excluded", "loss [nan]")
+        progress.evaluated(number, "server", "test", {"r1_sum": 10.0 * number, "gallery_image": 50.0})
+        progress.evaluated(number, "a", "test", {"accuracy": 20.0})
+        progress.evaluated(number, "b", "test", {"accuracy": 30.0})
+        progress.round_finished(number, 10.0 * number)
+    progress.run_finished(Text("the report"))
+    progress.close()
+
+
+def console(*, terminal: bool) -> tuple[Console, io.StringIO]:
+    stream = io.StringIO()
+    return Console(file=stream, force_terminal=terminal, width=100, color_system=None), stream
+
+
+def test_plain_progress_is_one_line_a_round_and_event():
+    target, stream = console(terminal=False)
+    play(PlainProgress(target))
+    clients = "mean of 2 clients test: accuracy 25.00"
+    assert stream.getvalue().splitlines() == [
+        "my [run]: 3 rounds, 4 clients",
+        f"round 1/3  10 s  2/2 clients  server test: r1_sum 10.00  {clients}  20 s left",
+        "round 2: client excluded: b: loss [nan]",
+        f"round 2/3  20 s  1/2 clients  server test: r1_sum 20.00  {clients}  15 s left",
+        f"round 3/3  30 s  2/2 clients  server test: r1_sum 30.00  {clients}",
+        "the report",
+    ]
+
+
+def test_plain_progress_of_a_resumed_run():
+    target, stream = console(terminal=False)
+    play(PlainProgress(target), done=2)
+    assert stream.getvalue().startswith("my [run]: 3 rounds, 4 clients, resumed after round 2\nround 3/3")
+
+
+def test_rich_progress_draws_bars_metrics_and_report():
+    target, stream = console(terminal=True)
+    play(RichProgress(target))
+    text = stream.getvalue()
+    for part in ("my [run]: 3 rounds", "3/3", "client excluded: b: loss [nan]", "r1_sum 30.00", "the report"):
+        assert part in text
+    assert text.rindex("the report") > text.rindex("r1_sum 30.00")
+
+
+def test_rich_progress_counts_clients_by_step():
+    target, _ = console(terminal=True)
+    progress = RichProgress(target)
+    progress.run_started("run", 2, 4)
+    try:
+        progress.round_started(1, ["a", "b", "c"])
+        clients = progress._bars.tasks[1]
+        progress.client_done("a", "fit", 1.0)
+        progress.client_done("b", "fit", 1.0)
+        assert (clients.completed, clients.total) == (2, 3)
+        progress.client_done("a", "distil", 1.0)
+        assert clients.completed == 1
+    finally:
+        progress.close()
+        progress.close()
+
+
+def test_silence():
+    play(SilentProgress())
+
+
+@pytest.mark.parametrize(("terminal", "kind"), [(True, RichProgress), (False, PlainProgress)])
+def test_the_console_decides(terminal, kind):
+    assert type(progress_for(console(terminal=terminal)[0])) is kind
+
+
+def test_summaries_average_clients_over_those_that_have_a_metric():
+    latest = {("a", "test"): {"accuracy": 10.0}, ("b", "test"): {"accuracy": 20.0, "top5": 40.0}}
+    assert summaries(latest) == {"mean of 2 clients test": "accuracy 15.00, top5 40.00"}
+    assert summaries({}) == {}

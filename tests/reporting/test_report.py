@@ -1,0 +1,91 @@
+from __future__ import annotations
+
+import io
+
+import pytest
+from rich.console import Console
+from run_folders import write_lines
+
+from polyfed.reporting.records import RunRecords
+from polyfed.reporting.report import clients_table, report, tables, write_report
+
+
+@pytest.fixture
+def records(run_folder):
+    return RunRecords.load(run_folder)
+
+
+def printed(renderable) -> str:
+    stream = io.StringIO()
+    Console(file=stream, width=140).print(renderable)
+    return stream.getvalue()
+
+
+def by_title(records):
+    return {table.title: table for table in tables(records)}
+
+
+def test_recalls_stand_with_gallery_and_chance(records):
+    table = by_title(records)["Server, test: retrieval"]
+    row = dict(zip(table.columns, next(r for r in table.rows if r[0] == "image to text R@5"), strict=True))
+    value = records.last("server")["image_to_text_r@5"]
+    best = records.best("server", "image_to_text_r@5")
+    assert row["final"] == f"{value:.2f}"
+    assert (row["best"], row["(round)"]) == (f"{best[1]:.2f}", str(best[0]))
+    assert (row["gallery"], row["positives"], row["folds"]) == ("500", "5", "1")
+    assert row["chance"] == "4.920"
+    assert row["final / chance"] == f"{value / 4.9202:.1f}"
+
+
+def test_clients_are_summed_up_by_group(records):
+    table = clients_table(records, "test")
+    rows = {row[0]: row[1:] for row in table.rows}
+    values = [records.last(client)["accuracy"] for client in records.groups["image"]]
+    mean = sum(values) / 4
+    assert rows["image: accuracy"] == ("4 of 4", f"{mean:.2f}", f"{min(values):.2f}", f"{max(values):.2f}")
+    assert "paired: r1_sum" in rows
+    assert "image: n" not in rows
+    assert "image: Measured with n 50." in table.notes
+
+
+def test_clients_without_a_finite_value_are_counted_as_missing(tmp_path):
+    lines = [
+        {"round": 1, "party": party, "kind": "test", "metrics": {"loss": value, "accuracy": 5.0}}
+        for party, value in (("a", float("nan")), ("b", 2.0))
+    ]
+    write_lines(tmp_path / "metrics.jsonl", lines)
+    rows = {row[0]: row[1:] for row in clients_table(RunRecords.load(tmp_path), "test").rows}
+    assert rows["clients: loss"] == ("1 of 2", "2.00", "2.00", "2.00")
+    assert rows["clients: accuracy"] == ("2 of 2", "5.00", "5.00", "5.00")
+
+
+def test_traffic_and_exclusions(records):
+    found = by_title(records)
+    assert found["Communication"].rows[-1] == ("both", f"{12 * 9 * 4_500_200:,}", "463.51", "38.63")
+    assert found["Excluded clients"].rows == [("text-1", "2", "5", "no answer in 60 s")]
+
+
+def test_terminal_and_file_say_the_same(records):
+    text, path = printed(report(records)), write_report(records)
+    assert path == records.folder / "report.md"
+    markdown = path.read_text()
+    for table in tables(records):
+        for row in table.rows:
+            for cell in row:
+                assert cell in text
+                assert cell in markdown
+    assert "run: 12 rounds in 2:0" in text
+
+
+def test_an_empty_run_has_a_report(tmp_path):
+    records = RunRecords.load(tmp_path)
+    assert tables(records) == []
+    assert "0 rounds, 0 clients" in printed(report(records))
+    assert "0 rounds, 0 clients" in write_report(records).read_text()
+
+
+def test_warnings_are_shown(tmp_path):
+    (tmp_path / "metrics.jsonl").write_text('{"round')
+    records = RunRecords.load(tmp_path)
+    assert "warning: metrics.jsonl" in printed(report(records))
+    assert "**Warning**: metrics.jsonl" in write_report(records).read_text()

@@ -1,0 +1,186 @@
+from __future__ import annotations
+
+import pytest
+import torch
+from pydantic import ValidationError
+from task_samples import captioned, identity_model, make_samples
+from torch import nn
+
+from polyfed.errors import ConfigError, DataError
+from polyfed.losses.info_nce import InfoNCE, info_nce
+from polyfed.losses.soft_contrastive import SoftContrastive
+from polyfed.models.model import Model
+from polyfed.tasks.retrieval import Retrieval
+from polyfed.tasks.task import Task
+
+
+def test_is_found_by_name_and_survives_a_round_trip():
+    task = Task.model_validate({"name": "retrieval", "objective": "info_nce", "temperature": 0.1, "folds": 5})
+    assert isinstance(task, Retrieval)
+    assert task.folds == (5,)
+    assert Task.model_validate(task.model_dump(mode="json")) == task
+    assert task.primary == "r1_sum"
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"temperature": 0.1}, "temperature has no effect"),
+        ({"objective": "info_nce", "shift": 3}, "shift has no effect"),
+        ({"between": ("image", "image")}, "twice"),
+        ({"cutoffs": (5, 10)}, "lack 1"),
+        ({"folds": (5, 5)}, "different numbers"),
+        ({"folds": 0}, "at least 1"),
+        ({"folds": ()}, "folds"),
+    ],
+)
+def test_settings_that_make_no_sense_are_refused(settings, message):
+    with pytest.raises(ValidationError, match=message):
+        Retrieval(**settings)
+
+
+def test_heads_are_the_losses_with_their_scalars():
+    samples = captioned(3, 1)
+    soft = Retrieval(shift=2.0, scale=3.0).head(6, samples)
+    assert isinstance(soft, SoftContrastive)
+    assert {name: value.item() for name, value in soft.named_parameters()} == {"shift": 2.0, "scale": 3.0}
+    fixed = Retrieval(objective="info_nce", temperature=0.5, learn_temperature=False).head(6, samples)
+    assert isinstance(fixed, InfoNCE)
+    assert not list(fixed.parameters())
+    assert float(fixed.scale) == pytest.approx(2.0)
+
+
+def test_loss_is_that_of_the_representations():
+    samples = captioned(4, 2, noise=0.5)
+    batch = samples.batch(torch.arange(8))
+    model = identity_model("image", "text")
+    task = Retrieval(objective="info_nce", temperature=0.5)
+    u, v = (nn.functional.normalize(batch.inputs[name], dim=1) for name in ("image", "text"))
+    assert task.loss(model, task.head(6, samples), batch).item() == pytest.approx(info_nce(u, v, 2.0).item())
+    masked = Retrieval(objective="info_nce", temperature=0.5, mask_siblings=True)
+    expected = info_nce(u, v, 2.0, samples.items)
+    loss = masked.loss(model, masked.head(6, samples), batch)
+    assert loss.item() == pytest.approx(expected.item())
+    assert expected.item() < info_nce(u, v, 2.0).item()
+    loss.backward()
+    assert all(parameter.grad is not None for parameter in model.parameters())
+
+
+def test_loss_needs_its_head():
+    with pytest.raises(TypeError, match="head"):
+        Retrieval().loss(identity_model("image", "text"), None, captioned(2, 1).batch(torch.arange(2)))
+
+
+def test_a_perfect_model_scores_100_with_its_context():
+    metrics = Retrieval().evaluate(identity_model("image", "text"), None, captioned(20, 5), batch_size=7)
+    # the five equal captions of a picture are all positives of it, so they do not compete
+    assert metrics == {
+        "r1_sum": 200.0,
+        "image_to_text_r@1": 100.0,
+        "image_to_text_r@5": 100.0,
+        "image_to_text_r@10": 100.0,
+        "gallery_text": 100.0,
+        "image_to_text_positives_per_query": 5.0,
+        "text_to_image_r@1": 100.0,
+        "text_to_image_r@5": 100.0,
+        "text_to_image_r@10": 100.0,
+        "gallery_image": 20.0,
+        "text_to_image_positives_per_query": 1.0,
+        "folds": 1.0,
+    }
+
+
+def test_a_constant_model_scores_nothing():
+    model = identity_model("image", "text")
+    for encoder in model.encoders.values():
+        nn.init.ones_(encoder.weight)
+    samples = captioned(20, 5)
+    shifted = make_samples(
+        {name: inputs.values.abs() for name, inputs in samples.inputs.items()}, samples.rows, samples.items
+    )
+    assert Retrieval().evaluate(model, None, shifted, batch_size=7)["r1_sum"] == 0.0
+
+
+def test_each_distinct_row_is_encoded_once_in_the_evaluation_view():
+    samples = captioned(6, 5)
+    Retrieval().evaluate(identity_model("image", "text"), None, samples, batch_size=4)
+    assert samples.inputs["image"].asked == list(range(6))
+    assert samples.inputs["text"].asked == list(range(30))
+    assert samples.inputs["image"].training_views == 0
+
+
+def test_order_of_the_samples_does_not_matter():
+    samples, model = captioned(12, 3, noise=1.5), identity_model("image", "text")
+    shuffled = samples.subset(torch.randperm(36, generator=torch.Generator().manual_seed(0)))
+    task = Retrieval(folds=(1, 3))
+    expected = task.evaluate(model, None, samples, batch_size=5)
+    assert 0 < expected["r1_sum"] < 400
+    assert task.evaluate(model, None, shuffled, batch_size=36) == pytest.approx(expected)
+
+
+def test_folds_are_means_over_contiguous_items():
+    samples, model = captioned(10, 2, noise=2.0), identity_model("image", "text")
+    metrics = Retrieval(folds=(1, 2), cutoffs=(1,)).evaluate(model, None, samples, batch_size=8)
+    halves = [
+        Retrieval(cutoffs=(1,)).evaluate(model, None, samples.subset(part), batch_size=8)
+        for part in (torch.arange(10), torch.arange(10, 20))
+    ]
+    for name in (
+        "image_to_text_r@1",
+        "text_to_image_r@1",
+        "gallery_text",
+        "image_to_text_positives_per_query",
+    ):
+        assert metrics[f"{name}_2fold"] == pytest.approx(sum(half[name] for half in halves) / 2)
+    assert metrics["gallery_text_full"] == 20.0
+    assert metrics["gallery_text_2fold"] == 10.0
+    assert metrics["folds_2fold"] == 2.0
+    firsts = [value for name, value in metrics.items() if "_r@1_" in name]
+    assert len(firsts) == 4
+    assert metrics["r1_sum"] == pytest.approx(sum(firsts))
+
+
+def test_fold_seed_shuffles_items_reproducibly():
+    samples, model = captioned(40, 1, noise=2.0), identity_model("image", "text")
+
+    def score(seed):
+        return Retrieval(folds=8, fold_seed=seed).evaluate(model, None, samples, batch_size=40)
+
+    assert score(1) == score(1)
+    assert len({score(seed)["r1_sum"] for seed in (None, 1, 2, 3)}) > 1
+
+
+def test_model_and_batch_norm_are_left_as_they_were():
+    norm = nn.BatchNorm1d(6)
+    model = Model({"image": nn.Sequential(nn.Dropout(0.5), norm), "text": nn.Identity()}, {}, 6)
+    model.encoders["text"].weight = nn.Parameter(torch.zeros(1))
+    model.train()
+    norm.eval()
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    Retrieval().evaluate(model, None, captioned(5, 2), batch_size=4)
+    assert model.training
+    assert model.encoders["image"][0].training
+    assert not norm.training
+    assert all(value.equal(before[name]) for name, value in model.state_dict().items())
+
+
+def test_any_two_modalities_will_do():
+    values = torch.randn(5, 6, generator=torch.Generator().manual_seed(0))
+    rows = torch.arange(5)
+    samples = make_samples({"audio": values, "imu": values}, {"audio": rows, "imu": rows}, rows)
+    metrics = Retrieval(between=("audio", "imu")).evaluate(
+        identity_model("audio", "imu"), None, samples, batch_size=2
+    )
+    assert metrics["imu_to_audio_r@1"] == 100.0
+    assert metrics["gallery_imu"] == 5.0
+
+
+def test_errors_name_what_is_missing():
+    samples = captioned(3, 1)
+    empty = samples.subset(torch.empty(0, dtype=torch.int64))
+    with pytest.raises(ConfigError, match="needs 'text'"):
+        Retrieval().head(6, samples.only(["image"]))
+    with pytest.raises(DataError, match="3 items cannot make 5 folds"):
+        Retrieval(folds=5).evaluate(identity_model("image", "text"), None, samples, batch_size=2)
+    with pytest.raises(DataError, match="0 items"):
+        Retrieval().evaluate(identity_model("image", "text"), None, empty, batch_size=2)
