@@ -26,34 +26,33 @@ class Timing(NamedTuple):
     wall: float
 
 
-def interleaved(works: Mapping[str, Work], repeats: int) -> dict[str, Timing]:
+def interleaved(works: Mapping[str, Work], repeats: int, shortest: float = 0.05) -> dict[str, Timing]:
     """Time rivals in turn, ``repeats`` times after a warm-up, so that a busy machine slows all of them alike.
 
-    Compare CPU times where other processes share the cores; on a GPU, wall times.
+    A work of less than ``shortest`` seconds is looped. Compare CPU times where other processes share the
+    cores; on a GPU, wall times.
     """
+    loops = {name: _loops(work, shortest) for name, work in works.items()}
     samples: dict[str, list[Timing]] = {name: [] for name in works}
-    for repeat in range(repeats + 1):
+    for _ in range(repeats):
         for name, work in works.items():
-            timing = _timed(work)
-            if repeat:
-                samples[name].append(timing)
-    return {
-        name: Timing(*(statistics.median(column) for column in zip(*taken, strict=True)))
-        for name, taken in samples.items()
-    }
+            samples[name].append(_timed(work, loops[name]))
+    return {name: _median(taken) for name, taken in samples.items()}
 
 
 def report(name: str, *, ratio: float, against: str, **fields: object) -> None:
     """Print one result as a JSON line; ``ratio`` compares with ``against``, measured in the same run."""
-    rounded = {key: round(value, 4) if isinstance(value, float) else value for key, value in fields.items()}
+    rounded = {
+        key: float(f"{value:.4g}") if isinstance(value, float) else value for key, value in fields.items()
+    }
     print(json.dumps({"name": name, "ratio": round(ratio, 3), "against": against, **rounded}), flush=True)
 
 
 def peak_extra(work: Work, device: torch.device | str = "cpu") -> int:
     """Bytes that ``work`` needs at its peak beyond what was in use before, its result included.
 
-    On a GPU by torch's allocator. On Linux by the kernel's own high-water mark of resident memory, which misses
-    nothing; elsewhere by sampling it every millisecond.
+    On a GPU by torch's allocator. On Linux by the kernel's own high-water mark of resident memory, which
+    misses nothing; elsewhere by sampling it every millisecond.
     """
     gc.collect()
     if torch.device(device).type == "cuda":
@@ -62,12 +61,22 @@ def peak_extra(work: Work, device: torch.device | str = "cpu") -> int:
     return _peak_sampled(work) if not _reset_high_water() else _peak_high_water(work)
 
 
-def _timed(work: Work) -> Timing:
+def _loops(work: Work, shortest: float) -> int:
+    first = _timed(work, 1).wall  # also the warm-up
+    return 1 if first > shortest else max(1, int(shortest / max(_timed(work, 1).wall, 1e-6)))
+
+
+def _timed(work: Work, loops: int) -> Timing:
     _wait()
     cpu, wall = time.process_time(), time.perf_counter()
-    work()
+    for _ in range(loops):
+        work()
     _wait()
-    return Timing(time.process_time() - cpu, time.perf_counter() - wall)
+    return Timing((time.process_time() - cpu) / loops, (time.perf_counter() - wall) / loops)
+
+
+def _median(taken: list[Timing]) -> Timing:
+    return Timing(statistics.median(t.cpu for t in taken), statistics.median(t.wall for t in taken))
 
 
 def _wait() -> None:

@@ -7,13 +7,10 @@ from typing import Any
 
 import pytest
 
+from polyfed import Experiment, run
 
-@pytest.fixture
-def tiny(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
-    """A complete experiment that runs in about a second: 3 clients, 40 generated scenes, 2 rounds of FedAvg."""
-    monkeypatch.setenv("POLYFED_CACHE", str(tmp_path / "cache"))
-    for variable in ("POLYFED_DATA", "POLYFED_WEIGHTS"):
-        monkeypatch.delenv(variable, raising=False)
+
+def tiny_experiment() -> dict[str, Any]:
     pixels = {"name": "pixels", "size": 16}
     image = {"name": "resnet", "widths": [8, 8], "depths": [1, 1], "block": "basic", "view": pixels}
     text = {"name": "bag", "width": 8, "view": {"name": "tokens", "length": 16}}
@@ -46,5 +43,38 @@ def tiny(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
             },
         },
         "algorithm": {"name": "fedavg", "local_epochs": 1},
-        "run": {"rounds": 2, "threads": 1, "device": "cpu"},
+        "run": {"rounds": 2, "threads": 1, "device": "cpu", "plots": False},
     }
+
+
+@pytest.fixture
+def tiny(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """A complete experiment that runs in a second: 3 clients, 72 generated scenes, 2 rounds of FedAvg."""
+    monkeypatch.setenv("POLYFED_CACHE", str(tmp_path / "cache"))
+    for variable in ("POLYFED_DATA", "POLYFED_WEIGHTS"):
+        monkeypatch.delenv(variable, raising=False)
+    return tiny_experiment()
+
+
+@pytest.fixture(scope="session")
+def tiny_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Folder of a finished run of ``tiny``, without plots; not to be changed."""
+    return _finished(tiny_experiment(), tmp_path_factory.mktemp("tiny"))
+
+
+@pytest.fixture(scope="session")
+def classifier_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Folder of a finished run whose server classifies pictures, without a public set; not to be changed."""
+    content = tiny_experiment()
+    private = content["clients"]["image"]
+    server = {key: private[key] for key in ("model", "task", "source", "training")}
+    content |= {"public": None, "server": server, "clients": {"image": private}}
+    return _finished(content, tmp_path_factory.mktemp("classifier"))
+
+
+def _finished(content: dict[str, Any], folder: Path) -> Path:
+    content["data"]["cache_dir"] = str(folder / "cache")
+    content["run"]["rounds"] = 1
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("polyfed.runner.draw_all", lambda folder: None)  # takes longer than all the rest
+        return run(Experiment.load(content), folder / "run").folder

@@ -11,6 +11,7 @@ import yaml
 from pydantic import Field, SerializeAsAny, ValidationError
 
 from polyfed.algorithms.algorithm import Algorithm
+from polyfed.catalogue import presets
 from polyfed.errors import ConfigError, nearest
 from polyfed.federation.cohort import SamplingSettings
 from polyfed.federation.ledger import Transport
@@ -34,6 +35,7 @@ class RunSettings(Settings):
     threads: int = Field(default=2, ge=1, description="CPU threads; part of the configuration since sums depend on it")
     precision: Precision = Field(default="float32", description="autocast type of forward passes")
     transport: Transport = Field(default_factory=Transport)
+    plots: bool = Field(default=True, description="draw plots at the end")
     serialize: bool = Field(default=False, description="encode and decode every message also in-process")
     state_memory: int = Field(default=1 << 30, ge=0, description="bytes of client state held in memory at most")
 
@@ -77,17 +79,6 @@ class Experiment(Settings):
     def to_yaml(self) -> str:
         """The resolved configuration: every default written out."""
         return yaml.safe_dump(self.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
-
-
-def presets() -> dict[str, str]:
-    """Names and descriptions of the presets that come with polyfed."""
-    folder = resources.files("polyfed.presets")
-    files = sorted((entry for entry in folder.iterdir() if entry.name.endswith(".yaml")), key=lambda entry: entry.name)
-    found = {}
-    for entry in files:
-        content = yaml.safe_load(entry.read_text(encoding="utf-8"))
-        found[entry.name.removesuffix(".yaml")] = str(content.get("description", ""))
-    return found
 
 
 def read_config(source: str | Path) -> dict[str, Any]:
@@ -165,7 +156,7 @@ def _set(content: Any, keys: Sequence[str], value: Any, path: str) -> Any:
     if content is not None and not isinstance(content, Mapping):
         raise ConfigError(f"--set {path}: '{keys[0]}' is below a value, not a section")
     content = content or {}
-    if keys[0] == "name" and len(keys) == 1 and content.get("name") != value:
+    if path != "name" and list(keys) == ["name"] and content.get("name") != value:
         content = {}  # another component: settings of the old one do not apply
     return {**content, keys[0]: _set(content.get(keys[0]), keys[1:], value, path)}
 

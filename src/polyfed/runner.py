@@ -313,7 +313,7 @@ class Session:
         raise RunError(f"'{self.folder.path}' has no usable checkpoint ({reason}); start the run again")
 
     def _save_server(self, which: str) -> None:
-        save_model(self.folder, f"models/{which}", self.server, self.experiment)
+        save_model(self.folder, f"models/{which}", self.server, self.experiment, self.federation.context)
 
     # ---- the ends
 
@@ -326,7 +326,8 @@ class Session:
     def finish(self) -> Run:
         """Plots and report."""
         result = Run(self.folder.path)
-        draw_all(self.folder.path)
+        if self.experiment.run.plots:
+            draw_all(self.folder.path)
         write_report(result.records)
         self.progress.run_finished(report(result.records))
         return result

@@ -176,7 +176,7 @@ def test_pretrained_that_is_nowhere(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         raise OSError("We couldn't connect to the hub\nand more")
 
     monkeypatch.setattr(transformers.AutoTokenizer, "from_pretrained", fail)
-    message = r"tokenizer 'no/such' can be loaded neither from '.*no/such' nor the hub \(We couldn't connect to the hub\)"
+    message = r"tokenizer 'no/such' can be loaded neither from '.*no/such' nor the hub"
     with pytest.raises(ConfigError, match=message):
         Pretrained(path="no/such").ready("anything", context(tmp_path))
 

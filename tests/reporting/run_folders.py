@@ -59,7 +59,7 @@ def write_run(folder: Path, *, rounds: int = 12, seed: int = 0, gain: float = 30
     write_lines(folder / "ledger.jsonl", ledger)
     write_lines(folder / "timing.jsonl", timing)
     (folder / "partition.json").write_text(json.dumps({c: holding(g, draw) for c, g in clients.items()}))
-    (folder / "config.yaml").write_text(yaml.safe_dump({"seed": seed, "rounds": rounds, **config}))
+    (folder / "config.yaml").write_text(yaml.safe_dump({"run": {"seed": seed, "rounds": rounds}, **config}))
     write_weights(folder, rounds, seed)
     return folder
 

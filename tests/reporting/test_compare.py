@@ -53,9 +53,7 @@ def test_fold_seeds_and_nested_names_keep_runs_apart(tmp_path):
     )
     assert len(compare([one, two])) == 2
     named = [
-        RunRecords.load(
-            write_run(tmp_path / f"n{n}", rounds=1, name=f"n{n}", run={"seed": n, "folder": f"n{n}"})
-        )
+        RunRecords.load(write_run(tmp_path / f"n{n}", rounds=1, seed=n, name=f"n{n}", description=f"{n}"))
         for n in (1, 2)
     ]
     assert len(compare(named)) == 1

@@ -21,7 +21,7 @@ def test_everything_that_was_written_is_read(run_folder):
     assert records.clients == tuple(client_ids())
     assert {group: len(clients) for group, clients in records.groups.items()} == GROUPS
     assert list(records.series("server", "r1_sum")) == list(range(1, 13))
-    assert records.config["seed"] == 0
+    assert records.config["run"]["seed"] == 0
     assert records.warnings == ()
     assert [event.round for event in records.excluded()] == [3, 5]
     assert records.excluded()[0].reason == "loss is not finite"

@@ -18,7 +18,7 @@ from polyfed.aggregation.tiles import (
     working_dtype,
 )
 
-ROWS = 1024
+ROWS = 256
 """Rows at a time, where there is no tile."""
 
 

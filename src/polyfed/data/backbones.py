@@ -266,6 +266,14 @@ def frozen(folder: Path, pool: Pool, tower: Tower = "whole") -> Backbone:
         return Backbone(load(folder, AutoModel, pooler=False), pool, tower)
 
 
+def channels_last(model: nn.Module) -> nn.Module:
+    """The model with its convolutions in the memory layout that suits CPUs and GPUs; images follow suit."""
+    for parameter in model.parameters():
+        if parameter.dim() == 4:
+            parameter.data = parameter.data.to(memory_format=torch.channels_last)
+    return model
+
+
 def outline(folder: Path, pool: Pool, tower: Tower = "whole") -> Backbone:
     """The backbone in ``folder`` on the meta device: shapes without weights or arithmetic.
 

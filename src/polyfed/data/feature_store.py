@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
+import os
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -24,47 +25,48 @@ REPORT_SECONDS = 10.0
 
 
 def stored(
-    path: Path, count: int, shape: tuple[int, ...], compute: Callable[[int, int], Tensor], *, chunk: int = 256
+    path: Path,
+    shape: Callable[[], tuple[int, ...]],
+    compute: Callable[[int, int], Tensor],
+    *,
+    chunk: int = 256,
 ) -> Rows:
-    """The rows at ``path``, computed if they are not there: float16 [count, *shape], a read-only memory map.
+    """The rows at ``path``, computed if they are not there: float16 [n, ...], a read-only memory map.
 
     ``path`` exists only when it is complete. Until then the rows stand in ``path.part``, and ``path.done``
     counts those that are there: an interrupted computation goes on from that chunk. One process computes,
-    others wait.
+    others wait. Nothing is called if the rows are there.
 
     Args:
         path: file to keep the rows in; what they depend on must be part of its name.
-        count: number of rows n.
-        shape: shape of one row.
-        compute: rows ``start`` to ``stop`` -> [stop - start, *shape].
+        shape: gives the shape of all rows, (n, ...).
+        compute: rows ``start`` to ``stop`` -> [stop - start, ...].
         chunk: rows to compute at a time; so many are lost at most when it is interrupted.
 
     Raises:
         DataError: a row is not finite in float16, or the folder cannot be written.
     """
-    if count == 0:
-        return np.zeros((0, *shape), np.float16)
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
         if not path.exists():
+            whole = shape()
+            if whole[0] == 0:
+                return np.zeros(whole, np.float16)
+            path.parent.mkdir(parents=True, exist_ok=True)
             with FileLock(path.with_suffix(".lock")):
                 if not path.exists():
-                    _fill(path, (count, *shape), compute, chunk)
-        return _opened(path, (count, *shape))
+                    _fill(path, whole, compute, chunk)
+        return _opened(path)
     except OSError as error:
-        raise DataError(
-            f"cache folder '{path.parent}' cannot be used ({error}); choose another with --cache-dir or "
-            "POLYFED_CACHE"
-        ) from error
+        raise _unusable(path, error) from error
 
 
-def _opened(path: Path, shape: tuple[int, ...]) -> Rows:
+def _opened(path: Path) -> Rows:
     try:
         rows: Rows = np.load(path, mmap_mode="r")
     except ValueError as error:
         raise DataError(f"cached features '{path}' are damaged ({error}); delete the file") from error
-    if rows.shape != shape or rows.dtype != np.float16:
-        raise DataError(f"cached features '{path}' are {rows.shape}, not {shape}; delete the file")
+    if rows.dtype != np.float16:
+        raise DataError(f"cached features '{path}' are {rows.dtype}, not float16; delete the file")
     return rows
 
 
@@ -77,17 +79,24 @@ def _fill(path: Path, shape: tuple[int, ...], compute: Callable[[int, int], Tens
         last = min(first + chunk, shape[0])
         rows[first:last] = _finite(compute(first, last), first, path.stem)
         rows.flush()
-        _note(done, last, shape)
+        _replace(done, json.dumps({"rows": last, "shape": shape}))
         progress.report(last)
     del rows
     part.replace(path)
     done.unlink(missing_ok=True)
 
 
-def _note(done: Path, rows: int, shape: tuple[int, ...]) -> None:
-    temporary = done.with_suffix(".done.tmp")
-    temporary.write_text(json.dumps({"rows": rows, "shape": shape}))
-    temporary.replace(done)
+def _replace(path: Path, text: str) -> None:
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    temporary.write_text(text)
+    temporary.replace(path)
+
+
+def _unusable(path: Path, error: OSError) -> DataError:
+    return DataError(
+        f"cache folder '{path.parent}' cannot be used ({error}); choose another with --cache-dir or "
+        "POLYFED_CACHE"
+    )
 
 
 def _resumed(part: Path, done: Path, shape: tuple[int, ...]) -> int:
@@ -109,6 +118,25 @@ def _finite(values: Tensor, first: int, name: str) -> Rows:
             f"{name}: features of row {row} are not finite in float16; check the backbone and that row"
         )
     return rows
+
+
+def remembered(path: Path, compute: Callable[[], list[int]]) -> list[int]:
+    """A few integers kept as JSON at ``path``, computed if they are not there or damaged.
+
+    Raises:
+        DataError: the folder cannot be written.
+    """
+    with contextlib.suppress(OSError, ValueError):
+        found = json.loads(path.read_text())
+        if isinstance(found, list):
+            return found
+    value = compute()
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        _replace(path, json.dumps(value))
+    except OSError as error:
+        raise _unusable(path, error) from error
+    return value
 
 
 class _Progress:

@@ -166,6 +166,10 @@ class Erase(Augmentation):
 
     def __call__(self, x: Num[Tensor, "b 3 h w"], generator: torch.Generator) -> Num[Tensor, "b 3 h w"]:
         """Pictures, some with a hole; one into which none of ten boxes fits stays whole."""
+        return x * self.kept(x, generator)
+
+    def kept(self, x: Num[Tensor, "b 3 h w"], generator: torch.Generator) -> Num[Tensor, "b 1 h w"]:
+        """1 where a pixel stays, 0 where it is erased."""
         b, _, h, w = x.shape
         chosen = torch.rand(b, generator=generator) < self.p
         boxes = _boxes(b, (h, w), self.scale, self.ratio, generator).mul_(chosen[:, None]).to(x.device)
@@ -173,7 +177,7 @@ class Erase(Augmentation):
         rows, columns = torch.arange(h, device=x.device), torch.arange(w, device=x.device)
         tall = ((rows >= top) & (rows < top + height)).view(b, 1, h, 1).to(x.dtype)
         wide = ((columns >= left) & (columns < left + width)).view(b, 1, 1, w).to(x.dtype)
-        return x * (1 - tall * wide)
+        return 1 - tall * wide
 
 
 class Augment(Settings):
@@ -198,8 +202,8 @@ class Augment(Settings):
         return x
 
     def normalised(self, x: Float[Tensor, "b 3 h w"], generator: torch.Generator) -> Float[Tensor, "b 3 h w"]:
-        """All changes that come after normalisation."""
-        return x if self.erase is None else self.erase(x, generator)
+        """All changes that come after normalisation; in place, which saves a second batch of floats."""
+        return x if self.erase is None else x.mul_(self.erase.kept(x, generator))
 
 
 def _uniform(n: int, low: float, high: float, generator: torch.Generator) -> Float[Tensor, " n"]:

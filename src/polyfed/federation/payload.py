@@ -22,18 +22,19 @@ Scalar = int | float | str | bool
 Field = "Artefact | Scalar"
 
 SCHEMA = 1
-_DTYPES = {
-    torch.float64: "F64",
-    torch.float32: "F32",
+_DTYPES = {  # in the order in which safetensors lays tensors out, last first
+    torch.bool: "BOOL",
+    torch.uint8: "U8",
+    torch.int8: "I8",
+    torch.int16: "I16",
     torch.float16: "F16",
     torch.bfloat16: "BF16",
-    torch.int64: "I64",
     torch.int32: "I32",
-    torch.int16: "I16",
-    torch.int8: "I8",
-    torch.uint8: "U8",
-    torch.bool: "BOOL",
+    torch.float32: "F32",
+    torch.float64: "F64",
+    torch.int64: "I64",
 }
+_ORDER = {dtype: -position for position, dtype in enumerate(_DTYPES)}
 
 
 @dataclass(frozen=True)
@@ -149,7 +150,7 @@ def encoded_size(payload: Payload) -> int:
     flat = _flat(payload)
     header: dict[str, Any] = {"__metadata__": {"polyfed": _structure(payload)}}
     offset = 0
-    for name in sorted(flat, key=lambda key: (-flat[key].element_size(), key)):
+    for name in sorted(flat, key=lambda key: (_ORDER[flat[key].dtype], key)):
         end = offset + flat[name].numel() * flat[name].element_size()
         header[name] = {
             "dtype": _DTYPES[flat[name].dtype],

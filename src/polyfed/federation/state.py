@@ -77,13 +77,13 @@ class StateStore:
         Raises:
             RunError: the state file is damaged.
         """
-        held = self._held.get(client)
-        if held is not None and held[0] < before:
-            self._held.move_to_end(client)
-            return held
         labels = [label for label in self.labels(client) if label < before]
         if not labels:
             return None
+        held = self._held.get(client)
+        if held is not None and held[0] == labels[-1]:
+            self._held.move_to_end(client)
+            return held
         entry = self._read(client, labels[-1])
         self._hold(client, labels[-1], entry)
         return labels[-1], entry

@@ -42,12 +42,12 @@ def soft_contrastive(
             that do not match by index are left out instead of pushed apart.
         reduction: ``sum`` as in the papers (clip the gradient: it grows with b^2), or ``mean``.
     """
-    squared = u.square().sum(1)[:, None] + v.square().sum(1)[None, :] - 2 * (u @ v.T)
-    score = shift - scale * (squared.clamp_min(0) + EPSILON).sqrt()
-    match = torch.eye(len(u), dtype=torch.bool, device=u.device)
-    terms = F.softplus(torch.where(match, -2 * score, 2 * score))
+    norms = torch.linalg.vecdot(u, u)[:, None] + torch.linalg.vecdot(v, v)
+    distance = (torch.addmm(norms, u, v.T, alpha=-2).relu() + EPSILON).sqrt()
+    sign = torch.ones_like(distance).fill_diagonal_(-1)
+    terms = F.softplus((shift - scale * distance) * (2 * sign))
     if items is not None:
-        terms = terms.masked_fill((items[:, None] == items[None, :]) & ~match, 0)
+        terms = terms.masked_fill((items[:, None] == items) & (sign > 0), 0)
     return 2 * terms.sum() if reduction == "sum" else terms.sum() / terms.numel()
 
 

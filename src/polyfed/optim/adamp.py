@@ -113,17 +113,18 @@ def _adam_update(state: dict[str, Tensor], gradient: Tensor, group: dict[str, An
 def _project(weight: Tensor, gradient: Tensor, update: Tensor, delta: float) -> Tensor:
     """Take the radial part out of ``update`` where the cosine test says so; whether it did, as a tensor.
 
-    Both tests and both projections follow from four dot products a channel, whose sums are those of the layer.
+    Tests and projections follow from norms and dot products a channel, which add up to those of the layer.
     """
     w, g, q = (tensor.reshape(len(weight), -1) for tensor in (weight, gradient, update))
-    ww, gg, wg, wq = (torch.linalg.vecdot(*pair) for pair in ((w, w), (g, g), (w, g), (w, q)))
-    by_channel = _cosine(wg, ww, gg).amax() < delta / w.shape[1] ** 0.5
-    by_layer = _cosine(wg.sum(), ww.sum(), gg.sum()) < delta / w.numel() ** 0.5
+    w_norm, g_norm = torch.linalg.vector_norm(w, dim=1), torch.linalg.vector_norm(g, dim=1)
+    wg, wq, ww = torch.linalg.vecdot(w, g), torch.linalg.vecdot(w, q), w_norm.square()
+    by_channel = _cosine(wg, w_norm, g_norm).amax() < delta / w.shape[1] ** 0.5
+    by_layer = _cosine(wg.sum(), w_norm.norm(), g_norm.norm()) < delta / w.numel() ** 0.5
     layer = (wq.sum() / ww.sum().clamp_min(TINY)) * by_layer
     radial = torch.where(by_channel, wq / ww.clamp_min(TINY), layer)
-    update.sub_(weight * radial.reshape(-1, *[1] * (weight.ndim - 1)))
+    update.addcmul_(weight, radial.reshape(-1, *[1] * (weight.ndim - 1)), value=-1)
     return torch.logical_or(by_channel, by_layer)
 
 
-def _cosine(wg: Tensor, ww: Tensor, gg: Tensor) -> Tensor:
-    return wg.abs() / (ww.sqrt() * gg.sqrt()).clamp_min(TINY)
+def _cosine(wg: Tensor, w_norm: Tensor, g_norm: Tensor) -> Tensor:
+    return wg.abs() / (w_norm * g_norm).clamp_min(TINY)

@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 PREFERRED = ("r1_sum", "accuracy")
-SEED_KEYS = ("seed", "run.seed")
-LABEL_KEYS = ("name", "run.name", "run.folder", "run.out")
+SEED_KEYS = ("run.seed",)
+LABEL_KEYS = ("name", "description")
 
 
 @dataclass(frozen=True)

@@ -100,9 +100,7 @@ class RunRecords:
             RunError: there is no such folder, or a file is damaged anywhere but in a cut-off last line.
         """
         if not folder.is_dir():
-            raise RunError(
-                f"no run folder '{folder}'; give the folder of a run (see run.folder in its config)"
-            )
+            raise RunError(f"no run folder '{folder}'; give the folder that the run printed at its end")
         warnings: list[str] = []
         lines = list(_lines(folder / "metrics.jsonl", warnings))
         return cls(

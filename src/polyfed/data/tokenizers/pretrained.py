@@ -26,7 +26,7 @@ class Pretrained(Tokenizer):
 
     def load(self, modality: str, context: DataContext) -> Vocabulary:
         """Read the tokenizer."""
-        tokenizer = self._tokenizer((context.weights or Path()) / self.path)
+        tokenizer = self.opened(context)
         missing = [kind for kind in ("pad", "unk") if getattr(tokenizer, f"{kind}_token_id") is None]
         if missing:
             raise ConfigError(f"tokenizer '{self.path}' has no {missing[0]} token; choose one that has")
@@ -43,6 +43,10 @@ class Pretrained(Tokenizer):
             unknown=tokenizer.unk_token_id,
             fixed=tuple(sorted(fixed)),
         )
+
+    def opened(self, context: DataContext) -> Any:
+        """The tokenizer as ``transformers`` gives it."""
+        return self._tokenizer((context.weights or Path()) / self.path)
 
     def _tokenizer(self, local: Path) -> Any:
         import transformers  # takes seconds, and most runs do not need it

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
 import re
@@ -12,13 +13,13 @@ import pyarrow as pa
 import torch
 from jaxtyping import Float, Int64
 from pydantic import Field
-from torch import Tensor
+from torch import Tensor, nn
 
 from polyfed.data.arrow import flattened, place_of
 from polyfed.data.backbone_inputs import ImagePreparation, Prepared, TextPreparation
-from polyfed.data.backbones import Backbone, Pool, Tower, digest, frozen, locate, outline
+from polyfed.data.backbones import Pool, Tower, channels_last, digest, frozen, locate, outline
 from polyfed.data.cache import Fit
-from polyfed.data.feature_store import Rows, stored
+from polyfed.data.feature_store import Rows, remembered, stored
 from polyfed.data.source import Column
 from polyfed.data.view import DataContext, InputSpec, View
 from polyfed.errors import DataError
@@ -26,7 +27,7 @@ from polyfed.errors import DataError
 Preparation = ImagePreparation | TextPreparation
 
 _VERSION = 1  # raise when the same settings give other features
-# a convolution map of a few images stays in the CPU's cache: MobileNetV2 runs two to three times as fast as with 32
+# maps of a few images stay in the CPU's cache: MobileNetV2 runs two to three times as fast as with 32
 _BATCH = {"cpu": 4, "cuda": 128}
 _DEFAULT = "facebook/deit-tiny-patch16-224"
 
@@ -54,7 +55,9 @@ class Features(View):
     )
     fit: Fit = Field(default="squash", description="squash to a square, or crop to one")
     length: int = Field(default=64, ge=1, le=8192, description="tokens of a text, the rest is cut off")
-    precision: Literal["fp32", "bf16"] = Field(default="fp32", description="arithmetic of the backbone")
+    precision: Literal["fp32", "bf16"] = Field(
+        default="fp32", description="arithmetic of the backbone; bf16 is faster and coarser"
+    )
     batch_size: int | None = Field(
         default=None, ge=1, description="images or texts at a time; by default 4 on a CPU, 128 on a GPU"
     )
@@ -67,41 +70,49 @@ class Features(View):
             DataError: a value is not an image (or text); the message names its row and file.
         """
         folder = self._folder(context)
-        preparation = self._preparation(folder)
-        values = flattened(column)
-        compute = _Computation(self, folder, preparation, column, values)
-        path = context.cache / f"{self._stem(folder, column, preparation)}.npy"
-        return FeatureInputs(stored(path, len(values), self._shape(folder, preparation), compute))
+        compute = _Computation(self, folder, column)
+        path = context.cache / f"{self._stem(folder, column.fingerprint)}.npy"
+        rows = stored(path, lambda: (len(compute.values), *self.spec(modality, context).shape), compute)
+        return FeatureInputs(rows)
 
     def spec(self, modality: str, context: DataContext) -> InputSpec:
-        """Shape of the features, (f,) or (l, f), found without running the backbone."""
+        """Shape of the features, (f,) or (l, f), found without running the backbone and kept in the cache."""
         folder = self._folder(context)
-        key = f"feature shape {digest(folder)} {self.model_dump_json()}"
+        path = context.cache / f"{self._stem(folder, 'shape')}.json"
+        key = str(path)
         if key not in context.fitted:
-            context.fitted[key] = InputSpec(self._shape(folder, self._preparation(folder)))
+            context.fitted[key] = InputSpec(tuple(remembered(path, lambda: list(self._shape(folder)))))
         spec = context.fitted[key]
         assert isinstance(spec, InputSpec)
         return spec
 
-    def _folder(self, context: DataContext) -> Path:
-        return locate(self.backbone, context.weights, key="view features, backbone")
+    def prepare(self, folder: Path) -> Preparation:
+        """What turns values of a column into input of the backbone in ``folder``.
 
-    def _preparation(self, folder: Path) -> Preparation:
-        is_image = self.tower == "vision" or (
-            self.tower == "whole" and (folder / "preprocessor_config.json").is_file()
-        )
-        if is_image:
+        Raises:
+            ConfigError: the folder lacks the preprocessor or the tokenizer.
+        """
+        if self._sees(folder):
             return ImagePreparation.of(folder, self.size, self.fit)
         return TextPreparation.of(folder, self.length, pad_to_length=self.pool == "tokens")
 
-    def _shape(self, folder: Path, preparation: Preparation) -> tuple[int, ...]:
-        dtype = torch.float32 if isinstance(preparation, ImagePreparation) else torch.int64
-        blank = torch.zeros(1, *preparation.shape, dtype=dtype, device="meta")
+    def _folder(self, context: DataContext) -> Path:
+        return locate(self.backbone, context.weights, key="view features, backbone")
+
+    def _sees(self, folder: Path) -> bool:
+        alone = self.tower == "whole" and (folder / "preprocessor_config.json").is_file()
+        return alone or self.tower == "vision"
+
+    def _shape(self, folder: Path) -> tuple[int, ...]:
+        shape = self.prepare(folder).shape
+        dtype = torch.float32 if self._sees(folder) else torch.int64
+        blank = torch.zeros(1, *shape, dtype=dtype, device="meta")
         return tuple(outline(folder, self.pool, self.tower)(blank).shape[1:])
 
-    def _stem(self, folder: Path, column: Column, preparation: Preparation) -> str:
-        settings = [self.pool, self.tower, self.fit, self.precision]
-        identity = [_VERSION, column.fingerprint, digest(folder), settings, preparation.shape]
+    def _stem(self, folder: Path, content: str) -> str:
+        """Name of a file in the cache, by the backbone, the settings that matter to it, and ``content``."""
+        settings = [self.size, self.fit] if self._sees(folder) else [self.length]
+        identity = [_VERSION, content, digest(folder), self.pool, self.tower, self.precision, *settings]
         stamp = hashlib.sha256(json.dumps(identity).encode()).hexdigest()[:16]
         return f"features-{re.sub(r'[^A-Za-z0-9.-]+', '-', folder.name)}-{self.pool}-{stamp}"
 
@@ -123,45 +134,37 @@ class FeatureInputs:
 
 
 class _Computation:
-    """Features of rows ``start`` to ``stop``; the backbone is loaded at the first call."""
+    """Features of rows ``start`` to ``stop``; the column and the backbone are loaded when they are needed."""
 
-    def __init__(
-        self,
-        view: Features,
-        folder: Path,
-        preparation: Preparation,
-        column: Column,
-        values: pa.ChunkedArray,
-    ) -> None:
-        self.view, self.folder, self.prepare, self.column, self.values = (
-            view,
-            folder,
-            preparation,
-            column,
-            values,
-        )
+    def __init__(self, view: Features, folder: Path, column: Column) -> None:
+        self.view = view
+        self.folder = folder
+        self.column = column
         self.device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-        self.backbone: Backbone | None = None
+
+    @functools.cached_property
+    def values(self) -> pa.ChunkedArray:
+        return flattened(self.column)
+
+    @functools.cached_property
+    def prepare(self) -> Preparation:
+        return self.view.prepare(self.folder)
+
+    @functools.cached_property
+    def backbone(self) -> nn.Module:
+        backbone = frozen(self.folder, self.view.pool, self.view.tower)
+        return channels_last(backbone).to(self.device)
 
     def __call__(self, start: int, stop: int) -> Tensor:
-        if self.backbone is None:
-            backbone = frozen(self.folder, self.view.pool, self.view.tower)
-            self.backbone = backbone.to(self.device, memory_format=torch.channels_last)
         step = self.view.batch_size or _BATCH[self.device.type]
-        parts = [
-            self._batch(self.backbone, first, min(first + step, stop)) for first in range(start, stop, step)
-        ]
-        return torch.cat(parts)
+        return torch.cat([self._batch(row, min(row + step, stop)) for row in range(start, stop, step)])
 
-    def _batch(self, backbone: Backbone, start: int, stop: int) -> Tensor:
-        x, mask = self._prepared(start, stop)
-        if x.dim() == 4:
-            x = x.to(memory_format=torch.channels_last)
-        enabled = self.view.precision == "bf16"
-        with torch.inference_mode(), torch.autocast(self.device.type, torch.bfloat16, enabled=enabled):
-            features = backbone(x.to(self.device), None if mask is None else mask.to(self.device))
-        result: Tensor = features.float().cpu()
-        return result
+    def _batch(self, start: int, stop: int) -> Tensor:
+        x, mask = (None if part is None else part.to(self.device) for part in self._prepared(start, stop))
+        bf16 = torch.autocast(self.device.type, torch.bfloat16, enabled=self.view.precision == "bf16")
+        with torch.inference_mode(), bf16:
+            features: Tensor = self.backbone(x, mask)
+        return features.float().cpu()
 
     def _prepared(self, start: int, stop: int) -> Prepared:
         values = self.values.slice(start, stop - start).to_pylist()

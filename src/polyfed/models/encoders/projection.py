@@ -28,7 +28,8 @@ class Projection(Encoder):
 
     view: SerializeAsAny[View] = Features()
     standardise: Standardise = Field(
-        default="batch", description="per feature over the batches (no affine), per sample, or not at all"
+        default="layer",
+        description="per sample, per feature over the batches (both without affine), or not at all",
     )
     dropout: float = Field(default=0.0, ge=0, lt=1, description="share of the features dropped in training")
     hidden: int | None = Field(

@@ -1,0 +1,266 @@
+"""The local engine: its rounds against a plain PyTorch loop, and its memory against the number of clients.
+
+Limits: FedAvg in at most 1.05 x the time of a plain loop with the same arithmetic in the same run, to the same
+bits; memory that grows by at most 4 kB a client, each with a model, optimiser state and architecture of its own.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import os
+from collections.abc import Callable
+from typing import Any
+
+import federations
+import harness
+import numpy as np
+import psutil
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from polyfed.data.images import normalised
+from polyfed.federation.cohort import Cohort
+from polyfed.federation.ledger import Ledger, Transport
+from polyfed.randomness import generator
+from polyfed.runner import Session
+
+TIME_LIMIT = 1.05
+GROWTH_LIMIT = 4096
+CLIENTS, COHORT, SAMPLES, BATCH, LR = 100, 20, 50, 10, 0.05
+SEED = 0
+GROUP = "client"
+
+# ---- FedAvg
+
+
+class InMemory(Session):
+    """A session that leaves nothing on disk."""
+
+    def _complete(self, number: int, ledger: Ledger, seconds: float | None) -> None:
+        self.server.forget_records()
+
+
+def fedavg(hidden: int, dim: int) -> dict[str, Any]:
+    """Settings of a run without evaluation in the rounds that are timed."""
+    training = {"optimizer": {"kind": "sgd", "lr": LR, "momentum": 0.0}, "batch_size": BATCH}
+    group = {
+        "count": CLIENTS,
+        "source": "noise",
+        "model": federations.image_model(dim, hidden),
+        "task": "classification",
+        "training": training,
+    }
+    threads = torch.get_num_threads()
+    return {
+        "data": {"sources": {"noise": federations.Noise(count=CLIENTS * SAMPLES)}},
+        "clients": {GROUP: group},
+        "algorithm": {"name": "fedavg", "local_epochs": 1},
+        "run": {
+            "rounds": 1000,
+            "eval_every": 1000,
+            "seed": SEED,
+            "threads": threads,
+            "device": "cpu",
+            "sampling": {"cohort": COHORT},
+        },
+    }
+
+
+class PlainLoop:
+    """FedAvg as one would write it for this one case: one model, no messages, no checks, nothing kept."""
+
+    def __init__(self, session: Session) -> None:
+        federation = session.federation
+        members = federation.members.values()
+        self.ids = [member.id for member in members]
+        self.samples = [federation.train(member) for member in members]
+        self.pictures: np.ndarray = self.samples[0].inputs["image"].pictures  # type: ignore[attr-defined]
+        self.model = federation.client_model(next(iter(members)))
+        (self.head,) = self.model.heads.values()
+        self.live = list(self.model.state_dict().values())
+        self.start = [value.clone() for value in self.live]
+        self.weights = self.start
+
+    def run(self, rounds: int) -> None:
+        """So many rounds from the initial weights."""
+        self.weights = [value.clone() for value in self.start]
+        for number in range(1, rounds + 1):
+            self.round(number)
+
+    def round(self, number: int) -> None:
+        """Broadcast, train, average."""
+        order = torch.randperm(CLIENTS, generator=generator(SEED, number, "cohort"))
+        mean: list[Tensor] = []
+        total = 0
+        for client in sorted(order[:COHORT].tolist()):
+            self.train(client, number)
+            examples = len(self.samples[client])
+            total += examples
+            if mean:
+                torch._foreach_lerp_(mean, self.live, examples / total)
+            else:
+                mean = [value.clone() for value in self.live]
+        self.weights = mean
+
+    def train(self, client: int, number: int) -> None:
+        """One epoch on a client's samples."""
+        with torch.no_grad():
+            torch._foreach_copy_(self.live, self.weights)
+        optimizer = torch.optim.SGD(self.model.parameters(), lr=LR)
+        samples = self.samples[client]
+        rows, labels = samples.rows["image"], samples.targets["label"]
+        draw = generator(SEED, number, self.ids[client], "task-0")
+        encoder: nn.Module = self.model.encoders["image"]
+        self.model.train()
+        for index in torch.randperm(len(rows), generator=draw).split(BATCH):
+            x = normalised(torch.from_numpy(self.pictures[rows[index].numpy()]), "half")
+            loss = F.cross_entropy(self.head(encoder(x)), labels[index])
+            optimizer.zero_grad(set_to_none=True)
+            loss.backward()
+            optimizer.step()
+
+
+def rounds_of(session: Session, rounds: int) -> Callable[[], None]:
+    """So many rounds of a session from the initial weights."""
+
+    def work() -> None:
+        session.experiment.algorithm.setup(session.server)
+        for number in range(1, rounds + 1):
+            session._round(number)
+
+    return work
+
+
+def bench_fedavg(name: str, hidden: int, dim: int, rounds: int, repeats: int, limit: float | None) -> None:
+    """Rounds of FedAvg with and without run folder against the plain loop."""
+    content = fedavg(hidden, dim)
+    with federations.prepared(content, InMemory) as bare, federations.prepared(content) as durable:
+        plain = PlainLoop(bare)
+        works: dict[str, harness.Work] = {
+            "polyfed": rounds_of(bare, rounds),
+            "plain": lambda: plain.run(rounds),
+            "durable": rounds_of(durable, rounds),
+        }
+        times = harness.interleaved(works, repeats)
+        memory = {key: harness.peak_extra(work) for key, work in works.items()}
+        for key, session in (("polyfed", bare), ("durable", durable)):
+            ratio = times[key].wall / times["plain"].wall
+            harness.report(
+                f"{name}_{key}",
+                ratio=ratio,
+                against="plain PyTorch loop, wall (smaller is better)",
+                limit=limit if key == "polyfed" else None,
+                within=limit is None or key != "polyfed" or ratio <= limit,
+                cpu_ratio=times[key].cpu / times["plain"].cpu,
+                seconds_a_round=times[key].wall / rounds,
+                rival_seconds_a_round=times["plain"].wall / rounds,
+                overhead_ms_a_client=1e3 * (times[key].cpu - times["plain"].cpu) / rounds / COHORT,
+                identical_bits=identical(session, plain),
+                parameters=sum(value.numel() for value in plain.live),
+                clients=CLIENTS,
+                cohort=COHORT,
+                samples=SAMPLES,
+                batch=BATCH,
+                peak_extra_bytes=memory[key],
+                rival_bytes=memory["plain"],
+                **conditions(),
+            )
+
+
+def identical(session: Session, plain: PlainLoop) -> bool:
+    """Whether both ended in the same weights, bit for bit."""
+    ours = session.server.weights
+    names = plain.model.state_dict()
+    return all(torch.equal(ours[name], value) for name, value in zip(names, plain.weights, strict=True))
+
+
+def conditions() -> dict[str, object]:
+    """What a figure depends on that is not ours."""
+    return {"threads": torch.get_num_threads(), "load": round(os.getloadavg()[0], 1)}
+
+
+# ---- many clients
+
+
+def crowd(clients: int) -> dict[str, Any]:
+    """Settings of a federation of three architectures whose clients keep model and optimiser."""
+    resnet = {"name": "resnet", "widths": [16, 32], "depths": [1, 1], "view": {"name": "pixels", "size": 16}}
+    view = {"name": "tokens", "length": 8, "tokenizer": {"name": "hashing", "size": 512}}
+    bag = {"name": "bag", "width": 64, "view": view}
+    group = {
+        "count": clients,
+        "source": "noise",
+        "models": [
+            federations.image_model(16, 64),
+            {"dim": 16, "encoders": {"image": resnet}},
+            {"dim": 16, "encoders": {"text": bag}},
+        ],
+        "task": "classification",
+        "training": {"optimizer": {"kind": "adamw", "lr": 1e-3}, "batch_size": 8},
+    }
+    return {
+        "data": {"sources": {"noise": federations.Noise(count=8 * clients)}},
+        "clients": {GROUP: group},
+        "algorithm": {"name": "local", "local_epochs": 1},
+        "run": {"rounds": 2, "threads": torch.get_num_threads(), "device": "cpu", "state_memory": 8_000_000},
+    }
+
+
+def resident() -> int:
+    """Bytes of memory that the process holds now."""
+    gc.collect()
+    return int(psutil.Process().memory_info().rss)
+
+
+def take_part(session: Session, number: int, clients: slice) -> None:
+    """Have some clients take part in a round."""
+    cohort = Cohort(session.server.clients[clients], session.engine, number, Transport(), Ledger())
+    session.experiment.algorithm.round(session.server, cohort)
+
+
+def bench_crowd(steps: tuple[int, ...]) -> None:
+    """Memory after some, more and all clients took part, and after all did so again from their kept states."""
+    with federations.prepared(crowd(steps[-1])) as session:
+        sizes: dict[int, int] = {}
+        done = 0
+        for step in steps:
+            take_part(session, 1, slice(done, step))
+            sizes[step], done = resident(), step
+        take_part(session, 2, slice(None))
+        again = resident()
+        kept = sum(path.stat().st_size for path in session.folder.client_states.rglob("*")) // 2
+        growth = (sizes[steps[-1]] - sizes[steps[0]]) / (steps[-1] - steps[0])
+        harness.report(
+            "many_clients",
+            ratio=growth / (kept / steps[-1]),
+            against="bytes of state that a client keeps (smaller is better)",
+            limit=GROWTH_LIMIT,
+            within=growth <= GROWTH_LIMIT,
+            growth_a_client=growth,
+            state_a_client=kept / steps[-1],
+            resident_megabytes={step: round(size / 1e6, 1) for step, size in sizes.items()},
+            second_round_megabytes=round(again / 1e6, 1),
+            resident_models=len(session.site._models),
+            architectures=len({client.architecture for client in session.server.clients}),
+            state_memory=session.experiment.run.state_memory,
+            **conditions(),
+        )
+
+
+def main() -> None:
+    """Run all."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--quick", action="store_true", help="fewer repetitions, fewer clients")
+    parser.add_argument("--threads", type=int, default=1)
+    arguments = parser.parse_args()
+    torch.set_num_threads(arguments.threads)
+    repeats = 3 if arguments.quick else 9
+    bench_fedavg("fedavg", 1024, 384, rounds=2, repeats=repeats, limit=TIME_LIMIT)
+    bench_fedavg("fedavg_small", 12, 16, rounds=4, repeats=repeats, limit=None)
+    bench_crowd((50, 100, 200) if arguments.quick else (100, 400, 1000))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,91 @@
+"""Federations that cost nothing but training: random pictures and words, small models, and where to put a run."""
+
+from __future__ import annotations
+
+import io
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from PIL import Image
+from pydantic import Field
+from torch import nn
+
+from polyfed.data.source import Column, Source, Split
+from polyfed.data.view import DataContext, InputSpec, View
+from polyfed.data.views.pixels import Pixels
+from polyfed.experiment import Experiment
+from polyfed.models.encoder import Encoder
+from polyfed.reporting.progress import SilentProgress
+from polyfed.runfolder import RunFolder
+from polyfed.runner import Session
+
+SIDE, CLASSES, WORDS = 16, 10, 200
+
+
+class Noise(Source):
+    """Random pictures with random labels and captions: made in no time, and to a benchmark as good as any."""
+
+    count: int = Field(default=1000, ge=1, description="items of each split")
+    captions: int = Field(default=1, ge=1, description="captions an item")
+
+    def open(self, split: str, *, name: str, data_dir: Path | None) -> Split:
+        """A split; test items differ from those of training."""
+        draw = np.random.default_rng([self.count, *split.encode()])
+        values = {
+            "image": pa.array([{"bytes": _picture(draw)} for _ in range(self.count)]),
+            "text": pa.array([[_caption(draw) for _ in range(self.captions)] for _ in range(self.count)]),
+            "label": pa.array(draw.integers(CLASSES, size=self.count)),
+        }
+        columns = {
+            key: Column(pa.chunked_array([value]), f"noise-{self.count}-{self.captions}-{split}-{key}", key)
+            for key, value in values.items()
+        }
+        ids = [f"{split}-{row}" for row in range(self.count)]
+        modalities = {"image": "image", "text": "text"}
+        names = {"label": tuple(map(str, range(CLASSES)))}
+        return Split(name, split, ids, modalities, {"label": "label"}, names, columns.__getitem__)
+
+
+def _picture(draw: np.random.Generator) -> bytes:
+    stream = io.BytesIO()
+    pixels = draw.integers(256, size=(SIDE, SIDE, 3), dtype=np.uint8)
+    Image.fromarray(pixels).save(stream, format="png", compress_level=0)
+    return stream.getvalue()
+
+
+def _caption(draw: np.random.Generator) -> str:
+    return " ".join(f"w{word}" for word in draw.integers(WORDS, size=8))
+
+
+class Perceptron(Encoder):
+    """Pixels to an embedding through one hidden layer: what a step costs is nearly all in its products."""
+
+    view: View = Pixels(size=SIDE)
+    hidden: int = Field(default=64, ge=1, description="width of the hidden layer")
+
+    def build(self, dim: int, spec: InputSpec, context: DataContext) -> nn.Module:
+        """Maps images [b, 3, side, side] to [b, dim]."""
+        width = int(np.prod(spec.shape))
+        return nn.Sequential(nn.Flatten(), nn.Linear(width, self.hidden), nn.ReLU(), nn.Linear(self.hidden, dim))
+
+
+def image_model(dim: int, hidden: int) -> dict[str, Any]:
+    """Settings of a model with a perceptron."""
+    return {"dim": dim, "encoders": {"image": Perceptron(hidden=hidden)}}
+
+
+@contextmanager
+def prepared(content: Mapping[str, Any], kind: type[Session] = Session) -> Iterator[Session]:
+    """A session before its first round, in a folder that vanishes."""
+    with tempfile.TemporaryDirectory() as place:
+        data = {**content["data"], "cache_dir": f"{place}/cache"}
+        experiment = Experiment.parse({**content, "data": data})
+        with RunFolder.create(Path(place) / "run") as folder:
+            session = kind(experiment, folder, SilentProgress())
+            session.prepare()
+            yield session

@@ -1,0 +1,70 @@
+"""Clients that agree with each other: every round they learn the mean of what they said before."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import ClassVar
+
+from pydantic import Field
+from torch import Tensor
+
+from polyfed.aggregation.ensemble import Ensemble
+from polyfed.algorithms.algorithm import Algorithm, Lifetime, Reply, client_step
+from polyfed.federation.client import Client
+from polyfed.federation.cohort import Cohort
+from polyfed.federation.payload import Representations
+from polyfed.federation.server import Server
+from polyfed.losses.distillation import l2
+
+
+class Consensus(Algorithm):
+    """FedMD (Li and Wang, 2019), on representations of the public set instead of class scores.
+
+    A round: clients *digest* the consensus of the round before, *revisit* their private data, and send their
+    representations; the mean of these is the new consensus, which the server digests as well.
+    """
+
+    keeps: ClassVar[Mapping[str, Lifetime]] = {"model": Lifetime.RUN, "optimizer": Lifetime.RUN}
+    needs_public: ClassVar[bool] = True
+
+    local_epochs: int = Field(default=1, ge=1, description="passes over private data a round")
+    digest_epochs: int = Field(default=1, ge=0, description="passes over the public set a round")
+
+    def round(self, server: Server, cohort: Cohort) -> None:
+        """Ask everybody, average by modality, digest."""
+
+        def check(reply: Reply) -> None:
+            sent = reply.representations
+            sent.require(server.public_order, len(server.public_set), server.model.dim, tuple(sent))
+
+        means: dict[str, Ensemble] = {}
+        known = Representations(server.state.get("consensus", {}), order=server.public_order)
+        for reply in cohort.ask(self.fit, check=check, consensus=known):
+            for modality, values in reply.representations.items():
+                mean = means.setdefault(modality, Ensemble(len(values), server.model.dim))
+                mean.add(values.cpu(), 0.0)  # log of the weight 1
+        agreed = {modality: mean.result().values for modality, mean in means.items()}
+        server.state["consensus"] = {**known, **agreed}
+        self.digest(server, server.state["consensus"])
+
+    @client_step
+    def fit(self, client: Client, consensus: Representations) -> Reply:
+        """Digest, revisit, and say what the public set looks like now."""
+        self.digest(client, consensus)
+        client.fit(client.train, epochs=self.local_epochs)
+        own = client.represent(client.public_set)
+        return Reply(representations=Representations(own, order=consensus.order))
+
+    def digest(self, party: Client | Server, targets: Mapping[str, Tensor]) -> None:
+        """Move a party's representations of the public set towards the targets."""
+        shared = [modality for modality in party.public_set.modalities if modality in targets]
+        known = {modality: targets[modality].to(party.device) for modality in shared}
+        trainer = party.trainer("digest")
+        party.model.train()
+        for epoch in range(self.digest_epochs if known else 0):
+            for batch in party.batches(party.public_set, f"digest-{epoch}"):
+                distances = [
+                    l2(party.model.represent(name, batch.inputs[name]), target[batch.index])
+                    for name, target in known.items()
+                ]
+                trainer.step(sum(distances[1:], distances[0]))

@@ -1,0 +1,365 @@
+"""The command line: parses, calls the API, prints."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import os
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import click
+import typer
+
+import polyfed
+from polyfed.errors import ConfigError, PolyfedError, RunError
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from polyfed.evaluation import Evaluation
+    from polyfed.reporting.tables import TextTable
+
+# read when these libraries are first imported, which is later: torch and transformers take seconds
+_QUIET = {
+    "HF_HUB_DISABLE_TELEMETRY": "1",
+    "HF_HUB_DISABLE_PROGRESS_BARS": "1",
+    "HF_DATASETS_DISABLE_PROGRESS_BARS": "1",
+    "TOKENIZERS_PARALLELISM": "false",
+    "TRANSFORMERS_VERBOSITY": "error",
+}
+
+app = typer.Typer(
+    add_completion=False,
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    help="Multimodal federated learning: image, text and image-text clients train without sharing data.",
+)
+
+RunFolderArgument = Annotated[Path, typer.Argument(metavar="RUN", help="folder of a run", show_default=False)]
+DataDir = Annotated[
+    Path | None,
+    typer.Option(
+        exists=True, file_okay=False, help="folder of data sets; else POLYFED_DATA", show_default=False
+    ),
+]
+WeightsDir = Annotated[
+    Path | None,
+    typer.Option(
+        exists=True,
+        file_okay=False,
+        help="folder of pretrained weights; else POLYFED_WEIGHTS",
+        show_default=False,
+    ),
+]
+Which = Annotated[
+    str | None,
+    typer.Option("--model", help="best or last; by default best if there is one", show_default=False),
+]
+AsJson = Annotated[bool, typer.Option("--json", help="print JSON instead of a table")]
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Entry point; returns the exit code: 0, 2 for what the user can mend, 130 for an interruption."""
+    for variable, value in _QUIET.items():
+        os.environ.setdefault(variable, value)
+    _show_warnings()
+    try:
+        code = app(arguments, prog_name="polyfed", standalone_mode=False)
+    except click.exceptions.NoArgsIsHelpError as error:
+        error.show()
+        return error.exit_code
+    except click.ClickException as error:
+        return _fail(f"error: {error.format_message()}", error.exit_code)
+    except click.Abort:
+        return _fail("interrupted", 130)
+    except PolyfedError as error:
+        return _fail(f"error: {error}", 2)
+    return int(code or 0)
+
+
+@app.command()
+def run(
+    source: Annotated[
+        str, typer.Argument(metavar="PRESET|FILE", help="see polyfed list", show_default=False)
+    ],
+    overrides: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set", metavar="KEY=VALUE", help="override a setting, such as run.rounds=5", show_default=False
+        ),
+    ] = None,
+    data_dir: DataDir = None,
+    weights_dir: WeightsDir = None,
+    out: Annotated[
+        Path | None, typer.Option(help="run folder; by default runs/<name>-seed<seed>", show_default=False)
+    ] = None,
+    seed: Annotated[int | None, typer.Option(help="same as --set run.seed=", show_default=False)] = None,
+) -> None:
+    """Run an experiment and report on it."""
+    from polyfed.experiment import Experiment
+    from polyfed.runner import run as run_experiment
+
+    named = {"data.dir": _absolute(data_dir), "data.weights_dir": _absolute(weights_dir), "run.seed": seed}
+    given = [f"{key}={json.dumps(value)}" for key, value in named.items() if value is not None]
+    experiment = Experiment.load(source, [*(overrides or []), *given])
+    folder = out or _free_folder(f"{experiment.name}-seed{experiment.run.seed}")
+    typer.echo(f"run folder: {folder}")
+    with _reported(folder) as progress:
+        run_experiment(experiment, folder, progress)
+
+
+@app.command()
+def resume(run: RunFolderArgument) -> None:
+    """Continue a run after its last complete round."""
+    from polyfed.runner import resume as resume_run
+
+    with _reported(run) as progress:
+        resume_run(run, progress)
+
+
+@app.command()
+def evaluate(
+    run: RunFolderArgument,
+    data: Annotated[
+        str, typer.Option(help="a source of the run, or a folder of Parquet files", show_default=False)
+    ],
+    split: Annotated[str, typer.Option(help="split of it")] = "test",
+    which: Which = None,
+    column: Annotated[
+        list[str] | None,
+        typer.Option(metavar="MODALITY=COLUMN", help="column of a Parquet folder", show_default=False),
+    ] = None,
+    target: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="TARGET=COLUMN", help="column with labels of a Parquet folder", show_default=False
+        ),
+    ] = None,
+    data_dir: DataDir = None,
+    weights_dir: WeightsDir = None,
+    device: Annotated[str | None, typer.Option(help="by default the run's", show_default=False)] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Measure a run's server model on any data set."""
+    from polyfed.evaluation import Target, evaluate_model
+
+    wanted = Target(data, split, columns=_pairs("--column", column), targets=_pairs("--target", target))
+    found = evaluate_model(
+        run, wanted, which=which, data_dir=data_dir, weights_dir=weights_dir, device=device
+    )
+    if as_json:
+        typer.echo(json.dumps({"run": str(run), **vars(found)}, indent=1))
+    else:
+        _print(*_evaluation_tables(found))
+
+
+@app.command("list")
+def list_(
+    kind: Annotated[str, typer.Argument(help="presets, methods, models, data, ...", show_default=False)] = "",
+    name: Annotated[str, typer.Argument(help="one of them, to see its settings", show_default=False)] = "",
+) -> None:
+    """Show what there is: presets, methods, models, data sources, and their settings."""
+    from polyfed import catalogue
+
+    if not kind:
+        _echo_columns(catalogue.kinds())
+    elif not name:
+        _echo_columns(catalogue.entries(kind))
+    elif kind == catalogue.PRESETS:
+        typer.echo(catalogue.preset_text(name), nl=False)
+    else:
+        found = catalogue.settings_of(kind, name)
+        settings = {f"{setting.name}: {setting.default}": f"# {setting.description}" for setting in found}
+        _echo_columns({f"name: {name}": "# defaults"} | settings)
+
+
+@app.command()
+def compare(
+    runs: Annotated[list[Path], typer.Argument(metavar="RUN...", help="folders of runs", show_default=False)],
+    metric: Annotated[
+        str | None, typer.Option(help="by default r1_sum or accuracy", show_default=False)
+    ] = None,
+    kind: Annotated[str, typer.Option(help="test or validation")] = "test",
+    plot: Annotated[Path | None, typer.Option(help="draw curves into this PNG", show_default=False)] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Compare runs; those that differ only by their seed are taken together."""
+    from polyfed.reporting import compare as comparing
+
+    found = comparing.compare([_records(folder) for folder in runs], metric, kind)
+    if as_json:
+        typer.echo(json.dumps(comparing.comparison_rows(found), indent=1))
+    else:
+        _print(comparing.comparison_table(found))
+    if plot is not None:
+        typer.echo(f"drawn: {comparing.draw_comparison(found, plot, metric, kind)}", err=as_json)
+
+
+@app.command()
+def export(
+    run: RunFolderArgument,
+    out: Annotated[
+        Path | None, typer.Option(help="new folder; by default RUN/export", show_default=False)
+    ] = None,
+    which: Which = None,
+    weights_dir: WeightsDir = None,
+) -> None:
+    """Export a run's server model for use without polyfed."""
+    from polyfed.export import export_model
+
+    typer.echo(f"exported and checked: {export_model(run, out, which=which, weights_dir=weights_dir)}")
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"polyfed {polyfed.__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="show it")
+    ] = False,
+) -> None:
+    """Options of the program itself."""
+
+
+# ---- parsing
+
+
+def _pairs(option: str, texts: Sequence[str] | None) -> dict[str, str]:
+    found = [text.partition("=") for text in texts or ()]
+    for name, sign, value in found:
+        if not (name and sign and value):
+            raise ConfigError(f"{option} {name}{sign}{value}: needs the form NAME=COLUMN")
+    return {name: value for name, _, value in found}
+
+
+def _absolute(folder: Path | None) -> str | None:
+    """A run is resumed from anywhere, so its configuration holds whole paths."""
+    return None if folder is None else str(folder.resolve())
+
+
+def _free_folder(name: str) -> Path:
+    first, number = Path("runs") / name, 1
+    folder = first
+    while folder.exists():
+        number += 1
+        folder = first.with_name(f"{name}-{number}")
+    return folder
+
+
+def _records(folder: Path) -> Any:
+    from polyfed.reporting.records import RunRecords
+
+    records = RunRecords.load(folder)
+    if not records.config:
+        raise RunError(f"'{folder}' is no run folder (no config.yaml in it); give the folder of a run")
+    return records
+
+
+# ---- printing
+
+
+def _console() -> Console:
+    from rich.console import Console
+
+    return Console()
+
+
+def _print(*tables: TextTable) -> None:
+    console = _console()
+    for table in tables:
+        console.print(table.rich())
+
+
+def _echo_columns(rows: Mapping[str, str]) -> None:
+    """Two columns, one row a line whatever the width of the terminal, so that grep and less work."""
+    width = max((len(first) for first in rows if len(first) < 40), default=0)
+    for first, second in rows.items():
+        typer.echo(f"{first.ljust(width)}  {second}")
+
+
+def _fail(message: str, code: int) -> int:
+    typer.echo(" ".join(message.split()), err=True)
+    return code
+
+
+@contextlib.contextmanager
+def _reported(folder: Path) -> Iterator[Any]:
+    """Progress of a run in ``folder``; an interruption says how to go on."""
+    from polyfed.reporting.progress import progress_for
+
+    progress = progress_for(_console())
+    try:
+        yield progress
+    except KeyboardInterrupt:
+        progress.close()
+        begun = (folder / "run.json").is_file()
+        hint = f"continue with: polyfed resume {folder}" if begun else "nothing was written"
+        raise typer.Exit(_fail(f"interrupted; {hint}", 130)) from None
+    finally:
+        progress.close()
+
+
+def _evaluation_tables(found: Evaluation) -> list[TextTable]:
+    from polyfed.reporting.recalls import find_recalls, is_context
+    from polyfed.reporting.tables import TextTable, count, figure
+
+    where = (
+        f"{found.data}, {found.split}: {found.items:,} items, {found.samples:,} samples; {found.model} model"
+    )
+    recalls = find_recalls(found.metrics)
+    rows = [
+        (
+            f"{recall.direction} R@{recall.cutoff}{f' ({recall.protocol})' if recall.protocol else ''}",
+            figure(recall.value),
+            figure(recall.chance, 3),
+            count(recall.gallery),
+            count(recall.positives),
+        )
+        for recall in recalls
+    ]
+    notes = ("Percent. Gallery: entries that a query is compared with. Ties count against the model.",)
+    named = {recall.name for recall in recalls}
+    others = {name: value for name, value in found.metrics.items() if name not in named}
+    context = ", ".join(f"{name} {count(value)}" for name, value in others.items() if is_context(name))
+    figures = [(name, figure(value)) for name, value in others.items() if not is_context(name)]
+    title = f"{where} of round {found.round}"
+    tables = [
+        TextTable(title, ("recall", "value", "chance", "gallery", "positives"), rows, notes),
+        TextTable(
+            "" if rows else title,
+            ("metric", "value"),
+            figures,
+            [f"Measured with {context}."] if context else (),
+        ),
+    ]
+    return [table for table in tables if table.rows]
+
+
+class _Lines(logging.Handler):
+    """Warnings of the library as plain lines on stderr, above the bars where there are any."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Print a record."""
+        typer.echo(f"{record.levelname.lower()}: {record.getMessage()}", err=True)
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """The runner's warnings are shown as events of the run already."""
+        return record.name != "polyfed.runner"
+
+
+def _show_warnings() -> None:
+    logger = logging.getLogger("polyfed")
+    if not any(isinstance(handler, _Lines) for handler in logger.handlers):
+        logger.addHandler(_Lines(logging.WARNING))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,1 @@
+"""Parts of an export: traced programs, how their inputs are prepared, and the page that explains both."""

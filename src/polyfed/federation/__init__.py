@@ -1,0 +1,1 @@
+"""Federations: clients, server, cohorts, payloads, the ledger and kept state."""

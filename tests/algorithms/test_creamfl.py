@@ -1,0 +1,320 @@
+"""CreamFL: its equations end to end, and guards against the faults of the released code."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.nn import functional as F
+
+from polyfed.algorithms.creamfl import CreamFL
+from polyfed.errors import ConfigError
+from polyfed.experiment import Experiment
+from polyfed.federation.payload import Payload, Representations
+from polyfed.runfolder import RunFolder
+from polyfed.runner import Session, run
+from polyfed.reporting.progress import SilentProgress
+
+Config = dict[str, Any]
+
+
+@pytest.fixture
+def creamfl(tiny: Config) -> Config:
+    text = copy.deepcopy(tiny["clients"]["image"])
+    text |= {"source": "texts", "task": {"name": "classification", "target": "topic"}}
+    words = {"name": "bag", "width": 8, "view": {"name": "tokens", "length": 16}}
+    text["model"] = {"dim": 8, "encoders": {"text": words}}
+    tiny["data"]["sources"]["texts"] = tiny["data"]["sources"]["private"] | {
+        "columns": {"text": "text"}, "targets": {"topic": "topic"}, "seed": 2,
+    }  # fmt: skip
+    tiny["clients"]["text"] = text
+    tiny["algorithm"] = {"name": "creamfl", "local_epochs": 1, "public_batch_size": 16}
+    return tiny
+
+
+def session_of(config: Config, folder: Path, **algorithm: Any) -> Session:
+    config = config | {"algorithm": config["algorithm"] | algorithm}
+    folder.mkdir(parents=True, exist_ok=True)
+    session = Session(Experiment.parse(config), RunFolder(folder), SilentProgress())
+    session.prepare()
+    session.server.begin(1)
+    return session
+
+
+def ask(session: Session, client: str, known: Representations, number: int = 1) -> Representations:
+    payload = session.site.handle(client, "fit", number, 0, Payload({"representations": known}))
+    return payload.fields["representations"]
+
+
+# ---- the server half, by hand
+
+
+def test_aggregation_is_equations_4_to_6(creamfl: Config, tmp_path: Path) -> None:
+    session = session_of(creamfl, tmp_path, tau_agg=0.2)
+    server, algorithm = session.server, session.experiment.algorithm
+    known = server.represent_public()
+    targets = algorithm.aggregate(server, session._cohort(1, ledger()), known)
+
+    other = session_of(creamfl, tmp_path / "again", tau_agg=0.2)
+    for modality, partner in (("image", "text"), ("text", "image")):
+        senders = [info for info in other.server.clients if modality in info.modalities]
+        local = [ask(other, info.id, known)[modality].double() for info in senders]
+        expected = naive_gca(torch.stack(local), known[partner].double(), 0.2)
+        assert torch.allclose(targets[modality].double(), expected, atol=1e-5)
+
+
+def naive_gca(local: torch.Tensor, partner: torch.Tensor, tau: float) -> torch.Tensor:
+    clients, rows, _ = local.shape
+    result = torch.zeros_like(local[0])
+    for k in range(rows):
+        scores = []
+        for c in range(clients):
+            logits = [float(local[c, k] @ partner[j]) / tau for j in range(rows)]
+            rest = sum(torch.tensor(logits[j]).double().exp() for j in range(rows) if j != k)
+            scores.append(logits[k] - float(rest.log()))
+        weights = torch.tensor(scores).double().softmax(0)
+        result[k] = sum(weights[c] * local[c, k] for c in range(clients))
+    return result
+
+
+@pytest.mark.parametrize(("kind", "factor"), [("mean", None), ("count", 1.0), ("iot", 100.0)])
+def test_ablations_of_the_weights(creamfl: Config, tmp_path: Path, kind: str, factor: float | None) -> None:
+    settings = {"aggregation": kind, "inter": False, "intra": False}
+    session = session_of(creamfl, tmp_path, **settings)
+    server = session.server
+    known = server.represent_public()
+    targets = session.experiment.algorithm.aggregate(server, session._cohort(1, ledger()), known)
+    other = session_of(creamfl, tmp_path / "again", **settings)
+    senders = [info for info in other.server.clients if "image" in info.modalities]
+    local = [ask(other, info.id, known)["image"] for info in senders]
+    weights = [
+        1.0 if factor is None else info.samples * (factor if len(info.modalities) > 1 else 1.0) for info in senders
+    ]
+    expected = sum(w * value for w, value in zip(weights, local, strict=True)) / sum(weights)
+    assert torch.allclose(targets["image"], expected, atol=1e-6)
+
+
+def test_distillation_reduces_the_distance_to_its_targets(creamfl: Config, tmp_path: Path) -> None:
+    creamfl["server"]["training"] = {"optimizer": {"kind": "adamp", "lr": 0.003}, "batch_size": 16}
+    session = session_of(creamfl, tmp_path, kd_epochs=3, server_epochs=0)
+    server, algorithm = session.server, session.experiment.algorithm
+    known = server.represent_public()
+    targets = {name: F.normalize(torch.randn(8), dim=0).expand_as(value) for name, value in known.items()}
+    algorithm.distil(server, targets)
+    metrics = {name: value for record in server.records for name, value in record["metrics"].items()}
+    for modality in ("image", "text"):
+        assert metrics[f"kd_distance_after.{modality}"] < 0.9 * metrics[f"kd_distance_before.{modality}"]
+
+
+def test_a_round_without_any_client_of_a_modality(creamfl: Config, tmp_path: Path) -> None:
+    del creamfl["clients"]["paired"], creamfl["clients"]["text"]
+    result = run(Experiment.parse(creamfl), tmp_path / "run")
+    recorded = result.records.metric_names("server", "train")
+    assert "kd_distance_after.image" in recorded
+    assert "kd_distance_after.text" not in recorded
+
+
+def test_a_federation_without_clients_trains_on_the_public_set(creamfl: Config, tmp_path: Path) -> None:
+    creamfl["clients"] = {}
+    creamfl["run"]["min_clients"] = 0
+    result = run(Experiment.parse(creamfl), tmp_path / "run")
+    assert result.metrics()["gallery_image"] == 12
+
+
+def test_it_needs_a_public_set(creamfl: Config, tmp_path: Path) -> None:
+    del creamfl["public"]
+    with pytest.raises(ConfigError, match="needs a public set"):
+        run(Experiment.parse(creamfl), tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+# ---- the client half
+
+
+def test_contrasts_are_equations_1_and_2(creamfl: Config, tmp_path: Path) -> None:
+    session = session_of(creamfl, tmp_path, tau_inter=0.5, tau_intra=0.25)
+    algorithm: CreamFL = session.experiment.algorithm
+    known = session.server.represent_public()
+    client = session.site._wake(session.federation.members["paired-0"], (1, 0))
+    previous = {name: F.normalize(torch.randn(len(client.public), 8), dim=1) for name in known}
+    client.state["previous"] = previous
+    client.model.eval()
+    batch = client.public.batch(torch.tensor([3, 0, 7]))
+    loss = algorithm.contrasts(client, batch, known, algorithm._reference(client))
+    expected = 0.0
+    for modality, partner in (("image", "text"), ("text", "image")):
+        u = client.model.represent(modality, batch.inputs[modality])
+        for row, k in enumerate(batch.index.tolist()):
+            logits = torch.stack([u[row] @ known[partner][j] for j in range(len(known[partner]))]) / 0.5
+            expected += (logits.exp().sum().log() - logits[k]) / 3
+            pair = torch.stack([u[row] @ known[modality][k], u[row] @ previous[modality][k]]) / 0.25
+            expected += (pair.exp().sum().log() - pair[0]) / 3
+    assert torch.allclose(loss, expected, atol=1e-5)
+
+
+def test_siblings_can_be_left_out_of_the_inter_modal_sum(creamfl: Config, tmp_path: Path) -> None:
+    losses = {}
+    for masked in (False, True):
+        session = session_of(creamfl, tmp_path / str(masked), mask_siblings=masked, intra=False)
+        client = session.site._wake(session.federation.members["image-0"], (1, 0))
+        client.model.eval()
+        known = session.server.represent_public()
+        batch = client.public.batch(torch.arange(10))
+        algorithm = session.experiment.algorithm
+        losses[masked] = float(algorithm.contrasts(client, batch, known, algorithm._reference(client)))
+    assert losses[True] < losses[False]  # five captions a picture: four negatives fewer
+
+
+def test_previous_representations_are_those_uploaded_last(creamfl: Config, tmp_path: Path) -> None:
+    session = session_of(creamfl, tmp_path)
+    known = session.server.represent_public()
+    sent = ask(session, "image-0", known)["image"].clone()
+    client = session.site._wake(session.federation.members["image-0"], (2, 0))
+    assert torch.equal(client.state["previous"]["image"], sent)
+    reference = session.experiment.algorithm._reference(client)
+    batch = client.public.batch(torch.arange(4))
+    before = reference("image", batch).clone()
+    client.fit(client.train, epochs=1)  # the live model moves on
+    assert not torch.equal(client.represent(client.public)["image"], sent)
+    assert torch.equal(reference("image", batch), before)
+
+
+def test_a_recomputed_reference_does_not_follow_the_live_model(creamfl: Config, tmp_path: Path) -> None:
+    session = session_of(creamfl, tmp_path, i_prev="on_the_fly")
+    client = session.site._wake(session.federation.members["image-0"], (1, 0))
+    reference = session.experiment.algorithm._reference(client)
+    batch = client.public.batch(torch.arange(4))
+    before = reference("image", batch).clone()
+    client.fit(client.train, epochs=1)
+    assert torch.equal(reference("image", batch), before)
+
+
+def test_extraction_is_deterministic_and_leaves_the_model_alone(creamfl: Config, tmp_path: Path) -> None:
+    session = session_of(creamfl, tmp_path)
+    server = session.server
+    server.model.train()
+    before = {name: value.clone() for name, value in server.model.state_dict().items()}
+    first, second = server.represent_public(), server.represent_public()
+    assert all(torch.equal(first[name], second[name]) for name in first)
+    assert all(torch.equal(value, before[name]) for name, value in server.model.state_dict().items())
+    assert server.model.training
+    moved = server.represent_public(training=True)  # the released code's way does change batch-norm buffers
+    assert not torch.equal(moved["image"], first["image"])
+    assert any(not torch.equal(value, before[name]) for name, value in server.model.state_dict().items())
+
+
+def test_collated_pairs_stay_aligned(creamfl: Config, tmp_path: Path) -> None:
+    session = session_of(creamfl, tmp_path)
+    client = session.site._wake(session.federation.members["text-0"], (1, 0))
+    whole = client.train.batch(torch.arange(len(client.train)))
+    for batch in client.batches(client.train, "check", size=7):
+        for row, position in enumerate(batch.index.tolist()):
+            width = min(batch.inputs["text"].shape[1], whole.inputs["text"].shape[1])
+            assert torch.equal(batch.inputs["text"][row, :width], whole.inputs["text"][position, :width])
+            assert batch.targets["topic"][row] == whole.targets["topic"][position]
+
+
+@pytest.mark.parametrize(
+    ("settings", "private", "public"),
+    [
+        ({"local_reg": "joint"}, 3, 3),
+        ({"local_reg": "joint", "public_batches_per_epoch": 2}, 3, 2),
+        ({"local_reg": "joint", "public_batches_per_epoch": 8}, 3, 8),
+        ({"local_reg": "separate_pass"}, 3, 5),
+        ({"local_reg": "separate_pass", "public_batches_per_epoch": 2}, 3, 2),
+        ({"inter": False, "intra": False}, 3, 0),
+    ],
+)
+def test_public_batches_of_an_epoch(
+    creamfl: Config, tmp_path: Path, settings: Config, private: int, public: int
+) -> None:
+    creamfl["clients"]["image"]["training"] = {"batch_size": 8}
+    session = session_of(creamfl, tmp_path, **settings)
+    client = session.site._wake(session.federation.members["image-0"], (1, 0))
+    steps = list(session.experiment.algorithm._steps(client, 0))
+    assert len(client.train) == 24
+    assert len(client.public) == 80
+    assert sum(batch is not None for batch, _ in steps) == private
+    assert sum(batch is not None for _, batch in steps) == public
+    if settings.get("local_reg") == "separate_pass":
+        assert [batch is None for batch, _ in steps] == [False] * private + [True] * public
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {},
+        {"server_first": True, "kd_optimizer": "shared", "kd_loss": "mse", "kd_weight": 0.6},
+        {"kd_joint": True, "renormalise_target": True, "kd_loss": "cosine"},
+        {"local_reg": "separate_pass", "i_prev": "on_the_fly", "extraction": "train", "public_augment": True},
+        {"inter": False},
+        {"intra": False, "include_self": True, "score_backend": "bf16"},
+    ],
+)
+def test_every_switch_runs_and_two_runs_agree(creamfl: Config, tmp_path: Path, settings: Config) -> None:
+    creamfl["algorithm"] |= settings
+    first = run(Experiment.parse(creamfl), tmp_path / "a")
+    second = run(Experiment.parse(creamfl), tmp_path / "b")
+    assert contents(first.folder) == contents(second.folder)
+
+
+def test_two_seeds_differ(creamfl: Config, tmp_path: Path) -> None:
+    runs = [
+        run(Experiment.parse(creamfl | {"run": creamfl["run"] | {"seed": seed}}), tmp_path / str(seed))
+        for seed in (0, 1)
+    ]
+    texts = [(result.folder / "metrics.jsonl").read_text() for result in runs]
+    assert texts[0] != texts[1]
+    assert (runs[0].folder / "partition.json").read_text() != (runs[1].folder / "partition.json").read_text()
+
+
+def test_bytes_are_those_of_the_representations(creamfl: Config, tmp_path: Path) -> None:
+    result = run(Experiment.parse(creamfl), tmp_path / "run")
+    lines = [line for line in result.records.transfers if line.kind == "representations"]
+    rows, width = 80, 8
+    down = {line.bytes for line in lines if line.direction == "down"}
+    up = {line.client: line.bytes for line in lines if line.direction == "up"}
+    assert down == {2 * rows * width * 4}
+    assert up["image-0"] == rows * width * 4
+    assert up["paired-0"] == 2 * rows * width * 4
+
+
+@pytest.mark.slow
+def test_the_server_learns_from_its_clients(creamfl: Config, tmp_path: Path) -> None:
+    """Without any training of its own the server's recall rises, from what paired clients send alone."""
+    scenes = {"name": "scenes", "train": 900, "validation": 40, "test": 60, "size": 32, "difficulty": 0.0}
+    creamfl["data"]["sources"]["scenes"] = scenes
+    creamfl["public"]["items"] = 150
+    creamfl["clients"] = {"paired": creamfl["clients"]["paired"]}
+    training = {"optimizer": {"kind": "adamp", "lr": 0.003}, "batch_size": 32}
+    for party in (creamfl["server"], creamfl["clients"]["paired"]):
+        party["training"] = training
+        party["task"] = {"name": "retrieval", "objective": "info_nce", "mask_siblings": True}
+        party["model"] = wide(party["model"])
+    creamfl["algorithm"] |= {"server_epochs": 0, "local_epochs": 2, "kd_epochs": 2, "tau_inter": 0.1}
+    creamfl["run"] |= {"rounds": 4}
+    result = run(Experiment.parse(creamfl), tmp_path / "run")
+    series = list(result.records.series("server", "text_to_image_r@10").values())
+    chance = 100 * 10 / 60
+    assert series[-1] > 1.7 * chance
+
+
+def wide(model: Config) -> Config:
+    pixels = {"name": "pixels", "size": 32}
+    image = {"name": "resnet", "widths": [16, 32, 64], "depths": [1, 1, 1], "block": "basic", "view": pixels}
+    text = {"name": "bag", "width": 32, "view": {"name": "tokens", "length": 24}}
+    return {"dim": 32, "encoders": {"image": image, "text": text}}
+
+
+def ledger() -> Any:
+    from polyfed.federation.ledger import Ledger
+
+    return Ledger()
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    names = ["metrics.jsonl", "ledger.jsonl", "partition.json", "models/last/model.safetensors"]
+    return {name: (folder / name).read_bytes() for name in names}
