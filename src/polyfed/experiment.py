@@ -135,7 +135,8 @@ def _override(content: Mapping[str, Any], text: str) -> dict[str, Any]:
     path, sign, value = text.partition("=")
     if not sign or not path:
         raise ConfigError(f"--set {text}: needs the form path.to.key=value")
-    return _set(content, path.split("."), _parse_value(value), path)
+    changed: dict[str, Any] = _set(content, path.split("."), _parse_value(value), path)
+    return changed
 
 
 def _parse_value(text: str) -> Any:

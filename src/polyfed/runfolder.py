@@ -57,7 +57,7 @@ class RunFolder:
         Raises:
             RunError: there is something at ``path`` already, or it cannot be created.
         """
-        if path.exists() and (not path.is_dir() or any(path.iterdir())):
+        if path.exists() and not _unused(path):
             hint = f"'polyfed resume {path}' continues it, or choose another --out"
             raise RunError(f"run folder '{path}' exists and is not empty; {hint}")
         try:
@@ -160,6 +160,10 @@ class RunFolder:
             old.with_suffix(".safetensors").unlink(missing_ok=True)
             old.unlink(missing_ok=True)
 
+    def has_checkpoints(self) -> bool:
+        """Whether any round, if only the preparation, was ever completed."""
+        return bool(self._manifests())
+
     def checkpoints(self) -> Iterator[Checkpoint | RunError]:
         """Stored checkpoints, newest first; one that is damaged comes as the error that says so."""
         for manifest in reversed(self._manifests()):
@@ -180,3 +184,8 @@ class RunFolder:
 
     def _manifests(self) -> list[Path]:
         return sorted((self.path / "checkpoints").glob("round-*.json"))
+
+
+def _unused(path: Path) -> bool:
+    """Whether a folder is empty but for what a run leaves that was killed during its preparations."""
+    return path.is_dir() and {entry.name for entry in path.iterdir()} <= {".lock", "vocabulary"}

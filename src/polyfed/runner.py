@@ -33,7 +33,7 @@ from polyfed.reporting.plots import draw_all
 from polyfed.reporting.progress import Progress, SilentProgress
 from polyfed.reporting.records import RunRecords
 from polyfed.reporting.report import report, write_report
-from polyfed.runfolder import Checkpoint, RunFolder
+from polyfed.runfolder import LOGS, Checkpoint, RunFolder
 from polyfed.saved import save_model
 
 log = logging.getLogger(__name__)
@@ -176,10 +176,14 @@ class Session:
 
     def resume(self) -> None:
         """From the round after the newest complete one."""
+        if not self.folder.has_checkpoints():  # killed before the first was complete
+            self.site.store.forget(0)
+            self.folder.rewind_logs(dict.fromkeys(LOGS, 0))
+            return self.start()
         checkpoint = self._newest()
         self._restore(checkpoint)
         self._announce(checkpoint.round)
-        self._rounds(checkpoint.round + 1)
+        return self._rounds(checkpoint.round + 1)
 
     def _rounds(self, first: int) -> None:
         for number in range(first, self.experiment.run.rounds + 1):

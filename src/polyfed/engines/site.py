@@ -83,7 +83,7 @@ class Site:
             reply.payload.require_finite()
             if kind == "step":
                 self._keep(client, (round_number, phase))
-        return _detached(reply.payload, client.model)
+        return _detached(reply.payload, self._models.get(client.info.architecture))
 
     def _wake(self, member: Member, label: Label) -> Client:
         kept = self._kept(member.id, label)
@@ -131,7 +131,7 @@ class Site:
         if weights is None or key not in self._models:
             self._models[key] = self.federation.client_model(member).to(self.device)
         if weights is not None:
-            self._models[key].load_state_dict(dict(weights))
+            _load(weights, self._models[key])
         return self._models[key]
 
     def _data_of(self, member: Member) -> _Data:
@@ -149,15 +149,29 @@ class Site:
         return self._public[key]
 
 
-def _detached(payload: Payload, model: Model) -> Payload:
+@torch.no_grad()
+def _load(weights: Mapping[str, Tensor], model: Model) -> None:
+    live = model.state_dict()
+    if weights.keys() == live.keys() and all(weights[name].shape == value.shape for name, value in live.items()):
+        # what load_state_dict would do, without its walk through all modules
+        torch._foreach_copy_(list(live.values()), [weights[name] for name in live])
+    else:
+        model.load_state_dict(dict(weights))  # raises, and says what does not fit
+
+
+def _detached(payload: Payload, model: Model | None) -> Payload:
     # the resident model serves the next client next: what leaves must not share its memory
-    live = {value.data_ptr() for value in model.state_dict().values()}
+    live = {_memory(value) for value in model.state_dict().values()} if model is not None else set()
 
     def own(artefact: Artefact) -> Artefact:
-        tensors = {name: value.clone() if value.data_ptr() in live else value for name, value in artefact.items()}
+        tensors = {name: value.clone() if _memory(value) in live else value for name, value in artefact.items()}
         return type(artefact)(tensors=tensors, **artefact.attributes())
 
     return Payload({name: own(item) if isinstance(item, Artefact) else item for name, item in payload.fields.items()})
+
+
+def _memory(tensor: Tensor) -> int:
+    return tensor.untyped_storage().data_ptr()
 
 
 def _joined(states: dict[str, dict[str, Tensor]]) -> dict[str, Tensor]:

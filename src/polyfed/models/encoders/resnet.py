@@ -9,7 +9,7 @@ from jaxtyping import Float
 from pydantic import Field, SerializeAsAny, model_validator
 from torch import Tensor, nn
 
-from polyfed.data.backbones import load, locate
+from polyfed.data.backbones import channels_last, load, locate
 from polyfed.data.view import DataContext, InputSpec, View
 from polyfed.data.views.pixels import Pixels
 from polyfed.models.encoder import Encoder
@@ -134,7 +134,7 @@ class _ResNetTrunk(nn.Module):
         super().__init__()
         self.embedder = model.embedder
         self.encoder = model.encoder
-        self.to(memory_format=torch.channels_last)
+        channels_last(self)
 
     def forward(self, x: Float[Tensor, "b c h w"]) -> Local:
         # channels last: 1.2 to 1.6 times the training speed of the default layout on a CPU core
