@@ -42,3 +42,8 @@ lint: install
 
 clean:
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache
+
+# the table of docs/results.md; about two hours on two cores: make results DATA=... WEIGHTS=...
+.PHONY: results
+results: install
+	$(BIN)/python benchmarks/results/flickr8k.py --data-dir $(DATA) --weights-dir $(WEIGHTS) --out runs/flickr8k

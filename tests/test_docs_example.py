@@ -1,4 +1,4 @@
-"""The method of ``docs/add-a-method.md``: shown in full, and it runs, learns and resumes as the page says."""
+"""The documentation is true: its method runs, learns and resumes as shown, and what pages name exists."""
 
 from __future__ import annotations
 
@@ -6,25 +6,45 @@ import re
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import torch
+import yaml
 
 from polyfed import Experiment, resume, run
-from polyfed.federation.ledger import Ledger
+from polyfed.algorithms.creamfl import CreamFL
+from polyfed.catalogue import presets
+from polyfed.experiment import RunSettings
+from polyfed.federation.cohort import SamplingSettings
+from polyfed.federation.ledger import Ledger, Transport
+from polyfed.federation.settings import (
+    DataSettings,
+    GroupSettings,
+    PublicSettings,
+    ServerSettings,
+    TrainingSettings,
+)
+from polyfed.models.model import ModelSettings
+from polyfed.optim.settings import OptimizerSettings, Schedule
 from polyfed.reporting.progress import SilentProgress
 from polyfed.runfolder import RunFolder
 from polyfed.runner import Session
+from polyfed.settings import Settings
 
 DOCS = Path(__file__).parent.parent / "docs"
 METHOD = {"name": "consensus.Consensus", "digest_epochs": 3}
+SECTIONS = (
+    *(Experiment, DataSettings, PublicSettings, ServerSettings, GroupSettings, ModelSettings),
+    *(TrainingSettings, OptimizerSettings, Schedule, RunSettings, SamplingSettings, Transport),
+)
 FILES = ("metrics.jsonl", "ledger.jsonl", "models/last/model.safetensors")
 
 
 @pytest.fixture
 def experiment(tiny: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     monkeypatch.syspath_prepend(str(DOCS / "examples"))
-    monkeypatch.setattr("polyfed.runner.draw_all", lambda folder: None)  # takes longer than all the rest
-    return tiny | {"algorithm": METHOD}
+    return tiny | {"algorithm": METHOD, "run": tiny["run"] | {"plots": False}}
 
 
 @pytest.fixture
@@ -39,9 +59,12 @@ def contents(folder: Path) -> dict[str, bytes]:
     return {name: (folder / name).read_bytes() for name in FILES}
 
 
+def blocks(page: str, language: str) -> list[str]:
+    return re.findall(rf"```{language}\n(.*?)```", (DOCS / page).read_text(encoding="utf-8"), re.DOTALL)
+
+
 def test_the_page_shows_the_whole_file() -> None:
-    page = (DOCS / "add-a-method.md").read_text(encoding="utf-8")
-    shown = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    shown = blocks("add-a-method.md", "python")
     assert (DOCS / "examples" / "consensus.py").read_text(encoding="utf-8") in shown
 
 
@@ -85,3 +108,58 @@ def test_digesting_brings_a_party_to_the_targets(session: Session) -> None:
     session.experiment.algorithm.model_copy(update={"digest_epochs": 30}).digest(server, targets)
     for name, values in server.represent_public().items():
         assert float((values - targets[name]).norm(dim=1).mean()) < 1.0
+
+
+def test_a_modality_is_two_classes_and_a_column(
+    experiment: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    code = next(block for block in blocks("add-a-method.md", "python") if "mypackage/sensors.py" in block)
+    settings = next(block for block in blocks("add-a-method.md", "yaml") if "mypackage.sensors" in block)
+    package, folder = tmp_path / "code" / "mypackage", tmp_path / "data" / "machines"
+    for path in (package, folder):
+        path.mkdir(parents=True)
+    (package / "sensors.py").write_text(code, encoding="utf-8")
+    monkeypatch.syspath_prepend(str(package.parent))
+    stream = torch.Generator().manual_seed(0)
+    for split in ("train", "test"):
+        faults = torch.arange(80) % 2
+        readings = torch.randn(80, 16, generator=stream) + 3.0 * faults[:, None]  # easily told apart
+        table = {"readings": [row.numpy().tobytes() for row in readings], "fault": faults.tolist()}
+        pq.write_table(pa.table(table), folder / f"{split}.parquet")
+
+    content = {"algorithm": "local", "run": experiment["run"]} | yaml.safe_load(settings)
+    content["data"]["dir"] = str(folder.parent)
+    content["clients"]["plants"]["training"] = {"optimizer": {"lr": 0.01}}
+    result = run(Experiment.load(content), tmp_path / "run")
+    for k in range(4):
+        assert result.metrics(f"plants-{k}")["accuracy"] > 90
+
+
+# ---- pages and code do not drift apart
+
+
+@pytest.mark.parametrize("settings", SECTIONS, ids=lambda kind: str(kind.__name__))
+def test_every_setting_is_described(settings: type[Settings]) -> None:
+    page = (DOCS / "configuration.md").read_text(encoding="utf-8")
+    missing = [name for name in settings.model_fields if f"| `{name}` |" not in page]
+    assert not missing
+
+
+def test_every_switch_of_creamfl_is_described_with_its_default() -> None:
+    page = (DOCS / "creamfl.md").read_text(encoding="utf-8")
+    for name, field in CreamFL.model_fields.items():
+        found = re.search(rf"^\| `{name}` \| `?([^`|]+)`? \|", page, re.MULTILINE)
+        assert found, name
+        assert yaml.safe_load(found[1]) == field.default, name
+
+
+def test_tests_links_and_presets_that_pages_name_exist() -> None:
+    root = DOCS.parent
+    for page in (root / "README.md", *DOCS.glob("*.md")):
+        text = page.read_text(encoding="utf-8")
+        for file, name in re.findall(r"`(tests/[\w/]+\.py)(?:::(\w+))?`", text):
+            assert f"def {name}" in (root / file).read_text(encoding="utf-8"), f"{page.name}: {file}::{name}"
+        for target in re.findall(r"\]\((?!https?:)([^)#]+)(?:#[^)]*)?\)", text):
+            assert (page.parent / target).exists(), f"{page.name}: {target}"
+        named = re.findall(r"(?:polyfed run|extends:) ([a-z][\w-]+)(?=[\s`])", text)
+        assert set(named) <= set(presets()), page.name

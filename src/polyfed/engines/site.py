@@ -79,11 +79,19 @@ class Site:
         member = self.federation.members[client_id]
         with isolated(self.seed, round_number, client_id, step, phase):
             client = self._wake(member, (round_number, phase))
-            reply = method(client, **payload.fields)
-            reply.payload.require_finite()
-            if kind == "step":
+            try:
+                reply = method(client, **payload.fields)
+            finally:
+                self._forget_gradients(client)
+            if kind == "step" and self.algorithm.keeps:
+                reply.payload.require_finite()  # the server checks every reply; this one guards what is kept
                 self._keep(client, (round_number, phase))
         return _detached(reply.payload, self._models.get(client.info.architecture))
+
+    def _forget_gradients(self, client: Client) -> None:
+        # they are private, and their memory is wanted for the next client
+        if (model := self._models.get(client.info.architecture)) is not None:
+            model.zero_grad(set_to_none=True)
 
     def _wake(self, member: Member, label: Label) -> Client:
         kept = self._kept(member.id, label)
@@ -108,7 +116,7 @@ class Site:
         )
 
     def _kept(self, client_id: str, label: Label) -> dict[str, dict[str, Tensor]]:
-        found = self.store.load(client_id, label)
+        found = self.store.load(client_id, label) if self.algorithm.keeps else None
         if found is None:
             return {}
         (made, _), entry = found
@@ -117,8 +125,6 @@ class Site:
 
     def _keep(self, client: Client, label: Label) -> None:
         keeps = self.algorithm.keeps
-        if not keeps:
-            return
         values = {key: dict(value) for key, value in client.state.items()}
         if "model" in keeps:
             values["model"] = client.model.state_dict()
@@ -160,14 +166,30 @@ def _load(weights: Mapping[str, Tensor], model: Model) -> None:
 
 
 def _detached(payload: Payload, model: Model | None) -> Payload:
-    # the resident model serves the next client next: what leaves must not share its memory
-    live = {_memory(value) for value in model.state_dict().values()} if model is not None else set()
+    """The payload with no tensor that shares memory with the model, which serves the next client next."""
+    live = list(model.state_dict(keep_vars=True).values()) if model is not None else []
+    owners: dict[int, list[Tensor]] = {}
+    for tensor in live:
+        owners.setdefault(_memory(tensor), []).append(tensor)
 
-    def own(artefact: Artefact) -> Artefact:
-        tensors = {name: value.clone() if _memory(value) in live else value for name, value in artefact.items()}
+    def own(value: Tensor) -> Tensor:
+        sharing = owners.get(_memory(value))
+        if sharing is None:
+            return value
+        if len(sharing) == 1 and sharing[0].shape == value.shape:
+            # hand the memory over instead of copying it: weights are loaded into the model before its next use
+            sharing[0].data = torch.empty_like(sharing[0])
+            del owners[_memory(value)]
+            return value
+        return value.clone()
+
+    def all_own(artefact: Artefact) -> Artefact:
+        tensors = {name: own(value) for name, value in artefact.items()}
         return type(artefact)(tensors=tensors, **artefact.attributes())
 
-    return Payload({name: own(item) if isinstance(item, Artefact) else item for name, item in payload.fields.items()})
+    return Payload(
+        {name: all_own(item) if isinstance(item, Artefact) else item for name, item in payload.fields.items()}
+    )
 
 
 def _memory(tensor: Tensor) -> int:

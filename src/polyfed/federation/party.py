@@ -46,8 +46,7 @@ class Trainer:
         """One optimiser step on a scalar loss."""
         self.optimizer.zero_grad(set_to_none=True)
         loss.backward()  # type: ignore[no-untyped-call]
-        if self._clip is not None:
-            clip_gradients([value for _, value in self._named], self._clip)
+        clip_gradients([value for _, value in self._named], self._clip)
         self.optimizer.step()
 
     def state(self) -> dict[str, Tensor]:
@@ -156,9 +155,10 @@ class Party:
 
         A last batch of one sample is left out: neither batch statistics nor a contrast are defined on it.
         """
+        device = self.device
         for batch in samples.batches(size or self.training.batch_size, self.generator(purpose)):
             if len(batch) > 1:
-                yield batch.to(self.device)
+                yield batch if device.type == "cpu" else batch.to(device)
 
     def task_loss(self, batch: Batch) -> Tensor:
         """The party's own objective on a batch."""

@@ -1,0 +1,146 @@
+"""Samples: alignment, order, views, and assembly from columns."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+import torch
+
+from polyfed.data.arrow import split_of_table
+from polyfed.data.assembly import assemble, item_labels, of_column, of_items, order_of, require_disjoint
+from polyfed.data.samples import Samples
+from polyfed.data.source import Split
+from polyfed.data.view import DataContext, InputSpec, View
+from polyfed.errors import ConfigError, DataError
+
+TABLE = pa.table(
+    {
+        "key": ["a", "b", "c"],
+        "number": [10, 20, 30],
+        "notes": [[1, 2], [3], [4, 5, 6]],
+        "marks": [[0, 1], [1], [0, 0, 1]],
+        "label": [2, 0, 1],
+    }
+)
+
+
+class Numbers(View):
+    """The values of a column as they are; the training view adds a random offset."""
+
+    def open(self, column, modality, context):
+        flat = column.values.combine_chunks()
+        values = torch.tensor((flat.flatten() if column.nested else flat).to_pylist())
+
+        class Opened:
+            def __len__(self) -> int:
+                return len(values)
+
+            def __call__(self, rows, generator=None):
+                offset = 0 if generator is None else torch.rand(len(rows), generator=generator)
+                return values[rows] + offset
+
+        return Opened()
+
+    def spec(self, modality, context):
+        return InputSpec(())
+
+
+def split_of(columns: dict[str, str], targets: dict[str, str], table: pa.Table = TABLE) -> Split:
+    return split_of_table(
+        lambda names: table.select(names), table.schema, source="s", split="train", ids_column="key",
+        columns=columns, targets=targets, fingerprint="f", where="here",
+    )  # fmt: skip
+
+
+def samples_of(columns: dict[str, str], targets: dict[str, str], views: list[str], **options) -> Samples:
+    views_by_name = {name: Numbers() for name in views}
+    return assemble(split_of(columns, targets), views_by_name, DataContext(Path()), **options)
+
+
+COLUMNS = {"sensor": "number", "note": "notes"}
+
+
+def test_an_item_with_a_list_makes_a_sample_a_value() -> None:
+    samples = samples_of(COLUMNS, {"label": "label"}, ["sensor", "note"])
+    batch = samples.batch(torch.arange(6))
+    assert batch.inputs["sensor"].tolist() == [10, 10, 20, 30, 30, 30]
+    assert batch.inputs["note"].tolist() == [1, 2, 3, 4, 5, 6]
+    assert batch.targets["label"].tolist() == [2, 2, 0, 1, 1, 1]
+    assert batch.items.tolist() == [0, 0, 1, 2, 2, 2]
+
+
+def test_nested_targets_are_parallel() -> None:
+    samples = samples_of(COLUMNS, {"mark": "marks"}, ["note"])
+    assert samples.targets["mark"].tolist() == [0, 1, 1, 0, 0, 1]
+
+
+def test_a_party_without_the_nested_modality_counts_items_unless_the_layout_says_otherwise() -> None:
+    assert len(samples_of(COLUMNS, {}, ["sensor"])) == 3
+    samples = samples_of(COLUMNS, {}, ["sensor"], layout=("sensor", "note"))
+    assert samples.items.tolist() == [0, 0, 1, 2, 2, 2]
+    assert samples.modalities == ("sensor",)
+
+
+def test_lists_of_different_length_are_refused() -> None:
+    table = TABLE.set_column(3, "marks", pa.array([[0, 1], [1, 1], [0, 0, 1]]))
+    with pytest.raises(DataError, match=r"item 1: .*'notes' and .*'marks'"):
+        assemble(split_of(COLUMNS, {"m": "marks"}, table), {"note": Numbers()}, DataContext(Path()))
+
+
+def test_a_modality_without_a_column_is_named() -> None:
+    with pytest.raises(ConfigError, match=r"data\.sources\.s\.columns has no 'radar'.*sensor, note"):
+        samples_of(COLUMNS, {}, ["radar"])
+
+
+def test_batches_visit_every_sample_once_in_a_seeded_order() -> None:
+    samples = samples_of(COLUMNS, {}, ["note"])
+    order = [batch.index.tolist() for batch in samples.batches(4, torch.Generator().manual_seed(1))]
+    assert sorted(sum(order, [])) == list(range(6))
+    assert order == [batch.index.tolist() for batch in samples.batches(4, torch.Generator().manual_seed(1))]
+    assert [batch.index.tolist() for batch in samples.batches(4)] == [[0, 1, 2, 3], [4, 5]]
+    assert [len(batch) for batch in samples.batches(4, drop_last=True)] == [4]
+    assert [len(batch) for batch in samples.batches(9, drop_last=True)] == [6]
+
+
+def test_the_training_view_needs_a_generator_and_evaluation_is_plain() -> None:
+    samples = samples_of(COLUMNS, {}, ["note"])
+    plain = samples.batch(torch.tensor([0, 3])).inputs["note"]
+    assert plain.tolist() == [1, 4]
+    assert samples.batch(torch.tensor([0, 3]), torch.Generator().manual_seed(0)).inputs["note"].tolist() != [1, 4]
+
+
+def test_subsets_keep_items_together_and_modalities_can_be_left_out() -> None:
+    samples = samples_of(COLUMNS, {"label": "label"}, ["sensor", "note"])
+    part = of_items(samples, torch.tensor([2, 0]))
+    assert part.items.tolist() == [0, 0, 2, 2, 2]
+    assert part.batch(torch.tensor([2])).inputs["note"].tolist() == [4]
+    assert part.only(["note"]).modalities == ("note",)
+    assert list(part.batch(torch.tensor([0]), modalities=["sensor"]).inputs) == ["sensor"]
+
+
+def test_the_order_of_a_public_set_depends_on_items_and_order() -> None:
+    samples = samples_of(COLUMNS, {}, ["note"])
+    swapped = samples.subset(torch.tensor([2, 0, 1, 3, 4, 5]))
+    assert order_of(samples) == order_of(samples_of(COLUMNS, {}, ["sensor"], layout=("note",)))
+    assert order_of(samples) != order_of(swapped)
+
+
+def test_columns_of_some_items_have_their_own_fingerprint() -> None:
+    column = split_of(COLUMNS, {}).modality("note")
+    part = of_column(column, torch.tensor([2, 1]))
+    assert part.values.to_pylist() == [[4, 5, 6], [3]]
+    assert part.nested
+    assert part.fingerprint not in (column.fingerprint, of_column(column, torch.tensor([1, 2])).fingerprint)
+
+
+def test_item_labels_are_the_first_target_with_a_value_an_item() -> None:
+    assert item_labels(split_of(COLUMNS, {"m": "marks", "label": "label"})).tolist() == [2, 0, 1]
+    assert item_labels(split_of(COLUMNS, {"m": "marks"})) is None
+
+
+def test_an_overlap_with_the_public_set_is_an_error() -> None:
+    require_disjoint(["a", "b"], ["c"], "client 'x'")
+    with pytest.raises(DataError, match="shares 1 items with client 'x', for example 'b'"):
+        require_disjoint(["a", "b"], ["b", "c"], "client 'x'")

@@ -1,0 +1,98 @@
+"""Experiments: loading, overriding, and errors that name the key."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from polyfed.errors import ConfigError
+from polyfed.experiment import Experiment, merged, presets
+
+Config = dict[str, Any]
+
+
+@pytest.mark.parametrize("name", sorted(presets()))
+def test_every_preset_is_valid_and_described(name: str) -> None:
+    experiment = Experiment.load(name)
+    assert experiment.name == name
+    assert len(experiment.description) > 20
+    assert Experiment.parse(yaml.safe_load(experiment.to_yaml())) == experiment
+
+
+def test_the_presets_that_are_promised_exist() -> None:
+    promised = {"scenes-demo", "creamfl-paper", "creamfl-released", "creamfl-paper-scale"}
+    for name in ("creamfl-flickr8k", "reamfl-mean-flickr8k", "server-only-flickr8k"):
+        promised |= {name, f"{name}-pretrained"}
+    assert promised <= set(presets())
+
+
+def test_released_and_paper_presets_differ_in_the_switches() -> None:
+    paper, released = (Experiment.load(name).algorithm for name in ("creamfl-paper", "creamfl-released"))
+    assert (paper.local_reg, paper.kd_loss, paper.kd_optimizer, paper.include_self) == ("joint", "l2", "own", False)
+    assert (released.local_reg, released.kd_loss, released.kd_optimizer) == ("separate_pass", "mse", "shared")
+    assert (released.tau_inter, released.include_self, released.server_first) == (0.5, True, True)
+
+
+def test_overrides_reach_any_key(tiny: Config) -> None:
+    experiment = Experiment.load(
+        tiny, ["run.rounds=7", "clients.image.partition=iid", "server.training.optimizer.lr=1e-3", "public=null"]
+    )
+    assert experiment.run.rounds == 7
+    assert experiment.server.training.optimizer.lr == 0.001
+    assert experiment.public is None
+
+
+def test_overriding_the_name_of_a_component_drops_the_old_ones_settings() -> None:
+    experiment = Experiment.load("creamfl-flickr8k", ["algorithm.name=local"])
+    assert experiment.algorithm.component_name() == "local"
+    assert experiment.algorithm.local_epochs == 5
+
+
+def test_a_file_extends_a_preset(tmp_path: Path) -> None:
+    path = tmp_path / "own.yaml"
+    path.write_text("extends: scenes-demo\nname: own\nalgorithm: {name: creamfl, gamma: 0.25}\nrun: {rounds: 2}\n")
+    experiment = Experiment.load(path)
+    assert (experiment.name, experiment.run.rounds, experiment.algorithm.gamma) == ("own", 2, 0.25)
+    assert experiment.algorithm.tau_inter == Experiment.load("scenes-demo").algorithm.tau_inter
+
+
+def test_merging_keeps_settings_of_the_same_component_only() -> None:
+    base = {"a": {"name": "x", "k": 1}, "b": {"c": 1, "d": 2}}
+    assert merged(base, {"a": {"name": "y"}, "b": {"c": 3}}) == {"a": {"name": "y"}, "b": {"c": 3, "d": 2}}
+    assert merged(base, {"a": {"k": 2}})["a"] == {"name": "x", "k": 2}
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("run.ronds=3", "run: unknown key 'ronds'; did you mean 'rounds'"),
+        ("run.rounds=0", "run.rounds: Input should be greater than or equal to 1 (got 0)"),
+        ("algorithm.gama=1", "algorithm: unknown key 'gama'; did you mean 'gamma'"),
+        ("algorithm.gamma=-1", "algorithm.gamma: Input should be greater than or equal to 0 (got -1)"),
+        ("algorithm=creamlf", "algorithm: unknown algorithm 'creamlf'; did you mean 'creamfl'"),
+        ("clients.image.partition.alpha=x", "clients.image.partition.alpha: Input should be a valid number"),
+        ("data.sources.flickr8k.name=parket", "did you mean 'parquet'"),
+        ("run.rounds", "--set run.rounds: needs the form path.to.key=value"),
+        ("run.rounds.x=3", "'x' is below a value"),
+    ],
+)
+def test_what_is_wrong_is_named_with_its_key_value_and_remedy(override: str, message: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        Experiment.load("creamfl-flickr8k", [override])
+    assert message in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_unknown_presets_and_broken_files(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="did you mean 'scenes-demo'"):
+        Experiment.load("scene-demo")
+    broken = tmp_path / "broken.yaml"
+    broken.write_text("a: [1, 2")
+    with pytest.raises(ConfigError, match="is not YAML"):
+        Experiment.load(broken)
+    broken.write_text("- 1")
+    with pytest.raises(ConfigError, match="must be a mapping"):
+        Experiment.load(broken)
