@@ -31,9 +31,7 @@ def bare_product(local: Tensor, other: Tensor, blocks: Blocks) -> Callable[[], N
     def work() -> None:
         for rows in local.split(blocks.rows):
             for columns in other.split(blocks.columns):
-                torch.mm(
-                    rows, columns.T, out=buffer[: len(rows) * len(columns)].view(len(rows), len(columns))
-                )
+                torch.mm(rows, columns.T, out=buffer[: len(rows) * len(columns)].view(len(rows), len(columns)))
 
     return work
 
@@ -48,9 +46,7 @@ def bench_exact(local: Tensor, other: Tensor, repeats: int) -> None:
         works["large"] = bare_product(local, other, LARGE)
     times = harness.interleaved(works, repeats)
     clock = "wall" if local.is_cuda else "cpu"
-    ratios = {
-        name: getattr(times["scores"], clock) / getattr(timing, clock) for name, timing in times.items()
-    }
+    ratios = {name: getattr(times["scores"], clock) / getattr(timing, clock) for name, timing in times.items()}
     scratch = harness.peak_extra(works["scores"], local.device)
     harness.report(
         "gca_exact",
@@ -80,9 +76,7 @@ def bench_approximate(local: Tensor, other: Tensor, repeats: int) -> None:
         def work(backend: Backend = backend) -> Tensor:
             return contrastive_scores(local, other, backend=backend, generator=generator(0, "bench"))
 
-        times = harness.interleaved(
-            {"exact": lambda: contrastive_scores(local, other), backend: work}, repeats
-        )
+        times = harness.interleaved({"exact": lambda: contrastive_scores(local, other), backend: work}, repeats)
         harness.report(
             f"gca_{backend}",
             ratio=times["exact"].cpu / times[backend].cpu,
@@ -105,9 +99,7 @@ def main() -> None:
     torch.set_num_threads(arguments.threads)
     for size, dim in QUICK_SIZES if arguments.quick else SIZES:
         draw = generator(0, size, dim)
-        local, other = (
-            F.normalize(torch.randn(size, dim, generator=draw), dim=1).to(arguments.device) for _ in "uv"
-        )
+        local, other = (F.normalize(torch.randn(size, dim, generator=draw), dim=1).to(arguments.device) for _ in "uv")
         bench_exact(local, other, repeats=9 if size <= 5_000 else 3 if size <= 20_000 else 1)
         if size <= 5_000:
             bench_approximate(local, other, repeats=3)

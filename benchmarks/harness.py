@@ -42,9 +42,7 @@ def interleaved(works: Mapping[str, Work], repeats: int, shortest: float = 0.05)
 
 def report(name: str, *, ratio: float, against: str, **fields: object) -> None:
     """Print one result as a JSON line; ``ratio`` compares with ``against``, measured in the same run."""
-    rounded = {
-        key: float(f"{value:.4g}") if isinstance(value, float) else value for key, value in fields.items()
-    }
+    rounded = {key: float(f"{value:.4g}") if isinstance(value, float) else value for key, value in fields.items()}
     print(json.dumps({"name": name, "ratio": round(ratio, 3), "against": against, **rounded}), flush=True)
 
 

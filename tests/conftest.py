@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 import torch
 
-torch.set_num_threads(1)  # tests run beside each other; threads that wait for each other would only slow them
-
 from polyfed import Experiment, run
+
+torch.set_num_threads(1)  # tests run beside each other; threads that wait for each other would only slow them
 
 
 def tiny_experiment() -> dict[str, Any]:

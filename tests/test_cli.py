@@ -71,10 +71,7 @@ def test_a_second_run_gets_a_folder_of_its_own(cli: Cli, config: Path) -> None:
 def test_folders_of_data_and_weights_are_stored_whole(cli: Cli, config: Path, tmp_path: Path) -> None:
     odd = Path("da ta: [1]")
     odd.mkdir()
-    assert (
-        cli("run", config, "--set", "run.rounds=1", "--data-dir", odd, "--weights-dir", odd, "--out", "r")[0]
-        == 0
-    )
+    assert cli("run", config, "--set", "run.rounds=1", "--data-dir", odd, "--weights-dir", odd, "--out", "r")[0] == 0
     stored = yaml.safe_load(Path("r/config.yaml").read_text())["data"]
     assert stored["dir"] == stored["weights_dir"] == str(tmp_path / "work" / odd)
 
@@ -177,9 +174,7 @@ def test_answers_do_not_wait_for_torch(arguments: list[str]) -> None:
 # ---- interruptions and surprises
 
 
-def test_an_interrupted_run_says_how_to_go_on(
-    cli: Cli, config: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_interrupted_run_says_how_to_go_on(cli: Cli, config: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def interrupt(session: Session, number: int) -> None:
         raise KeyboardInterrupt
 
@@ -212,9 +207,7 @@ def test_a_defect_is_not_dressed_up(cli: Cli, config: Path, monkeypatch: pytest.
         cli("run", config)
 
 
-def test_warnings_of_the_library_are_plain_lines(
-    cli: Cli, capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
+def test_warnings_of_the_library_are_plain_lines(cli: Cli, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     cli("--version")
     logging.getLogger("polyfed.data").warning("a picture of %s is odd", "row 3")
     logging.getLogger("polyfed.runner").warning("is shown as an event of the run")

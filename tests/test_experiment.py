@@ -31,14 +31,20 @@ def test_the_presets_that_are_promised_exist() -> None:
 
 def test_released_and_paper_presets_differ_in_the_switches() -> None:
     paper, released = (Experiment.load(name).algorithm for name in ("creamfl-paper", "creamfl-released"))
-    assert (paper.local_reg, paper.kd_loss, paper.kd_optimizer, paper.include_self) == ("joint", "l2", "own", False)
+    assert (paper.local_reg, paper.kd_loss, paper.kd_optimizer, paper.include_self) == (
+        "joint",
+        "l2",
+        "own",
+        False,
+    )
     assert (released.local_reg, released.kd_loss, released.kd_optimizer) == ("separate_pass", "mse", "shared")
     assert (released.tau_inter, released.include_self, released.server_first) == (0.5, True, True)
 
 
 def test_overrides_reach_any_key(tiny: Config) -> None:
     experiment = Experiment.load(
-        tiny, ["run.rounds=7", "clients.image.partition=iid", "server.training.optimizer.lr=1e-3", "public=null"]
+        tiny,
+        ["run.rounds=7", "clients.image.partition=iid", "server.training.optimizer.lr=1e-3", "public=null"],
     )
     assert experiment.run.rounds == 7
     assert experiment.server.training.optimizer.lr == 0.001

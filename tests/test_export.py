@@ -148,18 +148,10 @@ def test_nothing_is_left_of_an_export_that_fails(
     classifier_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, failing: str
 ) -> None:
     def fail(*_: object, **__: object) -> None:
-        raise (
-            RuntimeError("no such operator\nand a long story")
-            if failing == "export"
-            else OSError(28, "No space")
-        )
+        raise (RuntimeError("no such operator\nand a long story") if failing == "export" else OSError(28, "No space"))
 
     monkeypatch.setattr(torch.export, failing, fail)
-    message = (
-        r"encoder 'image' \(resnet\) cannot be exported.*no such operator"
-        if failing == "export"
-        else "No space"
-    )
+    message = r"encoder 'image' \(resnet\) cannot be exported.*no such operator" if failing == "export" else "No space"
     with pytest.raises(RunError, match=message) as caught:
         export_model(classifier_run, tmp_path / "below" / "out")
     assert "\n" not in str(caught.value)

@@ -88,7 +88,9 @@ def test_a_damaged_checkpoint_falls_back_to_the_round_before(
     assert contents(resumed) == contents(run(Experiment.parse(config), tmp_path / "b"))
 
 
-def test_a_damaged_client_state_falls_back_too(config: Config, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_damaged_client_state_falls_back_too(
+    config: Config, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     interrupted(config, tmp_path / "a", tmp_path / "marker", at=3)
     states = sorted((tmp_path / "a" / "checkpoints" / "clients").rglob("000002-*.safetensors"))
     states[0].write_bytes(b"rubbish")
@@ -176,7 +178,12 @@ def failing(config: Config, how: str) -> Config:
 
 @pytest.mark.parametrize(
     ("how", "reason"),
-    [("raise", "ValueError: no GPU left"), ("nan", "NaN"), ("short", "expected [80, 8]"), ("order", "another public set")],
+    [
+        ("raise", "ValueError: no GPU left"),
+        ("nan", "NaN"),
+        ("short", "expected [80, 8]"),
+        ("order", "another public set"),
+    ],
 )
 def test_a_failing_client_is_left_out_of_the_round_and_named(
     config: Config, tmp_path: Path, caplog: pytest.LogCaptureFixture, how: str, reason: str
@@ -247,8 +254,23 @@ def test_the_run_folder_is_complete(config: Config, tmp_path: Path) -> None:
     config["run"]["plots"] = True
     folder = run(Experiment.parse(config), tmp_path / "a").folder
     names = {path.name for path in folder.iterdir()}
-    expected = {"config.yaml", "environment.json", "run.json", "metrics.jsonl", "ledger.jsonl", "timing.jsonl"}
-    assert names >= expected | {"partition.json", "arrays", "checkpoints", "models", "plots", "vocabulary", "report.md"}
+    expected = {
+        "config.yaml",
+        "environment.json",
+        "run.json",
+        "metrics.jsonl",
+        "ledger.jsonl",
+        "timing.jsonl",
+    }
+    assert names >= expected | {
+        "partition.json",
+        "arrays",
+        "checkpoints",
+        "models",
+        "plots",
+        "vocabulary",
+        "report.md",
+    }
     environment = json.loads((folder / "environment.json").read_text())
     assert environment["versions"]["torch"] == torch.__version__
     assert {path.name for path in (folder / "models").iterdir()} == {"last", "best"}

@@ -46,9 +46,7 @@ def test_a_model_folder_alone_is_enough_to_rebuild(tiny_run: Path, tmp_path: Pat
     spec = saved.settings.encoders["text"].view.spec("text", saved.context(tmp_path / "cache"))
     learnt = json.loads(next((tiny_run / "vocabulary").glob("*.json")).read_text())["tokens"]
     assert list(spec.vocabulary) == learnt
-    assert len(saved.build(saved.context(tmp_path / "cache")).encoders["text"].embedding.weight) == len(
-        learnt
-    )
+    assert len(saved.build(saved.context(tmp_path / "cache")).encoders["text"].embedding.weight) == len(learnt)
 
 
 def test_a_head_is_rebuilt_without_the_data_that_sized_it(classifier_run: Path, tmp_path: Path) -> None:
@@ -105,9 +103,7 @@ def test_a_damaged_model_is_an_error_in_one_line(copied: Path, damage: str) -> N
     elif damage == "no weights":
         weights.unlink()
     elif damage == "no samples":
-        config.write_text(
-            json.dumps({k: v for k, v in json.loads(config.read_text()).items() if k != "samples"})
-        )
+        config.write_text(json.dumps({k: v for k, v in json.loads(config.read_text()).items() if k != "samples"}))
     else:
         edit(folder, model={"dim": 8, "encoders": {"image": "resnetz"}})
     with pytest.raises(RunError, match="no readable model in") as caught:
@@ -134,7 +130,5 @@ def test_a_lost_vocabulary_is_not_learnt_anew(copied: Path, tmp_path: Path) -> N
 
 def test_saving_again_keeps_the_vocabulary_files(tiny_run: Path) -> None:
     for which in ("best", "last"):
-        kept = {
-            path.name: path.read_bytes() for path in (tiny_run / "models" / which / "vocabulary").iterdir()
-        }
+        kept = {path.name: path.read_bytes() for path in (tiny_run / "models" / which / "vocabulary").iterdir()}
         assert kept == {path.name: path.read_bytes() for path in (tiny_run / "vocabulary").iterdir()}

@@ -86,12 +86,18 @@ def client_cells(runs: list[RunRecords]) -> list[str]:
 
 def costs(runs: list[RunRecords]) -> list[str]:
     """MiB that crossed the wire in the whole run, and its seconds."""
-    return [f"{mean(run.total_bytes() for run in runs) / 2**20:.1f}", f"{mean(sum(run.seconds.values()) for run in runs):.0f}"]
+    return [
+        f"{mean(run.total_bytes() for run in runs) / 2**20:.1f}",
+        f"{mean(sum(run.seconds.values()) for run in runs):.0f}",
+    ]
 
 
 def knowledge(out: Path, form: str, seeds: int) -> list[str]:
     """Distance between server representations and targets before and after distillation, first and last round."""
-    rows = ["| method | modality | round 1 before -> after | last round before -> after |", "|---|---|---|---|"]
+    rows = [
+        "| method | modality | round 1 before -> after | last round before -> after |",
+        "|---|---|---|---|",
+    ]
     for twin in ("creamfl", "reamfl-mean"):
         for modality in ("image", "text"):
             cells = []
@@ -100,7 +106,11 @@ def knowledge(out: Path, form: str, seeds: int) -> list[str]:
                 for when in ("before", "after"):
                     name = f"kd_distance_{when}.{modality}"
                     series = [
-                        list(RunRecords.load(out / f"{twin}-flickr8k{form}-{seed}").series("server", name, "train").values())
+                        list(
+                            RunRecords.load(out / f"{twin}-flickr8k{form}-{seed}")
+                            .series("server", name, "train")
+                            .values()
+                        )
                         for seed in range(seeds)
                     ]
                     ends.append(mean(values[position] for values in series))

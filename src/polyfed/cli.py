@@ -42,9 +42,7 @@ app = typer.Typer(
 RunFolderArgument = Annotated[Path, typer.Argument(metavar="RUN", help="folder of a run", show_default=False)]
 DataDir = Annotated[
     Path | None,
-    typer.Option(
-        exists=True, file_okay=False, help="folder of data sets; else POLYFED_DATA", show_default=False
-    ),
+    typer.Option(exists=True, file_okay=False, help="folder of data sets; else POLYFED_DATA", show_default=False),
 ]
 WeightsDir = Annotated[
     Path | None,
@@ -83,14 +81,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 @app.command()
 def run(
-    source: Annotated[
-        str, typer.Argument(metavar="PRESET|FILE", help="see polyfed list", show_default=False)
-    ],
+    source: Annotated[str, typer.Argument(metavar="PRESET|FILE", help="see polyfed list", show_default=False)],
     overrides: Annotated[
         list[str] | None,
-        typer.Option(
-            "--set", metavar="KEY=VALUE", help="override a setting, such as run.rounds=5", show_default=False
-        ),
+        typer.Option("--set", metavar="KEY=VALUE", help="override a setting, such as run.rounds=5", show_default=False),
     ] = None,
     data_dir: DataDir = None,
     weights_dir: WeightsDir = None,
@@ -124,9 +118,7 @@ def resume(run: RunFolderArgument) -> None:
 @app.command()
 def evaluate(
     run: RunFolderArgument,
-    data: Annotated[
-        str, typer.Option(help="a source of the run, or a folder of Parquet files", show_default=False)
-    ],
+    data: Annotated[str, typer.Option(help="a source of the run, or a folder of Parquet files", show_default=False)],
     split: Annotated[str, typer.Option(help="split of it")] = "test",
     which: Which = None,
     column: Annotated[
@@ -135,9 +127,7 @@ def evaluate(
     ] = None,
     target: Annotated[
         list[str] | None,
-        typer.Option(
-            metavar="TARGET=COLUMN", help="column with labels of a Parquet folder", show_default=False
-        ),
+        typer.Option(metavar="TARGET=COLUMN", help="column with labels of a Parquet folder", show_default=False),
     ] = None,
     data_dir: DataDir = None,
     weights_dir: WeightsDir = None,
@@ -148,9 +138,7 @@ def evaluate(
     from polyfed.evaluation import Target, evaluate_model
 
     wanted = Target(data, split, columns=_pairs("--column", column), targets=_pairs("--target", target))
-    found = evaluate_model(
-        run, wanted, which=which, data_dir=data_dir, weights_dir=weights_dir, device=device
-    )
+    found = evaluate_model(run, wanted, which=which, data_dir=data_dir, weights_dir=weights_dir, device=device)
     if as_json:
         typer.echo(json.dumps({"run": str(run), **vars(found)}, indent=1))
     else:
@@ -180,9 +168,7 @@ def list_(
 @app.command()
 def compare(
     runs: Annotated[list[Path], typer.Argument(metavar="RUN...", help="folders of runs", show_default=False)],
-    metric: Annotated[
-        str | None, typer.Option(help="by default r1_sum or accuracy", show_default=False)
-    ] = None,
+    metric: Annotated[str | None, typer.Option(help="by default r1_sum or accuracy", show_default=False)] = None,
     kind: Annotated[str, typer.Option(help="test or validation")] = "test",
     plot: Annotated[Path | None, typer.Option(help="draw curves into this PNG", show_default=False)] = None,
     as_json: AsJson = False,
@@ -202,9 +188,7 @@ def compare(
 @app.command()
 def export(
     run: RunFolderArgument,
-    out: Annotated[
-        Path | None, typer.Option(help="new folder; by default RUN/export", show_default=False)
-    ] = None,
+    out: Annotated[Path | None, typer.Option(help="new folder; by default RUN/export", show_default=False)] = None,
     which: Which = None,
     weights_dir: WeightsDir = None,
 ) -> None:
@@ -222,9 +206,7 @@ def _version(wanted: bool) -> None:
 
 @app.callback()
 def _options(
-    version: Annotated[
-        bool, typer.Option("--version", callback=_version, is_eager=True, help="show it")
-    ] = False,
+    version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="show it")] = False,
 ) -> None:
     """Options of the program itself."""
 
@@ -311,9 +293,7 @@ def _evaluation_tables(found: Evaluation) -> list[TextTable]:
     from polyfed.reporting.recalls import find_recalls, is_context
     from polyfed.reporting.tables import TextTable, count, figure
 
-    where = (
-        f"{found.data}, {found.split}: {found.items:,} items, {found.samples:,} samples; {found.model} model"
-    )
+    where = f"{found.data}, {found.split}: {found.items:,} items, {found.samples:,} samples; {found.model} model"
     recalls = find_recalls(found.metrics)
     rows = [
         (

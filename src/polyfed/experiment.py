@@ -91,7 +91,9 @@ def read_config(source: str | Path) -> dict[str, Any]:
     if path.suffix in (".yaml", ".yml") or path.is_file():
         content = _parse_yaml(_read(path), str(source))
     elif str(source) in (names := presets()):
-        content = _parse_yaml(resources.files("polyfed.presets").joinpath(f"{source}.yaml").read_text("utf-8"), str(source))
+        content = _parse_yaml(
+            resources.files("polyfed.presets").joinpath(f"{source}.yaml").read_text("utf-8"), str(source)
+        )
     else:
         raise ConfigError(f"no preset or file '{source}'; {nearest(str(source), names)}")
     base = content.pop("extends", None)
@@ -118,7 +120,9 @@ def _read(path: Path) -> str:
     try:
         return path.read_text(encoding="utf-8")
     except OSError as error:
-        raise ConfigError(f"cannot read config '{path}': {error.strerror}; give a YAML file or a preset name") from error
+        raise ConfigError(
+            f"cannot read config '{path}': {error.strerror}; give a YAML file or a preset name"
+        ) from error
 
 
 def _parse_yaml(text: str, where: str) -> dict[str, Any]:
@@ -174,5 +178,3 @@ def _first_problem(error: ValidationError, prefix: tuple[str, ...] = ()) -> str:
     if problem["type"] == "missing":
         return f"{'.'.join(where)}: is required and missing"
     return f"{'.'.join(where) or 'config'}: {message}{shown}"
-
-

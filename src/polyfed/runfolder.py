@@ -1,16 +1,16 @@
 """Run folders: what a run leaves on disk, complete after every round.
 
-    config.yaml       resolved configuration: running it again gives the same run
-    environment.json  versions, device, code state
-    metrics.jsonl     metrics and events, one JSON object a line
-    ledger.jsonl      bytes that crossed the wire
-    timing.jsonl      seconds a round
-    partition.json    who holds which items
-    arrays/           matrices for plots, by name and round
-    checkpoints/      state of the server after each of the last two rounds, and what clients keep
-    models/           server model, last and best
-    vocabulary/       vocabularies learnt from the public set
-    plots/, report.md
+config.yaml       resolved configuration: running it again gives the same run
+environment.json  versions, device, code state
+metrics.jsonl     metrics and events, one JSON object a line
+ledger.jsonl      bytes that crossed the wire
+timing.jsonl      seconds a round
+partition.json    who holds which items
+arrays/           matrices for plots, by name and round
+checkpoints/      state of the server after each of the last two rounds, and what clients keep
+models/           server model, last and best
+vocabulary/       vocabularies learnt from the public set
+plots/, report.md
 """
 
 from __future__ import annotations
@@ -136,7 +136,9 @@ class RunFolder:
 
     # ---- arrays and tensors
 
-    def save_tensors(self, name: str, tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None) -> bytes:
+    def save_tensors(
+        self, name: str, tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None
+    ) -> bytes:
         """Write a safetensors file, completely or not at all; returns its bytes."""
         ready = {key: tensor.detach().cpu().contiguous().clone() for key, tensor in tensors.items()}
         blob = safetensors.torch.save(ready, metadata=dict(metadata or {}))
@@ -154,7 +156,11 @@ class RunFolder:
         """Make a round durable; its manifest, written last, makes it count. The last two are kept."""
         name = f"checkpoints/round-{checkpoint.round:06d}"
         blob = self.save_tensors(f"{name}.safetensors", checkpoint.tensors)
-        manifest = {"round": checkpoint.round, "sha256": hashlib.sha256(blob).hexdigest(), "facts": checkpoint.facts}
+        manifest = {
+            "round": checkpoint.round,
+            "sha256": hashlib.sha256(blob).hexdigest(),
+            "facts": checkpoint.facts,
+        }
         self.write(f"{name}.json", json.dumps(manifest) + "\n")
         for old in self._manifests()[:-2]:
             old.with_suffix(".safetensors").unlink(missing_ok=True)

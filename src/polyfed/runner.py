@@ -312,7 +312,9 @@ class Session:
                     log.warning("%s; continuing from round %d", problem, found.round)
                     self.progress.event(found.round, "server", "checkpoint_skipped", problem)
                 return found
-            problems.append(str(found) if isinstance(found, RunError) else f"the state of client '{damaged}' is damaged")
+            problems.append(
+                str(found) if isinstance(found, RunError) else f"the state of client '{damaged}' is damaged"
+            )
         reason = "; ".join(problems) or "no round was completed"
         raise RunError(f"'{self.folder.path}' has no usable checkpoint ({reason}); start the run again")
 
@@ -355,5 +357,3 @@ def _threads(count: int) -> Iterator[None]:
         yield
     finally:
         torch.set_num_threads(before)
-
-

@@ -75,15 +75,11 @@ class SavedModel:
             model.load_state_dict(dict(self.weights))
         except RuntimeError as error:
             reason = " ".join(str(error).split())
-            raise RunError(
-                f"'{self.folder}': weights and config.json do not fit each other ({reason})"
-            ) from error
+            raise RunError(f"'{self.folder}': weights and config.json do not fit each other ({reason})") from error
         return model.eval()
 
 
-def save_model(
-    folder: RunFolder, name: str, server: Server, experiment: Experiment, context: DataContext
-) -> None:
+def save_model(folder: RunFolder, name: str, server: Server, experiment: Experiment, context: DataContext) -> None:
     """Write the server's model below a run folder; nothing if the federation has none.
 
     Args:
@@ -124,9 +120,7 @@ def load_model(folder: Path) -> SavedModel:
         _ = saved.settings, saved.task, config["samples"], config["round"]
     except (OSError, ValueError, KeyError, TypeError, safetensors.SafetensorError) as error:
         reason = " ".join(str(error).split())
-        raise RunError(
-            f"no readable model in '{folder}' ({reason}); finish the run with polyfed resume"
-        ) from error
+        raise RunError(f"no readable model in '{folder}' ({reason}); finish the run with polyfed resume") from error
     return saved
 
 
@@ -142,11 +136,7 @@ def model_folder(run: Path, which: str | None = None) -> Path:
         return models / there[0]
     if which not in there:
         wanted = f"model '{which}'" if which else "server model"
-        has = (
-            f"it has: {', '.join(there)}"
-            if there
-            else "it has none, as its configuration has no server model"
-        )
+        has = f"it has: {', '.join(there)}" if there else "it has none, as its configuration has no server model"
         raise RunError(f"run '{run}' has no {wanted}; {has}, or no round is complete yet (polyfed resume)")
     return models / which
 
@@ -210,8 +200,6 @@ def _absent(modality: str, fingerprint: str) -> LazyColumn:
     """The public texts that a vocabulary was learnt from, known by their fingerprint alone."""
 
     def read() -> NoReturn:
-        raise RunError(
-            f"the vocabulary of '{modality}' is missing beside the saved model; copy it from the run folder"
-        )
+        raise RunError(f"the vocabulary of '{modality}' is missing beside the saved model; copy it from the run folder")
 
     return LazyColumn(read, fingerprint, f"public set, '{modality}'", nested=False)

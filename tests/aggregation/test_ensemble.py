@@ -52,9 +52,7 @@ def test_mean_sample_count_and_fediot_are_constant_log_weights():
 
     assert fold([0.0] * 3) == pytest.approx(5 / 3)
     assert fold([math.log(n) for n in counts]) == pytest.approx((30 + 240) / 100)
-    assert fold([math.log(a * n) for a, n in zip(factors, counts, strict=True)]) == pytest.approx(
-        24030 / 6040
-    )
+    assert fold([math.log(a * n) for a, n in zip(factors, counts, strict=True)]) == pytest.approx(24030 / 6040)
 
 
 def test_a_row_that_nobody_sent_is_zero_and_marked():

@@ -143,9 +143,7 @@ class Largest(TorchDispatchMode):
 def test_never_holds_public_times_public(backend):
     local, other = unit(1100, 4), unit(1100, 4, seed=1)
     with Largest() as seen:
-        contrastive_scores(
-            local, other, backend=backend, samples=64, generator=torch.Generator(), tolerance=9
-        )
+        contrastive_scores(local, other, backend=backend, samples=64, generator=torch.Generator(), tolerance=9)
     assert seen.elements <= 256 * 1024
 
 
@@ -194,18 +192,14 @@ def test_sampling_draws_from_the_generator_alone():
 def test_a_straying_approximation_gives_way_to_the_exact_scores(backend, caplog):
     local, other = unit(300, 4), unit(300, 4, seed=1)
     with caplog.at_level(logging.WARNING):
-        ours = contrastive_scores(
-            local, other, tau=0.05, backend=backend, samples=8, generator=torch.Generator()
-        )
+        ours = contrastive_scores(local, other, tau=0.05, backend=backend, samples=8, generator=torch.Generator())
     assert torch.equal(ours, contrastive_scores(local, other, tau=0.05))
     assert backend in caplog.text
 
 
 def test_approximations_with_rows_missing():
     local, other, mask = unit(80, 8), unit(80, 8, seed=1), torch.arange(80) % 3 > 0
-    ours = contrastive_scores(
-        local, other, valid=mask, backend="cumulant2", generator=torch.Generator(), tolerance=9
-    )
+    ours = contrastive_scores(local, other, valid=mask, backend="cumulant2", generator=torch.Generator(), tolerance=9)
     close(ours, naive_scores(local, other).masked_fill(~mask, -math.inf), 0.02)
 
 

@@ -22,9 +22,7 @@ def test_equals_the_formula_name_by_name_in_any_order(spec, shuffler):
     clients = []
     for c, (count, both) in enumerate(spec):
         draw = torch.Generator().manual_seed(c)
-        tensors = {"a": torch.randn(3, generator=draw)} | (
-            {"b": torch.randn(2, 2, generator=draw)} if both else {}
-        )
+        tensors = {"a": torch.randn(3, generator=draw)} | ({"b": torch.randn(2, 2, generator=draw)} if both else {})
         clients.append((tensors, count))
     expected = {}
     for name in ("a", "b"):
@@ -81,9 +79,7 @@ def test_inputs_are_neither_changed_nor_kept():
 
 
 def test_parameters_that_require_gradients_are_taken_by_value():
-    found = fold(
-        ({"w": torch.ones(1, requires_grad=True)}, 1), ({"w": torch.zeros(1, requires_grad=True)}, 1)
-    )["w"]
+    found = fold(({"w": torch.ones(1, requires_grad=True)}, 1), ({"w": torch.zeros(1, requires_grad=True)}, 1))["w"]
     assert not found.requires_grad
     assert found.item() == 0.5
 

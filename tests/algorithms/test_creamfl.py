@@ -14,9 +14,9 @@ from polyfed.algorithms.creamfl import CreamFL
 from polyfed.errors import ConfigError
 from polyfed.experiment import Experiment
 from polyfed.federation.payload import Payload, Representations
+from polyfed.reporting.progress import SilentProgress
 from polyfed.runfolder import RunFolder
 from polyfed.runner import Session, run
-from polyfed.reporting.progress import SilentProgress
 
 Config = dict[str, Any]
 

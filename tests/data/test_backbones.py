@@ -23,9 +23,7 @@ def offline(monkeypatch) -> None:
 def vit(tmp_path):
     folder = tmp_path / "vit"
     with quiet():
-        ViTModel(ViTConfig(**SMALL, image_size=32, patch_size=8), add_pooling_layer=False).save_pretrained(
-            folder
-        )
+        ViTModel(ViTConfig(**SMALL, image_size=32, patch_size=8), add_pooling_layer=False).save_pretrained(folder)
     return folder
 
 
@@ -70,9 +68,7 @@ def test_a_hub_name_that_cannot_be_had_says_so(tmp_path, monkeypatch):
         raise huggingface_hub.errors.LocalEntryNotFoundError("offline")
 
     monkeypatch.setattr(huggingface_hub, "snapshot_download", offline)
-    with pytest.raises(
-        ConfigError, match=r"'a/b' is neither a folder .* nor to be had from the hub: offline"
-    ):
+    with pytest.raises(ConfigError, match=r"'a/b' is neither a folder .* nor to be had from the hub: offline"):
         locate("a/b", tmp_path)
 
 
@@ -159,9 +155,7 @@ def test_towers_of_clip(tmp_path):
     text = {**SMALL, "vocab_size": 30, "eos_token_id": 29, "bos_token_id": 28}
     vision = {**SMALL, "image_size": 32, "patch_size": 8}
     with quiet():
-        CLIPModel(CLIPConfig(text_config=text, vision_config=vision, projection_dim=8)).save_pretrained(
-            tmp_path
-        )
+        CLIPModel(CLIPConfig(text_config=text, vision_config=vision, projection_dim=8)).save_pretrained(tmp_path)
     assert frozen(tmp_path, "pooled", "vision")(torch.randn(2, 3, 32, 32)).shape == (2, 16)
     assert frozen(tmp_path, "pooled", "text")(torch.full((2, 5), 29)).shape == (2, 16)
     with pytest.raises(ConfigError, match="several towers; set tower to one of: vision, text"):

@@ -248,9 +248,7 @@ def _decode_in_process(folder: str, barrier: Any, results: Any) -> None:
 def test_racing_processes_both_succeed(tmp_path: Path) -> None:
     context = multiprocessing.get_context("fork")
     barrier, results = context.Barrier(2), context.Queue()
-    racers = [
-        context.Process(target=_decode_in_process, args=(str(tmp_path), barrier, results)) for _ in range(2)
-    ]
+    racers = [context.Process(target=_decode_in_process, args=(str(tmp_path), barrier, results)) for _ in range(2)]
     for racer in racers:
         racer.start()
     sums = [results.get(timeout=20) for _ in racers]

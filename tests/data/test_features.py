@@ -32,9 +32,7 @@ def png(seed: int) -> dict[str, bytes | str | None]:
 
 
 def column(values: list, fingerprint: str = "f") -> Column:
-    return Column(
-        pa.chunked_array([values[:3], values[3:]] if len(values) > 3 else [values]), fingerprint, "here"
-    )
+    return Column(pa.chunked_array([values[:3], values[3:]] if len(values) > 3 else [values]), fingerprint, "here")
 
 
 @pytest.fixture
@@ -120,9 +118,7 @@ def test_what_is_in_the_cache_needs_neither_the_column_nor_the_backbone(context,
     first = Features(backbone="vit").open(images, "image", context)
     unread = LazyColumn(lambda: pytest.fail("the column was read"), images.fingerprint, "here", nested=False)
     monkeypatch.setattr(module, "outline", None)
-    again = Features(backbone="vit").open(
-        unread, "image", DataContext(context.cache, weights=context.weights)
-    )
+    again = Features(backbone="vit").open(unread, "image", DataContext(context.cache, weights=context.weights))
     assert torch.equal(first(torch.arange(2)), again(torch.arange(2)))
 
 

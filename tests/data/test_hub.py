@@ -33,9 +33,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
 
 
 def hub(**settings: Any) -> Hub:
-    return Hub(
-        repository="me/pets", columns={"words": "text"}, targets={"y": "label", "a": "answers"}, **settings
-    )
+    return Hub(repository="me/pets", columns={"words": "text"}, targets={"y": "label", "a": "answers"}, **settings)
 
 
 def test_reads_columns_and_class_names(asked: list[tuple[Any, ...]]) -> None:
@@ -81,9 +79,7 @@ def test_what_cannot_be_loaded_is_a_data_error(monkeypatch: pytest.MonkeyPatch, 
         raise error
 
     monkeypatch.setattr(datasets, "load_dataset", fail)
-    with pytest.raises(
-        DataError, match=r"source 'pets': cannot load 'me/pets' .*split 'train'.*'parquet'"
-    ) as caught:
+    with pytest.raises(DataError, match=r"source 'pets': cannot load 'me/pets' .*split 'train'.*'parquet'") as caught:
         hub().open("train", name="pets", data_dir=None)
     assert str(error) in str(caught.value)
 

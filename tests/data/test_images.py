@@ -183,9 +183,7 @@ def test_jitter_equals_one_picture_at_a_time() -> None:
     draws = torch.rand(3, 3, 1, 1, 1, generator=generator(1)).flatten(1) * 2 - 1
     weights = torch.tensor([0.299, 0.587, 0.114]).view(3, 1, 1)
     for i in range(3):
-        bright, contrast, saturation = (
-            1 + s * float(d) for s, d in zip((0.4, 0.5, 0.6), draws[:, i], strict=True)
-        )
+        bright, contrast, saturation = (1 + s * float(d) for s, d in zip((0.4, 0.5, 0.6), draws[:, i], strict=True))
         p = (x[i] * bright).clamp(0, 255)
         mean = (p * weights).sum(0).mean()
         p = (mean + contrast * (p - mean)).clamp(0, 255)

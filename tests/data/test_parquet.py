@@ -55,9 +55,7 @@ def parquet(**settings: object) -> Parquet:
 
 def of_table(data: pa.Table, **settings: object) -> object:
     given = {"ids_column": None, "columns": {}, "targets": {}} | settings
-    return split_of_table(
-        data.select, data.schema, source="s", split="train", fingerprint="f", where="memory", **given
-    )
+    return split_of_table(data.select, data.schema, source="s", split="train", fingerprint="f", where="memory", **given)
 
 
 def test_reads_shards_in_order(folder: Path) -> None:
@@ -65,17 +63,13 @@ def test_reads_shards_in_order(folder: Path) -> None:
     assert list(split.ids) == [f"item {n}" for n in range(5)]
     assert split.modality("words").values.to_pylist() == [[f"text {n}", "second"] for n in range(5)]
     assert split.read("label").values.to_pylist() == [0, 1, 0, 1, 0]
-    assert [entry["path"] for entry in split.modality("picture").values.to_pylist()] == [
-        f"{n}.jpg" for n in range(5)
-    ]
+    assert [entry["path"] for entry in split.modality("picture").values.to_pylist()] == [f"{n}.jpg" for n in range(5)]
     assert split.classes == {"label": ("cat", "dog")}
 
 
 def test_single_file_is_a_split_and_features_are_not(folder: Path) -> None:
     assert len(parquet().open("test", name="pets", data_dir=folder)) == 3
-    with pytest.raises(
-        DataError, match=r"source 'pets', path 'pets': no split 'features'.*valid: test, train"
-    ):
+    with pytest.raises(DataError, match=r"source 'pets', path 'pets': no split 'features'.*valid: test, train"):
         parquet().open("features", name="pets", data_dir=folder)
 
 
@@ -100,9 +94,7 @@ def test_text_is_read_without_touching_image_bytes(folder: Path) -> None:
     file.write_bytes(content)
     split = parquet().open("test", name="pets", data_dir=folder)
     assert split.modality("words").values.to_pylist()[0] == ["text 5", "second"]
-    with pytest.raises(
-        DataError, match=r"pets/test.parquet: cannot be read as Parquet .*fetch the file again"
-    ):
+    with pytest.raises(DataError, match=r"pets/test.parquet: cannot be read as Parquet .*fetch the file again"):
         _ = split.modality("picture").values
 
 
@@ -261,9 +253,7 @@ def test_flattened_names_missing_values() -> None:
 def test_real_data_opens_with_its_class_names() -> None:
     if "POLYFED_DATA" not in os.environ:
         pytest.skip("POLYFED_DATA is not set: no real data")
-    source = Parquet(
-        path="easy_vqa", id="image_id", columns={"image": "image"}, targets={"answer": "answers"}
-    )
+    source = Parquet(path="easy_vqa", id="image_id", columns={"image": "image"}, targets={"answer": "answers"})
     split = source.open("validation", name="easy", data_dir=Path(os.environ["POLYFED_DATA"]))
     assert len(split) == 400
     assert len(split.classes["answer"]) == 13

@@ -82,9 +82,7 @@ def test_no_clients_is_an_error(name: str):
         make(name).split(4, balanced(4, 2), 0, gen())
 
 
-@pytest.mark.parametrize(
-    ("name", "extra"), [("dirichlet", {}), ("by_label", {}), ("shards", {"order": "label"})]
-)
+@pytest.mark.parametrize(("name", "extra"), [("dirichlet", {}), ("by_label", {}), ("shards", {"order": "label"})])
 def test_missing_labels_are_an_error(name: str, extra: dict[str, object]):
     with pytest.raises(ConfigError, match="needs a label for each item"):
         make(name, **extra).split(100, None, 2, gen())
@@ -104,7 +102,5 @@ def test_number_of_labels_must_be_the_number_of_items():
 
 @pytest.mark.parametrize("name", sorted(WITH_MINIMUM))
 def test_a_minimum_that_does_not_fit_is_an_error_with_numbers_and_remedy(name: str):
-    with pytest.raises(
-        ConfigError, match=r"min_size=11 for 10 clients needs 110 items, there are 100.*lower"
-    ):
+    with pytest.raises(ConfigError, match=r"min_size=11 for 10 clients needs 110 items, there are 100.*lower"):
         make(name, min_size=11).split(100, balanced(100, 2), 10, gen())

@@ -112,9 +112,7 @@ def test_by_label_with_one_class_a_client_follows_the_sites():
 
 
 def test_by_label_names_what_would_be_valid():
-    with pytest.raises(
-        ConfigError, match=r"classes_per_client=1 with 3 clients and 10 classes; .* between 4 and 10"
-    ):
+    with pytest.raises(ConfigError, match=r"classes_per_client=1 with 3 clients and 10 classes; .* between 4 and 10"):
         ByLabel(classes_per_client=1).split(100, torch.arange(100) % 10, 3, gen())
 
 

@@ -25,9 +25,7 @@ def column(n: int = 6, nested: bool = False) -> LazyColumn:
         pixels = np.random.default_rng(seed).integers(0, 256, (16, 16, 3), dtype=np.uint8)
         Image.fromarray(pixels).save(file, "PNG")
         values.append({"bytes": file.getvalue(), "path": f"{seed}.png"})
-    return LazyColumn(
-        pa.chunked_array([[values[:2], values[2:]] if nested else values]), f"n{nested}", "here"
-    )
+    return LazyColumn(pa.chunked_array([[values[:2], values[2:]] if nested else values]), f"n{nested}", "here")
 
 
 @pytest.fixture
@@ -60,9 +58,7 @@ def test_augments_only_with_a_generator(context: DataContext) -> None:
     assert torch.equal(inputs(rows), plain(rows))
     assert torch.equal(inputs(rows, generator(1)), inputs(rows, generator(1)))
     assert not torch.equal(inputs(rows, generator(1)), plain(rows))
-    assert torch.equal(plain(rows, generator(1)), plain(rows)), (
-        "without augmentations both views are the same"
-    )
+    assert torch.equal(plain(rows, generator(1)), plain(rows)), "without augmentations both views are the same"
 
 
 def test_changes_never_reach_the_cache(context: DataContext) -> None:
@@ -93,9 +89,7 @@ def test_spec_needs_no_data(context: DataContext) -> None:
 
 
 def test_configuration() -> None:
-    view = View.model_validate(
-        {"name": "pixels", "size": 32, "normalise": "imagenet", "augment": {"flip": True}}
-    )
+    view = View.model_validate({"name": "pixels", "size": 32, "normalise": "imagenet", "augment": {"flip": True}})
     assert view == Pixels(size=32, normalise="imagenet", augment=Augment(flip=Flip()))
     assert View.model_validate(view.model_dump(mode="json")) == view
     assert Pixels(augment={"shift": 4}).augment.shift == Shift(pixels=4)

@@ -97,7 +97,7 @@ def test_a_modality_without_a_column_is_named() -> None:
 def test_batches_visit_every_sample_once_in_a_seeded_order() -> None:
     samples = samples_of(COLUMNS, {}, ["note"])
     order = [batch.index.tolist() for batch in samples.batches(4, torch.Generator().manual_seed(1))]
-    assert sorted(sum(order, [])) == list(range(6))
+    assert sorted(index for batch in order for index in batch) == list(range(6))
     assert order == [batch.index.tolist() for batch in samples.batches(4, torch.Generator().manual_seed(1))]
     assert [batch.index.tolist() for batch in samples.batches(4)] == [[0, 1, 2, 3], [4, 5]]
     assert [len(batch) for batch in samples.batches(4, drop_last=True)] == [4]
@@ -108,7 +108,10 @@ def test_the_training_view_needs_a_generator_and_evaluation_is_plain() -> None:
     samples = samples_of(COLUMNS, {}, ["note"])
     plain = samples.batch(torch.tensor([0, 3])).inputs["note"]
     assert plain.tolist() == [1, 4]
-    assert samples.batch(torch.tensor([0, 3]), torch.Generator().manual_seed(0)).inputs["note"].tolist() != [1, 4]
+    assert samples.batch(torch.tensor([0, 3]), torch.Generator().manual_seed(0)).inputs["note"].tolist() != [
+        1,
+        4,
+    ]
 
 
 def test_subsets_keep_items_together_and_modalities_can_be_left_out() -> None:

@@ -71,10 +71,7 @@ def test_the_nearest_tone_is_the_named_one(colour: str):
     pixels, mask = picture(scene, EASY, 5)
     mean = pixels[mask > 0].mean(axis=0) / 255
     # light differs from scene to scene: compare directions
-    cosine = {
-        name: mean @ np.array(tone) / np.linalg.norm(mean) / np.linalg.norm(tone)
-        for name, tone in TONES.items()
-    }
+    cosine = {name: mean @ np.array(tone) / np.linalg.norm(mean) / np.linalg.norm(tone) for name, tone in TONES.items()}
     assert max(cosine, key=cosine.__getitem__) == colour
 
 
@@ -108,9 +105,7 @@ def test_domains_differ_far_more_than_seeds():
     def tone(recipe: Recipe) -> float:
         return float(np.mean([picture(arrange(recipe, i), recipe, i)[0].mean() for i in range(20)]))
 
-    day, again, night = (
-        tone(recipe) for recipe in (EASY, replace(EASY, seed=1), replace(EASY, domain="night"))
-    )
+    day, again, night = (tone(recipe) for recipe in (EASY, replace(EASY, seed=1), replace(EASY, domain="night")))
     assert day - night > 80
     assert abs(day - again) < 25
 
@@ -132,9 +127,7 @@ def test_difficulty_adds_noise():
     def roughness(difficulty: float) -> float:
         recipe = replace(EASY, difficulty=difficulty)
         return float(
-            np.mean(
-                [np.abs(np.diff(picture(ONE, recipe, i)[0].astype(int), axis=0)).mean() for i in range(5)]
-            )
+            np.mean([np.abs(np.diff(picture(ONE, recipe, i)[0].astype(int), axis=0)).mean() for i in range(5)])
         )
 
     assert roughness(0.0) < roughness(0.5) < roughness(1.0)

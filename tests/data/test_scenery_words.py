@@ -100,27 +100,19 @@ def test_difficulty_makes_captions_vaguer_and_more_relational():
 
 
 def test_captions_are_diverse():
-    said = [
-        c
-        for index, scene in enumerate(SCENES)
-        for c in captions(scene, 0.5, RECIPE.stream("captions", index))
-    ]
+    said = [c for index, scene in enumerate(SCENES) for c in captions(scene, 0.5, RECIPE.stream("captions", index))]
     assert len(set(said)) > 0.97 * len(said)
     assert 100 < len({word for caption in said for word in caption.split()}) < 250
 
 
 def test_topics_lean_on_the_shape_and_on_cue_words():
     chosen = [topic(scene, rng(index)) for index, scene in enumerate(SCENES)]
-    usual = np.mean(
-        [t == SHAPES.index(scene.things[0].shape) for t, scene in zip(chosen, SCENES, strict=True)]
-    )
+    usual = np.mean([t == SHAPES.index(scene.things[0].shape) for t, scene in zip(chosen, SCENES, strict=True)])
     assert usual == pytest.approx(0.5 + 0.5 / 6, abs=0.08)
     assert min(Counter(chosen).values()) > 400 / 6 * 0.5
 
 
-@pytest.mark.parametrize(
-    ("difficulty", "low", "high"), [(0.0, 0.7, 0.88), (0.5, 0.55, 0.75), (1.0, 0.42, 0.65)]
-)
+@pytest.mark.parametrize(("difficulty", "low", "high"), [(0.0, 0.7, 0.88), (0.5, 0.55, 0.75), (1.0, 0.42, 0.65)])
 def test_cue_words_are_noisy(difficulty: float, low: float, high: float):
     owner = {word: name for name, words in CUES.items() for word in words}
     assert len(owner) == sum(map(len, CUES.values()))
@@ -178,18 +170,14 @@ def test_each_kind_is_asked_and_questions_alone_tell_little():
     for words, answer, _ in asked():
         kinds[" ".join(words.split()[:2])][answer] += 1
     assert {"what colour", "what shape", "how many", "is there", "where is", "is the"} <= set(kinds)
-    guess = sum(max(count.values()) for count in kinds.values()) / sum(
-        sum(count.values()) for count in kinds.values()
-    )
+    guess = sum(max(count.values()) for count in kinds.values()) / sum(sum(count.values()) for count in kinds.values())
     assert guess < 0.42
     for kind, most in {"what colour": 0.25, "what shape": 0.3, "is there": 0.58, "where is": 0.34}.items():
         assert max(kinds[kind].values()) < most * sum(kinds[kind].values()), kind
 
 
 def test_yes_and_no_are_equally_likely_for_relations():
-    said = Counter(
-        answer for words, answer, _ in asked() if words.startswith("is the") and "plain" not in words
-    )
+    said = Counter(answer for words, answer, _ in asked() if words.startswith("is the") and "plain" not in words)
     assert set(said) == {"yes", "no"}
     assert abs(said["yes"] - said["no"]) < 0.15 * sum(said.values())
 

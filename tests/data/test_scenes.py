@@ -47,12 +47,7 @@ def test_every_column_has_a_value_for_each_item(split: str, count: int):
 
 
 def test_ids_are_unique_over_splits_and_seeds():
-    ids = [
-        id_
-        for seed in (0, 1)
-        for split in ("train", "validation", "test")
-        for id_ in opened(split, seed=seed).ids
-    ]
+    ids = [id_ for seed in (0, 1) for split in ("train", "validation", "test") for id_ in opened(split, seed=seed).ids]
     assert len(set(ids)) == len(ids) == 2 * 38
 
 
@@ -136,9 +131,7 @@ def test_a_larger_set_starts_with_the_smaller_one(column: str):
     assert values(opened(train=30), column)[:24] == values(opened(), column)
 
 
-@pytest.mark.parametrize(
-    "column", ["id", "captions", "label", "text", "topic", "questions", "answers", "mask"]
-)
+@pytest.mark.parametrize("column", ["id", "captions", "label", "text", "topic", "questions", "answers", "mask"])
 def test_domains_show_the_same_scenes(column: str):
     assert values(opened(domain="sketch", shift=0.3), column) == values(opened(), column)
 
@@ -159,9 +152,7 @@ def test_no_picture_or_label_pattern_repeats_in_another_split():
         ("train", {"targets": {"label": "image"}}, "image"),
     ],
 )
-def test_errors_name_what_is_wrong_and_what_would_be_valid(
-    split: str, settings: dict[str, object], message: str
-):
+def test_errors_name_what_is_wrong_and_what_would_be_valid(split: str, settings: dict[str, object], message: str):
     with pytest.raises(DataError, match=message):
         opened(split, **settings)
 

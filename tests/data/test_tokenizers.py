@@ -61,9 +61,7 @@ def test_words_by_frequency_then_alphabet(tmp_path: Path) -> None:
 def test_a_hash_is_stable_and_in_range(tmp_path: Path) -> None:
     nothing = DataContext(cache=tmp_path)
     found = Hashing(size=1000).ready("anything", nothing)
-    assert found.encode(["Dog cat dog", "!"], 2) == [[185, 391], []], (
-        "the same on every machine, so a literal"
-    )
+    assert found.encode(["Dog cat dog", "!"], 2) == [[185, 391], []], "the same on every machine, so a literal"
     small = Hashing(size=10).ready("anything", nothing)
     assert small.tokens == ("<pad>", "<unk>", *(f"#{number}" for number in range(2, 10)))
     ids = {number for row in small.encode([" ".join(map(str, range(300)))], 300) for number in row}
@@ -124,9 +122,7 @@ class TestLearnt:
             kind.ready("words", context(tmp_path, artefacts=tmp_path))
 
     def test_needs_the_public_set(self, kind: Tokenizer, tmp_path: Path) -> None:
-        message = (
-            "learns from the public set, which has no 'notes' .it has: words.; use 'hashing' or 'pretrained'"
-        )
+        message = "learns from the public set, which has no 'notes' .it has: words.; use 'hashing' or 'pretrained'"
         with pytest.raises(ConfigError, match=message):
             kind.ready("notes", context(tmp_path))
 
@@ -147,9 +143,7 @@ def test_glove_folders_side_by_side(tmp_path: Path) -> None:
 
 
 def test_glove_folder_that_is_not_there(tmp_path: Path) -> None:
-    with pytest.raises(
-        ConfigError, match=r"glove folder 'none': .*words\.txt.*data\.weights_dir or POLYFED_WEIGHTS"
-    ):
+    with pytest.raises(ConfigError, match=r"glove folder 'none': .*words\.txt.*data\.weights_dir or POLYFED_WEIGHTS"):
         Glove(folders=("none",)).ready("anything", context(tmp_path))
 
 
@@ -191,9 +185,7 @@ def test_pretrained_from_the_hub_by_name(tmp_path: Path, monkeypatch: pytest.Mon
         lambda name: transformers.BertTokenizer(vocab=ids) if name == "me/bert" else None,
     )
     found = Pretrained(path="me/bert").ready("anything", context(tmp_path))
-    assert found.tokens == ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "", "", "dog"), (
-        "gaps keep their ids"
-    )
+    assert found.tokens == ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "", "", "dog"), "gaps keep their ids"
 
 
 def test_pretrained_without_padding(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -226,9 +218,7 @@ def test_texts_of_other_columns(tmp_path: Path) -> None:
         texts_of(column(["a", None]))
 
 
-@pytest.mark.parametrize(
-    "settings", ["words", {"name": "hashing", "size": 64}, {"name": "glove", "folders": ["a"]}]
-)
+@pytest.mark.parametrize("settings", ["words", {"name": "hashing", "size": 64}, {"name": "glove", "folders": ["a"]}])
 def test_configuration(settings: object) -> None:
     tokenizer = Tokenizer.model_validate(settings)
     assert Tokenizer.model_validate(tokenizer.model_dump(mode="json")) == tokenizer

@@ -33,9 +33,7 @@ def context(tmp_path: Path) -> DataContext:
 
 def numbers(texts: list[list[int]]) -> Vocabulary:
     """A vocabulary whose texts are numbers separated by blanks; 0 pads, 1 is unknown, 2 and 3 are marks."""
-    return Vocabulary(
-        (), lambda rows, length: [[int(n) for n in row.split()][:length] for row in rows], fixed=(2, 3)
-    )
+    return Vocabulary((), lambda rows, length: [[int(n) for n in row.split()][:length] for row in rows], fixed=(2, 3))
 
 
 def rows_of(*texts: list[int], drop: float = 0.0, delete: float = 0.0) -> TokenRows:

@@ -45,9 +45,7 @@ def prepare(found: Recipe) -> Any:
 def context(tmp_path: Path) -> DataContext:
     (tmp_path / "weights" / "vectors").mkdir(parents=True)
     (tmp_path / "weights" / "vectors" / "words.txt").write_text("a\nred\nsquare\ncircle\n42")
-    (tmp_path / "weights" / "vocab.txt").write_text(
-        "[PAD]\n[UNK]\n[CLS]\n[SEP]\na\nred\nsquare\ntwo\n##s\nstar"
-    )
+    (tmp_path / "weights" / "vocab.txt").write_text("[PAD]\n[UNK]\n[CLS]\n[SEP]\na\nred\nsquare\ntwo\n##s\nstar")
     public = Column(pa.chunked_array([TEXTS * 2]), "public", "public")
     return DataContext(tmp_path / "cache", tmp_path / "weights", public={"text": public})
 
@@ -97,9 +95,7 @@ def test_two_vocabularies_do_not_meet(context: DataContext, tmp_path: Path) -> N
 
 @pytest.mark.parametrize("mode", ["RGB", "RGBA", "L", "P"])
 @pytest.mark.parametrize("fit", ["squash", "crop"])
-def test_pictures_become_what_the_view_makes_of_them(
-    fit: Any, mode: str, context: DataContext, tmp_path: Path
-) -> None:
+def test_pictures_become_what_the_view_makes_of_them(fit: Any, mode: str, context: DataContext, tmp_path: Path) -> None:
     view = Pixels(size=16, fit=fit, resampling="bilinear", normalise="imagenet")
     found = recipe(view, view.spec("image", context), modality="image", context=context, folder=tmp_path)
     noise = torch.randint(256, (40, 30, 4), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))

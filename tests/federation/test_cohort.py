@@ -30,7 +30,12 @@ class FakeEngine:
         return ()
 
     def exchange(
-        self, step: str, round_number: int, phase: int, payloads: Mapping[str, Payload], deadline: float | None
+        self,
+        step: str,
+        round_number: int,
+        phase: int,
+        payloads: Mapping[str, Payload],
+        deadline: float | None,
     ) -> Iterator[Answer]:
         self.asked.append((step, phase, list(payloads)))
         for client, payload in payloads.items():

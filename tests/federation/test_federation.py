@@ -67,7 +67,10 @@ def test_the_server_sees_only_what_a_client_info_says(tiny: Config) -> None:
 
 
 def test_models_of_a_group_take_turns(tiny: Config) -> None:
-    wider = {"dim": 8, "encoders": {"image": {"name": "vit", "size": "nano", "view": {"name": "pixels", "size": 16}}}}
+    wider = {
+        "dim": 8,
+        "encoders": {"image": {"name": "vit", "size": "nano", "view": {"name": "pixels", "size": 16}}},
+    }
     image = tiny["clients"]["image"]
     image |= {"count": 3, "models": [image.pop("model"), wider]}
     architectures = [info.architecture for info in federation_of(tiny).infos if info.group == "image"]

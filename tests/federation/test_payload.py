@@ -9,7 +9,15 @@ from hypothesis import strategies as st
 
 from polyfed.errors import PayloadError
 from polyfed.federation.ledger import Ledger, Transport
-from polyfed.federation.payload import Payload, Representations, Weights, decode, encode, encoded_size, tensor_bytes
+from polyfed.federation.payload import (
+    Payload,
+    Representations,
+    Weights,
+    decode,
+    encode,
+    encoded_size,
+    tensor_bytes,
+)
 
 DTYPES = [torch.float32, torch.float16, torch.bfloat16, torch.int64, torch.uint8, torch.bool, torch.float64]
 
@@ -29,7 +37,9 @@ def test_what_is_decoded_is_what_was_encoded() -> None:
         assert type(other) is type(artefact)
         assert other.attributes() == artefact.attributes()
         assert list(other) == list(artefact)
-        assert all(torch.equal(other[key], value) and other[key].dtype == value.dtype for key, value in artefact.items())
+        assert all(
+            torch.equal(other[key], value) and other[key].dtype == value.dtype for key, value in artefact.items()
+        )
 
 
 def test_size_is_that_of_the_encoding() -> None:

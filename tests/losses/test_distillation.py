@@ -15,9 +15,7 @@ def by_loops(name, student, target, rows):
         squared = sum(x * x for x in difference)
         dot = float(student[k] @ target[k])
         norms = math.sqrt(float(student[k] @ student[k]) * float(target[k] @ target[k]))
-        values.append(
-            {"l2": math.sqrt(squared), "mse": squared / len(difference), "cosine": 1 - dot / norms}[name]
-        )
+        values.append({"l2": math.sqrt(squared), "mse": squared / len(difference), "cosine": 1 - dot / norms}[name])
     return sum(values) / len(values) if values else 0.0
 
 
@@ -36,9 +34,7 @@ def test_every_name_has_a_distance():
 def test_equals_loops_over_valid_samples(both, name, valid):
     mask = None if valid is None else torch.tensor(valid)
     rows = [k for k in range(4) if valid is None or valid[k]]
-    assert float(DISTILLATIONS[name](*both, mask).detach()) == pytest.approx(
-        by_loops(name, *both, rows), abs=1e-12
-    )
+    assert float(DISTILLATIONS[name](*both, mask).detach()) == pytest.approx(by_loops(name, *both, rows), abs=1e-12)
 
 
 @pytest.mark.parametrize("name", get_args(Distillation))

@@ -57,9 +57,7 @@ def test_images_become_embeddings_that_can_be_trained(encoder):
     assert not torch.allclose(embedding[0], embedding[1])
 
 
-@pytest.mark.parametrize(
-    "encoder", [ResNet(), ViT(), MobileNet(multiplier=0.25)], ids=lambda e: e.component_name()
-)
+@pytest.mark.parametrize("encoder", [ResNet(), ViT(), MobileNet(multiplier=0.25)], ids=lambda e: e.component_name())
 def test_weights_come_from_the_global_generator(encoder):
     torch.manual_seed(5)
     first = encoder.build(8, IMAGES, CONTEXT).state_dict()
@@ -73,9 +71,7 @@ def test_weights_come_from_the_global_generator(encoder):
 
 @pytest.mark.parametrize("name", ["resnet", "vit", "mobilenet"])
 def test_other_input_is_refused(name):
-    with pytest.raises(
-        ConfigError, match=rf"encoder '{name}' needs images .*gives shape \[7\] and a vocabulary"
-    ):
+    with pytest.raises(ConfigError, match=rf"encoder '{name}' needs images .*gives shape \[7\] and a vocabulary"):
         Encoder.model_validate(name).build(8, InputSpec((7,), ("a", "b")), CONTEXT)
 
 

@@ -20,8 +20,7 @@ def naive(pie: PIE, out: list[float], local: list[list[float]]) -> list[float]:
     w1, w2 = pie.w1.weight.tolist(), pie.w2.weight.tolist()[0]
     scores = [
         sum(
-            b * math.tanh(sum(a * x for a, x in zip(row, position, strict=True)))
-            for row, b in zip(w1, w2, strict=True)
+            b * math.tanh(sum(a * x for a, x in zip(row, position, strict=True))) for row, b in zip(w1, w2, strict=True)
         )
         for position in local
     ]
@@ -32,9 +31,7 @@ def naive(pie: PIE, out: list[float], local: list[list[float]]) -> list[float]:
     ]
     summed = []
     for old, row, bias in zip(out, pie.fc.weight.tolist(), pie.fc.bias.tolist(), strict=True):
-        summed.append(
-            old + 1 / (1 + math.exp(-bias - sum(a * x for a, x in zip(row, attended, strict=True))))
-        )
+        summed.append(old + 1 / (1 + math.exp(-bias - sum(a * x for a, x in zip(row, attended, strict=True)))))
     mean = sum(summed) / len(summed)
     spread = math.sqrt(sum((value - mean) ** 2 for value in summed) / len(summed) + pie.norm.eps)
     return [(value - mean) / spread for value in summed]

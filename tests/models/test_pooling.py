@@ -49,9 +49,7 @@ def test_reversed_valid_turns_only_the_valid_part(states):
     assert torch.equal(reversed_valid(got, lengths), states)
 
 
-@pytest.mark.parametrize(
-    ("rows", "width"), [(slice(0, 2), 3), (slice(1, 2), 1), (slice(3, 4), 1), (slice(0, 0), 1)]
-)
+@pytest.mark.parametrize(("rows", "width"), [(slice(0, 2), 3), (slice(1, 2), 1), (slice(3, 4), 1), (slice(0, 0), 1)])
 def test_trimmed_drops_columns_of_padding_only(rows, width):
     assert torch.equal(trimmed(TOKENS[rows], 0), TOKENS[rows, :width])
 

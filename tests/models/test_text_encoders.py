@@ -171,9 +171,7 @@ def test_bert_refuses_more_than_it_has_room_for():
 def test_pretrained_bert_equals_the_original(tmp_path):
     from transformers import BertConfig, BertModel
 
-    config = BertConfig(
-        vocab_size=22, hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=32
-    )
+    config = BertConfig(vocab_size=22, hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=32)
     with quiet():
         BertModel(config).save_pretrained(tmp_path / "bert")
         original = BertModel.from_pretrained(tmp_path / "bert").eval()
@@ -191,9 +189,7 @@ def test_pretrained_bert_equals_the_original(tmp_path):
 def test_missing_pooler_weights_are_refused(tmp_path):
     from transformers import BertConfig, BertModel
 
-    config = BertConfig(
-        vocab_size=22, hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=32
-    )
+    config = BertConfig(vocab_size=22, hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=32)
     with quiet():
         BertModel(config, add_pooling_layer=False).save_pretrained(tmp_path / "bert")
     with pytest.raises(ConfigError, match=r"lacks 2 weights of its model, such as 'pooler"):

@@ -10,9 +10,7 @@ from polyfed.optim.adamp import AdamP
 class Naive:
     """AdamP of one tensor with Python branches, from the paper's Algorithm 2."""
 
-    def __init__(
-        self, weight, lr, wd=0.0, betas=(0.9, 0.999), eps=1e-8, delta=0.1, ratio=0.1, nesterov=False
-    ):
+    def __init__(self, weight, lr, wd=0.0, betas=(0.9, 0.999), eps=1e-8, delta=0.1, ratio=0.1, nesterov=False):
         self.w, self.lr, self.wd, self.betas, self.eps = weight.clone(), lr, wd, betas, eps
         self.delta, self.ratio, self.nesterov = delta, ratio, nesterov
         self.m, self.v, self.t, self.kinds = torch.zeros_like(weight), torch.zeros_like(weight), 0, []
@@ -35,9 +33,7 @@ class Naive:
     def kind(self, g):
         if self.w.ndim < 2:
             return None
-        rows = [
-            abs(F.cosine_similarity(a.flatten(), b.flatten(), dim=0)) for a, b in zip(self.w, g, strict=True)
-        ]
+        rows = [abs(F.cosine_similarity(a.flatten(), b.flatten(), dim=0)) for a, b in zip(self.w, g, strict=True)]
         if max(rows) < self.delta / math.sqrt(self.w[0].numel()):
             return "channel"
         whole = abs(F.cosine_similarity(self.w.flatten(), g.flatten(), dim=0))

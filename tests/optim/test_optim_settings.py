@@ -86,9 +86,7 @@ def test_warmup_rises_linearly_on_top_of_the_shape():
     assert dropped.factor(2, 9) == pytest.approx(0.375)
 
 
-@pytest.mark.parametrize(
-    "values", [{"milestones": (0,)}, {"drop": 0}, {"minimum": 2}, {"t_max": 0}, {"warmup": -1}]
-)
+@pytest.mark.parametrize("values", [{"milestones": (0,)}, {"drop": 0}, {"minimum": 2}, {"t_max": 0}, {"warmup": -1}])
 def test_bad_schedules_are_refused(values):
     with pytest.raises(ValidationError, match=next(iter(values))):
         Schedule(**values)

@@ -42,9 +42,7 @@ def test_training_goes_on_bit_for_bit_after_storage(settings):
     for which in ((model, optimizer), (other, restored)):
         train(*which, 3, seed=2)
     assert all(torch.equal(a, b) for a, b in zip(model.parameters(), other.parameters(), strict=True))
-    after, again = (
-        optimizer_tensors(o, m.named_parameters()) for m, o in ((model, optimizer), (other, restored))
-    )
+    after, again = (optimizer_tensors(o, m.named_parameters()) for m, o in ((model, optimizer), (other, restored)))
     assert after.keys() == again.keys()
     assert all(torch.equal(after[key], again[key]) for key in after)
 

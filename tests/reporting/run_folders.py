@@ -48,9 +48,7 @@ def write_run(folder: Path, *, rounds: int = 12, seed: int = 0, gain: float = 30
                 metrics.append({"round": number, "party": client, "kind": "test", "metrics": found})
             for direction, size in (("down", 3_000_000), ("up", 1_500_000)):
                 line = {"round": number, "client": client, "direction": direction, "step": "fit"}
-                ledger.append(
-                    line | {"artefact": "z", "kind": "representations", "dtype": "float32", "bytes": size}
-                )
+                ledger.append(line | {"artefact": "z", "kind": "representations", "dtype": "float32", "bytes": size})
                 ledger.append(line | {"artefact": "framing", "kind": "framing", "dtype": "", "bytes": 100})
         timing.append({"round": number, "seconds": 10 + draw.random()})
     event = {"party": "text-1", "kind": "event", "event": "client_excluded", "reason": "loss is not finite"}
@@ -88,6 +86,4 @@ def write_weights(folder: Path, rounds: int, seed: int) -> None:
         cohort = [owners[i] for i in sorted(torch.randperm(len(owners), generator=generator)[:4].tolist())]
         drift = torch.linspace(-1, 1, len(cohort))[:, None] * torch.linspace(-2, 2, 1000)
         values = (torch.randn(len(cohort), 1000, generator=generator) * 0.5 + drift).softmax(0)
-        save_file(
-            {"values": values}, path / f"round-{number:04d}.safetensors", {"clients": json.dumps(cohort)}
-        )
+        save_file({"values": values}, path / f"round-{number:04d}.safetensors", {"clients": json.dumps(cohort)})

@@ -17,9 +17,7 @@ from polyfed.reporting.records import RunRecords
 def runs(tmp_path):
     settings = [("cream", 30.0, 1), ("avg", 40.0, 1), ("cream", 30.0, 2), ("cream", 30.0, 3)]
     return [
-        RunRecords.load(
-            write_run(tmp_path / f"{name}-{seed}", rounds=4, seed=seed, gain=gain, algorithm=name)
-        )
+        RunRecords.load(write_run(tmp_path / f"{name}-{seed}", rounds=4, seed=seed, gain=gain, algorithm=name))
         for name, gain, seed in settings
     ]
 
@@ -33,9 +31,7 @@ def test_runs_that_differ_by_seed_are_taken_together(runs):
     assert cream.figures["server r1_sum final"].std == pytest.approx(stdev(finals))
     assert math.isnan(avg.figures["server r1_sum final"].std)
     assert cream.figures["server r1_sum best"].mean >= cream.figures["server r1_sum final"].mean
-    accuracies = [
-        fmean(run.last(c)["accuracy"] for c in run.groups["image"] if run.last(c)) for run in cream.runs
-    ]
+    accuracies = [fmean(run.last(c)["accuracy"] for c in run.groups["image"] if run.last(c)) for run in cream.runs]
     assert cream.figures["image accuracy"].mean == pytest.approx(fmean(accuracies))
     assert cream.figures["MiB"].mean == pytest.approx(4 * 9 * 4_500_200 / 2**20)
     assert "paired r1_sum" in cream.figures

@@ -51,9 +51,7 @@ def captioned(pictures: int, captions: int, dim: int = 6, noise: float = 0.0, se
     image = torch.randn(pictures, dim, generator=generator)
     items = torch.arange(pictures).repeat_interleave(captions)
     text = image[items] + noise * torch.randn(len(items), dim, generator=generator)
-    return make_samples(
-        {"image": image, "text": text}, {"image": items, "text": torch.arange(len(items))}, items
-    )
+    return make_samples({"image": image, "text": text}, {"image": items, "text": torch.arange(len(items))}, items)
 
 
 def identity_model(*modalities: str, dim: int = 6, heads: Mapping[str, nn.Module] | None = None) -> Model:

@@ -30,9 +30,7 @@ def test_balanced_accuracy_and_f1_equal_loops(seed):
 
 def test_ranks_count_ties_and_nan_against_the_model():
     nan = math.nan
-    logits = torch.tensor(
-        [[3.0, 1.0, 2.0], [1.0, 1.0, 0.0], [2.0, nan, 1.0], [nan, 1.0, 2.0], [nan, nan, nan]]
-    )
+    logits = torch.tensor([[3.0, 1.0, 2.0], [1.0, 1.0, 0.0], [2.0, nan, 1.0], [nan, 1.0, 2.0], [nan, nan, nan]])
     labels = torch.tensor([0, 0, 0, 0, 0])
     found = label_ranks(logits, labels)
     assert found.tolist() == [0, 1, 1, 2, 2]

@@ -118,10 +118,7 @@ def test_top5_from_ten_classes_on():
 
 def test_constant_head_scores_nothing_and_nan_neither():
     samples, model = labelled([0, 1, 0, 0]), identity_model("image")
-    assert (
-        Classification().evaluate(model, fixed_head(torch.zeros(2, 6)), samples, batch_size=4)["accuracy"]
-        == 0
-    )
+    assert Classification().evaluate(model, fixed_head(torch.zeros(2, 6)), samples, batch_size=4)["accuracy"] == 0
     broken = fixed_head(torch.full((2, 6), math.nan))
     metrics = Classification().evaluate(model, broken, samples, batch_size=4)
     assert metrics["accuracy"] == 0

@@ -83,9 +83,7 @@ def test_nan_never_helps():
     assert ranks(query, torch.cat([nan, gallery[1:]]), torch.tensor([0]), items).tolist() == [2]
     assert ranks(query, torch.cat([gallery[:2], nan]), torch.tensor([0]), items).tolist() == [1]
     # one positive is NaN, the other is the best
-    assert ranks(
-        query, torch.cat([nan, gallery]), torch.tensor([0]), torch.tensor([0, 0, 1, 2])
-    ).tolist() == [0]
+    assert ranks(query, torch.cat([nan, gallery]), torch.tensor([0]), torch.tensor([0, 0, 1, 2])).tolist() == [0]
 
 
 def test_half_precision_is_scored_in_full():

@@ -168,9 +168,7 @@ def test_any_two_modalities_will_do():
     values = torch.randn(5, 6, generator=torch.Generator().manual_seed(0))
     rows = torch.arange(5)
     samples = make_samples({"audio": values, "imu": values}, {"audio": rows, "imu": rows}, rows)
-    metrics = Retrieval(between=("audio", "imu")).evaluate(
-        identity_model("audio", "imu"), None, samples, batch_size=2
-    )
+    metrics = Retrieval(between=("audio", "imu")).evaluate(identity_model("audio", "imu"), None, samples, batch_size=2)
     assert metrics["imu_to_audio_r@1"] == 100.0
     assert metrics["gallery_imu"] == 5.0
 

@@ -114,13 +114,10 @@ class Ensemble:
         logs = torch.as_tensor(log_weights, device=self._total.device, dtype=self._total.dtype)
         if logs.ndim and logs.shape != self._denominator.shape:
             raise PayloadError(
-                f"log weights have shape {tuple(logs.shape)}, not {tuple(self._denominator.shape)}; "
-                "give one a sample"
+                f"log weights have shape {tuple(logs.shape)}, not {tuple(self._denominator.shape)}; give one a sample"
             )
         if not bool((logs < math.inf).all()):
-            raise PayloadError(
-                "log weights hold NaN or +inf; check that the client's representations are finite"
-            )
+            raise PayloadError("log weights hold NaN or +inf; check that the client's representations are finite")
         return logs.expand_as(self._denominator)
 
     def _counted(self, values: Tensor, logs: Tensor) -> Float[Tensor, "P d"]:

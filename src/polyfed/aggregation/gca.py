@@ -125,7 +125,5 @@ def _check(local: Tensor, other: Tensor, tau: float, include_self: bool) -> None
 
 def _required(generator: torch.Generator | None, backend: str) -> torch.Generator:
     if generator is None:
-        raise ConfigError(
-            f"score backend '{backend}' has no generator to draw with; pass one, or use 'exact'"
-        )
+        raise ConfigError(f"score backend '{backend}' has no generator to draw with; pass one, or use 'exact'")
     return generator

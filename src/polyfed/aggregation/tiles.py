@@ -105,16 +105,12 @@ def tiled_scores(
     return torch.cat(scores)
 
 
-def full_product(
-    rows: Float[Tensor, "r d"], anchors: Float[Tensor, "n d"], out: Float[Tensor, "r n"]
-) -> None:
+def full_product(rows: Float[Tensor, "r d"], anchors: Float[Tensor, "n d"], out: Float[Tensor, "r n"]) -> None:
     """The product in the operands' own precision."""
     torch.mm(rows, anchors.T, out=out)
 
 
-def bf16_product(
-    rows: Float[Tensor, "r d"], anchors: Float[Tensor, "n d"], out: Float[Tensor, "r n"]
-) -> None:
+def bf16_product(rows: Float[Tensor, "r d"], anchors: Float[Tensor, "n d"], out: Float[Tensor, "r n"]) -> None:
     """The product of operands rounded to bf16."""
     out.copy_(torch.mm(rows.bfloat16(), anchors.bfloat16().T))
 

@@ -33,7 +33,7 @@ class Algorithm(Component):
     needs_public: ClassVar[bool] = False
     """Whether the method cannot work without a public set."""
 
-    def setup(self, server: Server) -> None:  # noqa: B027 - most methods need nothing
+    def setup(self, server: Server) -> None:
         """Called once before the first round of a run (not on resume)."""
 
     @abstractmethod

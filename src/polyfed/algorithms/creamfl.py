@@ -54,21 +54,26 @@ class CreamFL(Algorithm):
     tau_intra: float = Field(default=1.0, gt=0, description="temperature of Eq. 2; released code 0.5")
     mask_siblings: bool = Field(default=False, description="leave captions of the same picture out of Eq. 1's sum")
     local_reg: Literal["joint", "separate_pass"] = Field(
-        default="joint", description="add the contrasts to the task loss (Eq. 3), or a pass of their own after it"
+        default="joint",
+        description="add the contrasts to the task loss (Eq. 3), or a pass of their own after it",
     )
     public_batch_size: int = Field(default=128, ge=2, description="public samples a step of local training")
     public_batches_per_epoch: int | None = Field(
-        default=None, ge=1, description="joint: None gives every private step one; separate pass: None takes all of P"
+        default=None,
+        ge=1,
+        description="joint: None gives every private step one; separate pass: None takes all of P",
     )
     public_augment: bool = Field(default=False, description="training view of public samples in contrasts and KD")
     i_prev: Literal["cached", "on_the_fly"] = Field(
-        default="cached", description="previous representations: those uploaded last, or recomputed batch by batch"
+        default="cached",
+        description="previous representations: those uploaded last, or recomputed batch by batch",
     )
     extraction: Literal["eval", "train"] = Field(
         default="eval", description="mode and view in which exchanged representations are computed"
     )
     aggregation: Literal["gca", "mean", "count", "iot"] = Field(
-        default="gca", description="weights over clients: contrast (Eq. 4-5), equal, sample count, count x iot_factor"
+        default="gca",
+        description="weights over clients: contrast (Eq. 4-5), equal, sample count, count x iot_factor",
     )
     iot_factor: float = Field(default=100.0, gt=0, description="FedIoT's factor for clients of several modalities")
     tau_agg: float = Field(default=1.0, gt=0, description="temperature of Eq. 4; below about 0.1 it selects")
@@ -155,7 +160,9 @@ class CreamFL(Algorithm):
         trainer = server.trainer() if shared else server.trainer("distillation", self.distillation)
         server.model.train()
         for epoch in range(self.kd_epochs if targets or self.kd_joint else 0):
-            for batch in self._public_batches(server, f"distil-{epoch}", (self.distillation or server.training).batch_size):
+            for batch in self._public_batches(
+                server, f"distil-{epoch}", (self.distillation or server.training).batch_size
+            ):
                 loss = self.kd_weight * self._distance(server, batch, targets)
                 trainer.step(loss + server.task_loss(batch) if self.kd_joint else loss)
         server.record(**self._distances(server, targets, "after"))
@@ -174,7 +181,10 @@ class CreamFL(Algorithm):
             return {}
         index = self._sample(server, count)
         now = server.represent(server.public_set.subset(index), list(targets))
-        found = {name: DISTILLATIONS["l2"](now[name], target[index.to(target.device)], None) for name, target in targets.items()}
+        found = {
+            name: DISTILLATIONS["l2"](now[name], target[index.to(target.device)], None)
+            for name, target in targets.items()
+        }
         return {f"kd_distance_{when}.{name}": float(value) for name, value in found.items()}
 
     def _sample(self, server: Server, count: int) -> Tensor:
@@ -205,12 +215,11 @@ class CreamFL(Algorithm):
         own = client.represent(client.public_set, training=self.extraction == "train")
         client.state["previous"] = own
         return Reply(
-            representations=Representations(own, order=representations.order), num_examples=client.num_examples
+            representations=Representations(own, order=representations.order),
+            num_examples=client.num_examples,
         )
 
-    def contrasts(
-        self, client: Client, batch: Batch, known: Mapping[str, Tensor], reference: _Reference
-    ) -> Tensor:
+    def contrasts(self, client: Client, batch: Batch, known: Mapping[str, Tensor], reference: _Reference) -> Tensor:
         """Sum over the client's modalities of the inter-modal (Eq. 1) and intra-modal (Eq. 2) contrasts."""
         items = client.public_set.items.to(client.device) if self.mask_siblings else None
         total = torch.zeros((), device=client.device)
@@ -220,9 +229,7 @@ class CreamFL(Algorithm):
             if self.inter:
                 for other in known:
                     if other != modality:
-                        total = total + inter_modal(
-                            local, known[other], batch.index, tau=self.tau_inter, items=items
-                        )
+                        total = total + inter_modal(local, known[other], batch.index, tau=self.tau_inter, items=items)
             if self.intra:
                 previous = reference(modality, batch)
                 total = total + intra_modal(local, known[modality][batch.index], previous, tau=self.tau_intra)

@@ -159,9 +159,7 @@ def _labels_of(feature: Any) -> Sequence[str]:
     return _labels_of(feature.get("feature"))
 
 
-def _uses(
-    ids_column: str | None, columns: Mapping[str, str], targets: Mapping[str, str]
-) -> Iterator[tuple[str, str]]:
+def _uses(ids_column: str | None, columns: Mapping[str, str], targets: Mapping[str, str]) -> Iterator[tuple[str, str]]:
     if ids_column is not None:
         yield "id", ids_column
     for modality, column in columns.items():
@@ -180,9 +178,7 @@ def _require_integers(kind: pa.DataType, place: str) -> None:
     while is_list(inner):
         inner = inner.value_type
     if not pa.types.is_integer(inner):
-        raise DataError(
-            f"{place}: a target needs integers or lists of integers, not {kind}; use class numbers"
-        )
+        raise DataError(f"{place}: a target needs integers or lists of integers, not {kind}; use class numbers")
 
 
 def _checked_labels(values: pa.ChunkedArray, classes: int, where: str) -> pa.ChunkedArray:
@@ -203,9 +199,7 @@ def _name_bad_label(values: pa.ChunkedArray, classes: int, where: str) -> None:
         for value in _leaves(entry):
             if value is None or (classes and not 0 <= value < classes):
                 valid = f"in 0 to {classes - 1}" if classes else "an integer"
-                raise DataError(
-                    f"{where}, row {row}: label {value} is not {valid}; mend or leave out the row"
-                )
+                raise DataError(f"{where}, row {row}: label {value} is not {valid}; mend or leave out the row")
 
 
 def _leaves(entry: Any) -> Iterator[int | None]:

@@ -18,9 +18,7 @@ from polyfed.data.view import DataContext, View
 from polyfed.errors import ConfigError, DataError
 
 
-def assemble(
-    split: Split, views: Mapping[str, View], context: DataContext, *, layout: Sequence[str] = ()
-) -> Samples:
+def assemble(split: Split, views: Mapping[str, View], context: DataContext, *, layout: Sequence[str] = ()) -> Samples:
     """All samples of a split, with the modalities that ``views`` names; the others are not loaded.
 
     An item with a list of values (captions, questions) makes one sample a value, and its other modalities repeat;
@@ -37,9 +35,7 @@ def assemble(
     nested = [column for column in shaping if column.nested]
     items, entry = _layout(nested, len(split))
     return Samples(
-        inputs={
-            modality: view.open(columns[modality], modality, context) for modality, view in views.items()
-        },
+        inputs={modality: view.open(columns[modality], modality, context) for modality, view in views.items()},
         rows={modality: entry if column.nested else items for modality, column in columns.items()},
         items=items,
         targets={name: _values(column)[entry if column.nested else items] for name, column in labels.items()},
@@ -104,9 +100,7 @@ def _layout(nested: Sequence[Column], count: int) -> tuple[Int64[Tensor, " n"], 
     for column, other in zip(nested[1:], lengths[1:], strict=True):
         if not torch.equal(lengths[0], other):
             item = int((lengths[0] != other).nonzero()[0])
-            raise DataError(
-                f"item {item}: {nested[0].where} and {column.where} hold lists of different length"
-            )
+            raise DataError(f"item {item}: {nested[0].where} and {column.where} hold lists of different length")
     items = torch.repeat_interleave(torch.arange(count), lengths[0])
     return items, torch.arange(len(items))
 
@@ -119,7 +113,5 @@ def _lengths(column: Column) -> Int64[Tensor, " n"]:
 def _values(column: Column) -> Int64[Tensor, " n"]:
     flat = pc.list_flatten(column.values) if column.nested else column.values
     if flat.null_count:
-        raise DataError(
-            f"{column.where} has {flat.null_count} missing values; a target needs one for every sample"
-        )
+        raise DataError(f"{column.where} has {flat.null_count} missing values; a target needs one for every sample")
     return torch.from_numpy(flat.to_numpy().astype("int64"))

@@ -57,9 +57,7 @@ class ImagePreparation:
         config = read_config(folder, "preprocessor_config.json")
         normalise = config.get("do_normalize", True)
         if normalise and not ("image_mean" in config and "image_std" in config):
-            raise ConfigError(
-                f"'{folder}/preprocessor_config.json' gives no image_mean and image_std; add them"
-            )
+            raise ConfigError(f"'{folder}/preprocessor_config.json' gives no image_mean and image_std; add them")
         return cls(
             size=size or _side(config, folder),
             fit=fit,
@@ -118,9 +116,7 @@ def _side(config: dict[str, Any], folder: Path) -> int:
 def _resampling(config: dict[str, Any], folder: Path) -> Resampling:
     number = config.get("resample", 2)
     if number not in _PILLOW:
-        raise ConfigError(
-            f"'{folder}/preprocessor_config.json': resample {number} is not one of {sorted(_PILLOW)}"
-        )
+        raise ConfigError(f"'{folder}/preprocessor_config.json': resample {number} is not one of {sorted(_PILLOW)}")
     return _PILLOW[number]
 
 
@@ -151,13 +147,9 @@ class TextPreparation:
             with quiet():
                 tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
         except (OSError, ValueError) as error:
-            raise ConfigError(
-                f"'{folder}' holds no usable tokenizer: {str(error).splitlines()[0]}"
-            ) from error
+            raise ConfigError(f"'{folder}' holds no usable tokenizer: {str(error).splitlines()[0]}") from error
         if tokenizer.pad_token_id is None:
-            raise ConfigError(
-                f"the tokenizer in '{folder}' has no padding token; add one to its configuration"
-            )
+            raise ConfigError(f"the tokenizer in '{folder}' has no padding token; add one to its configuration")
         return cls(tokenizer, length, pad_to_length)
 
     @property

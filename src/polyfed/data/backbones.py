@@ -108,9 +108,7 @@ def _told(weights: Path | None) -> str:
 def digest(folder: Path) -> str:
     """SHA-256 over all that shapes a backbone's features: weights, configuration, tokenizer and so on."""
     files = sorted({path for pattern in _HASHED for path in folder.glob(pattern)})
-    parts = [
-        f"{path.name}:{_file_digest(path, path.stat().st_mtime_ns, path.stat().st_size)}" for path in files
-    ]
+    parts = [f"{path.name}:{_file_digest(path, path.stat().st_mtime_ns, path.stat().st_size)}" for path in files]
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()
 
 
@@ -170,9 +168,7 @@ def _from_pretrained(folder: Path, kind: Any, options: dict[str, Any]) -> tuple[
         with quiet():
             model, info = kind.from_pretrained(folder, dtype=torch.float32, **always, **options)
     except (OSError, ValueError, RuntimeError, SafetensorError) as error:
-        raise ConfigError(
-            f"weights folder '{folder}' cannot be loaded: {str(error).splitlines()[0]}"
-        ) from error
+        raise ConfigError(f"weights folder '{folder}' cannot be loaded: {str(error).splitlines()[0]}") from error
     return model, info
 
 
@@ -192,9 +188,7 @@ def pooled(output: Any, pool: Pool, mask: Bool[Tensor, "b l"] | None = None) -> 
     if pool == "pooled":
         return _pooler_output(output)
     if pool == "cls" and is_map:
-        raise ConfigError(
-            "pool 'cls' needs a backbone with a CLS token, this one gives a map; use 'mean' or 'pooled'"
-        )
+        raise ConfigError("pool 'cls' needs a backbone with a CLS token, this one gives a map; use 'mean' or 'pooled'")
     if pool == "cls" or (pool == "auto" and not is_map):
         return local[:, 0]
     return _masked(local, mask) if pool == "tokens" else _mean(local, mask)
@@ -230,9 +224,7 @@ class Backbone(nn.Module):
         self.body = _tower(model, tower)
         self.pool = pool
         self.resizes = "interpolate_pos_encoding" in inspect.signature(self.body.forward).parameters
-        self.reads: str = {"vision": "pixel_values", "text": "input_ids"}.get(tower) or str(
-            model.main_input_name
-        )
+        self.reads: str = {"vision": "pixel_values", "text": "input_ids"}.get(tower) or str(model.main_input_name)
         missing: list[str] = getattr(model, "missing_weights", [])
         if pool == "pooled" and any("pooler" in key for key in missing):
             raise ConfigError("pool 'pooled': these weights have no pooler; use 'cls' or 'mean'")
@@ -289,6 +281,4 @@ def outline(folder: Path, pool: Pool, tower: Tower = "whole") -> Backbone:
             config = AutoConfig.from_pretrained(folder, local_files_only=True)
             return Backbone(auto.from_config(config), pool, tower)
     except (OSError, ValueError) as error:
-        raise ConfigError(
-            f"backbone folder '{folder}' cannot be read: {str(error).splitlines()[0]}"
-        ) from error
+        raise ConfigError(f"backbone folder '{folder}' cannot be read: {str(error).splitlines()[0]}") from error

@@ -71,10 +71,8 @@ def decode(data: bytes, size: int, fit: Fit, resampling: Resampling) -> UInt8[np
         image.draft(None, (2 * size, 2 * size))
         upright = _rgb(ImageOps.exif_transpose(image))
     method = Image.Resampling[resampling.upper()]
-    if fit == "crop":
-        resized = ImageOps.fit(upright, (size, size), method)
-    else:
-        resized = upright.resize((size, size), method)
+    side = (size, size)
+    resized = ImageOps.fit(upright, side, method) if fit == "crop" else upright.resize(side, method)
     return np.asarray(resized).transpose(2, 0, 1)
 
 
@@ -140,9 +138,7 @@ def _damaged(column: Column, row: int, entry: Any, error: Exception) -> DataErro
     path = entry.get("path") if isinstance(entry, dict) else None
     named = f" (path '{path}')" if path else ""
     reason = " ".join(str(error).split()) or type(error).__name__
-    return DataError(
-        f"{place_of(column, row)}{named}: not a readable picture: {reason}; mend or leave out the row"
-    )
+    return DataError(f"{place_of(column, row)}{named}: not a readable picture: {reason}; mend or leave out the row")
 
 
 @contextlib.contextmanager
@@ -171,6 +167,4 @@ def _remove_stale(path: Path) -> None:
 
 
 def _unusable(folder: Path, reason: object) -> DataError:
-    return DataError(
-        f"cache folder '{folder}' cannot be used ({reason}); set data.cache_dir or POLYFED_CACHE"
-    )
+    return DataError(f"cache folder '{folder}' cannot be used ({reason}); set data.cache_dir or POLYFED_CACHE")

@@ -94,8 +94,7 @@ def _replace(path: Path, text: str) -> None:
 
 def _unusable(path: Path, error: OSError) -> DataError:
     return DataError(
-        f"cache folder '{path.parent}' cannot be used ({error}); choose another with --cache-dir or "
-        "POLYFED_CACHE"
+        f"cache folder '{path.parent}' cannot be used ({error}); choose another with --cache-dir or POLYFED_CACHE"
     )
 
 
@@ -114,9 +113,7 @@ def _finite(values: Tensor, first: int, name: str) -> Rows:
     good = np.isfinite(rows).reshape(len(rows), -1).all(axis=1)
     if not good.all():
         row = first + int(np.argmin(good))
-        raise DataError(
-            f"{name}: features of row {row} are not finite in float16; check the backbone and that row"
-        )
+        raise DataError(f"{name}: features of row {row} are not finite in float16; check the backbone and that row")
     return rows
 
 

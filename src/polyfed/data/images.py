@@ -55,20 +55,14 @@ class Rotation(Augmentation):
     """Turn each picture about its middle; what comes in from outside is black."""
 
     degrees: float = Field(default=10.0, ge=0, le=180, description="angle is drawn from [-degrees, degrees]")
-    resampling: Literal["nearest", "bilinear"] = Field(
-        default="nearest", description="how pixels are looked up"
-    )
+    resampling: Literal["nearest", "bilinear"] = Field(default="nearest", description="how pixels are looked up")
 
     def __call__(self, x: Num[Tensor, "b 3 h w"], generator: torch.Generator) -> Num[Tensor, "b 3 h w"]:
         """Turned pictures."""
-        angle = _uniform(len(x), -math.radians(self.degrees), math.radians(self.degrees), generator).to(
-            x.device
-        )
+        angle = _uniform(len(x), -math.radians(self.degrees), math.radians(self.degrees), generator).to(x.device)
         pixels = x if x.is_floating_point() else x.float()
         grid = _turned_grid(angle, x.shape[2], x.shape[3])
-        return _as(
-            F.grid_sample(pixels, grid.to(pixels.dtype), self.resampling, align_corners=False), x.dtype
-        )
+        return _as(F.grid_sample(pixels, grid.to(pixels.dtype), self.resampling, align_corners=False), x.dtype)
 
 
 class RandomCrop(Augmentation):
@@ -133,12 +127,8 @@ class Jitter(Augmentation):
     """Change brightness, contrast and saturation, each by a factor from [1 - strength, 1 + strength]."""
 
     brightness: float = Field(default=0.2, ge=0, le=1, description="strength: share of the pixel value")
-    contrast: float = Field(
-        default=0.2, ge=0, le=1, description="strength: distance to the picture's mean grey"
-    )
-    saturation: float = Field(
-        default=0.2, ge=0, le=1, description="strength: distance to the pixel's own grey"
-    )
+    contrast: float = Field(default=0.2, ge=0, le=1, description="strength: distance to the picture's mean grey")
+    saturation: float = Field(default=0.2, ge=0, le=1, description="strength: distance to the pixel's own grey")
 
     def __call__(self, x: Num[Tensor, "b 3 h w"], generator: torch.Generator) -> Num[Tensor, "b 3 h w"]:
         """Pictures in other light, cut to 0 to 255 after each change."""
@@ -154,9 +144,7 @@ class Erase(Augmentation):
     """Random erasing (Zhong et al. 2020): with probability ``p`` set a random box of a picture to 0."""
 
     p: float = Field(default=0.2, ge=0, le=1, description="probability")
-    scale: tuple[float, float] = Field(
-        default=(0.02, 0.33), description="least and greatest share of the area"
-    )
+    scale: tuple[float, float] = Field(default=(0.02, 0.33), description="least and greatest share of the area")
     ratio: tuple[float, float] = Field(default=(0.3, 3.3), description="least and greatest width / height")
 
     @field_validator("scale", "ratio")
@@ -243,9 +231,7 @@ def _turned_grid(angle: Float[Tensor, " b"], h: int, w: int) -> Float[Tensor, "b
     x = (torch.arange(w, device=angle.device) - (w - 1) / 2).view(1, 1, w)
     cos, sin = angle.cos().view(-1, 1, 1), angle.sin().view(-1, 1, 1)
     # two whole planes, seen as pairs: writing pairs takes ten times as long
-    planes = torch.stack(
-        [(cos * x) * (2 / w) - (sin * y) * (2 / w), (sin * x) * (2 / h) + (cos * y) * (2 / h)]
-    )
+    planes = torch.stack([(cos * x) * (2 / w) - (sin * y) * (2 / w), (sin * x) * (2 / h) + (cos * y) * (2 / h)])
     return planes.permute(1, 2, 3, 0)
 
 

@@ -47,9 +47,7 @@ class Partition(Component):
         return [torch.from_numpy(np.ascontiguousarray(part, dtype=np.int64)) for part in parts]
 
     @abstractmethod
-    def assign(
-        self, items: int, labels: Indices | None, clients: int, rng: np.random.Generator
-    ) -> list[Indices]:
+    def assign(self, items: int, labels: Indices | None, clients: int, rng: np.random.Generator) -> list[Indices]:
         """The item numbers of each client; called by ``split`` with checked arguments."""
 
     def smallest(self) -> int:
@@ -65,18 +63,14 @@ class Partition(Component):
         if clients < 1:
             raise ConfigError(f"{name}: clients={clients}; needs at least 1")
         if clients > items:
-            raise ConfigError(
-                f"{name}: {clients} clients but only {items} items; use at most {items} clients"
-            )
+            raise ConfigError(f"{name}: {clients} clients but only {items} items; use at most {items} clients")
         if labels is None and self.needs_labels():
             raise ConfigError(
                 f"{name}: needs a label for each item and this source has none; name a label column "
                 "under the source's targets, or use partition 'iid' or 'quantity'"
             )
         if labels is not None and len(labels) != items:
-            raise ConfigError(
-                f"{name}: {len(labels)} labels for {items} items; needs exactly one label for each item"
-            )
+            raise ConfigError(f"{name}: {len(labels)} labels for {items} items; needs exactly one label for each item")
         if clients * self.smallest() > items:
             raise ConfigError(
                 f"{name}: min_size={self.smallest()} for {clients} clients needs "

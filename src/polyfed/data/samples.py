@@ -118,9 +118,7 @@ class Samples:
         only batch.
         """
         n = len(self)
-        order = (
-            torch.randperm(n, generator=generator) if generator is not None and shuffle else torch.arange(n)
-        )
+        order = torch.randperm(n, generator=generator) if generator is not None and shuffle else torch.arange(n)
         for start in range(0, n, size):
             index = order[start : start + size]
             if drop_last and len(index) < size and start > 0:

@@ -32,9 +32,7 @@ class Column:
     def nested(self) -> bool:
         """Whether an item holds a list of values, such as the five captions of a picture."""
         kind = self.values.type
-        return bool(
-            pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind)
-        )
+        return bool(pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind))
 
 
 @dataclass(frozen=True)

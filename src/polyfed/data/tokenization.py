@@ -149,7 +149,5 @@ def _read_tokens(path: Path) -> tuple[str, ...]:
     try:
         tokens = json.loads(path.read_text(encoding="utf-8"))["tokens"]
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise DataError(
-            f"{path}: not a readable vocabulary ({error}); remove the file to learn it again"
-        ) from error
+        raise DataError(f"{path}: not a readable vocabulary ({error}); remove the file to learn it again") from error
     return tuple(tokens)

@@ -31,7 +31,12 @@ class LocalEngine:
         return self.site.infos
 
     def exchange(
-        self, step: str, round_number: int, phase: int, payloads: Mapping[str, Payload], deadline: float | None
+        self,
+        step: str,
+        round_number: int,
+        phase: int,
+        payloads: Mapping[str, Payload],
+        deadline: float | None,
     ) -> Iterator[Answer]:
         """Run the step client by client; see ``Engine.exchange``."""
         for client_id, payload in payloads.items():

@@ -33,8 +33,7 @@ def example(config: Mapping[str, Any], recipes: Mapping[str, Recipe]) -> str:
     needed = {line for item in recipes.values() for line in item.imports} | {"import torch"}
     imports = sorted(needed, key=lambda line: (line.startswith("from"), line))
     functions = [
-        recipes[modality].code.strip().replace("PREPARE", f"prepare_{name}")
-        for modality, name in names.items()
+        recipes[modality].code.strip().replace("PREPARE", f"prepare_{name}") for modality, name in names.items()
     ]
     loads = [
         f'encode_{name} = torch.export.load("{modalities[modality]["program"]}").module()'

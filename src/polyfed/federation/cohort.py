@@ -83,7 +83,12 @@ class Engine(Protocol):
         ...
 
     def exchange(
-        self, step: str, round_number: int, phase: int, payloads: Mapping[str, Payload], deadline: float | None
+        self,
+        step: str,
+        round_number: int,
+        phase: int,
+        payloads: Mapping[str, Payload],
+        deadline: float | None,
     ) -> Iterator[Answer]:
         """Send one payload to each client named; yield one answer each, in client order, as they can be consumed.
 

@@ -109,7 +109,7 @@ class Federation:
         if group.items is not None:
             if group.items > len(items):
                 raise ConfigError(
-                    f"clients.{name}.items is {group.items}, but only {len(items)} items of '{group.source}' are not public"
+                    f"clients.{name}.items is {group.items}, but '{group.source}' has {len(items)} that are not public"
                 )
             order = torch.randperm(len(items), generator=generator(self.seed, "items", name))
             items = items[order[: group.items]].sort().values
@@ -191,7 +191,11 @@ class Federation:
         return self._splits[source, name]
 
     def _all(self, split: Split, views: Modalities, layout: tuple[str, ...] = ()) -> Samples:
-        key = (split.source, split.name, str([(name, view.model_dump_json()) for name, view in views.items()]))
+        key = (
+            split.source,
+            split.name,
+            str([(name, view.model_dump_json()) for name, view in views.items()]),
+        )
         if key not in self._samples:
             self._samples[key] = assemble(split, views, self.context, layout=layout)
         return self._samples[key]
@@ -260,9 +264,11 @@ class Federation:
         labels = item_labels(split)
         counts = None if labels is None else torch.bincount(labels[member.items]).tolist()
         names = next(iter(split.classes.values()), None)
-        named = None if counts is None else {
-            names[k] if names else str(k): number for k, number in enumerate(counts) if number
-        }
+        named = (
+            None
+            if counts is None
+            else {names[k] if names else str(k): number for k, number in enumerate(counts) if number}
+        )
         return {
             "group": member.group,
             "source": member.settings.source,
@@ -295,7 +301,10 @@ class Federation:
     def _judged(self) -> set[tuple[str, str]]:
         judged = {(group.source, group.test_split) for group in self.groups.values()}
         if self.server is not None:
-            judged |= {(self.server.source, self.server.test_split), (self.server.source, self.server.validation_split)}
+            judged |= {
+                (self.server.source, self.server.test_split),
+                (self.server.source, self.server.validation_split),
+            }
         return {(source, name) for source, name in judged if name is not None}
 
     def _require_equal_width(self) -> None:

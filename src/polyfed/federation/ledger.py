@@ -64,5 +64,10 @@ class Ledger:
             dtypes = sorted({str(tensor.dtype).removeprefix("torch.") for tensor in item.values()})
             line = {"artefact": name, "kind": item.kind, "dtype": "+".join(dtypes), "bytes": size}
             self.records.append(common | line)
-        framing = {"artefact": "framing", "kind": "framing", "dtype": "", "bytes": encoded_size(payload) - data}
+        framing = {
+            "artefact": "framing",
+            "kind": "framing",
+            "dtype": "",
+            "bytes": encoded_size(payload) - data,
+        }
         self.records.append(common | framing)

@@ -68,7 +68,9 @@ class ServerSettings(Settings):
     model: ModelSettings
     task: SerializeAsAny[Task]
     source: str = Field(description="source of the server's validation and test samples")
-    validation_split: str | None = Field(default="validation", description="split for model selection; None: no selection")
+    validation_split: str | None = Field(
+        default="validation", description="split for model selection; None: no selection"
+    )
     test_split: str = "test"
     training: TrainingSettings = Field(default_factory=TrainingSettings)
 
@@ -81,10 +83,15 @@ class GroupSettings(Settings):
     split: str = "train"
     test_split: str | None = Field(default="test", description="split of the clients' own test; None: no test")
     test: Literal["all", "matched"] = Field(
-        default="all", description="test on the whole test split, or on a part with the client's class proportions"
+        default="all",
+        description="test on the whole test split, or on a part with the client's class proportions",
     )
-    test_items: int | None = Field(default=None, ge=1, description="at most so many test items, drawn once for the group")
-    items: int | None = Field(default=None, ge=1, description="deal out only so many items; None: all that are not public")
+    test_items: int | None = Field(
+        default=None, ge=1, description="at most so many test items, drawn once for the group"
+    )
+    items: int | None = Field(
+        default=None, ge=1, description="deal out only so many items; None: all that are not public"
+    )
     partition: SerializeAsAny[Partition] = Field(default_factory=Iid)
     task: SerializeAsAny[Task]
     models: list[ModelSettings] = Field(min_length=1, description="client k gets models[k % len(models)]")
@@ -94,7 +101,10 @@ class GroupSettings(Settings):
     @classmethod
     def _one_model(cls, data: Any) -> Any:
         if isinstance(data, dict) and "model" in data and "models" not in data:
-            return {**{key: value for key, value in data.items() if key != "model"}, "models": [data["model"]]}
+            return {
+                **{key: value for key, value in data.items() if key != "model"},
+                "models": [data["model"]],
+            }
         return data
 
     @model_validator(mode="after")

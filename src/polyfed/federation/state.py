@@ -166,5 +166,3 @@ def unflatten(entry: Mapping[str, Tensor]) -> dict[str, dict[str, Tensor]]:
         group, _, name = key.partition("/")
         groups.setdefault(group, {})[name] = tensor
     return groups
-
-

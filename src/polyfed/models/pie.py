@@ -45,9 +45,7 @@ class PIE(nn.Module):
         embedding: Tensor = self.norm(out + torch.sigmoid(self.fc(attended)))
         return embedding
 
-    def attention(
-        self, local: Float[Tensor, "b l c"], mask: Bool[Tensor, "b l"] | None = None
-    ) -> Float[Tensor, "b l"]:
+    def attention(self, local: Float[Tensor, "b l c"], mask: Bool[Tensor, "b l"] | None = None) -> Float[Tensor, "b l"]:
         """Attention weights; each row sums to one over its valid positions."""
         scores: Tensor = self.w2(torch.tanh(self.w1(local))).squeeze(-1).float()
         if mask is not None:

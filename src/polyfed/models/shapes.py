@@ -38,18 +38,14 @@ def feature_shape(spec: InputSpec, encoder: str, *, positions: bool = False) -> 
     if len(spec.shape) not in (1, 2) or spec.vocabulary:
         raise _mismatch(encoder, "features [width] or [length, width]", spec, "features")
     if positions and len(spec.shape) == 1:
-        raise _mismatch(
-            encoder, "features by position [length, width] for pie", spec, "features with pool: tokens"
-        )
+        raise _mismatch(encoder, "features by position [length, width] for pie", spec, "features with pool: tokens")
     return spec.shape
 
 
 def check_channels(found: int, needed: int, encoder: str, weights: str | None) -> None:
     """Raise ConfigError if pretrained weights take ``needed`` channels and the view gives ``found``."""
     if found != needed:
-        raise ConfigError(
-            f"encoder '{encoder}': weights '{weights}' take {needed} channels, its view gives {found}"
-        )
+        raise ConfigError(f"encoder '{encoder}': weights '{weights}' take {needed} channels, its view gives {found}")
 
 
 def _mismatch(encoder: str, needs: str, spec: InputSpec, view: str) -> ConfigError:

@@ -40,9 +40,7 @@ class Tower(nn.Module):
         dropout: share of the pooled vector dropped in training.
     """
 
-    def __init__(
-        self, trunk: nn.Module, width: int, dim: int, *, pie: int | None = None, dropout: float = 0.0
-    ) -> None:
+    def __init__(self, trunk: nn.Module, width: int, dim: int, *, pie: int | None = None, dropout: float = 0.0) -> None:
         super().__init__()
         self.trunk = trunk
         self.dropout = nn.Dropout(dropout)

@@ -48,9 +48,7 @@ def _columns(name: str, vocabulary: Sequence[str], context: DataContext) -> Tens
     found = torch.tensor(rows)
     hit = found >= 0
     if not hit.any():
-        raise ConfigError(
-            f"vectors '{name}' has none of the {len(rows)} words of the vocabulary; check the tokenizer"
-        )
+        raise ConfigError(f"vectors '{name}' has none of the {len(rows)} words of the vocabulary; check the tokenizer")
     logger.debug("vectors %s cover %d of %d words", name, int(hit.sum()), len(rows))
     table = torch.randn(len(rows), vectors.shape[1]) * (UNSEEN_SPREAD * vectors.std())
     table[hit] = vectors[found[hit]]
@@ -80,9 +78,7 @@ def _read(folder: Path) -> tuple[dict[str, int], Tensor]:
         words = (folder / "words.txt").read_text(encoding="utf-8").splitlines()
         vectors = load_file(folder / "vectors.safetensors")["vectors"].float().clone()
     except (OSError, KeyError, SafetensorError) as error:
-        raise ConfigError(
-            f"vectors folder '{folder}' needs words.txt and vectors.safetensors: {error}"
-        ) from error
+        raise ConfigError(f"vectors folder '{folder}' needs words.txt and vectors.safetensors: {error}") from error
     if len(words) != len(vectors):
         raise ConfigError(f"vectors folder '{folder}': {len(words)} words but {len(vectors)} vectors")
     return {word: row for row, word in enumerate(words)}, vectors

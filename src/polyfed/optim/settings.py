@@ -22,14 +22,10 @@ class OptimizerSettings(Settings):
 
     kind: Literal["adamp", "adamw", "adam", "sgd"] = Field(default="adamp", description="update rule")
     lr: float = Field(default=2e-4, gt=0, le=100, description="learning rate")
-    weight_decay: float = Field(
-        default=0.0, ge=0, le=10, description="weight decay; decoupled for adamp and adamw"
-    )
+    weight_decay: float = Field(default=0.0, ge=0, le=10, description="weight decay; decoupled for adamp and adamw")
     momentum: float = Field(default=0.9, ge=0, lt=1, description="momentum; sgd only")
     betas: tuple[float, float] = Field(default=(0.9, 0.999), description="decay of both moments; not for sgd")
-    eps: float = Field(
-        default=1e-8, gt=0, le=1, description="added to the root of the second moment; not for sgd"
-    )
+    eps: float = Field(default=1e-8, gt=0, le=1, description="added to the root of the second moment; not for sgd")
     nesterov: bool = Field(default=False, description="look ahead by one momentum step; adamp and sgd")
     clip: float | None = Field(default=None, gt=0, description="largest gradient norm; None: no clipping")
 
@@ -38,9 +34,7 @@ class OptimizerSettings(Settings):
         if not all(0 <= beta < 1 for beta in self.betas):
             raise ValueError(f"betas are {list(self.betas)}; each must be at least 0 and below 1")
         if self.nesterov and (self.kind in ("adam", "adamw") or (self.kind == "sgd" and not self.momentum)):
-            raise ValueError(
-                f"nesterov has no effect with kind '{self.kind}' here; use adamp, or sgd with a momentum"
-            )
+            raise ValueError(f"nesterov has no effect with kind '{self.kind}' here; use adamp, or sgd with a momentum")
         return self
 
     def build(self, parameters: Iterable[Tensor]) -> Optimizer:
@@ -83,9 +77,7 @@ class Schedule(Settings):
     """How the learning rate changes over the rounds."""
 
     kind: Literal["constant", "cosine", "steps"] = Field(default="constant", description="shape")
-    t_max: int | None = Field(
-        default=None, ge=1, description="cosine: rounds to the minimum; None: all of the run"
-    )
+    t_max: int | None = Field(default=None, ge=1, description="cosine: rounds to the minimum; None: all of the run")
     minimum: float = Field(default=0.0, ge=0, le=1, description="cosine: smallest factor")
     milestones: tuple[float, ...] = Field(
         default=(0.5, 0.8), description="steps: rounds done before each drop; below 1: a fraction of the run"

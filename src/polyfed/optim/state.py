@@ -13,9 +13,7 @@ SEPARATOR = ":"
 """Between the kind of state and the parameter's name, as in ``exp_avg:encoders.image.conv1.weight``."""
 
 
-def optimizer_tensors(
-    optimizer: Optimizer, named_parameters: Iterable[tuple[str, Tensor]]
-) -> dict[str, Tensor]:
+def optimizer_tensors(optimizer: Optimizer, named_parameters: Iterable[tuple[str, Tensor]]) -> dict[str, Tensor]:
     """Copies of the optimiser's momenta and counters, called ``<kind>:<parameter>``.
 
     Parameters that were never updated have none. Learning rates and other settings are not state: who
@@ -30,9 +28,7 @@ def optimizer_tensors(
             if value is None:
                 continue
             if not isinstance(value, Tensor):
-                raise PayloadError(
-                    f"state '{kind}' of parameter '{name}' is a {type(value).__name__}; use tensors"
-                )
+                raise PayloadError(f"state '{kind}' of parameter '{name}' is a {type(value).__name__}; use tensors")
             tensors[f"{kind}{SEPARATOR}{name}"] = value.detach().clone()
     return tensors
 
@@ -53,9 +49,7 @@ def load_optimizer_tensors(
         _check(name, kind, value, by_name)
         loaded.setdefault(name, {})[kind] = value.detach().clone()
     whole = optimizer.state_dict()
-    whole["state"] = {
-        index: loaded[name] for index, name in _indices(optimizer, by_name).items() if name in loaded
-    }
+    whole["state"] = {index: loaded[name] for index, name in _indices(optimizer, by_name).items() if name in loaded}
     optimizer.load_state_dict(whole)
 
 

@@ -93,9 +93,7 @@ def comparison_table(comparisons: Sequence[Comparison]) -> TextTable:
     """The comparison as a table, the highest first figure at the top."""
     names = list(comparisons[0].figures) if comparisons else []
     ordered = sorted(comparisons, key=lambda item: -_first(item)) if names else comparisons
-    body = [
-        (item.label, str(len(item.runs)), *(str(item.figures[name]) for name in names)) for item in ordered
-    ]
+    body = [(item.label, str(len(item.runs)), *(str(item.figures[name]) for name in names)) for item in ordered]
     notes = (
         "± is the standard deviation over runs whose configurations differ only by their seed.",
         "Best: highest over rounds of the metric shown, so it leans upwards; final: after the last round.",

@@ -82,9 +82,7 @@ def save(figure: Figure, path: Path) -> Path:
 
 def legend_below(axes: Axes, columns: int) -> None:
     """A legend that covers no data."""
-    axes.legend(
-        loc="upper left", bbox_to_anchor=(-0.02, -0.16), ncols=columns, columnspacing=1.2, handlelength=1.6
-    )
+    axes.legend(loc="upper left", bbox_to_anchor=(-0.02, -0.16), ncols=columns, columnspacing=1.2, handlelength=1.6)
 
 
 def whole_rounds(axes: Axes) -> None:

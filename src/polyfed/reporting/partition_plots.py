@@ -62,9 +62,7 @@ def _draw_bubbles(axes: Axes, clients: Mapping[str, Holding], colour: str) -> No
     )
     if len(names) <= _NAMED_CLASSES:
         slanted = max(map(len, names), default=0) * len(names) > 90
-        axes.set_xticks(
-            range(len(names)), names, rotation=40 if slanted else 0, ha="right" if slanted else "center"
-        )
+        axes.set_xticks(range(len(names)), names, rotation=40 if slanted else 0, ha="right" if slanted else "center")
 
 
 def _draw_sizes(axes: Axes, clients: Mapping[str, Holding], colour: str) -> None:

@@ -30,9 +30,7 @@ def draw_all(run_folder: Path) -> list[Path]:
     """
     records = RunRecords.load(run_folder)
     drawn = ((name, drawing(records)) for name, drawing in _drawings(records))
-    return [
-        save(figure, run_folder / "plots" / f"{name}.png") for name, figure in drawn if figure is not None
-    ]
+    return [save(figure, run_folder / "plots" / f"{name}.png") for name, figure in drawn if figure is not None]
 
 
 def _drawings(records: RunRecords) -> Iterator[tuple[str, Drawing]]:

@@ -183,9 +183,7 @@ def summaries(latest: Mapping[tuple[str, str], Metrics]) -> dict[str, str]:
     Args:
         latest: (party, kind) -> its latest metrics.
     """
-    texts = {
-        f"{SERVER} {kind}": _brief(metrics) for (party, kind), metrics in latest.items() if party == SERVER
-    }
+    texts = {f"{SERVER} {kind}": _brief(metrics) for (party, kind), metrics in latest.items() if party == SERVER}
     for kind in dict.fromkeys(kind for party, kind in latest if party != SERVER):
         measured = [metrics for (party, k), metrics in latest.items() if party != SERVER and k == kind]
         names = dict.fromkeys(name for metrics in measured for name in metrics)

@@ -105,13 +105,9 @@ class RunRecords:
         lines = list(_lines(folder / "metrics.jsonl", warnings))
         return cls(
             folder=folder,
-            measurements=tuple(
-                _typed(Measurement, line, at) for at, line in lines if line.get("kind") != "event"
-            ),
+            measurements=tuple(_typed(Measurement, line, at) for at, line in lines if line.get("kind") != "event"),
             events=tuple(_typed(Event, line, at) for at, line in lines if line.get("kind") == "event"),
-            transfers=tuple(
-                _typed(Transfer, line, at) for at, line in _lines(folder / "ledger.jsonl", warnings)
-            ),
+            transfers=tuple(_typed(Transfer, line, at) for at, line in _lines(folder / "ledger.jsonl", warnings)),
             seconds=dict(_round_time(line, at) for at, line in _lines(folder / "timing.jsonl", warnings)),
             holdings=_holdings(folder / "partition.json"),
             config=_parsed(folder / "config.yaml", yaml.safe_load),
@@ -142,12 +138,10 @@ class RunRecords:
     def groups(self) -> dict[str, tuple[str, ...]]:
         """Group -> its client ids; clients outside the partition form the group ``clients``."""
         group_of = {
-            client: self.holdings[client].group if client in self.holdings else "clients"
-            for client in self.clients
+            client: self.holdings[client].group if client in self.holdings else "clients" for client in self.clients
         }
         return {
-            group: tuple(c for c in self.clients if group_of[c] == group)
-            for group in dict.fromkeys(group_of.values())
+            group: tuple(c for c in self.clients if group_of[c] == group) for group in dict.fromkeys(group_of.values())
         }
 
     def metric_names(self, party: str, kind: str = "test") -> tuple[str, ...]:
@@ -156,11 +150,7 @@ class RunRecords:
 
     def series(self, party: str, metric: str, kind: str = "test") -> dict[int, float]:
         """Round -> value, rounds ascending; of two records of one round (a resumed run) the later counts."""
-        values = {
-            record.round: record.metrics[metric]
-            for record in self._of(party, kind)
-            if metric in record.metrics
-        }
+        values = {record.round: record.metrics[metric] for record in self._of(party, kind) if metric in record.metrics}
         return dict(sorted(values.items()))
 
     def last(self, party: str, kind: str = "test") -> Mapping[str, float]:
@@ -169,11 +159,7 @@ class RunRecords:
 
     def best(self, party: str, metric: str, kind: str = "test") -> tuple[int, float] | None:
         """Round and value of the highest value (the first, if several), or None; NaN never is the best."""
-        values = {
-            number: value
-            for number, value in self.series(party, metric, kind).items()
-            if not math.isnan(value)
-        }
+        values = {number: value for number, value in self.series(party, metric, kind).items() if not math.isnan(value)}
         return max(values.items(), key=lambda item: (item[1], -item[0]), default=None)
 
     def excluded(self) -> tuple[Event, ...]:

@@ -28,9 +28,7 @@ def report(records: RunRecords) -> RenderableType:
 
     title = Text(_title(records), style="bold underline")
     warnings = [Text(f"warning: {warning}", style="yellow") for warning in records.warnings]
-    return Group(
-        title, *warnings, Text(), *(table.rich() for table in tables(records)), Text(_where(records))
-    )
+    return Group(title, *warnings, Text(), *(table.rich() for table in tables(records)), Text(_where(records)))
 
 
 def write_report(records: RunRecords) -> Path:
@@ -61,9 +59,7 @@ def server_tables(records: RunRecords, kind: str) -> Iterator[TextTable]:
     found = find_recalls(metrics)
     if found:
         yield _recall_table(records, kind, found)
-    shown = [
-        name for name in metrics if not is_context(name) and name not in {recall.name for recall in found}
-    ]
+    shown = [name for name in metrics if not is_context(name) and name not in {recall.name for recall in found}]
     rows = [(name, figure(metrics[name]), *_best(records, kind, name)) for name in shown]
     notes = () if found else (_context([metrics]),)
     yield TextTable(f"Server, {kind}: metrics", ("metric", "final", "best", "(round)"), rows, notes)
@@ -88,9 +84,7 @@ def traffic_table(records: RunRecords) -> TextTable:
     rounds = max(1, len({transfer.round for transfer in records.transfers}))
     totals = {label: records.total_bytes(direction) for direction, label in directions.items()}
     totals["both"] = sum(totals.values())
-    rows = [
-        (label, f"{total:,}", mib(total), mib(total / rounds)) for label, total in totals.items() if total
-    ]
+    rows = [(label, f"{total:,}", mib(total), mib(total / rounds)) for label, total in totals.items() if total]
     return TextTable("Communication", ("direction", "bytes", "MiB", "MiB a round"), rows)
 
 

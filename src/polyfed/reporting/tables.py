@@ -36,9 +36,7 @@ class TextTable:
         from rich.table import Table
         from rich.text import Text
 
-        table = Table(
-            title=Text(self.title, style="bold"), title_justify="left", box=SIMPLE_HEAD, pad_edge=False
-        )
+        table = Table(title=Text(self.title, style="bold"), title_justify="left", box=SIMPLE_HEAD, pad_edge=False)
         for number, column in enumerate(self.columns):
             table.add_column(Text(column), justify="right" if number else "left", overflow="fold")
         for row in self.rows:
@@ -49,11 +47,7 @@ class TextTable:
     def markdown(self) -> str:
         """For a file."""
         head = [self.columns, ["---", *["---:"] * (len(self.columns) - 1)]]
-        body = (
-            [f"| {' | '.join(_escaped(cell) for cell in row)} |" for row in (*head, *self.rows)]
-            if self.rows
-            else []
-        )
+        body = [f"| {' | '.join(_escaped(cell) for cell in row)} |" for row in (*head, *self.rows)] if self.rows else []
         parts = [f"## {self.title}", "\n".join(body), *self.notes]
         return "\n\n".join(part for part in parts if part) + "\n"
 

@@ -19,9 +19,7 @@ _DIRECTIONS = {"down": "server to clients", "up": "clients to server"}
 @styled
 def draw_traffic(records: RunRecords) -> Figure | None:
     """MiB of each round by direction, their running sums, and seconds a round."""
-    panels = ([_draw_rounds, _draw_totals] if records.transfers else []) + (
-        [_draw_seconds] if records.seconds else []
-    )
+    panels = ([_draw_rounds, _draw_totals] if records.transfers else []) + ([_draw_seconds] if records.seconds else [])
     if not panels:
         return None
     figure, axes = figure_grid(1, len(panels), title=f"{records.name}: communication and time")

@@ -60,9 +60,7 @@ def _means(clients: Sequence[str], rounds: Mapping[int, ClientArray]) -> dict[st
     return {client: means for client, means in series.items() if means}
 
 
-def _draw_means(
-    axes: Axes, series: Mapping[str, Mapping[int, float]], rounds: Mapping[int, ClientArray]
-) -> None:
+def _draw_means(axes: Axes, series: Mapping[str, Mapping[int, float]], rounds: Mapping[int, ClientArray]) -> None:
     markers = "os^Dv<>P"
     for place, (client, means) in enumerate(series.items()):
         colour, marker = COLOURS[place % len(COLOURS)], markers[place // len(COLOURS) % len(markers)]

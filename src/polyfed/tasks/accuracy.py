@@ -29,9 +29,7 @@ def top(ranks: Int64[Tensor, " n"], k: int) -> Float[Tensor, ""]:
     return 100.0 * (ranks < k).double().mean()
 
 
-def balanced_accuracy(
-    predicted: Int64[Tensor, " n"], labels: Int64[Tensor, " n"], classes: int
-) -> Float[Tensor, ""]:
+def balanced_accuracy(predicted: Int64[Tensor, " n"], labels: Int64[Tensor, " n"], classes: int) -> Float[Tensor, ""]:
     """Mean over the classes that occur of the percent of their samples that are recognised."""
     hits, support, _ = _counts(predicted, labels, classes)
     return 100.0 * (hits / support)[support > 0].mean()

@@ -39,29 +39,17 @@ class Classification(Task):
         ge=1,
         description="number of classes; None: of the class names, or else the highest label + 1",
     )
-    modality: str | None = Field(
-        default=None, description="modality to classify by; None: all that a sample has"
-    )
-    margin: float = Field(
-        default=0.0, ge=0, description="logit margin by which the true class must win (CreamFL: 4)"
-    )
-    separation: float = Field(
-        default=0.0, ge=0, description="weight of the class separation loss (CreamFL: 0.5)"
-    )
-    non_negative: bool = Field(
-        default=False, description="whether the classifier uses the positive part of weights"
-    )
-    scale: float = Field(
-        default=1.0, gt=0, description="factor on the embedding of a non-negative head (CreamFL: 128)"
-    )
+    modality: str | None = Field(default=None, description="modality to classify by; None: all that a sample has")
+    margin: float = Field(default=0.0, ge=0, description="logit margin by which the true class must win (CreamFL: 4)")
+    separation: float = Field(default=0.0, ge=0, description="weight of the class separation loss (CreamFL: 0.5)")
+    non_negative: bool = Field(default=False, description="whether the classifier uses the positive part of weights")
+    scale: float = Field(default=1.0, gt=0, description="factor on the embedding of a non-negative head (CreamFL: 128)")
     bias: bool = Field(default=True, description="whether the classifier has a bias")
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
         if self.scale != 1.0 and not self.non_negative:
-            raise ValueError(
-                f"scale {self.scale} has no effect on a linear head; set non_negative or remove it"
-            )
+            raise ValueError(f"scale {self.scale} has no effect on a linear head; set non_negative or remove it")
         return self
 
     @property
@@ -91,9 +79,7 @@ class Classification(Task):
             loss = loss + self.separation * class_separation(head.get_parameter("weight"))
         return loss
 
-    def evaluate(
-        self, model: Model, head: nn.Module | None, samples: Samples, *, batch_size: int
-    ) -> dict[str, float]:
+    def evaluate(self, model: Model, head: nn.Module | None, samples: Samples, *, batch_size: int) -> dict[str, float]:
         """Metrics of all samples.
 
         Raises:
@@ -135,9 +121,7 @@ class Classification(Task):
                 f"{sorted(samples.targets)}; set target, or name its column under the source's targets"
             )
         if len(samples) == 0:
-            raise DataError(
-                f"no samples to classify by '{self.target}'; enlarge this party's share of the data"
-            )
+            raise DataError(f"no samples to classify by '{self.target}'; enlarge this party's share of the data")
         return samples.targets[self.target].long()
 
     def _classes(self, samples: Samples) -> int:

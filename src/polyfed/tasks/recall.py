@@ -53,10 +53,7 @@ def recall_at(ranks: Int64[Tensor, " n"], cutoffs: Sequence[int]) -> dict[int, f
     """Recall at each cutoff: percent of queries whose rank (from 0) is below it; NaN without queries."""
     below = torch.tensor(cutoffs, dtype=torch.int64, device=ranks.device)[:, None] > ranks
     hits = below.sum(1).tolist()
-    return {
-        cutoff: 100.0 * hit / len(ranks) if len(ranks) else nan
-        for cutoff, hit in zip(cutoffs, hits, strict=True)
-    }
+    return {cutoff: 100.0 * hit / len(ranks) if len(ranks) else nan for cutoff, hit in zip(cutoffs, hits, strict=True)}
 
 
 def positives_per_query(query_items: Int64[Tensor, " n"], gallery_items: Int64[Tensor, " m"]) -> float:

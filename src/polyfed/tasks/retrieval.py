@@ -60,9 +60,7 @@ class Retrieval(Task):
         min_length=1,
         description="recalls are means over this many folds of items; several: each",
     )
-    fold_seed: int | None = Field(
-        default=None, description="seed of the folds' shuffle; None: contiguous, in order"
-    )
+    fold_seed: int | None = Field(default=None, description="seed of the folds' shuffle; None: contiguous, in order")
     cutoffs: tuple[int, ...] = Field(default=(1, 5, 10), description="K of R@K; 1 is among them")
 
     @field_validator("folds", "cutoffs", mode="before")
@@ -113,9 +111,7 @@ class Retrieval(Task):
         loss: Tensor = head(u, v, batch.items if self.mask_siblings else None)
         return loss
 
-    def evaluate(
-        self, model: Model, head: nn.Module | None, samples: Samples, *, batch_size: int
-    ) -> dict[str, float]:
+    def evaluate(self, model: Model, head: nn.Module | None, samples: Samples, *, batch_size: int) -> dict[str, float]:
         """Recalls and what they depend on; every distinct row of a modality is encoded once.
 
         Raises:
@@ -129,9 +125,7 @@ class Retrieval(Task):
             protocols = {count: self._recalls(sides, count) for count in self.folds}
         first = sum(found[f"{a}_to_{b}_r@1"] for found in protocols.values() for a, b in self._directions)
         return {self.primary: first} | {
-            f"{name}{self._suffix(count)}": value
-            for count, found in protocols.items()
-            for name, value in found.items()
+            f"{name}{self._suffix(count)}": value for count, found in protocols.items() for name, value in found.items()
         }
 
     @property
@@ -175,9 +169,7 @@ class Retrieval(Task):
             queries, gallery = sides[source], sides[target]
             found = ranks(queries.values, gallery.values, queries.items, gallery.items)
             name = f"{source}_to_{target}"
-            metrics |= {
-                f"{name}_r@{cutoff}": recall for cutoff, recall in recall_at(found, self.cutoffs).items()
-            }
+            metrics |= {f"{name}_r@{cutoff}": recall for cutoff, recall in recall_at(found, self.cutoffs).items()}
             metrics[f"gallery_{target}"] = float(len(gallery.items))
             metrics[f"{name}_positives_per_query"] = positives_per_query(queries.items, gallery.items)
         return metrics
@@ -200,7 +192,5 @@ def _encode(model: Model, modality: str, samples: Samples, batch_size: int) -> _
     rows, place = samples.rows[modality].unique(return_inverse=True)  # type: ignore[no-untyped-call]
     items = torch.empty_like(rows).scatter_(0, place, samples.items)
     load, device = samples.inputs[modality], model.device
-    blocks = [
-        model.represent(modality, load(part).to(device, non_blocking=True)) for part in rows.split(batch_size)
-    ]
+    blocks = [model.represent(modality, load(part).to(device, non_blocking=True)) for part in rows.split(batch_size)]
     return _Side(torch.cat(blocks), items.to(device))

@@ -23,9 +23,7 @@ class ByLabel(Partition):
         """Always."""
         return True
 
-    def assign(
-        self, items: int, labels: Indices | None, clients: int, rng: np.random.Generator
-    ) -> list[Indices]:
+    def assign(self, items: int, labels: Indices | None, clients: int, rng: np.random.Generator) -> list[Indices]:
         """Deal out the classes, then the items of each class among its holders."""
         classes, kind = np.unique(np.asarray(labels), return_inverse=True)
         holders = self._holders(len(classes), clients, rng)

@@ -30,9 +30,7 @@ class Dirichlet(Partition):
         """Always."""
         return True
 
-    def assign(
-        self, items: int, labels: Indices | None, clients: int, rng: np.random.Generator
-    ) -> list[Indices]:
+    def assign(self, items: int, labels: Indices | None, clients: int, rng: np.random.Generator) -> list[Indices]:
         """Draw the sizes until they are acceptable, then the items."""
         _, kind, sizes = np.unique(np.asarray(labels), return_inverse=True, return_counts=True)
         counts = self._counts(sizes, clients, rng)

@@ -17,12 +17,8 @@ class Drop(Partition):
     by nobody.
     """
 
-    keep_least: float = Field(
-        default=0.95, gt=0, le=1, description="smallest share of its items that a client keeps"
-    )
-    keep_most: float = Field(
-        default=0.99, gt=0, le=1, description="largest share of its items that a client keeps"
-    )
+    keep_least: float = Field(default=0.95, gt=0, le=1, description="smallest share of its items that a client keeps")
+    keep_most: float = Field(default=0.99, gt=0, le=1, description="largest share of its items that a client keeps")
 
     @model_validator(mode="after")
     def _ordered(self) -> Self:
@@ -30,9 +26,7 @@ class Drop(Partition):
             raise ValueError(f"keep_least={self.keep_least} is above keep_most={self.keep_most}; swap them")
         return self
 
-    def assign(
-        self, items: int, labels: Indices | None, clients: int, rng: np.random.Generator
-    ) -> list[Indices]:
+    def assign(self, items: int, labels: Indices | None, clients: int, rng: np.random.Generator) -> list[Indices]:
         """Shorten each equal part by its keep ratio, to one item at least."""
         parts = np.array_split(rng.permutation(items), clients)
         kept = rng.uniform(self.keep_least, self.keep_most, size=clients)

@@ -21,13 +21,9 @@ class Quantity(Partition):
         """``min_size``."""
         return self.min_size
 
-    def assign(
-        self, items: int, labels: Indices | None, clients: int, rng: np.random.Generator
-    ) -> list[Indices]:
+    def assign(self, items: int, labels: Indices | None, clients: int, rng: np.random.Generator) -> list[Indices]:
         """Cut a random order in pieces of Dirichlet sizes."""
         spare = items - clients * self.min_size
         shares = rng.dirichlet(np.full(clients, self.alpha))
-        ends = np.floor(np.cumsum(shares) * spare).astype(np.int64) + self.min_size * np.arange(
-            1, clients + 1
-        )
+        ends = np.floor(np.cumsum(shares) * spare).astype(np.int64) + self.min_size * np.arange(1, clients + 1)
         return np.split(rng.permutation(items), ends[:-1])

@@ -21,17 +21,13 @@ class Shards(Partition):
 
     per_client: int = Field(default=2, ge=1, description="shards of each client")
     order: Literal["random", "label"] = Field(default="random", description="what the items are ordered by")
-    total: int | None = Field(
-        default=None, ge=1, description="shards in all; default: as many as clients need"
-    )
+    total: int | None = Field(default=None, ge=1, description="shards in all; default: as many as clients need")
 
     def needs_labels(self) -> bool:
         """Only when the items are ordered by label."""
         return self.order == "label"
 
-    def assign(
-        self, items: int, labels: Indices | None, clients: int, rng: np.random.Generator
-    ) -> list[Indices]:
+    def assign(self, items: int, labels: Indices | None, clients: int, rng: np.random.Generator) -> list[Indices]:
         """Cut, deal out, and shuffle within each client."""
         total = self._total(items, clients)
         order = rng.permutation(items)

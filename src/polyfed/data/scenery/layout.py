@@ -130,14 +130,10 @@ def _smaller(size: Size, rng: np.random.Generator) -> Size:
 
 def _turn(thing: Thing, recipe: Recipe) -> float:
     """Largest rotation, in radians; squares and crosses look the same after a quarter turn."""
-    return (0.15 + 0.85 * recipe.difficulty) * (
-        math.pi / 4 if thing.shape in ("square", "cross") else math.pi
-    )
+    return (0.15 + 0.85 * recipe.difficulty) * (math.pi / 4 if thing.shape in ("square", "cross") else math.pi)
 
 
-def _related(
-    main: Thing, second: Thing, where: str, difficulty: float, rng: np.random.Generator
-) -> list[Thing]:
+def _related(main: Thing, second: Thing, where: str, difficulty: float, rng: np.random.Generator) -> list[Thing]:
     """Both things inside the picture, the main one ``where`` of the second."""
     reach = main.radius + second.radius
     angle = _DIRECTIONS[where] + float(rng.uniform(-0.55, 0.55)) * (0.4 + 0.6 * difficulty)

@@ -26,9 +26,7 @@ def _colour(scene: Scene, rng: np.random.Generator) -> Asked:
     if not known:
         return None
     thing = pick(known, rng)
-    return pick(("what colour is the {}", "which colour does the {} have"), rng).format(
-        thing.shape
-    ), thing.colour
+    return pick(("what colour is the {}", "which colour does the {} have"), rng).format(thing.shape), thing.colour
 
 
 def _shape(scene: Scene, rng: np.random.Generator) -> Asked:

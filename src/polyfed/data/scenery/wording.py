@@ -31,9 +31,7 @@ def captions(scene: Scene, difficulty: float, rng: np.random.Generator) -> list[
     """Five captions in random order, at least one with a relation; some leave things or attributes out."""
     relational = rng.random(CAPTIONS) < 0.3 + 0.5 * difficulty
     relational[0] = True
-    said = [
-        _related(scene, difficulty, rng) if tells else _loose(scene, difficulty, rng) for tells in relational
-    ]
+    said = [_related(scene, difficulty, rng) if tells else _loose(scene, difficulty, rng) for tells in relational]
     return [said[i] for i in rng.permutation(CAPTIONS)]
 
 

@@ -17,9 +17,7 @@ class Hub(Source):
     """A data set of the Hugging Face hub, downloaded once, then read column by column from its cache."""
 
     repository: str = Field(description="name on the hub, e.g. uoft-cs/cifar100")
-    config: str | None = Field(
-        default=None, description="configuration of the data set, where it has several"
-    )
+    config: str | None = Field(default=None, description="configuration of the data set, where it has several")
     revision: str | None = Field(default=None, description="commit or tag; fix it, or the data may change")
     splits: dict[str, str] = Field(
         default_factory=dict, description="our split -> its name on the hub, e.g. {validation: 'train[90%:]'}"

@@ -71,9 +71,7 @@ def _files(folder: Path, split: str, what: str) -> list[Path]:
     named = [(match, file) for file in sorted(folder.iterdir()) if (match := _FILE.fullmatch(file.name))]
     found = [(match, file) for match, file in named if match["split"] == split]
     if not found:
-        raise DataError(
-            f"{what}: no split '{split}'; {nearest(split, {match['split'] for match, _ in named})}"
-        )
+        raise DataError(f"{what}: no split '{split}'; {nearest(split, {match['split'] for match, _ in named})}")
     _require_complete([match for match, _ in found], f"{what}, split '{split}'")
     return [file for _, file in found]
 

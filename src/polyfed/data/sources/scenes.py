@@ -80,9 +80,7 @@ class Scenes(Source):
         if split not in counts:
             raise DataError(f"source '{name}': no split '{split}'; {nearest(split, counts)}")
         if counts[split] == 0:
-            raise DataError(
-                f"source '{name}': split '{split}' is empty, as {split}=0; set {split} to 1 or more"
-            )
+            raise DataError(f"source '{name}': split '{split}' is empty, as {split}=0; set {split} to 1 or more")
         return Recipe(self.seed, split, counts[split], self.size, self.difficulty, self.domain, self.shift)
 
 

@@ -18,9 +18,7 @@ class Wordpiece(LearntTokenizer):
     """
 
     size: int = Field(default=8000, ge=100, description="greatest number of tokens, <pad> and <unk> included")
-    min_count: int = Field(
-        default=2, ge=1, description="pairs of pieces that occur less often are not joined"
-    )
+    min_count: int = Field(default=2, ge=1, description="pairs of pieces that occur less often are not joined")
 
     def learn(self, texts: Sequence[str]) -> tuple[str, ...]:
         """Pieces in the order in which they were learnt."""

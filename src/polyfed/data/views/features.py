@@ -50,9 +50,7 @@ class Features(View):
         "cls for transformers, mean for convolutional networks",
     )
     tower: Tower = Field(default="whole", description="vision or text, for backbones with both (CLIP)")
-    size: int | None = Field(
-        default=None, ge=8, description="image side in pixels; the backbone's own by default"
-    )
+    size: int | None = Field(default=None, ge=8, description="image side in pixels; the backbone's own by default")
     fit: Fit = Field(default="squash", description="squash to a square, or crop to one")
     length: int = Field(default=64, ge=1, le=8192, description="tokens of a text, the rest is cut off")
     precision: Literal["fp32", "bf16"] = Field(
@@ -126,9 +124,7 @@ class FeatureInputs:
     def __len__(self) -> int:
         return len(self._rows)
 
-    def __call__(
-        self, rows: Int64[Tensor, " b"], generator: torch.Generator | None = None
-    ) -> Float[Tensor, "b ..."]:
+    def __call__(self, rows: Int64[Tensor, " b"], generator: torch.Generator | None = None) -> Float[Tensor, "b ..."]:
         """Features of ``rows``; the same with and without a generator."""
         return torch.from_numpy(self._rows[rows.numpy()]).float()
 

@@ -21,9 +21,7 @@ class Pixels(View):
     """Square RGB pictures, decoded once into the cache; encoder input is float32 [b, 3, size, size]."""
 
     size: int = Field(default=64, ge=8, le=2048, description="height and width in pixels")
-    fit: Fit = Field(
-        default="squash", description="squash: change the shape; crop: cut out the middle square"
-    )
+    fit: Fit = Field(default="squash", description="squash: change the shape; crop: cut out the middle square")
     resampling: Resampling = Field(default="bicubic", description="filter of the resize")
     normalise: Normalisation = Field(default="half", description="mean and standard deviation of the pixels")
     augment: Augment = Field(default=Augment(), description="random changes in the training view")
@@ -62,6 +60,4 @@ class PixelRows:
         x = torch.from_numpy(self.pictures[rows.numpy()])
         if generator is None:
             return normalised(x, self.normalise)
-        return self.augment.normalised(
-            normalised(self.augment.pixels(x, generator), self.normalise), generator
-        )
+        return self.augment.normalised(normalised(self.augment.pixels(x, generator), self.normalise), generator)

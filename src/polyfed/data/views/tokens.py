@@ -27,15 +27,9 @@ class Tokens(View):
     """
 
     tokenizer: SerializeAsAny[Tokenizer] = Field(default=Words(), description="how texts become tokens")
-    length: int = Field(
-        default=32, ge=2, le=8192, description="greatest number of tokens; the rest is cut off"
-    )
-    drop: float = Field(
-        default=0.0, ge=0, lt=1, description="chance of a token to become unknown in training"
-    )
-    delete: float = Field(
-        default=0.0, ge=0, lt=1, description="share of the tokens then deleted, rounded down"
-    )
+    length: int = Field(default=32, ge=2, le=8192, description="greatest number of tokens; the rest is cut off")
+    drop: float = Field(default=0.0, ge=0, lt=1, description="chance of a token to become unknown in training")
+    delete: float = Field(default=0.0, ge=0, lt=1, description="share of the tokens then deleted, rounded down")
 
     def open(self, column: Column, modality: str, context: DataContext) -> Inputs:
         """Open texts; they are tokenised once for all parties of the process."""

@@ -18,9 +18,7 @@ class Bag(Encoder):
     """Mean of word embeddings, dropout, an optional hidden layer (GELU), projection to d."""
 
     view: SerializeAsAny[View] = Tokens()
-    width: int = Field(
-        default=300, ge=1, description="width of the word embeddings, unless `vectors` bring theirs"
-    )
+    width: int = Field(default=300, ge=1, description="width of the word embeddings, unless `vectors` bring theirs")
     vectors: tuple[str, ...] = Field(
         default=(), description="folders of word vectors (words.txt, vectors.safetensors), put side by side"
     )
@@ -35,16 +33,12 @@ class Bag(Encoder):
             ConfigError: the view gives no tokens, or word vectors cannot be had.
         """
         token_length(spec, "bag")
-        table = embedding_table(
-            spec, context, width=self.width, vectors=self.vectors, freeze=self.freeze_embedding
-        )
+        table = embedding_table(spec, context, width=self.width, vectors=self.vectors, freeze=self.freeze_embedding)
         return _BagModule(table, spec.pad, dim, self.dropout, self.hidden)
 
 
 class _BagModule(nn.Module):
-    def __init__(
-        self, embedding: nn.Embedding, pad: int, dim: int, dropout: float, hidden: int | None
-    ) -> None:
+    def __init__(self, embedding: nn.Embedding, pad: int, dim: int, dropout: float, hidden: int | None) -> None:
         super().__init__()
         self.embedding = embedding
         self.pad = pad

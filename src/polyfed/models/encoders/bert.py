@@ -45,9 +45,7 @@ class Bert(Encoder):
     positions: int = Field(default=512, ge=1, description="longest text, unless `weights` bring their own")
     dropout: float = Field(default=0.1, ge=0, lt=1, description="dropout within the transformer")
     pie: bool = Field(default=False, description="attention over the tokens (PVSE)")
-    weights: str | None = Field(
-        default=None, description="pretrained weights: folder, or hub name owner/name"
-    )
+    weights: str | None = Field(default=None, description="pretrained weights: folder, or hub name owner/name")
 
     def build(self, dim: int, spec: InputSpec, context: DataContext) -> nn.Module:
         """Maps token ids [b, l] to [b, dim].
@@ -119,6 +117,4 @@ def _check_room(config: Any, length: int, words: int) -> None:
         (words, config.vocab_size, "words in the vocabulary"),
     ):
         if needed > room:
-            raise ConfigError(
-                f"encoder 'bert' has room for {room} {what}, its view gives {needed}; change the view"
-            )
+            raise ConfigError(f"encoder 'bert' has room for {room} {what}, its view gives {needed}; change the view")

@@ -29,27 +29,17 @@ class GRU(Encoder):
     """
 
     view: SerializeAsAny[View] = Tokens()
-    width: int = Field(
-        default=300, ge=1, description="width of the word embeddings, unless `vectors` bring theirs"
-    )
+    width: int = Field(default=300, ge=1, description="width of the word embeddings, unless `vectors` bring theirs")
     vectors: tuple[str, ...] = Field(
         default=(), description="folders of word vectors (words.txt, vectors.safetensors), put side by side"
     )
     freeze_embedding: bool = Field(default=False, description="keep the word embeddings as they start")
-    hidden: int | None = Field(
-        default=None, ge=1, description="width of a direction; all together d by default"
-    )
+    hidden: int | None = Field(default=None, ge=1, description="width of a direction; all together d by default")
     bidirectional: bool = Field(default=True, description="read backwards as well")
-    readout: Readout = Field(
-        default="final", description="whole text in both directions, or as PVSE and CreamFL"
-    )
-    project: bool = Field(
-        default=False, description="linear layer on the state even where its width is d already"
-    )
+    readout: Readout = Field(default="final", description="whole text in both directions, or as PVSE and CreamFL")
+    project: bool = Field(default=False, description="linear layer on the state even where its width is d already")
     pie: bool = Field(default=False, description="attention over the word embeddings (PVSE, CreamFL)")
-    dropout: float = Field(
-        default=0.0, ge=0, lt=1, description="share of the word embeddings dropped in training"
-    )
+    dropout: float = Field(default=0.0, ge=0, lt=1, description="share of the word embeddings dropped in training")
 
     def build(self, dim: int, spec: InputSpec, context: DataContext) -> nn.Module:
         """Maps token ids [b, l] to [b, dim].
@@ -58,9 +48,7 @@ class GRU(Encoder):
             ConfigError: the view gives no tokens, or word vectors cannot be had.
         """
         token_length(spec, "gru")
-        table = embedding_table(
-            spec, context, width=self.width, vectors=self.vectors, freeze=self.freeze_embedding
-        )
+        table = embedding_table(spec, context, width=self.width, vectors=self.vectors, freeze=self.freeze_embedding)
         return _GRUModule(self, table, spec.pad, dim)
 
 

@@ -29,12 +29,8 @@ class MobileNet(Encoder):
         default=1.0, ge=0.1, le=2, description="factor on all widths, unless `weights` bring their own"
     )
     pie: bool = Field(default=False, description="attention over the map (PVSE, CreamFL)")
-    dropout: float = Field(
-        default=0.0, ge=0, lt=1, description="share of the pooled vector dropped in training"
-    )
-    weights: str | None = Field(
-        default=None, description="pretrained weights: folder, or hub name owner/name"
-    )
+    dropout: float = Field(default=0.0, ge=0, lt=1, description="share of the pooled vector dropped in training")
+    weights: str | None = Field(default=None, description="pretrained weights: folder, or hub name owner/name")
 
     def build(self, dim: int, spec: InputSpec, context: DataContext) -> nn.Module:
         """Maps images [b, c, h, w] to [b, dim]; sides of 32 pixels or more make sense.
@@ -50,14 +46,10 @@ class MobileNet(Encoder):
             model: Any = load(folder, MobileNetV2Model)
             check_channels(channels, int(model.config.num_channels), "mobilenet", self.weights)
         else:
-            model = MobileNetV2Model(
-                MobileNetV2Config(num_channels=channels, depth_multiplier=self.multiplier)
-            )
+            model = MobileNetV2Model(MobileNetV2Config(num_channels=channels, depth_multiplier=self.multiplier))
         _usual_momentum(model)
         width = int(model.conv_1x1.convolution.out_channels)
-        return Tower(
-            _MobileNetTrunk(model), width, dim, pie=width if self.pie else None, dropout=self.dropout
-        )
+        return Tower(_MobileNetTrunk(model), width, dim, pie=width if self.pie else None, dropout=self.dropout)
 
 
 class _MobileNetTrunk(nn.Module):

@@ -32,12 +32,8 @@ class Projection(Encoder):
         description="per sample, per feature over the batches (both without affine), or not at all",
     )
     dropout: float = Field(default=0.0, ge=0, lt=1, description="share of the features dropped in training")
-    hidden: int | None = Field(
-        default=None, ge=1, description="width of a hidden layer (GELU); none by default"
-    )
-    pie: bool = Field(
-        default=False, description="attention over positions (PVSE); needs features by position"
-    )
+    hidden: int | None = Field(default=None, ge=1, description="width of a hidden layer (GELU); none by default")
+    pie: bool = Field(default=False, description="attention over positions (PVSE); needs features by position")
 
     def build(self, dim: int, spec: InputSpec, context: DataContext) -> nn.Module:
         """Maps features [b, f] or [b, l, f] to [b, dim].
@@ -56,9 +52,7 @@ class _ProjectionModule(nn.Module):
         if settings.hidden is not None:
             inner = [nn.Linear(width, settings.hidden), nn.GELU(), nn.Dropout(settings.dropout)]
         self.standardise = _standardiser(settings.standardise, width)
-        self.project = nn.Sequential(
-            nn.Dropout(settings.dropout), *inner, nn.Linear(settings.hidden or width, dim)
-        )
+        self.project = nn.Sequential(nn.Dropout(settings.dropout), *inner, nn.Linear(settings.hidden or width, dim))
         self.pie = PIE(width, dim) if settings.pie else None
 
     def forward(self, x: Float[Tensor, "b ... f"]) -> Float[Tensor, "b d"]:

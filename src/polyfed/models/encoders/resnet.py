@@ -50,29 +50,19 @@ class ResNet(Encoder):
     size: Literal["tiny", "small", "18", "34", "50", "101"] = Field(
         default="tiny", description="architecture, unless `weights` bring their own"
     )
-    widths: tuple[int, ...] | None = Field(
-        default=None, min_length=1, description="channels by stage, over `size`"
-    )
-    depths: tuple[int, ...] | None = Field(
-        default=None, min_length=1, description="blocks by stage, over `size`"
-    )
+    widths: tuple[int, ...] | None = Field(default=None, min_length=1, description="channels by stage, over `size`")
+    depths: tuple[int, ...] | None = Field(default=None, min_length=1, description="blocks by stage, over `size`")
     block: Block | None = Field(default=None, description="kind of block, over `size`")
     stem: Literal["auto", "small", "medium", "large"] = Field(default="auto", description="first convolution")
     pie: bool = Field(default=False, description="attention over the map (PVSE, CreamFL)")
-    dropout: float = Field(
-        default=0.0, ge=0, lt=1, description="share of the pooled vector dropped in training"
-    )
-    weights: str | None = Field(
-        default=None, description="pretrained weights: folder, or hub name owner/name"
-    )
+    dropout: float = Field(default=0.0, ge=0, lt=1, description="share of the pooled vector dropped in training")
+    weights: str | None = Field(default=None, description="pretrained weights: folder, or hub name owner/name")
 
     @model_validator(mode="after")
     def _stages_agree(self) -> Self:
         widths, depths, block = self._stages()
         if len(widths) != len(depths):
-            raise ValueError(
-                f"widths {list(widths)} and depths {list(depths)} differ in their number of stages"
-            )
+            raise ValueError(f"widths {list(widths)} and depths {list(depths)} differ in their number of stages")
         if block == "bottleneck" and any(width % 4 for width in widths):
             raise ValueError(f"widths {list(widths)}: bottleneck blocks need multiples of 4")
         return self

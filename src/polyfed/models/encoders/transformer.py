@@ -30,12 +30,8 @@ class Transformer(Encoder):
     heads: int = Field(default=4, ge=1, description="attention heads; must divide `width`")
     expansion: int = Field(default=4, ge=1, description="width of the MLP over `width`")
     dropout: float = Field(default=0.1, ge=0, lt=1, description="dropout within the layers")
-    pooling: Literal["cls", "first", "mean"] = Field(
-        default="mean", description="which tokens make the embedding"
-    )
-    mask_padding: bool = Field(
-        default=True, description="keep padding out of attention; off only in FedCola's code"
-    )
+    pooling: Literal["cls", "first", "mean"] = Field(default="mean", description="which tokens make the embedding")
+    mask_padding: bool = Field(default=True, description="keep padding out of attention; off only in FedCola's code")
     pie: bool = Field(default=False, description="attention over the tokens (PVSE)")
 
     @model_validator(mode="after")

@@ -44,16 +44,10 @@ class ViT(Encoder):
         default="nano", description="architecture, unless `weights` bring their own (small is ViT-S/16)"
     )
     patch: int | None = Field(default=None, ge=1, description="side of a patch in pixels, over `size`")
-    pooling: Literal["cls", "mean"] = Field(
-        default="cls", description="CLS token, or mean of the patch tokens"
-    )
+    pooling: Literal["cls", "mean"] = Field(default="cls", description="CLS token, or mean of the patch tokens")
     pie: bool = Field(default=False, description="attention over the patch tokens")
-    dropout: float = Field(
-        default=0.0, ge=0, lt=1, description="dropout within the transformer, if not pretrained"
-    )
-    weights: str | None = Field(
-        default=None, description="pretrained weights: folder, or hub name owner/name"
-    )
+    dropout: float = Field(default=0.0, ge=0, lt=1, description="dropout within the transformer, if not pretrained")
+    weights: str | None = Field(default=None, description="pretrained weights: folder, or hub name owner/name")
 
     def build(self, dim: int, spec: InputSpec, context: DataContext) -> nn.Module:
         """Maps images [b, c, h, w] to [b, dim].
@@ -113,8 +107,7 @@ def _check_patches(shape: tuple[int, int, int], patch: int) -> None:
     _, height, width = shape
     if height % patch or width % patch:
         raise ConfigError(
-            f"encoder 'vit': patch {patch} does not divide images of {height}x{width}; change patch or the "
-            "view's size"
+            f"encoder 'vit': patch {patch} does not divide images of {height}x{width}; change patch or the view's size"
         )
 
 
