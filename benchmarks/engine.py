@@ -21,8 +21,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from polyfed.data.images import normalised
-from polyfed.federation.cohort import Cohort
-from polyfed.federation.ledger import Ledger, Transport
+from polyfed.federation.ledger import Ledger
 from polyfed.randomness import generator
 from polyfed.runner import Session
 
@@ -216,7 +215,7 @@ def resident() -> int:
 
 def take_part(session: Session, number: int, clients: slice) -> None:
     """Have some clients take part in a round."""
-    cohort = Cohort(session.server.clients[clients], session.engine, number, Transport(), Ledger())
+    cohort = session._cohort_of(number, session.server.clients[clients], Ledger(), min_clients=1)
     session.experiment.algorithm.round(session.server, cohort)
 
 

@@ -97,7 +97,10 @@ def read_config(source: str | Path) -> dict[str, Any]:
     else:
         raise ConfigError(f"no preset or file '{source}'; {nearest(str(source), names)}")
     base = content.pop("extends", None)
-    return content if base is None else merged(read_config(base), content)
+    if base is None:
+        return content
+    beside = path.parent / str(base)
+    return merged(read_config(beside if beside.is_file() else base), content)
 
 
 def merged(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:

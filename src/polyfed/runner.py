@@ -67,6 +67,7 @@ def run(experiment: Experiment, out: Path | str, progress: Progress | None = Non
             stack.enter_context(folder.lock())
             session = Session(experiment, folder, progress or SilentProgress())
             session.prepare()
+            experiment.algorithm.setup(session.server)
             folder.begin(experiment.to_yaml(), environment(experiment), session.partition())
         session.start()
         return session.finish()
@@ -112,7 +113,7 @@ class Session:
     def prepare(self) -> None:
         """Open data, build the server, and check that all fits together."""
         cfg = self.experiment
-        cfg.algorithm.require(has_public=cfg.public is not None)
+        cfg.algorithm.require(has_public=cfg.public is not None, has_server=cfg.server is not None)
         device = resolve_device(cfg.run.device)
         self.federation.require_sound()
         self.site = Site(
@@ -167,7 +168,6 @@ class Session:
     def start(self) -> None:
         """From the first round."""
         self.stale = {client.id for client in self.server.clients}
-        self.experiment.algorithm.setup(self.server)
         self._announce(0)
         ledger = Ledger()
         self._evaluate_server()
@@ -179,6 +179,7 @@ class Session:
         if not self.folder.has_checkpoints():  # killed before the first was complete
             self.site.store.forget(0)
             self.folder.rewind_logs(dict.fromkeys(LOGS, 0))
+            self.experiment.algorithm.setup(self.server)
             return self.start()
         checkpoint = self._newest()
         self._restore(checkpoint)
@@ -235,7 +236,7 @@ class Session:
 
         return Cohort(
             clients=clients,
-            engine=self.engine,
+            exchange=lambda *message: self.engine.exchange(*message),  # nothing else of the engine is in reach
             round=number,
             transport=self.experiment.run.transport,
             ledger=ledger,

@@ -164,7 +164,7 @@ def test_siblings_can_be_left_out_of_the_inter_modal_sum(creamfl: Config, tmp_pa
         known = session.server.represent_public()
         batch = client.public.batch(torch.arange(10))
         algorithm = session.experiment.algorithm
-        losses[masked] = float(algorithm.contrasts(client, batch, known, algorithm._reference(client)))
+        losses[masked] = algorithm.contrasts(client, batch, known, algorithm._reference(client)).item()
     assert losses[True] < losses[False]  # five captions a picture: four negatives fewer
 
 
@@ -318,3 +318,25 @@ def ledger() -> Any:
 def contents(folder: Path) -> dict[str, bytes]:
     names = ["metrics.jsonl", "ledger.jsonl", "partition.json", "models/last/model.safetensors"]
     return {name: (folder / name).read_bytes() for name in names}
+
+
+def test_a_client_of_one_modality_on_the_public_source_still_sees_all_public_samples(
+    creamfl: Config, tmp_path: Path
+) -> None:
+    creamfl["clients"]["image"]["source"] = "scenes"
+    result = run(Experiment.parse(creamfl), tmp_path / "run")
+    assert result.records.excluded() == ()
+
+
+def test_a_modality_that_the_server_does_not_encode_is_left_out(creamfl: Config, tmp_path: Path) -> None:
+    model = creamfl["server"]["model"]
+    creamfl["server"]["model"] = model | {"encoders": {"image": model["encoders"]["image"]}}
+    creamfl["server"]["task"] = "classification"
+    with pytest.raises(ConfigError, match="contrasts between modalities need two"):
+        run(Experiment.parse(creamfl), tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+    creamfl["algorithm"] |= {"inter": False, "aggregation": "mean"}
+    result = run(Experiment.parse(creamfl), tmp_path / "run")
+    assert result.records.excluded() == ()
+    assert "senders.image" in result.records.metric_names("server", "train")
+    assert "senders.text" not in result.records.metric_names("server", "train")

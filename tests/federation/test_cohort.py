@@ -53,7 +53,7 @@ def cohort_of(names: str, engine: FakeEngine, **options) -> tuple[Cohort, list[t
     dropped: list[tuple[str, str]] = []
     cohort = Cohort(
         clients=tuple(info(name) for name in names),
-        engine=engine,
+        exchange=engine.exchange,
         round=1,
         transport=Transport(),
         ledger=Ledger(),
@@ -136,3 +136,11 @@ def test_stratified_sampling_takes_a_share_of_every_group() -> None:
 def test_a_cohort_larger_than_the_federation_is_refused() -> None:
     with pytest.raises(ConfigError, match="cohort is 36, but there are 35"):
         SamplingSettings(cohort=36).draw(CLIENTS, generator(1))
+    with pytest.raises(ConfigError, match="set 3 to 35"):
+        SamplingSettings(kind="stratified", cohort=2).draw(CLIENTS, generator(1))
+
+
+@pytest.mark.parametrize(("cohort", "expected"), [(10, [3, 3, 4]), (3, [1, 1, 1]), (35, [10, 10, 15]), (4, [1, 1, 2])])
+def test_a_stratified_number_is_met_in_proportion(cohort: int, expected: list[int]) -> None:
+    drawn = SamplingSettings(kind="stratified", cohort=cohort).draw(CLIENTS, generator(5))
+    assert [sum(client.group == g for client in drawn) for g in ("i", "t", "p")] == expected

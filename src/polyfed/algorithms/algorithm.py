@@ -33,6 +33,9 @@ class Algorithm(Component):
     needs_public: ClassVar[bool] = False
     """Whether the method cannot work without a public set."""
 
+    needs_server: ClassVar[bool] = False
+    """Whether the method cannot work without a server model."""
+
     def setup(self, server: Server) -> None:
         """Called once before the first round of a run (not on resume)."""
 
@@ -49,7 +52,7 @@ class Algorithm(Component):
         """Evaluate the client's model on the client's test samples."""
         return Reply(**(client.evaluate(client.test) if client.test is not None else {}))
 
-    def require(self, *, has_public: bool) -> None:
+    def require(self, *, has_public: bool, has_server: bool) -> None:
         """Check that the federation suits the method.
 
         Raises:
@@ -57,3 +60,5 @@ class Algorithm(Component):
         """
         if self.needs_public and not has_public:
             raise ConfigError(f"algorithm '{self.component_name()}' needs a public set; add a 'public' section")
+        if self.needs_server and not has_server:
+            raise ConfigError(f"algorithm '{self.component_name()}' needs a server model; add a 'server' section")

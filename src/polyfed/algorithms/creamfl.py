@@ -15,6 +15,7 @@ from polyfed.aggregation.ensemble import Ensemble
 from polyfed.aggregation.gca import Backend, contrastive_scores
 from polyfed.algorithms.algorithm import Algorithm, Lifetime, Reply, client_step
 from polyfed.data.samples import Batch
+from polyfed.errors import ConfigError
 from polyfed.federation.client import Client
 from polyfed.federation.cohort import Cohort
 from polyfed.federation.payload import Representations
@@ -45,6 +46,7 @@ class CreamFL(Algorithm):
         "previous": Lifetime.RUN,
     }
     needs_public: ClassVar[bool] = True
+    needs_server: ClassVar[bool] = True
 
     local_epochs: int = Field(default=5, ge=1, description="E, local epochs a round")
     inter: bool = Field(default=True, description="inter-modal contrast (Eq. 1) in local training")
@@ -95,6 +97,14 @@ class CreamFL(Algorithm):
     diagnostic_samples: int = Field(default=1024, ge=0, description="public samples on which KD progress is measured")
 
     # ---- server half
+
+    def setup(self, server: Server) -> None:
+        """Check that there is something to contrast with."""
+        if len(server.model.modalities) < 2 and (self.inter or self.aggregation == "gca"):
+            raise ConfigError(
+                f"contrasts between modalities need two, but server.model encodes {list(server.model.modalities)}; "
+                "add an encoder, or set algorithm.inter=false and algorithm.aggregation=mean"
+            )
 
     def round(self, server: Server, cohort: Cohort) -> None:
         """Algorithm 1."""
@@ -212,7 +222,7 @@ class CreamFL(Algorithm):
                 if public is not None:
                     loss = loss + self.gamma * self.contrasts(client, public, known, reference)
                 trainer.step(loss)
-        own = client.represent(client.public_set, training=self.extraction == "train")
+        own = client.represent(client.public_set, list(known), training=self.extraction == "train")
         client.state["previous"] = own
         return Reply(
             representations=Representations(own, order=representations.order),
@@ -224,6 +234,8 @@ class CreamFL(Algorithm):
         items = client.public_set.items.to(client.device) if self.mask_siblings else None
         total = torch.zeros((), device=client.device)
         for modality, inputs in batch.inputs.items():
+            if modality not in known:  # the server does not encode it
+                continue
             with client.autocast():
                 local = client.model.represent(modality, inputs)
             if self.inter:
@@ -249,7 +261,8 @@ class CreamFL(Algorithm):
             yield from self._joint_steps(client, private, self._endless(client, epoch))
 
     def _joint_steps(self, client: Client, private: Iterator[Batch], public: Iterator[Batch]) -> Iterator[Step]:
-        steps = -(-len(client.train) // client.training.batch_size)
+        whole, rest = divmod(len(client.train), client.training.batch_size)
+        steps = whole + (rest > 1)  # a last batch of one sample is left out
         wanted = self.public_batches_per_epoch or steps
         given = 0
         for done, batch in enumerate(private, start=1):
@@ -276,7 +289,7 @@ class CreamFL(Algorithm):
         if self.i_prev == "on_the_fly":
             return _Reference(client, None)
         kept = client.state.get("previous")
-        values = client.represent(client.public_set) if kept is None else kept
+        values = client.represent(client.public_set) if kept is None else kept  # at first: before training
         return _Reference(client, {name: value.to(client.device) for name, value in values.items()})
 
 

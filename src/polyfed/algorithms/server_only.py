@@ -15,6 +15,7 @@ class ServerOnly(Algorithm):
     """The server trains on the public set alone; the lower bound for what clients bring the server."""
 
     needs_public: ClassVar[bool] = True
+    needs_server: ClassVar[bool] = True
 
     server_epochs: int = Field(default=1, ge=1, description="passes over the public set a round")
 

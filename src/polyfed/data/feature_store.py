@@ -94,7 +94,7 @@ def _replace(path: Path, text: str) -> None:
 
 def _unusable(path: Path, error: OSError) -> DataError:
     return DataError(
-        f"cache folder '{path.parent}' cannot be used ({error}); choose another with --cache-dir or POLYFED_CACHE"
+        f"cache folder '{path.parent}' cannot be used ({error}); choose another with data.cache_dir or POLYFED_CACHE"
     )
 
 

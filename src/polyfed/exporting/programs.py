@@ -75,7 +75,8 @@ def example_input(spec: InputSpec, *, rows: int, length: int | None = None, seed
     if not spec.vocabulary:
         return torch.randn(rows, *spec.shape, generator=stream)
     longest = length or spec.shape[0]
-    ids = torch.randint(len(spec.vocabulary), (rows, longest), generator=stream)
+    ids = torch.randint(len(spec.vocabulary) - 1, (rows, longest), generator=stream)
+    ids += ids >= spec.pad  # padding stands at the end only
     used = (longest - torch.arange(rows) * longest // max(rows, 1)).unsqueeze(1)
     return ids.masked_fill(torch.arange(longest) >= used, spec.pad)
 

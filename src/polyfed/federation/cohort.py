@@ -104,7 +104,9 @@ class SamplingSettings(Settings):
         default="uniform", description="from all clients together, or a share of every group (at least one)"
     )
     cohort: int | float | None = Field(
-        default=None, gt=0, description="number of clients a round (integer) or share (fraction); None: all"
+        default=None,
+        gt=0,
+        description="clients a round: a number (integer), a share of each group, at least one (fraction), None: all",
     )
 
     def draw(self, clients: tuple[ClientInfo, ...], stream: torch.Generator) -> tuple[ClientInfo, ...]:
@@ -118,18 +120,36 @@ class SamplingSettings(Settings):
             names = dict.fromkeys(client.group for client in clients)
             groups = [tuple(client for client in clients if client.group == name) for name in names]
         chosen: set[str] = set()
-        for group in groups:
+        for group, size in zip(groups, self._sizes([len(group) for group in groups]), strict=True):
             order = torch.randperm(len(group), generator=stream).tolist()
-            chosen.update(group[k].id for k in order[: self._size(len(group), len(clients))])
+            chosen.update(group[k].id for k in order[:size])
         return tuple(client for client in clients if client.id in chosen)
 
-    def _size(self, group: int, everybody: int) -> int:
-        if self.cohort is None:
-            return group
-        if isinstance(self.cohort, int) and self.cohort > everybody:
-            raise ConfigError(f"run.sampling.cohort is {self.cohort}, but there are {everybody} clients; lower it")
-        share = self.cohort if isinstance(self.cohort, float) else self.cohort / everybody
-        return group if share >= 1 else max(int(share * group + 1e-9), 1)
+    def _sizes(self, groups: list[int]) -> list[int]:
+        everybody = sum(groups)
+        if self.cohort is None or not everybody:
+            return groups
+        if isinstance(self.cohort, float):
+            return [min(max(int(self.cohort * size + 1e-9), 1), size) for size in groups]
+        if not len(groups) <= self.cohort <= everybody:
+            valid = f"{len(groups)} to {everybody}" if len(groups) > 1 else f"at most {everybody}"
+            raise ConfigError(
+                f"run.sampling.cohort is {self.cohort}, but there are {everybody} clients in {len(groups)} "
+                f"group(s) to draw from; set {valid}"
+            )
+        return _apportioned(self.cohort, groups)
+
+
+def _apportioned(total: int, groups: list[int]) -> list[int]:
+    """``total`` places for the groups in proportion to their size, by largest remainder, at least one each."""
+    exact = [total * size / sum(groups) for size in groups]
+    places = [max(int(share), 1) for share in exact]
+    while sum(places) != total:
+        step = 1 if sum(places) < total else -1
+        gaps = [step * (share - place) for share, place in zip(exact, places, strict=True)]
+        open_to = [k for k, place in enumerate(places) if (place < groups[k] if step > 0 else place > 1)]
+        places[max(open_to, key=lambda k: gaps[k])] += step
+    return places
 
 
 @dataclass
@@ -138,7 +158,7 @@ class Cohort:
 
     Attributes:
         clients: who is still in, in client order.
-        engine: where steps execute.
+        exchange: carries messages, as ``Engine.exchange``; all that a cohort has of its engine.
         round: number of the round, from 1.
         transport: encoding on the wire.
         ledger: where bytes are entered.
@@ -151,7 +171,7 @@ class Cohort:
     """
 
     clients: tuple[ClientInfo, ...]
-    engine: Engine
+    exchange: Callable[[str, int, int, Mapping[str, Payload], float | None], Iterator[Answer]]
     round: int
     transport: Transport
     ledger: Ledger
@@ -185,7 +205,7 @@ class Cohort:
         reasons: list[str] = []
         usable = 0
         asked = {client.id: client for client in self.clients}
-        for answer in self.engine.exchange(step.__name__, self.round, phase, outgoing, self.deadline):
+        for answer in self.exchange(step.__name__, self.round, phase, outgoing, self.deadline):
             client = asked[answer.client]
             reply, reason = self._receive(step.__name__, client, answer, check)
             if reply is None:

@@ -191,11 +191,8 @@ class Federation:
         return self._splits[source, name]
 
     def _all(self, split: Split, views: Modalities, layout: tuple[str, ...] = ()) -> Samples:
-        key = (
-            split.source,
-            split.name,
-            str([(name, view.model_dump_json()) for name, view in views.items()]),
-        )
+        opened = [(name, view.model_dump_json()) for name, view in views.items()]
+        key = (split.source, split.name, str((layout, opened)))
         if key not in self._samples:
             self._samples[key] = assemble(split, views, self.context, layout=layout)
         return self._samples[key]
