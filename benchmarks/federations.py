@@ -45,7 +45,7 @@ class Noise(Source):
             key: Column(pa.chunked_array([value]), f"noise-{self.count}-{self.captions}-{split}-{key}", key)
             for key, value in values.items()
         }
-        ids = [f"{split}-{row}" for row in range(self.count)]
+        ids = [f"{self.count}-{split}-{row}" for row in range(self.count)]
         modalities = {"image": "image", "text": "text"}
         names = {"label": tuple(map(str, range(CLASSES)))}
         return Split(name, split, ids, modalities, {"label": "label"}, names, columns.__getitem__)

@@ -24,9 +24,10 @@ RECALLS = [f"{a}_to_{b}_r@{k}" for a, b in (("image", "text"), ("text", "image")
 
 
 def planned(scratch: int, pretrained: int) -> list[tuple[str, int]]:
-    """(preset, seed) of all runs, short ones last."""
+    """(preset, seed) of all runs, seed by seed."""
     forms = [("", scratch), ("-pretrained", pretrained)]
-    return [(f"{twin}-flickr8k{form}", seed) for form, seeds in forms for seed in range(seeds) for twin in TWINS]
+    every = [(f"{twin}-flickr8k{form}", seed) for form, seeds in forms for seed in range(seeds) for twin in TWINS]
+    return sorted(every, key=lambda run: run[1])
 
 
 def execute(preset: str, seed: int, options: argparse.Namespace) -> None:

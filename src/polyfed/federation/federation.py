@@ -66,6 +66,7 @@ class Federation:
         self._artefacts = artefacts
         self._splits: dict[tuple[str, str], Split] = {}
         self._samples: dict[tuple[str, str, str], Samples] = {}
+        self._tests: dict[tuple[str, str], Samples] = {}
 
     # ---- who
 
@@ -203,12 +204,15 @@ class Federation:
         return of_items(self._all(split, _views(member.model)), member.items)
 
     def test(self, member: Member) -> Samples | None:
-        """A client's test samples."""
+        """A client's test samples; those of a group that are tested on the same items share them."""
         group = member.settings
         if group.test_split is None:
             return None
         split = self.split(group.source, group.test_split)
-        return of_items(self._all(split, _views(member.model)), self._test_items(member, split))
+        key = (member.id if group.test == "matched" else f"all of {member.group}", member.model.architecture)
+        if key not in self._tests:
+            self._tests[key] = of_items(self._all(split, _views(member.model)), self._test_items(member, split))
+        return self._tests[key]
 
     def _test_items(self, member: Member, split: Split) -> Int64[Tensor, " k"]:
         group = member.settings
