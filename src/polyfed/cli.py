@@ -154,7 +154,9 @@ def list_(
     from polyfed import catalogue
 
     if not kind:
-        _echo_columns(catalogue.kinds())
+        for found, meaning in catalogue.kinds().items():
+            typer.echo(f"{found}: {meaning}")
+            _echo_columns({f"  {entry}": text for entry, text in catalogue.entries(found).items()})
     elif not name:
         _echo_columns(catalogue.entries(kind))
     elif kind == catalogue.PRESETS:

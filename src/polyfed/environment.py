@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import platform
 import subprocess
+from collections.abc import Iterator
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -30,6 +32,17 @@ def resolve_device(name: str) -> torch.device:
     except (RuntimeError, AssertionError) as error:
         raise ConfigError(f"run.device '{name}' is not usable here ({str(error).splitlines()[0]}); try auto") from error
     return device
+
+
+@contextlib.contextmanager
+def cpu_threads(count: int) -> Iterator[None]:
+    """Compute with so many CPU threads within a block: floating-point sums depend on their number."""
+    before = torch.get_num_threads()
+    torch.set_numcpu_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 def environment(experiment: Experiment) -> dict[str, Any]:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -15,7 +14,7 @@ from polyfed.data.samples import Samples
 from polyfed.data.source import Source
 from polyfed.data.sources.parquet import Parquet
 from polyfed.data.view import DataContext
-from polyfed.environment import resolve_device
+from polyfed.environment import cpu_threads, resolve_device
 from polyfed.errors import DataError, nearest
 from polyfed.experiment import Experiment
 from polyfed.models.model import Model
@@ -88,7 +87,7 @@ def evaluate_model(
     saved, experiment = load_model(folder), moved(run_experiment(Path(run)), data_dir, weights_dir)
     context = saved.context(experiment.data.cache_folder, experiment.data.weights_folder)
     place = resolve_device(device or experiment.run.device)
-    with _threads(experiment.run.threads):
+    with cpu_threads(experiment.run.threads):
         samples = _samples(saved, experiment, target, context)
         metrics = _measure(saved, saved.build(context).to(place), samples, experiment)
     return Evaluation(
@@ -180,13 +179,3 @@ def _require_same_classes(saved: SavedModel, samples: Samples, target: Target) -
             f"classes of '{name}' in '{target.data}' are not those that the model learnt (first difference: "
             f"learnt {first[0]!r}, found {first[1]!r}); renumber the labels, or evaluate on another data set"
         )
-
-
-@contextlib.contextmanager
-def _threads(count: int) -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(count)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)

@@ -6,7 +6,7 @@ import contextlib
 import json
 import logging
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -17,7 +17,7 @@ from torch import Tensor
 
 from polyfed.engines.local import LocalEngine
 from polyfed.engines.site import Site
-from polyfed.environment import environment, resolve_device
+from polyfed.environment import cpu_threads, environment, resolve_device
 from polyfed.errors import ConfigError, RunError
 from polyfed.experiment import Experiment
 from polyfed.federation.client import ClientInfo
@@ -62,7 +62,7 @@ def run(experiment: Experiment, out: Path | str, progress: Progress | None = Non
         PolyfedError: something does not fit; nothing is left at ``out`` unless a round was completed.
     """
     with contextlib.ExitStack() as stack:
-        stack.enter_context(_threads(experiment.run.threads))
+        stack.enter_context(cpu_threads(experiment.run.threads))
         with RunFolder.create(Path(out)) as folder:
             stack.enter_context(folder.lock())
             session = Session(experiment, folder, progress or SilentProgress())
@@ -81,7 +81,7 @@ def resume(folder: Path | str, progress: Progress | None = None) -> Run:
     """
     opened = RunFolder.existing(Path(folder))
     experiment = Experiment.load(opened.path / "config.yaml")
-    with _threads(experiment.run.threads), opened.lock():
+    with cpu_threads(experiment.run.threads), opened.lock():
         session = Session(experiment, opened, progress or SilentProgress())
         session.prepare()
         session.resume()
@@ -348,13 +348,3 @@ def _loaded(model: Model, weights: Mapping[str, Tensor] | None) -> Model:
     if weights is not None:
         model.load_state_dict(dict(weights))
     return model
-
-
-@contextlib.contextmanager
-def _threads(count: int) -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(count)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
