@@ -38,7 +38,7 @@ def resolve_device(name: str) -> torch.device:
 def cpu_threads(count: int) -> Iterator[None]:
     """Compute with so many CPU threads within a block: floating-point sums depend on their number."""
     before = torch.get_num_threads()
-    torch.set_numcpu_threads(count)
+    torch.set_num_threads(count)
     try:
         yield
     finally:

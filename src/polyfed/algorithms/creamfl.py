@@ -223,7 +223,8 @@ class CreamFL(Algorithm):
                     loss = loss + self.gamma * self.contrasts(client, public, known, reference)
                 trainer.step(loss)
         own = client.represent(client.public_set, list(known), training=self.extraction == "train")
-        client.state["previous"] = own
+        if self.intra and self.i_prev == "cached":
+            client.state["previous"] = own
         return Reply(
             representations=Representations(own, order=representations.order),
             num_examples=client.num_examples,

@@ -15,6 +15,8 @@ def margin_cross_entropy(
     logits: Float[Tensor, "b classes"], labels: Int[Tensor, " b"], margin: float = 4.0
 ) -> Float[Tensor, ""]:
     """Mean of CE(z - margin onehot(y), y): the true class must win by ``margin`` (0: plain cross-entropy)."""
+    if margin == 0:
+        return F.cross_entropy(logits, labels)
     reduction = logits.new_full((len(labels), 1), -margin)
     return F.cross_entropy(logits.scatter_add(1, labels[:, None], reduction), labels)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import ParamSpec, TypeVar
 
 import torch
@@ -19,7 +20,8 @@ def in_full_precision(function: Callable[P, R]) -> Callable[P, R]:
     @functools.wraps(function)
     def wrapped(*args: P.args, **kwargs: P.kwargs) -> R:
         device = next(value.device.type for value in args if isinstance(value, Tensor))
-        with torch.autocast(device, enabled=False):
+        off = torch.autocast(device, enabled=False) if torch.is_autocast_enabled(device) else nullcontext()
+        with off:
             raised = {key: _raised(value) for key, value in kwargs.items()}
             return function(*map(_raised, args), **raised)  # type: ignore[arg-type]
 
