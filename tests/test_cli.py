@@ -229,7 +229,7 @@ def test_warnings_of_the_library_are_plain_lines(cli: Cli, capsys: pytest.Captur
         (["run.rounds"], "--set run.rounds: needs the form path.to.key=value"),
         (["run.device=warp"], "run.device 'warp' is not usable here"),
         (["clients.paired.count=100"], "clients.paired.count is 100, but there are 32 samples"),
-        (["clients.paired.items=100"], "clients.paired.items is 100, but only 32 items"),
+        (["clients.paired.items=100"], "clients.paired.items is 100, but 'scenes' has 32"),
         (["public.items=100"], "public.items is 100, but 'scenes' has 48"),
         (["public=null"], "learns from the public set"),
         (["server.test_split=train"], "the public set shares 16 items with 'scenes' train"),
