@@ -15,7 +15,7 @@ import sys
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from statistics import mean, stdev
+from statistics import mean, median, stdev
 
 from polyfed.reporting.records import RunRecords
 
@@ -23,10 +23,15 @@ TWINS = ("creamfl", "reamfl-mean", "server-only", "local")
 RECALLS = [f"{a}_to_{b}_r@{k}" for a, b in (("image", "text"), ("text", "image")) for k in (1, 5, 10)]
 
 
-def planned(scratch: int, pretrained: int) -> list[tuple[str, int]]:
+def planned(scratch: int, pretrained: int, local: int) -> list[tuple[str, int]]:
     """(preset, seed) of all runs, seed by seed."""
-    forms = [("", scratch), ("-pretrained", pretrained)]
-    every = [(f"{twin}-flickr8k{form}", seed) for form, seeds in forms for seed in range(seeds) for twin in TWINS]
+    seeds = {"": scratch, "-pretrained": pretrained}
+    every = [
+        (f"{twin}-flickr8k{form}", seed)
+        for form, count in seeds.items()
+        for twin in TWINS
+        for seed in range(min(count, local) if twin == "local" else count)
+    ]
     return sorted(every, key=lambda run: run[1])
 
 
@@ -59,8 +64,11 @@ def table(out: Path, form: str, seeds: int) -> list[str]:
     rows = ["| " + " | ".join([*head, "image clients", "text clients", "paired R@1 sum", "MiB", "s"]) + " |"]
     rows.append("|" + "---|" * (len(head) + 5))
     for twin in TWINS:
-        runs = [RunRecords.load(out / f"{twin}-flickr8k{form}-{seed}") for seed in range(seeds)]
-        rows.append("| " + " | ".join([twin, *server_cells(runs), *client_cells(runs), *costs(runs)]) + " |")
+        folders = [out / f"{twin}-flickr8k{form}-{seed}" for seed in range(seeds)]
+        runs = [RunRecords.load(folder) for folder in folders if (folder / "report.md").exists()]
+        rows.append(
+            "| " + " | ".join([f"{twin} ({len(runs)})", *server_cells(runs), *client_cells(runs), *costs(runs)]) + " |"
+        )
     untrained = [RunRecords.load(out / f"creamfl-flickr8k{form}-{seed}") for seed in range(seeds)]
     cells = [spread(run.series("server", name)[0] for run in untrained) for name in [*RECALLS, "r1_sum"]]
     return [*rows, "| " + " | ".join(["untrained", *cells, *["-"] * 5]) + " |"]
@@ -86,7 +94,7 @@ def client_cells(runs: list[RunRecords]) -> list[str]:
 
 
 def costs(runs: list[RunRecords]) -> list[str]:
-    """MiB that crossed the wire in the whole run, and its seconds."""
+    """MiB that crossed the wire in the whole run (mean), and its seconds (median)."""
     return [
         f"{mean(run.total_bytes() for run in runs) / 2**20:.1f}",
         f"{mean(sum(run.seconds.values()) for run in runs):.0f}",
@@ -129,11 +137,12 @@ def main() -> None:
     parser.add_argument("--jobs", type=int, default=2)
     parser.add_argument("--scratch-seeds", type=int, default=3)
     parser.add_argument("--pretrained-seeds", type=int, default=5)
+    parser.add_argument("--local-seeds", type=int, default=3)
     parser.add_argument("--set", action="append", default=[])
     options = parser.parse_args()
     forms = (("", options.scratch_seeds), ("-pretrained", options.pretrained_seeds))
     with ThreadPoolExecutor(options.jobs) as pool:
-        plan = planned(options.scratch_seeds, options.pretrained_seeds)
+        plan = planned(options.scratch_seeds, options.pretrained_seeds, options.local_seeds)
         for future in [pool.submit(execute, preset, seed, options) for preset, seed in plan]:
             future.result()
     for form, seeds in forms:
