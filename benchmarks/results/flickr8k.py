@@ -97,7 +97,7 @@ def costs(runs: list[RunRecords]) -> list[str]:
     """MiB that crossed the wire in the whole run (mean), and its seconds (median)."""
     return [
         f"{mean(run.total_bytes() for run in runs) / 2**20:.1f}",
-        f"{mean(sum(run.seconds.values()) for run in runs):.0f}",
+        f"{median(sum(run.seconds.values()) for run in runs):.0f}",
     ]
 
 
