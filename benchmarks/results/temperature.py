@@ -19,10 +19,12 @@ from torch import Tensor
 from polyfed.aggregation.gca import contrastive_scores
 from polyfed.experiment import Experiment
 from polyfed.federation.state import unflatten
+from polyfed.randomness import generator
 from polyfed.reporting.progress import SilentProgress
 from polyfed.runfolder import RunFolder
 from polyfed.runner import Session
 
+ROWS = 512  # public samples on which weights are compared; the contrast is with all
 TEMPERATURES = (1.0, 0.5, 0.2, 0.1, 0.05, 0.02, 0.01)
 
 
@@ -45,12 +47,17 @@ def analyse(folder: Path) -> list[dict[str, object]]:
     sent = uploads(session)
     several = {info.id for info in session.server.clients if len(info.modalities) > 1}
     records: list[dict[str, object]] = []
+    size = len(session.server.public_set)
+    rows = torch.zeros(size, dtype=torch.bool)
+    rows[torch.randperm(size, generator=generator(0, "rows"))[:ROWS]] = True
     for modality in known:
         (other,) = [name for name in known if name != modality]
         owners = [client for client, values in sent.items() if modality in values]
         share = sum(client in several for client in owners) / len(owners)
         for tau in TEMPERATURES:
-            scores = [contrastive_scores(sent[client][modality], known[other], tau=tau) for client in owners]
+            scores = [
+                contrastive_scores(sent[client][modality], known[other], tau=tau, valid=rows)[rows] for client in owners
+            ]
             weights = torch.stack(scores).softmax(0)
             entropy = -(weights * weights.clamp_min(1e-30).log()).sum(0).mean()
             paired = sum(float(weights[row].mean()) for row, client in enumerate(owners) if client in several)
