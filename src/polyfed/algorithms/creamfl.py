@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Iterator, Mapping
-from itertools import count, islice
+from itertools import chain, count, islice
 from typing import ClassVar, Literal
 
 import torch
@@ -18,15 +17,14 @@ from polyfed.data.samples import Batch
 from polyfed.errors import ConfigError
 from polyfed.federation.client import Client
 from polyfed.federation.cohort import Cohort
+from polyfed.federation.mixing import Pair, interleave
 from polyfed.federation.payload import Representations
+from polyfed.federation.reference import FrozenCopy, Reference, Stored
 from polyfed.federation.server import Server
 from polyfed.federation.settings import TrainingSettings
 from polyfed.losses.contrast import inter_modal, intra_modal
 from polyfed.losses.distillation import DISTILLATIONS, Distillation
-from polyfed.models.model import Model
 from polyfed.randomness import generator
-
-Step = tuple[Batch | None, Batch | None]
 
 
 class CreamFL(Algorithm):
@@ -65,7 +63,9 @@ class CreamFL(Algorithm):
         ge=1,
         description="joint: None gives every private step one; separate pass: None takes all of P",
     )
-    public_augment: bool = Field(default=False, description="training view of public samples in contrasts and KD")
+    public_augment: bool = Field(
+        default=False, description="training view of public samples in contrasts and in (joint) distillation"
+    )
     i_prev: Literal["cached", "on_the_fly"] = Field(
         default="cached",
         description="previous representations: those uploaded last, or recomputed batch by batch",
@@ -168,11 +168,10 @@ class CreamFL(Algorithm):
         server.record(**self._distances(server, targets, "before"))
         shared = self.kd_optimizer == "shared" or self.kd_joint
         trainer = server.trainer() if shared else server.trainer("distillation", self.distillation)
+        size = (server.training if shared else self.distillation or server.training).batch_size
         server.model.train()
         for epoch in range(self.kd_epochs if targets or self.kd_joint else 0):
-            for batch in self._public_batches(
-                server, f"distil-{epoch}", (self.distillation or server.training).batch_size
-            ):
+            for batch in server.public_batches(f"distil-{epoch}", size, augment=self.public_augment):
                 loss = self.kd_weight * self._distance(server, batch, targets)
                 trainer.step(loss + server.task_loss(batch) if self.kd_joint else loss)
         server.record(**self._distances(server, targets, "after"))
@@ -230,7 +229,7 @@ class CreamFL(Algorithm):
             num_examples=client.num_examples,
         )
 
-    def contrasts(self, client: Client, batch: Batch, known: Mapping[str, Tensor], reference: _Reference) -> Tensor:
+    def contrasts(self, client: Client, batch: Batch, known: Mapping[str, Tensor], reference: Reference) -> Tensor:
         """Sum over the client's modalities of the inter-modal (Eq. 1) and intra-modal (Eq. 2) contrasts."""
         items = client.public_set.items.to(client.device) if self.mask_siblings else None
         total = torch.zeros((), device=client.device)
@@ -248,70 +247,28 @@ class CreamFL(Algorithm):
                 total = total + intra_modal(local, known[modality][batch.index], previous, tau=self.tau_intra)
         return total
 
-    def _steps(self, client: Client, epoch: int) -> Iterator[Step]:
+    def _steps(self, client: Client, epoch: int) -> Iterator[Pair]:
         """Private and public batches of one epoch, as ``local_reg`` combines them."""
         private = client.batches(client.train, f"task-{epoch}")
         if not (self.inter or self.intra):
             yield from ((batch, None) for batch in private)
             return
+        wanted, size, view = self.public_batches_per_epoch, self.public_batch_size, self.public_augment
         if self.local_reg == "separate_pass":
             yield from ((batch, None) for batch in private)
-            public = self._public_batches(client, f"contrast-{epoch}", self.public_batch_size)
-            yield from ((None, batch) for batch in islice(public, self.public_batches_per_epoch))
+            public = client.public_batches(f"contrast-{epoch}", size, augment=view)
+            yield from ((None, batch) for batch in islice(public, wanted))
         else:
-            yield from self._joint_steps(client, private, self._endless(client, epoch))
+            passes = (client.public_batches(f"contrast-{epoch}-{number}", size, augment=view) for number in count())
+            yield from interleave(private, chain.from_iterable(passes), client.steps_an_epoch, wanted)
 
-    def _joint_steps(self, client: Client, private: Iterator[Batch], public: Iterator[Batch]) -> Iterator[Step]:
-        whole, rest = divmod(len(client.train), client.training.batch_size)
-        steps = whole + (rest > 1)  # a last batch of one sample is left out
-        wanted = self.public_batches_per_epoch or steps
-        given = 0
-        for done, batch in enumerate(private, start=1):
-            due = -(-wanted * done // steps) - given  # spread evenly over the private steps
-            given += due
-            yield batch, next(public) if due else None
-            yield from ((None, more) for more in islice(public, max(due - 1, 0)))
-
-    def _endless(self, client: Client, epoch: int) -> Iterator[Batch]:
-        for number in count():
-            yield from self._public_batches(client, f"contrast-{epoch}-{number}", self.public_batch_size)
-
-    def _public_batches(self, party: Client | Server, purpose: str, size: int) -> Iterator[Batch]:
-        stream = party.generator(purpose)
-        order = torch.randperm(len(party.public_set), generator=stream)
-        for start in range(0, len(order), size):
-            index = order[start : start + size]
-            if len(index) > 1:
-                yield party.public_set.batch(index, stream if self.public_augment else None).to(party.device)
-
-    def _reference(self, client: Client) -> _Reference:
-        if not self.intra:
-            return _Reference(client, {})
-        if self.i_prev == "on_the_fly":
-            return _Reference(client, None)
-        kept = client.state.get("previous")
-        values = client.represent(client.public_set) if kept is None else kept  # at first: before training
-        return _Reference(client, {name: value.to(client.device) for name, value in values.items()})
-
-
-class _Reference:
-    """Previous representations of a client: stored tensors, or a frozen copy of the model asked batch by batch."""
-
-    def __init__(self, client: Client, stored: Mapping[str, Tensor] | None) -> None:
-        self._stored = stored
-        self._frozen = None if stored is not None else _frozen_copy(client)
-
-    @torch.no_grad()
-    def __call__(self, modality: str, batch: Batch) -> Tensor:
-        if self._stored is not None:
-            return self._stored[modality][batch.index]
-        assert self._frozen is not None
-        return self._frozen.represent(modality, batch.inputs[modality])
-
-
-def _frozen_copy(client: Client) -> Model:
-    frozen = copy.deepcopy(client.model).eval()
-    return frozen.requires_grad_(False)
+    def _reference(self, client: Client) -> Reference:
+        if self.i_prev == "on_the_fly" and self.intra:
+            return FrozenCopy(client.model)
+        kept = client.state.get("previous", {})
+        if self.intra and not kept:
+            kept = client.represent(client.public_set)  # at first: those before training
+        return Stored({name: value.to(client.device) for name, value in kept.items()})
 
 
 def _same_public(server: Server, known: Representations) -> Callable[[Reply], None]:

@@ -50,3 +50,9 @@ class Client(Party):
     def num_examples(self) -> int:
         """Number of private training samples."""
         return len(self.train)
+
+    @property
+    def steps_an_epoch(self) -> int:
+        """Number of private batches in a pass; a last batch of one sample is left out."""
+        whole, rest = divmod(len(self.train), self.training.batch_size)
+        return whole + (rest > 1)

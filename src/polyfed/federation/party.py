@@ -160,6 +160,15 @@ class Party:
             if len(batch) > 1:
                 yield batch if device.type == "cpu" else batch.to(device)
 
+    def public_batches(self, purpose: str, size: int, *, augment: bool = False) -> Iterator[Batch]:
+        """One shuffled pass over the public set, in the evaluation view unless ``augment``; no batch of one sample."""
+        stream = self.generator(purpose)
+        order = torch.randperm(len(self.public_set), generator=stream)
+        for start in range(0, len(order), size):
+            index = order[start : start + size]
+            if len(index) > 1:
+                yield self.public_set.batch(index, stream if augment else None).to(self.device)
+
     def task_loss(self, batch: Batch) -> Tensor:
         """The party's own objective on a batch."""
         with self.autocast():
