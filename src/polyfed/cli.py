@@ -154,9 +154,9 @@ def list_(
     from polyfed import catalogue
 
     if not kind:
-        for found, meaning in catalogue.kinds().items():
-            typer.echo(f"{found}: {meaning}")
-            _echo_columns({f"  {entry}": text for entry, text in catalogue.entries(found).items()})
+        for each_kind, meaning in catalogue.kinds().items():
+            typer.echo(f"{each_kind}: {meaning}")
+            _echo_columns({f"  {entry}": text for entry, text in catalogue.entries(each_kind).items()})
     elif not name:
         _echo_columns(catalogue.entries(kind))
     elif kind == catalogue.PRESETS:
