@@ -14,6 +14,7 @@ import yaml
 
 from polyfed.catalogue import presets
 from polyfed.cli import main
+from polyfed.federation.cohort import Engine
 from polyfed.runner import Session
 
 Cli = Callable[..., tuple[int, str, str]]
@@ -190,19 +191,19 @@ def test_an_interrupted_run_says_how_to_go_on(cli: Cli, config: Path, monkeypatc
 def test_an_interruption_of_the_preparation_leaves_nothing(
     cli: Cli, config: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def interrupt(session: Session) -> None:
+    def interrupt(session: Session, engine: Engine) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(Session, "prepare", interrupt)
+    monkeypatch.setattr(Session, "attach", interrupt)
     assert cli("run", config, "--out", "here")[::2] == (130, "interrupted; nothing was written\n")
     assert not Path("here").exists()
 
 
 def test_a_defect_is_not_dressed_up(cli: Cli, config: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(session: Session) -> None:
+    def fail(session: Session, engine: Engine) -> None:
         raise ZeroDivisionError
 
-    monkeypatch.setattr(Session, "prepare", fail)
+    monkeypatch.setattr(Session, "attach", fail)
     with pytest.raises(ZeroDivisionError):
         cli("run", config)
 

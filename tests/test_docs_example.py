@@ -15,9 +15,11 @@ import yaml
 from polyfed import Experiment, resume, run
 from polyfed.algorithms.creamfl import CreamFL
 from polyfed.catalogue import presets
-from polyfed.experiment import RunSettings
+from polyfed.engines.local import Local
+from polyfed.experiment import PhaseSettings, RunSettings
 from polyfed.federation.cohort import SamplingSettings
-from polyfed.federation.ledger import Ledger, Transport
+from polyfed.federation.ledger import Transport
+from polyfed.federation.limits import Limits
 from polyfed.federation.settings import (
     DataSettings,
     GroupSettings,
@@ -27,16 +29,16 @@ from polyfed.federation.settings import (
 )
 from polyfed.models.model import ModelSettings
 from polyfed.optim.settings import OptimizerSettings, Schedule
-from polyfed.reporting.progress import SilentProgress
-from polyfed.runfolder import RunFolder
 from polyfed.runner import Session
 from polyfed.settings import Settings
+from sessions import first_cohort, prepared, woken
 
 DOCS = Path(__file__).parent.parent / "docs"
 METHOD = {"name": "consensus.Consensus", "digest_epochs": 3}
 SECTIONS = (
     *(Experiment, DataSettings, PublicSettings, ServerSettings, GroupSettings, ModelSettings),
     *(TrainingSettings, OptimizerSettings, Schedule, RunSettings, SamplingSettings, Transport),
+    *(PhaseSettings, Limits, Local),
 )
 FILES = ("metrics.jsonl", "ledger.jsonl", "models/last/model.safetensors")
 
@@ -49,10 +51,7 @@ def experiment(tiny: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> dict[st
 
 @pytest.fixture
 def session(experiment: dict[str, Any], tmp_path: Path) -> Session:
-    prepared = Session(Experiment.load(experiment), RunFolder(tmp_path), SilentProgress())
-    prepared.prepare()
-    prepared.server.begin(1)
-    return prepared
+    return prepared(experiment, tmp_path)
 
 
 def contents(folder: Path) -> dict[str, bytes]:
@@ -79,7 +78,7 @@ def test_a_dotted_name_is_all_that_a_method_needs(experiment: dict[str, Any], tm
     assert steps == {"fit", "evaluate:assess"}
     assert not plain.records.excluded()
 
-    encoded = experiment | {"run": experiment["run"] | {"serialize": True}}
+    encoded = experiment | {"run": experiment["run"] | {"engine": {"name": "local", "serialize": True}}}
     assert contents(run(Experiment.load(encoded), tmp_path / "encoded").folder) == contents(plain.folder)
 
 
@@ -93,9 +92,9 @@ def test_it_resumes_in_the_same_bits(experiment: dict[str, Any], tmp_path: Path)
 
 def test_the_consensus_is_the_mean_of_what_clients_sent(session: Session) -> None:
     server, infos = session.server, session.server.clients
-    session.experiment.algorithm.round(server, session._cohort(1, Ledger()))
-    woken = [session.site._wake(session.federation.members[info.id], (2, 0)) for info in infos]
-    sent = [client.represent(client.public_set) for client in woken]
+    session.experiment.algorithm.round(server, first_cohort(session))
+    clients = [woken(session, info.id, (2, 0), after=(1, 0)) for info in infos]
+    sent = [client.represent(client.public_set) for client in clients]
     for modality in ("image", "text"):
         those = [values[modality] for values in sent if modality in values]
         assert len(those) == sum(modality in info.modalities for info in infos)

@@ -47,7 +47,7 @@ class Consensus(Algorithm):
         server.state["consensus"] = {**known, **agreed}
         self.digest(server, server.state["consensus"])
 
-    @client_step
+    @client_step(representations=Representations)
     def fit(self, client: Client, consensus: Representations) -> Reply:
         """Digest, revisit, and say what the public set looks like now."""
         self.digest(client, consensus)

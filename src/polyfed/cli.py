@@ -15,6 +15,7 @@ import click
 import typer
 
 import polyfed
+from polyfed.deploy.commands import app as deploy
 from polyfed.errors import ConfigError, PolyfedError, RunError
 
 if TYPE_CHECKING:
@@ -38,6 +39,8 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     help="Multimodal federated learning: image, text and image-text clients train without sharing data.",
 )
+
+app.add_typer(deploy, name="deploy")
 
 RunFolderArgument = Annotated[Path, typer.Argument(metavar="RUN", help="folder of a run", show_default=False)]
 DataDir = Annotated[
@@ -92,27 +95,49 @@ def run(
         Path | None, typer.Option(help="run folder; by default runs/<name>-seed<seed>", show_default=False)
     ] = None,
     seed: Annotated[int | None, typer.Option(help="same as --set run.seed=", show_default=False)] = None,
+    engine: Annotated[
+        str | None,
+        typer.Option(help="local, ray or flower; same as --set run.engine.name=", show_default=False),
+    ] = None,
 ) -> None:
     """Run an experiment and report on it."""
     from polyfed.experiment import Experiment
     from polyfed.runner import run as run_experiment
 
-    named = {"data.dir": _absolute(data_dir), "data.weights_dir": _absolute(weights_dir), "run.seed": seed}
+    named = {
+        "run.engine.name": engine,
+        "data.dir": _absolute(data_dir),
+        "data.weights_dir": _absolute(weights_dir),
+        "run.seed": seed,
+    }
     given = [f"{key}={json.dumps(value)}" for key, value in named.items() if value is not None]
     experiment = Experiment.load(source, [*(overrides or []), *given])
     folder = out or _free_folder(f"{experiment.name}-seed{experiment.run.seed}")
     typer.echo(f"run folder: {folder}")
     with _reported(folder) as progress:
-        run_experiment(experiment, folder, progress)
+        if _is_deployed(experiment):
+            from polyfed.deploy.launch import launch
+
+            launch(experiment, folder, progress, base=Path(source).parent)
+        else:
+            run_experiment(experiment, folder, _logged(folder, progress))
 
 
 @app.command()
 def resume(run: RunFolderArgument) -> None:
     """Continue a run after its last complete round."""
+    from polyfed.experiment import Experiment
+    from polyfed.runfolder import RunFolder
     from polyfed.runner import resume as resume_run
 
+    deployed = _is_deployed(Experiment.load(RunFolder.existing(run).path / "config.yaml"))
     with _reported(run) as progress:
-        resume_run(run, progress)
+        if deployed:
+            from polyfed.deploy.launch import relaunch
+
+            relaunch(run, progress)
+        else:
+            resume_run(run, _logged(run, progress))
 
 
 @app.command()
@@ -238,6 +263,13 @@ def _free_folder(name: str) -> Path:
     return folder
 
 
+def _is_deployed(experiment: Any) -> bool:
+    from polyfed.engines.flower import Flower
+
+    engine = experiment.run.engine
+    return isinstance(engine, Flower) and engine.is_deployed
+
+
 def _records(folder: Path) -> Any:
     from polyfed.reporting.records import RunRecords
 
@@ -289,6 +321,13 @@ def _reported(folder: Path) -> Iterator[Any]:
         raise typer.Exit(_fail(f"interrupted; {hint}", 130)) from None
     finally:
         progress.close()
+
+
+def _logged(folder: Path, progress: Any) -> Any:
+    """Progress that ``polyfed watch`` can follow from elsewhere."""
+    from polyfed.reporting.progress_log import Both, LoggedProgress
+
+    return Both(progress, LoggedProgress(folder / "progress.jsonl"))
 
 
 def _evaluation_tables(found: Evaluation) -> list[TextTable]:

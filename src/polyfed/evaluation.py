@@ -14,7 +14,7 @@ from polyfed.data.samples import Samples
 from polyfed.data.source import Source
 from polyfed.data.sources.parquet import Parquet
 from polyfed.data.view import DataContext
-from polyfed.environment import cpu_threads, resolve_device
+from polyfed.device import cpu_threads, resolve_device
 from polyfed.errors import DataError, nearest
 from polyfed.experiment import Experiment
 from polyfed.models.model import Model

@@ -5,19 +5,37 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from importlib import resources
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import yaml
 from pydantic import Field, SerializeAsAny, ValidationError
 
 from polyfed.algorithms.algorithm import Algorithm
 from polyfed.catalogue import presets
+from polyfed.engines.engine import EngineSettings
+from polyfed.engines.local import Local
+from polyfed.engines.site import RunCard
 from polyfed.errors import ConfigError, nearest
-from polyfed.federation.cohort import SamplingSettings
+from polyfed.federation.cohort import Patience, SamplingSettings
 from polyfed.federation.ledger import Transport
+from polyfed.federation.limits import Limits
 from polyfed.federation.party import Precision
-from polyfed.federation.settings import DataSettings, GroupSettings, PublicSettings, ServerSettings
+from polyfed.federation.settings import (
+    DataSettings,
+    GroupSettings,
+    HostSettings,
+    PublicSettings,
+    ServerSettings,
+    SiteSettings,
+)
 from polyfed.settings import Settings
+
+
+class PhaseSettings(Settings):
+    """Patience with clients in one of a method's steps; what is not given is that of the run."""
+
+    min_clients: int | float | None = Field(default=None, ge=0, description="quorum, as run.min_clients")
+    deadline: float | None = Field(default=None, gt=0, description="seconds, as run.deadline")
 
 
 class RunSettings(Settings):
@@ -26,8 +44,17 @@ class RunSettings(Settings):
     rounds: int = Field(default=30, ge=1, description="T, communication rounds")
     seed: int = Field(default=0, ge=0, description="every random draw of the run derives from it")
     sampling: SamplingSettings = Field(default_factory=SamplingSettings)
-    min_clients: int = Field(default=1, ge=0, description="fewer usable replies to an ask stop the run")
+    engine: SerializeAsAny[EngineSettings] = Field(default_factory=Local, description="where client steps execute")
+    min_clients: int | float = Field(
+        default=1,
+        ge=0,
+        description="quorum: fewer usable replies to an ask stop the run; a fraction is a share of those asked",
+    )
     deadline: float | None = Field(default=None, gt=0, description="seconds a client has for an answer; None: no limit")
+    phases: dict[str, PhaseSettings] = Field(
+        default_factory=dict, description="client step -> quorum and deadline of its own"
+    )
+    limits: Limits = Field(default_factory=Limits)
     eval_every: int = Field(default=1, ge=1, description="evaluate every so many rounds, and after the last")
     evaluate_clients: bool = Field(default=True, description="every client's own test metrics at each evaluation")
     evaluation_batch: int = Field(default=256, ge=1, description="samples a batch when no gradient is needed")
@@ -36,8 +63,15 @@ class RunSettings(Settings):
     precision: Precision = Field(default="float32", description="autocast type of forward passes")
     transport: Transport = Field(default_factory=Transport)
     plots: bool = Field(default=True, description="draw plots at the end")
-    serialize: bool = Field(default=False, description="encode and decode every message also in-process")
     state_memory: int = Field(default=1 << 30, ge=0, description="bytes of client state held in memory at most")
+
+    def patience(self, step: str) -> Patience:
+        """Quorum and deadline of a client step."""
+        own = self.phases.get(step, PhaseSettings())
+        return Patience(
+            self.min_clients if own.min_clients is None else own.min_clients,
+            self.deadline if own.deadline is None else own.deadline,
+        )
 
 
 class Experiment(Settings):
@@ -71,14 +105,49 @@ class Experiment(Settings):
         Raises:
             ConfigError: naming the first wrong key, its value and what would be valid.
         """
-        try:
-            return cls.model_validate(content)
-        except ValidationError as error:
-            raise ConfigError(_first_problem(error)) from error
+        return parse_settings(cls, content)
+
+    def site(self) -> SiteSettings:
+        """All its clients as one place that hosts them."""
+        run = self.run
+        host = HostSettings(
+            device=run.device,
+            threads=run.threads,
+            evaluation_batch=run.evaluation_batch,
+            state_memory=run.state_memory,
+        )
+        return SiteSettings(data=self.data, public=self.public, clients=self.clients, run=host)
+
+    def card(self, run: str, public_order: str) -> RunCard:
+        """What a place that hosts clients must know of a run of this experiment."""
+        return RunCard(
+            run=run,
+            seed=self.run.seed,
+            rounds=self.run.rounds,
+            algorithm=self.algorithm,
+            precision=self.run.precision,
+            transport=self.run.transport,
+            public_order=public_order,
+        )
 
     def to_yaml(self) -> str:
         """The resolved configuration: every default written out."""
         return yaml.safe_dump(self.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
+
+
+S = TypeVar("S", bound=Settings)
+
+
+def parse_settings(kind: type[S], content: Mapping[str, Any]) -> S:
+    """Settings from a mapping.
+
+    Raises:
+        ConfigError: naming the first wrong key, its value and what would be valid.
+    """
+    try:
+        return kind.model_validate(content)
+    except ValidationError as error:
+        raise ConfigError(_first_problem(error)) from error
 
 
 def read_config(source: str | Path) -> dict[str, Any]:

@@ -1,11 +1,13 @@
 """Run folders: what a run leaves on disk, complete after every round.
 
 config.yaml       resolved configuration: running it again gives the same run
+run.json          identity of the run, digest of the configuration
 environment.json  versions, device, code state
 metrics.jsonl     metrics and events, one JSON object a line
 ledger.jsonl      bytes that crossed the wire
 timing.jsonl      seconds a round
 partition.json    who holds which items
+tracebacks.log    what failed clients told in detail
 arrays/           matrices for plots, by name and round
 checkpoints/      state of the server after each of the last two rounds, and what clients keep
 models/           server model, last and best
@@ -52,14 +54,12 @@ class RunFolder:
     @classmethod
     @contextlib.contextmanager
     def create(cls, path: Path) -> Iterator[RunFolder]:
-        """A new folder for the length of the preparations: if they fail, nothing of it is left.
+        """A new folder for a run: if its preparations fail, before ``begin``, nothing of it is left.
 
         Raises:
             RunError: there is something at ``path`` already, or it cannot be created.
         """
-        if path.exists() and not _unused(path):
-            hint = f"'polyfed resume {path}' continues it, or choose another --out"
-            raise RunError(f"run folder '{path}' exists and is not empty; {hint}")
+        cls.require_free(path)
         try:
             path.mkdir(parents=True, exist_ok=True)
         except OSError as error:
@@ -67,8 +67,16 @@ class RunFolder:
         try:
             yield cls(path)
         except BaseException:
-            shutil.rmtree(path, ignore_errors=True)
+            if not (path / "run.json").is_file():
+                shutil.rmtree(path, ignore_errors=True)
             raise
+
+    @classmethod
+    def require_free(cls, path: Path) -> None:
+        """Raise RunError if there is something at ``path`` already."""
+        if path.exists() and not _unused(path):
+            hint = f"'polyfed resume {path}' continues it, or choose another --out"
+            raise RunError(f"run folder '{path}' exists and is not empty; {hint}")
 
     @classmethod
     def existing(cls, path: Path) -> RunFolder:
@@ -87,12 +95,17 @@ class RunFolder:
             )
         return folder
 
-    def begin(self, config: str, environment: Mapping[str, Any], partition: Mapping[str, Any]) -> None:
-        """Write what is fixed for the whole run."""
+    def begin(self, run: str, config: str, environment: Mapping[str, Any], partition: Mapping[str, Any]) -> None:
+        """Write what is fixed for the whole run; ``run`` identifies it."""
         self.write("config.yaml", config)
         self.write("environment.json", json.dumps(environment, indent=1) + "\n")
         self.write("partition.json", json.dumps(partition) + "\n")
-        self.write("run.json", json.dumps({"config": self.config_digest()}) + "\n")
+        self.write("run.json", json.dumps({"run": run, "config": self.config_digest()}) + "\n")
+
+    @property
+    def identity(self) -> str:
+        """What identifies the run to the places that host its clients."""
+        return str(json.loads((self.path / "run.json").read_text())["run"])
 
     def config_digest(self) -> str:
         """SHA-256 of the configuration file."""
@@ -123,6 +136,11 @@ class RunFolder:
         with (self.path / f"{log}.jsonl").open("a", encoding="utf-8") as stream:
             stream.writelines(json.dumps(record) + "\n" for record in records)
 
+    def add_traceback(self, round_number: int, client: str, details: str) -> None:
+        """Keep what a failed client told in detail."""
+        with (self.path / "tracebacks.log").open("a", encoding="utf-8") as stream:
+            stream.write(f"--- round {round_number}, client {client}\n{details.rstrip()}\n")
+
     def log_sizes(self) -> dict[str, int]:
         """Bytes of each log now."""
         paths = {log: self.path / f"{log}.jsonl" for log in LOGS}
@@ -145,12 +163,12 @@ class RunFolder:
         write_atomically(self.path / name, blob)
         return blob
 
-    # ---- checkpoints
+    def tensors(self, name: str) -> dict[str, Tensor] | None:
+        """The content of a safetensors file of this folder, or None if it is not there."""
+        path = self.path / name
+        return safetensors.torch.load(path.read_bytes()) if path.is_file() else None
 
-    @property
-    def client_states(self) -> Path:
-        """Folder of what clients keep."""
-        return self.path / "checkpoints" / "clients"
+    # ---- checkpoints
 
     def save_checkpoint(self, checkpoint: Checkpoint) -> None:
         """Make a round durable; its manifest, written last, makes it count. The last two are kept."""

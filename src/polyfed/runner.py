@@ -3,30 +3,32 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import logging
+import secrets
 import time
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor
 
-from polyfed.engines.local import LocalEngine
-from polyfed.engines.site import Site
-from polyfed.environment import cpu_threads, environment, resolve_device
-from polyfed.errors import ConfigError, RunError
+from polyfed.device import cpu_threads, resolve_device
+from polyfed.engines.engine import Hosting
+from polyfed.environment import environment
+from polyfed.errors import ConfigError, RunError, nearest
 from polyfed.experiment import Experiment
 from polyfed.federation.client import ClientInfo
-from polyfed.federation.cohort import Cohort
+from polyfed.federation.cohort import Cohort, Engine, Patience
 from polyfed.federation.federation import Federation
 from polyfed.federation.ledger import Ledger
 from polyfed.federation.party import Clock
+from polyfed.federation.schema import steps_of
 from polyfed.federation.server import Server
-from polyfed.federation.state import StateStore, flatten, unflatten
+from polyfed.federation.state import Label, StateStore, flatten, unflatten
 from polyfed.models.model import Model
 from polyfed.randomness import generator, isolated
 from polyfed.reporting.plots import draw_all
@@ -59,18 +61,10 @@ def run(experiment: Experiment, out: Path | str, progress: Progress | None = Non
     """Run an experiment into a new folder.
 
     Raises:
-        PolyfedError: something does not fit; nothing is left at ``out`` unless a round was completed.
+        PolyfedError: something does not fit; nothing is left at ``out`` unless the run had begun.
     """
-    with contextlib.ExitStack() as stack:
-        stack.enter_context(cpu_threads(experiment.run.threads))
-        with RunFolder.create(Path(out)) as folder:
-            stack.enter_context(folder.lock())
-            session = Session(experiment, folder, progress or SilentProgress())
-            session.prepare()
-            experiment.algorithm.setup(session.server)
-            folder.begin(experiment.to_yaml(), environment(experiment), session.partition())
-        session.start()
-        return session.finish()
+    with cpu_threads(experiment.run.threads), RunFolder.create(Path(out)) as folder, folder.lock():
+        return Session(experiment, folder, progress or SilentProgress(), secrets.token_hex(8)).start()
 
 
 def resume(folder: Path | str, progress: Progress | None = None) -> Run:
@@ -82,10 +76,7 @@ def resume(folder: Path | str, progress: Progress | None = None) -> Run:
     opened = RunFolder.existing(Path(folder))
     experiment = Experiment.load(opened.path / "config.yaml")
     with cpu_threads(experiment.run.threads), opened.lock():
-        session = Session(experiment, opened, progress or SilentProgress())
-        session.prepare()
-        session.resume()
-        return session.finish()
+        return Session(experiment, opened, progress or SilentProgress(), opened.identity).resume()
 
 
 @dataclass
@@ -95,11 +86,23 @@ class Session:
     experiment: Experiment
     folder: RunFolder
     progress: Progress
+    identity: str
     server: Server = field(init=False)
-    site: Site = field(init=False)
-    engine: LocalEngine = field(init=False)
+    engine: Engine = field(init=False)
     stale: set[str] = field(default_factory=set)
+    away: set[str] = field(default_factory=set)
     best: dict[str, float] = field(default_factory=dict)
+    accepted: dict[str, Label] = field(default_factory=dict)
+
+    def start(self) -> Run:
+        """A new run, from the first round."""
+        self._serve(self._begin)
+        return self.finish()
+
+    def resume(self) -> Run:
+        """From the round after the newest complete one."""
+        self._serve(self._go_on)
+        return self.finish()
 
     # ---- preparation
 
@@ -107,30 +110,44 @@ class Session:
     def federation(self) -> Federation:
         """Data and models of everybody."""
         cfg = self.experiment
-        vocabulary = self.folder.path / "vocabulary"
-        return Federation(cfg.data, cfg.public, cfg.server, cfg.clients, cfg.run.seed, vocabulary)
+        return Federation(cfg.data, cfg.public, cfg.server, cfg.clients, cfg.run.seed, self.folder.path / "vocabulary")
 
-    def prepare(self) -> None:
-        """Open data, build the server, and check that all fits together."""
-        cfg = self.experiment
-        cfg.algorithm.require(has_public=cfg.public is not None, has_server=cfg.server is not None)
-        device = resolve_device(cfg.run.device)
-        self.federation.require_sound()
-        self.site = Site(
-            federation=self.federation,
-            algorithm=cfg.algorithm,
-            store=StateStore(self.folder.client_states, cfg.run.state_memory),
-            seed=cfg.run.seed,
-            rounds=cfg.run.rounds,
-            device=device,
-            precision=cfg.run.precision,
-            evaluation_batch=cfg.run.evaluation_batch,
+    @cached_property
+    def hosting(self) -> Hosting:
+        """The clients, for an engine."""
+        card = self.experiment.card(self.identity, self.federation.public_order)
+        return Hosting(
+            self.experiment.site(), card, self.folder.path.resolve(), self.federation, self.experiment.run.limits
         )
-        self.engine = LocalEngine(self.site, serialize=cfg.run.serialize)
-        self.server = self._build_server(device)
-        cfg.run.sampling.draw(self.server.clients, generator(0))  # a cohort that cannot be drawn fails here
 
-    def _build_server(self, device: torch.device) -> Server:
+    def _serve(self, body: Callable[[], None]) -> None:
+        self._require_sound()
+
+        def work(engine: Engine) -> None:
+            self.attach(engine)
+            with _disk_errors(self.folder):
+                body()
+
+        self.experiment.run.engine.serve(self.hosting, work)
+
+    def attach(self, engine: Engine) -> None:
+        """Work with an engine: learn who is there, and build the server."""
+        self.engine = engine
+        self.server = self._build_server()
+        self.experiment.run.sampling.draw(self.server.clients, generator(0))  # what cannot be drawn fails here
+
+    def _require_sound(self) -> None:
+        cfg = self.experiment
+        cfg.run.engine.require()
+        cfg.algorithm.require(has_public=cfg.public is not None, has_server=cfg.server is not None)
+        steps = steps_of(cfg.algorithm)
+        for step in cfg.run.phases:
+            if step not in steps:
+                raise ConfigError(f"run.phases.{step}: '{cfg.algorithm.component_name()}': {nearest(step, steps)}")
+        resolve_device(cfg.run.device)
+        self.federation.require_sound()
+
+    def _build_server(self) -> Server:
         cfg, federation = self.experiment, self.federation
         common: dict[str, Any] = {
             "name": "server",
@@ -139,12 +156,12 @@ class Session:
             "evaluation_batch": cfg.run.evaluation_batch,
             "clients": self.engine.clients(),
             "public_order": federation.public_order,
-            "blueprint": federation.initial_weights,
+            "blueprint": self._blueprint,
         }
         settings = cfg.server
         if settings is None:
             return Server(provide=_no_model, **common)
-        model = federation.server_model().to(device)
+        model = federation.server_model().to(resolve_device(cfg.run.device))
         views = {name: encoder.view for name, encoder in settings.model.encoders.items()}
         validation = settings.validation_split
         return Server(
@@ -159,28 +176,56 @@ class Session:
             **common,
         )
 
+    def _blueprint(self) -> Mapping[str, Mapping[str, Tensor]]:
+        """Initial tensors by architecture: known here in a simulation, told once by the clients of a deployment."""
+        if self.federation.members:
+            return self.federation.initial_weights()
+        known = self.folder.tensors("blueprint.safetensors")
+        if known is None:
+            known = flatten(self._initial_weights())
+            self.folder.save_tensors("blueprint.safetensors", known)
+        return unflatten(known)
+
+    def _initial_weights(self) -> dict[str, Mapping[str, Tensor]]:
+        first = {client.architecture: client for client in reversed(self.server.clients)}
+        asked = tuple(client for client in self.server.clients if client in first.values())
+        patience = Patience(min_clients=len(asked))
+        cohort = self._cohort_of(0, asked, Ledger(), lambda step: patience, purpose="setup:")
+        algorithm: Any = self.experiment.algorithm
+        found = {reply.sender.architecture: reply.weights for reply in cohort.ask(algorithm.initial)}
+        self.folder.append("ledger", cohort.ledger.records)
+        return found
+
     def partition(self) -> dict[str, Any]:
-        """Who holds which items, for the run folder."""
-        return {member.id: self.federation.holding(member) for member in self.federation.members.values()}
+        """Who holds which items, for the run folder; of a client that lives elsewhere, only how many."""
+        members = self.federation.members
+        return {
+            client.id: self.federation.holding(members[client.id])
+            if client.id in members
+            else {"group": client.group, "source": "", "split": "", "items": client.samples, "samples": client.samples}
+            for client in self.server.clients
+        }
 
     # ---- rounds
 
-    def start(self) -> None:
-        """From the first round."""
+    def _begin(self) -> None:
+        self.experiment.algorithm.setup(self.server)
+        config = self.experiment.to_yaml()
+        self.folder.begin(self.identity, config, environment(self.experiment), self.partition())
+        self._first()
+
+    def _first(self) -> None:
         self.stale = {client.id for client in self.server.clients}
         self._announce(0)
-        ledger = Ledger()
         self._evaluate_server()
-        self._complete(0, ledger, None)
+        self._complete(0, Ledger(), None)
         self._rounds(1)
 
-    def resume(self) -> None:
-        """From the round after the newest complete one."""
+    def _go_on(self) -> None:
         if not self.folder.has_checkpoints():  # killed before the first was complete
-            self.site.store.forget(0)
             self.folder.rewind_logs(dict.fromkeys(LOGS, 0))
             self.experiment.algorithm.setup(self.server)
-            return self.start()
+            return self._first()
         checkpoint = self._newest()
         self._restore(checkpoint)
         self._announce(checkpoint.round)
@@ -195,7 +240,7 @@ class Session:
         started = time.monotonic()
         self.server.begin(number)
         ledger = Ledger()
-        cohort = self._cohort(number, ledger)
+        cohort = self.cohort(number, ledger)
         asked = {client.id for client in cohort.clients}
         self.progress.round_started(number, sorted(asked))
         with isolated(cfg.run.seed, number, "server"):
@@ -206,47 +251,59 @@ class Session:
             self._evaluate_clients(number, ledger)
         self._complete(number, ledger, time.monotonic() - started)
 
-    def _cohort(self, number: int, ledger: Ledger) -> Cohort:
+    def cohort(self, number: int, ledger: Ledger) -> Cohort:
+        """The clients of a round."""
         run = self.experiment.run
         drawn = run.sampling.draw(self.server.clients, generator(run.seed, number, "cohort"))
-        return self._cohort_of(number, drawn, ledger, min_clients=run.min_clients)
+        return self._cohort_of(number, drawn, ledger, run.patience)
 
     def _cohort_of(
         self,
         number: int,
         clients: tuple[ClientInfo, ...],
         ledger: Ledger,
+        patience: Callable[[str], Patience],
         *,
-        min_clients: int,
         purpose: str = "",
         first_phase: int = 0,
     ) -> Cohort:
-        clock = time.monotonic
-
-        def excluded(client: ClientInfo, reason: str) -> None:
-            log.warning("round %d: client %s is excluded: %s", number, client.id, reason)
-            self.server.log("event", party=client.id, event="client_excluded", reason=reason)
-            self.progress.event(number, client.id, "client_excluded", reason)
-
-        last = [clock()]
-
-        def answered(client: ClientInfo, step: str) -> None:
-            self.progress.client_done(client.id, step, clock() - last[0])
-            last[0] = clock()
-
         return Cohort(
             clients=clients,
-            exchange=lambda *message: self.engine.exchange(*message),  # nothing else of the engine is in reach
+            exchange=lambda requests, deadline: self.engine.exchange(requests, deadline),  # nothing else of it
             round=number,
             transport=self.experiment.run.transport,
             ledger=ledger,
-            min_clients=min_clients,
-            deadline=self.experiment.run.deadline,
-            excluded=excluded,
-            answered=answered,
+            patience=patience,
+            limits=self.experiment.run.limits,
+            accepted=self.accepted,
+            excluded=lambda client, reason, details: self._excluded(number, client, reason, details),
+            answered=self._timed(number),
             purpose=purpose,
             first_phase=first_phase,
         )
+
+    def _excluded(self, number: int, client: ClientInfo, reason: str, details: str) -> None:
+        log.warning("round %d: client %s is excluded: %s", number, client.id, reason)
+        self._event(number, client.id, "client_excluded", reason)
+        self.away.add(client.id)
+        if details:
+            self.folder.add_traceback(number, client.id, details)
+
+    def _timed(self, number: int) -> Callable[[ClientInfo, str], None]:
+        last = [time.monotonic()]
+
+        def answered(client: ClientInfo, step: str) -> None:
+            self.progress.client_done(client.id, step, time.monotonic() - last[0])
+            last[0] = time.monotonic()
+            if client.id in self.away:
+                self.away.discard(client.id)
+                self._event(number, client.id, "client_returned", f"answered '{step}'")
+
+        return answered
+
+    def _event(self, number: int, party: str, event: str, reason: str) -> None:
+        self.server.log("event", party=party, event=event, reason=reason)
+        self.progress.event(number, party, event, reason)
 
     # ---- evaluation
 
@@ -272,7 +329,11 @@ class Session:
         clients = tuple(client for client in self.server.clients if client.id in self.stale)
         if not cfg.run.evaluate_clients or not clients:
             return
-        cohort = self._cohort_of(number, clients, ledger, min_clients=0, purpose="evaluate:", first_phase=90)
+
+        def patience(step: str) -> Patience:
+            return replace(cfg.run.patience(step), min_clients=0)
+
+        cohort = self._cohort_of(number, clients, ledger, patience, purpose="evaluate:", first_phase=90)
         found = cfg.algorithm.evaluate_clients(self.server, cohort)
         for client, metrics in found.items():
             if metrics:
@@ -296,18 +357,25 @@ class Session:
             self.progress.round_finished(number, seconds)
 
     def _facts(self) -> dict[str, Any]:
-        return {"logs": self.folder.log_sizes(), "stale": sorted(self.stale), "best": self.best}
+        return {
+            "logs": self.folder.log_sizes(),
+            "stale": sorted(self.stale),
+            "away": sorted(self.away),
+            "best": self.best,
+            "accepted": self.accepted,
+        }
 
     def _restore(self, checkpoint: Checkpoint) -> None:
         self.server.restore(checkpoint.round, unflatten(checkpoint.tensors))
         self.stale, self.best = set(checkpoint.facts["stale"]), dict(checkpoint.facts["best"])
+        self.away = set(checkpoint.facts["away"])
+        self.accepted = _labels(checkpoint.facts)
         self.folder.rewind_logs(checkpoint.facts["logs"])
-        self.site.store.forget(checkpoint.round + 1)
 
     def _newest(self) -> Checkpoint:
         problems: list[str] = []
         for found in self.folder.checkpoints():
-            damaged = None if isinstance(found, RunError) else self.site.store.damaged(found.round + 1)
+            damaged = None if isinstance(found, RunError) else self._damaged(found)
             if not isinstance(found, RunError) and damaged is None:
                 for problem in problems:
                     log.warning("%s; continuing from round %d", problem, found.round)
@@ -318,6 +386,12 @@ class Session:
             )
         reason = "; ".join(problems) or "no round was completed"
         raise RunError(f"'{self.folder.path}' has no usable checkpoint ({reason}); start the run again")
+
+    def _damaged(self, checkpoint: Checkpoint) -> str | None:
+        """A client whose state of that round is not readable, as far as clients live here and keep anything."""
+        if not (self.federation.members and self.experiment.algorithm.keeps):
+            return None
+        return StateStore(self.hosting.states).damaged(_labels(checkpoint.facts))
 
     def _save_server(self, which: str) -> None:
         save_model(self.folder, f"models/{which}", self.server, self.experiment, self.federation.context)
@@ -338,6 +412,24 @@ class Session:
         write_report(result.records)
         self.progress.run_finished(report(result.records))
         return result
+
+
+def _labels(facts: Mapping[str, Any]) -> dict[str, Label]:
+    return {client: (label[0], label[1]) for client, label in facts["accepted"].items()}
+
+
+@contextlib.contextmanager
+def _disk_errors(folder: RunFolder) -> Iterator[None]:
+    """A disk that is full or gone ends the run with what to do about it."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO):
+            raise
+        raise RunError(
+            f"cannot write to run folder '{folder.path}': {error.strerror}; all complete rounds are safe: "
+            f"make room and continue with 'polyfed resume {folder.path}'"
+        ) from error
 
 
 def _no_model(weights: Mapping[str, Tensor] | None) -> Model:

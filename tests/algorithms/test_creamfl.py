@@ -14,9 +14,8 @@ from polyfed.algorithms.creamfl import CreamFL
 from polyfed.errors import ConfigError
 from polyfed.experiment import Experiment
 from polyfed.federation.payload import Payload, Representations
-from polyfed.reporting.progress import SilentProgress
-from polyfed.runfolder import RunFolder
 from polyfed.runner import Session, run
+from sessions import first_cohort, prepared, request, site_of, woken
 
 Config = dict[str, Any]
 
@@ -37,15 +36,11 @@ def creamfl(tiny: Config) -> Config:
 
 def session_of(config: Config, folder: Path, **algorithm: Any) -> Session:
     config = config | {"algorithm": config["algorithm"] | algorithm}
-    folder.mkdir(parents=True, exist_ok=True)
-    session = Session(Experiment.parse(config), RunFolder(folder), SilentProgress())
-    session.prepare()
-    session.server.begin(1)
-    return session
+    return prepared(config, folder)
 
 
 def ask(session: Session, client: str, known: Representations, number: int = 1) -> Representations:
-    payload = session.site.handle(client, "fit", number, 0, Payload({"representations": known}))
+    payload = site_of(session).handle(request(client, Payload({"representations": known}), (number, 0)))
     return payload.fields["representations"]
 
 
@@ -56,7 +51,7 @@ def test_aggregation_is_equations_4_to_6(creamfl: Config, tmp_path: Path) -> Non
     session = session_of(creamfl, tmp_path, tau_agg=0.2)
     server, algorithm = session.server, session.experiment.algorithm
     known = server.represent_public()
-    targets = algorithm.aggregate(server, session._cohort(1, ledger()), known)
+    targets = algorithm.aggregate(server, first_cohort(session), known)
 
     other = session_of(creamfl, tmp_path / "again", tau_agg=0.2)
     for modality, partner in (("image", "text"), ("text", "image")):
@@ -86,7 +81,7 @@ def test_ablations_of_the_weights(creamfl: Config, tmp_path: Path, kind: str, fa
     session = session_of(creamfl, tmp_path, **settings)
     server = session.server
     known = server.represent_public()
-    targets = session.experiment.algorithm.aggregate(server, session._cohort(1, ledger()), known)
+    targets = session.experiment.algorithm.aggregate(server, first_cohort(session), known)
     other = session_of(creamfl, tmp_path / "again", **settings)
     senders = [info for info in other.server.clients if "image" in info.modalities]
     local = [ask(other, info.id, known)["image"] for info in senders]
@@ -138,7 +133,7 @@ def test_contrasts_are_equations_1_and_2(creamfl: Config, tmp_path: Path) -> Non
     session = session_of(creamfl, tmp_path, tau_inter=0.5, tau_intra=0.25)
     algorithm: CreamFL = session.experiment.algorithm
     known = session.server.represent_public()
-    client = session.site._wake(session.federation.members["paired-0"], (1, 0))
+    client = woken(session, "paired-0")
     previous = {name: F.normalize(torch.randn(len(client.public), 8), dim=1) for name in known}
     client.state["previous"] = previous
     client.model.eval()
@@ -159,7 +154,7 @@ def test_siblings_can_be_left_out_of_the_inter_modal_sum(creamfl: Config, tmp_pa
     losses = {}
     for masked in (False, True):
         session = session_of(creamfl, tmp_path / str(masked), mask_siblings=masked, intra=False)
-        client = session.site._wake(session.federation.members["image-0"], (1, 0))
+        client = woken(session, "image")
         client.model.eval()
         known = session.server.represent_public()
         batch = client.public.batch(torch.arange(10))
@@ -171,8 +166,8 @@ def test_siblings_can_be_left_out_of_the_inter_modal_sum(creamfl: Config, tmp_pa
 def test_previous_representations_are_those_uploaded_last(creamfl: Config, tmp_path: Path) -> None:
     session = session_of(creamfl, tmp_path)
     known = session.server.represent_public()
-    sent = ask(session, "image-0", known)["image"].clone()
-    client = session.site._wake(session.federation.members["image-0"], (2, 0))
+    sent = ask(session, "image", known)["image"].clone()
+    client = woken(session, "image", (2, 0), after=(1, 0))
     assert torch.equal(client.state["previous"]["image"], sent)
     reference = session.experiment.algorithm._reference(client)
     batch = client.public.batch(torch.arange(4))
@@ -184,7 +179,7 @@ def test_previous_representations_are_those_uploaded_last(creamfl: Config, tmp_p
 
 def test_a_recomputed_reference_does_not_follow_the_live_model(creamfl: Config, tmp_path: Path) -> None:
     session = session_of(creamfl, tmp_path, i_prev="on_the_fly")
-    client = session.site._wake(session.federation.members["image-0"], (1, 0))
+    client = woken(session, "image")
     reference = session.experiment.algorithm._reference(client)
     batch = client.public.batch(torch.arange(4))
     before = reference("image", batch).clone()
@@ -208,7 +203,7 @@ def test_extraction_is_deterministic_and_leaves_the_model_alone(creamfl: Config,
 
 def test_collated_pairs_stay_aligned(creamfl: Config, tmp_path: Path) -> None:
     session = session_of(creamfl, tmp_path)
-    client = session.site._wake(session.federation.members["text-0"], (1, 0))
+    client = woken(session, "text")
     whole = client.train.batch(torch.arange(len(client.train)))
     for batch in client.batches(client.train, "check", size=7):
         for row, position in enumerate(batch.index.tolist()):
@@ -233,7 +228,7 @@ def test_public_batches_of_an_epoch(
 ) -> None:
     creamfl["clients"]["image"]["training"] = {"batch_size": 8}
     session = session_of(creamfl, tmp_path, **settings)
-    client = session.site._wake(session.federation.members["image-0"], (1, 0))
+    client = woken(session, "image")
     steps = list(session.experiment.algorithm._steps(client, 0))
     assert len(client.train) == 24
     assert len(client.public) == 80
@@ -278,7 +273,7 @@ def test_bytes_are_those_of_the_representations(creamfl: Config, tmp_path: Path)
     down = {line.bytes for line in lines if line.direction == "down"}
     up = {line.client: line.bytes for line in lines if line.direction == "up"}
     assert down == {2 * rows * width * 4}
-    assert up["image-0"] == rows * width * 4
+    assert up["image"] == rows * width * 4
     assert up["paired-0"] == 2 * rows * width * 4
 
 
@@ -307,12 +302,6 @@ def wide(model: Config) -> Config:
     image = {"name": "resnet", "widths": [16, 32, 64], "depths": [1, 1, 1], "block": "basic", "view": pixels}
     text = {"name": "bag", "width": 32, "view": {"name": "tokens", "length": 24}}
     return {"dim": 32, "encoders": {"image": image, "text": text}}
-
-
-def ledger() -> Any:
-    from polyfed.federation.ledger import Ledger
-
-    return Ledger()
 
 
 def contents(folder: Path) -> dict[str, bytes]:

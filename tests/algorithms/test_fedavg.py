@@ -11,22 +11,12 @@ import torch
 
 from polyfed.errors import ConfigError
 from polyfed.experiment import Experiment
-from polyfed.federation.ledger import Ledger
+from polyfed.federation.cohort import each
 from polyfed.randomness import isolated
-from polyfed.reporting.progress import SilentProgress
-from polyfed.runfolder import RunFolder
-from polyfed.runner import Session, run
+from polyfed.runner import run
+from sessions import first_cohort, prepared, woken
 
 Config = dict[str, Any]
-
-
-def session_of(config: Config, folder: Path) -> Session:
-    folder.mkdir(parents=True, exist_ok=True)
-    session = Session(Experiment.parse(config), RunFolder(folder), SilentProgress())
-    session.prepare()
-    session.experiment.algorithm.setup(session.server)
-    session.server.begin(1)
-    return session
 
 
 def sgd(config: Config) -> Config:
@@ -37,10 +27,10 @@ def sgd(config: Config) -> Config:
 
 
 def test_a_round_equals_a_plain_loop(tiny: Config, tmp_path: Path) -> None:
-    session = session_of(sgd(tiny), tmp_path)
+    session = prepared(sgd(tiny), tmp_path)
     server = session.server
     start = {name: value.clone() for name, value in server.weights.items()}
-    session.experiment.algorithm.round(server, session._cohort(1, Ledger()))
+    session.experiment.algorithm.round(server, first_cohort(session))
 
     totals: dict[str, torch.Tensor] = {}
     counts: dict[str, int] = {}
@@ -49,7 +39,7 @@ def test_a_round_equals_a_plain_loop(tiny: Config, tmp_path: Path) -> None:
         model = session.federation.client_model(member)
         model.load_state_dict({name: start[name] for name in model.state_dict()})
         model.train()
-        client = session.site._wake(member, (1, 0))
+        client = woken(session, info.id)
         with isolated(0, 1, info.id, "fit", 0):  # dropout draws as the step's does
             for batch in client.batches(session.federation.train(member), "task-0", size=12):
                 head = model.heads[member.head] if member.head in model.heads else None
@@ -68,7 +58,7 @@ def test_a_round_equals_a_plain_loop(tiny: Config, tmp_path: Path) -> None:
 
 
 def test_image_encoders_are_averaged_over_all_who_have_images(tiny: Config, tmp_path: Path) -> None:
-    session = session_of(tiny, tmp_path)
+    session = prepared(tiny, tmp_path)
     own = session.server.architectures
     shared = [name for name in session.server.weights if name.startswith("encoders.image")]
     assert shared
@@ -78,8 +68,8 @@ def test_image_encoders_are_averaged_over_all_who_have_images(tiny: Config, tmp_
 
 
 def test_the_server_model_shows_the_average(tiny: Config, tmp_path: Path) -> None:
-    session = session_of(tiny, tmp_path)
-    session.experiment.algorithm.round(session.server, session._cohort(1, Ledger()))
+    session = prepared(tiny, tmp_path)
+    session.experiment.algorithm.round(session.server, first_cohort(session))
     for name, value in session.server.model.state_dict().items():
         assert torch.equal(value, session.server.weights[name])
 
@@ -92,11 +82,9 @@ def test_encoders_of_different_shape_cannot_be_averaged(tiny: Config, tmp_path: 
 
 
 def test_replies_do_not_share_memory_with_the_resident_model(tiny: Config, tmp_path: Path) -> None:
-    session = session_of(tiny, tmp_path)
-    from polyfed.federation.cohort import each
-
+    session = prepared(tiny, tmp_path)
     algorithm, server = session.experiment.algorithm, session.server
-    cohort = session._cohort(1, Ledger())
+    cohort = first_cohort(session)
     replies = list(cohort.ask(algorithm.fit, weights=each(server.weights_for)))  # all held at once
     paired = [reply for reply in replies if reply.sender.group == "paired"]
     name = next(key for key in paired[0].weights if key.endswith("weight"))
@@ -105,7 +93,8 @@ def test_replies_do_not_share_memory_with_the_resident_model(tiny: Config, tmp_p
 
 def test_messages_that_are_really_encoded_give_the_same_bits(tiny: Config, tmp_path: Path) -> None:
     plain = run(Experiment.parse(tiny), tmp_path / "a")
-    wired = run(Experiment.parse(tiny | {"run": tiny["run"] | {"serialize": True}}), tmp_path / "b")
+    wire = {"engine": {"name": "local", "serialize": True}}
+    wired = run(Experiment.parse(tiny | {"run": tiny["run"] | wire}), tmp_path / "b")
     for name in ("metrics.jsonl", "ledger.jsonl", "models/last/model.safetensors"):
         assert (plain.folder / name).read_bytes() == (wired.folder / name).read_bytes()
 
@@ -125,7 +114,7 @@ def test_local_training_sends_nothing_and_leaves_the_server_alone(tiny: Config, 
     assert all(line.kind == "framing" for line in result.records.transfers)
     series = list(result.records.series("server", "r1_sum").values())
     assert series == [series[0]] * 3
-    assert set(result.records.clients) == {"paired-0", "paired-1", "image-0"}
+    assert set(result.records.clients) == {"paired-0", "paired-1", "image"}
     assert all(result.records.last(client) for client in result.records.clients)
 
 

@@ -2,44 +2,38 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from polyfed import Experiment
+from polyfed.federation.cohort import Request
 from polyfed.federation.payload import Payload, Weights
-from polyfed.reporting.progress import SilentProgress
-from polyfed.runfolder import RunFolder
 from polyfed.runner import Session
+from sessions import prepared, request, site_of
 
 
 @pytest.fixture
-def session(tiny: dict[str, Any], tmp_path: Path) -> Iterator[Session]:
+def session(tiny: dict[str, Any], tmp_path: Path) -> Session:
     tiny["clients"]["paired"]["count"] = 3
-    with RunFolder.create(tmp_path / "run") as folder:
-        made = Session(Experiment.load(tiny), folder, SilentProgress())
-        made.prepare()
-        made.experiment.algorithm.setup(made.server)
-        yield made
+    return prepared(tiny, tmp_path / "run")
 
 
-def payloads(session: Session) -> dict[str, Payload]:
+def requests(session: Session) -> list[Request]:
     clients = [client for client in session.server.clients if client.group == "paired"]
-    return {client.id: Payload({"weights": session.server.weights_for(client)}) for client in clients}
+    return [request(client.id, Payload({"weights": session.server.weights_for(client)})) for client in clients]
 
 
 def test_a_reply_is_not_touched_by_the_clients_after_it(session: Session) -> None:
-    sent = payloads(session)
+    sent = requests(session)
     before = {name: value.clone() for name, value in session.server.weights.items()}
     answers, then = [], []
-    for answer in session.engine.exchange("fit", 1, 0, sent, None):
+    for answer in session.engine.exchange(sent, None):
         assert answer.payload is not None
         answers.append(answer.payload.artefacts["weights"])
         then.append({name: value.clone() for name, value in answers[-1].items()})
-    assert len(session.site._models) == 1
+    assert len(site_of(session)._models) == 1
     assert not torch.equal(*(reply["encoders.image.project.weight"] for reply in answers[:2]))
     for reply, copy in zip(answers, then, strict=True):
         assert all(torch.equal(reply[name], value) for name, value in copy.items())
@@ -47,33 +41,34 @@ def test_a_reply_is_not_touched_by_the_clients_after_it(session: Session) -> Non
 
 
 def test_clients_give_the_same_whoever_was_there_before(session: Session) -> None:
-    sent = payloads(session)
-    last = list(sent)[-1]
-    *_, after_others = session.engine.exchange("fit", 1, 0, sent, None)
-    (alone,) = session.engine.exchange("fit", 1, 0, {last: sent[last]}, None)
+    sent = requests(session)
+    *_, after_others = session.engine.exchange(sent, None)
+    (alone,) = session.engine.exchange(sent[-1:], None)
+    assert alone.client == after_others.client
     ours, theirs = (answer.payload.artefacts["weights"] for answer in (alone, after_others) if answer.payload)
     assert all(torch.equal(ours[name], value) for name, value in theirs.items())
 
 
 def test_no_gradients_are_left_for_the_next_client(session: Session) -> None:
-    list(session.engine.exchange("fit", 1, 0, payloads(session), None))
-    (model,) = session.site._models.values()
+    list(session.engine.exchange(requests(session), None))
+    (model,) = site_of(session)._models.values()
     assert all(parameter.grad is None for parameter in model.parameters())
 
 
 @pytest.mark.parametrize(("change", "message"), [("drop", "Missing key"), ("shape", "size mismatch")])
 def test_weights_that_do_not_fit_are_named(session: Session, change: str, message: str) -> None:
-    (client, payload), *_ = payloads(session).items()
-    weights = dict(payload.artefacts["weights"])
+    sent = requests(session)[0]
+    weights = dict(sent.payload.artefacts["weights"])
     name = "encoders.image.project.weight"
     if change == "drop":
         del weights[name]
     else:
         weights[name] = torch.zeros(2, 2)
-    (answer,) = session.engine.exchange("fit", 1, 0, {client: Payload({"weights": Weights(weights)})}, None)
+    (answer,) = session.engine.exchange([request(sent.client, Payload({"weights": Weights(weights)}))], None)
     assert answer.error is not None
     assert message in answer.error
     assert name in answer.error
+    assert "Traceback" in answer.details
 
 
 def test_clients_that_are_tested_on_the_same_items_share_them(session: Session) -> None:

@@ -1,17 +1,21 @@
-"""Cohorts: asking, excluding, sampling."""
+"""Cohorts: asking, excluding, accepting, patience, sampling."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 import pytest
 import torch
 
 from polyfed.errors import ConfigError, ExchangeError, PayloadError
+from polyfed.experiment import RunSettings
 from polyfed.federation.client import ClientInfo
-from polyfed.federation.cohort import Answer, Cohort, Reply, SamplingSettings, each
+from polyfed.federation.cohort import Answer, Cohort, Patience, Reply, Request, SamplingSettings, each
 from polyfed.federation.ledger import Ledger, Transport
-from polyfed.federation.payload import Payload, Weights
+from polyfed.federation.limits import Limits
+from polyfed.federation.payload import Payload, Representations, Weights
+from polyfed.federation.schema import client_query, client_step
 from polyfed.randomness import generator
 
 
@@ -25,63 +29,92 @@ class FakeEngine:
     def __init__(self, broken: Mapping[str, Payload | str] | None = None) -> None:
         self.broken = dict(broken or {})
         self.asked: list[tuple[str, int, list[str]]] = []
+        self.requests: list[Request] = []
+        self.deadlines: list[float | None] = []
 
     def clients(self) -> tuple[ClientInfo, ...]:
         return ()
 
-    def exchange(
-        self,
-        step: str,
-        round_number: int,
-        phase: int,
-        payloads: Mapping[str, Payload],
-        deadline: float | None,
-    ) -> Iterator[Answer]:
-        self.asked.append((step, phase, list(payloads)))
-        for client, payload in payloads.items():
-            answer = self.broken.get(client)
+    def exchange(self, requests: Sequence[Request], deadline: float | None) -> Iterator[Answer]:
+        self.asked += [(requests[0].step, requests[0].phase, [request.client for request in requests])]
+        self.requests += requests
+        self.deadlines.append(deadline)
+        for request in requests:
+            answer = self.broken.get(request.client)
             if isinstance(answer, str):
-                yield Answer(client, error=answer)
+                yield Answer(request.client, error=answer, details=f"Traceback of {request.client}")
             elif answer is not None:
-                yield Answer(client, answer)
+                yield Answer(request.client, answer)
             else:
-                weights = payload.artefacts["weights"]
-                yield Answer(client, Payload({"weights": Weights({k: v + 1 for k, v in weights.items()})}))
+                weights = request.payload.artefacts["weights"]
+                yield Answer(request.client, Payload({"weights": Weights({k: v + 1 for k, v in weights.items()})}))
 
 
-def cohort_of(names: str, engine: FakeEngine, **options) -> tuple[Cohort, list[tuple[str, str]]]:
-    dropped: list[tuple[str, str]] = []
-    cohort = Cohort(
-        clients=tuple(info(name) for name in names),
-        exchange=engine.exchange,
-        round=1,
-        transport=Transport(),
-        ledger=Ledger(),
-        excluded=lambda client, reason: dropped.append((client.id, reason)),
-        **options,
-    )
-    return cohort, dropped
+Dropped = list[tuple[str, str]]
 
 
-def step() -> Reply:
+def cohort_of(names: str, engine: FakeEngine, **options: Any) -> tuple[Cohort, Dropped]:
+    dropped: Dropped = []
+    settings: dict[str, Any] = {
+        "clients": tuple(info(name) for name in names),
+        "exchange": engine.exchange,
+        "round": 1,
+        "transport": Transport(),
+        "ledger": Ledger(),
+        "excluded": lambda client, reason, details: dropped.append((client.id, reason)),
+    }
+    return Cohort(**settings | options), dropped
+
+
+@client_step(weights=Weights)
+def step(self: object, client: object, weights: Weights) -> Reply:
     raise AssertionError("the fake engine never calls it")
+
+
+@client_query(weights=Weights)
+def query(self: object, client: object, weights: Weights) -> Reply:
+    raise AssertionError("the fake engine never calls it")
+
+
+def weights(value: float = 0.0) -> Weights:
+    return Weights({"w": torch.tensor(value)})
+
+
+# ---- asking
 
 
 def test_replies_come_in_client_order_with_a_field_for_each() -> None:
     cohort, _ = cohort_of("abc", FakeEngine())
     fields = {"a": 1.0, "b": 2.0, "c": 3.0}
-    replies = list(cohort.ask(step, weights=each(lambda client: Weights({"w": torch.tensor(fields[client.id])}))))
+    replies = list(cohort.ask(step, weights=each(lambda client: weights(fields[client.id]))))
     assert [reply.sender.id for reply in replies] == ["a", "b", "c"]
     assert [float(reply.weights["w"]) for reply in replies] == [2.0, 3.0, 4.0]
+
+
+def test_what_is_no_step_is_not_sent() -> None:
+    engine = FakeEngine()
+    cohort, _ = cohort_of("a", engine)
+    with pytest.raises(TypeError, match=r"is no client step; mark it with @client_step\(\)"):
+        list(cohort.ask(lambda client: Reply(), weights=weights()))
+    assert engine.requests == []
+
+
+def bad(**fields: Any) -> Payload:
+    return Payload(fields)
 
 
 @pytest.mark.parametrize(
     ("answer", "reason"),
     [
         ("ValueError: boom", "boom"),
-        (Payload({"weights": Weights({"w": torch.tensor(float("nan"))})}), "NaN"),
-        (Payload({"weights": Weights({"w": torch.zeros(3)})}), "shape"),
-        (Payload({}), "weights"),
+        (bad(weights=weights(float("nan"))), "tensor 'w' has NaN"),
+        (bad(weights=weights(float("-inf"))), "tensor 'w' has NaN or infinite"),
+        (bad(weights=weights(2e6)), "tensor 'w' has norm 2e+06, the limit is 1e+06"),
+        (bad(weights=Weights({"w": torch.zeros(3)})), "wrong shape"),
+        (bad(), "reply lacks 'weights'"),
+        (bad(weights=weights(), secret=weights()), "undeclared field 'secret'"),
+        (bad(weights=Representations({"w": torch.zeros(1, 1)})), "is representations, declared is weights"),
+        (bad(weights=3), "is int, declared is weights"),
     ],
 )
 def test_a_client_with_an_unusable_answer_is_out_for_the_round(answer: Payload | str, reason: str) -> None:
@@ -91,18 +124,48 @@ def test_a_client_with_an_unusable_answer_is_out_for_the_round(answer: Payload |
 
     engine = FakeEngine({"b": answer})
     cohort, dropped = cohort_of("abc", engine)
-    sent = Weights({"w": torch.tensor(0.0)})
-    assert [reply.sender.id for reply in cohort.ask(step, check=check, weights=sent)] == ["a", "c"]
+    assert [reply.sender.id for reply in cohort.ask(step, check=check, weights=weights())] == ["a", "c"]
     assert dropped[0][0] == "b"
     assert reason in dropped[0][1]
-    list(cohort.ask(step, check=check, weights=sent))
+    list(cohort.ask(step, check=check, weights=weights()))
     assert engine.asked == [("step", 0, ["a", "b", "c"]), ("step", 1, ["a", "c"])]
 
 
-def test_too_few_answers_stop_the_round_with_the_causes() -> None:
-    cohort, _ = cohort_of("ab", FakeEngine({"a": "ValueError: boom"}), min_clients=2)
-    with pytest.raises(ExchangeError, match=r"1 of 2 clients .* run.min_clients is 2 \(a: ValueError: boom\)"):
-        list(cohort.ask(step, weights=Weights({"w": torch.zeros(1)})))
+def test_what_went_wrong_is_told_in_a_line_and_in_detail() -> None:
+    told: list[tuple[str, str, str]] = []
+    cohort, _ = cohort_of(
+        "ab",
+        FakeEngine({"b": "ValueError: boom"}),
+        excluded=lambda client, reason, details: told.append((client.id, reason, details)),
+    )
+    list(cohort.ask(step, weights=weights()))
+    assert told == [("b", "ValueError: boom", "Traceback of b")]
+
+
+def test_who_answered_is_told_with_the_step() -> None:
+    told: list[tuple[str, str]] = []
+    cohort, _ = cohort_of(
+        "abc", FakeEngine({"b": "lost"}), answered=lambda client, name: told.append((client.id, name))
+    )
+    list(cohort.ask(step, weights=weights()))
+    list(cohort.ask(query, weights=weights()))
+    assert told == [("a", "step"), ("c", "step"), ("a", "query"), ("c", "query")]
+
+
+def test_norms_are_bounded_by_the_limits_of_the_run() -> None:
+    limits = Limits(tensor_norm=2.5)
+    answers = {"a": bad(weights=weights(2.5)), "b": bad(weights=weights(-2.6))}
+    cohort, dropped = cohort_of("ab", FakeEngine(answers), limits=limits)
+    assert [reply.sender.id for reply in cohort.ask(step, weights=weights())] == ["a"]
+    assert dropped == [("b", "weights: tensor 'w' has norm 2.6, the limit is 2.5")]
+
+
+def test_a_reply_that_arrives_narrow_is_judged_as_it_is_used() -> None:
+    answer = bad(weights=Weights({"w": torch.tensor(float("inf"), dtype=torch.float16)}))
+    cohort, dropped = cohort_of("ab", FakeEngine({"b": answer}), transport=Transport(dtype="float16"))
+    (reply,) = cohort.ask(step, weights=weights(0.5))
+    assert reply.weights["w"].dtype == torch.float32
+    assert dropped[0][1].endswith("tensor 'w' has NaN or infinite values")
 
 
 def test_every_message_is_entered_in_both_directions() -> None:
@@ -111,6 +174,158 @@ def test_every_message_is_entered_in_both_directions() -> None:
     data = [(line["client"], line["direction"]) for line in cohort.ledger.records if line["artefact"] == "weights"]
     assert data == [("a", "down"), ("b", "down"), ("a", "up")]
 
+
+def test_what_is_refused_has_crossed_and_is_entered() -> None:
+    cohort, _ = cohort_of("a", FakeEngine({"a": bad(weights=weights(float("nan")))}), patience=lambda _: Patience(0))
+    list(cohort.ask(step, weights=weights()))
+    assert [line["direction"] for line in cohort.ledger.records if line["artefact"] == "weights"] == ["down", "up"]
+
+
+# ---- accepted labels
+
+
+def test_a_client_goes_on_from_its_last_accepted_step() -> None:
+    engine = FakeEngine()
+    accepted = {"a": (3, 1), "c": (1, 0)}
+    cohort, _ = cohort_of("abc", engine, round=4, accepted=accepted)
+    list(cohort.ask(step, weights=weights()))
+    list(cohort.ask(step, weights=weights()))
+    assert [(request.client, request.after) for request in engine.requests] == [
+        *(("a", (3, 1)), ("b", None), ("c", (1, 0))),
+        *(("a", (4, 0)), ("b", (4, 0)), ("c", (4, 0))),
+    ]
+    assert accepted == {"a": (4, 1), "b": (4, 1), "c": (4, 1)}
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        "no answer within 3 s",
+        bad(weights=weights(float("nan"))),
+        bad(weights=weights(), more=1),
+        bad(weights=weights(7.0)),
+    ],
+)
+def test_a_step_whose_reply_is_refused_never_happened(answer: Payload | str) -> None:
+    def check(reply: Reply) -> None:
+        if float(reply.weights["w"]) == 7.0:
+            raise PayloadError("not this one")
+
+    accepted = {"a": (1, 0), "b": (1, 0)}
+    cohort, _ = cohort_of("ab", FakeEngine({"b": answer}), round=2, accepted=accepted)
+    list(cohort.ask(step, check=check, weights=weights()))
+    assert accepted == {"a": (2, 0), "b": (1, 0)}
+    engine = FakeEngine()
+    later, _ = cohort_of("ab", engine, round=3, accepted=accepted)
+    list(later.ask(step, weights=weights()))
+    assert [request.after for request in engine.requests] == [(2, 0), (1, 0)]
+
+
+def test_a_query_is_not_what_a_client_goes_on_from() -> None:
+    engine = FakeEngine()
+    accepted = {"a": (1, 0)}
+    cohort, _ = cohort_of("a", engine, round=2, accepted=accepted, first_phase=90)
+    list(cohort.ask(query, weights=weights()))
+    list(cohort.ask(step, weights=weights()))
+    assert [(request.phase, request.after) for request in engine.requests] == [(90, (1, 0)), (91, (1, 0))]
+    assert accepted == {"a": (2, 91)}
+
+
+def test_a_reply_that_was_not_taken_is_not_accepted() -> None:
+    """A server that stops reading in the middle has not used the rest."""
+    accepted: dict[str, tuple[int, int]] = {}
+    cohort, _ = cohort_of("abc", FakeEngine(), accepted=accepted)
+    for reply in cohort.ask(step, weights=weights()):
+        if reply.sender.id == "b":
+            break
+    assert set(accepted) == {"a", "b"}
+
+
+# ---- patience
+
+
+def failing(count: int) -> FakeEngine:
+    return FakeEngine(dict.fromkeys("abcdefghij"[:count], "ValueError: boom"))
+
+
+def test_too_few_answers_stop_the_round_with_the_causes() -> None:
+    cohort, _ = cohort_of("ab", failing(1), patience=lambda name: Patience(min_clients=2))
+    with pytest.raises(
+        ExchangeError,
+        match=r"1 of 2 clients .* to 'step', the quorum \(run.min_clients\) is 2 \(a: ValueError: boom\)",
+    ):
+        list(cohort.ask(step, weights=weights()))
+
+
+def test_a_federation_without_clients_says_that_nobody_was_asked() -> None:
+    engine = FakeEngine()
+    engine.exchange = lambda requests, deadline: iter(())  # type: ignore[method-assign]
+    cohort, _ = cohort_of("", engine)
+    with pytest.raises(ExchangeError, match=r"0 of 0 clients .* is 1 \(nobody was asked\)"):
+        list(cohort.ask(step, weights=weights()))
+
+
+@pytest.mark.parametrize(
+    ("quorum", "asked", "needed"),
+    [
+        *((0.5, 10, 5), (0.5, 3, 2), (0.75, 4, 3), (0.3, 10, 3), (0.7, 10, 7), (1.0, 7, 7), (0.0, 7, 0)),
+        *((0.01, 5, 1), (0.5, 0, 0), (3, 10, 3), (0, 10, 0), (3, 2, 3), (1, 0, 1)),
+    ],
+)
+def test_a_fraction_is_a_share_of_those_asked(quorum: float, asked: int, needed: int) -> None:
+    assert Patience(min_clients=quorum).quorum(asked) == needed
+
+
+@pytest.mark.parametrize(("broken", "enough"), [(5, True), (6, False)])
+def test_a_quorum_of_half_holds_to_the_last_client(broken: int, enough: bool) -> None:
+    cohort, dropped = cohort_of("abcdefghij", failing(broken), patience=lambda name: Patience(min_clients=0.5))
+    if enough:
+        assert len(list(cohort.ask(step, weights=weights()))) == 5
+    else:
+        with pytest.raises(ExchangeError, match="4 of 10 clients"):
+            list(cohort.ask(step, weights=weights()))
+    assert len(dropped) == broken
+
+
+def test_the_share_is_of_those_still_in_the_round() -> None:
+    engine = failing(5)
+    cohort, _ = cohort_of("abcdefghij", engine, patience=lambda name: Patience(min_clients=0.5))
+    list(cohort.ask(step, weights=weights()))
+    engine.broken = {"f": "lost", "g": "lost"}
+    assert len(list(cohort.ask(step, weights=weights()))) == 3  # of five; of ten it would be too few
+
+
+def test_each_step_has_its_own_patience() -> None:
+    settings = RunSettings.model_validate(
+        {
+            "min_clients": 0.5,
+            "deadline": 60,
+            "phases": {"step": {"min_clients": 2, "deadline": 5.0}, "query": {"min_clients": 0}},
+        }
+    )
+    assert settings.patience("step") == Patience(2, 5.0)
+    assert settings.patience("query") == Patience(0, 60.0)
+    assert settings.patience("other") == Patience(0.5, 60.0)
+    engine = failing(2)
+    cohort, _ = cohort_of("abc", engine, patience=settings.patience)
+    assert len(list(cohort.ask(query, weights=weights()))) == 1
+    with pytest.raises(ExchangeError, match=r"1 of 1 clients gave a usable reply to 'step', the quorum .* is 2"):
+        list(cohort.ask(step, weights=weights()))
+    assert engine.deadlines == [60.0, 5.0]
+
+
+def test_a_whole_number_stays_a_number_and_a_fraction_a_share() -> None:
+    assert Patience(RunSettings.model_validate({"min_clients": 1}).min_clients).quorum(4) == 1
+    assert Patience(RunSettings.model_validate({"min_clients": 1.0}).min_clients).quorum(4) == 4
+
+
+@pytest.mark.parametrize("setting", [{"min_clients": 1.5}, {"phases": {"fit": {"min_clients": 2.5}}}])
+def test_a_share_beyond_everybody_is_refused(setting: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match="min_clients"):
+        RunSettings.model_validate(setting)
+
+
+# ---- sampling
 
 CLIENTS = tuple(info(f"{group}{k}", group) for group, count in (("i", 10), ("t", 10), ("p", 15)) for k in range(count))
 

@@ -60,7 +60,7 @@ def test_a_few_samples_an_item(tiny: Config) -> None:
 
 def test_the_server_sees_only_what_a_client_info_says(tiny: Config) -> None:
     infos = federation_of(tiny).infos
-    assert [info.id for info in infos] == ["paired-0", "paired-1", "image-0"]
+    assert [info.id for info in infos] == ["paired-0", "paired-1", "image"]
     assert infos[2].modalities == ("image",)
     assert infos[0].samples == 5 * 16
     assert infos[0].architecture == infos[1].architecture != infos[2].architecture
@@ -111,7 +111,7 @@ def test_a_matched_test_has_the_classes_of_the_training_data(tiny: Config) -> No
 def test_test_items_bounds_the_test(tiny: Config) -> None:
     tiny["clients"]["image"]["test_items"] = 5
     federation = federation_of(tiny)
-    assert len(federation.test(federation.members["image-0"])) == 5
+    assert len(federation.test(federation.members["image"])) == 5
 
 
 def test_initial_weights_depend_on_seed_and_client_alone(tiny: Config, tmp_path: Path) -> None:

@@ -1,78 +1,307 @@
-"""What clients keep: declared keys, rounds that are done again, bounded memory."""
+"""What clients keep: declared keys, exact labels, whatever a resume can ask for, bounded memory."""
 
 from __future__ import annotations
 
+import copy
+from dataclasses import dataclass, field
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pytest
 import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from polyfed.errors import RunError
 from polyfed.federation.files import write_atomically
-from polyfed.federation.state import ClientState, Lifetime, StateStore, flatten, unflatten
+from polyfed.federation.state import ClientState, Label, Lifetime, StateStore, flatten, unflatten
 
 
 def entry(value: float, size: int = 4) -> dict[str, torch.Tensor]:
     return {"model/w": torch.full((size,), value)}
 
 
-def value_of(store: StateStore, client: str, before: tuple[int, int]) -> float | None:
-    found = store.load(client, before)
-    return None if found is None else float(found[1]["model/w"][0])
+def value_of(store: StateStore, client: str, label: Label | None) -> float | None:
+    found = store.load(client, label)
+    return float(found["model/w"][0]) if found else None
 
 
-def test_a_state_of_a_lost_round_is_not_seen(tmp_path: Path) -> None:
+# ---- exact labels
+
+
+def test_a_client_goes_on_from_the_label_that_it_is_told(tmp_path: Path) -> None:
     store = StateStore(tmp_path)
-    store.save("a", (1, 0), entry(1))
-    store.save("a", (2, 0), entry(2))
-    assert value_of(store, "a", (2, 0)) == 1  # round 2 is done again
-    assert value_of(store, "a", (2, 1)) == 2  # its second phase
-    assert value_of(StateStore(tmp_path), "a", (3, 0)) == 2  # another process
-    assert value_of(store, "b", (9, 0)) is None
+    store.save("a", (1, 0), entry(1), None)
+    store.save("a", (2, 0), entry(2), (1, 0))
+    for opened in (store, StateStore(tmp_path)):  # another process
+        assert value_of(opened, "a", (1, 0)) == 1  # round 2 is done again
+        assert value_of(opened, "a", (2, 0)) == 2  # its second phase
+        assert value_of(opened, "a", None) is None  # before its first step
+        assert value_of(opened, "b", None) is None
+
+
+def test_a_step_that_is_done_again_replaces_what_it_left(tmp_path: Path) -> None:
+    store = StateStore(tmp_path)
+    store.save("a", (1, 0), entry(1), None)
+    store.save("a", (2, 0), entry(2), (1, 0))
+    store.save("a", (2, 0), entry(3), (1, 0))
+    for opened in (store, StateStore(tmp_path)):
+        assert value_of(opened, "a", (2, 0)) == 3
+        assert value_of(opened, "a", (1, 0)) == 1
+
+
+def test_what_was_lost_is_said_with_what_is_there(tmp_path: Path) -> None:
+    store = StateStore(tmp_path)
+    store.save("a", (1, 0), entry(1), None)
+    store.save("a", (3, 0), entry(3), (1, 0))
+    store.save("a", (4, 0), entry(4), (3, 0))
+    with pytest.raises(RunError, match=r"client 'a' after round 2, phase 0 is not here; .*others \(rounds 1, 3, 4\)"):
+        store.load("a", (2, 0))
+    with pytest.raises(RunError, match=r"after round 9, phase 1 is not here; .* restore the folder from a copy"):
+        store.load("a", (9, 1))
+
+
+def test_a_folder_that_was_lost_or_is_foreign_says_so(tmp_path: Path) -> None:
+    with pytest.raises(RunError, match="there is none of this run: it was lost, or the run is foreign to this folder"):
+        StateStore(tmp_path).load("a", (3, 0))
+
+
+def test_a_stale_server_is_told_so(tmp_path: Path) -> None:
+    store, last = StateStore(tmp_path), None
+    for number in range(1, 9):
+        store.save("a", (number, 0), entry(number), last)
+        last = (number, 0)
+    with pytest.raises(
+        RunError, match=r"newer ones \(rounds 6, 7, 8\): the server is stale, restored from an old copy"
+    ):
+        store.load("a", (2, 0))
+
+
+def test_what_is_in_memory_is_not_taken_for_another_label(tmp_path: Path) -> None:
+    store = StateStore(tmp_path)
+    store.save("a", (1, 0), entry(1), None)
+    store.save("a", (2, 0), entry(2), (1, 0))
+    next(tmp_path.rglob("000001-00*")).unlink()
+    assert value_of(store, "a", (2, 0)) == 2
+    with pytest.raises(RunError, match="after round 1, phase 0 is not here"):
+        store.load("a", (1, 0))
+
+
+def test_loading_a_state_makes_it_the_one_in_memory(tmp_path: Path) -> None:
+    store = StateStore(tmp_path)
+    store.save("a", (1, 0), entry(1), None)
+    store.save("a", (2, 0), entry(2), (1, 0))
+    assert [value_of(store, "a", label) for label in ((1, 0), (2, 0), (1, 0), (1, 0))] == [1, 2, 1, 1]
+
+
+# ---- the chain
 
 
 def test_states_that_a_resume_can_ask_for_are_kept(tmp_path: Path) -> None:
-    store = StateStore(tmp_path)
+    store, last = StateStore(tmp_path), None
     for number in (1, 2, 5, 8, 9):
-        store.save("a", (number, 0), entry(number))
-    # a server at round 9 may go back to 8 or 7
-    assert [value_of(store, "a", (number + 1, 0)) for number in (9, 8, 7)] == [9, 8, 5]
-    assert len(store.labels("a")) == 3
+        store.save("a", (number, 0), entry(number), last)
+        last = (number, 0)
+    # while round 9 is under way, a server may go back to the ends of 8 and of 7
+    assert store.labels("a") == [(5, 0), (8, 0), (9, 0)]
 
 
-def test_forget_removes_rounds_that_are_done_again(tmp_path: Path) -> None:
+def test_phases_of_a_round_are_kept_along_the_chain(tmp_path: Path) -> None:
+    store, last = StateStore(tmp_path), None
+    for label in [(1, 0), (2, 0), (2, 1), (3, 0), (3, 1), (3, 2)]:
+        store.save("a", label, entry(sum(label)), last)
+        last = label
+    # asked for may be: the ends of rounds 2 and 1; what is between them is what leads there
+    assert {(1, 0), (2, 1), (3, 2)} <= set(store.labels("a"))
+
+
+def test_what_was_refused_is_dropped_with_the_next_step(tmp_path: Path) -> None:
     store = StateStore(tmp_path)
-    store.save("a", (1, 0), entry(1))
-    store.save("a", (2, 0), entry(2))
-    store.forget(2)
+    store.save("a", (1, 0), entry(1), None)
+    store.save("a", (2, 0), entry(2), (1, 0))  # its reply is refused
+    store.save("a", (3, 0), entry(3), (1, 0))
+    assert store.labels("a") == [(1, 0), (3, 0)]
+
+
+def test_a_lost_future_is_dropped_when_the_past_is_done_again(tmp_path: Path) -> None:
+    store = StateStore(tmp_path)
+    for number in (1, 2, 3):
+        store.save("a", (number, 0), entry(number), (number - 1, 0) if number > 1 else None)
+    store.save("a", (2, 0), entry(20), (1, 0))  # the server fell back to round 1
+    assert store.labels("a") == [(1, 0), (2, 0)]
+
+
+def test_a_chain_that_breaks_ends_there(tmp_path: Path) -> None:
+    store = StateStore(tmp_path)
+    for number in (1, 2, 3):
+        store.save("a", (number, 0), entry(number), (number - 1, 0) if number > 1 else None)
+    (tmp_path / "a" / "000003-00.safetensors").write_bytes(b"rubbish")
+    StateStore(tmp_path).save("a", (4, 0), entry(4), (3, 0))
+    assert (4, 0) in store.labels("a")
+    assert StateStore(tmp_path).damaged({"a": (3, 0)}) == "a"
+
+
+@dataclass
+class Model:
+    """A run as it should be: nothing is ever dropped, and the server remembers what it accepted."""
+
+    round: int = 0
+    kept: dict[tuple[str, Label], float] = field(default_factory=dict)
+    accepted: dict[str, Label] = field(default_factory=dict)
+    checkpoints: dict[int, dict[str, Label]] = field(default_factory=lambda: {0: {}})
+    steps: int = 0
+
+
+STEP = st.tuples(
+    st.sampled_from("abc"),  # who is asked
+    st.sampled_from(["accepted", "accepted", "accepted", "refused", "lost"]),
+)
+EVENTS = st.lists(
+    st.one_of(
+        st.tuples(st.just("round"), st.lists(st.lists(STEP, max_size=3, unique_by=lambda s: s[0]), max_size=3)),
+        st.tuples(st.just("crash"), st.lists(st.lists(STEP, max_size=3, unique_by=lambda s: s[0]), max_size=3)),
+        st.tuples(st.just("rewind"), st.just([])),
+    ),
+    min_size=1,
+    max_size=14,
+)
+
+
+@settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(EVENTS, st.sampled_from([0, 1 << 20]))
+def test_whatever_a_server_can_ask_for_is_there(
+    events: list[tuple[str, list[list[tuple[str, str]]]]], memory: int
+) -> None:
+    """Random cohorts, phases, refused and lost replies, crashes in a round and falls back to the round before.
+
+    A server resumes from one of its last two complete rounds. Whatever it then asks for, and whatever it asks for
+    while it goes on, is what a store that never drops anything would give.
+    """
+    with TemporaryDirectory() as place:
+        model, store = Model(), StateStore(Path(place), memory)
+        for kind, phases in events:
+            if kind == "rewind":  # the newest checkpoint is damaged
+                if len(model.checkpoints) > 1:
+                    del model.checkpoints[max(model.checkpoints)]
+                store = resumed(model, Path(place), memory)
+                continue
+            play(model, store, phases)
+            if kind == "round":
+                model.round += 1
+                model.checkpoints[model.round] = dict(model.accepted)
+                for old in sorted(model.checkpoints)[:-2]:
+                    del model.checkpoints[old]
+            else:
+                store = resumed(model, Path(place), memory)
+            require_all(model, Path(place))
+
+
+def play(model: Model, store: StateStore, phases: list[list[tuple[str, str]]]) -> None:
+    """The asks of the next round; a client whose reply was not accepted is out of it."""
+    number, out = model.round + 1, set[str]()
+    for phase, steps in enumerate(phases):
+        for client, fate in sorted(steps):
+            if client in out:
+                continue
+            after = model.accepted.get(client)
+            assert value_of(store, client, after) == (model.kept[client, after] if after else None)
+            model.steps += 1
+            store.save(client, (number, phase), entry(model.steps), after)
+            model.kept[client, (number, phase)] = model.steps
+            if fate == "accepted":
+                model.accepted[client] = (number, phase)
+            else:
+                out.add(client)
+
+
+def resumed(model: Model, folder: Path, memory: int) -> StateStore:
+    """Another process, from the newest checkpoint."""
+    model.round = max(model.checkpoints)
+    model.accepted = copy.copy(model.checkpoints[model.round])
+    require_all(model, folder)
+    return StateStore(folder, memory)
+
+
+def require_all(model: Model, folder: Path) -> None:
+    """Both checkpoints can be resumed from."""
+    store = StateStore(folder, memory=0)
+    for accepted in model.checkpoints.values():
+        assert store.damaged(accepted) is None
+        for client, label in accepted.items():
+            assert value_of(store, client, label) == model.kept[client, label]
+
+
+@pytest.mark.parametrize("phases", [1, 3])
+def test_the_number_of_files_does_not_grow_with_the_rounds(tmp_path: Path, phases: int) -> None:
+    store, last = StateStore(tmp_path), None
+    for number in range(1, 30):
+        for phase in range(phases):
+            store.save("a", (number, phase), entry(number), last)
+            last = (number, phase)
+    assert len(store.labels("a")) <= 2 * phases + 1
+
+
+# ---- damage
+
+
+def test_a_damaged_file_is_named(tmp_path: Path) -> None:
+    StateStore(tmp_path).save("a", (1, 0), entry(1), None)
+    path = next(tmp_path.rglob("*.safetensors"))
+    path.write_bytes(path.read_bytes()[:-5])
+    store = StateStore(tmp_path)
+    assert store.damaged({"a": (1, 0)}) == "a"
+    with pytest.raises(RunError, match=r"client 'a' after round 1, phase 0 is damaged: 000001-00\.safetensors"):
+        store.load("a", (1, 0))
+
+
+def test_a_missing_file_counts_as_damaged_and_others_do_not_matter(tmp_path: Path) -> None:
+    store = StateStore(tmp_path)
+    store.save("a", (1, 0), entry(1), None)
+    store.save("b", (1, 0), entry(1), None)
+    (tmp_path / "b" / "000001-00.safetensors").write_bytes(b"")
+    assert store.damaged({}) is None
+    assert store.damaged({"a": (1, 0)}) is None
+    assert store.damaged({"a": (1, 0), "b": (1, 0)}) == "b"
+    assert store.damaged({"a": (2, 0)}) == "a"
+    assert store.damaged({"c": (1, 0)}) == "c"
+
+
+def test_a_failed_write_leaves_the_old_state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = StateStore(tmp_path)
+    store.save("a", (1, 0), entry(1), None)
+    with monkeypatch.context() as patch:
+        patch.setattr("os.fsync", full)
+        with pytest.raises(OSError, match="No space"):
+            store.save("a", (2, 0), entry(2), (1, 0))
     assert store.labels("a") == [(1, 0)]
-    assert value_of(store, "a", (5, 0)) == 1
+    assert value_of(store, "a", (1, 0)) == 1
+
+
+def full(descriptor: int) -> None:
+    raise OSError(28, "No space left on device")
+
+
+# ---- memory
 
 
 def test_saved_tensors_do_not_follow_the_live_model(tmp_path: Path) -> None:
     store = StateStore(tmp_path)
     live = torch.zeros(4)
-    store.save("a", (1, 0), {"model/w": live})
+    store.save("a", (1, 0), {"model/w": live}, None)
     live.fill_(9)
-    assert value_of(store, "a", (2, 0)) == 0
+    assert value_of(store, "a", (1, 0)) == 0
 
 
 def test_memory_is_bounded_whatever_the_number_of_clients(tmp_path: Path) -> None:
     store = StateStore(tmp_path, memory=3 * 400)
     for number in range(50):
-        store.save(f"c{number}", (1, 0), entry(number, size=100))
+        store.save(f"c{number}", (1, 0), entry(float(number), size=100), None)
+        assert store._bytes == sum(held["model/w"].nbytes for _, held in store._held.values()) <= 3 * 400
+    assert [value_of(store, f"c{number}", (1, 0)) for number in (0, 25, 49)] == [0, 25, 49]
     assert store._bytes <= 3 * 400
-    assert [value_of(store, f"c{number}", (2, 0)) for number in (0, 25, 49)] == [0, 25, 49]
 
 
-def test_a_damaged_file_is_named(tmp_path: Path) -> None:
-    StateStore(tmp_path).save("a", (1, 0), entry(1))
-    path = next(tmp_path.rglob("*.safetensors"))
-    path.write_bytes(path.read_bytes()[:-5])
-    store = StateStore(tmp_path)
-    assert store.damaged(before_round=2) == "a"
-    with pytest.raises(RunError, match="client 'a' is damaged"):
-        store.load("a", (2, 0))
+# ---- keys
 
 
 def test_only_declared_keys_are_kept() -> None:
@@ -92,7 +321,7 @@ def test_flatten_and_back() -> None:
 def test_a_failed_write_leaves_the_old_file_and_no_rest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     target = tmp_path / "file"
     write_atomically(target, b"old")
-    monkeypatch.setattr("os.fsync", lambda descriptor: (_ for _ in ()).throw(OSError(28, "No space left on device")))
+    monkeypatch.setattr("os.fsync", full)
     with pytest.raises(OSError, match="No space"):
         write_atomically(target, b"new")
     assert target.read_bytes() == b"old"

@@ -8,7 +8,9 @@ from typing import ClassVar
 
 from polyfed.errors import ConfigError
 from polyfed.federation.client import Client
-from polyfed.federation.cohort import Cohort, Reply, client_query, client_step, each
+from polyfed.federation.cohort import Cohort, Reply, each
+from polyfed.federation.payload import Weights
+from polyfed.federation.schema import client_query, client_step
 from polyfed.federation.server import Server
 from polyfed.federation.state import Lifetime
 from polyfed.settings import Component
@@ -47,10 +49,15 @@ class Algorithm(Component):
         """Every asked client's own test metrics, by client id."""
         return {reply.sender.id: reply.payload.scalars for reply in cohort.ask(self.assess)}  # type: ignore[misc]
 
-    @client_query
+    @client_query(float)
     def assess(self, client: Client) -> Reply:
         """Evaluate the client's model on the client's test samples."""
         return Reply(**(client.evaluate(client.test) if client.test is not None else {}))
+
+    @client_query(weights=Weights)
+    def initial(self, client: Client) -> Reply:
+        """The client's initial weights: how a server learns of an architecture that its configuration does not have."""
+        return Reply(weights=Weights(client.model.state_dict()))
 
     def require(self, *, has_public: bool, has_server: bool) -> None:
         """Check that the federation suits the method.

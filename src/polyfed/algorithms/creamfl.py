@@ -206,7 +206,7 @@ class CreamFL(Algorithm):
 
     # ---- client half
 
-    @client_step
+    @client_step(representations=Representations, num_examples=int)
     def fit(self, client: Client, representations: Representations) -> Reply:
         """ClientLocalTraining of Algorithm 1: E epochs of Eq. 3, then representations of the public set."""
         known = {name: value.to(client.device) for name, value in representations.items()}

@@ -36,7 +36,7 @@ class FedAvg(Algorithm):
             mean.add(reply.weights, reply.num_examples)
         server.update_weights(mean.result())
 
-    @client_step
+    @client_step(weights=Weights, num_examples=int)
     def fit(self, client: Client, weights: Weights) -> Reply:
         """Train the received model on the client's own task."""
         client.receive(weights)
@@ -48,7 +48,7 @@ class FedAvg(Algorithm):
         replies = cohort.ask(self.assess_global, weights=each(server.weights_for))
         return {reply.sender.id: reply.payload.scalars for reply in replies}  # type: ignore[misc]
 
-    @client_query
+    @client_query(float)
     def assess_global(self, client: Client, weights: Weights) -> Reply:
         """Evaluate the received model on the client's test samples."""
         client.receive(weights)

@@ -25,7 +25,7 @@ class Local(Algorithm):
         for _ in cohort.ask(self.fit):
             pass
 
-    @client_step
+    @client_step()
     def fit(self, client: Client) -> Reply:
         """Train on the client's own task."""
         client.fit(client.train, epochs=self.local_epochs)

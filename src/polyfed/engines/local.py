@@ -2,16 +2,33 @@
 
 from __future__ import annotations
 
-import logging
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from typing import TypeVar
 
+from pydantic import Field
+
+from polyfed.engines.engine import EngineSettings, Hosting
 from polyfed.engines.site import Site
 from polyfed.federation.client import ClientInfo
-from polyfed.federation.cohort import Answer
-from polyfed.federation.payload import Payload, decode, encode
+from polyfed.federation.cohort import Answer, Engine, Request
+from polyfed.federation.limits import Limits
+from polyfed.federation.payload import Payload
+from polyfed.federation.wire import Part, pack, unpack
 
-log = logging.getLogger(__name__)
+T = TypeVar("T")
+M = TypeVar("M", Request, Answer)
+
+
+class Local(EngineSettings):
+    """Steps execute in this process, one client after the other; nothing is copied between server and clients."""
+
+    serialize: bool = Field(default=False, description="lay out and read every message as if it crossed a wire")
+
+    def serve(self, hosting: Hosting, body: Callable[[Engine], T]) -> T:
+        """Run ``body`` with an engine over a site in this process."""
+        return body(LocalEngine(hosting.here(), serialize=self.serialize))
 
 
 class LocalEngine:
@@ -19,7 +36,7 @@ class LocalEngine:
 
     Args:
         site: where the clients live.
-        serialize: encode and decode every message as if it crossed a wire; results are the same bits.
+        serialize: lay out and read every message as if it crossed a wire; results are the same bits.
     """
 
     def __init__(self, site: Site, *, serialize: bool = False) -> None:
@@ -30,30 +47,22 @@ class LocalEngine:
         """Everybody in the federation."""
         return self.site.infos
 
-    def exchange(
-        self,
-        step: str,
-        round_number: int,
-        phase: int,
-        payloads: Mapping[str, Payload],
-        deadline: float | None,
-    ) -> Iterator[Answer]:
-        """Run the step client by client; see ``Engine.exchange``."""
-        for client_id, payload in payloads.items():
+    def exchange(self, requests: Sequence[Request], deadline: float | None) -> Iterator[Answer]:
+        """Run the step client by client; see ``Engine.exchange``. A step is judged late once it has ended."""
+        for request in requests:
             started = time.monotonic()
-            answer = self._answer(client_id, step, round_number, phase, payload)
-            late = time.monotonic() - started
-            if deadline is not None and late > deadline:
-                answer = Answer(client_id, error=f"no answer within {deadline:g} s")
-            yield answer
+            answer = self.site.answer(self._crossed(request))
+            if deadline is not None and time.monotonic() - started > deadline:
+                answer = Answer(request.client, error=f"no answer within {deadline:g} s")
+            yield self._crossed(answer)
 
-    def _answer(self, client_id: str, step: str, round_number: int, phase: int, payload: Payload) -> Answer:
-        try:
-            reply = self.site.handle(client_id, step, round_number, phase, self._wire(payload))
-            return Answer(client_id, self._wire(reply))
-        except Exception as error:
-            log.debug("client %s failed in step %s", client_id, step, exc_info=True)
-            return Answer(client_id, error=f"{type(error).__name__}: {error}")
+    def _crossed(self, message: M) -> M:
+        if not self.serialize or message.payload is None:
+            return message
+        return replace(message, payload=_through_bytes(message.payload))
 
-    def _wire(self, payload: Payload) -> Payload:
-        return decode(encode(payload)) if self.serialize else payload
+
+def _through_bytes(payload: Payload) -> Payload:
+    messages, parts = pack({"it": payload}, checksums=True)
+    copied = [Part(part.header, [memoryview(bytes(buffer)) for buffer in part.buffers]) for part in parts]
+    return unpack(messages["it"], copied, Limits())

@@ -2,23 +2,38 @@
 
 from __future__ import annotations
 
+import logging
+import traceback
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
+from pathlib import Path
 
 import torch
+from pydantic import Field, SerializeAsAny
 from torch import Tensor
 
+from polyfed import __version__
 from polyfed.algorithms.algorithm import Algorithm
 from polyfed.data.samples import Samples
-from polyfed.errors import PolyfedError
+from polyfed.device import resolve_device
+from polyfed.errors import DataError, PayloadError
 from polyfed.federation.client import Client, ClientInfo
+from polyfed.federation.cohort import Answer, Request
 from polyfed.federation.federation import Federation, Member
+from polyfed.federation.ledger import Transport
+from polyfed.federation.limits import Limits
 from polyfed.federation.party import Clock, Precision
 from polyfed.federation.payload import Artefact, Payload
+from polyfed.federation.schema import StepSchema, steps_of
+from polyfed.federation.settings import SiteSettings
 from polyfed.federation.state import ClientState, Label, Lifetime, StateStore, flatten, unflatten
+from polyfed.federation.wire import SCHEMA
 from polyfed.models.model import Model
 from polyfed.randomness import isolated
+from polyfed.settings import Settings
+
+log = logging.getLogger(__name__)
 
 
 @dataclass
@@ -26,6 +41,20 @@ class _Data:
     train: Samples
     test: Samples | None
     public: Samples | None
+
+
+class RunCard(Settings):
+    """What a place must know of a run to host clients in it; the same for all clients and rounds."""
+
+    run: str = Field(description="identifies the run")
+    seed: int
+    rounds: int
+    algorithm: SerializeAsAny[Algorithm]
+    precision: Precision = "float32"
+    transport: Transport = Field(default_factory=Transport)
+    public_order: str = Field(default="", description="digest of the public set and its order; empty: there is none")
+    polyfed: str = Field(default=__version__, description="version of polyfed that the server runs")
+    schema_version: int = Field(default=SCHEMA, description="layout of messages")
 
 
 @dataclass
@@ -36,25 +65,66 @@ class Site:
 
     Attributes:
         federation: data and models.
-        algorithm: whose client steps are run.
+        card: the run.
         store: kept states.
-        seed, rounds: of the run.
         device: where models run.
-        precision: autocast type.
         evaluation_batch: samples a batch without gradients.
+        limits: on what is received.
     """
 
     federation: Federation
-    algorithm: Algorithm
+    card: RunCard
     store: StateStore
-    seed: int
-    rounds: int
     device: torch.device
-    precision: Precision = "float32"
     evaluation_batch: int = 256
+    limits: Limits = field(default_factory=Limits)
     _models: dict[str, Model] = field(default_factory=dict)
     _data: dict[str, _Data] = field(default_factory=dict)
     _public: dict[str, Samples | None] = field(default_factory=dict)
+
+    @classmethod
+    def open(
+        cls,
+        settings: SiteSettings,
+        card: RunCard,
+        folder: Path,
+        *,
+        vocabulary: Path,
+        federation: Federation | None = None,
+        limits: Limits | None = None,
+    ) -> Site:
+        """A site on this machine.
+
+        Args:
+            settings: the clients that live here, and their data.
+            card: the run.
+            folder: where clients keep their states.
+            vocabulary: folder of what is learnt from the public set.
+            federation: data and models, if they are open already.
+            limits: on what is received.
+
+        Raises:
+            PolyfedError: data or device are not there, or the public set is another one.
+        """
+        opened = federation or Federation(settings.data, settings.public, None, settings.clients, card.seed, vocabulary)
+        if card.public_order and opened.public_order != card.public_order:
+            raise DataError(
+                f"the public set here is another one ({opened.public_order or 'none'}, expected {card.public_order}): "
+                "compare source, split, items and per_item of 'public', and the files of the source"
+            )
+        return cls(
+            federation=opened,
+            card=card,
+            store=StateStore(folder, settings.run.state_memory),
+            device=resolve_device(settings.run.device),
+            evaluation_batch=settings.run.evaluation_batch,
+            limits=limits or Limits(),
+        )
+
+    @property
+    def algorithm(self) -> Algorithm:
+        """Whose client steps are run."""
+        return self.card.algorithm
 
     @property
     def infos(self) -> tuple[ClientInfo, ...]:
@@ -65,36 +135,63 @@ class Site:
     def _info(self) -> dict[str, ClientInfo]:
         return {info.id: info for info in self.infos}
 
-    def handle(self, client_id: str, step: str, round_number: int, phase: int, payload: Payload) -> Payload:
+    @cached_property
+    def _steps(self) -> dict[str, StepSchema]:
+        return steps_of(self.algorithm)
+
+    def answer(self, request: Request, *, tracebacks: bool = True) -> Answer:
+        """``handle``, with what it raises as an answer."""
+        try:
+            return Answer(request.client, self.handle(request))
+        except Exception as error:
+            log.debug("client %s failed in step %s", request.client, request.step, exc_info=True)
+            details = traceback.format_exc() if tracebacks else ""
+            return Answer(request.client, error=f"{type(error).__name__}: {error}", details=details)
+
+    def handle(self, request: Request) -> Payload:
         """Run a step for a client and make durable what it keeps; a step that fails changes nothing.
 
         Raises:
-            PolyfedError: no such client or step, or the reply is not finite.
+            PolyfedError: no such client or step, the request or the reply is not as declared, or not finite.
             Exception: whatever the step raises.
         """
-        method = getattr(self.algorithm, step, None)
-        kind = getattr(method, "__client_step__", None)
-        if method is None or kind is None:
-            raise PolyfedError(f"'{step}' is not a client step of '{self.algorithm.component_name()}'")
-        member = self.federation.members[client_id]
-        with isolated(self.seed, round_number, client_id, step, phase):
-            client = self._wake(member, (round_number, phase))
+        schema, member = self._schema(request), self._member(request)
+        received = self.card.transport.widen(request.payload)
+        schema.require_request(received)
+        received.require_sound(self.limits)
+        label = (request.round, request.phase)
+        with isolated(self.card.seed, request.round, request.client, request.step, request.phase):
+            client = self._wake(member, label, request.after)
             try:
-                reply = method(client, **payload.fields)
+                reply = getattr(self.algorithm, request.step)(client, **received.fields)
             finally:
                 self._forget_gradients(client)
-            if kind == "step" and self.algorithm.keeps:
-                reply.payload.require_finite()  # the server checks every reply; this one guards what is kept
-                self._keep(client, (round_number, phase))
-        return _detached(reply.payload, self._models.get(client.info.architecture))
+            if schema.kind == "step" and self.algorithm.keeps:
+                reply.payload.require_sound(self.limits)  # the server checks every reply; this guards what is kept
+                self._keep(client, label, request.after)
+        return self.card.transport.narrow(_detached(reply.payload, self._models.get(client.info.architecture)))
+
+    def _schema(self, request: Request) -> StepSchema:
+        if request.step not in self._steps:
+            valid = ", ".join(self._steps)
+            raise PayloadError(
+                f"'{request.step}' is not a client step of '{self.algorithm.component_name()}'; valid: {valid}"
+            )
+        return self._steps[request.step]
+
+    def _member(self, request: Request) -> Member:
+        if request.client not in self.federation.members:
+            valid = ", ".join(self.federation.members)
+            raise PayloadError(f"client '{request.client}' does not live here; there are: {valid}")
+        return self.federation.members[request.client]
 
     def _forget_gradients(self, client: Client) -> None:
         # they are private, and their memory is wanted for the next client
         if (model := self._models.get(client.info.architecture)) is not None:
             model.zero_grad(set_to_none=True)
 
-    def _wake(self, member: Member, label: Label) -> Client:
-        kept = self._kept(member.id, label)
+    def _wake(self, member: Member, label: Label, after: Label | None = None) -> Client:
+        kept = self._kept(member.id, label, after)
         own = kept.pop("model", None)
         data = self._data_of(member)
         declared = {key: life for key, life in self.algorithm.keeps.items() if key not in ("model", "optimizer")}
@@ -104,9 +201,9 @@ class Site:
             objective=member.settings.task,
             head_name=member.head,
             training=member.settings.training,
-            clock=Clock(self.seed, label[0], self.rounds),
+            clock=Clock(self.card.seed, label[0], self.card.rounds),
             public=data.public,
-            precision=self.precision,
+            precision=self.card.precision,
             evaluation_batch=self.evaluation_batch,
             optimizer_state=_groups(kept.pop("optimizer", {})),
             info=self._info[member.id],
@@ -115,22 +212,21 @@ class Site:
             state=ClientState(declared, kept),
         )
 
-    def _kept(self, client_id: str, label: Label) -> dict[str, dict[str, Tensor]]:
-        found = self.store.load(client_id, label) if self.algorithm.keeps else None
-        if found is None:
+    def _kept(self, client_id: str, label: Label, after: Label | None) -> dict[str, dict[str, Tensor]]:
+        if not self.algorithm.keeps or after is None:
             return {}
-        (made, _), entry = found
-        current = {key for key, life in self.algorithm.keeps.items() if life is Lifetime.RUN or made == label[0]}
+        entry = self.store.load(client_id, after)
+        current = {key for key, life in self.algorithm.keeps.items() if life is Lifetime.RUN or after[0] == label[0]}
         return {key: value for key, value in unflatten(entry).items() if key in current}
 
-    def _keep(self, client: Client, label: Label) -> None:
+    def _keep(self, client: Client, label: Label, after: Label | None) -> None:
         keeps = self.algorithm.keeps
         values = {key: dict(value) for key, value in client.state.items()}
         if "model" in keeps:
             values["model"] = client.model.state_dict()
         if "optimizer" in keeps:
             values["optimizer"] = _joined(client.trainer_states())
-        self.store.save(client.name, label, flatten(values))
+        self.store.save(client.name, label, flatten(values), after)
 
     def _model(self, member: Member, weights: Mapping[str, Tensor] | None) -> Model:
         key = self._info[member.id].architecture

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from polyfed.data.samples import Samples
+from polyfed.errors import PayloadError
 from polyfed.federation.party import Party
 from polyfed.federation.state import ClientState
 
@@ -28,6 +31,22 @@ class ClientInfo:
     task: str
     samples: int
     architecture: str
+
+    @classmethod
+    def from_json(cls, entry: Mapping[str, Any]) -> ClientInfo:
+        """The description that a client's site sent.
+
+        Raises:
+            PayloadError: it is not one.
+        """
+        try:
+            info = cls(**{**entry, "modalities": tuple(entry["modalities"])})
+        except (KeyError, TypeError) as error:
+            raise PayloadError(f"not the description of a client: {error}") from error
+        texts = (info.id, info.group, info.task, info.architecture, *info.modalities)
+        if not all(isinstance(text, str) for text in texts) or type(info.samples) is not int or info.samples < 0:
+            raise PayloadError(f"not the description of a client: {info}")
+        return info
 
 
 @dataclass(kw_only=True)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Generic, Literal, Protocol, TypeVar
 
@@ -12,11 +13,13 @@ from pydantic import Field
 from polyfed.errors import ConfigError, ExchangeError, PayloadError
 from polyfed.federation.client import ClientInfo
 from polyfed.federation.ledger import Ledger, Transport
+from polyfed.federation.limits import Limits
 from polyfed.federation.payload import Artefact, Payload, Scalar
+from polyfed.federation.schema import StepSchema, schema_of
+from polyfed.federation.state import Label
 from polyfed.settings import Settings
 
 T = TypeVar("T")
-F = TypeVar("F", bound=Callable[..., "Reply"])
 
 
 class Reply:
@@ -47,18 +50,6 @@ class Reply:
             raise AttributeError(f"the reply has no field '{name}'") from error
 
 
-def client_step(function: F) -> F:
-    """Mark a method ``(self, client, **fields) -> Reply`` of an algorithm as a step that the server may ask for."""
-    function.__client_step__ = "step"  # type: ignore[attr-defined]
-    return function
-
-
-def client_query(function: F) -> F:
-    """Mark a step that changes nothing a client keeps, such as an evaluation."""
-    function.__client_step__ = "query"  # type: ignore[attr-defined]
-    return function
-
-
 @dataclass(frozen=True)
 class each(Generic[T]):  # noqa: N801 - reads as a word in cohort.ask(..., weights=each(...))
     """A field whose value differs from client to client."""
@@ -67,12 +58,33 @@ class each(Generic[T]):  # noqa: N801 - reads as a word in cohort.ask(..., weigh
 
 
 @dataclass(frozen=True)
+class Request:
+    """What one client is asked to do.
+
+    Attributes:
+        client: its id.
+        step: name of the client step.
+        round, phase: number of the round, from 1, and of the ask in it; together they label what the client keeps.
+        after: label of the client's last step whose reply the server accepted, from which it goes on, or None.
+        payload: the step's fields, as they cross the wire.
+    """
+
+    client: str
+    step: str
+    round: int
+    phase: int
+    after: Label | None
+    payload: Payload
+
+
+@dataclass(frozen=True)
 class Answer:
-    """An engine's answer for one client: a payload, or what went wrong."""
+    """An engine's answer for one client: a payload, or what went wrong, in one line and in detail (a traceback)."""
 
     client: str
     payload: Payload | None = None
     error: str | None = None
+    details: str = ""
 
 
 class Engine(Protocol):
@@ -82,15 +94,8 @@ class Engine(Protocol):
         """Everybody who can be asked, in client order."""
         ...
 
-    def exchange(
-        self,
-        step: str,
-        round_number: int,
-        phase: int,
-        payloads: Mapping[str, Payload],
-        deadline: float | None,
-    ) -> Iterator[Answer]:
-        """Send one payload to each client named; yield one answer each, in client order, as they can be consumed.
+    def exchange(self, requests: Sequence[Request], deadline: float | None) -> Iterator[Answer]:
+        """Carry requests to clients; yield one answer each, in the order of the requests, as they can be consumed.
 
         Whatever happens on a client, within ``deadline`` seconds, is an answer and never an exception.
         """
@@ -152,6 +157,23 @@ def _apportioned(total: int, groups: list[int]) -> list[int]:
     return places
 
 
+@dataclass(frozen=True)
+class Patience:
+    """How long and for whom an ask waits.
+
+    Attributes:
+        min_clients: quorum; fewer usable replies stop the run; a fraction is a share of those asked.
+        deadline: seconds that clients have for an answer, or None.
+    """
+
+    min_clients: int | float = 1
+    deadline: float | None = None
+
+    def quorum(self, asked: int) -> int:
+        """Usable replies that are needed of so many clients."""
+        return math.ceil(self.min_clients * asked - 1e-9) if isinstance(self.min_clients, float) else self.min_clients
+
+
 @dataclass
 class Cohort:
     """The clients of one round; a client that fails is out of it until the next round.
@@ -162,22 +184,24 @@ class Cohort:
         round: number of the round, from 1.
         transport: encoding on the wire.
         ledger: where bytes are entered.
-        min_clients: fewer usable answers to an ask stop the run.
-        deadline: seconds that clients have for an answer, or None.
-        excluded: told of every client that is dropped, with the reason.
+        patience: step -> quorum and deadline.
+        limits: on what clients send.
+        accepted: client -> label of its last step whose reply was accepted; carried from round to round.
+        excluded: told of every client that is dropped, with the reason in a line and in detail.
         answered: told of every client that answered, with the step.
         purpose: put before the step's name in the ledger.
         first_phase: number of the first ask; asks of one round need numbers of their own.
     """
 
     clients: tuple[ClientInfo, ...]
-    exchange: Callable[[str, int, int, Mapping[str, Payload], float | None], Iterator[Answer]]
+    exchange: Callable[[Sequence[Request], float | None], Iterator[Answer]]
     round: int
     transport: Transport
     ledger: Ledger
-    min_clients: int = 1
-    deadline: float | None = None
-    excluded: Callable[[ClientInfo, str], None] = lambda client, reason: None
+    patience: Callable[[str], Patience] = lambda step: Patience()
+    limits: Limits = field(default_factory=Limits)
+    accepted: dict[str, Label] = field(default_factory=dict)
+    excluded: Callable[[ClientInfo, str, str], None] = lambda client, reason, details: None
     answered: Callable[[ClientInfo, str], None] = lambda client, step: None
     purpose: str = ""
     first_phase: int = 0
@@ -198,47 +222,53 @@ class Cohort:
             fields: artefacts and scalars to send, the same for all or ``each(function of ClientInfo)``.
 
         Raises:
-            ExchangeError: once all have answered, if fewer than ``min_clients`` replies were usable.
+            ExchangeError: once all have answered, if fewer replies were usable than the quorum.
         """
+        schema, name = schema_of(step), step.__name__
         phase, self._phase = self.first_phase + self._phase, self._phase + 1
-        outgoing = {client.id: self._send(step.__name__, client, fields) for client in self.clients}
-        reasons: list[str] = []
-        usable = 0
         asked = {client.id: client for client in self.clients}
-        for answer in self.exchange(step.__name__, self.round, phase, outgoing, self.deadline):
+        requests = self._requests(name, phase, fields)
+        patience = self.patience(name)
+        reasons: list[str] = []
+        for answer in self.exchange(requests, patience.deadline):
             client = asked[answer.client]
-            reply, reason = self._receive(step.__name__, client, answer, check)
-            if reply is None:
-                reasons.append(f"{client.id}: {reason}")
+            try:
+                reply = self._receive(name, client, answer, schema, check)
+            except PayloadError as error:
+                reasons.append(f"{client.id}: {error}")
                 self.clients = tuple(other for other in self.clients if other.id != client.id)
-                self.excluded(client, reason)
+                self.excluded(client, str(error), answer.details)
                 continue
-            usable += 1
-            self.answered(client, step.__name__)
+            if schema.kind == "step":
+                self.accepted[client.id] = (self.round, phase)
+            self.answered(client, name)
             yield reply
-        if usable < self.min_clients:
+        usable, needed = len(asked) - len(reasons), patience.quorum(len(asked))
+        if usable < needed:
             raise ExchangeError(
-                f"round {self.round}: {usable} of {len(asked)} clients gave a usable reply to '{step.__name__}', "
-                f"run.min_clients is {self.min_clients} ({'; '.join(reasons) or 'nobody was asked'})"
+                f"round {self.round}: {usable} of {len(asked)} clients gave a usable reply to '{name}', "
+                f"the quorum (run.min_clients) is {needed} ({'; '.join(reasons) or 'nobody was asked'})"
             )
 
-    def _send(self, step: str, client: ClientInfo, fields: Mapping[str, Any]) -> Payload:
-        content = {name: value.of(client) if isinstance(value, each) else value for name, value in fields.items()}
-        wire = self.transport.narrow(Payload(content))
-        self.ledger.enter(self.round, client.id, "down", self.purpose + step, wire)
-        return self.transport.widen(wire)
+    def _requests(self, step: str, phase: int, fields: Mapping[str, Any]) -> list[Request]:
+        narrow = self.transport.narrower()
+        made = []
+        for client in self.clients:
+            content = {name: value.of(client) if isinstance(value, each) else value for name, value in fields.items()}
+            wire = narrow(Payload(content))
+            self.ledger.enter(self.round, client.id, "down", self.purpose + step, wire)
+            made.append(Request(client.id, step, self.round, phase, self.accepted.get(client.id), wire))
+        return made
 
     def _receive(
-        self, step: str, client: ClientInfo, answer: Answer, check: Callable[[Reply], None]
-    ) -> tuple[Reply | None, str]:
-        if answer.payload is None:
-            return None, answer.error or "no answer"
-        wire = self.transport.narrow(answer.payload)
+        self, step: str, client: ClientInfo, answer: Answer, schema: StepSchema, check: Callable[[Reply], None]
+    ) -> Reply:
+        wire = answer.payload
+        if wire is None:
+            raise PayloadError(answer.error or "no answer")
         self.ledger.enter(self.round, client.id, "up", self.purpose + step, wire)
+        schema.require_reply(wire)
         reply = Reply.received(self.transport.widen(wire), client)
-        try:
-            reply.payload.require_finite()
-            check(reply)
-        except (PayloadError, AttributeError) as error:
-            return None, str(error)
-        return reply, ""
+        reply.payload.require_sound(self.limits)
+        check(reply)
+        return reply

@@ -74,7 +74,11 @@ class Federation:
     def members(self) -> dict[str, Member]:
         """All clients by id, in client order."""
         dealt = [member for name, group in self.groups.items() for member in self._deal(name, group)]
-        return {member.id: member for member in dealt}
+        found = {member.id: member for member in dealt}
+        if len(found) < len(dealt):
+            twice = next(member.id for member in dealt if found[member.id] is not member)
+            raise ConfigError(f"two clients are called '{twice}'; rename one of the groups under 'clients'")
+        return found
 
     @cached_property
     def infos(self) -> tuple[ClientInfo, ...]:
@@ -97,10 +101,9 @@ class Federation:
         stream = generator(self.seed, "partition", name)
         labels = item_labels(split)
         parts = group.partition.split(len(own), None if labels is None else labels[own], group.count, stream)
-        width = len(str(group.count - 1))
         return [
-            Member(f"{name}-{k:0{width}d}", name, group, group.models[k % len(group.models)], own[part])
-            for k, part in enumerate(parts)
+            Member(member_id, name, group, group.models[k % len(group.models)], own[part])
+            for k, (member_id, part) in enumerate(zip(_member_ids(name, group.count), parts, strict=True))
         ]
 
     def _private_items(self, name: str, group: GroupSettings, split: Split) -> Int64[Tensor, " n"]:
@@ -318,6 +321,12 @@ class Federation:
                 f"model.dim must be equal for all who share a public set: '{low}' has {widths[low]}, "
                 f"'{high}' has {widths[high]}"
             )
+
+
+def _member_ids(group: str, count: int) -> list[str]:
+    """A group of one gives its client the group's name."""
+    width = len(str(count - 1))
+    return [group] if count == 1 else [f"{group}-{k:0{width}d}" for k in range(count)]
 
 
 def _views(model: ModelSettings) -> dict[str, View]:

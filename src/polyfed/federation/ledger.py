@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import torch
 from pydantic import Field
-from torch import Tensor
 
-from polyfed.federation.payload import Artefact, Payload, encoded_size, tensor_bytes
+from polyfed.federation.payload import Artefact, Payload
+from polyfed.federation.wire import identity, tensor_bytes, wire_size
 from polyfed.settings import Settings
 
 Direction = Literal["down", "up"]
@@ -25,26 +26,30 @@ class Transport(Settings):
 
     def narrow(self, payload: Payload) -> Payload:
         """The payload as it crosses the wire."""
-        return self._cast(payload, torch.float32, _WIRE[self.dtype])
+        return self.narrower()(payload)
+
+    def narrower(self) -> Callable[[Payload], Payload]:
+        """``narrow`` for several payloads: what they share is narrowed once and stays shared."""
+        return self._caster(torch.float32, _WIRE[self.dtype])
 
     def widen(self, payload: Payload) -> Payload:
         """The payload as the receiver sees it."""
-        return self._cast(payload, _WIRE[self.dtype], torch.float32)
+        return self._caster(_WIRE[self.dtype], torch.float32)(payload)
 
-    def _cast(self, payload: Payload, old: torch.dtype, new: torch.dtype) -> Payload:
-        if self.dtype == "float32":
-            return payload
+    def _caster(self, old: torch.dtype, new: torch.dtype) -> Callable[[Payload], Payload]:
+        if old == new:
+            return lambda payload: payload
+        known: dict[Any, tuple[Artefact, Artefact]] = {}  # with the original, whose tensors' ids must stay taken
 
-        def cast(value: Tensor) -> Tensor:
-            return value.to(new) if value.dtype == old else value
+        def cast(item: Artefact) -> Artefact:
+            key = identity(item)
+            if key not in known:
+                tensors = {name: value.to(new) if value.dtype == old else value for name, value in item.items()}
+                known[key] = item, type(item)(tensors=tensors, **item.attributes())
+            return known[key][1]
 
-        return Payload(
-            {
-                name: type(item)(tensors={key: cast(value) for key, value in item.items()}, **item.attributes())
-                if isinstance(item, Artefact)
-                else item
-                for name, item in payload.fields.items()
-            }
+        return lambda payload: Payload(
+            {name: cast(item) if isinstance(item, Artefact) else item for name, item in payload.fields.items()}
         )
 
 
@@ -68,6 +73,6 @@ class Ledger:
             "artefact": "framing",
             "kind": "framing",
             "dtype": "",
-            "bytes": encoded_size(payload) - data,
+            "bytes": wire_size(payload) - data,
         }
         self.records.append(common | framing)

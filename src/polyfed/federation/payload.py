@@ -1,41 +1,23 @@
-"""Payloads: all that crosses between server and clients, its encoding and its exact size.
+"""Payloads: all that crosses between server and clients.
 
 A payload is a set of named fields; a field is a scalar or an artefact, that is, named tensors of a declared kind.
-On the wire it is one safetensors blob whose metadata holds the scalars and the structure as JSON; nothing is pickled.
+How it is laid out on a wire is ``wire``'s matter.
 """
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields
-from functools import lru_cache
-from typing import Any, ClassVar
+from typing import ClassVar
 
-import safetensors
-import safetensors.torch
 import torch
 from torch import Tensor
 
 from polyfed.errors import PayloadError
+from polyfed.federation.limits import Limits
 
 Scalar = int | float | str | bool
 Field = "Artefact | Scalar"
-
-SCHEMA = 1
-_DTYPES = {  # in the order in which safetensors lays tensors out, last first
-    torch.bool: "BOOL",
-    torch.uint8: "U8",
-    torch.int8: "I8",
-    torch.int16: "I16",
-    torch.float16: "F16",
-    torch.bfloat16: "BF16",
-    torch.int32: "I32",
-    torch.float32: "F32",
-    torch.float64: "F64",
-    torch.int64: "I64",
-}
-_ORDER = {dtype: -position for position, dtype in enumerate(_DTYPES)}
 
 
 @dataclass(frozen=True)
@@ -58,21 +40,32 @@ class Artefact(Mapping[str, Tensor]):
         """What the artefact says beside its tensors."""
         return {item.name: getattr(self, item.name) for item in fields(self) if item.name != "tensors"}
 
-    def require_finite(self, what: str) -> None:
-        """Raise PayloadError if any value is NaN or infinite."""
+    def require_sound(self, what: str, limits: Limits) -> None:
+        """Raise PayloadError if any value is NaN or infinite, or a norm is beyond its limit."""
         floating = {name: tensor for name, tensor in self.tensors.items() if tensor.is_floating_point()}
-        if _surely_finite(floating.values()):
+        if not floating:
             return
-        for name, tensor in floating.items():
+        norms = self.norms(floating)
+        if bool((norms <= self.bound(limits)).all()):  # one wait for a GPU; a norm that is not finite is not below
+            return
+        for (name, tensor), norm in zip(floating.items(), norms.tolist(), strict=True):
             if not bool(torch.isfinite(tensor).all()):
                 raise PayloadError(f"{what}: tensor '{name}' has NaN or infinite values")
+            if not norm <= self.bound(limits):
+                raise PayloadError(f"{what}: tensor '{name}' has norm {norm:.3g}, the limit is {self.bound(limits):g}")
+
+    def norms(self, tensors: Mapping[str, Tensor]) -> Tensor:
+        """L2 norm of each tensor, [len(tensors)]."""
+        found = [torch.linalg.vector_norm(tensor, dtype=_sum_type(tensor)).float() for tensor in tensors.values()]
+        return torch.stack([value.to(found[0].device) for value in found])
+
+    def bound(self, limits: Limits) -> float:
+        """What ``norms`` may be at most."""
+        return limits.tensor_norm
 
 
-def _surely_finite(tensors: Iterable[Tensor]) -> bool:
-    # a sum with a term that is not finite is not finite; it takes a thirtieth of the time of isfinite, and all
-    # sums together are one wait for a GPU. A sum that merely overflows says nothing.
-    sums = [tensor.sum().float() for tensor in tensors]
-    return not sums or bool(torch.stack([value.to(sums[0].device) for value in sums]).isfinite().all())
+def _sum_type(tensor: Tensor) -> torch.dtype:
+    return tensor.dtype if tensor.dtype in (torch.float32, torch.float64) else torch.float32
 
 
 @dataclass(frozen=True)
@@ -88,6 +81,20 @@ class Representations(Artefact):
 
     order: str = ""
     kind: ClassVar[str] = "representations"
+
+    def norms(self, tensors: Mapping[str, Tensor]) -> Tensor:
+        """Largest L2 norm of a row of each tensor, [len(tensors)]; one row that is not finite makes it so."""
+        found = [
+            torch.linalg.vector_norm(tensor, dim=-1, dtype=_sum_type(tensor)).max().float()
+            if tensor.ndim and tensor.numel()
+            else torch.zeros((), device=tensor.device)
+            for tensor in tensors.values()
+        ]
+        return torch.stack([value.to(found[0].device) for value in found])
+
+    def bound(self, limits: Limits) -> float:
+        """What a row's norm may be at most."""
+        return limits.row_norm
 
     def require(self, order: str, rows: int, dim: int, modalities: tuple[str, ...]) -> None:
         """Raise PayloadError unless these are fp representations [rows, dim] of the public set ``order``."""
@@ -121,67 +128,10 @@ class Payload:
         """The other fields."""
         return {name: value for name, value in self.fields.items() if not isinstance(value, Artefact)}
 
-    def require_finite(self) -> None:
-        """Raise PayloadError if any tensor or number is NaN or infinite."""
+    def require_sound(self, limits: Limits) -> None:
+        """Raise PayloadError if any tensor or number is NaN or infinite, or a norm is beyond its limit."""
         for name, artefact in self.artefacts.items():
-            artefact.require_finite(name)
+            artefact.require_sound(name, limits)
         for name, value in self.scalars.items():
             if isinstance(value, float) and not value - value == 0.0:
                 raise PayloadError(f"{name} is {value}")
-
-
-def encode(payload: Payload) -> bytes:
-    """The bytes that cross the wire."""
-    tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in _flat(payload).items()}
-    return safetensors.torch.save(tensors, metadata={"polyfed": _structure(payload)})
-
-
-def decode(blob: bytes) -> Payload:
-    """The payload of ``encode``.
-
-    Raises:
-        PayloadError: the bytes are damaged, or of another schema version.
-    """
-    try:
-        length = int.from_bytes(blob[:8], "little")
-        structure = json.loads(json.loads(blob[8 : 8 + length])["__metadata__"]["polyfed"])
-        tensors = safetensors.torch.load(blob)
-    except (ValueError, KeyError, safetensors.SafetensorError) as error:
-        raise PayloadError(f"damaged message: {error}") from error
-    if structure["schema"] != SCHEMA:
-        raise PayloadError(f"message of schema {structure['schema']}, this polyfed speaks {SCHEMA}: use equal versions")
-    content: dict[str, Artefact | Scalar] = dict(structure["scalars"])
-    for name, (kind, attributes, names) in structure["artefacts"].items():
-        content[name] = KINDS[kind](tensors={key: tensors[f"{name}/{key}"] for key in names}, **attributes)
-    return Payload(content)
-
-
-def encoded_size(payload: Payload) -> int:
-    """``len(encode(payload))`` without encoding: data, plus the JSON header padded to eight bytes, plus its length."""
-    return _size(_structure(payload), tuple((name, value.dtype, value.shape) for name, value in _flat(payload).items()))
-
-
-@lru_cache(maxsize=64)  # the messages of a round are of few kinds
-def _size(structure: str, tensors: tuple[tuple[str, torch.dtype, torch.Size], ...]) -> int:
-    header: dict[str, Any] = {"__metadata__": {"polyfed": structure}}
-    offset = 0
-    for name, dtype, shape in sorted(tensors, key=lambda tensor: (_ORDER[tensor[1]], tensor[0])):
-        end = offset + shape.numel() * dtype.itemsize
-        header[name] = {"dtype": _DTYPES[dtype], "shape": list(shape), "data_offsets": [offset, end]}
-        offset = end
-    text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
-    return 8 + -(-len(text) // 8) * 8 + offset
-
-
-def tensor_bytes(artefact: Artefact) -> int:
-    """Bytes of the tensor data alone."""
-    return sum(tensor.numel() * tensor.element_size() for tensor in artefact.values())
-
-
-def _flat(payload: Payload) -> dict[str, Tensor]:
-    return {f"{name}/{key}": tensor for name, item in payload.artefacts.items() for key, tensor in item.items()}
-
-
-def _structure(payload: Payload) -> str:
-    artefacts = {name: (item.kind, item.attributes(), list(item)) for name, item in payload.artefacts.items()}
-    return json.dumps({"schema": SCHEMA, "scalars": payload.scalars, "artefacts": artefacts}, separators=(",", ":"))

@@ -112,3 +112,21 @@ class GroupSettings(Settings):
         if self.test == "matched" and self.test_split is None:
             raise ValueError("test: matched needs a test_split")
         return self
+
+
+class HostSettings(Settings):
+    """How client steps are carried out at one place."""
+
+    device: str = Field(default="auto", description="auto, cpu, cuda, cuda:1, mps, ...")
+    threads: int = Field(default=2, ge=1, description="CPU threads; sums depend on it")
+    evaluation_batch: int = Field(default=256, ge=1, description="samples a batch when no gradient is needed")
+    state_memory: int = Field(default=1 << 30, ge=0, description="bytes of client state held in memory at most")
+
+
+class SiteSettings(Settings):
+    """A place that hosts clients: a process of a simulation, or an institution."""
+
+    data: DataSettings
+    public: PublicSettings | None = None
+    clients: dict[str, GroupSettings] = Field(description="group name -> clients of a kind that live here")
+    run: HostSettings = Field(default_factory=HostSettings)

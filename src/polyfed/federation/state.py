@@ -1,7 +1,10 @@
 """What clients keep between rounds: declared keys, durable after every step, bounded in memory.
 
-A state is stored under the (round, phase) in which it was made. A client that is asked for round t starts from its
-newest state of an earlier round, so a round that was begun and lost is simply done again, on every engine.
+A state is stored under the label (round, phase) of the step that made it, and knows the label of the state before it.
+The server says from which label a client goes on: that of the client's last step whose reply it accepted. A step whose
+reply was lost, late or refused has therefore never happened, a round that was begun and lost is simply done again, and
+a client that does not have what it is asked for (its disk was replaced, or the server was restored from an old copy)
+says so instead of starting afresh in silence.
 """
 
 from __future__ import annotations
@@ -71,29 +74,37 @@ class StateStore:
         self._held: OrderedDict[str, tuple[Label, Entry]] = OrderedDict()
         self._bytes = 0
 
-    def load(self, client: str, before: Label) -> tuple[Label, Entry] | None:
-        """The client's newest state older than ``before``, or None; newer ones are of a lost round and ignored.
+    def load(self, client: str, label: Label | None) -> Entry:
+        """The state that a client's step ``label`` left; empty for None, before its first.
 
         Raises:
-            RunError: the state file is damaged.
+            RunError: there is no such state, or it is damaged.
         """
-        labels = [label for label in self.labels(client) if label < before]
-        if not labels:
-            return None
+        if label is None:
+            return {}
         held = self._held.get(client)
-        if held is not None and held[0] == labels[-1]:
+        if held is not None and held[0] == label:
             self._held.move_to_end(client)
-            return held
-        entry = self._read(client, labels[-1])
-        self._hold(client, labels[-1], entry)
-        return labels[-1], entry
-
-    def save(self, client: str, label: Label, entry: Entry) -> None:
-        """Make a state durable and drop those that no resume can ask for."""
-        entry = {name: tensor.detach().to("cpu", copy=True).contiguous() for name, tensor in entry.items()}
-        write_atomically(self._path(client, label), safetensors.torch.save(entry))
+            return held[1]
+        entry = self._read(client, label)
         self._hold(client, label, entry)
-        for stale in self._stale(client, label):
+        return entry
+
+    def save(self, client: str, label: Label, entry: Entry, after: Label | None) -> None:
+        """Make a state durable and drop those that no resume can ask for.
+
+        Args:
+            client: its id.
+            label: of the step that made the state.
+            entry: named tensors.
+            after: label of the state that the step started from.
+        """
+        entry = {name: tensor.detach().to("cpu", copy=True).contiguous() for name, tensor in entry.items()}
+        blob = safetensors.torch.save(entry, metadata={"after": _text(after) if after else ""})
+        write_atomically(self._path(client, label), blob)
+        self._hold(client, label, entry)
+        wanted = {label, *self._history(client, label[0], after)}
+        for stale in set(self.labels(client)) - wanted:
             self._path(client, stale).unlink(missing_ok=True)
 
     def labels(self, client: str) -> list[Label]:
@@ -101,26 +112,28 @@ class StateStore:
         names = (path.stem.split("-") for path in (self.folder / client).glob("*.safetensors"))
         return sorted((int(a), int(b)) for a, b in names)
 
-    def damaged(self, before_round: int) -> str | None:
-        """Name of a client whose newest state of a round before ``before_round`` cannot be read, or None."""
-        for folder in sorted(self.folder.glob("*")):
-            labels = [label for label in self.labels(folder.name) if label < (before_round, 0)]
-            if labels and not _readable(self._path(folder.name, labels[-1])):
-                return folder.name
+    def damaged(self, expected: Mapping[str, Label]) -> str | None:
+        """Name of a client whose expected state cannot be read, or None."""
+        for client, label in expected.items():
+            if not _readable(self._path(client, label)):
+                return client
         return None
 
-    def forget(self, from_round: int) -> None:
-        """Delete all states of round ``from_round`` and later: they belong to rounds that are done again."""
-        self._held.clear()
-        self._bytes = 0
-        for folder in self.folder.glob("*"):
-            for label in self.labels(folder.name):
-                if label >= (from_round, 0):
-                    self._path(folder.name, label).unlink(missing_ok=True)
+    def _history(self, client: str, newest: int, after: Label | None) -> Iterator[Label]:
+        # a run resumes from one of its last two complete rounds; asked for round t, these are t-1 and t-2
+        while after is not None:
+            yield after
+            if after[0] <= newest - 2:
+                return
+            after = self._before(client, after)
 
-    def _stale(self, client: str, newest: Label) -> list[Label]:
-        # a run resumes from one of its last two complete rounds, so one state older than both is kept
-        return [label for label in self.labels(client) if label[0] < newest[0] - 1][:-1]
+    def _before(self, client: str, label: Label) -> Label | None:
+        try:
+            with safetensors.safe_open(self._path(client, label), framework="pt") as opened:
+                text = (opened.metadata() or {}).get("after", "")
+        except (OSError, safetensors.SafetensorError):
+            return None
+        return _label(text) if text else None
 
     def _hold(self, client: str, label: Label, entry: Entry) -> None:
         previous = self._held.pop(client, None)
@@ -131,14 +144,35 @@ class StateStore:
             self._bytes -= _size(dropped)
 
     def _path(self, client: str, label: Label) -> Path:
-        return self.folder / client / f"{label[0]:06d}-{label[1]:02d}.safetensors"
+        return self.folder / client / f"{_text(label)}.safetensors"
 
     def _read(self, client: str, label: Label) -> Entry:
         path = self._path(client, label)
+        where = f"state of client '{client}' after round {label[0]}, phase {label[1]}"
+        if not path.is_file():
+            raise RunError(f"{where} is not here; {self._found(client, label)}")
         try:
             return safetensors.torch.load(path.read_bytes())
         except (OSError, safetensors.SafetensorError) as error:
-            raise RunError(f"state of client '{client}' is damaged: {path.name}: {error}; resume the run") from error
+            raise RunError(f"{where} is damaged: {path.name}: {error}; restore the file from a copy") from error
+
+    def _found(self, client: str, wanted: Label) -> str:
+        labels = self.labels(client)
+        if not labels:
+            return "there is none of this run: it was lost, or the run is foreign to this folder; restore the folder"
+        rounds = ", ".join(str(number) for number in dict.fromkeys(label[0] for label in labels))
+        if labels[0] > wanted:
+            return f"there are newer ones (rounds {rounds}): the server is stale, restored from an old copy of its run"
+        return f"there are others (rounds {rounds}); restore the folder from a copy"
+
+
+def _text(label: Label) -> str:
+    return f"{label[0]:06d}-{label[1]:02d}"
+
+
+def _label(text: str) -> Label:
+    first, second = text.split("-")
+    return int(first), int(second)
 
 
 def _size(entry: Entry) -> int:

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from rich.progress import Progress as Bars
 
 Metrics = Mapping[str, float]
-_WINDOW = 5  # rounds that the estimate of the remaining time looks back
+WINDOW = 5  # rounds that the estimate of the remaining time looks back
 
 
 class Progress:
@@ -28,6 +28,12 @@ class Progress:
     def round_started(self, round_number: int, cohort: Sequence[str]) -> None:
         """A round begins with the clients of ``cohort``."""
 
+    def step_started(self, step: str, clients: Sequence[str]) -> None:
+        """The server has asked some clients, not all of the cohort always, to perform a step."""
+
+    def client_started(self, client: str, step: str) -> None:
+        """A client begins to work on a step."""
+
     def client_done(self, client: str, step: str, seconds: float) -> None:
         """A client has answered a step of the round."""
 
@@ -37,11 +43,17 @@ class Progress:
     def evaluated(self, round_number: int, party: str, kind: str, metrics: Metrics) -> None:
         """A party was measured."""
 
+    def traffic(self, round_number: int, up: int, down: int) -> None:
+        """Bytes that crossed the wire in a round, told before it is finished."""
+
     def round_finished(self, round_number: int, seconds: float) -> None:
         """A round is complete and on disk."""
 
     def run_finished(self, summary: RenderableType) -> None:
         """The run has ended; ``summary`` is its report."""
+
+    def happened_at(self, when: float) -> None:
+        """What is told next happened at this time (seconds since 1970); only replays tell it."""
 
     def close(self) -> None:
         """The run is left, finished or not; may be called more than once."""
@@ -203,7 +215,7 @@ class _Clock:
     def __init__(self, rounds: int = 0, done: int = 0) -> None:
         self.rounds = rounds
         self._done = done
-        self._seconds: deque[float] = deque(maxlen=_WINDOW)
+        self._seconds: deque[float] = deque(maxlen=WINDOW)
 
     def tick(self, round_number: int, seconds: float) -> None:
         """A round took ``seconds``."""

@@ -1,0 +1,1 @@
+"""Deployment: real federations over Flower's SuperLink and SuperNodes."""

@@ -1,0 +1,80 @@
+"""Checks of a site's data and models: what a client would hold and compute, on one batch."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, cast
+
+from polyfed.deploy.findings import Finding
+
+if TYPE_CHECKING:
+    from polyfed.deploy.site_config import SiteConfig
+    from polyfed.federation.federation import Federation, Member
+
+_SHOWN_CLASSES = 12
+
+
+def check_holding(federation: Federation, member: Member) -> Iterator[Finding]:
+    """A client's private samples, by class where there are labels, and its test samples."""
+    held = federation.holding(member)
+    test = federation.test(member)
+    detail = f"{held['items']:,} items, {held['samples']:,} samples of '{held['source']}' {held['split']}"
+    detail += ", no test" if test is None else f", {len(test):,} for test"
+    if held["labels"]:
+        detail += f"; {_classes(cast('Mapping[str, int]', held['labels']))}"
+    yield Finding("ok", f"data of {member.id}", detail)
+
+
+def check_public(federation: Federation, config: SiteConfig) -> Iterator[Finding]:
+    """The public set is here, in the agreed order, and disjoint from what is private."""
+    if config.public is None:
+        yield Finding("ok", "public set", "none")
+        return
+    samples = federation.public_samples({})
+    assert samples is not None
+    order = federation.public_order
+    detail = f"{len(federation.public_items):,} items, {len(samples):,} samples of '{config.public.source}', {order}"
+    if config.public_digest is None:
+        yield Finding("ok", "public set", f"{detail}; no public_digest in site.yaml to compare with")
+    elif order == config.public_digest:
+        yield Finding("ok", "public set", f"{detail}, as agreed")
+    else:
+        yield Finding(
+            "error",
+            "public set",
+            f"{detail}, but agreed is {config.public_digest}",
+            "compare 'public', its source's files, and 'seed' in connection.yaml with the server's",
+        )
+    federation.require_sound()
+
+
+def check_model(federation: Federation, member: Member, config: SiteConfig) -> Iterator[Finding]:
+    """A client's model can be built, and takes one of its batches."""
+    import torch
+
+    from polyfed.device import resolve_device
+    from polyfed.randomness import isolated
+
+    device = resolve_device(config.run.device)
+    model = federation.client_model(member).to(device)
+    samples = federation.train(member)
+    batch = samples.batch(torch.arange(min(len(samples), member.settings.training.batch_size)), None).to(device)
+    head = model.heads[member.head] if member.head in model.heads else None
+    with isolated(federation.seed, "check", member.id):
+        loss = float(member.settings.task.loss(model, head, batch).detach())
+    count = sum(value.numel() for value in model.parameters())
+    detail = f"{count:,} parameters, width {model.dim}, {'+'.join(model.modalities)}"
+    if not math.isfinite(loss):
+        remedy = "look at the inputs for NaN, and at the view's normalisation"
+        yield Finding(
+            "error", f"model of {member.id}", f"{detail}; its loss on a batch of {len(batch)} is {loss}", remedy
+        )
+    else:
+        yield Finding("ok", f"model of {member.id}", f"{detail}; loss on a batch of {len(batch)}: {loss:.3f}")
+
+
+def _classes(counts: Mapping[str, int]) -> str:
+    shown = [f"{name} {number:,}" for name, number in list(counts.items())[:_SHOWN_CLASSES]]
+    more = len(counts) - len(shown)
+    return ", ".join(shown) + (f" and {more} more classes" if more else "")

@@ -1,0 +1,212 @@
+"""Making a federation's folders from one experiment: the server's, and one for every group of clients."""
+
+from __future__ import annotations
+
+import re
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from polyfed.deploy.certificates import Identity, create_authority, issue_server
+from polyfed.deploy.connection import PUBLIC_PORT, SUPERLINK_PORT, Connection, ServerAddress, load, to_yaml
+from polyfed.deploy.files import ServerFolder, SiteFolder, require_file, write_new
+from polyfed.deploy.flower import write_home
+from polyfed.deploy.gate import caddyfile
+from polyfed.deploy.keys import create_keys, read_public
+from polyfed.deploy.site_config import SiteConfig
+from polyfed.errors import ConfigError, PolyfedError, RunError
+from polyfed.experiment import Experiment, parse_settings
+from polyfed.federation.files import write_atomically
+
+SERVER = "server"
+"""Name of the server's folder; no site can be called so."""
+
+SITE_NAME = r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}"
+
+_SITE_COMMENT = """\
+A site of a federation. Relative paths are relative to this file.
+data.dir: where the data of the sources lie. limits: what the site accepts from the server.
+Before the site goes online: polyfed deploy check FOLDER"""
+_LOCAL = ("name", "data", "run", "state_dir", "algorithms", "limits", "tracebacks")
+"""What a site decides by itself stands before what was agreed upon."""
+_SERVER_COMMENT = "Where the server listens. The Caddyfile beside it was made from this; change both."
+_EXPERIMENT_COMMENT = "The federation's experiment, as the server runs it: polyfed run FILE"
+_CONNECTION_COMMENT = "How this site reaches its federation; the server's operator knows these."
+_DATA_NOTE = "Put the site's data here, or say in site.yaml, at data.dir, where they are.\n"
+
+
+def create_federation(
+    folder: Path,
+    experiment: Experiment,
+    hosts: Sequence[str],
+    *,
+    port: int = PUBLIC_PORT,
+    superlink_port: int = SUPERLINK_PORT,
+    keys: bool = False,
+) -> dict[str, Path]:
+    """Make the server's folder and one for each client group, called as the group; names -> folders.
+
+    Args:
+        folder: new folder of the federation.
+        experiment: what all train together; in a simulation it runs as it is.
+        hosts: names or addresses under which sites reach the server; the first is written into the sites' files.
+        port: public port.
+        superlink_port: port of SuperLink on the server's loopback.
+        keys: make the sites' private keys here too, and admit the sites: for a federation on one machine only.
+
+    Raises:
+        ConfigError: no client group, one called ``server``, or a host that is none.
+        RunError: the folder is there already or cannot be written to; nothing of it is left then.
+    """
+    address = parse_settings(ServerAddress, {"hosts": list(hosts), "port": port, "superlink_port": superlink_port})
+    _require_sites(experiment)
+    if folder.exists():
+        raise RunError(f"'{folder}' is there already; give a new folder")
+    try:
+        authority = _create_server(ServerFolder(folder / SERVER), experiment, address)
+        digest = public_digest(experiment)
+        for name in experiment.clients:
+            _create_site(SiteFolder(folder / name), name, experiment, address, authority, digest)
+            if keys:
+                create_keys(folder / name, name)
+                admit(folder / SERVER, name, folder / name / "node.pub")
+    except BaseException:
+        shutil.rmtree(folder, ignore_errors=True)
+        raise
+    return {name: folder / name for name in (SERVER, *experiment.clients)}
+
+
+def admit(server: Path, name: str, public_key: Path) -> Path:
+    """Put a site's public key among the admitted ones; a running server takes notice by itself.
+
+    Raises:
+        ConfigError: the name is none that a site can have.
+        RunError: not an ECDSA public key, or the name has a key already.
+    """
+    if not re.fullmatch(SITE_NAME, name):
+        raise ConfigError(f"site '{name}': names have letters, digits, '.', '_', '-', a letter or digit first")
+    return write_new(ServerFolder(server).sites / f"{name}.pub", f"{read_public(public_key)} {name}\n")
+
+
+def renew_certificate(server: Path, hosts: Sequence[str] = ()) -> tuple[str, ...]:
+    """Replace the server's certificate and key by new ones of the same authority; the names it is valid for.
+
+    Args:
+        server: the server's folder, which must have the authority's key for this.
+        hosts: names or addresses; none: those in ``server.yaml``.
+
+    Raises:
+        RunError: the authority's key is not there or not the right one.
+    """
+    files = ServerFolder(server)
+    known = load(ServerAddress, files.settings).hosts
+    for path in files.authority:
+        require_file(path, "bring the authority's key back from where it is kept, for as long as this takes")
+    names = tuple(hosts or known)
+    made = issue_server(Identity(*(path.read_bytes() for path in files.authority)), names)
+    certificate, key = files.identity
+    key.unlink(missing_ok=True)
+    write_new(key, made.key, secret=True)
+    write_atomically(certificate, made.certificate)
+    return names
+
+
+def public_digest(experiment: Experiment) -> str | None:
+    """Digest of the public set and its order; None without one, or where its data are not at hand."""
+    from polyfed.federation.federation import Federation
+
+    if experiment.public is None:
+        return None
+    federation = Federation(experiment.data, experiment.public, None, {}, experiment.run.seed)
+    try:
+        return federation.public_order
+    except PolyfedError:  # the data may be at the sites alone; the digest is then not compared
+        return None
+
+
+def _require_sites(experiment: Experiment) -> None:
+    if not experiment.clients:
+        raise ConfigError("the experiment has no clients; each group under 'clients' becomes a site")
+    if SERVER in experiment.clients:
+        raise ConfigError(f"clients.{SERVER}: a site cannot be called '{SERVER}'; rename the group")
+
+
+def _create_server(server: ServerFolder, experiment: Experiment, address: ServerAddress) -> bytes:
+    authority = create_authority(experiment.name)
+    identity = issue_server(authority, address.hosts)
+    for paths, made in ((server.authority, authority), (server.identity, identity)):
+        write_new(paths[0], made.certificate)
+        write_new(paths[1], made.key, secret=True)
+    write_new(server.settings, to_yaml(address, _SERVER_COMMENT))
+    write_new(server.gate, caddyfile(address.hosts[0], address.port, address.superlink_port))
+    write_new(server.experiment, f"# {_EXPERIMENT_COMMENT}\n{_yaml(server_experiment(experiment, address))}")
+    for folder in (server.sites, server.logs):
+        folder.mkdir()
+    write_home(server, address)
+    return authority.certificate
+
+
+def server_experiment(experiment: Experiment, address: ServerAddress) -> dict[str, Any]:
+    """The experiment without its clients, to be run over SuperLink."""
+    content = experiment.model_dump(mode="json", exclude={"clients"})
+    used = {experiment.public.source} if experiment.public else set()
+    used |= {experiment.server.source} if experiment.server else set()
+    content["data"]["sources"] = _only(content["data"]["sources"], used)
+    for name in ("dir", "weights_dir", "cache_dir"):  # they were relative to where init was called
+        if (path := getattr(experiment.data, name)) is not None:
+            content["data"][name] = str(path.resolve())
+    content["run"]["engine"] = {
+        "name": "flower",
+        "superlink": f"127.0.0.1:{address.superlink_port}",
+        "root_certificates": "ca.crt",
+        "sites": list(experiment.clients),
+    }
+    return content
+
+
+def site_config(name: str, experiment: Experiment, digest: str | None) -> SiteConfig:
+    """What a group's site writes down: its own sources, the public set, its clients, and the method as allowed."""
+    content = experiment.model_dump(mode="json")
+    used = {experiment.clients[name].source} | ({experiment.public.source} if experiment.public else set())
+    data = {"dir": "data", "cache_dir": "cache", "sources": _only(content["data"]["sources"], used)}
+    if experiment.data.weights_dir is not None:
+        data["weights_dir"] = "weights"
+    hosted = ("device", "threads", "evaluation_batch", "state_memory")
+    return parse_settings(
+        SiteConfig,
+        {
+            "name": name,
+            "data": data,
+            "public": content["public"],
+            "clients": {name: content["clients"][name]},
+            "run": {key: content["run"][key] for key in hosted},
+            "algorithms": [experiment.algorithm.component_name()],
+            "public_digest": digest,
+            "limits": content["run"]["limits"],
+        },
+    )
+
+
+def _create_site(
+    site: SiteFolder, name: str, experiment: Experiment, address: ServerAddress, authority: bytes, digest: str | None
+) -> None:
+    host = address.hosts[0]
+    shown = f"[{host}]" if ":" in host else host
+    connection = Connection(server=f"{shown}:{address.port}", seed=experiment.run.seed)
+    config = site_config(name, experiment, digest).model_dump(mode="json")
+    config = {key: config[key] for key in sorted(config, key=lambda key: key not in _LOCAL)}
+    write_new(site.config, "".join(f"# {line}\n" for line in _SITE_COMMENT.splitlines()) + _yaml(config))
+    write_new(site.connection, to_yaml(connection, _CONNECTION_COMMENT))
+    write_new(site.authority, authority)
+    write_new(site.path / "data" / "README.txt", _DATA_NOTE)
+
+
+def _only(sources: dict[str, Any], names: set[str]) -> dict[str, Any]:
+    return {name: source for name, source in sources.items() if name in names}
+
+
+def _yaml(content: dict[str, Any]) -> str:
+    return yaml.safe_dump(content, sort_keys=False, allow_unicode=True)

@@ -1,0 +1,184 @@
+"""Launching a deployed run: its server half runs in a ServerApp of SuperLink, and is followed from here.
+
+Sites get an app of two lines, which imports the polyfed that they installed themselves; no code of a method travels.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import tempfile
+import time
+from contextlib import suppress
+from pathlib import Path
+
+from polyfed import __version__
+from polyfed.deploy.link import Link
+from polyfed.deploy.server_app import Launch, Outcome
+from polyfed.engines.flower import Flower
+from polyfed.errors import ConfigError, PolyfedError, RunError
+from polyfed.experiment import Experiment
+from polyfed.reporting.progress import Progress, SilentProgress
+from polyfed.reporting.progress_log import follow
+from polyfed.reporting.records import RunRecords
+from polyfed.reporting.report import report
+from polyfed.runfolder import RunFolder
+from polyfed.runner import Run
+
+_STATUS_EVERY = 10.0  # seconds between questions to SuperLink whether the run is alive
+
+_APP = """[project]
+name = "polyfed-app"
+version = "{version}"
+license = "Apache-2.0"
+dependencies = []
+
+[tool.flwr.app]
+publisher = "polyfed"
+
+[tool.flwr.app.components]
+serverapp = "polyfed_server:server"
+clientapp = "polyfed_client:client"
+
+[tool.flwr.app.config]
+launch = ""
+"""
+
+_MODULES = {  # one each: a site needs nothing of the server half
+    "polyfed_server.py": "from polyfed.deploy.server_app import server_app\n\nserver = server_app()\n",
+    "polyfed_client.py": "from polyfed.deploy.client_app import site_app\n\nclient = site_app()\n",
+}
+
+
+def launch(experiment: Experiment, out: Path, progress: Progress | None = None, *, base: Path | None = None) -> Run:
+    """Run a deployed experiment into a new folder on this machine, which must be SuperLink's.
+
+    Args:
+        experiment: with ``run.engine`` flower and a SuperLink.
+        out: run folder.
+        progress: what is shown.
+        base: folder that relative paths of the experiment refer to; by default the current one.
+
+    Raises:
+        PolyfedError: as ``polyfed.run``, and if SuperLink cannot be reached or ends.
+    """
+    experiment.run.engine.require()
+    rooted = _rooted(experiment, (base or Path.cwd()).resolve())
+    RunFolder.require_free(out)
+    with _Launch(_flower(rooted), progress or SilentProgress()) as started:
+        (started.folder / "experiment.yaml").write_text(rooted.to_yaml(), encoding="utf-8")
+        return started.carry_out(Launch(str(out.resolve()), resume=False))
+
+
+def relaunch(folder: Path, progress: Progress | None = None) -> Run:
+    """Continue a deployed run after its last complete round.
+
+    Raises:
+        PolyfedError: as ``polyfed.resume``, and if SuperLink cannot be reached or ends.
+    """
+    opened = RunFolder.existing(folder)
+    experiment = Experiment.load(opened.path / "config.yaml")
+    with _Launch(_flower(experiment), progress or SilentProgress()) as started:
+        return started.carry_out(Launch(str(opened.path.resolve()), resume=True))
+
+
+class _Launch:
+    """A folder for one launch, and the run that SuperLink makes of it; stopped if it is left early."""
+
+    def __init__(self, engine: Flower, progress: Progress) -> None:
+        assert engine.superlink is not None
+        self.folder = Path(tempfile.mkdtemp(prefix="polyfed-launch-"))
+        self._link = Link(self.folder / "flower", engine.superlink, engine.root_certificates)
+        self._progress = progress
+        self._run = ""
+        self._asked = 0.0
+        self._gone = ""
+
+    def __enter__(self) -> _Launch:
+        return self
+
+    def __exit__(self, *problem: object) -> None:
+        if self._run and Outcome.read(self.folder) is None:
+            with suppress(PolyfedError):
+                self._link.call("stop", self._run)
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+    def carry_out(self, launch: Launch) -> Run:
+        """Start the run and follow it to its end.
+
+        Raises:
+            PolyfedError: the run failed in a way that its message says how to mend.
+            RunError: it failed otherwise, or SuperLink ended.
+        """
+        launch.write(self.folder)
+        app = self._write_app()
+        answer = self._link.call("run", str(app), "--run-config", f"launch={json.dumps(str(self.folder))}")
+        self._run = str(answer["run-id"])
+        out = Path(launch.out)
+        follow(
+            self.folder / "progress.jsonl",
+            self._progress,
+            finished=self._is_over,
+            summary=lambda: report(RunRecords.load(out)),
+        )
+        outcome = Outcome.read(self.folder)
+        if outcome is None:
+            raise RunError(
+                f"{self._gone}; all complete rounds are safe: start the server again and continue with "
+                f"'polyfed resume {launch.out}'"
+            )
+        if outcome.error:
+            raise _failure(outcome)
+        return Run(out)
+
+    def _write_app(self) -> Path:
+        app = self.folder / "polyfed-app"
+        app.mkdir()
+        (app / "pyproject.toml").write_text(_APP.format(version=__version__))
+        for name, text in _MODULES.items():
+            (app / name).write_text(text)
+        return app
+
+    def _is_over(self) -> bool:
+        if Outcome.read(self.folder) is not None or self._gone:
+            return True
+        if time.monotonic() - self._asked > _STATUS_EVERY:
+            self._asked = time.monotonic()
+            self._gone = self._lost()
+        return False
+
+    def _lost(self) -> str:
+        """Why no outcome can be expected any more, or nothing."""
+        try:
+            (found,) = self._link.call("list", "--run-id", self._run)["runs"]
+        except (PolyfedError, KeyError, ValueError) as error:
+            return f"SuperLink does not answer any more ({error})"
+        status = str(found.get("status", ""))
+        if not status.startswith("finished") or Outcome.read(self.folder) is not None:
+            return ""
+        return f"the run has ended at SuperLink without a word (status {status})"
+
+
+def _failure(outcome: Outcome) -> PolyfedError:
+    if outcome.mendable:
+        return RunError(outcome.error)
+    return RunError(f"the server half failed: {outcome.error}\n{outcome.details}")
+
+
+def _flower(experiment: Experiment) -> Flower:
+    engine = experiment.run.engine
+    if not isinstance(engine, Flower) or not engine.is_deployed:
+        raise ConfigError("run.engine is no deployment; it needs {name: flower, superlink: ..., sites: [...]}")
+    return engine
+
+
+def _rooted(experiment: Experiment, base: Path) -> Experiment:
+    """With whole paths: the ServerApp runs elsewhere, and without this process's environment."""
+    data, engine = experiment.data, _flower(experiment)
+    folders = {"dir": data.data_folder, "weights_dir": data.weights_folder, "cache_dir": data.cache_folder}
+    whole = {name: path and Path.cwd() / path for name, path in folders.items()}
+    certificates = engine.root_certificates and base / engine.root_certificates
+    if certificates and not certificates.is_file():
+        raise ConfigError(f"run.engine.root_certificates: there is no file '{certificates}'")
+    run = experiment.run.model_copy(update={"engine": engine.model_copy(update={"root_certificates": certificates})})
+    return experiment.model_copy(update={"data": data.model_copy(update=whole), "run": run})

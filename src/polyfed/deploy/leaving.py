@@ -1,0 +1,107 @@
+"""What will leave a site, from what its allowed methods declare to return; and what never does."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+from polyfed.deploy.findings import Finding
+
+if TYPE_CHECKING:
+    from polyfed.algorithms.algorithm import Algorithm
+    from polyfed.deploy.site_config import SiteConfig
+    from polyfed.federation.federation import Federation, Member
+    from polyfed.federation.schema import StepSchema
+
+_MIB = 2**20
+
+
+def allowed_methods(config: SiteConfig) -> dict[str, type[Algorithm]]:
+    """The methods that may run here, by name.
+
+    Raises:
+        ConfigError: one of them does not exist.
+    """
+    from typing import cast
+
+    from polyfed.algorithms.algorithm import Algorithm
+    from polyfed.errors import ConfigError
+
+    try:
+        kinds = {name: Algorithm.named(name) for name in config.algorithms} or Algorithm.available()
+    except ValueError as error:
+        raise ConfigError(f"algorithms: {error}") from error
+    return cast("dict[str, type[Algorithm]]", kinds)
+
+
+def what_leaves(federation: Federation, config: SiteConfig) -> Iterator[Finding]:
+    """For every step of an allowed method, what each client replies; then what is known of every client."""
+    from polyfed.federation.schema import steps_of
+
+    for name, kind in allowed_methods(config).items():
+        for step, schema in steps_of(kind).items():
+            senders: dict[str, list[str]] = {}
+            for member in federation.members.values():
+                senders.setdefault(_reply(schema, federation, member), []).append(member.id)
+            for reply, ids in senders.items():
+                yield Finding("ok", f"leaves with {name}", f"{', '.join(ids)}: {step}: {reply}")
+    for info in federation.infos:
+        yield Finding("ok", "leaves at the start", ", ".join(f"{key} {value}" for key, value in _shown(info)))
+    yield _errors(config)
+    yield Finding(
+        "ok",
+        "never leaves",
+        "samples, labels, their ids and file names, what clients keep in the state folder, the node key. This holds "
+        "for polyfed's own steps; Flower runs here the app that the server sends, so the site trusts its operator",
+    )
+
+
+def _shown(info: Any) -> Iterator[tuple[str, str]]:
+    for key, value in vars(info).items():
+        yield key, "+".join(value) if isinstance(value, tuple) else str(value)
+
+
+def _errors(config: SiteConfig) -> Finding:
+    if config.tracebacks:
+        return Finding(
+            "warning",
+            "leaves on failure",
+            "message and traceback of a failed step; they may show paths and values",
+            "set tracebacks: false in site.yaml to send the message alone",
+        )
+    return Finding("ok", "leaves on failure", "the message of a failed step, which may show a path or a value")
+
+
+def _reply(schema: StepSchema, federation: Federation, member: Member) -> str:
+    fields = [f"{name} ({_field(kind, federation, member)})" for name, kind in schema.returns.items()]
+    if schema.others is not None:
+        fields.append(f"metrics of its test ({schema.others.__name__} each)")
+    return ", ".join(fields) or "nothing but that it is done"
+
+
+def _field(kind: type, federation: Federation, member: Member) -> str:
+    from polyfed.federation.payload import Artefact, Representations, Weights
+
+    if not issubclass(kind, Artefact):
+        return f"one {kind.__name__}"
+    if issubclass(kind, Representations):
+        return _representations(federation, member)
+    if issubclass(kind, Weights):
+        return _weights(federation, member)
+    return f"{kind.kind}: named tensors whose sizes the method decides"
+
+
+def _representations(federation: Federation, member: Member) -> str:
+    samples = federation.public_samples({name: encoder.view for name, encoder in member.model.encoders.items()})
+    if samples is None:
+        return "of the public set, which there is none of"
+    rows, width, names = len(samples), member.model.dim, list(samples.modalities)
+    size = rows * width * 4 * len(names) / _MIB
+    return f"{'+'.join(names)}: {rows:,} x {width} float32 each, {size:,.2f} MiB in all"
+
+
+def _weights(federation: Federation, member: Member) -> str:
+    state = federation.client_model(member).state_dict()
+    kinds = sorted({str(value.dtype).removeprefix("torch.") for value in state.values()})
+    size = sum(value.numel() * value.element_size() for value in state.values()) / _MIB
+    return f"{len(state):,} tensors of the model, {'+'.join(kinds)}, {size:,.2f} MiB"

@@ -1,0 +1,60 @@
+"""Single requests over TLS that trust the federation's authority alone."""
+
+from __future__ import annotations
+
+import ssl
+from dataclasses import dataclass
+from http.client import HTTPException, HTTPSConnection
+from pathlib import Path
+
+from polyfed.errors import RunError
+
+PROTOBUF = "application/protobuf"
+_LARGEST = 1 << 16
+
+
+@dataclass(frozen=True)
+class Answer:
+    """An answer over HTTP.
+
+    Attributes:
+        status: its code.
+        body: its first 64 KiB.
+        date: the server's clock, as in the header ``Date``; empty if it sent none.
+    """
+
+    status: int
+    body: bytes
+    date: str
+
+
+def ask(
+    host: str,
+    port: int,
+    path: str,
+    authority: Path,
+    *,
+    method: str = "GET",
+    body: bytes | None = None,
+    timeout: float = 10.0,
+) -> Answer:
+    """Send one request, past any proxy, to a server whose certificate ``authority`` (a PEM file) has signed.
+
+    Raises:
+        RunError: the authority cannot be read, the host is not reached, or its certificate is not trusted.
+    """
+    try:
+        trust = ssl.create_default_context(cafile=str(authority))
+    except (OSError, ssl.SSLError) as error:
+        raise RunError(f"'{authority}' is not a readable certificate: {error}") from error
+    connection = HTTPSConnection(host, port, timeout=timeout, context=trust)
+    try:
+        connection.request(method, path, body=body, headers={"Content-Type": PROTOBUF} if body is not None else {})
+        found = connection.getresponse()
+        return Answer(found.status, found.read(_LARGEST), found.getheader("Date") or "")
+    except ssl.SSLCertVerificationError as error:
+        raise RunError(f"{host}:{port} does not present a certificate that {authority.name} signed: {error}") from error
+    except (OSError, HTTPException) as error:
+        raise RunError(f"{host}:{port} is not reached: {error}") from error
+    finally:
+        connection.close()

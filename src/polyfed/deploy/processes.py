@@ -1,0 +1,138 @@
+"""Processes that end with the one that started them, together with all that they started in turn."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+import uuid
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from types import FrameType, TracebackType
+
+from polyfed.errors import RunError
+
+FAMILY = "POLYFED_FAMILY"
+"""Environment variable that marks every offspring of a ``Processes``, whatever session or parent it has by now."""
+
+_GRACE = 8.0
+_PR_SET_PDEATHSIG = 1
+
+
+class Processes:
+    """Starts programs, each in a session of its own, and stops them with all their offspring on leaving the block.
+
+    On Linux, SIGKILL of this process also stops them: the kernel then signals the programs, and Flower's programs
+    watch their parents.
+    """
+
+    def __init__(self) -> None:
+        self.family = uuid.uuid4().hex
+        self.running: dict[str, subprocess.Popen[bytes]] = {}
+
+    def __enter__(self) -> Processes:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
+
+    def start(self, name: str, command: Sequence[str], environment: Mapping[str, str], folder: Path) -> None:
+        """Start a program in ``folder``; it writes where this process writes.
+
+        Raises:
+            RunError: it cannot be started.
+        """
+        try:
+            self.running[name] = subprocess.Popen(
+                command,
+                env={**environment, FAMILY: self.family},
+                cwd=folder,
+                stdin=subprocess.DEVNULL,
+                start_new_session=True,
+                preexec_fn=_die_with_parent(os.getpid()),
+            )
+        except OSError as error:
+            raise RunError(f"cannot start {name} ({command[0]}): {error.strerror}") from error
+
+    def ended(self) -> dict[str, int]:
+        """Names of the programs that have ended by themselves, with their exit codes."""
+        codes = {name: process.poll() for name, process in self.running.items()}
+        return {name: code for name, code in codes.items() if code is not None}
+
+    def stop(self, grace: float = _GRACE) -> None:
+        """Ask everything to end, and kill what has not within ``grace`` seconds."""
+        self._signal(signal.SIGTERM)
+        limit = time.monotonic() + grace
+        while (self._alive() or offspring(self.family)) and time.monotonic() < limit:
+            time.sleep(0.05)
+        self._signal(signal.SIGKILL)
+        for process in self.running.values():
+            process.wait()
+        self.running.clear()
+
+    def _signal(self, number: signal.Signals) -> None:
+        for process in self.running.values():
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(process.pid, number)
+        for pid in offspring(self.family):  # also those in sessions of their own
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.kill(pid, number)
+
+    def _alive(self) -> bool:
+        return any(process.poll() is None for process in self.running.values())
+
+
+def offspring(family: str) -> list[int]:
+    """Ids of the live processes of a family; empty where there is no /proc, and process groups must do."""
+    mark = f"{FAMILY}={family}".encode()
+    found = []
+    for folder in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            if mark in (folder / "environ").read_bytes().split(b"\0"):  # empty for a process that has ended
+                found.append(int(folder.name))
+    return found
+
+
+@contextlib.contextmanager
+def stopping() -> Iterator[threading.Event]:
+    """An event that SIGTERM or SIGINT sets within the block; only for the main thread."""
+    event = threading.Event()
+
+    def handle(number: int, frame: FrameType | None) -> None:
+        event.set()
+
+    before = {number: signal.signal(number, handle) for number in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        yield event
+    finally:
+        for number, old in before.items():
+            signal.signal(number, old)
+
+
+def free_port() -> int:
+    """A port on 127.0.0.1 that nobody listens on at the moment."""
+    with socket.socket() as chosen:
+        chosen.bind(("127.0.0.1", 0))
+        return int(chosen.getsockname()[1])
+
+
+def _die_with_parent(parent: int) -> Callable[[], None] | None:
+    """What a child does first, so that the kernel sends it SIGTERM when this process dies; Linux only."""
+    if sys.platform != "linux":
+        return None
+    libc = ctypes.CDLL(None)  # looked up before the fork
+
+    def ask() -> None:
+        libc.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+        if os.getppid() != parent:  # it died in between
+            os._exit(1)
+
+    return ask

@@ -1,0 +1,143 @@
+"""The server of a federation: SuperLink and its gate in the foreground, and who is admitted."""
+
+from __future__ import annotations
+
+import shlex
+import threading
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from polyfed.deploy import flower
+from polyfed.deploy.connection import ServerAddress, load
+from polyfed.deploy.files import ServerFolder, require_file
+from polyfed.deploy.gate import find_caddy
+from polyfed.deploy.keys import fingerprint, read_public
+from polyfed.deploy.probe import ask
+from polyfed.deploy.processes import Processes, stopping
+from polyfed.errors import PolyfedError, RunError
+
+Report = Callable[[str], None]
+
+_START_TIMEOUT = 120.0
+_INTERVAL = 2.0
+
+
+def run_server(folder: Path, report: Report) -> int:
+    """Serve a federation until SIGTERM or SIGINT; the exit code: 0, or 1 if SuperLink or the gate ended by itself.
+
+    SuperLink forgets its nodes when it ends; the keys in ``sites/`` are registered anew at every start, before the
+    gate opens. While it runs, a key that is put there is admitted and one that is removed is expelled.
+
+    Args:
+        folder: the server's folder, as ``polyfed deploy init`` makes it.
+        report: is told, line by line, what happens.
+
+    Raises:
+        RunError, ConfigError: a file or program is missing or damaged, or SuperLink does not start.
+    """
+    server = ServerFolder(folder.resolve())
+    address = _require_complete(server)
+    environment = flower.environment(server.home)
+    with stopping() as stop, Processes() as processes:
+        for name, command in server_commands(server, address).items():
+            report(f"{name}: cd {shlex.quote(str(server.path))} && {flower.shown(command, environment)}")
+            processes.start(name, command, environment, server.path)
+            if name == "SuperLink":
+                _wait_for_superlink(server, address, processes, stop)
+                admissions = Admissions(server, report)
+                admissions.refresh()
+        report(f"open for sites: {', '.join(f'{host}:{address.port}' for host in address.hosts)}")
+        while not stop.wait(_INTERVAL):
+            if ended := processes.ended():
+                report("; ".join(f"{name} ended with exit code {code}" for name, code in ended.items()))
+                return 1
+            admissions.refresh()
+        report("stopping")
+    return 0
+
+
+def server_commands(server: ServerFolder, address: ServerAddress) -> dict[str, Sequence[str]]:
+    """The programs of a server by name, in the order in which they start.
+
+    Raises:
+        RunError: a program is not installed.
+    """
+    gate = [str(find_caddy()), "run", "--config", str(server.gate), "--adapter", "caddyfile"]
+    return {"SuperLink": flower.superlink_command(server, address), "gate": gate}
+
+
+class Admissions:
+    """Keeps SuperLink's list of nodes equal to the public keys in ``sites/``.
+
+    Attributes:
+        admitted: public key -> Flower's id of its node, and the name of the site.
+    """
+
+    def __init__(self, server: ServerFolder, report: Report) -> None:
+        self.server = server
+        self.report = report
+        self.admitted: dict[str, tuple[int, str]] = {}
+        self._complaints: set[str] = set()
+
+    def refresh(self) -> None:
+        """Register the keys that are new and unregister those that are gone; trouble is reported once, and retried."""
+        wanted = self._wanted()
+        for key in self.admitted.keys() - wanted.keys():
+            node, name = self.admitted[key]
+            if self._done(lambda node=node: flower.unregister(self.server, node)):  # type: ignore[misc]
+                del self.admitted[key]
+                self.report(f"expelled: {name}")
+        for key in wanted.keys() - self.admitted.keys():
+            path = wanted[key]
+            if self._done(lambda path=path, key=key: self._admit(path, key)):  # type: ignore[misc]
+                self.report(f"admitted: {path.stem} ({fingerprint(key)})")
+
+    def _admit(self, path: Path, key: str) -> None:
+        self.admitted[key] = (flower.register(self.server, path), path.stem)
+
+    def _wanted(self) -> dict[str, Path]:
+        found: dict[str, Path] = {}
+        for path in sorted(self.server.sites.glob("*.pub")):
+            self._done(lambda path=path: found.setdefault(read_public(path), path))  # type: ignore[misc]
+        return found
+
+    def _done(self, action: Callable[[], object]) -> bool:
+        try:
+            action()
+        except PolyfedError as error:
+            if str(error) not in self._complaints:
+                self.report(f"warning: {error}")
+                self._complaints.add(str(error))
+            return False
+        return True
+
+
+def _require_complete(server: ServerFolder) -> ServerAddress:
+    address = load(ServerAddress, server.settings)
+    for path in (server.authority[0], *server.identity, server.gate):
+        require_file(path, "make the folder with: polyfed deploy init")
+    server.logs.mkdir(exist_ok=True)
+    flower.write_home(server, address)
+    return address
+
+
+def _wait_for_superlink(
+    server: ServerFolder, address: ServerAddress, processes: Processes, stop: threading.Event
+) -> None:
+    limit = time.monotonic() + _START_TIMEOUT
+    while not stop.is_set() and not _is_healthy(server, address):
+        if ended := processes.ended():
+            raise RunError(f"SuperLink ended with exit code {ended['SuperLink']} at its start; see its output above")
+        if time.monotonic() > limit:
+            raise RunError(
+                f"SuperLink does not answer on 127.0.0.1:{address.superlink_port} after {_START_TIMEOUT:g} s"
+            )
+        stop.wait(0.2)
+
+
+def _is_healthy(server: ServerFolder, address: ServerAddress) -> bool:
+    try:
+        return ask("127.0.0.1", address.superlink_port, "/health", server.authority[0]).status == 200
+    except RunError:
+        return False

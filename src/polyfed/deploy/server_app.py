@@ -1,0 +1,104 @@
+"""The ServerApp of a deployed run: the same session as in a simulation, over Flower's grid.
+
+It runs in a process that SuperLink starts, on the machine of SuperLink. Whoever launched the run is told of its
+progress and outcome through files in a folder of the launch.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import traceback
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from polyfed.engines.flower import within
+from polyfed.errors import PolyfedError
+from polyfed.experiment import Experiment
+from polyfed.federation.files import write_atomically
+from polyfed.reporting.progress_log import Both, LoggedProgress
+from polyfed.runner import resume, run
+
+
+@dataclass(frozen=True)
+class Launch:
+    """What a launch asks for: a new run of the experiment in its folder, or the resumption of a run.
+
+    Attributes:
+        out: run folder.
+        resume: whether to continue it.
+    """
+
+    out: str
+    resume: bool
+
+    def write(self, folder: Path) -> None:
+        """Leave it in the launch's folder."""
+        write_atomically(folder / "launch.json", json.dumps(asdict(self)).encode())
+
+    @classmethod
+    def read(cls, folder: Path) -> Launch:
+        """The launch of a folder."""
+        return cls(**json.loads((folder / "launch.json").read_bytes()))
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a launch ended.
+
+    Attributes:
+        error: what went wrong, or empty.
+        mendable: whether the error is one that its message says how to mend.
+        details: traceback.
+    """
+
+    error: str = ""
+    mendable: bool = False
+    details: str = ""
+
+    def write(self, folder: Path) -> None:
+        """Leave it in the launch's folder."""
+        write_atomically(folder / "outcome.json", json.dumps(asdict(self)).encode())
+
+    @classmethod
+    def read(cls, folder: Path) -> Outcome | None:
+        """The outcome in a launch's folder, or None if it has not ended."""
+        path = folder / "outcome.json"
+        return cls(**json.loads(path.read_bytes())) if path.is_file() else None
+
+
+def server_app() -> Any:
+    """The ServerApp that SuperLink runs; the run configuration's ``launch`` is the launch's folder."""
+    from flwr.serverapp import ServerApp
+
+    app = ServerApp()
+
+    @app.main()
+    def main(grid: Any, context: Any) -> None:
+        _serve(grid, Path(str(context.run_config["launch"])))
+
+    return app
+
+
+def _progress(out: Path, folder: Path) -> Both:
+    """For whoever watches the run, and for whoever launched it, who wants no rounds of launches before."""
+    return Both(LoggedProgress(out / "progress.jsonl"), LoggedProgress(folder / "progress.jsonl"))
+
+
+def _serve(grid: Any, folder: Path) -> None:
+    logging.basicConfig(level=logging.WARNING, format="%(levelname)s: %(message)s")
+    launch = Launch.read(folder)
+    out = Path(launch.out)
+    try:
+        with within(grid), contextlib.closing(_progress(out, folder)) as progress:
+            if launch.resume:
+                resume(out, progress)
+            else:
+                run(Experiment.load(folder / "experiment.yaml"), out, progress)
+    except BaseException as error:
+        text = str(error) if isinstance(error, PolyfedError) else f"{type(error).__name__}: {error}"
+        Outcome(text or type(error).__name__, isinstance(error, PolyfedError), traceback.format_exc()).write(folder)
+        raise  # so that Flower's own record of the run says failed as well
+    Outcome().write(folder)

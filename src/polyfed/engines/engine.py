@@ -1,0 +1,79 @@
+"""Engines as settings: how a run chooses where client steps execute."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import ClassVar, TypeVar
+
+from polyfed.engines.site import RunCard, Site
+from polyfed.federation.cohort import Engine
+from polyfed.federation.federation import Federation
+from polyfed.federation.limits import Limits
+from polyfed.federation.settings import SiteSettings
+from polyfed.settings import Component
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Hosting:
+    """What an engine hosts: all clients of a run.
+
+    Attributes:
+        settings: the clients with their data.
+        card: the run.
+        folder: the run folder; a cluster needs to see it under one path on all machines.
+        federation: data and models, opened in this process.
+        limits: on what is received.
+    """
+
+    settings: SiteSettings
+    card: RunCard
+    folder: Path
+    federation: Federation
+    limits: Limits = field(default_factory=Limits)
+
+    @property
+    def states(self) -> Path:
+        """Folder of what clients keep."""
+        return self.folder / "checkpoints" / "clients"
+
+    @property
+    def vocabulary(self) -> Path:
+        """Folder of what is learnt from the public set."""
+        return self.folder / "vocabulary"
+
+    def here(self) -> Site:
+        """All clients in this process."""
+        return Site.open(
+            self.settings,
+            self.card,
+            self.states,
+            vocabulary=self.vocabulary,
+            federation=self.federation,
+            limits=self.limits,
+        )
+
+
+class EngineSettings(Component):
+    """Where client steps execute."""
+
+    home: ClassVar[str] = "polyfed.engines"
+
+    def require(self) -> None:
+        """Check that the engine is installed and its settings can be met here.
+
+        Raises:
+            ConfigError: what is missing, and how to get it.
+        """
+
+    @abstractmethod
+    def serve(self, hosting: Hosting, body: Callable[[Engine], T]) -> T:
+        """Bring the engine up, run the server half ``body`` with it, and take it down, whatever happens.
+
+        Raises:
+            Exception: whatever ``body`` raises.
+        """

@@ -1,0 +1,233 @@
+"""The flower engine: the same steps through Flower's Message API, simulated here or deployed across institutions.
+
+A node (a SuperNode) hosts one or more clients. What the server asks of a node's clients travels as one message, or as
+a few if it is large, in which each artefact appears once; Flower stores equal bytes once, so a bank that all clients
+receive is encoded and uploaded once per exchange. Clients are known by their own ids; Flower's node ids, which change,
+are looked up. What clients keep stays on the node's disk, never in Flower's context.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import os
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextvars import ContextVar
+from dataclasses import asdict, dataclass, field
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar, cast
+
+import torch
+from pydantic import Field
+
+from polyfed.engines.engine import EngineSettings, Hosting
+from polyfed.engines.ray import hush_ray
+from polyfed.errors import ConfigError, ExchangeError
+from polyfed.federation.client import ClientInfo
+from polyfed.federation.cohort import Answer, Engine, Request
+from polyfed.federation.files import write_atomically
+from polyfed.federation.limits import Limits
+
+if TYPE_CHECKING:
+    from polyfed.engines.flower_grid import Roster
+
+T = TypeVar("T")
+log = logging.getLogger(__name__)
+
+QUIET = {
+    "FLWR_TELEMETRY_ENABLED": "0",
+    "FLWR_DISABLE_UPDATE_CHECK": "1",
+    "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
+    "RAY_USAGE_STATS_ENABLED": "0",
+}
+"""What keeps Flower and Ray from calling home and from installing anything while a run goes on."""
+
+_GRID: ContextVar[Any] = ContextVar("grid", default=None)
+
+
+class Flower(EngineSettings):
+    """Steps execute on Flower: simulated on this machine, or on the SuperNodes of a SuperLink if one is given."""
+
+    nodes: int = Field(default=2, ge=1, description="simulation: virtual SuperNodes that the clients are dealt to")
+    gpus: float = Field(default=0, ge=0, description="simulation: GPUs a process; 0.5 lets two share one")
+    superlink: str | None = Field(default=None, description="deployment: host:port of the SuperLink's private API")
+    root_certificates: Path | None = Field(
+        default=None, description="deployment: certificate of the authority that signed the SuperLink's"
+    )
+    sites: list[str] = Field(default_factory=list, description="deployment: names of the sites, in client order")
+    join: float = Field(default=600, gt=0, description="deployment: seconds to wait for all sites before the start")
+    absence: float = Field(
+        default=180, ge=0, description="seconds that a node may be away before its clients count as failed"
+    )
+    retries: int = Field(default=2, ge=0, description="times that a message is sent again when a node or process died")
+    message_bytes: int = Field(
+        default=1 << 26, ge=1, description="clients of a node share a message up to this size, bytes of tensors"
+    )
+    poll: float = Field(default=0.1, gt=0, description="seconds between looks for replies")
+
+    def require(self) -> None:
+        """Check that Flower is installed, and that a deployment names its sites."""
+        needed = ("flwr",) if self.superlink else ("flwr", "ray")
+        for package in needed:
+            if find_spec(package) is None:
+                raise ConfigError(
+                    f"run.engine is flower, but {package} is not installed; pip install 'polyfed[flower]'"
+                )
+        if self.superlink and not self.sites:
+            raise ConfigError("run.engine.sites is empty; a deployment names the sites that take part")
+
+    @property
+    def is_deployed(self) -> bool:
+        """Whether the run belongs to a SuperLink rather than to this process."""
+        return self.superlink is not None
+
+    def serve(self, hosting: Hosting, body: Callable[[Engine], T]) -> T:
+        """Run ``body`` over a simulation, or, inside a ServerApp, over the SuperLink's grid."""
+        for variable, value in QUIET.items():
+            os.environ.setdefault(variable, value)
+        if not self.is_deployed:
+            simulation = _Simulation(self, hosting, body)
+            simulation.run()
+            return cast("T", simulation.outcome[0])
+        if _GRID.get() is None:
+            raise ConfigError("run.engine.superlink is set: start this run with 'polyfed run' or 'polyfed resume'")
+        return body(self.over(_GRID.get(), hosting))
+
+    def over(self, grid: Any, hosting: Hosting) -> FlowerEngine:
+        """The engine over a grid of nodes.
+
+        Raises:
+            ExchangeError: not all sites joined in time, or one cannot take part.
+        """
+        from polyfed.engines.flower_grid import Roster
+
+        roster = Roster(grid, hosting.card.model_dump_json(), self.poll, self.absence)
+        return FlowerEngine(self._gathered(roster, hosting), roster, self, hosting.limits)
+
+    def _gathered(self, roster: Roster, hosting: Hosting) -> tuple[ClientInfo, ...]:
+        if infos := hosting.federation.infos:  # a simulation: the server knows who there is
+            roster.require([info.id for info in infos], self.join)
+        elif infos := _known(hosting.folder):  # a resumed deployment: who is away now may come back later
+            roster.find([info.id for info in infos], self.absence)
+        else:
+            infos = roster.gather(self.sites, self.join)
+            _remember(hosting.folder, infos)
+        return infos
+
+
+@contextlib.contextmanager
+def within(grid: Any) -> Iterator[None]:
+    """Inside a ServerApp: its grid is what deployed runs use."""
+    token = _GRID.set(grid)
+    try:
+        yield
+    finally:
+        _GRID.reset(token)
+
+
+class FlowerEngine:
+    """Executes steps on the nodes of a grid; see ``Engine``."""
+
+    def __init__(self, infos: tuple[ClientInfo, ...], roster: Roster, settings: Flower, limits: Limits) -> None:
+        self._infos = infos
+        self._roster = roster
+        self._settings = settings
+        self._limits = limits
+        self.stopped = threading.Event()
+
+    def clients(self) -> tuple[ClientInfo, ...]:
+        """Everybody who joined, in client order."""
+        return self._infos
+
+    def exchange(self, requests: Sequence[Request], deadline: float | None) -> Iterator[Answer]:
+        """Send a message or a few to every node, and yield their clients' answers; see ``Engine.exchange``."""
+        from polyfed.engines.flower_grid import Exchange
+
+        carried = Exchange(self._roster, requests, deadline, self._settings, self._limits, self.stopped)
+        for request in requests:
+            yield carried.answer(request.client)
+
+
+@dataclass
+class _Simulation:
+    """Flower's simulation: the server half runs in its ServerApp thread, clients in its Ray processes."""
+
+    settings: Flower
+    hosting: Hosting
+    body: Callable[[Engine], Any]
+    engine: FlowerEngine | None = None
+    outcome: list[Any] = field(default_factory=list)
+    failure: list[BaseException] = field(default_factory=list)
+    ended: threading.Event = field(default_factory=threading.Event)
+
+    def run(self) -> None:
+        """Leave in ``outcome`` what the body returns; raise what it raises."""
+        _hush()
+        from flwr.serverapp import ServerApp
+        from flwr.simulation import run_simulation
+
+        from polyfed.engines.flower_node import client_app, simulated
+
+        app = ServerApp()
+        app.main()(self._main)
+        threads = self.hosting.settings.run.threads
+        resources: dict[str, Any] = {"num_cpus": threads, "num_gpus": self.settings.gpus}
+        start: dict[str, Any] = {
+            "num_cpus": max(os.cpu_count() or 1, threads),
+            "include_dashboard": False,
+            "logging_level": logging.ERROR,
+            "log_to_driver": False,
+        }
+        try:
+            run_simulation(
+                server_app=app,
+                client_app=client_app(simulated(self.hosting)),
+                num_supernodes=self.settings.nodes,
+                backend_config={"client_resources": resources, "init_args": start},
+            )
+        except BaseException as error:
+            if self.engine is not None:
+                self.engine.stopped.set()
+                self.ended.wait()
+            if not self.failure:
+                raise ExchangeError(f"Flower's simulation failed: {error}") from error
+        finally:
+            _shut_down_ray()
+        if self.failure:
+            raise self.failure[0]
+
+    def _main(self, grid: Any, context: Any) -> None:
+        torch.set_num_threads(self.hosting.settings.run.threads)
+        try:
+            self.engine = self.settings.over(grid, self.hosting)
+            self.outcome.append(self.body(self.engine))
+        except BaseException as error:
+            self.failure.append(error)
+        finally:
+            self.ended.set()
+
+
+def _hush() -> None:
+    logging.getLogger("flwr").setLevel(logging.CRITICAL)  # what fails is told to whoever asked, with its traceback
+    hush_ray()
+
+
+def _shut_down_ray() -> None:
+    import ray
+
+    ray.shutdown()
+
+
+def _known(folder: Path) -> tuple[ClientInfo, ...]:
+    """Clients of a deployed run that was begun before."""
+    path = folder / "clients.json"
+    if not path.is_file():
+        return ()
+    return tuple(ClientInfo.from_json(entry) for entry in json.loads(path.read_text()))
+
+
+def _remember(folder: Path, infos: Sequence[ClientInfo]) -> None:
+    write_atomically(folder / "clients.json", json.dumps([asdict(info) for info in infos], indent=1).encode())

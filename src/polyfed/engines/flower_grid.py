@@ -1,0 +1,340 @@
+"""The server half of the flower engine: who is on which node, and exchanges over Flower's grid.
+
+Bound to the calls of ``Grid`` that have stayed the same for long: ``get_node_ids``, ``push_messages`` and
+``pull_messages``. Replies are pulled one by one, and each is dropped as soon as its answers are taken.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from flwr.app import Message
+
+from polyfed.engines.flower_records import from_records, to_records
+from polyfed.engines.parcels import Parcel, answer_of, parcel_requests
+from polyfed.errors import ExchangeError, PayloadError
+from polyfed.federation.client import ClientInfo
+from polyfed.federation.cohort import Answer, Request
+from polyfed.federation.limits import Limits
+
+log = logging.getLogger(__name__)
+_DESCRIBING = 300.0  # seconds that a node may take to say who it is
+_AHEAD = 2  # messages a node is given before the reply to the first is taken
+
+
+class Settings(Protocol):
+    """The settings of the engine that exchanges need."""
+
+    @property
+    def absence(self) -> float: ...  # noqa: D102 - see Flower
+
+    @property
+    def retries(self) -> int: ...  # noqa: D102
+
+    @property
+    def message_bytes(self) -> int: ...  # noqa: D102
+
+    @property
+    def poll(self) -> float: ...  # noqa: D102
+
+
+@dataclass
+class Roster:
+    """Which client lives on which node; nodes say so themselves, and may come, go and return.
+
+    Attributes:
+        grid: Flower's grid.
+        card: the run's card, JSON.
+        poll: seconds between looks.
+        absence: seconds that a node may be away.
+    """
+
+    grid: Any
+    card: str
+    poll: float
+    absence: float
+    node_of: dict[str, int] = field(default_factory=dict)
+    problems: dict[str, str] = field(default_factory=dict)
+    _sites: dict[str, list[ClientInfo]] = field(default_factory=dict)
+    _asked: set[int] = field(default_factory=set)
+    _missed: dict[str, float] = field(default_factory=dict)
+
+    def gather(self, sites: Sequence[str], seconds: float) -> tuple[ClientInfo, ...]:
+        """Wait for all sites; their clients in the order of ``sites``.
+
+        Raises:
+            ExchangeError: some did not join in time, or cannot take part.
+        """
+        self._wait(lambda: all(site in self._sites or site in self.problems for site in sites), seconds)
+        absent = [site for site in sites if site not in self._sites and site not in self.problems]
+        problems = [f"{site}: {self.problems[site]}" for site in sites if site in self.problems]
+        problems += [f"{site}: did not join within {seconds:g} s" for site in absent]
+        if problems:
+            raise ExchangeError(f"not all sites can take part: {'; '.join(problems)}")
+        return tuple(info for site in sites for info in self._sites[site])
+
+    def find(self, clients: Sequence[str], seconds: float) -> list[str]:
+        """Wait until every client is on some node; returns those that are not."""
+        self._wait(lambda: bool(self.problems) or all(client in self.node_of for client in clients), seconds)
+        return [client for client in clients if client not in self.node_of]
+
+    def require(self, clients: Sequence[str], seconds: float) -> None:
+        """Wait until every client is on some node.
+
+        Raises:
+            ExchangeError: some are not, in time, or their node cannot take part.
+        """
+        missing = self.find(clients, seconds)
+        if missing:
+            reason = "; ".join(self.problems.values()) or f"not there within {seconds:g} s"
+            raise ExchangeError(f"no node hosts client '{missing[0]}' ({reason})")
+
+    def node(self, client: str) -> int | None:
+        """The node of a client, or None if it has been missed for more than ``absence`` seconds."""
+        missed = self._missed.setdefault(client, time.monotonic())
+        self._wait(lambda: self.node_of.get(client) in self.online(), missed + self.absence - time.monotonic())
+        found = self.node_of.get(client)
+        if found not in self.online():
+            return None
+        del self._missed[client]
+        return found
+
+    def _wait(self, met: Any, seconds: float) -> None:
+        end = time.monotonic() + seconds
+        while not met():
+            unknown = [node for node in self.online() if node not in self._asked]
+            if unknown:
+                self._describe(unknown, min(max(end - time.monotonic(), 1.0), _DESCRIBING))
+                continue
+            if time.monotonic() > end:
+                return
+            time.sleep(self.poll)
+
+    def online(self) -> list[int]:
+        """Nodes that are connected."""
+        return list(self.grid.get_node_ids())
+
+    def _describe(self, nodes: Sequence[int], seconds: float) -> None:
+        self._asked.update(nodes)
+        content = to_records({"card": self.card}, [])
+        sent = {push(self.grid, Message(content, node, "query.describe", group_id="describe")): node for node in nodes}
+        end = time.monotonic() + seconds
+        while sent and time.monotonic() < end:
+            for message in self.grid.pull_messages(list(sent)):
+                self._enter(sent.pop(message.metadata.reply_to_message_id), message)
+            if sent:
+                time.sleep(self.poll)
+        self._asked.difference_update(sent.values())  # asked again when next wanted
+
+    def _enter(self, node: int, message: Any) -> None:
+        if message.has_error():
+            self._asked.discard(node)
+            log.warning("node %d did not say who it is: %s", node, message.error.reason)
+            return
+        try:
+            facts, _ = from_records(message.content)
+            site = str(facts["site"])
+            if "error" in facts:
+                self.problems[site] = str(facts["error"])
+                return
+            infos = [ClientInfo.from_json(entry) for entry in facts["clients"]]  # type: ignore[attr-defined]
+        except (PayloadError, KeyError, TypeError) as error:
+            log.warning("node %d described itself wrongly: %s", node, error)
+            return
+        self._admit(site, infos, node)
+
+    def _admit(self, site: str, infos: list[ClientInfo], node: int) -> None:
+        taken = {info.id for name, others in self._sites.items() if name != site for info in others}
+        twice = [info.id for info in infos if info.id in taken]
+        if twice:
+            self.problems[site] = f"its client '{twice[0]}' is already there at another site; rename it"
+            return
+        self.problems.pop(site, None)
+        self._sites[site] = infos
+        self.node_of |= {info.id: node for info in infos}
+
+
+def push(grid: Any, message: Any) -> str:
+    """Hand one message to the grid; returns its id.
+
+    Raises:
+        ExchangeError: it was refused.
+    """
+    ids = list(grid.push_messages([message]))
+    if not ids or not ids[0]:
+        raise ExchangeError(f"Flower refused a message to node {message.metadata.dst_node_id}")
+    return str(ids[0])
+
+
+@dataclass
+class _Bundle:
+    """Requests to clients of one node that travel as one message."""
+
+    requests: list[Request]
+    parcels: list[Parcel]
+    message: str = ""
+    pushed: float = 0.0
+    sent: int = 0
+
+    @property
+    def first(self) -> str:
+        return self.requests[0].client
+
+
+class Exchange:
+    """One exchange: bundles of requests by node, sent a few ahead, and their answers.
+
+    Args:
+        roster: who is where.
+        requests: to carry.
+        deadline: seconds a client has, or None; a message with several clients has as many times that.
+        settings: of the engine.
+        limits: on what is received.
+        stopped: set when the run is to end.
+    """
+
+    def __init__(
+        self,
+        roster: Roster,
+        requests: Sequence[Request],
+        deadline: float | None,
+        settings: Settings,
+        limits: Limits,
+        stopped: threading.Event,
+    ) -> None:
+        self._roster, self._deadline, self._settings = roster, deadline, settings
+        self._limits, self._stopped = limits, stopped
+        parcels, self._parts = parcel_requests(requests, checksums=True)
+        self._answers: dict[str, Answer] = {}
+        self._queues: dict[int | None, deque[_Bundle]] = {}
+        self._bundle_of: dict[str, _Bundle] = {}
+        self._online = set(roster.online())
+        for bundle in list(self._bundles(requests, parcels)):
+            self._queues.setdefault(roster.node_of.get(bundle.first), deque()).append(bundle)
+            self._bundle_of |= dict.fromkeys((request.client for request in bundle.requests), bundle)
+        for node in self._queues:
+            self._top_up(node)
+
+    def answer(self, client: str) -> Answer:
+        """A client's answer, as soon as it is there or cannot come any more."""
+        if client not in self._answers:
+            bundle = self._bundle_of[client]
+            node = next(key for key, queue in self._queues.items() if bundle in queue)
+            self._top_up(node)
+            for found in self._received(bundle):
+                self._answers[found.client] = found
+            self._queues[node].remove(bundle)
+            self._top_up(node)
+        return self._answers.pop(client)
+
+    # ---- sending
+
+    def _bundles(self, requests: Sequence[Request], parcels: Sequence[Parcel]) -> Iterator[_Bundle]:
+        open_bundles: dict[int | None, _Bundle] = {}
+        for request, parcel in zip(requests, parcels, strict=True):
+            node = self._roster.node_of.get(request.client)
+            bundle = open_bundles.get(node)
+            if bundle is None or self._bytes([*bundle.parcels, parcel]) > self._settings.message_bytes:
+                bundle = open_bundles[node] = _Bundle([], [])
+                bundle.requests.append(request)
+                bundle.parcels.append(parcel)
+                yield bundle
+            else:
+                bundle.requests.append(request)
+                bundle.parcels.append(parcel)
+
+    def _bytes(self, parcels: Sequence[Parcel]) -> int:
+        # replies are counted as large as requests: what limits a message limits its reply
+        return sum(raw.nbytes for parcel in parcels for k in parcel.places for raw in self._parts[k].buffers)
+
+    def _top_up(self, node: int | None) -> None:
+        for bundle in list(self._queues[node])[:_AHEAD]:
+            if not bundle.message and node in self._online:
+                with contextlib.suppress(ExchangeError):  # tried again when its answer is wanted
+                    self._send(bundle, node)
+
+    def _send(self, bundle: _Bundle, node: int) -> None:
+        own = sorted({place for parcel in bundle.parcels for place in parcel.places})
+        entries = [
+            {
+                "client": request.client,
+                "text": parcel.text,
+                "places": [own.index(place) for place in parcel.places],
+            }
+            for request, parcel in zip(bundle.requests, bundle.parcels, strict=True)
+        ]
+        facts: dict[str, object] = {"card": self._roster.card, "requests": entries}
+        content = to_records(facts, [self._parts[place] for place in own])
+        group = str(bundle.requests[0].round)
+        ttl = None if self._deadline is None else self._patience(bundle) + 60.0
+        bundle.message = push(self._roster.grid, Message(content, node, "train.step", group_id=group, ttl=ttl))
+        bundle.pushed = time.monotonic()
+        bundle.sent += 1
+
+    # ---- receiving
+
+    def _received(self, bundle: _Bundle) -> list[Answer]:
+        """Answers of all clients of a bundle; a message that was lost with its node or process is sent again."""
+        while True:
+            if not bundle.message and not self._resent(bundle):
+                return self._failed(bundle, f"its node is away for more than {self._settings.absence:g} s")
+            message = self._pull(bundle)
+            if message is None:
+                return self._failed(bundle, f"no answer within {self._deadline:g} s")
+            if not message.has_error():
+                return self._opened(bundle, message)
+            reason = " ".join(str(message.error.reason).split())
+            log.warning("client %s: Flower reports %s", bundle.first, reason)
+            bundle.message = ""
+            if bundle.sent > self._settings.retries:
+                times = f"{bundle.sent} times; run.engine.retries is {self._settings.retries}"
+                return self._failed(bundle, f"its node or process failed ({times}): {reason}")
+
+    def _resent(self, bundle: _Bundle) -> bool:
+        node = self._roster.node(bundle.first)
+        if node is None:
+            return False
+        self._send(bundle, node)
+        return True
+
+    def _pull(self, bundle: _Bundle) -> Any | None:
+        end = None if self._deadline is None else bundle.pushed + self._patience(bundle)
+        while True:
+            for message in self._roster.grid.pull_messages([bundle.message]):
+                return message
+            if self._stopped.is_set():
+                raise ExchangeError("the run was stopped")
+            if end is not None and time.monotonic() > end:
+                return None
+            time.sleep(self._settings.poll)
+
+    def _patience(self, bundle: _Bundle) -> float:
+        assert self._deadline is not None
+        return self._deadline * len(bundle.requests)
+
+    def _opened(self, bundle: _Bundle, message: Any) -> list[Answer]:
+        try:
+            facts, parts = from_records(message.content)
+            if "error" in facts:
+                return self._failed(bundle, str(facts["error"]))
+            entries = {str(entry["client"]): entry for entry in facts["answers"]}  # type: ignore[attr-defined]
+            return [self._one(request.client, entries, parts) for request in bundle.requests]
+        except (PayloadError, KeyError, TypeError) as error:
+            return self._failed(bundle, f"damaged message: {error}")
+
+    def _one(self, client: str, entries: dict[str, Any], parts: Sequence[Any]) -> Answer:
+        entry = entries.get(client)
+        if entry is None:
+            return Answer(client, error="its node did not answer for it")
+        first, last = entry["parts"]
+        return answer_of(client, str(entry["text"]), parts[int(first) : int(last)], self._limits)
+
+    def _failed(self, bundle: _Bundle, reason: str) -> list[Answer]:
+        return [Answer(request.client, error=reason) for request in bundle.requests]

@@ -1,0 +1,47 @@
+"""Parcels as Flower's records: JSON in a ConfigRecord, every part's tensors as raw bytes in an ArrayRecord."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+
+from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
+
+from polyfed.errors import PayloadError
+from polyfed.federation.wire import Part
+
+_FACTS = "polyfed"
+
+
+def to_records(facts: dict[str, object], parts: Sequence[Part]) -> RecordDict:
+    """Facts (anything that JSON holds) and parts as the content of a message."""
+    text = json.dumps({**facts, "parts": [part.header for part in parts]})
+    content = RecordDict({_FACTS: ConfigRecord({"json": text})})
+    for number, part in enumerate(parts):
+        if part.buffers:
+            content[f"part-{number}"] = ArrayRecord({f"{k}": _array(raw) for k, raw in enumerate(part.buffers)})
+    return content
+
+
+def from_records(content: RecordDict) -> tuple[dict[str, object], list[Part]]:
+    """The facts and parts of ``to_records``; the parts are views of the message's bytes.
+
+    Raises:
+        PayloadError: it was not made by ``to_records``.
+    """
+    try:
+        facts = json.loads(str(content.config_records[_FACTS]["json"]))
+        headers = [str(header) for header in facts.pop("parts")]
+        parts = [Part(header, _buffers(content, number)) for number, header in enumerate(headers)]
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise PayloadError(f"damaged message: {type(error).__name__}: {error}") from error
+    return facts, parts
+
+
+def _array(raw: memoryview) -> Array:
+    return Array(dtype="uint8", shape=(raw.nbytes,), stype="raw", data=bytes(raw))
+
+
+def _buffers(content: RecordDict, number: int) -> list[memoryview]:
+    record = content.array_records.get(f"part-{number}")
+    return [] if record is None else [memoryview(record[f"{k}"].data) for k in range(len(record))]

@@ -1,0 +1,110 @@
+"""Requests and answers as other processes get them: JSON, and parts of raw bytes."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from polyfed.errors import PayloadError
+from polyfed.federation.cohort import Answer, Request
+from polyfed.federation.limits import Limits
+from polyfed.federation.payload import Payload
+from polyfed.federation.wire import Part, pack, unpack
+
+
+@dataclass(frozen=True)
+class Parcel:
+    """A request or an answer on its way: JSON, and which parts its message refers to.
+
+    Attributes:
+        text: JSON of everything but the tensors.
+        places: positions of its parts among those it was packed with.
+    """
+
+    text: str
+    places: tuple[int, ...] = ()
+
+
+def parcel_requests(requests: Sequence[Request], *, checksums: bool = False) -> tuple[list[Parcel], list[Part]]:
+    """Requests ready to be carried; what they share is one part."""
+    messages, parts = pack({request.client: request.payload for request in requests}, checksums=checksums)
+    return [_parcel(_facts(request), messages[request.client]) for request in requests], parts
+
+
+def request_of(text: str, parts: Sequence[Part], limits: Limits) -> Request:
+    """The request of a parcel's text and its own parts, in the order of ``places``.
+
+    Raises:
+        PayloadError: it is damaged or beyond the limits.
+    """
+    content = _content(text)
+    after = content.get("after")
+    try:
+        return Request(
+            client=str(content["client"]),
+            step=str(content["step"]),
+            round=int(content["round"]),
+            phase=int(content["phase"]),
+            after=None if after is None else (int(after[0]), int(after[1])),
+            payload=_payload(content, parts, limits),
+        )
+    except (KeyError, TypeError, ValueError, IndexError) as error:
+        raise PayloadError(f"damaged request: {type(error).__name__}: {error}") from error
+
+
+def parcel_answer(answer: Answer, *, checksums: bool = False) -> tuple[str, list[Part]]:
+    """An answer ready to be carried."""
+    facts = {"client": answer.client, "error": answer.error, "details": answer.details}
+    if answer.payload is None:
+        return json.dumps(facts), []
+    messages, parts = pack({"": answer.payload}, checksums=checksums)
+    return _parcel(facts, messages[""]).text, parts
+
+
+def answer_of(client: str, text: str, parts: Sequence[Part], limits: Limits) -> Answer:
+    """The answer of a client, or what is wrong with it as one."""
+    try:
+        content = _content(text)
+        if content.get("client") != client:
+            raise PayloadError(f"answer of '{content.get('client')}' where that of '{client}' is expected")
+        if content.get("error") is not None:
+            return Answer(client, error=str(content["error"]), details=str(content.get("details", "")))
+        return Answer(client, _payload(content, parts, limits))
+    except PayloadError as error:
+        return Answer(client, error=str(error))
+
+
+def _parcel(facts: dict[str, Any], message: str) -> Parcel:
+    """The message is made to refer to parts by their place among its own, not among those of all messages."""
+    content = json.loads(message)
+    own = sorted(set(content["parts"].values()))
+    content["parts"] = {name: own.index(place) for name, place in content["parts"].items()}
+    return Parcel(json.dumps(facts | {"message": json.dumps(content, separators=(",", ":"))}), tuple(own))
+
+
+def _facts(request: Request) -> dict[str, Any]:
+    return {
+        "client": request.client,
+        "step": request.step,
+        "round": request.round,
+        "phase": request.phase,
+        "after": request.after,
+    }
+
+
+def _content(text: str) -> dict[str, Any]:
+    try:
+        content = json.loads(text)
+    except ValueError as error:
+        raise PayloadError(f"damaged message: {error}") from error
+    if not isinstance(content, dict):
+        raise PayloadError(f"damaged message: {type(content).__name__} where an object is expected")
+    return content
+
+
+def _payload(content: dict[str, Any], parts: Sequence[Part], limits: Limits) -> Payload:
+    if not isinstance(content.get("message"), str):
+        raise PayloadError("damaged message: there is no message in it")
+    return unpack(content["message"], parts, limits)

@@ -1,0 +1,317 @@
+"""The ray engine: clients stick to workers, which are processes on the cores and GPUs of a machine or a cluster.
+
+A client always runs in the same worker, so models, data and kept states stay where they are. What several clients
+receive is put into Ray's object store once, and workers read it there without a copy. Replies are taken one at a
+time, in client order; workers are never more than a few clients ahead.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+import time
+import warnings
+from collections import Counter, deque
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+import torch
+from pydantic import Field
+
+from polyfed.engines.engine import EngineSettings, Hosting
+from polyfed.engines.parcels import Parcel, answer_of, parcel_answer, parcel_requests, request_of
+from polyfed.engines.site import RunCard, Site
+from polyfed.errors import ConfigError, ExchangeError, PayloadError
+from polyfed.federation.client import ClientInfo
+from polyfed.federation.cohort import Answer, Engine, Request
+from polyfed.federation.limits import Limits
+from polyfed.federation.settings import SiteSettings
+from polyfed.federation.wire import Part
+
+T = TypeVar("T")
+log = logging.getLogger(__name__)
+_STARTING = 120.0  # seconds that a new worker may take before its clients' time begins to count
+_AHEAD = 2  # clients a worker is given before the reply of the first is taken
+Portable = tuple[str, list[np.ndarray[Any, np.dtype[np.uint8]]]]
+
+
+class Ray(EngineSettings):
+    """Steps execute in Ray workers, on this machine or on a cluster."""
+
+    workers: int | None = Field(
+        default=None, ge=1, description="processes; None: as many as there are cores for run.threads each"
+    )
+    gpus: float = Field(default=0, ge=0, description="GPUs a worker; 0.5 lets two workers share one")
+    address: str | None = Field(
+        default=None, description="of a Ray cluster, or auto; None: start Ray on this machine for the run"
+    )
+    object_store: int | None = Field(
+        default=None, ge=1, description="bytes of Ray's object store on this machine; None: Ray's own choice"
+    )
+    retries: int = Field(default=2, ge=0, description="times that a step is given to a new worker when its worker died")
+
+    def require(self) -> None:
+        """Check that Ray is installed."""
+        if find_spec("ray") is None:
+            raise ConfigError("run.engine is ray, which is not installed; pip install 'polyfed[ray]'")
+
+    def serve(self, hosting: Hosting, body: Callable[[Engine], T]) -> T:
+        """Start workers, run ``body``, and stop them."""
+        os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+        hush_ray()
+        import ray
+
+        threads = hosting.settings.run.threads
+        count = self.workers or max((os.cpu_count() or 1) // threads, 1)
+        mine = not ray.is_initialized()
+        if mine:
+            self._start(count, threads)
+        pool: _Pool | None = None
+        try:
+            pool = _Pool(hosting, min(count, max(len(hosting.federation.infos), 1)), self.gpus)
+            return body(RayEngine(hosting.federation.infos, pool, self.retries))
+        finally:
+            if pool is not None:
+                pool.close()
+            if mine:
+                ray.shutdown()
+
+    def _start(self, count: int, threads: int) -> None:
+        import ray
+
+        options: dict[str, Any] = {"logging_level": logging.ERROR, "log_to_driver": False}
+        if self.address is None:
+            cpus = max(count * threads, os.cpu_count() or 1)  # a number of threads is the user's choice, not Ray's
+            options |= {"num_cpus": cpus, "include_dashboard": False, "object_store_memory": self.object_store}
+        try:
+            ray.init(address=self.address or "local", **options)
+        except (ConnectionError, ValueError, RuntimeError) as error:
+            raise ConfigError(
+                f"run.engine.address {self.address}: cannot connect to Ray ({' '.join(str(error).split())})"
+            ) from error
+
+
+class Worker:
+    """A process that hosts the clients that stick to it."""
+
+    def __init__(self, settings: str, card: str, limits: str, states: str, vocabulary: str) -> None:
+        opened = SiteSettings.model_validate_json(settings)
+        torch.set_num_threads(opened.run.threads)
+        parsed = RunCard.model_validate_json(card)
+        bounds = Limits.model_validate_json(limits)
+        self.site = Site.open(opened, parsed, Path(states), vocabulary=Path(vocabulary), limits=bounds)
+
+    def ready(self) -> int:
+        """The process is up; returns its number."""
+        return os.getpid()
+
+    def run(self, client: str, text: str, *parts: Portable) -> tuple[str, list[Portable], float]:
+        """Perform a client's request; returns the answer and the seconds it took."""
+        started = time.monotonic()
+        try:
+            request = request_of(text, [_part(part) for part in parts], self.site.limits)
+            answer = self.site.answer(request)
+        except PayloadError as error:
+            answer = Answer(client, error=str(error))
+        reply, made = parcel_answer(answer)
+        return reply, [_portable(part) for part in made], time.monotonic() - started
+
+
+class _Pool:
+    """Workers by number; one that died is replaced."""
+
+    def __init__(self, hosting: Hosting, count: int, gpus: float) -> None:
+        import ray
+
+        environment = {
+            "PYTHONPATH": os.pathsep.join(path for path in sys.path if path),
+            "OMP_NUM_THREADS": str(hosting.settings.run.threads),
+        }
+        options: dict[str, Any] = {
+            "num_cpus": hosting.settings.run.threads,
+            "num_gpus": gpus,
+            "runtime_env": {"env_vars": environment},
+        }
+        self._kind = ray.remote(**options)(Worker)
+        self._arguments = (
+            hosting.settings.model_dump_json(),
+            hosting.card.model_dump_json(),
+            hosting.limits.model_dump_json(),
+            str(hosting.states),
+            str(hosting.vocabulary),
+        )
+        self.limits = hosting.limits
+        self.workers = [self._spawn() for _ in range(count)]
+        try:
+            ray.get([worker.ready.remote() for worker in self.workers])
+        except ray.exceptions.RayError as error:
+            self.close()
+            raise ExchangeError(f"a Ray worker did not start: {error}") from error
+
+    def _spawn(self) -> Any:
+        return self._kind.remote(*self._arguments)
+
+    def replace(self, number: int) -> None:
+        """A new process instead of one that died or hangs; what its clients keep is on disk."""
+        import ray
+
+        ray.kill(self.workers[number])
+        self.workers[number] = self._spawn()
+        ray.wait([self.workers[number].ready.remote()], timeout=_STARTING)  # its start is not its clients' time
+
+    def close(self) -> None:
+        """Stop all."""
+        import ray
+
+        for worker in self.workers:
+            ray.kill(worker)
+
+
+@dataclass
+class _Pending:
+    """A request under way."""
+
+    request: Request
+    parcel: Parcel
+    worker: int
+    reply: Any = None
+    deaths: int = 0
+
+
+class RayEngine:
+    """Executes steps in the workers of a pool; see ``Engine``."""
+
+    def __init__(self, infos: tuple[ClientInfo, ...], pool: _Pool, retries: int) -> None:
+        self._infos = infos
+        self._pool = pool
+        self._retries = retries
+        self._home = {info.id: position % len(pool.workers) for position, info in enumerate(infos)}
+
+    def clients(self) -> tuple[ClientInfo, ...]:
+        """Everybody in the federation."""
+        return self._infos
+
+    def exchange(self, requests: Sequence[Request], deadline: float | None) -> Iterator[Answer]:
+        """Run the step in the clients' workers; see ``Engine.exchange``. Time in a worker's queue does not count."""
+        parcels, parts = parcel_requests(requests)
+        uses = Counter(place for parcel in parcels for place in parcel.places)
+        round_trip = _RoundTrip(self._pool, parts, uses, deadline, self._retries)
+        for request, parcel in zip(requests, parcels, strict=True):
+            if round_trip.is_full():
+                yield round_trip.next()
+            round_trip.submit(_Pending(request, parcel, self._home[request.client]))
+        while round_trip.under_way:
+            yield round_trip.next()
+
+
+@dataclass
+class _RoundTrip:
+    """One exchange: requests under way in the order of submission, and the parts that they share."""
+
+    pool: _Pool
+    parts: list[Part]
+    uses: Counter[int]
+    deadline: float | None
+    retries: int
+    under_way: deque[_Pending] = field(default_factory=deque)
+    _placed: dict[int, Any] = field(default_factory=dict)
+    _free_since: dict[int, float] = field(default_factory=dict)
+
+    def is_full(self) -> bool:
+        """Whether a reply should be taken before another request is submitted."""
+        return len(self.under_way) >= _AHEAD * len(self.pool.workers)
+
+    def submit(self, pending: _Pending) -> None:
+        """Put a request into its worker's queue."""
+        self._free_since.setdefault(pending.worker, time.monotonic())
+        self.under_way.append(pending)
+        self._send(pending)
+
+    def next(self) -> Answer:
+        """The answer to the oldest request under way."""
+        pending = self.under_way[0]
+        answer = None
+        while answer is None:
+            answer = self._wait(pending)
+        self.under_way.popleft()
+        self._free_since[pending.worker] = time.monotonic()
+        self.uses.subtract(pending.parcel.places)
+        for place in pending.parcel.places:
+            if not self.uses[place]:
+                self._placed.pop(place, None)
+        return answer
+
+    def _wait(self, pending: _Pending) -> Answer | None:
+        """The answer, or None if the request was given to another worker."""
+        from ray import exceptions, get
+
+        client = pending.request.client
+        try:
+            text, parts, seconds = get(pending.reply, timeout=self._patience(pending))
+        except exceptions.GetTimeoutError:
+            self._restart(pending.worker, skip=pending)  # it hangs, or is so slow that others would wait for it
+            return self._late(client)
+        except exceptions.RayActorError as error:
+            return self._died(pending, str(error))
+        except exceptions.RayError as error:
+            return Answer(client, error=f"{type(error).__name__} in its worker", details=str(error))
+        if self.deadline is not None and seconds > self.deadline:
+            return self._late(client)
+        return answer_of(client, text, [_part(part) for part in parts], self.pool.limits)
+
+    def _died(self, pending: _Pending, details: str) -> Answer | None:
+        pending.deaths += 1
+        log.warning("the worker of client %s died; a new one takes over", pending.request.client)
+        if pending.deaths <= self.retries:
+            self._restart(pending.worker)
+            return None
+        self._restart(pending.worker, skip=pending)
+        reason = f"its worker died {pending.deaths} times in this step (run.engine.retries is {self.retries})"
+        return Answer(pending.request.client, error=reason, details=details)
+
+    def _late(self, client: str) -> Answer:
+        return Answer(client, error=f"no answer within {self.deadline:g} s")
+
+    def _patience(self, pending: _Pending) -> float | None:
+        if self.deadline is None:
+            return None
+        return max(self._free_since[pending.worker] + self.deadline - time.monotonic(), 0.0)
+
+    def _restart(self, number: int, skip: _Pending | None = None) -> None:
+        self.pool.replace(number)
+        self._free_since[number] = time.monotonic()
+        for pending in self.under_way:
+            if pending.worker == number and pending is not skip:
+                self._send(pending)
+
+    def _send(self, pending: _Pending) -> None:
+        parts = [self._place(number) for number in pending.parcel.places]
+        worker = self.pool.workers[pending.worker]
+        pending.reply = worker.run.remote(pending.request.client, pending.parcel.text, *parts)
+
+    def _place(self, number: int) -> Any:
+        import ray
+
+        if number not in self._placed:
+            self._placed[number] = ray.put(_portable(self.parts[number]))
+        return self._placed[number]
+
+
+def hush_ray() -> None:
+    """Ray's advice on workers without GPUs does not apply: that they see none is what we want."""
+    warnings.filterwarnings("ignore", message="Tip: In future versions of Ray", category=FutureWarning)
+
+
+def _portable(part: Part) -> Portable:
+    """A part as Ray carries it without copies: arrays, whose bytes it takes out of band."""
+    return part.header, [np.frombuffer(buffer, dtype=np.uint8) for buffer in part.buffers]
+
+
+def _part(portable: Portable) -> Part:
+    header, arrays = portable
+    return Part(header, [array.data for array in arrays])

@@ -1,0 +1,16 @@
+"""Limits on what is received: sizes and norms beyond which a message is refused before it is used."""
+
+from __future__ import annotations
+
+from pydantic import Field
+
+from polyfed.settings import Settings
+
+
+class Limits(Settings):
+    """Bounds on one message, checked by whoever receives it."""
+
+    message_bytes: int = Field(default=1 << 32, ge=1, description="largest message, bytes of tensors")
+    tensors: int = Field(default=100_000, ge=1, description="most tensors in a message")
+    row_norm: float = Field(default=1e4, gt=0, description="largest L2 norm of one row of representations")
+    tensor_norm: float = Field(default=1e6, gt=0, description="largest L2 norm of any other tensor")

@@ -1,0 +1,1 @@
+"""The sinks that ship with polyfed, one a module; each needs the pip extra of its name."""

@@ -1,0 +1,89 @@
+"""Weights & Biases."""
+
+from __future__ import annotations
+
+import importlib
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal
+
+from pydantic import Field
+
+from polyfed.reporting.sink import Record, Sink, SinkRun, SinkWriter, round_points
+
+# metrics and configuration are all that leaves: no code, git state, console output, packages, host or usage of it
+_PRIVATE = {
+    "console": "off",
+    "disable_code": True,
+    "disable_git": True,
+    "disable_job_creation": True,
+    "save_code": False,
+    "silent": True,
+    "x_disable_machine_info": True,
+    "x_disable_meta": True,
+    "x_disable_stats": True,
+    "x_save_requirements": False,
+}
+
+
+class WandB(Sink):
+    """Weights & Biases, by default offline: ``wandb sync RUN/wandb/offline-run-*`` uploads the run when you want.
+
+    Rounds are the x axis, as ``round``. Each process that worked on an offline run leaves one such folder, all with
+    one run id; ``wandb sync`` joins them in the order of their start. Online needs ``wandb login`` or its API key.
+    """
+
+    extra: ClassVar[str] = "wandb"
+
+    project: str = Field(default="polyfed", min_length=1, description="project that the run appears in")
+    entity: str | None = Field(default=None, description="user or team; None: the default of your account")
+    mode: Literal["offline", "online"] = Field(default="offline", description="online sends each round as it ends")
+
+    @property
+    def packages(self) -> tuple[str, ...]:
+        """The client of Weights & Biases."""
+        return ("wandb",)
+
+    def require(self) -> None:
+        """Check that wandb is there; its error reports are off unless the environment says otherwise."""
+        os.environ.setdefault("WANDB_ERROR_REPORTING", "false")  # read when wandb is imported
+        super().require()
+
+    def open(self, run: SinkRun) -> SinkWriter:
+        """Start the run, or resume the one with this id."""
+        wandb: Any = importlib.import_module("wandb")
+        opened = wandb.init(
+            project=self.project,
+            entity=self.entity,
+            name=run.name,
+            id=run.run_id,
+            resume="allow",
+            dir=str(run.folder.resolve()),
+            config=dict(run.config),
+            reinit="create_new",  # several runs of one process do not end each other
+            settings=wandb.Settings(mode=self.mode, **_known(wandb.Settings)),
+        )
+        opened.define_metric("round")
+        opened.define_metric("*", step_metric="round")
+        return _Writer(opened, self.per_client)
+
+
+@dataclass(frozen=True)
+class _Writer(SinkWriter):
+    run: Any
+    per_client: bool
+
+    def write(self, records: Sequence[Record]) -> None:
+        points = round_points(records, per_client=self.per_client)
+        self.run.log({"round": points.round, **points.values})
+        for name, reason in points.events.items():
+            self.run.summary[f"event/{name}/round-{points.round}"] = reason
+
+    def close(self, failed: bool) -> None:
+        self.run.finish(exit_code=int(failed))
+
+
+def _known(settings: Any) -> dict[str, Any]:
+    """Those of the switches that this version has: the ones named x_ come and go between versions."""
+    return {name: value for name, value in _PRIVATE.items() if name in settings.model_fields or name[:2] != "x_"}

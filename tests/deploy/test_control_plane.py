@@ -1,0 +1,287 @@
+"""With a site's folder and the server's public address, a site can take part and nothing else.
+
+Against real processes on loopback: SuperLink and Caddy as ``polyfed deploy server`` starts them.
+"""
+
+from __future__ import annotations
+
+import http.client
+import subprocess
+from pathlib import Path
+
+import pytest
+from federations import Started, free_port
+from wire import context, http1, http2, raw
+
+from conftest import Live
+from polyfed.deploy import flower
+from polyfed.deploy.certificates import create_authority
+from polyfed.deploy.check_network import FLEET, FORBIDDEN
+from polyfed.deploy.connection import Connection, load
+from polyfed.deploy.files import SiteFolder, write_new
+from polyfed.deploy.gate import BODY_LIMIT, CLOSED
+from polyfed.deploy.keys import create_keys
+from polyfed.deploy.probe import PROTOBUF, ask
+
+pytestmark = pytest.mark.slow
+
+LIST = "/v1/control/list-nodes"
+
+
+def supernode(site: SiteFolder, log: Path, environment: dict[str, str]) -> Started:
+    connection = load(Connection, site.connection)
+    command = flower.supernode_command(site, connection, free_port())
+    return Started(command, log, flower.environment(site.home) | environment)
+
+
+def intruder(live: Live, folder: Path) -> SiteFolder:
+    """What a site has that was never admitted: the authority's certificate, the address, a key of its own."""
+    site = SiteFolder(folder / "intruder")
+    known = live.folders.site("archive")
+    for path in (known.config, known.connection, known.authority):
+        write_new(site.path / path.name, path.read_bytes())
+    create_keys(site.path)
+    return site
+
+
+# ---- who may take part
+
+
+def test_admitted_sites_come_online_and_an_unknown_key_is_refused(live: Live, tmp_path: Path) -> None:
+    known = supernode(live.folders.site("archive"), tmp_path / "known.log", live.environment)
+    unknown = supernode(intruder(live, tmp_path), tmp_path / "unknown.log", live.environment)
+    try:
+        known.wait_for("SuperNode ID:")
+        assert unknown.process.wait(60) == 1
+        assert "Exit Code: 305" in unknown.output
+        assert sorted(node["status"] for node in flower.nodes(live.folders.server)) == ["online", "registered"]
+    finally:
+        known.stop()
+        unknown.stop()
+
+
+def test_without_a_key_nobody_takes_part(live: Live, tmp_path: Path) -> None:
+    site = live.folders.site("archive")
+    command = flower.supernode_command(site, load(Connection, site.connection), free_port())
+    position = command.index("--auth-supernode-private-key")
+    process = Started(command[:position] + command[position + 2 :], tmp_path / "log", flower.environment(site.home))
+    try:
+        assert process.process.wait(60) == 1
+        assert "Exit Code: 305" in process.output
+    finally:
+        process.stop()
+    assert len(flower.nodes(live.folders.server)) == 2
+
+
+# ---- what else the public port answers
+
+
+def answer(live: Live, target: str, **how: str) -> tuple[int, bytes]:
+    found = http1(live.folders.address.port, live.folders.server.authority[0], target, **how)
+    return found.status, found.body
+
+
+def test_superlink_itself_would_answer_what_the_gate_refuses(live: Live) -> None:
+    """Otherwise the tests below would show nothing."""
+    address, authority = live.folders.address, live.folders.server.authority[0]
+    for method, path in FORBIDDEN:
+        body = b"" if method == "POST" else None
+        direct = ask("127.0.0.1", address.superlink_port, path, authority, method=method, body=body)
+        assert direct.status != 404, path
+    assert ask("127.0.0.1", address.superlink_port, LIST, authority, method="POST", body=b"").status == 200
+    assert answer(live, FLEET)[0] == 401
+
+
+TRICKS = [
+    *(path for _, path in FORBIDDEN),
+    "/v1/control/register-node",
+    "/v1/runtime/get-nodes",
+    "/docs",
+    "/",
+    "/v1/fleet",
+    "/v1/fleet/",
+    "/v1/fleet/../control/list-nodes",
+    "/v1/fleet/./../control/list-nodes",
+    "/v1/fleet/..%2fcontrol/list-nodes",
+    "/v1/fleet/%2e%2e/control/list-nodes",
+    "/v1/fleet/%2e%2e%2fcontrol%2flist-nodes",
+    "/v1/fleet/%252e%252e/control/list-nodes",
+    "/v1/fleet/..;/control/list-nodes",
+    "/v1/fleet/..\\control\\list-nodes",
+    "/v1/fleet//../control/list-nodes",
+    "//v1/control/list-nodes",
+    "//v1//control//list-nodes",
+    "/./v1/control/list-nodes",
+    "/%76%31/control/list-nodes",
+    "/v1/%63ontrol/list-nodes",
+    "/V1/CONTROL/LIST-NODES",
+    "/V1/FLEET/PULL-MESSAGES",
+    "/v1/fleet/pull-messages/../../control/list-nodes",
+    "/v1/control/list-nodes?/v1/fleet/pull-messages",
+    "/v1/control/list-nodes#/v1/fleet/pull-messages",
+    "/v1/control/list-nodes;/v1/fleet/pull-messages",
+    "/v1/fleet/pull-messages/extra",
+    "/v1/fleet/register-node",
+    "/v1/fleet/unregister-node",
+    "https://localhost/v1/control/list-nodes",
+    "http://127.0.0.1/v1/control/list-nodes",
+]
+
+
+@pytest.mark.parametrize("target", TRICKS)
+def test_only_the_fleet_api_passes_the_gate(live: Live, target: str) -> None:
+    status, body = answer(live, target)
+    assert (status, body) in (
+        (404, CLOSED.encode()),
+        (400, b"400 Bad Request"),
+        (400, b"400 Bad Request: malformed Host header"),
+    )
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        f"X-Original-URL: {LIST}\r\n",
+        f"X-Rewrite-URL: {LIST}\r\n",
+        f"X-Forwarded-Prefix: {LIST}\r\n",
+        f"X-Forwarded-Uri: {LIST}\r\n",
+        f"X-Forwarded-Path: {LIST}\r\n",
+        "X-Forwarded-For: 127.0.0.1\r\nX-Forwarded-Host: 127.0.0.1\r\nX-Forwarded-Proto: https\r\n",
+        f"X-HTTP-Method-Override: GET\r\nForwarded: for=127.0.0.1;host=127.0.0.1\r\nReferer: {LIST}\r\n",
+    ],
+    ids=lambda headers: headers.split(":")[0],
+)
+def test_no_header_opens_another_way(live: Live, headers: str) -> None:
+    assert answer(live, LIST, headers=headers) == (404, CLOSED.encode())
+    assert answer(live, FLEET, headers=headers)[0] == 401
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "127.0.0.1:{superlink}", "superlink", "localhost:{superlink}", "[::1]"])
+def test_no_host_header_opens_another_way(live: Live, host: str) -> None:
+    named = host.format(superlink=live.folders.address.superlink_port)
+    assert answer(live, LIST, host=named) == (404, CLOSED.encode())
+
+
+@pytest.mark.parametrize("method", ["GET", "HEAD", "PUT", "CONNECT", "TRACE", "OPTIONS", "PROPFIND"])
+def test_no_other_method_passes(live: Live, method: str) -> None:
+    assert answer(live, FLEET, method=method)[0] in (404, 400, 405, 501)
+    assert answer(live, LIST, method=method)[0] in (404, 400, 405, 501)
+
+
+def test_http2_is_no_other_way(live: Live) -> None:
+    port, authority = live.folders.address.port, live.folders.server.authority[0]
+    assert b"authentication" in http2(port, authority, FLEET)
+    for target in ("/v1/fleet/../control/list-nodes", "/v1/fleet/%2e%2e/control/list-nodes", LIST, "//v1/control/x"):
+        assert http2(port, authority, target) == CLOSED.encode(), target
+
+
+def test_a_second_request_cannot_be_smuggled_in_a_first(live: Live) -> None:
+    inner = f"POST {LIST} HTTP/1.1\r\nHost: localhost\r\nContent-Type: {PROTOBUF}\r\nContent-Length: 0\r\n\r\n".encode()
+    port, authority = live.folders.address.port, live.folders.server.authority[0]
+    head = f"POST {FLEET} HTTP/1.1\r\nHost: localhost\r\nContent-Type: {PROTOBUF}\r\n".encode()
+    for lengths in (
+        f"Content-Length: {len(inner)}\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n".encode(),
+        b"Content-Length: 0\r\n\r\n",
+        f"Content-Length: 0\r\nContent-Length: {len(inner)}\r\n\r\n".encode(),
+        b"Transfer-Encoding : chunked\r\n\r\n0\r\n\r\n",
+    ):
+        found = raw(port, authority, head + lengths + inner.replace(b"\r\n\r\n", b"\r\nConnection: close\r\n\r\n"))
+        assert b"node" not in found.body.replace(b"SuperNode", b""), lengths
+    log = live.process.output
+    assert f'127.0.0.1:0 - "POST {LIST}' not in log, "a request for the control API came through the gate"
+
+
+def test_a_body_beyond_what_flower_sends_is_refused(live: Live) -> None:
+    port, authority = live.folders.address.port, live.folders.server.authority[0]
+
+    def status(size: int) -> int:
+        connection = http.client.HTTPSConnection("localhost", port, timeout=60, context=context(authority))
+        try:
+            connection.request("POST", FLEET, body=bytes(size), headers={"Content-Type": PROTOBUF})
+            return connection.getresponse().status
+        finally:
+            connection.close()
+
+    assert status(6 * 2**20) == 400  # from SuperLink: zeros are no message
+    assert status(BODY_LIMIT + 1) == 413
+
+
+# ---- Flower's own command line, pointed at the public address
+
+
+def test_flowers_command_line_gets_nowhere_through_the_gate(live: Live, tmp_path: Path) -> None:
+    site, address = live.folders.site("archive"), live.folders.address
+    home = tmp_path / "home"
+    connection = f'[superlink]\ndefault = "x"\n[superlink.x]\naddress = "localhost:{address.port}"\n'
+    write_new(home / "config.toml", f'{connection}root-certificates = "{site.authority}"\n')
+    app = tmp_path / "app"
+    write_new(app / "pyproject.toml", _APP)
+    write_new(app / "attack" / "__init__.py", _CODE)
+    new = create_keys(tmp_path / "new")
+    before = flower.nodes(live.folders.server)
+    for arguments in (["supernode", "register", str(new)], ["supernode", "list"], ["list"], ["run", str(app)]):
+        found = subprocess.run(
+            [flower.program("flwr"), *arguments],
+            env=flower.environment(home) | live.environment,
+            capture_output=True,
+            text=True,
+            timeout=120,
+            check=False,
+        )
+        assert found.returncode != 0, (arguments, found.stdout, found.stderr)
+    assert {node["node-id"] for node in flower.nodes(live.folders.server)} == {node["node-id"] for node in before}
+
+
+_APP = """\
+[project]
+name = "attack"
+version = "1.0.0"
+license = "Apache-2.0"
+dependencies = []
+[tool.flwr.app]
+publisher = "nobody"
+[tool.flwr.app.components]
+serverapp = "attack:server"
+clientapp = "attack:client"
+"""
+_CODE = """\
+from flwr.clientapp import ClientApp
+from flwr.serverapp import ServerApp
+server, client = ServerApp(), ClientApp()
+"""
+
+
+# ---- transport
+
+
+def test_plain_http_is_refused(live: Live) -> None:
+    for port in (live.folders.address.port, live.folders.address.superlink_port):
+        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=20)
+        try:
+            connection.request("POST", FLEET, body=b"", headers={"Content-Type": PROTOBUF})
+            assert connection.getresponse().status == 400
+        except (ConnectionResetError, http.client.BadStatusLine):
+            pass  # closed without a word
+        finally:
+            connection.close()
+
+
+def test_a_supernode_refuses_a_server_of_another_authority(live: Live, tmp_path: Path) -> None:
+    site = intruder(live, tmp_path)
+    site.authority.write_bytes(create_authority("other").certificate)
+    process = supernode(site, tmp_path / "log", live.environment)
+    try:
+        process.wait_for("certificate verify failed", 60)
+    finally:
+        process.stop()
+    assert "SuperNode ID" not in process.output
+
+
+def test_superlink_listens_on_loopback_alone(live: Live) -> None:
+    port = f":{live.folders.address.superlink_port:04X}"
+    listening = "0A"
+    found = []
+    for table in ("/proc/net/tcp", "/proc/net/tcp6"):
+        rows = (line.split() for line in Path(table).read_text().splitlines()[1:])
+        found += [row[1] for row in rows if row[3] == listening and row[1].endswith(port)]
+    assert found == [f"0100007F{port}"]

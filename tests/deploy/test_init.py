@@ -1,0 +1,244 @@
+"""One experiment becomes a server's folder and a folder for each site."""
+
+from __future__ import annotations
+
+import stat
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from federations import experiment_settings
+
+from conftest import Folders
+from polyfed.deploy import flower
+from polyfed.deploy.certificates import hosts_of, read_certificate
+from polyfed.deploy.connection import Connection, ServerAddress, load, to_yaml
+from polyfed.deploy.files import ServerFolder, write_new
+from polyfed.deploy.gate import caddyfile, find_caddy
+from polyfed.deploy.init import admit, create_federation, renew_certificate, site_config
+from polyfed.deploy.keys import create_keys, public_half, read_public
+from polyfed.deploy.site_config import SiteConfig
+from polyfed.errors import ConfigError, RunError
+from polyfed.experiment import Experiment
+
+
+def create(folder: Path, settings: dict[str, Any] | None = None, **options: Any) -> dict[str, Path]:
+    return create_federation(folder, Experiment.load(settings or experiment_settings()), ["fl.example.org"], **options)
+
+
+def test_there_is_a_folder_for_the_server_and_every_group(tmp_path: Path) -> None:
+    made = create(tmp_path / "f")
+    assert {name: path.name for name, path in made.items()} == {n: n for n in ("server", "archive", "hospital")}
+    assert not list((tmp_path / "f").rglob("node.*")), "keys are made at the sites"
+    secrets = {path.name: stat.S_IMODE(path.stat().st_mode) for path in (tmp_path / "f").rglob("*.key")}
+    assert secrets == {"ca.key": 0o600, "server.key": 0o600}
+
+
+def test_a_site_gets_no_secret_and_only_its_own_sources(tmp_path: Path) -> None:
+    create(tmp_path / "f")
+    site = tmp_path / "f" / "archive"
+    assert {p.relative_to(site).as_posix() for p in site.rglob("*") if p.is_file()} == {
+        "site.yaml",
+        "connection.yaml",
+        "ca.crt",
+        "data/README.txt",
+    }
+    config = SiteConfig.load(site / "site.yaml")
+    assert set(config.data.sources) == {"reports", "shared"}
+    assert set(config.clients) == {"archive"}
+    assert config.algorithms == ["fedavg"]
+    assert config.state_dir == site / "state"
+    assert config.data.dir == site / "data"
+    assert load(Connection, site / "connection.yaml") == Connection(server="fl.example.org:9443", seed=0)
+
+
+def test_groups_are_split_without_loss(tmp_path: Path) -> None:
+    experiment = Experiment.load(experiment_settings())
+    create(tmp_path / "f")
+    for name, group in experiment.clients.items():
+        config = SiteConfig.load(tmp_path / "f" / name / "site.yaml")
+        assert config.clients == {name: group}
+        assert config.public == experiment.public
+        assert config.public_digest is not None
+
+
+def test_the_server_runs_the_same_experiment_over_superlink(tmp_path: Path) -> None:
+    create(tmp_path / "f", superlink_port=9191)
+    content = yaml.safe_load((tmp_path / "f" / "server" / "experiment.yaml").read_text())
+    assert "clients" not in content
+    assert set(content["data"]["sources"]) == {"shared"}
+    assert content["run"].pop("engine") == {
+        "name": "flower",
+        "superlink": "127.0.0.1:9191",
+        "root_certificates": "ca.crt",
+        "sites": ["archive", "hospital"],
+    }
+    again = Experiment.load(content)
+    assert again.algorithm == Experiment.load(experiment_settings()).algorithm
+
+
+def test_keys_on_one_machine_admit_the_sites(tmp_path: Path) -> None:
+    made = create(tmp_path / "f", keys=True)
+    for name in ("archive", "hospital"):
+        admitted = read_public(ServerFolder(made["server"]).sites / f"{name}.pub")
+        assert admitted == public_half(made[name] / "node.key")
+
+
+def test_the_public_set_need_not_be_at_hand(tmp_path: Path) -> None:
+    settings = experiment_settings()
+    settings["data"]["sources"]["shared"] = {"name": "parquet", "path": "absent"}
+    settings["data"]["dir"] = str(tmp_path)
+    create(tmp_path / "f", settings)
+    assert SiteConfig.load(tmp_path / "f" / "archive" / "site.yaml").public_digest is None
+
+
+def test_weights_of_a_site_are_looked_for_in_its_folder(tmp_path: Path) -> None:
+    settings = experiment_settings()
+    settings["data"] |= {"weights_dir": str(tmp_path), "dir": "relative"}
+    made = create(tmp_path / "f", settings)
+    assert SiteConfig.load(made["archive"] / "site.yaml").data.weights_dir == made["archive"] / "weights"
+    server = yaml.safe_load((made["server"] / "experiment.yaml").read_text())
+    assert server["data"]["dir"] == str(Path("relative").resolve())
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"clients": {}}, "no clients"),
+        ({"clients": {"server": experiment_settings()["clients"]["archive"]}}, "cannot be called 'server'"),
+        ({"clients": {"a/b": experiment_settings()["clients"]["archive"]}}, "name: "),
+        ({"clients": {"..": experiment_settings()["clients"]["archive"]}}, "name: "),
+    ],
+)
+def test_what_cannot_be_a_federation_leaves_nothing(tmp_path: Path, change: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        create(tmp_path / "f", experiment_settings() | change)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_wrong_host_leaves_nothing(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="neither a name nor an address"):
+        create_federation(tmp_path / "f", Experiment.load(experiment_settings()), ["https://x"])
+    with pytest.raises(ConfigError, match="hosts"):
+        create_federation(tmp_path / "f", Experiment.load(experiment_settings()), [])
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_folder_that_is_there_is_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "f").mkdir()
+    write_new(tmp_path / "f" / "precious", "x")
+    with pytest.raises(RunError, match="is there already"):
+        create(tmp_path / "f")
+    assert [path.name for path in (tmp_path / "f").iterdir()] == ["precious"]
+
+
+def test_admitting_checks_the_key_and_the_name(tmp_path: Path, fresh: Folders) -> None:
+    public = create_keys(tmp_path / "new")
+    path = admit(fresh.server.path, "clinic", public)
+    assert read_public(path) == read_public(public)
+    with pytest.raises(RunError, match="is there already"):
+        admit(fresh.server.path, "clinic", public)
+    with pytest.raises(RunError, match="not an OpenSSH public key"):
+        admit(fresh.server.path, "other", tmp_path / "new" / "node.key")
+    for name in ("../x", "", ".x", "a b"):
+        with pytest.raises(ConfigError, match="names have"):
+            admit(fresh.server.path, name, public)
+
+
+def test_renewal_keeps_the_authority(fresh: Folders) -> None:
+    certificate, key = fresh.server.identity
+    before, authority = certificate.read_bytes(), fresh.server.authority[0].read_bytes()
+    assert renew_certificate(fresh.server.path) == ("localhost",)
+    assert certificate.read_bytes() != before
+    assert fresh.server.authority[0].read_bytes() == authority
+    assert stat.S_IMODE(key.stat().st_mode) == 0o600
+    assert renew_certificate(fresh.server.path, ["b.example.org"]) == ("b.example.org",)
+    assert hosts_of(read_certificate(certificate))[0] == "b.example.org"
+    fresh.server.authority[1].unlink()
+    with pytest.raises(RunError, match="bring the authority's key back"):
+        renew_certificate(fresh.server.path)
+
+
+# ---- files that people edit
+
+
+@pytest.mark.parametrize("server", ["fl.example.org", "fl.example.org:x", ":9443", "h:0", "h:70000"])
+def test_an_address_without_a_port_is_refused(tmp_path: Path, server: str) -> None:
+    path = write_new(tmp_path / "connection.yaml", f"server: '{server}'\n")
+    with pytest.raises(ConfigError, match=r"connection\.yaml: server: must be host:port"):
+        load(Connection, path)
+
+
+def test_connections_are_read_back(tmp_path: Path) -> None:
+    connection = Connection(server="[2001:db8::7]:9443", seed=3)
+    assert (connection.host, connection.port) == ("2001:db8::7", 9443)
+    path = write_new(tmp_path / "c.yaml", to_yaml(connection, "one\ntwo"))
+    assert path.read_text().startswith("# one\n# two\nserver:")
+    assert load(Connection, path) == connection
+    with pytest.raises(ConfigError, match=r"absent\.yaml"):
+        load(ServerAddress, tmp_path / "absent.yaml")
+
+
+# ---- the gate
+
+
+@pytest.mark.parametrize("host", ["fl.example.org", "localhost", "192.0.2.7", "2001:db8::7"])
+def test_caddy_takes_the_configuration(fresh: Folders, host: str) -> None:
+    fresh.server.gate.write_text(caddyfile(host, 9443, 9091))
+    command = [find_caddy(), "validate", "--config", "Caddyfile", "--adapter", "caddyfile"]
+    found = subprocess.run(command, cwd=fresh.server.path, capture_output=True, text=True, check=False)
+    assert found.returncode == 0, found.stderr
+
+
+@pytest.mark.parametrize(("host", "bound"), [("localhost", True), ("127.0.0.2", True), ("::1", True), ("a.org", False)])
+def test_a_gate_for_this_machine_alone_is_bound_to_loopback(host: str, bound: bool) -> None:
+    assert ("bind 127.0.0.1\n" in caddyfile(host, 1, 2)) is bound
+
+
+def test_caddy_that_is_missing_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("shutil.which", lambda *a, **k: None)
+    with pytest.raises(RunError, match=r"'caddy' is missing.*polyfed\[deploy\]"):
+        find_caddy()
+    with pytest.raises(RunError, match="'flwr' is missing"):
+        flower.program("flwr")
+
+
+# ---- Flower's command lines
+
+
+def test_supernode_is_given_the_absolute_path_of_the_site(made: Folders, monkeypatch: pytest.MonkeyPatch) -> None:
+    site = made.site("archive")
+    command = flower.supernode_command(site, Connection(server="h:1"), 7)
+    assert command[command.index("--node-config") + 1] == f'config="{site.config.resolve()}"'
+    assert "--insecure" not in command
+
+
+def test_a_quote_in_the_path_is_refused(tmp_path: Path) -> None:
+    from polyfed.deploy.files import SiteFolder
+
+    with pytest.raises(RunError, match="quotes"):
+        flower.supernode_command(SiteFolder(tmp_path / 'a"b'), Connection(server="h:1"), 7)
+
+
+def test_the_environment_is_quiet_and_goes_past_proxies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NO_PROXY", "intra.example.org")
+    monkeypatch.setenv("FLWR_TELEMETRY_ENABLED", "1")
+    made = flower.environment(tmp_path)
+    assert made["FLWR_TELEMETRY_ENABLED"] == "0"
+    assert made["FLWR_DISABLE_UPDATE_CHECK"] == made["FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION"] == "1"
+    assert made["NO_PROXY"] == "intra.example.org,127.0.0.1,localhost"
+    assert made["FLWR_HOME"] == str(tmp_path)
+
+
+def test_superlink_is_never_started_open(made: Folders) -> None:
+    command = flower.superlink_command(made.server, made.address)
+    assert command[command.index("--host") + 1] == "127.0.0.1"
+    assert {"--enable-supernode-auth", "--disable-runtime-dependency-installation"} <= set(command)
+    assert not {"--insecure", "--database"} & set(command)
+
+
+def test_a_site_config_has_the_limits_of_the_experiment() -> None:
+    experiment = Experiment.load(experiment_settings(), ["run.limits.row_norm=5"])
+    assert site_config("archive", experiment, None).limits.row_norm == 5

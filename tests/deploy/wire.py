@@ -1,0 +1,92 @@
+"""Requests as an attacker would send them: byte by byte, past any library that would tidy them up."""
+
+from __future__ import annotations
+
+import socket
+import ssl
+from dataclasses import dataclass
+from pathlib import Path
+
+from polyfed.deploy.probe import PROTOBUF
+
+
+@dataclass(frozen=True)
+class Raw:
+    status: int
+    body: bytes
+    head: bytes = b""
+
+
+def context(authority: Path, *protocols: str) -> ssl.SSLContext:
+    made = ssl.create_default_context(cafile=str(authority))
+    if protocols:
+        made.set_alpn_protocols(list(protocols))
+    return made
+
+
+def http1(
+    port: int, authority: Path, target: str, *, method: str = "POST", headers: str = "", host: str = "localhost"
+) -> Raw:
+    """One HTTP/1.1 request with this very target."""
+    head = f"{method} {target} HTTP/1.1\r\nHost: {host}\r\nContent-Type: {PROTOBUF}\r\n{headers}"
+    request = f"{head}Content-Length: 0\r\nConnection: close\r\n\r\n".encode()
+    return raw(port, authority, request)
+
+
+def raw(port: int, authority: Path, request: bytes) -> Raw:
+    """The answer to these bytes; status 0 if the connection is just closed."""
+    with (
+        socket.create_connection(("127.0.0.1", port), timeout=20) as plain,
+        context(authority).wrap_socket(plain, server_hostname="localhost") as secure,
+    ):
+        secure.sendall(request)
+        received = _all(secure)
+    head, _, body = received.partition(b"\r\n\r\n")
+    return Raw(int(head.split(b" ", 2)[1]) if head else 0, body, head)
+
+
+def http2(port: int, authority: Path, path: str) -> bytes:
+    """The body of the answer to a POST over HTTP/2 with this very ``:path``."""
+    fields = {":method": "POST", ":scheme": "https", ":authority": "localhost", ":path": path, "content-type": PROTOBUF}
+    block = b"".join(
+        b"\0" + bytes([len(name)]) + name.encode() + bytes([len(value)]) + value.encode()
+        for name, value in fields.items()
+    )
+    end_of_headers_and_stream = 0x5
+    with (
+        socket.create_connection(("127.0.0.1", port), timeout=20) as plain,
+        context(authority, "h2").wrap_socket(plain, server_hostname="localhost") as secure,
+    ):
+        assert secure.selected_alpn_protocol() == "h2"
+        secure.sendall(
+            b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + _frame(4, 0, 0) + _frame(1, end_of_headers_and_stream, 1, block)
+        )
+        return _data(secure)
+
+
+def _frame(kind: int, flags: int, stream: int, content: bytes = b"") -> bytes:
+    return len(content).to_bytes(3, "big") + bytes([kind, flags]) + stream.to_bytes(4, "big") + content
+
+
+def _data(secure: ssl.SSLSocket) -> bytes:
+    found = b""
+    reader = secure.makefile("rb")
+    while len(head := reader.read(9)) == 9:
+        content = reader.read(int.from_bytes(head[:3], "big"))
+        kind, flags, stream = head[3], head[4], int.from_bytes(head[5:], "big")
+        assert kind not in (3, 7), f"stream or connection was reset: {content!r}"
+        if stream == 1 and kind == 0:
+            found += content
+        if stream == 1 and flags & 1:
+            break
+    return found
+
+
+def _all(secure: ssl.SSLSocket) -> bytes:
+    received = b""
+    try:
+        while part := secure.recv(65536):
+            received += part
+    except (ConnectionResetError, ssl.SSLError):
+        pass
+    return received

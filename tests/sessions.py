@@ -1,0 +1,50 @@
+"""Runs that are prepared and not begun, for tests that look inside."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from polyfed.engines.local import LocalEngine
+from polyfed.engines.site import Site
+from polyfed.experiment import Experiment
+from polyfed.federation.client import Client
+from polyfed.federation.cohort import Cohort, Request
+from polyfed.federation.ledger import Ledger
+from polyfed.federation.payload import Payload
+from polyfed.federation.state import Label
+from polyfed.reporting.progress import SilentProgress
+from polyfed.runfolder import RunFolder
+from polyfed.runner import Session
+
+
+def prepared(config: Mapping[str, Any], folder: Path) -> Session:
+    """A session on the local engine that has entered round 1; nothing is written but what clients keep."""
+    folder.mkdir(parents=True, exist_ok=True)
+    session = Session(Experiment.parse(config), RunFolder(folder), SilentProgress(), "a-test")
+    session.attach(LocalEngine(session.hosting.here()))
+    session.experiment.algorithm.setup(session.server)
+    session.server.begin(1)
+    return session
+
+
+def site_of(session: Session) -> Site:
+    """Where the clients of a prepared session live."""
+    assert isinstance(session.engine, LocalEngine)
+    return session.engine.site
+
+
+def first_cohort(session: Session) -> Cohort:
+    """The cohort of round 1, with a ledger of its own."""
+    return session.cohort(1, Ledger())
+
+
+def woken(session: Session, client: str, label: Label = (1, 0), after: Label | None = None) -> Client:
+    """A client as a step finds it."""
+    return site_of(session)._wake(session.federation.members[client], label, after)
+
+
+def request(client: str, payload: Payload, label: Label = (1, 0), after: Label | None = None) -> Request:
+    """What an engine carries to a client that is asked to ``fit``."""
+    return Request(client, "fit", *label, after, payload)
