@@ -10,6 +10,7 @@ import argparse
 import gc
 import os
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import federations
@@ -223,7 +224,8 @@ def resident() -> int:
 
 def take_part(session: Session, number: int, clients: slice) -> None:
     """Have some clients take part in a round."""
-    cohort = session._cohort_of(number, session.server.clients[clients], Ledger(), min_clients=1)
+    everybody = session.cohort(number, Ledger())
+    cohort = replace(everybody, clients=session.server.clients[clients])
     session.experiment.algorithm.round(session.server, cohort)
 
 
@@ -237,7 +239,7 @@ def bench_crowd(steps: tuple[int, ...]) -> None:
             sizes[step], done = resident(), step
         take_part(session, 2, slice(None))
         again = resident()
-        kept = sum(path.stat().st_size for path in session.folder.client_states.rglob("*")) // 2
+        kept = sum(path.stat().st_size for path in session.hosting.states.rglob("*")) // 2
         growth = (sizes[steps[-1]] - sizes[steps[0]]) / (steps[-1] - steps[0])
         harness.report(
             "many_clients",
@@ -249,7 +251,7 @@ def bench_crowd(steps: tuple[int, ...]) -> None:
             state_a_client=kept / steps[-1],
             resident_megabytes={step: round(size / 1e6, 1) for step, size in sizes.items()},
             second_round_megabytes=round(again / 1e6, 1),
-            resident_models=len(session.site._models),
+            resident_models=len(federations.site_of(session)._models),
             architectures=len({client.architecture for client in session.server.clients}),
             state_memory=session.experiment.run.state_memory,
             **conditions(),

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from polyfed.federation.cohort import Request
 from polyfed.federation.payload import Payload, Representations
 from polyfed.randomness import generator
 from polyfed.runner import Session
@@ -144,8 +145,9 @@ def known(session: Session) -> Representations:
 def participation(session: Session, number: int) -> Payload:
     """One participation of the client, from what it kept of the one before."""
     (client,) = session.server.clients
+    after = (number - 1, 0) if number > 1 else None
     sent = Payload({"representations": known(session)})
-    (answer,) = session.engine.exchange("fit", number, 0, {client.id: sent}, None)
+    (answer,) = session.engine.exchange([Request(client.id, "fit", number, 0, after, sent)], None)
     if answer.payload is None:
         raise SystemExit(f"the client failed: {answer.error}")
     return answer.payload

@@ -18,6 +18,8 @@ from torch import nn
 from polyfed.data.source import Column, Source, Split
 from polyfed.data.view import DataContext, InputSpec, View
 from polyfed.data.views.pixels import Pixels
+from polyfed.engines.local import LocalEngine
+from polyfed.engines.site import Site
 from polyfed.experiment import Experiment
 from polyfed.models.encoder import Encoder
 from polyfed.reporting.progress import SilentProgress
@@ -86,6 +88,12 @@ def prepared(content: Mapping[str, Any], kind: type[Session] = Session) -> Itera
         data = {**content["data"], "cache_dir": f"{place}/cache"}
         experiment = Experiment.parse({**content, "data": data})
         with RunFolder.create(Path(place) / "run") as folder:
-            session = kind(experiment, folder, SilentProgress())
-            session.prepare()
+            session = kind(experiment, folder, SilentProgress(), "a-benchmark")
+            session.attach(LocalEngine(session.hosting.here()))
             yield session
+
+
+def site_of(session: Session) -> Site:
+    """Where the clients of a prepared session live."""
+    assert isinstance(session.engine, LocalEngine)
+    return session.engine.site

@@ -8,8 +8,11 @@ from typing import Any
 import pytest
 import yaml
 
+from polyfed.engines.local import Local
 from polyfed.errors import ConfigError
 from polyfed.experiment import Experiment, merged, presets
+from polyfed.federation.cohort import Patience
+from polyfed.federation.limits import Limits
 
 Config = dict[str, Any]
 
@@ -83,6 +86,14 @@ def test_merging_keeps_settings_of_the_same_component_only() -> None:
         ("data.sources.flickr8k.name=parket", "did you mean 'parquet'"),
         ("run.rounds", "--set run.rounds: needs the form path.to.key=value"),
         ("run.rounds.x=3", "'x' is below a value"),
+        ("run.serialize=true", "run: unknown key 'serialize'"),
+        ("run.engine=locl", "'locl'; did you mean 'local'"),
+        ("run.engine={name: local, serialise: true}", "unknown key 'serialise'; did you mean 'serialize'"),
+        ("run.min_clients=-1", "run.min_clients"),
+        ("run.deadline=0", "run.deadline: Input should be greater than 0 (got 0)"),
+        ("run.phases.fit.min_client=2", "run.phases.fit: unknown key 'min_client'; did you mean 'min_clients'"),
+        ("run.phases.fit.deadline=-1", "run.phases.fit.deadline: Input should be greater than 0 (got -1)"),
+        ("run.limits.row_norm=0", "run.limits.row_norm: Input should be greater than 0 (got 0)"),
     ],
 )
 def test_what_is_wrong_is_named_with_its_key_value_and_remedy(override: str, message: str) -> None:
@@ -90,6 +101,30 @@ def test_what_is_wrong_is_named_with_its_key_value_and_remedy(override: str, mes
         Experiment.load("creamfl-flickr8k", [override])
     assert message in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+def test_the_engine_is_chosen_by_name(tiny: Config) -> None:
+    assert Experiment.load(tiny).run.engine == Local(serialize=False)
+    assert Experiment.load(tiny, ["run.engine=local"]).run.engine == Local(serialize=False)
+    chosen = Experiment.load(tiny, ["run.engine={name: local, serialize: true}"])
+    assert chosen.run.engine == Local(serialize=True)
+    assert Experiment.parse(yaml.safe_load(chosen.to_yaml())) == chosen
+
+
+def test_phases_and_limits_survive_the_resolved_configuration(tiny: Config) -> None:
+    tiny["run"] |= {"min_clients": 0.5, "phases": {"fit": {"deadline": 60.0}}, "limits": {"row_norm": 5.0}}
+    experiment = Experiment.parse(tiny)
+    again = Experiment.parse(yaml.safe_load(experiment.to_yaml()))
+    assert again == experiment
+    assert again.run.patience("fit") == Patience(0.5, 60.0)
+    assert again.run.limits == Limits(row_norm=5.0)
+
+
+def test_what_a_place_needs_is_taken_from_the_experiment(tiny: Config) -> None:
+    experiment = Experiment.load(tiny, ["run.threads=3", "run.evaluation_batch=7", "run.state_memory=9"])
+    site = experiment.site()
+    assert (site.data, site.public, site.clients) == (experiment.data, experiment.public, experiment.clients)
+    assert (site.run.device, site.run.threads, site.run.evaluation_batch, site.run.state_memory) == ("cpu", 3, 7, 9)
 
 
 def test_unknown_presets_and_broken_files(tmp_path: Path) -> None:

@@ -141,6 +141,40 @@ def resume(run: RunFolderArgument) -> None:
 
 
 @app.command()
+def watch(run: RunFolderArgument) -> None:
+    """Show a run that another process works on, live, on this terminal."""
+    from polyfed.reporting.dashboard import DashboardProgress
+    from polyfed.reporting.progress_log import follow
+    from polyfed.reporting.report import report as text_report
+    from polyfed.runfolder import RunFolder
+
+    records = _records(run)
+    folder = RunFolder.existing(run)
+    shown = DashboardProgress(_console(), records)
+    with contextlib.closing(shown):
+        shown.show()
+        ended = follow(
+            run / "progress.jsonl",
+            shown,
+            finished=lambda: not folder.is_worked_on(),
+            summary=lambda: text_report(_records(run)),
+        )
+    if not ended:
+        typer.echo(f"nobody is working on this run; continue it with: polyfed resume {run}")
+
+
+@app.command()
+def report(
+    run: RunFolderArgument,
+    out: Annotated[Path | None, typer.Option(help="file; by default RUN/report.html", show_default=False)] = None,
+) -> None:
+    """Write the report of a run, finished or not, as one HTML file."""
+    from polyfed.reporting.html.page import write_html_report
+
+    typer.echo(f"written: {write_html_report(_records(run), out)}")
+
+
+@app.command()
 def evaluate(
     run: RunFolderArgument,
     data: Annotated[str, typer.Option(help="a source of the run, or a folder of Parquet files", show_default=False)],

@@ -28,6 +28,7 @@ from polyfed.federation.settings import (
     ServerSettings,
     SiteSettings,
 )
+from polyfed.reporting.sink import Sink
 from polyfed.settings import Settings
 
 
@@ -63,6 +64,9 @@ class RunSettings(Settings):
     precision: Precision = Field(default="float32", description="autocast type of forward passes")
     transport: Transport = Field(default_factory=Transport)
     plots: bool = Field(default=True, description="draw plots at the end")
+    sinks: list[SerializeAsAny[Sink]] = Field(
+        default_factory=list, description="trackers that follow the run: tensorboard, wandb, mlflow"
+    )
     state_memory: int = Field(default=1 << 30, ge=0, description="bytes of client state held in memory at most")
 
     def patience(self, step: str) -> Patience:

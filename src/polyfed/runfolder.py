@@ -7,12 +7,14 @@ metrics.jsonl     metrics and events, one JSON object a line
 ledger.jsonl      bytes that crossed the wire
 timing.jsonl      seconds a round
 partition.json    who holds which items
+history.jsonl     what befell the run: resumed, a damaged checkpoint skipped
+progress.jsonl    every call of the progress display, for polyfed watch
 tracebacks.log    what failed clients told in detail
 arrays/           matrices for plots, by name and round
 checkpoints/      state of the server after each of the last two rounds, and what clients keep
 models/           server model, last and best
 vocabulary/       vocabularies learnt from the public set
-plots/, report.md
+plots/, report.md, report.html
 """
 
 from __future__ import annotations
@@ -128,6 +130,14 @@ class RunFolder:
             except OSError as error:
                 raise RunError(f"another process is working on run '{self.path}'; wait for it or stop it") from error
             yield
+
+    def is_worked_on(self) -> bool:
+        """Whether a process holds the lock."""
+        try:
+            with self.lock():
+                return False
+        except RunError:
+            return True
 
     # ---- logs
 

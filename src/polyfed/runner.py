@@ -31,10 +31,12 @@ from polyfed.federation.server import Server
 from polyfed.federation.state import Label, StateStore, flatten, unflatten
 from polyfed.models.model import Model
 from polyfed.randomness import generator, isolated
+from polyfed.reporting.html.page import write_html_report
 from polyfed.reporting.plots import draw_all
 from polyfed.reporting.progress import Progress, SilentProgress
 from polyfed.reporting.records import RunRecords
 from polyfed.reporting.report import report, write_report
+from polyfed.reporting.sink import SinkRun, SinkSet, round_records
 from polyfed.runfolder import LOGS, Checkpoint, RunFolder
 from polyfed.saved import save_model
 
@@ -125,7 +127,7 @@ class Session:
 
         def work(engine: Engine) -> None:
             self.attach(engine)
-            with _disk_errors(self.folder):
+            with _disk_errors(self.folder), self.sinks:
                 body()
 
         self.experiment.run.engine.serve(self.hosting, work)
@@ -135,6 +137,18 @@ class Session:
         self.engine = engine
         self.server = self._build_server()
         self.experiment.run.sampling.draw(self.server.clients, generator(0))  # what cannot be drawn fails here
+
+    @cached_property
+    def sinks(self) -> SinkSet:
+        """The trackers that follow the run."""
+        return SinkSet(self.experiment.run.sinks)
+
+    def _follow(self, done: int) -> None:
+        """Open the trackers; one that does not open must not keep a run from being resumed."""
+        cfg = self.experiment
+        name = f"{cfg.name}-seed{cfg.run.seed}"
+        told = SinkRun(self.folder.path, name, cfg.model_dump(mode="json"), done, self.identity)
+        self.sinks.open(told, lenient=self.folder.has_checkpoints())
 
     def _require_sound(self) -> None:
         cfg = self.experiment
@@ -215,6 +229,7 @@ class Session:
         self._first()
 
     def _first(self) -> None:
+        self._follow(0)
         self.stale = {client.id for client in self.server.clients}
         self._announce(0)
         self._evaluate_server()
@@ -228,6 +243,7 @@ class Session:
             return self._first()
         checkpoint = self._newest()
         self._restore(checkpoint)
+        self._follow(checkpoint.round)
         self._announce(checkpoint.round)
         return self._rounds(checkpoint.round + 1)
 
@@ -278,6 +294,7 @@ class Session:
             accepted=self.accepted,
             excluded=lambda client, reason, details: self._excluded(number, client, reason, details),
             answered=self._timed(number),
+            asking=self.progress.step_started,
             purpose=purpose,
             first_phase=first_phase,
         )
@@ -343,6 +360,7 @@ class Session:
     # ---- durability
 
     def _complete(self, number: int, ledger: Ledger, seconds: float | None) -> None:
+        told = round_records(number, self.server.records, ledger.records, seconds)
         self.folder.append("metrics", self.server.records)
         self.folder.append("ledger", ledger.records)
         if seconds is not None:
@@ -353,7 +371,9 @@ class Session:
         self._save_server("last")
         self.folder.save_checkpoint(Checkpoint(number, flatten(self.server.snapshot()), self._facts()))
         self.server.forget_records()
+        self.sinks.write(told)
         if seconds is not None:
+            self.progress.traffic(number, ledger.total("up"), ledger.total("down"))
             self.progress.round_finished(number, seconds)
 
     def _facts(self) -> dict[str, Any]:
@@ -379,7 +399,7 @@ class Session:
             if not isinstance(found, RunError) and damaged is None:
                 for problem in problems:
                     log.warning("%s; continuing from round %d", problem, found.round)
-                    self.progress.event(found.round, "server", "checkpoint_skipped", problem)
+                    self._happened(found.round, "checkpoint_skipped", problem)
                 return found
             problems.append(
                 str(found) if isinstance(found, RunError) else f"the state of client '{damaged}' is damaged"
@@ -402,7 +422,12 @@ class Session:
         cfg = self.experiment
         self.progress.run_started(cfg.name, cfg.run.rounds, len(self.server.clients), done=done)
         if done:
-            self.progress.event(done, "server", "resumed", f"after round {done}")
+            self._happened(done, "resumed", f"after round {done}")
+
+    def _happened(self, number: int, event: str, reason: str) -> None:
+        """What befell the run, not the federation: kept apart, since it is no part of the run's result."""
+        self.folder.append("history", [{"round": number, "party": "server", "event": event, "reason": reason}])
+        self.progress.event(number, "server", event, reason)
 
     def finish(self) -> Run:
         """Plots and report."""
@@ -410,6 +435,7 @@ class Session:
         if self.experiment.run.plots:
             draw_all(self.folder.path)
         write_report(result.records)
+        write_html_report(result.records)
         self.progress.run_finished(report(result.records))
         return result
 

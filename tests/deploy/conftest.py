@@ -13,6 +13,8 @@ from federations import MARK, Started, experiment_settings, marked, ports, start
 from polyfed.deploy.connection import ServerAddress, load
 from polyfed.deploy.files import ServerFolder, SiteFolder
 from polyfed.deploy.init import create_federation
+from polyfed.deploy.link import Link
+from polyfed.deploy.registry import link_to
 from polyfed.experiment import Experiment
 
 
@@ -27,6 +29,10 @@ class Folders:
     @property
     def address(self) -> ServerAddress:
         return load(ServerAddress, self.server.settings)
+
+    @property
+    def link(self) -> Link:
+        return link_to(self.server, self.address)
 
     def site(self, name: str) -> SiteFolder:
         return SiteFolder(self.path / name)

@@ -22,6 +22,7 @@ from polyfed.deploy.files import SiteFolder, write_new
 from polyfed.deploy.gate import BODY_LIMIT, CLOSED
 from polyfed.deploy.keys import create_keys
 from polyfed.deploy.probe import PROTOBUF, ask
+from polyfed.deploy.registry import nodes
 
 pytestmark = pytest.mark.slow
 
@@ -54,7 +55,7 @@ def test_admitted_sites_come_online_and_an_unknown_key_is_refused(live: Live, tm
         known.wait_for("SuperNode ID:")
         assert unknown.process.wait(60) == 1
         assert "Exit Code: 305" in unknown.output
-        assert sorted(node["status"] for node in flower.nodes(live.folders.server)) == ["online", "registered"]
+        assert sorted(node["status"] for node in nodes(live.folders.link)) == ["online", "registered"]
     finally:
         known.stop()
         unknown.stop()
@@ -70,7 +71,7 @@ def test_without_a_key_nobody_takes_part(live: Live, tmp_path: Path) -> None:
         assert "Exit Code: 305" in process.output
     finally:
         process.stop()
-    assert len(flower.nodes(live.folders.server)) == 2
+    assert len(nodes(live.folders.link)) == 2
 
 
 # ---- what else the public port answers
@@ -218,7 +219,7 @@ def test_flowers_command_line_gets_nowhere_through_the_gate(live: Live, tmp_path
     write_new(app / "pyproject.toml", _APP)
     write_new(app / "attack" / "__init__.py", _CODE)
     new = create_keys(tmp_path / "new")
-    before = flower.nodes(live.folders.server)
+    before = nodes(live.folders.link)
     for arguments in (["supernode", "register", str(new)], ["supernode", "list"], ["list"], ["run", str(app)]):
         found = subprocess.run(
             [flower.program("flwr"), *arguments],
@@ -229,7 +230,7 @@ def test_flowers_command_line_gets_nowhere_through_the_gate(live: Live, tmp_path
             check=False,
         )
         assert found.returncode != 0, (arguments, found.stdout, found.stderr)
-    assert {node["node-id"] for node in flower.nodes(live.folders.server)} == {node["node-id"] for node in before}
+    assert {node["node-id"] for node in nodes(live.folders.link)} == {node["node-id"] for node in before}
 
 
 _APP = """\

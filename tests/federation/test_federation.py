@@ -66,6 +66,20 @@ def test_the_server_sees_only_what_a_client_info_says(tiny: Config) -> None:
     assert infos[0].architecture == infos[1].architecture != infos[2].architecture
 
 
+def test_a_group_of_one_gives_its_client_its_name(tiny: Config) -> None:
+    tiny["clients"]["image"]["count"] = 11
+    names = [info.id for info in federation_of(tiny).infos if info.group == "image"]
+    assert names == [f"image-{k:02d}" for k in range(11)]
+    tiny["clients"]["image"]["count"] = 1
+    assert [info.id for info in federation_of(tiny).infos if info.group == "image"] == ["image"]
+
+
+def test_two_clients_of_one_name_are_refused(tiny: Config) -> None:
+    tiny["clients"]["paired-1"] = tiny["clients"]["image"]
+    with pytest.raises(ConfigError, match=r"two clients are called 'paired-1'; rename one of the groups"):
+        federation_of(tiny).require_sound()
+
+
 def test_models_of_a_group_take_turns(tiny: Config) -> None:
     wider = {
         "dim": 8,

@@ -14,8 +14,9 @@ from hypothesis import strategies as st
 from polyfed.errors import PayloadError
 from polyfed.federation.ledger import Ledger
 from polyfed.federation.limits import Limits
+from polyfed.federation.parts import Part
 from polyfed.federation.payload import Artefact, Payload, Representations, Scalar, Weights
-from polyfed.federation.wire import SCHEMA, Part, pack, pack_part, unpack, unpack_part, wire_size
+from polyfed.federation.wire import SCHEMA, pack, pack_part, unpack, unpack_part, wire_size
 
 DTYPES = [
     *(torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64),

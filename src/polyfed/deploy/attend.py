@@ -1,13 +1,17 @@
-"""A site of a federation: SuperNode in the foreground, started again whenever it ends."""
+"""A site of a federation: SuperNode and the site's worker, started again whenever they end."""
 
 from __future__ import annotations
 
+import contextlib
 import shlex
+import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from polyfed.deploy import flower
+from polyfed.deploy.client_app import WORKER
 from polyfed.deploy.connection import Connection, load
 from polyfed.deploy.files import SiteFolder, is_private, require_file
 from polyfed.deploy.keys import public_half
@@ -41,7 +45,7 @@ def run_site(folder: Path, report: Report, *, first_pause: float = _FIRST_PAUSE)
     connection = _require_complete(site)
     environment = flower.environment(site.home)
     pauses = _pauses(first_pause)
-    with stopping() as stop:
+    with stopping() as stop, _worker(site, environment, report) as worker:
         while not stop.is_set():
             command = flower.supernode_command(site, connection, connection.node_port or free_port())
             report(f"SuperNode: {flower.shown(command, environment)}")
@@ -49,7 +53,7 @@ def run_site(folder: Path, report: Report, *, first_pause: float = _FIRST_PAUSE)
             with Processes() as processes:
                 processes.start("SuperNode", command, environment, site.path)
                 while not (ended := processes.ended()) and not stop.wait(0.2):
-                    pass
+                    worker.keep_up()
             if stop.is_set():
                 break
             lasted = time.monotonic() - started
@@ -61,6 +65,32 @@ def run_site(folder: Path, report: Report, *, first_pause: float = _FIRST_PAUSE)
             stop.wait(pause)
     report("stopped")
     return 0
+
+
+class _Worker:
+    """The site's worker: messages wait for it while it is started again."""
+
+    def __init__(self, processes: Processes, command: list[str], environment: dict[str, str], folder: Path) -> None:
+        self._processes, self._command, self._environment, self._folder = processes, command, environment, folder
+        self._start()
+
+    def keep_up(self) -> None:
+        """Start it again if it has ended: killed, or out of memory in a client's step."""
+        if self._processes.ended():
+            self._start()
+
+    def _start(self) -> None:
+        self._processes.start("worker", self._command, self._environment, self._folder)
+
+
+@contextlib.contextmanager
+def _worker(site: SiteFolder, environment: dict[str, str], report: Report) -> Iterator[_Worker]:
+    """The worker for the length of the block; ``environment`` is told its socket."""
+    with tempfile.TemporaryDirectory(prefix="polyfed-") as folder, Processes() as processes:
+        environment[WORKER] = str(Path(folder) / "worker")  # a short path: sockets allow about 100 characters
+        command = [sys.executable, "-m", "polyfed.deploy.worker", environment[WORKER]]
+        report(f"worker: {shlex.join(command)}")
+        yield _Worker(processes, command, environment, site.path)
 
 
 def _pauses(first: float) -> Iterator[float]:

@@ -50,7 +50,7 @@ def failed(findings: Iterable[Finding]) -> bool:
 def _site(site: SiteFolder, seed: int) -> Iterator[Finding]:
     from polyfed.federation.federation import Federation
 
-    config = _config(site)
+    config = SiteConfig.load(site.config)
     names = ", ".join(f"{name} ({group.count})" for name, group in config.clients.items())
     yield Finding("ok", "site.yaml", f"site '{config.name}' with clients {names}")
     yield from guarded("state folder", lambda: check_setup.check_state_folder(config))
@@ -67,10 +67,3 @@ def _site(site: SiteFolder, seed: int) -> Iterator[Finding]:
             lambda member=member: check_data.check_model(federation, member, config),  # type: ignore[misc]
         )
     yield from guarded("what leaves", lambda: what_leaves(federation, config))
-
-
-def _config(site: SiteFolder) -> SiteConfig:
-    try:
-        return SiteConfig.load(site.config)
-    except ConfigError as error:
-        raise ConfigError(f"{site.config.name}: {error}") from error

@@ -1,80 +1,36 @@
-"""The ClientApp of a site: opens what ``site.yaml`` describes, within what the site allows."""
+"""The ClientApp of a site: passes messages on to the site's worker, a process that stays.
+
+Flower starts a process for every message. If that process did the work itself, it would import torch and build data
+and models every time; instead it hands the bytes to the worker that ``polyfed deploy site`` keeps beside SuperNode. A
+SuperNode that was started by hand has no worker, and its processes do the work.
+"""
 
 from __future__ import annotations
 
-import json
 import logging
-from functools import lru_cache
-from pathlib import Path
+import os
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-import torch
+from polyfed.engines.flower_client import Facts, client_app
+from polyfed.federation.parts import Part
 
-from polyfed.deploy.site_config import SiteConfig
-from polyfed.engines.flower_node import Host, client_app, read_card
-from polyfed.engines.site import RunCard, Site
-from polyfed.errors import ConfigError, PayloadError, RunError
-from polyfed.federation.files import write_atomically
-
-log = logging.getLogger(__name__)
+WORKER = "POLYFED_WORKER"
+"""Environment variable with the socket of the site's worker."""
 
 
 def site_app() -> Any:
     """The ClientApp that a SuperNode runs; its configuration is the node's ``config``."""
+    return client_app(_serve)
+
+
+def _serve(kind: str, facts: Facts, parts: Sequence[Part], config: Mapping[str, Any]) -> tuple[Facts, Sequence[Part]]:
+    if address := os.environ.get(WORKER):
+        from polyfed.deploy.errand import errand
+
+        return errand(address, kind, facts, parts, config)
+    from polyfed.deploy.host import open_host
+    from polyfed.engines.flower_node import Node
+
     logging.basicConfig(level=logging.INFO, format="%(levelname)s: %(message)s")
-    return client_app(open_host)
-
-
-def open_host(card: str, context: Any) -> Host:
-    """The site of this node, for the run of a card.
-
-    Raises:
-        PolyfedError: the node names no readable site file, the run asks for what the site does not allow, it is
-            foreign to what is stored under its name, or data or public set do not fit.
-    """
-    path = context.node_config.get("config")
-    if not isinstance(path, str):
-        raise ConfigError('this node was started without its site file; add config="/path/of/site.yaml"')
-    return _opened(Path(path), card)
-
-
-@lru_cache(maxsize=1)
-def _opened(path: Path, text: str) -> Host:
-    config = SiteConfig.load(path)
-    torch.set_num_threads(config.run.threads)
-    require_allowed(text, config)
-    card = read_card(text)
-    folder = config.state_dir / card.run
-    _require_same_run(folder, card)
-    site = Site.open(config, card, folder / "clients", vocabulary=folder / "vocabulary", limits=config.limits)
-    return Host(config.name, site, [info.id for info in site.infos], config.tracebacks)
-
-
-def require_allowed(card: str, config: SiteConfig) -> None:
-    """Check, before anything of it is imported, that the site allows the run's method.
-
-    Raises:
-        PayloadError: it does not.
-    """
-    try:
-        name = str(json.loads(card)["algorithm"]["name"])
-    except (ValueError, KeyError, TypeError) as error:
-        raise PayloadError(f"damaged message: the run's card: {error}") from error
-    allowed = name in config.algorithms if config.algorithms else "." not in name
-    if not allowed:
-        valid = ", ".join(config.algorithms) or "all methods that polyfed ships"
-        raise PayloadError(f"method '{name}' is not allowed at site '{config.name}' (algorithms: {valid})")
-
-
-def _require_same_run(folder: Path, card: RunCard) -> None:
-    """A run keeps its settings; the same name with others is another run, whose states must not be mixed."""
-    path, text = folder / "run.json", card.model_dump_json()
-    if not path.is_file():
-        write_atomically(path, text.encode())
-    elif RunCard.model_validate_json(path.read_bytes()) != card:
-        raise RunError(f"run '{card.run}' is foreign: it was announced here before with other settings ({path})")
-    _note(card)
-
-
-def _note(card: RunCard) -> None:
-    log.info("run %s: %s, %d rounds", card.run, card.algorithm.component_name(), card.rounds)
+    return Node(open_host)(kind, facts, parts, config)

@@ -1,36 +1,30 @@
-"""Flower's programs: their command lines, their environment, and the registration of node keys.
+"""Flower's programs: their command lines and their environment.
 
 Only Flower's command line is used, which is its public face; see the pinned range of the extra ``deploy``.
 """
 
 from __future__ import annotations
 
-import json
 import os
 import shlex
 import shutil
-import subprocess
 import sysconfig
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 from polyfed.deploy.connection import Connection, ServerAddress
 from polyfed.deploy.files import ServerFolder, SiteFolder
 from polyfed.errors import RunError
-
-CONNECTION = "polyfed"
-"""Name of the SuperLink connection in the Flower home of a server folder."""
 
 _QUIET = {
     "FLWR_TELEMETRY_ENABLED": "0",
     "FLWR_DISABLE_UPDATE_CHECK": "1",
     "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
     "RAY_USAGE_STATS_ENABLED": "0",
+    "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.2",  # seconds; Flower's own 1 is a second more for every message
     "HF_HUB_DISABLE_TELEMETRY": "1",
     "TOKENIZERS_PARALLELISM": "false",
 }
-_COMMAND_TIMEOUT = 120.0
 
 
 def environment(home: Path) -> dict[str, str]:
@@ -87,68 +81,3 @@ def supernode_command(folder: SiteFolder, connection: Connection, port: int) -> 
         *("--node-config", f'config="{config}"'),
         *("--host", "127.0.0.1", "--port", str(port)),
     ]
-
-
-def write_home(folder: ServerFolder, address: ServerAddress) -> None:
-    """Write the connection of Flower's command line to SuperLink; its paths must be absolute, so at every start.
-
-    Raises:
-        RunError: the folder cannot be written to.
-    """
-    text = "\n".join(
-        [
-            "[superlink]",
-            f'default = "{CONNECTION}"',
-            "",
-            f"[superlink.{CONNECTION}]",
-            f'address = "127.0.0.1:{address.superlink_port}"',
-            f"root-certificates = {json.dumps(str(folder.authority[0].resolve()))}",
-            "",
-        ]
-    )
-    try:
-        folder.home.mkdir(parents=True, exist_ok=True)
-        (folder.home / "config.toml").write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise RunError(f"cannot write '{folder.home}': {error.strerror}") from error
-
-
-def register(folder: ServerFolder, public_key: Path) -> int:
-    """Admit a node key at the running SuperLink; Flower's id of the node.
-
-    Raises:
-        RunError: SuperLink refuses or does not answer.
-    """
-    answer = _flwr(folder, "supernode", "register", str(public_key), "--name", public_key.stem)
-    return int(answer["node-id"])
-
-
-def unregister(folder: ServerFolder, node_id: int) -> None:
-    """Expel a node: what it sends is refused from now on.
-
-    Raises:
-        RunError: SuperLink refuses or does not answer.
-    """
-    _flwr(folder, "supernode", "unregister", str(node_id))
-
-
-def nodes(folder: ServerFolder) -> list[dict[str, str]]:
-    """Admitted nodes as SuperLink lists them, with ``node-id``, ``name`` and ``status`` among the keys."""
-    return list(_flwr(folder, "supernode", "list").get("nodes", []))
-
-
-def _flwr(folder: ServerFolder, *arguments: str) -> dict[str, Any]:
-    command: Sequence[str] = [program("flwr"), *arguments, "--format", "json"]
-    try:
-        found = subprocess.run(
-            command, env=environment(folder.home), capture_output=True, text=True, timeout=_COMMAND_TIMEOUT, check=False
-        )
-        answer = json.loads(found.stdout)
-    except subprocess.TimeoutExpired as error:
-        raise RunError(f"flwr {' '.join(arguments)} got no answer within {_COMMAND_TIMEOUT:g} s") from error
-    except ValueError:
-        answer = {"error-message": (found.stdout + found.stderr).strip()}
-    if found.returncode or not answer.get("success"):
-        reason = " ".join(str(answer.get("error-message", "")).split())
-        raise RunError(f"flwr {' '.join(arguments)} failed: {reason or f'exit code {found.returncode}'}")
-    return dict(answer)

@@ -13,9 +13,9 @@ import yaml
 from polyfed.deploy.certificates import Identity, create_authority, issue_server
 from polyfed.deploy.connection import PUBLIC_PORT, SUPERLINK_PORT, Connection, ServerAddress, load, to_yaml
 from polyfed.deploy.files import ServerFolder, SiteFolder, require_file, write_new
-from polyfed.deploy.flower import write_home
 from polyfed.deploy.gate import caddyfile
 from polyfed.deploy.keys import create_keys, read_public
+from polyfed.deploy.registry import link_to
 from polyfed.deploy.site_config import SiteConfig
 from polyfed.errors import ConfigError, PolyfedError, RunError
 from polyfed.experiment import Experiment, parse_settings
@@ -145,7 +145,7 @@ def _create_server(server: ServerFolder, experiment: Experiment, address: Server
     write_new(server.experiment, f"# {_EXPERIMENT_COMMENT}\n{_yaml(server_experiment(experiment, address))}")
     for folder in (server.sites, server.logs):
         folder.mkdir()
-    write_home(server, address)
+    link_to(server, address)
     return authority.certificate
 
 

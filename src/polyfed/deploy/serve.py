@@ -8,11 +8,12 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from polyfed.deploy import flower
+from polyfed.deploy import flower, registry
 from polyfed.deploy.connection import ServerAddress, load
 from polyfed.deploy.files import ServerFolder, require_file
 from polyfed.deploy.gate import find_caddy
 from polyfed.deploy.keys import fingerprint, read_public
+from polyfed.deploy.link import Link
 from polyfed.deploy.probe import ask
 from polyfed.deploy.processes import Processes, stopping
 from polyfed.errors import PolyfedError, RunError
@@ -45,7 +46,7 @@ def run_server(folder: Path, report: Report) -> int:
             processes.start(name, command, environment, server.path)
             if name == "SuperLink":
                 _wait_for_superlink(server, address, processes, stop)
-                admissions = Admissions(server, report)
+                admissions = Admissions(server.sites, registry.link_to(server, address), report)
                 admissions.refresh()
         report(f"open for sites: {', '.join(f'{host}:{address.port}' for host in address.hosts)}")
         while not stop.wait(_INTERVAL):
@@ -68,16 +69,18 @@ def server_commands(server: ServerFolder, address: ServerAddress) -> dict[str, S
 
 
 class Admissions:
-    """Keeps SuperLink's list of nodes equal to the public keys in ``sites/``.
+    """Keeps SuperLink's list of nodes equal to the public keys in a folder.
 
     Attributes:
         admitted: public key -> Flower's id of its node, and the name of the site.
     """
 
-    def __init__(self, server: ServerFolder, report: Report) -> None:
-        self.server = server
+    def __init__(self, sites: Path, link: Link, report: Report) -> None:
+        self.sites = sites
+        self.link = link
         self.report = report
         self.admitted: dict[str, tuple[int, str]] = {}
+        self._expelled: set[str] = set()
         self._complaints: set[str] = set()
 
     def refresh(self) -> None:
@@ -85,8 +88,9 @@ class Admissions:
         wanted = self._wanted()
         for key in self.admitted.keys() - wanted.keys():
             node, name = self.admitted[key]
-            if self._done(lambda node=node: flower.unregister(self.server, node)):  # type: ignore[misc]
+            if self._done(lambda node=node: registry.unregister(self.link, node)):  # type: ignore[misc]
                 del self.admitted[key]
+                self._expelled.add(key)
                 self.report(f"expelled: {name}")
         for key in wanted.keys() - self.admitted.keys():
             path = wanted[key]
@@ -94,11 +98,15 @@ class Admissions:
                 self.report(f"admitted: {path.stem} ({fingerprint(key)})")
 
     def _admit(self, path: Path, key: str) -> None:
-        self.admitted[key] = (flower.register(self.server, path), path.stem)
+        if key in self._expelled:  # SuperLink does not forget a key while it runs
+            raise RunError(
+                f"{path.name} was expelled; give the site a new key, or start the server anew to take it back"
+            )
+        self.admitted[key] = (registry.register(self.link, path), path.stem)
 
     def _wanted(self) -> dict[str, Path]:
         found: dict[str, Path] = {}
-        for path in sorted(self.server.sites.glob("*.pub")):
+        for path in sorted(self.sites.glob("*.pub")):
             self._done(lambda path=path: found.setdefault(read_public(path), path))  # type: ignore[misc]
         return found
 
@@ -118,7 +126,6 @@ def _require_complete(server: ServerFolder) -> ServerAddress:
     for path in (server.authority[0], *server.identity, server.gate):
         require_file(path, "make the folder with: polyfed deploy init")
     server.logs.mkdir(exist_ok=True)
-    flower.write_home(server, address)
     return address
 
 

@@ -169,7 +169,8 @@ class _Simulation:
         from flwr.serverapp import ServerApp
         from flwr.simulation import run_simulation
 
-        from polyfed.engines.flower_node import client_app, simulated
+        from polyfed.engines.flower_client import client_app
+        from polyfed.engines.flower_node import Node, simulated
 
         app = ServerApp()
         app.main()(self._main)
@@ -184,7 +185,7 @@ class _Simulation:
         try:
             run_simulation(
                 server_app=app,
-                client_app=client_app(simulated(self.hosting)),
+                client_app=client_app(Node(simulated(self.hosting))),
                 num_supernodes=self.settings.nodes,
                 backend_config={"client_resources": resources, "init_args": start},
             )

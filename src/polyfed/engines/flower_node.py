@@ -1,10 +1,10 @@
-"""The client half of the flower engine: a ClientApp that performs the requests of a message, client by client."""
+"""The client half of the flower engine: performs the requests of a message, client by client."""
 
 from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -14,14 +14,15 @@ import torch
 
 from polyfed import __version__
 from polyfed.engines.engine import Hosting
-from polyfed.engines.flower_records import from_records, to_records
+from polyfed.engines.flower_client import Facts
 from polyfed.engines.parcels import parcel_answer, request_of
 from polyfed.engines.site import RunCard, Site
 from polyfed.errors import PayloadError, PolyfedError
 from polyfed.federation.cohort import Answer
 from polyfed.federation.limits import Limits
 from polyfed.federation.settings import SiteSettings
-from polyfed.federation.wire import SCHEMA, Part
+from polyfed.federation.parts import Part
+from polyfed.federation.wire import SCHEMA
 
 log = logging.getLogger(__name__)
 
@@ -43,52 +44,46 @@ class Host:
     tracebacks: bool = True
 
 
-Opener = Callable[[str, Any], Host]
-"""From the run's card (JSON) and Flower's context to the host."""
+Opener = Callable[[str, Mapping[str, Any]], Host]
+"""From the run's card (JSON) and the node's configuration to the host."""
 
 
-def client_app(opener: Opener) -> Any:
-    """The ClientApp of a node."""
-    from flwr.app import Context, Message
-    from flwr.clientapp import ClientApp
+@dataclass(frozen=True)
+class Node:
+    """Serves the messages of a node; see ``flower_client.Serve``."""
 
-    app = ClientApp()
+    opener: Opener
 
-    @app.query("describe")
-    def describe(message: Message, context: Context) -> Message:
-        return Message(_described(message.content, context, opener), reply_to=message)
+    def __call__(
+        self, kind: str, facts: Facts, parts: Sequence[Part], config: Mapping[str, Any]
+    ) -> tuple[Facts, Sequence[Part]]:
+        """Describe the node's clients, or perform their requests."""
+        if kind == "describe":
+            return self._describe(facts, config), []
+        return self._perform(facts, parts, config)
 
-    @app.train("step")
-    def step(message: Message, context: Context) -> Message:
-        return Message(_performed(message.content, context, opener), reply_to=message)
+    def _describe(self, facts: Facts, config: Mapping[str, Any]) -> Facts:
+        try:
+            host = self.opener(str(facts["card"]), config)
+        except Exception as error:
+            log.exception("this site cannot take part")
+            return {"site": named(config), "error": f"{type(error).__name__}: {error}"}
+        infos = [asdict(info) for info in host.site.infos if info.id in host.clients]
+        return {"site": host.name, "clients": infos}
 
-    return app
-
-
-def _described(content: Any, context: Any, opener: Opener) -> Any:
-    try:
-        facts, _ = from_records(content)
-        host = opener(str(facts["card"]), context)
-    except Exception as error:
-        log.exception("this site cannot take part")
-        return to_records({"site": _named(context), "error": f"{type(error).__name__}: {error}"}, [])
-    infos = [asdict(info) for info in host.site.infos if info.id in host.clients]
-    return to_records({"site": host.name, "clients": infos}, [])
-
-
-def _performed(content: Any, context: Any, opener: Opener) -> Any:
-    try:
-        facts, parts = from_records(content)
-        asked: list[dict[str, Any]] = list(facts["requests"])  # type: ignore[call-overload]
-    except (PayloadError, KeyError, TypeError) as error:
-        return to_records({"error": f"damaged message: {error}"}, [])
-    try:
-        host = opener(str(facts["card"]), context)
-    except Exception as error:
-        log.exception("this site cannot take part")
-        reason = f"{type(error).__name__}: {error}"
-        return _replies([Answer(str(entry["client"]), error=reason) for entry in asked])
-    return _replies([_one(host, entry, parts) for entry in asked])
+    def _perform(self, facts: Facts, parts: Sequence[Part], config: Mapping[str, Any]) -> tuple[Facts, Sequence[Part]]:
+        try:
+            asked: list[dict[str, Any]] = list(facts["requests"])  # type: ignore[call-overload]
+            card = str(facts["card"])
+        except (KeyError, TypeError) as error:
+            return {"error": f"damaged message: {error}"}, []
+        try:
+            host = self.opener(card, config)
+        except Exception as error:
+            log.exception("this site cannot take part")
+            reason = f"{type(error).__name__}: {error}"
+            return _replies([Answer(str(entry.get("client")), error=reason) for entry in asked])
+        return _replies([_one(host, entry, parts) for entry in asked])
 
 
 def _one(host: Host, entry: dict[str, Any], parts: Sequence[Part]) -> Answer:
@@ -107,19 +102,21 @@ def _one(host: Host, entry: dict[str, Any], parts: Sequence[Part]) -> Answer:
     return answer
 
 
-def _replies(answers: Sequence[Answer]) -> Any:
-    """All answers as one content; answers share nothing, so their parts follow each other."""
+def _replies(answers: Sequence[Answer]) -> tuple[Facts, Sequence[Part]]:
+    """All answers as one reply; answers share nothing, so their parts follow each other."""
     entries: list[dict[str, object]] = []
     parts: list[Part] = []
     for answer in answers:
         text, own = parcel_answer(answer, checksums=True)
         entries.append({"client": answer.client, "text": text, "parts": [len(parts), len(parts) + len(own)]})
         parts += own
-    return to_records({"answers": entries}, parts)
+    return {"answers": entries}, parts
 
 
-def _named(context: Any) -> str:
-    return str(context.node_config.get("name", context.node_config.get("partition-id", "?")))
+def named(config: Mapping[str, Any]) -> str:
+    """What a node is called whose site cannot be opened."""
+    path = config.get("config")
+    return Path(path).resolve().parent.name if isinstance(path, str) else f"node-{config.get('partition-id', '?')}"
 
 
 # ---- opening
@@ -154,8 +151,8 @@ class _Simulated:
     vocabulary: str
     clients: tuple[str, ...]
 
-    def __call__(self, card: str, context: Any) -> Host:
-        number, count = int(context.node_config["partition-id"]), int(context.node_config["num-partitions"])
+    def __call__(self, card: str, config: Mapping[str, Any]) -> Host:
+        number, count = int(config["partition-id"]), int(config["num-partitions"])
         site = _open(self, card)
         return Host(f"node-{number}", site, self.clients[number::count])
 

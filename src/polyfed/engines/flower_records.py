@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 
 from polyfed.errors import PayloadError
-from polyfed.federation.wire import Part
+from polyfed.federation.parts import Part
 
 _FACTS = "polyfed"
 

@@ -15,7 +15,8 @@ from polyfed.federation.client import ClientInfo
 from polyfed.federation.cohort import Answer, Engine, Request
 from polyfed.federation.limits import Limits
 from polyfed.federation.payload import Payload
-from polyfed.federation.wire import Part, pack, unpack
+from polyfed.federation.parts import Part
+from polyfed.federation.wire import pack, unpack
 
 T = TypeVar("T")
 M = TypeVar("M", Request, Answer)

@@ -11,7 +11,8 @@ from polyfed.errors import PayloadError
 from polyfed.federation.cohort import Answer, Request
 from polyfed.federation.limits import Limits
 from polyfed.federation.payload import Payload
-from polyfed.federation.wire import Part, pack, unpack
+from polyfed.federation.parts import Part
+from polyfed.federation.wire import pack, unpack
 
 
 @dataclass(frozen=True)

@@ -31,7 +31,7 @@ from polyfed.federation.client import ClientInfo
 from polyfed.federation.cohort import Answer, Engine, Request
 from polyfed.federation.limits import Limits
 from polyfed.federation.settings import SiteSettings
-from polyfed.federation.wire import Part
+from polyfed.federation.parts import Part
 
 T = TypeVar("T")
 log = logging.getLogger(__name__)

@@ -189,6 +189,7 @@ class Cohort:
         accepted: client -> label of its last step whose reply was accepted; carried from round to round.
         excluded: told of every client that is dropped, with the reason in a line and in detail.
         answered: told of every client that answered, with the step.
+        asking: told of every ask, with the step and the clients asked.
         purpose: put before the step's name in the ledger.
         first_phase: number of the first ask; asks of one round need numbers of their own.
     """
@@ -203,6 +204,7 @@ class Cohort:
     accepted: dict[str, Label] = field(default_factory=dict)
     excluded: Callable[[ClientInfo, str, str], None] = lambda client, reason, details: None
     answered: Callable[[ClientInfo, str], None] = lambda client, step: None
+    asking: Callable[[str, Sequence[str]], None] = lambda step, clients: None
     purpose: str = ""
     first_phase: int = 0
     _phase: int = field(default=0, init=False)
@@ -228,6 +230,7 @@ class Cohort:
         phase, self._phase = self.first_phase + self._phase, self._phase + 1
         asked = {client.id: client for client in self.clients}
         requests = self._requests(name, phase, fields)
+        self.asking(name, list(asked))
         patience = self.patience(name)
         reasons: list[str] = []
         for answer in self.exchange(requests, patience.deadline):

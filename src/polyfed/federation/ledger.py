@@ -76,3 +76,7 @@ class Ledger:
             "bytes": wire_size(payload) - data,
         }
         self.records.append(common | framing)
+
+    def total(self, direction: Direction) -> int:
+        """Bytes that crossed in a direction."""
+        return sum(line["bytes"] for line in self.records if line["direction"] == direction)

@@ -12,7 +12,6 @@ import json
 import warnings
 import zlib
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
@@ -22,6 +21,7 @@ from torch import Tensor
 
 from polyfed.errors import PayloadError
 from polyfed.federation.limits import Limits
+from polyfed.federation.parts import Part
 from polyfed.federation.payload import KINDS, Artefact, Payload, Scalar
 
 SCHEMA = 2
@@ -44,14 +44,6 @@ _DTYPES = {
 }
 _NAMES = {dtype: name for name, dtype in _DTYPES.items()}
 _UNCHECKED = "-" * 8
-
-
-@dataclass(frozen=True)
-class Part:
-    """One artefact as it crosses: JSON, and the bytes of its tensors in the order of the JSON."""
-
-    header: str
-    buffers: Sequence[memoryview]
 
 
 def pack(payloads: Mapping[str, Payload], *, checksums: bool = False) -> tuple[dict[str, str], list[Part]]:

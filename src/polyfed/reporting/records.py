@@ -75,7 +75,7 @@ class RunRecords:
     Attributes:
         folder: the run folder.
         measurements: all metrics of all parties.
-        events: exclusions and other happenings.
+        events: what befell the run (resumed, a checkpoint skipped), then exclusions and other happenings in it.
         transfers: the ledger.
         seconds: round -> wall time.
         holdings: client id -> what it holds, in the order of the partition.
@@ -103,10 +103,11 @@ class RunRecords:
             raise RunError(f"no run folder '{folder}'; give the folder that the run printed at its end")
         warnings: list[str] = []
         lines = list(_lines(folder / "metrics.jsonl", warnings))
+        happened = list(_lines(folder / "history.jsonl", warnings))
         return cls(
             folder=folder,
             measurements=tuple(_typed(Measurement, line, at) for at, line in lines if line.get("kind") != "event"),
-            events=tuple(_typed(Event, line, at) for at, line in lines if line.get("kind") == "event"),
+            events=tuple(_typed(Event, line, at) for at, line in happened + lines if "event" in line),
             transfers=tuple(_typed(Transfer, line, at) for at, line in _lines(folder / "ledger.jsonl", warnings)),
             seconds=dict(_round_time(line, at) for at, line in _lines(folder / "timing.jsonl", warnings)),
             holdings=_holdings(folder / "partition.json"),

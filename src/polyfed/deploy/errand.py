@@ -1,0 +1,59 @@
+"""Errands between the short-lived processes of a node and its worker: JSON and raw bytes over a local socket."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Mapping, Sequence
+from multiprocessing.connection import Client, Connection
+from typing import Any
+
+from polyfed.engines.flower_client import Facts
+from polyfed.federation.parts import Part
+
+_STARTING = 120.0  # seconds that a worker may take to come up, or to come back
+
+
+def errand(
+    address: str, kind: str, facts: Facts, parts: Sequence[Part], config: Mapping[str, Any]
+) -> tuple[Facts, Sequence[Part]]:
+    """Have the worker serve a message; see ``flower_client.Serve``.
+
+    Raises:
+        ConnectionError: the worker is not there, or died over it; the message can be sent again.
+    """
+    try:
+        with _connected(address) as connection:
+            send(connection, {"kind": kind, "facts": facts, "config": dict(config)}, parts)
+            found, made = receive(connection)
+    except (EOFError, OSError) as error:
+        raise ConnectionError(f"the site's worker died in this step ({type(error).__name__})") from error
+    return dict(found["facts"]), made
+
+
+def send(connection: Connection[Any, Any], content: Mapping[str, Any], parts: Sequence[Part]) -> None:
+    """Send JSON and parts."""
+    layout = [(part.header, len(part.buffers)) for part in parts]
+    connection.send_bytes(json.dumps({**content, "layout": layout}).encode())
+    for part in parts:
+        for buffer in part.buffers:
+            connection.send_bytes(buffer)
+
+
+def receive(connection: Connection[Any, Any]) -> tuple[dict[str, Any], list[Part]]:
+    """What ``send`` sent."""
+    content = json.loads(connection.recv_bytes())
+    layout = content.pop("layout")
+    parts = [Part(header, [memoryview(connection.recv_bytes()) for _ in range(count)]) for header, count in layout]
+    return content, parts
+
+
+def _connected(address: str) -> Connection[Any, Any]:
+    end = time.monotonic() + _STARTING
+    while True:
+        try:
+            return Client(address, family="AF_UNIX")
+        except (FileNotFoundError, ConnectionRefusedError):
+            if time.monotonic() > end:
+                raise
+            time.sleep(0.2)

@@ -1,0 +1,75 @@
+"""What a node of a real federation hosts: what its ``site.yaml`` describes, within what the site allows."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Mapping
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from polyfed.deploy.site_config import SiteConfig
+from polyfed.engines.flower_node import Host, read_card
+from polyfed.engines.site import RunCard, Site
+from polyfed.errors import ConfigError, PayloadError, RunError
+from polyfed.federation.files import write_atomically
+
+log = logging.getLogger(__name__)
+
+
+def open_host(card: str, config: Mapping[str, Any]) -> Host:
+    """The site of this node, for the run of a card.
+
+    Raises:
+        PolyfedError: the node names no readable site file, the run asks for what the site does not allow, it is
+            foreign to what is stored under its name, or data or public set do not fit.
+    """
+    path = config.get("config")
+    if not isinstance(path, str):
+        raise ConfigError('this node was started without its site file; add config="/path/of/site.yaml"')
+    return _opened(Path(path), card)
+
+
+@lru_cache(maxsize=1)
+def _opened(path: Path, text: str) -> Host:
+    config = SiteConfig.load(path)
+    torch.set_num_threads(config.run.threads)
+    require_allowed(text, config)
+    card = read_card(text)
+    folder = config.state_dir / card.run
+    _require_same_run(folder, card)
+    site = Site.open(config, card, folder / "clients", vocabulary=folder / "vocabulary", limits=config.limits)
+    return Host(config.name, site, [info.id for info in site.infos], config.tracebacks)
+
+
+def require_allowed(card: str, config: SiteConfig) -> None:
+    """Check, before anything of it is imported, that the site allows the run's method.
+
+    Raises:
+        PayloadError: it does not.
+    """
+    try:
+        name = str(json.loads(card)["algorithm"]["name"])
+    except (ValueError, KeyError, TypeError) as error:
+        raise PayloadError(f"damaged message: the run's card: {error}") from error
+    allowed = name in config.algorithms if config.algorithms else "." not in name
+    if not allowed:
+        valid = ", ".join(config.algorithms) or "all methods that polyfed ships"
+        raise PayloadError(f"method '{name}' is not allowed at site '{config.name}' (algorithms: {valid})")
+
+
+def _require_same_run(folder: Path, card: RunCard) -> None:
+    """A run keeps its settings; the same name with others is another run, whose states must not be mixed."""
+    path, text = folder / "run.json", card.model_dump_json()
+    if not path.is_file():
+        write_atomically(path, text.encode())
+    elif RunCard.model_validate_json(path.read_bytes()) != card:
+        raise RunError(f"run '{card.run}' is foreign: it was announced here before with other settings ({path})")
+    _note(card)
+
+
+def _note(card: RunCard) -> None:
+    log.info("run %s: %s, %d rounds", card.run, card.algorithm.component_name(), card.rounds)

@@ -1,0 +1,52 @@
+"""A site's worker: the process in which its data and models stay, and in which its clients' steps are performed.
+
+It listens on a socket that only the site's user can open, and serves one message after the other.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+from collections.abc import Callable, Sequence
+from multiprocessing.connection import Listener
+from pathlib import Path
+
+from polyfed.deploy.errand import receive, send
+from polyfed.engines.flower_client import Serve
+
+log = logging.getLogger(__name__)
+
+
+def serve_errands(address: Path, serve: Serve, go_on: Callable[[], bool] = lambda: True) -> None:
+    """Serve messages, while ``go_on``, that arrive at a socket.
+
+    Args:
+        address: path of the socket, in a folder that only this user can enter; an old one is replaced.
+        serve: see ``flower_client.Serve``.
+        go_on: asked before each message.
+    """
+    address.unlink(missing_ok=True)
+    with Listener(str(address), family="AF_UNIX") as listener:
+        while go_on():
+            try:
+                with listener.accept() as connection:
+                    content, parts = receive(connection)
+                    facts, made = serve(content["kind"], content["facts"], parts, content["config"])
+                    send(connection, {"facts": facts}, made)
+            except (EOFError, OSError, ValueError, KeyError) as error:
+                log.error("a message was lost with the process that brought it: %s", error)
+
+
+def main(arguments: Sequence[str]) -> None:
+    """``python -m polyfed.deploy.worker SOCKET``."""
+    from polyfed.deploy.host import open_host
+    from polyfed.engines.flower_node import Node
+
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
+    os.umask(0o077)
+    serve_errands(Path(arguments[0]), Node(open_host))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,40 @@
+"""The ClientApp of the flower engine: takes messages apart, and hands them to whoever serves them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from polyfed.engines.flower_records import from_records, to_records
+from polyfed.errors import PayloadError
+from polyfed.federation.parts import Part
+
+Facts = dict[str, object]
+Serve = Callable[[str, Facts, Sequence[Part], Mapping[str, Any]], tuple[Facts, Sequence[Part]]]
+"""From the kind of a message (describe or step), its facts and parts, and the node's configuration, to the reply's."""
+
+
+def client_app(serve: Serve) -> Any:
+    """The ClientApp of a node."""
+    from flwr.app import Context, Message
+    from flwr.clientapp import ClientApp
+
+    app = ClientApp()
+
+    @app.query("describe")
+    def describe(message: Message, context: Context) -> Message:
+        return Message(_served("describe", message.content, context, serve), reply_to=message)
+
+    @app.train("step")
+    def step(message: Message, context: Context) -> Message:
+        return Message(_served("step", message.content, context, serve), reply_to=message)
+
+    return app
+
+
+def _served(kind: str, content: Any, context: Any, serve: Serve) -> Any:
+    try:
+        facts, parts = from_records(content)
+    except PayloadError as error:
+        return to_records({"error": str(error)}, [])
+    return to_records(*serve(kind, facts, parts, dict(context.node_config)))

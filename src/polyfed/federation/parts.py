@@ -1,0 +1,14 @@
+"""Parts of messages; apart from ``wire``, so that a process that only passes them on needs no torch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Part:
+    """One artefact as it crosses: JSON, and the bytes of its tensors in the order of the JSON."""
+
+    header: str
+    buffers: Sequence[memoryview]

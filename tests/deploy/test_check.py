@@ -1,0 +1,320 @@
+"""What ``polyfed deploy check`` finds: a healthy site, and every fault by its name."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+from email.utils import format_datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import yaml
+from typer.testing import CliRunner
+
+from conftest import Folders, Live, make
+from polyfed.deploy import check_network, check_setup
+from polyfed.deploy.certificates import Identity, create_authority, issue_server
+from polyfed.deploy.check import check_site, failed
+from polyfed.deploy.check_network import FLEET, FORBIDDEN
+from polyfed.deploy.commands import app
+from polyfed.deploy.files import SiteFolder
+from polyfed.deploy.findings import Finding, guarded
+from polyfed.deploy.gate import CLOSED
+from polyfed.deploy.keys import create_keys
+from polyfed.deploy.probe import Answer
+from polyfed.deploy.site_config import SiteConfig
+from polyfed.errors import RunError
+from polyfed.federation.federation import Federation
+from polyfed.federation.payload import Weights
+
+
+def offline(site: SiteFolder) -> list[Finding]:
+    return check_site(site.path, network=False)
+
+
+def edit(path: Path, **changes: Any) -> None:
+    """Set keys given as ``a__b=value``."""
+    content = yaml.safe_load(path.read_text())
+    for key, value in changes.items():
+        *parents, last = key.split("__")
+        node = content
+        for parent in parents:
+            node = node[parent]
+        node[last] = value
+    path.write_text(yaml.safe_dump(content))
+
+
+def errors(findings: list[Finding]) -> str:
+    return "\n".join(str(finding) for finding in findings if finding.level == "error")
+
+
+def the(findings: list[Finding], what: str) -> Finding:
+    (found,) = (finding for finding in findings if finding.what == what)
+    return found
+
+
+# ---- a healthy site
+
+
+def test_a_healthy_site_has_no_error_and_says_what_it_holds(made: Folders) -> None:
+    found = offline(made.site("hospital"))
+    assert not failed(found), errors(found)
+    assert the(found, "site.yaml").detail == "site 'hospital' with clients hospital (2)"
+    assert the(found, "public set").detail.endswith("as agreed")
+    config = SiteConfig.load(made.site("hospital").config)
+    federation = Federation(config.data, config.public, None, config.clients, 0)
+    for member in federation.members.values():
+        count = sum(value.numel() for value in federation.client_model(member).parameters())
+        assert (
+            f"{count:,} parameters, width 8, image+text; loss on a batch of"
+            in the(found, f"model of {member.id}").detail
+        )
+        assert f"8 items, {len(federation.train(member))} samples" in the(found, f"data of {member.id}").detail
+
+
+def test_classes_are_counted(made: Folders) -> None:
+    config = SiteConfig.load(made.site("archive").config)
+    federation = Federation(config.data, config.public, None, config.clients, 0)
+    detail = the(offline(made.site("archive")), "data of archive").detail
+    labels = federation.holding(federation.members["archive"])["labels"]
+    assert isinstance(labels, dict)
+    assert all(f"{name} {count}" in detail for name, count in labels.items())
+
+
+# ---- what leaves
+
+
+def leaving(site: SiteFolder, method: str) -> dict[str, str]:
+    """Step -> what leaves with it."""
+    found = (finding.detail.split(": ", 2) for finding in offline(site) if finding.what == f"leaves with {method}")
+    return {step: reply for _, step, reply in found}
+
+
+def test_what_leaves_is_what_the_allowed_method_declares(made: Folders) -> None:
+    config = SiteConfig.load(made.site("archive").config)
+    federation = Federation(config.data, config.public, None, config.clients, 0)
+    weights = Weights(federation.client_model(federation.members["archive"]).state_dict())
+    found = leaving(made.site("archive"), "fedavg")
+    size = sum(value.numel() * value.element_size() for value in weights.values()) / 2**20
+    assert found["fit"].startswith(f"weights ({len(weights)} tensors of the model, ")
+    assert f"{size:,.2f} MiB), num_examples (one int)" in found["fit"]
+    assert found["assess"] == "metrics of its test (float each)"
+
+
+def test_representations_are_given_with_rows_width_and_bytes(tmp_path: Path) -> None:
+    folders = make(tmp_path / "f")
+    edit(folders.site("hospital").config, algorithms=["creamfl"])
+    rows = len(torch.arange(6)) * 5  # five captions a picture
+    mib = rows * 8 * 4 * 2 / 2**20
+    assert leaving(folders.site("hospital"), "creamfl")["fit"] == (
+        f"representations (image+text: {rows} x 8 float32 each, {mib:,.2f} MiB in all), num_examples (one int)"
+    )
+
+
+def test_without_a_list_all_that_polyfed_ships_is_listed(tmp_path: Path) -> None:
+    folders = make(tmp_path / "f")
+    edit(folders.site("archive").config, algorithms=[])
+    named = {finding.what for finding in offline(folders.site("archive"))}
+    assert {"leaves with fedavg", "leaves with creamfl", "leaves with local"} <= named
+
+
+def test_what_the_server_learns_of_clients_and_of_failures(fresh: Folders) -> None:
+    found = offline(fresh.site("archive"))
+    start = the(found, "leaves at the start").detail
+    assert all(part in start for part in ("id archive", "modalities text", "task classification", "samples 24"))
+    assert the(found, "leaves on failure").level == "warning"
+    edit(fresh.site("archive").config, tracebacks=False)
+    assert the(offline(fresh.site("archive")), "leaves on failure").level == "ok"
+    assert "samples, labels" in the(found, "never leaves").detail
+
+
+# ---- faults
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"nonsense": 1}, "site.yaml: config: unknown key 'nonsense'"),
+        ({"algorithms": ["fedavgg"]}, "did you mean 'fedavg'"),
+        ({"public_digest": "0000"}, "but agreed is 0000"),
+        ({"clients__archive__source": "absent"}, "'absent' is not in data.sources"),
+        ({"run__device": "cuda:77"}, "run.device 'cuda:77' is not usable here"),
+        ({"data__sources__reports": {"name": "parquet", "path": "reports"}}, "reports"),
+        ({"clients__archive__count": 1000}, "clients.archive.count is 1000"),
+        ({"state_dir": "site.yaml/below"}, "cannot be written to"),
+    ],
+    ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
+)
+def test_a_fault_in_the_site_file_is_named(fresh: Folders, change: dict[str, Any], message: str) -> None:
+    edit(fresh.site("archive").config, **change)
+    found = offline(fresh.site("archive"))
+    assert message in errors(found)
+
+
+def test_one_fault_does_not_hide_the_others(fresh: Folders) -> None:
+    site = fresh.site("archive")
+    site.key.chmod(0o644)
+    site.connection.unlink()
+    edit(site.config, run__device="cuda:77", public_digest="0000")
+    found = errors(offline(site))
+    for part in ("chmod 600", "connection.yaml", "cuda:77", "agreed is 0000"):
+        assert part in found
+
+
+def test_a_key_that_is_not_its_public_half_is_found_out(fresh: Folders, tmp_path: Path) -> None:
+    site = fresh.site("archive")
+    shutil.copy(create_keys(tmp_path / "other"), site.public_key)
+    assert "node.pub does not belong to node.key" in errors(offline(site))
+    site.key.unlink()
+    assert "node.key' is missing" in errors(offline(site))
+
+
+def test_a_full_disk_is_a_warning_and_then_an_error(fresh: Folders, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = SiteConfig.load(fresh.site("archive").config)
+    usage = type(shutil.disk_usage("/"))
+    for free, level in ((2**20, "error"), (2**28, "warning"), (2**40, "ok")):
+        monkeypatch.setattr(shutil, "disk_usage", lambda path, free=free: usage(2**41, 0, free))
+        assert [finding.level for finding in check_setup.check_state_folder(config)] == [level]
+
+
+def test_another_version_of_flower_is_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(check_setup, "version", lambda name: "1.99.0")
+    assert [finding.level for finding in check_setup.check_versions()] == ["ok", "warning"]
+
+
+def test_a_certificate_is_renewed_before_it_ends(fresh: Folders) -> None:
+    site = fresh.site("archive")
+    for days, level in ((100, "ok"), (10, "warning"), (-1, "error")):
+        authority = create_authority("x", days=max(days, 0))
+        site.authority.write_bytes(authority.certificate)
+        if days >= 0:
+            assert the(offline(site), "authority").level == level
+    assert check_setup.expiry("x", -1.0, "y", "z").level == "error"
+
+
+def test_unforeseen_exceptions_are_findings() -> None:
+    def broken() -> Iterator[Finding]:
+        yield Finding("ok", "first", "fine")
+        raise ZeroDivisionError("by zero")
+
+    first, second = guarded("thing", broken)
+    assert first.level == "ok"
+    assert (second.level, second.what, second.detail) == ("error", "thing", "ZeroDivisionError: by zero")
+
+
+# ---- the way to the server
+
+
+class FakeServer:
+    """Answers by path; what is not given is closed."""
+
+    def __init__(self, answers: dict[str, Answer], ahead: float = 0.0) -> None:
+        self.answers = answers
+        self.date = format_datetime(datetime.now(UTC) - timedelta(seconds=ahead), usegmt=True)
+
+    def __call__(self, host: str, port: int, path: str, *rest: Any, **options: Any) -> Answer:
+        return self.answers.get(path, Answer(404, CLOSED.encode(), self.date))
+
+
+def faked(site: SiteFolder, monkeypatch: pytest.MonkeyPatch, server: FakeServer) -> list[Finding]:
+    monkeypatch.setattr(check_network, "ask", server)
+    monkeypatch.setattr(check_network, "_certificate", lambda *a: Finding("ok", "server certificate", ""))
+    return [finding for finding in check_site(site.path) if finding.what in _NETWORK]
+
+
+_NETWORK = ("server", "server certificate", "clock", "control plane", "CONTROL PLANE")
+
+
+@pytest.mark.parametrize(
+    ("status", "message"),
+    [(502, "SuperLink behind it does not"), (404, "in place of the fleet API"), (200, "--enable-supernode-auth")],
+)
+def test_what_is_wrong_with_the_server_is_said(
+    made: Folders, monkeypatch: pytest.MonkeyPatch, status: int, message: str
+) -> None:
+    server = FakeServer({FLEET: Answer(status, b"", "")})
+    assert message in errors(faked(made.site("archive"), monkeypatch, server))
+
+
+@pytest.mark.parametrize("path", [path for _, path in FORBIDDEN])
+def test_an_open_control_plane_is_an_error(made: Folders, monkeypatch: pytest.MonkeyPatch, path: str) -> None:
+    server = FakeServer({FLEET: Answer(401, b"", ""), path: Answer(200, b"", "")})
+    found = errors(faked(made.site("archive"), monkeypatch, server))
+    assert f"CONTROL PLANE: localhost:{made.address.port} answers at {path} (200)" in found
+    assert "run code on every site" in found
+
+
+@pytest.mark.parametrize(("ahead", "level"), [(0, "ok"), (30, "error"), (-60, "ok"), (-400, "error")])
+def test_a_clock_that_flower_would_not_accept_is_an_error(
+    made: Folders, monkeypatch: pytest.MonkeyPatch, ahead: float, level: str
+) -> None:
+    server = FakeServer({}, ahead)
+    server.answers = {FLEET: Answer(401, b"", server.date)}
+    assert the(faked(made.site("archive"), monkeypatch, server), "clock").level == level
+
+
+def test_a_server_that_is_not_there_is_one_error(made: Folders) -> None:
+    found = [finding for finding in check_site(made.site("archive").path) if finding.level == "error"]
+    assert [finding.what for finding in found] == ["server"]
+    assert f"localhost:{made.address.port} is not reached" in found[0].detail
+
+
+@pytest.mark.slow
+def test_a_live_server_passes_and_a_foreign_one_does_not(live: Live, fresh: Folders) -> None:
+    found = check_site(live.folders.site("archive").path)
+    assert not failed(found), errors(found)
+    assert the(found, "control plane").level == the(found, "clock").level == the(found, "server").level == "ok"
+    assert "valid for 7" in the(found, "server certificate").detail  # 730 days
+    stranger = fresh.site("archive")  # of another authority
+    edit(stranger.connection, server=f"localhost:{live.folders.address.port}")
+    assert "does not present a certificate that ca.crt signed" in errors(check_site(stranger.path))
+
+
+@pytest.mark.slow
+def test_superlink_without_its_gate_is_an_open_control_plane(live: Live, tmp_path: Path) -> None:
+    folder = shutil.copytree(live.folders.site("archive").path, tmp_path / "archive")
+    edit(folder / "connection.yaml", server=f"localhost:{live.folders.address.superlink_port}")
+    assert "CONTROL PLANE" in errors(check_site(folder))
+
+
+def test_an_unreadable_authority_is_named(tmp_path: Path) -> None:
+    from polyfed.deploy.probe import ask
+
+    with pytest.raises(RunError, match=r"ca\.crt' is not a readable certificate"):
+        ask("localhost", 1, "/", tmp_path / "ca.crt")
+
+
+# ---- the commands
+
+
+def test_commands_from_init_to_check(tmp_path: Path, made: Folders) -> None:
+    from federations import experiment_settings
+
+    (tmp_path / "e.yaml").write_text(yaml.safe_dump(experiment_settings()))
+    run, folder = CliRunner(), tmp_path / "f"
+    result = run.invoke(app, ["init", str(folder), "--from", str(tmp_path / "e.yaml"), "--host", "localhost"])
+    assert result.exit_code == 0, result.output
+    assert f"server: {folder / 'server'}\nsite: {folder / 'archive'}\nsite: {folder / 'hospital'}\n" in result.output
+    key = run.invoke(app, ["key", str(folder / "archive")])
+    admitted = run.invoke(app, ["admit", str(folder / "server"), "archive", str(folder / "archive" / "node.pub")])
+    print_of_key = key.output.rpartition("fingerprint: ")[2].strip()
+    assert f"admitted: archive ({print_of_key})" in admitted.output
+    assert (folder / "server" / "sites" / "archive.pub").is_file()
+    assert "localhost" in run.invoke(app, ["renew", str(folder / "server")]).output
+    checked = run.invoke(app, ["check", str(folder / "archive"), "--no-network", "--json"])
+    assert checked.exit_code == 0, checked.output
+    assert {entry["level"] for entry in json.loads(checked.output)} == {"ok", "warning"}
+    failing = run.invoke(app, ["check", str(folder / "hospital"), "--no-network"])
+    assert failing.exit_code == 2
+    assert "error   node key: " in failing.output
+
+
+def test_an_identity_made_twice_differs() -> None:
+    authority = create_authority("x")
+    first, second = issue_server(authority, ["a"]), issue_server(authority, ["a"])
+    assert isinstance(first, Identity)
+    assert first != second

@@ -1,0 +1,123 @@
+"""A federation talks to nobody but itself: no name is looked up and nothing outside loopback is contacted.
+
+Python processes write down their own look-ups and connections (an audit hook); strace, where it may be used, sees all
+processes, Caddy and libraries in C among them.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+import shutil
+import subprocess
+import sys
+import uuid
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from federations import COMMAND, MARK, Started, marked, wait_until
+
+from conftest import make
+from polyfed.deploy.check import check_site
+from polyfed.deploy.registry import nodes
+
+pytestmark = pytest.mark.slow
+
+LOOPBACK = {"localhost", "127.0.0.1", "::1", "0.0.0.0", None, ""}
+RECORDER = Path(__file__).parent / "recorder"
+
+
+def strace() -> list[str]:
+    """What to put before a command to trace it and its offspring, or nothing where that cannot be done."""
+    program = shutil.which("strace")
+    if program is None:
+        return []
+    command = [program, "-D", "-f", "-qq", "--seccomp-bpf", "-e", "trace=connect,sendto,sendmsg,sendmmsg"]
+    tried = subprocess.run([*command, "-o", "/dev/null", sys.executable, "-c", ""], capture_output=True, check=False)
+    return command if tried.returncode == 0 else []
+
+
+@dataclass(frozen=True)
+class Traces:
+    """What was seen in one whole cycle.
+
+    Attributes:
+        python: (event, place, program) of Python processes.
+        system: lines of strace, or None without it.
+    """
+
+    python: list[tuple[str, str, str]]
+    system: list[str] | None
+
+
+@pytest.fixture(scope="module")
+def cycle(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Traces]:
+    """Server and gate, a site that comes online, a registration, a list, a check, and the end of it all."""
+    folder = tmp_path_factory.mktemp("cycle")
+    folders = make(folder / "federation")
+    records, mark, tracer = folder / "records", uuid.uuid4().hex, strace()
+    records.mkdir()
+    environment = {MARK: mark, "POLYFED_RECORD": str(records), "PYTHONPATH": str(RECORDER)}
+
+    def start(name: str, *arguments: str) -> Started:
+        traced = [*tracer, "-o", str(folder / f"{name}.strace")] if tracer else []
+        return Started([*traced, *COMMAND, *arguments], folder / f"{name}.log", environment)
+
+    server = start("server", "server", str(folders.server.path))
+    site = None
+    try:
+        server.wait_for("open for sites", 180)
+        site = start("site", "site", str(folders.site("archive").path))
+        site.wait_for("SuperNode ID:", 180)
+        assert [node["status"] for node in nodes(folders.link)].count("online") == 1
+        assert not [finding for finding in check_site(folders.site("archive").path) if finding.level == "error"]
+    finally:
+        for process in (site, server):
+            if process is not None:
+                process.stop(seconds=60)
+    wait_until(lambda: not marked(mark), 20, lambda: f"left: {marked(mark)}")
+    lines = [line.split("\t") for path in records.glob("*.txt") for line in path.read_text().splitlines()]
+    system = [line for path in folder.glob("*.strace") for line in path.read_text(errors="replace").splitlines()]
+    yield Traces([(event, place, program) for event, place, program in lines], system if tracer else None)
+
+
+def host(place: str) -> str | None:
+    """The host of a recorded address; None for a socket in the file system."""
+    value = ast.literal_eval(place)
+    if isinstance(value, tuple):
+        value = value[0]
+    if isinstance(value, bytes):
+        value = value.decode(errors="replace")
+    return None if value is None or value.startswith(("/", "\0")) else str(value)
+
+
+def test_python_processes_look_nothing_up_and_stay_on_loopback(cycle: Traces) -> None:
+    outside = [entry for entry in cycle.python if host(entry[1]) not in LOOPBACK]
+    assert outside == []
+
+
+def test_the_recorder_saw_all_programs(cycle: Traces) -> None:
+    """Otherwise the test above would show nothing."""
+    seen = {Path(program).name for _, _, program in cycle.python}
+    assert {"flower-superexec", "flower-supernode", "flwr"} <= seen
+    assert any(event == "socket.getaddrinfo" for event, _, _ in cycle.python)
+
+
+def test_no_process_leaves_loopback(cycle: Traces) -> None:
+    if cycle.system is None:
+        pytest.skip("strace is not there or may not trace; Caddy was not watched")
+    internet = [line for line in cycle.system if "AF_INET" in line]
+    assert internet, "strace saw nothing"
+    inside = re.compile(r'inet_addr\("127\.|inet_pton\(AF_INET6, "(::1|::ffff:127\.[\d.]+)"')
+    assert [line for line in internet if not inside.search(line)] == []
+    assert [line for line in internet if "htons(53)" in line] == [], "a name server was asked"
+
+
+def test_a_look_up_would_have_been_seen(tmp_path: Path) -> None:
+    code = "import socket\ntry: socket.create_connection(('nobody.invalid', 9), 1)\nexcept OSError: pass"
+    environment = {"POLYFED_RECORD": str(tmp_path), "PYTHONPATH": str(RECORDER)}
+    subprocess.run([sys.executable, "-c", code], env=environment, check=True, timeout=60)
+    (record,) = tmp_path.glob("*.txt")
+    assert "socket.getaddrinfo\t'nobody.invalid'" in record.read_text()

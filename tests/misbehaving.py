@@ -1,0 +1,81 @@
+"""Runs that are stopped and clients that misbehave, for tests of the runner."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any, ClassVar
+
+import pytest
+
+from polyfed.algorithms.algorithm import Reply, client_step
+from polyfed.algorithms.creamfl import CreamFL
+from polyfed.experiment import Experiment
+from polyfed.federation.client import Client
+from polyfed.federation.payload import Representations
+from polyfed.runner import Run, run
+
+Config = dict[str, Any]
+COMPARED = ("metrics.jsonl", "ledger.jsonl", "partition.json", "models/last/model.safetensors")
+
+
+def contents(result: Run | Path) -> dict[str, bytes]:
+    folder = result if isinstance(result, Path) else result.folder
+    return {name: (folder / name).read_bytes() for name in COMPARED}
+
+
+def happened(result: Run) -> list[tuple[int, str, str]]:
+    return [(event.round, event.party, event.event) for event in result.records.events]
+
+
+def facts(folder: Path, number: int) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((folder / f"checkpoints/round-{number:06d}.json").read_text())["facts"]
+    return found
+
+
+class Stops(CreamFL):
+    """Stops the process's work in one round, as often as a file says."""
+
+    home_of: ClassVar[str] = "tests"
+    marker: str
+    at: int = 2
+
+    def round(self, server: Any, cohort: Any) -> None:
+        super().round(server, cohort)
+        marker = Path(self.marker)
+        if server.clock.round == self.at and marker.exists():
+            marker.unlink()
+            raise KeyboardInterrupt
+
+
+def interrupted(config: Config, folder: Path, marker: Path, at: int = 2) -> None:
+    marker.touch()
+    name = f"{Stops.__module__}.Stops"
+    config["algorithm"] = config["algorithm"] | {"name": name, "marker": str(marker), "at": at}
+    with pytest.raises(KeyboardInterrupt):
+        run(Experiment.parse(config), folder)
+
+
+class Fails(CreamFL):
+    """One client misbehaves in round 2."""
+
+    client: str = "paired-0"
+    how: str = "raise"
+
+    @client_step(representations=Representations, num_examples=int)
+    def fit(self, client: Client, representations: Representations) -> Reply:
+        reply = super().fit(client, representations)
+        if client.name != self.client or client.clock.round != 2:
+            return reply
+        if self.how == "raise":
+            raise ValueError("no GPU left")
+        own = dict(reply.representations)
+        bad = {name: value[:-1] if self.how == "short" else value * float("nan") for name, value in own.items()}
+        order = "another" if self.how == "order" else representations.order
+        tensors = own if self.how == "order" else bad
+        return Reply(representations=Representations(tensors, order=order), num_examples=client.num_examples)
+
+
+def failing(config: Config, how: str) -> Config:
+    algorithm = config["algorithm"] | {"name": f"{Fails.__module__}.Fails", "how": how}
+    return config | {"algorithm": algorithm, "run": config["run"] | {"sampling": {"cohort": None}}}
