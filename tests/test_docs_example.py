@@ -15,7 +15,9 @@ import yaml
 from polyfed import Experiment, resume, run
 from polyfed.algorithms.creamfl import CreamFL
 from polyfed.catalogue import presets
+from polyfed.engines.flower import Flower
 from polyfed.engines.local import Local
+from polyfed.engines.ray import Ray
 from polyfed.experiment import PhaseSettings, RunSettings
 from polyfed.federation.cohort import SamplingSettings
 from polyfed.federation.ledger import Transport
@@ -38,7 +40,7 @@ METHOD = {"name": "consensus.Consensus", "digest_epochs": 3}
 SECTIONS = (
     *(Experiment, DataSettings, PublicSettings, ServerSettings, GroupSettings, ModelSettings),
     *(TrainingSettings, OptimizerSettings, Schedule, RunSettings, SamplingSettings, Transport),
-    *(PhaseSettings, Limits, Local),
+    *(PhaseSettings, Limits, Local, Ray, Flower),
 )
 FILES = ("metrics.jsonl", "ledger.jsonl", "models/last/model.safetensors")
 

@@ -6,27 +6,23 @@ processes, Caddy and libraries in C among them.
 
 from __future__ import annotations
 
-import ast
 import re
 import shutil
 import subprocess
 import sys
 import uuid
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 from federations import COMMAND, MARK, Started, marked, wait_until
+from lookups import Record, outside, recorded, recording
 
 from conftest import make
 from polyfed.deploy.check import check_site
 from polyfed.deploy.registry import nodes
 
 pytestmark = pytest.mark.slow
-
-LOOPBACK = {"localhost", "127.0.0.1", "::1", "0.0.0.0", None, ""}
-RECORDER = Path(__file__).parent / "recorder"
 
 
 def strace() -> list[str]:
@@ -44,22 +40,21 @@ class Traces:
     """What was seen in one whole cycle.
 
     Attributes:
-        python: (event, place, program) of Python processes.
+        python: what Python processes did.
         system: lines of strace, or None without it.
     """
 
-    python: list[tuple[str, str, str]]
+    python: list[Record]
     system: list[str] | None
 
 
 @pytest.fixture(scope="module")
-def cycle(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Traces]:
+def cycle(tmp_path_factory: pytest.TempPathFactory) -> Traces:
     """Server and gate, a site that comes online, a registration, a list, a check, and the end of it all."""
     folder = tmp_path_factory.mktemp("cycle")
     folders = make(folder / "federation")
     records, mark, tracer = folder / "records", uuid.uuid4().hex, strace()
-    records.mkdir()
-    environment = {MARK: mark, "POLYFED_RECORD": str(records), "PYTHONPATH": str(RECORDER)}
+    environment = {MARK: mark, **recording(records)}
 
     def start(name: str, *arguments: str) -> Started:
         traced = [*tracer, "-o", str(folder / f"{name}.strace")] if tracer else []
@@ -78,31 +73,19 @@ def cycle(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Traces]:
             if process is not None:
                 process.stop(seconds=60)
     wait_until(lambda: not marked(mark), 20, lambda: f"left: {marked(mark)}")
-    lines = [line.split("\t") for path in records.glob("*.txt") for line in path.read_text().splitlines()]
     system = [line for path in folder.glob("*.strace") for line in path.read_text(errors="replace").splitlines()]
-    yield Traces([(event, place, program) for event, place, program in lines], system if tracer else None)
-
-
-def host(place: str) -> str | None:
-    """The host of a recorded address; None for a socket in the file system."""
-    value = ast.literal_eval(place)
-    if isinstance(value, tuple):
-        value = value[0]
-    if isinstance(value, bytes):
-        value = value.decode(errors="replace")
-    return None if value is None or value.startswith(("/", "\0")) else str(value)
+    return Traces(recorded(records), system if tracer else None)
 
 
 def test_python_processes_look_nothing_up_and_stay_on_loopback(cycle: Traces) -> None:
-    outside = [entry for entry in cycle.python if host(entry[1]) not in LOOPBACK]
-    assert outside == []
+    assert outside(cycle.python) == []
 
 
 def test_the_recorder_saw_all_programs(cycle: Traces) -> None:
     """Otherwise the test above would show nothing."""
-    seen = {Path(program).name for _, _, program in cycle.python}
+    seen = {Path(record.program).name for record in cycle.python}
     assert {"flower-superexec", "flower-supernode", "flwr"} <= seen
-    assert any(event == "socket.getaddrinfo" for event, _, _ in cycle.python)
+    assert any(record.event == "socket.getaddrinfo" for record in cycle.python)
 
 
 def test_no_process_leaves_loopback(cycle: Traces) -> None:
@@ -117,7 +100,7 @@ def test_no_process_leaves_loopback(cycle: Traces) -> None:
 
 def test_a_look_up_would_have_been_seen(tmp_path: Path) -> None:
     code = "import socket\ntry: socket.create_connection(('nobody.invalid', 9), 1)\nexcept OSError: pass"
-    environment = {"POLYFED_RECORD": str(tmp_path), "PYTHONPATH": str(RECORDER)}
-    subprocess.run([sys.executable, "-c", code], env=environment, check=True, timeout=60)
-    (record,) = tmp_path.glob("*.txt")
-    assert "socket.getaddrinfo\t'nobody.invalid'" in record.read_text()
+    records = tmp_path / "records"
+    subprocess.run([sys.executable, "-c", code], env=recording(records), check=True, timeout=60)
+    found = outside(recorded(records))
+    assert [(record.event, record.host) for record in found] == [("socket.getaddrinfo", "nobody.invalid")]

@@ -125,10 +125,24 @@ def test_what_is_narrowed_does_not_depend_on_what_was_freed_before() -> None:
         assert wire.artefacts["weights"]["w"].tolist() == [number] * 3
 
 
-def test_fp32_crosses_as_it_is() -> None:
+def test_fp32_crosses_by_reference() -> None:
     payload = sample()
-    assert Transport().narrow(payload) is payload
-    assert Transport().widen(payload) is payload
+    for received in (Transport().narrow(payload), Transport().widen(payload)):
+        assert list(received.fields) == list(payload.fields)
+        assert all(received.fields[name] is value for name, value in payload.fields.items())
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_tensors_cross_in_one_layout_of_memory(dtype: str) -> None:
+    """Sums depend on strides and alignment: what is handed over by reference is laid out as if it came off a wire."""
+    whole = torch.arange(60.0)
+    odd = {"transposed": whole.view(6, 10).T, "unaligned": whole[1:9], "strided": whole[::2], "one": whole[3]}
+    wire = Transport.model_validate({"dtype": dtype}).narrow(Payload({"w": Weights(odd), "n": 1}))
+    for name, value in wire.artefacts["w"].items():
+        assert value.is_contiguous()
+        assert value.data_ptr() % 64 == 0
+        assert torch.equal(value.float(), odd[name])
+    assert wire.scalars == {"n": 1}
 
 
 def test_ledger_lines_of_a_message_add_up_to_its_bytes() -> None:

@@ -229,11 +229,22 @@ def test_packing_and_unpacking_copy_nothing() -> None:
 
 
 def test_what_arrives_is_a_view_of_the_bytes_that_arrived() -> None:
-    _, (part,) = pack({"it": Payload({"w": Weights({"a": torch.zeros(3)})})})
-    raw = bytearray(part.buffers[0])
-    received = unpack_part(Part(part.header, [memoryview(raw)]))["a"]
-    raw[:4] = bytes(torch.tensor([5.0]).numpy().tobytes())
+    part = pack_part(Weights({"a": torch.zeros(3)}))
+    place = torch.zeros(12, dtype=torch.uint8)  # on a boundary of 64
+    received = unpack_part(Part(part.header, [place.numpy().data]))["a"]
+    place[:4] = torch.tensor([5.0]).view(torch.uint8)
     assert received.tolist() == [5.0, 0.0, 0.0]
+
+
+@pytest.mark.parametrize("offset", [1, 4, 16, 32])
+def test_what_arrives_off_a_boundary_is_moved_to_one(offset: int) -> None:
+    artefact = Weights({"a": torch.randn(3)})
+    part = pack_part(artefact)
+    place = torch.zeros(offset + 12, dtype=torch.uint8)
+    place[offset:] = bits(artefact["a"])
+    received = unpack_part(Part(part.header, [place.numpy().data[offset:]]))["a"]
+    assert torch.equal(received, artefact["a"])
+    assert received.data_ptr() % 64 == 0
 
 
 # ---- damage

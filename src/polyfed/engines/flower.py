@@ -24,7 +24,7 @@ import torch
 from pydantic import Field
 
 from polyfed.engines.engine import EngineSettings, Hosting
-from polyfed.engines.ray import hush_ray
+from polyfed.engines.ray import ray_here
 from polyfed.errors import ConfigError, ExchangeError
 from polyfed.federation.client import ClientInfo
 from polyfed.federation.cohort import Answer, Engine, Request
@@ -176,27 +176,20 @@ class _Simulation:
         app.main()(self._main)
         threads = self.hosting.settings.run.threads
         resources: dict[str, Any] = {"num_cpus": threads, "num_gpus": self.settings.gpus}
-        start: dict[str, Any] = {
-            "num_cpus": max(os.cpu_count() or 1, threads),
-            "include_dashboard": False,
-            "logging_level": logging.ERROR,
-            "log_to_driver": False,
-        }
         try:
-            run_simulation(
-                server_app=app,
-                client_app=client_app(Node(simulated(self.hosting))),
-                num_supernodes=self.settings.nodes,
-                backend_config={"client_resources": resources, "init_args": start},
-            )
+            with ray_here(num_cpus=max(os.cpu_count() or 1, threads)):
+                run_simulation(
+                    server_app=app,
+                    client_app=client_app(Node(simulated(self.hosting))),
+                    num_supernodes=self.settings.nodes,
+                    backend_config={"client_resources": resources},
+                )
         except BaseException as error:
             if self.engine is not None:
                 self.engine.stopped.set()
                 self.ended.wait()
             if not self.failure:
                 raise ExchangeError(f"Flower's simulation failed: {error}") from error
-        finally:
-            _shut_down_ray()
         if self.failure:
             raise self.failure[0]
 
@@ -213,13 +206,6 @@ class _Simulation:
 
 def _hush() -> None:
     logging.getLogger("flwr").setLevel(logging.CRITICAL)  # what fails is told to whoever asked, with its traceback
-    hush_ray()
-
-
-def _shut_down_ray() -> None:
-    import ray
-
-    ray.shutdown()
 
 
 def _known(folder: Path) -> tuple[ClientInfo, ...]:

@@ -20,8 +20,8 @@ from polyfed.engines.site import RunCard, Site
 from polyfed.errors import PayloadError, PolyfedError
 from polyfed.federation.cohort import Answer
 from polyfed.federation.limits import Limits
-from polyfed.federation.settings import SiteSettings
 from polyfed.federation.parts import Part
+from polyfed.federation.settings import SiteSettings
 from polyfed.federation.wire import SCHEMA
 
 log = logging.getLogger(__name__)

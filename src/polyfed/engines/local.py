@@ -14,8 +14,8 @@ from polyfed.engines.site import Site
 from polyfed.federation.client import ClientInfo
 from polyfed.federation.cohort import Answer, Engine, Request
 from polyfed.federation.limits import Limits
-from polyfed.federation.payload import Payload
 from polyfed.federation.parts import Part
+from polyfed.federation.payload import Payload
 from polyfed.federation.wire import pack, unpack
 
 T = TypeVar("T")

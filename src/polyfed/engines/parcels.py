@@ -10,8 +10,8 @@ from typing import Any
 from polyfed.errors import PayloadError
 from polyfed.federation.cohort import Answer, Request
 from polyfed.federation.limits import Limits
-from polyfed.federation.payload import Payload
 from polyfed.federation.parts import Part
+from polyfed.federation.payload import Payload
 from polyfed.federation.wire import pack, unpack
 
 

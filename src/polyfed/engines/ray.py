@@ -7,6 +7,7 @@ time, in client order; workers are never more than a few clients ahead.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import sys
@@ -30,8 +31,8 @@ from polyfed.errors import ConfigError, ExchangeError, PayloadError
 from polyfed.federation.client import ClientInfo
 from polyfed.federation.cohort import Answer, Engine, Request
 from polyfed.federation.limits import Limits
-from polyfed.federation.settings import SiteSettings
 from polyfed.federation.parts import Part
+from polyfed.federation.settings import SiteSettings
 
 T = TypeVar("T")
 log = logging.getLogger(__name__)
@@ -62,38 +63,66 @@ class Ray(EngineSettings):
 
     def serve(self, hosting: Hosting, body: Callable[[Engine], T]) -> T:
         """Start workers, run ``body``, and stop them."""
-        os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-        hush_ray()
-        import ray
-
         threads = hosting.settings.run.threads
         count = self.workers or max((os.cpu_count() or 1) // threads, 1)
-        mine = not ray.is_initialized()
-        if mine:
-            self._start(count, threads)
-        pool: _Pool | None = None
-        try:
+        with self._connected(count * threads):
             pool = _Pool(hosting, min(count, max(len(hosting.federation.infos), 1)), self.gpus)
-            return body(RayEngine(hosting.federation.infos, pool, self.retries))
-        finally:
-            if pool is not None:
+            try:
+                return body(RayEngine(hosting.federation.infos, pool, self.retries))
+            finally:
                 pool.close()
-            if mine:
-                ray.shutdown()
 
-    def _start(self, count: int, threads: int) -> None:
-        import ray
-
-        options: dict[str, Any] = {"logging_level": logging.ERROR, "log_to_driver": False}
+    @contextlib.contextmanager
+    def _connected(self, cpus: int) -> Iterator[None]:
         if self.address is None:
-            cpus = max(count * threads, os.cpu_count() or 1)  # a number of threads is the user's choice, not Ray's
-            options |= {"num_cpus": cpus, "include_dashboard": False, "object_store_memory": self.object_store}
+            with ray_here(num_cpus=max(cpus, os.cpu_count() or 1), object_store_memory=self.object_store):
+                yield
+            return
         try:
-            ray.init(address=self.address or "local", **options)
+            start_ray(address=self.address)
         except (ConnectionError, ValueError, RuntimeError) as error:
             raise ConfigError(
                 f"run.engine.address {self.address}: cannot connect to Ray ({' '.join(str(error).split())})"
             ) from error
+        try:
+            yield
+        finally:
+            _shut_down()
+
+
+@contextlib.contextmanager
+def ray_here(**options: Any) -> Iterator[None]:
+    """Ray on this machine within the block; one that is there already is used, and left."""
+    import ray
+
+    if ray.is_initialized():
+        yield
+        return
+    start_ray(**options)
+    try:
+        yield
+    finally:
+        _shut_down()
+
+
+def start_ray(**options: Any) -> None:
+    """Start Ray, or connect to it: quietly, without a dashboard and without reporting to anybody."""
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    # advice on workers without GPUs, which see none: that is what we want
+    warnings.filterwarnings("ignore", message="Tip: In future versions of Ray", category=FutureWarning)
+    import ray
+
+    quiet: dict[str, Any] = {"logging_level": logging.ERROR, "log_to_driver": False}
+    if "address" not in options:
+        quiet |= {"address": "local", "include_dashboard": False}
+    environment = {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
+    ray.init(**quiet, runtime_env={"env_vars": environment}, **options)
+
+
+def _shut_down() -> None:
+    import ray
+
+    ray.shutdown()
 
 
 class Worker:
@@ -300,11 +329,6 @@ class _RoundTrip:
         if number not in self._placed:
             self._placed[number] = ray.put(_portable(self.parts[number]))
         return self._placed[number]
-
-
-def hush_ray() -> None:
-    """Ray's advice on workers without GPUs does not apply: that they see none is what we want."""
-    warnings.filterwarnings("ignore", message="Tip: In future versions of Ray", category=FutureWarning)
 
 
 def _portable(part: Part) -> Portable:

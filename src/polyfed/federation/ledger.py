@@ -9,7 +9,7 @@ from typing import Any, Literal
 import torch
 from pydantic import Field
 
-from polyfed.federation.payload import Artefact, Payload
+from polyfed.federation.payload import Artefact, Payload, settled
 from polyfed.federation.wire import identity, tensor_bytes, wire_size
 from polyfed.settings import Settings
 
@@ -37,15 +37,16 @@ class Transport(Settings):
         return self._caster(_WIRE[self.dtype], torch.float32)(payload)
 
     def _caster(self, old: torch.dtype, new: torch.dtype) -> Callable[[Payload], Payload]:
-        if old == new:
-            return lambda payload: payload
         known: dict[Any, tuple[Artefact, Artefact]] = {}  # with the original, whose tensors' ids must stay taken
 
         def cast(item: Artefact) -> Artefact:
             key = identity(item)
             if key not in known:
-                tensors = {name: value.to(new) if value.dtype == old else value for name, value in item.items()}
-                known[key] = item, type(item)(tensors=tensors, **item.attributes())
+                tensors = {
+                    name: settled(value.to(new) if value.dtype == old else value) for name, value in item.items()
+                }
+                same = all(value is item[name] for name, value in tensors.items())
+                known[key] = item, item if same else type(item)(tensors=tensors, **item.attributes())
             return known[key][1]
 
         return lambda payload: Payload(

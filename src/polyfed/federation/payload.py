@@ -16,6 +16,8 @@ from torch import Tensor
 from polyfed.errors import PayloadError
 from polyfed.federation.limits import Limits
 
+_ALIGNMENT = 64  # bytes, that of torch's own allocations
+
 Scalar = int | float | str | bool
 Field = "Artefact | Scalar"
 
@@ -62,6 +64,16 @@ class Artefact(Mapping[str, Tensor]):
     def bound(self, limits: Limits) -> float:
         """What ``norms`` may be at most."""
         return limits.tensor_norm
+
+
+def settled(tensor: Tensor) -> Tensor:
+    """The tensor, or a copy of it, in the one memory layout in which all engines hand tensors over.
+
+    Sums over a tensor depend on its strides and on its alignment (vector instructions start elsewhere), so the same
+    values could otherwise give other bits by reference than from a buffer.
+    """
+    whole = tensor if tensor.is_contiguous() else tensor.contiguous()
+    return whole if whole.data_ptr() % _ALIGNMENT == 0 else whole.clone()
 
 
 def _sum_type(tensor: Tensor) -> torch.dtype:

@@ -2,8 +2,8 @@
 
 A message is JSON that holds the scalars and refers to *parts*; a part is one artefact, a JSON header and one buffer a
 tensor. An artefact that several messages share is one part, so a broadcast is laid out once however many clients it
-goes to. Packing copies no tensor that is on the CPU and contiguous, and unpacking copies none at all: the tensors of
-a received payload are read-only views of the bytes that arrived.
+goes to. Packing copies no tensor that is on the CPU and contiguous, and unpacking copies none whose bytes arrived on a
+boundary of 64: its tensors are then read-only views of what arrived.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from torch import Tensor
 from polyfed.errors import PayloadError
 from polyfed.federation.limits import Limits
 from polyfed.federation.parts import Part
-from polyfed.federation.payload import KINDS, Artefact, Payload, Scalar
+from polyfed.federation.payload import KINDS, Artefact, Payload, Scalar, settled
 
 SCHEMA = 2
 """Version of this layout; both sides of a message must speak the same."""
@@ -102,7 +102,7 @@ def pack_part(artefact: Artefact, *, checksums: bool = False) -> Part:
 
 
 def unpack_part(part: Part) -> Artefact:
-    """The artefact of a part; its tensors are read-only views of the part's bytes.
+    """The artefact of a part; its tensors are for reading only, and may be views of the part's bytes.
 
     Raises:
         PayloadError: the header or the bytes are damaged, or of an unknown kind or type.
@@ -117,7 +117,8 @@ def unpack_part(part: Part) -> Artefact:
         raise PayloadError(f"damaged message: {len(part.buffers)} tensors where {len(specs)} are announced")
     if crc not in (_UNCHECKED, _crc(part.buffers) if crc != _UNCHECKED else ""):
         raise PayloadError("damaged message: the bytes do not match their checksum")
-    tensors = {name: _tensor(name, dtype, shape, raw) for (name, dtype, shape), raw in zip(specs, part.buffers, strict=True)}
+    raws = zip(specs, part.buffers, strict=True)
+    tensors = {name: _tensor(name, dtype, shape, raw) for (name, dtype, shape), raw in raws}
     try:
         return kind(tensors=tensors, **attributes)
     except TypeError as error:
@@ -199,7 +200,7 @@ def _tensor(name: str, dtype: torch.dtype, shape: tuple[int, ...], raw: memoryvi
         return torch.empty(shape, dtype=dtype)
     with warnings.catch_warnings():  # that the memory is read-only is meant: receivers only read
         warnings.filterwarnings("ignore", message="The given buffer is not writable")
-        return torch.frombuffer(raw, dtype=dtype).reshape(shape)
+        return settled(torch.frombuffer(raw, dtype=dtype).reshape(shape))
 
 
 def _crc(buffers: Sequence[memoryview]) -> str:

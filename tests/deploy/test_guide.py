@@ -1,0 +1,82 @@
+"""docs/deployment.md, done literally: a server and three sites on loopback train a model together."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import uuid
+from pathlib import Path
+
+import pytest
+from federations import MARK, marked, ports, wait_until
+from guide import Block, Guide, blocks
+from lookups import outside, recorded, recording
+
+PAGE = Path(__file__).parents[2] / "docs" / "deployment.md"
+
+
+@pytest.mark.slow
+def test_the_guide_works_as_it_stands(tmp_path: Path) -> None:
+    port, superlink = ports()
+    mark = uuid.uuid4().hex
+    programs = str(Path(sys.executable).parent)
+    environment = {
+        MARK: mark,
+        "OMP_NUM_THREADS": "1",
+        "PATH": os.pathsep.join([programs, os.environ["PATH"]]),
+        "POLYFED_CACHE": str(tmp_path / "cache"),
+        **recording(tmp_path / "records"),
+    }
+    found = blocks(PAGE.read_text(encoding="utf-8"), {"9443": str(port), "9091": str(superlink)})
+    try:
+        with Guide(tmp_path, environment) as guide:
+            for block in found:
+                guide.carry_out(block)
+            assert set(guide.codes.values()) == {None}, "all terminals are still there"
+        assert set(guide.codes.values()) == {0}, guide.codes
+    finally:
+        wait_until(lambda: not marked(mark), 20, lambda: f"left: {marked(mark)}")
+    assert outside(recorded(tmp_path / "records")) == [], "training looks up nothing and stays on loopback"
+    rows = [json.loads(line) for line in (tmp_path / "runs" / "consortium" / "metrics.jsonl").read_text().splitlines()]
+    assert {"hospital", "picture-archive", "text-archive"} <= {str(value) for row in rows for value in row.values()}
+
+
+def test_the_page_names_three_sites_and_a_server() -> None:
+    terminals = [block for block in blocks(PAGE.read_text(encoding="utf-8")) if block.terminal]
+    assert [block.terminal for block in terminals] == ["server", "hospital", "picture-archive", "text-archive"]
+    assert all(f"federation/{block.terminal}" in block.code for block in terminals)
+
+
+# ---- the runner itself
+
+
+def test_blocks_are_found_in_order_and_ports_are_replaced() -> None:
+    page = (
+        "x\n```bash\na 9443\n```\n```yaml\nno: 1\n```\n<!-- terminal: t; ready: it is up -->\n```bash\nb 19443\n```\n"
+    )
+    assert blocks(page, {"9443": "7"}) == [Block("a 7\n"), Block("b 19443\n", "t", "it is up")]
+
+
+def test_a_block_that_fails_fails_with_its_output(tmp_path: Path) -> None:
+    with Guide(tmp_path, {}) as guide, pytest.raises(AssertionError, match="spoken before"):
+        guide.carry_out(Block("echo spoken before\nfalse\necho never"))
+    assert "never" not in guide.output()
+
+
+def test_a_terminal_is_waited_for_and_ended_like_with_ctrl_c(tmp_path: Path) -> None:
+    code = (
+        f"{sys.executable} -uc \"import signal, time; signal.signal(signal.SIGINT, lambda *a: exit(print('bye')))\n"
+        "time.sleep(0.5); print('it is up'); time.sleep(60)\"\n"
+    )
+    with Guide(tmp_path, {}) as guide:
+        guide.carry_out(Block(code, "t", "it is up"))
+        guide.carry_out(Block("grep 'it is up' t.log"))
+        assert guide.codes == {"t": None}
+    assert guide.codes == {"t": 0}
+    assert guide.output("t") == "it is up\nbye\n"
+
+
+def test_a_terminal_that_ends_too_early_fails(tmp_path: Path) -> None:
+    with Guide(tmp_path, {}) as guide, pytest.raises(AssertionError, match="not ready: it is up"):
+        guide.carry_out(Block("echo gone", "t", "it is up"))

@@ -1,0 +1,90 @@
+"""Every engine gives the same bits: metrics, ledger, and the weights of the server."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from polyfed import Experiment, run
+from polyfed.errors import ExchangeError
+from polyfed.reporting.records import RunRecords
+
+METHODS: dict[str, dict[str, Any]] = {
+    "fedavg": {"name": "fedavg", "local_epochs": 1},
+    "creamfl": {"name": "creamfl", "local_epochs": 1},
+    "two_phases": {"name": "two_phases.TwoPhases"},
+}
+ENGINES: dict[str, dict[str, Any]] = {
+    "serialized": {"name": "local", "serialize": True},
+    "ray": {"name": "ray", "workers": 2},
+    "flower": {"name": "flower", "nodes": 2},
+}
+
+
+@pytest.fixture(scope="module")
+def ray_cluster() -> Iterator[None]:
+    """One Ray for all tests here: the engines use one that is there, and starting it takes seconds."""
+    ray = pytest.importorskip("ray", reason="ray is not installed")
+    pytest.importorskip("flwr", reason="flwr is not installed")
+    from polyfed.engines.ray import start_ray
+
+    start_ray(num_cpus=4)
+    yield
+    ray.shutdown()
+
+
+def digest(folder: Path) -> dict[str, str]:
+    files = [folder / "metrics.jsonl", folder / "ledger.jsonl", *sorted((folder / "models").rglob("*.safetensors"))]
+    return {str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
+
+
+def finished(config: dict[str, Any], folder: Path, *, engine: Any = "local", **run_settings: Any) -> Path:
+    return run(Experiment.parse(config | {"run": config["run"] | {"engine": engine} | run_settings}), folder).folder
+
+
+@pytest.mark.usefixtures("ray_cluster")
+@pytest.mark.parametrize("method", METHODS)
+def test_every_engine_gives_the_same_bits(tiny: dict[str, Any], tmp_path: Path, method: str) -> None:
+    config = tiny | {"algorithm": METHODS[method]}
+    expected = digest(finished(config, tmp_path / "local"))
+    assert len(expected) > 3
+    for name, engine in ENGINES.items():
+        assert digest(finished(config, tmp_path / name, engine=engine)) == expected, name
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("ray_cluster")
+def test_narrow_transport_and_precision_are_the_same_everywhere(tiny: dict[str, Any], tmp_path: Path) -> None:
+    config = tiny | {"algorithm": METHODS["creamfl"]}
+    settings = {"transport": {"dtype": "float16"}, "precision": "bfloat16", "rounds": 1}
+    expected = digest(finished(config, tmp_path / "local", **settings))
+    for name, engine in ENGINES.items():
+        assert digest(finished(config, tmp_path / name, engine=engine, **settings)) == expected, name
+
+
+@pytest.mark.usefixtures("ray_cluster")
+@pytest.mark.parametrize("engine", ["local", "ray", "flower"])
+def test_a_clients_traceback_reaches_the_user(tiny: dict[str, Any], tmp_path: Path, engine: str) -> None:
+    config = tiny | {"algorithm": {"name": "failing.Failing"}, "run": tiny["run"] | {"min_clients": 3}}
+    with pytest.raises(ExchangeError, match=r"2 of 3 clients .* ZeroDivisionError: division by zero"):
+        finished(config, tmp_path / "run", engine=engine)
+    text = (tmp_path / "run" / "tracebacks.log").read_text()
+    assert "client image" in text
+    assert "1 / 0" in text
+    assert not RunRecords.load(tmp_path / "run").seconds  # the round was not complete
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("ray_cluster")
+def test_a_late_client_is_dropped_and_returns(tiny: dict[str, Any], tmp_path: Path) -> None:
+    config = tiny | {"algorithm": {"name": "failing.Sleeping", "seconds": 4.0, "round_number": 1}}
+    for engine in ("local", {"name": "ray", "workers": 2}, {"name": "flower", "nodes": 3}):
+        name = engine if isinstance(engine, str) else engine["name"]
+        phases = {"fit": {"deadline": 2.0}}
+        folder = finished(config, tmp_path / name, engine=engine, phases=phases, evaluate_clients=False)
+        events = [(event.round, event.party, event.event) for event in RunRecords.load(folder).events]
+        assert events == [(1, "image", "client_excluded"), (2, "image", "client_returned")], name

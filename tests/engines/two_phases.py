@@ -1,0 +1,66 @@
+"""A method with two phases a round, in a module that polyfed knows nothing of."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import ClassVar
+
+from polyfed.aggregation.mean import WeightedMean
+from polyfed.algorithms.algorithm import Algorithm, Lifetime, Reply, client_step, each
+from polyfed.federation.client import Client
+from polyfed.federation.cohort import Cohort
+from polyfed.federation.payload import Weights
+from polyfed.federation.server import Server
+
+
+class TwoPhases(Algorithm):
+    """Train and average; then measure the average everywhere, and train on with steps as large as the losses say.
+
+    Each client keeps its model from the first phase for the second, and an optimiser for the whole run.
+    """
+
+    keeps: ClassVar[Mapping[str, Lifetime]] = {
+        "optimizer": Lifetime.RUN,
+        "first": Lifetime.ROUND,
+    }
+
+    def setup(self, server: Server) -> None:
+        server.share_weights()
+
+    def round(self, server: Server, cohort: Cohort) -> None:
+        self._average(server, cohort.ask(self.fit, weights=each(server.weights_for)))
+        found = {r.sender.id: r.loss for r in cohort.ask(self.measure, weights=each(server.weights_for))}
+        worst = max(found.values())
+        share = each(lambda client: found[client.id] / worst)
+        self._average(server, cohort.ask(self.again, weights=each(server.weights_for), share=share))
+        server.record(worst=worst)
+
+    def _average(self, server: Server, replies) -> None:
+        mean = WeightedMean()
+        for reply in replies:
+            mean.add(reply.weights, 1.0)
+        server.update_weights(mean.result())
+
+    @client_step(weights=Weights)
+    def fit(self, client: Client, weights: Weights) -> Reply:
+        client.receive(weights)
+        client.fit(client.train, epochs=1)
+        client.state["first"] = {name: value.clone() for name, value in client.model.state_dict().items()}
+        return Reply(weights=Weights(client.model.state_dict()))
+
+    @client_step(loss=float)
+    def measure(self, client: Client, weights: Weights) -> Reply:
+        client.receive(weights)
+        gap = sum(float((value - client.state["first"][name]).float().norm()) for name, value in weights.items())
+        return Reply(loss=gap + client.num_examples)
+
+    @client_step(weights=Weights)
+    def again(self, client: Client, weights: Weights, share: float) -> Reply:
+        first = client.state["first"]
+        mixed = {
+            name: value + share * (first[name] - value) if value.is_floating_point() else value
+            for name, value in weights.items()
+        }
+        client.receive(mixed)
+        client.fit(client.train, epochs=1, purpose="again")
+        return Reply(weights=Weights(client.model.state_dict()))

@@ -1,0 +1,47 @@
+"""Federations to hurt."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("flwr", reason="flwr is not installed")
+
+from fake_grid import FakeMessage
+from federations_in_process import InProcess
+from outcomes import results
+
+from polyfed import Experiment, run
+from polyfed.engines import flower_grid
+
+_LEFT: dict[str, bytes] = {}
+
+
+@pytest.fixture
+def keeping(tiny: dict[str, Any]) -> dict[str, Any]:
+    """The tiny experiment with a method whose clients keep models, optimisers and representations."""
+    tiny["algorithm"] = {"name": "creamfl", "local_epochs": 1, "public_batch_size": 16}
+    tiny["run"] |= {"rounds": 3}
+    return tiny
+
+
+@pytest.fixture
+def undisturbed(keeping: dict[str, Any], tmp_path: Path) -> dict[str, bytes]:
+    """What a run of ``keeping`` leaves to which nothing happened, on the local engine; made once."""
+    if not _LEFT:
+        _LEFT.update(results(run(Experiment.parse(keeping), tmp_path / "undisturbed").folder))
+    return _LEFT
+
+
+@pytest.fixture
+def grid_messages(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Messages that can be made outside a run of Flower's."""
+    monkeypatch.setattr(flower_grid, "Message", FakeMessage)
+
+
+@pytest.fixture
+def federation(keeping: dict[str, Any], tmp_path: Path, grid_messages: None) -> InProcess:
+    """Two sites, one of two clients, whose server and nodes are this process."""
+    return InProcess.made(tmp_path / "federation", keeping)

@@ -1,0 +1,183 @@
+"""Flower's faults on a fake grid: nodes and processes that die, stay away, come back, or are never heard of."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import pytest
+from fake_grid import DESCRIBE, Fault, Rule, comes_back_as, dies_after, dies_before, goes_away, is_silent
+from federations_in_process import InProcess
+from outcomes import events, reasons, results
+
+from polyfed.errors import ExchangeError
+
+MANY = 10**6
+Undisturbed = dict[str, bytes]
+
+
+def test_a_deployment_gives_the_bits_of_the_simulation(
+    federation: InProcess, undisturbed: Undisturbed, tmp_path: Path
+) -> None:
+    assert results(federation.run(tmp_path / "run").folder) == undisturbed
+
+
+@pytest.mark.parametrize(
+    "fault", [dies_before, dies_after, goes_away(3), comes_back_as(999)], ids=["before", "after", "away", "renamed"]
+)
+@pytest.mark.parametrize("client", ["image", "paired-1"])
+def test_a_step_that_was_lost_is_done_again_to_the_same_bits(
+    federation: InProcess, undisturbed: Undisturbed, tmp_path: Path, fault: Fault, client: str
+) -> None:
+    federation.engine["absence"] = 60.0
+    federation.grid.rules = [Rule(fault, client=client, round=2, step="fit")]
+    assert results(federation.run(tmp_path / "run").folder) == undisturbed
+    assert federation.grid.steps(client).count(("fit", 2)) == 2
+
+
+def test_an_evaluation_that_was_lost_is_done_again(
+    federation: InProcess, undisturbed: Undisturbed, tmp_path: Path
+) -> None:
+    federation.grid.rules = [Rule(dies_before, step="assess", times=2)]
+    assert results(federation.run(tmp_path / "run").folder) == undisturbed
+
+
+def test_a_step_that_is_lost_again_and_again_costs_its_clients_the_round(federation: InProcess, tmp_path: Path) -> None:
+    federation.grid.rules = [Rule(dies_after, client="paired-0", round=2, step="fit", times=3)]
+    folder = federation.run(tmp_path / "run", evaluate_clients=False).folder
+    assert events(folder) == [
+        *((2, client, "client_excluded") for client in ("paired-0", "paired-1")),
+        *((3, client, "client_returned") for client in ("paired-0", "paired-1")),
+    ]
+    cause = "its node or process failed (3 times; run.engine.retries is 2): the ClientApp stopped responding"
+    assert reasons(folder) == {"paired-0": cause, "paired-1": cause}
+    labels = sorted(path.stem for path in federation.states("paired", "paired-0").iterdir())
+    assert labels == ["000001-00", "000003-00"]  # what the lost steps of round 2 left is gone
+
+
+def test_a_node_that_stays_away_is_waited_for_once(federation: InProcess, tmp_path: Path) -> None:
+    federation.engine["absence"] = 1.0
+    federation.grid.rules = [Rule(goes_away(MANY), client="image", round=2)]
+    started = time.monotonic()
+    folder = federation.run(tmp_path / "run", rounds=6).folder
+    assert reasons(folder) == {"image": "its node is away for more than 1 s"}
+    assert [event for event in events(folder) if event[2] == "client_excluded"] == [
+        (number, "image", "client_excluded") for number in (2, 2, 3, 3, 4, 4, 5, 5, 6, 6)
+    ]
+    assert time.monotonic() - started < 60  # of waiting there is one second, not ten
+    assert federation.grid.away[federation.node("image")] < MANY - 100
+
+
+def test_a_node_that_is_back_takes_part_again(federation: InProcess, tmp_path: Path) -> None:
+    federation.engine["absence"] = 0.0
+    federation.grid.rules = [Rule(goes_away(10), client="image", round=2)]
+    folder = federation.run(tmp_path / "run", rounds=12, evaluate_clients=False).folder
+    kinds = [event for _, party, event in events(folder) if party == "image"]
+    assert kinds[-1] == "client_returned"
+    assert len(kinds) == len(events(folder)) >= 2
+    assert federation.grid.steps("image")[-1] == ("fit", 12)
+
+
+# ---- deadlines and quorum
+
+
+def test_a_node_that_is_never_heard_of_is_late_and_asked_again_in_the_next_round(
+    federation: InProcess, tmp_path: Path
+) -> None:
+    federation.grid.rules = [Rule(is_silent, client="image", round=2, step="fit")]
+    phases = {"fit": {"deadline": 15.0}}
+    federation.engine["absence"] = 60.0
+    folder = federation.run(tmp_path / "run", phases=phases, evaluate_clients=False).folder
+    assert events(folder) == [(2, "image", "client_excluded"), (3, "image", "client_returned")]
+    assert reasons(folder) == {"image": "no answer within 15 s"}
+
+
+def test_clients_that_share_a_message_have_a_deadline_each(federation: InProcess, tmp_path: Path) -> None:
+    federation.grid.rules = [Rule(is_silent, client="paired-0", round=1, step="fit")]
+    started = time.monotonic()
+    with pytest.raises(ExchangeError, match=r"paired-0: no answer within 3 s; paired-1: no answer within 3 s"):
+        federation.run(tmp_path / "run", phases={"fit": {"deadline": 3.0, "min_clients": 3}})
+    assert time.monotonic() - started > 6
+
+
+@pytest.mark.parametrize(
+    ("patience", "needed"),
+    [
+        ({"min_clients": 3}, 3),
+        ({"min_clients": 0.9}, 3),
+        ({"min_clients": 1, "phases": {"fit": {"min_clients": 2}}}, 2),
+    ],
+    ids=["number", "share", "of the step"],
+)
+def test_too_few_stop_the_run_with_the_causes_and_a_resume_ends_in_the_same_bits(
+    federation: InProcess, undisturbed: Undisturbed, tmp_path: Path, patience: dict[str, object], needed: int
+) -> None:
+    federation.grid.rules = [Rule(dies_after, client="paired-1", round=2, step="fit", times=3)]
+    told = rf"round 2: 1 of 3 clients .* 'fit', the quorum \(run\.min_clients\) is {needed} \(paired-0: its node or .*"
+    with pytest.raises(ExchangeError, match=f"{told}paired-1: its node or process failed"):
+        federation.run(tmp_path / "run", **patience)
+    assert results(federation.resume(tmp_path / "run").folder) == undisturbed
+
+
+# ---- joining
+
+
+def test_a_site_that_does_not_join_is_named_and_nothing_is_left(federation: InProcess, tmp_path: Path) -> None:
+    federation.grid.away[federation.node("image")] = MANY
+    with pytest.raises(ExchangeError, match=r"not all sites can take part: image: did not join within 0\.3 s"):
+        federation.run(tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_site_that_joins_late_is_waited_for(federation: InProcess, tmp_path: Path) -> None:
+    federation.engine["join"] = 60.0
+    federation.grid.away[federation.node("image")] = 5
+    assert events(federation.run(tmp_path / "run", rounds=1).folder) == []
+
+
+def test_a_node_that_fails_to_say_who_it_is_is_asked_again(federation: InProcess, tmp_path: Path) -> None:
+    federation.engine["join"] = 60.0
+    federation.grid.rules = [Rule(dies_before, kind=DESCRIBE, times=3)]
+    assert events(federation.run(tmp_path / "run", rounds=1).folder) == []
+
+
+@pytest.mark.parametrize("fault", [dies_before, is_silent], ids=["dies", "silent"])
+def test_waiting_for_a_node_that_never_says_who_it_is_ends(
+    federation: InProcess, tmp_path: Path, fault: Fault
+) -> None:
+    federation.grid.rules = [Rule(fault, kind=DESCRIBE, times=MANY)]
+    with pytest.raises(ExchangeError, match=r"paired: did not join within 0\.3 s; image: did not join within 0\.3 s"):
+        federation.run(tmp_path / "run")
+
+
+def test_a_message_that_flower_does_not_take_is_offered_again(
+    federation: InProcess, undisturbed: Undisturbed, tmp_path: Path
+) -> None:
+    federation.grid.rules = [Rule(_refusing(1), client="paired-0", round=1, step="fit")]
+    assert results(federation.run(tmp_path / "run").folder) == undisturbed
+
+
+def test_messages_that_flower_never_takes_cost_their_clients_the_round(federation: InProcess, tmp_path: Path) -> None:
+    federation.grid.rules = [Rule(_refusing(8), client="paired-0", round=1, step="assess")]
+    folder = federation.run(tmp_path / "run").folder
+    assert "Flower refused a message" in reasons(folder)["image"]
+    assert events(folder)[-1][2] == "client_returned"
+
+
+def _refusing(times: int) -> Fault:
+    def fault(delivery):  # type: ignore[no-untyped-def]
+        delivery.grid.refused = times
+        return delivery.serve(delivery.message.content)
+
+    return fault
+
+
+def test_a_resumed_run_goes_on_without_a_site_that_is_not_there(federation: InProcess, tmp_path: Path) -> None:
+    federation.grid.rules = [Rule(dies_before, client="paired-0", round=2, times=3)]
+    with pytest.raises(ExchangeError):
+        federation.run(tmp_path / "run", min_clients=2)
+    federation.grid.away[federation.node("image")] = MANY
+    folder = federation.resume(tmp_path / "run").folder
+    assert {event for event in events(folder) if event[2] == "client_excluded"} == {
+        (number, "image", "client_excluded") for number in (2, 3)
+    }
