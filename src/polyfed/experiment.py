@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from importlib import resources
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Annotated, Any, TypeVar
 
 import yaml
-from pydantic import Field, SerializeAsAny, ValidationError
+from pydantic import AfterValidator, Field, SerializeAsAny, ValidationError
 
 from polyfed.algorithms.algorithm import Algorithm
 from polyfed.catalogue import presets
@@ -32,10 +32,19 @@ from polyfed.reporting.sink import Sink
 from polyfed.settings import Settings
 
 
+def _share(value: int | float | None) -> int | float | None:
+    if isinstance(value, float) and value > 1:
+        raise ValueError("min_clients is a share (a fraction, at most 1.0) or a number of clients (whole)")
+    return value
+
+
+Quorum = Annotated[int | float, Field(ge=0), AfterValidator(_share)]
+
+
 class PhaseSettings(Settings):
     """Patience with clients in one of a method's steps; what is not given is that of the run."""
 
-    min_clients: int | float | None = Field(default=None, ge=0, description="quorum, as run.min_clients")
+    min_clients: Quorum | None = Field(default=None, description="quorum, as run.min_clients")
     deadline: float | None = Field(default=None, gt=0, description="seconds, as run.deadline")
 
 
@@ -46,9 +55,8 @@ class RunSettings(Settings):
     seed: int = Field(default=0, ge=0, description="every random draw of the run derives from it")
     sampling: SamplingSettings = Field(default_factory=SamplingSettings)
     engine: SerializeAsAny[EngineSettings] = Field(default_factory=Local, description="where client steps execute")
-    min_clients: int | float = Field(
+    min_clients: Quorum = Field(
         default=1,
-        ge=0,
         description="quorum: fewer usable replies to an ask stop the run; a fraction is a share of those asked",
     )
     deadline: float | None = Field(default=None, gt=0, description="seconds a client has for an answer; None: no limit")

@@ -69,7 +69,7 @@ class RunFolder:
         try:
             yield cls(path)
         except BaseException:
-            if not (path / "run.json").is_file():
+            if not cls(path).has_begun():
                 shutil.rmtree(path, ignore_errors=True)
             raise
 
@@ -103,6 +103,10 @@ class RunFolder:
         self.write("environment.json", json.dumps(environment, indent=1) + "\n")
         self.write("partition.json", json.dumps(partition) + "\n")
         self.write("run.json", json.dumps({"run": run, "config": self.config_digest()}) + "\n")
+
+    def has_begun(self) -> bool:
+        """Whether ``begin`` was completed."""
+        return (self.path / "run.json").is_file()
 
     @property
     def identity(self) -> str:

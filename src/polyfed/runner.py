@@ -430,12 +430,13 @@ class Session:
         self.progress.event(number, "server", event, reason)
 
     def finish(self) -> Run:
-        """Plots and report."""
+        """Plots and reports."""
         result = Run(self.folder.path)
-        if self.experiment.run.plots:
-            draw_all(self.folder.path)
-        write_report(result.records)
-        write_html_report(result.records)
+        with _disk_errors(self.folder):
+            if self.experiment.run.plots:
+                draw_all(self.folder.path)
+            write_report(result.records)
+            write_html_report(result.records)
         self.progress.run_finished(report(result.records))
         return result
 
@@ -452,10 +453,12 @@ def _disk_errors(folder: RunFolder) -> Iterator[None]:
     except OSError as error:
         if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO):
             raise
-        raise RunError(
-            f"cannot write to run folder '{folder.path}': {error.strerror}; all complete rounds are safe: "
-            f"make room and continue with 'polyfed resume {folder.path}'"
-        ) from error
+        remedy = (
+            f"all complete rounds are safe: make room and continue with 'polyfed resume {folder.path}'"
+            if folder.has_begun()
+            else "nothing was begun: make room and start again"
+        )
+        raise RunError(f"cannot write to run folder '{folder.path}': {error.strerror}; {remedy}") from error
 
 
 def _no_model(weights: Mapping[str, Tensor] | None) -> Model:

@@ -77,7 +77,7 @@ class Component(Settings):
         """
         kind = _imported(name, cls) if "." in name else cls.available().get(name)
         if kind is None:
-            family = cls.family().__name__.lower()
+            family = cls.family().__name__.removesuffix("Settings").lower()
             raise ValueError(f"unknown {family} '{name}'; {nearest(name, cls.available())}")
         return kind
 

@@ -14,6 +14,7 @@ from polyfed.engines.site import Site
 from polyfed.errors import ExchangeError
 from polyfed.federation.cohort import Answer, Request
 from polyfed.federation.ledger import Ledger
+from polyfed.federation.limits import Limits
 from polyfed.federation.payload import Payload, Weights
 from polyfed.runner import Session
 from sessions import prepared, request, site_of
@@ -26,6 +27,7 @@ class Recorder:
 
     def __init__(self) -> None:
         self.asked: list[Request] = []
+        self.limits = Limits()
         self.payload = Payload({"weights": Weights({"w": torch.arange(3.0)}), "n": 3})
 
     def answer(self, request: Request) -> Answer:

@@ -148,8 +148,13 @@ def test_details_can_be_kept_at_home(site: Site) -> None:
     assert (answer.error, answer.details) == ("ZeroDivisionError: halfway", "")
 
 
-def test_initial_weights_are_those_of_a_fresh_client(site: Site) -> None:
-    reply = site.handle(asked("initial", (0, 0)))
+@pytest.mark.parametrize("after", [None, (1, 0)])
+def test_initial_weights_are_those_of_a_fresh_client(tiny: Config, tmp_path: Path, after: Label | None) -> None:
+    """Whatever it has learnt since: a server may ask again after it lost what it knew."""
+    tiny["algorithm"] = {"name": "local", "local_epochs": 1}
+    site = site_of(prepared(tiny, tmp_path / "run"))
+    site.handle(asked("fit"))
+    reply = site.handle(asked("initial", (2, 0), after))
     fresh = site.federation.client_model(site.federation.members["image"]).state_dict()
     assert reply.artefacts["weights"].keys() == fresh.keys()
     assert all(torch.equal(value, fresh[name]) for name, value in reply.artefacts["weights"].items())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -22,9 +23,19 @@ _LEFT: dict[str, bytes] = {}
 @pytest.fixture
 def keeping(tiny: dict[str, Any]) -> dict[str, Any]:
     """The tiny experiment with a method whose clients keep models, optimisers and representations."""
-    tiny["algorithm"] = {"name": "creamfl", "local_epochs": 1, "public_batch_size": 16}
-    tiny["run"] |= {"rounds": 3}
-    return tiny
+    return keeping_from(tiny)
+
+
+@pytest.fixture(scope="module")
+def keeping_config(tiny_run: Path) -> dict[str, Any]:
+    """The same for several tests, with what the run before it has cached."""
+    return keeping_from(Experiment.load(tiny_run / "config.yaml").model_dump(mode="json"))
+
+
+def keeping_from(tiny: dict[str, Any]) -> dict[str, Any]:
+    """CreamFL for three rounds."""
+    algorithm = {"name": "creamfl", "local_epochs": 1, "public_batch_size": 16}
+    return tiny | {"algorithm": algorithm, "run": tiny["run"] | {"rounds": 3}}
 
 
 @pytest.fixture
@@ -45,3 +56,14 @@ def grid_messages(monkeypatch: pytest.MonkeyPatch) -> None:
 def federation(keeping: dict[str, Any], tmp_path: Path, grid_messages: None) -> InProcess:
     """Two sites, one of two clients, whose server and nodes are this process."""
     return InProcess.made(tmp_path / "federation", keeping)
+
+
+@pytest.fixture(scope="module")
+def ray_cluster() -> Iterator[None]:
+    """One Ray for all tests of a module: the engines use one that is there, and starting it takes seconds."""
+    ray = pytest.importorskip("ray", reason="ray is not installed")
+    from polyfed.engines.ray import start_ray
+
+    start_ray(num_cpus=4)
+    yield
+    ray.shutdown()

@@ -11,6 +11,7 @@ from typing import Any
 from polyfed.engines.flower_client import Serve, _served
 
 STEP, DESCRIBE = "train.step", "query.describe"
+MANY = 10**6
 
 
 class FakeMessage:
@@ -58,6 +59,11 @@ class Delivery:
     @property
     def node(self) -> int:
         return int(self.message.metadata.dst_node_id)
+
+    def end_process(self) -> None:
+        """What the node's process holds in memory is gone."""
+        serve, _ = self.grid.nodes[self.node]
+        serve.opener.end()  # type: ignore[attr-defined]
 
 
 Fault = Callable[[Delivery], Any]
@@ -162,13 +168,15 @@ def served(delivery: Delivery) -> Any:
 
 
 def dies_before(delivery: Delivery) -> Any:
-    """The process is killed before it has done anything."""
+    """The process is killed before it has done anything; another one takes its place."""
+    delivery.end_process()
     raise Lost("the ClientApp stopped responding")
 
 
 def dies_after(delivery: Delivery) -> Any:
     """The process is killed when the step is done and kept, and the reply is not sent."""
     delivery.serve(delivery.message.content)
+    delivery.end_process()
     raise Lost("the ClientApp stopped responding")
 
 

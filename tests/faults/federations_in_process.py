@@ -10,12 +10,30 @@ from typing import Any
 import yaml
 from fake_grid import FakeGrid
 
+from polyfed.deploy import host
 from polyfed.deploy.host import open_host
 from polyfed.deploy.init import create_federation
 from polyfed.engines.flower import within
-from polyfed.engines.flower_node import Node
+from polyfed.engines.flower_node import Host, Node
 from polyfed.experiment import Experiment
 from polyfed.runner import Run, resume, run
+
+
+class SiteProcess:
+    """Opens a site once, as a site's worker does."""
+
+    def __init__(self) -> None:
+        self._opened: dict[str, Host] = {}
+
+    def __call__(self, card: str, config: Mapping[str, Any]) -> Host:
+        if card not in self._opened:
+            self._opened = {card: open_host(card, config)}
+        return self._opened[card]
+
+    def end(self) -> None:
+        """A new process takes its place."""
+        self._opened = {}
+        host._opened.cache_clear()
 
 
 @dataclass
@@ -37,7 +55,7 @@ class InProcess:
         create_federation(folder, Experiment.parse(config), ["localhost"])
         nodes = {}
         for number, name in enumerate(config["clients"]):
-            nodes[101 + 7 * number] = (Node(open_host), {"config": str(folder / name / "site.yaml")})
+            nodes[101 + 7 * number] = (Node(SiteProcess()), {"config": str(folder / name / "site.yaml")})
         quick = {"poll": 0.001, "absence": 0.05, "join": 0.3}
         return cls(folder, FakeGrid(nodes), quick | engine)
 
@@ -49,17 +67,27 @@ class InProcess:
         """Where a client keeps its states; there has been one run."""
         return next((self.folder / site / "state").glob("*/clients")) / client
 
+    def restart(self, *sites: str) -> None:
+        """Sites get new processes, which read everything anew."""
+        for site in sites:
+            serve, _ = self.grid.nodes[self.node(site)]
+            serve.opener.end()  # type: ignore[attr-defined]
+
     def edit(self, place: str, change: Mapping[str, Any]) -> None:
         """Change top-level settings of a site's or the server's file."""
         path = self.folder / place / ("experiment.yaml" if place == "server" else "site.yaml")
         path.write_text(yaml.safe_dump(yaml.safe_load(path.read_text()) | dict(change)))
 
+    def experiment(self, **run_settings: Any) -> dict[str, Any]:
+        """The server's experiment, with an engine that waits for nothing long."""
+        content: dict[str, Any] = yaml.safe_load((self.folder / "server" / "experiment.yaml").read_text())
+        content["run"] |= run_settings | {"engine": content["run"]["engine"] | self.engine}
+        return content
+
     def run(self, out: Path, **run_settings: Any) -> Run:
         """``polyfed run`` of the server's experiment, without SuperLink."""
-        content = yaml.safe_load((self.folder / "server" / "experiment.yaml").read_text())
-        content["run"] |= run_settings | {"engine": content["run"]["engine"] | dict(self.engine)}
         with within(self.grid):
-            return run(Experiment.parse(content), out)
+            return run(Experiment.parse(self.experiment(**run_settings)), out)
 
     def resume(self, out: Path) -> Run:
         """``polyfed resume``, without SuperLink."""

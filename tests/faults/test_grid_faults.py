@@ -6,13 +6,12 @@ import time
 from pathlib import Path
 
 import pytest
-from fake_grid import DESCRIBE, Fault, Rule, comes_back_as, dies_after, dies_before, goes_away, is_silent
+from fake_grid import DESCRIBE, MANY, Fault, Rule, comes_back_as, dies_after, dies_before, goes_away, is_silent
 from federations_in_process import InProcess
 from outcomes import events, reasons, results
 
 from polyfed.errors import ExchangeError
 
-MANY = 10**6
 Undisturbed = dict[str, bytes]
 
 
@@ -58,14 +57,12 @@ def test_a_step_that_is_lost_again_and_again_costs_its_clients_the_round(federat
 def test_a_node_that_stays_away_is_waited_for_once(federation: InProcess, tmp_path: Path) -> None:
     federation.engine["absence"] = 1.0
     federation.grid.rules = [Rule(goes_away(MANY), client="image", round=2)]
-    started = time.monotonic()
     folder = federation.run(tmp_path / "run", rounds=6).folder
     assert reasons(folder) == {"image": "its node is away for more than 1 s"}
     assert [event for event in events(folder) if event[2] == "client_excluded"] == [
         (number, "image", "client_excluded") for number in (2, 2, 3, 3, 4, 4, 5, 5, 6, 6)
     ]
-    assert time.monotonic() - started < 60  # of waiting there is one second, not ten
-    assert federation.grid.away[federation.node("image")] < MANY - 100
+    assert MANY - federation.grid.away[federation.node("image")] < 1500  # looks, of which there are 1000 in a second
 
 
 def test_a_node_that_is_back_takes_part_again(federation: InProcess, tmp_path: Path) -> None:
@@ -85,19 +82,18 @@ def test_a_node_that_is_never_heard_of_is_late_and_asked_again_in_the_next_round
     federation: InProcess, tmp_path: Path
 ) -> None:
     federation.grid.rules = [Rule(is_silent, client="image", round=2, step="fit")]
-    phases = {"fit": {"deadline": 15.0}}
-    federation.engine["absence"] = 60.0
+    phases = {"fit": {"deadline": 0.2}}
     folder = federation.run(tmp_path / "run", phases=phases, evaluate_clients=False).folder
     assert events(folder) == [(2, "image", "client_excluded"), (3, "image", "client_returned")]
-    assert reasons(folder) == {"image": "no answer within 15 s"}
+    assert reasons(folder) == {"image": "no answer within 0.2 s"}
 
 
 def test_clients_that_share_a_message_have_a_deadline_each(federation: InProcess, tmp_path: Path) -> None:
     federation.grid.rules = [Rule(is_silent, client="paired-0", round=1, step="fit")]
     started = time.monotonic()
-    with pytest.raises(ExchangeError, match=r"paired-0: no answer within 3 s; paired-1: no answer within 3 s"):
-        federation.run(tmp_path / "run", phases={"fit": {"deadline": 3.0, "min_clients": 3}})
-    assert time.monotonic() - started > 6
+    with pytest.raises(ExchangeError, match=r"paired-0: no answer within 0\.5 s; paired-1: no answer within 0\.5 s"):
+        federation.run(tmp_path / "run", phases={"fit": {"deadline": 0.5, "min_clients": 3}})
+    assert time.monotonic() - started > 1
 
 
 @pytest.mark.parametrize(

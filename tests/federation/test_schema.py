@@ -65,7 +65,7 @@ def test_steps_are_found_with_those_of_the_base() -> None:
         "fit": "step",
         "look": "query",
         "assess": "query",
-        "initial": "query",
+        "initial": "fresh",
     }
     assert steps_of(Base) == found
 
@@ -103,7 +103,9 @@ def test_the_methods_of_polyfed_say_what_they_send() -> None:
     assert steps_of(FedAvg)["fit"].returns == {"weights": Weights, "num_examples": int}
     assert steps_of(CreamFL)["fit"].returns == {"representations": Representations, "num_examples": int}
     assert steps_of(Local)["fit"].returns == {}
-    assert [steps_of(FedAvg)[name].kind for name in ("assess", "assess_global", "initial")] == ["query"] * 3
+    assert [steps_of(FedAvg)[name].kind for name in ("assess", "assess_global", "initial")] == [
+        *("query", "query", "fresh")
+    ]
 
 
 # ---- requests

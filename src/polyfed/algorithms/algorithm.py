@@ -10,7 +10,7 @@ from polyfed.errors import ConfigError
 from polyfed.federation.client import Client
 from polyfed.federation.cohort import Cohort, Reply, each
 from polyfed.federation.payload import Weights
-from polyfed.federation.schema import client_query, client_step
+from polyfed.federation.schema import client_query, client_step, fresh_query
 from polyfed.federation.server import Server
 from polyfed.federation.state import Lifetime
 from polyfed.settings import Component
@@ -54,7 +54,7 @@ class Algorithm(Component):
         """Evaluate the client's model on the client's test samples."""
         return Reply(**(client.evaluate(client.test) if client.test is not None else {}))
 
-    @client_query(weights=Weights)
+    @fresh_query(weights=Weights)
     def initial(self, client: Client) -> Reply:
         """The client's initial weights: how a server learns of an architecture that its configuration does not have."""
         return Reply(weights=Weights(client.model.state_dict()))

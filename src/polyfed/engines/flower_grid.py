@@ -109,11 +109,10 @@ class Roster:
     def _wait(self, met: Any, seconds: float) -> None:
         end = time.monotonic() + seconds
         while not met():
-            unknown = [node for node in self.online() if node not in self._asked]
-            if unknown:
+            self._asked.intersection_update(self.online())  # who was away may have been mended
+            if unknown := [node for node in self.online() if node not in self._asked]:
                 self._describe(unknown, min(max(end - time.monotonic(), 1.0), _DESCRIBING))
-                continue
-            if time.monotonic() > end:
+            if met() or time.monotonic() > end:  # a node that never says who it is must not be asked for ever
                 return
             time.sleep(self.poll)
 
@@ -283,8 +282,8 @@ class Exchange:
     def _received(self, bundle: _Bundle) -> list[Answer]:
         """Answers of all clients of a bundle; a message that was lost with its node or process is sent again."""
         while True:
-            if not bundle.message and not self._resent(bundle):
-                return self._failed(bundle, f"its node is away for more than {self._settings.absence:g} s")
+            if not bundle.message and (problem := self._resent(bundle)):
+                return self._failed(bundle, problem)
             message = self._pull(bundle)
             if message is None:
                 return self._failed(bundle, f"no answer within {self._deadline:g} s")
@@ -297,12 +296,17 @@ class Exchange:
                 times = f"{bundle.sent} times; run.engine.retries is {self._settings.retries}"
                 return self._failed(bundle, f"its node or process failed ({times}): {reason}")
 
-    def _resent(self, bundle: _Bundle) -> bool:
+    def _resent(self, bundle: _Bundle) -> str:
+        """Give the message to the node where its clients are now; what is in the way, if it cannot be."""
         node = self._roster.node(bundle.first)
         if node is None:
-            return False
-        self._send(bundle, node)
-        return True
+            refusals = "".join(f"; {site} cannot take part: {why}" for site, why in self._roster.problems.items())
+            return f"its node is away for more than {self._settings.absence:g} s{refusals}"
+        try:
+            self._send(bundle, node)
+        except ExchangeError as error:
+            return str(error)
+        return ""
 
     def _pull(self, bundle: _Bundle) -> Any | None:
         end = None if self._deadline is None else bundle.pushed + self._patience(bundle)
@@ -326,8 +330,10 @@ class Exchange:
                 return self._failed(bundle, str(facts["error"]))
             entries = {str(entry["client"]): entry for entry in facts["answers"]}  # type: ignore[attr-defined]
             return [self._one(request.client, entries, parts) for request in bundle.requests]
-        except (PayloadError, KeyError, TypeError) as error:
-            return self._failed(bundle, f"damaged message: {error}")
+        except PayloadError as error:
+            return self._failed(bundle, str(error))
+        except (KeyError, TypeError, ValueError, OverflowError, AttributeError) as error:
+            return self._failed(bundle, f"damaged message: {type(error).__name__}: {error}")
 
     def _one(self, client: str, entries: dict[str, Any], parts: Sequence[Any]) -> Answer:
         entry = entries.get(client)

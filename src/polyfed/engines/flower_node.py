@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from pydantic import ValidationError
 
 from polyfed import __version__
 from polyfed.engines.engine import Hosting
@@ -138,7 +139,12 @@ def read_card(text: str) -> RunCard:
             f"the server runs polyfed {theirs[0]} (messages {theirs[1]}), this site {__version__} "
             f"(messages {SCHEMA}); install equal versions"
         )
-    return RunCard.model_validate(content)
+    try:
+        return RunCard.model_validate(content)
+    except ValidationError as error:
+        problem = error.errors(include_url=False)[0]
+        where = ".".join(str(part) for part in problem["loc"])
+        raise PayloadError(f"damaged message: the run's card: {where}: {problem['msg']}") from error
 
 
 @dataclass(frozen=True)

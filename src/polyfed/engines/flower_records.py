@@ -33,7 +33,7 @@ def from_records(content: RecordDict) -> tuple[dict[str, object], list[Part]]:
         facts = json.loads(str(content.config_records[_FACTS]["json"]))
         headers = [str(header) for header in facts.pop("parts")]
         parts = [Part(header, _buffers(content, number)) for number, header in enumerate(headers)]
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
+    except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
         raise PayloadError(f"damaged message: {type(error).__name__}: {error}") from error
     return facts, parts
 

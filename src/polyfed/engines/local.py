@@ -11,6 +11,7 @@ from pydantic import Field
 
 from polyfed.engines.engine import EngineSettings, Hosting
 from polyfed.engines.site import Site
+from polyfed.errors import PayloadError
 from polyfed.federation.client import ClientInfo
 from polyfed.federation.cohort import Answer, Engine, Request
 from polyfed.federation.limits import Limits
@@ -52,18 +53,24 @@ class LocalEngine:
         """Run the step client by client; see ``Engine.exchange``. A step is judged late once it has ended."""
         for request in requests:
             started = time.monotonic()
-            answer = self.site.answer(self._crossed(request))
+            answer = self._answer(request)
             if deadline is not None and time.monotonic() - started > deadline:
                 answer = Answer(request.client, error=f"no answer within {deadline:g} s")
-            yield self._crossed(answer)
+            yield answer
+
+    def _answer(self, request: Request) -> Answer:
+        try:
+            return self._crossed(self.site.answer(self._crossed(request)))
+        except PayloadError as error:
+            return Answer(request.client, error=str(error))
 
     def _crossed(self, message: M) -> M:
         if not self.serialize or message.payload is None:
             return message
-        return replace(message, payload=_through_bytes(message.payload))
+        return replace(message, payload=_through_bytes(message.payload, self.site.limits))
 
 
-def _through_bytes(payload: Payload) -> Payload:
+def _through_bytes(payload: Payload, limits: Limits) -> Payload:
     messages, parts = pack({"it": payload}, checksums=True)
     copied = [Part(part.header, [memoryview(bytes(buffer)) for buffer in part.buffers]) for part in parts]
-    return unpack(messages["it"], copied, Limits())
+    return unpack(messages["it"], copied, limits)

@@ -12,7 +12,7 @@ from polyfed.federation.cohort import Answer, Request
 from polyfed.federation.limits import Limits
 from polyfed.federation.parts import Part
 from polyfed.federation.payload import Payload
-from polyfed.federation.wire import pack, unpack
+from polyfed.federation.wire import pack, parsed, unpack
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ def request_of(text: str, parts: Sequence[Part], limits: Limits) -> Request:
     Raises:
         PayloadError: it is damaged or beyond the limits.
     """
-    content = _content(text)
+    content = parsed(text)
     after = content.get("after")
     try:
         return Request(
@@ -51,7 +51,7 @@ def request_of(text: str, parts: Sequence[Part], limits: Limits) -> Request:
             after=None if after is None else (int(after[0]), int(after[1])),
             payload=_payload(content, parts, limits),
         )
-    except (KeyError, TypeError, ValueError, IndexError) as error:
+    except (KeyError, TypeError, ValueError, IndexError, OverflowError) as error:
         raise PayloadError(f"damaged request: {type(error).__name__}: {error}") from error
 
 
@@ -67,7 +67,7 @@ def parcel_answer(answer: Answer, *, checksums: bool = False) -> tuple[str, list
 def answer_of(client: str, text: str, parts: Sequence[Part], limits: Limits) -> Answer:
     """The answer of a client, or what is wrong with it as one."""
     try:
-        content = _content(text)
+        content = parsed(text)
         if content.get("client") != client:
             raise PayloadError(f"answer of '{content.get('client')}' where that of '{client}' is expected")
         if content.get("error") is not None:
@@ -93,16 +93,6 @@ def _facts(request: Request) -> dict[str, Any]:
         "phase": request.phase,
         "after": request.after,
     }
-
-
-def _content(text: str) -> dict[str, Any]:
-    try:
-        content = json.loads(text)
-    except ValueError as error:
-        raise PayloadError(f"damaged message: {error}") from error
-    if not isinstance(content, dict):
-        raise PayloadError(f"damaged message: {type(content).__name__} where an object is expected")
-    return content
 
 
 def _payload(content: dict[str, Any], parts: Sequence[Part], limits: Limits) -> Payload:

@@ -46,7 +46,9 @@ class _Data:
 class RunCard(Settings):
     """What a place must know of a run to host clients in it; the same for all clients and rounds."""
 
-    run: str = Field(description="identifies the run")
+    run: str = Field(
+        pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}$", description="identifies the run; sites name a folder after it"
+    )
     seed: int
     rounds: int
     algorithm: SerializeAsAny[Algorithm]
@@ -161,7 +163,7 @@ class Site:
         received.require_sound(self.limits)
         label = (request.round, request.phase)
         with isolated(self.card.seed, request.round, request.client, request.step, request.phase):
-            client = self._wake(member, label, request.after)
+            client = self._wake(member, label, None if schema.kind == "fresh" else request.after)
             try:
                 reply = getattr(self.algorithm, request.step)(client, **received.fields)
             finally:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -10,6 +11,8 @@ from polyfed.data.samples import Samples
 from polyfed.errors import PayloadError
 from polyfed.federation.party import Party
 from polyfed.federation.state import ClientState
+
+_ID = r"(?!\.)[^/\\\x00-\x1f\x7f]{1,128}"
 
 
 @dataclass(frozen=True)
@@ -43,6 +46,10 @@ class ClientInfo:
             info = cls(**{**entry, "modalities": tuple(entry["modalities"])})
         except (KeyError, TypeError) as error:
             raise PayloadError(f"not the description of a client: {error}") from error
+        if not isinstance(info.id, str) or not re.fullmatch(_ID, info.id):
+            raise PayloadError(
+                f"{info.id!r} cannot be the id of a client; give a word without '/' or control characters"
+            )
         texts = (info.id, info.group, info.task, info.architecture, *info.modalities)
         if not all(isinstance(text, str) for text in texts) or type(info.samples) is not int or info.samples < 0:
             raise PayloadError(f"not the description of a client: {info}")

@@ -63,9 +63,10 @@ class Ledger:
     def enter(self, round_number: int, client: str, direction: Direction, step: str, payload: Payload) -> None:
         """Record a message as encoded; the lines of a message add up to its exact size in bytes."""
         common = {"round": round_number, "client": client, "direction": direction, "step": step}
-        data = 0
+        data, known = 0, set()
         for name, item in payload.artefacts.items():
-            size = tensor_bytes(item)
+            size = tensor_bytes(item) if identity(item) not in known else 0  # one that is named twice crosses once
+            known.add(identity(item))
             data += size
             dtypes = sorted({str(tensor.dtype).removeprefix("torch.") for tensor in item.values()})
             line = {"artefact": name, "kind": item.kind, "dtype": "+".join(dtypes), "bytes": size}

@@ -12,5 +12,9 @@ class Limits(Settings):
 
     message_bytes: int = Field(default=1 << 32, ge=1, description="largest message, bytes of tensors")
     tensors: int = Field(default=100_000, ge=1, description="most tensors in a message")
-    row_norm: float = Field(default=1e4, gt=0, description="largest L2 norm of one row of representations")
-    tensor_norm: float = Field(default=1e6, gt=0, description="largest L2 norm of any other tensor")
+    row_norm: float = Field(
+        default=1e4, gt=0, allow_inf_nan=False, description="largest L2 norm of one row of representations"
+    )
+    tensor_norm: float = Field(
+        default=1e6, gt=0, allow_inf_nan=False, description="largest L2 norm of any other tensor"
+    )

@@ -97,8 +97,8 @@ class Representations(Artefact):
     def norms(self, tensors: Mapping[str, Tensor]) -> Tensor:
         """Largest L2 norm of a row of each tensor, [len(tensors)]; one row that is not finite makes it so."""
         found = [
-            torch.linalg.vector_norm(tensor, dim=-1, dtype=_sum_type(tensor)).max().float()
-            if tensor.ndim and tensor.numel()
+            torch.linalg.vector_norm(tensor, dim=-1 if tensor.ndim else None, dtype=_sum_type(tensor)).max().float()
+            if tensor.numel()
             else torch.zeros((), device=tensor.device)
             for tensor in tensors.values()
         ]

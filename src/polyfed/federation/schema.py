@@ -13,6 +13,7 @@ from polyfed.errors import PayloadError
 from polyfed.federation.payload import Artefact, Payload, Scalar
 
 F = TypeVar("F", bound=Callable[..., Any])
+Kind = Literal["step", "query", "fresh"]
 Declared = type[Artefact] | type[Scalar]
 
 
@@ -21,13 +22,14 @@ class StepSchema:
     """The declaration of a client step.
 
     Attributes:
-        kind: a ``step`` may change what a client keeps, a ``query`` may not.
+        kind: a ``step`` may change what a client keeps, a ``query`` may not, and a ``fresh`` query is put to the client
+            as it was before its first step, whatever it keeps by now.
         returns: field of the reply -> its type.
         others: type of further scalar fields of the reply whose names are not known beforehand, or None.
         function: the method itself; the annotations of its parameters say what it receives.
     """
 
-    kind: Literal["step", "query"]
+    kind: Kind
     returns: Mapping[str, Declared]
     others: type[Scalar] | None
     function: Callable[..., Any]
@@ -68,9 +70,12 @@ def client_query(others: type[Scalar] | None = None, /, **returns: Declared) -> 
     return _marker("query", others, returns)
 
 
-def _marker(
-    kind: Literal["step", "query"], others: type[Scalar] | None, returns: Mapping[str, Declared]
-) -> Callable[[F], F]:
+def fresh_query(others: type[Scalar] | None = None, /, **returns: Declared) -> Callable[[F], F]:
+    """Mark a query to a client that has learnt nothing yet: what it keeps is out of reach; see ``client_step``."""
+    return _marker("fresh", others, returns)
+
+
+def _marker(kind: Kind, others: type[Scalar] | None, returns: Mapping[str, Declared]) -> Callable[[F], F]:
     def mark(function: F) -> F:
         function.__client_step__ = StepSchema(kind, dict(returns), others, function)  # type: ignore[attr-defined]
         return function

@@ -9,13 +9,14 @@ boundary of 64: its tensors are then read-only views of what arrived.
 from __future__ import annotations
 
 import json
+import math
 import warnings
 import zlib
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import fields
 from functools import lru_cache
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -44,6 +45,7 @@ _DTYPES = {
 }
 _NAMES = {dtype: name for name, dtype in _DTYPES.items()}
 _UNCHECKED = "-" * 8
+_LONGEST = 1 << 40  # elements along one dimension: beyond it are errors only, some of which torch cannot bear
 
 
 def pack(payloads: Mapping[str, Payload], *, checksums: bool = False) -> tuple[dict[str, str], list[Part]]:
@@ -76,23 +78,23 @@ def unpack(message: str, parts: Sequence[Part], limits: Limits) -> Payload:
     Raises:
         PayloadError: it is damaged, of another schema, of an unknown kind or type, or beyond the limits.
     """
-    content = _parsed(message)
+    content = parsed(message)
     if content.get("schema") != SCHEMA:
         raise PayloadError(
             f"message of schema {content.get('schema')}, this polyfed speaks {SCHEMA}: use equal versions of polyfed"
         )
     try:
         places, scalars = dict(content["parts"]), dict(content["scalars"])
-        order = list(content["fields"])
-        chosen = {name: parts[places[name]] for name in places}
+        order = [_text(name) for name in content["fields"]]
+        chosen = {name: parts[_whole(place)] for name, place in places.items()}
     except (KeyError, TypeError, ValueError, IndexError) as error:
         raise PayloadError(f"damaged message: {type(error).__name__}: {error}") from error
+    if sorted(order) != sorted([*places, *scalars]):
+        raise PayloadError(f"damaged message: fields {sorted([*places, *scalars])} where {sorted(order)} are announced")
     _require_within(chosen.values(), limits)
-    fields: dict[str, Artefact | Scalar] = {name: unpack_part(part) for name, part in chosen.items()}
-    fields |= {name: _scalar(name, value) for name, value in scalars.items()}
-    if sorted(order) != sorted(fields):
-        raise PayloadError(f"damaged message: fields {sorted(fields)} where {sorted(order)} are announced")
-    return Payload({name: fields[name] for name in order})
+    found: dict[str, Artefact | Scalar] = {name: unpack_part(part) for name, part in chosen.items()}
+    found |= {name: _scalar(name, value) for name, value in scalars.items()}
+    return Payload({name: found[name] for name in order})
 
 
 def pack_part(artefact: Artefact, *, checksums: bool = False) -> Part:
@@ -107,22 +109,22 @@ def unpack_part(part: Part) -> Artefact:
     Raises:
         PayloadError: the header or the bytes are damaged, or of an unknown kind or type.
     """
-    header = _parsed(part.header)
+    header = parsed(part.header)
     try:
-        kind, attributes, crc = KINDS[header["kind"]], dict(header["attributes"]), header["crc"]
-        specs = [(str(name), _DTYPES[dtype], tuple(map(int, shape))) for name, dtype, shape in header["tensors"]]
+        kind, attributes, crc = KINDS[header["kind"]], dict(header["attributes"]), _text(header["crc"])
+        specs = [(_text(name), _DTYPES[dtype], _shape(shape)) for name, dtype, shape in header["tensors"]]
     except (KeyError, TypeError, ValueError) as error:
         raise PayloadError(f"damaged message: part with {type(error).__name__}: {error}") from error
-    if len(specs) != len(part.buffers):
-        raise PayloadError(f"damaged message: {len(part.buffers)} tensors where {len(specs)} are announced")
+    _require_attributes(kind, attributes)
+    if len(specs) != len(part.buffers) or len({name for name, _, _ in specs}) != len(specs):
+        raise PayloadError(
+            f"damaged message: {len(part.buffers)} tensors where {len(specs)} with names of their own are announced"
+        )
     if crc not in (_UNCHECKED, _crc(part.buffers) if crc != _UNCHECKED else ""):
         raise PayloadError("damaged message: the bytes do not match their checksum")
     raws = zip(specs, part.buffers, strict=True)
     tensors = {name: _tensor(name, dtype, shape, raw) for (name, dtype, shape), raw in raws}
-    try:
-        return kind(tensors=tensors, **attributes)
-    except TypeError as error:
-        raise PayloadError(f"damaged message: {kind.kind}: {error}") from error
+    return kind(tensors=tensors, **attributes)
 
 
 def identity(artefact: Artefact) -> Any:
@@ -133,9 +135,10 @@ def identity(artefact: Artefact) -> Any:
 
 def wire_size(payload: Payload) -> int:
     """Bytes of a message and its parts, without packing them."""
-    places = {name: 0 for name in payload.artefacts}
-    text = len(_message(payload, places).encode())
-    return text + sum(_part_size(artefact) for artefact in payload.artefacts.values())
+    parts = {identity(artefact): artefact for artefact in payload.artefacts.values()}
+    numbers = {key: number for number, key in enumerate(parts)}
+    places = {name: numbers[identity(artefact)] for name, artefact in payload.artefacts.items()}
+    return len(_message(payload, places).encode()) + sum(_part_size(artefact) for artefact in parts.values())
 
 
 def _part_size(artefact: Artefact) -> int:
@@ -159,7 +162,7 @@ def _header(artefact: Artefact, crc: str) -> str:
 
 
 def _header_text(kind: str, attributes: Mapping[str, Scalar], specs: Iterable[Any], crc: str) -> str:
-    tensors = [(name, _NAMES[dtype], shape) for name, dtype, shape in specs]
+    tensors = [(name, _name_of(dtype), shape) for name, dtype, shape in specs]
     content = {"kind": kind, "attributes": attributes, "crc": crc, "tensors": tensors}
     return json.dumps(content, separators=(",", ":"))
 
@@ -169,10 +172,15 @@ def _message(payload: Payload, places: Mapping[str, int]) -> str:
     return json.dumps(content, separators=(",", ":"))
 
 
-def _parsed(text: str) -> dict[str, Any]:
+def parsed(text: str) -> dict[str, Any]:
+    """A JSON object that somebody sent.
+
+    Raises:
+        PayloadError: it is none.
+    """
     try:
         content = json.loads(text)
-    except ValueError as error:
+    except (ValueError, TypeError, RecursionError) as error:
         raise PayloadError(f"damaged message: {error}") from error
     if not isinstance(content, dict):
         raise PayloadError(f"damaged message: {type(content).__name__} where an object is expected")
@@ -185,6 +193,37 @@ def _scalar(name: str, value: Any) -> Scalar:
     return value
 
 
+def _text(value: Any) -> str:
+    if not isinstance(value, str):
+        raise TypeError(f"{value!r} is no text")
+    return value
+
+
+def _whole(value: Any) -> int:
+    if type(value) is not int or value < 0:
+        raise TypeError(f"{value!r} is no whole number from 0")
+    return value
+
+
+def _shape(value: Any) -> tuple[int, ...]:
+    return tuple(_whole(side) for side in value)
+
+
+def _name_of(dtype: torch.dtype) -> str:
+    if dtype not in _NAMES:
+        raise PayloadError(f"tensors of {dtype} cannot cross; valid: {', '.join(_DTYPES)}")
+    return _NAMES[dtype]
+
+
+def _require_attributes(kind: type[Artefact], attributes: Mapping[str, Any]) -> None:
+    wanted = {item.name: item.default for item in fields(kind) if item.name != "tensors"}
+    if attributes.keys() != wanted.keys():
+        raise PayloadError(f"damaged message: {kind.kind} with {sorted(attributes)}, expected {sorted(wanted)}")
+    for name, default in wanted.items():
+        if type(attributes[name]) is not type(default):
+            raise PayloadError(f"damaged message: {kind.kind}.{name} is {type(attributes[name]).__name__}")
+
+
 def _bytes_of(tensor: Tensor) -> memoryview:
     flat = tensor.detach().cpu().contiguous().reshape(-1)
     found: memoryview = flat.view(torch.uint8).numpy().data
@@ -192,9 +231,9 @@ def _bytes_of(tensor: Tensor) -> memoryview:
 
 
 def _tensor(name: str, dtype: torch.dtype, shape: tuple[int, ...], raw: memoryview) -> Tensor:
-    wanted = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
+    wanted = math.prod(shape) * dtype.itemsize
     found = raw.nbytes
-    if min(shape, default=0) < 0 or found != wanted:
+    if not all(0 <= size < _LONGEST for size in shape) or found != wanted:
         raise PayloadError(f"damaged message: tensor '{name}' {list(shape)} has {found} bytes, expected {wanted}")
     if not wanted:
         return torch.empty(shape, dtype=dtype)

@@ -1,0 +1,171 @@
+"""The two rivals on every runtime, each in processes of its own: start, measure, end."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from deployment import POLYFED, Loopback, Programs
+from echo import work
+from polyfed.deploy.connection import ServerAddress, load
+from polyfed.deploy.files import ServerFolder
+from polyfed.deploy.link import Link
+from polyfed.deploy.registry import link_to
+from polyfed.errors import RunError
+
+WORKERS = 2
+_STATUS_EVERY = 10.0
+
+_APP = """[project]
+name = "echo-app"
+version = "1.0.0"
+license = "Apache-2.0"
+dependencies = []
+
+[tool.flwr.app]
+publisher = "benchmark"
+
+[tool.flwr.app.components]
+serverapp = "echo_server:server"
+clientapp = "echo_client:client"
+
+[tool.flwr.app.config]
+out = ""
+schedule = ""
+clients = 0
+"""
+_MODULES = {
+    "echo_server.py": "from echo.flower_server import server_app\n\nserver = server_app()\n",
+    "echo_client.py": "from echo import flower_client\n\nclient = flower_client.client\n",
+}
+
+
+@dataclass(frozen=True)
+class Leg:
+    """What a rival needed.
+
+    Attributes:
+        rounds: all, in order.
+        start: seconds from its first process to the end of the first exchange, which may wait for others to come up.
+    """
+
+    rounds: list[work.Round]
+    start: float
+
+
+Rival = Callable[[Sequence[int]], Leg]
+"""Measures rounds of so many bytes each way."""
+
+
+def experiment(clients: int) -> dict[str, Any]:
+    """The echo among clients with next to no data, each a group, so that each can be a site."""
+    source = {"name": "scenes", "train": 8, "validation": 0, "test": 0, "columns": {"text": "text"}}
+    view = {"name": "tokens", "length": 8, "tokenizer": {"name": "hashing", "size": 64}}
+    group = {
+        "count": 1,
+        "source": "texts",
+        "test_split": None,
+        "task": {"name": "classification", "target": "topic"},
+        "model": {"dim": 4, "encoders": {"text": {"name": "bag", "width": 4, "view": view}}},
+    }
+    return {
+        "name": "echo",
+        "data": {"sources": {"texts": {**source, "targets": {"topic": "topic"}}}},
+        "clients": {f"client-{k}": group for k in range(clients)},
+        "algorithm": {"name": "echo.method.Echo"},
+        "run": {"rounds": 1, "threads": 1, "device": "cpu", "evaluate_clients": False, "plots": False},
+    }
+
+
+def rivals(engine: str, programs: Programs, clients: int) -> dict[str, Rival]:
+    """polyfed and the bare runtime on an engine within one machine."""
+    cores = os.cpu_count() or 1
+    chosen: dict[str, tuple[dict[str, Any], list[str]]] = {
+        "local": ({"name": "local"}, ["echo.plain", "local"]),
+        "ray": ({"name": "ray", "workers": WORKERS}, ["echo.plain", "ray"]),
+        "flower": ({"name": "flower", "nodes": clients}, ["echo.flower_server"]),
+    }
+    settings, module = chosen[engine]
+    processes = cores if engine == "flower" else WORKERS  # as many as the engine makes
+    source = programs.folder / f"{engine}.yaml"
+    source.write_text(json.dumps(experiment(clients)))  # which is YAML, too
+    return {
+        "polyfed": partial(_through_polyfed, programs, engine, source, [f"run.engine={json.dumps(settings)}"]),
+        "bare": partial(_bare, programs, engine, module, [str(clients), str(processes)]),
+    }
+
+
+def rivals_deployed(loopback: Loopback) -> dict[str, Rival]:
+    """polyfed and the bare runtime over one SuperLink and its SuperNodes."""
+    return {
+        "polyfed": partial(_through_polyfed, loopback.programs, "deployment", loopback.experiment, []),
+        "bare": partial(_bare_deployed, loopback),
+    }
+
+
+def _through_polyfed(
+    programs: Programs, engine: str, source: Path, overrides: Sequence[str], schedule: Sequence[int]
+) -> Leg:
+    out = Path(tempfile.mkdtemp(prefix=f"{engine}-run-", dir=programs.folder))
+    given = [*overrides, f"run.rounds={len(schedule)}", f"algorithm.schedule={json.dumps(list(schedule))}"]
+    began = time.time()
+    command = [*POLYFED, "run", str(source), "--out", str(out), *(f"--set={text}" for text in given)]
+    programs.run(f"{engine}-polyfed", command)
+    return _leg(work.rounds_of_run(out), began)
+
+
+def _bare(programs: Programs, engine: str, module: Sequence[str], rest: Sequence[str], schedule: Sequence[int]) -> Leg:
+    out, (name, *first) = programs.folder / f"{engine}-bare.json", module
+    began = time.time()
+    programs.run(f"{engine}-bare", [sys.executable, "-m", name, *first, str(out), _text(schedule), *rest])
+    return _leg(work.read_rounds(out), began)
+
+
+def _bare_deployed(loopback: Loopback, schedule: Sequence[int]) -> Leg:
+    server = ServerFolder(loopback.folder / "server")
+    link, out = link_to(server, load(ServerAddress, server.settings)), loopback.programs.folder / "deployment-bare.json"
+    began = time.time()
+    config = f'out="{out}" schedule="{_text(schedule)}" clients={len(loopback.sites)}'
+    run = str(link.call("run", str(_app(loopback.programs.folder)), "--run-config", config)["run-id"])
+    asked = time.monotonic()
+
+    def over() -> bool:
+        nonlocal asked
+        if not out.is_file() and time.monotonic() - asked > _STATUS_EVERY:
+            asked = time.monotonic()
+            _require_alive(link, run, out)
+        return out.is_file()
+
+    loopback.programs.wait("server", over, 3600)
+    return _leg(work.read_rounds(out), began)
+
+
+def _require_alive(link: Link, run: str, out: Path) -> None:
+    (found,) = link.call("list", "--run-id", run)["runs"]
+    if str(found["status"]).startswith("finished") and not out.is_file():
+        raise RunError(f"the bare echo failed (status {found['status']}); see server.log")
+
+
+def _app(folder: Path) -> Path:
+    app = folder / "echo-app"
+    app.mkdir()
+    (app / "pyproject.toml").write_text(_APP)
+    for name, text in _MODULES.items():
+        (app / name).write_text(text)
+    return app
+
+
+def _text(schedule: Sequence[int]) -> str:
+    return ",".join(map(str, schedule))
+
+
+def _leg(rounds: list[work.Round], began: float) -> Leg:
+    return Leg(rounds, rounds[0].started + rounds[0].seconds - began)

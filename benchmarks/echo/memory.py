@@ -1,0 +1,120 @@
+"""Peak memory of a deployment's processes against a bound that is derived from what each must hold."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+
+import psutil
+
+import harness
+from deployment import Programs, bring_up
+from echo.legs import experiment, rivals_deployed
+
+_EVERY = 0.1  # seconds between looks
+
+_SERVER_COPIES = 7
+"""Beside a reply of every site that SuperLink keeps until the server half takes it:
+
+1 in SuperLink: the bank's chunks, stored once for all sites.
+2 in the server half, of the method: the bank, and the sum of the replies.
+4 in the server half, of Flower: a reply as chunks, as chunks without their headers, joined, and as bytes.
+"""
+
+_SITE_COPIES = 10
+"""2 in SuperNode: the message and its reply, as chunks.
+4 in the process of a message, of Flower: what arrives as chunks, without headers, joined, and as bytes; or, later,
+   what arrived, the reply from the worker, as bytes for Flower, and as chunks.
+4 in the worker: what arrived, as it arrives and aligned; and the reply, whose memory is that of the last errand
+   until the next is done.
+"""
+
+
+@dataclass
+class Peaks:
+    """Largest memory of process trees by name, bytes, and of the processes in each at that moment.
+
+    Proportional set size where there is one: pages that processes share count once.
+    """
+
+    trees: dict[str, int] = field(default_factory=dict)
+    parts: dict[str, dict[str, int]] = field(default_factory=dict)
+
+    def look(self, name: str, processes: Sequence[psutil.Process]) -> None:
+        """Take note of a tree as it is now."""
+        found: dict[str, int] = {}
+        for process in processes:
+            with suppress(psutil.Error, OSError):  # it has just ended
+                role = _role(process.cmdline())
+                found[role] = found.get(role, 0) + _held(process)
+        total = sum(found.values())
+        if total > self.trees.get(name, 0):
+            self.trees[name], self.parts[name] = total, found
+
+
+@contextmanager
+def watched(programs: Programs, names: Sequence[str]) -> Iterator[Peaks]:
+    """Peaks of some programs within the block."""
+    peaks, done = Peaks(), threading.Event()
+
+    def watch() -> None:
+        while not done.wait(_EVERY):
+            for name in names:
+                with suppress(psutil.Error):
+                    peaks.look(name, programs.tree(name))
+
+    watcher = threading.Thread(target=watch, daemon=True)
+    watcher.start()
+    try:
+        yield peaks
+    finally:
+        done.set()
+        watcher.join()
+
+
+def bench(programs: Programs, sites: int, sizes: Mapping[str, int]) -> None:
+    """Two rounds of the largest size; a line for the server and one for each site."""
+    name, size = max(sizes.items(), key=lambda item: item[1])
+    loopback = bring_up(programs, experiment(sites))
+    work = rivals_deployed(loopback)["polyfed"]
+    names = ["server", *loopback.sites]
+    with watched(programs, names) as bare:  # all processes of an exchange, with nothing to carry
+        work([1000, 1000])
+    with watched(programs, names) as full:
+        work([size, size])
+    for tree in names:
+        copies = sites + _SERVER_COPIES if tree == "server" else _SITE_COPIES
+        _report(tree, name, size, copies, bare, full)
+
+
+def _report(tree: str, name: str, size: int, copies: int, bare: Peaks, full: Peaks) -> None:
+    extra = full.trees[tree] - bare.trees[tree]
+    bound = copies * size
+    harness.report(
+        f"memory_{tree}_{name}",
+        ratio=extra / bound,
+        against=f"{copies} copies of what a client is sent, beyond the same processes with next to nothing to carry",
+        limit=1.0,
+        within=extra <= bound,
+        copies=extra / size,
+        bound_copies=copies,
+        peak_megabytes=full.trees[tree] / 1e6,
+        base_megabytes=bare.trees[tree] / 1e6,
+        peak_by_process={role: round(held / 1e6) for role, held in full.parts[tree].items()},
+        base_by_process={role: round(held / 1e6) for role, held in bare.parts[tree].items()},
+        rounds=2,
+    )
+
+
+def _held(process: psutil.Process) -> int:
+    info = process.memory_full_info()
+    return int(getattr(info, "pss", info.rss))
+
+
+def _role(command: Sequence[str]) -> str:
+    words = [os.path.basename(word) for word in command]
+    known = ("flower-superlink", "flower-supernode", "caddy", "polyfed.deploy.worker", "flwr-serverapp", "flwr-clientapp")
+    return next((word for word in words if word in known), " ".join(words[:4]))

@@ -1,0 +1,38 @@
+"""The echo as a method of polyfed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+from pydantic import Field
+
+from echo import work
+from polyfed.algorithms.algorithm import Algorithm, Reply, client_step, each
+from polyfed.federation.client import Client
+from polyfed.federation.cohort import Cohort
+from polyfed.federation.payload import Representations
+from polyfed.federation.server import Server
+
+
+class Echo(Algorithm):
+    """Sends representations, has every client add a number to them, and sums the replies."""
+
+    schedule: list[int] = Field(default_factory=lambda: [10_000], description="bytes each way, round by round")
+
+    def round(self, server: Server, cohort: Cohort) -> None:
+        size = self.schedule[server.clock.round - 1]
+        bank = Representations({"image": torch.from_numpy(work.bank(size, server.clock.round)).clone()})
+        numbers = {client.id: number for number, client in enumerate(server.clients)}
+        addend = each(lambda client: work.addend(numbers[client.id]))
+
+        def exchange() -> Iterator[work.Array]:
+            for reply in cohort.ask(self.echo, representations=bank, addend=addend):
+                yield reply.representations["image"].numpy()
+
+        found = work.measured(size, exchange)
+        server.record(seconds=found.seconds, started=found.started, size=float(size), crc=float(found.crc))
+
+    @client_step(representations=Representations)
+    def echo(self, client: Client, representations: Representations, addend: float) -> Reply:
+        return Reply(representations=Representations({name: value + addend for name, value in representations.items()}))

@@ -1,0 +1,76 @@
+"""The echo without polyfed: a call in this process, or actors of Ray.
+
+    python -m echo.plain local|ray OUT SCHEDULE CLIENTS WORKERS
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from echo import work
+
+
+def local(schedule: Sequence[int], clients: int, workers: int) -> list[work.Round]:
+    """Every client is a call: the limit of what an engine in this process can be."""
+    import torch
+
+    torch.set_num_threads(1)
+    rounds = []
+    for number, size in enumerate(schedule, 1):
+        bank = torch.from_numpy(work.bank(size, number)).clone()
+
+        def exchange(bank: torch.Tensor = bank) -> Iterator[work.Array]:
+            for client in range(clients):
+                yield (bank + work.addend(client)).numpy()
+
+        rounds.append(work.measured(size, exchange))
+    return rounds
+
+
+class Actor:
+    """Clients of one process."""
+
+    def echo(self, values: work.Array, addend: float) -> work.Array:
+        return values + addend
+
+
+def ray(schedule: Sequence[int], clients: int, workers: int) -> list[work.Round]:
+    """Actors of Ray: the bank is put once, replies are taken one by one."""
+    import logging
+
+    import ray
+
+    ray.init(address="local", num_cpus=workers, include_dashboard=False, logging_level=logging.ERROR)
+    try:
+        kind = ray.remote(num_cpus=1)(Actor)
+        actors: list[Any] = [kind.remote() for _ in range(workers)]
+        rounds = []
+        for number, size in enumerate(schedule, 1):
+            bank = work.bank(size, number)
+
+            def exchange(bank: work.Array = bank) -> Iterator[work.Array]:
+                place = ray.put(bank)
+                sent = [actors[k % workers].echo.remote(place, work.addend(k)) for k in range(clients)]
+                while sent:
+                    yield ray.get(sent.pop(0))
+
+            rounds.append(work.measured(size, exchange))
+        return rounds
+    finally:
+        ray.shutdown()
+
+
+RIVALS: dict[str, Callable[[Sequence[int], int, int], list[work.Round]]] = {"local": local, "ray": ray}
+
+
+def main(name: str, out: str, schedule: str, clients: str, workers: str) -> None:
+    """Measure one rival."""
+    sizes = [int(size) for size in schedule.split(",")]
+    work.write_rounds(Path(out), RIVALS[name](sizes, int(clients), int(workers)))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

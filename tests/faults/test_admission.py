@@ -1,0 +1,184 @@
+"""What a site refuses before anything runs: other versions, other data, foreign runs, methods it does not allow."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from fake_grid import DESCRIBE, STEP, Rule, damages_request
+from federations_in_process import InProcess
+from outcomes import events, reasons
+from test_damaged_messages import facts
+
+from polyfed.engines.flower_node import Node
+from polyfed.errors import ExchangeError
+
+Config = dict[str, Any]
+
+
+def card(**values: Any) -> Callable[[Any], Any]:
+    """A change of the run's card in a message."""
+
+    def change(found: dict[str, Any]) -> None:
+        found["card"] = json.dumps(json.loads(found["card"]) | values)
+
+    return facts(change)
+
+
+REFUSED = {
+    "version": (card(polyfed="9.9"), "the server runs polyfed 9.9 (messages 2), this site"),
+    "schema": (card(schema_version=99), "(messages 99), this site"),
+    "method": (card(algorithm={"name": "evil.Method"}), "method 'evil.Method' is not allowed at site 'image'"),
+    "path as a method": (card(algorithm={"name": "../../evil"}), "method '../../evil' is not allowed"),
+    "no method": (card(algorithm=None), "damaged message: the run's card"),
+    "setting": (card(algorithm={"name": "creamfl", "exec": "rm"}), "unknown key 'exec'"),
+    "key": (card(more=1), "unknown key 'more'"),
+    "no card": (facts(lambda found: found.update(card="{")), "damaged message: the run's card"),
+    "pickle": (facts(lambda found: found.update(card="\x80\x04cos\nsystem\n")), "damaged message: the run's card"),
+    "path": (card(run="../../../elsewhere"), "run"),
+    "absolute path": (card(run="/tmp/elsewhere"), "run"),
+    "hidden": (card(run=".."), "run"),
+    "no name": (card(run=""), "run"),
+    "public set": (card(public_order="0123"), "the public set here is another one"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_a_site_that_cannot_take_part_says_why(federation: InProcess, tmp_path: Path, name: str) -> None:
+    change, message = REFUSED[name]
+    node = federation.node("image")
+    federation.grid.nodes[node] = (_changed(federation, node, change), federation.grid.nodes[node][1])
+    with pytest.raises(ExchangeError, match="not all sites can take part: image: ") as caught:
+        federation.run(tmp_path / "run")
+    assert message in str(caught.value)
+    assert not (tmp_path / "run").exists()
+    site = federation.folder / "image"
+    assert {path.name for path in site.iterdir()} <= {"site.yaml", "connection.yaml", "ca.crt", "data", "cache", "state"}
+    assert not list((federation.folder).glob("elsewhere*"))
+    assert not list(tmp_path.glob("elsewhere*"))
+
+
+@pytest.mark.parametrize("name", ["version", "method", "path", "public set"])
+def test_a_site_refuses_steps_as_it_refuses_to_join(federation: InProcess, tmp_path: Path, name: str) -> None:
+    """A server that has changed in the middle of a run."""
+    change, message = REFUSED[name]
+    federation.grid.rules = [Rule(damages_request(change), kind=STEP, client="image", round=2, step="fit")]
+    folder = federation.run(tmp_path / "run", evaluate_clients=False).folder
+    assert events(folder) == [(2, "image", "client_excluded"), (3, "image", "client_returned")]
+    assert message in reasons(folder)["image"]
+
+
+def _changed(federation: InProcess, number: int, change: Callable[[Any], Any]) -> Any:
+    from polyfed.engines.flower_records import from_records, to_records
+
+    serve, _ = federation.grid.nodes[number]
+
+    def changed(kind: str, found: Any, parts: Any, config: Any) -> Any:
+        told, own = from_records(change(to_records(found, parts)))
+        return serve(kind, told, own, config)
+
+    return changed
+
+
+def test_a_method_that_is_not_allowed_is_not_even_imported(
+    federation: InProcess, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "loud_method.py").write_text("raise SystemExit('imported')\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    for name in ("loud_method.Method", "loud_method"):
+        rule = Rule(damages_request(card(algorithm={"name": name})), kind=DESCRIBE, times=2)
+        federation.grid.rules = [rule]
+        with pytest.raises(ExchangeError, match=f"method '{name}' is not allowed at site 'paired'"):
+            federation.run(tmp_path / "run")
+    assert "loud_method" not in sys.modules
+
+
+def test_all_that_polyfed_ships_is_allowed_where_nothing_is_said(federation: InProcess, tmp_path: Path) -> None:
+    for site in ("paired", "image"):
+        federation.edit(site, {"algorithms": []})
+    assert events(federation.run(tmp_path / "run", rounds=1).folder) == []
+    rule = Rule(damages_request(card(algorithm={"name": "mine.Method"})), kind=DESCRIBE, times=2)
+    federation.grid.rules = [rule]
+    with pytest.raises(ExchangeError, match=r"not allowed at site 'image' \(algorithms: all methods that polyfed ships"):
+        federation.run(tmp_path / "another")
+
+
+def test_a_site_with_another_public_set_does_not_take_part(federation: InProcess, tmp_path: Path) -> None:
+    federation.edit("image", {"public": {"source": "scenes", "items": 15}})
+    told = r"image: DataError: the public set here is another one \(\w+, expected \w+\): compare source, split, items"
+    with pytest.raises(ExchangeError, match=told):
+        federation.run(tmp_path / "run")
+
+
+def test_a_site_whose_file_is_broken_does_not_take_part(federation: InProcess, tmp_path: Path) -> None:
+    federation.edit("image", {"nonsense": 1})
+    with pytest.raises(ExchangeError, match="image: ConfigError: unknown key 'nonsense'"):
+        federation.run(tmp_path / "run")
+
+
+def test_two_sites_cannot_host_the_same_client(federation: InProcess, tmp_path: Path) -> None:
+    content = yaml.safe_load((federation.folder / "paired" / "site.yaml").read_text())
+    group = content["clients"]["paired"] | {"count": 1}
+    federation.edit("paired", {"clients": {"image": group}})
+    with pytest.raises(ExchangeError, match="its client 'image' is already there at another site; rename it"):
+        federation.run(tmp_path / "run")
+
+
+# ---- what a site says of itself
+
+
+def _describing(federation: InProcess, **values: Any) -> None:
+    node = federation.node("image")
+    serve, config = federation.grid.nodes[node]
+
+    def false(kind: str, found: Any, parts: Any, own: Any) -> Any:
+        reply, made = serve(kind, found, parts, own)
+        if kind == "describe":
+            reply["clients"][0].update(values)
+        return reply, made
+
+    federation.grid.nodes[node] = (false, config)
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"samples": -1},
+        {"samples": "many"},
+        {"samples": True},
+        {"modalities": 5},
+        {"task": ["a"]},
+        {"more": 1},
+        {"id": "../image"},
+        {"id": "two\nlines"},
+        {"id": ""},
+    ],
+    ids=str,
+)
+def test_a_site_that_describes_its_clients_wrongly_does_not_join(
+    federation: InProcess, tmp_path: Path, values: Config, caplog: pytest.LogCaptureFixture
+) -> None:
+    _describing(federation, **values)
+    with pytest.raises(ExchangeError, match="not all sites can take part: image: "):
+        federation.run(tmp_path / "run")
+    assert "described itself wrongly" in caplog.text
+    assert not (tmp_path / "run").exists()
+
+
+# ---- runs that are another's
+
+
+def test_a_foreign_run_of_the_same_name_is_refused(federation: InProcess, tmp_path: Path) -> None:
+    folder = federation.run(tmp_path / "run", rounds=1).folder
+    identity = json.loads((folder / "run.json").read_text())["run"]
+    federation.restart("paired", "image")
+    for node, (serve, config) in list(federation.grid.nodes.items()):
+        assert isinstance(serve, Node)
+        federation.grid.nodes[node] = (_changed(federation, node, card(run=identity, seed=5)), config)
+    with pytest.raises(ExchangeError, match=rf"run '{identity}' is foreign: it was announced here before with other"):
+        federation.run(tmp_path / "another")
