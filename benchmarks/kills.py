@@ -34,7 +34,8 @@ from polyfed.deploy.processes import free_port
 POLYFED = [sys.executable, "-c", "import sys; from polyfed.cli import main; sys.exit(main())"]
 PATIENCE = 900.0  # seconds until a run counts as hung
 ROUNDS = 4
-ATTEMPTS = 5  # runs and resumes until one must be done
+PAUSE = 5.0  # seconds before a resume; the half that was not killed may still be at work
+ATTEMPTS = 10  # runs and resumes until one must be done
 METHODS: dict[str, dict[str, Any]] = {
     "creamfl": {"name": "creamfl", "local_epochs": 1, "public_batch_size": 16},
     "fedavg": {"name": "fedavg", "local_epochs": 1},
@@ -275,6 +276,7 @@ def suffered(kill: Kill, place: Place) -> str:
         codes.append(run.ended())
     while codes[-1] and len(codes) < ATTEMPTS:
         place.keep_up()
+        time.sleep(PAUSE)
         again = ["resume", str(out)] if (out / "run.json").is_file() else None
         with place.started(*(again or ["run", *place.config(kill.method), "--out", str(out)])) as run:
             codes.append(run.ended())

@@ -17,8 +17,9 @@ import torch
 from torch import Tensor
 
 from polyfed.aggregation.gca import contrastive_scores
+from polyfed.engines.local import LocalEngine
 from polyfed.experiment import Experiment
-from polyfed.federation.state import unflatten
+from polyfed.federation.state import StateStore, unflatten
 from polyfed.randomness import generator
 from polyfed.reporting.progress import SilentProgress
 from polyfed.runfolder import RunFolder
@@ -31,17 +32,16 @@ TEMPERATURES = (1.0, 0.5, 0.2, 0.1, 0.05, 0.02, 0.01)
 def uploads(session: Session) -> dict[str, dict[str, Tensor]]:
     """Client -> what it uploaded last, of the clients that ever took part."""
     found = {}
-    for info in session.server.clients:
-        state = session.site.store.load(info.id, (1 << 30, 0))
-        if state is not None:
-            found[info.id] = unflatten(state[1])["previous"]
+    store = StateStore(session.hosting.states)
+    for client, label in session.accepted.items():
+        found[client] = unflatten(store.load(client, label))["previous"]
     return found
 
 
 def analyse(folder: Path) -> list[dict[str, object]]:
     """One record a modality and temperature."""
     session = Session(Experiment.load(folder / "config.yaml"), RunFolder.existing(folder), SilentProgress())
-    session.prepare()
+    session.attach(LocalEngine(session.hosting.here()))
     session._restore(session._newest())
     known = session.server.represent_public()
     sent = uploads(session)

@@ -60,6 +60,7 @@ Which = Annotated[
     str | None,
     typer.Option("--model", help="best or last; by default best if there is one", show_default=False),
 ]
+Dashboard = Annotated[bool, typer.Option("--dashboard", help="fill the terminal with all that goes on")]
 AsJson = Annotated[bool, typer.Option("--json", help="print JSON instead of a table")]
 
 
@@ -99,6 +100,7 @@ def run(
         str | None,
         typer.Option(help="local, ray or flower; same as --set run.engine.name=", show_default=False),
     ] = None,
+    dashboard: Dashboard = False,
 ) -> None:
     """Run an experiment and report on it."""
     from polyfed.experiment import Experiment
@@ -114,7 +116,7 @@ def run(
     experiment = Experiment.load(source, [*(overrides or []), *given])
     folder = out or _free_folder(f"{experiment.name}-seed{experiment.run.seed}")
     typer.echo(f"run folder: {folder}")
-    with _reported(folder) as progress:
+    with _reported(folder, dashboard) as progress:
         if _is_deployed(experiment):
             from polyfed.deploy.launch import launch
 
@@ -124,14 +126,14 @@ def run(
 
 
 @app.command()
-def resume(run: RunFolderArgument) -> None:
+def resume(run: RunFolderArgument, dashboard: Dashboard = False) -> None:
     """Continue a run after its last complete round."""
     from polyfed.experiment import Experiment
     from polyfed.runfolder import RunFolder
     from polyfed.runner import resume as resume_run
 
     deployed = _is_deployed(Experiment.load(RunFolder.existing(run).path / "config.yaml"))
-    with _reported(run) as progress:
+    with _reported(run, dashboard) as progress:
         if deployed:
             from polyfed.deploy.launch import relaunch
 
@@ -341,11 +343,12 @@ def _fail(message: str, code: int) -> int:
 
 
 @contextlib.contextmanager
-def _reported(folder: Path) -> Iterator[Any]:
+def _reported(folder: Path, dashboard: bool) -> Iterator[Any]:
     """Progress of a run in ``folder``; an interruption says how to go on."""
+    from polyfed.reporting.dashboard import DashboardProgress
     from polyfed.reporting.progress import progress_for
 
-    progress = progress_for(_console())
+    progress = DashboardProgress(_console()) if dashboard else progress_for(_console())
     try:
         yield progress
     except KeyboardInterrupt:

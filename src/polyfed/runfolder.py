@@ -150,9 +150,14 @@ class RunFolder:
         with (self.path / f"{log}.jsonl").open("a", encoding="utf-8") as stream:
             stream.writelines(json.dumps(record) + "\n" for record in records)
 
+    @property
+    def tracebacks(self) -> Path:
+        """What failed clients told in detail."""
+        return self.path / "tracebacks.log"
+
     def add_traceback(self, round_number: int, client: str, details: str) -> None:
         """Keep what a failed client told in detail."""
-        with (self.path / "tracebacks.log").open("a", encoding="utf-8") as stream:
+        with self.tracebacks.open("a", encoding="utf-8") as stream:
             stream.write(f"--- round {round_number}, client {client}\n{details.rstrip()}\n")
 
     def log_sizes(self) -> dict[str, int]:

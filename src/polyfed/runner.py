@@ -19,7 +19,7 @@ from torch import Tensor
 from polyfed.device import cpu_threads, resolve_device
 from polyfed.engines.engine import Hosting
 from polyfed.environment import environment
-from polyfed.errors import ConfigError, RunError, nearest
+from polyfed.errors import ConfigError, ExchangeError, RunError, nearest
 from polyfed.experiment import Experiment
 from polyfed.federation.client import ClientInfo
 from polyfed.federation.cohort import Cohort, Engine, Patience
@@ -127,7 +127,7 @@ class Session:
 
         def work(engine: Engine) -> None:
             self.attach(engine)
-            with _disk_errors(self.folder), self.sinks:
+            with _disk_errors(self.folder), _tracebacks(self.folder), self.sinks:
                 body()
 
         self.experiment.run.engine.serve(self.hosting, work)
@@ -459,6 +459,17 @@ def _disk_errors(folder: RunFolder) -> Iterator[None]:
             else "nothing was begun: make room and start again"
         )
         raise RunError(f"cannot write to run folder '{folder.path}': {error.strerror}; {remedy}") from error
+
+
+@contextlib.contextmanager
+def _tracebacks(folder: RunFolder) -> Iterator[None]:
+    """A run that ends for want of clients says where they told what happened to them."""
+    try:
+        yield
+    except ExchangeError as error:
+        if not folder.tracebacks.is_file():
+            raise
+        raise ExchangeError(f"{error}; clients' tracebacks: {folder.tracebacks}") from error
 
 
 def _no_model(weights: Mapping[str, Tensor] | None) -> Model:

@@ -252,9 +252,13 @@ def scalar(name: str, value: Any) -> Change:
         (scalar("num_examples", True), "field 'num_examples' is bool, declared is int"),
         (scalar("num_examples", None), "num_examples is NoneType, not a number"),
         (scalar("num_examples", [1]), "num_examples is list, not a number"),
+        (scalar("num_examples", 10**400), "num_examples is a whole number beyond 64 bits"),
+        (scalar("num_examples", float("nan")), "field 'num_examples' is float, declared is int"),
     ],
 )
-def test_a_payload_that_is_not_as_declared_is_refused_at_the_server(struck: Struck, change: Change, message: str) -> None:
+def test_a_payload_that_is_not_as_declared_is_refused_at_the_server(
+    struck: Struck, change: Change, message: str
+) -> None:
     assert message in struck.refuses(Rule(damages_reply(change)))
 
 

@@ -14,15 +14,12 @@ from pathlib import Path
 
 from polyfed.deploy.connection import Connection, ServerAddress
 from polyfed.deploy.files import ServerFolder, SiteFolder
+from polyfed.engines.quiet import QUIET
 from polyfed.errors import RunError
 
-_QUIET = {
-    "FLWR_TELEMETRY_ENABLED": "0",
-    "FLWR_DISABLE_UPDATE_CHECK": "1",
-    "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
-    "RAY_USAGE_STATS_ENABLED": "0",
+_SETTINGS = {
+    **QUIET,
     "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.2",  # seconds; Flower's own 1 is a second more for every message
-    "HF_HUB_DISABLE_TELEMETRY": "1",
     "TOKENIZERS_PARALLELISM": "false",
 }
 
@@ -33,12 +30,12 @@ def environment(home: Path) -> dict[str, str]:
     path = os.pathsep.join([scripts, os.environ.get("PATH", os.defpath)])
     direct = ",".join(filter(None, [os.environ.get("NO_PROXY", ""), "127.0.0.1,localhost"]))
     own = {"FLWR_HOME": str(home.resolve()), "PATH": path, "PYTHONUNBUFFERED": "1"}
-    return os.environ | _QUIET | own | {"NO_PROXY": direct, "no_proxy": direct}
+    return os.environ | _SETTINGS | own | {"NO_PROXY": direct, "no_proxy": direct}
 
 
 def shown(command: Sequence[str], environment: Mapping[str, str]) -> str:
     """The command as one would type it, with the variables that matter."""
-    names = ("FLWR_HOME", *(name for name in _QUIET if name.startswith("FLWR_")))
+    names = ("FLWR_HOME", *(name for name in _SETTINGS if name.startswith("FLWR_")))
     return shlex.join(["env", *(f"{name}={environment[name]}" for name in names), *command])
 
 

@@ -159,10 +159,14 @@ class _Launch:
         return f"the run has ended at SuperLink without a word (status {status})"
 
 
-def _failure(outcome: Outcome) -> PolyfedError:
+class ServerHalfError(Exception):
+    """The server half of a deployed run failed in a way that nobody foresaw; the message has its traceback."""
+
+
+def _failure(outcome: Outcome) -> Exception:
     if outcome.mendable:
         return RunError(outcome.error)
-    return RunError(f"the server half failed: {outcome.error}\n{outcome.details}")
+    return ServerHalfError(f"{outcome.error}\n{outcome.details}")
 
 
 def _flower(experiment: Experiment) -> Flower:

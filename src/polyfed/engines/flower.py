@@ -24,6 +24,7 @@ import torch
 from pydantic import Field
 
 from polyfed.engines.engine import EngineSettings, Hosting
+from polyfed.engines.quiet import be_quiet
 from polyfed.engines.ray import ray_here
 from polyfed.errors import ConfigError, ExchangeError
 from polyfed.federation.client import ClientInfo
@@ -36,14 +37,6 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 log = logging.getLogger(__name__)
-
-QUIET = {
-    "FLWR_TELEMETRY_ENABLED": "0",
-    "FLWR_DISABLE_UPDATE_CHECK": "1",
-    "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
-    "RAY_USAGE_STATS_ENABLED": "0",
-}
-"""What keeps Flower and Ray from calling home and from installing anything while a run goes on."""
 
 _GRID: ContextVar[Any] = ContextVar("grid", default=None)
 
@@ -86,8 +79,7 @@ class Flower(EngineSettings):
 
     def serve(self, hosting: Hosting, body: Callable[[Engine], T]) -> T:
         """Run ``body`` over a simulation, or, inside a ServerApp, over the SuperLink's grid."""
-        for variable, value in QUIET.items():
-            os.environ.setdefault(variable, value)
+        be_quiet()
         if not self.is_deployed:
             simulation = _Simulation(self, hosting, body)
             simulation.run()

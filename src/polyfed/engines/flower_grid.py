@@ -17,7 +17,7 @@ from typing import Any, Protocol
 
 from flwr.app import Message
 
-from polyfed.engines.flower_records import from_records, to_records
+from polyfed.engines.flower_records import SharedRecords, from_records, to_records
 from polyfed.engines.parcels import Parcel, answer_of, parcel_requests
 from polyfed.errors import ExchangeError, PayloadError
 from polyfed.federation.client import ClientInfo
@@ -211,6 +211,7 @@ class Exchange:
         self._roster, self._deadline, self._settings = roster, deadline, settings
         self._limits, self._stopped = limits, stopped
         parcels, self._parts = parcel_requests(requests, checksums=True)
+        self._records = SharedRecords()
         self._answers: dict[str, Answer] = {}
         self._queues: dict[int | None, deque[_Bundle]] = {}
         self._bundle_of: dict[str, _Bundle] = {}
@@ -270,7 +271,7 @@ class Exchange:
             for request, parcel in zip(bundle.requests, bundle.parcels, strict=True)
         ]
         facts: dict[str, object] = {"card": self._roster.card, "requests": entries}
-        content = to_records(facts, [self._parts[place] for place in own])
+        content = to_records(facts, [self._parts[place] for place in own], self._records)
         group = str(bundle.requests[0].round)
         ttl = None if self._deadline is None else self._patience(bundle) + 60.0
         bundle.message = push(self._roster.grid, Message(content, node, "train.step", group_id=group, ttl=ttl))

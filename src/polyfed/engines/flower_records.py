@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 
@@ -13,14 +13,40 @@ from polyfed.federation.parts import Part
 _FACTS = "polyfed"
 
 
-def to_records(facts: dict[str, object], parts: Sequence[Part]) -> RecordDict:
-    """Facts (anything that JSON holds) and parts as the content of a message."""
+def to_records(
+    facts: dict[str, object], parts: Sequence[Part], record: Callable[[Part], ArrayRecord] | None = None
+) -> RecordDict:
+    """Facts (anything that JSON holds) and parts as the content of a message.
+
+    Args:
+        facts: what the message says beside its tensors.
+        parts: its tensors.
+        record: makes the record of a part; by default ``array_record``.
+    """
     text = json.dumps({**facts, "parts": [part.header for part in parts]})
     content = RecordDict({_FACTS: ConfigRecord({"json": text})})
     for number, part in enumerate(parts):
         if part.buffers:
-            content[f"part-{number}"] = ArrayRecord({f"{k}": _array(raw) for k, raw in enumerate(part.buffers)})
+            content[f"part-{number}"] = (record or array_record)(part)
     return content
+
+
+class SharedRecords:
+    """Records of parts that several messages have: each is made once, and copied never."""
+
+    def __init__(self) -> None:
+        self._made: dict[int, tuple[Part, ArrayRecord]] = {}  # with the part, whose id must stay taken
+
+    def __call__(self, part: Part) -> ArrayRecord:
+        """The part's record."""
+        if id(part) not in self._made:
+            self._made[id(part)] = part, array_record(part)
+        return self._made[id(part)][1]
+
+
+def array_record(part: Part) -> ArrayRecord:
+    """A part's tensors as raw bytes."""
+    return ArrayRecord({f"{k}": _array(raw) for k, raw in enumerate(part.buffers)})
 
 
 def from_records(content: RecordDict) -> tuple[dict[str, object], list[Part]]:

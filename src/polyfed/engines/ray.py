@@ -26,6 +26,7 @@ from pydantic import Field
 
 from polyfed.engines.engine import EngineSettings, Hosting
 from polyfed.engines.parcels import Parcel, answer_of, parcel_answer, parcel_requests, request_of
+from polyfed.engines.quiet import be_quiet
 from polyfed.engines.site import RunCard, Site
 from polyfed.errors import ConfigError, ExchangeError, PayloadError
 from polyfed.federation.client import ClientInfo
@@ -107,7 +108,7 @@ def ray_here(**options: Any) -> Iterator[None]:
 
 def start_ray(**options: Any) -> None:
     """Start Ray, or connect to it: quietly, without a dashboard and without reporting to anybody."""
-    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    be_quiet()
     # advice on workers without GPUs, which see none: that is what we want
     warnings.filterwarnings("ignore", message="Tip: In future versions of Ray", category=FutureWarning)
     import ray

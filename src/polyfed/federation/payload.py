@@ -16,6 +16,7 @@ from torch import Tensor
 from polyfed.errors import PayloadError
 from polyfed.federation.limits import Limits
 
+_LARGEST = 1 << 63
 _ALIGNMENT = 64  # bytes, that of torch's own allocations
 
 Scalar = int | float | str | bool
@@ -147,3 +148,5 @@ class Payload:
         for name, value in self.scalars.items():
             if isinstance(value, float) and not value - value == 0.0:
                 raise PayloadError(f"{name} is {value}")
+            if isinstance(value, int) and not -_LARGEST <= value < _LARGEST:
+                raise PayloadError(f"{name} is a whole number beyond 64 bits")

@@ -33,10 +33,12 @@ def partition(records: RunRecords) -> Markup:
 
 def _group(group: str, held: Mapping[str, Holding], colour: int) -> Markup:
     classes = sorted({name for holding in held.values() for name in holding.labels or ()}, key=_natural)
-    sources = ", ".join(dict.fromkeys(f"{holding.source} {holding.split}" for holding in held.values()))
-    labelled = f"{len(classes)} classes" if classes else "no labels"
+    named = dict.fromkeys(f"{holding.source} {holding.split}".strip() for holding in held.values())
+    sources = ", ".join(named) if any(named) else "held at its site"
+    labelled = f"{len(classes)} classes" if classes else "no labels" if any(named) else "samples alone are known"
+    number = f"{len(held)} client{'s' if len(held) > 1 else ''}"
     content = _bars(group, held, classes, colour) if len(held) <= _MOST_BARS else _many(group, held, classes, colour)
-    title = heading(f"{group}: {len(held)} clients, {labelled} ({sources})")
+    title = heading(f"{group}: {number}, {labelled} ({sources})")
     return tag("div", title, content, _table(group, held, classes), class_="block")
 
 

@@ -1,0 +1,95 @@
+"""The server is killed, and the run resumed: it ends in the bits of the run to which nothing happened."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from engines_under_test import ENGINES, ready
+from outcomes import results
+
+POLYFED = [sys.executable, "-c", "import sys; from polyfed.cli import main; sys.exit(main())"]
+PATIENCE = 300.0
+
+
+def killed(config: dict[str, Any], folder: Path, rounds: int) -> Path:
+    """A run whose process was killed after so many complete rounds."""
+    (folder / "plan.yaml").write_text(yaml.safe_dump(config))
+    out = folder / "run"
+    with (folder / "log").open("ab") as log:
+        process = subprocess.Popen(
+            [*POLYFED, "run", str(folder / "plan.yaml"), "--out", str(out)],
+            stdout=log,
+            stderr=log,
+            env=environment(),
+            start_new_session=True,
+        )
+    limit = time.monotonic() + PATIENCE
+    try:
+        while not (out / f"checkpoints/round-{rounds:06d}.json").exists():
+            assert process.poll() is None, (folder / "log").read_text()
+            assert time.monotonic() < limit, (folder / "log").read_text()
+            time.sleep(0.01)
+    finally:
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+    return out
+
+
+def environment() -> dict[str, str]:
+    tests = os.pathsep.join(path for path in sys.path if path)
+    return {**os.environ, "PYTHONPATH": tests, "OMP_NUM_THREADS": "1"}
+
+
+def resumed(out: Path) -> Path:
+    found = subprocess.run(
+        [*POLYFED, "resume", str(out)], env=environment(), capture_output=True, text=True, check=False
+    )
+    assert found.returncode == 0, found.stdout + found.stderr
+    return out
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("engine", ENGINES)
+def test_a_killed_server_resumes_to_the_same_bits(
+    keeping: dict[str, Any], undisturbed: dict[str, bytes], tmp_path: Path, engine: str
+) -> None:
+    config = keeping | {"run": keeping["run"] | {"engine": ENGINES[engine]}}
+    out = killed(config, tmp_path, 1)
+    assert not (out / "report.md").exists()
+    assert results(resumed(out)) == undisturbed
+
+
+@pytest.mark.slow
+def test_a_server_killed_in_a_clients_step_resumes_to_the_same_bits(
+    keeping: dict[str, Any], undisturbed: dict[str, bytes], tmp_path: Path
+) -> None:
+    """On the local engine a client's step is the server's process: it kills it twice, in the same round."""
+    config = ready(keeping, tmp_path, "local", how="kill", times=2)
+    (tmp_path / "plan.yaml").write_text(yaml.safe_dump(config))
+    arguments = ["run", str(tmp_path / "plan.yaml"), "--out", str(tmp_path / "run")]
+    codes = []
+    for command in (arguments, ["resume", str(tmp_path / "run")], ["resume", str(tmp_path / "run")]):
+        found = subprocess.run([*POLYFED, *command], env=environment(), capture_output=True, check=False)
+        codes.append(found.returncode)
+    assert codes == [-signal.SIGKILL, -signal.SIGKILL, 0]
+    assert results(tmp_path / "run") == undisturbed
+
+
+@pytest.mark.slow
+def test_too_few_clients_end_the_program_with_code_2_and_how_to_go_on(keeping: dict[str, Any], tmp_path: Path) -> None:
+    config = ready(keeping, tmp_path, "local", how="raise", min_clients=3)
+    (tmp_path / "plan.yaml").write_text(yaml.safe_dump(config))
+    command = [*POLYFED, "run", str(tmp_path / "plan.yaml"), "--out", str(tmp_path / "run")]
+    found = subprocess.run(command, env=environment(), capture_output=True, text=True, check=False)
+    assert found.returncode == 2
+    assert "2 of 3 clients gave a usable reply to 'fit'" in found.stderr
+    assert "image: ValueError: no GPU left" in found.stderr
+    resumed(tmp_path / "run")
