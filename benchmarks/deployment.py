@@ -23,7 +23,8 @@ from polyfed.experiment import Experiment
 
 POLYFED = [sys.executable, "-m", "polyfed.cli"]
 MARK = "POLYFED_BENCHMARK"
-_GRACE = 30.0
+_GRACE = 12.0  # seconds; polyfed gives its own programs 8
+_ENDING = (signal.SIGINT, signal.SIGTERM)
 _INTO_LOG = 'exec "$@" >"$0" 2>&1'  # for sh -c: the log is $0
 
 
@@ -55,7 +56,8 @@ class Programs:
         """Start a program in the folder."""
         here = str(Path(__file__).resolve().parent)
         path = os.pathsep.join(filter(None, [here, os.environ.get("PYTHONPATH", "")]))
-        own = {"PYTHONPATH": path, "OMP_NUM_THREADS": "1", "RAY_TMPDIR": str(self.folder), MARK: self.mark}
+        own = {"PYTHONPATH": path, "OMP_NUM_THREADS": "1", MARK: self.mark}
+        own |= {"TMPDIR": str(self.folder), "RAY_TMPDIR": str(self.folder)}  # whoever is killed leaves nothing
         own |= {"RAY_USAGE_STATS_ENABLED": "0", "FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1"}
         into_log = ["sh", "-c", _INTO_LOG, str(self.log(name)), *command]
         self._processes.start(name, into_log, {**os.environ, **own, **(environment or {})}, self.folder)
@@ -153,9 +155,7 @@ def bring_up(
     """
     folder = programs.folder / "federation"
     experiment = Experiment.load(content)
-    create_federation(
-        folder, experiment, ["localhost"], port=free_port(), superlink_port=free_port(), keys=True
-    )
+    create_federation(folder, experiment, ["localhost"], port=free_port(), superlink_port=free_port(), keys=True)
     sites = tuple(experiment.clients)
     began = time.monotonic()
     programs.start("server", [*POLYFED, "deploy", "server", str(folder / "server")])
@@ -170,22 +170,25 @@ def bring_up(
 
 @contextlib.contextmanager
 def ending_properly() -> Iterator[None]:
-    """Within the block SIGTERM is what Ctrl-C is, so that blocks are left and their processes stopped."""
+    """Within the block SIGTERM is what Ctrl-C is, so that processes are stopped; once is enough."""
 
     def interrupt(number: int, frame: FrameType | None) -> None:
+        for each in _ENDING:
+            signal.signal(each, signal.SIG_IGN)
         raise KeyboardInterrupt
 
-    before = signal.signal(signal.SIGTERM, interrupt)
-    try:
+    with _handled(interrupt):
         yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
+
+
+def _undisturbed() -> contextlib.AbstractContextManager[None]:
+    """Neither may keep processes from being stopped."""
+    return _handled(signal.SIG_IGN)
 
 
 @contextlib.contextmanager
-def _undisturbed() -> Iterator[None]:
-    """A second Ctrl-C must not leave processes behind."""
-    before = {number: signal.signal(number, signal.SIG_IGN) for number in (signal.SIGINT, signal.SIGTERM)}
+def _handled(handler: Callable[[int, FrameType | None], None] | signal.Handlers) -> Iterator[None]:
+    before = {number: signal.signal(number, handler) for number in _ENDING}
     try:
         yield
     finally:

@@ -20,6 +20,7 @@ import harness
 from deployment import Programs, bring_up, ending_properly
 from echo import creamfl, memory
 from echo.legs import Leg, Rival, experiment, rivals, rivals_deployed
+
 from polyfed.errors import PolyfedError
 
 LIMIT = 1.2
@@ -111,6 +112,8 @@ def failing_shortly() -> Iterator[None]:
     """What went wrong in one of the programs is told without this program's traceback."""
     try:
         yield
+    except KeyboardInterrupt:
+        sys.exit(130)
     except PolyfedError as error:
         sys.exit(f"error: {error}")
 
@@ -118,7 +121,10 @@ def failing_shortly() -> Iterator[None]:
 @contextlib.contextmanager
 def programs() -> Iterator[Programs]:
     """Programs in a folder that vanishes after them."""
-    with tempfile.TemporaryDirectory(prefix="echo-", ignore_cleanup_errors=True) as folder, Programs(Path(folder)) as it:
+    with (
+        tempfile.TemporaryDirectory(prefix="echo-", ignore_cleanup_errors=True) as folder,
+        Programs(Path(folder)) as it,
+    ):
         yield it
 
 

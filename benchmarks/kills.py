@@ -136,8 +136,9 @@ class Started:
         return [process for process in self.family.values() if process.is_running()]
 
     def called(self, name: str) -> list[psutil.Process]:
-        """Processes whose command line has this in it."""
-        return [process for process in self.look() if name in " ".join(_command(process))]
+        """Processes whose command line has this in it; to look for new ones takes long, so known ones are preferred."""
+        known = [process for process in self.family.values() if name in " ".join(_command(process))]
+        return known or [process for process in self.look() if name in " ".join(_command(process))]
 
     def ended(self, seconds: float = PATIENCE) -> int:
         """The exit code; the family is watched meanwhile."""

@@ -11,10 +11,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 import harness
+import yaml
 from deployment import POLYFED, Programs, bring_up
+
 from polyfed.experiment import Experiment
 
 PRESET = "creamfl-flickr8k"
@@ -63,17 +63,17 @@ def _here(programs: Programs, source: Path, engine: str) -> Result:
 
 
 def _deployed(programs: Programs, source: Path, experiment: Experiment) -> Result:
-    prepare = partial(_settle, data=experiment.data.data_folder, cache=experiment.data.cache_folder)
+    prepare = partial(_settle, data=str(experiment.data.data_folder), cache=str(experiment.data.cache_folder))
     loopback = bring_up(programs, yaml.safe_load(source.read_text()), prepare)
     print(f"# server, gate and sites {', '.join(loopback.sites)} connected after {loopback.seconds:.1f} s", flush=True)
     return _run(programs, "deployment", loopback.experiment, [])
 
 
-def _settle(site: Path, *, data: Path, cache: Path) -> None:
+def _settle(site: Path, *, data: str, cache: str) -> None:
     """What a site's operator does: say where the data are."""
     path = site / "site.yaml"
     content = yaml.safe_load(path.read_text())
-    content["data"] |= {"dir": str(data), "cache_dir": str(cache)}
+    content["data"] |= {"dir": data, "cache_dir": cache}
     path.write_text(yaml.safe_dump(content, sort_keys=False))
 
 

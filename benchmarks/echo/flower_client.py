@@ -25,5 +25,7 @@ def decoded(record: ArrayRecord) -> np.ndarray[Any, np.dtype[np.float32]]:
 @client.train("echo")
 def echo(message: Message, context: Context) -> Message:
     """Add the number that came with the array."""
-    values = decoded(message.content["values"])
-    return Message(RecordDict({"values": encoded(values + message.content["facts"]["addend"])}), reply_to=message)
+    values = decoded(message.content.array_records["values"])
+    addend = message.content.config_records["facts"]["addend"]
+    assert isinstance(addend, float)
+    return Message(RecordDict({"values": encoded(values + addend)}), reply_to=message)

@@ -1,6 +1,6 @@
 """The echo's ServerApp without polyfed, and its simulation.
 
-    python -m echo.flower_server OUT SCHEDULE CLIENTS PROCESSES
+python -m echo.flower_server OUT SCHEDULE CLIENTS PROCESSES
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def exchange(grid: Any, nodes: Sequence[int], bank: work.Array) -> Iterator[work
     found: dict[str, Message] = {}
     while order:
         if order[0] in found:
-            yield decoded(found.pop(order.pop(0)).content["values"])
+            yield decoded(found.pop(order.pop(0)).content.array_records["values"])
             continue
         replies = list(grid.pull_messages([name for name in order if name not in found]))
         found |= {reply.metadata.reply_to_message_id: reply for reply in replies}

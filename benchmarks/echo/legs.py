@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from deployment import POLYFED, Loopback, Programs
+
 from echo import work
 from polyfed.deploy.connection import ServerAddress, load
 from polyfed.deploy.files import ServerFolder

@@ -2,35 +2,46 @@
 
 from __future__ import annotations
 
-import os
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
-
-import psutil
+from pathlib import Path
 
 import harness
+import psutil
 from deployment import Programs, bring_up
+
 from echo.legs import experiment, rivals_deployed
 
 _EVERY = 0.1  # seconds between looks
 
-_SERVER_COPIES = 7
-"""Beside a reply of every site that SuperLink keeps until the server half takes it:
-
-1 in SuperLink: the bank's chunks, stored once for all sites.
-2 in the server half, of the method: the bank, and the sum of the replies.
-4 in the server half, of Flower: a reply as chunks, as chunks without their headers, joined, and as bytes.
-"""
+_PROGRAMS = (
+    *("flower-superlink", "flower-supernode", "flower-superexec", "flwr-serverapp", "flwr-clientapp"),
+    *("caddy", "polyfed.deploy.worker"),
+)
 
 _SITE_COPIES = 10
-"""2 in SuperNode: the message and its reply, as chunks.
+"""Copies of what a client is sent that the processes of a site may hold at once:
+
+2 in SuperNode: the message and its reply, as chunks.
 4 in the process of a message, of Flower: what arrives as chunks, without headers, joined, and as bytes; or, later,
    what arrived, the reply from the worker, as bytes for Flower, and as chunks.
 4 in the worker: what arrived, as it arrives and aligned; and the reply, whose memory is that of the last errand
    until the next is done.
 """
+
+
+def server_copies(sites: int) -> int:
+    """Copies of what a client is sent that the server's processes may hold at once.
+
+    SuperLink: the bank's chunks, stored once for all sites, and a reply of every site until the server half takes it;
+    twice, since what is freed of one round, in small chunks by many threads, stays with the allocator in the next.
+
+    The server half: the bank and the sum of the replies, which are the method's; the reply before, and an aligned copy
+    of this one; and four within Flower, for which a reply is chunks, chunks without their headers, joined, and bytes.
+    """
+    return 2 * (1 + sites) + 8
 
 
 @dataclass
@@ -86,7 +97,7 @@ def bench(programs: Programs, sites: int, sizes: Mapping[str, int]) -> None:
     with watched(programs, names) as full:
         work([size, size])
     for tree in names:
-        copies = sites + _SERVER_COPIES if tree == "server" else _SITE_COPIES
+        copies = server_copies(sites) if tree == "server" else _SITE_COPIES
         _report(tree, name, size, copies, bare, full)
 
 
@@ -115,6 +126,5 @@ def _held(process: psutil.Process) -> int:
 
 
 def _role(command: Sequence[str]) -> str:
-    words = [os.path.basename(word) for word in command]
-    known = ("flower-superlink", "flower-supernode", "caddy", "polyfed.deploy.worker", "flwr-serverapp", "flwr-clientapp")
-    return next((word for word in words if word in known), " ".join(words[:4]))
+    words = [Path(word).name for word in command]
+    return next((word for word in words if word in _PROGRAMS), " ".join(words[1:4]))

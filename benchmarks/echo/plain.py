@@ -1,6 +1,6 @@
 """The echo without polyfed: a call in this process, or actors of Ray.
 
-    python -m echo.plain local|ray OUT SCHEDULE CLIENTS WORKERS
+python -m echo.plain local|ray OUT SCHEDULE CLIENTS WORKERS
 """
 
 from __future__ import annotations

@@ -55,7 +55,7 @@ def measured(size: int, exchange: Callable[[], Iterable[Array]]) -> Round:
     started, begin = time.time(), time.perf_counter()
     for reply in exchange():
         total += reply
-    return Round(size, time.perf_counter() - begin, started, zlib.crc32(total))
+    return Round(size, time.perf_counter() - begin, started, zlib.crc32(total.data))
 
 
 def write_rounds(path: Path, rounds: Sequence[Round]) -> None:

@@ -6,9 +6,11 @@ import contextlib
 import json
 import logging
 import os
+import signal
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from types import FrameType
 from typing import TYPE_CHECKING, Annotated, Any
 
 import click
@@ -16,6 +18,7 @@ import typer
 
 import polyfed
 from polyfed.deploy.commands import app as deploy
+from polyfed.engines.quiet import SPEED
 from polyfed.errors import ConfigError, PolyfedError, RunError
 
 if TYPE_CHECKING:
@@ -31,6 +34,7 @@ _QUIET = {
     "HF_DATASETS_DISABLE_PROGRESS_BARS": "1",
     "TOKENIZERS_PARALLELISM": "false",
     "TRANSFORMERS_VERBOSITY": "error",
+    **SPEED,
 }
 
 app = typer.Typer(
@@ -69,6 +73,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for variable, value in _QUIET.items():
         os.environ.setdefault(variable, value)
     _show_warnings()
+    signal.signal(signal.SIGTERM, _interrupted)
     try:
         code = app(arguments, prog_name="polyfed", standalone_mode=False)
     except click.exceptions.NoArgsIsHelpError as error:
@@ -275,6 +280,11 @@ def _options(
 
 
 # ---- parsing
+
+
+def _interrupted(number: int, frame: FrameType | None) -> None:
+    """Being told to end is an interruption like Ctrl-C: the terminal, workers and folders are left in order."""
+    raise KeyboardInterrupt
 
 
 def _pairs(option: str, texts: Sequence[str] | None) -> dict[str, str]:

@@ -34,7 +34,7 @@ class Struck(CreamFL):
             if self.how == "raise":
                 raise ValueError("no GPU left")
             if self.how == "sleep":
-                time.sleep(30)
+                time.sleep(90)
             return _falsified(self.how, super().fit(client, representations))
         return super().fit(client, representations)
 

@@ -17,6 +17,7 @@ from outcomes import events, reasons
 from test_damaged_messages import facts
 
 from polyfed.engines.flower_node import Node
+from polyfed.engines.flower_records import from_records, to_records
 from polyfed.errors import ExchangeError
 
 Config = dict[str, Any]
@@ -86,8 +87,6 @@ def test_a_site_refuses_steps_as_it_refuses_to_join(federation: InProcess, tmp_p
 
 
 def _changed(federation: InProcess, number: int, change: Callable[[Any], Any]) -> Any:
-    from polyfed.engines.flower_records import from_records, to_records
-
     serve, _ = federation.grid.nodes[number]
 
     def changed(kind: str, found: Any, parts: Any, config: Any) -> Any:

@@ -13,7 +13,6 @@ from polyfed import Experiment, resume, run
 from polyfed.errors import ExchangeError
 
 Config = dict[str, Any]
-others = pytest.param
 ALL = ["local", pytest.param("ray", marks=pytest.mark.slow), pytest.param("flower", marks=pytest.mark.slow)]
 PROCESSES = [name for name in ENGINES if name != "local"]
 BACK = [(2, "image", "client_excluded"), (3, "image", "client_returned")]
@@ -43,7 +42,7 @@ def test_too_few_stop_the_run_and_a_resume_ends_in_the_same_bits(
     config = ready(keeping, tmp_path, engine, how="raise", phases={"fit": {"min_clients": 1.0}})
     with pytest.raises(ExchangeError, match=r"round 2: 2 of 3 clients .*\(image: ValueError: no GPU left\)"):
         run(Experiment.parse(config), tmp_path / "run")
-    assert comparable(resume(tmp_path / "run").folder) == comparable(undisturbed)
+    assert results(resume(tmp_path / "run").folder) == undisturbed
 
 
 @pytest.mark.slow
@@ -54,13 +53,13 @@ def test_a_client_whose_process_is_killed_is_done_again_to_the_same_bits(
     config = ready(keeping, tmp_path, engine, how="kill")
     folder = run(Experiment.parse(config), tmp_path / "run").folder
     assert (tmp_path / "counter").stat().st_size == 2  # killed once, then done
-    assert comparable(folder) == comparable(undisturbed)
+    assert results(folder) == undisturbed
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("engine", PROCESSES)
 def test_a_client_whose_process_is_always_killed_is_excluded(keeping: Config, tmp_path: Path, engine: str) -> None:
-    config = ready(keeping, tmp_path, engine, how="kill", times=3, evaluate_clients=False)
+    config = ready(keeping, tmp_path, engine, how="kill", times=100, evaluate_clients=False)
     folder = run(Experiment.parse(config), tmp_path / "run").folder
     assert events(folder) == BACK
     assert "run.engine.retries is 2" in reasons(folder)["image"]
@@ -69,13 +68,8 @@ def test_a_client_whose_process_is_always_killed_is_excluded(keeping: Config, tm
 @pytest.mark.slow
 @pytest.mark.parametrize("engine", PROCESSES)
 def test_a_client_that_hangs_is_late(keeping: Config, tmp_path: Path, engine: str) -> None:
-    settings: Config = {"evaluate_clients": False, "phases": {"fit": {"deadline": 8.0}}}
+    settings: Config = {"evaluate_clients": False, "phases": {"fit": {"deadline": 25.0}}}
     config = ready(keeping, tmp_path, engine, how="sleep", **settings)
     folder = run(Experiment.parse(config), tmp_path / "run").folder
     assert events(folder)[0] == BACK[0]
-    assert reasons(folder)["image"] == "no answer within 8 s"
-
-
-def comparable(left: Path | dict[str, bytes]) -> dict[str, bytes]:
-    """Without the model's description, which names the method."""
-    return results(left) if isinstance(left, Path) else left
+    assert reasons(folder) == {"image": "no answer within 25 s"}

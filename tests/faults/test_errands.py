@@ -29,6 +29,11 @@ serve_errands(Path(sys.argv[1]), lambda *message: os.kill(os.getpid(), signal.SI
 """
 
 
+@pytest.fixture(autouse=True)
+def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(errands, "_STARTING", 20.0)
+
+
 @pytest.fixture
 def address() -> Iterator[Path]:
     with tempfile.TemporaryDirectory(prefix="errand-") as folder:  # a short path, as sockets need
@@ -41,19 +46,25 @@ def echo(kind: str, facts: Any, parts: Any, config: Any) -> Any:
 
 @pytest.fixture
 def worker(address: Path) -> Iterator[Path]:
-    """Serves errands until all are done."""
+    """Serves errands until one is the last, which it must still be able to."""
     ended = threading.Event()
-    thread = threading.Thread(target=serve_errands, args=(address, echo, lambda: not ended.is_set()), daemon=True)
+
+    def serve(kind: str, facts: Any, parts: Any, config: Any) -> Any:
+        if facts.get("last"):
+            ended.set()
+        return echo(kind, facts, parts, config)
+
+    thread = threading.Thread(target=serve_errands, args=(address, serve, lambda: not ended.is_set()), daemon=True)
     thread.start()
+    ask(address)  # waits until it listens
     yield address
-    ended.set()
-    assert ask(address)[0]["kind"] == "step", "the worker does not serve any more"
+    assert ask(address, last=True)[0]["last"]
     thread.join(10)
     assert not thread.is_alive()
 
 
-def ask(address: Path) -> Any:
-    return errand(str(address), "step", {"n": 1}, [Part("header", [memoryview(b"abc")])], {"config": "x"})
+def ask(address: Path, **facts: bool) -> Any:
+    return errand(str(address), "step", {"n": 1, **facts}, [Part("header", [memoryview(b"abc")])], {"config": "x"})
 
 
 def test_a_message_reaches_the_worker_and_its_reply_comes_back(worker: Path) -> None:

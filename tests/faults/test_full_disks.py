@@ -14,12 +14,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from fake_grid import Rule
 from federations_in_process import InProcess
 from outcomes import events, reasons, results
 
 from polyfed import Experiment, resume, run
 from polyfed.errors import RunError
 from polyfed.federation.files import write_atomically
+from polyfed.runfolder import RunFolder
 
 
 @contextlib.contextmanager
@@ -35,10 +37,6 @@ def small(folder: Path, size: str) -> Iterator[None]:
         yield
     finally:
         subprocess.run(["umount", str(folder)], check=True)
-
-
-def grow(folder: Path, size: str) -> None:
-    subprocess.run(["mount", "-o", f"remount,size={size}", str(folder)], check=True)
 
 
 def fill(folder: Path, leave: int) -> Path:
@@ -58,8 +56,6 @@ def test_a_run_whose_disk_fills_up_stops_and_goes_on_when_there_is_room(
     monkeypatch: pytest.MonkeyPatch,
     leave: int,
 ) -> None:
-    from polyfed.runfolder import RunFolder
-
     begin = RunFolder.begin
 
     def begin_and_fill(folder: RunFolder, *arguments: Any) -> None:
@@ -91,8 +87,6 @@ def test_a_site_whose_disk_is_full_is_left_out_and_goes_on_when_there_is_room(
                 return delivery.serve(delivery.message.content)
             finally:
                 filling.unlink()
-
-        from fake_grid import Rule
 
         federation.grid.rules = [Rule(full, client="image", round=2, step="fit")]
         folder = federation.run(tmp_path / "run", evaluate_clients=False).folder

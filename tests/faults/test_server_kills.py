@@ -21,7 +21,7 @@ PATIENCE = 300.0
 
 def killed(config: dict[str, Any], folder: Path, rounds: int) -> Path:
     """A run whose process was killed after so many complete rounds."""
-    (folder / "plan.yaml").write_text(yaml.safe_dump(config))
+    (folder / "plan.yaml").write_text(yaml.safe_dump(config, sort_keys=False))  # the order of clients matters
     out = folder / "run"
     with (folder / "log").open("ab") as log:
         process = subprocess.Popen(
@@ -73,7 +73,7 @@ def test_a_server_killed_in_a_clients_step_resumes_to_the_same_bits(
 ) -> None:
     """On the local engine a client's step is the server's process: it kills it twice, in the same round."""
     config = ready(keeping, tmp_path, "local", how="kill", times=2)
-    (tmp_path / "plan.yaml").write_text(yaml.safe_dump(config))
+    (tmp_path / "plan.yaml").write_text(yaml.safe_dump(config, sort_keys=False))  # the order of clients matters
     arguments = ["run", str(tmp_path / "plan.yaml"), "--out", str(tmp_path / "run")]
     codes = []
     for command in (arguments, ["resume", str(tmp_path / "run")], ["resume", str(tmp_path / "run")]):
@@ -86,7 +86,7 @@ def test_a_server_killed_in_a_clients_step_resumes_to_the_same_bits(
 @pytest.mark.slow
 def test_too_few_clients_end_the_program_with_code_2_and_how_to_go_on(keeping: dict[str, Any], tmp_path: Path) -> None:
     config = ready(keeping, tmp_path, "local", how="raise", min_clients=3)
-    (tmp_path / "plan.yaml").write_text(yaml.safe_dump(config))
+    (tmp_path / "plan.yaml").write_text(yaml.safe_dump(config, sort_keys=False))  # the order of clients matters
     command = [*POLYFED, "run", str(tmp_path / "plan.yaml"), "--out", str(tmp_path / "run")]
     found = subprocess.run(command, env=environment(), capture_output=True, text=True, check=False)
     assert found.returncode == 2

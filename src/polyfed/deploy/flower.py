@@ -14,11 +14,12 @@ from pathlib import Path
 
 from polyfed.deploy.connection import Connection, ServerAddress
 from polyfed.deploy.files import ServerFolder, SiteFolder
-from polyfed.engines.quiet import QUIET
+from polyfed.engines.quiet import QUIET, SPEED
 from polyfed.errors import RunError
 
 _SETTINGS = {
     **QUIET,
+    **SPEED,
     "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.2",  # seconds; Flower's own 1 is a second more for every message
     "TOKENIZERS_PARALLELISM": "false",
 }

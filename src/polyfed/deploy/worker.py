@@ -9,8 +9,9 @@ import logging
 import os
 import sys
 from collections.abc import Callable, Sequence
-from multiprocessing.connection import Listener
+from multiprocessing.connection import Connection, Listener
 from pathlib import Path
+from typing import Any
 
 from polyfed.deploy.errand import receive, send
 from polyfed.engines.flower_client import Serve
@@ -31,11 +32,16 @@ def serve_errands(address: Path, serve: Serve, go_on: Callable[[], bool] = lambd
         while go_on():
             try:
                 with listener.accept() as connection:
-                    content, parts = receive(connection)
-                    facts, made = serve(content["kind"], content["facts"], parts, content["config"])
-                    send(connection, {"facts": facts}, made)
-            except (EOFError, OSError, ValueError, KeyError) as error:
-                log.error("a message was lost with the process that brought it: %s", error)
+                    _serve_one(connection, serve)
+            except Exception as error:  # whatever one message was, the next one is served
+                log.error("a message was lost with the process that brought it: %s: %s", type(error).__name__, error)
+
+
+def _serve_one(connection: Connection[Any, Any], serve: Serve) -> None:
+    # a function, so that nothing of a message is held while the next is waited for
+    content, parts = receive(connection)
+    facts, made = serve(content["kind"], content["facts"], parts, content["config"])
+    send(connection, {"facts": facts}, made)
 
 
 def main(arguments: Sequence[str]) -> None:

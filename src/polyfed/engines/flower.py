@@ -167,7 +167,12 @@ class _Simulation:
         app = ServerApp()
         app.main()(self._main)
         threads = self.hosting.settings.run.threads
-        resources: dict[str, Any] = {"num_cpus": threads, "num_gpus": self.settings.gpus}
+        resources: dict[str, Any] = {
+            "num_cpus": threads,
+            "num_gpus": self.settings.gpus,
+            "max_restarts": -1,  # Flower puts a process that died back into its pool: Ray must start it again,
+            "max_task_retries": 1,  # and messages must wait for it instead of failing meanwhile
+        }
         try:
             with ray_here(num_cpus=max(os.cpu_count() or 1, threads)):
                 run_simulation(

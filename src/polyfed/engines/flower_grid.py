@@ -6,7 +6,6 @@ Bound to the calls of ``Grid`` that have stayed the same for long: ``get_node_id
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import threading
 import time
@@ -123,7 +122,8 @@ class Roster:
     def _describe(self, nodes: Sequence[int], seconds: float) -> None:
         self._asked.update(nodes)
         content = to_records({"card": self.card}, [])
-        sent = {push(self.grid, Message(content, node, "query.describe", group_id="describe")): node for node in nodes}
+        questions = [Message(content, node, "query.describe", group_id="describe") for node in nodes]
+        sent = {name: node for name, node in zip(push(self.grid, questions), nodes, strict=True) if name}
         end = time.monotonic() + seconds
         while sent and time.monotonic() < end:
             for message in self.grid.pull_messages(list(sent)):
@@ -160,16 +160,10 @@ class Roster:
         self.node_of |= {info.id: node for info in infos}
 
 
-def push(grid: Any, message: Any) -> str:
-    """Hand one message to the grid; returns its id.
-
-    Raises:
-        ExchangeError: it was refused.
-    """
-    ids = list(grid.push_messages([message]))
-    if not ids or not ids[0]:
-        raise ExchangeError(f"Flower refused a message to node {message.metadata.dst_node_id}")
-    return str(ids[0])
+def push(grid: Any, messages: Sequence[Any]) -> list[str]:
+    """Hand messages to the grid at once, so that what they share is uploaded once; their ids, empty if refused."""
+    ids = list(grid.push_messages(messages))
+    return [str(found or "") for found in ids] + [""] * (len(messages) - len(ids))
 
 
 @dataclass
@@ -219,8 +213,7 @@ class Exchange:
         for bundle in list(self._bundles(requests, parcels)):
             self._queues.setdefault(roster.node_of.get(bundle.first), deque()).append(bundle)
             self._bundle_of |= dict.fromkeys((request.client for request in bundle.requests), bundle)
-        for node in self._queues:
-            self._top_up(node)
+        self._top_up(*self._queues)
 
     def answer(self, client: str) -> Answer:
         """A client's answer, as soon as it is there or cannot come any more."""
@@ -254,13 +247,26 @@ class Exchange:
         # replies are counted as large as requests: what limits a message limits its reply
         return sum(raw.nbytes for parcel in parcels for k in parcel.places for raw in self._parts[k].buffers)
 
-    def _top_up(self, node: int | None) -> None:
-        for bundle in list(self._queues[node])[:_AHEAD]:
-            if not bundle.message and node in self._online:
-                with contextlib.suppress(ExchangeError):  # tried again when its answer is wanted
-                    self._send(bundle, node)
+    def _top_up(self, *nodes: int | None) -> None:
+        """Keep nodes a few messages ahead; one that is not taken is offered again when its answer is wanted."""
+        ready = [
+            (bundle, node)
+            for node in nodes
+            if node is not None and node in self._online
+            for bundle in list(self._queues[node])[:_AHEAD]
+            if not bundle.message
+        ]
+        if ready:
+            self._send(ready)
 
-    def _send(self, bundle: _Bundle, node: int) -> None:
+    def _send(self, ready: Sequence[tuple[_Bundle, int]]) -> None:
+        messages = [self._message(bundle, node) for bundle, node in ready]
+        for (bundle, _), name in zip(ready, push(self._roster.grid, messages), strict=True):
+            bundle.message = name
+            bundle.pushed = time.monotonic()
+            bundle.sent += bool(name)
+
+    def _message(self, bundle: _Bundle, node: int) -> Any:
         own = sorted({place for parcel in bundle.parcels for place in parcel.places})
         entries = [
             {
@@ -274,9 +280,7 @@ class Exchange:
         content = to_records(facts, [self._parts[place] for place in own], self._records)
         group = str(bundle.requests[0].round)
         ttl = None if self._deadline is None else self._patience(bundle) + 60.0
-        bundle.message = push(self._roster.grid, Message(content, node, "train.step", group_id=group, ttl=ttl))
-        bundle.pushed = time.monotonic()
-        bundle.sent += 1
+        return Message(content, node, "train.step", group_id=group, ttl=ttl)
 
     # ---- receiving
 
@@ -303,11 +307,8 @@ class Exchange:
         if node is None:
             refusals = "".join(f"; {site} cannot take part: {why}" for site, why in self._roster.problems.items())
             return f"its node is away for more than {self._settings.absence:g} s{refusals}"
-        try:
-            self._send(bundle, node)
-        except ExchangeError as error:
-            return str(error)
-        return ""
+        self._send([(bundle, node)])
+        return "" if bundle.message else f"Flower refused a message to node {node}"
 
     def _pull(self, bundle: _Bundle) -> Any | None:
         end = None if self._deadline is None else bundle.pushed + self._patience(bundle)

@@ -13,6 +13,9 @@ QUIET = {
 }
 """Environment variables."""
 
+SPEED = {"THP_MEM_ALLOC_ENABLE": "1"}
+"""Large tensors in large pages, as numpy has its arrays: most of the time of a fresh 100 MB tensor is page faults."""
+
 
 def be_quiet() -> None:
     """Set them in this process, for what is imported and started from now on; those that are set stay."""

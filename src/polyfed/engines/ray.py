@@ -26,7 +26,7 @@ from pydantic import Field
 
 from polyfed.engines.engine import EngineSettings, Hosting
 from polyfed.engines.parcels import Parcel, answer_of, parcel_answer, parcel_requests, request_of
-from polyfed.engines.quiet import be_quiet
+from polyfed.engines.quiet import SPEED, be_quiet
 from polyfed.engines.site import RunCard, Site
 from polyfed.errors import ConfigError, ExchangeError, PayloadError
 from polyfed.federation.client import ClientInfo
@@ -116,7 +116,7 @@ def start_ray(**options: Any) -> None:
     quiet: dict[str, Any] = {"logging_level": logging.ERROR, "log_to_driver": False}
     if "address" not in options:
         quiet |= {"address": "local", "include_dashboard": False}
-    environment = {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
+    environment = {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path), **SPEED}
     ray.init(**quiet, runtime_env={"env_vars": environment}, **options)
 
 
@@ -161,6 +161,7 @@ class _Pool:
         environment = {
             "PYTHONPATH": os.pathsep.join(path for path in sys.path if path),
             "OMP_NUM_THREADS": str(hosting.settings.run.threads),
+            **SPEED,
         }
         options: dict[str, Any] = {
             "num_cpus": hosting.settings.run.threads,
