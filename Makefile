@@ -33,7 +33,13 @@ test-all: install
 	$(BIN)/python -m pytest -q -n 2
 
 bench: install
-	@for name in losses evaluation engine gca; do echo "# benchmarks/$$name.py"; $(BIN)/python benchmarks/$$name.py || exit 1; done
+	@for name in losses evaluation engine gca engines; do echo "# benchmarks/$$name.py"; $(BIN)/python benchmarks/$$name.py || exit 1; done
+
+# memory of a deployment, and twenty kills: about half an hour on two cores
+.PHONY: bench-deployed
+bench-deployed: install
+	$(BIN)/python benchmarks/engines.py --memory --sizes 100MB
+	$(BIN)/python benchmarks/kills.py --kills 20
 
 lint: install
 	$(BIN)/ruff check src tests benchmarks

@@ -8,6 +8,8 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from polyfed.device import resolve_device
 from polyfed.experiment import Experiment
 
@@ -22,7 +24,7 @@ def environment(experiment: Experiment) -> dict[str, Any]:
         "device": str(resolve_device(experiment.run.device)),
         "threads": experiment.run.threads,
         "seed": experiment.run.seed,
-        "versions": {name: version(name) for name in _PACKAGES},
+        "versions": {name: version(name) for name in _PACKAGES} | {"torch": torch.__version__},  # with its build
         "git": _git_state(),
     }
 

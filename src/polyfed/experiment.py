@@ -22,6 +22,7 @@ from polyfed.federation.limits import Limits
 from polyfed.federation.party import Precision
 from polyfed.federation.settings import (
     DataSettings,
+    GroupName,
     GroupSettings,
     HostSettings,
     PublicSettings,
@@ -94,7 +95,7 @@ class Experiment(Settings):
     data: DataSettings
     public: PublicSettings | None = None
     server: ServerSettings | None = None
-    clients: dict[str, GroupSettings] = Field(default_factory=dict, description="group name -> clients of a kind")
+    clients: dict[GroupName, GroupSettings] = Field(default_factory=dict, description="group name -> clients of a kind")
     algorithm: SerializeAsAny[Algorithm]
     run: RunSettings = Field(default_factory=RunSettings)
 

@@ -275,6 +275,7 @@ def _same_public(server: Server, known: Representations) -> Callable[[Reply], No
     rows, dim = len(server.public_set), server.model.dim
 
     def check(reply: Reply) -> None:
+        reply.require_examples()
         modalities = tuple(name for name in reply.sender.modalities if name in known)
         reply.representations.require(known.order, rows, dim, modalities)
 

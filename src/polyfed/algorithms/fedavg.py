@@ -57,6 +57,7 @@ class FedAvg(Algorithm):
 
 def _like(server: Server) -> Callable[[Reply], None]:
     def check(reply: Reply) -> None:
+        reply.require_examples()
         expected = server.architectures[reply.sender.architecture]
         found = {name: tensor.shape for name, tensor in reply.weights.items()}
         if found != dict(expected):

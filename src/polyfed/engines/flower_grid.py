@@ -12,6 +12,7 @@ import time
 from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from textwrap import shorten
 from typing import Any, Protocol
 
 from flwr.app import Message
@@ -294,7 +295,7 @@ class Exchange:
                 return self._failed(bundle, f"no answer within {self._deadline:g} s")
             if not message.has_error():
                 return self._opened(bundle, message)
-            reason = " ".join(str(message.error.reason).split())
+            reason = shorten(str(message.error.reason), 200)
             log.warning("client %s: Flower reports %s", bundle.first, reason)
             bundle.message = ""
             if bundle.sent > self._settings.retries:

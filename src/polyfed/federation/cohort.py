@@ -43,6 +43,11 @@ class Reply:
             raise ValueError("a reply has a sender only once the server has received it")
         return self.client
 
+    def require_examples(self) -> None:
+        """Raise PayloadError unless ``num_examples`` is a number that its sender, as it joined, can have."""
+        if not 0 <= self.num_examples <= self.sender.samples:
+            raise PayloadError(f"num_examples is {self.num_examples}, the client joined with {self.sender.samples}")
+
     def __getattr__(self, name: str) -> Any:
         try:
             return self.__dict__["payload"].fields[name]

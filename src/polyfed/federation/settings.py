@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, SerializeAsAny, model_validator
 
@@ -114,6 +114,10 @@ class GroupSettings(Settings):
         return self
 
 
+GroupName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}$")]
+"""Names of clients begin with it, and files are called after them."""
+
+
 class HostSettings(Settings):
     """How client steps are carried out at one place."""
 
@@ -128,5 +132,5 @@ class SiteSettings(Settings):
 
     data: DataSettings
     public: PublicSettings | None = None
-    clients: dict[str, GroupSettings] = Field(description="group name -> clients of a kind that live here")
+    clients: dict[GroupName, GroupSettings] = Field(description="group name -> clients of a kind that live here")
     run: HostSettings = Field(default_factory=HostSettings)
