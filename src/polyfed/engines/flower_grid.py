@@ -33,6 +33,9 @@ class Settings(Protocol):
     """The settings of the engine that exchanges need."""
 
     @property
+    def is_deployed(self) -> bool: ...  # noqa: D102
+
+    @property
     def absence(self) -> float: ...  # noqa: D102 - see Flower
 
     @property
@@ -205,7 +208,7 @@ class Exchange:
     ) -> None:
         self._roster, self._deadline, self._settings = roster, deadline, settings
         self._limits, self._stopped = limits, stopped
-        parcels, self._parts = parcel_requests(requests, checksums=True)
+        parcels, self._parts = parcel_requests(requests, checksums=settings.is_deployed)
         self._records = SharedRecords()
         self._answers: dict[str, Answer] = {}
         self._queues: dict[int | None, deque[_Bundle]] = {}
@@ -277,7 +280,8 @@ class Exchange:
             }
             for request, parcel in zip(bundle.requests, bundle.parcels, strict=True)
         ]
-        facts: dict[str, object] = {"card": self._roster.card, "requests": entries}
+        checked = self._settings.is_deployed  # what does not leave this machine needs no checksums
+        facts: dict[str, object] = {"card": self._roster.card, "checked": checked, "requests": entries}
         content = to_records(facts, [self._parts[place] for place in own], self._records)
         group = str(bundle.requests[0].round)
         ttl = None if self._deadline is None else self._patience(bundle) + 60.0

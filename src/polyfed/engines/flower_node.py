@@ -75,7 +75,7 @@ class Node:
     def _perform(self, facts: Facts, parts: Sequence[Part], config: Mapping[str, Any]) -> tuple[Facts, Sequence[Part]]:
         try:
             asked: list[dict[str, Any]] = list(facts["requests"])  # type: ignore[call-overload]
-            card = str(facts["card"])
+            card, checked = str(facts["card"]), bool(facts.get("checked", True))
         except (KeyError, TypeError) as error:
             return {"error": f"damaged message: {error}"}, []
         try:
@@ -84,7 +84,7 @@ class Node:
             log.exception("this site cannot take part")
             reason = f"{type(error).__name__}: {error}"
             return _replies([Answer(str(entry.get("client")), error=reason) for entry in asked])
-        return _replies([_one(host, entry, parts) for entry in asked])
+        return _replies([_one(host, entry, parts) for entry in asked], checksums=checked)
 
 
 def _one(host: Host, entry: dict[str, Any], parts: Sequence[Part]) -> Answer:
@@ -103,12 +103,12 @@ def _one(host: Host, entry: dict[str, Any], parts: Sequence[Part]) -> Answer:
     return answer
 
 
-def _replies(answers: Sequence[Answer]) -> tuple[Facts, Sequence[Part]]:
+def _replies(answers: Sequence[Answer], *, checksums: bool = False) -> tuple[Facts, Sequence[Part]]:
     """All answers as one reply; answers share nothing, so their parts follow each other."""
     entries: list[dict[str, object]] = []
     parts: list[Part] = []
     for answer in answers:
-        text, own = parcel_answer(answer, checksums=True)
+        text, own = parcel_answer(answer, checksums=checksums)
         entries.append({"client": answer.client, "text": text, "parts": [len(parts), len(parts) + len(own)]})
         parts += own
     return {"answers": entries}, parts

@@ -38,6 +38,7 @@ from polyfed.federation.settings import SiteSettings
 T = TypeVar("T")
 log = logging.getLogger(__name__)
 _STARTING = 120.0  # seconds that a new worker may take before its clients' time begins to count
+_SMALL = 1 << 16  # bytes of a part that travels with each request; putting it into the store takes longer
 _AHEAD = 2  # clients a worker is given before the reply of the first is taken
 Portable = tuple[str, list[np.ndarray[Any, np.dtype[np.uint8]]]]
 
@@ -329,7 +330,9 @@ class _RoundTrip:
         import ray
 
         if number not in self._placed:
-            self._placed[number] = ray.put(_portable(self.parts[number]))
+            portable = _portable(self.parts[number])
+            small = sum(buffer.nbytes for buffer in self.parts[number].buffers) < _SMALL
+            self._placed[number] = portable if small else ray.put(portable)
         return self._placed[number]
 
 
