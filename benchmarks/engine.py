@@ -24,7 +24,7 @@ from torch.nn import functional as F
 from polyfed.data.images import normalised
 from polyfed.federation.ledger import Ledger
 from polyfed.randomness import generator
-from polyfed.runner import Session
+from polyfed.session import Session
 
 TIME_LIMIT = 1.05
 GROWTH_LIMIT = 10_000

@@ -21,7 +21,7 @@ from torch.nn import functional as F
 from polyfed.federation.cohort import Request
 from polyfed.federation.payload import Payload, Representations
 from polyfed.randomness import generator
-from polyfed.runner import Session
+from polyfed.session import Session
 from polyfed.tasks.recall import ranks, recall_at
 
 RECALL_LIMIT = 40.0

@@ -24,7 +24,7 @@ from polyfed.experiment import Experiment
 from polyfed.models.encoder import Encoder
 from polyfed.reporting.progress import SilentProgress
 from polyfed.runfolder import RunFolder
-from polyfed.runner import Session
+from polyfed.session import Session
 
 SIDE, CLASSES, WORDS = 16, 10, 200
 

@@ -79,5 +79,5 @@ def _finished(content: dict[str, Any], folder: Path) -> Path:
     content["data"]["cache_dir"] = str(folder / "cache")
     content["run"]["rounds"] = 1
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("polyfed.runner.draw_all", lambda folder: None)  # takes longer than all the rest
+        patch.setattr("polyfed.session.draw_all", lambda folder: None)  # takes longer than all the rest
         return run(Experiment.load(content), folder / "run").folder

@@ -16,7 +16,7 @@ from polyfed.federation.payload import Payload
 from polyfed.federation.state import Label
 from polyfed.reporting.progress import SilentProgress
 from polyfed.runfolder import RunFolder
-from polyfed.runner import Session
+from polyfed.session import Session
 
 
 def prepared(config: Mapping[str, Any], folder: Path) -> Session:

@@ -15,7 +15,7 @@ import yaml
 from polyfed.catalogue import presets
 from polyfed.cli import main
 from polyfed.federation.cohort import Engine
-from polyfed.runner import Session
+from polyfed.session import Session
 
 Cli = Callable[..., tuple[int, str, str]]
 
@@ -26,7 +26,7 @@ def cli(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp
     (tmp_path / "work").mkdir()
     monkeypatch.chdir(tmp_path / "work")
     monkeypatch.setenv("COLUMNS", "200")
-    monkeypatch.setattr("polyfed.runner.draw_all", lambda folder: None)  # takes longer than all the rest
+    monkeypatch.setattr("polyfed.session.draw_all", lambda folder: None)  # takes longer than all the rest
 
     def call(*arguments: object) -> tuple[int, str, str]:
         code = main([str(argument) for argument in arguments])
@@ -211,7 +211,7 @@ def test_a_defect_is_not_dressed_up(cli: Cli, config: Path, monkeypatch: pytest.
 def test_warnings_of_the_library_are_plain_lines(cli: Cli, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     cli("--version")
     logging.getLogger("polyfed.data").warning("a picture of %s is odd", "row 3")
-    logging.getLogger("polyfed.runner").warning("is shown as an event of the run")
+    logging.getLogger("polyfed.session").warning("is shown as an event of the run")
     assert capsys.readouterr().err == "warning: a picture of row 3 is odd\n"
 
 

@@ -31,7 +31,7 @@ from polyfed.federation.settings import (
 )
 from polyfed.models.model import ModelSettings
 from polyfed.optim.settings import OptimizerSettings, Schedule
-from polyfed.runner import Session
+from polyfed.session import Session
 from polyfed.settings import Settings
 from sessions import first_cohort, prepared, woken
 

@@ -87,7 +87,7 @@ def test_a_full_disk_at_the_very_end_says_how_to_go_on(
         raise OSError(errno.ENOSPC, "No space left on device")
 
     with monkeypatch.context() as patch:
-        patch.setattr("polyfed.runner.write_report", full)
+        patch.setattr("polyfed.session.write_report", full)
         with pytest.raises(RunError, match="make room and continue with 'polyfed resume"):
             run(Experiment.parse(config), tmp_path / "a")
     assert resume(tmp_path / "a").records.rounds == 3

@@ -23,7 +23,7 @@ from polyfed.federation.state import StateStore, unflatten
 from polyfed.randomness import generator
 from polyfed.reporting.progress import SilentProgress
 from polyfed.runfolder import RunFolder
-from polyfed.runner import Session
+from polyfed.session import Session
 
 ROWS = 512  # public samples on which weights are compared; the contrast is with all
 TEMPERATURES = (1.0, 0.5, 0.2, 0.1, 0.05, 0.02, 0.01)

@@ -24,7 +24,6 @@ from polyfed.errors import ConfigError, PolyfedError, RunError
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from polyfed.evaluation import Evaluation
     from polyfed.reporting.tables import TextTable
 
 # read when these libraries are first imported, which is later: torch and transformers take seconds
@@ -72,8 +71,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Entry point; returns the exit code: 0, 2 for what the user can mend, 130 for an interruption."""
     for variable, value in _QUIET.items():
         os.environ.setdefault(variable, value)
-    _show_warnings()
-    signal.signal(signal.SIGTERM, _interrupted)
+    with _in_charge():
+        return _carried_out(arguments)
+
+
+def _carried_out(arguments: Sequence[str] | None) -> int:
     try:
         code = app(arguments, prog_name="polyfed", standalone_mode=False)
     except click.exceptions.NoArgsIsHelpError as error:
@@ -202,13 +204,14 @@ def evaluate(
 ) -> None:
     """Measure a run's server model on any data set."""
     from polyfed.evaluation import Target, evaluate_model
+    from polyfed.reporting.evaluation_tables import evaluation_tables
 
     wanted = Target(data, split, columns=_pairs("--column", column), targets=_pairs("--target", target))
     found = evaluate_model(run, wanted, which=which, data_dir=data_dir, weights_dir=weights_dir, device=device)
     if as_json:
         typer.echo(json.dumps({"run": str(run), **vars(found)}, indent=1))
     else:
-        _print(*_evaluation_tables(found))
+        _print(*evaluation_tables(found))
 
 
 @app.command("list")
@@ -377,40 +380,6 @@ def _logged(folder: Path, progress: Any) -> Any:
     return Both(progress, LoggedProgress(folder / "progress.jsonl"))
 
 
-def _evaluation_tables(found: Evaluation) -> list[TextTable]:
-    from polyfed.reporting.recalls import find_recalls, is_context
-    from polyfed.reporting.tables import TextTable, count, figure
-
-    where = f"{found.data}, {found.split}: {found.items:,} items, {found.samples:,} samples; {found.model} model"
-    recalls = find_recalls(found.metrics)
-    rows = [
-        (
-            f"{recall.direction} R@{recall.cutoff}{f' ({recall.protocol})' if recall.protocol else ''}",
-            figure(recall.value),
-            figure(recall.chance, 3),
-            count(recall.gallery),
-            count(recall.positives),
-        )
-        for recall in recalls
-    ]
-    notes = ("Percent. Gallery: entries that a query is compared with. Ties count against the model.",)
-    named = {recall.name for recall in recalls}
-    others = {name: value for name, value in found.metrics.items() if name not in named}
-    context = ", ".join(f"{name} {count(value)}" for name, value in others.items() if is_context(name))
-    figures = [(name, figure(value)) for name, value in others.items() if not is_context(name)]
-    title = f"{where} of round {found.round}"
-    tables = [
-        TextTable(title, ("recall", "value", "chance", "gallery", "positives"), rows, notes),
-        TextTable(
-            "" if rows else title,
-            ("metric", "value"),
-            figures,
-            [f"Measured with {context}."] if context else (),
-        ),
-    ]
-    return [table for table in tables if table.rows]
-
-
 class _Lines(logging.Handler):
     """Warnings of the library as plain lines on stderr, above the bars where there are any."""
 
@@ -420,13 +389,20 @@ class _Lines(logging.Handler):
 
     def filter(self, record: logging.LogRecord) -> bool:
         """The runner's warnings are shown as events of the run already."""
-        return record.name != "polyfed.runner"
+        return record.name != "polyfed.session"
 
 
-def _show_warnings() -> None:
-    logger = logging.getLogger("polyfed")
-    if not any(isinstance(handler, _Lines) for handler in logger.handlers):
-        logger.addHandler(_Lines(logging.WARNING))
+@contextlib.contextmanager
+def _in_charge() -> Iterator[None]:
+    """Warnings of the library are shown, and being told to end is an interruption, as long as a command runs."""
+    shown, logger = _Lines(logging.WARNING), logging.getLogger("polyfed")
+    logger.addHandler(shown)
+    before = signal.signal(signal.SIGTERM, _interrupted)
+    try:
+        yield
+    finally:
+        logger.removeHandler(shown)
+        signal.signal(signal.SIGTERM, before)
 
 
 if __name__ == "__main__":

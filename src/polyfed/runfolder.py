@@ -20,6 +20,7 @@ plots/, report.md, report.html
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import hashlib
 import json
@@ -32,7 +33,7 @@ from typing import Any
 import safetensors.torch
 from torch import Tensor
 
-from polyfed.errors import RunError
+from polyfed.errors import ExchangeError, RunError
 from polyfed.federation.files import write_atomically
 
 LOGS = ("metrics", "ledger", "timing")
@@ -227,6 +228,33 @@ class RunFolder:
 
     def _manifests(self) -> list[Path]:
         return sorted((self.path / "checkpoints").glob("round-*.json"))
+
+
+@contextlib.contextmanager
+def disk_errors(folder: RunFolder) -> Iterator[None]:
+    """A disk that is full or gone ends the run with what to do about it."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO):
+            raise
+        remedy = (
+            f"all complete rounds are safe: make room and continue with 'polyfed resume {folder.path}'"
+            if folder.has_begun()
+            else "nothing was begun: make room and start again"
+        )
+        raise RunError(f"cannot write to run folder '{folder.path}': {error.strerror}; {remedy}") from error
+
+
+@contextlib.contextmanager
+def naming_tracebacks(folder: RunFolder) -> Iterator[None]:
+    """A run that ends for want of clients says where they told what happened to them."""
+    try:
+        yield
+    except ExchangeError as error:
+        if not folder.tracebacks.is_file():
+            raise
+        raise ExchangeError(f"{error}; clients' tracebacks: {folder.tracebacks}") from error
 
 
 def _unused(path: Path) -> bool:

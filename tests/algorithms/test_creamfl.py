@@ -14,7 +14,8 @@ from polyfed.algorithms.creamfl import CreamFL
 from polyfed.errors import ConfigError
 from polyfed.experiment import Experiment
 from polyfed.federation.payload import Payload, Representations
-from polyfed.runner import Session, run
+from polyfed.runner import run
+from polyfed.session import Session
 from sessions import first_cohort, prepared, request, site_of, woken
 
 Config = dict[str, Any]

@@ -16,7 +16,7 @@ from polyfed.federation.cohort import Answer, Request
 from polyfed.federation.ledger import Ledger
 from polyfed.federation.limits import Limits
 from polyfed.federation.payload import Payload, Weights
-from polyfed.runner import Session
+from polyfed.session import Session
 from sessions import prepared, request, site_of
 
 Config = dict[str, Any]

@@ -10,7 +10,7 @@ import torch
 
 from polyfed.federation.cohort import Request
 from polyfed.federation.payload import Payload, Weights
-from polyfed.runner import Session
+from polyfed.session import Session
 from sessions import prepared, request, site_of
 
 

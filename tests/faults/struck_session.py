@@ -16,7 +16,7 @@ from polyfed.federation.cohort import Cohort, Patience
 from polyfed.federation.ledger import Ledger
 from polyfed.reporting.progress import SilentProgress
 from polyfed.runfolder import RunFolder
-from polyfed.runner import Session
+from polyfed.session import Session
 
 
 @dataclass

@@ -370,7 +370,7 @@ def test_warnings_are_events_and_are_printed_at_the_end():
     progress.run_started("demo", 3, 2)
     try:
         logging.getLogger("polyfed.data").warning("the cache [is] slow")
-        logging.getLogger("polyfed.runner").warning("told as an event already")
+        logging.getLogger("polyfed.session").warning("told as an event already")
         progress._live.refresh()
     finally:
         progress.close()

@@ -119,7 +119,7 @@ class _Warnings(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         """Show and keep a record; the runner's warnings are told as events already."""
-        if record.name != "polyfed.runner":
+        if record.name != "polyfed.session":
             text = record.getMessage()
             self._lines[f"{record.levelname.lower()}: {text}"] = None
             self._dashboard.event(self._dashboard.state.round, "polyfed", record.levelname.lower(), text)

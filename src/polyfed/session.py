@@ -1,0 +1,412 @@
+"""One process at work on a run: preparation, rounds, evaluation, checkpoints."""
+
+from __future__ import annotations
+
+import json
+import logging
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Any
+
+from torch import Tensor
+
+from polyfed.device import resolve_device
+from polyfed.engines.engine import Hosting
+from polyfed.environment import environment
+from polyfed.errors import ConfigError, RunError, nearest
+from polyfed.experiment import Experiment
+from polyfed.federation.client import ClientInfo
+from polyfed.federation.cohort import Cohort, Engine, Patience
+from polyfed.federation.federation import Federation
+from polyfed.federation.ledger import Ledger
+from polyfed.federation.party import Clock
+from polyfed.federation.schema import steps_of
+from polyfed.federation.server import Server
+from polyfed.federation.state import Label, StateStore, flatten, unflatten
+from polyfed.models.model import Model
+from polyfed.randomness import generator, isolated
+from polyfed.reporting.html.page import write_html_report
+from polyfed.reporting.plots import draw_all
+from polyfed.reporting.progress import Progress
+from polyfed.reporting.records import RunRecords
+from polyfed.reporting.report import report, write_report
+from polyfed.reporting.sink import SinkRun, SinkSet, round_records
+from polyfed.runfolder import LOGS, Checkpoint, RunFolder, disk_errors, naming_tracebacks
+from polyfed.saved import save_model
+
+log = logging.getLogger(__name__)
+
+
+@dataclass
+class Session:
+    """One process working on a run."""
+
+    experiment: Experiment
+    folder: RunFolder
+    progress: Progress
+    identity: str
+    server: Server = field(init=False)
+    engine: Engine = field(init=False)
+    stale: set[str] = field(default_factory=set)
+    away: set[str] = field(default_factory=set)
+    best: dict[str, float] = field(default_factory=dict)
+    accepted: dict[str, Label] = field(default_factory=dict)
+
+    def start(self) -> None:
+        """A new run, from the first round."""
+        self._serve(self._begin)
+        self.finish()
+
+    def resume(self) -> None:
+        """From the round after the newest complete one."""
+        self._serve(self._go_on)
+        self.finish()
+
+    # ---- preparation
+
+    @cached_property
+    def federation(self) -> Federation:
+        """Data and models of everybody."""
+        cfg = self.experiment
+        return Federation(cfg.data, cfg.public, cfg.server, cfg.clients, cfg.run.seed, self.folder.path / "vocabulary")
+
+    @cached_property
+    def hosting(self) -> Hosting:
+        """The clients, for an engine."""
+        card = self.experiment.card(self.identity, self.federation.public_order)
+        return Hosting(
+            self.experiment.site(), card, self.folder.path.resolve(), self.federation, self.experiment.run.limits
+        )
+
+    def _serve(self, body: Callable[[], None]) -> None:
+        self._require_sound()
+
+        def work(engine: Engine) -> None:
+            self.attach(engine)
+            with disk_errors(self.folder), naming_tracebacks(self.folder), self.sinks:
+                body()
+
+        self.experiment.run.engine.serve(self.hosting, work)
+
+    def attach(self, engine: Engine) -> None:
+        """Work with an engine: learn who is there, and build the server."""
+        self.engine = engine
+        self.server = self._build_server()
+        self.experiment.run.sampling.draw(self.server.clients, generator(0))  # what cannot be drawn fails here
+
+    @cached_property
+    def sinks(self) -> SinkSet:
+        """The trackers that follow the run."""
+        return SinkSet(self.experiment.run.sinks)
+
+    def _follow(self, done: int) -> None:
+        """Open the trackers; one that does not open must not keep a run from being resumed."""
+        cfg = self.experiment
+        name = f"{cfg.name}-seed{cfg.run.seed}"
+        told = SinkRun(self.folder.path, name, cfg.model_dump(mode="json"), done, self.identity)
+        self.sinks.open(told, lenient=self.folder.has_checkpoints())
+
+    def _require_sound(self) -> None:
+        cfg = self.experiment
+        cfg.run.engine.require()
+        cfg.algorithm.require(has_public=cfg.public is not None, has_server=cfg.server is not None)
+        steps = steps_of(cfg.algorithm)
+        for step in cfg.run.phases:
+            if step not in steps:
+                raise ConfigError(f"run.phases.{step}: '{cfg.algorithm.component_name()}': {nearest(step, steps)}")
+        resolve_device(cfg.run.device)
+        self.federation.require_sound()
+
+    def _build_server(self) -> Server:
+        cfg, federation = self.experiment, self.federation
+        common: dict[str, Any] = {
+            "name": "server",
+            "clock": Clock(cfg.run.seed, 0, cfg.run.rounds),
+            "precision": cfg.run.precision,
+            "evaluation_batch": cfg.run.evaluation_batch,
+            "clients": self.engine.clients(),
+            "public_order": federation.public_order,
+            "blueprint": self._blueprint,
+        }
+        settings = cfg.server
+        if settings is None:
+            return Server(provide=_no_model, **common)
+        model = federation.server_model().to(resolve_device(cfg.run.device))
+        views = {name: encoder.view for name, encoder in settings.model.encoders.items()}
+        validation = settings.validation_split
+        return Server(
+            provide=lambda weights: _loaded(model, weights),
+            objective=settings.task,
+            head_name=federation.server_head,
+            training=settings.training,
+            public=federation.public_samples(views),
+            validation=federation.server_samples(validation) if validation else None,
+            test=federation.server_samples(settings.test_split),
+            has_model=True,
+            **common,
+        )
+
+    def _blueprint(self) -> Mapping[str, Mapping[str, Tensor]]:
+        """Initial tensors by architecture: known here in a simulation, told once by the clients of a deployment."""
+        if self.federation.members:
+            return self.federation.initial_weights()
+        known = self.folder.tensors("blueprint.safetensors")
+        if known is None:
+            known = flatten(self._initial_weights())
+            self.folder.save_tensors("blueprint.safetensors", known)
+        return unflatten(known)
+
+    def _initial_weights(self) -> dict[str, Mapping[str, Tensor]]:
+        first = {client.architecture: client for client in reversed(self.server.clients)}
+        asked = tuple(client for client in self.server.clients if client in first.values())
+        patience = Patience(min_clients=len(asked))
+        cohort = self._cohort_of(0, asked, Ledger(), lambda step: patience, purpose="setup:")
+        algorithm: Any = self.experiment.algorithm
+        found = {reply.sender.architecture: reply.weights for reply in cohort.ask(algorithm.initial)}
+        self.folder.append("ledger", cohort.ledger.records)
+        return found
+
+    def partition(self) -> dict[str, Any]:
+        """Who holds which items, for the run folder; of a client that lives elsewhere, only how many."""
+        members = self.federation.members
+        return {
+            client.id: self.federation.holding(members[client.id])
+            if client.id in members
+            else {"group": client.group, "source": "", "split": "", "items": client.samples, "samples": client.samples}
+            for client in self.server.clients
+        }
+
+    # ---- rounds
+
+    def _begin(self) -> None:
+        self.experiment.algorithm.setup(self.server)
+        config = self.experiment.to_yaml()
+        self.folder.begin(self.identity, config, environment(self.experiment), self.partition())
+        self._first()
+
+    def _first(self) -> None:
+        self._follow(0)
+        self.stale = {client.id for client in self.server.clients}
+        self._announce(0)
+        self._evaluate_server()
+        self._complete(0, Ledger(), None)
+        self._rounds(1)
+
+    def _go_on(self) -> None:
+        if not self.folder.has_checkpoints():  # killed before the first was complete
+            self.folder.rewind_logs(dict.fromkeys(LOGS, 0))
+            self.experiment.algorithm.setup(self.server)
+            return self._first()
+        checkpoint = self._newest()
+        self._restore(checkpoint)
+        self._follow(checkpoint.round)
+        self._announce(checkpoint.round)
+        return self._rounds(checkpoint.round + 1)
+
+    def _rounds(self, first: int) -> None:
+        for number in range(first, self.experiment.run.rounds + 1):
+            self._round(number)
+
+    def _round(self, number: int) -> None:
+        cfg = self.experiment
+        started = time.monotonic()
+        self.server.begin(number)
+        ledger = Ledger()
+        cohort = self.cohort(number, ledger)
+        asked = {client.id for client in cohort.clients}
+        self.progress.round_started(number, sorted(asked))
+        with isolated(cfg.run.seed, number, "server"):
+            cfg.algorithm.round(self.server, cohort)
+        self.stale |= asked if "model" in cfg.algorithm.keeps else {client.id for client in self.server.clients}
+        if number % cfg.run.eval_every == 0 or number == cfg.run.rounds:
+            self._evaluate_server()
+            self._evaluate_clients(number, ledger)
+        self._complete(number, ledger, time.monotonic() - started)
+
+    def cohort(self, number: int, ledger: Ledger) -> Cohort:
+        """The clients of a round."""
+        run = self.experiment.run
+        drawn = run.sampling.draw(self.server.clients, generator(run.seed, number, "cohort"))
+        return self._cohort_of(number, drawn, ledger, run.patience)
+
+    def _cohort_of(
+        self,
+        number: int,
+        clients: tuple[ClientInfo, ...],
+        ledger: Ledger,
+        patience: Callable[[str], Patience],
+        *,
+        purpose: str = "",
+        first_phase: int = 0,
+    ) -> Cohort:
+        return Cohort(
+            clients=clients,
+            exchange=lambda requests, deadline: self.engine.exchange(requests, deadline),  # nothing else of it
+            round=number,
+            transport=self.experiment.run.transport,
+            ledger=ledger,
+            patience=patience,
+            limits=self.experiment.run.limits,
+            accepted=self.accepted,
+            excluded=lambda client, reason, details: self._excluded(number, client, reason, details),
+            answered=self._timed(number),
+            asking=self.progress.step_started,
+            purpose=purpose,
+            first_phase=first_phase,
+        )
+
+    def _excluded(self, number: int, client: ClientInfo, reason: str, details: str) -> None:
+        log.warning("round %d: client %s is excluded: %s", number, client.id, reason)
+        self._event(number, client.id, "client_excluded", reason)
+        self.away.add(client.id)
+        if details:
+            self.folder.add_traceback(number, client.id, details)
+
+    def _timed(self, number: int) -> Callable[[ClientInfo, str], None]:
+        last = [time.monotonic()]
+
+        def answered(client: ClientInfo, step: str) -> None:
+            self.progress.client_done(client.id, step, time.monotonic() - last[0])
+            last[0] = time.monotonic()
+            if client.id in self.away:
+                self.away.discard(client.id)
+                self._event(number, client.id, "client_returned", f"answered '{step}'")
+
+        return answered
+
+    def _event(self, number: int, party: str, event: str, reason: str) -> None:
+        self.server.log("event", party=party, event=event, reason=reason)
+        self.progress.event(number, party, event, reason)
+
+    # ---- evaluation
+
+    def _evaluate_server(self) -> None:
+        number = self.server.clock.round
+        for kind, samples in (("validation", self.server.validation), ("test", self.server.test)):
+            if samples is not None and self.server.has_model:
+                self._measured(number, "server", kind, self.server.evaluate(samples))
+
+    def _measured(self, number: int, party: str, kind: str, metrics: Mapping[str, float]) -> None:
+        self.server.log(kind, party=party, metrics=dict(metrics))
+        self.progress.evaluated(number, party, kind, metrics)
+        if party == "server" and kind == "validation":
+            self._select(number, metrics[self.server.task.primary])
+
+    def _select(self, number: int, score: float) -> None:
+        if not self.best or score > self.best["score"]:
+            self.best = {"round": number, "score": score}
+            self._save_server("best")
+
+    def _evaluate_clients(self, number: int, ledger: Ledger) -> None:
+        cfg = self.experiment
+        clients = tuple(client for client in self.server.clients if client.id in self.stale)
+        if not cfg.run.evaluate_clients or not clients:
+            return
+
+        def patience(step: str) -> Patience:
+            return replace(cfg.run.patience(step), min_clients=0)
+
+        cohort = self._cohort_of(number, clients, ledger, patience, purpose="evaluate:", first_phase=90)
+        found = cfg.algorithm.evaluate_clients(self.server, cohort)
+        for client, metrics in found.items():
+            if metrics:
+                self._measured(number, client, "test", metrics)
+        self.stale -= set(found)
+
+    # ---- durability
+
+    def _complete(self, number: int, ledger: Ledger, seconds: float | None) -> None:
+        told = round_records(number, self.server.records, ledger.records, seconds)
+        self.folder.append("metrics", self.server.records)
+        self.folder.append("ledger", ledger.records)
+        if seconds is not None:
+            self.folder.append("timing", [{"round": number, "seconds": round(seconds, 3)}])
+        for name, (values, clients) in self.server.arrays.items():
+            path = f"arrays/{name}/round-{number:04d}.safetensors"
+            self.folder.save_tensors(path, {"values": values}, {"clients": json.dumps(clients)})
+        self._save_server("last")
+        self.folder.save_checkpoint(Checkpoint(number, flatten(self.server.snapshot()), self._facts()))
+        self.server.forget_records()
+        self.sinks.write(told)
+        if seconds is not None:
+            self.progress.traffic(number, ledger.total("up"), ledger.total("down"))
+            self.progress.round_finished(number, seconds)
+
+    def _facts(self) -> dict[str, Any]:
+        return {
+            "logs": self.folder.log_sizes(),
+            "stale": sorted(self.stale),
+            "away": sorted(self.away),
+            "best": self.best,
+            "accepted": self.accepted,
+        }
+
+    def _restore(self, checkpoint: Checkpoint) -> None:
+        self.server.restore(checkpoint.round, unflatten(checkpoint.tensors))
+        self.stale, self.best = set(checkpoint.facts["stale"]), dict(checkpoint.facts["best"])
+        self.away = set(checkpoint.facts["away"])
+        self.accepted = _labels(checkpoint.facts)
+        self.folder.rewind_logs(checkpoint.facts["logs"])
+
+    def _newest(self) -> Checkpoint:
+        problems: list[str] = []
+        for found in self.folder.checkpoints():
+            damaged = None if isinstance(found, RunError) else self._damaged(found)
+            if not isinstance(found, RunError) and damaged is None:
+                for problem in problems:
+                    log.warning("%s; continuing from round %d", problem, found.round)
+                    self._happened(found.round, "checkpoint_skipped", problem)
+                return found
+            problems.append(
+                str(found) if isinstance(found, RunError) else f"the state of client '{damaged}' is damaged"
+            )
+        reason = "; ".join(problems) or "no round was completed"
+        raise RunError(f"'{self.folder.path}' has no usable checkpoint ({reason}); start the run again")
+
+    def _damaged(self, checkpoint: Checkpoint) -> str | None:
+        """A client whose state of that round is not readable, as far as clients live here and keep anything."""
+        if not (self.federation.members and self.experiment.algorithm.keeps):
+            return None
+        return StateStore(self.hosting.states).damaged(_labels(checkpoint.facts))
+
+    def _save_server(self, which: str) -> None:
+        save_model(self.folder, f"models/{which}", self.server, self.experiment, self.federation.context)
+
+    # ---- the ends
+
+    def _announce(self, done: int) -> None:
+        cfg = self.experiment
+        self.progress.run_started(cfg.name, cfg.run.rounds, len(self.server.clients), done=done)
+        if done:
+            self._happened(done, "resumed", f"after round {done}")
+
+    def _happened(self, number: int, event: str, reason: str) -> None:
+        """What befell the run, not the federation: kept apart, since it is no part of the run's result."""
+        self.folder.append("history", [{"round": number, "party": "server", "event": event, "reason": reason}])
+        self.progress.event(number, "server", event, reason)
+
+    def finish(self) -> None:
+        """Plots and reports."""
+        records = RunRecords.load(self.folder.path)
+        with disk_errors(self.folder):
+            if self.experiment.run.plots:
+                draw_all(self.folder.path)
+            write_report(records)
+            write_html_report(records)
+        self.progress.run_finished(report(records))
+
+
+def _labels(facts: Mapping[str, Any]) -> dict[str, Label]:
+    return {client: (label[0], label[1]) for client, label in facts["accepted"].items()}
+
+
+def _no_model(weights: Mapping[str, Tensor] | None) -> Model:
+    raise ConfigError("this method needs a server model; add a 'server' section")
+
+
+def _loaded(model: Model, weights: Mapping[str, Tensor] | None) -> Model:
+    if weights is not None:
+        model.load_state_dict(dict(weights))
+    return model
