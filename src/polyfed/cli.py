@@ -4,19 +4,17 @@ from __future__ import annotations
 
 import contextlib
 import json
-import logging
 import os
-import signal
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from types import FrameType
 from typing import TYPE_CHECKING, Annotated, Any
 
 import click
 import typer
 
 import polyfed
+from polyfed.console import in_charge
 from polyfed.deploy.commands import app as deploy
 from polyfed.engines.quiet import SPEED
 from polyfed.errors import ConfigError, PolyfedError, RunError
@@ -71,7 +69,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Entry point; returns the exit code: 0, 2 for what the user can mend, 130 for an interruption."""
     for variable, value in _QUIET.items():
         os.environ.setdefault(variable, value)
-    with _in_charge():
+    with in_charge():
         return _carried_out(arguments)
 
 
@@ -285,11 +283,6 @@ def _options(
 # ---- parsing
 
 
-def _interrupted(number: int, frame: FrameType | None) -> None:
-    """Being told to end is an interruption like Ctrl-C: the terminal, workers and folders are left in order."""
-    raise KeyboardInterrupt
-
-
 def _pairs(option: str, texts: Sequence[str] | None) -> dict[str, str]:
     found = [text.partition("=") for text in texts or ()]
     for name, sign, value in found:
@@ -378,31 +371,6 @@ def _logged(folder: Path, progress: Any) -> Any:
     from polyfed.reporting.progress_log import Both, LoggedProgress
 
     return Both(progress, LoggedProgress(folder / "progress.jsonl"))
-
-
-class _Lines(logging.Handler):
-    """Warnings of the library as plain lines on stderr, above the bars where there are any."""
-
-    def emit(self, record: logging.LogRecord) -> None:
-        """Print a record."""
-        typer.echo(f"{record.levelname.lower()}: {record.getMessage()}", err=True)
-
-    def filter(self, record: logging.LogRecord) -> bool:
-        """The runner's warnings are shown as events of the run already."""
-        return record.name != "polyfed.session"
-
-
-@contextlib.contextmanager
-def _in_charge() -> Iterator[None]:
-    """Warnings of the library are shown, and being told to end is an interruption, as long as a command runs."""
-    shown, logger = _Lines(logging.WARNING), logging.getLogger("polyfed")
-    logger.addHandler(shown)
-    before = signal.signal(signal.SIGTERM, _interrupted)
-    try:
-        yield
-    finally:
-        logger.removeHandler(shown)
-        signal.signal(signal.SIGTERM, before)
 
 
 if __name__ == "__main__":

@@ -23,9 +23,8 @@ from polyfed.federation.federation import Federation
 from polyfed.federation.ledger import Ledger
 from polyfed.federation.party import Clock
 from polyfed.federation.schema import steps_of
-from polyfed.federation.server import Server
+from polyfed.federation.server import Server, loaded, no_model
 from polyfed.federation.state import Label, StateStore, flatten, unflatten
-from polyfed.models.model import Model
 from polyfed.randomness import generator, isolated
 from polyfed.reporting.html.page import write_html_report
 from polyfed.reporting.plots import draw_all
@@ -104,8 +103,8 @@ class Session:
     def _follow(self, done: int) -> None:
         """Open the trackers; one that does not open must not keep a run from being resumed."""
         cfg = self.experiment
-        name = f"{cfg.name}-seed{cfg.run.seed}"
-        told = SinkRun(self.folder.path, name, cfg.model_dump(mode="json"), done, self.identity)
+        content, name = cfg.model_dump(mode="json"), f"{cfg.name}-seed{cfg.run.seed}"
+        told = SinkRun(self.folder.path, name, content, done, self.identity)
         self.sinks.open(told, lenient=self.folder.has_checkpoints())
 
     def _require_sound(self) -> None:
@@ -132,12 +131,12 @@ class Session:
         }
         settings = cfg.server
         if settings is None:
-            return Server(provide=_no_model, **common)
+            return Server(provide=no_model, **common)
         model = federation.server_model().to(resolve_device(cfg.run.device))
         views = {name: encoder.view for name, encoder in settings.model.encoders.items()}
         validation = settings.validation_split
         return Server(
-            provide=lambda weights: _loaded(model, weights),
+            provide=lambda weights: loaded(model, weights),
             objective=settings.task,
             head_name=federation.server_head,
             training=settings.training,
@@ -199,8 +198,7 @@ class Session:
             self.folder.rewind_logs(dict.fromkeys(LOGS, 0))
             self.experiment.algorithm.setup(self.server)
             return self._first()
-        checkpoint = self._newest()
-        self._restore(checkpoint)
+        self._restore(checkpoint := self._newest())
         self._follow(checkpoint.round)
         self._announce(checkpoint.round)
         return self._rounds(checkpoint.round + 1)
@@ -400,13 +398,3 @@ class Session:
 
 def _labels(facts: Mapping[str, Any]) -> dict[str, Label]:
     return {client: (label[0], label[1]) for client, label in facts["accepted"].items()}
-
-
-def _no_model(weights: Mapping[str, Tensor] | None) -> Model:
-    raise ConfigError("this method needs a server model; add a 'server' section")
-
-
-def _loaded(model: Model, weights: Mapping[str, Tensor] | None) -> Model:
-    if weights is not None:
-        model.load_state_dict(dict(weights))
-    return model

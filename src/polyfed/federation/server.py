@@ -15,6 +15,7 @@ from polyfed.errors import ConfigError
 from polyfed.federation.client import ClientInfo
 from polyfed.federation.party import Party
 from polyfed.federation.payload import Representations, Weights
+from polyfed.models.model import Model
 
 
 @dataclass(kw_only=True)
@@ -131,3 +132,15 @@ class Server(Party):
 
 def _section(groups: Mapping[str, Mapping[str, Tensor]], prefix: str) -> dict[str, dict[str, Tensor]]:
     return {name.removeprefix(prefix): dict(value) for name, value in groups.items() if name.startswith(prefix)}
+
+
+def no_model(weights: Mapping[str, Tensor] | None) -> Model:
+    """What a server without a model provides: an error that says so."""
+    raise ConfigError("this method needs a server model; add a 'server' section")
+
+
+def loaded(model: Model, weights: Mapping[str, Tensor] | None) -> Model:
+    """The model, with the given weights or else with its own."""
+    if weights is not None:
+        model.load_state_dict(dict(weights))
+    return model
