@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 import torch
 import yaml
+from folders import Folders, Live, make
 from typer.testing import CliRunner
 
-from conftest import Folders, Live, make
 from polyfed.deploy import check_network, check_setup
 from polyfed.deploy.certificates import Identity, create_authority, issue_server
 from polyfed.deploy.check import check_site, failed

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 from federations import Started, free_port
+from folders import Live
 from wire import context, http1, http2, raw
 
-from conftest import Live
 from polyfed.deploy import flower
 from polyfed.deploy.certificates import create_authority
 from polyfed.deploy.check_network import FLEET, FORBIDDEN

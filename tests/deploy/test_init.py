@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 import yaml
 from federations import experiment_settings
+from folders import Folders
 
-from conftest import Folders
 from polyfed.deploy import flower
 from polyfed.deploy.certificates import hosts_of, read_certificate
 from polyfed.deploy.connection import Connection, ServerAddress, load, to_yaml
@@ -108,8 +108,8 @@ def test_weights_of_a_site_are_looked_for_in_its_folder(tmp_path: Path) -> None:
     [
         ({"clients": {}}, "no clients"),
         ({"clients": {"server": experiment_settings()["clients"]["archive"]}}, "cannot be called 'server'"),
-        ({"clients": {"a/b": experiment_settings()["clients"]["archive"]}}, "name: "),
-        ({"clients": {"..": experiment_settings()["clients"]["archive"]}}, "name: "),
+        ({"clients": {"a/b": experiment_settings()["clients"]["archive"]}}, r"clients\.a/b"),
+        ({"clients": {"..": experiment_settings()["clients"]["archive"]}}, r"clients\.\.\."),
     ],
 )
 def test_what_cannot_be_a_federation_leaves_nothing(tmp_path: Path, change: dict[str, Any], message: str) -> None:

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 from federations import MARK, Started, marked, started, wait_until
+from folders import Folders, Live, make
 
-from conftest import Folders, Live, make
 from polyfed.deploy import attend, flower, registry, serve
 from polyfed.deploy.files import ServerFolder
 from polyfed.deploy.init import admit
