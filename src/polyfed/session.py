@@ -151,11 +151,12 @@ class Session:
         """Initial tensors by architecture: known here in a simulation, told once by the clients of a deployment."""
         if self.federation.members:
             return self.federation.initial_weights()
-        known = self.folder.tensors("blueprint.safetensors")
+        numbers = {name: f"{k}" for k, name in enumerate(dict.fromkeys(c.architecture for c in self.server.clients))}
+        known = self.folder.tensors("blueprint.safetensors")  # by number: names of architectures have slashes
         if known is None:
-            known = flatten(self._initial_weights())
+            known = flatten({numbers[name]: weights for name, weights in self._initial_weights().items()})
             self.folder.save_tensors("blueprint.safetensors", known)
-        return unflatten(known)
+        return {name: unflatten(known)[number] for name, number in numbers.items()}
 
     def _initial_weights(self) -> dict[str, Mapping[str, Tensor]]:
         first = {client.architecture: client for client in reversed(self.server.clients)}

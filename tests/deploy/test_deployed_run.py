@@ -1,0 +1,69 @@
+"""The short form of the guide: a server and two sites as real processes train on loopback, and nothing else gets in."""
+
+from __future__ import annotations
+
+import json
+import os
+import ssl
+import subprocess
+import sys
+import urllib.error
+import urllib.request
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+from federations import experiment_settings, started
+from folders import Folders, Live
+
+from polyfed import Experiment, run
+from polyfed.reporting.records import RunRecords
+
+CLI = "import sys; from polyfed.cli import main; sys.exit(main())"
+
+
+def exchanged(folder: Path) -> list[dict[str, Any]]:
+    """The ledger without the one question that a server which knows no architectures asks at the start."""
+    lines = [json.loads(line) for line in (folder / "ledger.jsonl").read_text().splitlines()]
+    return [line for line in lines if line["step"] != "setup:initial"]
+
+
+def status(folders: Folders, path: str) -> int:
+    trusted = ssl.create_default_context(cafile=str(folders.server.authority[0]))
+    request = urllib.request.Request(f"https://localhost:{folders.address.port}{path}", data=b"", method="POST")
+    try:
+        with urllib.request.urlopen(request, context=trusted, timeout=20) as answer:
+            return int(answer.status)
+    except urllib.error.HTTPError as error:
+        return error.code
+
+
+def test_sites_train_as_in_one_process_and_the_gate_is_closed_to_all_else(live: Live, tmp_path: Path) -> None:
+    folders, environment = live.folders, live.environment | {"POLYFED_CACHE": str(tmp_path / "cache")}
+    with ExitStack() as stack:
+        for name in ("archive", "hospital"):
+            log = tmp_path / f"{name}.log"
+            stack.enter_context(started("site", str(folders.path / name), log=log, environment=environment))
+        done = subprocess.run(
+            [sys.executable, "-c", CLI, "run", str(folders.server.experiment), "--out", str(tmp_path / "run")],
+            env=os.environ | {"OMP_NUM_THREADS": "1"} | environment,
+            capture_output=True,
+            text=True,
+            timeout=240,
+            check=False,
+        )
+        assert done.returncode == 0, done.stdout + done.stderr + live.process.output
+        assert status(folders, "/v1/control/register-node") == 404
+        assert status(folders, "/v1/control/start-run") == 404
+        assert status(folders, "/v1/fleet/pull-messages") not in (200, 404)  # there, and closed to whoever has no key
+    order = ["archive", "hospital"]
+    alone = experiment_settings()
+    alone["data"]["cache_dir"] = str(tmp_path / "cache")
+    alone["clients"] = {name: alone["clients"][name] for name in order}
+    expected = run(Experiment.parse(alone), tmp_path / "alone").folder
+    assert (tmp_path / "run" / "metrics.jsonl").read_bytes() == (expected / "metrics.jsonl").read_bytes()
+    assert exchanged(tmp_path / "run") == exchanged(expected)
+    records = RunRecords.load(tmp_path / "run")
+    assert records.clients == ("archive", "hospital-0", "hospital-1")
+    assert not records.events
+    assert (tmp_path / "run" / "report.html").is_file()
