@@ -84,7 +84,7 @@ def unpack(message: str, parts: Sequence[Part], limits: Limits) -> Payload:
             f"message of schema {content.get('schema')}, this polyfed speaks {SCHEMA}: use equal versions of polyfed"
         )
     try:
-        places, scalars = dict(content["parts"]), dict(content["scalars"])
+        places, scalars = _mapping(content["parts"]), _mapping(content["scalars"])
         order = [_text(name) for name in content["fields"]]
         chosen = {name: parts[_whole(place)] for name, place in places.items()}
     except (KeyError, TypeError, ValueError, IndexError) as error:
@@ -111,7 +111,7 @@ def unpack_part(part: Part) -> Artefact:
     """
     header = parsed(part.header)
     try:
-        kind, attributes, crc = KINDS[header["kind"]], dict(header["attributes"]), _text(header["crc"])
+        kind, attributes, crc = KINDS[header["kind"]], _mapping(header["attributes"]), _text(header["crc"])
         specs = [(_text(name), _DTYPES[dtype], _shape(shape)) for name, dtype, shape in header["tensors"]]
     except (KeyError, TypeError, ValueError) as error:
         raise PayloadError(f"damaged message: part with {type(error).__name__}: {error}") from error
@@ -190,6 +190,12 @@ def parsed(text: str) -> dict[str, Any]:
 def _scalar(name: str, value: Any) -> Scalar:
     if not isinstance(value, Scalar):
         raise PayloadError(f"damaged message: {name} is {type(value).__name__}, not a number, text or truth value")
+    return value
+
+
+def _mapping(value: Any) -> dict[str, Any]:
+    if not isinstance(value, dict):  # a list of pairs would make one too, with keys that are no names
+        raise TypeError(f"{type(value).__name__} where an object is expected")
     return value
 
 
