@@ -121,7 +121,7 @@ class _Parts:
 
     def _encoder(self, modality: str, spec: InputSpec) -> Program:
         what = f"encoder '{modality}' ({self.saved.settings.encoders[modality].component_name()})"
-        module, path = _Representation(self.model.encoders[modality]), self.folder / f"{_file(modality)}.pt2"
+        module, path = _Representation(self.model.tower(modality)), self.folder / f"{_file(modality)}.pt2"
         return write_program(module, lambda x: self.model.represent(modality, x), spec, path, what)
 
     def classifiers(self) -> dict[str, Program]:
@@ -138,7 +138,7 @@ class _Parts:
             logits: Tensor = head(self.model.embed(modality, x))
             return logits
 
-        module = nn.Sequential(self.model.encoders[modality], head)
+        module = nn.Sequential(self.model.tower(modality), head)
         path = self.folder / f"{_file(modality)}-classes.pt2"
         return write_program(module, live, spec, path, f"classifier of '{modality}'")
 

@@ -188,6 +188,11 @@ class RunFolder:
         path = self.path / name
         return safetensors.torch.load(path.read_bytes()) if path.is_file() else None
 
+    def metadata(self, name: str) -> dict[str, str]:
+        """The texts in a safetensors file of this folder."""
+        with safetensors.safe_open(self.path / name, framework="pt") as opened:
+            return dict(opened.metadata() or {})
+
     # ---- checkpoints
 
     def save_checkpoint(self, checkpoint: Checkpoint) -> None:

@@ -10,8 +10,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
-from torch import Tensor
-
+from polyfed.blueprints import told_blueprints
 from polyfed.device import resolve_device
 from polyfed.engines.engine import Hosting
 from polyfed.environment import environment
@@ -25,6 +24,8 @@ from polyfed.federation.party import Clock
 from polyfed.federation.schema import steps_of
 from polyfed.federation.server import Server, loaded, no_model
 from polyfed.federation.state import Label, StateStore, flatten, unflatten
+from polyfed.federation.types import Blueprint
+from polyfed.models.slots import described
 from polyfed.randomness import generator, isolated
 from polyfed.reporting.html.page import write_html_report
 from polyfed.reporting.plots import draw_all
@@ -69,7 +70,8 @@ class Session:
     def federation(self) -> Federation:
         """Data and models of everybody."""
         cfg = self.experiment
-        return Federation(cfg.data, cfg.public, cfg.server, cfg.clients, cfg.run.seed, self.folder.path / "vocabulary")
+        artefacts, equip = self.folder.path / "vocabulary", cfg.algorithm.equip
+        return Federation(cfg.data, cfg.public, cfg.server, cfg.clients, cfg.run.seed, artefacts, equip)
 
     @cached_property
     def hosting(self) -> Hosting:
@@ -147,24 +149,20 @@ class Session:
             **common,
         )
 
-    def _blueprint(self) -> Mapping[str, Mapping[str, Tensor]]:
-        """Initial tensors by architecture: known here in a simulation, told once by the clients of a deployment."""
+    def _blueprint(self) -> Mapping[str, Blueprint]:
+        """What clients' models are like: known here in a simulation, told once by the clients of a deployment."""
         if self.federation.members:
-            return self.federation.initial_weights()
-        numbers = {name: f"{k}" for k, name in enumerate(dict.fromkeys(c.architecture for c in self.server.clients))}
-        known = self.folder.tensors("blueprint.safetensors")  # by number: names of architectures have slashes
-        if known is None:
-            known = flatten({numbers[name]: weights for name, weights in self._initial_weights().items()})
-            self.folder.save_tensors("blueprint.safetensors", known)
-        return {name: unflatten(known)[number] for name, number in numbers.items()}
+            return self.federation.blueprints()
+        return told_blueprints(self.server.clients, self.folder, self._ask_initial)
 
-    def _initial_weights(self) -> dict[str, Mapping[str, Tensor]]:
-        first = {client.architecture: client for client in reversed(self.server.clients)}
-        asked = tuple(client for client in self.server.clients if client in first.values())
+    def _ask_initial(self, asked: tuple[ClientInfo, ...]) -> dict[str, Blueprint]:
         patience = Patience(min_clients=len(asked))
         cohort = self._cohort_of(0, asked, Ledger(), lambda step: patience, purpose="setup:")
         algorithm: Any = self.experiment.algorithm
-        found = {reply.sender.architecture: reply.weights for reply in cohort.ask(algorithm.initial)}
+        found = {
+            reply.sender.architecture: Blueprint(reply.weights.tensors, described(reply.slots))
+            for reply in cohort.ask(algorithm.initial)
+        }
         self.folder.append("ledger", cohort.ledger.records)
         return found
 

@@ -9,76 +9,67 @@ from typing import Any
 import pytest
 import torch
 
+from by_hand import assert_mean, copies, plain_sgd, plain_training
 from polyfed.errors import ConfigError
 from polyfed.experiment import Experiment
 from polyfed.federation.cohort import each
-from polyfed.randomness import isolated
 from polyfed.runner import run
-from sessions import first_cohort, prepared, woken
+from sessions import first_cohort, prepared
 
 Config = dict[str, Any]
 
 
-def sgd(config: Config) -> Config:
-    training = {"optimizer": {"kind": "sgd", "lr": 0.001, "momentum": 0.0, "clip": None}, "batch_size": 12}
-    for group in config["clients"].values():
-        group["training"] = training
-    return config
+ACROSS = {"layers": "encoder", "range": "modality"}
 
 
 def test_a_round_equals_a_plain_loop(tiny: Config, tmp_path: Path) -> None:
-    session = prepared(sgd(tiny), tmp_path)
+    session = prepared(plain_sgd(tiny), tmp_path)
     server = session.server
-    start = {name: value.clone() for name, value in server.weights.items()}
+    start = copies(server.weights)
     session.experiment.algorithm.round(server, first_cohort(session))
-
-    totals: dict[str, torch.Tensor] = {}
-    counts: dict[str, int] = {}
-    for info in server.clients:
-        member = session.federation.members[info.id]
-        model = session.federation.client_model(member)
-        model.load_state_dict({name: start[name] for name in model.state_dict()})
-        model.train()
-        client = woken(session, info.id)
-        with isolated(0, 1, info.id, "fit", 0):  # dropout draws as the step's does
-            for batch in client.batches(session.federation.train(member), "task-0", size=12):
-                head = model.heads[member.head] if member.head in model.heads else None
-                model.zero_grad()
-                member.settings.task.loss(model, head, batch).backward()
-                with torch.no_grad():
-                    for value in model.parameters():
-                        if value.grad is not None:
-                            value -= 0.001 * value.grad
-        for name, value in model.state_dict().items():
-            totals[name] = totals.get(name, 0) + info.samples * value.double()
-            counts[name] = counts.get(name, 0) + info.samples
-    for name, total in totals.items():
-        if total.is_floating_point() and "num_batches" not in name:
-            assert torch.allclose(server.weights[name].double(), total / counts[name], atol=1e-6), name
+    for kind, members in server.types.items():
+        trained = {info.id: plain_training(session, info.id, start[kind]) for info in members.clients}
+        assert_mean(server.weights[kind], trained, {info.id: info.samples for info in members.clients})
 
 
-def test_image_encoders_are_averaged_over_all_who_have_images(tiny: Config, tmp_path: Path) -> None:
-    session = prepared(tiny, tmp_path)
-    own = session.server.architectures
-    shared = [name for name in session.server.weights if name.startswith("encoders.image")]
-    assert shared
-    assert all(all(name in names for names in own.values()) for name in shared)
-    heads = {name for name in session.server.weights if name.startswith("heads.")}
-    assert any("classification-private" in name for name in heads)
+def test_encoders_across_types_equal_a_plain_mean(tiny: Config, tmp_path: Path) -> None:
+    tiny["algorithm"] |= ACROSS
+    session = prepared(plain_sgd(tiny), tmp_path)
+    server = session.server
+    start = copies(server.weights)
+    session.experiment.algorithm.round(server, first_cohort(session))
+    trained = {info.id: plain_training(session, info.id, start[server.type_of(info)]) for info in server.clients}
+    samples = {info.id: info.samples for info in server.clients}
+    names = [name for name in start["image"] if name.startswith("encoders.image.") and "num_batches" not in name]
+    assert names
+    for kind in ("paired", "image"):
+        assert_mean({name: server.weights[kind][name] for name in names}, trained, samples)
+    heads = {name: value for name, value in server.weights["image"].items() if name.startswith("heads.")}
+    assert_mean(heads, {"image": trained["image"]}, samples)
 
 
-def test_the_server_model_shows_the_average(tiny: Config, tmp_path: Path) -> None:
+def test_the_server_model_shows_the_global_model_of_its_type(tiny: Config, tmp_path: Path) -> None:
     session = prepared(tiny, tmp_path)
     session.experiment.algorithm.round(session.server, first_cohort(session))
     for name, value in session.server.model.state_dict().items():
-        assert torch.equal(value, session.server.weights[name])
+        assert torch.equal(value, session.server.weights["paired"][name])
+
+
+def test_a_server_model_that_nobody_trains_is_refused(tiny: Config, tmp_path: Path) -> None:
+    tiny["server"] = copy.deepcopy(tiny["server"])
+    tiny["server"]["model"]["encoders"]["image"]["widths"] = [16, 8]
+    with pytest.raises(ConfigError, match=r"server\.model must be the model of one type of clients"):
+        run(Experiment.parse(tiny), tmp_path / "run")
+    assert not (tmp_path / "run").exists()
 
 
 def test_encoders_of_different_shape_cannot_be_averaged(tiny: Config, tmp_path: Path) -> None:
+    tiny["algorithm"] |= ACROSS
     tiny["clients"]["image"]["model"] = copy.deepcopy(tiny["clients"]["image"]["model"])
     tiny["clients"]["image"]["model"]["encoders"]["image"]["widths"] = [16, 8]
-    with pytest.raises(ConfigError, match=r"equal shapes: 'encoders\.image\."):
+    with pytest.raises(ConfigError, match=r"'image/trunk' of clients paired-0, paired-1 cannot be averaged .* image:"):
         run(Experiment.parse(tiny), tmp_path / "run")
+    assert not (tmp_path / "run").exists()
 
 
 def test_replies_do_not_share_memory_with_the_resident_model(tiny: Config, tmp_path: Path) -> None:

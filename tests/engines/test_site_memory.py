@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 
+from by_hand import copies
 from polyfed.federation.cohort import Request
 from polyfed.federation.payload import Payload, Weights
 from polyfed.session import Session
@@ -27,7 +28,7 @@ def requests(session: Session) -> list[Request]:
 
 def test_a_reply_is_not_touched_by_the_clients_after_it(session: Session) -> None:
     sent = requests(session)
-    before = {name: value.clone() for name, value in session.server.weights.items()}
+    before = copies(session.server.weights)
     answers, then = [], []
     for answer in session.engine.exchange(sent, None):
         assert answer.payload is not None
@@ -37,7 +38,8 @@ def test_a_reply_is_not_touched_by_the_clients_after_it(session: Session) -> Non
     assert not torch.equal(*(reply["encoders.image.project.weight"] for reply in answers[:2]))
     for reply, copy in zip(answers, then, strict=True):
         assert all(torch.equal(reply[name], value) for name, value in copy.items())
-    assert all(torch.equal(session.server.weights[name], value) for name, value in before.items())
+    for kind, model in before.items():
+        assert all(torch.equal(session.server.weights[kind][name], value) for name, value in model.items())
 
 
 def test_clients_give_the_same_whoever_was_there_before(session: Session) -> None:

@@ -36,10 +36,10 @@ class TwoPhases(Algorithm):
         server.record(worst=worst)
 
     def _average(self, server: Server, replies) -> None:
-        mean = WeightedMean()
+        means = {kind: WeightedMean() for kind in server.types}
         for reply in replies:
-            mean.add(reply.weights, 1.0)
-        server.update_weights(mean.result())
+            means[server.type_of(reply.sender)].add(reply.weights, 1.0)
+        server.update_weights({kind: mean.result() for kind, mean in means.items()})
 
     @client_step(weights=Weights)
     def fit(self, client: Client, weights: Weights) -> Reply:

@@ -61,10 +61,21 @@ class WeightedMean:
             raise PayloadError("no client contributed a positive weight; there is no mean of nothing")
         return {name: entry.value() for name, entry in self._entries.items()}
 
+    def take(self) -> dict[str, Tensor]:
+        """``result`` without copies where none is needed, emptying the mean: for models that fill the memory.
+
+        Raises:
+            PayloadError: as ``result``.
+        """
+        found, self._entries = self._entries, {}
+        if not found:
+            raise PayloadError("no client contributed a positive weight; there is no mean of nothing")
+        return {name: entry.value(copy=False) for name, entry in found.items()}
+
     def _fold(self, name: str, tensor: Tensor, weight: float) -> None:
         entry = self._entries.get(name)
         if entry is None:
-            mean = tensor.detach().to(_accumulator(tensor.dtype), copy=True)
+            mean = tensor.detach().to(accumulator(tensor.dtype), copy=True)
             self._entries[name] = _Entry(mean, weight, tensor.dtype)
             return
         entry.total += weight
@@ -86,10 +97,11 @@ class _Entry:
     total: float
     dtype: torch.dtype
 
-    def value(self) -> Tensor:
+    def value(self, *, copy: bool = True) -> Tensor:
         rounded = self.mean if self.dtype.is_floating_point else self.mean.round()
-        return rounded.to(self.dtype, copy=True)
+        return rounded.to(self.dtype, copy=copy)
 
 
-def _accumulator(dtype: torch.dtype) -> torch.dtype:
+def accumulator(dtype: torch.dtype) -> torch.dtype:
+    """The type in which tensors of a type are summed: fp32 at least, and fp64 for integers."""
     return torch.promote_types(dtype, torch.float32) if dtype.is_floating_point else torch.float64

@@ -13,6 +13,8 @@ from polyfed.federation.payload import Weights
 from polyfed.federation.schema import client_query, client_step, fresh_query
 from polyfed.federation.server import Server
 from polyfed.federation.state import Lifetime
+from polyfed.models.model import Model
+from polyfed.models.slots import describe, places
 from polyfed.settings import Component
 
 __all__ = ["Algorithm", "Lifetime", "Reply", "client_query", "client_step", "each"]
@@ -38,6 +40,10 @@ class Algorithm(Component):
     needs_server: ClassVar[bool] = False
     """Whether the method cannot work without a server model."""
 
+    def equip(self, model: Model) -> None:
+        """Add to a client's new model what the method trains besides it, as ``model.extras``; draws from torch's
+        global generator."""
+
     def setup(self, server: Server) -> None:
         """Called once before the first round of a run (not on resume)."""
 
@@ -54,10 +60,10 @@ class Algorithm(Component):
         """Evaluate the client's model on the client's test samples."""
         return Reply(**(client.evaluate(client.test) if client.test is not None else {}))
 
-    @fresh_query(weights=Weights)
+    @fresh_query(weights=Weights, slots=str)
     def initial(self, client: Client) -> Reply:
-        """The client's initial weights: how a server learns of an architecture that its configuration does not have."""
-        return Reply(weights=Weights(client.model.state_dict()))
+        """The client's initial weights and their slots: how a server learns of an architecture that it does not know."""
+        return Reply(weights=Weights(client.model.state_dict()), slots=describe(places(client.model)))
 
     def require(self, *, has_public: bool, has_server: bool) -> None:
         """Check that the federation suits the method.

@@ -1,52 +1,133 @@
-"""FedAvg."""
+"""FedAvg, and what all methods share in which clients exchange weights."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Iterable, Mapping
+from typing import Literal
 
-from pydantic import Field
+from pydantic import Field, SerializeAsAny
 
-from polyfed.aggregation.mean import WeightedMean
+from polyfed.aggregation.collaboration import Holder, Layers, Range, Scope, require_exchangeable
+from polyfed.aggregation.exchange import ExactExchange, Exchange, SequentialExchange
 from polyfed.algorithms.algorithm import Algorithm, Reply, client_query, client_step, each
 from polyfed.errors import PayloadError
 from polyfed.federation.client import Client
 from polyfed.federation.cohort import Cohort
 from polyfed.federation.payload import Weights
 from polyfed.federation.server import Server
+from polyfed.optim.server import ServerOptimizer
+from polyfed.optim.servers.replace import Replace
 
 
 class FedAvg(Algorithm):
-    """Federated averaging (McMahan et al. 2017, Algorithm 1), modality by modality.
+    """Federated averaging (McMahan et al. 2017, Algorithm 1), of one global model for each type of client.
 
-    Tensors are averaged by name over the clients that have them, weighted by sample count: image encoders over all
-    clients with images, text encoders over all with text, a classifier over the clients of its task (CreamFL,
-    section 4.1). Clients of one modality therefore need one architecture for it.
+    Clients of one architecture, task and data set are a type; their weights are averaged by sample count. What types
+    exchange with each other is a rule over named slots: nothing by default; ``layers: encoder, range: modality``
+    averages encoders over all who have the modality (CreamFL, section 4.1).
+
+    Other methods that exchange weights derive from this class and replace what they change: the client half (``fit``),
+    the rule's defaults, or the round.
     """
 
     local_epochs: int = Field(default=5, ge=1, description="E, passes over private data a round")
+    local_steps: int | None = Field(
+        default=None, ge=1, description="so many batches a round instead of whole passes; None: local_epochs"
+    )
+    layers: Layers = Field(default="none", description="what types of clients average with each other")
+    range: Range = Field(
+        default="own", description="with whom: own type, all who have the modality, or the stacks of all modalities"
+    )
+    compensation: bool = Field(
+        default=False, description="scale the other layers as those that are averaged between types (FedCola)"
+    )
+    factor: float = Field(
+        default=1.0, gt=0, le=1e6, description="on sample counts of clients with several modalities (FedIoT: 100)"
+    )
+    denominator: Literal["slot", "model"] = Field(
+        default="slot", description="without compensation: shares add up to one; model: as FedCola's released code"
+    )
+    names: Literal["role", "released"] = Field(
+        default="role", description="layers by role; released: as FedCola's code matches names (no attention in blocks)"
+    )
+    averaging: Literal["exact", "sequential"] = Field(
+        default="exact", description="weighted mean, or one client after the other into the running model, as released"
+    )
+    server_optimizer: SerializeAsAny[ServerOptimizer] = Field(
+        default=Replace(),
+        description="how the global models follow the averages: replace, momentum, adam, yogi, adagrad",
+    )
+
+    # ---- server half
 
     def setup(self, server: Server) -> None:
-        """Everybody starts from the server's initial weights."""
+        """Everybody starts from common initial weights.
+
+        Raises:
+            ConfigError: types that are to exchange layers cannot.
+        """
+        shapes = {kind: {name: tuple(shape) for name, shape in server.shapes(kind).items()} for kind in server.types}
+        require_exchangeable(self.holders(server), shapes, self.scope)
         server.share_weights()
 
     def round(self, server: Server, cohort: Cohort) -> None:
         """Broadcast, train, average: w <- sum_k n_k w_k / sum_k n_k."""
-        mean = WeightedMean()
-        for reply in cohort.ask(self.fit, check=_like(server), weights=each(server.weights_for)):
-            mean.add(reply.weights, reply.num_examples)
-        server.update_weights(mean.result())
+        self.aggregate(server, cohort, cohort.ask(self.fit, check=self.like(server), weights=each(server.weights_for)))
+
+    def aggregate(self, server: Server, cohort: Cohort, replies: Iterable[Reply]) -> None:
+        """Fold replies with ``weights`` and ``num_examples`` into the global models as they come."""
+        exchange = self.exchange(server, cohort)
+        for reply in replies:
+            exchange.add(server.type_of(reply.sender), reply.weights, reply.num_examples)
+        server.update_weights(self.server_optimizer.step(server.weights, exchange.result(), server.state))
+
+    @property
+    def scope(self) -> Scope:
+        """Which slots types exchange, and how."""
+        return Scope(self.layers, self.range, self.compensation, self.factor, self.denominator, self.names)
+
+    def holders(self, server: Server) -> dict[str, Holder]:
+        """The global models, as aggregation sees them."""
+        return {
+            name: Holder(
+                kind.modalities,
+                server.blueprints[kind.architecture].places,
+                tuple(client.id for client in kind.clients),
+            )
+            for name, kind in server.types.items()
+        }
+
+    def exchange(self, server: Server, cohort: Cohort) -> Exchange:
+        """Where this round's replies go."""
+        if self.averaging == "exact":
+            return ExactExchange(server.weights, self.holders(server), self.scope)
+        asked: dict[str, float] = {}
+        for client in cohort.clients:
+            kind = server.type_of(client)
+            asked[kind] = asked.get(kind, 0.0) + client.samples
+        return SequentialExchange(server.weights, self.holders(server), self.scope, asked)
+
+    def like(self, server: Server) -> Like:
+        """The check that a reply's weights are those of its sender's architecture."""
+        return Like(server)
+
+    def evaluate_clients(self, server: Server, cohort: Cohort) -> Mapping[str, Mapping[str, float]]:
+        """Every asked client's test metrics of the global model of its type."""
+        replies = cohort.ask(self.assess_global, weights=each(server.weights_for))
+        return {reply.sender.id: reply.payload.scalars for reply in replies}  # type: ignore[misc]
+
+    # ---- client half
 
     @client_step(weights=Weights, num_examples=int)
     def fit(self, client: Client, weights: Weights) -> Reply:
         """Train the received model on the client's own task."""
         client.receive(weights)
-        client.fit(client.train, epochs=self.local_epochs)
+        self.train(client)
         return Reply(weights=Weights(client.model.state_dict()), num_examples=client.num_examples)
 
-    def evaluate_clients(self, server: Server, cohort: Cohort) -> Mapping[str, Mapping[str, float]]:
-        """Every asked client's test metrics of the global model of its kind."""
-        replies = cohort.ask(self.assess_global, weights=each(server.weights_for))
-        return {reply.sender.id: reply.payload.scalars for reply in replies}  # type: ignore[misc]
+    def train(self, client: Client) -> None:
+        """Local training; what most methods replace."""
+        client.fit(client.train, epochs=self.local_epochs, steps=self.local_steps)
 
     @client_query(float)
     def assess_global(self, client: Client, weights: Weights) -> Reply:
@@ -55,13 +136,17 @@ class FedAvg(Algorithm):
         return self.assess(client)
 
 
-def _like(server: Server) -> Callable[[Reply], None]:
-    def check(reply: Reply) -> None:
+class Like:
+    """Raises PayloadError for a reply whose weights are not those of its sender's architecture."""
+
+    def __init__(self, server: Server) -> None:
+        self._server = server
+
+    def __call__(self, reply: Reply) -> None:
+        """Check a reply with ``weights`` and ``num_examples``."""
         reply.require_examples()
-        expected = server.architectures[reply.sender.architecture]
+        expected = self._server.shapes(self._server.type_of(reply.sender))
         found = {name: tensor.shape for name, tensor in reply.weights.items()}
-        if found != dict(expected):
+        if found != expected:
             wrong = sorted(set(found.items()) ^ set(expected.items()))[0][0]
             raise PayloadError(f"weights do not match the architecture, first at '{wrong}'")
-
-    return check

@@ -108,7 +108,9 @@ class Site:
         Raises:
             PolyfedError: data or device are not there, or the public set is another one.
         """
-        opened = federation or Federation(settings.data, settings.public, None, settings.clients, card.seed, vocabulary)
+        opened = federation or Federation(
+            settings.data, settings.public, None, settings.clients, card.seed, vocabulary, card.algorithm.equip
+        )
         if card.public_order and opened.public_order != card.public_order:
             raise DataError(
                 f"the public set here is another one ({opened.public_order or 'none'}, expected {card.public_order}): "

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -18,7 +18,9 @@ from polyfed.data.view import DataContext, View
 from polyfed.errors import ConfigError, nearest
 from polyfed.federation.client import ClientInfo
 from polyfed.federation.settings import DataSettings, GroupSettings, PublicSettings, ServerSettings
+from polyfed.federation.types import Blueprint
 from polyfed.models.model import Model, ModelSettings
+from polyfed.models.slots import places
 from polyfed.randomness import generator, isolated
 from polyfed.tasks.task import Task
 
@@ -50,7 +52,8 @@ class Federation:
     """Everybody's data and models, opened when first asked for.
 
     A site of a real federation opens only what belongs to its own clients; a simulation opens what it needs, and
-    parties that use one column through one view share it.
+    parties that use one column through one view share it. ``equip`` adds to clients' models what the method trains
+    besides them.
     """
 
     def __init__(
@@ -61,9 +64,11 @@ class Federation:
         groups: Mapping[str, GroupSettings],
         seed: int,
         artefacts: Path | None = None,
+        equip: Callable[[Model], None] = lambda model: None,
     ) -> None:
         self.data, self.public, self.server, self.groups, self.seed = data, public, server, groups, seed
         self._artefacts = artefacts
+        self._equip = equip
         self._splits: dict[tuple[str, str], Split] = {}
         self._samples: dict[tuple[str, str, str], Samples] = {}
         self._tests: dict[tuple[str, str], Samples] = {}
@@ -239,7 +244,9 @@ class Federation:
         """A client's model with its initial weights, which depend on seed and client alone."""
         with isolated(self.seed, "init", member.id):
             head = member.settings.task.head(member.model.dim, self.train(member))
-            return member.model.build(_heads(member.head, head), self.context)
+            model = member.model.build(_heads(member.head, head), self.context)
+            self._equip(model)
+        return model
 
     def server_model(self) -> Model:
         """The server's model with its initial weights."""
@@ -254,12 +261,13 @@ class Federation:
         assert self.server is not None
         return head_name(self.server.task, self.server.source)
 
-    def initial_weights(self) -> dict[str, dict[str, Tensor]]:
-        """Initial tensors by name for every architecture among the clients, equal for equal seeds."""
-        found: dict[str, dict[str, Tensor]] = {}
+    def blueprints(self) -> dict[str, Blueprint]:
+        """Initial tensors and their places for every architecture among the clients, equal for equal seeds."""
+        found: dict[str, Blueprint] = {}
         for info in self.infos:
             if info.architecture not in found:
-                found[info.architecture] = dict(self.client_model(self.members[info.id]).state_dict())
+                model = self.client_model(self.members[info.id])
+                found[info.architecture] = Blueprint(dict(model.state_dict()), places(model))
         return found
 
     def holding(self, member: Member) -> dict[str, object]:

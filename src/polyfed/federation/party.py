@@ -5,7 +5,8 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from itertools import count, islice
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -13,13 +14,16 @@ from torch import Tensor, nn
 from polyfed.data.samples import Batch, Samples
 from polyfed.errors import ConfigError
 from polyfed.federation.settings import TrainingSettings
-from polyfed.models.model import Model
+from polyfed.models.gates import undecayed
+from polyfed.models.model import Embedder, Model, Once
 from polyfed.optim.settings import clip_gradients
 from polyfed.optim.state import load_optimizer_tensors, optimizer_tensors
 from polyfed.randomness import generator
 from polyfed.tasks.task import Task
 
 Precision = Literal["float32", "bfloat16"]
+Regulariser = Callable[[Embedder, Batch], Tensor]
+"""A loss that a method adds to the task's: from the model and a batch."""
 
 
 @dataclass(frozen=True)
@@ -36,16 +40,32 @@ class Trainer:
 
     def __init__(self, model: nn.Module, training: TrainingSettings, clock: Clock) -> None:
         self._named = [(name, value) for name, value in model.named_parameters() if value.requires_grad]
-        self._clip = training.optimizer.clip
-        factor = training.schedule.factor(clock.round - 1, clock.rounds)
-        self.optimizer = training.optimizer.build([value for _, value in self._named])
-        self._rates = [group["lr"] * factor for group in self.optimizer.param_groups]
+        self._clip, self._schedule, self._clock = training.optimizer.clip, training.schedule, clock
+        bare = {id(value) for value in undecayed(model)}
+        own = [value for _, value in self._named if id(value) not in bare]
+        spared = [value for _, value in self._named if id(value) in bare]
+        groups: list[dict[str, Any]] = [{"params": own}, {"params": spared, "weight_decay": 0.0}]
+        self.optimizer = training.optimizer.build([group for group in groups if group["params"]])
+        self._base = [group["lr"] for group in self.optimizer.param_groups]
+        self.begin_epoch(0, 1)
+
+    def begin_epoch(self, epoch: int, epochs: int) -> None:
+        """Set the learning rates for a local epoch (from 0) of so many in a round."""
+        factor = self._schedule.factor(self._clock.round - 1, self._clock.rounds, epoch, epochs)
+        self._rates = [rate * factor for rate in self._base]
         self._apply_rates()
 
-    def step(self, loss: Tensor) -> None:
-        """One optimiser step on a scalar loss."""
+    def step(self, loss: Tensor, correct: Callable[[Mapping[str, Tensor]], None] | None = None) -> None:
+        """One optimiser step on a scalar loss.
+
+        Args:
+            loss: to be differentiated.
+            correct: changes the gradients, parameter name -> gradient, in place, before they are clipped.
+        """
         self.optimizer.zero_grad(set_to_none=True)
         loss.backward()  # type: ignore[no-untyped-call]
+        if correct is not None:
+            correct({name: value.grad for name, value in self._named if value.grad is not None})
         clip_gradients([value for _, value in self._named], self._clip)
         self.optimizer.step()
 
@@ -174,13 +194,47 @@ class Party:
         with self.autocast():
             return self.task.loss(self.model, self.head, batch)
 
-    def fit(self, samples: Samples, *, epochs: int, purpose: str = "task", trainer: Trainer | None = None) -> None:
-        """Train on the task alone for ``epochs`` passes."""
-        trainer = trainer or self.trainer()
+    def fit(
+        self,
+        samples: Samples,
+        *,
+        epochs: int,
+        steps: int | None = None,
+        purpose: str = "task",
+        regulariser: Regulariser | None = None,
+        correct: Callable[[Mapping[str, Tensor]], None] | None = None,
+    ) -> int:
+        """Train on the task, and on what a method adds to it.
+
+        Args:
+            samples: to train on.
+            epochs: passes over them.
+            steps: so many batches instead, in as many passes as that takes.
+            purpose: names the random stream.
+            regulariser: gives a loss to add, from the model (which embeds a batch only once) and the batch.
+            correct: changes gradients before each step, as ``Trainer.step``.
+
+        Returns:
+            Number of optimiser steps.
+        """
+        trainer = self.trainer()
         self.model.train()
-        for epoch in range(epochs):
-            for batch in self.batches(samples, f"{purpose}-{epoch}"):
-                trainer.step(self.task_loss(batch))
+        done = 0
+        for epoch in range(epochs) if steps is None else count():
+            trainer.begin_epoch(epoch, epochs)
+            before = done
+            for batch in islice(self.batches(samples, f"{purpose}-{epoch}"), None if steps is None else steps - done):
+                trainer.step(self._loss(batch, regulariser), correct)
+                done += 1
+            if done in (steps, before):  # no more wanted, or there is no batch
+                break
+        return done
+
+    def _loss(self, batch: Batch, regulariser: Regulariser | None) -> Tensor:
+        with self.autocast():
+            model = Once(self.model)
+            loss = self.task.loss(model, self.head, batch)
+            return loss if regulariser is None else loss + regulariser(model, batch)
 
     @torch.no_grad()
     def represent(

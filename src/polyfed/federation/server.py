@@ -15,6 +15,7 @@ from polyfed.errors import ConfigError
 from polyfed.federation.client import ClientInfo
 from polyfed.federation.party import Party
 from polyfed.federation.payload import Representations, Weights
+from polyfed.federation.types import Blueprint, ClientType, client_types
 from polyfed.models.model import Model
 
 
@@ -27,9 +28,9 @@ class Server(Party):
         validation: samples for model selection.
         test: samples that are only ever reported on.
         public_order: identifies the public set and its order.
-        blueprint: gives initial tensors by name for every architecture among the clients.
+        blueprint: gives the initial tensors of every architecture among the clients, and their places.
         has_model: whether the federation has a server model at all.
-        weights: aggregated tensors by name, for methods that exchange weights.
+        weights: global models for methods that exchange weights: type of client -> tensors by name.
         state: further named tensors that last for the run.
         records: metrics and events of the current round.
         arrays: named matrices of the current round, for plots: (values [clients, n], client ids).
@@ -37,11 +38,11 @@ class Server(Party):
 
     clients: tuple[ClientInfo, ...]
     public_order: str
-    blueprint: Callable[[], Mapping[str, Mapping[str, Tensor]]]
+    blueprint: Callable[[], Mapping[str, Blueprint]]
     validation: Samples | None = None
     test: Samples | None = None
     has_model: bool = False
-    weights: dict[str, Tensor] = field(default_factory=dict)
+    weights: dict[str, dict[str, Tensor]] = field(default_factory=dict)
     state: dict[str, dict[str, Tensor]] = field(default_factory=dict)
     records: list[dict[str, Any]] = field(default_factory=list)
     arrays: dict[str, tuple[Tensor, list[str]]] = field(default_factory=dict)
@@ -64,7 +65,7 @@ class Server(Party):
 
     def snapshot(self) -> dict[str, Mapping[str, Tensor]]:
         """All that lasts, as named groups of named tensors."""
-        groups: dict[str, Mapping[str, Tensor]] = {"weights": self.weights}
+        groups: dict[str, Mapping[str, Tensor]] = {f"weights:{name}": value for name, value in self.weights.items()}
         if self.has_model:
             groups["model"] = self.model.state_dict()
         groups |= {f"optimizer:{name}": state for name, state in self.trainer_states().items()}
@@ -74,51 +75,83 @@ class Server(Party):
         """Be as after ``round_number``, given its snapshot."""
         if "model" in groups:
             self.receive(groups["model"])
-        self.weights = {name: value.to(self.device) for name, value in groups.get("weights", {}).items()}
+        self.weights = _section(groups, "weights:", self.device)
         self.optimizer_state = _section(groups, "optimizer:")
         self.state = _section(groups, "state:")
         self.clock = replace(self.clock, round=round_number)
 
+    # ---- global models, for methods that exchange weights
+
     @cached_property
-    def architectures(self) -> Mapping[str, Mapping[str, torch.Size]]:
-        """Architecture name -> names and shapes of its tensors."""
-        return {
-            architecture: {name: value.shape for name, value in tensors.items()}
-            for architecture, tensors in self.blueprint().items()
-        }
+    def blueprints(self) -> Mapping[str, Blueprint]:
+        """Architecture -> initial tensors and their places."""
+        return self.blueprint()
+
+    @cached_property
+    def types(self) -> dict[str, ClientType]:
+        """Types of clients by name: those of one architecture, task and data set share a global model."""
+        return client_types(self.clients)
+
+    def type_of(self, client: ClientInfo) -> str:
+        """Name of a client's type."""
+        return next(name for name, kind in self.types.items() if kind.architecture == client.architecture)
+
+    def shapes(self, kind: str) -> dict[str, torch.Size]:
+        """Names and shapes of the tensors of a type's model."""
+        tensors = self.blueprints[self.types[kind].architecture].tensors
+        return {name: value.shape for name, value in tensors.items()}
 
     def share_weights(self) -> None:
-        """Start ``weights`` from initial values: the server model's own, then those of each architecture.
+        """Start the global models: tensors of one name and shape start equal, as the server's own where it has them.
 
         Raises:
-            ConfigError: two architectures have tensors of one name but of different shape.
+            ConfigError: the server has a model, and no type of clients trains such a model.
         """
-        own = self.model.state_dict() if self.has_model else {}
-        owner = dict.fromkeys(own, "the server")
-        self.weights = {name: value.clone() for name, value in own.items()}
-        for architecture, tensors in self.blueprint().items():
-            for name, value in tensors.items():
-                if self.weights.setdefault(name, value).shape != value.shape:
-                    raise ConfigError(
-                        f"averaging by name needs equal shapes: '{name}' is {list(self.weights[name].shape)} in "
-                        f"{owner[name]} and {list(value.shape)} in {architecture}; give them equal encoders"
-                    )
-                owner.setdefault(name, architecture)
+        common: dict[tuple[str, torch.Size], Tensor] = {}
+        if self.has_model:
+            common = {(name, value.shape): value for name, value in self.model.state_dict().items()}
+        self.weights = {}
+        for kind, members in self.types.items():
+            tensors = self.blueprints[members.architecture].tensors
+            first = {name: common.setdefault((name, value.shape), value) for name, value in tensors.items()}
+            self.weights[kind] = {name: value.to(self.device, copy=True) for name, value in first.items()}
+        if self.has_model:
+            _ = self.own_type
+
+    @cached_property
+    def own_type(self) -> str:
+        """The type of clients whose global model is the server's own.
+
+        Raises:
+            ConfigError: there is none.
+        """
+        own = {name: value.shape for name, value in self.model.state_dict().items()}
+        missing = ""
+        for kind in self.types:
+            shapes = self.shapes(kind)
+            wrong = [name for name, shape in own.items() if shapes.get(name) != shape]
+            if not wrong:
+                return kind
+            missing = missing or f"'{wrong[0]}' of the server is not in clients of type '{kind}'"
+        raise ConfigError(
+            f"server.model must be the model of one type of clients to show its global model, but {missing}; "
+            "give it that model and task, or leave out the 'server' section"
+        )
 
     def represent_public(self, *, training: bool = False) -> Representations:
         """Representations of the whole public set by the current model."""
         return Representations(self.represent(self.public_set, training=training), order=self.public_order)
 
     def weights_for(self, client: ClientInfo) -> Weights:
-        """The aggregated tensors that a client's architecture has."""
-        return Weights({name: self.weights[name] for name in self.architectures[client.architecture]})
+        """The global model of a client's type."""
+        return Weights(self.weights[self.type_of(client)])
 
-    def update_weights(self, new: Mapping[str, Tensor]) -> None:
-        """Replace aggregated tensors by name, and show them to the server's own model where it has them."""
-        self.weights.update(new)
-        if self.has_model:
-            own = self.model.state_dict()
-            self.model.load_state_dict({name: self.weights.get(name, value) for name, value in own.items()})
+    def update_weights(self, new: Mapping[str, Mapping[str, Tensor]]) -> None:
+        """Replace global models by type, and show the server's own model that of its type."""
+        self.weights |= {kind: dict(tensors) for kind, tensors in new.items()}
+        if self.has_model and self.weights:
+            shown = self.weights[self.own_type]
+            self.model.load_state_dict({name: shown[name] for name in self.model.state_dict()})
 
     def record(self, **metrics: float) -> None:
         """Add training metrics of this round."""
@@ -130,8 +163,16 @@ class Server(Party):
         self.records.append({"round": self.clock.round, "party": party, "kind": kind, **content})
 
 
-def _section(groups: Mapping[str, Mapping[str, Tensor]], prefix: str) -> dict[str, dict[str, Tensor]]:
-    return {name.removeprefix(prefix): dict(value) for name, value in groups.items() if name.startswith(prefix)}
+def _section(
+    groups: Mapping[str, Mapping[str, Tensor]], prefix: str, device: torch.device | None = None
+) -> dict[str, dict[str, Tensor]]:
+    return {
+        group.removeprefix(prefix): {
+            name: value if device is None else value.to(device) for name, value in tensors.items()
+        }
+        for group, tensors in groups.items()
+        if group.startswith(prefix)
+    }
 
 
 def no_model(weights: Mapping[str, Tensor] | None) -> Model:

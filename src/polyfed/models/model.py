@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping
+from typing import Protocol
 
 import torch
 from jaxtyping import Float
@@ -22,6 +23,9 @@ class ModelSettings(Settings):
 
     dim: int = Field(default=256, ge=1, description="width d of the representations; equal for all who exchange them")
     encoders: dict[str, SerializeAsAny[Encoder]] = Field(description="modality -> encoder")
+    final_norm: bool = Field(
+        default=False, description="one layer norm of the embeddings for all modalities, as FedCola's paired models"
+    )
 
     @property
     def architecture(self) -> str:
@@ -36,19 +40,48 @@ class ModelSettings(Settings):
             modality: encoder.build(self.dim, encoder.view.spec(modality, context), context)
             for modality, encoder in self.encoders.items()
         }
-        return Model(encoders, heads, self.dim)
+        return Model(
+            encoders, heads, self.dim, final_norm=nn.LayerNorm(self.dim, eps=1e-6) if self.final_norm else None
+        )
+
+
+class Embedder(Protocol):
+    """What a task needs of a model."""
+
+    @property
+    def device(self) -> torch.device:
+        """Device of the parameters."""
+        ...
+
+    def embed(self, modality: str, x: Tensor) -> Float[Tensor, "b d"]:
+        """Embedding before normalisation."""
+        ...
+
+    def represent(self, modality: str, x: Tensor) -> Float[Tensor, "b d"]:
+        """Embedding of unit norm."""
+        ...
 
 
 class Model(nn.Module):
     """Encoders by modality and heads by name; nothing compares their names.
 
-    Parameters are called ``encoders.<modality>.*`` and ``heads.<name>.*``.
+    Parameters are called ``encoders.<modality>.*``, ``heads.<name>.*``, ``final_norm.*`` (one norm for all
+    modalities, if there is one) and ``extras.<name>.*``: what a method trains and exchanges besides the model itself.
     """
 
-    def __init__(self, encoders: Mapping[str, nn.Module], heads: Mapping[str, nn.Module], dim: int) -> None:
+    def __init__(
+        self,
+        encoders: Mapping[str, nn.Module],
+        heads: Mapping[str, nn.Module],
+        dim: int,
+        *,
+        final_norm: nn.Module | None = None,
+    ) -> None:
         super().__init__()
         self.encoders = nn.ModuleDict(encoders)
+        self.final_norm = final_norm
         self.heads = nn.ModuleDict(heads)
+        self.extras = nn.ModuleDict()
         self.dim = dim
 
     @property
@@ -64,8 +97,37 @@ class Model(nn.Module):
     def embed(self, modality: str, x: Tensor) -> Float[Tensor, "b d"]:
         """Embedding before normalisation; what a classifier head takes."""
         embedding: Tensor = self.encoders[modality](x)
-        return embedding
+        return embedding if self.final_norm is None else self.final_norm(embedding)
+
+    def tower(self, modality: str) -> nn.Module:
+        """What ``embed`` applies for a modality, as one module."""
+        encoder = self.encoders[modality]
+        return encoder if self.final_norm is None else nn.Sequential(encoder, self.final_norm)
 
     def represent(self, modality: str, x: Tensor) -> Float[Tensor, "b d"]:
         """Representation: the embedding with unit L2 norm (in fp32 also under autocast)."""
+        return F.normalize(self.embed(modality, x).float(), dim=-1)
+
+
+class Once:
+    """A model that embeds each input only once, for several losses of one batch; made for the batch, then dropped."""
+
+    def __init__(self, model: Model) -> None:
+        self.model = model
+        self._known: dict[str, tuple[Tensor, Tensor]] = {}
+
+    @property
+    def device(self) -> torch.device:
+        """Device of the parameters."""
+        return self.model.device
+
+    def embed(self, modality: str, x: Tensor) -> Float[Tensor, "b d"]:
+        """``Model.embed``, remembered for the last ``x`` of each modality."""
+        known = self._known.get(modality)
+        if known is None or known[0] is not x:
+            known = self._known[modality] = (x, self.model.embed(modality, x))
+        return known[1]
+
+    def represent(self, modality: str, x: Tensor) -> Float[Tensor, "b d"]:
+        """``Model.represent`` on the remembered embedding."""
         return F.normalize(self.embed(modality, x).float(), dim=-1)

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from types import MappingProxyType
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from pydantic import Field, model_validator
@@ -37,15 +37,15 @@ class OptimizerSettings(Settings):
             raise ValueError(f"nesterov has no effect with kind '{self.kind}' here; use adamp, or sgd with a momentum")
         return self
 
-    def build(self, parameters: Iterable[Tensor]) -> Optimizer:
-        """The optimiser over ``parameters``."""
+    def build(self, parameters: Iterable[Tensor] | Iterable[dict[str, Any]]) -> Optimizer:
+        """The optimiser over ``parameters``, or groups of them as torch's optimisers take them."""
         return _KINDS[self.kind](self, list(parameters))
 
     def _adaptive(self) -> dict[str, object]:
         return {"lr": self.lr, "betas": self.betas, "eps": self.eps, "weight_decay": self.weight_decay}
 
 
-def _sgd(settings: OptimizerSettings, parameters: list[Tensor]) -> Optimizer:
+def _sgd(settings: OptimizerSettings, parameters: list[Any]) -> Optimizer:
     return torch.optim.SGD(
         parameters,
         lr=settings.lr,
@@ -55,15 +55,15 @@ def _sgd(settings: OptimizerSettings, parameters: list[Tensor]) -> Optimizer:
     )
 
 
-def _adamp(settings: OptimizerSettings, parameters: list[Tensor]) -> Optimizer:
+def _adamp(settings: OptimizerSettings, parameters: list[Any]) -> Optimizer:
     return AdamP(parameters, **settings._adaptive(), nesterov=settings.nesterov)  # type: ignore[arg-type]
 
 
-def _adam(kind: Callable[..., Optimizer], settings: OptimizerSettings, parameters: list[Tensor]) -> Optimizer:
+def _adam(kind: Callable[..., Optimizer], settings: OptimizerSettings, parameters: list[Any]) -> Optimizer:
     return kind(parameters, **settings._adaptive())
 
 
-_KINDS: Mapping[str, Callable[[OptimizerSettings, list[Tensor]], Optimizer]] = MappingProxyType(
+_KINDS: Mapping[str, Callable[[OptimizerSettings, list[Any]], Optimizer]] = MappingProxyType(
     {
         "adamp": _adamp,
         "adamw": partial(_adam, torch.optim.AdamW),
@@ -76,13 +76,17 @@ _KINDS: Mapping[str, Callable[[OptimizerSettings, list[Tensor]], Optimizer]] = M
 class Schedule(Settings):
     """How the learning rate changes over the rounds."""
 
-    kind: Literal["constant", "cosine", "steps"] = Field(default="constant", description="shape")
+    kind: Literal["constant", "cosine", "steps", "exponential"] = Field(default="constant", description="shape")
     t_max: int | None = Field(default=None, ge=1, description="cosine: rounds to the minimum; None: all of the run")
     minimum: float = Field(default=0.0, ge=0, le=1, description="cosine: smallest factor")
     milestones: tuple[float, ...] = Field(
         default=(0.5, 0.8), description="steps: rounds done before each drop; below 1: a fraction of the run"
     )
     drop: float = Field(default=0.1, gt=0, le=1, description="steps: factor of each drop")
+    decay: float = Field(default=0.99, gt=0, le=1, description="exponential: factor of each unit")
+    unit: Literal["round", "epoch"] = Field(
+        default="round", description="exponential: decays after every round, or every local epoch"
+    )
     warmup: int = Field(default=0, ge=0, description="rounds of linear warm-up, on top of the shape")
 
     @model_validator(mode="after")
@@ -91,18 +95,22 @@ class Schedule(Settings):
             raise ValueError(f"milestones are {list(self.milestones)}; each must be above 0")
         return self
 
-    def factor(self, round: int, rounds: int) -> float:
-        """Factor on the learning rate in a round.
+    def factor(self, round: int, rounds: int, epoch: int = 0, epochs: int = 1) -> float:
+        """Factor on the learning rate in a round, or in a local epoch of it.
 
         cosine: minimum + (1 - minimum)(1 + cos(pi round / t_max)) / 2, and the minimum after t_max; steps:
         drop^(milestones reached), so milestones (0.5, 0.8) of 30 rounds, or (15, 24), mean x0.1 from round
-        index 15 and x0.01 from 24.
+        index 15 and x0.01 from 24; exponential: decay^(rounds done), or decay^(local epochs done in all rounds).
 
         Args:
             round: index from 0, which is the number of rounds done.
             rounds: of the whole run.
+            epoch: index from 0 of the local epoch in the round; matters to unit ``epoch`` only.
+            epochs: local epochs of a round.
         """
         warm = min(1.0, (round + 1) / (self.warmup + 1))
+        if self.kind == "exponential" and self.unit == "epoch":
+            return warm * self.decay ** (round * epochs + epoch)
         return warm * _SHAPES[self.kind](self, round, rounds)
 
 
@@ -121,8 +129,12 @@ def _steps(schedule: Schedule, round: int, rounds: int) -> float:
     return schedule.drop ** sum(reached)
 
 
+def _exponential(schedule: Schedule, round: int, rounds: int) -> float:
+    return schedule.decay**round
+
+
 _SHAPES: Mapping[str, Callable[[Schedule, int, int], float]] = MappingProxyType(
-    {"constant": _constant, "cosine": _cosine, "steps": _steps}
+    {"constant": _constant, "cosine": _cosine, "steps": _steps, "exponential": _exponential}
 )
 
 

@@ -14,7 +14,7 @@ from polyfed.data.samples import Batch, Samples
 from polyfed.errors import ConfigError, DataError
 from polyfed.losses.classification import class_separation, margin_cross_entropy
 from polyfed.models.heads import LinearHead, NonNegativeHead
-from polyfed.models.model import Model
+from polyfed.models.model import Embedder, Model
 from polyfed.tasks import evaluating
 from polyfed.tasks.accuracy import balanced_accuracy, label_ranks, macro_f1, predictions, top
 from polyfed.tasks.task import Task
@@ -69,7 +69,7 @@ class Classification(Task):
             return NonNegativeHead(dim, classes, scale=self.scale, bias=self.bias)
         return LinearHead(dim, classes, bias=self.bias)
 
-    def loss(self, model: Model, head: nn.Module | None, batch: Batch) -> Tensor:
+    def loss(self, model: Embedder, head: nn.Module | None, batch: Batch) -> Tensor:
         """Cross-entropy with the margin, and the separation of classes where it has a weight."""
         if head is None:
             raise TypeError("classification needs the module that its head() made")
@@ -99,7 +99,7 @@ class Classification(Task):
         found, predicted, losses = (torch.cat(part).cpu() for part in zip(*results, strict=True))
         return _metrics(found, predicted, losses, labels, classes)
 
-    def _logits(self, model: Model, head: nn.Module, batch: Batch) -> Float[Tensor, "b c"]:
+    def _logits(self, model: Embedder, head: nn.Module, batch: Batch) -> Float[Tensor, "b c"]:
         modalities = self._modalities(tuple(batch.inputs))
         embeddings = [model.embed(modality, batch.inputs[modality]) for modality in modalities]
         logits: Tensor = head(torch.stack(embeddings).mean(0) if len(embeddings) > 1 else embeddings[0])

@@ -16,7 +16,7 @@ from polyfed.data.samples import Batch, Samples
 from polyfed.errors import ConfigError, DataError
 from polyfed.losses.info_nce import InfoNCE
 from polyfed.losses.soft_contrastive import SoftContrastive
-from polyfed.models.model import Model
+from polyfed.models.model import Embedder, Model
 from polyfed.randomness import generator
 from polyfed.tasks import evaluating
 from polyfed.tasks.recall import positives_per_query, ranks, recall_at
@@ -103,7 +103,7 @@ class Retrieval(Task):
             return InfoNCE(self.temperature, learnable=self.learn_temperature)
         return SoftContrastive(self.shift, self.scale, reduction=self.reduction)
 
-    def loss(self, model: Model, head: nn.Module | None, batch: Batch) -> Tensor:
+    def loss(self, model: Embedder, head: nn.Module | None, batch: Batch) -> Tensor:
         """Contrastive loss of the batch's pairs."""
         if head is None:
             raise TypeError("retrieval needs the module that its head() made")

@@ -8,7 +8,7 @@ from typing import ClassVar
 from torch import Tensor, nn
 
 from polyfed.data.samples import Batch, Samples
-from polyfed.models.model import Model
+from polyfed.models.model import Embedder, Model
 from polyfed.settings import Component
 
 
@@ -31,7 +31,7 @@ class Task(Component):
         """
 
     @abstractmethod
-    def loss(self, model: Model, head: nn.Module | None, batch: Batch) -> Tensor:
+    def loss(self, model: Embedder, head: nn.Module | None, batch: Batch) -> Tensor:
         """Scalar training loss of a batch (on the model's device)."""
 
     @abstractmethod

@@ -1,0 +1,57 @@
+"""Types of clients: those whose models can be averaged as a whole, and what the server knows of their models."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from polyfed.federation.client import ClientInfo
+from polyfed.models.slots import Places
+
+
+@dataclass(frozen=True)
+class Blueprint:
+    """An architecture as its clients start: initial tensors by name, and the slot of each."""
+
+    tensors: Mapping[str, Tensor]
+    places: Places
+
+
+@dataclass(frozen=True)
+class ClientType:
+    """Clients of one architecture, which includes task and data set.
+
+    Attributes:
+        name: that of their group, or of their groups.
+        architecture: of their models.
+        modalities: that they have.
+        clients: who they are.
+    """
+
+    name: str
+    architecture: str
+    modalities: tuple[str, ...]
+    clients: tuple[ClientInfo, ...]
+
+    @property
+    def samples(self) -> int:
+        """Training samples of all."""
+        return sum(client.samples for client in self.clients)
+
+
+def client_types(clients: Sequence[ClientInfo]) -> dict[str, ClientType]:
+    """Types by name, in the order of their first clients.
+
+    A type is called after its groups; where one group has several architectures, these are numbered.
+    """
+    members: dict[str, list[ClientInfo]] = {}
+    for client in clients:
+        members.setdefault(client.architecture, []).append(client)
+    names = ["+".join(dict.fromkeys(client.group for client in found)) for found in members.values()]
+    counted = [f"{name}-{names[:k].count(name)}" if names.count(name) > 1 else name for k, name in enumerate(names)]
+    return {
+        name: ClientType(name, architecture, found[0].modalities, tuple(found))
+        for name, (architecture, found) in zip(counted, members.items(), strict=True)
+    }

@@ -1,0 +1,128 @@
+"""Pre-norm transformer blocks whose parts can be told apart: attention, MLP and norms each have a role.
+
+Methods that exchange parts of a transformer (FedCola) go by the ``role`` of the nearest module around a parameter,
+never by its name.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from jaxtyping import Bool, Float
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+EPS = 1e-6
+SPREAD = 0.02  # standard deviation of initial weights, as in BERT and ViT
+
+
+class BlockNorm(nn.LayerNorm):
+    """Norm before the attention or the MLP of a block."""
+
+    role: ClassVar[str] = "norm"
+
+
+class FinalNorm(nn.LayerNorm):
+    """Norm after the last block."""
+
+    role: ClassVar[str] = "final_norm"
+
+
+class Attention(nn.Module):
+    """Multi-head self-attention, queries, keys and values from one linear layer.
+
+    Raises:
+        ValueError: ``heads`` does not divide ``width``.
+    """
+
+    role: ClassVar[str] = "attention"
+
+    def __init__(self, width: int, heads: int) -> None:
+        super().__init__()
+        if width % heads:
+            raise ValueError(f"heads {heads} does not divide width {width}")
+        self.heads = heads
+        self.qkv = nn.Linear(width, 3 * width)
+        self.proj = nn.Linear(width, width)
+
+    def forward(self, x: Float[Tensor, "b l w"], mask: Bool[Tensor, "b l"] | None = None) -> Float[Tensor, "b l w"]:
+        """Attend to the positions where ``mask`` is true; each row needs at least one."""
+        shape = (3, self.heads, x.shape[-1] // self.heads)
+        q, k, v = self.qkv(x).unflatten(-1, shape).permute(2, 0, 3, 1, 4).unbind(0)
+        attended = F.scaled_dot_product_attention(q, k, v, attn_mask=None if mask is None else mask[:, None, None])
+        out: Tensor = self.proj(attended.transpose(1, 2).flatten(2))
+        return out
+
+
+class Mlp(nn.Module):
+    """Two linear layers with an exact GELU between them."""
+
+    role: ClassVar[str] = "mlp"
+
+    def __init__(self, width: int, hidden: int) -> None:
+        super().__init__()
+        self.fc1 = nn.Linear(width, hidden)
+        self.fc2 = nn.Linear(hidden, width)
+
+    def forward(self, x: Float[Tensor, "... w"]) -> Float[Tensor, "... w"]:
+        """The same map at each position."""
+        out: Tensor = self.fc2(F.gelu(self.fc1(x)))
+        return out
+
+
+class DropPath(nn.Module):
+    """Stochastic depth (Huang et al., ECCV 2016): in training a sample's branch is zero with chance ``rate``.
+
+    What stays is scaled by 1 / (1 - rate), which keeps the expectation.
+    """
+
+    def __init__(self, rate: float) -> None:
+        super().__init__()
+        self.rate = rate
+
+    def forward(self, x: Float[Tensor, "b ..."]) -> Float[Tensor, "b ..."]:
+        """``x`` itself outside training and at rate 0; nothing is drawn then."""
+        if not self.training or self.rate == 0:
+            return x
+        kept = x.new_empty(x.shape[0], *(1,) * (x.dim() - 1)).bernoulli_(1 - self.rate)
+        return x * (kept / (1 - self.rate))
+
+    def extra_repr(self) -> str:
+        """The rate."""
+        return f"rate={self.rate:g}"
+
+
+class Block(nn.Module):
+    """Pre-norm transformer block (ViT): ``x + attention(norm1(x))``, then ``x + mlp(norm2(x))``."""
+
+    def __init__(self, width: int, heads: int, hidden: int, drop_path: float = 0.0, eps: float = EPS) -> None:
+        super().__init__()
+        self.norm1 = BlockNorm(width, eps=eps)
+        self.attention = Attention(width, heads)
+        self.norm2 = BlockNorm(width, eps=eps)
+        self.mlp = Mlp(width, hidden)
+        self.drop_path = DropPath(drop_path)
+
+    def forward(self, x: Float[Tensor, "b l w"], mask: Bool[Tensor, "b l"] | None = None) -> Float[Tensor, "b l w"]:
+        """Tokens after the block; ``mask`` is true at positions that may be attended to."""
+        x = x + self.drop_path(self.attention(self.norm1(x), mask))
+        out: Tensor = x + self.drop_path(self.mlp(self.norm2(x)))
+        return out
+
+
+def stack(
+    width: int, depth: int, heads: int, expansion: float = 4, drop_path: float = 0.0, eps: float = EPS
+) -> nn.ModuleList:
+    """``depth`` blocks; stochastic depth grows linearly from 0 in the first to ``drop_path`` in the last."""
+    rates = [drop_path * number / max(1, depth - 1) for number in range(depth)]
+    return nn.ModuleList(Block(width, heads, round(expansion * width), rate, eps) for rate in rates)
+
+
+def initialise(module: nn.Module) -> None:
+    """Normal weights, zero biases and a zero padding row for a linear, convolution or embedding layer."""
+    if isinstance(module, nn.Linear | nn.Conv2d | nn.Embedding):
+        nn.init.normal_(module.weight, std=SPREAD)
+    if isinstance(module, nn.Linear | nn.Conv2d) and module.bias is not None:
+        nn.init.zeros_(module.bias)
+    if isinstance(module, nn.Embedding) and module.padding_idx is not None:
+        nn.init.zeros_(module.weight[module.padding_idx])

@@ -1,0 +1,364 @@
+"""Transformer of exchangeable blocks: one architecture for pictures, texts and features (FedCola, ECCV 2024)."""
+
+from __future__ import annotations
+
+import re
+from abc import abstractmethod
+from collections.abc import Mapping
+from typing import Any, ClassVar, Literal, NamedTuple
+
+import torch
+from jaxtyping import Bool, Float, Int64
+from pydantic import Field, SerializeAsAny
+from torch import Tensor, nn
+
+from polyfed.data.backbones import load, locate
+from polyfed.data.view import DataContext, InputSpec, View
+from polyfed.data.views.pixels import Pixels
+from polyfed.errors import ConfigError
+from polyfed.models.blocks import EPS, SPREAD, FinalNorm, initialise, stack
+from polyfed.models.encoder import Encoder
+from polyfed.models.pooling import masked_mean, valid_positions
+from polyfed.models.shapes import check_channels
+
+Pooling = Literal["cls", "mean"]
+Embedded = tuple[Float[Tensor, "b l w"], Bool[Tensor, "b l"] | None]
+
+
+class _Plan(NamedTuple):
+    width: int
+    depth: int
+    heads: int
+    expansion: float = 4
+    eps: float = EPS
+
+
+_PRESETS = {
+    "nano": _Plan(96, 4, 3),
+    "micro": _Plan(128, 6, 4),
+    "tiny": _Plan(192, 12, 3),
+    "small": _Plan(384, 12, 6),
+    "base": _Plan(768, 12, 12),
+}
+
+# parameters of a layer: transformers' present names and those of its older releases -> ours
+_PARTS = {
+    "layernorm_before": "norm1",
+    "layernorm_after": "norm2",
+    **dict.fromkeys(("attention.q_proj", "attention.attention.query"), "attention.q"),
+    **dict.fromkeys(("attention.k_proj", "attention.attention.key"), "attention.k"),
+    **dict.fromkeys(("attention.v_proj", "attention.attention.value"), "attention.v"),
+    **dict.fromkeys(("attention.o_proj", "attention.output.dense"), "attention.proj"),
+    **dict.fromkeys(("mlp.fc1", "intermediate.dense"), "mlp.fc1"),
+    **dict.fromkeys(("mlp.fc2", "output.dense"), "mlp.fc2"),
+}
+_LAYER = re.compile(r"(?:encoder\.layer|layers)\.(\d+)\.(.+)\.(weight|bias)")
+
+
+class Blocks(Encoder):
+    """Embedding, pre-norm blocks, final norm; the CLS token or the mean of the others is the embedding.
+
+    The shape of the view's input decides how it is embedded: pictures [c, h, w] by patches, tokens [l] with a
+    vocabulary like BERT's, features by position [l, f] (all-zero positions are padding) by a linear layer. Texts
+    bring their own first token, the others get a learnt CLS token. The result is projected only where its width
+    is not d. With ``weights`` (a ViT) the blocks and the final norm come from there, for any input.
+    """
+
+    view: SerializeAsAny[View] = Pixels(size=64)
+    size: Literal["nano", "micro", "tiny", "small", "base"] = Field(
+        default="nano", description="architecture, unless `weights` bring their own (small is ViT-S)"
+    )
+    depth: int | None = Field(
+        default=None, ge=1, description="number of blocks, over `size`; of `weights` the first so many"
+    )
+    patch: int = Field(
+        default=16, ge=1, description="side of a patch in pixels, unless it comes with `pretrained_embedding`"
+    )
+    drop_path: float = Field(
+        default=0.1, ge=0, lt=1, description="stochastic depth of the last block, linear from 0 in the first"
+    )
+    mask_padding: bool = Field(default=True, description="keep padding out of attention; off only in FedCola's code")
+    final_norm: bool = Field(default=True, description="norm after the blocks; off if the model has one for all")
+    pooling: Pooling = Field(default="cls", description="CLS (of a text: first) token, or mean of the input's tokens")
+    weights: str | None = Field(default=None, description="pretrained ViT: folder, or hub name owner/name")
+    pretrained_embedding: bool = Field(
+        default=True, description="for pictures, take patch, CLS and position embeddings from `weights` too"
+    )
+
+    def build(self, dim: int, spec: InputSpec, context: DataContext) -> BlocksModule:
+        """Maps the view's input [b, ...] to [b, dim].
+
+        Raises:
+            ConfigError: the view's input is of no known kind, or pictures that patches do not divide; or the
+                weights cannot be had, have fewer blocks than ``depth`` or another number of channels.
+        """
+        source = self._source(context) if self.weights else None
+        plan = self._plan(source)
+        whole = source is not None and self.pretrained_embedding and len(spec.shape) == 3
+        embedding = _embedding(spec, plan.width, self._patch(source, spec) if whole else self.patch)
+        module = BlocksModule(embedding, self._stacked(plan), self._norm(plan), dim, self.pooling, self.mask_padding)
+        module.apply(initialise)
+        if source is not None:
+            _fill(module, _weights_of(source, embedding if whole else None), str(self.weights))
+        return module
+
+    def _source(self, context: DataContext) -> Any:
+        from transformers import ViTModel
+
+        folder = locate(str(self.weights), context.weights, key="encoder blocks, weights")
+        return load(folder, ViTModel, add_pooling_layer=False)
+
+    def _plan(self, source: Any) -> _Plan:
+        plan = _PRESETS[self.size] if source is None else _plan_of(source.config, str(self.weights))
+        depth = self.depth or plan.depth
+        if source is not None and depth > plan.depth:
+            raise ConfigError(
+                f"encoder 'blocks': depth {depth}, but weights '{self.weights}' have {plan.depth} blocks; lower depth"
+            )
+        return plan._replace(depth=depth)
+
+    def _patch(self, source: Any, spec: InputSpec) -> int:
+        check_channels(spec.shape[0], int(source.config.num_channels), "blocks", self.weights)
+        return int(source.config.patch_size)
+
+    def _stacked(self, plan: _Plan) -> nn.ModuleList:
+        return stack(plan.width, plan.depth, plan.heads, plan.expansion, self.drop_path, plan.eps)
+
+    def _norm(self, plan: _Plan) -> nn.Module:
+        return FinalNorm(plan.width, eps=plan.eps) if self.final_norm else nn.Identity()
+
+
+class Embedding(nn.Module):
+    """From an input to tokens with their positions, and which of them are valid.
+
+    Attributes:
+        prefix: number of tokens before those of the input.
+        width: width w of the tokens.
+    """
+
+    role: ClassVar[str] = "embedding"
+    prefix: ClassVar[int]
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.width = width
+
+    @abstractmethod
+    def forward(self, x: Tensor) -> Embedded:
+        """Tokens [b, l, w] and a mask [b, l], true where valid, at least once a row; None if all are."""
+
+
+class _LedEmbedding(Embedding):
+    """Tokens after a learnt CLS token."""
+
+    prefix: ClassVar[int] = 1
+
+    def __init__(self, width: int, count: int) -> None:
+        super().__init__(width)
+        self.cls = nn.Parameter(torch.randn(1, 1, width) * SPREAD)
+        self.positions = nn.Parameter(torch.randn(1, count + 1, width) * SPREAD)
+
+    def led(self, tokens: Float[Tensor, "b l w"]) -> Float[Tensor, "b l+1 w"]:
+        tokens = torch.cat([self.cls.expand(tokens.shape[0], -1, -1), tokens], dim=1)
+        return tokens + self.positions[:, : tokens.shape[1]]
+
+
+class PatchEmbedding(_LedEmbedding):
+    """Pictures [b, c, h, w] to CLS and one token a patch, row by row (ViT).
+
+    Attributes:
+        patch: side p of a patch in pixels.
+        grid: number of patches down and across.
+    """
+
+    def __init__(self, shape: tuple[int, int, int], width: int, patch: int) -> None:
+        channels, height, across = shape
+        super().__init__(width, (height // patch) * (across // patch))
+        self.patch = patch
+        self.grid = (height // patch, across // patch)
+        self.conv = nn.Conv2d(channels, width, patch, stride=patch)
+
+    def patches(self, x: Float[Tensor, "b c h w"]) -> Float[Tensor, "b n p*p*c"]:
+        """The pixels of each patch, channels last, in the order of the tokens."""
+        (batch, channels), (down, across), p = x.shape[:2], self.grid, self.patch
+        tiles = x.reshape(batch, channels, down, p, across, p).permute(0, 2, 4, 3, 5, 1)
+        return tiles.reshape(batch, down * across, p * p * channels)
+
+    def forward(self, x: Float[Tensor, "b c h w"]) -> Embedded:
+        """All tokens are valid."""
+        return self.led(self.conv(x).flatten(2).transpose(1, 2)), None
+
+
+class FeatureEmbedding(_LedEmbedding):
+    """Features by position [b, l, f] to CLS and one token a position; positions that are all zero are padding."""
+
+    def __init__(self, shape: tuple[int, int], width: int) -> None:
+        super().__init__(width, shape[0])
+        self.linear = nn.Linear(shape[1], width)
+
+    def forward(self, x: Float[Tensor, "b l f"]) -> Embedded:
+        """CLS is always valid."""
+        return self.led(self.linear(x)), _first_valid(nn.functional.pad((x != 0).any(-1), (1, 0)))
+
+
+class WordEmbedding(Embedding):
+    """Token ids [b, l] to word + position + token type (0 everywhere), then a layer norm (BERT)."""
+
+    prefix: ClassVar[int] = 0
+
+    def __init__(self, spec: InputSpec, width: int) -> None:
+        super().__init__(width)
+        self.pad = spec.pad
+        self.words = nn.Embedding(len(spec.vocabulary), width, padding_idx=spec.pad)
+        self.positions = nn.Embedding(spec.shape[0], width)
+        self.types = nn.Embedding(2, width)
+        self.norm = nn.LayerNorm(width, eps=1e-12)
+
+    def forward(self, x: Int64[Tensor, "b l"]) -> Embedded:
+        """The first token is always valid: a text without tokens is read as one padding token."""
+        tokens = self.words(x) + self.positions.weight[: x.shape[1]] + self.types.weight[0]
+        return self.norm(tokens), _first_valid(valid_positions(x, self.pad))
+
+
+class Project(nn.Linear):
+    """From the width of the blocks to that of the representations."""
+
+    role: ClassVar[str] = "projection"
+
+
+class BlocksModule(nn.Module):
+    """An embedding, blocks, a final norm, pooling and (only where the widths differ) a projection.
+
+    Args:
+        embedding: input -> tokens of width w and their mask.
+        blocks: ``Block`` modules of width w.
+        norm: on all tokens after the blocks.
+        dim: width d of the result.
+        pooling: ``cls`` (first token) or ``mean`` (valid tokens of the input).
+        mask_padding: whether attention leaves padding out; ``mean`` does so in any case.
+    """
+
+    def __init__(
+        self,
+        embedding: Embedding,
+        blocks: nn.ModuleList,
+        norm: nn.Module,
+        dim: int,
+        pooling: Pooling = "cls",
+        mask_padding: bool = True,
+    ) -> None:
+        super().__init__()
+        self.embedding = embedding
+        self.blocks = blocks
+        self.norm = norm
+        self.project = None if embedding.width == dim else Project(embedding.width, dim)
+        self.pooling = pooling
+        self.mask_padding = mask_padding
+
+    def tokens(self, x: Tensor) -> Embedded:
+        """Tokens before the blocks, with positions and CLS, and their mask (None: all are valid)."""
+        embedded: Embedded = self.embedding(x)
+        return embedded
+
+    def encode(self, tokens: Float[Tensor, "b l w"], mask: Bool[Tensor, "b l"] | None = None) -> Float[Tensor, "b l w"]:
+        """Tokens after the blocks and the final norm; any choice of tokens will do, as in a masked autoencoder."""
+        attended = mask if self.mask_padding else None
+        for block in self.blocks:
+            tokens = block(tokens, attended)
+        out: Tensor = self.norm(tokens)
+        return out
+
+    def forward(self, x: Tensor) -> Float[Tensor, "b d"]:
+        """Embedding, not normalised."""
+        tokens, mask = self.tokens(x)
+        pooled = self._pooled(self.encode(tokens, mask), mask)
+        return pooled if self.project is None else self.project(pooled)
+
+    def _pooled(self, tokens: Tensor, mask: Tensor | None) -> Tensor:
+        if self.pooling == "cls":
+            return tokens[:, 0]
+        own = tokens[:, self.embedding.prefix :]
+        return own.mean(1) if mask is None else masked_mean(own, mask[:, self.embedding.prefix :])
+
+
+def _embedding(spec: InputSpec, width: int, patch: int) -> Embedding:
+    match spec.shape, bool(spec.vocabulary):
+        case (channels, height, across), False:
+            _check_patches(height, across, patch)
+            return PatchEmbedding((channels, height, across), width, patch)
+        case (length, features), False:
+            return FeatureEmbedding((length, features), width)
+        case (_,), True:
+            return WordEmbedding(spec, width)
+    words = f" and a vocabulary of {len(spec.vocabulary)}" if spec.vocabulary else ""
+    raise ConfigError(
+        "encoder 'blocks' needs images [channels, height, width], token ids [length] with a vocabulary or features "
+        f"by position [length, width], its view gives shape {list(spec.shape)}{words}; set its view to pixels, tokens "
+        "or features with pool: tokens"
+    )
+
+
+def _check_patches(height: int, across: int, patch: int) -> None:
+    if height % patch or across % patch:
+        raise ConfigError(
+            f"encoder 'blocks': patch {patch} does not divide images of {height}x{across}; change patch or the "
+            "view's size"
+        )
+
+
+def _first_valid(mask: Bool[Tensor, "b l"]) -> Bool[Tensor, "b l"]:
+    """The mask with its first column true, so that attention is finite without any token."""
+    return torch.cat([torch.ones_like(mask[:, :1]), mask[:, 1:]], dim=1)
+
+
+def _plan_of(config: Any, name: str) -> _Plan:
+    if config.hidden_act != "gelu":
+        raise ConfigError(f"encoder 'blocks' has GELU, weights '{name}' have {config.hidden_act}; take other weights")
+    width = int(config.hidden_size)
+    heads, depth = int(config.num_attention_heads), int(config.num_hidden_layers)
+    return _Plan(width, depth, heads, config.intermediate_size / width, float(config.layer_norm_eps))
+
+
+def _weights_of(source: Any, embedding: Embedding | None) -> dict[str, Tensor]:
+    """A ViTModel's parameters under our names; positions interpolated to the grid of ``embedding``, if wanted."""
+    weights = _renamed(source.state_dict())
+    norm = {f"norm.{kind}": value.detach() for kind, value in source.layernorm.named_parameters()}
+    return weights | norm | (_embedding_weights(source, embedding) if isinstance(embedding, PatchEmbedding) else {})
+
+
+def _renamed(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The layers of a ``transformers`` ViT as blocks, with q, k and v of each side by side."""
+    named = {}
+    for key, value in state.items():
+        match = _LAYER.fullmatch(key)
+        if match and match[2] in _PARTS:
+            named[f"blocks.{match[1]}.{_PARTS[match[2]]}.{match[3]}"] = value
+    for query in [key for key in named if ".q." in key]:
+        parts = [named.pop(query.replace(".q.", f".{letter}.")) for letter in "qkv"]
+        named[query.replace(".q.", ".qkv.")] = torch.cat(parts)
+    return named
+
+
+def _embedding_weights(source: Any, embedding: PatchEmbedding) -> dict[str, Tensor]:
+    height, across = (side * embedding.patch for side in embedding.grid)
+    conv = source.embeddings.patch_embeddings.projection
+    with torch.no_grad():
+        positions = source.embeddings.interpolate_pos_encoding(embedding.positions, height, across)
+    return {
+        "embedding.cls": source.embeddings.cls_token,
+        "embedding.positions": positions,
+        "embedding.conv.weight": conv.weight,
+        "embedding.conv.bias": conv.bias,
+    }
+
+
+def _fill(module: BlocksModule, weights: Mapping[str, Tensor], name: str) -> None:
+    """Copy ``weights`` into ``module``; deeper blocks and a final norm that it lacks are left out.
+
+    Raises:
+        ConfigError: a parameter of the blocks or the final norm is not among them.
+    """
+    missing = module.load_state_dict(weights, strict=False).missing_keys
+    lost = [key for key in missing if key.startswith(("blocks.", "norm."))]
+    if lost:
+        raise ConfigError(f"weights '{name}' lack {len(lost)} weights of encoder 'blocks', such as '{lost[0]}'")

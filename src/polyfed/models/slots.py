@@ -1,0 +1,103 @@
+"""Named parameter slots: what each tensor of a model is, told by the model's structure and never by its name.
+
+A slot is (modality, role). Modules say their role themselves, in an attribute ``role``; a tensor has that of the
+nearest module around it that has one. So an aggregation rule can speak of the attention of the text encoder, whatever
+an architecture calls its parameters.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from torch import nn
+
+from polyfed.errors import PayloadError
+from polyfed.models.model import Model
+
+HEAD, EXTRA, SHARED, TRUNK = "head", "extra", "final_norm", "trunk"
+
+BLOCK_ROLES = ("attention", "mlp", "norm")
+"""What a transformer block is made of."""
+
+
+class Slot(NamedTuple):
+    """A kind of parameters: those of a role in the encoder of a modality.
+
+    Of a head or of what a method adds, ``modality`` is its name; of what several modalities share, ``a+b``.
+    """
+
+    modality: str
+    role: str
+
+    def __str__(self) -> str:
+        return f"{self.modality}/{self.role}"
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a tensor belongs: its slot, and which it is there.
+
+    Attributes:
+        slot: modality and role.
+        key: name within the encoder (head, addition): equal for tensors that can be averaged across modalities.
+    """
+
+    slot: Slot
+    key: str
+
+
+Places = Mapping[str, Place]
+"""Name of a tensor in the state dict -> its place."""
+
+
+def places(model: Model) -> dict[str, Place]:
+    """The place of every tensor of a model's state dict."""
+    found: dict[str, Place] = {}
+    for modality, encoder in model.encoders.items():
+        prefix = f"encoders.{modality}."
+        roles = _roles(encoder)
+        found |= {f"{prefix}{key}": Place(Slot(modality, role), key) for key, role in roles.items()}
+    for name, module in model.heads.items():
+        found |= {f"heads.{name}.{key}": Place(Slot(name, HEAD), key) for key in module.state_dict()}
+    for name, module in model.extras.items():
+        found |= {f"extras.{name}.{key}": Place(Slot(name, EXTRA), key) for key in module.state_dict()}
+    if model.final_norm is not None:
+        slot = Slot("+".join(model.modalities), SHARED)
+        found |= {f"final_norm.{key}": Place(slot, key) for key in model.final_norm.state_dict()}
+    return {name: found[name] for name in model.state_dict()}
+
+
+def _roles(encoder: nn.Module) -> dict[str, str]:
+    return {key: _role(encoder, key) for key in encoder.state_dict()}
+
+
+def _role(module: nn.Module, key: str) -> str:
+    found = getattr(module, "role", TRUNK)
+    for part in key.split(".")[:-1]:
+        module = module.get_submodule(part)
+        found = getattr(module, "role", found)
+    return str(found)
+
+
+def describe(found: Places) -> str:
+    """Places as JSON, for a message: every slot with its names and keys."""
+    return json.dumps([[name, *place.slot, place.key] for name, place in found.items()])
+
+
+def described(text: str) -> dict[str, Place]:
+    """The inverse of ``describe``.
+
+    Raises:
+        PayloadError: the text is not such a description.
+    """
+    try:
+        rows = json.loads(text)
+        found = {name: Place(Slot(modality, role), key) for name, modality, role, key in rows}
+    except (ValueError, TypeError) as error:
+        raise PayloadError(f"not a description of a model's parameters: {error}") from error
+    if not all(isinstance(part, str) for row in rows for part in row):
+        raise PayloadError("not a description of a model's parameters: a name is no text")
+    return found

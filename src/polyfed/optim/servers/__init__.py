@@ -1,0 +1,1 @@
+"""Server optimisers, one a module."""

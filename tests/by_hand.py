@@ -1,0 +1,122 @@
+"""Local training written out as a plain loop, and small transformer federations, for tests of methods."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from polyfed.data.samples import Batch
+from polyfed.models.model import Model
+from polyfed.randomness import isolated
+from polyfed.session import Session
+from sessions import woken
+
+Config = dict[str, Any]
+Weights = Mapping[str, Tensor]
+RATE = 0.001
+
+
+def plain_sgd(config: Config, batch_size: int = 12) -> Config:
+    """The same federation with plain SGD everywhere, which ``plain_training`` does."""
+    training = {"optimizer": {"kind": "sgd", "lr": RATE, "momentum": 0.0, "clip": None}, "batch_size": batch_size}
+    for group in config["clients"].values():
+        group["training"] = training
+    return config
+
+
+def transformers(**algorithm: Any) -> Config:
+    """One image, two text and two paired clients with exchangeable blocks, on scenes, without a public set."""
+    image = {"name": "blocks", "size": "nano", "depth": 2, "patch": 8, "drop_path": 0.0}
+    image["view"] = {"name": "pixels", "size": 16}
+    tokens = {"name": "tokens", "length": 12, "tokenizer": {"name": "hashing", "size": 200}}
+    text = {"name": "blocks", "size": "nano", "depth": 2, "drop_path": 0.0, "view": tokens}
+    without = {"final_norm": False}
+    training = {"optimizer": {"kind": "adamw", "lr": 0.001}, "batch_size": 16}
+    paired = {"dim": 96, "final_norm": True, "encoders": {"image": image | without, "text": text | without}}
+    sets = {"train": 48, "validation": 12, "test": 12, "size": 16}
+    return {
+        "name": "transformers",
+        "data": {
+            "sources": {
+                "scenes": {"name": "scenes", **sets},
+                "pictures": {"name": "scenes", **sets, "seed": 1, "columns": {"image": "image"}},
+                "texts": {"name": "scenes", **sets, "seed": 2, "columns": {"text": "text"}},
+            }
+        },
+        "server": {"model": paired, "task": "retrieval", "source": "scenes", "training": training},
+        "clients": {
+            "image": group(1, "pictures", {"image": image}, training),
+            "text": group(2, "texts", {"text": text}, training),
+            "paired": {"count": 2, "source": "scenes", "model": paired, "task": "retrieval", "training": training},
+        },
+        "algorithm": {"name": "fedavg", "local_epochs": 1} | algorithm,
+        "run": {"rounds": 2, "threads": 1, "device": "cpu", "plots": False},
+    }
+
+
+def group(count: int, source: str, encoders: Config, training: Config) -> Config:
+    """Clients that classify."""
+    model = {"dim": 96, "encoders": encoders}
+    return {"count": count, "source": source, "model": model, "task": "classification", "training": training}
+
+
+def copies(models: Mapping[str, Weights]) -> dict[str, dict[str, Tensor]]:
+    """Global models as they are now."""
+    return {kind: {name: value.clone() for name, value in model.items()} for kind, model in models.items()}
+
+
+def plain_training(
+    session: Session,
+    client_id: str,
+    start: Weights,
+    *,
+    epochs: int = 1,
+    extra: Callable[[Model, Batch], Tensor | float] = lambda model, batch: 0.0,
+    correct: Callable[[str, Tensor], Tensor] = lambda name, gradient: gradient,
+    step: str = "fit",
+) -> dict[str, Tensor]:
+    """What a client of ``plain_sgd`` sends in round 1: w <- w - lr x gradient of (task loss + extra), batch by batch.
+
+    Args:
+        session: prepared.
+        client_id: of the client.
+        start: the weights that it receives.
+        epochs: passes.
+        extra: a further loss of a batch.
+        correct: gives the gradient to use, of a named parameter.
+        step: name of the client step, for what it draws.
+    """
+    member = session.federation.members[client_id]
+    model = session.federation.client_model(member)
+    model.load_state_dict(dict(start))
+    model.train()
+    client = woken(session, client_id)
+    with isolated(0, 1, client_id, step, 0):  # dropout draws as the step's does
+        for epoch in range(epochs):
+            for batch in client.batches(session.federation.train(member), f"task-{epoch}"):
+                head = model.heads[member.head] if member.head in model.heads else None
+                model.zero_grad()
+                (member.settings.task.loss(model, head, batch) + extra(model, batch)).backward()
+                _descend(model, correct)
+    return {name: value.detach().clone() for name, value in model.state_dict().items()}
+
+
+@torch.no_grad()
+def _descend(model: Model, correct: Callable[[str, Tensor], Tensor]) -> None:
+    for name, value in model.named_parameters():
+        if value.grad is not None:
+            value -= RATE * correct(name, value.grad)
+
+
+def assert_mean(
+    found: Weights, trained: Mapping[str, Weights], shares: Mapping[str, float], tolerance: float = 1e-6
+) -> None:
+    """``found`` is the mean of the clients' floating tensors, weighted by ``shares``."""
+    total = sum(shares[client] for client in trained)
+    for name, value in found.items():
+        if value.is_floating_point():
+            mean = sum(shares[client] / total * weights[name].double() for client, weights in trained.items())
+            assert torch.allclose(value.double(), mean, atol=tolerance), name

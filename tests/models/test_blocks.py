@@ -1,0 +1,389 @@
+"""The transformer of exchangeable blocks, and the encoder made of it."""
+
+import math
+import os
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from polyfed.data.backbones import quiet
+from polyfed.data.view import DataContext, InputSpec
+from polyfed.errors import ConfigError
+from polyfed.models.blocks import Attention, Block, DropPath, stack
+from polyfed.models.encoder import Encoder
+from polyfed.models.encoders.blocks import Blocks, BlocksModule, _renamed
+from polyfed.models.heads import LinearHead
+
+CONTEXT = DataContext(Path("unused"))
+IMAGES = InputSpec((3, 32, 32))
+TEXTS = InputSpec((12,), ("<pad>", "<unk>", *(f"w{i}" for i in range(20))), pad=0)
+FEATURES = InputSpec((7, 5))
+TOKENS = torch.tensor([[5, 3, 7, 9, 0, 0], [2, 0, 0, 0, 0, 0], [1, 2, 3, 4, 5, 6]])
+INPUTS = {
+    "images": (IMAGES, torch.randn(3, 3, 32, 32, generator=torch.Generator().manual_seed(1))),
+    "texts": (TEXTS, TOKENS),
+    "features": (FEATURES, torch.randn(3, 7, 5, generator=torch.Generator().manual_seed(1))),
+}
+ROLES = {"embedding", "attention", "mlp", "norm", "final_norm", "projection"}
+
+
+@pytest.fixture(autouse=True)
+def seeded() -> None:
+    torch.manual_seed(0)
+
+
+def nano(spec: InputSpec = IMAGES, dim: int = 96, context: DataContext = CONTEXT, **settings) -> BlocksModule:
+    return Blocks(**{"patch": 8, **settings}).build(dim, spec, context)
+
+
+def count(module: nn.Module) -> int:
+    return sum(p.numel() for p in module.parameters())
+
+
+def words(number: int, length: int = 40) -> InputSpec:
+    return InputSpec((length,), tuple(map(str, range(number))))
+
+
+def roles(module: nn.Module, role: str | None = None) -> list[tuple[str | None, int]]:
+    role = getattr(module, "role", role)
+    own = [(role, p.numel()) for p in module.parameters(recurse=False)]
+    return own + [pair for child in module.children() for pair in roles(child, role)]
+
+
+def small(spec: InputSpec, **settings) -> BlocksModule:
+    with torch.device("meta"):
+        return Blocks(size="small", **settings).build(384, spec, CONTEXT)
+
+
+def test_a_block_has_the_published_size():  # methods.md 1.1, as in the next two
+    with torch.device("meta"):
+        block = stack(384, 1, 6)[0]
+    assert {name: count(part) for name, part in block.named_children()} == {
+        "norm1": 768,
+        "attention": 591_360,
+        "norm2": 768,
+        "mlp": 1_181_568,
+        "drop_path": 0,
+    }
+    assert (count(block.attention.qkv), count(block.attention.proj)) == (443_520, 147_840)
+    assert (count(block.mlp.fc1), count(block.mlp.fc2)) == (591_360, 590_208)
+    assert count(block) == 1_774_464
+
+
+def test_models_of_fedcola_have_their_published_sizes():
+    pictures = InputSpec((3, 224, 224))
+    with torch.device("meta"):
+        heads = LinearHead(384, 100), LinearHead(384, 4)
+    assert count(small(pictures)) + count(heads[0]) == 21_704_164
+    assert count(small(words(30_522))) + count(heads[1]) == 33_033_220
+    for vocabulary, expected in ((7_732, 45_945_216), (30_522, 54_696_576)):
+        pair = (small(spec, final_norm=False) for spec in (pictures, words(vocabulary)))
+        assert sum(map(count, pair)) + 768 == expected
+
+
+def test_every_parameter_has_a_role():
+    with torch.device("meta"):
+        module = Blocks(size="small").build(100, InputSpec((3, 224, 224)), CONTEXT)
+    sizes = dict.fromkeys(ROLES, 0)
+    for role, size in roles(module):
+        sizes[role] += size
+    assert sizes == {
+        "embedding": 295_296 + 384 + 75_648,
+        "attention": 12 * 591_360,
+        "mlp": 12 * 1_181_568,
+        "norm": 12 * 1_536,
+        "final_norm": 768,
+        "projection": 384 * 100 + 100,
+    }
+
+
+def test_attention_equals_a_loop():
+    attention, x = Attention(6, 2).requires_grad_(False), torch.randn(2, 5, 6)
+    mask = torch.tensor([[True] * 5, [True, True, False, True, False]])
+    expected = torch.zeros(2, 5, 6)
+    for b in range(2):
+        q, k, v = (F.linear(x[b], w, c) for w, c in zip(*(p.chunk(3) for p in attention.qkv.parameters()), strict=True))
+        for head in (slice(0, 3), slice(3, 6)):
+            for i in range(5):
+                score = {j: math.exp(float(q[i, head] @ k[j, head]) / math.sqrt(3)) for j in range(5) if mask[b, j]}
+                total = sum(score.values())
+                expected[b, i, head] = sum(score[j] / total * v[j, head] for j in score)
+    torch.testing.assert_close(attention(x, mask), attention.proj(expected), atol=1e-6, rtol=1e-5)
+    torch.testing.assert_close(attention(x)[0], attention(x, mask)[0], atol=1e-6, rtol=1e-5)
+
+
+def test_a_block_is_written_as_in_the_paper():
+    block, x = Block(6, 2, 12).eval(), torch.randn(2, 5, 6)
+    middle = x + block.attention(F.layer_norm(x, (6,), eps=1e-6))
+    hidden = F.linear(F.layer_norm(middle, (6,), eps=1e-6), block.mlp.fc1.weight, block.mlp.fc1.bias)
+    gelu = hidden * (1 + torch.erf(hidden / math.sqrt(2))) / 2
+    torch.testing.assert_close(block(x), middle + block.mlp.fc2(gelu))
+
+
+def test_heads_must_divide_the_width():
+    with pytest.raises(ValueError, match="heads 4 does not divide width 6"):
+        Attention(6, 4)
+
+
+def test_stochastic_depth_drops_whole_samples_and_keeps_the_expectation():
+    drop, x = DropPath(0.25), torch.ones(20_000, 2, 3)
+    out = drop(x)
+    assert out.unique().tolist() == pytest.approx([0, 4 / 3])
+    assert torch.equal(out, out[:, :1, :1].expand_as(out))
+    assert out.mean().item() == pytest.approx(1, abs=0.02)
+
+
+@pytest.mark.parametrize(("rate", "training"), [(0.9, False), (0.0, True)])
+def test_stochastic_depth_draws_nothing_where_it_does_nothing(rate, training):
+    x, before = torch.randn(4, 2, 3), torch.get_rng_state()
+    assert DropPath(rate).train(training)(x) is x
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_stochastic_depth_grows_linearly():
+    rates = [block.drop_path.rate for block in stack(6, 5, 2, drop_path=0.1)]
+    assert rates == pytest.approx([0, 0.025, 0.05, 0.075, 0.1])
+    assert stack(6, 1, 2, drop_path=0.1)[0].drop_path.rate == 0
+
+
+@pytest.mark.parametrize("settings", [{}, {"pooling": "mean"}, {"final_norm": False, "mask_padding": False}])
+@pytest.mark.parametrize("kind", INPUTS)
+def test_every_kind_of_input_becomes_an_embedding_that_can_be_trained(kind, settings):
+    spec, x = INPUTS[kind]
+    model = nano(spec, dim=10, **settings)
+    embedding = model(x)
+    assert embedding.shape == (3, 10)
+    embedding.square().sum().backward()
+    assert all(p.grad.isfinite().all() and p.grad.any() for p in model.parameters())
+    assert not torch.allclose(embedding[0], embedding[2])
+
+
+@pytest.mark.parametrize("kind", INPUTS)
+def test_forward_is_its_parts(kind):
+    spec, x = INPUTS[kind]
+    model = nano(spec).eval()
+    assert model.project is None
+    tokens, mask = model.tokens(x)
+    assert tokens.shape[::2] == (3, 96)
+    assert mask is None or mask.shape == tokens.shape[:2]
+    torch.testing.assert_close(model(x), model.encode(tokens, mask)[:, 0])
+
+
+@pytest.mark.parametrize("kind", INPUTS)
+def test_no_value_is_asked_back_from_the_device_and_an_empty_batch_is_no_error(kind):
+    spec, x = INPUTS[kind]
+    assert nano(spec)(x[:0]).shape == (0, 96)
+    # on the meta device there are no values: whatever would sync on a GPU raises here
+    with torch.device("meta"):
+        assert nano(spec)(x.to("meta")).shape == (3, 96)
+
+
+@pytest.mark.parametrize("kind", INPUTS)
+def test_autocast_to_bf16_runs(kind):
+    spec, x = INPUTS[kind]
+    model = nano(spec, dim=10, drop_path=0)
+    with torch.autocast("cpu", torch.bfloat16):
+        embedding = model(x)
+    embedding.float().sum().backward()
+    assert all(p.grad.isfinite().all() for p in model.parameters())
+    torch.testing.assert_close(embedding.float(), model(x), atol=0.02, rtol=0.05)
+
+
+@pytest.mark.parametrize("pooling", ["cls", "mean"])
+def test_padding_does_not_matter_unless_it_is_let_in(pooling):
+    model = nano(TEXTS, pooling=pooling).eval()
+    alone = torch.cat([model(row[: int((row != 0).sum())].unsqueeze(0)) for row in TOKENS])
+    for padded in (TOKENS, F.pad(TOKENS, (0, 5))):
+        torch.testing.assert_close(model(padded), alone, atol=1e-5, rtol=1e-4)
+    model.mask_padding = False
+    assert not torch.allclose(model(TOKENS), alone, atol=1e-4)
+
+
+def test_positions_without_features_are_padding():
+    model, (_, x) = nano(FEATURES).eval(), INPUTS["features"]
+    x = x.clone()
+    x[:, 4:] = 0
+    torch.testing.assert_close(model(x), model(x[:, :4]), atol=1e-5, rtol=1e-4)
+    mean = nano(FEATURES, pooling="mean").eval()
+    torch.testing.assert_close(mean(x), mean(x[:, :4]), atol=1e-5, rtol=1e-4)
+    assert mean(torch.zeros(2, 7, 5)).isfinite().all()
+
+
+@pytest.mark.parametrize("pooling", ["cls", "mean"])
+def test_a_text_of_padding_is_finite(pooling):
+    model = nano(TEXTS, pooling=pooling)
+    embedding = model(torch.tensor([[0, 0, 0], [4, 5, 0]]))
+    embedding.sum().backward()
+    assert embedding.isfinite().all()
+    assert all(p.grad.isfinite().all() for p in model.parameters())
+
+
+def test_words_are_embedded_as_in_bert():
+    embedding = nano(TEXTS).embedding
+    with torch.no_grad():
+        assert embedding.words.weight.std() == pytest.approx(0.02, rel=0.1)
+        assert not embedding.words.weight[0].any()
+        total = embedding.words.weight[TOKENS] + embedding.positions.weight[:6] + embedding.types.weight[0]
+        tokens, mask = embedding(TOKENS)
+    torch.testing.assert_close(tokens, F.layer_norm(total, (96,), eps=1e-12))
+    assert torch.equal(mask, TOKENS != 0)
+
+
+def test_patches_are_in_the_order_of_the_tokens():
+    embedding = nano(InputSpec((3, 16, 32))).embedding
+    x = torch.randn(2, 3, 16, 32)
+    assert (embedding.patch, embedding.grid) == (8, (2, 4))
+    patches = embedding.patches(x)
+    assert patches.shape == (2, 8, 192)
+    torch.testing.assert_close(patches[:, 5], x[:, :, 8:16, 8:16].permute(0, 2, 3, 1).flatten(1))
+    kernel = embedding.conv.weight.permute(0, 2, 3, 1).flatten(1)
+    tokens = F.linear(patches, kernel, embedding.conv.bias) + embedding.positions[:, 1:]
+    torch.testing.assert_close(embedding(x)[0][:, 1:], tokens, atol=1e-5, rtol=1e-4)
+
+
+def test_a_part_of_the_tokens_can_be_encoded():
+    model = nano().eval()
+    tokens, _ = model.tokens(INPUTS["images"][1])
+    kept = [0, 3, 9]
+    mask = torch.zeros(3, 17, dtype=torch.bool)
+    mask[:, kept] = True
+    part = model.encode(tokens[:, kept])
+    torch.testing.assert_close(part, model.encode(tokens, mask)[:, kept], atol=1e-5, rtol=1e-4)
+
+
+def test_depth_and_final_norm_are_settings():
+    model = Encoder.model_validate({"name": "blocks", "depth": 2, "final_norm": False, "patch": 8})
+    module = model.build(96, IMAGES, CONTEXT)
+    assert len(module.blocks) == 2
+    assert not list(module.norm.parameters())
+
+
+@pytest.mark.parametrize("spec", [InputSpec((5,)), InputSpec((3, 5), ("a", "b")), InputSpec((2, 3, 8, 8))])
+def test_other_input_is_refused(spec):
+    with pytest.raises(ConfigError, match=r"encoder 'blocks' needs images .* its view gives shape \["):
+        nano(spec)
+
+
+def test_patches_that_do_not_divide_the_picture_are_refused():
+    with pytest.raises(ConfigError, match="patch 16 does not divide images of 24x32"):
+        nano(InputSpec((3, 24, 32)), patch=16)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory) -> Path:
+    return saved(tmp_path_factory.mktemp("weights"))
+
+
+def saved(folder: Path, **changes) -> Path:
+    from transformers import ViTConfig, ViTModel
+
+    sizes = {"hidden_size": 16, "num_hidden_layers": 3, "num_attention_heads": 2, "intermediate_size": 24}
+    config = ViTConfig(**{**sizes, "image_size": 32, "patch_size": 8, **changes})
+    torch.manual_seed(3)
+    model = ViTModel(config, add_pooling_layer=False)
+    for parameter in model.parameters():  # biases and norms too must be told apart
+        nn.init.normal_(parameter, std=0.3)
+    with quiet():
+        model.save_pretrained(folder / "vit")
+    return folder
+
+
+def original(folder: Path, name: str = "vit"):
+    from transformers import ViTModel
+
+    with quiet():
+        return ViTModel.from_pretrained(folder / name, add_pooling_layer=False).eval()
+
+
+def pretrained(folder: Path, spec: InputSpec = IMAGES, dim: int = 16, **settings) -> BlocksModule:
+    context = DataContext(folder, weights=folder)
+    return Blocks(**{"weights": "vit", **settings}).build(dim, spec, context).eval()
+
+
+@torch.no_grad()
+def test_a_pretrained_vit_equals_the_original(folder):
+    model, x = pretrained(folder), INPUTS["images"][1]
+    states = original(folder)(x).last_hidden_state
+    torch.testing.assert_close(model(x), states[:, 0], atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(model.encode(*model.tokens(x)), states, atol=1e-5, rtol=1e-5)
+    mean = pretrained(folder, pooling="mean")
+    torch.testing.assert_close(mean(x), states[:, 1:].mean(1), atol=1e-5, rtol=1e-5)
+
+
+@torch.no_grad()
+def test_pictures_of_another_size_get_interpolated_positions(folder):
+    model, x = pretrained(folder, InputSpec((3, 48, 64))), torch.randn(2, 3, 48, 64)
+    assert model.embedding.grid == (6, 8)
+    states = original(folder)(x, interpolate_pos_encoding=True).last_hidden_state
+    torch.testing.assert_close(model(x), states[:, 0], atol=1e-5, rtol=1e-5)
+
+
+@torch.no_grad()
+def test_the_first_blocks_can_be_taken_alone(folder):
+    model, x = pretrained(folder, depth=2), INPUTS["images"][1]
+    states = original(folder)(x, output_hidden_states=True).hidden_states
+    assert len(model.blocks) == 2
+    tokens = model.tokens(x)[0]
+    torch.testing.assert_close(tokens, states[0], atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(model.blocks[1](model.blocks[0](tokens)), states[2], atol=1e-5, rtol=1e-5)
+    with pytest.raises(ConfigError, match="depth 4, but weights 'vit' have 3 blocks"):
+        pretrained(folder, depth=4)
+
+
+@pytest.mark.parametrize(("spec", "settings"), [(TEXTS, {}), (FEATURES, {}), (IMAGES, {"pretrained_embedding": False})])
+def test_blocks_and_norm_alone_can_be_pretrained(folder, spec, settings):
+    whole, model = pretrained(folder), pretrained(folder, spec, patch=16, **settings)
+    for part in ("blocks", "norm"):
+        for one, other in zip(getattr(whole, part).parameters(), getattr(model, part).parameters(), strict=True):
+            assert torch.equal(one, other)
+    assert count(model.embedding) != count(whole.embedding)
+    assert not list(pretrained(folder, spec, patch=16, final_norm=False, **settings).norm.parameters())
+
+
+def test_older_parameter_names_are_known_too(folder):
+    older = {
+        "layers.": "encoder.layer.",
+        "attention.q_proj": "attention.attention.query",
+        "attention.k_proj": "attention.attention.key",
+        "attention.v_proj": "attention.attention.value",
+        "attention.o_proj": "attention.output.dense",
+        "mlp.fc1": "intermediate.dense",
+        "mlp.fc2": "output.dense",
+    }
+    weights = {}
+    for name, value in original(folder).state_dict().items():
+        for new, old in older.items():
+            name = name.replace(new, old)
+        weights[name] = value
+    assert any("encoder.layer.2.output.dense" in name for name in weights)
+    expected = pretrained(folder).blocks.state_dict(prefix="blocks.")
+    renamed = _renamed(weights)
+    assert renamed.keys() == expected.keys()
+    assert all(torch.equal(renamed[name], expected[name]) for name in expected)
+
+
+def test_weights_that_do_not_fit_are_refused(folder, tmp_path):
+    with pytest.raises(ConfigError, match="weights 'vit' take 3 channels, its view gives 1"):
+        pretrained(folder, InputSpec((1, 32, 32)))
+    with pytest.raises(ConfigError, match="patch 8 does not divide images of 36x36"):
+        pretrained(folder, InputSpec((3, 36, 36)))
+    with pytest.raises(ConfigError, match="encoder blocks, weights: no folder 'none'"):
+        pretrained(folder, weights="none")
+    with pytest.raises(ConfigError, match="has GELU, weights 'vit' have relu"):
+        pretrained(saved(tmp_path / "relu", hidden_act="relu"))
+    with pytest.raises(ConfigError, match=r"lack 3 weights of encoder 'blocks', such as 'blocks\.0\.attention"):
+        pretrained(saved(tmp_path / "bare", qkv_bias=False))
+
+
+@torch.no_grad()
+def test_deit_equals_the_original():
+    weights = Path(os.environ.get("POLYFED_WEIGHTS", "unset"))
+    if not (weights / "deit-tiny-patch16-224").is_dir():
+        pytest.skip("POLYFED_WEIGHTS has no deit-tiny-patch16-224")
+    x = torch.rand(2, 3, 224, 224) * 2 - 1
+    model = pretrained(weights, InputSpec((3, 224, 224)), dim=192, weights="deit-tiny-patch16-224")
+    expected = original(weights, "deit-tiny-patch16-224")(x).last_hidden_state[:, 0]
+    torch.testing.assert_close(model(x), expected, atol=1e-5, rtol=1e-5)
