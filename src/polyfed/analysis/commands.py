@@ -1,0 +1,260 @@
+"""``polyfed analyse``: who contributes what, and what a trained model looks like inside; parses, calls, prints."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from polyfed.errors import ConfigError
+
+if TYPE_CHECKING:
+    from polyfed.experiment import Experiment
+    from polyfed.reporting.tables import TextTable
+
+app = typer.Typer(
+    add_completion=False,
+    no_args_is_help=True,
+    help="Analyse federations: who contributes what, what more data brings, and what a model looks like inside.",
+)
+
+Source = Annotated[str, typer.Argument(metavar="PRESET|FILE", help="see polyfed list", show_default=False)]
+RunArgument = Annotated[Path, typer.Argument(metavar="RUN", help="folder of a run", show_default=False)]
+Overrides = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="KEY=VALUE", help="override a setting, such as run.rounds=5", show_default=False),
+]
+Seeds = Annotated[str, typer.Option(metavar="N,N,...", help="every experiment is run with each of these seeds")]
+Folder = Annotated[
+    Path | None, typer.Option("--out", help="folder; by default runs/<name>-<analysis>", show_default=False)
+]
+Place = Annotated[Path | None, typer.Option("--out", help="folder; by default RUN/analysis", show_default=False)]
+DataDir = Annotated[
+    Path | None,
+    typer.Option(exists=True, file_okay=False, help="folder of data sets; else POLYFED_DATA", show_default=False),
+]
+WeightsDir = Annotated[
+    Path | None,
+    typer.Option(
+        exists=True, file_okay=False, help="folder of pretrained weights; else POLYFED_WEIGHTS", show_default=False
+    ),
+]
+Which = Annotated[str, typer.Option("--model", help="the server's final model (last), or its best")]
+Device = Annotated[str | None, typer.Option(help="by default the run's", show_default=False)]
+
+
+@app.command()
+def shapley(
+    source: Source,
+    players: Annotated[
+        str, typer.Option(metavar="GROUP,GROUP,...", help="groups whose contribution is asked for", show_default=False)
+    ],
+    seeds: Seeds = "0",
+    overrides: Overrides = None,
+    out: Folder = None,
+    data_dir: DataDir = None,
+    weights_dir: WeightsDir = None,
+) -> None:
+    """Divide what client types gain the server among them: every coalition is run. Continues where it was stopped."""
+    from polyfed.analysis.plots import draw_shapley
+    from polyfed.analysis.shapley import contributions
+    from polyfed.analysis.tables import shapley_tables
+
+    experiment, numbers = _experiment(source, overrides, data_dir, weights_dir), _numbers("--seeds", seeds)
+    folder = out or Path("runs") / f"{experiment.name}-shapley"
+    with _continuable():
+        found = contributions(experiment, _names("--players", players), numbers, folder, typer.echo)
+    _finish(folder, "shapley", found.to_json(), draw_shapley(found), shapley_tables(found))
+
+
+@app.command()
+def scaling(
+    source: Source,
+    groups: Annotated[
+        str,
+        typer.Option(
+            metavar="GROUP,GROUP,...",
+            help="groups in the order in which they join; those that join at once with a plus: a+b,c",
+            show_default=False,
+        ),
+    ],
+    seeds: Seeds = "0",
+    overrides: Overrides = None,
+    out: Folder = None,
+    data_dir: DataDir = None,
+    weights_dir: WeightsDir = None,
+) -> None:
+    """Run an experiment with none, one, two, ... of some groups. Continues where it was stopped."""
+    from polyfed.analysis.plots import draw_scaling
+    from polyfed.analysis.scaling import scaling as run_scaling
+    from polyfed.analysis.tables import scaling_table
+
+    experiment, numbers = _experiment(source, overrides, data_dir, weights_dir), _numbers("--seeds", seeds)
+    folder = out or Path("runs") / f"{experiment.name}-scaling"
+    steps = [_names("--groups", step, "+") for step in _names("--groups", groups)]
+    with _continuable():
+        found = run_scaling(experiment, steps, numbers, folder, typer.echo)
+    _finish(folder, "scaling", found.to_json(), draw_scaling(found), [scaling_table(found)])
+
+
+@app.command()
+def gap(
+    subject: Annotated[
+        Path,
+        typer.Argument(metavar="RUN|FILE", help="folder of a run, or a YAML file with encoders", show_default=False),
+    ],
+    between: Annotated[str, typer.Option(metavar="A,B", help="two sources", show_default=False)],
+    against: Annotated[
+        str | None, typer.Option(metavar="C,D,...", help="more sources to compare A with", show_default=False)
+    ] = None,
+    split: Annotated[str, typer.Option(help="split of all of them")] = "train",
+    normalise: Annotated[bool, typer.Option("--normalise", help="scale embeddings to unit norm first")] = False,
+    samples: Annotated[
+        int | None, typer.Option(min=1, help="at most so many of each, at random", show_default="all")
+    ] = None,
+    which: Which = "last",
+    out: Place = None,
+    data_dir: DataDir = None,
+    weights_dir: WeightsDir = None,
+    device: Device = None,
+) -> None:
+    """Measure the gap between data sets: the distance of their mean embeddings, summed over modalities."""
+    from polyfed.analysis.domain_gap import domain_gaps
+    from polyfed.analysis.gap_settings import load_encoders
+    from polyfed.analysis.opened import OpenedRun, Where
+    from polyfed.analysis.results import ready_folder
+    from polyfed.analysis.tables import gap_table
+
+    pair = _names("--between", between)
+    if len(pair) != 2:
+        raise ConfigError(f"--between {between}: needs two sources, as in --between A,B; name more with --against")
+    others = [pair[1], *(_names("--against", against) if against else [])]
+    where = Where(which, data_dir, weights_dir, device)
+    is_run = subject.is_dir()
+    encoders = OpenedRun.of(subject, where).encoders(normalise=False) if is_run else load_encoders(subject, where)
+    folder = ready_folder(out or (subject / "analysis" if is_run else subject.parent))
+    found = domain_gaps(encoders, pair[0], others, split=split, normalise=normalise, most=samples)
+    _finish(folder, "gap", found.to_json(), None, [gap_table(found)])
+
+
+@app.command()
+def landscape(
+    run: RunArgument,
+    samples: Annotated[int, typer.Option(help="samples that the loss is of")] = 256,
+    grid: Annotated[int, typer.Option(help="points along each direction, odd")] = 21,
+    extent: Annotated[float, typer.Option(help="farthest move, in units of the weights' L2 norm")] = 0.5,
+    steps: Annotated[int, typer.Option(help="Hessian-vector products at most")] = 40,
+    which: Which = "last",
+    out: Place = None,
+    data_dir: DataDir = None,
+    weights_dir: WeightsDir = None,
+    device: Device = None,
+) -> None:
+    """Draw the server's loss around its final weights, along the top two eigenvectors of the Hessian."""
+    import safetensors.torch
+
+    from polyfed.analysis.model_plots import draw_landscape
+    from polyfed.analysis.opened import OpenedRun, Where
+    from polyfed.analysis.results import ready_folder
+    from polyfed.analysis.run_landscape import run_landscape
+    from polyfed.analysis.tables import landscape_table
+    from polyfed.federation.files import write_atomically
+
+    opened = OpenedRun.of(run, Where(which, data_dir, weights_dir, device))
+    folder = ready_folder(out or run / "analysis")
+    found = run_landscape(opened, samples=samples, grid=grid, extent=extent, steps=steps)
+    tensors = {"values": found.values, "axis": found.axis, "eigenvalues": found.pairs.values}
+    write_atomically(folder / "landscape.safetensors", safetensors.torch.save(tensors))
+    _finish(folder, "landscape", found.to_json(), draw_landscape(found), [landscape_table(found)])
+
+
+@app.command()
+def centres(
+    runs: Annotated[list[Path], typer.Argument(metavar="RUN...", help="folders of runs", show_default=False)],
+    data: Annotated[
+        str | None, typer.Option(metavar="A,B,...", help="sources", show_default="all of the first run")
+    ] = None,
+    by: Annotated[str, typer.Option(help="data: a centre for each data set; class: for each class of it")] = "data",
+    split: Annotated[str, typer.Option(help="split of all of them")] = "test",
+    samples: Annotated[int, typer.Option(min=1, help="at most so many of each, at random")] = 1000,
+    which: Which = "last",
+    out: Place = None,
+    data_dir: DataDir = None,
+    weights_dir: WeightsDir = None,
+    device: Device = None,
+) -> None:
+    """Measure how far apart a server model keeps data sets or classes, and draw them; several runs side by side."""
+    from polyfed.analysis.centres import run_centres
+    from polyfed.analysis.model_plots import draw_centres
+    from polyfed.analysis.opened import OpenedRun, Where
+    from polyfed.analysis.results import ready_folder
+    from polyfed.analysis.tables import centres_table
+
+    where = Where(which, data_dir, weights_dir, device)
+    opened = [OpenedRun.of(run, where) for run in runs]
+    names = _names("--data", data) if data is not None else list(opened[0].experiment.data.sources)
+    folder = ready_folder(out or runs[0] / "analysis")
+    found = [run_centres(each, names, by=by, split=split, most=samples) for each in opened]
+    content = {"by": by, "runs": [each.to_json() for each in found]}
+    _finish(folder, "centres", content, draw_centres(found), [centres_table(each) for each in found])
+
+
+# ---- parsing
+
+
+def _experiment(
+    source: str, overrides: Sequence[str] | None, data_dir: Path | None, weights_dir: Path | None
+) -> Experiment:
+    from polyfed.experiment import Experiment
+
+    folders = {"data.dir": data_dir, "data.weights_dir": weights_dir}
+    given = [f"{key}={json.dumps(str(path.resolve()))}" for key, path in folders.items() if path is not None]
+    return Experiment.load(source, [*(overrides or []), *given])
+
+
+def _names(option: str, text: str, separator: str = ",") -> list[str]:
+    names = [name.strip() for name in text.split(separator)]
+    if not all(names):
+        raise ConfigError(f"{option} {text}: has an empty name; give names with '{separator}' between them")
+    return names
+
+
+def _numbers(option: str, text: str) -> list[int]:
+    names = _names(option, text)
+    wrong = [name for name in names if not name.isdecimal()]
+    if wrong:
+        raise ConfigError(f"{option} {text}: '{wrong[0]}' is no whole number from 0 on; give such as 0,1,2")
+    return [int(name) for name in names]
+
+
+# ---- printing
+
+
+@contextlib.contextmanager
+def _continuable() -> Iterator[None]:
+    try:
+        yield
+    except KeyboardInterrupt:
+        typer.echo("interrupted; continue with the same command", err=True)
+        raise typer.Exit(130) from None
+
+
+def _finish(folder: Path, name: str, content: dict[str, Any], drawing: Any, tables: Sequence[TextTable]) -> None:
+    """Write ``<name>.json`` and ``<name>.png`` and print the tables."""
+    from rich.console import Console
+
+    from polyfed.analysis.results import write_json
+    from polyfed.reporting.figures import save
+
+    paths = [write_json(folder / f"{name}.json", content)]
+    if drawing is not None:
+        paths.append(save(drawing, folder / f"{name}.png"))
+    console = Console()
+    for table in tables:
+        console.print(table.rich())
+    for path in paths:
+        typer.echo(f"written: {path}")

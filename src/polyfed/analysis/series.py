@@ -1,0 +1,203 @@
+"""Series of runs: several experiments, each with several seeds, of which nothing complete is run again.
+
+A series is planned as a whole, so that what is wrong with any of its runs is found before the first of them. Every
+run has a folder of its own, ``OUT/<label>-seed<seed>``; a series that was stopped is continued by starting it again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from polyfed.engines.flower import Flower
+from polyfed.errors import ConfigError, RunError, nearest
+from polyfed.experiment import Experiment
+from polyfed.federation.client import ClientInfo
+from polyfed.randomness import generator
+from polyfed.reporting.progress_log import LoggedProgress
+from polyfed.reporting.records import SERVER, RunRecords
+from polyfed.reporting.tables import figure
+from polyfed.runfolder import Checkpoint, RunFolder
+from polyfed.runner import resume, run
+
+Told = Callable[[str], None]
+Found = dict[str, dict[int, float]]
+"""Label of an experiment -> seed -> final value of the server's primary metric."""
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One run of a series: an experiment (with its seed), what it is called, and its folder."""
+
+    label: str
+    experiment: Experiment
+    folder: Path
+
+    @property
+    def seed(self) -> int:
+        """Seed of the run."""
+        return self.experiment.run.seed
+
+    @property
+    def begun(self) -> bool:
+        """Whether its folder holds a run."""
+        return RunFolder(self.folder).has_begun()
+
+    @property
+    def complete(self) -> bool:
+        """Whether its last round is on disk."""
+        newest = next(RunFolder(self.folder).checkpoints(), None) if self.begun else None
+        return isinstance(newest, Checkpoint) and newest.round == self.experiment.run.rounds
+
+    def require_sound(self) -> None:
+        """Check all that can be checked without opening data.
+
+        Raises:
+            ConfigError: the experiment cannot be run, or the folder holds another one.
+            RunError: the folder holds something else.
+        """
+        cfg = self.experiment
+        cfg.run.engine.require()
+        cfg.algorithm.require(has_public=cfg.public is not None, has_server=cfg.server is not None)
+        _require_cohort(cfg, self.label)
+        if not self.begun:
+            RunFolder.require_free(self.folder)
+        elif Experiment.load(RunFolder.existing(self.folder).path / "config.yaml").to_yaml() != cfg.to_yaml():
+            raise ConfigError(
+                f"'{self.folder}' holds a run with other settings than '{self.label}', seed {self.seed}; "
+                "choose another --out, or give the settings that this folder was begun with"
+            )
+
+    def carry_out(self) -> None:
+        """Run it, or go on with it."""
+        progress = LoggedProgress(self.folder / "progress.jsonl")
+        if self.begun:
+            resume(self.folder, progress)
+        else:
+            run(self.experiment, self.folder, progress)
+
+    def final(self) -> float:
+        """The server's primary test metric after the last round.
+
+        Raises:
+            RunError: the run did not record it.
+        """
+        assert self.experiment.server is not None
+        metric, rounds = self.experiment.server.task.primary, self.experiment.run.rounds
+        values = RunRecords.load(self.folder).series(SERVER, metric)
+        if rounds not in values:
+            raise RunError(f"run '{self.folder}' has no test {metric} of round {rounds}; remove it to run it again")
+        return values[rounds]
+
+
+def primary_metric(experiment: Experiment) -> str:
+    """Name of what a series is judged by: the primary metric of the server's task.
+
+    Raises:
+        ConfigError: the experiment has no server model.
+    """
+    if experiment.server is None:
+        raise ConfigError(f"'{experiment.name}' has no server model to judge runs by; add a 'server' section")
+    return experiment.server.task.primary
+
+
+def require_groups(experiment: Experiment, names: Sequence[str], option: str) -> None:
+    """Check that ``names`` are different groups of the experiment.
+
+    Raises:
+        ConfigError: there are none, one is unknown, or one comes twice.
+    """
+    if not names:
+        raise ConfigError(f"{option} names no group; {nearest('', experiment.clients)}")
+    for name in names:
+        if name not in experiment.clients:
+            raise ConfigError(f"{option}: no group '{name}' under 'clients'; {nearest(name, experiment.clients)}")
+        if names.count(name) > 1:
+            raise ConfigError(f"{option}: '{name}' is named {names.count(name)} times; name it once")
+
+
+def without(experiment: Experiment, left_out: Sequence[str], label: str) -> Experiment:
+    """The experiment without some of its groups, called ``<name>-<label>``.
+
+    What the other clients hold does not change: partitions are drawn for each group on its own.
+
+    Raises:
+        ConfigError: no client would be left.
+    """
+    kept = {name: group for name, group in experiment.clients.items() if name not in left_out}
+    if not kept:
+        raise ConfigError(
+            f"without {', '.join(left_out)} no client is left, and a run needs one; name fewer groups, "
+            "so that at least one always takes part"
+        )
+    return experiment.model_copy(update={"clients": kept, "name": f"{experiment.name}-{label}"})
+
+
+def plan(experiments: Mapping[str, Experiment], seeds: Sequence[int], out: Path) -> list[Trial]:
+    """The runs of a series, each checked as far as that is possible without opening data.
+
+    Args:
+        experiments: label -> experiment; labels become names of folders.
+        seeds: every experiment is run with each of them.
+        out: folder of the series.
+
+    Raises:
+        ConfigError, RunError: a run is impossible, or its folder holds something else.
+    """
+    if not seeds or len(set(seeds)) < len(seeds) or min(seeds) < 0:
+        raise ConfigError(f"seeds {list(seeds)} must be different numbers from 0 on, at least one")
+    trials = [
+        Trial(label, _seeded(experiment, seed), out / f"{label}-seed{seed}")
+        for label, experiment in experiments.items()
+        for seed in seeds
+    ]
+    for trial in trials:
+        primary_metric(trial.experiment)
+        _require_here(trial.experiment)
+        trial.require_sound()
+    return trials
+
+
+def carry_out(trials: Sequence[Trial], told: Told = lambda line: None) -> Found:
+    """Run what is not complete, in order, and collect the final values.
+
+    Args:
+        trials: planned runs.
+        told: is given one line before and one after each run.
+    """
+    found: Found = {}
+    for number, trial in enumerate(trials, start=1):
+        where = f"run {number} of {len(trials)}: {trial.label}, seed {trial.seed}"
+        state = "complete" if trial.complete else "continued" if trial.begun else "started"
+        if state != "complete":
+            told(f"{where}: {state}; watch it with: polyfed watch {trial.folder}")
+            trial.carry_out()
+        value = found.setdefault(trial.label, {})[trial.seed] = trial.final()
+        told(f"{where}: {primary_metric(trial.experiment)} {figure(value)}{' (was complete)' * (state == 'complete')}")
+    return found
+
+
+def _seeded(experiment: Experiment, seed: int) -> Experiment:
+    return experiment.model_copy(update={"run": experiment.run.model_copy(update={"seed": seed})})
+
+
+def _require_here(experiment: Experiment) -> None:
+    engine = experiment.run.engine
+    if isinstance(engine, Flower) and engine.is_deployed:
+        raise ConfigError(
+            "run.engine is a deployment, whose sites cannot be left out at will; simulate: --set run.engine=local"
+        )
+
+
+def _require_cohort(experiment: Experiment, label: str) -> None:
+    """A cohort can be drawn; what is drawn from are stand-ins, as many as there are clients."""
+    clients = tuple(
+        ClientInfo(f"{name}-{k}", name, (), "", 1, "")
+        for name, group in experiment.clients.items()
+        for k in range(group.count)
+    )
+    try:
+        experiment.run.sampling.draw(clients, generator(0))
+    except ConfigError as error:
+        raise ConfigError(f"'{label}': {error}; a share (such as 0.5) suits every size") from error

@@ -1,0 +1,60 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from polyfed.analysis.commands import app as analyse
+from polyfed.cli import app, main
+from polyfed.runner import run as run_experiment
+
+Cli = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def cli(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Cli:
+    """Runs ``polyfed analyse ...`` in an empty folder; gives exit code, output and errors."""
+    if "analyse" not in [group.name for group in app.registered_groups]:
+        app.add_typer(analyse, name="analyse")
+    (tmp_path / "work").mkdir()
+    monkeypatch.chdir(tmp_path / "work")
+    monkeypatch.setenv("COLUMNS", "200")
+
+    def call(*arguments: object) -> tuple[int, str, str]:
+        code = main(["analyse", *(str(argument) for argument in arguments)])
+        captured = capsys.readouterr()
+        return code, captured.out, captured.err
+
+    return call
+
+
+@pytest.fixture
+def started(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Names of the run folders that a series starts, in order."""
+    folders: list[str] = []
+
+    def counted(experiment: Any, folder: Path, progress: Any) -> Any:
+        folders.append(folder.name)
+        return run_experiment(experiment, folder, progress)
+
+    monkeypatch.setattr("polyfed.analysis.series.run", counted)
+    return folders
+
+
+@pytest.fixture
+def three_groups(tiny: dict[str, Any]) -> dict[str, Any]:
+    """``tiny`` with a text group beside the image-text and the image group, one round."""
+    image = tiny["clients"]["image"]
+    text = tiny["server"]["model"]["encoders"]["text"]
+    sources = tiny["data"]["sources"]
+    sources["texts"] = {**sources["private"], "seed": 2, "columns": {"text": "text"}, "targets": {"topic": "topic"}}
+    tiny["clients"]["text"] = {
+        **image,
+        "source": "texts",
+        "task": {"name": "classification", "target": "topic"},
+        "model": {"dim": 8, "encoders": {"text": text}},
+    }
+    tiny["run"] |= {"rounds": 1, "evaluate_clients": False}
+    return tiny
