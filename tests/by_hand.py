@@ -31,11 +31,13 @@ def transformers(**algorithm: Any) -> Config:
     """One image, two text and two paired clients with exchangeable blocks, on scenes, without a public set."""
     image = {"name": "blocks", "size": "nano", "depth": 2, "patch": 8, "drop_path": 0.0}
     image["view"] = {"name": "pixels", "size": 16}
-    tokens = {"name": "tokens", "length": 12, "tokenizer": {"name": "hashing", "size": 200}}
+    tokens = {"name": "tokens", "length": 24, "tokenizer": {"name": "hashing", "size": 1000}}
     text = {"name": "blocks", "size": "nano", "depth": 2, "drop_path": 0.0, "view": tokens}
     without = {"final_norm": False}
     training = {"optimizer": {"kind": "adamw", "lr": 0.001}, "batch_size": 16}
     paired = {"dim": 96, "final_norm": True, "encoders": {"image": image | without, "text": text | without}}
+    retrieval = {"name": "retrieval", "objective": "info_nce", "mask_siblings": True}
+    topics = {"columns": {"text": "text"}, "targets": {"topic": "topic"}}
     sets = {"train": 48, "validation": 12, "test": 12, "size": 16}
     return {
         "name": "transformers",
@@ -43,24 +45,24 @@ def transformers(**algorithm: Any) -> Config:
             "sources": {
                 "scenes": {"name": "scenes", **sets},
                 "pictures": {"name": "scenes", **sets, "seed": 1, "columns": {"image": "image"}},
-                "texts": {"name": "scenes", **sets, "seed": 2, "columns": {"text": "text"}},
+                "texts": {"name": "scenes", **sets, "seed": 2, **topics},
             }
         },
-        "server": {"model": paired, "task": "retrieval", "source": "scenes", "training": training},
+        "server": {"model": paired, "task": retrieval, "source": "scenes", "training": training},
         "clients": {
             "image": group(1, "pictures", {"image": image}, training),
-            "text": group(2, "texts", {"text": text}, training),
-            "paired": {"count": 2, "source": "scenes", "model": paired, "task": "retrieval", "training": training},
+            "text": group(2, "texts", {"text": text}, training, target="topic"),
+            "paired": {"count": 2, "source": "scenes", "model": paired, "task": retrieval, "training": training},
         },
         "algorithm": {"name": "fedavg", "local_epochs": 1} | algorithm,
         "run": {"rounds": 2, "threads": 1, "device": "cpu", "plots": False},
     }
 
 
-def group(count: int, source: str, encoders: Config, training: Config) -> Config:
+def group(count: int, source: str, encoders: Config, training: Config, target: str = "label") -> Config:
     """Clients that classify."""
-    model = {"dim": 96, "encoders": encoders}
-    return {"count": count, "source": source, "model": model, "task": "classification", "training": training}
+    model, task = {"dim": 96, "encoders": encoders}, {"name": "classification", "target": target}
+    return {"count": count, "source": source, "model": model, "task": task, "training": training}
 
 
 def copies(models: Mapping[str, Weights]) -> dict[str, dict[str, Tensor]]:

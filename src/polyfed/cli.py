@@ -15,6 +15,7 @@ import typer
 
 import polyfed
 from polyfed.console import in_charge
+from polyfed.analysis.commands import app as analyse
 from polyfed.deploy.commands import app as deploy
 from polyfed.engines.quiet import SPEED
 from polyfed.errors import ConfigError, PolyfedError, RunError
@@ -42,6 +43,7 @@ app = typer.Typer(
 )
 
 app.add_typer(deploy, name="deploy")
+app.add_typer(analyse, name="analyse")
 
 RunFolderArgument = Annotated[Path, typer.Argument(metavar="RUN", help="folder of a run", show_default=False)]
 DataDir = Annotated[

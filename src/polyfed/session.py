@@ -20,9 +20,8 @@ from polyfed.federation.client import ClientInfo
 from polyfed.federation.cohort import Cohort, Engine, Patience
 from polyfed.federation.federation import Federation
 from polyfed.federation.ledger import Ledger
-from polyfed.federation.party import Clock
 from polyfed.federation.schema import steps_of
-from polyfed.federation.server import Server, loaded, no_model
+from polyfed.federation.server import Server
 from polyfed.federation.state import Label, StateStore, flatten, unflatten
 from polyfed.federation.types import Blueprint
 from polyfed.models.slots import described
@@ -35,6 +34,7 @@ from polyfed.reporting.report import report, write_report
 from polyfed.reporting.sink import SinkRun, SinkSet, round_records
 from polyfed.runfolder import LOGS, Checkpoint, RunFolder, disk_errors, naming_tracebacks
 from polyfed.saved import save_model
+from polyfed.server_side import build_server
 
 log = logging.getLogger(__name__)
 
@@ -94,7 +94,7 @@ class Session:
     def attach(self, engine: Engine) -> None:
         """Work with an engine: learn who is there, and build the server."""
         self.engine = engine
-        self.server = self._build_server()
+        self.server = build_server(self.experiment, self.federation, engine.clients(), self._blueprint)
         self.experiment.run.sampling.draw(self.server.clients, generator(0))  # what cannot be drawn fails here
 
     @cached_property
@@ -119,35 +119,6 @@ class Session:
                 raise ConfigError(f"run.phases.{step}: '{cfg.algorithm.component_name()}': {nearest(step, steps)}")
         resolve_device(cfg.run.device)
         self.federation.require_sound()
-
-    def _build_server(self) -> Server:
-        cfg, federation = self.experiment, self.federation
-        common: dict[str, Any] = {
-            "name": "server",
-            "clock": Clock(cfg.run.seed, 0, cfg.run.rounds),
-            "precision": cfg.run.precision,
-            "evaluation_batch": cfg.run.evaluation_batch,
-            "clients": self.engine.clients(),
-            "public_order": federation.public_order,
-            "blueprint": self._blueprint,
-        }
-        settings = cfg.server
-        if settings is None:
-            return Server(provide=no_model, **common)
-        model = federation.server_model().to(resolve_device(cfg.run.device))
-        views = {name: encoder.view for name, encoder in settings.model.encoders.items()}
-        validation = settings.validation_split
-        return Server(
-            provide=lambda weights: loaded(model, weights),
-            objective=settings.task,
-            head_name=federation.server_head,
-            training=settings.training,
-            public=federation.public_samples(views),
-            validation=federation.server_samples(validation) if validation else None,
-            test=federation.server_samples(settings.test_split),
-            has_model=True,
-            **common,
-        )
 
     def _blueprint(self) -> Mapping[str, Blueprint]:
         """What clients' models are like: known here in a simulation, told once by the clients of a deployment."""
@@ -298,8 +269,8 @@ class Session:
 
     def _evaluate_clients(self, number: int, ledger: Ledger) -> None:
         cfg = self.experiment
-        clients = tuple(client for client in self.server.clients if client.id in self.stale)
-        if not cfg.run.evaluate_clients or not clients:
+        clients = self._judged()
+        if not clients:
             return
 
         def patience(step: str) -> Patience:
@@ -311,6 +282,13 @@ class Session:
             if metrics:
                 self._measured(number, client, "test", metrics)
         self.stale -= set(found)
+
+    def _judged(self) -> tuple[ClientInfo, ...]:
+        wanted = self.experiment.run.evaluate_clients
+        if wanted is False:
+            return ()
+        chosen = [client for kind in self.server.types.values() for client in kind.clients[: _all_or(wanted)]]
+        return tuple(client for client in self.server.clients if client.id in self.stale and client in chosen)
 
     # ---- durability
 
@@ -397,3 +375,7 @@ class Session:
 
 def _labels(facts: Mapping[str, Any]) -> dict[str, Label]:
     return {client: (label[0], label[1]) for client, label in facts["accepted"].items()}
+
+
+def _all_or(wanted: int) -> int | None:
+    return None if wanted is True else wanted

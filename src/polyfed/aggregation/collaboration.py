@@ -180,7 +180,7 @@ def require_exchangeable(
         for slot in holder.keys:
             for name, slots in stacks(holders, target, slot, scope).items():
                 for other in slots:
-                    _require_equal(target, slot, name, other, holders, shapes)
+                    require_equal(target, slot, name, other, holders, shapes)
 
 
 def _any_covered(holders: Mapping[str, Holder], scope: Scope) -> bool:
@@ -188,7 +188,7 @@ def _any_covered(holders: Mapping[str, Holder], scope: Scope) -> bool:
     return released_no_op or any(scope.covers(slot) for holder in holders.values() for slot in holder.keys)
 
 
-def _require_equal(
+def require_equal(
     target: str,
     slot: Slot,
     source: str,
@@ -196,8 +196,13 @@ def _require_equal(
     holders: Mapping[str, Holder],
     shapes: Mapping[str, Mapping[str, tuple[int, ...]]],
 ) -> None:
-    here = {key: tuple(shapes[target][name]) for key, name in holders[target].keys[slot].items()}
-    there = {key: tuple(shapes[source][name]) for key, name in holders[source].keys[other].items()}
+    """Check that a slot of one type has the same tensors as a slot of another.
+
+    Raises:
+        ConfigError: naming clients and slots.
+    """
+    here = {key: tuple(shapes[target][name]) for key, name in holders[target].keys.get(slot, {}).items()}
+    there = {key: tuple(shapes[source][name]) for key, name in holders[source].keys.get(other, {}).items()}
     if here != there:
         key = sorted(set(here.items()) ^ set(there.items()))[0][0]
         raise ConfigError(

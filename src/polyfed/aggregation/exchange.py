@@ -32,7 +32,7 @@ class ExactExchange:
     """Means of each type, then W <- W + sum of coefficient x (mean - W) as the rule says (FedCola, Eq. 3).
 
     The order of the clients of a type does not matter (up to rounding). Memory: the global models and one mean of
-    each, whatever the number of clients.
+    each, whatever the number of clients. Integer tensors (counters) are the rounded mean of the type's own.
     """
 
     def __init__(self, weights: Models, holders: Mapping[str, Holder], scope: Scope) -> None:
@@ -57,16 +57,14 @@ class ExactExchange:
 
     def _new(self, rule: Rule, means: Models, kind: str, name: str, place: Place) -> Tensor:
         old, shares = self._weights[kind][name], rule[kind, place.slot]
-        if not shares:
-            return old
-        if shares == (Contribution(kind, place.slot, 1.0),):
-            return means[kind][name]
+        if shares == (Contribution(kind, place.slot, 1.0),) or not old.is_floating_point():
+            return means[kind][name] if kind in means else old
         total = old.to(accumulator(old.dtype), copy=True)
         for share in shares:
             source = self._holders[share.source].keys[share.slot][place.key]
             total.add_(means[share.source][source].to(total), alpha=share.coefficient)
             total.sub_(self._weights[share.source][source].to(total), alpha=share.coefficient)
-        return (total if old.is_floating_point() else total.round()).to(old.dtype)
+        return total.to(old.dtype)
 
 
 class SequentialExchange:

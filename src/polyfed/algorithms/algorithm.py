@@ -62,7 +62,7 @@ class Algorithm(Component):
 
     @fresh_query(weights=Weights, slots=str)
     def initial(self, client: Client) -> Reply:
-        """The client's initial weights and their slots: how a server learns of an architecture that it does not know."""
+        """The client's initial weights and their slots: how a server learns of an architecture it does not know."""
         return Reply(weights=Weights(client.model.state_dict()), slots=describe(places(client.model)))
 
     def require(self, *, has_public: bool, has_server: bool) -> None:

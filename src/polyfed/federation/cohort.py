@@ -5,10 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Generic, Literal, Protocol, TypeVar
+from typing import Annotated, Any, Generic, Literal, Protocol, TypeVar
 
 import torch
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from polyfed.errors import ConfigError, ExchangeError, PayloadError
 from polyfed.federation.client import ClientInfo
@@ -20,6 +20,8 @@ from polyfed.federation.state import Label
 from polyfed.settings import Settings
 
 T = TypeVar("T")
+Share = Annotated[int, Field(gt=0)] | Annotated[float, Field(gt=0)]
+"""A number of clients, or a share of a group."""
 
 
 class Reply:
@@ -113,11 +115,17 @@ class SamplingSettings(Settings):
     kind: Literal["uniform", "stratified"] = Field(
         default="uniform", description="from all clients together, or a share of every group (at least one)"
     )
-    cohort: int | float | None = Field(
+    cohort: Share | dict[str, Share] | None = Field(
         default=None,
-        gt=0,
-        description="clients a round: a number (integer), a share of each group, at least one (fraction), None: all",
+        description="clients a round: a number (integer), a share of each group, at least one (fraction), either by "
+        "group (a mapping that names every group; stratified), None: all",
     )
+
+    @model_validator(mode="after")
+    def _strata(self) -> SamplingSettings:
+        if isinstance(self.cohort, dict) and self.kind != "stratified":
+            raise ValueError("cohort is given by group, which needs kind: stratified")
+        return self
 
     def draw(self, clients: tuple[ClientInfo, ...], stream: torch.Generator) -> tuple[ClientInfo, ...]:
         """A cohort, without replacement, in client order.
@@ -125,22 +133,25 @@ class SamplingSettings(Settings):
         Raises:
             ConfigError: the cohort is larger than the federation.
         """
-        groups: list[tuple[ClientInfo, ...]] = [clients]
+        groups: dict[str, tuple[ClientInfo, ...]] = {"": clients}
         if self.kind == "stratified":
             names = dict.fromkeys(client.group for client in clients)
-            groups = [tuple(client for client in clients if client.group == name) for name in names]
+            groups = {name: tuple(client for client in clients if client.group == name) for name in names}
         chosen: set[str] = set()
-        for group, size in zip(groups, self._sizes([len(group) for group in groups]), strict=True):
+        sizes = self._sizes({name: len(group) for name, group in groups.items()})
+        for group, size in zip(groups.values(), sizes, strict=True):
             order = torch.randperm(len(group), generator=stream).tolist()
             chosen.update(group[k].id for k in order[:size])
         return tuple(client for client in clients if client.id in chosen)
 
-    def _sizes(self, groups: list[int]) -> list[int]:
-        everybody = sum(groups)
+    def _sizes(self, named: Mapping[str, int]) -> list[int]:
+        groups, everybody = list(named.values()), sum(named.values())
         if self.cohort is None or not everybody:
             return groups
+        if isinstance(self.cohort, dict):
+            return [_of_group(self.cohort, name, named) for name in named]
         if isinstance(self.cohort, float):
-            return [min(max(int(self.cohort * size + 1e-9), 1), size) for size in groups]
+            return [_part(self.cohort, size) for size in groups]
         if not len(groups) <= self.cohort <= everybody:
             valid = f"{len(groups)} to {everybody}" if len(groups) > 1 else f"at most {everybody}"
             raise ConfigError(
@@ -148,6 +159,19 @@ class SamplingSettings(Settings):
                 f"group(s) to draw from; set {valid}"
             )
         return _apportioned(self.cohort, groups)
+
+
+def _part(share: float, size: int) -> int:
+    return min(max(int(share * size + 1e-9), 1), size)
+
+
+def _of_group(cohort: Mapping[str, int | float], name: str, named: Mapping[str, int]) -> int:
+    if set(cohort) != set(named):
+        raise ConfigError(f"run.sampling.cohort names the groups {sorted(cohort)}, but there are {sorted(named)}")
+    share = cohort[name]
+    if isinstance(share, int) and share > named[name]:
+        raise ConfigError(f"run.sampling.cohort.{name} is {share}, but the group has {named[name]} clients; lower it")
+    return share if isinstance(share, int) else _part(share, named[name])
 
 
 def _apportioned(total: int, groups: list[int]) -> list[int]:

@@ -1,0 +1,135 @@
+"""FedCola."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Literal
+
+from pydantic import Field
+from torch import Tensor
+
+from polyfed.aggregation.collaboration import Layers, Range, require_equal
+from polyfed.aggregation.mean import WeightedMean
+from polyfed.algorithms.algorithm import Reply, client_step, each
+from polyfed.algorithms.fedavg import FedAvg
+from polyfed.errors import ConfigError
+from polyfed.federation.client import Client
+from polyfed.federation.cohort import Cohort
+from polyfed.federation.payload import Weights
+from polyfed.federation.server import Server
+from polyfed.models.gates import ROLES, gated, linears
+from polyfed.models.slots import Slot
+
+
+class FedCola(FedAvg):
+    """Federated modality complementary and collaboration (Sun et al., ECCV 2024).
+
+    Transformers of equal blocks, a global model for each type of client, no public data. Clients of one modality
+    train with another modality's block weights behind gates (complementary local training, section 4.2); the server
+    averages attention over all types that share a modality and scales the rest to match (collaborative aggregation
+    with compensation, section 4.3). Clients of several modalities train plainly.
+
+    Defaults are the paper's; where the released code differs, the other behaviour is an option, and the preset
+    ``fedcola-released`` has them all.
+    """
+
+    layers: Layers = Field(default="attention", description="what types average with each other (Omega_attn)")
+    range: Range = Field(default="modality", description="with whom: own type, the modality (paper), all stacks")
+    compensation: bool = Field(default=True, description="scale the other layers like attention (Omega_comp)")
+    complement: Literal["none", "attention", "mlp", "blocks"] = Field(
+        default="blocks", description="linear layers that get another modality's weights behind a gate"
+    )
+    train_out: bool = Field(
+        default=True, description="whether the other modality's weights W_out are trained or frozen"
+    )
+    first_out: Literal["other", "own"] = Field(
+        default="other", description="W_out in round 1; own: a copy of the client's own initial weights, as released"
+    )
+    send: Literal["weights", "modules"] = Field(
+        default="weights",
+        description="what crosses for W_out: the matrices in use, or whole modules, whose bytes the paper counts",
+    )
+
+    # ---- server half
+
+    def setup(self, server: Server) -> None:
+        """Start common weights.
+
+        Raises:
+            ConfigError: types that are to exchange layers cannot.
+        """
+        super().setup(server)
+        for kind in server.types if self.complement != "none" else ():
+            for source in self.sources(server, kind):
+                self._require_complement(server, kind, source)
+
+    def round(self, server: Server, cohort: Cohort) -> None:
+        """Broadcast own models and complements, train, uni-aggregation, collaborative aggregation (section 4.1)."""
+
+        @cache
+        def out(kind: str) -> Weights:
+            return self.out_weights(server, kind)
+
+        weights, others = each(server.weights_for), each[Weights](lambda client: out(server.type_of(client)))
+        replies = cohort.ask(self.complemented_fit, check=self.like(server), weights=weights, others=others)
+        self.aggregate(server, cohort, replies)
+
+    def sources(self, server: Server, kind: str) -> list[str]:
+        """Types whose weights complement a type's: all of one modality, another than its own; none if it has several."""
+        own = server.types[kind].modalities
+        if len(own) > 1 or self.complement == "none":
+            return []
+        return [name for name, other in server.types.items() if len(other.modalities) == 1 and other.modalities != own]
+
+    def out_weights(self, server: Server, kind: str) -> Weights:
+        """W_out of a type by name within its encoder; the mean by sample count where several types complement it.
+
+        Empty where none does: clients of several modalities, or alone with their modality.
+        """
+        sources = self.sources(server, kind)
+        if sources and self.first_out == "own" and server.clock.round == 1:
+            sources = [kind]
+        if not sources:
+            return Weights({})
+        mean = WeightedMean()
+        for name in sources:
+            mean.add(self._blocks(server, name), server.types[name].samples)
+        return Weights(self._blocks(server, sources[0]) if len(sources) == 1 else mean.take())
+
+    def _blocks(self, server: Server, kind: str) -> dict[str, Tensor]:
+        tensors = server.weights[kind]
+        return {
+            key: tensors[name]
+            for slot, keys in self.holders(server)[kind].keys.items()
+            if slot.role in ROLES[self.complement]
+            for key, name in keys.items()
+            if self.send == "modules" or tensors[name].ndim == 2
+        }
+
+    def _require_complement(self, server: Server, kind: str, source: str) -> None:
+        holders = self.holders(server)
+        shapes = {name: {key: tuple(shape) for key, shape in server.shapes(name).items()} for name in (kind, source)}
+        (own,), (other,) = server.types[kind].modalities, server.types[source].modalities
+        roles = sorted({slot.role for slot in holders[kind].keys} & ROLES[self.complement])
+        if not roles:
+            raise ConfigError(
+                f"algorithm.complement is '{self.complement}', but clients of type '{kind}' have no such layers; "
+                "give them encoders 'blocks', or set algorithm.complement=none"
+            )
+        for role in roles:
+            require_equal(kind, Slot(own, role), source, Slot(other, role), holders, shapes)
+
+    # ---- client half
+
+    @client_step(weights=Weights, num_examples=int)
+    def complemented_fit(self, client: Client, weights: Weights, others: Weights) -> Reply:
+        """Train with W + g W_out in place of W, then send W + g W_out as W (section 4.2, compression trick)."""
+        client.receive(weights)
+        if not others:
+            self.train(client)
+        else:
+            (encoder,) = client.model.encoders.values()
+            layers = linears(encoder, ROLES[self.complement])
+            with gated(encoder, {name: others[f"{name}.weight"] for name in layers}, trainable=self.train_out):
+                self.train(client)
+        return Reply(weights=Weights(client.model.state_dict()), num_examples=client.num_examples)

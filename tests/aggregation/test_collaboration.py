@@ -1,0 +1,162 @@
+"""Coefficients of collaboration for every combination of present and absent types, and what cannot collaborate."""
+
+from __future__ import annotations
+
+from itertools import product
+
+import pytest
+
+from polyfed.aggregation.collaboration import Contribution, Holder, Scope, collaborate, require_exchangeable
+from polyfed.errors import ConfigError
+from polyfed.models.slots import Place, Slot
+
+FEDCOLA = Scope("attention", "modality", compensation=True)
+CA_ONLY = Scope("attention", "modality")
+DEFAULT = {"image": 12_500.0, "text": 30_000.0, "paired": 12_500.0}
+SHAPE = (4, 4)
+
+
+def holder(*modalities: str, head: str) -> Holder:
+    roles = ("embedding", "attention", "mlp", "norm", "projection")
+    found = {f"{m}.{role}": Place(Slot(m, role), f"{role}.weight") for m in modalities for role in roles}
+    if len(modalities) > 1:
+        found["shared"] = Place(Slot("+".join(modalities), "final_norm"), "weight")
+    found["head"] = Place(Slot(head, "head"), "weight")
+    return Holder(modalities, found, (f"{head}-0", f"{head}-1"))
+
+
+HOLDERS = {
+    "image": holder("image", head="cifar"),
+    "text": holder("text", head="news"),
+    "paired": holder("image", "text", head="flickr"),
+}
+
+
+def shapes() -> dict[str, dict[str, tuple[int, ...]]]:
+    return {kind: dict.fromkeys(held.places, SHAPE) for kind, held in HOLDERS.items()}
+
+
+def shares(rule: object, kind: str, modality: str, role: str) -> dict[str, float]:
+    """Type -> coefficient of a slot."""
+    return {share.source: share.coefficient for share in rule[kind, Slot(modality, role)]}  # type: ignore[index]
+
+
+def test_the_default_round_has_the_papers_coefficients() -> None:
+    rule = collaborate(HOLDERS, DEFAULT, FEDCOLA)
+    assert shares(rule, "image", "image", "attention") == pytest.approx({"image": 0.5, "paired": 0.5})
+    assert shares(rule, "image", "image", "mlp") == pytest.approx({"image": 0.5})
+    assert shares(rule, "image", "cifar", "head") == pytest.approx({"image": 0.5})
+    assert shares(rule, "paired", "image", "attention") == pytest.approx({"image": 0.2273, "paired": 0.2273}, abs=5e-5)
+    assert shares(rule, "paired", "text", "attention") == pytest.approx({"text": 0.5455, "paired": 0.2273}, abs=5e-5)
+    for modality, role in (("image", "mlp"), ("text", "embedding"), ("image+text", "final_norm"), ("flickr", "head")):
+        assert shares(rule, "paired", modality, role) == pytest.approx({"paired": 0.2273}, abs=5e-5)
+    assert shares(rule, "text", "text", "attention") == pytest.approx({"text": 0.7059, "paired": 0.2941}, abs=5e-5)
+    assert shares(rule, "text", "text", "norm") == pytest.approx({"text": 0.7059}, abs=5e-5)
+
+
+def test_without_compensation_only_attention_is_shared() -> None:
+    rule = collaborate(HOLDERS, DEFAULT, CA_ONLY)
+    assert shares(rule, "paired", "image", "attention") == pytest.approx({"image": 0.5, "paired": 0.5})
+    assert shares(rule, "paired", "text", "attention") == pytest.approx({"text": 30 / 42.5, "paired": 12.5 / 42.5})
+    for (kind, slot), found in rule.items():
+        if slot.role != "attention":
+            assert found == (Contribution(kind, slot, 1.0),)
+
+
+def test_the_released_denominator_counts_types_that_have_no_such_stack() -> None:
+    released = Scope("attention", "modality", denominator="model")
+    rule = collaborate(HOLDERS, DEFAULT, released)
+    assert shares(rule, "paired", "image", "attention") == pytest.approx({"image": 12.5 / 55, "paired": 12.5 / 55})
+    assert shares(rule, "paired", "image", "mlp") == {"paired": 1.0}
+    assert shares(rule, "image", "image", "attention") == pytest.approx({"image": 0.5, "paired": 0.5})
+
+
+@pytest.mark.parametrize("present", list(product([False, True], repeat=3)))
+@pytest.mark.parametrize("compensation", [False, True])
+def test_every_combination_of_present_types(present: tuple[bool, ...], compensation: bool) -> None:
+    n = {kind: DEFAULT[kind] * here for kind, here in zip(DEFAULT, present, strict=True)}
+    v, t, p = n["image"], n["text"], n["paired"]
+    rule = collaborate(HOLDERS, n, Scope("attention", "modality", compensation=compensation))
+    whole = {"image": v + p, "text": t + p, "paired": v + t + p}
+    own = {("image", "image"): v + p, ("paired", "image"): v + p, ("text", "text"): t + p, ("paired", "text"): t + p}
+    for (kind, slot), found in rule.items():
+        if slot.role == "attention":
+            total = whole[kind] if compensation else own[kind, slot.modality]
+            expected = {"image": v, "paired": p} if slot.modality == "image" else {"text": t, "paired": p}
+        else:
+            total, expected = (whole[kind] if compensation else n[kind]), {kind: n[kind]}
+        wanted = {name: size / total for name, size in expected.items() if size}
+        assert {share.source: share.coefficient for share in found} == pytest.approx(wanted), (kind, slot)
+
+
+@pytest.mark.parametrize("reach", ["own", "modality", "all"])
+@pytest.mark.parametrize("layers", ["none", "attention", "mlp", "blocks", "encoder"])
+def test_shares_of_the_scope_grid_add_up_to_one(layers: str, reach: str) -> None:
+    if (layers, reach) == ("encoder", "all"):
+        return  # embeddings of two modalities are not of one kind; the error is tested below
+    scope = Scope(layers, reach)  # type: ignore[arg-type]
+    rule = collaborate(HOLDERS, DEFAULT, scope)
+    every = ["attention", "mlp", "norm", "embedding", "projection"]
+    covered = {"none": [], "blocks": every[:3], "encoder": every}.get(layers, [layers])
+    for (kind, slot), found in rule.items():
+        assert sum(share.coefficient for share in found) == pytest.approx(1.0)
+        assert ({share.source for share in found} != {kind}) == (slot.role in covered and reach != "own")
+    if reach == "all" and layers != "none":
+        role = covered[0]
+        found = rule["image", Slot("image", role)]
+        assert len(found) == 4  # the image stack, the text stack, and the paired clients' two, which share one weight
+        assert shares(rule, "image", "image", role)["text"] == pytest.approx(30 / 55)
+
+
+def test_fediot_multiplies_the_samples_of_paired_clients() -> None:
+    rule = collaborate(HOLDERS, DEFAULT, Scope("blocks", "modality", factor=100.0))
+    for role in ("attention", "mlp", "norm"):
+        assert shares(rule, "image", "image", role) == pytest.approx({"image": 1 / 101, "paired": 100 / 101})
+    assert shares(rule, "image", "image", "embedding") == {"image": 1.0}
+
+
+def test_released_names_leave_attention_out_of_blocks_and_match_no_mlp() -> None:
+    rule = collaborate(HOLDERS, DEFAULT, Scope("blocks", "modality", names="released"))
+    assert set(shares(rule, "image", "image", "attention")) == {"image"}
+    assert set(shares(rule, "image", "image", "mlp")) == {"image", "paired"}
+    assert collaborate(HOLDERS, DEFAULT, Scope("mlp", "modality", names="released")) == collaborate(
+        HOLDERS, DEFAULT, Scope()
+    )
+
+
+def test_more_data_sets_of_a_modality_contribute_each() -> None:
+    more = HOLDERS | {"organs": holder("image", head="organs")}
+    sizes = DEFAULT | {"organs": 5_000.0}
+    rule = collaborate(more, sizes, FEDCOLA)
+    assert shares(rule, "organs", "image", "attention") == pytest.approx(
+        {"image": 12.5 / 30, "organs": 5 / 30, "paired": 12.5 / 30}
+    )
+    assert shares(rule, "organs", "organs", "head") == pytest.approx({"organs": 5 / 30})
+    assert shares(rule, "paired", "image", "mlp") == pytest.approx({"paired": 12.5 / 60})
+
+
+def test_a_third_modality_needs_nothing_new() -> None:
+    more = {"sound": holder("audio", head="calls"), "video": holder("audio", "image", head="clips")} | HOLDERS
+    rule = collaborate(more, DEFAULT | {"sound": 10_000.0, "video": 10_000.0}, FEDCOLA)
+    assert shares(rule, "sound", "audio", "attention") == {"sound": 0.5, "video": 0.5}
+    assert set(shares(rule, "paired", "image", "attention")) == {"image", "paired", "video"}
+    assert shares(rule, "text", "text", "attention") == pytest.approx({"text": 30 / 42.5, "paired": 12.5 / 42.5})
+
+
+def test_slots_that_differ_are_named_with_their_clients() -> None:
+    odd = shapes()
+    odd["paired"]["image.attention"] = (8, 4)
+    require_exchangeable(HOLDERS, odd, Scope("mlp", "modality"))
+    message = (
+        r"slot 'image/attention' of clients cifar-0, cifar-1 cannot be averaged with slot 'image/attention' of clients "
+        r"flickr-0, flickr-1: 'attention.weight' is \[4, 4\] and \[8, 4\]"
+    )
+    with pytest.raises(ConfigError, match=message):
+        require_exchangeable(HOLDERS, odd, CA_ONLY)
+
+
+def test_layers_that_nobody_has_are_an_error() -> None:
+    bare = {"image": Holder(("image",), {"w": Place(Slot("image", "trunk"), "w")}, ("a",))}
+    with pytest.raises(ConfigError, match="no client's model has such layers; roles there are: trunk"):
+        require_exchangeable(bare, {"image": {"w": SHAPE}}, CA_ONLY)
+    require_exchangeable(bare, {"image": {"w": SHAPE}}, Scope())

@@ -1,0 +1,326 @@
+"""FedCola: a round by hand, complementary training, what crosses the wire to the byte, and learning."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.func import functional_call
+
+from by_hand import RATE, copies, plain_sgd, plain_training, transformers
+from polyfed.algorithms.fedcola import FedCola
+from polyfed.errors import ConfigError
+from polyfed.experiment import Experiment
+from polyfed.federation.cohort import Answer, Cohort, Patience, Request
+from polyfed.federation.ledger import Ledger, Transport
+from polyfed.randomness import isolated
+from polyfed.reporting.progress import SilentProgress
+from polyfed.runner import resume, run
+from polyfed.session import Session
+from sessions import first_cohort, prepared, woken
+
+Config = dict[str, Any]
+Weights = dict[str, Tensor]
+
+
+@pytest.fixture
+def config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Config:
+    monkeypatch.setenv("POLYFED_CACHE", str(tmp_path / "cache"))
+    return transformers(name="fedcola")
+
+
+def gated_by_hand(session: Session, client_id: str, start: Weights, other: Weights) -> Weights:
+    """SGD on W, g and W_out, with W + g W_out computed anew for every batch, then merged."""
+    member = session.federation.members[client_id]
+    model = session.federation.client_model(member).train()
+    client = woken(session, client_id)
+    layers = [name for name in start if ".blocks." in name and name.endswith("weight") and start[name].ndim == 2]
+    own = {name: start[name].clone().requires_grad_() for name in start}
+    outs = {name: other[name.split(".", 2)[2]].clone().requires_grad_() for name in layers}
+    gates = {name: torch.zeros(1, requires_grad=True) for name in layers}
+    leaves = [*own.values(), *outs.values(), *gates.values()]
+
+    def merged() -> Weights:
+        return {name: own[name] + gates[name] * outs[name] if name in outs else own[name] for name in own}
+
+    with isolated(0, 1, client_id, "complemented_fit", 0):
+        for batch in client.batches(session.federation.train(member), "task-0"):
+            loss = functional_call(_Task(model, member), {f"model.{k}": v for k, v in merged().items()}, (batch,))
+            found = torch.autograd.grad(loss, leaves, allow_unused=True)
+            with torch.no_grad():
+                for leaf, gradient in zip(leaves, found, strict=True):
+                    if gradient is not None:
+                        leaf -= RATE * gradient
+    return {name: value.detach() for name, value in merged().items()}
+
+
+class _Task(torch.nn.Module):
+    def __init__(self, model: Any, member: Any) -> None:
+        super().__init__()
+        self.model, self.member = model, member
+
+    def forward(self, batch: Any) -> Tensor:
+        loss: Tensor = self.member.settings.task.loss(self.model, self.model.heads[self.member.head], batch)
+        return loss
+
+
+def test_a_round_equals_one_by_hand(config: Config, tmp_path: Path) -> None:
+    session = prepared(plain_sgd(config), tmp_path)
+    server = session.server
+    start = copies(server.weights)
+    session.experiment.algorithm.round(server, first_cohort(session))
+
+    blocks = {
+        kind: {name.split(".", 2)[2]: value for name, value in start[kind].items() if ".blocks." in name}
+        for kind in ("image", "text")
+    }
+    trained = {
+        "image": gated_by_hand(session, "image", start["image"], blocks["text"]),
+        "text-0": gated_by_hand(session, "text-0", start["text"], blocks["image"]),
+        "text-1": gated_by_hand(session, "text-1", start["text"], blocks["image"]),
+        "paired-0": plain_training(session, "paired-0", start["paired"], step="complemented_fit"),
+        "paired-1": plain_training(session, "paired-1", start["paired"], step="complemented_fit"),
+    }
+    n = {info.id: info.samples for info in server.clients}
+    sizes = {kind: sum(n[info.id] for info in members.clients) for kind, members in server.types.items()}
+    updates = {
+        kind: {
+            name: sum(
+                n[i.id] / sizes[kind] * (trained[i.id][name] - value).double() for i in server.types[kind].clients
+            )
+            for name, value in start[kind].items()
+        }
+        for kind in start
+    }
+    v, t, p = (sizes[kind] for kind in ("image", "text", "paired"))
+    whole = {"image": v + p, "text": t + p, "paired": v + t + p}
+    for kind, weights in server.weights.items():
+        for name, value in weights.items():
+            if ".attention." in name:
+                modality = name.split(".")[1]
+                mixed = sizes[modality] * updates[modality][name] + p * updates["paired"][name]
+                expected = start[kind][name] + mixed / whole[kind]
+            else:
+                expected = start[kind][name] + sizes[kind] / whole[kind] * updates[kind][name]
+            assert torch.allclose(value.double(), expected.double(), atol=1e-6), (kind, name)
+            assert not torch.equal(value, start[kind][name]) or "positions" in name, (kind, name)
+
+
+@pytest.mark.parametrize(
+    ("options", "matrices"),
+    [({}, 8), ({"complement": "attention"}, 4), ({"complement": "mlp"}, 4), ({"complement": "none"}, 0)],
+)
+def test_uni_modal_clients_receive_the_other_types_matrices(
+    config: Config, tmp_path: Path, options: Config, matrices: int
+) -> None:
+    config["algorithm"] |= options
+    session = prepared(config, tmp_path)
+    algorithm, server = session.experiment.algorithm, session.server
+    assert isinstance(algorithm, FedCola)
+    found = algorithm.out_weights(server, "image")
+    assert len(found) == matrices
+    assert all(torch.equal(value, server.weights["text"][f"encoders.text.{key}"]) for key, value in found.items())
+    assert len(algorithm.out_weights(server, "paired")) == 0
+
+
+def test_the_released_first_round_gates_a_clients_own_weights(config: Config, tmp_path: Path) -> None:
+    config["algorithm"] |= {"first_out": "own"}
+    session = prepared(config, tmp_path)
+    algorithm, server = session.experiment.algorithm, session.server
+    assert isinstance(algorithm, FedCola)
+    key, value = next(iter(algorithm.out_weights(server, "image").items()))
+    assert torch.equal(value, server.weights["image"][f"encoders.image.{key}"])
+    server.begin(2)
+    assert torch.equal(algorithm.out_weights(server, "image")[key], server.weights["text"][f"encoders.text.{key}"])
+
+
+def test_several_other_types_are_averaged_by_samples(config: Config, tmp_path: Path) -> None:
+    more = {**config["clients"]["text"], "count": 1, "items": 12, "source": "more"}
+    config["data"]["sources"]["more"] = config["data"]["sources"]["texts"] | {"seed": 9}
+    config["clients"]["more"] = more
+    session = prepared(config, tmp_path)
+    algorithm, server = session.experiment.algorithm, session.server
+    assert isinstance(algorithm, FedCola)
+    for kind, value in (("text", 1.0), ("more", 2.0)):
+        server.weights[kind] = {name: torch.full_like(old, value) for name, old in server.weights[kind].items()}
+    sizes = {kind: server.types[kind].samples for kind in ("text", "more")}
+    expected = (sizes["text"] + 2 * sizes["more"]) / sum(sizes.values())
+    assert all(torch.allclose(v, torch.tensor(expected)) for v in algorithm.out_weights(server, "image").values())
+
+
+@pytest.mark.parametrize("gone", [("text",), ("image",), ("image", "text"), ("paired",)])
+def test_federations_without_a_type_train_plainly_what_has_no_complement(
+    config: Config, tmp_path: Path, gone: Sequence[str]
+) -> None:
+    for kind in gone:
+        del config["clients"][kind]
+    if "paired" in gone:
+        del config["server"]
+    session = prepared(config, tmp_path)
+    before = copies(session.server.weights)
+    session.experiment.algorithm.round(session.server, first_cohort(session))
+    for kind, weights in session.server.weights.items():
+        assert any(not torch.equal(value, before[kind][name]) for name, value in weights.items())
+
+
+def test_blocks_that_do_not_match_are_named(config: Config, tmp_path: Path) -> None:
+    text = config["clients"]["text"]["model"]
+    config["clients"]["text"]["model"] = text | {"encoders": {"text": text["encoders"]["text"] | {"depth": 3}}}
+    with pytest.raises(ConfigError, match=r"'text/attention' of clients text-0, text-1 cannot be averaged .* paired"):
+        prepared(config, tmp_path / "a")
+    config["algorithm"] |= {"layers": "none"}
+    with pytest.raises(ConfigError, match=r"slot 'image/\w+' of clients image cannot be averaged with slot 'text/\w+'"):
+        prepared(config, tmp_path / "b")
+    config["algorithm"] |= {"complement": "none"}
+    prepared(config, tmp_path / "c")
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"layers": "atention"}, r"algorithm.layers: Input should be 'none', 'attention', 'mlp'"),
+        ({"range": "world"}, r"algorithm.range: Input should be 'own', 'modality' or 'all'"),
+        ({"factor": 0}, r"algorithm.factor: Input should be greater than 0"),
+        ({"factor": -1.0}, r"algorithm.factor: Input should be greater than 0"),
+        ({"complement": "norms"}, r"algorithm.complement: Input should be 'none', 'attention', 'mlp' or 'blocks'"),
+    ],
+)
+def test_bad_settings_are_named(config: Config, options: Config, message: str) -> None:
+    config["algorithm"] |= options
+    with pytest.raises(ConfigError, match=message):
+        Experiment.parse(config)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"train_out": False},
+        {"send": "modules", "complement": "mlp"},
+        {"averaging": "sequential", "denominator": "model", "names": "released", "compensation": False},
+        {"layers": "blocks", "range": "all", "server_optimizer": {"name": "momentum", "momentum": 0.5}},
+    ],
+)
+def test_options_run_and_change_the_result(config: Config, tmp_path: Path, options: Config) -> None:
+    config["run"] |= {"rounds": 2, "evaluate_clients": 1}
+    plain = run(Experiment.parse(config), tmp_path / "a")
+    other = run(Experiment.parse(config | {"algorithm": config["algorithm"] | options}), tmp_path / "b")
+    model = "models/last/model.safetensors"
+    assert (plain.folder / model).read_bytes() != (other.folder / model).read_bytes()
+
+
+# ---- costs
+
+
+def failing(requests: Sequence[Request], deadline: float | None) -> Iterator[Answer]:
+    """An engine all of whose clients are gone: only what is sent to them counts."""
+    return (Answer(request.client, error="gone") for request in requests)
+
+
+def downloads(config: Config, folder: Path) -> dict[str, int]:
+    """Bytes of tensors that each client receives in round 1."""
+    session = prepared(config, folder)
+    ledger = Ledger()
+    cohort = Cohort(session.server.clients, failing, 1, Transport(), ledger, lambda step: Patience(min_clients=0))
+    session.experiment.algorithm.round(session.server, cohort)
+    found: dict[str, int] = {}
+    for line in ledger.records:
+        if line["kind"] == "weights":
+            found[line["client"]] = found.get(line["client"], 0) + line["bytes"]
+    return found
+
+
+def paper_size(config: Config) -> Config:
+    """One image and one text client of the paper's size: CIFAR-100, and AG_NEWS with BERT's vocabulary."""
+    del config["server"], config["clients"]["paired"]
+    image = {"name": "blocks", "size": "small", "view": {"name": "pixels", "size": 224}}
+    tokens = {"name": "tokens", "length": 40, "tokenizer": {"name": "hashing", "size": 30_522}}
+    text = {"name": "blocks", "size": "small", "view": tokens}
+    for kind, encoder, classes in (("image", image, 100), ("text", text, 6)):
+        task = config["clients"][kind]["task"] | {"classes": classes}
+        group = config["clients"][kind] | {"count": 1, "task": task}
+        config["clients"][kind] = group | {"model": {"dim": 384, "encoders": {kind: encoder}}}
+    for source in config["data"]["sources"].values():
+        source |= {"train": 4, "validation": 4, "test": 4}
+    return config
+
+
+OWN = 21_704_164 * 4, 33_033_220 * 4
+TWO_MORE_CLASSES = 2 * 385 * 4  # scenes have six topics, AG_NEWS four
+BLOCKS, MLP, ATTENTION = 12 * 1_774_464 * 4, 12 * 1_181_568 * 4, 12 * 591_360 * 4
+
+
+@pytest.mark.parametrize(
+    ("options", "out", "mib"),
+    [
+        ({"complement": "none"}, 0, 208.81),
+        ({"send": "modules"}, BLOCKS, 371.26),
+        ({"send": "modules", "complement": "mlp"}, MLP, 316.98),
+        ({"send": "modules", "complement": "attention"}, ATTENTION, 262.95),
+    ],
+)
+def test_costs_are_the_papers_to_the_byte(
+    config: Config, tmp_path: Path, options: Config, out: int, mib: float
+) -> None:
+    config["algorithm"] |= options | ({"layers": "none"} if not out else {})
+    found = downloads(paper_size(config), tmp_path)
+    found["text"] -= TWO_MORE_CLASSES
+    assert found == {"image": OWN[0] + out, "text": OWN[1] + out}
+    assert sum(found.values()) / 2**20 == pytest.approx(mib, abs=0.01)
+
+
+@pytest.mark.parametrize(("complement", "mib"), [("attention", 27.0), ("mlp", 54.0), ("blocks", 81.0)])
+def test_matrices_alone_cost_less(config: Config, tmp_path: Path, complement: str, mib: float) -> None:
+    config["algorithm"] |= {"complement": complement}
+    found = downloads(paper_size(config), tmp_path)
+    assert (found["image"] - OWN[0]) / 2**20 == mib
+    assert (found["text"] - OWN[1] - TWO_MORE_CLASSES) / 2**20 == mib
+
+
+def test_uploads_are_the_own_model_without_gates(config: Config, tmp_path: Path) -> None:
+    result = run(Experiment.parse(config), tmp_path / "run")
+    session = prepared(config, tmp_path / "sizes")
+    for line in result.records.transfers:
+        if line.kind == "weights" and line.direction == "up":
+            kind = line.client.split("-")[0]
+            assert line.bytes == sum(value.nbytes for value in session.server.weights[kind].values())
+
+
+# ---- whole runs
+
+
+def test_learns_on_scenes(config: Config, tmp_path: Path) -> None:
+    """Few scenes, tested on those that it trains on: it fits them, where an untrained model is at chance."""
+    for group in config["clients"].values():
+        group["test_split"] = "train"
+        if "image" in (encoders := group["model"]["encoders"]):
+            encoders["image"]["patch"] = 4
+    config["server"]["test_split"] = "train"
+    config["algorithm"] |= {"local_epochs": 8}
+    config["run"] |= {"rounds": 7, "eval_every": 7, "evaluate_clients": 1}
+    result = run(Experiment.parse(config), tmp_path / "run").records
+    first, last = result.series("server", "r1_sum").values()
+    assert first < 10 < 30 < last  # percent, both directions; chance is 4.2
+    assert result.last("image")["accuracy"] > 2 * 100 / 18
+    assert result.last("text-0")["accuracy"] > 2 * 100 / 6
+
+
+class Stopping(SilentProgress):
+    """Stops the run as its second round begins."""
+
+    def round_started(self, number: int, clients: Sequence[str]) -> None:
+        if number == 2:
+            raise KeyboardInterrupt
+
+
+def test_bf16_and_a_resumed_run(config: Config, tmp_path: Path) -> None:
+    config["run"] |= {"precision": "bfloat16", "rounds": 2}
+    experiment = Experiment.parse(config)
+    with pytest.raises(KeyboardInterrupt):
+        run(experiment, tmp_path / "a", Stopping())
+    resumed, whole = resume(tmp_path / "a"), run(experiment, tmp_path / "b")
+    for name in ("metrics.jsonl", "ledger.jsonl", "models/last/model.safetensors"):
+        assert (whole.folder / name).read_bytes() == (resumed.folder / name).read_bytes()
