@@ -29,6 +29,12 @@ def test_the_presets_that_are_promised_exist() -> None:
     promised = {"scenes-demo", "creamfl-paper", "creamfl-released", "creamfl-paper-scale"}
     for name in ("creamfl-flickr8k", "reamfl-mean-flickr8k", "server-only-flickr8k"):
         promised |= {name, f"{name}-pretrained"}
+    promised |= {"fedcola-paper", "fedcola-released", "fedcola-attn", "fedcola-ca-only", "fedcola-paper-scale"}
+    promised |= {"fedcola-flickr8k", "fedcola-flickr8k-features", "fedcola-flickr8k-pretrained"}
+    settings = "alpha01 half more-image more-text fewer-paired image-gap text-gap both-gaps more-sets"
+    promised |= {f"fedcola-flickr8k-{setting}" for setting in settings.split()}
+    baselines = "fedavg fedprox fediot moon fedema fed-mae scaffold creamfl local centralised"
+    promised |= {f"transfer-{method}" for method in baselines.split()}
     assert promised <= set(presets())
 
 

@@ -9,13 +9,11 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
-import subprocess
-import sys
-from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from statistics import mean, median, stdev
+from statistics import mean, median
+
+from runs import Planned, spread
 
 from polyfed.reporting.records import RunRecords
 
@@ -23,39 +21,16 @@ TWINS = ("creamfl", "reamfl-mean", "server-only", "local")
 RECALLS = [f"{a}_to_{b}_r@{k}" for a, b in (("image", "text"), ("text", "image")) for k in (1, 5, 10)]
 
 
-def planned(scratch: int, pretrained: int, local: int) -> list[tuple[str, int]]:
-    """(preset, seed) of all runs, seed by seed."""
+def planned(scratch: int, pretrained: int, local: int, overrides: list[str]) -> list[Planned]:
+    """All runs, seed by seed."""
     seeds = {"": scratch, "-pretrained": pretrained}
     every = [
-        (f"{twin}-flickr8k{form}", seed)
+        Planned(f"{twin}-flickr8k{form}-{seed}", f"{twin}-flickr8k{form}", seed, overrides)
         for form, count in seeds.items()
         for twin in TWINS
         for seed in range(min(count, local) if twin == "local" else count)
     ]
-    return sorted(every, key=lambda run: run[1])
-
-
-def execute(preset: str, seed: int, options: argparse.Namespace) -> None:
-    """Run, or resume, one of them in a process of its own with one thread."""
-    folder = options.out / f"{preset}-{seed}"
-    if (folder / "report.md").exists():
-        return
-    command = [sys.executable, "-m", "polyfed.cli"]
-    if (folder / "run.json").exists():
-        command += ["resume", str(folder)]
-    else:
-        command += ["run", preset, "--seed", str(seed), "--out", str(folder), "--set", "run.threads=1"]
-        command += ["--data-dir", str(options.data_dir), "--weights-dir", str(options.weights_dir)]
-        command += [part for value in options.set for part in ("--set", value)]
-    options.out.mkdir(parents=True, exist_ok=True)
-    with (options.out / f"{preset}-{seed}.log").open("a") as log:
-        subprocess.run(command, stdout=log, stderr=log, check=True, env=os.environ | {"OMP_NUM_THREADS": "1"})
-
-
-def spread(values: Iterable[float]) -> str:
-    """Mean and standard deviation over seeds."""
-    found = list(values)
-    return f"{mean(found):.2f} ± {stdev(found):.2f}" if len(found) > 1 else f"{found[0]:.2f}"
+    return sorted(every, key=lambda run: run.seed)
 
 
 def table(out: Path, form: str, seeds: int) -> list[str]:
@@ -142,8 +117,9 @@ def main() -> None:
     options = parser.parse_args()
     forms = (("", options.scratch_seeds), ("-pretrained", options.pretrained_seeds))
     with ThreadPoolExecutor(options.jobs) as pool:
-        plan = planned(options.scratch_seeds, options.pretrained_seeds, options.local_seeds)
-        for future in [pool.submit(execute, preset, seed, options) for preset, seed in plan]:
+        plan = planned(options.scratch_seeds, options.pretrained_seeds, options.local_seeds, options.set)
+        where = (options.out, options.data_dir, options.weights_dir)
+        for future in [pool.submit(run.execute, *where) for run in plan]:
             future.result()
     for form, seeds in forms:
         lines = [*table(options.out, form, seeds), "", *knowledge(options.out, form, seeds)]

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from by_hand import transformers
 from polyfed import Experiment, run
 from polyfed.errors import ExchangeError
 from polyfed.reporting.records import RunRecords
@@ -17,6 +18,18 @@ METHODS: dict[str, dict[str, Any]] = {
     "fedavg": {"name": "fedavg", "local_epochs": 1},
     "creamfl": {"name": "creamfl", "local_epochs": 1},
     "two_phases": {"name": "two_phases.TwoPhases"},
+    "fedprox": {"name": "fedprox", "local_epochs": 1},
+    "moon": {"name": "moon", "local_epochs": 1, "projection": 4},
+    "scaffold": {"name": "scaffold", "local_epochs": 1},
+    "fedema": {"name": "fedema", "local_epochs": 1},
+    "creamfl_averaged": {"name": "creamfl_averaged", "local_epochs": 1, "gamma": 0.5},
+    "server_adam": {"name": "fedavg", "local_epochs": 1, "server_optimizer": "adam"},
+}
+BLOCKS: dict[str, dict[str, Any]] = {
+    "fedcola": {"name": "fedcola"},
+    "fedcola-sequential": {"name": "fedcola", "averaging": "sequential", "send": "modules", "train_out": False},
+    "fediot": {"name": "fediot"},
+    "fed_mae": {"name": "fed_mae", "decoder_depth": 1, "decoder_width": 32, "decoder_heads": 4},
 }
 ENGINES: dict[str, dict[str, Any]] = {
     "serialized": {"name": "local", "serialize": True},
@@ -52,6 +65,18 @@ def test_every_engine_gives_the_same_bits(tiny: dict[str, Any], tmp_path: Path, 
     config = tiny | {"algorithm": METHODS[method]}
     expected = digest(finished(config, tmp_path / "local"))
     assert len(expected) > 3
+    for name, engine in ENGINES.items():
+        assert digest(finished(config, tmp_path / name, engine=engine)) == expected, name
+
+
+@pytest.mark.usefixtures("ray_cluster")
+@pytest.mark.parametrize("method", BLOCKS)
+def test_every_engine_gives_the_same_bits_with_transformers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, method: str
+) -> None:
+    monkeypatch.setenv("POLYFED_CACHE", str(tmp_path / "cache"))
+    config = transformers(**BLOCKS[method])
+    expected = digest(finished(config, tmp_path / "local"))
     for name, engine in ENGINES.items():
         assert digest(finished(config, tmp_path / name, engine=engine)) == expected, name
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
 from itertools import chain, count, islice
 from typing import ClassVar, Literal
 
@@ -25,6 +26,14 @@ from polyfed.federation.settings import TrainingSettings
 from polyfed.losses.contrast import inter_modal, intra_modal
 from polyfed.losses.distillation import DISTILLATIONS, Distillation
 from polyfed.randomness import generator
+
+
+@dataclass(frozen=True)
+class Gathered:
+    """The clients' representations of one modality, and who sent them."""
+
+    ensemble: Ensemble
+    senders: list[str] = field(default_factory=list)
 
 
 class CreamFL(Algorithm):
@@ -121,20 +130,26 @@ class CreamFL(Algorithm):
 
         A modality that nobody sent has no target.
         """
-        ensembles: dict[str, Ensemble] = {}
-        senders: dict[str, list[str]] = {}
+        gathered: dict[str, Gathered] = {}
         for reply in cohort.ask(self.fit, check=_same_public(server, known), representations=known):
-            for modality, values in reply.representations.items():
-                if modality not in ensembles:
-                    ensembles[modality] = self._ensemble(server, known[modality])
-                ensemble = ensembles[modality]
-                local = values.to(server.device)
-                ensemble.add(local, self.log_weights(server, reply, modality, local, known))
-                senders.setdefault(modality, []).append(reply.sender.id)
-        for modality, ensemble in ensembles.items():
-            server.arrays[f"weights.{modality}"] = (ensemble.weights(), senders[modality])
-        server.record(**{f"senders.{name}": float(len(ids)) for name, ids in senders.items()})
-        return {name: self._target(ensemble.result().values) for name, ensemble in ensembles.items()}
+            self.gather(server, reply, known, gathered)
+        return self.targets(server, gathered)
+
+    def gather(self, server: Server, reply: Reply, known: Representations, gathered: dict[str, Gathered]) -> None:
+        """Fold one client's representations into the ensembles of their modalities."""
+        for modality, values in reply.representations.items():
+            if modality not in gathered:
+                gathered[modality] = Gathered(self._ensemble(server, known[modality]))
+            local = values.to(server.device)
+            gathered[modality].ensemble.add(local, self.log_weights(server, reply, modality, local, known))
+            gathered[modality].senders.append(reply.sender.id)
+
+    def targets(self, server: Server, gathered: Mapping[str, Gathered]) -> dict[str, Tensor]:
+        """What the server is to learn, by modality; records who sent and with which weight."""
+        for modality, found in gathered.items():
+            server.arrays[f"weights.{modality}"] = (found.ensemble.weights(), found.senders)
+        server.record(**{f"senders.{name}": float(len(found.senders)) for name, found in gathered.items()})
+        return {name: self._target(found.ensemble.result().values) for name, found in gathered.items()}
 
     def _ensemble(self, server: Server, known: Tensor) -> Ensemble:
         record = self._sample(server, min(256, len(known)))  # for the heat map of weights

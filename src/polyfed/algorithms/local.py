@@ -19,6 +19,9 @@ class Local(Algorithm):
     keeps: ClassVar[Mapping[str, Lifetime]] = {"model": Lifetime.RUN, "optimizer": Lifetime.RUN}
 
     local_epochs: int = Field(default=5, ge=1, description="E, passes over private data a round")
+    local_steps: int | None = Field(
+        default=None, ge=1, description="so many batches a round instead of whole passes; None: local_epochs"
+    )
 
     def round(self, server: Server, cohort: Cohort) -> None:
         """Ask the cohort to train."""
@@ -28,5 +31,5 @@ class Local(Algorithm):
     @client_step()
     def fit(self, client: Client) -> Reply:
         """Train on the client's own task."""
-        client.fit(client.train, epochs=self.local_epochs)
+        client.fit(client.train, epochs=self.local_epochs, steps=self.local_steps)
         return Reply()

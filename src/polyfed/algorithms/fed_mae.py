@@ -1,0 +1,151 @@
+"""Federated masked autoencoders (Yan et al. 2023)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from itertools import islice
+from typing import Self
+
+import torch
+from pydantic import Field, model_validator
+from torch import Tensor
+
+from polyfed.algorithms.algorithm import Reply, client_step
+from polyfed.algorithms.fedavg import FedAvg
+from polyfed.data.samples import Batch
+from polyfed.errors import ConfigError
+from polyfed.federation.client import Client
+from polyfed.federation.cohort import Cohort
+from polyfed.federation.party import Trainer
+from polyfed.federation.payload import Weights
+from polyfed.federation.server import Server
+from polyfed.models.masked import (
+    PatchDecoder,
+    encode_visible,
+    maskable,
+    patches_of,
+    random_masking,
+    reconstruction_loss,
+)
+from polyfed.models.model import Model
+
+_DECODER = "mae_"
+
+
+class FedMAE(FedAvg):
+    """Federated masked autoencoding (Yan et al. 2023, with the autoencoder of He et al., CVPR 2022).
+
+    Clients rebuild the hidden patches of their pictures from the visible ones, beside their own task (as in FedAID's
+    comparison, where the task is an image-text contrast) or, with ``task_weight`` 0, instead of it. Encoder and decoder
+    are averaged by sample count; the decoder is exchanged within a type of clients. It needs ``blocks`` encoders of
+    pictures: a client without any trains its task alone. The metrics ``reconstruction`` (mean loss of a round) and
+    ``mae_clients`` say what was done.
+    """
+
+    local_epochs: int = Field(default=1, ge=1, description="E, passes over private data a round")
+    task_weight: float = Field(default=1.0, ge=0, description="factor of the client's own task; 0: none")
+    mae_weight: float = Field(default=1.0, ge=0, description="factor of the reconstruction; 0: FedAvg")
+    mask_ratio: float = Field(default=0.75, gt=0, lt=1, description="share of patches hidden, rounded; also used: 0.6")
+    decoder_depth: int = Field(default=8, ge=1, description="blocks of the decoder")
+    decoder_width: int = Field(default=512, ge=4, multiple_of=4, description="width of the decoder")
+    decoder_heads: int = Field(default=16, ge=1, description="attention heads of the decoder; they divide its width")
+    normalise_patches: bool = Field(default=True, description="rebuild each patch at mean 0 and deviation 1")
+
+    @model_validator(mode="after")
+    def _sensible(self) -> Self:
+        if self.decoder_width % self.decoder_heads:
+            raise ValueError(f"decoder_heads {self.decoder_heads} does not divide decoder_width {self.decoder_width}")
+        if self.task_weight == self.mae_weight == 0:
+            raise ValueError("task_weight and mae_weight are both 0: there is nothing to train; set one above 0")
+        return self
+
+    def equip(self, model: Model) -> None:
+        """A decoder for each encoder that can leave out patches."""
+        for modality, encoder in model.encoders.items():
+            if maskable(encoder):
+                decoder = PatchDecoder(encoder, self.decoder_width, self.decoder_depth, self.decoder_heads)
+                model.extras[f"{_DECODER}{modality}"] = decoder
+
+    # ---- server half
+
+    def setup(self, server: Server) -> None:
+        """Check that clients can do what they are to do.
+
+        Raises:
+            ConfigError: no client can rebuild pictures, or one that cannot has no task either.
+        """
+        unable = [
+            client.id for name, kind in server.types.items() if not _able(server, name) for client in kind.clients
+        ]
+        if unable and (self.task_weight == 0 or len(unable) == len(server.clients)):
+            advice = "" if self.task_weight else ", or set algorithm.task_weight"
+            raise ConfigError(
+                f"algorithm 'fed_mae' rebuilds patches of pictures, and {', '.join(unable)} cannot: give them an "
+                f"encoder 'blocks' of pictures with at least two patches{advice}"
+            )
+        super().setup(server)
+
+    def aggregate(self, server: Server, cohort: Cohort, replies: Iterable[Reply]) -> None:
+        """As FedAvg, and record the mean reconstruction loss over clients, by sample count."""
+        losses: list[tuple[float, int]] = []
+        super().aggregate(server, cohort, _noting(replies, losses))
+        total = sum(count for _, count in losses)
+        if total:
+            mean = sum(loss * count for loss, count in losses) / total
+            server.record(reconstruction=mean, mae_clients=float(len(losses)))
+
+    # ---- client half
+
+    @client_step(float, weights=Weights, num_examples=int)
+    def fit(self, client: Client, weights: Weights) -> Reply:
+        """Train the received model and decoder; replies with the mean ``reconstruction`` loss if there is one."""
+        client.receive(weights)
+        found = [loss for loss in self._steps(client) if loss is not None]
+        means = {"reconstruction": float(torch.stack(found).mean())} if found else {}
+        return Reply(weights=Weights(client.model.state_dict()), num_examples=client.num_examples, **means)
+
+    def _steps(self, client: Client) -> Iterator[Tensor | None]:
+        """Local training, as ``Party.fit`` but for the task's factor; gives each step's reconstruction loss."""
+        trainer, masks = client.trainer(), client.generator("masks")
+        client.model.train()
+        for batch in islice(self._batches(client, trainer), self.local_steps):
+            rebuilt = self.reconstruction(client, batch, masks) if self.mae_weight else None
+            loss = torch.zeros((), device=client.device) if rebuilt is None else self.mae_weight * rebuilt
+            if self.task_weight:
+                loss = loss + self.task_weight * client.task_loss(batch)
+            trainer.step(loss)
+            yield None if rebuilt is None else rebuilt.detach()
+
+    def _batches(self, client: Client, trainer: Trainer) -> Iterator[Batch]:
+        for epoch in range(self.local_steps or self.local_epochs):  # a pass has at least one step
+            trainer.begin_epoch(epoch, self.local_epochs)
+            yield from client.batches(client.train, f"task-{epoch}")
+
+    def reconstruction(self, client: Client, batch: Batch, masks: torch.Generator) -> Tensor | None:
+        """Sum over modalities of the loss on hidden patches; None if the client has none that can be masked."""
+        losses = [
+            self._rebuilt(client, modality, batch.inputs[modality], masks)
+            for modality in batch.inputs
+            if f"{_DECODER}{modality}" in client.model.extras
+        ]
+        return torch.stack(losses).sum() if losses else None
+
+    def _rebuilt(self, client: Client, modality: str, x: Tensor, masks: torch.Generator) -> Tensor:
+        encoder, decoder = client.model.encoders[modality], client.model.extras[f"{_DECODER}{modality}"]
+        assert maskable(encoder)
+        patches = patches_of(encoder, x)
+        masking = random_masking(len(x), patches.shape[1], self.mask_ratio, masks).to(x.device)
+        with client.autocast():
+            predicted = decoder(encode_visible(encoder, x, masking), masking.restore)
+        return reconstruction_loss(predicted, patches, masking.hidden, normalise=self.normalise_patches)
+
+
+def _able(server: Server, kind: str) -> bool:
+    return any(name.startswith(f"extras.{_DECODER}") for name in server.shapes(kind))
+
+
+def _noting(replies: Iterable[Reply], losses: list[tuple[float, int]]) -> Iterator[Reply]:
+    for reply in replies:
+        if "reconstruction" in reply.payload.scalars:
+            losses.append((reply.reconstruction, reply.num_examples))
+        yield reply

@@ -1,0 +1,46 @@
+"""FedProx."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Literal
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from polyfed.algorithms.fedavg import FedAvg
+from polyfed.federation.client import Client
+
+
+class FedProx(FedAvg):
+    """Federated optimisation with a proximal term (Li et al., MLSys 2020, Algorithm 2).
+
+    Clients minimise F_k(w) + (mu / 2) ||w - W||^2, W being the model that they received; all else is FedAvg. The
+    term's gradient, mu (w - W), is added to that of the loss: parameters that the loss does not reach stay as in
+    FedAvg.
+    """
+
+    mu: float = Field(default=0.001, ge=0, le=1e6, description="weight of the proximal term")
+    norm: Literal["squared", "plain"] = Field(
+        default="squared", description="of w - W; plain: un-squared, parameter by parameter, as FedCola's released code"
+    )
+
+    def train(self, client: Client) -> None:
+        """Local training with the proximal term."""
+        live = dict(client.model.named_parameters())
+        received = {name: value.detach().clone() for name, value in live.items()}
+
+        @torch.no_grad()
+        def correct(gradients: Mapping[str, Tensor]) -> None:
+            drifts = torch._foreach_sub([live[name] for name in gradients], [received[name] for name in gradients])
+            torch._foreach_add_(list(gradients.values()), [self.pull(drift) for drift in drifts], alpha=self.mu)
+
+        client.fit(client.train, epochs=self.local_epochs, steps=self.local_steps, correct=correct)
+
+    def pull(self, drift: Tensor) -> Tensor:
+        """Gradient of ||w - W||^2 / 2, or of ||w - W|| / 2, by w; 0 at w = W for both."""
+        if self.norm == "squared":
+            return drift
+        norm = torch.linalg.vector_norm(drift)
+        return torch.where(norm > 0, drift / (2 * norm), 0)

@@ -1,0 +1,91 @@
+"""MOON."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+from typing import ClassVar
+
+import torch
+from pydantic import Field
+from torch import Tensor, nn
+
+from polyfed.algorithms.algorithm import Lifetime
+from polyfed.algorithms.fedavg import FedAvg
+from polyfed.data.samples import Batch
+from polyfed.federation.client import Client
+from polyfed.federation.party import Regulariser
+from polyfed.losses.model_contrast import model_contrast
+from polyfed.models.model import Embedder, Model
+
+
+class MOON(FedAvg):
+    """Model-contrastive federated learning (Li et al., CVPR 2021, Algorithm 1).
+
+    Clients add mu l_con to their loss (Eq. 3-4): their representations are drawn to those of the received model, and
+    away from those of their own model at the end of its previous participation. With several modalities l_con is the
+    sum of one term for each; at the first participation there is none. All else is FedAvg.
+
+    In the paper the contrast is on the output of a projection head, which the classifier stands on. Encoders here end
+    in a projection to d themselves, and heads stand on that: by default, z is the embedding. ``projection`` asks for
+    the paper's head besides, between the embedding and the contrast alone.
+    """
+
+    keeps: ClassVar[Mapping[str, Lifetime]] = {"previous": Lifetime.RUN}
+
+    mu: float = Field(default=1.0, ge=0, le=1e6, description="weight of the contrast; the paper tries 0.1, 1, 5, 10")
+    tau: float = Field(default=0.5, gt=0, le=100, description="temperature of the contrast")
+    projection: int | None = Field(
+        default=None, ge=1, description="width of a projection head for the contrast (paper: 256); None: no such head"
+    )
+
+    def equip(self, model: Model) -> None:
+        """Add the projection heads, d -> d -> projection, one for each modality."""
+        for modality in model.modalities if self.projection is not None else ():
+            layers = nn.Linear(model.dim, model.dim), nn.ReLU(), nn.Linear(model.dim, self.projection or 0)
+            model.extras[_head(modality)] = nn.Sequential(*layers)
+
+    # ---- client half
+
+    def train(self, client: Client) -> None:
+        """Local training with the contrast; then remember the model."""
+        regulariser = self.contrast(client) if self.mu else None
+        client.fit(client.train, epochs=self.local_epochs, steps=self.local_steps, regulariser=regulariser)
+        client.state["previous"] = client.model.state_dict()
+
+    def contrast(self, client: Client) -> Regulariser | None:
+        """mu l_con between the client's model, as it trains, the one that it is now, and its previous one."""
+        kept = client.state.get("previous")
+        if not kept:
+            return None
+        live, received, previous = client.model, _frozen(client.model), _frozen(client.model)
+        previous.load_state_dict(dict(kept))
+
+        def regularise(model: Embedder, batch: Batch) -> Tensor:
+            losses = []
+            for modality, x in batch.inputs.items():
+                z = project(live, modality, model.embed(modality, x))
+                losses.append(model_contrast(z, _seen(received, modality, x), _seen(previous, modality, x), self.tau))
+            return self.mu * torch.stack(losses).sum()
+
+        return regularise
+
+
+def project(model: Model, modality: str, embedding: Tensor) -> Tensor:
+    """What is contrasted of an embedding: its projection if the model has one, or else itself."""
+    name = _head(modality)
+    projected: Tensor = model.extras[name](embedding) if name in model.extras else embedding
+    return projected
+
+
+@torch.no_grad()
+def _seen(model: Model, modality: str, x: Tensor) -> Tensor:
+    return project(model, modality, model.embed(modality, x))
+
+
+def _frozen(model: Model) -> Model:
+    return copy.deepcopy(model).eval().requires_grad_(False)
+
+
+def _head(modality: str) -> str:
+    return f"projection_{modality}"

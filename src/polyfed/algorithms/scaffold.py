@@ -1,0 +1,161 @@
+"""SCAFFOLD."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import ClassVar, Literal
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from polyfed.aggregation.mean import WeightedMean
+from polyfed.algorithms.algorithm import Lifetime, Reply, client_step, each
+from polyfed.algorithms.fedavg import FedAvg, Like
+from polyfed.errors import PayloadError
+from polyfed.federation.client import Client, ClientInfo
+from polyfed.federation.cohort import Cohort
+from polyfed.federation.payload import Weights
+from polyfed.federation.server import Server
+
+Tensors = Mapping[str, Tensor]
+
+
+class Scaffold(FedAvg):
+    """Stochastic controlled averaging (Karimireddy et al., ICML 2020, Algorithm 1).
+
+    The server keeps a control variate c for each type of clients, every client one of its own, c_k; all start at
+    zero. Local gradients are corrected by c - c_k, which takes out what is peculiar to a client's data.
+
+    The new c_k is the mean of the raw gradients g_1 ... g_K along the local path. For plain SGD that is the paper's
+    option II: the path is w_k = W - eta sum_j (g_j + c - c_k), so that
+
+        (W - w_k) / (K eta) - c + c_k = sum_j g_j / K.
+
+    Unlike the left side, the right one means the same with momentum, adaptive steps, clipping and learning rates that
+    change. ``variate: full`` is option I, the gradient at W over the whole local data.
+
+    The server's learning rate is that of ``server_optimizer``. Weights are averaged by sample count, as FedAvg does;
+    but it is c that decides whose optimum is a fixed point, see ``objective``.
+    """
+
+    keeps: ClassVar[Mapping[str, Lifetime]] = {"control": Lifetime.RUN}
+
+    variate: Literal["path", "full"] = Field(
+        default="path", description="new c_k: mean gradient along the path (option II), or at W over all data (I)"
+    )
+    objective: Literal["clients", "samples"] = Field(
+        default="clients", description="c is the mean of all c_k: by clients, as in the paper, or by their samples"
+    )
+
+    # ---- server half
+
+    def round(self, server: Server, cohort: Cohort) -> None:
+        """Broadcast W and c, train, average both."""
+        means: dict[str, WeightedMean] = {}
+        sizes: dict[str, float] = {}
+
+        def folded(replies: Iterable[Reply]) -> Iterator[Reply]:
+            for reply in replies:
+                kind, share = server.type_of(reply.sender), self.share(reply.sender)
+                means.setdefault(kind, WeightedMean()).add(reply.controls, share)
+                sizes[kind] = sizes.get(kind, 0.0) + share
+                yield reply
+
+        weights, controls = each(server.weights_for), each[Weights](lambda client: self.control_for(server, client))
+        replies = cohort.ask(self.controlled_fit, check=self.like(server), weights=weights, controls=controls)
+        self.aggregate(server, cohort, folded(replies))
+        for kind, mean in means.items():
+            part = sizes[kind] / sum(self.share(client) for client in server.types[kind].clients)
+            server.state[_key(kind)] = _moved(server.state.get(_key(kind), {}), mean.take(), part)
+
+    def share(self, client: ClientInfo) -> float:
+        """What a client counts for in c."""
+        return 1.0 if self.objective == "clients" else float(client.samples)
+
+    def control_for(self, server: Server, client: ClientInfo) -> Weights:
+        """The control variate of a client's type; empty while it is zero."""
+        return Weights(server.state.get(_key(server.type_of(client)), {}))
+
+    def like(self, server: Server) -> Like:
+        """The check that a reply's weights and changes are those of its sender's architecture."""
+        return _LikeBoth(server)
+
+    # ---- client half
+
+    @client_step(weights=Weights, controls=Weights, num_examples=int)
+    def controlled_fit(self, client: Client, weights: Weights, controls: Weights) -> Reply:
+        """Train the received model with corrected gradients; send it, and the change of c_k."""
+        client.receive(weights)
+        own, common = _filled(client, client.state.get("control", {})), _filled(client, controls)
+        whole = self.gradient(client, weights) if self.variate == "full" else None
+        path = _Path({name: common[name] - own[name] for name in own})
+        steps = client.fit(client.train, epochs=self.local_epochs, steps=self.local_steps, correct=path)
+        new = path.mean(steps) if whole is None else whole
+        client.state["control"] = new
+        return Reply(
+            weights=Weights(client.model.state_dict()),
+            controls=Weights({name: new[name] - own[name] for name in new}),
+            num_examples=client.num_examples,
+        )
+
+    def gradient(self, client: Client, weights: Weights) -> dict[str, Tensor]:
+        """Gradient of the task over the client's data, mean by sample, at the received weights; these are kept.
+
+        In training mode, as in the steps that it corrects; what batches leave in buffers is undone.
+        """
+        client.model.train()
+        seen = 0
+        for batch in client.batches(client.train, "control"):
+            (client.task_loss(batch) * len(batch)).backward()  # type: ignore[no-untyped-call]
+            seen += len(batch)
+        sums = {name: value.grad for name, value in client.model.named_parameters() if value.grad is not None}
+        client.model.zero_grad(set_to_none=True)
+        client.receive(weights)
+        return _filled(client, {name: value / seen for name, value in sums.items()})
+
+
+class _Path:
+    """Corrects the gradients of local steps by c - c_k, and adds up the raw ones."""
+
+    def __init__(self, shift: Tensors) -> None:
+        self._shift = shift
+        self._sums = {name: torch.zeros_like(value) for name, value in shift.items()}
+
+    @torch.no_grad()
+    def __call__(self, gradients: Tensors) -> None:
+        values = list(gradients.values())
+        torch._foreach_add_([self._sums[name] for name in gradients], values)
+        torch._foreach_add_(values, [self._shift[name] for name in gradients])
+
+    def mean(self, steps: int) -> dict[str, Tensor]:
+        """Mean of the raw gradients of so many steps; 0 where there was none."""
+        return {name: value / max(steps, 1) for name, value in self._sums.items()}
+
+
+class _LikeBoth(Like):
+    def __call__(self, reply: Reply) -> None:
+        super().__call__(reply)
+        shapes = self._server.shapes(self._server.type_of(reply.sender))
+        for name, change in reply.controls.items():
+            if change.shape != shapes.get(name) or not change.is_floating_point():
+                raise PayloadError(f"controls do not match the architecture, first at '{name}'")
+
+
+def _filled(client: Client, known: Tensors) -> dict[str, Tensor]:
+    """A value for every trained parameter, on the client's device: 0 for those that are not known."""
+    return {
+        name: known[name].to(client.device) if name in known else torch.zeros_like(value)
+        for name, value in client.model.named_parameters()
+        if value.requires_grad
+    }
+
+
+def _moved(old: Tensors, change: Tensors, part: float) -> dict[str, Tensor]:
+    """old + part x change, where the changes are."""
+    moved = {name: value * part for name, value in change.items()}
+    return dict(old) | {name: value + old[name].to(value) if name in old else value for name, value in moved.items()}
+
+
+def _key(kind: str) -> str:
+    return f"control:{kind}"

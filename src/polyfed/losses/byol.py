@@ -1,0 +1,65 @@
+"""Bootstrap your own latent: agreement of two views without negatives (Grill et al., NeurIPS 2020)."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from polyfed.losses.precision import in_full_precision
+
+
+@in_full_precision
+def byol(prediction: Float[Tensor, "b d"], target: Float[Tensor, "b d"]) -> Float[Tensor, ""]:
+    """Mean over samples of 2 - 2 cos(prediction, target), from 0 to 4; gradient to the prediction only.
+
+    Args:
+        prediction: of the predictor, from the online network's projection of one view.
+        target: the target network's projection of another view of the same samples.
+    """
+    return (2 - 2 * F.cosine_similarity(prediction, target.detach(), dim=1)).mean()
+
+
+def symmetric_byol(
+    predictions: tuple[Float[Tensor, "b d"], Float[Tensor, "b d"]],
+    targets: tuple[Float[Tensor, "b d"], Float[Tensor, "b d"]],
+) -> Float[Tensor, ""]:
+    """``byol`` of each view's prediction with the other view's target, added; both arguments by view."""
+    return byol(predictions[0], targets[1]) + byol(predictions[1], targets[0])
+
+
+class Predictor(nn.Sequential):
+    """Linear, batch norm, ReLU, linear: from projection to prediction, [b, d] to [b, d] with b > 1.
+
+    The norm, which guards against collapse, has the batch's statistics at any time: predictors only ever train, and
+    nothing but parameters is to be exchanged.
+    """
+
+    def __init__(self, dim: int, width: int) -> None:
+        norm = nn.BatchNorm1d(width, track_running_stats=False)
+        super().__init__(nn.Linear(dim, width, bias=False), norm, nn.ReLU(), nn.Linear(width, dim))
+
+
+class Target(nn.ModuleDict):
+    """The target network: a copy of online networks, by name, that learns nothing and follows them slowly.
+
+    Args:
+        online: networks to follow.
+        momentum: share of itself that it keeps at each step.
+    """
+
+    def __init__(self, online: Mapping[str, nn.Module], momentum: float) -> None:
+        super().__init__({name: copy.deepcopy(module) for name, module in online.items()})
+        self.requires_grad_(False).train()
+        self._pace = 1 - momentum
+        self._leaders = [value for module in online.values() for value in module.parameters()]
+
+    @torch.no_grad()
+    def follow(self) -> None:
+        """xi <- momentum xi + (1 - momentum) theta, for parameters; buffers are its own."""
+        for slow, fast in zip(self.parameters(), self._leaders, strict=True):
+            slow.lerp_(fast, self._pace)

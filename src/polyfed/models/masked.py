@@ -1,0 +1,141 @@
+"""Masked autoencoding of pictures: what is hidden, who rebuilds it, and how far off it is (He et al., CVPR 2022)."""
+
+from __future__ import annotations
+
+from typing import NamedTuple, TypeGuard
+
+import torch
+from jaxtyping import Bool, Float, Int64
+from torch import Tensor, nn
+
+from polyfed.losses.precision import in_full_precision
+from polyfed.models.blocks import EPS, SPREAD, FinalNorm, initialise, stack
+from polyfed.models.encoders.blocks import BlocksModule, PatchEmbedding
+
+
+class Masking(NamedTuple):
+    """Which patches of each picture an encoder sees.
+
+    Attributes:
+        visible: numbers of the patches that are seen, in the order in which they are.
+        restore: place of each patch in (visible, then hidden).
+        hidden: true where a patch is not seen.
+    """
+
+    visible: Int64[Tensor, "b k"]
+    restore: Int64[Tensor, "b n"]
+    hidden: Bool[Tensor, "b n"]
+
+    def to(self, device: torch.device) -> Masking:
+        """The same on ``device``."""
+        return Masking(*(part.to(device) for part in self))
+
+
+def hidden_count(patches: int, ratio: float) -> int:
+    """How many patches ``ratio`` hides, rounded to the nearest; at least one is hidden and one seen."""
+    return min(max(int(ratio * patches + 0.5), 1), patches - 1)
+
+
+def random_masking(batch: int, patches: int, ratio: float, generator: torch.Generator) -> Masking:
+    """Masks of ``batch`` pictures, each drawn on its own, uniformly among those that hide as many patches."""
+    order = torch.rand(batch, patches, generator=generator).argsort(1)
+    restore = order.argsort(1)
+    seen = patches - hidden_count(patches, ratio)
+    return Masking(order[:, :seen], restore, restore >= seen)
+
+
+def maskable(encoder: nn.Module) -> TypeGuard[BlocksModule]:
+    """Whether an encoder can leave out patches: blocks over at least two patches of a picture."""
+    embedding = encoder.embedding if isinstance(encoder, BlocksModule) else None
+    return isinstance(embedding, PatchEmbedding) and embedding.grid[0] * embedding.grid[1] > 1
+
+
+def patches_of(encoder: BlocksModule, x: Float[Tensor, "b c h w"]) -> Float[Tensor, "b n p*p*c"]:
+    """The pixels of each patch of a ``maskable`` encoder, channels last."""
+    assert isinstance(encoder.embedding, PatchEmbedding)
+    return encoder.embedding.patches(x)
+
+
+def encode_visible(encoder: BlocksModule, x: Float[Tensor, "b c h w"], masking: Masking) -> Float[Tensor, "b k+1 w"]:
+    """CLS and the visible patches after the blocks, which see nothing else."""
+    tokens, _ = encoder.tokens(x)
+    lead, rest = tokens[:, : encoder.embedding.prefix], tokens[:, encoder.embedding.prefix :]
+    seen = rest.gather(1, masking.visible[..., None].expand(-1, -1, rest.shape[-1]))
+    return encoder.encode(torch.cat([lead, seen], dim=1))
+
+
+class PatchDecoder(nn.Module):
+    """From CLS and visible patches to the pixels of all patches (MAE, section 3).
+
+    A learnt token stands for every hidden patch; all get fixed sine-cosine positions (CLS none) and pass blocks of
+    their own.
+
+    Args:
+        encoder: whose pictures are decoded.
+        width, depth, heads: of the decoder's blocks.
+
+    Raises:
+        ValueError: ``width`` is no multiple of 4 and of ``heads``.
+    """
+
+    positions: Tensor
+
+    def __init__(self, encoder: BlocksModule, width: int, depth: int, heads: int) -> None:
+        super().__init__()
+        embedding = encoder.embedding
+        assert isinstance(embedding, PatchEmbedding)
+        self.embed = nn.Linear(embedding.width, width)
+        self.blocks = stack(width, depth, heads)
+        self.norm = FinalNorm(width, eps=EPS)
+        self.pixels = nn.Linear(width, embedding.conv.in_channels * embedding.patch**2)
+        self.apply(initialise)
+        self.mask = nn.Parameter(torch.randn(1, 1, width) * SPREAD)
+        self.register_buffer("positions", sine_cosine(embedding.grid, width), persistent=False)
+
+    def forward(self, encoded: Float[Tensor, "b k+1 w"], restore: Int64[Tensor, "b n"]) -> Float[Tensor, "b n p*p*c"]:
+        """Pixels of each patch, channels last, in the order of the picture."""
+        tokens = self.embed(encoded)
+        lead, seen = tokens[:, :1], tokens[:, 1:]
+        blank = self.mask.expand(len(seen), restore.shape[1] - seen.shape[1], -1).to(seen.dtype)
+        mixed = torch.cat([seen, blank], dim=1)
+        whole = mixed.gather(1, restore[..., None].expand(-1, -1, mixed.shape[-1])) + self.positions
+        tokens = torch.cat([lead.to(whole.dtype), whole], dim=1)
+        for block in self.blocks:
+            tokens = block(tokens)
+        out: Tensor = self.pixels(self.norm(tokens)[:, 1:])
+        return out
+
+
+def sine_cosine(grid: tuple[int, int], width: int) -> Float[Tensor, "n w"]:
+    """Fixed positions of a grid's cells, row by row: half of the width tells the row, half the column.
+
+    Each half is (sin, cos) of position / 10000^(2i / half) (Vaswani et al. 2017).
+
+    Raises:
+        ValueError: ``width`` is no multiple of 4.
+    """
+    if width % 4:
+        raise ValueError(f"width {width} is no multiple of 4")
+    rates = 10000.0 ** -(torch.arange(width // 4) / (width // 4))
+    halves = [torch.arange(side)[:, None] * rates for side in grid]
+    down, across = (torch.cat([angle.sin(), angle.cos()], dim=1) for angle in halves)
+    return torch.cat([down.repeat_interleave(grid[1], 0), across.repeat(grid[0], 1)], dim=1)
+
+
+@in_full_precision
+def reconstruction_loss(
+    predicted: Float[Tensor, "b n q"], patches: Float[Tensor, "b n q"], hidden: Bool[Tensor, "b n"], *, normalise: bool
+) -> Float[Tensor, ""]:
+    """Squared error, mean over the pixels of hidden patches; the visible ones do not count.
+
+    Args:
+        predicted: pixels by patch.
+        patches: true pixels.
+        hidden: true where a patch counts; at least one.
+        normalise: compare with (pixel - mean) / std of each patch, which the paper found to learn better.
+    """
+    if normalise:
+        variance, mean = torch.var_mean(patches, dim=-1, keepdim=True)
+        patches = (patches - mean) / (variance + EPS).sqrt()
+    errors = (predicted - patches).square().mean(-1)
+    return errors.masked_fill(~hidden, 0).sum() / hidden.sum()

@@ -1,0 +1,210 @@
+"""FedMAE: two clients by hand, what crosses, who cannot, and that it learns."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from by_hand import RATE, assert_mean, copies, plain_sgd, transformers
+from polyfed.errors import ConfigError
+from polyfed.experiment import Experiment
+from polyfed.federation.ledger import Ledger
+from polyfed.randomness import generator
+from polyfed.runner import run
+from polyfed.session import Session
+from sessions import prepared, woken
+
+Config = dict[str, Any]
+SMALL = {"decoder_depth": 1, "decoder_width": 32, "decoder_heads": 2}
+FINE = {"patch": 4}  # 16 patches a picture of 16 pixels
+
+
+@pytest.fixture
+def config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Config:
+    monkeypatch.setenv("POLYFED_CACHE", str(tmp_path / "cache"))
+    found = transformers(name="fed_mae", **SMALL)
+    for party in (found["server"], found["clients"]["image"], found["clients"]["paired"]):
+        party["model"] = copy.deepcopy(party["model"])
+        party["model"]["encoders"]["image"] |= FINE
+    return found
+
+
+def two_clients(config: Config, **algorithm: Any) -> Session:
+    """Two clients with pictures of one type, on plain SGD."""
+    del config["server"], config["clients"]["paired"], config["clients"]["text"]
+    config["clients"]["image"]["count"] = 2
+    config["algorithm"] |= algorithm
+    return prepared_sgd(config)
+
+
+def prepared_sgd(config: Config) -> Session:
+    folder = Path(config.pop("folder"))
+    return prepared(plain_sgd(config), folder)
+
+
+def by_hand(session: Session, client_id: str, start: dict[str, Tensor], number: int, **weights: float) -> Any:
+    """Two steps of SGD on task + reconstruction, patch by patch; the trained weights and the mean reconstruction."""
+    member = session.federation.members[client_id]
+    model = session.federation.client_model(member)
+    model.load_state_dict(start)
+    model.train()
+    masks = generator(session.server.clock.seed, number, client_id, "masks")
+    client, losses = woken(session, client_id, (number, 0)), []
+    batches = client.batches(session.federation.train(member), "task-0")
+    for _ in range(2):
+        batch = next(batches)
+        rebuilt = rebuilt_by_hand(model, batch.inputs["image"], torch.rand(len(batch), 16, generator=masks))
+        losses.append(float(rebuilt.detach()))
+        loss = weights["mae"] * rebuilt
+        loss = loss + weights["task"] * member.settings.task.loss(model, model.heads[member.head], batch)
+        model.zero_grad()
+        loss.backward()
+        with torch.no_grad():
+            for value in model.parameters():
+                if value.grad is not None:
+                    value -= RATE * value.grad
+    return {name: value.detach().clone() for name, value in model.state_dict().items()}, sum(losses) / 2
+
+
+def rebuilt_by_hand(model: Any, x: Tensor, lots: Tensor) -> Tensor:
+    encoder, decoder = model.encoders["image"], model.extras["mae_image"]
+    errors = []
+    for picture, row in zip(x, lots, strict=True):
+        order = row.argsort().tolist()
+        seen, hidden = order[:4], order[4:]  # a quarter of 16
+        tokens = encoder.embedding(picture[None])[0]
+        encoded = encoder.encode(tokens[:, [0, *(1 + k for k in seen)]])[0]
+        known = dict(zip(seen, decoder.embed(encoded[1:]), strict=True))
+        cells = [known.get(k, decoder.mask[0, 0]) + decoder.positions[k] for k in range(16)]
+        out = torch.stack([decoder.embed(encoded[0]), *cells])[None]
+        for block in decoder.blocks:
+            out = block(out)
+        pixels = decoder.pixels(decoder.norm(out))[0, 1:]
+        for k in hidden:
+            top, left = 4 * (k // 4), 4 * (k % 4)
+            true = picture[:, top : top + 4, left : left + 4].permute(1, 2, 0).flatten()
+            true = (true - true.mean()) / (true.var() + 1e-6).sqrt()
+            errors.append((pixels[k] - true).square().mean())
+    return torch.stack(errors).mean()
+
+
+@pytest.mark.parametrize("task", [1.0, 0.0])
+def test_two_rounds_equal_a_plain_loop(config: Config, tmp_path: Path, task: float) -> None:
+    session = two_clients(config | {"folder": tmp_path / "s"}, local_steps=2, task_weight=task, mae_weight=0.5)
+    server = session.server
+    (kind,) = server.types
+    samples = {info.id: info.samples for info in server.clients}
+    for number in (1, 2):
+        server.begin(number)
+        start = copies(server.weights)[kind]
+        session.experiment.algorithm.round(server, session.cohort(number, Ledger()))
+        done = {name: by_hand(session, name, start, number, mae=0.5, task=task) for name in samples}
+        assert_mean(server.weights[kind], {name: weights for name, (weights, _) in done.items()}, samples)
+        mean = sum(samples[name] * loss for name, (_, loss) in done.items()) / sum(samples.values())
+        (line,) = server.records
+        assert line["metrics"]["mae_clients"] == 2
+        assert line["metrics"]["reconstruction"] == pytest.approx(mean, abs=1e-5)
+
+
+def test_without_reconstruction_it_is_fedavg_with_a_decoder_at_rest(config: Config, tmp_path: Path) -> None:
+    sessions = {}
+    for name, algorithm in (("fedavg", {}), ("fed_mae", SMALL | {"mae_weight": 0.0})):
+        config["algorithm"] = {"name": name, "local_epochs": 1, **algorithm}
+        sessions[name] = session = prepared(config, tmp_path / name)
+        before = copies(session.server.weights)
+        for number in (1, 2):
+            session.server.begin(number)
+            session.experiment.algorithm.round(session.server, session.cohort(number, Ledger()))
+    plain, found = (sessions[name].server.weights for name in ("fedavg", "fed_mae"))
+    assert plain.keys() == found.keys()
+    for kind, weights in plain.items():
+        assert all(torch.equal(value, found[kind][name]) for name, value in weights.items())
+        extra = found[kind].keys() - weights.keys()
+        assert bool(extra) == (kind != "text")
+        assert all(torch.allclose(found[kind][name], before[kind][name], atol=1e-7) for name in extra)
+
+
+def test_encoder_and_decoder_cross_and_nothing_else(config: Config, tmp_path: Path) -> None:
+    config["run"] |= {"rounds": 1, "evaluate_clients": False}
+    result = run(Experiment.parse(config), tmp_path / "run")
+    session = prepared(config, tmp_path / "s")
+    for line in result.records.transfers:
+        if line.kind == "weights":
+            info = next(info for info in session.server.clients if info.id == line.client)
+            weights = session.server.weights_for(info)
+            assert line.bytes == sum(value.numel() * value.element_size() for value in weights.values())
+            assert any(name.startswith("extras.mae_image.") for name in weights) == ("image" in info.modalities)
+    assert {line.kind for line in result.records.transfers} == {"weights", "framing"}
+    train = [record for record in result.records.series("server", "mae_clients", "train").values()]
+    assert train == [3.0]  # the image client and two paired ones
+
+
+def test_who_cannot_rebuild_is_named(config: Config, tmp_path: Path) -> None:
+    config["algorithm"]["task_weight"] = 0.0
+    with pytest.raises(
+        ConfigError, match=r"patches of pictures, and text-0, text-1 cannot: .*, or set algorithm.task_weight"
+    ):
+        run(Experiment.parse(config), tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+    config["clients"] = {"text": config["clients"]["text"]}
+    config["algorithm"]["task_weight"] = 1.0
+    del config["server"]
+    with pytest.raises(ConfigError, match=r"text-0, text-1 cannot: .* at least two patches$"):
+        run(Experiment.parse(config), tmp_path / "run")
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"decoder_heads": 5}, "decoder_heads 5 does not divide decoder_width 32"),
+        ({"task_weight": 0.0, "mae_weight": 0.0}, "nothing to train"),
+        ({"decoder_width": 30}, "multiple of 4"),
+    ],
+)
+def test_settings_that_cannot_be(config: Config, settings: Config, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        Experiment.parse(config | {"algorithm": config["algorithm"] | settings})
+
+
+def test_bfloat16_and_exchange_between_types(config: Config, tmp_path: Path) -> None:
+    config["algorithm"] |= {"layers": "encoder", "range": "modality", "server_optimizer": "adam", "mask_ratio": 0.6}
+    config["run"] |= {"precision": "bfloat16"}
+    config["clients"]["paired"]["model"]["final_norm"] = config["server"]["model"]["final_norm"] = False
+    for encoder in config["clients"]["paired"]["model"]["encoders"].values():
+        encoder["final_norm"] = True
+    config["server"]["model"] = config["clients"]["paired"]["model"]
+    result = run(Experiment.parse(config), tmp_path / "run")
+    assert result.records.excluded() == ()
+    assert len(result.records.series("server", "reconstruction", "train")) == 2
+
+
+def test_it_learns_to_rebuild_and_to_classify(config: Config, tmp_path: Path) -> None:
+    """Two clients on 48 pictures each: far better than the mean picture would do, and better at their own labels."""
+    del config["server"], config["clients"]["paired"], config["clients"]["text"]
+    image = config["clients"]["image"]
+    scenes = {"name": "scenes", "train": 96, "validation": 8, "test": 8, "size": 16, "difficulty": 0.0}
+    config["data"]["sources"] = {"pictures": scenes}
+    image |= {"count": 2, "test_split": "train"}
+    image["training"] = {"optimizer": {"kind": "adamw", "lr": 0.003}, "batch_size": 16}
+    image["model"]["encoders"]["image"] |= {"depth": 1, "pooling": "mean"}
+    config["algorithm"] |= {"local_epochs": 20, "normalise_patches": False, "mask_ratio": 0.5, "mae_weight": 10.0}
+    config["run"] |= {"rounds": 5}
+    result = run(Experiment.parse(config), tmp_path / "run")
+    losses = list(result.records.series("server", "reconstruction", "train").values())
+    accuracy = list(result.records.series("image-0", "accuracy").values())
+    assert losses[-1] < 0.8 * losses[0]
+    assert losses[-1] < 0.95 * spread_of(config, tmp_path / "s")
+    assert accuracy[-1] > 40.0  # chance is 6
+
+
+def spread_of(config: Config, folder: Path) -> float:
+    """Squared error of always answering with the mean picture."""
+    session = prepared(config, folder)
+    samples = [session.federation.train(member) for member in session.federation.members.values()]
+    pictures = torch.cat([each.batch(torch.arange(len(each))).inputs["image"] for each in samples])
+    return float(pictures.var(0).mean())

@@ -1,0 +1,379 @@
+"""FedEMA: two clients by hand over two rounds, the autoscaler, what crosses and what stays, and that it learns."""
+
+from __future__ import annotations
+
+import copy
+import itertools
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from by_hand import RATE, assert_mean, copies, plain_sgd, transformers
+from misbehaving import contents
+from polyfed.algorithms.fedema import FedEMA
+from polyfed.errors import ConfigError
+from polyfed.experiment import Experiment
+from polyfed.federation.ledger import Ledger
+from polyfed.federation.state import unflatten
+from polyfed.models.model import Model
+from polyfed.randomness import generator
+from polyfed.runner import resume, run
+from polyfed.session import Session
+from sessions import prepared, site_of, woken
+
+Config = dict[str, Any]
+AUGMENT = {"flip": True, "jitter": True, "shift": 2}
+SMALL = {"name": "fedema", "local_epochs": 1, "predictor_width": 16}
+
+
+@pytest.fixture
+def config(tiny: Config) -> Config:
+    """``tiny`` with augmented pictures; texts have no random view."""
+    for party in (tiny["server"], *tiny["clients"].values()):
+        party["model"] = copy.deepcopy(party["model"])
+        party["model"]["encoders"]["image"]["view"]["augment"] = AUGMENT
+    tiny["algorithm"] = SMALL
+    return tiny
+
+
+def two_clients(config: Config, folder: Path, **algorithm: Any) -> Session:
+    """Two clients with pictures, on plain SGD."""
+    del config["server"], config["public"], config["clients"]["paired"]
+    config["clients"]["image"]["count"] = 2
+    config["algorithm"] = config["algorithm"] | {"local_steps": 2} | algorithm
+    return prepared(plain_sgd(config, 4), folder)
+
+
+def rounds(session: Session, *numbers: int) -> None:
+    for number in numbers:
+        session.server.begin(number)
+        session.experiment.algorithm.round(session.server, session.cohort(number, Ledger()))
+
+
+def kept(session: Session, client: str, number: int) -> dict[str, dict[str, Tensor]]:
+    return unflatten(site_of(session).store.load(client, (number, 0)))
+
+
+# ---- by hand
+
+
+class ByHand:
+    """A client of one modality in plain loops; remembers what it is to keep."""
+
+    def __init__(self, session: Session, name: str) -> None:
+        self.session, self.name = session, name
+        found = session.experiment.algorithm
+        assert isinstance(found, FedEMA)
+        self.settings = found
+        self.model: dict[str, Tensor] = {}
+        self.target: dict[str, Tensor] = {}
+        self.scale: float | None = None
+
+    def fit(self, number: int, received: dict[str, Tensor]) -> tuple[float | None, float]:
+        """Two steps of round ``number``; m and the mean loss of BYOL."""
+        m = self.blend(received) if self.model else None
+        member = self.session.federation.members[self.name]
+        model, target = (self.session.federation.client_model(member).train() for _ in range(2))
+        model.load_state_dict(self.model or received)
+        target.load_state_dict(self.target or received)
+        second = generator(self.session.server.clock.seed, number, self.name, "second-views")
+        samples, losses = self.session.federation.train(member), []
+        batches = woken(self.session, self.name, (number, 0)).batches(samples, "task-0")
+        for batch in itertools.islice(batches, 2):
+            x = model.encoders["image"](batch.inputs["image"])
+            loss = self.settings.task_weight * F.cross_entropy(model.heads[member.head](x), batch.targets["label"])
+            again = samples.inputs["image"](samples.rows["image"][batch.index], second)
+            byol = byol_by_hand(model, target, x, batch.inputs["image"], again)
+            model.zero_grad()
+            (loss + self.settings.byol_weight * byol).backward()
+            self.descend(model, target)
+            losses.append(float(byol.detach()))
+        self.model, self.target = (copy.deepcopy(dict(part.state_dict())) for part in (model, target))
+        return m, sum(losses) / 2
+
+    def blend(self, received: dict[str, Tensor]) -> float:
+        gap = self.gap(received)
+        self.scale = self.scale or self.settings.tau / gap
+        m = min(self.scale * gap, 1.0)
+        for key, value in self.model.items():
+            self.model[key] = m * value + (1 - m) * received[key] if value.is_floating_point() else received[key]
+        return m
+
+    def gap(self, received: dict[str, Tensor]) -> float:
+        member = self.session.federation.members[self.name]
+        names = [key for key, _ in self.session.federation.client_model(member).encoders.named_parameters()]
+        squares = []
+        for name in names:
+            difference = (received[f"encoders.{name}"] - self.model[f"encoders.{name}"]).flatten().tolist()
+            squares.append(sum(value * value for value in difference))
+        if self.settings.divergence == "norm":
+            return math.sqrt(sum(squares))
+        kernels = [
+            math.sqrt(s) for name, s in zip(names, squares, strict=True) if self.model[f"encoders.{name}"].dim() > 1
+        ]
+        return sum(kernels) / len(kernels)
+
+    @torch.no_grad()
+    def descend(self, model: Model, target: Model) -> None:
+        for key, value in model.named_parameters():
+            if value.grad is not None:
+                value -= RATE * value.grad
+            slow = target.get_parameter(key)
+            slow.copy_(self.settings.momentum * slow + (1 - self.settings.momentum) * value)
+
+
+def byol_by_hand(model: Model, target: Model, x: Tensor, first: Tensor, second: Tensor) -> Tensor:
+    predictor = model.extras["predictor_image"]
+    ahead = predictor(x), predictor(model.encoders["image"](second))
+    with torch.no_grad():
+        goals = target.encoders["image"](first), target.encoders["image"](second)
+    losses = []
+    for p, t in ((ahead[0], goals[1]), (ahead[1], goals[0])):
+        losses.append(sum(2 - 2 * (a @ b) / (a.norm() * b.norm()) for a, b in zip(p, t, strict=True)) / len(p))
+    return losses[0] + losses[1]
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [{}, {"divergence": "mean_layer", "byol_weight": 0.5}, {"task_weight": 0.0, "tau": 0.2, "momentum": 0.5}],
+)
+def test_three_rounds_equal_a_plain_loop(config: Config, tmp_path: Path, settings: Config) -> None:
+    session = two_clients(config, tmp_path / "s", **settings)
+    server = session.server
+    (kind,) = server.types
+    samples = {info.id: info.samples for info in server.clients}
+    hands = {name: ByHand(session, name) for name in samples}
+    for number in (1, 2, 3):
+        start = copies(server.weights)[kind]
+        rounds(session, number)
+        done = [hand.fit(number, start) for hand in hands.values()]
+        assert_mean(server.weights[kind], {name: hand.model for name, hand in hands.items()}, samples)
+        metrics = server.records[-1]["metrics"]
+        assert metrics["byol_clients"] == 2
+        assert metrics["byol"] == pytest.approx(sum(loss for _, loss in done) / 2, abs=1e-5)
+        if number > 1:
+            assert metrics["blending"] == pytest.approx(sum(m or 0.0 for m, _ in done) / 2, rel=1e-4)
+        for name, hand in hands.items():
+            found = kept(session, name, number)["target"]
+            assert all(
+                torch.allclose(found[key.removeprefix("encoders.")].double(), value.double(), atol=1e-6)
+                for key, value in hand.target.items()
+                if key.startswith("encoders.")
+            )
+
+
+# ---- blending
+
+
+def test_the_autoscaler_starts_at_tau_and_keeps_lambda(config: Config, tmp_path: Path) -> None:
+    session = two_clients(config, tmp_path / "s", tau=0.3)
+    rounds(session, 1)
+    assert "blending" not in session.server.records[-1]["metrics"]
+    assert float(kept(session, "image-0", 1)["blending"]["lambda"]) == 0
+    rounds(session, 2)
+    assert session.server.records[-1]["metrics"]["blending"] == pytest.approx(0.3, rel=1e-6)
+    scale = kept(session, "image-0", 2)["blending"]["lambda"]
+    rounds(session, 3)
+    assert torch.equal(kept(session, "image-0", 3)["blending"]["lambda"], scale)
+    assert session.server.records[-1]["metrics"]["blending"] != pytest.approx(0.3, rel=1e-6)
+
+
+def test_m_is_at_most_1_and_then_clients_go_on_alone(config: Config, tmp_path: Path) -> None:
+    session = two_clients(config, tmp_path / "s", lam=1e9)
+    rounds(session, 1)
+    before = kept(session, "image-0", 1)["model"]
+    client = woken(session, "image-0", (2, 0), (1, 0))
+    (kind,) = session.server.types
+    algorithm = session.experiment.algorithm
+    assert isinstance(algorithm, FedEMA)
+    assert algorithm.blend(client, session.server.weights_for(client.info)) == 1.0
+    received = session.server.weights[kind]
+    for name, value in client.model.state_dict().items():
+        assert torch.equal(value, before[name] if value.is_floating_point() else received[name]), name
+
+
+def test_equal_weights_need_no_lambda(config: Config, tmp_path: Path) -> None:
+    config["clients"]["image"]["count"] = 1
+    session = prepared(config, tmp_path / "s")
+    rounds(session, 1, 2)
+    assert float(kept(session, "image", 2)["blending"]["lambda"]) == 0  # alone of its type: it receives what it sent
+    assert float(kept(session, "paired-0", 2)["blending"]["lambda"]) > 0
+
+
+def test_without_byol_and_blending_it_is_fedavg(config: Config, tmp_path: Path) -> None:
+    found = {}
+    for name, algorithm in (
+        ("fedavg", {"name": "fedavg", "local_epochs": 1}),
+        ("fedema", SMALL | {"byol_weight": 0.0, "lam": 0.0}),
+    ):
+        session = prepared(config | {"algorithm": algorithm}, tmp_path / name)
+        rounds(session, 1, 2)
+        found[name] = session.server.weights
+    for kind, weights in found["fedavg"].items():
+        assert all(torch.equal(value, found["fedema"][kind][name]) for name, value in weights.items())
+
+
+# ---- what crosses, what stays
+
+
+def test_online_model_and_predictors_cross_and_targets_stay(config: Config, tmp_path: Path) -> None:
+    config["run"] |= {"rounds": 1, "evaluate_clients": False}
+    result = run(Experiment.parse(config), tmp_path / "run")
+    session = prepared(config, tmp_path / "s")
+    sizes = {}
+    for info in session.server.clients:
+        weights = session.server.weights_for(info)
+        assert {name.split(".")[1] for name in weights if name.startswith("extras.")} == {
+            f"predictor_{modality}" for modality in info.modalities
+        }
+        sizes[info.id] = sum(value.numel() * value.element_size() for value in weights.values())
+    lines = [line for line in result.records.transfers if line.kind != "framing"]
+    assert {(line.client, line.direction) for line in lines} == {
+        (name, way) for name in sizes for way in ("up", "down")
+    }
+    assert all(line.kind == "weights" and line.bytes == sizes[line.client] for line in lines)
+
+
+def test_a_client_keeps_target_and_lambda(config: Config, tmp_path: Path) -> None:
+    session = prepared(config, tmp_path / "s")
+    rounds(session, 1)
+    found = kept(session, "paired-0", 1)
+    assert found.keys() == {"model", "target", "blending"}
+    assert {name.split(".")[0] for name in found["target"]} == {"image"}  # texts have no random view
+    model = found["model"]
+    assert any(not torch.equal(value, model[f"encoders.{name}"]) for name, value in found["target"].items())
+
+
+# ---- random views
+
+
+def test_views_that_are_not_random_are_left_to_the_task(tiny: Config, tmp_path: Path) -> None:
+    tiny["algorithm"] = SMALL
+    tokens = tiny["clients"]["paired"]["model"] = copy.deepcopy(tiny["clients"]["paired"]["model"])
+    tokens["encoders"]["text"]["view"]["drop"] = 0.2
+    tiny["server"]["model"] = tokens
+    session = prepared(tiny, tmp_path / "s")
+    rounds(session, 1)
+    assert session.server.records[-1]["metrics"]["byol_clients"] == 2
+    assert {name.split(".")[0] for name in kept(session, "paired-0", 1)["target"]} == {"text"}
+    assert "target" not in kept(session, "image", 1)
+
+
+def test_a_client_with_nothing_to_train_stops_the_run(tiny: Config, tmp_path: Path) -> None:
+    tiny["algorithm"] = SMALL | {"task_weight": 0.0}
+    with pytest.raises(ConfigError, match=r"task_weight is 0, .* view of paired-0, paired-1, image is random"):
+        run(Experiment.parse(tiny), tmp_path / "run")
+    with pytest.raises(ConfigError, match="nothing to train"):
+        Experiment.parse(tiny | {"algorithm": SMALL | {"task_weight": 0.0, "byol_weight": 0.0}})
+
+
+# ---- runs
+
+
+def augmented(config: Config) -> Config:
+    parties = [config["server"], *config["clients"].values()] if "server" in config else config["clients"].values()
+    for party in parties:
+        party["model"] = copy.deepcopy(party["model"])
+        for modality, encoder in party["model"]["encoders"].items():
+            encoder["view"] |= {"augment": AUGMENT} if modality == "image" else {"drop": 0.1, "delete": 0.1}
+    return config
+
+
+@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+def test_pictures_texts_and_pairs_of_transformers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, precision: str
+) -> None:
+    monkeypatch.setenv("POLYFED_CACHE", str(tmp_path / "cache"))
+    config = augmented(transformers(**SMALL, layers="attention", range="all", server_optimizer="adam"))
+    config["run"] |= {"precision": precision}
+    result = run(Experiment.parse(config), tmp_path / "run")
+    assert result.records.excluded() == ()
+    assert list(result.records.series("server", "byol_clients", "train").values()) == [5.0, 5.0]
+    assert list(result.records.series("server", "blending", "train").values()) == [pytest.approx(0.7)]
+
+
+class Stops(FedEMA):
+    """Stops once, after a round."""
+
+    marker: str
+
+    def round(self, server: Any, cohort: Any) -> None:
+        super().round(server, cohort)
+        if server.clock.round == 3 and Path(self.marker).exists():
+            Path(self.marker).unlink()
+            raise KeyboardInterrupt
+
+
+def test_a_resumed_run_ends_in_the_same_bits(config: Config, tmp_path: Path) -> None:
+    marker = tmp_path / "marker"
+    config["algorithm"] = SMALL | {"name": f"{__name__}.Stops", "marker": str(marker), "local_steps": 2}
+    config["run"] |= {"rounds": 3, "sampling": {"cohort": 2}}
+    whole = run(Experiment.parse(config), tmp_path / "b")
+    marker.touch()
+    with pytest.raises(KeyboardInterrupt):
+        run(Experiment.parse(config), tmp_path / "a")
+    assert contents(resume(tmp_path / "a")) == contents(whole)
+    assert any("blending" in line for line in (tmp_path / "b" / "metrics.jsonl").read_text().splitlines())
+
+
+# ---- learning
+
+
+def test_without_any_label_encoders_learn_and_do_not_collapse(config: Config, tmp_path: Path) -> None:
+    """Pure BYOL of two clients: a linear probe of textures, and finding a picture again in another view."""
+    session = learner(config, tmp_path / "s")
+    (kind,) = session.server.types
+    before = judged(session, session.server.weights[kind])
+    losses = []
+    for number in range(1, 6):
+        rounds(session, number)
+        losses.append(session.server.records[-1]["metrics"]["byol"])
+    after = judged(session, session.server.weights[kind])
+    assert losses[-1] < 0.6 * losses[0]
+    assert after["probe"] > max(100 / 3 + 8, before["probe"] + 2)
+    assert after["found"] > 1.5 * before["found"]
+    assert after["spread"] > 0.3  # of at most 1, for unit vectors
+
+
+def learner(config: Config, folder: Path) -> Session:
+    scenes = {"name": "scenes", "train": 400, "validation": 8, "test": 400, "size": 16, "difficulty": 0.0}
+    config["data"]["sources"] = {"private": scenes}
+    del config["server"], config["public"], config["clients"]["paired"]
+    image = config["clients"]["image"]
+    image |= {"count": 2, "training": {"optimizer": {"kind": "adam", "lr": 0.01}, "batch_size": 32}}
+    image["model"]["dim"] = 32
+    encoder = image["model"]["encoders"]["image"]
+    encoder["widths"] = [16, 32]
+    encoder["view"]["augment"] = {"crop": 0.4, "flip": True, "jitter": True}
+    config["algorithm"] = SMALL | {"task_weight": 0.0, "momentum": 0.9, "predictor_width": 256, "local_epochs": 3}
+    return prepared(config, folder)
+
+
+@torch.no_grad()
+def judged(session: Session, weights: dict[str, Tensor]) -> dict[str, float]:
+    member = next(iter(session.federation.members.values()))
+    model = session.federation.client_model(member).eval()
+    model.load_state_dict(weights)
+    train, test = session.federation.train(member), session.federation.test(member)
+    assert test is not None
+    every = [samples.batch(torch.arange(len(samples))) for samples in (train, test)]
+    (x, y), (u, v) = ((model.represent("image", one.inputs["image"]), one.targets["label"] % 3) for one in every)
+    view = test.batch(torch.arange(len(test)), torch.Generator().manual_seed(0)).inputs["image"]
+    nearest = (model.represent("image", view) @ u.T).argmax(1)
+    return {
+        "probe": 100 * float((probe(x, y, u) == v).float().mean()),
+        "found": 100 * float((nearest == torch.arange(len(u))).float().mean()),
+        "spread": float(x.std(0).norm()),
+    }
+
+
+def probe(x: Tensor, y: Tensor, u: Tensor) -> Tensor:
+    """Classes of ``u`` by ridge regression on standardised representations."""
+    mean, deviation = x.mean(0), x.std(0)
+    a, b = (F.pad((value - mean) / deviation, (0, 1), value=1.0) for value in (x, u))
+    return (b @ torch.linalg.solve(a.T @ a + torch.eye(a.shape[1]), a.T @ F.one_hot(y).float())).argmax(1)

@@ -1,0 +1,140 @@
+"""FedProx: a round by hand, the pull towards the received model, what crosses the wire, and learning."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from by_hand import assert_mean, copies, plain_sgd, plain_training, transformers
+from misbehaving import contents
+from polyfed.algorithms.fedprox import FedProx
+from polyfed.data.samples import Batch
+from polyfed.experiment import Experiment
+from polyfed.federation.ledger import Ledger
+from polyfed.models.model import Model
+from polyfed.runner import run
+from sessions import first_cohort, prepared
+
+Config = dict[str, Any]
+
+
+@pytest.fixture(params=["tiny", "transformers"])
+def config(request: pytest.FixtureRequest, tiny: Config) -> Config:
+    config = tiny if request.param == "tiny" else transformers()
+    config["algorithm"] = {"name": "fedprox", "local_epochs": 1, "mu": 5.0}
+    return config
+
+
+def proximal(start: dict[str, Tensor], norm: str, mu: float) -> Callable[[Model, Batch], Tensor]:
+    """mu / 2 x the sum over tensors of the norm of w - W, squared or not, to be differentiated by autograd."""
+
+    def extra(model: Model, batch: Batch) -> Tensor:
+        drifts = [value - start[name] for name, value in model.named_parameters()]
+        return mu / 2 * sum((d.square().sum() if norm == "squared" else d.norm() for d in drifts), torch.zeros(()))
+
+    return extra
+
+
+@pytest.mark.parametrize(("norm", "mu"), [("squared", 20.0), ("plain", 0.1)])
+def test_two_rounds_equal_a_plain_loop(config: Config, tmp_path: Path, norm: str, mu: float) -> None:
+    config["algorithm"] |= {"norm": norm, "mu": mu, "local_epochs": 2}
+    session = prepared(plain_sgd(config, batch_size=40), tmp_path)
+    server = session.server
+    for _ in range(2):  # of the same draws: there is nothing that clients keep
+        start = copies(server.weights)
+        session.experiment.algorithm.round(server, first_cohort(session))
+        for kind, members in server.types.items():
+            samples, plain = {info.id: info.samples for info in members.clients}, proximal(start[kind], norm, 0.0)
+            for extra, same in ((proximal(start[kind], norm, mu), True), (plain, False)):
+                trained = {
+                    client: plain_training(session, client, start[kind], epochs=2, extra=extra) for client in samples
+                }
+                with nullcontext() if same else pytest.raises(AssertionError):  # the term matters
+                    assert_mean(server.weights[kind], trained, samples)
+
+
+@pytest.mark.parametrize("norm", ["squared", "plain"])
+def test_without_the_term_it_is_fedavg(config: Config, tmp_path: Path, norm: str) -> None:
+    config["algorithm"] |= {"mu": 0.0, "norm": norm}
+    ours = run(Experiment.parse(config), tmp_path / "a")
+    fedavg = run(Experiment.parse(config | {"algorithm": {"name": "fedavg", "local_epochs": 1}}), tmp_path / "b")
+    assert contents(ours) == contents(fedavg)
+
+
+def test_a_larger_mu_keeps_clients_closer(tiny: Config, tmp_path: Path) -> None:
+    drifts = []
+    for mu in (0.0, 20.0, 100.0):
+        tiny["algorithm"] = {"name": "fedprox", "local_epochs": 2, "mu": mu}
+        session = prepared(plain_sgd(tiny), tmp_path / str(mu))
+        start = copies(session.server.weights)["image"]
+        session.experiment.algorithm.round(session.server, first_cohort(session))
+        names = [name for name in start if name.endswith("weight")]
+        drifts.append(sum(float((session.server.weights["image"][n] - start[n]).square().sum()) for n in names))
+    assert drifts[0] > drifts[1] > drifts[2] > 0
+
+
+@pytest.mark.parametrize("scale", [0.0, 1e-30, 1e-3, 1e3])
+def test_the_pull_is_finite_and_that_of_the_norm(scale: float) -> None:
+    drift = scale * torch.tensor([3.0, -4.0])
+    assert torch.equal(FedProx().pull(drift), drift)
+    pull = FedProx(norm="plain").pull(drift)
+    assert torch.isfinite(pull).all()
+    assert float(pull.norm()) == pytest.approx(0.0 if scale < 1e-20 else 0.5)
+
+
+def test_only_weights_cross(config: Config, tmp_path: Path) -> None:
+    session = prepared(config, tmp_path)
+    ledger = Ledger()
+    session.experiment.algorithm.round(session.server, session.cohort(1, ledger))
+    sent = [line for line in ledger.records if line["kind"] != "framing"]
+    assert {line["artefact"] for line in sent} == {"weights"}
+    for line in sent:
+        kind = next(name for name, members in session.server.types.items() if line["client"] in ids(members))
+        weights = session.server.weights[kind].values()
+        assert line["bytes"] == sum(value.numel() * value.element_size() for value in weights)
+
+
+def ids(members: Any) -> set[str]:
+    return {client.id for client in members.clients}
+
+
+@pytest.mark.parametrize("norm", ["squared", "plain"])
+def test_half_precision_and_exchange_between_types(tiny: Config, tmp_path: Path, norm: str) -> None:
+    config = transformers(name="fedprox", norm=norm, layers="blocks", range="modality", server_optimizer="momentum")
+    config["run"]["precision"] = "bfloat16"
+    result = run(Experiment.parse(config), tmp_path / "run")
+    assert result.records.excluded() == ()
+    assert torch.isfinite(torch.tensor(list(result.metrics().values()))).all()
+
+
+@pytest.mark.parametrize("norm", ["squared", "plain"])
+def test_it_learns(tiny: Config, tmp_path: Path, norm: str) -> None:
+    session = prepared(topics(name="fedprox", mu=0.01, norm=norm), tmp_path)
+    algorithm, server, accuracies = session.experiment.algorithm, session.server, []
+    for number in range(1, 9):
+        server.begin(number)
+        cohort = session.cohort(number, Ledger())
+        accuracies.append(algorithm.evaluate_clients(server, cohort)["text-0"]["accuracy"])
+        algorithm.round(server, cohort)
+    chance = 100 / 6
+    assert accuracies[0] < 1.5 * chance
+    assert accuracies[-1] > 2 * chance
+
+
+def topics(**algorithm: Any) -> Config:
+    """Two clients that tell the topic of a text, one of six, by a bag of words."""
+    config = transformers(local_epochs=3, **algorithm)
+    group = config["clients"]["text"]
+    view = {"name": "tokens", "length": 24, "tokenizer": {"name": "hashing", "size": 400}}
+    group["model"] = {"dim": 32, "encoders": {"text": {"name": "bag", "width": 32, "view": view}}}
+    group["training"] = {"optimizer": {"kind": "adam", "lr": 0.02}, "batch_size": 32}
+    group["task"] = {"name": "classification", "target": "topic"}
+    config["data"]["sources"]["texts"] |= {"train": 600, "test": 200, "difficulty": 0.0, "targets": {"topic": "topic"}}
+    del config["server"]
+    return config | {"clients": {"text": group}}

@@ -1,0 +1,198 @@
+"""MOON: two rounds by hand, the first participation, what is kept and what crosses the wire, resuming, learning."""
+
+from __future__ import annotations
+
+import copy
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from by_hand import RATE, assert_mean, copies, plain_sgd, transformers
+from misbehaving import contents
+from polyfed.experiment import Experiment
+from polyfed.federation.ledger import Ledger
+from polyfed.models.model import Model, Once
+from polyfed.randomness import isolated
+from polyfed.runner import resume, run
+from polyfed.session import Session
+from sessions import first_cohort, prepared, woken
+
+Config = dict[str, Any]
+Weights = dict[str, Tensor]
+
+
+@pytest.fixture(params=["tiny", "transformers"])
+def config(request: pytest.FixtureRequest, tiny: Config) -> Config:
+    config = tiny if request.param == "tiny" else transformers()
+    config["algorithm"] = {"name": "moon", "local_epochs": 1, "mu": 5.0}
+    return config
+
+
+def by_hand(session: Session, name: str, start: Weights, number: int, previous: Weights | None) -> Weights:
+    """Two steps of SGD in a round on the task, and on 5 x l_con written as the paper does."""
+    member = session.federation.members[name]
+    model = session.federation.client_model(member)
+    model.load_state_dict(start)
+    received, before = copy.deepcopy(model).eval(), copy.deepcopy(model).eval()
+    before.load_state_dict(previous or start)
+    client = woken(session, name, (number, 0))
+    model.train()
+    with isolated(0, number, name, "fit", 0):
+        for batch in islice(client.batches(client.train, "task-0"), 2):
+            model.zero_grad()
+            once = Once(model)
+            loss = member.settings.task.loss(once, model.heads[member.head], batch)
+            for modality, x in batch.inputs.items() if previous else ():
+                z = projected(model, modality, once.embed(modality, x))
+                with torch.no_grad():
+                    g, p = (projected(other, modality, other.embed(modality, x)) for other in (received, before))
+                towards, away = (F.cosine_similarity(z, other).div(0.5).exp() for other in (g, p))
+                loss = loss - 5.0 * (towards / (towards + away)).log().mean()
+            loss.backward()
+            with torch.no_grad():
+                for value in (value for value in model.parameters() if value.grad is not None):
+                    value -= RATE * value.grad
+    return {key: value.detach().clone() for key, value in model.state_dict().items()}
+
+
+def projected(model: Model, modality: str, embedding: Tensor) -> Tensor:
+    head = f"projection_{modality}"
+    return model.extras[head](embedding) if head in model.extras else embedding
+
+
+@pytest.mark.parametrize("projection", [None, 4])
+def test_two_rounds_equal_a_plain_loop(config: Config, tmp_path: Path, projection: int | None) -> None:
+    config["algorithm"] |= {"projection": projection, "local_steps": 2}
+    session = prepared(plain_sgd(config), tmp_path)
+    server, kept = session.server, {}
+    for number in (1, 2):
+        server.begin(number)
+        start = copies(server.weights)
+        session.experiment.algorithm.round(server, session.cohort(number, Ledger()))
+        for kind, members in server.types.items():
+            names = [info.id for info in members.clients]
+            trained = {name: by_hand(session, name, start[kind], number, kept.get(name)) for name in names}
+            assert_mean(server.weights[kind], trained, {info.id: info.samples for info in members.clients})
+            kept |= trained
+    heads = [name for name in server.weights["paired"] if name.startswith("extras.") and name.endswith("weight")]
+    assert len(heads) == (4 if projection else 0)
+    assert not any(torch.equal(server.weights["paired"][name], start["paired"][name]) for name in heads)
+
+
+def test_the_first_participation_is_fedavg(config: Config, tmp_path: Path) -> None:
+    ours = prepared(config, tmp_path / "a")
+    plain = prepared(config | {"algorithm": {"name": "fedavg", "local_epochs": 1}}, tmp_path / "b")
+    for number in (1, 2):
+        for session in (ours, plain):
+            session.server.begin(number)
+            session.experiment.algorithm.round(session.server, session.cohort(number, Ledger()))
+        pairs = zip(weights_of(ours), weights_of(plain), strict=True)
+        assert all(torch.equal(a, b) for a, b in pairs) == (number == 1)
+
+
+def weights_of(session: Session) -> list[Tensor]:
+    return [value for model in session.server.weights.values() for value in model.values()]
+
+
+def test_without_the_contrast_it_is_fedavg(config: Config, tmp_path: Path) -> None:
+    ours = run(Experiment.parse(config | {"algorithm": config["algorithm"] | {"mu": 0.0}}), tmp_path / "a")
+    fedavg = run(Experiment.parse(config | {"algorithm": {"name": "fedavg", "local_epochs": 1}}), tmp_path / "b")
+    assert contents(ours) == contents(fedavg)
+
+
+def test_a_client_keeps_the_model_that_it_sent(tiny: Config, tmp_path: Path) -> None:
+    tiny["algorithm"] = {"name": "moon", "local_epochs": 1}
+    session = prepared(tiny, tmp_path)
+    session.experiment.algorithm.round(session.server, first_cohort(session))
+    previous = woken(session, "image", (2, 0), after=(1, 0)).state["previous"]
+    assert previous.keys() == session.server.weights["image"].keys()
+    assert all(torch.equal(value, session.server.weights["image"][name]) for name, value in previous.items())
+
+
+def test_encoders_run_once_a_batch_and_frozen_models_learn_nothing(tiny: Config, tmp_path: Path) -> None:
+    tiny["algorithm"] = {"name": "moon", "local_epochs": 1}
+    session = prepared(tiny, tmp_path)
+    algorithm = session.experiment.algorithm
+    algorithm.round(session.server, first_cohort(session))
+    client = woken(session, "paired-0", (2, 0), after=(1, 0))
+    client.receive(session.server.weights["paired"])
+    modes: list[bool] = []
+    client.model.encoders["image"].register_forward_hook(lambda module, *_: modes.append(module.training))
+    regulariser = algorithm.contrast(client)  # copies take the hook with them
+    assert regulariser is not None
+    client.fit(client.train, epochs=1, steps=2, regulariser=regulariser)
+    client.model.encoders["image"]._forward_hooks.clear()
+    assert modes == [True, False, False] * 2
+
+
+def test_only_weights_cross(config: Config, tmp_path: Path) -> None:
+    session = prepared(config, tmp_path)
+    for number in (1, 2):
+        ledger = Ledger()
+        session.experiment.algorithm.round(session.server, session.cohort(number, ledger))
+        sent = [line for line in ledger.records if line["kind"] != "framing"]
+        assert {line["artefact"] for line in sent} == {"weights"}
+        for info in session.server.clients:
+            weights = session.server.weights_for(info).values()
+            size = sum(value.numel() * value.element_size() for value in weights)
+            assert [line["bytes"] for line in sent if line["client"] == info.id] == [size, size]
+
+
+@pytest.mark.parametrize("projection", [None, 4])
+def test_half_precision_and_exchange_between_types(tiny: Config, tmp_path: Path, projection: int | None) -> None:
+    config = transformers(name="moon", projection=projection, layers="blocks", range="modality")
+    config["algorithm"]["server_optimizer"] = "momentum"
+    config["run"]["precision"] = "bfloat16"
+    result = run(Experiment.parse(config), tmp_path / "run")
+    assert result.records.excluded() == ()
+    assert torch.isfinite(torch.tensor(list(result.metrics().values()))).all()
+
+
+def test_an_interrupted_run_ends_in_the_same_bits(
+    tiny: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tiny["algorithm"] = {"name": "moon", "local_epochs": 1, "projection": 4}
+    tiny["run"] |= {"rounds": 3, "sampling": {"cohort": 2}}
+    whole = run(Experiment.parse(tiny), tmp_path / "a")
+    with monkeypatch.context() as patch:
+        complete = Session._complete
+        patch.setattr(Session, "_complete", lambda *args: complete(*args) if args[1] != 2 else stop())
+        with pytest.raises(KeyboardInterrupt):
+            run(Experiment.parse(tiny), tmp_path / "b")
+    assert contents(resume(tmp_path / "b")) == contents(whole)
+
+
+def stop() -> None:
+    raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize("projection", [None, 16])
+def test_it_learns(tiny: Config, tmp_path: Path, projection: int | None) -> None:
+    session = prepared(topics(name="moon", projection=projection), tmp_path)
+    algorithm, server, accuracies = session.experiment.algorithm, session.server, []
+    for number in range(1, 7):
+        server.begin(number)
+        cohort = session.cohort(number, Ledger())
+        accuracies.append(algorithm.evaluate_clients(server, cohort)["text-0"]["accuracy"])
+        algorithm.round(server, cohort)
+    chance = 100 / 6
+    assert accuracies[0] < 1.5 * chance
+    assert accuracies[-1] > 2 * chance
+
+
+def topics(**algorithm: Any) -> Config:
+    """Two clients that tell the topic of a text, one of six, by a bag of words."""
+    config = transformers(local_epochs=3, **algorithm)
+    group = config["clients"]["text"]
+    view = {"name": "tokens", "length": 24, "tokenizer": {"name": "hashing", "size": 400}}
+    group["model"] = {"dim": 32, "encoders": {"text": {"name": "bag", "width": 32, "view": view}}}
+    group["training"] = {"optimizer": {"kind": "adam", "lr": 0.02}, "batch_size": 32}
+    group["task"] = {"name": "classification", "target": "topic"}
+    config["data"]["sources"]["texts"] |= {"train": 600, "test": 200, "difficulty": 0.0, "targets": {"topic": "topic"}}
+    del config["server"]
+    return config | {"clients": {"text": group}}

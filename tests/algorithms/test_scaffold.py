@@ -1,0 +1,265 @@
+"""SCAFFOLD: two rounds by hand, option II, whose mean c is, refused replies, what crosses, resuming, learning."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from by_hand import RATE, assert_mean, copies, plain_sgd, transformers
+from misbehaving import contents
+from polyfed.algorithms.algorithm import Reply, client_step
+from polyfed.algorithms.scaffold import Scaffold, _Path
+from polyfed.experiment import Experiment
+from polyfed.federation.client import Client
+from polyfed.federation.ledger import Ledger
+from polyfed.federation.party import Clock, Trainer
+from polyfed.federation.payload import Weights
+from polyfed.federation.settings import TrainingSettings
+from polyfed.optim.settings import OptimizerSettings
+from polyfed.randomness import isolated
+from polyfed.runner import resume, run
+from polyfed.session import Session
+from sessions import prepared, site_of, woken
+
+Config = dict[str, Any]
+Tensors = Mapping[str, Tensor]
+
+
+@pytest.fixture(params=["tiny", "transformers"])
+def config(request: pytest.FixtureRequest, tiny: Config) -> Config:
+    config = tiny if request.param == "tiny" else transformers()
+    config["algorithm"] = {"name": "scaffold", "local_epochs": 1}
+    return config
+
+
+def rounds(session: Session, *numbers: int) -> list[dict[str, Any]]:
+    ledger = Ledger()
+    for number in numbers:
+        session.server.begin(number)
+        session.experiment.algorithm.round(session.server, session.cohort(number, ledger))
+    return [line for line in ledger.records if line["kind"] != "framing"]
+
+
+def by_hand(session: Session, name: str, start: Tensors, number: int, c: Tensors, own: Tensors, full: bool) -> Any:
+    """Two steps w <- w - eta (g - c_k + c) in a round: what the client sends, and its new c_k."""
+    member = session.federation.members[name]
+    model = session.federation.client_model(member)
+    client = woken(session, name, (number, 0))
+    model.load_state_dict(dict(start))
+    model.train()
+    names, values = zip(*model.named_parameters(), strict=True)
+
+    def gradient(batch: Any) -> list[Tensor]:
+        loss = member.settings.task.loss(model, model.heads[member.head], batch)
+        found = torch.autograd.grad(loss, values, allow_unused=True)
+        return [torch.zeros_like(v) if g is None else g for v, g in zip(values, found, strict=True)]
+
+    with isolated(0, number, name, "controlled_fit", 0):
+        everything = list(client.batches(client.train, "control")) if full else []
+        whole = [(len(batch), gradient(batch)) for batch in everything]
+        model.load_state_dict(dict(start))  # batch statistics
+        path = []
+        for batch in islice(client.batches(client.train, "task-0"), 2):
+            path.append((1, gradient(batch)))
+            with torch.no_grad():
+                for key, value, g in zip(names, values, path[-1][1], strict=True):
+                    value -= RATE * (g - own.get(key, 0) + c.get(key, 0))
+    parts = whole or path
+    total = sum(size for size, _ in parts)
+    new = {key: sum(size / total * found[k] for size, found in parts) for k, key in enumerate(names)}
+    return {key: value.detach().clone() for key, value in model.state_dict().items()}, new
+
+
+@pytest.mark.parametrize("variate", ["path", "full"])
+def test_two_rounds_equal_a_plain_loop(config: Config, tmp_path: Path, variate: str) -> None:
+    config["algorithm"] |= {"variate": variate, "local_steps": 2}
+    config["clients"]["paired"]["task"] = {"name": "retrieval", "reduction": "mean"}  # gradients near 1
+    del config["server"]
+    session = prepared(plain_sgd(config), tmp_path)
+    server = session.server
+    own: dict[str, Tensors] = {info.id: {} for info in server.clients}
+    for number in (1, 2):
+        start, c = copies(server.weights), copies(server.state)
+        rounds(session, number)
+        for kind, members in server.types.items():
+            trained = {}
+            for info in members.clients:
+                before = (start[kind], number, c.get(f"control:{kind}", {}), own[info.id])
+                trained[info.id], own[info.id] = by_hand(session, info.id, *before, variate == "full")
+            assert_mean(server.weights[kind], trained, {info.id: info.samples for info in members.clients})
+            assert_close(server.state[f"control:{kind}"], mean_of([own[info.id] for info in members.clients]))
+
+
+def mean_of(controls: list[Tensors]) -> dict[str, Tensor]:
+    return {name: sum(each[name] for each in controls) / len(controls) for name in controls[0]}
+
+
+def assert_close(found: Tensors, expected: Tensors) -> None:
+    """Equal to 1e-6 of the largest entry, but at least 1e-6."""
+    assert found.keys() == expected.keys()
+    scale = max((float(value.abs().max()) for value in expected.values()), default=1.0)
+    for name, value in expected.items():
+        assert float((found[name] - value).abs().max()) <= 1e-6 * max(scale, 1.0), name
+
+
+def test_the_mean_gradient_of_plain_sgd_is_option_two() -> None:
+    torch.manual_seed(0)
+    model = nn.Linear(3, 2).double()
+    optimizer = OptimizerSettings(kind="sgd", lr=0.1, momentum=0.0)
+    trainer = Trainer(model, TrainingSettings(optimizer=optimizer), Clock(0, 1, 1))
+    start = {name: value.detach().clone() for name, value in model.named_parameters()}
+    c, own = ({name: torch.randn_like(value) for name, value in start.items()} for _ in range(2))
+    path = _Path({name: c[name] - own[name] for name in start})
+    for x in torch.randn(5, 8, 3, dtype=torch.float64):
+        trainer.step(model(x).sin().square().sum(), path)
+    for name, value in model.named_parameters():
+        expected = (start[name] - value) / (5 * 0.1) - c[name] + own[name]
+        assert torch.allclose(path.mean(5)[name], expected, atol=1e-12)
+
+
+@pytest.mark.parametrize("objective", ["clients", "samples"])
+def test_c_stays_the_mean_of_all_clients(tiny: Config, tmp_path: Path, objective: str) -> None:
+    tiny["algorithm"] = {"name": "scaffold", "local_epochs": 1, "objective": objective}
+    tiny["clients"]["paired"] |= {"count": 4, "partition": {"name": "quantity", "min_size": 3}}
+    tiny["run"] |= {"rounds": 4, "sampling": {"cohort": 3}}
+    session = prepared(plain_sgd(tiny), tmp_path)
+    rounds(session, 1, 2, 3, 4)
+    assert_invariant(session, by_samples=objective == "samples")
+
+
+def assert_invariant(session: Session, *, by_samples: bool = False) -> None:
+    """c is the (weighted) mean of the c_k as their last accepted steps left them, 0 where there was none."""
+    for kind, members in session.server.types.items():
+        total: dict[str, Tensor] = {}
+        everybody = sum(info.samples if by_samples else 1 for info in members.clients)
+        for info in members.clients:
+            entry = site_of(session).store.load(info.id, session.accepted.get(info.id))
+            for name, value in entry.items():
+                part = value * (info.samples if by_samples else 1) / everybody
+                total[name.removeprefix("control/")] = total.get(name.removeprefix("control/"), 0) + part
+        assert_close(session.server.state.get(f"control:{kind}", {}), total)
+
+
+class Refused(Scaffold):
+    """One client sends rubbish in round 2."""
+
+    how: str
+
+    @client_step(weights=Weights, controls=Weights, num_examples=int)
+    def controlled_fit(self, client: Client, weights: Weights, controls: Weights) -> Reply:
+        reply = super().controlled_fit(client, weights, controls)
+        if client.name != "paired-0" or client.clock.round != 2:
+            return reply
+        name = next(iter(reply.controls))
+        bad = {"unknown": {"new": torch.zeros(1)}, "shape": {name: torch.zeros(1)}, "nan": {name: reply.controls[name]}}
+        tensors = {key: value * float("nan") if self.how == "nan" else value for key, value in bad[self.how].items()}
+        return Reply(weights=reply.weights, controls=Weights(tensors), num_examples=reply.num_examples)
+
+
+@pytest.mark.parametrize("how", ["unknown", "shape", "nan"])
+def test_a_refused_reply_changes_nobodys_control(tiny: Config, tmp_path: Path, how: str) -> None:
+    tiny["algorithm"] = {"name": f"{__name__}.Refused", "local_epochs": 1, "how": how}
+    session = prepared(plain_sgd(tiny), tmp_path)
+    rounds(session, 1, 2)
+    assert session.accepted["paired-0"] == (1, 0)
+    assert session.accepted["paired-1"] == (2, 0)
+    assert_invariant(session)
+    rounds(session, 3)
+    assert session.accepted["paired-0"] == (3, 0)
+    assert_invariant(session)
+
+
+def test_one_client_alone_is_plain_sgd(tiny: Config, tmp_path: Path) -> None:
+    tiny["clients"] = {"image": tiny["clients"]["image"]}
+    del tiny["server"], tiny["public"]
+    found = []
+    for name in ("scaffold", "fedavg"):
+        tiny["algorithm"] = {"name": name, "local_epochs": 1}
+        session = prepared(plain_sgd(tiny), tmp_path / name)
+        rounds(session, 1, 2, 3)
+        found.append(session.server.weights["image"])
+    for name, value in found[1].items():
+        assert torch.allclose(found[0][name], value, atol=1e-6)
+
+
+def test_weights_and_controls_cross(config: Config, tmp_path: Path) -> None:
+    session = prepared(config, tmp_path)
+    for number in (1, 2):
+        sent = rounds(session, number)
+        for info in session.server.clients:
+            model = session.federation.client_model(session.federation.members[info.id])
+            whole = size(model.state_dict().values())
+            parameters = size(model.parameters())
+            found = {(line["direction"], line["artefact"]): line["bytes"] for line in sent if line["client"] == info.id}
+            assert found == {
+                ("down", "weights"): whole,
+                ("down", "controls"): parameters if number > 1 else 0,  # zero at first: nothing to send
+                ("up", "weights"): whole,
+                ("up", "controls"): parameters,
+            }
+
+
+def size(tensors: Any) -> int:
+    return sum(value.numel() * value.element_size() for value in tensors)
+
+
+@pytest.mark.parametrize("variate", ["path", "full"])
+def test_half_precision_and_exchange_between_types(tiny: Config, tmp_path: Path, variate: str) -> None:
+    config = transformers(name="scaffold", variate=variate, layers="blocks", range="modality")
+    config["algorithm"]["server_optimizer"] = "momentum"
+    config["run"]["precision"] = "bfloat16"
+    result = run(Experiment.parse(config), tmp_path / "run")
+    assert result.records.excluded() == ()
+    assert torch.isfinite(torch.tensor(list(result.metrics().values()))).all()
+
+
+@pytest.mark.parametrize("variate", ["path", "full"])
+def test_an_interrupted_run_ends_in_the_same_bits(
+    tiny: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, variate: str
+) -> None:
+    tiny["algorithm"] = {"name": "scaffold", "local_epochs": 1, "variate": variate}
+    tiny["run"] |= {"rounds": 3, "sampling": {"cohort": 2}}
+    whole = run(Experiment.parse(tiny), tmp_path / "a")
+    with monkeypatch.context() as patch:
+        complete = Session._complete
+        patch.setattr(Session, "_complete", lambda *args: complete(*args) if args[1] != 2 else stop())
+        with pytest.raises(KeyboardInterrupt):
+            run(Experiment.parse(tiny), tmp_path / "b")
+    assert contents(resume(tmp_path / "b")) == contents(whole)
+
+
+def stop() -> None:
+    raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize("variate", ["path", "full"])
+def test_it_learns(tiny: Config, tmp_path: Path, variate: str) -> None:
+    session = prepared(topics(name="scaffold", variate=variate), tmp_path)
+    algorithm, server, accuracies = session.experiment.algorithm, session.server, []
+    for number in range(1, 7):
+        server.begin(number)
+        cohort = session.cohort(number, Ledger())
+        accuracies.append(algorithm.evaluate_clients(server, cohort)["text-0"]["accuracy"])
+        algorithm.round(server, cohort)
+    chance = 100 / 6
+    assert accuracies[0] < 1.5 * chance
+    assert accuracies[-1] > 2 * chance
+
+
+def topics(**algorithm: Any) -> Config:
+    """Two clients that tell the topic of a text, one of six, by a bag of words."""
+    config = transformers(local_epochs=3, **algorithm)
+    group = config["clients"]["text"]
+    view = {"name": "tokens", "length": 24, "tokenizer": {"name": "hashing", "size": 400}}
+    group["model"] = {"dim": 32, "encoders": {"text": {"name": "bag", "width": 32, "view": view}}}
+    group["training"] = {"optimizer": {"kind": "adam", "lr": 0.02}, "batch_size": 32}
+    group["task"] = {"name": "classification", "target": "topic"}
+    config["data"]["sources"]["texts"] |= {"train": 600, "test": 200, "difficulty": 0.0, "targets": {"topic": "topic"}}
+    del config["server"]
+    return config | {"clients": {"text": group}}
