@@ -14,8 +14,8 @@ import click
 import typer
 
 import polyfed
-from polyfed.console import in_charge
 from polyfed.analysis.commands import app as analyse
+from polyfed.console import in_charge
 from polyfed.deploy.commands import app as deploy
 from polyfed.engines.quiet import SPEED
 from polyfed.errors import ConfigError, PolyfedError, RunError

@@ -187,7 +187,7 @@ class Session:
         self.progress.round_started(number, sorted(asked))
         with isolated(cfg.run.seed, number, "server"):
             cfg.algorithm.round(self.server, cohort)
-        self.stale |= asked if "model" in cfg.algorithm.keeps else {client.id for client in self.server.clients}
+        self.stale |= asked if cfg.algorithm.is_personal else {client.id for client in self.server.clients}
         if number % cfg.run.eval_every == 0 or number == cfg.run.rounds:
             self._evaluate_server()
             self._evaluate_clients(number, ledger)

@@ -44,6 +44,11 @@ class Algorithm(Component):
         """Add to a client's new model what the method trains besides it, as ``model.extras``; draws from torch's
         global generator."""
 
+    @property
+    def is_personal(self) -> bool:
+        """Whether ``evaluate_clients`` judges models of the clients' own, which change only when they take part."""
+        return "model" in self.keeps
+
     def setup(self, server: Server) -> None:
         """Called once before the first round of a run (not on resume)."""
 

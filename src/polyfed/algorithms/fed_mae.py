@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from itertools import islice
 from typing import Self
 
 import torch
@@ -16,7 +15,6 @@ from polyfed.data.samples import Batch
 from polyfed.errors import ConfigError
 from polyfed.federation.client import Client
 from polyfed.federation.cohort import Cohort
-from polyfed.federation.party import Trainer
 from polyfed.federation.payload import Weights
 from polyfed.federation.server import Server
 from polyfed.models.masked import (
@@ -27,7 +25,7 @@ from polyfed.models.masked import (
     random_masking,
     reconstruction_loss,
 )
-from polyfed.models.model import Model
+from polyfed.models.model import Embedder, Model
 
 _DECODER = "mae_"
 
@@ -100,44 +98,46 @@ class FedMAE(FedAvg):
     def fit(self, client: Client, weights: Weights) -> Reply:
         """Train the received model and decoder; replies with the mean ``reconstruction`` loss if there is one."""
         client.receive(weights)
-        found = [loss for loss in self._steps(client) if loss is not None]
+        found = self._trained(client)
         means = {"reconstruction": float(torch.stack(found).mean())} if found else {}
         return Reply(weights=Weights(client.model.state_dict()), num_examples=client.num_examples, **means)
 
-    def _steps(self, client: Client) -> Iterator[Tensor | None]:
-        """Local training, as ``Party.fit`` but for the task's factor; gives each step's reconstruction loss."""
-        trainer, masks = client.trainer(), client.generator("masks")
-        client.model.train()
-        for batch in islice(self._batches(client, trainer), self.local_steps):
-            rebuilt = self.reconstruction(client, batch, masks) if self.mae_weight else None
-            loss = torch.zeros((), device=client.device) if rebuilt is None else self.mae_weight * rebuilt
-            if self.task_weight:
-                loss = loss + self.task_weight * client.task_loss(batch)
-            trainer.step(loss)
-            yield None if rebuilt is None else rebuilt.detach()
+    def _trained(self, client: Client) -> list[Tensor]:
+        """Local training; gives the reconstruction loss of each step, if there is any."""
+        losses: list[Tensor] = []
+        masks = client.generator("masks")
+        able = any(name.startswith(_DECODER) for name in client.model.extras)
 
-    def _batches(self, client: Client, trainer: Trainer) -> Iterator[Batch]:
-        for epoch in range(self.local_steps or self.local_epochs):  # a pass has at least one step
-            trainer.begin_epoch(epoch, self.local_epochs)
-            yield from client.batches(client.train, f"task-{epoch}")
+        def rebuild(model: Embedder, batch: Batch) -> Tensor:
+            loss = self.reconstruction(client, batch, masks)
+            losses.append(loss.detach())
+            return self.mae_weight * loss
 
-    def reconstruction(self, client: Client, batch: Batch, masks: torch.Generator) -> Tensor | None:
-        """Sum over modalities of the loss on hidden patches; None if the client has none that can be masked."""
+        client.fit(
+            client.train,
+            epochs=self.local_epochs,
+            steps=self.local_steps,
+            task_weight=self.task_weight,
+            regulariser=rebuild if able and self.mae_weight else None,
+        )
+        return losses
+
+    def reconstruction(self, client: Client, batch: Batch, masks: torch.Generator) -> Tensor:
+        """Sum over the modalities that can be masked of the loss on hidden patches."""
         losses = [
             self._rebuilt(client, modality, batch.inputs[modality], masks)
             for modality in batch.inputs
             if f"{_DECODER}{modality}" in client.model.extras
         ]
-        return torch.stack(losses).sum() if losses else None
+        return torch.stack(losses).sum()
 
     def _rebuilt(self, client: Client, modality: str, x: Tensor, masks: torch.Generator) -> Tensor:
         encoder, decoder = client.model.encoders[modality], client.model.extras[f"{_DECODER}{modality}"]
         assert maskable(encoder)
         patches = patches_of(encoder, x)
         masking = random_masking(len(x), patches.shape[1], self.mask_ratio, masks).to(x.device)
-        with client.autocast():
-            predicted = decoder(encode_visible(encoder, x, masking), masking.restore)
-        return reconstruction_loss(predicted, patches, masking.hidden, normalise=self.normalise_patches)
+        predicted = decoder(encode_visible(encoder, x, masking), masking.restore)
+        return reconstruction_loss(predicted.float(), patches, masking.hidden, normalise=self.normalise_patches)
 
 
 def _able(server: Server, kind: str) -> bool:

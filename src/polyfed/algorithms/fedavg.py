@@ -111,6 +111,11 @@ class FedAvg(Algorithm):
         """The check that a reply's weights are those of its sender's architecture."""
         return Like(server)
 
+    @property
+    def is_personal(self) -> bool:
+        """Clients are judged by the global model of their type."""
+        return False
+
     def evaluate_clients(self, server: Server, cohort: Cohort) -> Mapping[str, Mapping[str, float]]:
         """Every asked client's test metrics of the global model of its type."""
         replies = cohort.ask(self.assess_global, weights=each(server.weights_for))

@@ -75,7 +75,7 @@ class FedCola(FedAvg):
         self.aggregate(server, cohort, replies)
 
     def sources(self, server: Server, kind: str) -> list[str]:
-        """Types whose weights complement a type's: all of one modality, another than its own; none if it has several."""
+        """Types whose weights complement a type's: those of one other modality; none if it has several itself."""
         own = server.types[kind].modalities
         if len(own) > 1 or self.complement == "none":
             return []

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from itertools import islice
 from typing import ClassVar, Literal, Self
 
 import torch
@@ -16,11 +15,10 @@ from polyfed.data.samples import Batch, Inputs
 from polyfed.errors import ConfigError
 from polyfed.federation.client import Client
 from polyfed.federation.cohort import Cohort
-from polyfed.federation.party import Trainer
 from polyfed.federation.payload import Weights
 from polyfed.federation.server import Server
 from polyfed.losses.byol import Predictor, Target, symmetric_byol
-from polyfed.models.model import Model, Once
+from polyfed.models.model import Embedder, Model
 
 
 class FedEMA(FedAvg):
@@ -98,7 +96,7 @@ class FedEMA(FedAvg):
         m = self.blend(client, weights)
         told = {} if m is None else {"blending": m}
         pairs = Pairs(client, self.momentum) if self.byol_weight else None
-        found = [loss for loss in self._steps(client, pairs) if loss is not None]
+        found = self._trained(client, pairs)
         if found:
             told["byol"] = float(torch.stack(found).mean())
         if pairs is not None:
@@ -137,27 +135,29 @@ class FedEMA(FedAvg):
         norms = torch.stack([difference.norm() for difference in differences])
         return float(norms.norm() if self.divergence == "norm" else norms.mean())
 
-    def _steps(self, client: Client, pairs: Pairs | None) -> Iterator[Tensor | None]:
-        """Local training, as ``Party.fit`` but for the task's factor; gives each step's BYOL loss."""
-        if not (self.task_weight or (pairs and pairs.names)):
-            return
-        trainer = client.trainer()
-        client.model.train()
-        for batch in islice(self._batches(client, trainer), self.local_steps):
-            model, loss = Once(client.model), torch.zeros((), device=client.device)
-            with client.autocast():
-                if self.task_weight:
-                    loss = loss + self.task_weight * client.task.loss(model, client.head, batch)
-                byol = pairs(model, batch) if pairs and pairs.names else None
-            trainer.step(loss if byol is None else loss + self.byol_weight * byol)
+    def _trained(self, client: Client, pairs: Pairs | None) -> list[Tensor]:
+        """Local training; gives the BYOL loss of each step, if there is any."""
+        losses: list[Tensor] = []
+
+        def byol(model: Embedder, batch: Batch) -> Tensor:
+            assert pairs is not None
+            loss = pairs(model, batch)
+            losses.append(loss.detach())
+            return self.byol_weight * loss
+
+        def follow() -> None:
             if pairs is not None:
                 pairs.target.follow()
-            yield None if byol is None else byol.detach()
 
-    def _batches(self, client: Client, trainer: Trainer) -> Iterator[Batch]:
-        for epoch in range(self.local_steps or self.local_epochs):  # a pass has at least one step
-            trainer.begin_epoch(epoch, self.local_epochs)
-            yield from client.batches(client.train, f"task-{epoch}")
+        client.fit(
+            client.train,
+            epochs=self.local_epochs,
+            steps=self.local_steps,
+            task_weight=self.task_weight,
+            regulariser=byol if pairs and pairs.names else None,
+            after_step=follow,
+        )
+        return losses
 
 
 class Pairs:
@@ -176,14 +176,14 @@ class Pairs:
             self.target.load_state_dict(dict(client.state["target"]))
         self._client, self._stream = client, client.generator("second-views")
 
-    def __call__(self, model: Once, batch: Batch) -> Tensor:
+    def __call__(self, model: Embedder, batch: Batch) -> Tensor:
         """Sum over modalities of the symmetric loss between the batch and a second view of its samples."""
         again = self._client.train.batch(batch.index.cpu(), self._stream, self.names).to(self._client.device)
         losses = [self._loss(model, name, batch.inputs[name], again.inputs[name]) for name in self.names]
         return torch.stack(losses).sum()
 
-    def _loss(self, model: Once, name: str, first: Tensor, second: Tensor) -> Tensor:
-        predictor = model.model.extras[f"predictor_{name}"]
+    def _loss(self, model: Embedder, name: str, first: Tensor, second: Tensor) -> Tensor:
+        predictor = self._client.model.extras[f"predictor_{name}"]
         predictions = predictor(model.embed(name, first)), predictor(model.embed(name, second))
         with torch.no_grad():
             targets = self.target[name](first), self.target[name](second)

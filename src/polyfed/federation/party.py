@@ -201,8 +201,10 @@ class Party:
         epochs: int,
         steps: int | None = None,
         purpose: str = "task",
+        task_weight: float = 1.0,
         regulariser: Regulariser | None = None,
         correct: Callable[[Mapping[str, Tensor]], None] | None = None,
+        after_step: Callable[[], None] = lambda: None,
     ) -> int:
         """Train on the task, and on what a method adds to it.
 
@@ -211,12 +213,16 @@ class Party:
             epochs: passes over them.
             steps: so many batches instead, in as many passes as that takes.
             purpose: names the random stream.
+            task_weight: factor of the task's loss; with 0 it is not even computed.
             regulariser: gives a loss to add, from the model (which embeds a batch only once) and the batch.
             correct: changes gradients before each step, as ``Trainer.step``.
+            after_step: called after each step.
 
         Returns:
-            Number of optimiser steps.
+            Number of optimiser steps; 0 if there is nothing to train for.
         """
+        if not task_weight and regulariser is None:
+            return 0
         trainer = self.trainer()
         self.model.train()
         done = 0
@@ -224,17 +230,21 @@ class Party:
             trainer.begin_epoch(epoch, epochs)
             before = done
             for batch in islice(self.batches(samples, f"{purpose}-{epoch}"), None if steps is None else steps - done):
-                trainer.step(self._loss(batch, regulariser), correct)
+                trainer.step(self._loss(batch, task_weight, regulariser), correct)
+                after_step()
                 done += 1
             if done in (steps, before):  # no more wanted, or there is no batch
                 break
         return done
 
-    def _loss(self, batch: Batch, regulariser: Regulariser | None) -> Tensor:
+    def _loss(self, batch: Batch, task_weight: float, regulariser: Regulariser | None) -> Tensor:
+        model, losses = Once(self.model), []
         with self.autocast():
-            model = Once(self.model)
-            loss = self.task.loss(model, self.head, batch)
-            return loss if regulariser is None else loss + regulariser(model, batch)
+            if task_weight:
+                losses.append(task_weight * self.task.loss(model, self.head, batch))
+            if regulariser is not None:
+                losses.append(regulariser(model, batch))
+        return torch.stack(losses).sum()
 
     @torch.no_grad()
     def represent(

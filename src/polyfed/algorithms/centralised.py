@@ -1,0 +1,109 @@
+"""Centralised training: the upper bound."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from typing import ClassVar, Self
+
+import torch
+from pydantic import model_validator
+
+from polyfed.algorithms.algorithm import Lifetime, Reply, client_step, each
+from polyfed.algorithms.fedavg import FedAvg
+from polyfed.errors import ConfigError
+from polyfed.federation.client import Client, ClientInfo
+from polyfed.federation.cohort import Cohort
+from polyfed.federation.payload import Weights
+from polyfed.federation.server import Server
+
+BUDGET = ("steps", "epochs", "samples")
+"""What training has cost a type so far: optimiser steps, passes over its data, samples seen."""
+
+
+class Centralised(FedAvg):
+    """All data of a type of clients at one place; the upper bound for what federation reaches.
+
+    Every group has one client, which holds all of the group's data. Its model and optimiser last for the run: T rounds
+    of E epochs are one training of T x E epochs, cut into pieces at which the server takes over the model to evaluate
+    it. Initial weights are those that FedAvg starts from.
+
+    A ceiling means little without its budget: ``steps.<type>``, ``epochs.<type>`` and ``samples.<type>``, since the
+    start of the run, are recorded every round.
+    """
+
+    keeps: ClassVar[Mapping[str, Lifetime]] = {"model": Lifetime.RUN, "optimizer": Lifetime.RUN}
+
+    @model_validator(mode="after")
+    def _nothing_is_exchanged(self) -> Self:
+        for key, setting in FedAvg.model_fields.items():
+            if key not in ("local_epochs", "local_steps") and getattr(self, key) != setting.default:
+                raise ValueError(f"{key} has no effect on centralised training, which exchanges nothing; remove it")
+        return self
+
+    # ---- server half
+
+    def setup(self, server: Server) -> None:
+        """Common initial weights.
+
+        Raises:
+            ConfigError: the data of a type is spread over several clients.
+        """
+        _require_pooled(server)
+        super().setup(server)
+
+    def round(self, server: Server, cohort: Cohort) -> None:
+        """Ask everybody to train on, and take over the models; those who have not trained yet get initial weights."""
+
+        def initial(client: ClientInfo) -> Weights:
+            begun = server.type_of(client) in server.state.get("budget", {})
+            return Weights({}) if begun else server.weights_for(client)
+
+        replies = cohort.ask(self.fit, check=self.like(server), weights=each(initial))
+        self.aggregate(server, cohort, self._accounted(server, replies))
+
+    def _accounted(self, server: Server, replies: Iterable[Reply]) -> Iterator[Reply]:
+        """The replies, whose costs are added to the budget and recorded."""
+        budget = server.state.setdefault("budget", {})
+        for reply in replies:
+            kind = server.type_of(reply.sender)
+            spent = torch.tensor([getattr(reply, name) for name in BUDGET], dtype=torch.float64)
+            budget[kind] = budget.get(kind, torch.zeros_like(spent)) + spent
+            pairs = zip(BUDGET, budget[kind].tolist(), strict=True)
+            server.record(**{f"{name}.{kind}": value for name, value in pairs})
+            yield reply
+
+    # ---- client half
+
+    @client_step(weights=Weights, num_examples=int, steps=int, epochs=float, samples=int)
+    def fit(self, client: Client, weights: Weights) -> Reply:
+        """Train on from where the client is; from ``weights`` if there are any."""
+        if weights:
+            client.receive(weights)
+        steps = client.fit(client.train, epochs=self.local_epochs, steps=self.local_steps)
+        return Reply(
+            weights=Weights(client.model.state_dict()),
+            num_examples=client.num_examples,
+            steps=steps,
+            epochs=steps / max(client.steps_an_epoch, 1),
+            samples=_seen(client, steps),
+        )
+
+
+def _seen(client: Client, steps: int) -> int:
+    """Samples in so many batches; only the last batch of a pass may be smaller, and one of a single sample is none."""
+    size = client.training.batch_size
+    passes, rest = divmod(steps, max(client.steps_an_epoch, 1))
+    in_a_pass = client.num_examples - (client.num_examples % size == 1)
+    return passes * in_a_pass + rest * size
+
+
+def _require_pooled(server: Server) -> None:
+    counts = Counter(client.group for client in server.clients)
+    spread = [f"{group} ({count} clients): set clients.{group}.count=1" for group, count in counts.items() if count > 1]
+    for name, kind in server.types.items():
+        groups = dict.fromkeys(client.group for client in kind.clients)
+        if len(groups) > 1:
+            spread.append(f"{name}: leave one of the groups {', '.join(groups)}, with all of the source")
+    if spread:
+        raise ConfigError(f"centralised training needs all data of a type at one client, but {'; '.join(spread)}")

@@ -1,0 +1,64 @@
+"""FedIoT: averaging in which clients with several modalities count more."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+from pydantic import Field
+
+from polyfed.aggregation.collaboration import Layers, Range, collaborate
+from polyfed.algorithms.algorithm import Reply
+from polyfed.algorithms.fedavg import FedAvg
+from polyfed.federation.cohort import Cohort
+from polyfed.federation.server import Server
+
+
+class FedIoT(FedAvg):
+    """Multimodal federated averaging (Zhao et al., IoTDI 2022), on transformers as FedCola's authors adapt it.
+
+    Blocks of a modality A are averaged over all who have it, and the sample counts of clients with several modalities
+    AB are multiplied by alpha (``factor``):
+
+        W_A <- (sum_{k in A} n_k W_k + alpha sum_{k in AB} n_k W_k,A) / (sum_{k in A} n_k + alpha sum_{k in AB} n_k).
+
+    Heads and embeddings stay with their type. Encoders that have no blocks are shared whole with ``layers: encoder``,
+    as in the original. Of the original, the split auto-encoders and the labels on the server are not part of this.
+
+    As alpha multiplies n, what it amounts to depends on how many samples either side has: the share of clients with
+    several modalities in the average of a round is recorded for every modality that is shared, ``share.<modality>``.
+    """
+
+    layers: Layers = Field(default="blocks", description="what types of clients average with each other")
+    range: Range = Field(
+        default="modality", description="with whom: own type, all who have the modality, or the stacks of all"
+    )
+    factor: float = Field(
+        default=100.0, gt=0, le=1e6, description="alpha, on sample counts of clients with several modalities"
+    )
+
+    def aggregate(self, server: Server, cohort: Cohort, replies: Iterable[Reply]) -> None:
+        """Fold replies into the global models, and record the shares that clients with several modalities had."""
+        sizes = dict.fromkeys(server.types, 0.0)
+
+        def counted() -> Iterator[Reply]:
+            for reply in replies:
+                sizes[server.type_of(reply.sender)] += reply.num_examples
+                yield reply
+
+        super().aggregate(server, cohort, counted())
+        server.record(**{f"share.{modality}": share for modality, share in self.shares(server, sizes).items()})
+
+    def shares(self, server: Server, sizes: dict[str, float]) -> dict[str, float]:
+        """Modality -> share of types with several modalities in the averages of its shared slots.
+
+        Args:
+            server: knows the types.
+            sizes: type -> samples of the clients that replied.
+        """
+        holders, scope = self.holders(server), self.scope
+        found: dict[str, float] = {}
+        for (_, slot), contributions in collaborate(holders, sizes, scope).items():
+            if contributions and scope.covers(slot) and slot.modality not in found:
+                parts = [(len(holders[part.source].modalities) > 1, part.coefficient) for part in contributions]
+                found[slot.modality] = sum(part for several, part in parts if several) / sum(part for _, part in parts)
+        return found
