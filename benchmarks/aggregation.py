@@ -1,0 +1,190 @@
+"""Streams of updates into global models: memory against the number of clients, and speed against memory bandwidth.
+
+Limits: one type averaged plainly needs three models (the global one, the running mean, and the update that is there),
+three types by FedCola's rule the global models, their means and the results; folding an update in takes at most
+1.25 x the time of ``lerp_`` on one flat tensor of the same size, measured in the same run.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import os
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import harness
+import torch
+from torch import Tensor, nn
+
+from polyfed.aggregation.collaboration import Holder, Rule, Scope, collaborate
+from polyfed.aggregation.exchange import ExactExchange, Exchange, Models, SequentialExchange
+from polyfed.data.view import DataContext, InputSpec
+from polyfed.models.encoders.blocks import Blocks
+from polyfed.models.model import Model
+from polyfed.models.slots import places
+
+Weights = dict[str, Tensor]
+TIME_LIMIT = 1.25
+SLACK = 1.05  # resident memory: the C allocator leaves gaps
+WIDTH, SAMPLES = 384, 500
+INPUTS = {"image": InputSpec((3, 224, 224)), "text": InputSpec((40,), tuple(map(str, range(30_522))))}
+CLASSES = {"image": 100, "text": 4}
+FEDCOLA = Scope("attention", "modality", compensation=True)
+
+
+def holder(*modalities: str) -> tuple[Holder, dict[str, torch.Size]]:
+    """What aggregation knows of a ViT-S/16 client (methods, 1.1), and the shapes of its tensors; nothing is drawn."""
+    alone = len(modalities) == 1
+    with torch.device("meta"):
+        encoder, context = Blocks(size="small", final_norm=alone), DataContext(Path("unused"))
+        encoders = {name: encoder.build(WIDTH, INPUTS[name], context) for name in modalities}
+        heads = {"label": nn.Linear(WIDTH, CLASSES[modalities[0]])} if alone else {}
+        model = Model(encoders, heads, WIDTH, final_norm=None if alone else nn.LayerNorm(WIDTH))
+    return Holder(modalities, places(model)), {name: value.shape for name, value in model.state_dict().items()}
+
+
+class Federation:
+    """Types of clients, and updates made up on the spot.
+
+    Attributes:
+        holders: type -> its global model, as aggregation knows it.
+        sizes: bytes of a model by type.
+    """
+
+    def __init__(self, scope: Scope, *types: tuple[str, ...]) -> None:
+        found = {"+".join(modalities): holder(*modalities) for modalities in types}
+        self.scope = scope
+        self.holders = {kind: held for kind, (held, _) in found.items()}
+        self._shapes = {kind: shapes for kind, (_, shapes) in found.items()}
+        self.sizes = {kind: 4 * sum(map(math.prod, shapes.values())) for kind, shapes in self._shapes.items()}
+
+    def model(self, kind: str, value: float) -> Weights:
+        """A model or update in memory of its own; what its numbers are changes no time."""
+        return {name: torch.full(shape, value) for name, shape in self._shapes[kind].items()}
+
+    def models(self) -> dict[str, Weights]:
+        """The global models."""
+        return {kind: self.model(kind, 0.0) for kind in self.holders}
+
+    def exact(self, models: Models, updates: int) -> Exchange:
+        """One round's exchange of so many updates."""
+        return ExactExchange(models, self.holders, self.scope)
+
+    def sequential(self, models: Models, updates: int) -> Exchange:
+        """The released code's, likewise."""
+        return SequentialExchange(models, self.holders, self.scope, self.samples(updates))
+
+    def samples(self, updates: int) -> dict[str, float]:
+        """Samples of each type when so many updates are dealt out among the types."""
+        kinds = list(self.holders)
+        return {kind: float(SAMPLES * len(range(k, updates, len(kinds)))) for k, kind in enumerate(kinds)}
+
+    def stream(self, make: Callable[[Models, int], Exchange], updates: int) -> Callable[[], object]:
+        """A round from nothing: models, then updates of the types in turn, of which one is held at a time; results."""
+
+        def work() -> object:
+            models = self.models()
+            exchange = make(models, updates)
+            kinds = list(self.holders)
+            for number in range(updates):
+                kind = kinds[number % len(kinds)]
+                exchange.add(kind, self.model(kind, float(number)), SAMPLES)
+            return models, exchange.result()
+
+        return work
+
+
+def bench_memory(name: str, federation: Federation, updates: int, limit: float) -> None:
+    """Peak memory of a round of so many updates, and of a tenth of them."""
+    makes = {"exact": federation.exact, "sequential": federation.sequential}
+    together = sum(federation.sizes.values())
+    for kind, make in makes.items():
+        peak, few = (harness.peak_extra(federation.stream(make, number)) for number in (updates, updates // 10))
+        harness.report(
+            f"{name}_{kind}_memory",
+            ratio=peak / together,
+            against="bytes of one model of each type (smaller is better)",
+            limit=limit,
+            within=peak <= SLACK * limit * together,
+            updates=updates,
+            ratio_of_a_tenth_of_the_updates=few / together,
+            model_megabytes={key: round(size / 1e6, 1) for key, size in federation.sizes.items()},
+            peak_extra_bytes=peak,
+        )
+
+
+def bench_speed(name: str, federation: Federation, updates: int, repeats: int) -> None:
+    """Folding one update in, type by type, against one flat tensor of the same size."""
+    models = federation.models()
+    exact, sequential = federation.exact(models, updates), federation.sequential(models, updates)
+    for kind, size in federation.sizes.items():
+        update, samples = federation.model(kind, 1.0), SAMPLES
+        flat, other = torch.zeros(size // 4), torch.ones(size // 4)
+        exact.add(kind, update, samples)  # the first is only copied
+        works: dict[str, harness.Work] = {
+            "exact": lambda: exact.add(kind, update, samples),  # noqa: B023
+            "sequential": lambda: sequential.add(kind, update, samples),  # noqa: B023
+            "flat": lambda: flat.lerp_(other, 0.1),  # noqa: B023
+            "copy": lambda: flat.copy_(other),  # noqa: B023
+        }
+        times = harness.interleaved(works, repeats)
+        rule = collaborate(federation.holders, federation.samples(updates), federation.scope)
+        moved = {"exact": 3 * size, "sequential": 3 * folded(federation.holders, update, rule, kind)}
+        for fold, traffic in moved.items():
+            report_speed(f"{name}_{fold}_{kind}", times, fold, traffic, size)
+
+
+def folded(holders: Mapping[str, Holder], update: Weights, rule: Rule, kind: str) -> int:
+    """Bytes of an update that go into global models; what goes into two counts twice."""
+    return sum(
+        update[name].nbytes
+        for shares in rule.values()
+        for share in shares
+        if share.source == kind
+        for name in holders[kind].keys[share.slot].values()
+    )
+
+
+def report_speed(name: str, times: Mapping[str, harness.Timing], fold: str, traffic: int, size: int) -> None:
+    """Bytes read and written a second by a fold, ``lerp_`` and a copy."""
+    rates = {
+        "fold": traffic / times[fold].cpu,
+        "flat": 3 * size / times["flat"].cpu,
+        "copy": 2 * size / times["copy"].cpu,
+    }
+    ratio = rates["flat"] / rates["fold"]
+    harness.report(
+        f"{name}_time",
+        ratio=ratio,
+        against="time of lerp_ on one flat tensor for the same bytes (smaller is better)",
+        limit=TIME_LIMIT,
+        within=ratio <= TIME_LIMIT,
+        milliseconds=1e3 * times[fold].cpu,
+        gigabytes_a_second={key: round(rate / 1e9, 2) for key, rate in rates.items()},
+        **conditions(),
+    )
+
+
+def conditions() -> dict[str, object]:
+    """What a figure depends on that is not ours."""
+    return {"threads": torch.get_num_threads(), "load": round(os.getloadavg()[0], 1)}
+
+
+def main() -> None:
+    """Run all."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--quick", action="store_true", help="fewer updates and repetitions")
+    parser.add_argument("--threads", type=int, default=1)
+    arguments = parser.parse_args()
+    torch.set_num_threads(arguments.threads)
+    updates, repeats = (20, 5) if arguments.quick else (100, 15)
+    one = Federation(Scope(), ("image",))
+    three = Federation(FEDCOLA, ("image",), ("text",), ("image", "text"))
+    for name, federation in {"one_type": one, "fedcola": three}.items():
+        bench_memory(name, federation, updates, limit=3)
+        bench_speed(name, federation, updates, repeats)
+
+
+if __name__ == "__main__":
+    main()
