@@ -131,7 +131,11 @@ def without(experiment: Experiment, left_out: Sequence[str], label: str) -> Expe
             f"without {', '.join(left_out)} no client is left, and a run needs one; name fewer groups, "
             "so that at least one always takes part"
         )
-    return experiment.model_copy(update={"clients": kept, "name": f"{experiment.name}-{label}"})
+    run = experiment.run
+    if isinstance(cohort := run.sampling.cohort, dict):  # it names every group
+        sampling = run.sampling.model_copy(update={"cohort": {name: cohort[name] for name in kept if name in cohort}})
+        run = run.model_copy(update={"sampling": sampling})
+    return experiment.model_copy(update={"clients": kept, "run": run, "name": f"{experiment.name}-{label}"})
 
 
 def plan(experiments: Mapping[str, Experiment], seeds: Sequence[int], out: Path) -> list[Trial]:
