@@ -10,7 +10,7 @@ from torch import Tensor
 
 from polyfed.aggregation.collaboration import Contribution, Holder, Rule, Scope, collaborate
 from polyfed.aggregation.mean import WeightedMean, accumulator
-from polyfed.models.slots import Place
+from polyfed.models.slots import Place, Slot
 
 Models = Mapping[str, Mapping[str, Tensor]]
 """Type -> global model, as named tensors."""
@@ -57,6 +57,8 @@ class ExactExchange:
 
     def _new(self, rule: Rule, means: Models, kind: str, name: str, place: Place) -> Tensor:
         old, shares = self._weights[kind][name], rule[kind, place.slot]
+        if not shares:  # the very tensor: server optimisers leave alone what nobody has moved
+            return old
         if shares == (Contribution(kind, place.slot, 1.0),) or not old.is_floating_point():
             return means[kind][name] if kind in means else old
         total = old.to(accumulator(old.dtype), copy=True)
@@ -83,7 +85,8 @@ class SequentialExchange:
     def __init__(
         self, weights: Models, holders: Mapping[str, Holder], scope: Scope, sizes: Mapping[str, float]
     ) -> None:
-        self._holders, self._sizes = holders, sizes
+        self._weights, self._holders, self._sizes = weights, holders, sizes
+        self._moved: set[tuple[str, Slot]] = set()
         self._rule = collaborate(holders, sizes, scope)
         self._running = {
             kind: {name: value.clone() for name, value in model.items()} for kind, model in weights.items()
@@ -94,6 +97,7 @@ class SequentialExchange:
         """See ``Exchange``."""
         for (target, slot), shares in self._rule.items():
             for share in (share for share in shares if share.source == kind):
+                self._moved.add((target, slot))
                 share_of_client = share.coefficient * samples / self._sizes[kind]
                 for key, name in self._holders[target].keys[slot].items():
                     source = tensors[self._holders[kind].keys[share.slot][key]]
@@ -108,4 +112,10 @@ class SequentialExchange:
 
     def result(self) -> dict[str, dict[str, Tensor]]:
         """See ``Exchange``."""
-        return self._running
+        return {
+            kind: {
+                name: self._running[kind][name] if (kind, place.slot) in self._moved else self._weights[kind][name]
+                for name, place in holder.places.items()
+            }
+            for kind, holder in self._holders.items()
+        }

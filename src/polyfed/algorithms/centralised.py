@@ -60,18 +60,8 @@ class Centralised(FedAvg):
             return Weights({}) if begun else server.weights_for(client)
 
         replies = cohort.ask(self.fit, check=self.like(server), weights=each(initial))
-        self.aggregate(server, cohort, self._accounted(server, replies))
-
-    def _accounted(self, server: Server, replies: Iterable[Reply]) -> Iterator[Reply]:
-        """The replies, whose costs are added to the budget and recorded."""
-        budget = server.state.setdefault("budget", {})
-        for reply in replies:
-            kind = server.type_of(reply.sender)
-            spent = torch.tensor([getattr(reply, name) for name in BUDGET], dtype=torch.float64)
-            budget[kind] = budget.get(kind, torch.zeros_like(spent)) + spent
-            pairs = zip(BUDGET, budget[kind].tolist(), strict=True)
-            server.record(**{f"{name}.{kind}": value for name, value in pairs})
-            yield reply
+        self.aggregate(server, cohort, _accounted(server, replies))
+        server.record(**_budget(server))
 
     # ---- client half
 
@@ -88,6 +78,22 @@ class Centralised(FedAvg):
             epochs=steps / max(client.steps_an_epoch, 1),
             samples=_seen(client, steps),
         )
+
+
+def _accounted(server: Server, replies: Iterable[Reply]) -> Iterator[Reply]:
+    """The replies, whose costs are added to the budget of their type."""
+    budget = server.state.setdefault("budget", {})
+    for reply in replies:
+        kind = server.type_of(reply.sender)
+        spent = torch.tensor([getattr(reply, what) for what in BUDGET], dtype=torch.float64)
+        budget[kind] = budget.get(kind, torch.zeros_like(spent)) + spent
+        yield reply
+
+
+def _budget(server: Server) -> dict[str, float]:
+    spent = server.state.get("budget", {})
+    kinds = [kind for kind in server.types if kind in spent]  # a checkpoint has an order of its own
+    return {f"{what}.{kind}": float(spent[kind][k]) for kind in kinds for k, what in enumerate(BUDGET)}
 
 
 def _seen(client: Client, steps: int) -> int:

@@ -1,0 +1,153 @@
+"""CreamFL among averaged models, as FedCola's authors adapt it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from itertools import chain, count
+from typing import ClassVar
+
+from pydantic import Field
+from torch import Tensor
+
+from polyfed.algorithms.algorithm import Reply, client_step, each
+from polyfed.algorithms.creamfl import CreamFL, Gathered
+from polyfed.algorithms.fedavg import FedAvg
+from polyfed.data.samples import Batch
+from polyfed.errors import ConfigError
+from polyfed.federation.client import Client, ClientInfo
+from polyfed.federation.cohort import Cohort
+from polyfed.federation.party import Regulariser
+from polyfed.federation.payload import Representations, Weights
+from polyfed.federation.reference import Stored
+from polyfed.federation.server import Server
+from polyfed.federation.settings import TrainingSettings
+from polyfed.losses.distillation import Distillation
+from polyfed.models.model import Embedder
+from polyfed.optim.settings import OptimizerSettings
+
+
+class CreamFLAveraged(FedAvg):
+    """CreamFL (Yu et al., ICLR 2023) in a federation that averages weights (Sun et al., ECCV 2024, baselines).
+
+    Every type of clients has an averaged global model; the server's model is that of the clients with several
+    modalities, and the server has no training of its own. Clients of one modality also get the server's
+    representations of the public set (FedCola's tables: 500 pairs), train with the contrasts towards them (CreamFL,
+    Eq. 1-3) and send their own back; clients of several modalities train plainly. The server averages the weights,
+    weighs the representations by their contrast (Eq. 4-6), distils them into the averaged model (Eq. 7, squared
+    error), and this becomes the global model of its type.
+
+    FedCola's paper gives the contrasts the weight 1e-7 and the distillation 1, the default; its script passes
+    ``gamma: 1, kd_weight: 1e-7``. Adam hardly feels the scale of a loss, so the latter does not weaken distillation in
+    proportion: it acts where gradients get close to the optimiser's ``eps``.
+
+    As clients keep nothing, the previous representations of Eq. 2 are those of the model that a client receives.
+    """
+
+    needs_public: ClassVar[bool] = True
+    needs_server: ClassVar[bool] = True
+
+    gamma: float = Field(default=1e-7, ge=0, description="weight of the contrasts (CreamFL, Eq. 3); FedCola's script 1")
+    tau_inter: float = Field(default=0.5, gt=0, description="temperature of the inter-modal contrast (Eq. 1)")
+    tau_intra: float = Field(default=0.5, gt=0, description="temperature of the intra-modal contrast (Eq. 2)")
+    tau_agg: float = Field(default=1.0, gt=0, description="temperature of the weights over clients (Eq. 4)")
+    public_batch_size: int = Field(default=128, ge=2, description="public samples a step of local training")
+    kd_loss: Distillation = Field(default="mse", description="distance to the targets (Eq. 7)")
+    kd_weight: float = Field(default=1.0, ge=0, description="factor of the distillation; FedCola's script 1e-7")
+    kd_epochs: int = Field(default=1, ge=0, description="passes over the public set that distil a round")
+    distillation: TrainingSettings = Field(
+        default=TrainingSettings(optimizer=OptimizerSettings(kind="adamw", lr=1e-4, clip=2.0), batch_size=128),
+        description="optimiser of the distillation; its state lasts",
+    )
+
+    @property
+    def creamfl(self) -> CreamFL:
+        """CreamFL's own contrasts, weights and distillation, set as here."""
+        names = ("tau_inter", "tau_intra", "tau_agg", "kd_loss", "kd_weight", "kd_epochs", "distillation")
+        return CreamFL(**{name: getattr(self, name) for name in names})
+
+    # ---- server half
+
+    def setup(self, server: Server) -> None:
+        """Common initial weights.
+
+        Raises:
+            ConfigError: the server's model has one modality, so there is nothing to contrast with.
+        """
+        if len(found := server.model.modalities) < 2:
+            raise ConfigError(
+                f"contrasts between modalities need two, but server.model encodes {list(found)}; give it the model and "
+                "task of clients with several modalities"
+            )
+        super().setup(server)
+
+    def round(self, server: Server, cohort: Cohort) -> None:
+        """Broadcast, train, average, and distil what the clients of one modality see in the public set."""
+        known = server.represent_public()
+        gathered: dict[str, Gathered] = {}
+        replies = cohort.ask(
+            self.contrasted_fit,
+            check=_Sound(self, server, known),
+            weights=each(server.weights_for),
+            representations=each(lambda client: known if _is_single(client) else _nothing(known)),
+        )
+        self.aggregate(server, cohort, self._gathered(server, replies, known, gathered))
+        self.creamfl.distil(server, self.creamfl.targets(server, gathered))
+        distilled = {name: value.clone() for name, value in server.model.state_dict().items()}
+        server.update_weights({server.own_type: server.weights[server.own_type] | distilled})
+
+    def _gathered(
+        self, server: Server, replies: Iterable[Reply], known: Representations, gathered: dict[str, Gathered]
+    ) -> Iterator[Reply]:
+        """The replies, whose representations are folded in as they pass."""
+        creamfl = self.creamfl
+        for reply in replies:
+            creamfl.gather(server, reply, known, gathered)
+            yield reply
+
+    # ---- client half
+
+    @client_step(weights=Weights, representations=Representations, num_examples=int)
+    def contrasted_fit(self, client: Client, weights: Weights, representations: Representations) -> Reply:
+        """Train the received model, with the contrasts if there are representations, and send these in return."""
+        client.receive(weights)
+        known = {name: value.to(client.device) for name, value in representations.items()}
+        contrast = self.contrast(client, known) if known and self.gamma else None
+        client.fit(client.train, epochs=self.local_epochs, steps=self.local_steps, regulariser=contrast)
+        own = client.represent(client.public_set, list(known)) if known else {}
+        return Reply(
+            weights=Weights(client.model.state_dict()),
+            representations=Representations(own, order=representations.order),
+            num_examples=client.num_examples,
+        )
+
+    def contrast(self, client: Client, known: dict[str, Tensor]) -> Regulariser:
+        """gamma (l_inter + l_intra) of a public batch, the next at every step (CreamFL, Eq. 1-3)."""
+        creamfl, previous = self.creamfl, Stored(client.represent(client.public_set, list(known)))
+        passes = (client.public_batches(f"contrast-{number}", self.public_batch_size) for number in count())
+        batches = chain.from_iterable(passes)
+
+        def regularise(model: Embedder, batch: Batch) -> Tensor:
+            return self.gamma * creamfl.contrasts(client, next(batches), known, previous)
+
+        return regularise
+
+
+class _Sound:
+    """Raises PayloadError for weights or representations that are not what their sender was to send."""
+
+    def __init__(self, method: FedAvg, server: Server, known: Representations) -> None:
+        self._like, self._known = method.like(server), known
+        self._rows, self._dim = len(server.public_set), server.model.dim
+
+    def __call__(self, reply: Reply) -> None:
+        self._like(reply)
+        own = tuple(name for name in reply.sender.modalities if name in self._known and _is_single(reply.sender))
+        reply.representations.require(self._known.order, self._rows, self._dim, own)
+
+
+def _is_single(client: ClientInfo) -> bool:
+    return len(client.modalities) == 1
+
+
+def _nothing(known: Representations) -> Representations:
+    return Representations({}, order=known.order)

@@ -1,0 +1,203 @@
+"""Centralised training: one long training in pieces, its budget, and who cannot take part."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from by_hand import Weights, copies, transformers
+from misbehaving import contents
+from polyfed.errors import ConfigError
+from polyfed.experiment import Experiment
+from polyfed.federation.ledger import Ledger
+from polyfed.federation.wire import tensor_bytes
+from polyfed.reporting.progress import SilentProgress
+from polyfed.runner import resume, run
+from polyfed.session import Session
+from sessions import prepared, woken
+
+Config = dict[str, Any]
+
+
+@pytest.fixture
+def config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Config:
+    monkeypatch.setenv("POLYFED_CACHE", str(tmp_path / "cache"))
+    found = transformers(name="centralised")
+    for group in found["clients"].values():
+        group |= {"count": 1, "items": 8 if group["task"] == found["server"]["task"] else 32}
+    return found
+
+
+def rounds(session: Session, count: int, *, first: int = 1, absent: tuple[str, ...] = ()) -> Ledger:
+    ledger = Ledger()
+    for number in range(first, first + count):
+        session.server.begin(number)
+        cohort = session.cohort(number, ledger)
+        cohort.clients = tuple(client for client in cohort.clients if client.id not in absent)
+        session.experiment.algorithm.round(session.server, cohort)
+    return ledger
+
+
+def one_training(session: Session, client_id: str, start: Weights, epochs: int) -> Weights:
+    """AdamW over so many passes, with one optimiser; pass k takes the batches of round k."""
+    member = session.federation.members[client_id]
+    model = session.federation.client_model(member)
+    model.load_state_dict(dict(start))
+    model.train()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.001, weight_decay=0.0)
+    for epoch in range(1, epochs + 1):
+        client = woken(session, client_id, (epoch, 0))
+        for batch in client.batches(session.federation.train(member), "task-0"):
+            optimizer.zero_grad()
+            member.settings.task.loss(model, model.heads[member.head], batch).backward()
+            optimizer.step()
+    return {name: value.detach().clone() for name, value in model.state_dict().items()}
+
+
+def test_rounds_of_one_epoch_are_one_training_of_many(config: Config, tmp_path: Path) -> None:
+    config["algorithm"]["local_epochs"] = 1
+    session = prepared(config, tmp_path)
+    start = copies(session.server.weights)
+    rounds(session, 3)
+    for kind in ("image", "text", "paired"):
+        expected = one_training(session, kind, start[kind], 3)
+        for name, value in session.server.weights[kind].items():
+            assert torch.allclose(value, expected[name], rtol=0, atol=1e-6), name
+    for name, value in session.server.model.state_dict().items():
+        assert torch.equal(value, session.server.weights["paired"][name])
+
+
+def test_its_momenta_are_what_tells_it_from_fedavg_over_one_client(config: Config, tmp_path: Path) -> None:
+    found = {}
+    for name in ("centralised", "fedavg"):
+        session = prepared(config | {"algorithm": {"name": name, "local_epochs": 1}}, tmp_path / name)
+        for number in (1, 2):
+            rounds(session, 1, first=number)
+            found[name, number] = copies(session.server.weights)
+    for kind, first in found["fedavg", 1].items():
+        assert all(torch.equal(value, found["centralised", 1][kind][name]) for name, value in first.items())
+        second = found["fedavg", 2][kind]
+        assert any(not torch.equal(value, found["centralised", 2][kind][name]) for name, value in second.items())
+
+
+def test_weights_go_down_once_and_come_up_every_round(config: Config, tmp_path: Path) -> None:
+    config["algorithm"]["local_steps"] = 1
+    session = prepared(config, tmp_path)
+    ledger = rounds(session, 3)
+    for kind, weights in session.server.weights.items():
+        lines = [line for line in ledger.records if line["client"] == kind and line["kind"] == "weights"]
+        found = {way: [line["bytes"] for line in lines if line["direction"] == way] for way in ("down", "up")}
+        assert found == {"down": [tensor_bytes(weights), 0, 0], "up": 3 * [tensor_bytes(weights)]}
+
+
+def test_a_client_that_comes_later_starts_from_the_initial_weights_too(config: Config, tmp_path: Path) -> None:
+    config["algorithm"]["local_epochs"] = 1
+    session = prepared(config, tmp_path)
+    start = copies(session.server.weights)
+    rounds(session, 1, absent=("text",))
+    assert all(torch.equal(value, start["text"][name]) for name, value in session.server.weights["text"].items())
+    rounds(session, 1, first=2)
+    assert session.server.state["budget"]["text"].tolist() == [2, 1, 32]
+    assert session.server.state["budget"]["image"].tolist() == [4, 2, 64]
+
+
+@pytest.mark.parametrize(
+    ("items", "settings", "steps", "epochs", "samples"),
+    [
+        (48, {"local_epochs": 2}, 12, 4, 192),
+        (41, {"local_epochs": 1}, 6, 2, 82),
+        (33, {"local_epochs": 1}, 4, 2, 64),  # a last batch of one sample is left out
+        (41, {"local_steps": 4}, 8, 8 / 3, 2 * (41 + 16)),
+        (41, {"local_steps": 2}, 4, 4 / 3, 64),
+    ],
+)
+def test_the_budget_of_two_rounds(
+    config: Config, tmp_path: Path, items: int, settings: Config, steps: int, epochs: float, samples: int
+) -> None:
+    config["clients"] = {"text": config["clients"]["text"] | {"items": items}}
+    del config["server"]
+    config["algorithm"] |= settings
+    config["run"] |= {"rounds": 2, "evaluate_clients": False}
+    result = run(Experiment.parse(config), tmp_path / "run")
+    expected = {"steps.text": steps, "epochs.text": epochs, "samples.text": samples}
+    assert result.records.last("server", "train") == pytest.approx(expected)
+    assert list(result.records.series("server", "steps.text", "train").values()) == [steps / 2, steps]
+
+
+class Stopping(SilentProgress):
+    """Stops the run as its third round begins."""
+
+    def round_started(self, number: int, clients: Sequence[str]) -> None:
+        if number == 3:
+            raise KeyboardInterrupt
+
+
+def test_a_resumed_run_ends_in_the_same_bits_on_a_real_wire_too(config: Config, tmp_path: Path) -> None:
+    config["run"] |= {"rounds": 3}
+    config["algorithm"]["local_steps"] = 2
+    whole = run(Experiment.parse(config), tmp_path / "whole")
+    with pytest.raises(KeyboardInterrupt):
+        run(Experiment.parse(config), tmp_path / "stopped", Stopping())
+    assert contents(resume(tmp_path / "stopped")) == contents(whole)
+    config["run"]["engine"] = {"name": "local", "serialize": True}
+    assert contents(run(Experiment.parse(config), tmp_path / "wire")) == contents(whole)
+
+
+def test_it_runs_in_bf16(config: Config, tmp_path: Path) -> None:
+    config["algorithm"]["local_steps"] = 2
+    config["run"]["precision"] = "bfloat16"
+    result = run(Experiment.parse(config), tmp_path / "run")
+    assert result.records.last("server", "train")["steps.paired"] == 4
+
+
+# ---- what it refuses
+
+
+def test_several_clients_of_a_type_are_refused_with_what_to_set(config: Config, tmp_path: Path) -> None:
+    config["clients"]["text"]["count"] = 2
+    config["clients"]["paired"]["count"] = 3
+    expected = r"text \(2 clients\): set clients\.text\.count=1; paired \(3 clients\): set clients\.paired\.count=1"
+    with pytest.raises(ConfigError, match=expected):
+        run(Experiment.parse(config), tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+def test_two_architectures_of_a_group_are_not_pooled_either(config: Config, tmp_path: Path) -> None:
+    group = config["clients"]["text"]
+    other = copy.deepcopy(group.pop("model"))
+    other["encoders"]["text"]["depth"] = 1
+    group |= {"count": 2, "models": [config["clients"]["text"].get("model") or copy.deepcopy(other), other]}
+    group["models"][0]["encoders"]["text"]["depth"] = 2
+    with pytest.raises(ConfigError, match=r"text \(2 clients\)"):
+        run(Experiment.parse(config), tmp_path / "run")
+
+
+def test_two_groups_of_a_type_are_refused(config: Config, tmp_path: Path) -> None:
+    config["clients"]["more"] = copy.deepcopy(config["clients"]["text"])
+    with pytest.raises(ConfigError, match=r"text\+more: leave one of the groups text, more"):
+        run(Experiment.parse(config), tmp_path / "run")
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [("layers", "encoder"), ("factor", 100), ("server_optimizer", "adam"), ("averaging", "sequential")],
+)
+def test_settings_of_an_exchange_have_no_effect_and_are_refused(config: Config, key: str, value: object) -> None:
+    config["algorithm"][key] = value
+    with pytest.raises(ConfigError, match=f"{key} has no effect on centralised training"):
+        Experiment.parse(config)
+
+
+def test_it_learns(config: Config, tmp_path: Path) -> None:
+    """Few texts, tested on those that it trains on."""
+    config["clients"] = {"text": config["clients"]["text"] | {"items": 48, "test_split": "train"}}
+    del config["server"]
+    config["algorithm"]["local_epochs"] = 5
+    config["run"]["rounds"] = 4
+    result = run(Experiment.parse(config), tmp_path / "run")
+    assert result.records.last("text")["accuracy"] > 90  # chance is 17

@@ -1,0 +1,330 @@
+"""CreamFL among averaged models: both halves by hand, what crosses the wire to the byte, and learning."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from by_hand import assert_mean, copies, plain_sgd, plain_training, transformers
+from misbehaving import contents
+from polyfed.algorithms.creamfl_averaged import CreamFLAveraged, _Sound
+from polyfed.data.samples import Batch
+from polyfed.errors import ConfigError, PayloadError
+from polyfed.experiment import Experiment
+from polyfed.federation.cohort import Reply
+from polyfed.federation.ledger import Ledger
+from polyfed.federation.payload import Representations, Weights
+from polyfed.federation.wire import tensor_bytes
+from polyfed.models.model import Model
+from polyfed.runner import run
+from polyfed.session import Session
+from sessions import prepared, woken
+
+Config = dict[str, Any]
+Tensors = dict[str, Tensor]
+GAMMA = 10.0
+ROWS, WIDTH = 30, 96  # of the public set: 6 pictures of 5 captions
+
+
+@pytest.fixture
+def config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Config:
+    monkeypatch.setenv("POLYFED_CACHE", str(tmp_path / "cache"))
+    found = transformers(name="creamfl_averaged", gamma=1.0, public_batch_size=ROWS)
+    found["public"] = {"source": "scenes", "items": ROWS // 5}
+    found["clients"]["image"]["items"] = 24
+    found["clients"]["text"]["items"] = 48
+    found["clients"]["paired"]["items"] = 10
+    return found
+
+
+def one_round(session: Session, *, absent: tuple[str, ...] = ()) -> Ledger:
+    ledger = Ledger()
+    cohort = session.cohort(1, ledger)
+    cohort.clients = tuple(client for client in cohort.clients if client.group not in absent)
+    session.experiment.algorithm.round(session.server, cohort)
+    return ledger
+
+
+def recorded(session: Session) -> dict[str, float]:
+    return {name: value for record in session.server.records for name, value in record["metrics"].items()}
+
+
+# ---- by hand
+
+
+def naive_contrasts(
+    session: Session, client_id: str, start: Tensors, known: Representations
+) -> Callable[[Model, Batch], Tensor]:
+    """Equations 1 and 2 at temperature 0.5, summed over both, of the whole public set in the order of its passes."""
+    client = woken(session, client_id)
+    (modality,) = client.info.modalities
+    (partner,) = [name for name in known if name != modality]
+    client.receive(start)
+    previous = client.represent(client.public_set)[modality].clone()
+    passes = iter([client.public_batches(f"contrast-{k}", ROWS) for k in range(2)])
+
+    def extra(model: Model, private: Batch) -> Tensor:
+        (batch,) = next(passes)
+        u, total = model.represent(modality, batch.inputs[modality]), torch.zeros(())
+        for row, k in enumerate(batch.index.tolist()):
+            logits = torch.stack([u[row] @ known[partner][j] for j in range(ROWS)]) / 0.5
+            total = total + (logits.exp().sum().log() - logits[k]) / ROWS
+            pair = torch.stack([u[row] @ known[modality][k], u[row] @ previous[k]]) / 0.5
+            total = total + (pair.exp().sum().log() - pair[0]) / ROWS
+        return GAMMA * total
+
+    return extra
+
+
+def scatter(*models: Tensors) -> None:
+    """Move models away from the server's, from which all start; previous and known representations then differ."""
+    stream = torch.Generator().manual_seed(1)
+    for value in (value for model in models for value in model.values()):
+        value += 0.1 * torch.randn(value.shape, generator=stream)
+
+
+def trained_by_hand(session: Session, known: Representations) -> dict[str, Tensors]:
+    """Two steps of every client."""
+    server, found = session.server, {}
+    start = copies(server.weights)
+    for info in server.clients:
+        own = start[server.type_of(info)]
+        extra = {} if len(info.modalities) > 1 else {"extra": naive_contrasts(session, info.id, own, known)}
+        found[info.id] = plain_training(session, info.id, own, step="contrasted_fit", **extra)
+    return found
+
+
+def test_models_are_averaged_by_type_and_only_single_modalities_are_contrasted(config: Config, tmp_path: Path) -> None:
+    config["algorithm"] |= {"kd_epochs": 0, "gamma": GAMMA}
+    config["clients"]["paired"]["items"] = 4
+    session = prepared(plain_sgd(config, batch_size=12), tmp_path)
+    server = session.server
+    scatter(server.weights["image"], server.weights["text"])
+    samples = {info.id: info.samples for info in server.clients}
+    assert set(samples.values()) <= {10, 24}
+    trained = trained_by_hand(session, server.represent_public())
+    one_round(session)
+    for kind, members in server.types.items():
+        assert_mean(server.weights[kind], {info.id: trained[info.id] for info in members.clients}, samples)
+
+
+def naive_gca(local: Tensor, partner: Tensor) -> Tensor:
+    """Equations 4 to 6, of [clients, rows, d] and [rows, d]."""
+    result = torch.zeros_like(local[0])
+    for k in range(len(partner)):
+        scores = []
+        for c in range(len(local)):
+            logits = [local[c, k] @ partner[j] for j in range(len(partner))]
+            scores.append(logits[k] - sum(value.exp() for j, value in enumerate(logits) if j != k).log())
+        weights = torch.stack(scores).softmax(0)
+        result[k] = sum(weights[c] * local[c, k] for c in range(len(local)))
+    return result
+
+
+def replies_of(session: Session, known: Tensors) -> tuple[dict[str, Tensors], dict[str, Tensor]]:
+    """Client -> weights, and modality -> representations [clients, rows, d], asked one by one."""
+    weights: dict[str, Tensors] = {}
+    sent: dict[str, list[Tensor]] = {name: [] for name in known}
+    for info in session.server.clients:
+        told = Representations(known if len(info.modalities) == 1 else {})
+        client = woken(session, info.id)
+        reply = session.experiment.algorithm.contrasted_fit(client, session.server.weights_for(info), told)
+        weights[info.id] = {name: value.clone() for name, value in reply.weights.items()}
+        for modality, value in reply.representations.items():
+            sent[modality].append(value.double())
+    return weights, {name: torch.stack(values) for name, values in sent.items()}
+
+
+def distilled(session: Session, start: Tensors, targets: Tensors, rate: float) -> Tensors:
+    """One pass of SGD on the mean squared error, summed over modalities, over the public set."""
+    model = session.server.model
+    model.load_state_dict(start)
+    model.train()
+    for batch in session.server.public_batches("distil-0", 16):
+        errors = [model.represent(name, batch.inputs[name]) - targets[name][batch.index] for name in targets]
+        model.zero_grad()
+        sum(error.square().mean() for error in errors).backward()
+        with torch.no_grad():
+            for value in model.parameters():
+                if value.grad is not None:
+                    value -= rate * value.grad
+    return {name: value.detach() for name, value in model.state_dict().items()}
+
+
+def test_the_averaged_paired_model_learns_what_single_modalities_sent(config: Config, tmp_path: Path) -> None:
+    rate = 0.5
+    optimizer = {"kind": "sgd", "lr": rate, "momentum": 0.0}
+    config["algorithm"]["distillation"] = {"optimizer": optimizer, "batch_size": 16}
+    session, other = (prepared(plain_sgd(config, batch_size=12), tmp_path / name) for name in ("a", "b"))
+    known = dict(session.server.represent_public())
+    one_round(session)
+
+    weights, sent = replies_of(other, known)
+    assert {name: len(values) for name, values in sent.items()} == {"image": 1, "text": 2}
+    partner = {"image": "text", "text": "image"}
+    targets = {name: naive_gca(local, known[partner[name]].double()).float() for name, local in sent.items()}
+    paired = {info.id: info.samples for info in session.server.clients if info.group == "paired"}
+    mean = {
+        name: sum(weights[client][name] * (samples / sum(paired.values())) for client, samples in paired.items())
+        for name in session.server.model.state_dict()
+    }
+    expected = distilled(other, mean, targets, rate)
+    for name, value in session.server.model.state_dict().items():
+        assert torch.allclose(value, expected[name], rtol=0, atol=1e-6), name
+        assert torch.equal(session.server.weights["paired"][name], value), name
+    assert max(float((value - mean[name]).abs().max()) for name, value in expected.items()) > 1e-4
+
+
+# ---- what crosses
+
+
+def test_bytes_are_own_models_and_four_public_sets(config: Config, tmp_path: Path) -> None:
+    """FedCola's cost of one image and one text client: own models, and both modalities' representations each."""
+    config["clients"]["text"]["count"] = 1
+    config["algorithm"]["local_steps"] = 1
+    session = prepared(config, tmp_path)
+    ledger = one_round(session)
+    own = {kind: tensor_bytes(weights) for kind, weights in session.server.weights.items()}
+
+    def crossed(direction: str, *groups: str) -> int:
+        return sum(
+            line["bytes"]
+            for line in ledger.records
+            if line["direction"] == direction and line["kind"] != "framing" and line["client"].split("-")[0] in groups
+        )
+
+    assert crossed("down", "image", "text") == own["image"] + own["text"] + 4 * ROWS * WIDTH * 4
+    assert crossed("up", "image", "text") == own["image"] + own["text"] + 2 * ROWS * WIDTH * 4
+    assert crossed("down", "paired") == crossed("up", "paired") == 2 * own["paired"]
+
+
+def test_nobody_sends_what_was_not_asked_for(config: Config, tmp_path: Path) -> None:
+    session = prepared(config, tmp_path)
+    server = session.server
+    known = server.represent_public()
+    check = _Sound(session.experiment.algorithm, server, known)
+    for client in server.clients:
+        own = {name: known[name] for name in client.modalities if len(client.modalities) == 1}
+        weights = server.weights_for(client)
+
+        def reply(
+            tensors: Tensors, client: Any = client, weights: Weights = weights, order: str = known.order
+        ) -> Reply:
+            found = Reply(weights=weights, representations=Representations(tensors, order=order), num_examples=1)
+            found.client = client
+            return found
+
+        check(reply(own))
+        with pytest.raises(PayloadError, match="representations of"):
+            check(reply(dict(known)))
+        with pytest.raises(PayloadError, match="another public set or order"):
+            check(reply(own, order="other"))
+        with pytest.raises(PayloadError, match="do not match the architecture"):
+            check(reply(own, weights=Weights({})))
+
+
+@pytest.mark.parametrize(
+    ("absent", "senders"),
+    [(("image",), {"text": 2.0}), (("image", "text"), {}), (("paired",), {"image": 1.0, "text": 2.0})],
+)
+def test_types_that_are_absent(
+    config: Config, tmp_path: Path, absent: tuple[str, ...], senders: dict[str, float]
+) -> None:
+    config["algorithm"]["local_steps"] = 1
+    session = prepared(config, tmp_path)
+    start = copies(session.server.weights)
+    one_round(session, absent=absent)
+    found = recorded(session)
+    assert {name.removeprefix("senders."): value for name, value in found.items() if "senders" in name} == senders
+    for kind in ("image", "text"):
+        same = all(torch.equal(value, start[kind][name]) for name, value in session.server.weights[kind].items())
+        assert same == (kind in absent)
+    assert not torch.equal(  # averaged, or at least distilled
+        session.server.weights["paired"]["final_norm.weight"], start["paired"]["final_norm.weight"]
+    )
+
+
+# ---- settings
+
+
+def test_defaults_are_those_of_fedcolas_paper() -> None:
+    method = CreamFLAveraged()
+    assert (method.gamma, method.kd_weight, method.kd_epochs, method.kd_loss) == (1e-7, 1.0, 1, "mse")
+    assert (method.tau_inter, method.tau_intra, method.public_batch_size) == (0.5, 0.5, 128)
+    optimizer = method.distillation.optimizer
+    assert (optimizer.kind, optimizer.lr, optimizer.clip, method.distillation.batch_size) == ("adamw", 1e-4, 2.0, 128)
+
+
+def test_both_readings_of_the_weights_act(config: Config, tmp_path: Path) -> None:
+    """In the paper's the contrasts hardly act on clients; in the script's, distillation hardly acts on the server."""
+    readings = {"paper": (1e-7, 1.0), "script": (1.0, 1e-7), "neither": (0.0, 0.0)}
+    image, server = {}, {}
+    for name, (gamma, kd_weight) in readings.items():
+        config["algorithm"] |= {"gamma": gamma, "kd_weight": kd_weight}
+        session = prepared(plain_sgd(config, batch_size=12), tmp_path / name)
+        one_round(session)
+        image[name] = flat(session.server.weights["image"])
+        server[name] = flat(session.server.weights["paired"])
+    assert (image["script"] - image["neither"]).norm() > 1000 * (image["paper"] - image["neither"]).norm()
+    assert (server["paper"] - server["neither"]).norm() > 2 * (server["script"] - server["neither"]).norm()
+
+
+def flat(weights: Tensors) -> Tensor:
+    return torch.cat([value.flatten().float() for value in weights.values()])
+
+
+@pytest.mark.parametrize(
+    ("settings", "precision"),
+    [
+        ({}, "bfloat16"),
+        ({"gamma": 0.0, "averaging": "sequential"}, "float32"),
+        ({"server_optimizer": "adam"}, "float32"),
+    ],
+)
+def test_it_runs_the_same_on_a_real_wire(config: Config, tmp_path: Path, settings: Config, precision: str) -> None:
+    config["algorithm"] |= settings | {"local_steps": 1}
+    config["run"]["precision"] = precision
+    plain = run(Experiment.parse(config), tmp_path / "a")
+    config["run"]["engine"] = {"name": "local", "serialize": True}
+    assert contents(run(Experiment.parse(config), tmp_path / "b")) == contents(plain)
+
+
+@pytest.mark.parametrize(("part", "expected"), [("public", "needs a public set"), ("server", "needs a server model")])
+def test_what_it_cannot_work_without(config: Config, tmp_path: Path, part: str, expected: str) -> None:
+    del config[part]
+    with pytest.raises(ConfigError, match=expected):
+        run(Experiment.parse(config), tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_server_of_one_modality_is_refused(config: Config, tmp_path: Path) -> None:
+    image = config["clients"]["image"]
+    config["server"] = {key: image[key] for key in ("model", "task", "source", "training")}
+    with pytest.raises(ConfigError, match="contrasts between modalities need two"):
+        run(Experiment.parse(config), tmp_path / "run")
+
+
+@pytest.mark.parametrize(("key", "value"), [("gamma", -1), ("tau_inter", 0), ("kd_loss", "l3"), ("intra", False)])
+def test_bad_settings(config: Config, key: str, value: object) -> None:
+    config["algorithm"][key] = value
+    with pytest.raises(ConfigError, match=rf"{key}"):
+        Experiment.parse(config)
+
+
+def test_it_learns(config: Config, tmp_path: Path) -> None:
+    """Few texts, tested on those that it trains on; and the server moves towards what clients sent."""
+    del config["clients"]["image"]
+    config["clients"]["text"]["test_split"] = "train"
+    config["algorithm"] |= {
+        "local_epochs": 6, "kd_epochs": 4, "distillation": {"optimizer": {"kind": "adamw", "lr": 0.001}},
+    }  # fmt: skip
+    config["run"]["rounds"] = 4
+    result = run(Experiment.parse(config), tmp_path / "run").records
+    assert result.last("text-0")["accuracy"] > 2 * 100 / 6
+    before, after = (result.series("server", f"kd_distance_{when}.text", "train") for when in ("before", "after"))
+    assert all(after[number] < 0.9 * before[number] for number in range(1, 5))

@@ -1,0 +1,156 @@
+"""FedIoT: a round by hand, the share of clients with several modalities, and learning."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from by_hand import assert_mean, copies, plain_sgd, plain_training, transformers
+from polyfed.errors import ConfigError
+from polyfed.experiment import Experiment
+from polyfed.runner import run
+from polyfed.session import Session
+from sessions import first_cohort, prepared
+
+Config = dict[str, Any]
+ALPHA = 100
+
+
+@pytest.fixture
+def config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Config:
+    monkeypatch.setenv("POLYFED_CACHE", str(tmp_path / "cache"))
+    return transformers(name="fediot")
+
+
+def trained_by_hand(session: Session) -> dict[str, dict[str, Any]]:
+    server = session.server
+    start = copies(server.weights)
+    return {info.id: plain_training(session, info.id, start[server.type_of(info)]) for info in server.clients}
+
+
+def counts(session: Session, factor: float = ALPHA) -> dict[str, float]:
+    return {info.id: info.samples * (factor if len(info.modalities) > 1 else 1) for info in session.server.clients}
+
+
+def recorded(session: Session) -> dict[str, float]:
+    return {name: value for record in session.server.records for name, value in record["metrics"].items()}
+
+
+@pytest.mark.parametrize("modality", ["image", "text"])
+def test_blocks_of_a_modality_are_the_mean_with_paired_clients_times_100(
+    config: Config, tmp_path: Path, modality: str
+) -> None:
+    session = prepared(plain_sgd(config, batch_size=24), tmp_path)  # two steps a client
+    trained, samples = trained_by_hand(session), counts(session)
+    session.experiment.algorithm.round(session.server, first_cohort(session))
+    having = {info.id for info in session.server.clients if modality in info.modalities}
+    assert len(having) >= 3
+    for kind in (modality, "paired"):
+        found = session.server.weights[kind]
+        blocks = {name: value for name, value in found.items() if name.startswith(f"encoders.{modality}.blocks.")}
+        assert len(blocks) == 2 * 12
+        assert_mean(blocks, {client: trained[client] for client in having}, samples)
+
+
+def test_all_but_blocks_stays_with_its_type(config: Config, tmp_path: Path) -> None:
+    session = prepared(plain_sgd(config, batch_size=24), tmp_path)
+    trained, samples = trained_by_hand(session), counts(session)
+    session.experiment.algorithm.round(session.server, first_cohort(session))
+    for kind, members in session.server.types.items():
+        found = session.server.weights[kind]
+        others = {name: value for name, value in found.items() if ".blocks." not in name}
+        assert any(name.startswith("heads.") for name in others)
+        assert_mean(others, {info.id: trained[info.id] for info in members.clients}, samples)
+
+
+def test_encoders_without_blocks_are_shared_whole_if_so_set(tiny: Config, tmp_path: Path) -> None:
+    tiny["algorithm"] = {"name": "fediot", "local_epochs": 1, "layers": "encoder"}
+    session = prepared(plain_sgd(tiny), tmp_path)
+    trained, samples = trained_by_hand(session), counts(session)
+    session.experiment.algorithm.round(session.server, first_cohort(session))
+    for kind in ("image", "paired"):
+        found = session.server.weights[kind]
+        encoder = {name: value for name, value in found.items() if name.startswith("encoders.image.")}
+        assert_mean(encoder, trained, samples)
+    assert list(recorded(session)) == ["share.image", "share.text"]
+
+
+def test_encoders_without_blocks_are_refused_with_what_to_set(tiny: Config, tmp_path: Path) -> None:
+    tiny["algorithm"] = "fediot"
+    with pytest.raises(ConfigError, match=r"no client's model has such layers.*set algorithm\.layers=encoder"):
+        run(Experiment.parse(tiny), tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("factor", [1.0, 100.0])
+def test_the_recorded_share_is_that_of_the_sample_counts(config: Config, tmp_path: Path, factor: float) -> None:
+    config["clients"]["image"]["items"] = 6  # few: the share depends on quantity, not on alpha alone
+    config["algorithm"]["factor"] = factor
+    session = prepared(config, tmp_path)
+    session.experiment.algorithm.round(session.server, first_cohort(session))
+    samples = {kind: members.samples for kind, members in session.server.types.items()}
+    expected = {
+        f"share.{name}": factor * samples["paired"] / (factor * samples["paired"] + samples[name])
+        for name in ("image", "text")
+    }
+    assert recorded(session) == pytest.approx(expected)
+    assert expected["share.image"] != pytest.approx(expected["share.text"])
+
+
+@pytest.mark.parametrize(("absent", "image", "text"), [("paired", 0.0, 0.0), ("image", 1.0, None), ("text", None, 1.0)])
+def test_the_share_is_of_those_who_came(
+    config: Config, tmp_path: Path, absent: str, image: float | None, text: float | None
+) -> None:
+    session = prepared(config, tmp_path)
+    cohort = first_cohort(session)
+    cohort.clients = tuple(client for client in cohort.clients if client.group != absent)
+    session.experiment.algorithm.round(session.server, cohort)
+    found = recorded(session)
+    for name, expected in (("image", image), ("text", text)):
+        assert 0.9 < found[f"share.{name}"] < 1 if expected is None else found[f"share.{name}"] == expected
+
+
+def test_nothing_shared_has_no_share(config: Config, tmp_path: Path) -> None:
+    config["algorithm"]["range"] = "own"
+    session = prepared(config, tmp_path)
+    session.experiment.algorithm.round(session.server, first_cohort(session))
+    assert recorded(session) == {}
+
+
+@pytest.mark.parametrize("settings", [{"range": "all"}, {"averaging": "sequential"}, {"server_optimizer": "yogi"}])
+def test_every_switch_runs_in_bf16(config: Config, tmp_path: Path, settings: Config) -> None:
+    config["algorithm"] |= settings | {"local_steps": 1}
+    config["run"] |= {"precision": "bfloat16", "rounds": 1}
+    result = run(Experiment.parse(config), tmp_path / "run")
+    assert 0.9 < result.records.last("server", "train")["share.image"] < 1
+
+
+def test_traffic_is_that_of_fedavg(config: Config, tmp_path: Path) -> None:
+    config["run"] |= {"rounds": 1, "evaluate_clients": False}
+    config["algorithm"]["local_steps"] = 1
+    transfers = []
+    for name in ("fediot", "fedavg"):
+        config["algorithm"]["name"] = name
+        transfers.append(run(Experiment.parse(config), tmp_path / name).records.transfers)
+    assert transfers[0] == transfers[1]
+
+
+@pytest.mark.parametrize(("key", "value"), [("factor", 0), ("range", "modal"), ("layers", "block")])
+def test_bad_settings(config: Config, key: str, value: object) -> None:
+    config["algorithm"][key] = value
+    with pytest.raises(ConfigError, match=rf"algorithm\.{key}"):
+        Experiment.parse(config)
+
+
+def test_it_learns(config: Config, tmp_path: Path) -> None:
+    """Few texts, tested on those that it trains on: it fits them, where an untrained model is at chance."""
+    del config["clients"]["image"]
+    for group in config["clients"].values():
+        group["test_split"] = "train"
+    config["algorithm"]["local_epochs"] = 6
+    config["run"] |= {"rounds": 4, "eval_every": 4}
+    result = run(Experiment.parse(config), tmp_path / "run").records
+    assert result.last("text-0")["accuracy"] > 2 * 100 / 6
+    assert result.last("text-0")["accuracy"] == result.last("text-1")["accuracy"]  # one global model
