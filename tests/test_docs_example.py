@@ -11,6 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 import yaml
+from torch import Tensor
 
 from polyfed import Experiment, resume, run
 from polyfed.algorithms.creamfl import CreamFL
@@ -64,9 +65,10 @@ def blocks(page: str, language: str) -> list[str]:
     return re.findall(rf"```{language}\n(.*?)```", (DOCS / page).read_text(encoding="utf-8"), re.DOTALL)
 
 
-def test_the_page_shows_the_whole_file() -> None:
+@pytest.mark.parametrize("file", ["consensus.py", "bounded.py"])
+def test_the_page_shows_the_whole_file(file: str) -> None:
     shown = blocks("add-a-method.md", "python")
-    assert (DOCS / "examples" / "consensus.py").read_text(encoding="utf-8") in shown
+    assert (DOCS / "examples" / file).read_text(encoding="utf-8") in shown
 
 
 def test_a_dotted_name_is_all_that_a_method_needs(experiment: dict[str, Any], tmp_path: Path) -> None:
@@ -109,6 +111,35 @@ def test_digesting_brings_a_party_to_the_targets(session: Session) -> None:
     session.experiment.algorithm.model_copy(update={"digest_epochs": 30}).digest(server, targets)
     for name, values in server.represent_public().items():
         assert float((values - targets[name]).norm(dim=1).mean()) < 1.0
+
+
+def test_bounded_updates_are_those_of_fedavg_cut_to_their_length(experiment: dict[str, Any], tmp_path: Path) -> None:
+    def update(folder: str, **algorithm: Any) -> dict[str, Tensor]:
+        config = experiment | {"algorithm": {"local_epochs": 1} | algorithm}
+        session = prepared(config, tmp_path / folder)
+        server = session.server
+        old = {key: value.clone() for key, value in server.weights["image"].items()}  # of one client
+        session.experiment.algorithm.round(server, first_cohort(session))
+        moved = server.weights["image"].items()
+        return {key: value - old[key] for key, value in moved if value.is_floating_point()}
+
+    def length(moved: dict[str, Tensor]) -> float:
+        return float(torch.cat([value.flatten() for value in moved.values()]).norm())
+
+    plain = update("plain", name="fedavg")
+    free = update("free", name="bounded.Bounded", length=2 * length(plain))
+    short = update("short", name="bounded.Bounded", length=0.25 * length(plain))
+    for key, value in plain.items():
+        assert torch.equal(free[key], value)
+        assert torch.allclose(short[key], 0.25 * value, atol=1e-6)
+
+
+def test_bounded_counts_those_it_cuts_on_any_wire(experiment: dict[str, Any], tmp_path: Path) -> None:
+    experiment |= {"algorithm": {"name": "bounded.Bounded", "local_epochs": 1, "length": 0.001}}
+    plain = run(Experiment.load(experiment), tmp_path / "plain")
+    assert plain.records.series("server", "shortened", "train") == {1: 1.0, 2: 1.0}
+    encoded = experiment | {"run": experiment["run"] | {"engine": {"name": "local", "serialize": True}}}
+    assert contents(run(Experiment.load(encoded), tmp_path / "encoded").folder) == contents(plain.folder)
 
 
 def test_a_modality_is_two_classes_and_a_column(

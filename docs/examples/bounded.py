@@ -1,0 +1,42 @@
+"""Averaging in which no client moves the global model further than a set length."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+import torch
+from pydantic import Field
+
+from polyfed.algorithms.algorithm import Reply
+from polyfed.algorithms.fedavg import FedAvg
+from polyfed.federation.cohort import Cohort
+from polyfed.federation.payload import Payload, Weights
+from polyfed.federation.server import Server
+
+
+class Bounded(FedAvg):
+    """Norm thresholding (Sun et al. 2019): an update w_k - W longer than ``length`` is cut to it, then averaged.
+
+    The metric ``shortened`` is the share of the round's clients whose updates were too long.
+    """
+
+    length: float = Field(default=1.0, gt=0, description="largest L2 norm of a client's update")
+
+    def aggregate(self, server: Server, cohort: Cohort, replies: Iterable[Reply]) -> None:
+        """As FedAvg, of updates that are not too long."""
+        cut: list[bool] = []
+        super().aggregate(server, cohort, self.bounded(server, replies, cut))
+        server.record(shortened=sum(cut) / max(len(cut), 1))
+
+    def bounded(self, server: Server, replies: Iterable[Reply], cut: list[bool]) -> Iterator[Reply]:
+        """The replies as they come, the weights in them pulled back towards those that were sent out."""
+        for reply in replies:
+            old = server.weights[server.type_of(reply.sender)]
+            new = {name: value.to(old[name]) for name, value in reply.weights.items() if value.is_floating_point()}
+            norm = float(torch.nn.utils.get_total_norm([new[name] - old[name] for name in new]))
+            cut.append(norm > self.length)
+            if norm > self.length:
+                short = {name: old[name].lerp(value, self.length / norm) for name, value in new.items()}
+                fields = {**reply.payload.fields, "weights": Weights({**reply.weights, **short})}
+                reply = Reply.received(Payload(fields), reply.sender)
+            yield reply
