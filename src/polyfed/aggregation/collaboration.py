@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from polyfed.errors import ConfigError
-from polyfed.models.slots import BLOCK_ROLES, EXTRA, HEAD, SHARED, Places, Slot
+from polyfed.models.slots import BLOCK_ROLES, EXTRA, HEAD, Places, Slot
 
 Layers = Literal["none", "attention", "mlp", "blocks", "encoder"]
 Range = Literal["own", "modality", "all"]
@@ -54,7 +54,7 @@ class Scope:
         if self.range == "own":
             return False
         if self.layers == "encoder":
-            return slot.role not in (HEAD, EXTRA, SHARED)
+            return slot.role not in (HEAD, EXTRA)
         return slot.role in (_ROLES if self.names == "role" else _RELEASED)[self.layers]
 
 

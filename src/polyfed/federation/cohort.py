@@ -5,10 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Annotated, Any, Generic, Literal, Protocol, TypeVar
+from typing import Any, Generic, Literal, Protocol, TypeVar
 
 import torch
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from polyfed.errors import ConfigError, ExchangeError, PayloadError
 from polyfed.federation.client import ClientInfo
@@ -20,8 +20,6 @@ from polyfed.federation.state import Label
 from polyfed.settings import Settings
 
 T = TypeVar("T")
-Share = Annotated[int, Field(gt=0)] | Annotated[float, Field(gt=0)]
-"""A number of clients, or a share of a group."""
 
 
 class Reply:
@@ -115,11 +113,21 @@ class SamplingSettings(Settings):
     kind: Literal["uniform", "stratified"] = Field(
         default="uniform", description="from all clients together, or a share of every group (at least one)"
     )
-    cohort: Share | dict[str, Share] | None = Field(
+    cohort: int | float | dict[str, int | float] | None = Field(
         default=None,
         description="clients a round: a number (integer), a share of each group, at least one (fraction), either by "
         "group (a mapping that names every group; stratified), None: all",
     )
+
+    @field_validator("cohort")
+    @classmethod
+    def _positive(
+        cls, value: int | float | dict[str, int | float] | None
+    ) -> int | float | dict[str, int | float] | None:
+        for share in value.values() if isinstance(value, dict) else (value,):
+            if share is not None and not share > 0:
+                raise ValueError(f"a cohort is a number of clients or a share of them, greater than 0, not {share}")
+        return value
 
     @model_validator(mode="after")
     def _strata(self) -> SamplingSettings:
