@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from polyfed.data.samples import Batch
+from polyfed.federation.ledger import Ledger
 from polyfed.models.model import Model
 from polyfed.randomness import isolated
 from polyfed.session import Session
@@ -63,6 +64,31 @@ def group(count: int, source: str, encoders: Config, training: Config, target: s
     """Clients that classify."""
     model, task = {"dim": 96, "encoders": encoders}, {"name": "classification", "target": target}
     return {"count": count, "source": source, "model": model, "task": task, "training": training}
+
+
+def topics(**algorithm: Any) -> Config:
+    """Two clients that tell the topic of a text, one of six, by a bag of words: learnt in a second."""
+    config = transformers(local_epochs=3, **algorithm)
+    texts = config["clients"]["text"]
+    view = {"name": "tokens", "length": 24, "tokenizer": {"name": "hashing", "size": 400}}
+    texts["model"] = {"dim": 32, "encoders": {"text": {"name": "bag", "width": 32, "view": view}}}
+    texts["training"] = {"optimizer": {"kind": "adam", "lr": 0.02}, "batch_size": 32}
+    config["data"]["sources"]["texts"] |= {"train": 600, "test": 200, "difficulty": 0.0}
+    del config["server"]
+    return config | {"clients": {"text": texts}}
+
+
+def assert_learns_topics(session: Session, rounds: int = 6) -> None:
+    """From near chance to twice as good, on texts that no client trains on; fails if a method does not train."""
+    algorithm, server, accuracies = session.experiment.algorithm, session.server, []
+    for number in range(1, rounds + 1):
+        server.begin(number)
+        cohort = session.cohort(number, Ledger())
+        accuracies.append(algorithm.evaluate_clients(server, cohort)["text-0"]["accuracy"])
+        algorithm.round(server, cohort)
+    chance = 100 / 6
+    assert accuracies[0] < 1.5 * chance
+    assert accuracies[-1] > 2 * chance
 
 
 def copies(models: Mapping[str, Weights]) -> dict[str, dict[str, Tensor]]:

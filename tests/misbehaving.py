@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -13,6 +14,7 @@ from polyfed.algorithms.creamfl import CreamFL
 from polyfed.experiment import Experiment
 from polyfed.federation.client import Client
 from polyfed.federation.payload import Representations
+from polyfed.reporting.progress import SilentProgress
 from polyfed.runner import Run, run
 
 Config = dict[str, Any]
@@ -31,6 +33,27 @@ def happened(result: Run) -> list[tuple[int, str, str]]:
 def facts(folder: Path, number: int) -> dict[str, Any]:
     found: dict[str, Any] = json.loads((folder / f"checkpoints/round-{number:06d}.json").read_text())["facts"]
     return found
+
+
+class Stopping(SilentProgress):
+    """Stops the run in the middle of a round: one client has done its step, and keeps what it keeps."""
+
+    def __init__(self, at: int) -> None:
+        self.at, self.round = at, 0
+
+    def round_started(self, number: int, clients: Sequence[str]) -> None:
+        self.round = number
+
+    def client_done(self, client: str, step: str, seconds: float) -> None:
+        if self.round == self.at:
+            raise KeyboardInterrupt
+
+
+def cut_short(config: Config, folder: Path, at: int = 2) -> Path:
+    """A run that was interrupted in the middle of round ``at``; gives its folder."""
+    with pytest.raises(KeyboardInterrupt):
+        run(Experiment.parse(config), folder, Stopping(at))
+    return folder
 
 
 class Stops(CreamFL):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,12 +10,11 @@ import pytest
 import torch
 
 from by_hand import Weights, copies, transformers
-from misbehaving import contents
+from misbehaving import contents, cut_short
 from polyfed.errors import ConfigError
 from polyfed.experiment import Experiment
 from polyfed.federation.ledger import Ledger
 from polyfed.federation.wire import tensor_bytes
-from polyfed.reporting.progress import SilentProgress
 from polyfed.runner import resume, run
 from polyfed.session import Session
 from sessions import prepared, woken
@@ -129,21 +127,11 @@ def test_the_budget_of_two_rounds(
     assert list(result.records.series("server", "steps.text", "train").values()) == [steps / 2, steps]
 
 
-class Stopping(SilentProgress):
-    """Stops the run as its third round begins."""
-
-    def round_started(self, number: int, clients: Sequence[str]) -> None:
-        if number == 3:
-            raise KeyboardInterrupt
-
-
 def test_a_resumed_run_ends_in_the_same_bits_on_a_real_wire_too(config: Config, tmp_path: Path) -> None:
     config["run"] |= {"rounds": 3}
     config["algorithm"]["local_steps"] = 2
     whole = run(Experiment.parse(config), tmp_path / "whole")
-    with pytest.raises(KeyboardInterrupt):
-        run(Experiment.parse(config), tmp_path / "stopped", Stopping())
-    assert contents(resume(tmp_path / "stopped")) == contents(whole)
+    assert contents(resume(cut_short(config, tmp_path / "stopped", at=3))) == contents(whole)
     config["run"]["engine"] = {"name": "local", "serialize": True}
     assert contents(run(Experiment.parse(config), tmp_path / "wire")) == contents(whole)
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from by_hand import assert_mean, copies, plain_sgd, plain_training, transformers
+from by_hand import assert_learns_topics, assert_mean, copies, plain_sgd, plain_training, topics, transformers
 from misbehaving import contents
 from polyfed.algorithms.fedprox import FedProx
 from polyfed.data.samples import Batch
@@ -115,26 +115,4 @@ def test_half_precision_and_exchange_between_types(tiny: Config, tmp_path: Path,
 
 @pytest.mark.parametrize("norm", ["squared", "plain"])
 def test_it_learns(tiny: Config, tmp_path: Path, norm: str) -> None:
-    session = prepared(topics(name="fedprox", mu=0.01, norm=norm), tmp_path)
-    algorithm, server, accuracies = session.experiment.algorithm, session.server, []
-    for number in range(1, 9):
-        server.begin(number)
-        cohort = session.cohort(number, Ledger())
-        accuracies.append(algorithm.evaluate_clients(server, cohort)["text-0"]["accuracy"])
-        algorithm.round(server, cohort)
-    chance = 100 / 6
-    assert accuracies[0] < 1.5 * chance
-    assert accuracies[-1] > 2 * chance
-
-
-def topics(**algorithm: Any) -> Config:
-    """Two clients that tell the topic of a text, one of six, by a bag of words."""
-    config = transformers(local_epochs=3, **algorithm)
-    group = config["clients"]["text"]
-    view = {"name": "tokens", "length": 24, "tokenizer": {"name": "hashing", "size": 400}}
-    group["model"] = {"dim": 32, "encoders": {"text": {"name": "bag", "width": 32, "view": view}}}
-    group["training"] = {"optimizer": {"kind": "adam", "lr": 0.02}, "batch_size": 32}
-    group["task"] = {"name": "classification", "target": "topic"}
-    config["data"]["sources"]["texts"] |= {"train": 600, "test": 200, "difficulty": 0.0, "targets": {"topic": "topic"}}
-    del config["server"]
-    return config | {"clients": {"text": group}}
+    assert_learns_topics(prepared(topics(name="fedprox", mu=0.01, norm=norm), tmp_path), rounds=8)

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from by_hand import RATE, assert_mean, copies, plain_sgd, transformers
-from misbehaving import contents
+from by_hand import RATE, assert_learns_topics, assert_mean, copies, plain_sgd, topics, transformers
+from misbehaving import contents, cut_short
 from polyfed.experiment import Experiment
 from polyfed.federation.ledger import Ledger
 from polyfed.models.model import Model, Once
@@ -153,46 +153,13 @@ def test_half_precision_and_exchange_between_types(tiny: Config, tmp_path: Path,
     assert torch.isfinite(torch.tensor(list(result.metrics().values()))).all()
 
 
-def test_an_interrupted_run_ends_in_the_same_bits(
-    tiny: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_interrupted_run_ends_in_the_same_bits(tiny: Config, tmp_path: Path) -> None:
     tiny["algorithm"] = {"name": "moon", "local_epochs": 1, "projection": 4}
     tiny["run"] |= {"rounds": 3, "sampling": {"cohort": 2}}
     whole = run(Experiment.parse(tiny), tmp_path / "a")
-    with monkeypatch.context() as patch:
-        complete = Session._complete
-        patch.setattr(Session, "_complete", lambda *args: complete(*args) if args[1] != 2 else stop())
-        with pytest.raises(KeyboardInterrupt):
-            run(Experiment.parse(tiny), tmp_path / "b")
-    assert contents(resume(tmp_path / "b")) == contents(whole)
-
-
-def stop() -> None:
-    raise KeyboardInterrupt
+    assert contents(resume(cut_short(tiny, tmp_path / "b"))) == contents(whole)
 
 
 @pytest.mark.parametrize("projection", [None, 16])
 def test_it_learns(tiny: Config, tmp_path: Path, projection: int | None) -> None:
-    session = prepared(topics(name="moon", projection=projection), tmp_path)
-    algorithm, server, accuracies = session.experiment.algorithm, session.server, []
-    for number in range(1, 7):
-        server.begin(number)
-        cohort = session.cohort(number, Ledger())
-        accuracies.append(algorithm.evaluate_clients(server, cohort)["text-0"]["accuracy"])
-        algorithm.round(server, cohort)
-    chance = 100 / 6
-    assert accuracies[0] < 1.5 * chance
-    assert accuracies[-1] > 2 * chance
-
-
-def topics(**algorithm: Any) -> Config:
-    """Two clients that tell the topic of a text, one of six, by a bag of words."""
-    config = transformers(local_epochs=3, **algorithm)
-    group = config["clients"]["text"]
-    view = {"name": "tokens", "length": 24, "tokenizer": {"name": "hashing", "size": 400}}
-    group["model"] = {"dim": 32, "encoders": {"text": {"name": "bag", "width": 32, "view": view}}}
-    group["training"] = {"optimizer": {"kind": "adam", "lr": 0.02}, "batch_size": 32}
-    group["task"] = {"name": "classification", "target": "topic"}
-    config["data"]["sources"]["texts"] |= {"train": 600, "test": 200, "difficulty": 0.0, "targets": {"topic": "topic"}}
-    del config["server"]
-    return config | {"clients": {"text": group}}
+    assert_learns_topics(prepared(topics(name="moon", projection=projection), tmp_path))

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from by_hand import transformers
+from misbehaving import contents, cut_short
 from polyfed.experiment import Experiment
-from polyfed.reporting.progress import SilentProgress
 from polyfed.reporting.records import RunRecords
 from polyfed.runner import resume, run
 from sessions import prepared
@@ -44,19 +43,6 @@ def federation(name: str) -> Config:
         config["public"] = {"source": "scenes", "items": 8, "per_item": 1}
     config["run"] |= {"evaluate_clients": False}
     return config
-
-
-class Stopping(SilentProgress):
-    """Stops the run as its second round begins."""
-
-    def round_started(self, number: int, clients: Sequence[str]) -> None:
-        if number == 2:
-            raise KeyboardInterrupt
-
-
-def contents(folder: Path) -> dict[str, bytes]:
-    names = ("metrics.jsonl", "ledger.jsonl", "models/last/model.safetensors")
-    return {name: (folder / name).read_bytes() for name in names}
 
 
 def test_the_ledger_has_the_bytes_of_the_payloads(config: Config, tmp_path: Path) -> None:
@@ -98,11 +84,9 @@ def sent(records: RunRecords) -> dict[tuple[str, int, str, str], int]:
 
 def test_twice_and_resumed_gives_the_same_bits(config: Config, tmp_path: Path) -> None:
     experiment = Experiment.parse(config)
-    whole = contents(run(experiment, tmp_path / "a").folder)
-    assert contents(run(experiment, tmp_path / "b").folder) == whole
-    with pytest.raises(KeyboardInterrupt):
-        run(experiment, tmp_path / "c", Stopping())
-    assert contents(resume(tmp_path / "c").folder) == whole
+    whole = contents(run(experiment, tmp_path / "a"))
+    assert contents(run(experiment, tmp_path / "b")) == whole
+    assert contents(resume(cut_short(config, tmp_path / "c"))) == whole
 
 
 def test_rounds_without_a_type_of_clients(config: Config, tmp_path: Path) -> None:
@@ -118,10 +102,7 @@ def test_server_optimisers_go_with_any_method(tmp_path: Path, monkeypatch: pytes
     monkeypatch.setenv("POLYFED_CACHE", str(tmp_path / "cache"))
     config = federation("fedcola")
     config["algorithm"] |= {"server_optimizer": optimizer}
-    experiment = Experiment.parse(config)
-    whole = contents(run(experiment, tmp_path / "a").folder)
-    with pytest.raises(KeyboardInterrupt):
-        run(experiment, tmp_path / "b", Stopping())
-    assert contents(resume(tmp_path / "b").folder) == whole  # momenta outlast the interruption
-    plain = run(Experiment.parse(federation("fedcola")), tmp_path / "c").folder
+    whole = contents(run(Experiment.parse(config), tmp_path / "a"))
+    assert contents(resume(cut_short(config, tmp_path / "b"))) == whole  # momenta outlast the interruption
+    plain = run(Experiment.parse(federation("fedcola")), tmp_path / "c")
     assert contents(plain)["models/last/model.safetensors"] != whole["models/last/model.safetensors"]
