@@ -21,7 +21,6 @@ from polyfed.engines.local import Local
 from polyfed.engines.ray import Ray
 from polyfed.experiment import PhaseSettings, RunSettings
 from polyfed.federation.cohort import SamplingSettings
-from polyfed.federation.ledger import Transport
 from polyfed.federation.limits import Limits
 from polyfed.federation.settings import (
     DataSettings,
@@ -30,6 +29,7 @@ from polyfed.federation.settings import (
     ServerSettings,
     TrainingSettings,
 )
+from polyfed.federation.transport import Transport
 from polyfed.models.model import ModelSettings
 from polyfed.optim.settings import OptimizerSettings, Schedule
 from polyfed.session import Session

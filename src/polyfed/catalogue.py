@@ -27,6 +27,7 @@ _FAMILIES = {
     "tokenizers": ("polyfed.data.tokenization", "Tokenizer", "how texts become token ids"),
     "partitions": ("polyfed.data.partition", "Partition", "how items are dealt out among clients"),
     "tasks": ("polyfed.tasks.task", "Task", "what a party is trained for"),
+    "weightings": ("polyfed.aggregation.weighting", "Weighting", "weights over clients, sample by sample"),
     "server-optimizers": ("polyfed.optim.server", "ServerOptimizer", "how global models follow the averages"),
     "engines": ("polyfed.engines.engine", "EngineSettings", "where client steps execute"),
     "sinks": ("polyfed.reporting.sink", "Sink", "trackers that follow a run"),

@@ -17,7 +17,6 @@ from polyfed.engines.local import Local
 from polyfed.engines.site import RunCard
 from polyfed.errors import ConfigError, nearest
 from polyfed.federation.cohort import Patience, SamplingSettings
-from polyfed.federation.ledger import Transport
 from polyfed.federation.limits import Limits
 from polyfed.federation.party import Precision
 from polyfed.federation.settings import (
@@ -29,6 +28,7 @@ from polyfed.federation.settings import (
     ServerSettings,
     SiteSettings,
 )
+from polyfed.federation.transport import Transport
 from polyfed.reporting.sink import Sink
 from polyfed.settings import Settings
 
@@ -144,6 +144,7 @@ class Experiment(Settings):
             algorithm=self.algorithm,
             precision=self.run.precision,
             transport=self.run.transport,
+            server_model=self.server.model if self.server and self.algorithm.shares_encoders else None,
             public_order=public_order,
         )
 

@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
+from polyfed.aggregation.ensemble import Ensembled
 from polyfed.algorithms.creamfl import CreamFL
 from polyfed.errors import ConfigError
 from polyfed.experiment import Experiment
@@ -49,17 +50,21 @@ def ask(session: Session, client: str, known: Representations, number: int = 1) 
 
 
 def test_aggregation_is_equations_4_to_6(creamfl: Config, tmp_path: Path) -> None:
-    session = session_of(creamfl, tmp_path, tau_agg=0.2)
+    session = session_of(creamfl, tmp_path, aggregation={"name": "gca", "tau": 0.2})
     server, algorithm = session.server, session.experiment.algorithm
     known = server.represent_public()
     targets = algorithm.aggregate(server, first_cohort(session), known)
 
-    other = session_of(creamfl, tmp_path / "again", tau_agg=0.2)
+    other = session_of(creamfl, tmp_path / "again", aggregation={"name": "gca", "tau": 0.2})
     for modality, partner in (("image", "text"), ("text", "image")):
         senders = [info for info in other.server.clients if modality in info.modalities]
         local = [ask(other, info.id, known)[modality].double() for info in senders]
         expected = naive_gca(torch.stack(local), known[partner].double(), 0.2)
-        assert torch.allclose(targets[modality].double(), expected, atol=1e-5)
+        assert torch.allclose(targets[modality].values.double(), expected, atol=1e-5)
+
+
+def whole(values: torch.Tensor) -> Ensembled:
+    return Ensembled(values, torch.ones(len(values), dtype=torch.bool))
 
 
 def naive_gca(local: torch.Tensor, partner: torch.Tensor, tau: float) -> torch.Tensor:
@@ -90,7 +95,7 @@ def test_ablations_of_the_weights(creamfl: Config, tmp_path: Path, kind: str, fa
         1.0 if factor is None else info.samples * (factor if len(info.modalities) > 1 else 1.0) for info in senders
     ]
     expected = sum(w * value for w, value in zip(weights, local, strict=True)) / sum(weights)
-    assert torch.allclose(targets["image"], expected, atol=1e-6)
+    assert torch.allclose(targets["image"].values, expected, atol=1e-6)
 
 
 def test_distillation_reduces_the_distance_to_its_targets(creamfl: Config, tmp_path: Path) -> None:
@@ -100,7 +105,8 @@ def test_distillation_reduces_the_distance_to_its_targets(creamfl: Config, tmp_p
     known = server.represent_public()
     stream = torch.Generator().manual_seed(0)
     targets = {
-        name: F.normalize(torch.randn(8, generator=stream), dim=0).expand_as(value) for name, value in known.items()
+        name: whole(F.normalize(torch.randn(8, generator=stream), dim=0).expand_as(value))
+        for name, value in known.items()
     }
     algorithm.distil(server, targets)
     metrics = {name: value for record in server.records for name, value in record["metrics"].items()}
@@ -142,7 +148,7 @@ def test_contrasts_are_equations_1_and_2(creamfl: Config, tmp_path: Path) -> Non
     client.state["previous"] = previous
     client.model.eval()
     batch = client.public.batch(torch.tensor([3, 0, 7]))
-    loss = algorithm.contrasts(client, batch, known, algorithm._reference(client))
+    loss = algorithm.contrasts(client, batch, client.public_set, known, algorithm._reference(client, client.public_set))
     expected = 0.0
     for modality, partner in (("image", "text"), ("text", "image")):
         u = client.model.represent(modality, batch.inputs[modality])
@@ -163,7 +169,9 @@ def test_siblings_can_be_left_out_of_the_inter_modal_sum(creamfl: Config, tmp_pa
         known = session.server.represent_public()
         batch = client.public.batch(torch.arange(10))
         algorithm = session.experiment.algorithm
-        losses[masked] = algorithm.contrasts(client, batch, known, algorithm._reference(client)).item()
+        losses[masked] = algorithm.contrasts(
+            client, batch, client.public_set, known, algorithm._reference(client, client.public_set)
+        ).item()
     assert losses[True] < losses[False]  # five captions a picture: four negatives fewer
 
 
@@ -173,7 +181,7 @@ def test_previous_representations_are_those_uploaded_last(creamfl: Config, tmp_p
     sent = ask(session, "image", known)["image"].clone()
     client = woken(session, "image", (2, 0), after=(1, 0))
     assert torch.equal(client.state["previous"]["image"], sent)
-    reference = session.experiment.algorithm._reference(client)
+    reference = session.experiment.algorithm._reference(client, client.public_set)
     batch = client.public.batch(torch.arange(4))
     before = reference("image", batch).clone()
     client.fit(client.train, epochs=1)  # the live model moves on
@@ -184,7 +192,7 @@ def test_previous_representations_are_those_uploaded_last(creamfl: Config, tmp_p
 def test_a_recomputed_reference_does_not_follow_the_live_model(creamfl: Config, tmp_path: Path) -> None:
     session = session_of(creamfl, tmp_path, i_prev="on_the_fly")
     client = woken(session, "image")
-    reference = session.experiment.algorithm._reference(client)
+    reference = session.experiment.algorithm._reference(client, client.public_set)
     batch = client.public.batch(torch.arange(4))
     before = reference("image", batch).clone()
     client.fit(client.train, epochs=1)
@@ -233,7 +241,7 @@ def test_public_batches_of_an_epoch(
     creamfl["clients"]["image"]["training"] = {"batch_size": 8}
     session = session_of(creamfl, tmp_path, **settings)
     client = woken(session, "image")
-    steps = list(session.experiment.algorithm._steps(client, 0))
+    steps = list(session.experiment.algorithm._steps(client, client.public_set, 0))
     assert len(client.train) == 24
     assert len(client.public) == 80
     assert sum(batch is not None for batch, _ in steps) == private
@@ -250,7 +258,7 @@ def test_public_batches_of_an_epoch(
         {"kd_joint": True, "renormalise_target": True, "kd_loss": "cosine"},
         {"local_reg": "separate_pass", "i_prev": "on_the_fly", "extraction": "train", "public_augment": True},
         {"inter": False},
-        {"intra": False, "include_self": True, "score_backend": "bf16"},
+        {"intra": False, "aggregation": {"name": "gca", "include_self": True, "backend": "bf16"}},
     ],
 )
 def test_every_switch_runs_and_two_runs_agree(creamfl: Config, tmp_path: Path, settings: Config) -> None:

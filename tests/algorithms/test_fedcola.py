@@ -17,7 +17,8 @@ from polyfed.algorithms.fedcola import FedCola
 from polyfed.errors import ConfigError
 from polyfed.experiment import Experiment
 from polyfed.federation.cohort import Answer, Cohort, Patience, Request
-from polyfed.federation.ledger import Ledger, Transport
+from polyfed.federation.ledger import Ledger
+from polyfed.federation.transport import Transport
 from polyfed.randomness import isolated
 from polyfed.runner import resume, run
 from polyfed.session import Session

@@ -12,10 +12,11 @@ from polyfed.errors import ConfigError, ExchangeError, PayloadError
 from polyfed.experiment import RunSettings
 from polyfed.federation.client import ClientInfo
 from polyfed.federation.cohort import Answer, Cohort, Patience, Reply, Request, SamplingSettings, each
-from polyfed.federation.ledger import Ledger, Transport
+from polyfed.federation.ledger import Ledger
 from polyfed.federation.limits import Limits
 from polyfed.federation.payload import Payload, Representations, Weights
 from polyfed.federation.schema import client_query, client_step
+from polyfed.federation.transport import Transport
 from polyfed.randomness import generator
 
 

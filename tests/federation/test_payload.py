@@ -6,9 +6,10 @@ import pytest
 import torch
 
 from polyfed.errors import PayloadError
-from polyfed.federation.ledger import Ledger, Transport
+from polyfed.federation.ledger import Ledger
 from polyfed.federation.limits import Limits
 from polyfed.federation.payload import Artefact, Payload, Representations, Weights
+from polyfed.federation.transport import Transport
 from polyfed.federation.wire import tensor_bytes, wire_size
 
 LIMITS = Limits()

@@ -89,7 +89,7 @@ def tiled_scores(
     """
     dtype, blocks = working_dtype(local, other), contrast.blocks
     scale = 1 / (contrast.tau * math.log(2))
-    fold_type = _BoundedFold if _largest_logit(local, other) * scale <= RANGE else _Fold
+    fold_type = BoundedFold if largest_logit(local, other) * scale <= RANGE else Fold
     workspace = torch.empty(blocks.rows * blocks.columns, dtype=dtype, device=local.device)
     scores = []
     for rows in row_blocks(local, other, own, scale, blocks.rows):
@@ -115,16 +115,16 @@ def bf16_product(rows: Float[Tensor, "r d"], anchors: Float[Tensor, "n d"], out:
     out.copy_(torch.mm(rows.bfloat16(), anchors.bfloat16().T))
 
 
-class _Fold:
+class Fold:
     """Log-sum-exp in base 2 with a running maximum, for any logits."""
 
     def __init__(self, like: Float[Tensor, " r"]) -> None:
         self.total = torch.zeros_like(like)
         self.peak = torch.full_like(like, torch.finfo(like.dtype).min)
 
-    def add(self, tile: Float[Tensor, "r n"]) -> None:
-        """Fold a tile in; it is overwritten."""
-        peak = torch.maximum(self.peak, tile.amax(1))
+    def add(self, tile: Float[Tensor, "r n"], top: Float[Tensor, " r"] | None = None) -> None:
+        """Fold a tile in; it is overwritten. ``top`` is the largest logit of each row, where it is known."""
+        peak = torch.maximum(self.peak, tile.amax(1) if top is None else top)
         self.total.mul_((self.peak - peak).exp2_()).add_(tile.sub_(peak[:, None]).exp2_().sum(1))
         self.peak = peak
 
@@ -133,19 +133,21 @@ class _Fold:
         return self.peak + self.total.log2()
 
 
-class _BoundedFold(_Fold):
+class BoundedFold(Fold):
     """The same for logits within +-RANGE bits: two passes over a tile instead of four."""
 
-    def add(self, tile: Float[Tensor, "r n"]) -> None:
+    def add(self, tile: Float[Tensor, "r n"], top: Float[Tensor, " r"] | None = None) -> None:
+        """Fold a tile in; it is overwritten."""
         self.total.add_(tile.exp2_().sum(1))
 
     def result(self) -> Float[Tensor, " r"]:
+        """The log-sum-exp of all tiles."""
         return self.total.log2()
 
 
-def _largest_logit(local: Tensor, other: Tensor) -> float:
+def largest_logit(local: Tensor, other: Tensor) -> float:
     """Bound on |u_k . g_j| by Cauchy-Schwarz: 1 for unit vectors."""
-    norms = [torch.linalg.vector_norm(side, dim=1, dtype=torch.float32).amax() for side in (local, other)]
+    norms = [torch.linalg.vector_norm(side, dim=1, dtype=working_dtype(side, side)).amax() for side in (local, other)]
     return float(norms[0] * norms[1])
 
 

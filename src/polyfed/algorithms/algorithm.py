@@ -40,6 +40,9 @@ class Algorithm(Component):
     needs_server: ClassVar[bool] = False
     """Whether the method cannot work without a server model."""
 
+    shares_encoders: ClassVar[bool] = False
+    """Whether clients get the server's encoders; they then know its architecture (``Client.guide``)."""
+
     def equip(self, model: Model) -> None:
         """Add to a client's new model what the method trains besides it, as ``model.extras``; draws from torch's
         global generator."""

@@ -6,11 +6,14 @@ from collections.abc import Iterable, Iterator
 from itertools import chain, count
 from typing import ClassVar
 
-from pydantic import Field
+from pydantic import Field, SerializeAsAny
 from torch import Tensor
 
+from polyfed.aggregation.weighting import Weighting
+from polyfed.aggregation.weightings.gca import GCA
 from polyfed.algorithms.algorithm import Reply, client_step, each
-from polyfed.algorithms.creamfl import CreamFL, Gathered
+from polyfed.algorithms.creamfl import CreamFL
+from polyfed.algorithms.ensemble_distillation import Gathered
 from polyfed.algorithms.fedavg import FedAvg
 from polyfed.data.samples import Batch
 from polyfed.errors import ConfigError
@@ -49,7 +52,7 @@ class CreamFLAveraged(FedAvg):
     gamma: float = Field(default=1e-7, ge=0, description="weight of the contrasts (CreamFL, Eq. 3); FedCola's script 1")
     tau_inter: float = Field(default=0.5, gt=0, description="temperature of the inter-modal contrast (Eq. 1)")
     tau_intra: float = Field(default=0.5, gt=0, description="temperature of the intra-modal contrast (Eq. 2)")
-    tau_agg: float = Field(default=1.0, gt=0, description="temperature of the weights over clients (Eq. 4)")
+    aggregation: SerializeAsAny[Weighting] = Field(default=GCA(), description="weights over clients (Eq. 4-5)")
     public_batch_size: int = Field(default=128, ge=2, description="public samples a step of local training")
     kd_loss: Distillation = Field(default="mse", description="distance to the targets (Eq. 7)")
     kd_weight: float = Field(default=1.0, ge=0, description="factor of the distillation; FedCola's script 1e-7")
@@ -62,7 +65,7 @@ class CreamFLAveraged(FedAvg):
     @property
     def creamfl(self) -> CreamFL:
         """CreamFL's own contrasts, weights and distillation, set as here."""
-        names = ("tau_inter", "tau_intra", "tau_agg", "kd_loss", "kd_weight", "kd_epochs", "distillation")
+        names = ("tau_inter", "tau_intra", "aggregation", "kd_loss", "kd_weight", "kd_epochs", "distillation")
         return CreamFL(**{name: getattr(self, name) for name in names})
 
     # ---- server half
@@ -101,7 +104,7 @@ class CreamFLAveraged(FedAvg):
         """The replies, whose representations are folded in as they pass."""
         creamfl = self.creamfl
         for reply in replies:
-            creamfl.gather(server, reply, known, gathered)
+            creamfl.gather(server, reply, reply.representations, known, gathered)
             yield reply
 
     # ---- client half
@@ -127,7 +130,7 @@ class CreamFLAveraged(FedAvg):
         batches = chain.from_iterable(passes)
 
         def regularise(model: Embedder, batch: Batch) -> Tensor:
-            return self.gamma * creamfl.contrasts(client, next(batches), known, previous)
+            return self.gamma * creamfl.contrasts(client, next(batches), client.public_set, known, previous)
 
         return regularise
 

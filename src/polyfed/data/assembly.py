@@ -52,6 +52,24 @@ def item_labels(split: Split) -> Int64[Tensor, " n"] | None:
     return None
 
 
+def matched_items(
+    items: Int64[Tensor, " n"], labels: Int64[Tensor, " n"], own: Int64[Tensor, " m"]
+) -> Int64[Tensor, " k"]:
+    """The most of ``items``, in their order, whose ``labels`` have the class proportions of the labels ``own``."""
+    classes = int(max(labels.max(), own.max())) + 1
+    wanted = torch.bincount(own, minlength=classes) / len(own)
+    there = torch.bincount(labels, minlength=classes)
+    present = wanted > 0
+    total = (there[present] / wanted[present]).min()
+    quota = (wanted * total).round().long()
+    ordered = labels[items]
+    rank = torch.zeros_like(items)
+    for label in present.nonzero().flatten().tolist():
+        where = ordered == label
+        rank[where] = torch.arange(int(where.sum()))
+    return items[present[ordered] & (rank < quota[ordered])]
+
+
 def of_items(samples: Samples, items: Int64[Tensor, " k"]) -> Samples:
     """The samples of some items, in sample order."""
     return samples.subset(torch.isin(samples.items, items).nonzero().squeeze(1))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import traceback
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -21,19 +21,43 @@ from polyfed.errors import DataError, PayloadError
 from polyfed.federation.client import Client, ClientInfo
 from polyfed.federation.cohort import Answer, Request
 from polyfed.federation.federation import Federation, Member
-from polyfed.federation.ledger import Transport
 from polyfed.federation.limits import Limits
 from polyfed.federation.party import Clock, Precision
 from polyfed.federation.payload import Artefact, Payload
 from polyfed.federation.schema import StepSchema, steps_of
 from polyfed.federation.settings import SiteSettings
 from polyfed.federation.state import ClientState, Label, Lifetime, StateStore, flatten, unflatten
+from polyfed.federation.transport import Transport
 from polyfed.federation.wire import SCHEMA
-from polyfed.models.model import Model
+from polyfed.models.model import Model, ModelSettings
 from polyfed.randomness import isolated
 from polyfed.settings import Settings
 
 log = logging.getLogger(__name__)
+
+
+@dataclass
+class _Guide:
+    """The server's encoders at a client's site; one live module serves all clients there."""
+
+    federation: Federation
+    member: Member
+    settings: ModelSettings
+    live: Callable[[], Model]
+
+    def model(self, weights: Mapping[str, Tensor]) -> Model:
+        model = self.live()
+        own = set(model.state_dict())
+        model.load_state_dict({name: value for name, value in weights.items() if name in own}, strict=False)
+        return model
+
+    @property
+    def train(self) -> Samples:
+        return self.federation.train(self.member, self.settings)
+
+    @property
+    def test(self) -> Samples | None:
+        return self.federation.test(self.member, self.settings)
 
 
 @dataclass
@@ -54,6 +78,9 @@ class RunCard(Settings):
     algorithm: SerializeAsAny[Algorithm]
     precision: Precision = "float32"
     transport: Transport = Field(default_factory=Transport)
+    server_model: ModelSettings | None = Field(
+        default=None, description="architecture of the server's model, for methods that send its encoders to clients"
+    )
     public_order: str = Field(default="", description="digest of the public set and its order; empty: there is none")
     polyfed: str = Field(default=__version__, description="version of polyfed that the server runs")
     schema_version: int = Field(default=SCHEMA, description="layout of messages")
@@ -160,7 +187,7 @@ class Site:
             Exception: whatever the step raises.
         """
         schema, member = self._schema(request), self._member(request)
-        received = self.card.transport.widen(request.payload)
+        received = self.card.transport.widen(request.payload, limits=self.limits)
         schema.require_request(received)
         received.require_sound(self.limits)
         label = (request.round, request.phase)
@@ -173,7 +200,8 @@ class Site:
             if schema.kind == "step" and self.algorithm.keeps:
                 reply.payload.require_sound(self.limits)  # the server checks every reply; this guards what is kept
                 self._keep(client, label, request.after)
-        return self.card.transport.narrow(_detached(reply.payload, self._models.get(client.info.architecture)))
+        content = _detached(reply.payload, self._models.get(client.info.architecture))
+        return self.card.transport.narrow(content, received)
 
     def _schema(self, request: Request) -> StepSchema:
         if request.step not in self._steps:
@@ -214,7 +242,17 @@ class Site:
             train=data.train,
             test=data.test,
             state=ClientState(declared, kept),
+            guide=self._guide(member),
         )
+
+    def _guide(self, member: Member) -> _Guide | None:
+        settings = self.card.server_model
+        return None if settings is None else _Guide(self.federation, member, settings, lambda: self._shared)
+
+    @cached_property
+    def _shared(self) -> Model:
+        assert self.card.server_model is not None
+        return self.federation.shared_model(self.card.server_model).to(self.device)
 
     def _kept(self, client_id: str, label: Label, after: Label | None) -> dict[str, dict[str, Tensor]]:
         if not self.algorithm.keeps or after is None:

@@ -5,12 +5,15 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
+
+from torch import Tensor
 
 from polyfed.data.samples import Samples
 from polyfed.errors import PayloadError
 from polyfed.federation.party import Party
 from polyfed.federation.state import ClientState
+from polyfed.models.model import Model
 
 _ID = r"(?!\.)[^/\\\x00-\x1f\x7f]{1,128}"
 
@@ -56,6 +59,24 @@ class ClientInfo:
         return info
 
 
+class Guide(Protocol):
+    """The server's encoders at a client: their architecture, and the client's data as they see them."""
+
+    def model(self, weights: Mapping[str, Tensor]) -> Model:
+        """The encoders with these weights, frozen, in evaluation mode, on the client's device."""
+        ...
+
+    @property
+    def train(self) -> Samples:
+        """The client's training samples in the encoders' views, of the modalities that both have."""
+        ...
+
+    @property
+    def test(self) -> Samples | None:
+        """Its test samples likewise."""
+        ...
+
+
 @dataclass(kw_only=True)
 class Client(Party):
     """A client during one step; rebuilt for every step from its data and its kept state.
@@ -65,12 +86,14 @@ class Client(Party):
         train: its private training samples.
         test: its test samples, if it has any.
         state: the values that the algorithm declares to keep on a client.
+        guide: the server's encoders, for methods that send them.
     """
 
     info: ClientInfo
     train: Samples
     test: Samples | None
     state: ClientState = field(default_factory=lambda: ClientState({}, {}))
+    guide: Guide | None = None
 
     @property
     def num_examples(self) -> int:

@@ -12,11 +12,12 @@ from pydantic import Field, field_validator, model_validator
 
 from polyfed.errors import ConfigError, ExchangeError, PayloadError
 from polyfed.federation.client import ClientInfo
-from polyfed.federation.ledger import Ledger, Transport
+from polyfed.federation.ledger import Ledger
 from polyfed.federation.limits import Limits
 from polyfed.federation.payload import Artefact, Payload, Scalar
 from polyfed.federation.schema import StepSchema, schema_of
 from polyfed.federation.state import Label
+from polyfed.federation.transport import Transport
 from polyfed.settings import Settings
 
 T = TypeVar("T")
@@ -267,13 +268,14 @@ class Cohort:
         phase, self._phase = self.first_phase + self._phase, self._phase + 1
         asked = {client.id: client for client in self.clients}
         requests = self._requests(name, phase, fields)
+        received, sent = self._received(), {request.client: request.payload for request in requests}
         self.asking(name, list(asked))
         patience = self.patience(name)
         reasons: list[str] = []
         for answer in self.exchange(requests, patience.deadline):
             client = asked[answer.client]
             try:
-                reply = self._receive(name, client, answer, schema, check)
+                reply = self._receive(name, client, answer, received(sent[client.id]), schema, check)
             except PayloadError as error:
                 reasons.append(f"{client.id}: {error}")
                 self.clients = tuple(other for other in self.clients if other.id != client.id)
@@ -295,20 +297,35 @@ class Cohort:
         made = []
         for client in self.clients:
             content = {name: value.of(client) if isinstance(value, each) else value for name, value in fields.items()}
-            wire = narrow(Payload(content))
-            self.ledger.enter(self.round, client.id, "down", self.purpose + step, wire)
+            plain = Payload(content)
+            wire = narrow(plain)
+            self.ledger.enter(self.round, client.id, "down", self.purpose + step, wire, plain)
             made.append(Request(client.id, step, self.round, phase, self.accepted.get(client.id), wire))
         return made
 
+    def _received(self) -> Callable[[Payload], Payload | None]:
+        """Requests as clients received them, where replies are encoded against them."""
+        return self.transport.widener(self.limits) if self.transport.refers else lambda wire: None
+
     def _receive(
-        self, step: str, client: ClientInfo, answer: Answer, schema: StepSchema, check: Callable[[Reply], None]
+        self,
+        step: str,
+        client: ClientInfo,
+        answer: Answer,
+        received: Payload | None,
+        schema: StepSchema,
+        check: Callable[[Reply], None],
     ) -> Reply:
         wire = answer.payload
         if wire is None:
             raise PayloadError(answer.error or "no answer")
-        self.ledger.enter(self.round, client.id, "up", self.purpose + step, wire)
-        schema.require_reply(wire)
-        reply = Reply.received(self.transport.widen(wire), client)
+        plain = None
+        try:
+            plain = self.transport.widen(wire, received, self.limits)
+        finally:  # what is refused has crossed too
+            self.ledger.enter(self.round, client.id, "up", self.purpose + step, wire, plain)
+        schema.require_reply(plain)
+        reply = Reply.received(plain, client)
         reply.payload.require_sound(self.limits)
         check(reply)
         return reply

@@ -11,7 +11,8 @@ import torch
 from jaxtyping import Int64
 from torch import Tensor, nn
 
-from polyfed.data.assembly import assemble, item_labels, of_column, of_items, order_of, require_disjoint
+from polyfed.data.assembly import assemble, item_labels, matched_items, of_column, of_items, order_of, require_disjoint
+from polyfed.data.mentions import mentioning
 from polyfed.data.samples import Samples
 from polyfed.data.source import Split
 from polyfed.data.view import DataContext, View
@@ -132,11 +133,37 @@ class Federation:
     def public_items(self) -> Int64[Tensor, " k"]:
         """Items of the public set, in split order."""
         assert self.public is not None
-        total = len(self.split(self.public.source, self.public.split))
-        count = total if self.public.items is None else self.public.items
-        if count > total:
-            raise ConfigError(f"public.items is {count}, but '{self.public.source}' has {total}; lower it")
-        return torch.randperm(total, generator=generator(self.seed, "public"))[:count].sort().values
+        eligible = self._eligible(self.split(self.public.source, self.public.split))
+        count = len(eligible) if self.public.items is None else self.public.items
+        if count > len(eligible):
+            left = " left by public.without" if self.public.without else ""
+            raise ConfigError(
+                f"public.items is {count}, but '{self.public.source}' has {len(eligible)}{left}; lower it"
+            )
+        order = torch.randperm(len(eligible), generator=generator(self.seed, "public"))
+        return eligible[order[:count]].sort().values
+
+    def _eligible(self, split: Split) -> Int64[Tensor, " n"]:
+        """Items that may be public: those that mention nothing they must not."""
+        assert self.public is not None
+        kept = torch.ones(len(split), dtype=torch.bool)
+        for name, words in self.public.without.items():
+            if name not in split.columns:
+                raise ConfigError(f"public.without: '{split.source}' has no '{name}'; {nearest(name, split.columns)}")
+            kept &= ~mentioning(split.modality(name), [word for entry in words for word in self._meant(entry)])
+        return kept.nonzero().squeeze(1)
+
+    def _meant(self, entry: str) -> tuple[str, ...]:
+        """A word, or the class names of a source."""
+        if not entry.startswith("@"):
+            return (entry,)
+        source = entry.removeprefix("@")
+        names = [group for group in self.groups.values() if group.source == source]
+        split = self.split(source, names[0].split if names else "train")
+        found = tuple(name for classes in split.classes.values() for name in classes)
+        if not found:
+            raise ConfigError(f"public.without: source '{source}' has no names of classes; list the words themselves")
+        return found
 
     def public_samples(self, views: Modalities) -> Samples | None:
         """The public set in a party's own views (of the modalities that it has), or None."""
@@ -206,20 +233,32 @@ class Federation:
             self._samples[key] = assemble(split, views, self.context, layout=layout)
         return self._samples[key]
 
-    def train(self, member: Member) -> Samples:
-        """A client's private training samples."""
+    def train(self, member: Member, model: ModelSettings | None = None) -> Samples:
+        """A client's private training samples; with another ``model`` in its views, of modalities that both have."""
         split = self.split(member.settings.source, member.settings.split)
-        return of_items(self._all(split, _views(member.model)), member.items)
+        return of_items(self._seen(split, member, model), member.items)
 
-    def test(self, member: Member) -> Samples | None:
-        """A client's test samples; those of a group that are tested on the same items share them."""
+    def _seen(self, split: Split, member: Member, model: ModelSettings | None) -> Samples:
+        """A split in a client's views, or in those of another model: then of the modalities that both have."""
+        own = _views(member.model)
+        if model is None:
+            return self._all(split, own)
+        views = {name: view for name, view in _views(model).items() if name in own}
+        return self._all(split, views, layout=tuple(own))
+
+    def test(self, member: Member, model: ModelSettings | None = None) -> Samples | None:
+        """A client's test samples; those of a group that are tested on the same items share them.
+
+        With another ``model`` they are in its views, of the modalities that both have.
+        """
         group = member.settings
         if group.test_split is None:
             return None
         split = self.split(group.source, group.test_split)
-        key = (member.id if group.test == "matched" else f"all of {member.group}", member.model.architecture)
+        who = member.id if group.test == "matched" else f"all of {member.group}"
+        key = (who, f"{member.model.architecture} {model.architecture if model else ''}")
         if key not in self._tests:
-            self._tests[key] = of_items(self._all(split, _views(member.model)), self._test_items(member, split))
+            self._tests[key] = of_items(self._seen(split, member, model), self._test_items(member, split))
         return self._tests[key]
 
     def _test_items(self, member: Member, split: Split) -> Int64[Tensor, " k"]:
@@ -230,7 +269,7 @@ class Federation:
             own = item_labels(self.split(group.source, group.split))
             if labels is None or own is None:
                 raise ConfigError(f"clients.{member.group}.test is matched, but '{group.source}' has no item labels")
-            items = _matched(items, labels, own[member.items])
+            items = matched_items(items, labels, own[member.items])
         return items[: group.test_items].sort().values
 
     def server_samples(self, split: str) -> Samples:
@@ -247,6 +286,11 @@ class Federation:
             model = member.model.build(_heads(member.head, head), self.context)
             self._equip(model)
         return model
+
+    def shared_model(self, model: ModelSettings) -> Model:
+        """The encoders of an architecture that a server sends, without its heads, frozen and in evaluation mode."""
+        with isolated(self.seed, "init", "shared"):
+            return model.build({}, self.context).requires_grad_(False).eval()
 
     def server_model(self) -> Model:
         """The server's model with its initial weights."""
@@ -343,18 +387,3 @@ def _views(model: ModelSettings) -> dict[str, View]:
 
 def _heads(name: str, head: nn.Module | None) -> dict[str, nn.Module]:
     return {} if head is None else {name: head}
-
-
-def _matched(items: Tensor, labels: Tensor, own: Tensor) -> Int64[Tensor, " k"]:
-    classes = int(max(labels.max(), own.max())) + 1
-    wanted = torch.bincount(own, minlength=classes) / len(own)
-    there = torch.bincount(labels, minlength=classes)
-    present = wanted > 0
-    total = (there[present] / wanted[present]).min()
-    quota = (wanted * total).round().long()
-    ordered = labels[items]
-    rank = torch.zeros_like(items)
-    for label in present.nonzero().flatten().tolist():
-        where = ordered == label
-        rank[where] = torch.arange(int(where.sum()))
-    return items[present[ordered] & (rank < quota[ordered])]

@@ -1,57 +1,15 @@
-"""The ledger: every byte that crosses between server and clients, and the transport that says how it is encoded."""
+"""The ledger: every byte that crosses between server and clients."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-import torch
-from pydantic import Field
-
-from polyfed.federation.payload import Artefact, Payload, settled
+from polyfed.federation.compression import kind_of
+from polyfed.federation.payload import Payload
 from polyfed.federation.wire import identity, tensor_bytes, wire_size
-from polyfed.settings import Settings
 
 Direction = Literal["down", "up"]
-_WIRE = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
-
-
-class Transport(Settings):
-    """How tensors are encoded on the wire; an option of the payload layer, not of a method."""
-
-    dtype: Literal["float32", "float16", "bfloat16"] = Field(
-        default="float32", description="type in which fp32 tensors cross; the receiver gets fp32 back"
-    )
-
-    def narrow(self, payload: Payload) -> Payload:
-        """The payload as it crosses the wire."""
-        return self.narrower()(payload)
-
-    def narrower(self) -> Callable[[Payload], Payload]:
-        """``narrow`` for several payloads: what they share is narrowed once and stays shared."""
-        return self._caster(torch.float32, _WIRE[self.dtype])
-
-    def widen(self, payload: Payload) -> Payload:
-        """The payload as the receiver sees it."""
-        return self._caster(_WIRE[self.dtype], torch.float32)(payload)
-
-    def _caster(self, old: torch.dtype, new: torch.dtype) -> Callable[[Payload], Payload]:
-        known: dict[Any, tuple[Artefact, Artefact]] = {}  # with the original, whose tensors' ids must stay taken
-
-        def cast(item: Artefact) -> Artefact:
-            key = identity(item)
-            if key not in known:
-                tensors = {
-                    name: settled(value.to(new) if value.dtype == old else value) for name, value in item.items()
-                }
-                same = all(value is item[name] for name, value in tensors.items())
-                known[key] = item, item if same else type(item)(tensors=tensors, **item.attributes())
-            return known[key][1]
-
-        return lambda payload: Payload(
-            {name: cast(item) if isinstance(item, Artefact) else item for name, item in payload.fields.items()}
-        )
 
 
 @dataclass
@@ -60,25 +18,45 @@ class Ledger:
 
     records: list[dict[str, Any]] = field(default_factory=list)
 
-    def enter(self, round_number: int, client: str, direction: Direction, step: str, payload: Payload) -> None:
-        """Record a message as encoded; the lines of a message add up to its exact size in bytes."""
+    def enter(
+        self,
+        round_number: int,
+        client: str,
+        direction: Direction,
+        step: str,
+        payload: Payload,
+        plain: Payload | None = None,
+    ) -> None:
+        """Record a message; the lines of a message add up to its exact size in bytes.
+
+        Args:
+            round_number: from 1.
+            client: who sent or received it.
+            direction: ``down`` to the client, ``up`` from it.
+            step: the client step.
+            payload: as it crossed.
+            plain: as it would have crossed whole and in fp32, for the lines' ``full``; None: as it did.
+        """
         common = {"round": round_number, "client": client, "direction": direction, "step": step}
-        data, known = 0, set()
+        sizes, framing = _sizes(payload)
+        full, full_framing = (sizes, framing) if plain is None else _sizes(plain)
         for name, item in payload.artefacts.items():
-            size = tensor_bytes(item) if identity(item) not in known else 0  # one that is named twice crosses once
-            known.add(identity(item))
-            data += size
             dtypes = sorted({str(tensor.dtype).removeprefix("torch.") for tensor in item.values()})
-            line = {"artefact": name, "kind": item.kind, "dtype": "+".join(dtypes), "bytes": size}
-            self.records.append(common | line)
-        framing = {
-            "artefact": "framing",
-            "kind": "framing",
-            "dtype": "",
-            "bytes": wire_size(payload) - data,
-        }
-        self.records.append(common | framing)
+            line = {"artefact": name, "kind": kind_of(item), "dtype": "+".join(dtypes), "bytes": sizes[name]}
+            self.records.append(common | line | {"full": full[name]})
+        line = {"artefact": "framing", "kind": "framing", "dtype": "", "bytes": framing, "full": full_framing}
+        self.records.append(common | line)
 
     def total(self, direction: Direction) -> int:
         """Bytes that crossed in a direction."""
         return sum(line["bytes"] for line in self.records if line["direction"] == direction)
+
+
+def _sizes(payload: Payload) -> tuple[dict[str, int], int]:
+    """Bytes of each artefact's tensors, of which one that is named twice crosses once, and of all else."""
+    sizes: dict[str, int] = {}
+    known = set()
+    for name, item in payload.artefacts.items():
+        sizes[name] = tensor_bytes(item) if identity(item) not in known else 0
+        known.add(identity(item))
+    return sizes, wire_size(payload) - sum(sizes.values())

@@ -38,8 +38,14 @@ class Clock:
 class Trainer:
     """One optimiser over a party's parameters, with its clipping, schedule and state."""
 
-    def __init__(self, model: nn.Module, training: TrainingSettings, clock: Clock) -> None:
-        self._named = [(name, value) for name, value in model.named_parameters() if value.requires_grad]
+    def __init__(
+        self,
+        model: nn.Module,
+        training: TrainingSettings,
+        clock: Clock,
+        only: Callable[[str], bool] = lambda name: True,
+    ) -> None:
+        self._named = [(name, value) for name, value in model.named_parameters() if value.requires_grad and only(name)]
         self._clip, self._schedule, self._clock = training.optimizer.clip, training.schedule, clock
         bare = {id(value) for value in undecayed(model)}
         own = [value for _, value in self._named if id(value) not in bare]
@@ -62,8 +68,14 @@ class Trainer:
             loss: to be differentiated.
             correct: changes the gradients, parameter name -> gradient, in place, before they are clipped.
         """
+        step_together(loss, self, correct=correct)
+
+    def forget(self) -> None:
+        """Drop the gradients."""
         self.optimizer.zero_grad(set_to_none=True)
-        loss.backward()  # type: ignore[no-untyped-call]
+
+    def apply(self, correct: Callable[[Mapping[str, Tensor]], None] | None = None) -> None:
+        """Clip the gradients that there are and step."""
         if correct is not None:
             correct({name: value.grad for name, value in self._named if value.grad is not None})
         clip_gradients([value for _, value in self._named], self._clip)
@@ -81,6 +93,17 @@ class Trainer:
     def _apply_rates(self) -> None:
         for group, rate in zip(self.optimizer.param_groups, self._rates, strict=True):
             group["lr"] = rate
+
+
+def step_together(
+    loss: Tensor, *trainers: Trainer, correct: Callable[[Mapping[str, Tensor]], None] | None = None
+) -> None:
+    """One step of several optimisers, of different parameters, on one scalar loss."""
+    for trainer in trainers:
+        trainer.forget()
+    loss.backward()  # type: ignore[no-untyped-call]
+    for trainer in trainers:
+        trainer.apply(correct)
 
 
 @dataclass(kw_only=True)
@@ -151,10 +174,18 @@ class Party:
         """The random stream of this party for one purpose in this round."""
         return generator(self.clock.seed, self.clock.round, self.name, purpose)
 
-    def trainer(self, name: str = "optimizer", training: TrainingSettings | None = None) -> Trainer:
-        """The optimiser called ``name``, continued from its kept state if there is one; the same within a step."""
+    def trainer(
+        self,
+        name: str = "optimizer",
+        training: TrainingSettings | None = None,
+        only: Callable[[str], bool] = lambda name: True,
+    ) -> Trainer:
+        """The optimiser called ``name``, continued from its kept state if there is one; the same within a step.
+
+        It trains the parameters whose names ``only`` holds to be its own.
+        """
         if name not in self._trainers:
-            trainer = Trainer(self.model, training or self.training, self.clock)
+            trainer = Trainer(self.model, training or self.training, self.clock, only)
             if name in self.optimizer_state:
                 trainer.load(self.optimizer_state[name])
             self._trainers[name] = trainer
@@ -180,14 +211,32 @@ class Party:
             if len(batch) > 1:
                 yield batch if device.type == "cpu" else batch.to(device)
 
-    def public_batches(self, purpose: str, size: int, *, augment: bool = False) -> Iterator[Batch]:
-        """One shuffled pass over the public set, in the evaluation view unless ``augment``; no batch of one sample."""
-        stream = self.generator(purpose)
-        order = torch.randperm(len(self.public_set), generator=stream)
+    def exchanged_index(self, count: int | None = None) -> Tensor:
+        """Which public samples parties exchange in this round, ascending: all, or ``count`` of them, drawn anew each
+        round and by all parties alike, so that no index need cross."""
+        total = len(self.public_set)
+        if count is None or count >= total:
+            return torch.arange(total)
+        order = torch.randperm(total, generator=generator(self.clock.seed, self.clock.round, "exchanged"))
+        return order[:count].sort().values
+
+    def exchanged(self, count: int | None = None) -> Samples:
+        """The public samples that parties exchange in this round, in public order."""
+        if count is None or count >= len(self.public_set):
+            return self.public_set
+        return self.public_set.subset(self.exchanged_index(count))
+
+    def public_batches(
+        self, purpose: str, size: int, *, augment: bool = False, samples: Samples | None = None
+    ) -> Iterator[Batch]:
+        """One shuffled pass over public samples (None: all), in the evaluation view unless ``augment``; no batch of
+        one sample."""
+        chosen, stream = samples or self.public_set, self.generator(purpose)
+        order = torch.randperm(len(chosen), generator=stream)
         for start in range(0, len(order), size):
             index = order[start : start + size]
             if len(index) > 1:
-                yield self.public_set.batch(index, stream if augment else None).to(self.device)
+                yield chosen.batch(index, stream if augment else None).to(self.device)
 
     def task_loss(self, batch: Batch) -> Tensor:
         """The party's own objective on a batch."""

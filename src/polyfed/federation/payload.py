@@ -89,11 +89,11 @@ class Weights(Artefact):
 
 
 @dataclass(frozen=True)
-class Representations(Artefact):
-    """Representations of the public set, modality -> [|P|, d], in the order that ``order`` identifies."""
+class Rows(Artefact):
+    """One row a sample of the public set, in the order that ``order`` identifies: name -> [n, w]."""
 
     order: str = ""
-    kind: ClassVar[str] = "representations"
+    kind: ClassVar[str] = "rows"
 
     def norms(self, tensors: Mapping[str, Tensor]) -> Tensor:
         """Largest L2 norm of a row of each tensor, [len(tensors)]; one row that is not finite makes it so."""
@@ -109,20 +109,58 @@ class Representations(Artefact):
         """What a row's norm may be at most."""
         return limits.row_norm
 
-    def require(self, order: str, rows: int, dim: int, modalities: tuple[str, ...]) -> None:
-        """Raise PayloadError unless these are fp representations [rows, dim] of the public set ``order``."""
+    def require(self, order: str, rows: int, width: int, names: tuple[str, ...]) -> None:
+        """Raise PayloadError unless these are floating rows [rows, width] of the public set ``order``."""
         if self.order != order:
-            raise PayloadError(f"representations of another public set or order ({self.order}, expected {order})")
-        if tuple(self) != modalities:
-            raise PayloadError(f"representations of {list(self)}, expected {list(modalities)}")
+            raise PayloadError(f"{self.kind} of another public set or order ({self.order}, expected {order})")
+        if tuple(self) != names:
+            raise PayloadError(f"{self.kind} of {list(self)}, expected {list(names)}")
         for name, tensor in self.items():
-            if tuple(tensor.shape) != (rows, dim) or not tensor.is_floating_point():
+            if tuple(tensor.shape) != (rows, width) or not tensor.is_floating_point():
                 raise PayloadError(
-                    f"representations of '{name}' are {tensor.dtype} {list(tensor.shape)}, expected [{rows}, {dim}]"
+                    f"{self.kind} of '{name}' are {tensor.dtype} {list(tensor.shape)}, expected [{rows}, {width}]"
                 )
 
 
-KINDS: dict[str, type[Artefact]] = {cls.kind: cls for cls in (Artefact, Weights, Representations)}
+@dataclass(frozen=True)
+class Representations(Rows):
+    """Representations of public samples, modality -> [n, d]."""
+
+    kind: ClassVar[str] = "representations"
+
+
+@dataclass(frozen=True)
+class Scores(Rows):
+    """Class scores (logits) of public samples, name of the target -> [n, classes]."""
+
+    kind: ClassVar[str] = "scores"
+
+
+@dataclass(frozen=True)
+class Prototypes(Artefact):
+    """Class means and how many samples each stands for: ``<space>.means`` [c, d], ``<space>.counts`` [c] and
+    ``<space>.present`` [classes], true for the c classes that follow; a space is a set of classes."""
+
+    kind: ClassVar[str] = "prototypes"
+
+
+@dataclass(frozen=True)
+class Coded(Artefact):
+    """Another artefact as ``compression`` lays it out; it exists on the wire only.
+
+    Attributes:
+        of: its kind.
+        about: its attributes, JSON.
+    """
+
+    of: str = ""
+    about: str = "{}"
+    kind: ClassVar[str] = "coded"
+
+
+KINDS: dict[str, type[Artefact]] = {
+    cls.kind: cls for cls in (Artefact, Weights, Representations, Scores, Prototypes, Coded)
+}
 
 
 @dataclass(frozen=True)

@@ -7,6 +7,7 @@ import typing
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from types import UnionType
 from typing import Any, Literal, TypeVar
 
 from polyfed.errors import PayloadError
@@ -14,7 +15,8 @@ from polyfed.federation.payload import Artefact, Payload, Scalar
 
 F = TypeVar("F", bound=Callable[..., Any])
 Kind = Literal["step", "query", "fresh"]
-Declared = type[Artefact] | type[Scalar]
+Declared = type[Artefact] | type[Scalar] | UnionType
+"""A type of field, or several that it may have (``Representations | Scores``)."""
 
 
 @dataclass(frozen=True)
@@ -121,8 +123,10 @@ def _require(
 def _fits(value: Artefact | Scalar, wanted: Declared) -> bool:
     if wanted is float:  # whole numbers lose their point in some encodings
         return isinstance(value, int | float) and not isinstance(value, bool)
-    return type(value) is wanted
+    return type(value) in (typing.get_args(wanted) if isinstance(wanted, UnionType) else (wanted,))
 
 
-def _name(kind: type) -> str:
+def _name(kind: Declared) -> str:
+    if isinstance(kind, UnionType):
+        return " or ".join(map(_name, typing.get_args(kind)))
     return kind.kind if issubclass(kind, Artefact) else kind.__name__

@@ -138,9 +138,14 @@ class Server(Party):
             "give it that model and task, or leave out the 'server' section"
         )
 
-    def represent_public(self, *, training: bool = False) -> Representations:
-        """Representations of the whole public set by the current model."""
-        return Representations(self.represent(self.public_set, training=training), order=self.public_order)
+    def represent_public(self, count: int | None = None, *, training: bool = False) -> Representations:
+        """Representations by the current model of the public samples that are exchanged in this round."""
+        return Representations(self.represent(self.exchanged(count), training=training), order=self.order(count))
+
+    def order(self, count: int | None = None) -> str:
+        """Identifies the public samples that are exchanged in this round, and their order."""
+        whole = count is None or count >= len(self.public_set)
+        return self.public_order if whole else f"{self.public_order}/{self.clock.round}/{count}"
 
     def weights_for(self, client: ClientInfo) -> Weights:
         """The global model of a client's type."""

@@ -52,6 +52,11 @@ class PublicSettings(Settings):
     split: str = Field(default="train", description="split that the items are drawn from")
     items: int | None = Field(default=None, ge=2, description="number of items (pictures); None takes all")
     per_item: int | None = Field(default=None, ge=1, description="samples (captions) an item; None takes all")
+    without: dict[str, tuple[str, ...]] = Field(
+        default_factory=dict,
+        description="modality -> words, or ``@source`` for the class names of a source: items whose text has one of "
+        "them, singular or plural, are not public",
+    )
 
 
 class TrainingSettings(Settings):

@@ -25,7 +25,7 @@ from polyfed.federation.limits import Limits
 from polyfed.federation.parts import Part
 from polyfed.federation.payload import KINDS, Artefact, Payload, Scalar, settled
 
-SCHEMA = 2
+SCHEMA = 3
 """Version of this layout; both sides of a message must speak the same."""
 
 _DTYPES = {
@@ -115,7 +115,7 @@ def unpack_part(part: Part) -> Artefact:
         specs = [(_text(name), _DTYPES[dtype], _shape(shape)) for name, dtype, shape in header["tensors"]]
     except (KeyError, TypeError, ValueError) as error:
         raise PayloadError(f"damaged message: part with {type(error).__name__}: {error}") from error
-    _require_attributes(kind, attributes)
+    require_attributes(kind, attributes)
     if len(specs) != len(part.buffers) or len({name for name, _, _ in specs}) != len(specs):
         raise PayloadError(
             f"damaged message: {len(part.buffers)} tensors where {len(specs)} with names of their own are announced"
@@ -221,7 +221,8 @@ def _name_of(dtype: torch.dtype) -> str:
     return _NAMES[dtype]
 
 
-def _require_attributes(kind: type[Artefact], attributes: Mapping[str, Any]) -> None:
+def require_attributes(kind: type[Artefact], attributes: Mapping[str, Any]) -> None:
+    """Raise PayloadError unless these are the attributes of the kind, each of its type."""
     wanted = {item.name: item.default for item in fields(kind) if item.name != "tensors"}
     if attributes.keys() != wanted.keys():
         raise PayloadError(f"damaged message: {kind.kind} with {sorted(attributes)}, expected {sorted(wanted)}")
@@ -242,10 +243,17 @@ def _tensor(name: str, dtype: torch.dtype, shape: tuple[int, ...], raw: memoryvi
     if not all(0 <= size < _LONGEST for size in shape) or found != wanted:
         raise PayloadError(f"damaged message: tensor '{name}' {list(shape)} has {found} bytes, expected {wanted}")
     if not wanted:
-        return torch.empty(shape, dtype=dtype)
+        return _empty(name, shape, dtype)
     with warnings.catch_warnings():  # that the memory is read-only is meant: receivers only read
         warnings.filterwarnings("ignore", message="The given buffer is not writable")
         return settled(torch.frombuffer(raw, dtype=dtype).reshape(shape))
+
+
+def _empty(name: str, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+    try:
+        return torch.empty(shape, dtype=dtype)
+    except RuntimeError as error:  # strides beyond 64 bits
+        raise PayloadError(f"damaged message: tensor '{name}' {list(shape)}: {error}") from error
 
 
 def _crc(buffers: Sequence[memoryview]) -> str:

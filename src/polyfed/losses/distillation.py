@@ -1,4 +1,4 @@
-"""Distances by which a student learns representations: CreamFL's L2 norm (Eq. 7), MSE and cosine."""
+"""Distances by which a student learns representations or class scores, CreamFL's L2 norm (Eq. 7) among them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from torch.nn import functional as F
 
 from polyfed.losses.precision import in_full_precision
 
-Distillation = Literal["l2", "mse", "cosine"]
+Distillation = Literal["l2", "mse", "l1", "cosine", "kl"]
 
 
 @in_full_precision
@@ -39,6 +39,23 @@ def mse(
 
 
 @in_full_precision
+def l1(
+    student: Float[Tensor, "b d"], target: Float[Tensor, "b d"], valid: Bool[Tensor, " b"] | None = None
+) -> Float[Tensor, ""]:
+    """Absolute error, mean over samples and dimensions (FedMD's digest, Li and Wang 2019); arguments as ``l2``."""
+    return _mean((student - _constant(target, student, valid)).abs().mean(1), valid)
+
+
+@in_full_precision
+def kl(
+    student: Float[Tensor, "b c"], target: Float[Tensor, "b c"], valid: Bool[Tensor, " b"] | None = None
+) -> Float[Tensor, ""]:
+    """Mean over samples of KL(softmax(target) || softmax(student)), of class scores; arguments as ``l2``."""
+    told = F.log_softmax(_constant(target, student, valid), dim=1)
+    return _mean(F.kl_div(F.log_softmax(student, dim=1), told, reduction="none", log_target=True).sum(1), valid)
+
+
+@in_full_precision
 def cosine(
     student: Float[Tensor, "b d"], target: Float[Tensor, "b d"], valid: Bool[Tensor, " b"] | None = None
 ) -> Float[Tensor, ""]:
@@ -47,7 +64,7 @@ def cosine(
 
 
 DISTILLATIONS: Mapping[Distillation, Callable[[Tensor, Tensor, Tensor | None], Tensor]] = MappingProxyType(
-    {"l2": l2, "mse": mse, "cosine": cosine}
+    {"l2": l2, "mse": mse, "l1": l1, "cosine": cosine, "kl": kl}
 )
 """The distances by name."""
 

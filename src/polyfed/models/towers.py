@@ -24,6 +24,10 @@ class Local(NamedTuple):
     mask: Bool[Tensor, "b l"] | None = None
 
 
+Positions = tuple[Float[Tensor, "b l d"], Bool[Tensor, "b l"] | None]
+"""Features of width d by position, and which positions are valid (None: all)."""
+
+
 def from_map(features: Float[Tensor, "b c h w"]) -> Local:
     """Mean and positions of a convolution map."""
     return Local(features.mean((2, 3)), features.flatten(2).transpose(1, 2))
@@ -52,3 +56,17 @@ class Tower(nn.Module):
         pooled, local, mask = self.trunk(x)
         out: Tensor = self.project(self.dropout(pooled))
         return out if self.pie is None else self.pie(out, local, mask)
+
+    def positions(self, x: Tensor) -> Positions:
+        """The local features, each projected as ``forward`` does the pooled vector; without PIE.
+
+        Raises:
+            ValueError: the local features have another width than the pooled vector.
+        """
+        _, local, mask = self.trunk(x)
+        if local.shape[-1] != self.project.in_features:
+            raise ValueError(
+                f"local features of width {local.shape[-1]} do not fit the projection from {self.project.in_features}; "
+                "fuse vectors rather than positions"
+            )
+        return self.project(self.dropout(local)), mask

@@ -43,7 +43,7 @@ class Event:
 
 @dataclass(frozen=True, slots=True)
 class Transfer:
-    """One line of the ledger: bytes of one artefact of one message."""
+    """One line of the ledger: bytes of one artefact of one message, and those of it whole and in fp32, if known."""
 
     round: int
     client: str
@@ -53,6 +53,7 @@ class Transfer:
     kind: str
     dtype: str
     bytes: int
+    full: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,6 +178,10 @@ class RunRecords:
     def total_bytes(self, direction: str | None = None) -> int:
         """Bytes of the whole run, in one direction or in both."""
         return sum(transfer.bytes for transfer in self.transfers if direction in (None, transfer.direction))
+
+    def full_bytes(self) -> int:
+        """Bytes that would have crossed in fp32 and without compression; as they were where a line does not say."""
+        return sum(transfer.bytes if transfer.full is None else transfer.full for transfer in self.transfers)
 
     def arrays(self) -> dict[str, dict[int, ClientArray]]:
         """Name -> round -> array [clients, samples] that the run kept, such as aggregation weights.

@@ -85,7 +85,7 @@ def traffic_table(records: RunRecords) -> TextTable:
     totals = {label: records.total_bytes(direction) for direction, label in directions.items()}
     totals["both"] = sum(totals.values())
     rows = [(label, f"{total:,}", mib(total), mib(total / rounds)) for label, total in totals.items() if total]
-    return TextTable("Communication", ("direction", "bytes", "MiB", "MiB a round"), rows)
+    return TextTable("Communication", ("direction", "bytes", "MiB", "MiB a round"), rows, _savings(records))
 
 
 def exclusions_table(records: RunRecords) -> TextTable:
@@ -95,6 +95,12 @@ def exclusions_table(records: RunRecords) -> TextTable:
     times = Counter(event.party for event in events)
     rows = [(client, str(times[client]), str(event.round), event.reason) for client, event in latest.items()]
     return TextTable("Excluded clients", ("client", "rounds", "last in round", "last reason"), rows)
+
+
+def _savings(records: RunRecords) -> tuple[str, ...]:
+    """What ``run.transport`` saved, if anything."""
+    sent, full = records.total_bytes(), records.full_bytes()
+    return () if sent == full else (f"{mib(sent)} MiB instead of {mib(full)} MiB (fp32, everything whole).",)
 
 
 def _title(records: RunRecords) -> str:

@@ -8,11 +8,13 @@ from collections.abc import Iterator
 import torch
 from torch import nn
 
+from polyfed.models.model import Embedder
+
 
 @contextlib.contextmanager
-def evaluating(*modules: nn.Module | None) -> Iterator[None]:
+def evaluating(*modules: Embedder | nn.Module | None) -> Iterator[None]:
     """Run a block in evaluation mode without gradients; afterwards every submodule has its former mode."""
-    modes = {part: part.training for module in modules if module is not None for part in module.modules()}
+    modes = {part: part.training for module in modules if isinstance(module, nn.Module) for part in module.modules()}
     for part in modes:
         part.training = False
     try:

@@ -14,7 +14,7 @@ from polyfed.data.samples import Batch, Samples
 from polyfed.errors import ConfigError, DataError
 from polyfed.losses.classification import class_separation, margin_cross_entropy
 from polyfed.models.heads import LinearHead, NonNegativeHead
-from polyfed.models.model import Embedder, Model
+from polyfed.models.model import Embedder
 from polyfed.tasks import evaluating
 from polyfed.tasks.accuracy import balanced_accuracy, label_ranks, macro_f1, predictions, top
 from polyfed.tasks.task import Task
@@ -71,15 +71,16 @@ class Classification(Task):
 
     def loss(self, model: Embedder, head: nn.Module | None, batch: Batch) -> Tensor:
         """Cross-entropy with the margin, and the separation of classes where it has a weight."""
-        if head is None:
-            raise TypeError("classification needs the module that its head() made")
-        logits = self._logits(model, head, batch)
+        logits = self.scores(model, head, batch)
         loss = margin_cross_entropy(logits, batch.targets[self.target].long(), self.margin)
         if self.separation:
+            assert head is not None
             loss = loss + self.separation * class_separation(head.get_parameter("weight"))
         return loss
 
-    def evaluate(self, model: Model, head: nn.Module | None, samples: Samples, *, batch_size: int) -> dict[str, float]:
+    def evaluate(
+        self, model: Embedder, head: nn.Module | None, samples: Samples, *, batch_size: int
+    ) -> dict[str, float]:
         """Metrics of all samples.
 
         Raises:
@@ -94,12 +95,15 @@ class Classification(Task):
         results: list[tuple[Tensor, Tensor, Tensor]] = []
         with evaluating(model, head):
             for batch in (batch.to(model.device) for batch in samples.batches(batch_size)):
-                logits = self._logits(model, head, batch).float()
+                logits = self.scores(model, head, batch).float()
                 results.append(_outcome(logits, batch.targets[self.target].long()))
         found, predicted, losses = (torch.cat(part).cpu() for part in zip(*results, strict=True))
         return _metrics(found, predicted, losses, labels, classes)
 
-    def _logits(self, model: Embedder, head: nn.Module, batch: Batch) -> Float[Tensor, "b c"]:
+    def scores(self, model: Embedder, head: nn.Module | None, batch: Batch) -> Float[Tensor, "b c"]:
+        """Class scores (logits) of a batch, by the modalities that are classified."""
+        if head is None:
+            raise TypeError("classification needs the module that its head() made")
         modalities = self._modalities(tuple(batch.inputs))
         embeddings = [model.embed(modality, batch.inputs[modality]) for modality in modalities]
         logits: Tensor = head(torch.stack(embeddings).mean(0) if len(embeddings) > 1 else embeddings[0])

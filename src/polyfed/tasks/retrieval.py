@@ -16,7 +16,7 @@ from polyfed.data.samples import Batch, Samples
 from polyfed.errors import ConfigError, DataError
 from polyfed.losses.info_nce import InfoNCE
 from polyfed.losses.soft_contrastive import SoftContrastive
-from polyfed.models.model import Embedder, Model
+from polyfed.models.model import Embedder
 from polyfed.randomness import generator
 from polyfed.tasks import evaluating
 from polyfed.tasks.recall import positives_per_query, ranks, recall_at
@@ -111,7 +111,9 @@ class Retrieval(Task):
         loss: Tensor = head(u, v, batch.items if self.mask_siblings else None)
         return loss
 
-    def evaluate(self, model: Model, head: nn.Module | None, samples: Samples, *, batch_size: int) -> dict[str, float]:
+    def evaluate(
+        self, model: Embedder, head: nn.Module | None, samples: Samples, *, batch_size: int
+    ) -> dict[str, float]:
         """Recalls and what they depend on; every distinct row of a modality is encoded once.
 
         Raises:
@@ -188,7 +190,7 @@ class _Side:
         return _Side(self.values[kept], self.items[kept])
 
 
-def _encode(model: Model, modality: str, samples: Samples, batch_size: int) -> _Side:
+def _encode(model: Embedder, modality: str, samples: Samples, batch_size: int) -> _Side:
     rows, place = samples.rows[modality].unique(return_inverse=True)  # type: ignore[no-untyped-call]
     items = torch.empty_like(rows).scatter_(0, place, samples.items)
     load, device = samples.inputs[modality], model.device

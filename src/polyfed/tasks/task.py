@@ -8,7 +8,7 @@ from typing import ClassVar
 from torch import Tensor, nn
 
 from polyfed.data.samples import Batch, Samples
-from polyfed.models.model import Embedder, Model
+from polyfed.models.model import Embedder
 from polyfed.settings import Component
 
 
@@ -35,7 +35,9 @@ class Task(Component):
         """Scalar training loss of a batch (on the model's device)."""
 
     @abstractmethod
-    def evaluate(self, model: Model, head: nn.Module | None, samples: Samples, *, batch_size: int) -> dict[str, float]:
+    def evaluate(
+        self, model: Embedder, head: nn.Module | None, samples: Samples, *, batch_size: int
+    ) -> dict[str, float]:
         """Metrics on samples, in evaluation mode and view; leaves the model in the mode it had.
 
         Includes what each figure depends on, such as ``gallery_images`` for a recall.

@@ -11,6 +11,7 @@ from polyfed.data.views.tokens import Tokens
 from polyfed.models.encoder import Encoder
 from polyfed.models.pooling import masked_mean, valid_positions
 from polyfed.models.shapes import token_length
+from polyfed.models.towers import Positions
 from polyfed.models.words import embedding_table
 
 
@@ -50,3 +51,7 @@ class _BagModule(nn.Module):
         mean = masked_mean(self.embedding(tokens), valid_positions(tokens, self.pad))
         embedding: Tensor = self.project(mean)
         return embedding
+
+    def positions(self, tokens: Int64[Tensor, "b l"]) -> Positions:
+        """The word embeddings, each projected."""
+        return self.project(self.embedding(tokens)), valid_positions(tokens, self.pad)

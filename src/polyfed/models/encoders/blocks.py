@@ -20,6 +20,7 @@ from polyfed.models.blocks import EPS, SPREAD, FinalNorm, initialise, stack
 from polyfed.models.encoder import Encoder
 from polyfed.models.pooling import masked_mean, valid_positions
 from polyfed.models.shapes import check_channels
+from polyfed.models.towers import Positions
 
 Pooling = Literal["cls", "mean"]
 Embedded = tuple[Float[Tensor, "b l w"], Bool[Tensor, "b l"] | None]
@@ -274,11 +275,21 @@ class BlocksModule(nn.Module):
         pooled = self._pooled(self.encode(tokens, mask), mask)
         return pooled if self.project is None else self.project(pooled)
 
+    def positions(self, x: Tensor) -> Positions:
+        """The input's own tokens after the final norm and the projection: no learnt CLS, whatever the pooling."""
+        tokens, mask = self.tokens(x)
+        own = self.encode(tokens, mask)[:, self.embedding.prefix :]
+        return own if self.project is None else self.project(own), self._own(mask)
+
     def _pooled(self, tokens: Tensor, mask: Tensor | None) -> Tensor:
         if self.pooling == "cls":
             return tokens[:, 0]
         own = tokens[:, self.embedding.prefix :]
-        return own.mean(1) if mask is None else masked_mean(own, mask[:, self.embedding.prefix :])
+        valid = self._own(mask)
+        return own.mean(1) if valid is None else masked_mean(own, valid)
+
+    def _own(self, mask: Tensor | None) -> Tensor | None:
+        return None if mask is None else mask[:, self.embedding.prefix :]
 
 
 def _embedding(spec: InputSpec, width: int, patch: int) -> Embedding:

@@ -8,6 +8,7 @@ import torch
 from jaxtyping import Float, Int64
 from pydantic import Field, SerializeAsAny
 from torch import Tensor, nn
+from torch.nn import functional as F
 from torch.nn.utils.rnn import pack_padded_sequence
 
 from polyfed.data.view import DataContext, InputSpec, View
@@ -16,6 +17,7 @@ from polyfed.models.encoder import Encoder
 from polyfed.models.pie import PIE
 from polyfed.models.pooling import last_valid, lengths_of, reversed_valid, trimmed, valid_positions
 from polyfed.models.shapes import token_length
+from polyfed.models.towers import Positions
 from polyfed.models.words import embedding_table
 
 Readout = Literal["final", "last"]
@@ -74,6 +76,21 @@ class _GRUModule(nn.Module):
         words = self.dropout(self.embedding(tokens))
         out: Tensor = self.project(self._state(words, lengths))
         return out if self.pie is None else self.pie(out, words, mask)
+
+    def positions(self, tokens: Int64[Tensor, "b l"]) -> Positions:
+        """The states after each word, of a backward GRU those after the words from the end to it, projected."""
+        mask = valid_positions(tokens, self.pad)
+        words = self.dropout(self.embedding(trimmed(tokens, self.pad)))
+        local = self.project(self._states(words, lengths_of(mask)))
+        # one length for all batches, whatever was trimmed, so that they can be put together
+        return F.pad(local, (0, 0, 0, tokens.shape[1] - local.shape[1])), mask
+
+    def _states(self, words: Tensor, lengths: Tensor) -> Float[Tensor, "b l h"]:
+        states: Tensor = self.forwards(words)[0]
+        if self.backwards is None:
+            return states
+        mirrored = self.backwards(reversed_valid(words, lengths))[0]
+        return torch.cat([states, reversed_valid(mirrored, lengths)], dim=-1)
 
     def _state(self, words: Tensor, lengths: Tensor) -> Float[Tensor, "b h"]:
         state = final_state(self.forwards, words, lengths)

@@ -1,0 +1,184 @@
+"""Class prototypes: means by class, their mean over clients, a bound on their norms, the margin between classes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Literal, NamedTuple, TypeVar
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from polyfed.errors import PayloadError
+
+Weighting = Literal["count", "uniform"]
+
+
+class ClassMeans(NamedTuple):
+    """Means of the c classes that somebody has, of all classes that there are."""
+
+    means: Float[Tensor, "c d"]
+    """In the order of the classes."""
+    counts: Int[Tensor, " c"]
+    """Samples behind each mean."""
+    present: Bool[Tensor, " classes"]
+    """Which classes these are."""
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Number of classes, with and without a mean, and width d."""
+        return len(self.present), self.means.shape[1]
+
+    def require(self, samples: int) -> None:
+        """Raise PayloadError unless this can be what somebody with so many samples, each of one class, has."""
+        means, counts, present = self
+        if present.dtype != torch.bool or present.ndim != 1:
+            raise PayloadError(f"flags of classes are {_kind(present)}, expected bool [classes]")
+        expected = int(present.sum())
+        if not means.is_floating_point() or means.ndim != 2 or len(means) != expected:
+            raise PayloadError(f"class means are {_kind(means)}, expected floating [{expected}, d] as flagged")
+        if counts.dtype != torch.int32 or tuple(counts.shape) != (expected,):
+            raise PayloadError(f"class counts are {_kind(counts)}, expected int32 [{expected}] as flagged")
+        if expected and (int(counts.min()) < 1 or int(counts.sum()) > samples):
+            raise PayloadError(
+                f"class counts are {int(counts.min())} or more and {int(counts.sum())} in sum, expected at least 1 and "
+                f"at most {samples}, with which the client joined"
+            )
+
+
+class Known(NamedTuple):
+    """Global prototypes of the c classes that have one."""
+
+    means: Float[Tensor, "c d"]
+    """In the order of the classes."""
+    present: Bool[Tensor, " classes"]
+    """Which classes these are."""
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Number of classes, with and without prototype, and width d."""
+        return len(self.present), self.means.shape[1]
+
+
+Kind = TypeVar("Kind", ClassMeans, Known)
+
+
+def named(space: str, prototypes: ClassMeans | Known) -> dict[str, Tensor]:
+    """Tensors of a class space by name, ``<space>.means`` and so on; what ``by_space`` reads."""
+    return {f"{space}.{part}": tensor for part, tensor in prototypes._asdict().items()}
+
+
+def by_space(tensors: Mapping[str, Tensor], kind: type[Kind]) -> dict[str, Kind]:
+    """Prototypes by class space.
+
+    Raises:
+        PayloadError: a space has not just the tensors that it should.
+    """
+    parts: dict[str, dict[str, Tensor]] = {}
+    for name, tensor in tensors.items():
+        space, _, part = name.rpartition(".")
+        parts.setdefault(space, {})[part] = tensor
+    for space, found in parts.items():
+        if found.keys() != set(kind._fields):
+            raise PayloadError(f"prototypes of '{space}' have {sorted(found)}, expected {sorted(kind._fields)}")
+    return {space: kind(**found) for space, found in parts.items()}
+
+
+class ClassAverage:
+    """Running means of features by class, in fp32; the same bits whatever the device's order of additions.
+
+    >>> average = ClassAverage(3, 2)
+    >>> average.add(torch.tensor([[1.0, 0.0], [3.0, 0.0], [5.0, 5.0]]), torch.tensor([0, 0, 2]))
+    >>> average.result().means
+    tensor([[2., 0.],
+            [5., 5.]])
+    """
+
+    def __init__(self, classes: int, dim: int, device: torch.device | str = "cpu") -> None:
+        """Start without samples: ``classes`` classes, features of width ``dim``."""
+        self._sums = torch.zeros(classes, dim, device=device)
+        self._counts = torch.zeros(classes, dtype=torch.int32, device=device)
+        self._classes = torch.arange(classes, device=device)
+
+    def add(self, features: Float[Tensor, "b d"], labels: Int[Tensor, " b"]) -> None:
+        """Fold a batch in."""
+        member = labels[:, None] == self._classes
+        self._sums += member.float().T @ features.float()  # index_add_ has no fixed order on a GPU
+        self._counts += member.sum(0)
+
+    def result(self, min_count: int = 1) -> ClassMeans:
+        """Means of the classes with at least ``min_count`` samples (at least one)."""
+        present = self._counts >= max(min_count, 1)
+        counts = self._counts[present]
+        return ClassMeans(self._sums[present] / counts[:, None], counts, present)
+
+
+def table(means: Float[Tensor, "c d"], present: Bool[Tensor, " classes"]) -> Float[Tensor, "classes d"]:
+    """The means with a row for every class, 0 where it is absent."""
+    rows = means.new_zeros(len(present), means.shape[1])
+    rows[present] = means
+    return rows
+
+
+def mean_prototypes(sent: Sequence[ClassMeans], weighting: Weighting = "count") -> ClassMeans:
+    """Mean over clients of each class that any of them has.
+
+    By sample count, sum_k n_kc p_kc / sum_k n_kc, which is the mean over all samples; or uniform, the sum of p_kc over
+    the number of clients with class c (FedProto's released code).
+
+    Args:
+        sent: of the clients; equal numbers of classes and equal widths.
+        weighting: by what a client's mean counts.
+
+    Raises:
+        PayloadError: there are no clients, or they differ in classes or width.
+    """
+    if not sent:
+        raise PayloadError("no client sent prototypes; there is no mean of nothing")
+    shapes = sorted({one.shape for one in sent})
+    if len(shapes) > 1:
+        raise PayloadError(f"prototypes of {shapes[0]} and {shapes[1]} (classes, width) cannot be averaged")
+    sums = sent[0].means.new_zeros(shapes[0])
+    weights, counts = sums.new_zeros(len(sums)), sums.new_zeros(len(sums), dtype=torch.int64)
+    for one in sent:
+        share = one.counts.to(sums) if weighting == "count" else torch.ones_like(one.counts, dtype=sums.dtype)
+        sums[one.present] += share[:, None] * one.means
+        weights[one.present] += share
+        counts[one.present] += one.counts
+    present = weights > 0
+    return ClassMeans(sums[present] / weights[present, None], counts[present], present)
+
+
+def bounded(rows: Sequence[Float[Tensor, "_ d"]], times: float) -> tuple[list[Tensor], int]:
+    """Scale down rows that are longer than ``times`` the median norm of all rows that are not 0.
+
+    While fewer than half of these are false, the median is at most an honest norm, and a false row counts for no more
+    than ``times`` as much. Rows within the bound stay as they are, bit for bit.
+
+    Returns:
+        The rows, grouped as they came, and how many were scaled.
+    """
+    norms = [torch.linalg.vector_norm(one, dim=1) for one in rows]
+    every = torch.cat(norms) if norms else torch.zeros(0)
+    known = every[every > 0]
+    if not len(known):
+        return list(rows), 0
+    limit = times * known.median()
+    pairs = zip(rows, norms, strict=True)
+    scaled = [torch.where((norm > limit)[:, None], one * (limit / norm)[:, None], one) for one, norm in pairs]
+    return scaled, int((every > limit).sum())
+
+
+def adaptive_margin(means: Float[Tensor, "c d"], threshold: float) -> Float[Tensor, ""]:
+    """FedTGP's margin: the largest gap of a class, at most ``threshold``.
+
+    The gap of a class is the distance of its mean to the nearest other one. A single class has none: the margin is 0.
+    """
+    if len(means) < 2:
+        return means.new_zeros(())
+    gaps = torch.cdist(means, means, compute_mode="donot_use_mm_for_euclid_dist")
+    return gaps.fill_diagonal_(torch.inf).amin(1).amax().clamp_max(threshold)
+
+
+def _kind(tensor: Tensor) -> str:
+    return f"{str(tensor.dtype).removeprefix('torch.')} {list(tensor.shape)}"

@@ -1,0 +1,339 @@
+"""Statistics of the rows of a |P| x |P| similarity in one pass over its tiles, or of rows of class scores."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Iterator
+from typing import Literal
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from polyfed.aggregation.tiles import RANGE, Blocks, BoundedFold, Fold, full_product, largest_logit, working_dtype
+from polyfed.errors import ConfigError, PayloadError
+
+Statistic = Literal["positive", "rest", "whole", "best_other", "winner", "entropy", "variance"]
+Statistics = dict[Statistic, Tensor]
+
+SCANNED: frozenset[Statistic] = frozenset(("positive", "rest", "whole", "best_other", "winner", "entropy"))
+"""Those that need every logit; the variance follows from the anchors' covariance."""
+FOLDED: frozenset[Statistic] = frozenset(("rest", "whole", "entropy"))
+RIVALS: frozenset[Statistic] = frozenset(("best_other", "winner"))
+LABELLED: frozenset[Statistic] = frozenset(("positive", "rest", "best_other"))
+"""Those of class scores that mean nothing where the true class is unknown."""
+
+CHUNK = 4096
+"""Vectors at a time, where there is no tile."""
+VANISHED = -4096.0
+"""Logit in bits whose power of two is 0 in any type, and whose product with that 0 is a number."""
+ROUNDING = 4.0
+"""Logits that differ by so many times eps |u| |g| are ties: products of one pair vary by that between tiles."""
+
+
+def row_statistics(
+    rows: Float[Tensor, "n d"],
+    anchors: Float[Tensor, "P d"],
+    wanted: Collection[Statistic],
+    *,
+    own: Int[Tensor, " n"] | None = None,
+    tau: float = 1.0,
+    items: Int[Tensor, " P"] | None = None,
+    blocks: Blocks | None = None,
+) -> Statistics:
+    """Statistics of the logits x_kj = u_k . g_j / tau of each row k, in one pass; no matrix is held.
+
+    Rows of several clients can share a pass: concatenate them, and their ``own``. All but ``winner`` are in nats
+    and in fp32 at least; o is the row's own anchor:
+
+    * ``positive``: x_ko;
+    * ``rest``: log sum_{j != o} exp x_kj, -inf where there is no other anchor;
+    * ``whole``: log sum_j exp x_kj;
+    * ``best_other``: max_{j != o} x_kj, -inf where there is no other anchor;
+    * ``winner``: argmax_j x_kj as int64; o where it ties for the largest, else the lowest index that does;
+    * ``entropy``: of softmax_j x_kj;
+    * ``variance``: of x_kj over j (population); O(n d^2), without the pass.
+
+    Args:
+        rows: u, representations that clients sent.
+        anchors: g, the server's representations of the public set.
+        wanted: which statistics.
+        own: index of each row's own anchor; None: row k's is k.
+        tau: temperature.
+        items: ascending item number of each anchor. Anchors of one item (captions of a picture) are no rivals of
+            each other: left out of ``rest`` and ``best_other``, and where one of them wins, o does.
+        blocks: size of a tile; None: suited to the device.
+
+    Raises:
+        PayloadError: shapes do not match, or an own anchor does not exist.
+        ConfigError: tau is not positive, or items are not ascending.
+    """
+    own = torch.arange(len(rows)) if own is None else own.cpu()
+    _check(rows, anchors, own, tau)
+    if len(rows) == 0:
+        return {name: _none(name, working_dtype(rows, anchors), rows.device) for name in wanted}
+    found: Statistics = {}
+    if SCANNED & set(wanted):
+        scan = _Scan(rows, anchors, wanted, tau, items, blocks or Blocks.suited(rows.device))
+        parts = list(scan.parts(rows, own))
+        found.update({name: torch.cat([part[name] for part in parts]) for name in parts[0]})
+    if "variance" in wanted:
+        found["variance"] = _variances(rows, anchors, tau)
+    return {name: found[name] for name in wanted}
+
+
+def scores_statistics(
+    scores: Float[Tensor, "n C"],
+    wanted: Collection[Statistic],
+    *,
+    labels: Int[Tensor, " n"] | None = None,
+    tau: float = 1.0,
+) -> Statistics:
+    """The same statistics of rows of class scores, x_kj = scores_kj / tau, the own anchor being the true class.
+
+    Args:
+        scores: unnormalised, one row a sample.
+        wanted: which statistics; without labels not ``positive``, ``rest`` and ``best_other``.
+        labels: true class of each sample.
+        tau: temperature.
+
+    Raises:
+        PayloadError: labels and scores do not match.
+        ConfigError: tau is not positive, or a statistic needs labels and there are none.
+    """
+    logits = scores.to(working_dtype(scores, scores)) / _positive(tau)
+    if labels is None:
+        lacking = sorted(LABELLED & set(wanted))
+        if lacking:
+            raise ConfigError(f"statistics {lacking} of class scores need the true classes; the public set has none")
+        found: Statistics = {"winner": logits.argmax(1)}
+    else:
+        found = _labelled(logits, _classes(logits, labels))
+    found["whole"] = logits.logsumexp(1)
+    found["entropy"] = torch.special.entr(logits.softmax(1)).sum(1)
+    found["variance"] = logits.var(1, correction=0)
+    return {name: found[name] for name in wanted}
+
+
+def _labelled(logits: Float[Tensor, "n C"], labels: Int[Tensor, " n"]) -> Statistics:
+    positive = logits.gather(1, labels[:, None]).squeeze(1)
+    others = logits.scatter(1, labels[:, None], -math.inf)
+    best, index = others.max(1)
+    return {
+        "positive": positive,
+        "rest": others.logsumexp(1),
+        "best_other": best,
+        "winner": torch.where(best > positive, index, labels),
+    }
+
+
+class _Scan:
+    """One pass over rows x anchors. Its logits are in bits (x / ln 2), as in ``tiled_scores``."""
+
+    def __init__(
+        self,
+        rows: Float[Tensor, "n d"],
+        anchors: Float[Tensor, "P d"],
+        wanted: Collection[Statistic],
+        tau: float,
+        items: Int[Tensor, " P"] | None,
+        blocks: Blocks,
+    ) -> None:
+        self.anchors, self.wanted, self.blocks = anchors, set(wanted), blocks
+        self.scale, self.dtype = 1 / (tau * math.log(2)), working_dtype(rows, anchors)
+        self.starts, self.sizes = _families(items, len(anchors))
+        self.bounded = largest_logit(rows, anchors) * self.scale <= RANGE
+        self.reach = torch.linalg.vector_norm(anchors, dim=1, dtype=self.dtype).amax()
+        self.workspace = torch.empty(blocks.rows * blocks.columns, dtype=self.dtype, device=rows.device)
+
+    def parts(self, rows: Float[Tensor, "n d"], own: Int[Tensor, " n"]) -> Iterator[Statistics]:
+        """The statistics of block after block of rows."""
+        size = self.blocks.rows
+        for mine, block in zip(torch.split(own, size), torch.split(rows, size), strict=True):
+            yield self.part(block.to(self.dtype).mul(self.scale), mine)
+
+    def part(self, vectors: Float[Tensor, "r d"], own: Int[Tensor, " r"]) -> Statistics:
+        """The statistics of one block, whose ``vectors`` are scaled to bits."""
+        kin, fold, rivals = _Kin(self.starts[own], self.sizes[own], vectors), self.fold(vectors), None
+        if RIVALS & self.wanted:
+            rivals = _Rivals(self.hurdle(vectors, own))
+        for first, tile in self.tiles(vectors):
+            kin.take(tile, first)
+            top = None if rivals is None else rivals.add(tile, first)
+            if fold is not None:
+                fold.add(tile, top)
+        found: Statistics = {"positive": kin.logit(own)}
+        if rivals is not None:
+            wins = rivals.best > kin.logits.amax(1) + self.slack(vectors)
+            found |= {"best_other": rivals.best, "winner": torch.where(wins, rivals.index, own.to(wins.device))}
+        if fold is not None:
+            found |= _folded(fold, kin.logits)
+        return {name: value if name == "winner" else value * math.log(2) for name, value in found.items()}
+
+    def slack(self, vectors: Float[Tensor, "r d"]) -> Float[Tensor, " r"]:
+        """By how much a row's logits may differ and be ties."""
+        return torch.linalg.vector_norm(vectors, dim=1) * self.reach * (ROUNDING * torch.finfo(self.dtype).eps)
+
+    def hurdle(self, vectors: Float[Tensor, "r d"], own: Int[Tensor, " r"]) -> Float[Tensor, " r"]:
+        """What a rival must exceed for its index to matter: the own logit, or +inf if nobody asks for winners."""
+        if "winner" not in self.wanted:
+            return vectors.new_full((len(vectors),), math.inf)
+        partners = self.anchors[own.to(self.anchors.device)].to(self.dtype)
+        logits: Tensor = torch.linalg.vecdot(vectors, partners)
+        return logits - self.slack(vectors)
+
+    def fold(self, vectors: Float[Tensor, "r d"]) -> Fold | None:
+        """What sums the powers, if anybody asks for the sum."""
+        if not FOLDED & self.wanted:
+            return None
+        kind = _EntropyFold if "entropy" in self.wanted else BoundedFold if self.bounded else Fold
+        return kind(vectors.new_empty(len(vectors)))
+
+    def tiles(self, vectors: Float[Tensor, "r d"]) -> Iterator[tuple[int, Float[Tensor, "r m"]]]:
+        """First column and logits of tile after tile, all in the same memory."""
+        for first in range(0, len(self.anchors), self.blocks.columns):
+            anchors = self.anchors[first : first + self.blocks.columns].to(self.dtype)
+            tile = self.workspace[: len(vectors) * len(anchors)].view(len(vectors), len(anchors))
+            full_product(vectors, anchors, tile)
+            yield first, tile
+
+
+class _Kin:
+    """Logits of a block's rows against the anchors of their own item, a run of columns, the own one among them."""
+
+    def __init__(self, starts: Int[Tensor, " r"], sizes: Int[Tensor, " r"], vectors: Float[Tensor, "r d"]) -> None:
+        offsets = torch.arange(int(sizes.max()))
+        self.starts, self.columns = starts, starts[:, None] + offsets
+        self.real = offsets < sizes[:, None]
+        self.first, self.last = int(starts.min()), int((starts + sizes).max())
+        self.logits = vectors.new_full(self.columns.shape, -math.inf)
+
+    def take(self, tile: Float[Tensor, "r m"], first: int) -> None:
+        """Move them out of the tile that begins at column ``first``: -inf remains."""
+        end = first + tile.shape[1]
+        if self.last <= first or self.first >= end:
+            return
+        rows, offsets = (self.real & (self.columns >= first) & (self.columns < end)).nonzero(as_tuple=True)
+        columns = (self.columns[rows, offsets] - first).to(tile.device)
+        rows, offsets = rows.to(tile.device), offsets.to(tile.device)
+        self.logits[rows, offsets] = tile[rows, columns]
+        tile[rows, columns] = -math.inf
+
+    def logit(self, own: Int[Tensor, " r"]) -> Float[Tensor, " r"]:
+        """Each row's logit against its own anchor."""
+        return self.logits.gather(1, (own - self.starts)[:, None].to(self.logits.device)).squeeze(1)
+
+
+class _Rivals:
+    """Largest logit of each row; and its index, the lowest if several, in rows where it exceeds ``hurdle``."""
+
+    def __init__(self, hurdle: Float[Tensor, " r"]) -> None:
+        self.hurdle, self.best = hurdle, torch.full_like(hurdle, -math.inf)
+        self.index = torch.zeros(len(hurdle), dtype=torch.int64, device=hurdle.device)
+        self.sparse = hurdle.device.type == "cpu"
+
+    def add(self, tile: Float[Tensor, "r m"], first: int) -> Float[Tensor, " r"]:
+        """Look through the tile that begins at column ``first``; returns the largest logit of each of its rows."""
+        if self.sparse:  # on a CPU a search takes 14 times as long as a maximum: search the few rows that improve
+            top = tile.amax(1)
+            better = (top > torch.maximum(self.best, self.hurdle)).nonzero().squeeze(1)
+            self.index[better] = tile[better].argmax(1) + first
+        else:
+            top, index = tile.max(1)
+            self.index = torch.where(top > self.best, index + first, self.index)
+        self.best = torch.maximum(self.best, top)
+        return top
+
+
+class _EntropyFold(Fold):
+    """A log-sum-exp that also sums logit x power, both relative to the running maximum: exact where H is small."""
+
+    def __init__(self, like: Float[Tensor, " r"]) -> None:
+        super().__init__(like)
+        self.moment = torch.zeros_like(like)
+
+    def add(self, tile: Float[Tensor, "r n"], top: Float[Tensor, " r"] | None = None) -> None:
+        peak = torch.maximum(self.peak, tile.amax(1) if top is None else top)
+        step = self.peak - peak
+        shrink = step.exp2()
+        tile.sub_(peak[:, None]).clamp_(min=VANISHED)
+        powers = tile.exp2()
+        self.moment.addcmul_(step, self.total).mul_(shrink).add_(tile.mul_(powers).sum(1))
+        self.total.mul_(shrink).add_(powers.sum(1))
+        self.peak = peak
+
+    def entropy(self) -> Float[Tensor, " r"]:
+        """Entropy of the softmax over all tiles, in bits."""
+        return (self.total.log2() - self.moment / self.total).clamp_(min=0)
+
+
+def _folded(fold: Fold, kin: Float[Tensor, "r f"]) -> Statistics:
+    """The sums without and with a row's own item, whose logits are overwritten."""
+    found: Statistics = {"rest": fold.result()}
+    fold.add(kin)
+    found["whole"] = fold.result()
+    if isinstance(fold, _EntropyFold):
+        found["entropy"] = fold.entropy()
+    return found
+
+
+def _variances(rows: Float[Tensor, "n d"], anchors: Float[Tensor, "P d"], tau: float) -> Float[Tensor, " n"]:
+    """Var_j(u . g_j / tau) = u^T Cov(g) u / tau^2."""
+    dtype = working_dtype(rows, anchors)
+    mean = anchors.to(dtype).mean(0)
+    covariance = mean.new_zeros(len(mean), len(mean))
+    for part in torch.split(anchors, CHUNK):
+        centred = part.to(dtype) - mean
+        covariance.addmm_(centred.T, centred)
+    covariance.div_(len(anchors))
+    parts = (torch.linalg.vecdot(part @ covariance, part) for part in torch.split(rows.to(dtype), CHUNK))
+    return torch.cat(list(parts)).clamp_(min=0).div_(tau**2)
+
+
+def _none(name: Statistic, dtype: torch.dtype, device: torch.device) -> Tensor:
+    return torch.empty(0, dtype=torch.int64 if name == "winner" else dtype, device=device)
+
+
+def _families(items: Int[Tensor, " P"] | None, count: int) -> tuple[Int[Tensor, " P"], Int[Tensor, " P"]]:
+    """First anchor and number of anchors of each anchor's item, on the CPU."""
+    if items is None:
+        return torch.arange(count), torch.ones(count, dtype=torch.int64)
+    items = items.cpu()
+    if len(items) != count:
+        raise PayloadError(f"{len(items)} item numbers for {count} anchors; give one an anchor")
+    if bool((items.diff() < 0).any()):
+        raise ConfigError("item numbers are not ascending; samples of an item must follow each other")
+    _, index, sizes = torch.unique_consecutive(items, return_inverse=True, return_counts=True)
+    return (sizes.cumsum(0) - sizes)[index], sizes[index]
+
+
+def _check(rows: Tensor, anchors: Tensor, own: Tensor, tau: float) -> None:
+    _positive(tau)
+    if rows.shape[1] != anchors.shape[1] or len(own) != len(rows):
+        raise PayloadError(
+            f"rows have shape {tuple(rows.shape)}, anchors {tuple(anchors.shape)}, and {len(own)} rows have an own "
+            "anchor; all must have the same width, and every row an own anchor"
+        )
+    if len(own) and not 0 <= int(own.min()) <= int(own.max()) < len(anchors):
+        raise PayloadError(
+            f"own anchors reach from {int(own.min())} to {int(own.max())}, but there are {len(anchors)} anchors; "
+            f"valid: 0 to {len(anchors) - 1}"
+        )
+
+
+def _classes(logits: Float[Tensor, "n C"], labels: Int[Tensor, " n"]) -> Int[Tensor, " n"]:
+    """The labels, where the logits are."""
+    if labels.shape != logits.shape[:1]:
+        raise PayloadError(f"{len(labels)} labels for {len(logits)} rows of class scores; give one a row")
+    if len(labels) and not 0 <= int(labels.min()) <= int(labels.max()) < logits.shape[1]:
+        raise PayloadError(
+            f"labels reach from {int(labels.min())} to {int(labels.max())}, but scores are those of "
+            f"{logits.shape[1]} classes; valid: 0 to {logits.shape[1] - 1}"
+        )
+    return labels.to(logits.device, torch.int64)
+
+
+def _positive(tau: float) -> float:
+    if not tau > 0:
+        raise ConfigError(f"tau is {tau}; a temperature must be positive")
+    return tau

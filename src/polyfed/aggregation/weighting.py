@@ -1,0 +1,125 @@
+"""One interface for all ways to weigh clients' public-set uploads against each other, sample by sample."""
+
+from __future__ import annotations
+
+import math
+from abc import abstractmethod
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from jaxtyping import Float, Int64
+from torch import Tensor
+from torch.nn import functional as F
+
+from polyfed.aggregation.statistics import Statistic, Statistics, row_statistics, scores_statistics
+from polyfed.aggregation.tiles import working_dtype
+from polyfed.errors import ConfigError
+from polyfed.settings import Component
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """What one client says of the public samples on one channel, beside what the server knows.
+
+    A channel is a modality (the client sends representations) or a target (it sends class scores).
+    """
+
+    values: Float[Tensor, "n w"]
+    """Representations of all public samples in order, or unnormalised class scores."""
+    channel: str
+    """The modality, or the target."""
+    known: Mapping[str, Float[Tensor, "n d"]]
+    """The server's representations of the same samples by modality; empty for class scores."""
+    examples: int
+    """The client's private samples."""
+    channels: int
+    """Modalities that the client encodes."""
+    labels: Int64[Tensor, " n"] | None = None
+    """True classes, for class scores, where the public set has them."""
+    items: Int64[Tensor, " n"] | None = None
+    """Ascending number of the item behind each sample."""
+    generator: torch.Generator | None = None
+    """On the CPU; what an approximation draws with."""
+
+    @property
+    def is_scores(self) -> bool:
+        """Whether ``values`` are class scores."""
+        return not self.known
+
+    def statistics(self, wanted: Collection[Statistic], *, tau: float = 1.0, mask_siblings: bool = False) -> Statistics:
+        """Statistics of the cosines to the server's representations of this modality, or of the class scores.
+
+        Args:
+            wanted: which.
+            tau: temperature, that cosines or scores are divided by.
+            mask_siblings: whether samples of one item are no rivals of each other.
+
+        Raises:
+            ConfigError: the server has no representations of this modality, or a statistic of class scores needs
+                labels and there are none.
+        """
+        if self.is_scores:
+            return scores_statistics(self.values, wanted, labels=self.labels, tau=tau)
+        if self.channel not in self.known:
+            raise ConfigError(
+                f"the server has no representations of '{self.channel}' to compare with; it has {sorted(self.known)}"
+            )
+        anchors = self.known[self.channel]
+        dtype = working_dtype(self.values, anchors)
+        rows, anchors = (F.normalize(side.to(dtype), dim=1) for side in (self.values, anchors))
+        return row_statistics(rows, anchors, wanted, tau=tau, items=self.siblings(mask_siblings))
+
+    def siblings(self, masked: bool) -> Int64[Tensor, " n"] | None:
+        """Item numbers if samples of one item are to be no rivals, else None.
+
+        Raises:
+            ConfigError: they are to be none, and the items are not known.
+        """
+        if masked and self.items is None:
+            raise ConfigError("mask_siblings needs the items of the public samples; they are unknown here")
+        return self.items if masked else None
+
+    def truth(self) -> Int64[Tensor, " n"]:
+        """What a right client ranks first: the sample itself, or the true class.
+
+        Raises:
+            ConfigError: class scores without labels.
+        """
+        if not self.is_scores:
+            return torch.arange(len(self.values), device=self.values.device)
+        if self.labels is None:
+            raise ConfigError(f"weights by the true classes of '{self.channel}' need labels; the public set has none")
+        return self.labels.to(self.values.device)
+
+
+class Weighting(Component):
+    """A weight of each client on each public sample, before they are made to sum to 1 by ``Ensemble``.
+
+    Subclasses live in ``polyfed.aggregation.weightings``, one a module.
+    """
+
+    home: ClassVar[str] = "polyfed.aggregation.weightings"
+    needs_partner: ClassVar[bool] = False
+    """Whether representations of a modality can only be weighed beside those of another one."""
+    needs_labels: ClassVar[bool] = False
+    """Whether class scores can only be weighed where the public set has labels."""
+
+    @abstractmethod
+    def log_weights(self, evidence: Evidence) -> Float[Tensor, " n"] | float:
+        """Unnormalised log weight of the client, for each sample or one for all; -inf: it does not count.
+
+        Raises:
+            ConfigError: the evidence lacks what the weights come from (``needs_partner``, ``needs_labels``, items).
+        """
+
+
+def log_share(found: Statistics) -> Float[Tensor, " n"]:
+    """x_kk - log sum_j exp x_kj over the own anchor and its rivals, from ``positive`` and ``rest``."""
+    return found["positive"] - torch.logaddexp(found["positive"], found["rest"])
+
+
+def log_count(examples: float) -> float:
+    """log n; -inf, so that the client does not count, if it has no sample."""
+    return math.log(examples) if examples > 0 else -math.inf

@@ -1,0 +1,1 @@
+"""Weights over clients, one a module."""

@@ -1,0 +1,66 @@
+"""Weights by contrast with the other modalities."""
+
+from __future__ import annotations
+
+import math
+from typing import ClassVar, Self
+
+import torch
+from jaxtyping import Float
+from pydantic import Field, model_validator
+from torch import Tensor
+
+from polyfed.aggregation.gca import Backend, contrastive_scores
+from polyfed.aggregation.statistics import row_statistics
+from polyfed.aggregation.weighting import Evidence, Weighting, log_share
+from polyfed.errors import ConfigError
+
+
+class GCA(Weighting):
+    """Global-local contrastive aggregation (CreamFL, Yu et al. 2023, Eqs. 4-5).
+
+    A client's representation of a sample counts by how well it picks the server's representation of the same sample
+    in the other modality out of the public set; with several others, by the mean of the scores. On class scores, by
+    log softmax(scores / tau) of the true class.
+    """
+
+    needs_partner: ClassVar[bool] = True
+    needs_labels: ClassVar[bool] = True
+
+    tau: float = Field(default=1.0, gt=0, description="temperature of Eq. 4; below about 0.1 it selects")
+    include_self: bool = Field(default=False, description="keep j = k in the sum of Eq. 4, as released")
+    backend: Backend = Field(default="exact", description="how Eq. 4 is evaluated")
+    mask_siblings: bool = Field(default=False, description="leave captions of the same picture out of Eq. 4's sum")
+
+    @model_validator(mode="after")
+    def _exact(self) -> Self:
+        if self.mask_siblings and self.backend != "exact":
+            raise ValueError(f"mask_siblings needs backend 'exact', not '{self.backend}'")
+        return self
+
+    def log_weights(self, evidence: Evidence) -> Float[Tensor, " n"]:
+        """Mean over the other modalities of Eq. 4's score; 0 for a sample without negatives."""
+        if evidence.is_scores:
+            return log_share(evidence.statistics({"positive", "rest"}, tau=self.tau))
+        others = [values for modality, values in evidence.known.items() if modality != evidence.channel]
+        if not others:
+            raise ConfigError(
+                f"weighting 'gca' contrasts '{evidence.channel}' with another modality, but the server has none; "
+                "choose 'sed', which needs no other"
+            )
+        return torch.stack([self._scores(evidence, other) for other in others]).mean(0)
+
+    def _scores(self, evidence: Evidence, other: Float[Tensor, "n d"]) -> Float[Tensor, " n"]:
+        items = evidence.siblings(self.mask_siblings)
+        if items is None:
+            return contrastive_scores(
+                *(evidence.values, other),
+                tau=self.tau,
+                include_self=self.include_self,
+                backend=self.backend,
+                generator=evidence.generator,
+            )
+        found = row_statistics(evidence.values, other, {"positive", "rest"}, tau=self.tau, items=items)
+        if self.include_self:
+            return log_share(found)
+        return (found["positive"] - found["rest"]).masked_fill_(found["rest"] == -math.inf, 0)

@@ -1,0 +1,20 @@
+"""Weights by private samples and by number of modalities."""
+
+from __future__ import annotations
+
+from pydantic import Field
+
+from polyfed.aggregation.weighting import Evidence, Weighting, log_count
+
+
+class IoT(Weighting):
+    """a_c n_c, a_c being ``factor`` for clients of several modalities and 1 for others (Zhao et al., IoTDI 2022).
+
+    FedIoT's weights of models, applied to what clients say of public samples: reamFL+IoT of the CreamFL paper.
+    """
+
+    factor: float = Field(default=100.0, gt=0, description="FedIoT's alpha, for clients of several modalities")
+
+    def log_weights(self, evidence: Evidence) -> float:
+        """log(a_c n_c)."""
+        return log_count(evidence.examples * (self.factor if evidence.channels > 1 else 1.0))

@@ -1,0 +1,36 @@
+"""Weights by distance from the decision boundary."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from jaxtyping import Float
+from pydantic import Field
+from torch import Tensor
+
+from polyfed.aggregation.tiles import working_dtype
+from polyfed.aggregation.weighting import Evidence, Weighting
+
+
+class Margin(Weighting):
+    """softmax over clients of (x_kk - max_{j != k} x_kj) / tau, x being cosines to the server's own modality.
+
+    On class scores, of (largest - second largest) / tau, without labels. In the spirit of what FedAFD
+    (arXiv 2603.04890) compares with as boundary-aware distillation weights (FedDFA), whose formula is unpublished.
+    """
+
+    tau: float = Field(default=1.0, gt=0, description="temperature of the softmax over clients")
+    mask_siblings: bool = Field(default=False, description="captions of the same picture are no rivals")
+
+    def log_weights(self, evidence: Evidence) -> Float[Tensor, " n"]:
+        """The margin over tau; 0 for a sample, or a class, that has no rival."""
+        if evidence.is_scores:
+            return self._lead(evidence.values.to(working_dtype(evidence.values, evidence.values)))
+        found = evidence.statistics({"positive", "best_other"}, tau=self.tau, mask_siblings=self.mask_siblings)
+        margin = found["positive"] - found["best_other"]
+        return margin.masked_fill_(found["best_other"] == -math.inf, 0)
+
+    def _lead(self, scores: Float[Tensor, "n C"]) -> Float[Tensor, " n"]:
+        top = scores.topk(min(2, scores.shape[1]), dim=1).values
+        return torch.sub(top[:, 0], top[:, -1]) / self.tau

@@ -1,0 +1,287 @@
+"""FedProto."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Annotated, ClassVar, Literal
+
+import torch
+from jaxtyping import Float
+from pydantic import Field
+from torch import Tensor
+from torch.nn import functional as F
+
+from polyfed.aggregation.prototypes import (
+    ClassAverage,
+    ClassMeans,
+    Known,
+    Weighting,
+    bounded,
+    by_space,
+    mean_prototypes,
+    named,
+    table,
+)
+from polyfed.algorithms.algorithm import Algorithm, Lifetime, Reply, client_query, client_step, each
+from polyfed.data.samples import Batch, Samples
+from polyfed.errors import ConfigError, PayloadError, nearest
+from polyfed.federation.client import Client, ClientInfo
+from polyfed.federation.cohort import Cohort
+from polyfed.federation.party import Regulariser
+from polyfed.federation.payload import Prototypes
+from polyfed.federation.server import Server
+from polyfed.losses.distillation import Distillation
+from polyfed.losses.prototypes import distances, prototype_distance
+from polyfed.models.model import Embedder
+from polyfed.tasks import evaluating
+from polyfed.tasks.accuracy import balanced_accuracy, label_ranks, macro_f1, predictions, top
+from polyfed.tasks.classification import TOP5_CLASSES, Classification
+
+STATE = "prototypes"
+
+
+class FedProto(Algorithm):
+    """Federated prototype learning (Tan et al., AAAI 2022, Algorithm 1).
+
+    Clients keep models of their own, of any architecture and modality, and exchange only the mean of their features by
+    class. They train on their task plus lambda times the distance of a sample's feature to the global prototype of its
+    class (Eq. 7-8); the server averages what they send (Eq. 6); inference takes the nearest prototype (Eq. 4).
+
+    A feature is what the classifier takes: the embedding, or the mean of those of several modalities. Prototypes mix
+    within a class space, that of a target of a source, whatever the modality. Clients whose task has no classes
+    train on it alone. A class that nobody sent in a round keeps its global prototype.
+    """
+
+    keeps: ClassVar[Mapping[str, Lifetime]] = {"model": Lifetime.RUN, "optimizer": Lifetime.RUN}
+
+    local_epochs: int = Field(default=1, ge=1, description="E, passes over private data a round; paper 1")
+    local_steps: int | None = Field(
+        default=None, ge=1, description="so many batches a round instead of whole passes; None: local_epochs"
+    )
+    proto_weight: float = Field(default=1.0, ge=0, le=1e6, description="lambda, factor of the distance; HtFLlib 10")
+    distance: Distillation = Field(
+        default="l2", description="to the prototype: the norm; mse: squared, mean over dimensions, as released; cosine"
+    )
+    normalise: bool = Field(default=False, description="features of unit length in prototypes and distances")
+    weighting: Weighting = Field(
+        default="count", description="of clients in the mean of a class: by samples, or uniform, as released"
+    )
+    inference: Literal["prototypes", "classifier"] = Field(
+        default="prototypes", description="whose accuracy is called so; the other is reported beside it"
+    )
+    min_count: int = Field(default=1, ge=1, description="classes of which a client has fewer samples are not sent")
+    largest_norm: float | None = Field(
+        default=5.0, ge=1, description="longer received rows are scaled to so many median norms; None: no bound"
+    )
+    shared: dict[str, Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]+$")]] = Field(
+        default={}, description="group -> class space, for groups of several sources or targets with the same classes"
+    )
+
+    # ---- server half
+
+    def setup(self, server: Server) -> None:
+        """Check the groups that share a class space.
+
+        Raises:
+            ConfigError: there is no such group.
+        """
+        groups = {client.group for client in server.clients}
+        for group in self.shared:
+            if group not in groups:
+                raise ConfigError(f"algorithm.shared names '{group}', which is no group; {nearest(group, groups)}")
+
+    def round(self, server: Server, cohort: Cohort) -> None:
+        """Broadcast global prototypes, train, gather the clients' own, learn new global ones."""
+        prototypes = each(lambda client: self.known_to(server, client))
+        gathered: dict[str, list[ClassMeans]] = {}
+        for reply in cohort.ask(self.fit, check=Sound(self, server), prototypes=prototypes):
+            for space, means in by_space(reply.prototypes, ClassMeans).items():
+                gathered.setdefault(space, []).append(ClassMeans(*(part.to(server.device) for part in means)))
+        if not gathered and cohort.clients == server.clients:
+            raise ConfigError(
+                f"no client of the federation sent prototypes: none has a task with classes, or algorithm.min_count "
+                f"({self.min_count}) is more than any has of a class; give some the task 'classification', or lower it"
+            )
+        scaled = [self.update(server, space, sent) for space, sent in gathered.items()]
+        known = [space.present.sum() for space in by_space(server.state.get(STATE, {}), Known).values()]
+        server.record(prototypes=float(sum(known)), bounded=float(sum(scaled)))
+
+    def update(self, server: Server, space: str, sent: Sequence[ClassMeans]) -> int:
+        """Make new global prototypes of a space from those of clients; how many rows were scaled."""
+        rows, number = [one.means for one in sent], 0
+        if self.largest_norm is not None:
+            rows, number = bounded(rows, self.largest_norm)
+        sent = [one._replace(means=means) for one, means in zip(sent, rows, strict=True)]
+        old = by_space(server.state.get(STATE, {}), Known).get(space)
+        new = self.learn(server, space, sent, old)
+        server.state[STATE] = dict(server.state.get(STATE, {})) | named(space, new)
+        return number
+
+    def learn(self, server: Server, space: str, sent: Sequence[ClassMeans], old: Known | None) -> Known:
+        """The mean of what clients sent, and the old prototypes of the other classes."""
+        found = mean_prototypes(sent, self.weighting)
+        if old is None:
+            return Known(found.means, found.present)
+        rows = torch.where(found.present[:, None], table(found.means, found.present), table(*old))
+        present = found.present | old.present
+        return Known(rows[present], present)
+
+    def known_to(self, server: Server, client: ClientInfo) -> Prototypes:
+        """Global prototypes of the classes of a client; empty while there are none."""
+        kept = server.state.get(STATE, {})
+        return Prototypes({name: kept[name] for name in kept if self.admits(client, name.rpartition(".")[0])})
+
+    def admits(self, client: ClientInfo, space: str) -> bool:
+        """Whether a class space can be that of a client; see ``space_of``."""
+        if client.group in self.shared:
+            return space == self.shared[client.group]
+        heads = (space[:k] for k, mark in enumerate(space) if mark == ":")
+        return any(client.architecture.endswith(f"/{head}") for head in heads)
+
+    @property
+    def is_personal(self) -> bool:
+        """No: with the prototypes, inference changes for those too who took no part."""
+        return False
+
+    def evaluate_clients(self, server: Server, cohort: Cohort) -> Mapping[str, Mapping[str, float]]:
+        """Every asked client's test metrics, with the global prototypes of its classes."""
+        prototypes = each(lambda client: self.known_to(server, client))
+        replies = cohort.ask(self.assess_nearest, prototypes=prototypes)
+        return {reply.sender.id: reply.payload.scalars for reply in replies}  # type: ignore[misc]
+
+    # ---- client half
+
+    @client_step(prototypes=Prototypes)
+    def fit(self, client: Client, prototypes: Prototypes) -> Reply:
+        """Train the client's own model; send the means of its features."""
+        pull = self.pull(client, prototypes) if self.proto_weight else None
+        client.fit(client.train, epochs=self.local_epochs, steps=self.local_steps, regulariser=pull)
+        return Reply(prototypes=self.own(client))
+
+    def pull(self, client: Client, prototypes: Prototypes) -> Regulariser | None:
+        """lambda times the distance to the global prototypes; None while the client knows of none."""
+        known, task = self.received(client, prototypes), client.task
+        if known is None or not isinstance(task, Classification):
+            return None
+        rows, present, target = table(*known), known.present, task.target
+
+        def regularise(model: Embedder, batch: Batch) -> Tensor:
+            features = self.feature(model, task, batch)
+            return self.proto_weight * prototype_distance(
+                features, rows, present, batch.targets[target].long(), self.distance
+            )
+
+        return regularise
+
+    def own(self, client: Client) -> Prototypes:
+        """Means of the features of the client's training samples by class; empty if there are no classes."""
+        if not isinstance(client.task, Classification):
+            return Prototypes({})
+        average = ClassAverage(classes_of(client), client.model.dim, client.device)
+        for features, labels in self.features(client, client.task, client.train):
+            average.add(features, labels)
+        means = average.result(self.min_count)
+        space = self.space_of(client, client.task)
+        return Prototypes(named(space, means) if len(means.counts) else {})
+
+    def space_of(self, client: Client, task: Classification) -> str:
+        """Name of a client's class space: of its source and target, or what ``shared`` calls it."""
+        return self.shared.get(client.info.group, f"{client.head_name}:{task.target}")
+
+    def received(self, client: Client, prototypes: Prototypes) -> Known | None:
+        """Global prototypes of the client's classes, on its device, or None.
+
+        Raises:
+            PayloadError: they have another number of classes or another width.
+        """
+        if not isinstance(client.task, Classification):
+            return None
+        space = self.space_of(client, client.task)
+        known = by_space(prototypes, Known).get(space)
+        if known is None:
+            return None
+        found, expected = known.shape, (classes_of(client), client.model.dim)
+        if found != expected:
+            raise PayloadError(_differing(space, found, expected))
+        return Known(*(part.to(client.device) for part in known))
+
+    def feature(self, model: Embedder, task: Classification, batch: Batch) -> Float[Tensor, "b d"]:
+        """What the classifier takes of a batch, of unit length if so asked."""
+        modalities = tuple(batch.inputs) if task.modality is None else (task.modality,)
+        embeddings = [model.embed(name, batch.inputs[name]) for name in modalities]
+        found = torch.stack(embeddings).mean(0) if len(embeddings) > 1 else embeddings[0]
+        return F.normalize(found.float(), dim=-1) if self.normalise else found
+
+    def features(self, client: Client, task: Classification, samples: Samples) -> Iterator[tuple[Tensor, Tensor]]:
+        """Features and classes of samples, batch by batch in order, in evaluation mode and view."""
+        with evaluating(client.model):
+            for batch in (one.to(client.device) for one in samples.batches(client.evaluation_batch)):
+                with client.autocast():
+                    features = self.feature(client.model, task, batch)
+                yield features.float(), batch.targets[task.target].long()
+
+    @client_query(float)
+    def assess_nearest(self, client: Client, prototypes: Prototypes) -> Reply:
+        """Evaluate the client's model on its test samples, by its classifier and by the nearest prototype."""
+        metrics: dict[str, float] = dict(self.assess(client).payload.scalars)  # type: ignore[arg-type]
+        if client.test is None or not isinstance(client.task, Classification):
+            return Reply(**metrics)
+        known = self.received(client, prototypes)
+        nearby = self.nearest(client, client.task, client.test, known)
+        counted = len(known.means) if known is not None else 0
+        beside = {"classifier_accuracy": metrics["accuracy"], "prototype_accuracy": nearby["accuracy"]}
+        chosen = nearby if self.inference == "prototypes" else {}
+        return Reply(**metrics | chosen | beside, prototype_classes=float(counted))
+
+    def nearest(self, client: Client, task: Classification, samples: Samples, known: Known | None) -> dict[str, float]:
+        """Metrics of naming the class of the nearest prototype; classes without one are never named."""
+        classes, ranks, guesses, truth = classes_of(client), [], [], []
+        for features, labels in self.features(client, task, samples):
+            scores = features.new_full((len(features), classes), torch.finfo(features.dtype).min)
+            if known is not None:
+                scores[:, known.present] = -distances(features, known.means)
+            ranks.append(label_ranks(scores, labels))
+            guesses.append(predictions(scores, labels, ranks[-1]))
+            truth.append(labels)
+        found, predicted, labels = (torch.cat(part).cpu() for part in (ranks, guesses, truth))
+        metrics = {"accuracy": top(found, 1)} | ({"top5": top(found, 5)} if classes >= TOP5_CLASSES else {})
+        metrics["balanced_accuracy"] = balanced_accuracy(predicted, labels, classes)
+        metrics["macro_f1"] = macro_f1(predicted, labels, classes)
+        return {name: float(value) for name, value in metrics.items()}
+
+
+class Sound:
+    """Raises PayloadError for a reply whose prototypes cannot be what its sender has.
+
+    The first prototypes of a space that are accepted fix its number of classes and width.
+    """
+
+    def __init__(self, method: FedProto, server: Server) -> None:
+        self._admits = method.admits
+        self._shapes = {space: known.shape for space, known in by_space(server.state.get(STATE, {}), Known).items()}
+
+    def __call__(self, reply: Reply) -> None:
+        """Check a reply with ``prototypes``."""
+        sent = by_space(reply.prototypes, ClassMeans)
+        if len(sent) > 1:
+            raise PayloadError(f"prototypes of {len(sent)} class spaces ({', '.join(sent)}), expected one at most")
+        for space, means in sent.items():
+            if not self._admits(reply.sender, space):
+                raise PayloadError(f"prototypes of the class space '{space}', which is not the client's")
+            means.require(reply.sender.samples)
+            expected = self._shapes.setdefault(space, means.shape)
+            if means.shape != expected:
+                raise PayloadError(_differing(space, means.shape, expected))
+
+
+def classes_of(client: Client) -> int:
+    """Number of classes of a client's classifier."""
+    assert client.head is not None
+    return len(client.head.get_parameter("weight"))
+
+
+def _differing(space: str, found: tuple[int, int], expected: tuple[int, int]) -> str:
+    return (
+        f"prototypes of the class space '{space}' have {found[0]} classes of width {found[1]}, expected {expected[0]} "
+        f"of width {expected[1]}: set task.classes and model.dim alike for all whose classes are the same"
+    )

@@ -1,0 +1,21 @@
+"""Margin-weighted distillation."""
+
+from __future__ import annotations
+
+from pydantic import Field, SerializeAsAny
+
+from polyfed.aggregation.weighting import Weighting
+from polyfed.aggregation.weightings.margin import Margin
+from polyfed.algorithms.fedmd import FedMD
+
+
+class MarginWeighted(FedMD):
+    """FedMD whose consensus counts a client by how clearly it prefers its answer on a sample.
+
+    A stand-in, not a reconstruction: FedAFD (CVPR 2026) compares with a method called FedDFA, of which no more is known
+    here than that its weights look at decision boundaries.
+    """
+
+    aggregation: SerializeAsAny[Weighting] = Field(
+        default=Margin(), description="weights over clients; by default the margin between the two highest scores"
+    )

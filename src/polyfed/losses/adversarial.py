@@ -1,0 +1,104 @@
+"""Adversarial alignment: a discriminator tells representations apart, an encoder undoes it (BAA of FedAFD, CVPR 2026).
+
+Real are the global representations, fake the client's own. All losses take logits, so log D(x) = -softplus(-logit).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+from typing import Literal
+
+from jaxtyping import Float
+from torch import Tensor, nn
+from torch.func import functional_call
+from torch.nn import functional as F
+
+from polyfed.losses.precision import in_full_precision
+
+EncoderForm = Literal["minimax", "non_saturating"]
+
+
+def discriminator_loss(
+    discriminator: nn.Module, real: Float[Tensor, "r d"], fake: Float[Tensor, "f d"]
+) -> Float[Tensor, ""]:
+    """-E[log D(real)] - E[log(1 - D(fake))], what a discriminator minimises; gradient to its parameters only.
+
+    The paper's discriminators maximise L_adv, the negative of this. One of several terms (D_in, D_cr): add them up.
+
+    Args:
+        discriminator: maps representations to logits.
+        real: global representations; constants.
+        fake: the client's representations; constants, in any number.
+
+    Raises:
+        ValueError: there is no real or no fake representation.
+    """
+    return separation(discriminator(real.detach()), discriminator(fake.detach()))
+
+
+def encoder_loss(
+    discriminator: nn.Module,
+    real: Float[Tensor, "r d"],
+    fake: Float[Tensor, "f d"],
+    form: EncoderForm = "minimax",
+) -> Float[Tensor, ""]:
+    """What an encoder minimises to be taken for the global model; gradient to ``fake`` only.
+
+    Args:
+        discriminator: maps representations to logits; a constant here.
+        real: global representations; constants.
+        fake: the client's representations, with their graph.
+        form: ``minimax``, L_adv of the paper, or ``non_saturating``, as released.
+
+    Raises:
+        ValueError: there is no fake representation, or no real one for ``minimax``.
+    """
+    return ENCODER_FORMS[form](frozen(discriminator, real.detach()), frozen(discriminator, fake))
+
+
+@in_full_precision
+def separation(real: Float[Tensor, " r"], fake: Float[Tensor, " f"]) -> Float[Tensor, ""]:
+    """Binary cross-entropy of the logits with label 1 for real and 0 for fake ones, each averaged, then added."""
+    return F.softplus(-_some(real, "real")).mean() + F.softplus(_some(fake, "fake")).mean()
+
+
+@in_full_precision
+def minimax(real: Float[Tensor, " r"], fake: Float[Tensor, " f"]) -> Float[Tensor, ""]:
+    """E[log D(real)] + E[log(1 - D(fake))] (FedAFD, L_in and L_cr): the negative of ``separation``.
+
+    To an encoder the first term is a constant. Where the discriminator is sure of a fake, the gradient vanishes.
+    """
+    return -separation(real, fake)
+
+
+@in_full_precision
+def non_saturating(real: Float[Tensor, " r"], fake: Float[Tensor, " f"]) -> Float[Tensor, ""]:
+    """-E[log D(fake)] (Goodfellow et al., NeurIPS 2014), as FedAFD's released code; blind to the real logits.
+
+    Its gradient is largest where the discriminator is sure of a fake.
+    """
+    return F.softplus(-_some(fake, "fake")).mean()
+
+
+ENCODER_FORMS: Mapping[EncoderForm, Callable[[Tensor, Tensor], Tensor]] = MappingProxyType(
+    {"minimax": minimax, "non_saturating": non_saturating}
+)
+"""The encoder's losses on logits (real, fake) by name."""
+
+
+def frozen(module: nn.Module, x: Tensor) -> Tensor:
+    """What ``module`` gives for ``x``, its parameters being constants of this call.
+
+    ``requires_grad`` is never touched, so that nothing has to be put back after an error, and autocast keeps no
+    copy of a weight that a later, unfrozen call would take.
+    """
+    constants = {name: value.detach() for name, value in module.named_parameters()}
+    output: Tensor = functional_call(module, constants, (x,))
+    return output
+
+
+def _some(logits: Tensor, kind: str) -> Tensor:
+    if logits.numel() == 0:
+        raise ValueError(f"adversarial loss without {kind} representations; both kinds need at least one")
+    return logits

@@ -1,0 +1,191 @@
+"""A model whose embeddings are fused with what other encoders see of the same samples; tasks take it as a model."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from jaxtyping import Bool, Float, Int64
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from polyfed.data.samples import Samples
+from polyfed.errors import ConfigError
+from polyfed.models.fusion import GranularityFusion, match_positions, positioned
+from polyfed.models.model import Model
+
+
+class Seen(NamedTuple):
+    """What encoders give of samples: vectors [b, d], or features by position [b, l, d] and which are valid."""
+
+    values: Float[Tensor, "b *l d"]
+    mask: Bool[Tensor, "b l"] | None = None
+
+    def at(self, index: Int64[Tensor, " k"]) -> Seen:
+        """Of the samples at ``index``."""
+        return Seen(self.values[index], None if self.mask is None else self.mask[index])
+
+    def unit(self) -> Seen:
+        """Each vector with unit norm."""
+        return self._replace(values=F.normalize(self.values.float(), dim=-1))
+
+
+def seen(model: Model, modality: str, x: Tensor, *, maps: bool) -> Seen:
+    """What a model's encoder gives of a batch, before normalisation.
+
+    Raises:
+        ConfigError: features by position are wanted of an encoder that has none.
+    """
+    if not maps:
+        return Seen(model.embed(modality, x))
+    encoder = model.encoders[modality]
+    if not positioned(encoder):
+        raise ConfigError(
+            f"algorithm.fusion is maps, but the encoder of '{modality}' ({type(encoder).__name__}) gives no features "
+            "by position; choose another encoder, or fusion: vectors"
+        )
+    values, mask = encoder.positions(x)
+    return Seen(values if model.final_norm is None else model.final_norm(values), mask)
+
+
+@dataclass
+class Guidance:
+    """What the server's frozen encoders see in a client's samples, in the evaluation view, row by row of a modality.
+
+    Attributes:
+        model: the encoders, frozen.
+        samples: the client's samples in their views.
+        maps: features by position instead of vectors.
+        batch: rows at a time.
+        tables: modality -> what is seen of its distinct rows, ascending, once it is known.
+    """
+
+    model: Model
+    samples: Samples
+    maps: bool
+    batch: int
+    tables: dict[str, Seen]
+
+    @torch.no_grad()
+    def compute(self) -> None:
+        """Encode every distinct row once."""
+        for modality in self.samples.modalities:
+            parts = [self._encode(modality, rows) for rows in torch.split(self._distinct(modality), self.batch)]
+            masks = [part.mask for part in parts if part.mask is not None]
+            values = torch.cat([part.values for part in parts])
+            self.tables[modality] = Seen(values, torch.cat(masks) if masks else None)
+
+    def of_samples(self, modality: str, index: Int64[Tensor, " b"]) -> Seen:
+        """What is seen of the samples at ``index``; encoded now if it is not known."""
+        return self.of_rows(modality, self.samples.rows[modality][index.cpu()])
+
+    def of_rows(self, modality: str, rows: Int64[Tensor, " b"]) -> Seen:
+        """What is seen of rows of a modality."""
+        table = self.tables.get(modality)
+        if table is None:
+            return self._encode(modality, rows)
+        place = torch.searchsorted(self._distinct(modality), rows.cpu())
+        return table.at(place.to(table.values.device))
+
+    @torch.no_grad()
+    def _encode(self, modality: str, rows: Int64[Tensor, " b"]) -> Seen:
+        x = self.samples.inputs[modality](rows).to(self.model.device, non_blocking=True)
+        return seen(self.model, modality, x, maps=self.maps)
+
+    def _distinct(self, modality: str) -> Int64[Tensor, " r"]:
+        found: Tensor = torch.unique(self.samples.rows[modality])
+        return found
+
+
+Partner = Callable[[str, Tensor], tuple[Tensor, Seen | None]]
+"""(modality, what a task hands over) -> input of the model, and what the other encoders see of it, if they do."""
+
+
+class Fused(nn.Module):
+    """A model with a fusion; modalities that the other encoders do not have go unfused.
+
+    Args:
+        model: the client's own.
+        fusion: of its features with the others'.
+        partner: finds what belongs to what a task hands over.
+        maps: fuse features by position, and average then.
+        unit: bring both sides to unit norm before they are fused (representations instead of embeddings).
+        renormalise: bring representations to unit norm after it.
+    """
+
+    def __init__(
+        self,
+        model: Model,
+        fusion: GranularityFusion,
+        partner: Partner,
+        *,
+        maps: bool = False,
+        unit: bool = True,
+        renormalise: bool = True,
+    ) -> None:
+        super().__init__()
+        self.model, self.fusion = model, fusion
+        self._partner, self._maps, self._unit, self._renormalise = partner, maps, unit, renormalise
+
+    @property
+    def device(self) -> torch.device:
+        """Device of the parameters."""
+        return self.model.device
+
+    def embed(self, modality: str, x: Tensor) -> Float[Tensor, "b d"]:
+        """The fused embedding."""
+        x, other = self._partner(modality, x)
+        if other is None:
+            return self.model.embed(modality, x)
+        own = seen(self.model, modality, x, maps=self._maps)
+        if self._unit:
+            own, other = own.unit(), other.unit()
+        if not self._maps:
+            vector: Tensor = self.fusion(own.values, other.values)
+            return vector
+        matched = match_positions(other.values, other.mask, own.values.shape[1], own.mask)
+        return self.fusion.embedding(own.values, matched, own.mask)
+
+    def represent(self, modality: str, x: Tensor) -> Float[Tensor, "b d"]:
+        """The fused embedding, of unit norm unless ``renormalise`` is off."""
+        embedding = self.embed(modality, x).float()
+        return F.normalize(embedding, dim=-1) if self._renormalise else embedding
+
+
+def of_batch(guidance: Guidance, index: Int64[Tensor, " b"]) -> Partner:
+    """The partner of a batch of training samples, which are handed over themselves."""
+
+    def partner(modality: str, x: Tensor) -> tuple[Tensor, Seen | None]:
+        known = modality in guidance.samples.modalities
+        return x, guidance.of_samples(modality, index) if known else None
+
+    return partner
+
+
+class RowNumbers:
+    """Inputs that hand over the numbers of rows, for ``of_rows``."""
+
+    def __init__(self, count: int) -> None:
+        self._count = count
+
+    def __len__(self) -> int:
+        return self._count
+
+    def __call__(self, rows: Int64[Tensor, " b"], generator: torch.Generator | None = None) -> Int64[Tensor, " b"]:
+        """The rows themselves."""
+        return rows
+
+
+def of_rows(guidance: Guidance, samples: Samples) -> tuple[Partner, Samples]:
+    """Samples that hand over row numbers, and the partner that turns these into the model's own inputs."""
+    inputs, device = samples.inputs, guidance.model.device
+    numbered: Mapping[str, RowNumbers] = {name: RowNumbers(len(values)) for name, values in inputs.items()}
+
+    def partner(modality: str, rows: Tensor) -> tuple[Tensor, Seen | None]:
+        x = inputs[modality](rows.cpu()).to(device, non_blocking=True)
+        known = modality in guidance.samples.modalities
+        return x, guidance.of_rows(modality, rows) if known else None
+
+    return partner, Samples(numbered, samples.rows, samples.items, samples.targets, samples.ids, samples.classes)

@@ -1,0 +1,219 @@
+"""Visual question answering: the answer, among the most frequent ones, to a question on a picture."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from typing import Literal
+
+import torch
+from jaxtyping import Bool, Float, Int64
+from pydantic import Field, field_validator
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from polyfed.data.answers import OTHER
+from polyfed.data.samples import Batch, Samples
+from polyfed.data.sources.questions import KIND, KIND_PRIOR, PRIOR
+from polyfed.errors import ConfigError, DataError
+from polyfed.losses.precision import in_full_precision
+from polyfed.models.fused_head import FusedHead, Fusion
+from polyfed.models.model import Embedder, Model, Once
+from polyfed.tasks import evaluating
+from polyfed.tasks.accuracy import label_ranks
+from polyfed.tasks.task import Task
+
+
+class VQA(Task):
+    """Answer questions on pictures by classification among the most frequent training answers (CreamFL, Table 2).
+
+    Samples come from a source ``questions``, which makes classes of answers. A fused head on the embeddings of all
+    modalities, or of those in ``use`` (``[text]`` is the question-only baseline), gives the logits.
+
+    Metrics in percent: ``accuracy`` (primary), ``prior`` (always the most frequent training answer), both also by kind
+    of question (``accuracy_<kind>``, ``prior_<kind>``: the most frequent training answer of that kind; with
+    ``n_<kind>``), and ``answerable`` (questions whose answer is among the classes). Others count as wrong and are left
+    out of the loss. Further ``loss`` (cross-entropy, mean over answerable questions), ``n`` questions and ``answers``
+    (classes). Ties and NaN count against the model. Metrics of kinds and priors need the targets that say them.
+    """
+
+    target: str = Field(default="answer", description="name of the target that holds the answer's class")
+    use: tuple[str, ...] | None = Field(default=None, description="modalities that the head sees; None: all")
+    fusion: Fusion = Field(default="both", description="of embeddings: product, concat (one after the other), or both")
+    hidden: int = Field(default=256, ge=1, description="width of the head's hidden layer")
+    dropout: float = Field(default=0.0, ge=0, lt=1, description="share dropped before both layers of the head")
+    encoders: Literal["fine_tuned", "frozen"] = Field(
+        default="fine_tuned", description="whether this task trains the encoders, or the head alone"
+    )
+
+    @field_validator("use")
+    @classmethod
+    def _distinct(cls, value: tuple[str, ...] | None) -> tuple[str, ...] | None:
+        if value is not None and (not value or len(set(value)) < len(value)):
+            raise ValueError(f"{list(value)} must be different modalities, at least one")
+        return value
+
+    @property
+    def primary(self) -> str:
+        """``accuracy``."""
+        return "accuracy"
+
+    def head(self, dim: int, samples: Samples) -> nn.Module:
+        """The fused classifier.
+
+        Raises:
+            ConfigError: the samples lack a modality or the target, or the target has no class names.
+        """
+        modalities, answers = self._modalities(samples.modalities), self._answers(samples)
+        return FusedHead(dim, len(modalities), answers, fusion=self.fusion, hidden=self.hidden, dropout=self.dropout)
+
+    def loss(self, model: Embedder, head: nn.Module | None, batch: Batch) -> Tensor:
+        """Cross-entropy, mean over the answerable questions of the batch; 0 if there is none."""
+        return answer_loss(self.scores(model, head, batch), batch.targets[self.target].long())
+
+    def scores(self, model: Embedder, head: nn.Module | None, batch: Batch) -> Float[Tensor, "b answers"]:
+        """Logits of a batch."""
+        logits: Tensor = _require(head)(self._embeddings(model, batch))
+        return logits
+
+    def evaluate(self, model: Model, head: nn.Module | None, samples: Samples, *, batch_size: int) -> dict[str, float]:
+        """Metrics of all samples; every distinct picture and question is encoded once.
+
+        Raises:
+            ConfigError: the samples lack a modality or the target.
+            DataError: there are no samples, or the classes are not as many as the head's.
+        """
+        fused, modalities = _require(head), self._modalities(samples.modalities)
+        self._require_answers(samples, fused)
+        labels = samples.targets[self.target].long()
+        with evaluating(model, fused):
+            sides = [_encode(model, modality, samples, batch_size) for modality in modalities]
+            found = []
+            for start in range(0, len(samples), batch_size):
+                rows = slice(start, start + batch_size)
+                logits = fused([values[place[rows]] for values, place in sides]).float()
+                found.append(_outcome(logits, labels[rows].to(model.device)))
+        right, losses = (torch.cat(part).cpu() for part in zip(*found, strict=True))
+        return self._metrics(samples, right, losses, fused.answers)
+
+    def _embeddings(self, model: Embedder, batch: Batch) -> list[Float[Tensor, "b d"]]:
+        modalities = self._modalities(tuple(batch.inputs))
+        if self.encoders == "fine_tuned":
+            return [model.embed(modality, batch.inputs[modality]) for modality in modalities]
+        plain = model.model if isinstance(model, Once) else model  # no other loss may get what has no gradient
+        with _still(plain):
+            return [plain.embed(modality, batch.inputs[modality]) for modality in modalities]
+
+    def _modalities(self, available: Sequence[str]) -> tuple[str, ...]:
+        wanted = tuple(available) if self.use is None else self.use
+        if not wanted or not set(wanted) <= set(available):
+            raise ConfigError(
+                f"vqa that uses {list(wanted)} is impossible on samples with {list(available)}; "
+                "set use to some of these, or leave it out for all"
+            )
+        return wanted
+
+    def _answers(self, samples: Samples) -> int:
+        if self.target not in samples.targets:
+            raise ConfigError(
+                f"vqa target '{self.target}' is not among the samples' targets {sorted(samples.targets)}; "
+                "wrap their source in a source 'questions', or set target"
+            )
+        names = samples.classes.get(self.target)
+        if not names:
+            raise ConfigError(f"target '{self.target}' has no class names; wrap its source in a source 'questions'")
+        return len(names) - (names[-1] == OTHER)
+
+    def _require_answers(self, samples: Samples, head: FusedHead) -> None:
+        if len(samples) == 0:
+            raise DataError("no questions to answer; enlarge this party's share of the data")
+        answers = self._answers(samples)
+        if answers != head.answers:
+            raise DataError(
+                f"target '{self.target}' has {answers} answers, but the head knows {head.answers}; "
+                "evaluate with the answers that the model learnt"
+            )
+
+    def _metrics(
+        self, samples: Samples, right: Bool[Tensor, " n"], losses: Float[Tensor, " n"], answers: int
+    ) -> dict[str, float]:
+        labels = samples.targets[self.target].long()
+        answerable = (labels >= 0) & (labels < answers)
+        metrics = {"accuracy": _percent(right)}
+        if PRIOR in samples.targets:
+            metrics["prior"] = _percent((samples.targets[PRIOR] == labels) & answerable)
+        metrics |= _by_kind(samples, right, answerable & (samples.targets.get(KIND_PRIOR, labels) == labels))
+        return metrics | {
+            "answerable": _percent(answerable),
+            "loss": float(losses[answerable].double().mean()),
+            "n": float(len(labels)),
+            "answers": float(answers),
+        }
+
+
+@in_full_precision
+def answer_loss(logits: Float[Tensor, "b answers"], labels: Int64[Tensor, " b"]) -> Float[Tensor, ""]:
+    """Cross-entropy, mean over the samples whose class the logits have; 0 (with gradient 0) if there are none."""
+    known = (labels >= 0) & (labels < logits.shape[1])
+    total = F.cross_entropy(logits, labels.where(known, -100), ignore_index=-100, reduction="sum")
+    return total / known.sum().clamp(min=1)
+
+
+@contextlib.contextmanager
+def _still(model: Embedder) -> Iterator[None]:
+    """Evaluation mode without gradients, whose results may enter a graph; afterwards modes are what they were."""
+    modules = list(model.modules()) if isinstance(model, nn.Module) else []
+    modes = [part.training for part in modules]
+    for part in modules:
+        part.training = False
+    try:
+        with torch.no_grad():
+            yield
+    finally:
+        for part, training in zip(modules, modes, strict=True):
+            part.training = training
+
+
+def _require(head: nn.Module | None) -> FusedHead:
+    if not isinstance(head, FusedHead):
+        raise TypeError("vqa needs the module that its head() made")
+    return head
+
+
+def _encode(
+    model: Model, modality: str, samples: Samples, batch_size: int
+) -> tuple[Float[Tensor, "rows d"], Int64[Tensor, " n"]]:
+    """Embeddings of a modality's distinct rows, and the row of each sample among them."""
+    rows, place = samples.rows[modality].unique(return_inverse=True)  # type: ignore[no-untyped-call]
+    load, device = samples.inputs[modality], model.device
+    parts = [model.embed(modality, load(part).to(device, non_blocking=True)) for part in rows.split(batch_size)]
+    return torch.cat(parts), place.to(device)
+
+
+def _outcome(
+    logits: Float[Tensor, "b answers"], labels: Int64[Tensor, " b"]
+) -> tuple[Bool[Tensor, " b"], Float[Tensor, " b"]]:
+    """Whether each answer is right, and its cross-entropy; those outside the classes are wrong, their loss is 0."""
+    known = (labels >= 0) & (labels < logits.shape[1])
+    ranks = label_ranks(logits, labels.where(known, 0))
+    losses = F.cross_entropy(logits, labels.where(known, -100), ignore_index=-100, reduction="none")
+    return (ranks == 0) & known, losses
+
+
+def _by_kind(samples: Samples, right: Bool[Tensor, " n"], guessed: Bool[Tensor, " n"]) -> dict[str, float]:
+    """Accuracy, prior and number of questions of every kind that occurs."""
+    if KIND not in samples.targets:
+        return {}
+    found: dict[str, float] = {}
+    for number, name in enumerate(samples.classes[KIND]):
+        chosen = samples.targets[KIND] == number
+        if chosen.any():
+            found[f"accuracy_{name}"] = _percent(right[chosen])
+            if KIND_PRIOR in samples.targets:
+                found[f"prior_{name}"] = _percent(guessed[chosen])
+            found[f"n_{name}"] = float(chosen.sum())
+    return found
+
+
+def _percent(hits: Bool[Tensor, " n"]) -> float:
+    return 100.0 * float(hits.double().mean())

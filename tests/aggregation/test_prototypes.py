@@ -1,0 +1,241 @@
+"""Class prototypes against plain loops; who lacks a class, who lies about its samples, what rows are bounded."""
+
+import math
+
+import pytest
+import torch
+
+from polyfed.aggregation.prototypes import (
+    ClassAverage,
+    ClassMeans,
+    Known,
+    adaptive_margin,
+    bounded,
+    by_space,
+    mean_prototypes,
+    named,
+    table,
+)
+from polyfed.errors import PayloadError
+
+CLASSES, D = 5, 3
+
+
+def sent(counts, seed, scale=1.0):
+    """What a client with so many samples of each class sends."""
+    stream = torch.Generator().manual_seed(seed)
+    counts = torch.tensor(counts, dtype=torch.int32)
+    present = counts > 0
+    means = scale * torch.randn(int(present.sum()), D, generator=stream)
+    return ClassMeans(means, counts[present], present)
+
+
+@pytest.fixture
+def clients():
+    """Class 1 is one client's only, class 4 nobody's."""
+    return [sent([2, 0, 7, 1, 0], 1), sent([1, 3, 0, 0, 0], 2), sent([9, 0, 1, 0, 0], 3)]
+
+
+def mean_by_loops(clients, weighting):
+    found = {}
+    for label in range(CLASSES):
+        total, sums = 0.0, [0.0] * D
+        for one in clients:
+            labels = one.present.nonzero().flatten().tolist()
+            if label in labels:
+                row = labels.index(label)
+                share = float(one.counts[row]) if weighting == "count" else 1.0
+                total += share
+                sums = [a + share * b for a, b in zip(sums, one.means[row].double().tolist(), strict=True)]
+        if total:
+            found[label] = [value / total for value in sums]
+    return found
+
+
+def as_dict(found):
+    return dict(zip(found.present.nonzero().flatten().tolist(), found.means.tolist(), strict=True))
+
+
+# ---- means of a client
+
+
+def test_class_means_equal_loops_whatever_the_batches():
+    stream = torch.Generator().manual_seed(0)
+    features, labels = torch.randn(23, D, generator=stream), torch.randint(0, 4, (23,), generator=stream)
+    average = ClassAverage(CLASSES, D)
+    for part in torch.arange(23).split(6):
+        average.add(features[part], labels[part])
+    found = average.result()
+    for label, mean in as_dict(found).items():
+        rows = [row for row, own in zip(features.double().tolist(), labels.tolist(), strict=True) if own == label]
+        assert mean == pytest.approx([sum(column) / len(rows) for column in zip(*rows, strict=True)], abs=1e-6)
+    assert found.counts.tolist() == torch.bincount(labels).tolist()
+    assert found.counts.dtype == torch.int32
+    assert found.present.tolist() == [True] * 4 + [False]
+
+
+def test_rare_classes_are_not_sent():
+    average = ClassAverage(3, 1)
+    average.add(torch.tensor([[1.0], [2.0], [9.0]]), torch.tensor([0, 0, 2]))
+    assert average.result(2).counts.tolist() == [2]
+    assert average.result(2).present.tolist() == [True, False, False]
+    assert len(average.result(3).means) == 0
+
+
+def test_half_precision_features_are_summed_in_full():
+    average = ClassAverage(1, 1)
+    average.add(torch.full((3000, 1), 1.0, dtype=torch.bfloat16), torch.zeros(3000, dtype=torch.long))
+    assert average.result().means.tolist() == [[1.0]]
+    assert average.result().means.dtype == torch.float32
+
+
+# ---- means over clients
+
+
+@pytest.mark.parametrize("weighting", ["count", "uniform"])
+def test_the_mean_over_clients_equals_loops(clients, weighting):
+    found, expected = as_dict(mean_prototypes(clients, weighting)), mean_by_loops(clients, weighting)
+    assert found.keys() == expected.keys() == {0, 1, 2, 3}
+    for label, mean in expected.items():
+        assert found[label] == pytest.approx(mean, abs=1e-6)
+
+
+def test_by_count_it_is_the_mean_over_all_samples():
+    stream = torch.Generator().manual_seed(4)
+    features, labels = torch.randn(40, D, generator=stream), torch.randint(0, CLASSES, (40,), generator=stream)
+
+    def means_of(rows):
+        average = ClassAverage(CLASSES, D)
+        average.add(features[rows], labels[rows])
+        return average.result()
+
+    parts = torch.arange(40).split([3, 20, 17])
+    together, whole = mean_prototypes([means_of(part) for part in parts]), means_of(torch.arange(40))
+    assert torch.allclose(together.means, whole.means, atol=1e-6)
+    assert torch.equal(together.counts.int(), whole.counts)
+    assert not torch.allclose(mean_prototypes([means_of(part) for part in parts], "uniform").means, whole.means)
+
+
+@pytest.mark.parametrize("weighting", ["count", "uniform"])
+def test_the_order_of_clients_does_not_matter(clients, weighting):
+    a, b = mean_prototypes(clients, weighting), mean_prototypes(clients[::-1], weighting)
+    assert torch.allclose(a.means, b.means, atol=1e-6)
+    assert torch.equal(a.counts, b.counts)
+
+
+def test_it_scales_with_the_rows_and_one_client_is_its_own_mean(clients):
+    tripled = [one._replace(means=3 * one.means) for one in clients]
+    assert torch.allclose(mean_prototypes(tripled).means, 3 * mean_prototypes(clients).means)
+    alone = mean_prototypes(clients[:1])
+    assert torch.allclose(alone.means, clients[0].means)
+    assert torch.equal(alone.present, clients[0].present)
+
+
+def test_there_is_no_mean_of_nothing_nor_of_different_widths(clients):
+    with pytest.raises(PayloadError, match="mean of nothing"):
+        mean_prototypes([])
+    with pytest.raises(PayloadError, match=r"\(5, 2\) and \(5, 3\)"):
+        mean_prototypes([clients[0], clients[1]._replace(means=clients[1].means[:, :2])])
+
+
+def test_absent_classes_have_rows_of_zeros(clients):
+    rows = table(clients[1].means, clients[1].present)
+    assert torch.equal(rows[:2], clients[1].means)
+    assert not rows[2:].any()
+
+
+# ---- bound on norms
+
+
+def test_long_rows_are_scaled_to_the_bound_and_others_stay():
+    rows = [torch.tensor([[3.0, 4.0], [0.0, 0.0]]), torch.tensor([[0.0, 1.0], [600.0, 800.0]]), torch.zeros(0, 2)]
+    scaled, number = bounded(rows, 2.0)  # norms 1, 5, 1000: the bound is 2 x 5
+    assert number == 1
+    assert torch.equal(scaled[0], rows[0])
+    assert torch.equal(scaled[1][0], rows[1][0])
+    assert scaled[1][1].tolist() == pytest.approx([6.0, 8.0])
+    assert [len(one) for one in scaled] == [2, 2, 0]
+
+
+def test_the_bound_scales_with_the_rows(clients):
+    rows = [one.means for one in clients]
+    (a, count), (b, same) = bounded(rows, 1.0), bounded([1000 * one for one in rows], 1.0)
+    assert count == same > 0
+    assert all(torch.allclose(1000 * x, y, rtol=1e-5) for x, y in zip(a, b, strict=True))
+
+
+def test_a_false_client_counts_no_more_than_the_bound(clients):
+    honest = mean_prototypes(clients, "uniform")
+    false = sent([1, 1, 0, 0, 0], 9, scale=1e5)
+    rows, _ = bounded([one.means for one in [*clients, false]], 5.0)
+    moved = mean_prototypes([one._replace(means=row) for one, row in zip([*clients, false], rows, strict=True)])
+    longest = max(float(one.means.norm(dim=1).max()) for one in clients)
+    assert float(moved.means.norm(dim=1).max()) <= 5.0 * longest
+    assert float(mean_prototypes([*clients, false], "uniform").means.norm(dim=1).max()) > 1000
+    assert torch.isfinite(honest.means).all()
+
+
+def test_nothing_to_bound():
+    assert bounded([], 5.0) == ([], 0)
+    assert bounded([torch.zeros(2, 3)], 5.0)[1] == 0
+
+
+# ---- margin
+
+
+def test_the_margin_equals_loops(clients):
+    means = mean_prototypes(clients).means
+    rows = means.double().tolist()
+    gaps = [min(math.dist(a, b) for k, b in enumerate(rows) if k != j) for j, a in enumerate(rows)]
+    assert float(adaptive_margin(means, 100.0)) == pytest.approx(max(gaps), rel=1e-6)
+    assert max(gaps) < max(math.dist(a, b) for a in rows for b in rows)  # nearest classes, not farthest
+    assert float(adaptive_margin(means, 0.5)) == 0.5
+    assert float(adaptive_margin(means[torch.randperm(4)], 100.0)) == pytest.approx(max(gaps), rel=1e-6)
+
+
+def test_a_single_class_has_no_gap():
+    assert float(adaptive_margin(torch.ones(1, 4), 100.0)) == 0
+    assert float(adaptive_margin(torch.ones(0, 4), 100.0)) == 0
+    assert float(adaptive_margin(torch.ones(2, 4), 100.0)) == 0  # of equal means
+
+
+# ---- what is refused
+
+
+def test_what_a_client_can_have_is_accepted(clients):
+    clients[0].require(10)
+    ClassMeans(torch.zeros(0, 3), torch.zeros(0, dtype=torch.int32), torch.zeros(4, dtype=torch.bool)).require(1)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"counts": torch.tensor([2, 7, 0], dtype=torch.int32)}, "counts are 0 or more"),
+        ({"counts": torch.tensor([2, -7, 1], dtype=torch.int32)}, "counts are -7 or more"),
+        ({"counts": torch.tensor([2, 8, 1], dtype=torch.int32)}, "11 in sum, expected at least 1 and at most 10"),
+        ({"counts": torch.full((3,), 2**31 - 1, dtype=torch.int32)}, "6442450941 in sum"),
+        ({"counts": torch.tensor([2.0, 7.0, 1.0])}, r"counts are float32 \[3\]"),
+        ({"counts": torch.tensor([2, 7], dtype=torch.int32)}, r"counts are int32 \[2\], expected int32 \[3\]"),
+        ({"means": torch.zeros(2, D)}, r"means are float32 \[2, 3\], expected floating \[3, d\]"),
+        ({"means": torch.zeros(3)}, r"means are float32 \[3\]"),
+        ({"means": torch.zeros(3, D, dtype=torch.int64)}, r"means are int64 \[3, 3\]"),
+        ({"present": torch.tensor([1, 0, 1, 1, 0])}, r"flags of classes are int64 \[5\]"),
+        ({"present": torch.tensor([[True, False, True, True, False]])}, r"flags of classes are bool \[1, 5\]"),
+        ({"present": torch.tensor([True, True, True, True, False])}, r"expected floating \[4, d\]"),
+    ],
+)
+def test_what_it_cannot_have_is_refused(clients, change, message):
+    with pytest.raises(PayloadError, match=message):
+        clients[0]._replace(**change).require(10)
+
+
+def test_names_of_tensors_lead_back_to_spaces(clients):
+    tensors = named("a.b:c", clients[0]) | named("d", clients[1])
+    found = by_space(tensors, ClassMeans)
+    assert list(found) == ["a.b:c", "d"]
+    assert all(x is y for x, y in zip(found["d"], clients[1], strict=True))
+    known = by_space(named("d", Known(clients[1].means, clients[1].present)), Known)
+    assert known["d"].shape == (CLASSES, D)
+    for wrong in ({"d.means": clients[1].means}, tensors | {"d.more": clients[1].means}, {"means": clients[1].means}):
+        with pytest.raises(PayloadError, match="expected"):
+            by_space(wrong, ClassMeans)

@@ -1,0 +1,456 @@
+"""FedProto: rounds by hand, class spaces, bytes, bounds and refusals, inference, resuming, learning."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from by_hand import assert_learns_topics, topics, transformers
+from misbehaving import cut_short
+from polyfed.aggregation.prototypes import ClassMeans, Known, by_space, named
+from polyfed.algorithms.algorithm import Reply, client_step
+from polyfed.algorithms.fedproto import FedProto, Sound
+from polyfed.errors import ConfigError, PayloadError
+from polyfed.experiment import Experiment
+from polyfed.federation.client import Client
+from polyfed.federation.ledger import Ledger
+from polyfed.federation.payload import Prototypes
+from polyfed.models.model import Once
+from polyfed.randomness import isolated
+from polyfed.runner import resume, run
+from polyfed.session import Session
+from prototype_federations import SPACE, began, classifiers, play, told, with_retrieval
+from sessions import first_cohort, prepared, woken
+
+Config = dict[str, Any]
+Means = dict[int, tuple[list[float], int]]
+NAMES = ("image", "text-0", "text-1")
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("POLYFED_CACHE", str(tmp_path / "cache"))
+
+
+def known_of(session: Session, space: str = SPACE) -> Known:
+    return by_space(session.server.state["prototypes"], Known)[space]
+
+
+def global_of(session: Session, space: str = SPACE) -> dict[int, list[float]]:
+    known = known_of(session, space)
+    return dict(zip(known.present.nonzero().flatten().tolist(), known.means.tolist(), strict=True))
+
+
+# ---- by hand
+
+
+class ByHand:
+    """A client in plain loops; remembers its model."""
+
+    def __init__(self, session: Session, name: str) -> None:
+        self.session, self.name = session, name
+        self.settings = session.experiment.algorithm
+        self.model = session.federation.client_model(session.federation.members[name])
+
+    def fit(self, number: int, prototypes: Mapping[int, list[float]]) -> Means:
+        member = self.session.federation.members[self.name]
+        model, client = self.model.train(), woken(self.session, self.name, (number, 0))
+        with isolated(0, number, self.name, "fit", 0):
+            for batch in client.batches(client.train, "task-0"):
+                once = Once(model)
+                loss = member.settings.task.loss(once, model.heads[member.head], batch)
+                (modality,) = batch.inputs
+                features, labels = once.embed(modality, batch.inputs[modality]), batch.targets["label"].tolist()
+                if self.settings.normalise:
+                    features = features / features.norm(dim=1, keepdim=True)
+                pairs = zip(features, labels, strict=True)
+                found = [self.distance(own, prototypes[label]) for own, label in pairs if label in prototypes]
+                if found:
+                    loss = loss + self.settings.proto_weight * sum(found) / len(found)
+                model.zero_grad()
+                loss.backward()
+                with torch.no_grad():
+                    for value in (value for value in model.parameters() if value.grad is not None):
+                        value -= 0.05 * value.grad
+        return self.means()
+
+    def distance(self, own: Tensor, to: list[float]) -> Tensor:
+        square = (own - torch.tensor(to)).square()
+        return square.sum().sqrt() if self.settings.distance == "l2" else square.mean()
+
+    @torch.no_grad()
+    def means(self) -> Means:
+        self.model.eval()
+        samples = self.session.federation.train(self.session.federation.members[self.name])
+        found: dict[int, list[Tensor]] = {}
+        for k in range(len(samples)):
+            batch = samples.batch(torch.tensor([k]))
+            (modality,) = batch.inputs
+            feature = self.model.embed(modality, batch.inputs[modality])[0].double()
+            if self.settings.normalise:
+                feature = feature / feature.norm()
+            found.setdefault(int(batch.targets["label"]), []).append(feature)
+        return {label: ((sum(rows) / len(rows)).tolist(), len(rows)) for label, rows in found.items()}
+
+
+def averaged(sent: list[Means], weighting: str) -> dict[int, list[float]]:
+    found = {}
+    for label in {label for one in sent for label in one}:
+        rows = [one[label] for one in sent if label in one]
+        shares = [count if weighting == "count" else 1 for _, count in rows]
+        mean = sum(share * torch.tensor(row, dtype=torch.float64) for share, (row, _) in zip(shares, rows, strict=True))
+        found[label] = (mean / sum(shares)).tolist()
+    return found
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"distance": "mse", "proto_weight": 10.0, "weighting": "uniform"},
+        {"normalise": True},
+    ],
+)
+def test_rounds_equal_plain_loops(tmp_path: Path, options: Config) -> None:
+    session = prepared(classifiers(largest_norm=None, **options), tmp_path)
+    clients, prototypes = [ByHand(session, name) for name in NAMES], {}
+    for number in (1, 2, 3):
+        play(session, number)
+        sent = [client.fit(number, prototypes) for client in clients]
+        assert len({frozenset(one) for one in sent}) > 1  # they have different classes
+        prototypes = averaged(sent, options.get("weighting", "count"))
+        found = global_of(session)
+        assert found.keys() == prototypes.keys()
+        for label, mean in prototypes.items():
+            assert found[label] == pytest.approx(mean, abs=1e-5 if number == 3 else 1e-6)
+    for client in clients:
+        kept = woken(session, client.name, (4, 0), after=(3, 0)).model.state_dict()
+        for name, value in client.model.state_dict().items():
+            assert torch.allclose(kept[name].float(), value.float(), atol=1e-5), name
+
+
+def test_without_the_distance_clients_train_as_alone(tmp_path: Path) -> None:
+    config = classifiers(proto_weight=0.0)
+    ours, alone = (
+        began(config | {"algorithm": algorithm}, tmp_path / algorithm["name"], 2)
+        for algorithm in (config["algorithm"], {"name": "local", "local_epochs": 1})
+    )
+    for name in NAMES:
+        a, b = (woken(session, name, (3, 0), after=(2, 0)).model.state_dict() for session in (ours, alone))
+        assert all(torch.equal(value, b[key]) for key, value in a.items())
+
+
+def test_encoders_run_once_a_batch(tmp_path: Path) -> None:
+    session = began(classifiers(), tmp_path)
+    client = woken(session, "text-0", (2, 0), after=(1, 0))
+    known, modes = session.experiment.algorithm.known_to(session.server, client.info), []
+    client.model.encoders["text"].register_forward_hook(lambda module, *_: modes.append(module.training))
+    session.experiment.algorithm.fit(client, known)
+    client.model.encoders["text"]._forward_hooks.clear()
+    batches = -(-len(client.train) // 12)
+    assert modes == [True] * batches + [False]  # training, and one large batch for the means
+
+
+# ---- class spaces
+
+
+def test_clients_without_classes_train_alone_and_send_nothing(tmp_path: Path) -> None:
+    config, ledger = with_retrieval(classifiers()), Ledger()
+    session = prepared(config, tmp_path / "a")
+    play(session, 1, ledger)
+    play(session, 2, ledger)
+    alone = began(config | {"algorithm": {"name": "local", "local_epochs": 1}}, tmp_path / "b", 2)
+    a, b = (woken(one, "paired", (3, 0), after=(2, 0)).model.state_dict() for one in (session, alone))
+    assert all(torch.equal(value, b[key]) for key, value in a.items())
+    sizes = [line["bytes"] for line in ledger.records if line["client"] == "paired" and line["kind"] == "prototypes"]
+    assert sizes == [0, 0, 0, 0]
+    metrics = session.experiment.algorithm.evaluate_clients(session.server, session.cohort(3, Ledger()))
+    assert "prototype_accuracy" not in metrics["paired"]
+    assert metrics["paired"]["r1_sum"] >= 0
+
+
+def two_sources(**algorithm: Any) -> Config:
+    """Pictures and texts of two sources with the same classes."""
+    config = classifiers(**algorithm)
+    for name in ("image", "text"):
+        config["data"]["sources"][name] = config["data"]["sources"]["scenes"] | {"columns": {name: name}}
+        config["clients"][name]["source"] = name
+    del config["data"]["sources"]["scenes"]
+    return config
+
+
+def test_prototypes_mix_within_a_class_space_only(tmp_path: Path) -> None:
+    apart = began(two_sources(), tmp_path / "a")
+    spaces = by_space(apart.server.state["prototypes"], Known)
+    assert list(spaces) == ["classification-image:label", "classification-text:label"]
+    infos = {info.id: info for info in apart.server.clients}
+    for name in NAMES:
+        sent = apart.experiment.algorithm.known_to(apart.server, infos[name])
+        assert list(by_space(sent, Known)) == [f"classification-{name.partition('-')[0]}:label"]
+    together = began(two_sources(shared={"image": "things", "text": "things"}), tmp_path / "b")
+    assert list(by_space(together.server.state["prototypes"], Known)) == ["things"]
+
+
+def test_targets_of_one_source_are_spaces_of_their_own(tmp_path: Path) -> None:
+    config = classifiers()
+    config["data"]["sources"]["scenes"]["targets"] = {"label": "label", "topic": "topic"}
+    config["clients"]["text"]["task"] = {"name": "classification", "target": "topic"}
+    session = began(config, tmp_path, 2)
+    spaces = by_space(session.server.state["prototypes"], Known)
+    assert list(spaces) == ["classification-scenes:label", "classification-scenes:topic"]
+    assert spaces["classification-scenes:topic"].shape[0] == 6
+    metrics = session.experiment.algorithm.evaluate_clients(session.server, session.cohort(3, Ledger()))
+    assert metrics["text-0"]["prototype_classes"] <= 6
+
+
+def test_widths_and_classes_must_agree_within_a_space(tmp_path: Path) -> None:
+    config = classifiers()
+    config["clients"]["text"]["model"]["dim"] = 6
+    reasons: dict[str, str] = {}
+    session = prepared(config, tmp_path)
+    for number in (1, 2):
+        cohort = session.cohort(number, Ledger())
+        cohort.excluded = lambda client, reason, details: reasons.update({client.id: reason})
+        session.server.begin(number)
+        session.experiment.algorithm.round(session.server, cohort)
+        assert reasons.keys() == {"text-0", "text-1"}
+        assert "of width 6" in reasons["text-0"]
+        assert "set task.classes and model.dim alike" in reasons["text-0"]
+        reasons.clear()
+
+
+@pytest.mark.parametrize("source", ["a b", "a/b", "a:b"])
+def test_any_name_of_a_source_will_do(tmp_path: Path, source: str) -> None:
+    config = classifiers()
+    config["data"]["sources"] = {source: config["data"]["sources"]["scenes"]}
+    for client in config["clients"].values():
+        client["source"] = source
+    session = began(config, tmp_path, 2)
+    assert list(by_space(session.server.state["prototypes"], Known)) == [f"classification-{source}:label"]
+    groups = session.server.snapshot()
+    assert by_space(groups["state:prototypes"], Known)[f"classification-{source}:label"].shape[1] == 8
+
+
+# ---- what crosses
+
+
+def test_the_ledger_has_the_bytes_of_the_prototypes(tmp_path: Path) -> None:
+    result = run(Experiment.parse(with_retrieval(classifiers(min_count=2))), tmp_path / "run")
+    session = prepared(classifiers(), tmp_path / "sizes")
+    labels = {name: session.federation.train(session.federation.members[name]).targets["label"] for name in NAMES}
+    classes = known_of(began(classifiers(), tmp_path / "one")).shape[0]
+    owned = {name: int((torch.bincount(own, minlength=classes) >= 2).sum()) for name, own in labels.items()}
+    everybody = torch.stack([torch.bincount(own, minlength=classes) >= 2 for own in labels.values()]).any(0)
+    for line in result.records.transfers:
+        if line.kind == "framing":
+            continue
+        down = int(everybody.sum()) * 8 * 4 + classes if line.round > 1 or line.step.startswith("evaluate") else 0
+        up = 0 if line.client == "paired" else owned[line.client] * (8 * 4 + 4) + classes
+        assert line.kind == "prototypes"
+        assert line.bytes == ((0 if line.client == "paired" else down) if line.direction == "down" else up), line
+    assert {line.client for line in result.records.transfers} == {*NAMES, "paired"}
+    assert owned["image"] < classes
+
+
+def test_a_class_that_nobody_sent_keeps_its_prototype(tmp_path: Path) -> None:
+    session = began(classifiers(), tmp_path)
+    before = global_of(session)
+    session.server.begin(2)
+    cohort = session.cohort(2, Ledger())
+    cohort.clients = cohort.clients[:1]
+    session.experiment.algorithm.round(session.server, cohort)
+    own = set(session.federation.train(session.federation.members["image"]).targets["label"].tolist())
+    after = global_of(session)
+    assert after.keys() == before.keys() != own
+    for label, mean in after.items():
+        assert (mean == before[label]) == (label not in own)
+
+
+def test_the_order_of_clients_does_not_matter(tmp_path: Path) -> None:
+    config = classifiers()
+    turned = config | {"clients": dict(reversed(config["clients"].items()))}
+    a, b = (global_of(began(one, tmp_path / name, 2)) for name, one in (("a", config), ("b", turned)))
+    assert a.keys() == b.keys()
+    for label, mean in a.items():
+        assert b[label] == pytest.approx(mean, abs=1e-5)
+
+
+# ---- what is bounded and refused
+
+
+class Lies(FedProto):
+    """One client sends other prototypes than it has."""
+
+    how: str
+
+    @client_step(prototypes=Prototypes)
+    def fit(self, client: Client, prototypes: Prototypes) -> Reply:
+        reply = super().fit(client, prototypes)
+        if client.name != "text-1":
+            return reply
+        own = by_space(reply.prototypes, ClassMeans)[SPACE]
+        return Reply(prototypes=Prototypes(LIES[self.how](own)))
+
+
+def _counts(own: ClassMeans, add: int) -> dict[str, Tensor]:
+    return named(SPACE, own._replace(counts=own.counts + add))
+
+
+LIES: dict[str, Any] = {
+    "nan": lambda own: named(SPACE, own._replace(means=own.means * math.nan)),
+    "huge": lambda own: named(SPACE, own._replace(means=own.means * 1e9)),
+    "many": lambda own: _counts(own, 100),
+    "none": lambda own: _counts(own, -100),
+    "float counts": lambda own: named(SPACE, own._replace(counts=own.counts.float())),
+    "short": lambda own: named(SPACE, own._replace(means=own.means[:-1])),
+    "flags": lambda own: named(SPACE, own._replace(present=~own.present)),
+    "wide": lambda own: named(SPACE, own._replace(means=torch.cat([own.means, own.means], 1))),
+    "other": lambda own: named("classification-texts:label", own),
+    "two": lambda own: named(SPACE, own) | named("classification-scenes:x", own),
+    "part": lambda own: {f"{SPACE}.means": own.means},
+}
+
+
+def lying(folder: Path, how: str, **algorithm: Any) -> tuple[Session, dict[str, str]]:
+    config = classifiers(**algorithm)
+    config["algorithm"] |= {"name": f"{Lies.__module__}.Lies", "how": how}
+    session, reasons = prepared(config, folder), {}
+    cohort = first_cohort(session)
+    cohort.excluded = lambda client, reason, details: reasons.update({client.id: reason})
+    session.experiment.algorithm.round(session.server, cohort)
+    return session, reasons
+
+
+@pytest.mark.parametrize("how", LIES)
+def test_what_cannot_be_is_left_out(tmp_path: Path, how: str) -> None:
+    session, reasons = lying(tmp_path / "a", how)
+    assert reasons.keys() == {"text-1"}
+    honest = prepared(classifiers(), tmp_path / "b")
+    cohort = first_cohort(honest)
+    cohort.clients = cohort.clients[:2]
+    honest.experiment.algorithm.round(honest.server, cohort)
+    assert torch.equal(known_of(session).means, known_of(honest).means)
+
+
+def test_long_rows_are_bounded_and_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(LIES, "long", lambda own: named(SPACE, own._replace(means=own.means * 1000)))
+    session, reasons = lying(tmp_path / "a", "long")
+    assert not reasons
+    honest = known_of(began(classifiers(), tmp_path / "b"))
+    (record,) = session.server.records
+    assert 0 < record["metrics"]["bounded"] <= len(honest.means)
+    assert record["metrics"]["prototypes"] == len(honest.means)
+    longest = float(honest.means.norm(dim=1).max())
+    assert float(known_of(session).means.norm(dim=1).max()) < 10 * longest
+    free, _ = lying(tmp_path / "c", "long", largest_norm=None)
+    assert float(known_of(free).means.norm(dim=1).max()) > 50 * longest
+
+
+def test_a_reply_is_checked_against_what_the_space_is(tmp_path: Path) -> None:
+    session = began(classifiers(), tmp_path)
+    method, known = session.experiment.algorithm, known_of(session)
+    assert isinstance(method, FedProto)
+    info = session.server.clients[0]
+    fewer = ClassMeans(torch.ones(1, 8), torch.ones(1, dtype=torch.int32), torch.tensor([True, False]))
+    reply = Reply.received(Reply(prototypes=Prototypes(named(SPACE, fewer))).payload, info)
+    with pytest.raises(PayloadError, match=f"have 2 classes of width 8, expected {known.shape[0]} of width 8"):
+        Sound(method, session.server)(reply)
+
+
+# ---- inference
+
+
+@pytest.mark.parametrize("inference", ["prototypes", "classifier"])
+def test_accuracies_are_those_of_plain_loops(tmp_path: Path, inference: str) -> None:
+    session = began(classifiers(inference=inference), tmp_path, 2)
+    metrics = session.experiment.algorithm.evaluate_clients(session.server, session.cohort(3, Ledger()))
+    prototypes = global_of(session)
+    for name in NAMES:
+        client = woken(session, name, (3, 0), after=(2, 0))
+        model = client.model.eval()
+        near, right = 0, 0
+        for k in range(len(client.test)):
+            batch = client.test.batch(torch.tensor([k]))
+            (modality,) = batch.inputs
+            with torch.no_grad():
+                feature = model.embed(modality, batch.inputs[modality])
+                logits = client.head(feature)[0].tolist()
+            gaps = {label: math.dist(feature[0].tolist(), mean) for label, mean in prototypes.items()}
+            near += min(gaps, key=gaps.__getitem__) == int(batch.targets["label"])
+            right += logits.index(max(logits)) == int(batch.targets["label"])
+        found = metrics[name]
+        assert found["prototype_accuracy"] == pytest.approx(100 * near / len(client.test))
+        assert found["classifier_accuracy"] == pytest.approx(100 * right / len(client.test))
+        chosen = "prototype_accuracy" if inference == "prototypes" else "classifier_accuracy"
+        assert found["accuracy"] == found[chosen]
+        assert found["prototype_classes"] == len(prototypes)
+
+
+def test_without_prototypes_nothing_is_recognised_by_them(tmp_path: Path) -> None:
+    session = prepared(classifiers(), tmp_path)
+    metrics = session.experiment.algorithm.evaluate_clients(session.server, first_cohort(session))
+    for found in metrics.values():
+        assert found["prototype_accuracy"] == found["accuracy"] == found["balanced_accuracy"] == 0
+        assert found["prototype_classes"] == 0
+
+
+def test_who_took_no_part_is_judged_by_the_new_prototypes(tmp_path: Path) -> None:
+    config = classifiers()
+    config["run"] |= {"sampling": {"cohort": 1}}
+    result = run(Experiment.parse(config), tmp_path / "run")
+    assert len(result.records.series("image", "prototype_classes", "test")) == 3
+
+
+# ---- errors
+
+
+def test_a_federation_without_classes_is_no_prototype_federation(tmp_path: Path) -> None:
+    config = with_retrieval(classifiers())
+    config["clients"] = {"paired": config["clients"]["paired"]}
+    session = prepared(config, tmp_path)
+    with pytest.raises(ConfigError, match="give some the task 'classification'"):
+        play(session, 1)
+
+
+def test_shared_spaces_name_groups(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"algorithm\.shared names 'txt'.*did you mean 'text'"):
+        prepared(classifiers(shared={"txt": "things"}), tmp_path)
+    with pytest.raises(ConfigError, match="shared"):
+        Experiment.parse(classifiers(shared={"text": "a:b"}))
+
+
+# ---- whole runs
+
+
+def test_runs_repeat_and_resume_bit_for_bit_on_any_wire(tmp_path: Path) -> None:
+    config = with_retrieval(classifiers())
+    for client in config["clients"].values():
+        client["training"] = {"optimizer": {"kind": "adam", "lr": 0.01}, "batch_size": 12}
+    config["run"] |= {"sampling": {"cohort": 3}}
+    whole = told(run(Experiment.parse(config), tmp_path / "a"))
+    assert told(resume(cut_short(config, tmp_path / "b"))) == whole
+    encoded = config | {"run": config["run"] | {"engine": {"name": "local", "serialize": True}}}
+    assert told(run(Experiment.parse(encoded), tmp_path / "c")) == whole
+
+
+def test_half_precision_and_several_modalities(tmp_path: Path) -> None:
+    config = transformers(name="fedproto", inference="classifier")
+    both = config["clients"]["paired"]["model"]["encoders"]
+    config["clients"]["paired"] |= {"task": "classification"}
+    del config["server"]
+    assert len(both) == 2
+    config["run"] |= {"precision": "bfloat16", "transport": {"dtype": "float16"}}
+    result = run(Experiment.parse(config), tmp_path / "run")
+    assert result.records.excluded() == ()
+    assert result.metrics("paired-0")["prototype_classes"] > 1
+    assert torch.isfinite(torch.tensor(list(result.metrics("paired-0").values()))).all()
+
+
+def test_it_learns(tmp_path: Path) -> None:
+    assert_learns_topics(prepared(topics(name="fedproto"), tmp_path))

@@ -1,0 +1,195 @@
+"""The source ``questions``: over tables in every layout, and over generated scenes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from pydantic import ValidationError
+
+from polyfed.data.answers import OTHER
+from polyfed.data.assembly import assemble
+from polyfed.data.scenery.questions import ANSWERS
+from polyfed.data.source import Source
+from polyfed.data.sources.questions import Questions
+from polyfed.data.view import DataContext
+from polyfed.data.views.tokens import Tokens
+from polyfed.errors import DataError
+
+TRAIN = {
+    "questions": [["How many?", "What?"], ["What?"], ["how many?", "how many?"]],
+    "answers": [[["2"], ["Chair", "table"]], [["table", "chair"]], [["2"], ["1"]]],
+}
+TEST = {"questions": [["what?"], ["how many?", "why?"]], "answers": [[["chair"]], [["1"], ["2"]]]}
+COUNTING = {"name": "number", "question": "^how many"}
+
+
+def write(folder: Path, **splits: dict[str, list[object]]) -> Path:
+    folder.mkdir(exist_ok=True)
+    for name, columns in splits.items():
+        rows = len(columns["questions"])
+        ids = [f"{name}-{row}" for row in range(rows)]
+        pq.write_table(pa.table({"id": ids, "number": list(range(rows)), **columns}), folder / f"{name}.parquet")
+    return folder
+
+
+def source(folder: Path, **settings: object) -> Questions:
+    of = {"name": "parquet", "path": str(folder), "id": "id", "columns": {"text": "questions"}}
+    return Questions.model_validate({"of": of, "kinds": [COUNTING]} | settings)
+
+
+def targets(made: Questions, split: str) -> dict[str, list[int]]:
+    opened = made.open(split, name="qa", data_dir=None)
+    view = Tokens.model_validate({"tokenizer": "hashing"})
+    samples = assemble(opened, {"text": view}, DataContext(Path("unused")))
+    return {name: values.tolist() for name, values in samples.targets.items()}
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return write(tmp_path / "qa", train=TRAIN, test=TEST)
+
+
+def test_classes_are_learnt_from_training_answers_alone(folder: Path):
+    made = source(folder)
+    for split in ("train", "test"):
+        opened = made.open(split, name="qa", data_dir=None)
+        assert opened.classes["answer"] == ("2", "chair, table", "1", OTHER)
+        assert opened.classes["kind"] == ("number", "other")
+    assert targets(made, "train")["answer"] == [0, 1, 1, 0, 2]
+    assert targets(made, "test")["answer"] == [3, 2, 0]
+
+
+def test_other_test_answers_change_nothing(folder: Path, tmp_path: Path):
+    before = source(folder).open("train", name="qa", data_dir=None).classes
+    swamped = {"questions": [["what?"] * 50], "answers": [[["zebra"]] * 50]}
+    other = write(tmp_path / "swamped", train=TRAIN, test=swamped)
+    assert source(other).open("test", name="qa", data_dir=None).classes == before
+    assert set(targets(source(other), "test")["answer"]) == {3}
+
+
+def test_kinds_and_guesses(folder: Path):
+    made = source(folder)
+    found = targets(made, "test")
+    assert found["kind"] == [1, 0, 1]
+    assert found["prior"] == [0, 0, 0]
+    assert found["kind_prior"] == [1, 0, 1]
+
+
+def test_ids_columns_and_other_targets_are_those_of_the_wrapped_source(folder: Path):
+    made = source(folder, targets={"number": "number"})
+    assert made.columns == {"text": "questions"}
+    opened = made.open("test", name="qa", data_dir=None)
+    assert list(opened.ids) == ["test-0", "test-1"]
+    assert opened.source == "qa"
+    assert targets(made, "test")["number"] == [0, 1, 1]
+
+
+def test_one_row_a_question(tmp_path: Path):
+    flat = {"questions": ["what?", "how many?", "what?"], "answers": ["Table", "2", "table"]}
+    made = source(write(tmp_path / "flat", train=flat, test=flat))
+    assert targets(made, "test") == {
+        "answer": [0, 1, 0],
+        "kind": [1, 0, 1],
+        "prior": [0, 0, 0],
+        "kind_prior": [0, 1, 0],
+    }
+
+
+def test_lists_of_answers_in_rows_of_one_question(tmp_path: Path):
+    flat = {"questions": ["what?", "what?"], "answers": [["b", "a"], ["a", "b", "b"]]}
+    made = source(write(tmp_path / "flat", train=flat))
+    assert made.open("train", name="qa", data_dir=None).classes["answer"] == ("a, b", OTHER)
+    votes = made.model_copy(update={"several": "majority"})
+    assert votes.open("train", name="qa", data_dir=None).classes["answer"] == ("b", OTHER)
+
+
+def test_numbers_without_names_are_their_own(tmp_path: Path):
+    made = source(write(tmp_path / "n", train={"questions": [["a", "b"], ["c"]], "answers": [[7, 9], [9]]}))
+    assert made.open("train", name="qa", data_dir=None).classes["answer"] == ("9", "7", OTHER)
+
+
+def test_named_classes_are_renumbered_by_frequency():
+    made = Questions.model_validate(
+        {"of": {"name": "scenes", "train": 30, "test": 8, "columns": {"text": "questions"}}, "most": 6}
+    )
+    opened, inner = (
+        kind.open("train", name="s", data_dir=None)
+        for kind in (made, made.of.model_copy(update={"targets": {"answer": "answers"}}))
+    )
+    given = [ANSWERS[k] for row in inner.read("answers").values.to_pylist() for k in row]
+    table = opened.classes["answer"]
+    assert len(table) == 7
+    assert sorted(table[:6], key=lambda name: (-given.count(name), name)) == list(table[:6])
+    assert min(given.count(name) for name in table[:6]) >= max(given.count(n) for n in ANSWERS if n not in table)
+    found = targets(made, "train")["answer"]
+    assert [table[k] for k in found] == [name if name in table else OTHER for name in given]
+
+
+def test_a_given_table_is_used_as_it_is(folder: Path):
+    made = source(folder, table=["1", "Chair"])
+    assert made.open("test", name="qa", data_dir=None).classes["answer"] == ("1", "chair", OTHER)
+    assert targets(made, "test")["answer"] == [1, 0, 2]
+
+
+def test_named_in_a_configuration(folder: Path):
+    made = source(folder, several="majority", most=None)
+    again = Source.model_validate(made.model_dump(mode="json"))
+    assert again == made
+    assert made.model_dump(mode="json")["name"] == "questions"
+
+
+def test_settings_change_the_fingerprint_of_the_targets(folder: Path):
+    stamps = {
+        made.open("test", name="qa", data_dir=None).read("<answer>").fingerprint
+        for made in (source(folder), source(folder, most=1), source(folder, several="majority"))
+    }
+    assert len(stamps) == 3
+
+
+@pytest.mark.parametrize(
+    ("columns", "message"),
+    [
+        ({"questions": [["a", "b"]], "answers": [[["1"]]]}, "row 0: lists of different length"),
+        ({"questions": [["a"], ["b"]], "answers": [[["1"]], [[]]]}, r"row 1, entry 0: .*no answer"),
+        ({"questions": [["a"]], "answers": [[None]]}, "row 0, entry 0: no value"),
+        ({"questions": [["a"]], "answers": ["1"]}, "one answer an item"),
+        ({"questions": ["a", "b"], "answers": ["1", None]}, r"row 1: None is no answer"),
+        ({"questions": [["a"]], "answers": [[1.5]]}, "1.5 is no answer"),
+    ],
+)
+def test_what_cannot_be_answered_is_named(tmp_path: Path, columns: dict[str, list[object]], message: str):
+    made = source(write(tmp_path / "bad", train=columns))
+    with pytest.raises(DataError, match=message):
+        made.open("train", name="qa", data_dir=None)
+
+
+def test_no_training_questions(tmp_path: Path):
+    empty = {"questions": pa.array([[]], pa.list_(pa.string())), "answers": pa.array([[]], pa.list_(pa.string()))}
+    with pytest.raises(DataError, match="no questions to learn"):
+        source(write(tmp_path / "none", train=empty)).open("train", name="qa", data_dir=None)
+
+
+def test_missing_training_split_and_columns_are_named(folder: Path):
+    with pytest.raises(DataError, match=r"no split 'trian'.*did you mean 'train'"):
+        source(folder, train_split="trian").open("test", name="qa", data_dir=None)
+    with pytest.raises(DataError, match=r"no column 'answer'.*did you mean 'answers'"):
+        source(folder, answers="answer").open("test", name="qa", data_dir=None)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"targets": {"kind": "number"}}, "target 'kind'"),
+        ({"kinds": [COUNTING, COUNTING]}, "different names"),
+        ({"table": ["yes", "Yes"]}, "answer 'yes' .* twice"),
+        ({"table": ["yes", OTHER]}, "cannot be a class"),
+        ({"several": "first"}, "several"),
+        ({"most": 0}, "most"),
+    ],
+)
+def test_settings_that_contradict_themselves(folder: Path, settings: dict[str, object], message: str):
+    with pytest.raises(ValidationError, match=message):
+        source(folder, **settings)

@@ -1,0 +1,170 @@
+import math
+
+import pytest
+import torch
+
+from polyfed.losses.adversarial import (
+    ENCODER_FORMS,
+    discriminator_loss,
+    encoder_loss,
+    frozen,
+    minimax,
+    non_saturating,
+    separation,
+)
+from polyfed.models.discriminators import Discriminator
+
+
+@pytest.fixture
+def logits():
+    torch.manual_seed(0)
+    return 2 * torch.randn(5, dtype=torch.float64), 2 * torch.randn(3, dtype=torch.float64)
+
+
+@pytest.fixture
+def parts():
+    torch.manual_seed(1)
+    leaves = torch.randn(5, 6, requires_grad=True), torch.randn(3, 6, requires_grad=True)
+    return Discriminator(6), *leaves
+
+
+def sigmoid(x):
+    return 1 / (1 + math.exp(-x))
+
+
+def by_loops(real, fake):
+    """E[log D(real) + log(1 - D(fake))], each over its own samples."""
+    told = sum(math.log(sigmoid(x)) for x in real.tolist()) / len(real)
+    return told + sum(math.log(1 - sigmoid(x)) for x in fake.tolist()) / len(fake)
+
+
+def grads(module):
+    return [p.grad for p in module.parameters()]
+
+
+def test_logit_losses_equal_loops(logits):
+    real, fake = logits
+    assert float(separation(real, fake)) == pytest.approx(-by_loops(real, fake))
+    assert float(minimax(real, fake)) == pytest.approx(by_loops(real, fake))
+    expected = -sum(math.log(sigmoid(x)) for x in fake.tolist()) / len(fake)
+    assert float(non_saturating(real, fake)) == pytest.approx(expected)
+
+
+def test_a_discriminator_that_knows_nothing_loses_two_log_two():
+    zeros = torch.zeros(4)
+    assert float(separation(zeros, zeros)) == pytest.approx(2 * math.log(2))
+    assert float(minimax(zeros, zeros)) == pytest.approx(-2 * math.log(2))
+    assert float(non_saturating(zeros, zeros)) == pytest.approx(math.log(2))
+
+
+def test_losses_of_representations_are_those_of_their_logits(parts):
+    discriminator, real, fake = parts
+    told = discriminator(real).detach(), discriminator(fake).detach()
+    assert discriminator_loss(*parts).item() == pytest.approx(-by_loops(*told), rel=1e-5)
+    assert encoder_loss(*parts).item() == pytest.approx(by_loops(*told), rel=1e-5)
+    assert torch.equal(encoder_loss(*parts, "non_saturating"), non_saturating(*told))
+
+
+def test_order_of_samples_does_not_matter(logits):
+    real, fake = logits
+    for loss in (separation, *ENCODER_FORMS.values()):
+        assert float(loss(real.flip(0), fake[[1, 2, 0]])) == pytest.approx(float(loss(real, fake)))
+
+
+def test_the_discriminator_loss_trains_the_discriminator_only(parts):
+    discriminator, real, fake = parts
+    discriminator_loss(*parts).backward()
+    assert all(grad is not None and grad.abs().sum() > 0 for grad in grads(discriminator))
+    assert real.grad is None
+    assert fake.grad is None
+
+
+@pytest.mark.parametrize("form", ENCODER_FORMS)
+def test_an_encoder_loss_trains_the_encoder_only(parts, form):
+    discriminator, real, fake = parts
+    encoder_loss(*parts, form).backward()
+    assert grads(discriminator) == [None] * 6
+    assert all(p.requires_grad for p in discriminator.parameters())
+    assert real.grad is None
+    assert (fake.grad != 0).any(1).all()
+
+
+@pytest.mark.parametrize("form", ENCODER_FORMS)
+def test_its_gradient_is_that_through_the_whole_discriminator(parts, form):
+    discriminator, real, fake = parts
+    (got,) = torch.autograd.grad(encoder_loss(*parts, form), fake)
+    loss = ENCODER_FORMS[form](discriminator(real), discriminator(fake))
+    (expected,) = torch.autograd.grad(loss, fake)
+    torch.testing.assert_close(got, expected)
+
+
+@pytest.mark.parametrize("form", ENCODER_FORMS)
+def test_a_step_down_an_encoder_loss_makes_fakes_look_more_real(parts, form):
+    discriminator, _, fake = parts
+    (gradient,) = torch.autograd.grad(encoder_loss(*parts, form), fake)
+    moved = fake - 0.1 * gradient
+    assert (discriminator(moved) > discriminator(fake)).all()
+    assert discriminator_loss(discriminator, parts[1], moved) > discriminator_loss(*parts)
+
+
+def test_where_a_fake_is_sure_to_be_found_only_minimax_stops_teaching():
+    sure = torch.tensor([-40.0], requires_grad=True)
+    real = torch.zeros(1)
+    assert abs(float(torch.autograd.grad(minimax(real, sure), sure)[0])) < 1e-15
+    assert float(torch.autograd.grad(non_saturating(real, sure), sure)[0]) == pytest.approx(-1.0)
+
+
+def test_far_out_losses_stay_finite_and_nan_shows():
+    far = torch.tensor([1e4, -1e4])
+    assert float(separation(far, far)) == pytest.approx(1e4)
+    assert all(loss(far, far).isfinite() for loss in ENCODER_FORMS.values())
+    broken = torch.tensor([0.0, math.nan])
+    assert all(loss(far, broken).isnan() for loss in (separation, *ENCODER_FORMS.values()))
+
+
+def test_a_double_sigmoid_confines_the_losses():
+    torch.manual_seed(2)
+    discriminator = Discriminator(6, double_sigmoid=True)
+    with torch.no_grad():
+        discriminator.layers[-1].weight.mul_(200)
+    told = discriminator(20 * torch.randn(500, 6)).detach()
+    real = torch.stack([separation(one, torch.full((1,), -1e9)) for one in told.split(1)])
+    fake = torch.stack([separation(torch.full((1,), 1e9), one) for one in told.split(1)])
+    ends = {"real": (math.log(1 + math.exp(-1)), math.log(2)), "fake": (math.log(2), math.log(1 + math.e))}
+    for values, (low, high) in zip((real, fake), ends.values(), strict=True):
+        assert float(values.min()) == pytest.approx(low, abs=1e-3)
+        assert float(values.max()) == pytest.approx(high, abs=1e-3)
+    assert [round(end, 3) for pair in ends.values() for end in pair] == [0.313, 0.693, 0.693, 1.313]
+
+
+@pytest.mark.parametrize(("real", "fake", "kind"), [(0, 2, "real"), (2, 0, "fake")])
+def test_a_mean_over_nobody_is_refused(real, fake, kind):
+    discriminator = Discriminator(6)
+    with pytest.raises(ValueError, match=f"without {kind} representations"):
+        discriminator_loss(discriminator, torch.zeros(real, 6), torch.zeros(fake, 6))
+
+
+def test_frozen_leaves_a_module_as_it_was_after_an_error(parts):
+    discriminator = parts[0]
+    before = dict(discriminator.named_parameters())
+    with pytest.raises(RuntimeError):
+        frozen(discriminator, torch.zeros(2, 7))
+    after = dict(discriminator.named_parameters())
+    assert all(after[name] is value and value.requires_grad for name, value in before.items())
+
+
+def test_half_precision_is_raised_and_alternating_works_under_autocast(logits, parts):
+    real, fake = (value.bfloat16() for value in logits)
+    assert separation(real, fake).dtype == torch.float32
+    discriminator, _, fakes = parts
+    with torch.autocast("cpu", torch.bfloat16):
+        assert torch.equal(separation(real.float(), fake.float()), separation(real, fake))
+        encoder = encoder_loss(*parts)
+        apart = discriminator_loss(*parts)  # after a frozen call, the weights must still get their gradients
+    apart.backward()
+    assert all(grad is not None for grad in grads(discriminator))
+    assert fakes.grad is None
+    before = [grad.clone() for grad in grads(discriminator)]
+    encoder.backward()
+    assert all(torch.equal(old, new) for old, new in zip(before, grads(discriminator), strict=True))
+    assert fakes.grad is not None

@@ -1,0 +1,290 @@
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from pydantic import ValidationError
+from task_samples import identity_model, make_samples
+from torch import nn
+
+from polyfed.data.answers import OTHER
+from polyfed.errors import ConfigError, DataError
+from polyfed.models.fused_head import FusedHead
+from polyfed.models.model import Model, Once
+from polyfed.tasks.task import Task
+from polyfed.tasks.vqa import VQA, answer_loss
+
+NAMES = ("yes", "no", "red", OTHER)
+KINDS = ("truth", "colour", "other")
+
+
+def asked(labels, *, kinds=None, modalities=("image", "text"), names=NAMES, guesses=None, dim=6):
+    """Two questions a picture; picture rows are shared by both."""
+    generator = torch.Generator().manual_seed(len(labels))
+    n = len(labels)
+    questions = torch.arange(n)
+    places = {name: questions if k else questions // 2 for k, name in enumerate(modalities)}
+    inputs = {
+        name: torch.randn(int(place.max()) + 1 if n else 1, dim, generator=generator) for name, place in places.items()
+    }
+    targets, classes = {"answer": torch.tensor(labels)}, {"answer": names}
+    if kinds is not None:
+        targets |= {"kind": torch.tensor(kinds)}
+        classes |= {"kind": KINDS}
+    if guesses is not None:
+        targets |= {"prior": torch.zeros(n, dtype=torch.int64), "kind_prior": torch.tensor(guesses)}
+    return make_samples(inputs, places, questions // 2, targets, classes)
+
+
+def built(task, samples, dim=6, seed=0):
+    torch.manual_seed(seed)
+    return task.head(dim, samples)
+
+
+def test_is_found_by_name_and_survives_a_round_trip():
+    task = Task.model_validate({"name": "vqa", "use": ["text"], "fusion": "product", "encoders": "frozen"})
+    assert isinstance(task, VQA)
+    assert Task.model_validate(task.model_dump(mode="json")) == task
+    assert task.primary == "accuracy"
+
+
+@pytest.mark.parametrize("use", [[], ["text", "text"]])
+def test_modalities_that_are_used_are_different_and_some(use):
+    with pytest.raises(ValidationError, match="at least one"):
+        VQA(use=use)
+
+
+@pytest.mark.parametrize(("names", "answers"), [(NAMES, 3), (("yes", "no"), 2), ((OTHER, "no"), 2)])
+def test_the_head_has_an_output_for_every_answer_but_not_for_all_others(names, answers):
+    head = built(VQA(), asked([0, 1], names=names))
+    assert isinstance(head, FusedHead)
+    assert head.answers == answers
+
+
+@pytest.mark.parametrize("use", [None, ("image",), ("text",), ("text", "image")])
+def test_logits_are_those_of_the_head_on_the_embeddings_that_are_used(use):
+    samples = asked([0, 1, 2, 0])
+    task, model = VQA(use=use), identity_model("image", "text")
+    head, batch = built(task, samples), samples.batch(torch.arange(4))
+    expected = head([batch.inputs[name] for name in use or ("image", "text")])
+    torch.testing.assert_close(task.scores(model, head, batch), expected)
+
+
+def test_the_loss_equals_a_loop_over_answerable_questions():
+    logits = torch.randn(6, 3, generator=torch.Generator().manual_seed(1))
+    labels = [0, 3, 2, 1, 3, -1]
+    losses = [
+        math.log(sum(math.exp(z) for z in row)) - row[label]
+        for row, label in zip(logits.double().tolist(), labels, strict=True)
+        if 0 <= label < 3
+    ]
+    found = answer_loss(logits, torch.tensor(labels))
+    assert found.item() == pytest.approx(sum(losses) / 3, rel=1e-5)
+    order = torch.tensor([5, 3, 1, 0, 2, 4])
+    assert answer_loss(logits[order], torch.tensor(labels)[order]).item() == pytest.approx(found.item(), rel=1e-5)
+
+
+def test_a_batch_without_answers_teaches_nothing():
+    logits = torch.randn(2, 3, generator=torch.Generator().manual_seed(1)).requires_grad_()
+    loss = answer_loss(logits, torch.tensor([3, 3]))
+    loss.backward()
+    assert loss.item() == 0
+    assert torch.equal(logits.grad, torch.zeros(2, 3))
+
+
+def test_the_loss_is_in_full_precision_under_autocast():
+    logits = torch.randn(4, 3, generator=torch.Generator().manual_seed(1)).bfloat16()
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert answer_loss(logits, torch.tensor([0, 1, 2, 3])).dtype == torch.float32
+
+
+def test_unanswerable_questions_give_no_gradient_to_any_parameter():
+    task, model = VQA(), identity_model("image", "text")
+    samples = asked([0, 3, 1, 2])
+    head = built(task, samples)
+    some = [0, 2, 3]
+    grads = []
+    for index in (torch.arange(4), torch.tensor(some)):
+        model.zero_grad(), head.zero_grad()
+        task.loss(model, head, samples.batch(index)).backward()
+        grads.append([value.grad.clone() for value in (*model.parameters(), *head.parameters())])
+    for whole, part in zip(*grads, strict=True):
+        torch.testing.assert_close(whole, part)
+
+
+def test_metrics_equal_a_loop_over_the_questions():
+    labels, kinds, guesses = [0, 1, 2, 3, 2, 0, 1, 3, 0], [0, 0, 1, 1, 1, 0, 0, 2, 0], [1, 1, 2, 2, 2, 1, 1, 3, 1]
+    samples, task = asked(labels, kinds=kinds, guesses=guesses), VQA()
+    model, head = identity_model("image", "text"), built(VQA(), samples)
+    metrics = task.evaluate(model, head, samples, batch_size=4)
+    logits = task.scores(model, head, samples.batch(torch.arange(9))).double().tolist()
+    said = [row.index(max(row)) for row in logits]
+    right = [s == t for s, t in zip(said, labels, strict=True)]
+    guessed = [g == t != 3 for g, t in zip(guesses, labels, strict=True)]
+    losses = [math.log(sum(map(math.exp, row))) - row[t] for row, t in zip(logits, labels, strict=True) if t != 3]
+    assert 0 < sum(right) < 7
+    expected = {
+        "accuracy": 100 * sum(right) / 9,
+        "prior": 100 * labels.count(0) / 9,
+        "answerable": 100 * 7 / 9,
+        "loss": sum(losses) / 7,
+        "n": 9,
+        "answers": 3,
+    }
+    for number, name in enumerate(KINDS):
+        own = [k for k in range(9) if kinds[k] == number]
+        expected[f"accuracy_{name}"] = 100 * sum(right[k] for k in own) / len(own)
+        expected[f"prior_{name}"] = 100 * sum(guessed[k] for k in own) / len(own)
+        expected[f"n_{name}"] = len(own)
+    assert metrics == pytest.approx(expected, rel=1e-5)
+
+
+def test_metrics_do_not_depend_on_the_order_or_on_the_batch():
+    samples, task = asked([0, 1, 2, 3, 2, 0], kinds=[0, 0, 1, 1, 1, 0], guesses=[0] * 6), VQA()
+    model, head = identity_model("image", "text"), built(VQA(), samples)
+    first = task.evaluate(model, head, samples, batch_size=6)
+    other = samples.subset(torch.tensor([5, 2, 0, 4, 1, 3]))
+    assert task.evaluate(model, head, other, batch_size=1) == pytest.approx(first, rel=1e-5)
+
+
+def test_kinds_and_priors_are_reported_where_the_samples_say_them():
+    samples = asked([0, 1])
+    metrics = VQA().evaluate(identity_model("image", "text"), built(VQA(), samples), samples, batch_size=2)
+    assert set(metrics) == {"accuracy", "answerable", "loss", "n", "answers"}
+    samples = asked([0, 1], kinds=[0, 0])
+    metrics = VQA().evaluate(identity_model("image", "text"), built(VQA(), samples), samples, batch_size=2)
+    assert {name for name in metrics if "_" in name} == {"accuracy_truth", "n_truth"}
+
+
+def test_ties_and_nan_count_against_the_model():
+    samples, model = asked([0, 1, 2, 0]), identity_model("image", "text")
+    head = built(VQA(), samples)
+    for value in (0.0, math.nan):
+        for parameter in head.parameters():
+            nn.init.constant_(parameter, value)
+        assert VQA().evaluate(model, head, samples, batch_size=4)["accuracy"] == 0
+
+
+def test_without_an_answerable_question_nothing_is_right_and_the_loss_is_not_a_number():
+    samples = asked([3, 3])
+    metrics = VQA().evaluate(identity_model("image", "text"), built(VQA(), samples), samples, batch_size=2)
+    assert (metrics["accuracy"], metrics["answerable"]) == (0, 0)
+    assert math.isnan(metrics["loss"])
+
+
+def test_each_picture_is_encoded_once_and_unused_modalities_are_not_loaded():
+    samples, model = asked([0, 1, 2, 0, 1, 2]), identity_model("image", "text")
+    VQA().evaluate(model, built(VQA(), samples), samples, batch_size=2)
+    assert samples.inputs["image"].asked == [0, 1, 2]
+    blind = VQA(use=("text",))
+    before = list(samples.inputs["image"].asked)
+    blind.evaluate(model, built(blind, samples), samples, batch_size=2)
+    assert samples.inputs["image"].asked == before
+
+
+def test_a_question_only_model_does_not_see_pictures():
+    samples, task = asked([0, 1, 2, 0]), VQA(use=("text",))
+    model, head = identity_model("image", "text"), built(task, samples)
+    first = task.evaluate(model, head, samples, batch_size=2)
+    samples.inputs["image"].values.fill_(7.0)
+    assert task.evaluate(model, head, samples, batch_size=2) == first
+    task.loss(model, head, samples.batch(torch.arange(4))).backward()
+    assert model.encoders["image"].weight.grad is None
+    assert model.encoders["text"].weight.grad is not None
+
+
+class Noisy(nn.Module):
+    """Batch statistics and dropout, which tell a training pass from an evaluation."""
+
+    def __init__(self):
+        super().__init__()
+        self.norm, self.dropout, self.linear = nn.BatchNorm1d(6), nn.Dropout(0.5), nn.Linear(6, 6)
+
+    def forward(self, x):
+        return self.linear(self.dropout(self.norm(x)))
+
+
+def noisy_model():
+    torch.manual_seed(0)
+    return Model({"image": Noisy(), "text": Noisy()}, {}, 6)
+
+
+@pytest.mark.parametrize("wrapped", [False, True])
+def test_frozen_encoders_learn_nothing_and_keep_their_statistics(wrapped):
+    samples, task, model = asked([0, 1, 2, 0]), VQA(encoders="frozen"), noisy_model()
+    head = built(task, samples)
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    model.train()
+    batch = samples.batch(torch.arange(4))
+    loss = task.loss(Once(model) if wrapped else model, head, batch)
+    loss.backward()
+    assert all(value.grad is None for value in model.parameters())
+    assert all(value.grad is not None for value in head.parameters())
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+    assert all(part.training for part in model.modules())
+    assert task.loss(model, head, batch).item() == loss.item()  # no dropout either
+    tuned = VQA().loss(model, head, batch)
+    tuned.backward()
+    assert any(value.grad is not None for value in model.parameters())
+    assert model.encoders["image"].norm.num_batches_tracked == 1
+
+
+def test_a_frozen_task_leaves_the_gradients_of_other_losses_alone():
+    samples, task, model = asked([0, 1, 2, 0]), VQA(encoders="frozen"), noisy_model()
+    once, batch = Once(model), samples.batch(torch.arange(4))
+    (task.loss(once, built(task, samples), batch) + once.embed("image", batch.inputs["image"]).sum()).backward()
+    assert model.encoders["image"].linear.weight.grad is not None
+    assert model.encoders["text"].linear.weight.grad is None
+
+
+def test_the_task_learns_what_needs_both_modalities():
+    """Exclusive or of a bit of the picture and one of the question: neither alone tells anything."""
+    generator = torch.Generator().manual_seed(0)
+    bits = torch.randint(0, 2, (2, 200), generator=generator)
+    inputs = {name: torch.randn(200, 6, generator=generator) * 0.1 for name in ("image", "text")}
+    for bit, values in zip(bits, inputs.values(), strict=True):
+        values[:, 0] += 2.0 * bit - 1.0
+    rows = torch.arange(200)
+    samples = make_samples(
+        inputs, dict.fromkeys(inputs, rows), rows, {"answer": bits[0] ^ bits[1]}, {"answer": ("no", "yes", OTHER)}
+    )
+    found = {}
+    for use in (None, ("text",), ("image",)):
+        task, model = VQA(use=use, hidden=16), identity_model("image", "text")
+        head = built(task, samples)
+        optimizer = torch.optim.Adam(head.parameters(), lr=0.02)
+        for _ in range(60):
+            optimizer.zero_grad()
+            task.loss(model, head, samples.batch(rows[:150])).backward()
+            optimizer.step()
+        found[use] = task.evaluate(model, head, samples.subset(rows[150:]), batch_size=50)["accuracy"]
+    assert found[None] > 95
+    assert max(found["text",], found["image",]) < 75
+
+
+def test_model_and_head_are_left_in_their_modes():
+    samples, model = asked([0, 1]), noisy_model()
+    head = built(VQA(dropout=0.5), samples)
+    model.encoders["image"].eval()
+    VQA(dropout=0.5).evaluate(model, head, samples, batch_size=2)
+    assert head.training
+    assert model.encoders["text"].norm.training
+    assert not model.encoders["image"].norm.training
+
+
+def test_errors_name_what_is_wrong():
+    samples, model = asked([0, 1, 2]), identity_model("image", "text")
+    head = built(VQA(), samples)
+    with pytest.raises(ConfigError, match=r"uses \['sound'\] is impossible on samples with \['image', 'text'\]"):
+        VQA(use=("sound",)).head(6, samples)
+    with pytest.raises(ConfigError, match=r"target 'reply' is not among .*'answer'"):
+        VQA(target="reply").head(6, samples)
+    with pytest.raises(ConfigError, match="no class names"):
+        VQA().head(6, asked([0, 1], names=()))
+    with pytest.raises(DataError, match="has 2 answers, but the head knows 3"):
+        VQA().evaluate(model, head, asked([0, 1], names=("yes", "no", OTHER)), batch_size=2)
+    with pytest.raises(DataError, match="no questions"):
+        VQA().evaluate(model, head, samples.subset(torch.empty(0, dtype=torch.int64)), batch_size=2)
+    with pytest.raises(TypeError, match="head"):
+        VQA().loss(model, None, samples.batch(torch.arange(2)))
