@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from polyfed.data.samples import Batch
+from polyfed.federation.client import Client
 from polyfed.federation.ledger import Ledger
 from polyfed.models.model import Model
 from polyfed.randomness import isolated
@@ -64,6 +65,71 @@ def group(count: int, source: str, encoders: Config, training: Config, target: s
     """Clients that classify."""
     model, task = {"dim": 96, "encoders": encoders}, {"name": "classification", "target": target}
     return {"count": count, "source": source, "model": model, "task": task, "training": training}
+
+
+def three_kinds(**algorithm: Any) -> Config:
+    """One image, one text and two paired clients on tiny scenes, a server that retrieves, and public pairs."""
+    view = {"name": "pixels", "size": 16}
+    image = {"name": "resnet", "widths": [8, 8], "depths": [1, 1], "block": "basic", "view": view}
+    text = {"name": "bag", "width": 8, "view": {"name": "tokens", "length": 16}}
+    training = {"optimizer": {"kind": "sgd", "lr": 0.05, "momentum": 0.0, "clip": None}, "batch_size": 12}
+    retrieval = {"name": "retrieval", "objective": "info_nce", "temperature": 0.5}
+    paired = {"model": {"dim": 8, "encoders": {"image": image, "text": text}}, "task": retrieval, "training": training}
+    own = {"name": "scenes", "train": 24, "validation": 8, "test": 12, "size": 16}
+    pairs = {"train": 16, "columns": {"image": "image", "text": "captions"}, "targets": {"label": "label"}}
+    topic = {"columns": {"text": "text"}, "targets": {"topic": "topic"}}
+    clients = {
+        "image": group(1, "pictures", {"image": image}, training),
+        "text": group(1, "texts", {"text": text}, training, target="topic"),
+        "paired": paired | {"count": 2, "source": "scenes"},
+    }
+    clients["image"]["model"]["dim"] = clients["text"]["model"]["dim"] = 8
+    return {
+        "name": "three-kinds",
+        "data": {
+            "sources": {
+                "scenes": own | pairs,
+                "pictures": own | {"seed": 1, "columns": {"image": "image"}},
+                "texts": own | {"seed": 2} | topic,
+            }
+        },
+        "public": {"source": "scenes", "items": 8, "per_item": 2},
+        "server": paired | {"source": "scenes"},
+        "clients": clients,
+        "algorithm": {"local_epochs": 1} | algorithm,
+        "run": {"rounds": 2, "threads": 1, "device": "cpu", "plots": False},
+    }
+
+
+def one_classification(config: Config) -> Config:
+    """``three_kinds`` whose clients and server all tell the same classes, which public samples have too."""
+    task = {"name": "classification", "target": "label", "classes": 18}
+    config["data"]["sources"]["texts"]["targets"] = {"label": "label"}
+    clients = {name: party | {"task": task} for name, party in config["clients"].items()}
+    return config | {"clients": clients, "server": config["server"] | {"task": task}}
+
+
+def play(session: Session, first: int, last: int) -> Session:
+    """Rounds ``first`` to ``last`` of a prepared session, drawing what a run would draw."""
+    for number in range(first, last + 1):
+        session.server.begin(number)
+        cohort = session.cohort(number, Ledger())
+        with isolated(session.experiment.run.seed, number, "server"):
+            session.experiment.algorithm.round(session.server, cohort)
+    return session
+
+
+def as_left(session: Session, client: str) -> Client:
+    """A client after its last step."""
+    return woken(session, client, (99, 0), after=session.accepted[client])
+
+
+def outcome(session: Session) -> dict[str, dict[str, Tensor]]:
+    """The models of the server and of all clients that took part."""
+    found = {}
+    for name in session.accepted:  # one at a time: clients of one architecture share a live model
+        found |= copies({name: as_left(session, name).model.state_dict()})
+    return found | copies({"server": session.server.model.state_dict()})
 
 
 def topics(**algorithm: Any) -> Config:

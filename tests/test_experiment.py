@@ -35,6 +35,12 @@ def test_the_presets_that_are_promised_exist() -> None:
     promised |= {f"fedcola-flickr8k-{setting}" for setting in settings.split()}
     baselines = "fedavg fedprox fediot moon fedema fed-mae scaffold creamfl local centralised"
     promised |= {f"transfer-{method}" for method in baselines.split()}
+    personal = "local server-only creamfl fedmd margin fedgems fedet fedmkd fedproto fedtgp"
+    promised |= {f"exchange-{method}" for method in personal.split()}
+    variants = "flickr8k flickr8k-pretrained paper released paper-scale k10 no-baa no-gff no-sed paired-only gca ood"
+    promised |= {f"fedafd-{variant}" for variant in variants.split()}
+    others = "public-fashion public-emoji fewer-image fewer-text fewer-paired"
+    promised |= {f"fedafd-{other}" for other in others.split()}
     assert promised <= set(presets())
 
 
@@ -44,6 +50,24 @@ def test_released_and_paper_presets_differ_in_the_switches() -> None:
     assert (paper.aggregation.include_self, released.aggregation.include_self) == (False, True)
     assert (released.local_reg, released.kd_loss, released.kd_optimizer) == ("separate_pass", "mse", "shared")
     assert (released.tau_inter, released.server_first) == (0.5, True)
+
+
+def test_fedafds_released_and_paper_presets_differ_in_the_switches() -> None:
+    switches = {
+        "baa_update": ("joint", "alternate"),
+        "adversarial": ("minimax", "non_saturating"),
+        "double_sigmoid": (False, True),
+        "share_discriminators": (False, True),
+        "shared_global_branch": (False, True),
+        "reset_fusion": (False, True),
+        "renormalise": (True, False),
+        "send_encoders": ("own", "all"),
+        "kd_loss": ("l2", "mse"),
+    }
+    paper, released = (Experiment.load(name).algorithm for name in ("fedafd-paper", "fedafd-released"))
+    for name, values in switches.items():
+        assert (getattr(paper, name), getattr(released, name)) == values, name
+    assert (paper.aggregation.temperature, paper.kd_joint, paper.server_first) == (1.0, False, True)
 
 
 def test_overrides_reach_any_key(tiny: Config) -> None:

@@ -146,7 +146,7 @@ def table(found: Mapping[Point, Cost]) -> list[str]:
 @styled
 def draw(found: Mapping[Point, Cost], axes: Mapping[str, list[Any]], preset: str, path: Path) -> Path:
     """One line an axis over MiB (logarithmic), through the points at which the others have their usual value."""
-    figure, (place,) = figure_grid(1, 1, width=7, height=4.5, title=f"{preset}: bytes against recall")
+    figure, (place,) = figure_grid(1, 1, width=7, height=4.5, title=f"{Path(preset).stem}: bytes against recall")
     usual = Point(**{name: values[0] for name, values in axes.items()})
     for number, item in enumerate(fields(Point)):
         if len(axes[item.name]) < 2:
@@ -157,9 +157,11 @@ def draw(found: Mapping[Point, Cost], axes: Mapping[str, list[Any]], preset: str
             key=lambda entry: entry[0],
         )
         sizes, scores = [entry[0] for entry in known], [entry[1] for entry in known]
-        place.plot(sizes, scores, marker="o", color=COLOURS[number], label=LABELS[item.name])
+        common = axes[item.name][0] or "all"
+        place.plot(sizes, scores, marker="o", color=COLOURS[number], label=f"{LABELS[item.name]} (else {common})")
         for size, score, value in known:
-            place.annotate(str(value), (size, score), xytext=(4, 4), textcoords="offset points", fontsize=8)
+            if value != common:  # that point is in all lines
+                place.annotate(str(value), (size, score), xytext=(4, 4), textcoords="offset points", fontsize=8)
     place.set(xscale="log", xlabel="MiB sent by the method in the whole run", ylabel="R@1 sum, percent")
     legend_below(place, columns=2)
     return save(figure, path)

@@ -202,9 +202,11 @@ def test_a_single_class_has_no_gap():
 # ---- what is refused
 
 
-def test_what_a_client_can_have_is_accepted(clients):
+def test_what_a_client_can_have_is_accepted_and_nothing_at_all_is_not(clients):
     clients[0].require(10)
-    ClassMeans(torch.zeros(0, 3), torch.zeros(0, dtype=torch.int32), torch.zeros(4, dtype=torch.bool)).require(1)
+    none = ClassMeans(torch.zeros(0, 3), torch.zeros(0, dtype=torch.int32), torch.zeros(4, dtype=torch.bool))
+    with pytest.raises(PayloadError, match="no class is flagged"):
+        none.require(10)
 
 
 @pytest.mark.parametrize(

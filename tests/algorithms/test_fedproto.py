@@ -313,6 +313,7 @@ LIES: dict[str, Any] = {
     "wide": lambda own: named(SPACE, own._replace(means=torch.cat([own.means, own.means], 1))),
     "other": lambda own: named("classification-texts:label", own),
     "two": lambda own: named(SPACE, own) | named("classification-scenes:x", own),
+    "empty": lambda own: named(SPACE, ClassMeans(own.means[:0], own.counts[:0], torch.zeros_like(own.present))),
     "part": lambda own: {f"{SPACE}.means": own.means},
 }
 

@@ -5,7 +5,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
+from polyfed import Experiment
 from polyfed.analysis.commands import app as analyse
 from polyfed.cli import app, main
 from polyfed.runner import run as run_experiment
@@ -58,3 +60,11 @@ def three_groups(tiny: dict[str, Any]) -> dict[str, Any]:
     }
     tiny["run"] |= {"rounds": 1, "evaluate_clients": False}
     return tiny
+
+
+@pytest.fixture(scope="session")
+def fedafd_run(tiny_run: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Folder of a finished run of FedAFD with the federation of ``tiny_run``; not to be changed."""
+    content = yaml.safe_load((tiny_run / "config.yaml").read_text())
+    content["algorithm"] = {"name": "fedafd", "local_epochs": 1}
+    return run_experiment(Experiment.load(content), tmp_path_factory.mktemp("fedafd") / "run").folder

@@ -245,6 +245,11 @@ def test_without_an_earlier_form_everything_crosses(reference: str) -> None:
     assert all(torch.equal(back[name], value) for name, value in after.items())
 
 
+def test_only_weights_are_thinned() -> None:
+    request, reply = (Payload({"x": Representations({"image": drawn(30, 20, seed=seed)})}) for seed in (0, 1))
+    assert Transport(topk=0.05).narrow(reply, request).fields == reply.fields
+
+
 def test_requests_are_sent_whole() -> None:
     payload = weights(model())
     assert Transport(topk=0.1, unchanged="omit").narrower()(payload).fields == payload.fields
@@ -471,6 +476,7 @@ def test_what_is_damaged_is_refused(tensors: dict[str, Tensor]) -> None:
         {"of": "gradients"},
         {"of": ""},
         {"of": "coded"},
+        {"of": "coded", "about": '{"of": "weights", "about": "{}"}'},
         {"about": ""},
         {"about": "[]"},
         {"about": '{"order": "abc"}'},

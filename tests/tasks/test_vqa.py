@@ -238,6 +238,25 @@ def test_a_frozen_task_leaves_the_gradients_of_other_losses_alone():
     assert model.encoders["text"].linear.weight.grad is None
 
 
+class Wrapped:
+    """Something that embeds and is neither a model nor a memo of one."""
+
+    device = torch.device("cpu")
+
+    def embed(self, modality, x):
+        return x
+
+    represent = embed
+
+
+def test_encoders_that_cannot_be_frozen_are_refused():
+    samples = asked([0, 1, 2, 0])
+    head, batch = built(VQA(), samples), samples.batch(torch.arange(4))
+    assert VQA().loss(Wrapped(), head, batch).isfinite()
+    with pytest.raises(ConfigError, match=r"'frozen' cannot be combined .* Wrapped"):
+        VQA(encoders="frozen").loss(Wrapped(), head, batch)
+
+
 def test_the_task_learns_what_needs_both_modalities():
     """Exclusive or of a bit of the picture and one of the question: neither alone tells anything."""
     generator = torch.Generator().manual_seed(0)

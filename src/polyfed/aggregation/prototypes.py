@@ -39,7 +39,9 @@ class ClassMeans(NamedTuple):
             raise PayloadError(f"class means are {_kind(means)}, expected floating [{expected}, d] as flagged")
         if counts.dtype != torch.int32 or tuple(counts.shape) != (expected,):
             raise PayloadError(f"class counts are {_kind(counts)}, expected int32 [{expected}] as flagged")
-        if expected and (int(counts.min()) < 1 or int(counts.sum()) > samples):
+        if not expected:
+            raise PayloadError("no class is flagged; who has none sends no prototypes at all")
+        if int(counts.min()) < 1 or int(counts.sum()) > samples:
             raise PayloadError(
                 f"class counts are {int(counts.min())} or more and {int(counts.sum())} in sum, expected at least 1 and "
                 f"at most {samples}, with which the client joined"
@@ -85,7 +87,7 @@ def by_space(tensors: Mapping[str, Tensor], kind: type[Kind]) -> dict[str, Kind]
 
 
 class ClassAverage:
-    """Running means of features by class, in fp32; the same bits whatever the device's order of additions.
+    """Running means of features by class, summed in fp32 and in a fixed order.
 
     >>> average = ClassAverage(3, 2)
     >>> average.add(torch.tensor([[1.0, 0.0], [3.0, 0.0], [5.0, 5.0]]), torch.tensor([0, 0, 2]))

@@ -23,7 +23,7 @@ RIVALS: frozenset[Statistic] = frozenset(("best_other", "winner"))
 LABELLED: frozenset[Statistic] = frozenset(("positive", "rest", "best_other"))
 """Those of class scores that mean nothing where the true class is unknown."""
 
-CHUNK = 4096
+CHUNK = 1024
 """Vectors at a time, where there is no tile."""
 VANISHED = -4096.0
 """Logit in bits whose power of two is 0 in any type, and whose product with that 0 is a number."""
@@ -145,6 +145,8 @@ class _Scan:
         self.bounded = largest_logit(rows, anchors) * self.scale <= RANGE
         self.reach = torch.linalg.vector_norm(anchors, dim=1, dtype=self.dtype).amax()
         self.workspace = torch.empty(blocks.rows * blocks.columns, dtype=self.dtype, device=rows.device)
+        # allocating it tile by tile would leave the heap full of holes
+        self.spare = torch.empty_like(self.workspace) if "entropy" in self.wanted else self.workspace[:0]
 
     def parts(self, rows: Float[Tensor, "n d"], own: Int[Tensor, " n"]) -> Iterator[Statistics]:
         """The statistics of block after block of rows."""
@@ -172,7 +174,8 @@ class _Scan:
 
     def slack(self, vectors: Float[Tensor, "r d"]) -> Float[Tensor, " r"]:
         """By how much a row's logits may differ and be ties."""
-        return torch.linalg.vector_norm(vectors, dim=1) * self.reach * (ROUNDING * torch.finfo(self.dtype).eps)
+        slack: Tensor = torch.linalg.vector_norm(vectors, dim=1) * self.reach
+        return slack * (ROUNDING * torch.finfo(self.dtype).eps)
 
     def hurdle(self, vectors: Float[Tensor, "r d"], own: Int[Tensor, " r"]) -> Float[Tensor, " r"]:
         """What a rival must exceed for its index to matter: the own logit, or +inf if nobody asks for winners."""
@@ -186,8 +189,10 @@ class _Scan:
         """What sums the powers, if anybody asks for the sum."""
         if not FOLDED & self.wanted:
             return None
-        kind = _EntropyFold if "entropy" in self.wanted else BoundedFold if self.bounded else Fold
-        return kind(vectors.new_empty(len(vectors)))
+        like = vectors.new_empty(len(vectors))
+        if "entropy" in self.wanted:
+            return _EntropyFold(like, self.spare)
+        return BoundedFold(like) if self.bounded else Fold(like)
 
     def tiles(self, vectors: Float[Tensor, "r d"]) -> Iterator[tuple[int, Float[Tensor, "r m"]]]:
         """First column and logits of tile after tile, all in the same memory."""
@@ -248,8 +253,9 @@ class _Rivals:
 class _EntropyFold(Fold):
     """A log-sum-exp that also sums logit x power, both relative to the running maximum: exact where H is small."""
 
-    def __init__(self, like: Float[Tensor, " r"]) -> None:
+    def __init__(self, like: Float[Tensor, " r"], spare: Float[Tensor, " s"]) -> None:
         super().__init__(like)
+        self.spare = spare
         self.moment = torch.zeros_like(like)
 
     def add(self, tile: Float[Tensor, "r n"], top: Float[Tensor, " r"] | None = None) -> None:
@@ -257,7 +263,8 @@ class _EntropyFold(Fold):
         step = self.peak - peak
         shrink = step.exp2()
         tile.sub_(peak[:, None]).clamp_(min=VANISHED)
-        powers = tile.exp2()
+        room = self.spare[: tile.numel()].view_as(tile) if tile.numel() <= len(self.spare) else None
+        powers = torch.exp2(tile, out=room)
         self.moment.addcmul_(step, self.total).mul_(shrink).add_(tile.mul_(powers).sum(1))
         self.total.mul_(shrink).add_(powers.sum(1))
         self.peak = peak
@@ -286,8 +293,12 @@ def _variances(rows: Float[Tensor, "n d"], anchors: Float[Tensor, "P d"], tau: f
         centred = part.to(dtype) - mean
         covariance.addmm_(centred.T, centred)
     covariance.div_(len(anchors))
-    parts = (torch.linalg.vecdot(part @ covariance, part) for part in torch.split(rows.to(dtype), CHUNK))
-    return torch.cat(list(parts)).clamp_(min=0).div_(tau**2)
+    found, product = mean.new_empty(len(rows)), mean.new_empty(CHUNK, len(mean))
+    for part, out in zip(torch.split(rows, CHUNK), torch.split(found, CHUNK), strict=True):
+        vectors = part.to(dtype)
+        turned = torch.mm(vectors, covariance, out=product[: len(part)])
+        torch.sum(turned.mul_(vectors), 1, out=out)
+    return found.clamp_(min=0).div_(tau**2)
 
 
 def _none(name: Statistic, dtype: torch.dtype, device: torch.device) -> Tensor:

@@ -177,7 +177,8 @@ class FedAFD(EnsembleDistillation):
                 trainer.begin_epoch(epoch, self.local_epochs)
             for private, public in self._steps(client, samples, known, epoch):
                 self._step(client, private, public, known, guidance)
-        own = client.represent(samples, list(known), training=self.extraction == "train")
+        found = client.represent(samples, list(known), training=self.extraction == "train")
+        own = {name: found[name] for name in client.model.modalities if name in found}
         return Reply(
             representations=Representations(own, order=representations.order), num_examples=client.num_examples
         )
@@ -290,8 +291,8 @@ class FedAFD(EnsembleDistillation):
 
     def _received(self, client: Client, encoders: Weights, version: int) -> Guidance | None:
         """Keep the encoders that came; what those that are current see of the private data."""
-        if self.fusion == "none" or client.guide is None:
-            return None
+        if self.fusion == "none" or client.guide is None or not client.guide.train.modalities:
+            return None  # in the last case the server encodes nothing that the client has
         if encoders:
             client.state["encoders"] = {**encoders, _VERSION: torch.tensor(version)}
         kept = client.state.get("encoders", {})
@@ -320,7 +321,8 @@ class FedAFD(EnsembleDistillation):
                 there = client.device
                 guidance.tables[name] = Seen(kept[name].to(there), None if mask is None else mask.to(there))
             return
-        guidance.compute()
+        with client.autocast():
+            guidance.compute()
         if self.broadcast_every > 1:
             masks = {f"{name}/mask": table.mask for name, table in guidance.tables.items() if table.mask is not None}
             values = {name: table.values for name, table in guidance.tables.items()}

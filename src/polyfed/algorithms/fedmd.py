@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from typing import ClassVar, Literal
 
@@ -73,6 +74,10 @@ class FedMD(EnsembleDistillation):
             ConfigError: somebody cannot.
         """
         super().setup(server)
+        if self.digest_loss == "kl" and self.exchange != "scores":
+            raise ConfigError(
+                "algorithm.digest_loss is kl, which compares class scores, not representations; choose l1"
+            )
         if self.first_public_epochs and (
             self.exchange != "scores" or self.form.labels(server, server.public_set) is None
         ):
@@ -84,10 +89,17 @@ class FedMD(EnsembleDistillation):
     def aggregate(self, server: Server, cohort: Cohort, known: Knowledge) -> dict[str, Ensembled]:
         """Ask what clients think, take the consensus, and have them digest it and revisit their own data."""
         gathered: dict[str, Gathered] = {}
-        for reply in cohort.ask(self.tell, check=self.check(server, known, "knowledge"), order=known.order):
+        replies = cohort.ask(
+            self.tell,
+            check=self.check(server, known, "knowledge"),
+            order=known.order,
+            channels=each(lambda client: json.dumps(self.form.channels(client, list(known)))),
+        )
+        for reply in replies:
             self.gather(server, reply, reply.knowledge, known, gathered)
         targets = self.targets(server, gathered)
-        agreed = {name: target.values for name, target in targets.items()}
+        # where everybody's weight is 0 there is no consensus
+        agreed = {name: target.values for name, target in targets.items() if bool(target.valid.all())}
 
         def of(client: ClientInfo) -> Knowledge:
             own = self.form.channels(client, list(agreed))
@@ -100,13 +112,15 @@ class FedMD(EnsembleDistillation):
     # ---- client half
 
     @client_step(knowledge=Representations | Scores, num_examples=int)
-    def tell(self, client: Client, order: str) -> Reply:
-        """What the client thinks of the exchanged samples; a client that is new here trains first."""
+    def tell(self, client: Client, order: str, channels: str) -> Reply:
+        """What the client thinks of the exchanged samples, on channels that are listed as JSON; a client that is new
+        here trains first."""
         if "begun" not in client.state:
             self._begin(client)
             client.state["begun"] = {"round": torch.tensor(client.clock.round)}
         samples = client.exchanged(self.public_samples)
-        own = self.form.of(client, samples, training=self.extraction == "train")
+        found = self.form.of(client, samples, training=self.extraction == "train")
+        own = {name: found[name] for name in json.loads(channels)}
         return Reply(knowledge=self.form.artefact(own, order), num_examples=client.num_examples)
 
     @client_step()

@@ -97,7 +97,7 @@ class FedProto(Algorithm):
         for reply in cohort.ask(self.fit, check=Sound(self, server), prototypes=prototypes):
             for space, means in by_space(reply.prototypes, ClassMeans).items():
                 gathered.setdefault(space, []).append(ClassMeans(*(part.to(server.device) for part in means)))
-        if not gathered and cohort.clients == server.clients:
+        if not gathered and STATE not in server.state and cohort.clients == server.clients:
             raise ConfigError(
                 f"no client of the federation sent prototypes: none has a task with classes, or algorithm.min_count "
                 f"({self.min_count}) is more than any has of a class; give some the task 'classification', or lower it"

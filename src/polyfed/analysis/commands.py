@@ -45,6 +45,7 @@ WeightsDir = Annotated[
 ]
 Which = Annotated[str, typer.Option("--model", help="the server's final model (last), or its best")]
 Device = Annotated[str | None, typer.Option(help="by default the run's", show_default=False)]
+Projection = Annotated[str, typer.Option("--method", help="of the map: tsne or pca")]
 
 
 @app.command()
@@ -201,6 +202,98 @@ def centres(
     found = [run_centres(each, names, by=by, split=split, most=samples) for each in opened]
     content = {"by": by, "runs": [each.to_json() for each in found]}
     _finish(folder, "centres", content, draw_centres(found), [centres_table(each) for each in found])
+
+
+@app.command()
+def drift(
+    run: RunArgument,
+    samples: Annotated[int, typer.Option(min=4, help="public samples at most, at random")] = 250,
+    method: Projection = "tsne",
+    which: Which = "last",
+    out: Place = None,
+    data_dir: DataDir = None,
+    weights_dir: WeightsDir = None,
+    device: Device = None,
+) -> None:
+    """Measure how differently clients and server represent the same public samples, and draw these on a map."""
+    from polyfed.analysis.kept_clients import KeptClients
+    from polyfed.analysis.drift import run_drift
+    from polyfed.analysis.exchange_plots import draw_drift
+    from polyfed.analysis.exchange_tables import drift_tables
+    from polyfed.analysis.opened import Where
+    from polyfed.analysis.results import ready_folder
+
+    where = Where(which, data_dir, weights_dir, device)
+    opened = KeptClients.of(run, where)
+    folder = ready_folder(out or run / "analysis")
+    found = run_drift(opened, where, samples=samples, method=method)
+    _finish(folder, "drift", found.to_json(), draw_drift(found), drift_tables(found))
+
+
+@app.command()
+def features(
+    run: RunArgument,
+    client: Annotated[
+        str | None, typer.Option(help="a client that classifies", show_default="the first that classifies")
+    ] = None,
+    samples: Annotated[int, typer.Option(min=1, help="test samples at most, at random")] = 1000,
+    method: Projection = "tsne",
+    out: Place = None,
+    data_dir: DataDir = None,
+    weights_dir: WeightsDir = None,
+    device: Device = None,
+) -> None:
+    """Compare a client's own features, those of the server's encoders, and both fused (FedAFD), by class."""
+    from polyfed.analysis.kept_clients import KeptClients
+    from polyfed.analysis.exchange_plots import draw_features
+    from polyfed.analysis.exchange_tables import features_table
+    from polyfed.analysis.fused_features import run_features
+    from polyfed.analysis.opened import Where
+    from polyfed.analysis.results import ready_folder
+
+    opened = KeptClients.of(run, Where("last", data_dir, weights_dir, device))
+    folder = ready_folder(out or run / "analysis")
+    found = run_features(opened, client, samples=samples, method=method)
+    _finish(folder, "features", found.to_json(), draw_features(found), [features_table(found)])
+
+
+@app.command()
+def weights(
+    run: RunArgument,
+    number: Annotated[int | None, typer.Option("--round", help="which round", show_default="last")] = None,
+    samples: Annotated[int, typer.Option(min=1, help="samples in the picture, at random")] = 7,
+    at: Annotated[
+        str | None,
+        typer.Option(metavar="N,N,...", help="these samples instead, of the recorded ones, from 0", show_default=False),
+    ] = None,
+    out: Place = None,
+) -> None:
+    """Draw the weights of clients in the aggregation, by public sample, and compare kinds of clients."""
+    from polyfed.analysis.exchange_plots import draw_weights
+    from polyfed.analysis.exchange_tables import weights_tables
+    from polyfed.analysis.results import ready_folder
+    from polyfed.analysis.round_weights import run_weights
+
+    chosen = None if at is None else _numbers("--at", at)
+    found = run_weights(run, number=number, samples=samples, at=chosen)
+    folder = ready_folder(out or run / "analysis")
+    _finish(folder, "weights", found.to_json(), draw_weights(found), weights_tables(found))
+
+
+@app.command()
+def traffic(
+    runs: Annotated[list[Path], typer.Argument(metavar="RUN...", help="folders of runs", show_default=False)],
+    out: Place = None,
+) -> None:
+    """Compare the bytes of runs: in all, and of a client in a round, by direction and kind."""
+    from polyfed.analysis.exchange_plots import draw_traffic
+    from polyfed.analysis.exchange_tables import traffic_tables
+    from polyfed.analysis.results import ready_folder
+    from polyfed.analysis.traffic import run_traffic
+
+    found = [run_traffic(run) for run in runs]
+    folder = ready_folder(out or runs[0] / "analysis")
+    _finish(folder, "traffic", {"runs": [each.to_json() for each in found]}, draw_traffic(found), traffic_tables(found))
 
 
 # ---- parsing

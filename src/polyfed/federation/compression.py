@@ -178,7 +178,7 @@ def _read(name: str, roles: Roles, form: Form, known: Mapping[str, Tensor]) -> T
     reader = _READERS.get(frozenset(roles))
     if reader is None:
         raise PayloadError(f"damaged message: tensor '{name}' is laid out as {sorted(roles)}")
-    return settled(reader(name, roles, form, known))
+    return reader(name, roles, form, known)
 
 
 def _whole(name: str, roles: Roles, form: Form, known: Mapping[str, Tensor]) -> Tensor:

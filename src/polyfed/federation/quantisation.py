@@ -1,6 +1,6 @@
 """Fewer numbers, and shorter ones: eight-bit integers with scales, and the entries of largest magnitude.
 
-Nothing is drawn: equal tensors give equal bits, on every device.
+Nothing is drawn: equal tensors give equal bits.
 """
 
 from __future__ import annotations
@@ -29,8 +29,7 @@ def quantise(values: Float32[Tensor, " n *rest"]) -> tuple[Int8[Tensor, " n *res
     if not values.numel():
         return values.to(torch.int8), values.new_zeros(len(values))
     rows = values.flatten(1)
-    lowest, highest = torch.aminmax(rows, dim=1)
-    scales = torch.maximum(highest, -lowest) / LEVELS
+    scales = torch.maximum(rows.amax(1), -rows.amin(1)) / LEVELS  # faster than aminmax, and than a copy by abs
     scales = torch.where(scales < _TINY, 0.0, scales)
     codes = rows / torch.where(scales == 0, 1.0, scales)[:, None]
     return codes.round_().to(torch.int8).view(values.shape), scales

@@ -18,7 +18,7 @@ from polyfed.data.sources.questions import KIND, KIND_PRIOR, PRIOR
 from polyfed.errors import ConfigError, DataError
 from polyfed.losses.precision import in_full_precision
 from polyfed.models.fused_head import FusedHead, Fusion
-from polyfed.models.model import Embedder, Model, Once
+from polyfed.models.model import Embedder, Once
 from polyfed.tasks import evaluating
 from polyfed.tasks.accuracy import label_ranks
 from polyfed.tasks.task import Task
@@ -76,7 +76,9 @@ class VQA(Task):
         logits: Tensor = _require(head)(self._embeddings(model, batch))
         return logits
 
-    def evaluate(self, model: Model, head: nn.Module | None, samples: Samples, *, batch_size: int) -> dict[str, float]:
+    def evaluate(
+        self, model: Embedder, head: nn.Module | None, samples: Samples, *, batch_size: int
+    ) -> dict[str, float]:
         """Metrics of all samples; every distinct picture and question is encoded once.
 
         Raises:
@@ -101,6 +103,11 @@ class VQA(Task):
         if self.encoders == "fine_tuned":
             return [model.embed(modality, batch.inputs[modality]) for modality in modalities]
         plain = model.model if isinstance(model, Once) else model  # no other loss may get what has no gradient
+        if not isinstance(plain, nn.Module):
+            raise ConfigError(
+                f"task.encoders 'frozen' cannot be combined with a method that trains through {type(plain).__name__}; "
+                "set encoders: fine_tuned"
+            )
         with _still(plain):
             return [plain.embed(modality, batch.inputs[modality]) for modality in modalities]
 
@@ -160,17 +167,16 @@ def answer_loss(logits: Float[Tensor, "b answers"], labels: Int64[Tensor, " b"])
 
 
 @contextlib.contextmanager
-def _still(model: Embedder) -> Iterator[None]:
+def _still(model: nn.Module) -> Iterator[None]:
     """Evaluation mode without gradients, whose results may enter a graph; afterwards modes are what they were."""
-    modules = list(model.modules()) if isinstance(model, nn.Module) else []
-    modes = [part.training for part in modules]
-    for part in modules:
+    modes = {part: part.training for part in model.modules()}
+    for part in modes:
         part.training = False
     try:
         with torch.no_grad():
             yield
     finally:
-        for part, training in zip(modules, modes, strict=True):
+        for part, training in modes.items():
             part.training = training
 
 
@@ -181,7 +187,7 @@ def _require(head: nn.Module | None) -> FusedHead:
 
 
 def _encode(
-    model: Model, modality: str, samples: Samples, batch_size: int
+    model: Embedder, modality: str, samples: Samples, batch_size: int
 ) -> tuple[Float[Tensor, "rows d"], Int64[Tensor, " n"]]:
     """Embeddings of a modality's distinct rows, and the row of each sample among them."""
     rows, place = samples.rows[modality].unique(return_inverse=True)  # type: ignore[no-untyped-call]

@@ -76,9 +76,11 @@ class Questions(Source):
     def open(self, split: str, *, name: str, data_dir: Path | None) -> Split:
         """Open one split; reads the training questions and answers."""
         inner = self._inner(split, name, data_dir)
-        train = inner if split == self.train_split else self._inner(self.train_split, name, data_dir)
-        learnt = self._learn(self._read(train, name, data_dir))
         here = self._read(inner, name, data_dir)
+        if split == self.train_split:
+            learnt = self._learn(here)
+        else:
+            learnt = self._learn(self._read(self._inner(self.train_split, name, data_dir), name, data_dir))
         made = {ANSWER: _answer, KIND: _kind, PRIOR: _prior, KIND_PRIOR: _kind_prior}
         columns = {_virtual(target): here.column(target, learnt, values) for target, values in made.items()}
         classes = {ANSWER: learnt.classes, KIND: learnt.kind_names, PRIOR: learnt.classes, KIND_PRIOR: learnt.classes}

@@ -1,0 +1,95 @@
+"""An engine on which one client sends something else than it should, for ``malicious.py``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Literal, TypeVar
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from polyfed.engines.engine import Hosting
+from polyfed.engines.local import Local, LocalEngine
+from polyfed.federation.client import ClientInfo
+from polyfed.federation.cohort import Answer, Engine, Request
+from polyfed.federation.payload import Artefact, Payload
+from polyfed.randomness import generator
+
+Attack = Literal["random", "flipped", "constant", "scaled", "copied", "nan"]
+T = TypeVar("T")
+
+
+class Attacked(Local):
+    """The local engine with one client whose every reply is falsified on its way."""
+
+    client: str = Field(default="paired-0", description="who misbehaves")
+    attack: Attack = Field(default="random", description="what it sends instead")
+
+    def serve(self, hosting: Hosting, body: Callable[[Engine], T]) -> T:
+        """Run ``body``."""
+        return body(_Falsifying(LocalEngine(hosting.here()), self.client, self.attack))
+
+
+@dataclass
+class _Falsifying:
+    engine: LocalEngine
+    client: str
+    attack: Attack
+    seen: dict[str, Tensor] = field(default_factory=dict)
+
+    def clients(self) -> tuple[ClientInfo, ...]:
+        return self.engine.clients()
+
+    def exchange(self, requests: Sequence[Request], deadline: float | None) -> Iterator[Answer]:
+        asked = {request.client: request for request in requests}
+        for answer in self.engine.exchange(requests, deadline):
+            if answer.payload is None or asked[answer.client].step.startswith("assess"):
+                yield answer
+            elif answer.client == self.client:
+                yield replace(answer, payload=self._false(answer.payload, asked[answer.client].round))
+            else:
+                self._remember(answer.payload)
+                yield answer
+
+    def _remember(self, payload: Payload) -> None:
+        for name, artefact in payload.artefacts.items():
+            self.seen |= {f"{name}/{key}": value for key, value in artefact.items()}
+
+    def _false(self, payload: Payload, number: int) -> Payload:
+        fields = dict(payload.fields)
+        for name, artefact in payload.artefacts.items():
+            tensors = {key: self._one(f"{name}/{key}", value, number) for key, value in artefact.items()}
+            fields[name] = _like(artefact, tensors)
+        return Payload(fields)
+
+    def _one(self, name: str, value: Tensor, number: int) -> Tensor:
+        if not value.is_floating_point() or not value.ndim:
+            return value
+        if self.attack == "copied":
+            other = self.seen.get(name)
+            return value if other is None or other.shape != value.shape else other.clone()
+        return FALSE[self.attack](value, generator(0, number, name))
+
+
+def _like(artefact: Artefact, tensors: Mapping[str, Tensor]) -> Artefact:
+    return type(artefact)(tensors=dict(tensors), **artefact.attributes())
+
+
+def _norms(value: Tensor) -> Tensor:
+    return torch.linalg.vector_norm(value, dim=-1, keepdim=True)
+
+
+def _random(value: Tensor, stream: torch.Generator) -> Tensor:
+    noise = torch.randn(value.shape, generator=stream)
+    return noise / _norms(noise) * _norms(value)
+
+
+FALSE: Mapping[str, Callable[[Tensor, torch.Generator], Tensor]] = {
+    "random": _random,
+    "flipped": lambda value, stream: -value,
+    "constant": lambda value, stream: value[:1].expand_as(value).clone(),
+    "scaled": lambda value, stream: 1e3 * value,
+    "nan": lambda value, stream: value * float("nan"),
+}

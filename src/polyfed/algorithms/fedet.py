@@ -1,0 +1,272 @@
+"""FedET."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import ClassVar, NamedTuple
+
+import torch
+from jaxtyping import Float
+from pydantic import Field, SerializeAsAny
+from torch import Tensor
+from torch.nn import functional as F
+
+from polyfed.aggregation.ensemble import Ensemble, Ensembled
+from polyfed.aggregation.mean import WeightedMean
+from polyfed.aggregation.statistics import row_statistics
+from polyfed.aggregation.weighting import Weighting
+from polyfed.aggregation.weightings.variance import Variance
+from polyfed.algorithms.algorithm import Lifetime, Reply, client_query, client_step, each
+from polyfed.algorithms.either_form import EitherForm
+from polyfed.algorithms.ensemble_distillation import Gathered
+from polyfed.algorithms.fedavg import Like
+from polyfed.data.samples import Batch
+from polyfed.federation.client import Client
+from polyfed.federation.cohort import Cohort
+from polyfed.federation.knowledge import Knowledge, bounded
+from polyfed.federation.payload import Representations, Scores, Weights
+from polyfed.federation.server import Server
+from polyfed.losses.distillation import DISTILLATIONS, Distillation
+from polyfed.losses.kl import row_kl
+from polyfed.models.model import Once
+
+
+class Aim(NamedTuple):
+    """What the server learns on one channel of the exchanged samples."""
+
+    consensus: Ensembled
+    others: Ensembled
+    """Ensemble of the clients whose answer is not that of the consensus."""
+    anchors: Float[Tensor, "n w"] | None
+    """What rows are compared with; None: they are class scores."""
+
+
+class Said(NamedTuple):
+    """What one client said on one channel, and what weight it has."""
+
+    sender: str
+    values: Float[Tensor, "n w"]
+    log_weights: Float[Tensor, " n"] | float
+
+
+@dataclass
+class Averages:
+    """Running means of what clients trained, weighted by their samples."""
+
+    models: dict[str, WeightedMean] = field(default_factory=dict)
+    """By type."""
+    head: WeightedMean | None = None
+    """Of the representation layer, over clients of all types."""
+
+
+class FedET(EitherForm):
+    """Ensemble knowledge transfer to a large server model (FedET, Cho et al., IJCAI 2022).
+
+    A round: each client trains its type's small model, as in FedAvg, and also says what that thinks of the exchanged
+    public samples: the server does not hold clients' architectures, so both cross. The server averages the models by
+    type, weighs what clients say by the variance of their scores, and learns from the class that this consensus
+    prefers, and from those who contradict it:
+
+        CE(server(x), argmax s) + lambda KL(softmax(s_div) || softmax(server(x))),
+
+    s the consensus, s_div that of the clients whose own argmax differs, with weights that again sum to 1 (0 if all
+    agree). With ``exchange: representations`` (a reconstruction) the first term is the distance ``kd_loss`` to the
+    consensus, and the answer of a client is the sample that its representation is most similar to.
+
+    The shared representation layer are the tensors of heads that a type's model and the server's have in common by name
+    and shape: their mean over all clients enters the server's model before the distillation, and the types' models get
+    what it makes of them.
+
+    All that clients of a round say is held until the consensus is known: clients x exchanged samples x w x 4 bytes a
+    channel. A client's update whose norm exceeds ``largest_update`` times that of the model it received is scaled down
+    to it. Clients keep nothing and are judged by the model of their type. Metric: ``contradicted`` by channel, the
+    share of samples on which some client contradicts the consensus.
+    """
+
+    keeps: ClassVar[Mapping[str, Lifetime]] = {}
+    idle: ClassVar[tuple[str, ...]] = ("kd_joint",)
+
+    aggregation: SerializeAsAny[Weighting] = Field(
+        default=Variance(), description="weights over clients; the paper's: variance"
+    )
+    kd_loss: Distillation = Field(
+        default="l2", description="representations: distance to the consensus; class scores: none but cross-entropy"
+    )
+    diversity: float = Field(default=0.05, ge=0, description="lambda, factor of the divergence from who contradicts")
+    share_head: bool = Field(default=True, description="average tensors of heads over all clients and the server")
+    largest_update: float = Field(
+        default=1.0, gt=0, description="norm of a client's update at most, relative to that of the model it received"
+    )
+
+    # ---- server half
+
+    def setup(self, server: Server) -> None:
+        """Start each type's model; heads as the server's own where it has them."""
+        super().setup(server)
+        server.weights = {
+            kind: {
+                name: value.to(server.device, copy=True)
+                for name, value in server.blueprints[members.architecture].tensors.items()
+            }
+            for kind, members in server.types.items()
+        }
+        self.return_head(server)
+
+    def aggregate(  # type: ignore[override]
+        self, server: Server, cohort: Cohort, known: Knowledge
+    ) -> dict[str, Aim]:
+        """Average models by type and the head over all, and find consensus and dissent."""
+        said: dict[str, list[Said]] = {}
+        averages, wanted = Averages(), self.wanted(known)
+        asked = cohort.ask(
+            self.fit,
+            check=self.sound(server, known),
+            weights=each(server.weights_for),
+            order=known.order,
+            channels=each(wanted),
+        )
+        for reply in asked:
+            self._average(server, reply, averages)
+            for channel, rows in reply.knowledge.items():
+                values = bounded(rows.to(server.device), self.form.largest)
+                logs = self.aggregation.log_weights(self.evidence(server, reply, channel, values, known))
+                said.setdefault(channel, []).append(Said(reply.sender.id, values, logs))
+        server.weights |= {kind: mean.take() for kind, mean in averages.models.items()}
+        if averages.head is not None:
+            _load(server, averages.head.take())
+        return self.aims(server, known, said)
+
+    def sound(self, server: Server, known: Knowledge) -> Callable[[Reply], None]:
+        """Raises PayloadError for a reply whose weights or knowledge are not what its sender was to send."""
+        like, told = Like(server), self.check(server, known, "knowledge")
+
+        def check(reply: Reply) -> None:
+            like(reply)
+            told(reply)
+
+        return check
+
+    def aims(self, server: Server, known: Knowledge, said: Mapping[str, Sequence[Said]]) -> dict[str, Aim]:
+        """Consensus of what clients said, and of those who contradict it."""
+        gathered = {}
+        for channel, all_said in said.items():
+            gathered[channel] = Gathered(self._ensemble(server, known[channel]), [one.sender for one in all_said])
+            for one in all_said:
+                gathered[channel].ensemble.add(one.values, one.log_weights)
+        found = {}
+        for channel, consensus in self.targets(server, gathered).items():
+            anchors = self.anchors(known, channel)
+            agreed = answers(consensus.values, anchors)
+            others = Ensemble(len(agreed), consensus.values.shape[1], server.device)
+            for one in said[channel]:
+                others.add(one.values, one.log_weights, consensus.valid & (answers(one.values, anchors) != agreed))
+            found[channel] = Aim(consensus, others.result(), anchors)
+            server.record(**{f"contradicted.{channel}": float(found[channel].others.valid.float().mean())})
+        return found
+
+    def distil(self, server: Server, targets: Mapping[str, Aim]) -> None:  # type: ignore[override]
+        """Passes over the exchanged samples towards the aims; then the types get the server's head."""
+        goals = {name: aim.consensus for name, aim in targets.items()}
+        server.record(**self._distances(server, goals, "before"))
+        (trainer, size), samples = self.distiller(server), server.exchanged(self.public_samples)
+        server.model.train()
+        for epoch in range(self.kd_epochs if targets else 0):
+            for batch in server.public_batches(f"distil-{epoch}", size, augment=self.public_augment, samples=samples):
+                trainer.step(self.kd_weight * self.aim_loss(server, batch, targets))
+        server.record(**self._distances(server, goals, "after"))
+        self.return_head(server)
+
+    def aim_loss(self, server: Server, batch: Batch, aims: Mapping[str, Aim]) -> Tensor:
+        """Distance to the consensus + lambda x divergence from who contradicts it, mean over samples that have a
+        consensus, added over channels."""
+        said, losses = self.outputs(server, Once(server.model), batch, list(aims)), []
+        for name, (consensus, others, anchors) in aims.items():
+            own, goal, valid = said[name], consensus.values[batch.index], consensus.valid[batch.index]
+            if anchors is None:
+                wrong = F.cross_entropy(own, goal.argmax(1), reduction="none")
+                losses.append((wrong * valid).sum() / valid.sum().clamp_min(1))
+            else:
+                losses.append(DISTILLATIONS[self.kd_loss](own, goal, valid))
+            if self.diversity:
+                away = row_kl(own, others.values[batch.index], anchors, self.tau) * others.valid[batch.index]
+                losses.append(self.diversity * away.sum() / valid.sum().clamp_min(1))
+        return torch.stack(losses).sum()
+
+    def shared(self, server: Server, kind: str) -> list[str]:
+        """Names of the representation layer that a type has in common with the server."""
+        own = {name: value.shape for name, value in server.model.state_dict().items() if name.startswith("heads.")}
+        return [name for name, shape in server.shapes(kind).items() if self.share_head and own.get(name) == shape]
+
+    def return_head(self, server: Server) -> None:
+        """The types' models get the representation layer of the server's."""
+        own = server.model.state_dict()
+        for kind in server.weights:
+            head = {name: own[name].detach().clone() for name in self.shared(server, kind)}
+            server.weights[kind] = server.weights[kind] | head
+
+    def _average(self, server: Server, reply: Reply, averages: Averages) -> None:
+        kind = server.type_of(reply.sender)
+        trained = limited(server.weights[kind], reply.weights, self.largest_update)
+        averages.models.setdefault(kind, WeightedMean()).add(trained, reply.num_examples)
+        if names := self.shared(server, kind):
+            averages.head = averages.head or WeightedMean()
+            averages.head.add({name: trained[name] for name in names}, reply.num_examples)
+
+    def evaluate_clients(self, server: Server, cohort: Cohort) -> Mapping[str, Mapping[str, float]]:
+        """Every asked client's test metrics of the model of its type."""
+        replies = cohort.ask(self.assess_global, weights=each(server.weights_for))
+        return {reply.sender.id: reply.payload.scalars for reply in replies}  # type: ignore[misc]
+
+    # ---- client half
+
+    @client_step(weights=Weights, knowledge=Representations | Scores, num_examples=int)
+    def fit(self, client: Client, weights: Weights, order: str, channels: str) -> Reply:
+        """Train the received model on the client's own task; replies with it and what it says of public samples."""
+        client.receive(weights)
+        client.fit(client.train, epochs=self.local_epochs)
+        return Reply(
+            weights=Weights(client.model.state_dict()),
+            knowledge=self.say(client, order, json.loads(channels)),
+            num_examples=client.num_examples,
+        )
+
+    @client_query(float)
+    def assess_global(self, client: Client, weights: Weights) -> Reply:
+        """Evaluate the received model on the client's test samples."""
+        client.receive(weights)
+        return self.assess(client)
+
+
+def answers(values: Float[Tensor, "n w"], anchors: Float[Tensor, "n w"] | None) -> Tensor:
+    """The class that each row prefers, or the sample whose anchor it is most similar to."""
+    if anchors is None:
+        return values.argmax(1)
+    return row_statistics(F.normalize(values, dim=1), anchors, {"winner"})["winner"]
+
+
+@torch.no_grad()
+def limited(received: Mapping[str, Tensor], trained: Mapping[str, Tensor], largest: float) -> dict[str, Tensor]:
+    """w + min(1, largest |w| / |w_k - w|) (w_k - w), norms over all floating tensors; whole numbers as trained.
+
+    An update within the bound comes out bit for bit.
+    """
+    found = {name: value.to(received[name].device) for name, value in trained.items()}
+    floating = [name for name, value in found.items() if value.is_floating_point()]
+    change = _norm([found[name].float() - received[name].float() for name in floating])
+    bound = largest * _norm([received[name].float() for name in floating])
+    if change <= bound:
+        return found
+    return found | {name: torch.lerp(received[name], found[name], bound / change) for name in floating}
+
+
+def _norm(tensors: Sequence[Tensor]) -> float:
+    return float(torch.stack([value.norm() for value in tensors]).norm()) if tensors else 0.0
+
+
+@torch.no_grad()
+def _load(server: Server, tensors: Mapping[str, Tensor]) -> None:
+    own = server.model.state_dict()
+    for name, value in tensors.items():
+        own[name].copy_(value)

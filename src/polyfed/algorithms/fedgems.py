@@ -1,0 +1,235 @@
+"""FedGEMS."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import ClassVar, NamedTuple
+
+import torch
+from jaxtyping import Bool, Float
+from pydantic import Field, SerializeAsAny
+from torch import Tensor
+from torch.nn import functional as F
+
+from polyfed.aggregation.ensemble import Ensembled
+from polyfed.aggregation.statistics import row_statistics
+from polyfed.aggregation.weighting import Weighting
+from polyfed.aggregation.weightings.entropy import Entropy
+from polyfed.algorithms.algorithm import Reply, client_step, each
+from polyfed.algorithms.either_form import EitherForm
+from polyfed.algorithms.ensemble_distillation import Gathered
+from polyfed.data.samples import Batch
+from polyfed.errors import ConfigError
+from polyfed.federation.client import Client
+from polyfed.federation.cohort import Cohort
+from polyfed.federation.knowledge import Knowledge
+from polyfed.federation.payload import Representations, Scores
+from polyfed.federation.server import Server
+from polyfed.losses.contrast import inter_modal
+from polyfed.losses.kl import row_kl
+from polyfed.models.model import Once
+
+_STORE = "store"
+
+
+class Lesson(NamedTuple):
+    """What the server learns on one channel of the exchanged samples."""
+
+    teacher: Float[Tensor, "n w"]
+    """What it is to say; anything finite where it is taught nothing."""
+    taught: Bool[Tensor, " n"]
+    """Samples of which it is taught."""
+    anchors: Float[Tensor, "n w"] | None
+    """What rows are compared with; None: they are class scores."""
+
+
+class FedGEMS(EitherForm):
+    """Federated learning of larger server models via selective knowledge fusion (Cheng et al., arXiv 2110.11027).
+
+    A round: a client trains on its own data, then on the exchanged public samples with eps x task + (1 - eps) x
+    KL(server || client), and says what it thinks of them. The server weighs clients that are right by their certainty,
+    and learns by its own needs, sample by sample, judged by what it said at the start of the round:
+
+    * it is right: its task alone, and what it said is put into a store;
+    * it is wrong, but was right in an earlier round: eps x task + (1 - eps) x KL(stored || server);
+    * it was never right: eps x task + (1 - eps) x KL(ensemble || server) if any client is right, else its task alone.
+
+    With ``exchange: representations`` (a reconstruction) the server is right in a modality if, of its representations
+    of each other modality, the sample's own or a sibling's is nearest; a client's task is then the cross-entropy of its
+    similarities to the server's representations against the sample itself. As the server's own task is a loss of the
+    whole batch, its factor is the mean of the samples' factors (1 or eps) over batch and modalities; of class scores it
+    is exact, and the task is the plain cross-entropy. Divergences are averaged over samples and added over modalities.
+    Public samples that are not exchanged in a round are learnt by the task alone.
+
+    Server state: what it was right with, |P| x w numbers a channel. Metrics, by channel: shares of exchanged samples
+    that are ``right``, taught from the store (``stored``) or by the ``ensemble``, and learnt ``alone``.
+    """
+
+    idle: ClassVar[tuple[str, ...]] = (
+        "server_first", "server_epochs", "kd_joint", "kd_optimizer", "distillation", "kd_loss",
+    )  # fmt: skip
+
+    epsilon: float = Field(default=0.75, ge=0, le=1, description="share of the task where there is a teacher")
+    public_epochs: int = Field(default=1, ge=0, description="a client's passes over the exchanged samples a round")
+    public_batch_size: int = Field(default=128, ge=2, description="public samples a step of a client")
+    mask_siblings: bool = Field(
+        default=True, description="representations: captions of one picture are no rivals in a client's cross-entropy"
+    )
+    aggregation: SerializeAsAny[Weighting] = Field(
+        default=Entropy(), description="weights over clients; the paper's: entropy, of those that are right"
+    )
+    kd_joint: bool = Field(default=True, description="task and distillation are one loss")
+    kd_epochs: int = Field(default=1, ge=0, description="the server's passes over P a round")
+
+    # ---- server half
+
+    def setup(self, server: Server) -> None:
+        """Check that the server can be right or wrong.
+
+        Raises:
+            ConfigError: there are no classes, or there is no other modality.
+        """
+        if self.exchange == "scores" and self.form.labels(server, server.public_set) is None:
+            raise ConfigError(
+                "algorithm fedgems with exchange: scores asks who is right, but the public set has no classes; name "
+                "their column under the source's targets, or set algorithm.exchange=representations"
+            )
+        if self.exchange == "representations" and len(server.model.modalities) < 2:
+            raise ConfigError(
+                "algorithm fedgems with exchange: representations matches modalities, but server.model encodes "
+                f"{list(server.model.modalities)}; add an encoder, or set algorithm.exchange=scores"
+            )
+        super().setup(server)
+
+    def aggregate(  # type: ignore[override]
+        self, server: Server, cohort: Cohort, known: Knowledge
+    ) -> dict[str, Lesson]:
+        """Ask the cohort to train and to say what it thinks, and choose who teaches what."""
+        gathered: dict[str, Gathered] = {}
+        check = self.check(server, known, "knowledge")
+        for reply in cohort.ask(self.fit, check=check, knowledge=each(self.share(known))):
+            self.gather(server, reply, reply.knowledge, known, gathered)
+        return self.lessons(server, known, self.targets(server, gathered))
+
+    def lessons(self, server: Server, known: Knowledge, targets: Mapping[str, Ensembled]) -> dict[str, Lesson]:
+        """The four cases, sample by sample; keeps what the server is right with."""
+        index = server.exchanged_index(self.public_samples).to(server.device)
+        found, store = {}, {name: value.to(server.device) for name, value in server.state.get(_STORE, {}).items()}
+        for name, right in self.right(server, known).items():
+            own = known[name]
+            kept = store.setdefault(f"values.{name}", own.new_zeros(len(server.public_set), own.shape[1]))
+            has = store.setdefault(f"known.{name}", right.new_zeros(len(server.public_set)))
+            stored, ensemble = ~right & has[index], torch.zeros_like(right)
+            teacher = kept[index]
+            if name in targets:
+                ensemble = ~right & ~stored & targets[name].valid
+                teacher = torch.where(ensemble[:, None], targets[name].values, teacher)
+            found[name] = Lesson(teacher, stored | ensemble, self.anchors(known, name))
+            self._record(server, name, right, stored, ensemble)
+            store[f"values.{name}"] = kept.index_copy(0, index[right], own[right])
+            store[f"known.{name}"] = has.index_fill(0, index[right], True)
+        server.state[_STORE] = store
+        return found
+
+    def right(self, server: Server, known: Knowledge) -> dict[str, Bool[Tensor, " n"]]:
+        """Of which exchanged samples the server is right, by channel."""
+        samples = server.exchanged(self.public_samples)
+        labels = self.form.labels(server, samples) if self.exchange == "scores" else None
+        if labels is not None:
+            return {name: values.argmax(1) == labels.to(values.device) for name, values in known.items()}
+        items, own = samples.items, torch.arange(len(samples), device=server.device)
+        return {
+            name: torch.stack(
+                [
+                    row_statistics(values, partner, {"winner"}, items=items)["winner"] == own
+                    for other, partner in known.items()
+                    if other != name
+                ]
+            ).all(0)
+            for name, values in known.items()
+        }
+
+    def distil(self, server: Server, targets: Mapping[str, Lesson]) -> None:  # type: ignore[override]
+        """Passes over P with task and lessons together."""
+        goals = {name: Ensembled(lesson.teacher, lesson.taught) for name, lesson in targets.items()}
+        server.record(**self._distances(server, goals, "before"))
+        trainer, size = self.distiller(server)
+        place = torch.full((len(server.public_set),), -1).index_copy_(
+            0, index := server.exchanged_index(self.public_samples), torch.arange(len(index))
+        )
+        place = place.to(server.device)
+        server.model.train()
+        for epoch in range(self.kd_epochs):
+            trainer.begin_epoch(epoch, self.kd_epochs)
+            for batch in server.public_batches(f"distil-{epoch}", size, augment=self.public_augment):
+                trainer.step(self.lesson_loss(server, batch, targets, place[batch.index]))
+        server.record(**self._distances(server, goals, "after"))
+
+    def lesson_loss(self, server: Server, batch: Batch, lessons: Mapping[str, Lesson], place: Tensor) -> Tensor:
+        """Task and divergence from the teachers, each sample with its own shares.
+
+        Args:
+            server: that learns.
+            batch: of the public set.
+            lessons: by channel.
+            place: of each sample of the batch among the exchanged ones; -1: it is not one of them.
+        """
+        model, row = Once(server.model), place.clamp_min(0)
+        said = self.outputs(server, model, batch, list(lessons))
+        factors, parts = [], []
+        for name, (teacher, taught, anchors) in lessons.items():
+            lesson = taught[row] & (place >= 0)
+            factors.append(torch.where(lesson, self.epsilon, 1.0))
+            parts.append(((1 - factors[-1]) * row_kl(said[name], teacher[row], anchors, self.tau)).mean())
+        if self.exchange == "scores":
+            ((name, scores),) = said.items()
+            task = (factors[0] * F.cross_entropy(scores, batch.targets[name].long(), reduction="none")).mean()
+        else:
+            with server.autocast():
+                task = torch.stack(factors).mean() * server.task.loss(model, server.head, batch)
+        return task + self.kd_weight * torch.stack(parts).sum()
+
+    def _record(self, server: Server, channel: str, right: Tensor, stored: Tensor, ensemble: Tensor) -> None:
+        alone = ~(right | stored | ensemble)
+        cases = {"right": right, "stored": stored, "ensemble": ensemble, "alone": alone}
+        server.record(**{f"{case}.{channel}": float(mask.float().mean()) for case, mask in cases.items()})
+
+    # ---- client half
+
+    @client_step(knowledge=Representations | Scores, num_examples=int)
+    def fit(self, client: Client, knowledge: Representations | Scores) -> Reply:
+        """Own data, then public samples; replies with what the client says of these."""
+        client.fit(client.train, epochs=self.local_epochs)
+        self.study(client, knowledge)
+        own = self.say(client, knowledge.order, list(knowledge))
+        return Reply(knowledge=own, num_examples=client.num_examples)
+
+    def study(self, client: Client, knowledge: Mapping[str, Tensor]) -> None:
+        """Passes over the exchanged samples with what the server says of them."""
+        known = {name: values.to(client.device) for name, values in knowledge.items()}
+        samples, trainer = client.exchanged(self.public_samples), client.trainer()
+        items = samples.items.to(client.device) if self.mask_siblings else None
+        size, view = self.public_batch_size, self.public_augment
+        client.model.train()
+        for epoch in range(self.public_epochs if known else 0):
+            trainer.begin_epoch(epoch, self.public_epochs)
+            for batch in client.public_batches(f"study-{epoch}", size, augment=view, samples=samples):
+                trainer.step(self.study_loss(client, batch, known, items))
+
+    def study_loss(
+        self, client: Client, batch: Batch, known: Mapping[str, Tensor], items: Tensor | None = None
+    ) -> Tensor:
+        """eps x task + (1 - eps) x KL(server || client), mean over the batch, added over channels.
+
+        With ``items``, those of the exchanged samples, siblings are no rivals in the task of representations.
+        """
+        anchors, losses = self.form.anchors(known), []
+        for name, own in self.form.outputs(client, batch, list(known)).items():
+            among = anchors.get(name)
+            if among is None:
+                task = F.cross_entropy(own, batch.targets[name].long())
+            else:  # the contrast that CreamFL has between modalities, here within one
+                task = inter_modal(own, among, batch.index, tau=self.tau, items=items)
+            told = row_kl(own, known[name][batch.index], among, self.tau).mean()
+            losses.append(self.epsilon * task + (1 - self.epsilon) * told)
+        return torch.stack(losses).sum()

@@ -1,0 +1,227 @@
+"""FedMKD."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import ClassVar, NamedTuple
+
+import torch
+from jaxtyping import Float
+from pydantic import Field
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from polyfed.algorithms.algorithm import Reply, client_step, each
+from polyfed.algorithms.either_form import EitherForm
+from polyfed.data.samples import Batch, Samples
+from polyfed.federation.client import Client
+from polyfed.federation.cohort import Cohort
+from polyfed.federation.knowledge import Knowledge, bounded
+from polyfed.federation.party import Trainer
+from polyfed.federation.payload import Representations, Scores
+from polyfed.federation.server import Server
+from polyfed.losses.byol import Predictor, Target, symmetric_byol
+from polyfed.losses.queue_contrast import queue_contrast
+from polyfed.models.model import Once
+from polyfed.models.teacher_attention import TeacherAttention
+from polyfed.randomness import isolated
+
+_OPTIMIZER, _QUEUE = "student", "queue"
+
+
+class Teachers(NamedTuple):
+    """What clients said on one channel of the exchanged samples, rows of unit norm."""
+
+    values: Float[Tensor, "t n w"]
+    senders: list[str]
+
+
+class FedMKD(EitherForm):
+    """Multi-teacher knowledge distillation on unlabelled public data (FedMKD, NeurIPS 2024).
+
+    Clients train on their own tasks and say what they think of the exchanged samples. The server's model learns from
+    them in ``kd_epochs`` passes, with a target for each sample and channel that an attention over the teachers makes:
+
+        0.1 BYOL + 0.9 InfoNCE(student, target; queue of past targets).
+
+    BYOL compares two training views of each modality whose view is random, by a predictor and a slow copy of the
+    encoders; it is the same in both forms. The contrast compares what the student says with the teachers' target, both
+    of unit norm; teachers have unit norm too, so that none outweighs others by its scale. The attention learns with the
+    student, in one optimiser (``distillation``). Taking this method for the baseline of that name in multimodal
+    studies, its form with representations of several modalities or with class scores, negatives from the batch beside
+    those of the queue, and leaving out negatives of the same item are inferences.
+
+    Server state: adapters and predictors, the slow encoders, the queues. What the teachers of a round say is held at
+    once, twice for a moment: teachers x exchanged samples x w x 4 bytes a channel. Metrics: mean ``byol`` and
+    ``contrast``; the weights of teachers as arrays.
+    """
+
+    idle: ClassVar[tuple[str, ...]] = ("aggregation", "kd_loss", "kd_joint", "kd_optimizer", "renormalise_target")
+
+    kd_epochs: int = Field(default=5, ge=0, description="passes over the exchanged samples that distil a round")
+    public_augment: bool = Field(default=True, description="training view of the samples that the student learns by")
+    byol_weight: float = Field(default=0.1, ge=0, description="factor of BYOL; 0: none")
+    contrast_weight: float = Field(default=0.9, ge=0, description="factor of the contrast with the teachers' target")
+    temperature: float | None = Field(default=0.1, gt=0, description="of the contrast; None: 1 for scores, else 0.1")
+    queue: int = Field(default=1024, ge=0, description="past targets a channel that serve as negatives")
+    momentum: float = Field(default=0.99, ge=0, le=1, description="of the slow encoders of BYOL, at each step")
+    predictor_width: int = Field(default=4096, ge=1, description="hidden width of BYOL's predictors")
+    adapter_outputs: int = Field(default=10, ge=1, description="outputs of the adapters of the attention")
+
+    # ---- server half
+
+    def aggregate(  # type: ignore[override]
+        self, server: Server, cohort: Cohort, known: Knowledge
+    ) -> dict[str, Teachers]:
+        """Ask the cohort to train and to say what it thinks; a channel of which nobody spoke has no teachers."""
+        said: dict[str, list[Tensor]] = {name: [values[:0]] for name, values in known.items()}
+        senders: dict[str, list[str]] = {name: [] for name in known}
+        check = self.check(server, known, "knowledge")
+        for reply in cohort.ask(self.fit, check=check, order=known.order, channels=each(self.wanted(known))):
+            for channel, rows in reply.knowledge.items():
+                values = bounded(rows.to(server.device), self.form.largest).float()
+                said[channel].append(F.normalize(values, dim=1))
+                senders[channel].append(reply.sender.id)
+        server.record(**{f"senders.{name}": float(len(ids)) for name, ids in senders.items() if ids})
+        shapes = {name: (-1, *values.shape) for name, values in known.items()}
+        return {name: Teachers(torch.cat(parts).view(shapes[name]), senders[name]) for name, parts in said.items()}
+
+    def distil(self, server: Server, targets: Mapping[str, Teachers]) -> None:  # type: ignore[override]
+        """The student's passes over the exchanged samples."""
+        present = {name: teachers for name, teachers in targets.items() if teachers.senders}
+        if not self.kd_epochs or not present:
+            return
+        widths = {name: teachers.values.shape[2] for name, teachers in targets.items()}
+        samples = server.exchanged(self.public_samples)
+        student = Student(self, server, samples, widths)
+        size = (self.distillation or server.training).batch_size
+        server.model.train()
+        for epoch in range(self.kd_epochs):
+            student.trainer.begin_epoch(epoch, self.kd_epochs)
+            for batch in server.public_batches(f"distil-{epoch}", size, augment=self.public_augment, samples=samples):
+                student.learn(batch, present)
+        student.keep()
+        server.record(**student.means())
+        self._show(server, student, samples, present)
+
+    def _show(self, server: Server, student: Student, samples: Samples, teachers: Mapping[str, Teachers]) -> None:
+        index = self._sample(server, len(samples), min(256, len(samples)))  # for the heat map of weights
+        own = self.form.of(server, samples.subset(index))
+        for name, (values, senders) in teachers.items():
+            with torch.no_grad():
+                rows = F.normalize(own[name], dim=1)
+                _, weights = student.attention(name, rows, values[:, index.to(values.device)])
+            server.arrays[f"weights.{name}"] = (weights, senders)
+
+    # ---- client half
+
+    @client_step(knowledge=Representations | Scores, num_examples=int)
+    def fit(self, client: Client, order: str, channels: str) -> Reply:
+        """Train on the client's own task; replies with what it says of the exchanged samples."""
+        client.fit(client.train, epochs=self.local_epochs)
+        own = self.say(client, order, json.loads(channels))
+        return Reply(knowledge=own, num_examples=client.num_examples)
+
+
+class Student:
+    """The server's model while it learns from teachers, with all that it learns by.
+
+    Attributes:
+        attention: over teachers.
+        predictors: of BYOL, by modality.
+        target: the slow encoders, by modality whose training view is random.
+        trainer: one optimiser over model, attention and predictors.
+    """
+
+    def __init__(self, method: FedMKD, server: Server, samples: Samples, widths: Mapping[str, int]) -> None:
+        self._method, self._server, self._samples = method, server, samples
+        model, device = server.model, server.device
+        self._random = _random_views(samples) if method.byol_weight else []
+        with isolated(server.clock.seed, "student"):  # what is kept replaces them from the second round on
+            self.attention = TeacherAttention(widths, method.adapter_outputs).to(device)
+            self.predictors = nn.ModuleDict(
+                {name: Predictor(model.dim, method.predictor_width) for name in self._random}
+            ).to(device)
+        self.target = Target({name: model.tower(name) for name in self._random}, method.momentum)
+        for name, module in self._modules().items():
+            if name in server.state:
+                module.load_state_dict(server.state[name])
+        whole = nn.ModuleDict({"model": model, "attention": self.attention, "predictors": self.predictors})
+        self.trainer = Trainer(whole, method.distillation or server.training, server.clock)
+        if _OPTIMIZER in server.optimizer_state:
+            self.trainer.load(server.optimizer_state[_OPTIMIZER])
+        queue = server.state.get(_QUEUE, {})
+        self._queue = {name: value.to(device) for name, value in queue.items()} or _empty(widths, device)
+        self._stream = server.generator("second-views")
+        self._losses: dict[str, list[Tensor]] = {"byol": [], "contrast": []}
+
+    def learn(self, batch: Batch, teachers: Mapping[str, Teachers]) -> None:
+        """One step."""
+        once, method = Once(self._server.model), self._method
+        said = method.outputs(self._server, once, batch, list(teachers))
+        contrasts = [self.contrast(name, said[name], teachers[name].values[:, batch.index], batch) for name in teachers]
+        parts = {"contrast": torch.stack(contrasts).sum()}
+        if self._random:
+            parts["byol"] = self.byol(once, batch)
+        factors = {"contrast": method.contrast_weight, "byol": method.byol_weight}
+        self.trainer.step(method.kd_weight * torch.stack([factors[name] * loss for name, loss in parts.items()]).sum())
+        self.target.follow()
+        for name, loss in parts.items():
+            self._losses[name].append(loss.detach())
+
+    def contrast(self, channel: str, own: Tensor, teachers: Tensor, batch: Batch) -> Tensor:
+        """InfoNCE of what the student says with the teachers' target, which then joins the queue."""
+        own = F.normalize(own.float(), dim=1)
+        targets = F.normalize(self.attention(channel, own, teachers)[0], dim=1)
+        values, items = self._queue[f"values.{channel}"], self._queue[f"items.{channel}"]
+        loss = queue_contrast(own, targets, values, batch.items, items, self._method.tau)
+        kept = slice(self._method.queue)
+        self._queue[f"values.{channel}"] = torch.cat([targets.detach(), values])[kept]
+        self._queue[f"items.{channel}"] = torch.cat([batch.items, items])[kept]
+        return loss
+
+    def byol(self, once: Once, batch: Batch) -> Tensor:
+        """Agreement of the batch with a second view of its samples, added over modalities with a random view."""
+        server, losses = self._server, []
+        again = self._samples.batch(batch.index.cpu(), self._stream, self._random).to(server.device)
+        with server.autocast():
+            for name in self._random:
+                first, second, predictor = batch.inputs[name], again.inputs[name], self.predictors[name]
+                ahead = predictor(once.embed(name, first)), predictor(server.model.embed(name, second))
+                with torch.no_grad():
+                    goals = self.target[name](first), self.target[name](second)
+                losses.append(symmetric_byol(ahead, goals))
+        return torch.stack(losses).sum()
+
+    def keep(self) -> None:
+        """Leave with the server what lasts."""
+        server = self._server
+        server.state |= {name: dict(module.state_dict()) for name, module in self._modules().items()}
+        server.state[_QUEUE] = self._queue
+        server.optimizer_state[_OPTIMIZER] = self.trainer.state()
+
+    def means(self) -> dict[str, float]:
+        """Mean of each loss."""
+        return {name: float(torch.stack(values).mean()) for name, values in self._losses.items() if values}
+
+    def _modules(self) -> dict[str, nn.Module]:
+        found = {"attention": self.attention, "predictors": self.predictors, "target": self.target}
+        return {name: module for name, module in found.items() if module.state_dict()}
+
+
+def _empty(widths: Mapping[str, int], device: torch.device) -> dict[str, Tensor]:
+    values = {f"values.{name}": torch.zeros(0, width, device=device) for name, width in widths.items()}
+    return values | {f"items.{name}": torch.zeros(0, dtype=torch.int64, device=device) for name in widths}
+
+
+def _random_views(samples: Samples) -> list[str]:
+    """Modalities whose training view of some rows takes anything from its random stream."""
+
+    def draws(modality: str) -> bool:
+        stream = torch.Generator()
+        before = stream.get_state()
+        samples.inputs[modality](samples.rows[modality][:1], stream)
+        return not torch.equal(before, stream.get_state())
+
+    return list(filter(draws, samples.modalities))

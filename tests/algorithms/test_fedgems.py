@@ -1,0 +1,289 @@
+"""FedGEMS: who teaches the server what, its losses and those of clients by hand, and that it learns in both forms."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.nn import functional as F
+
+from either import classifying, divergence, topics, unit, unlabelled
+from misbehaving import contents, cut_short
+from polyfed.aggregation.ensemble import Ensembled
+from polyfed.algorithms.fedgems import FedGEMS, Lesson
+from polyfed.errors import ConfigError
+from polyfed.experiment import Experiment
+from polyfed.federation.knowledge import Knowledge
+from polyfed.federation.payload import Payload
+from polyfed.runner import resume, run
+from polyfed.session import Session
+from sessions import first_cohort, prepared, request, site_of, woken
+
+Config = dict[str, Any]
+METHOD = {"name": "fedgems", "local_epochs": 1, "public_batch_size": 16}
+FORMS = ["representations", "scores"]
+
+
+def config_of(tiny: Config, form: str, **algorithm: Any) -> Config:
+    config = classifying(tiny) if form == "scores" else tiny
+    return config | {"algorithm": METHOD | {"exchange": form} | algorithm}
+
+
+def session_of(tiny: Config, folder: Path, form: str, **algorithm: Any) -> tuple[Session, FedGEMS]:
+    session = prepared(config_of(tiny, form, **algorithm), folder)
+    method = session.experiment.algorithm
+    assert isinstance(method, FedGEMS)
+    return session, method
+
+
+def asked(session: Session, client: str, known: Knowledge) -> Knowledge:
+    (info,) = (info for info in session.server.clients if info.id == client)
+    own = session.experiment.algorithm.share(known)(info)
+    return site_of(session).handle(request(client, Payload({"knowledge": own}))).fields["knowledge"]
+
+
+# ---- the ensemble
+
+
+def certain(logits: list[float], truth: int) -> float | None:
+    """1 / H of a client that is right, else None."""
+    if max(range(len(logits)), key=logits.__getitem__) != truth:
+        return None
+    p = torch.tensor(logits, dtype=torch.float64).softmax(0)
+    return 1 / float(-(p * p.log()).sum())
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_the_ensemble_counts_the_right_by_their_certainty(tiny: Config, tmp_path: Path, form: str) -> None:
+    tiny["public"]["per_item"] = 1  # else captions of a picture have the same anchor: who wins is rounding
+    session, method = session_of(tiny, tmp_path / "a", form, local_epochs=3)
+    other, _ = session_of(tiny, tmp_path / "b", form, local_epochs=3)
+    server, found = session.server, {}
+
+    def seen(server: Any, known: Knowledge, targets: dict[str, Ensembled]) -> dict[str, Lesson]:
+        found.update(targets)
+        return {}
+
+    known = method.known(server)
+    object.__setattr__(method, "lessons", seen)
+    method.aggregate(server, first_cohort(session), known)
+    channel = "label" if form == "scores" else "image"
+    said = [asked(other, info.id, known)[channel].double() for info in other.server.clients]
+    labels = method.form.labels(server, server.public_set)
+    counted = 0
+    for k in range(len(said[0])):
+        truth = k if labels is None else int(labels[k])
+        rows = [one[k] if labels is not None else one[k] @ known[channel].double().T for one in said]
+        inverse = {c: certain(row.tolist(), truth) for c, row in enumerate(rows)}
+        votes = {c: value for c, value in inverse.items() if value is not None}
+        assert bool(found[channel].valid[k]) == bool(votes)
+        if votes:
+            shares = torch.tensor(list(votes.values()), dtype=torch.float64).softmax(0)
+            mean = sum(share * said[c][k] for share, c in zip(shares, votes, strict=True))
+            assert torch.allclose(found[channel].values[k].double(), mean, atol=1e-4)
+            counted += 1
+    assert counted > 0
+
+
+# ---- who teaches what
+
+
+def test_the_server_is_right_where_the_own_sample_or_a_sibling_is_nearest(tiny: Config, tmp_path: Path) -> None:
+    session, method = session_of(tiny, tmp_path, "representations")
+    server = session.server
+    known = method.form.artefact({"image": unit(80, 8, seed=1), "text": unit(80, 8, seed=2)}, "x")
+    known["text"][:20] = known["image"][:20]  # the server knows these
+    found, items = method.right(server, known), server.public_set.items.tolist()
+    for name, other in (("image", "text"), ("text", "image")):
+        nearest = (known[name].double() @ known[other].double().T).argmax(1).tolist()
+        assert found[name].tolist() == [items[j] == items[k] for k, j in enumerate(nearest)]
+        assert found[name][:20].all()
+        assert not found[name].all()
+
+
+def test_of_scores_it_is_right_where_the_true_class_is_first(tiny: Config, tmp_path: Path) -> None:
+    session, method = session_of(tiny, tmp_path, "scores")
+    server = session.server
+    known = method.known(server)
+    labels = server.public_set.targets["label"]
+    assert method.right(server, known)["label"].tolist() == (known["label"].argmax(1) == labels).tolist()
+
+
+class Fixed:
+    """Says of the server what the test wants."""
+
+    def __init__(self, method: FedGEMS, right: list[bool]) -> None:
+        object.__setattr__(method, "right", lambda server, known: {"label": torch.tensor(right)})
+
+
+def test_the_four_cases_and_the_store(tiny: Config, tmp_path: Path) -> None:
+    session, method = session_of(tiny, tmp_path, "scores", public_samples=4)
+    server = session.server
+    place = server.exchanged_index(4)
+    first = method.form.artefact({"label": torch.arange(8.0).view(4, 2)}, "x")
+    ensemble = Ensembled(-torch.ones(4, 2), torch.tensor([True, True, True, False]))
+    Fixed(method, [True, False, True, False])
+    lesson = method.lessons(server, first, {"label": ensemble})["label"]
+    assert lesson.taught.tolist() == [False, True, False, False]  # right, ensemble, right, alone
+    assert lesson.teacher[1].tolist() == [-1, -1]
+    metrics = server.records[-1]["metrics"]
+    assert metrics == {"right.label": 0.5, "stored.label": 0.0, "ensemble.label": 0.25, "alone.label": 0.25}
+    store = server.state["store"]
+    assert store["known.label"].nonzero().flatten().tolist() == [int(place[0]), int(place[2])]
+    assert store["values.label"][place[2]].tolist() == [4, 5]
+
+    Fixed(method, [False, False, True, False])
+    second = method.form.artefact({"label": 10 + torch.arange(8.0).view(4, 2)}, "x")
+    lesson = method.lessons(server, second, {"label": ensemble})["label"]
+    assert lesson.taught.tolist() == [True, True, False, False]  # stored, ensemble, right, alone
+    assert lesson.teacher[:2].tolist() == [[0, 1], [-1, -1]]  # of round 1, although an ensemble is there
+    assert server.state["store"]["values.label"][place[2]].tolist() == [14, 15]  # the latest with which it was right
+    assert server.state["store"]["values.label"][place[0]].tolist() == [0, 1]
+
+    server.begin(2)  # other samples: the store goes by public index
+    again = server.exchanged_index(4)
+    Fixed(method, [False] * 4)
+    lesson = method.lessons(server, second, {})["label"]
+    assert lesson.taught.tolist() == [int(k) in (int(place[0]), int(place[2])) for k in again]
+
+
+# ---- losses by hand
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_the_servers_loss(tiny: Config, tmp_path: Path, form: str) -> None:
+    session, method = session_of(tiny, tmp_path, form, epsilon=0.6, kd_weight=0.5, temperature=0.4)
+    server = session.server
+    server.model.eval()
+    known = method.known(server)
+    batch = server.public_set.batch(torch.tensor([0, 11, 25, 60]))
+    place = torch.tensor([0, 5, -1, 30])  # the third is not exchanged
+    lessons = {}
+    for seed, (name, values) in enumerate(known.items()):
+        taught = torch.zeros(len(values), dtype=torch.bool)
+        taught[torch.tensor([5, 25, 30])] = True
+        lessons[name] = Lesson(unit(*values.shape, seed=seed), taught, method.anchors(known, name))
+    loss = method.lesson_loss(server, batch, lessons, place)
+    eps, factors = 0.6, torch.tensor([1.0, 0.6, 1.0, 0.6], dtype=torch.float64)
+    total = torch.zeros((), dtype=torch.float64)
+    said = method.form.outputs(server, batch, list(known))
+    for name, lesson in lessons.items():
+        own, teacher = said[name].double(), lesson.teacher[place.clamp_min(0)].double()
+        if form == "scores":
+            total = total + (factors * F.cross_entropy(own, batch.targets["label"], reduction="none")).mean()
+        else:
+            own, teacher = (rows @ known[name].double().T for rows in (own, teacher))
+        total = total + 0.5 * sum((1 - eps) * divergence(own, teacher, 0.4)[row] for row in (1, 3)) / 4
+    if form == "representations":
+        total = total + factors.mean() * server.task_loss(batch).double()
+    assert float(loss.detach()) == pytest.approx(float(total.detach()), rel=1e-5)
+    loss.backward()
+    assert all(value.grad is not None for value in server.model.encoders["image"].parameters())
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("masked", [True, False])
+def test_the_clients_loss(tiny: Config, tmp_path: Path, form: str, masked: bool) -> None:
+    session, method = session_of(tiny, tmp_path, form, epsilon=0.6, temperature=0.4)
+    known, client = method.known(session.server), woken(session, "paired-0")
+    client.model.eval()
+    batch, items = client.public.batch(torch.tensor([3, 40, 7])), client.public.items
+    loss = method.study_loss(client, batch, known, items if masked else None)
+    expected = 0.0
+    for name, own in method.form.outputs(client, batch, list(known)).items():
+        for row, k in enumerate(batch.index.tolist()):
+            mine, theirs = own[row].detach().double(), known[name][k].double()
+            seen, truth = mine, int(batch.targets["label"][row])
+            if form == "representations":
+                anchors, truth = known[name].double(), k
+                mine, theirs = anchors @ mine, anchors @ theirs
+                seen = mine.detach() / 0.4
+                hidden = (items == items[k]) & (torch.arange(len(items)) != k)
+                seen = seen[~hidden] if masked else seen
+                truth = int((~hidden)[:k].sum()) if masked else k
+            task = float(seen.exp().sum().log() - seen[truth])
+            expected += (0.6 * task + 0.4 * float(divergence(mine[None], theirs[None], 0.4))) / 3
+    assert float(loss.detach()) == pytest.approx(expected, rel=1e-5)
+
+
+def test_public_passes_move_a_client_and_0_of_them_do_not(tiny: Config, tmp_path: Path) -> None:
+    said = {}
+    for epochs in (0, 1):
+        session, method = session_of(tiny, tmp_path / str(epochs), "representations", public_epochs=epochs)
+        said[epochs] = asked(session, "image", method.known(session.server))["image"]
+    session, _ = session_of(tiny, tmp_path / "plain", "representations")
+    client = woken(session, "image")
+    client.fit(client.train, epochs=1)
+    plain = client.represent(client.public_set)["image"]
+    assert torch.allclose(said[0], plain, atol=1e-6)
+    assert not torch.allclose(said[1], plain, atol=1e-3)
+
+
+def test_lessons_bring_the_server_closer(tiny: Config, tmp_path: Path) -> None:
+    tiny["server"]["training"] = {"optimizer": {"kind": "adam", "lr": 0.01}, "batch_size": 16}
+    session, method = session_of(tiny, tmp_path, "representations", epsilon=0.0, kd_epochs=6)
+    server, taught = session.server, torch.ones(80, dtype=torch.bool)
+    known = method.known(server)
+    lessons = {name: Lesson(unit(80, 8, seed=1), taught, method.anchors(known, name)) for name in known}
+    place, batch = torch.arange(80), server.public_set.batch(torch.arange(80))
+    before = float(method.lesson_loss(server, batch, lessons, place).detach())
+    method.distil(server, lessons)
+    server.model.eval()
+    assert float(method.lesson_loss(server, batch, lessons, place).detach()) < 0.9 * before
+
+
+# ---- runs
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("count", [None, 20])
+def test_what_crosses(tiny: Config, tmp_path: Path, form: str, count: int | None) -> None:
+    config = config_of(tiny, form, public_samples=count)
+    config["run"] |= {"rounds": 1, "evaluate_clients": False}
+    result = run(Experiment.parse(config), tmp_path / "run")
+    assert result.records.excluded() == ()
+    lines = [line for line in result.records.transfers if line.kind == form]
+    row = 4 * (count or 80) * (18 if form == "scores" else 8)
+    channels = {"image": 1, "paired-0": 1 if form == "scores" else 2}
+    for client, number in channels.items():
+        assert [line.bytes for line in lines if line.client == client] == [number * row] * 2
+
+
+def test_clients_of_one_modality_alone(tiny: Config, tmp_path: Path) -> None:
+    del tiny["clients"]["paired"]
+    tiny["run"] |= {"precision": "bfloat16"}
+    result = run(Experiment.parse(config_of(tiny, "representations")), tmp_path / "run")
+    names = result.records.metric_names("server", "train")
+    assert {"senders.image", "right.text", "ensemble.text"} <= set(names)
+    assert "senders.text" not in names
+    assert set(result.records.series("server", "ensemble.text", "train").values()) == {0.0}
+
+
+def test_a_resumed_run_ends_in_the_same_bits(tiny: Config, tmp_path: Path) -> None:
+    config = config_of(tiny, "representations", public_samples=40)
+    whole = run(Experiment.parse(config), tmp_path / "whole")
+    assert contents(resume(cut_short(config, tmp_path / "cut"))) == contents(whole)
+
+
+def test_what_it_cannot_work_with(tiny: Config, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="asks who is right, but the public set has no classes"):
+        prepared(unlabelled(tiny) | {"algorithm": METHOD | {"exchange": "scores"}}, tmp_path / "a")
+    with pytest.raises(ConfigError, match=r"fedgems with exchange: representations matches modalities.*\['image'\]"):
+        prepared(unlabelled(tiny) | {"algorithm": METHOD}, tmp_path / "b")
+    with pytest.raises(ConfigError, match="kd_loss has no effect in fedgems"):
+        Experiment.parse(tiny | {"algorithm": METHOD | {"kd_loss": "mse"}})
+
+
+@pytest.mark.parametrize("epsilon", [0.0, 0.75])
+def test_the_server_learns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, epsilon: float) -> None:
+    """With epsilon 0 from clients alone wherever it is wrong; from chance to twice as good."""
+    monkeypatch.setenv("POLYFED_CACHE", str(tmp_path / "cache"))
+    config = topics(name="fedgems", epsilon=epsilon, kd_epochs=3)
+    config["run"] |= {"rounds": 3, "evaluate_clients": False}
+    result = run(Experiment.parse(config), tmp_path / "run")
+    found = list(result.records.series("server", "accuracy").values())
+    right = list(result.records.series("server", "right.topic", "train").values())
+    assert found[-1] > 2 * 100 / 6
+    assert right[-1] > 2 * right[0]

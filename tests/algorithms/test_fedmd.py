@@ -1,0 +1,357 @@
+"""FedMD: a round by hand in both forms, what is exchanged, the first round, refusals, agreement."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from by_hand import as_left, one_classification, outcome, play, three_kinds
+from polyfed.errors import ConfigError
+from polyfed.federation.cohort import Answer, Request
+from polyfed.federation.ledger import Ledger
+from polyfed.federation.party import Party
+from polyfed.federation.payload import Payload, Representations
+from polyfed.models.model import Model
+from polyfed.randomness import isolated
+from polyfed.session import Session
+from sessions import prepared, site_of, woken
+
+Config = dict[str, Any]
+CLIENTS = ("image", "text", "paired-0", "paired-1")
+RATE = 0.05
+FORMS = ("representations", "scores")
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("POLYFED_CACHE", str(tmp_path / "cache"))
+
+
+def federation(exchange: str, **algorithm: Any) -> Config:
+    """Three kinds of clients; with scores they and the server tell the same classes."""
+    config = three_kinds(**({"name": "fedmd", "exchange": exchange} | algorithm))
+    return one_classification(config) if exchange == "scores" else config
+
+
+def session_of(folder: Path, exchange: str, **algorithm: Any) -> Session:
+    return prepared(federation(exchange, **algorithm), folder)
+
+
+# ---- a round by hand
+
+
+def told(session: Session, model: Model, head: str, samples: Any, exchange: str, index: Tensor) -> dict[str, Tensor]:
+    """What a model says of samples."""
+    x = samples.batch(index).inputs
+    if exchange == "representations":
+        return {name: F.normalize(model.embed(name, values)) for name, values in x.items()}
+    scores = model.heads[head](sum(model.embed(name, values) for name, values in x.items()) / len(x))
+    return {"label": scores - scores.mean(1, keepdim=True)}
+
+
+def consensus(session: Session, exchange: str) -> dict[str, Tensor]:
+    """The plain mean over clients, in doubles, of what untrained clients say."""
+    found: dict[str, list[Tensor]] = {}
+    for name in CLIENTS:
+        member = session.federation.members[name]
+        model, samples = session.federation.client_model(member).eval(), woken(session, name).public_set
+        with torch.no_grad():
+            said = told(session, model, member.head, samples, exchange, torch.arange(len(samples)))
+        for channel, values in said.items():
+            found.setdefault(channel, []).append(values.double())
+    return {channel: (sum(values) / len(values)).float() for channel, values in found.items()}
+
+
+def learnt(session: Session, name: str, agreed: dict[str, Tensor], exchange: str) -> Model:
+    """Digest and revisit in plain loops, with one descent by gradients."""
+    settings, member = session.experiment.algorithm, session.federation.members[name]
+    model, client = session.federation.client_model(member).train(), woken(session, name)
+    task, samples = member.settings.task, client.public_set
+    with isolated(0, 1, name, "learn", 1):
+        for epoch in range(settings.digest_epochs):
+            for batch in client.public_batches(f"digest-{epoch}", settings.digest_batch_size):
+                own = told(session, model, member.head, samples, exchange, batch.index)
+                descend(model, sum((own[key] - agreed[key][batch.index]).abs().mean() for key in own))
+        for epoch in range(settings.local_epochs):
+            for batch in client.batches(client.train, f"task-{epoch}"):
+                head = model.heads[member.head]
+                descend(model, task.loss(model, head, batch))
+    return model
+
+
+def descend(model: Model, loss: Tensor) -> None:
+    model.zero_grad()
+    loss.backward()
+    with torch.no_grad():
+        for value in model.parameters():
+            if value.grad is not None:
+                value -= RATE * value.grad
+
+
+@pytest.mark.parametrize("exchange", FORMS)
+def test_a_round_equals_plain_loops(tmp_path: Path, exchange: str) -> None:
+    session = session_of(tmp_path, exchange, digest_epochs=2, digest_batch_size=10)
+    algorithm, server = session.experiment.algorithm, session.server
+    targets = algorithm.aggregate(server, session.cohort(1, Ledger()), algorithm.known(server))
+    agreed = consensus(session, exchange)
+    assert targets.keys() == agreed.keys() == ({"label"} if exchange == "scores" else {"image", "text"})
+    for channel, values in agreed.items():
+        torch.testing.assert_close(targets[channel].values, values, atol=1e-6, rtol=1e-5)
+        assert bool(targets[channel].valid.all())
+    for name in CLIENTS[:3]:
+        expected = learnt(session, name, agreed, exchange).state_dict()
+        found = as_left(session, name).model.state_dict()
+        for key, value in expected.items():
+            torch.testing.assert_close(found[key], value, atol=2e-6, rtol=1e-5, msg=f"{name} {key}")
+
+
+@pytest.mark.parametrize("exchange", FORMS)
+def test_the_server_distils_the_same_consensus(tmp_path: Path, exchange: str) -> None:
+    session = session_of(tmp_path, exchange, server_epochs=0, kd_epochs=8)
+    play(session, 1, 1)
+    metrics = {key: value for record in session.server.records for key, value in record["metrics"].items()}
+    channels = ["label"] if exchange == "scores" else ["image", "text"]
+    for channel in channels:
+        assert metrics[f"kd_distance_after.{channel}"] < 0.97 * metrics[f"kd_distance_before.{channel}"]
+    senders = {"label": 4.0, "image": 3.0, "text": 3.0}
+    assert {channel: metrics[f"senders.{channel}"] for channel in channels} == {k: senders[k] for k in channels}
+
+
+@pytest.mark.parametrize("exchange", FORMS)
+def test_a_digest_makes_clients_agree(tmp_path: Path, exchange: str) -> None:
+    """The distance between two clients' opinions of the public set, with and without it."""
+    apart = {}
+    for epochs in (0, 12):
+        session = session_of(tmp_path / str(epochs), exchange, digest_epochs=epochs, digest_batch_size=4)
+        play(session, 1, 2)
+        form, said = session.experiment.algorithm.form, []
+        for name in ("image", "paired-0"):
+            client = as_left(session, name)
+            said.append(next(iter(form.of(client, client.public_set).values())))
+        apart[epochs] = float((said[0] - said[1]).norm(dim=1).mean())
+    assert apart[12] < 0.8 * apart[0]
+
+
+# ---- what crosses
+
+
+def heard(session: Session, monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, Request, Payload]]:
+    """(step, request, reply), filled while the session goes on."""
+    found: list[tuple[str, Request, Payload]] = []
+    carry = session.engine.exchange
+
+    def exchange(requests: Sequence[Request], deadline: float | None) -> Iterator[Answer]:
+        for request, answer in zip(requests, carry(requests, deadline), strict=True):
+            assert answer.payload is not None, answer.error
+            found.append((request.step, request, answer.payload))
+            yield answer
+
+    monkeypatch.setattr(session.engine, "exchange", exchange)
+    return found
+
+
+def test_clients_get_the_consensus_of_their_own_modalities(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    session = session_of(tmp_path, "representations")
+    found = heard(session, monkeypatch)
+    play(session, 1, 1)
+    got = {r.client: tuple(r.payload.fields["consensus"]) for step, r, _ in found if step == "learn"}
+    sent = {r.client: tuple(reply.fields["knowledge"]) for step, r, reply in found if step == "tell"}
+    both = ("image", "text")
+    assert got == sent == {"image": ("image",), "text": ("text",), "paired-0": both, "paired-1": both}
+
+
+@pytest.mark.parametrize("exchange", FORMS)
+def test_public_samples_are_drawn_alike_by_all_and_anew_each_round(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, exchange: str
+) -> None:
+    session = session_of(tmp_path, exchange, public_samples=6)
+    found = heard(session, monkeypatch)
+    drawn, orders = [], []
+    for number in (1, 2, 3):
+        session.server.begin(number)
+        index = session.server.exchanged_index(6)
+        assert len(index.unique()) == 6
+        assert torch.equal(index, index.sort().values)
+        own = session.server.exchanged(6)
+        for name in CLIENTS:
+            client = woken(session, name, (number, 0))
+            assert torch.equal(client.exchanged_index(6), index)
+            assert torch.equal(client.exchanged(6).items, own.items)
+        drawn.append(tuple(index.tolist()))
+        orders.append(session.server.order(6))
+    assert len(set(drawn)) == len(set(orders)) == 3
+    play(session, 1, 2)
+    for step, request, reply in found:
+        rows = reply.fields["knowledge"] if step == "tell" else request.payload.fields["consensus"]
+        assert {len(values) for values in rows.values()} == {6}
+        assert rows.order == orders[request.round - 1]
+
+
+def test_answers_to_another_rounds_samples_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    session = session_of(tmp_path, "representations", public_samples=6)
+    carry, old = session.engine.exchange, session.server.order(6)
+
+    def late(requests: Sequence[Request], deadline: float | None) -> Iterator[Answer]:
+        for answer in carry(requests, deadline):
+            fields = dict(answer.payload.fields) if answer.payload is not None else {}
+            if answer.client == "text" and "knowledge" in fields and requests[0].round == 2:
+                fields["knowledge"] = Representations(dict(fields["knowledge"]), order=old)
+            yield Answer(answer.client, Payload(fields))
+
+    monkeypatch.setattr(session.engine, "exchange", late)
+    play(session, 1, 2)
+    assert session.accepted["text"][0] == 1
+    assert session.accepted["image"] == (2, 1)
+
+
+def test_a_modality_that_the_server_lacks_is_not_exchanged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = federation("representations")
+    server = config["server"]["model"]
+    task = {"name": "classification", "target": "label"}
+    config["server"] |= {"model": server | {"encoders": {"image": server["encoders"]["image"]}}, "task": task}
+    session = prepared(config, tmp_path)
+    found = heard(session, monkeypatch)
+    play(session, 1, 1)
+    sent = {r.client: tuple(reply.fields["knowledge"]) for step, r, reply in found if step == "tell"}
+    assert sent == {"image": ("image",), "text": (), "paired-0": ("image",), "paired-1": ("image",)}
+    assert set(session.accepted.values()) == {(1, 1)}
+
+
+def test_where_nobody_counts_there_is_no_consensus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = federation("representations", aggregation="paired_only")
+    del config["clients"]["paired"]
+    session = prepared(config, tmp_path)
+    found = heard(session, monkeypatch)
+    play(session, 1, 1)
+    assert [len(r.payload.fields["consensus"]) for step, r, _ in found if step == "learn"] == [0, 0]
+
+
+# ---- the first round
+
+
+def test_clients_begin_once_public_set_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = federation("scores", first_public_epochs=2, first_private_epochs=1)
+    config["run"] |= {"sampling": {"cohort": 2}}
+    session = prepared(config, tmp_path)
+    fits: list[tuple[int, str, str, int]] = []
+    fit = Party.fit
+
+    def noted(party: Party, samples: Any, *, epochs: int, purpose: str = "task", **more: Any) -> int:
+        if party.name != "server" and purpose != "task":
+            assert len(samples) == len(party.public_set if purpose == "first-public" else party.train)
+            fits.append((party.clock.round, party.name, purpose, epochs))
+        return fit(party, samples, epochs=epochs, purpose=purpose, **more)
+
+    monkeypatch.setattr(Party, "fit", noted)
+    play(session, 1, 5)
+    rounds = {client: number for number, client, *_ in reversed(fits)}
+    assert fits == [
+        (rounds[client], client, purpose, epochs)
+        for client in dict.fromkeys(client for _, client, *_ in fits)
+        for purpose, epochs in (("first-public", 2), ("first-private", 1))
+    ]
+    assert set(rounds) == set(session.accepted)
+    assert len(set(rounds.values())) > 1  # some came later
+
+
+def test_by_default_nobody_trains_before_it_is_asked(tmp_path: Path) -> None:
+    session = session_of(tmp_path, "representations")
+    client = woken(session, "image")
+    expected = client.represent(client.public_set)["image"]
+    request = Request("image", "tell", 1, 0, None, Payload({"order": "x", "channels": '["image"]'}))
+    assert torch.equal(site_of(session).handle(request).fields["knowledge"]["image"], expected)
+
+
+# ---- refusals and options
+
+
+@pytest.mark.parametrize(
+    ("exchange", "options", "message"),
+    [
+        ("representations", {"kd_loss": "kl"}, "kd_loss is kl, which compares class scores, not representations"),
+        ("representations", {"digest_loss": "kl"}, "digest_loss is kl, which compares class scores"),
+        ("representations", {"public_samples": 17}, "public_samples is 17, but the public set has 16"),
+        ("representations", {"first_public_epochs": 1}, "first_public_epochs is 1, but .* exchange: scores and labels"),
+    ],
+)
+def test_what_cannot_be_is_refused(tmp_path: Path, exchange: str, options: Config, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        session_of(tmp_path, exchange, **options)
+
+
+def test_scores_need_one_classification(tmp_path: Path) -> None:
+    config = federation("scores")
+    retrieval = three_kinds()["server"]["task"]
+    paired = config["clients"]["paired"] | {"task": retrieval}
+    with pytest.raises(ConfigError, match="exchange is scores, but client 'paired-0' has the task 'retrieval'"):
+        prepared(config | {"clients": config["clients"] | {"paired": paired}}, tmp_path / "a")
+    with pytest.raises(ConfigError, match="exchange is scores, but the task of 'server' is 'retrieval'"):
+        prepared(config | {"server": config["server"] | {"task": retrieval}}, tmp_path / "b")
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"first_public_epochs": 1}, "it needs exchange: scores and labels"),
+        ({"aggregation": "sed"}, "aggregation 'sed' weighs scores by the true class, which the public set lacks"),
+    ],
+)
+def test_what_needs_labels_says_so(tmp_path: Path, options: Config, message: str) -> None:
+    config = federation("scores", server_epochs=0, **options)
+    sources = config["data"]["sources"]
+    columns = {"columns": {"image": "image", "text": "captions"}, "targets": {"topic": "topic"}}
+    sources["unlabelled"] = sources["scenes"] | {"seed": 7} | columns
+    config["public"] |= {"source": "unlabelled"}
+    with pytest.raises(ConfigError, match=message):
+        prepared(config, tmp_path)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"exchange": "scores", "kd_loss": "kl", "digest_loss": "kl", "first_public_epochs": 1},
+        {"exchange": "scores", "name": "margin_weighted", "kd_joint": True, "public_samples": 10},
+        {"exchange": "scores", "aggregation": "sed", "extraction": "train", "largest_score": 0.5},
+        {"name": "margin_weighted", "public_samples": 10, "server_first": True, "kd_optimizer": "shared"},
+        {"digest_loss": "cosine", "public_augment": True, "renormalise_target": True, "kd_joint": True},
+    ],
+)
+def test_options_run_and_two_sessions_agree(tmp_path: Path, options: Config) -> None:
+    found = [
+        outcome(play(session_of(tmp_path / name, **({"exchange": "representations"} | options)), 1, 2)) for name in "ab"
+    ]
+    assert set(found[0]) == {*CLIENTS, "server"}
+    for party, values in found[0].items():
+        assert all(torch.equal(value, found[1][party][key]) for key, value in values.items()), party
+
+
+def test_loud_clients_are_bounded_in_the_mean(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    session = session_of(tmp_path, "scores", largest_score=2.0)
+    algorithm, carry = session.experiment.algorithm, session.engine.exchange
+    said: list[Tensor] = []
+
+    def shouting(requests: Sequence[Request], deadline: float | None) -> Iterator[Answer]:
+        for answer in carry(requests, deadline):
+            knowledge = answer.payload.fields.get("knowledge") if answer.payload else None
+            if knowledge is None:
+                yield answer
+                continue
+            factor = 50.0 if answer.client == "image" else 1.0
+            said.append(factor * knowledge["label"])
+            changed = type(knowledge)({"label": said[-1]}, order=knowledge.order)
+            yield Answer(answer.client, Payload(answer.payload.fields | {"knowledge": changed}))
+
+    monkeypatch.setattr(session.engine, "exchange", shouting)
+    targets = algorithm.aggregate(session.server, session.cohort(1, Ledger()), algorithm.known(session.server))
+    expected = torch.zeros_like(said[0], dtype=torch.float64)
+    for values in said:
+        for k, row in enumerate(values.double()):
+            expected[k] += row * min(1.0, 2.0 / float(row.norm())) / len(said)
+    assert float(said[0].norm(dim=1).min()) > 2.0
+    torch.testing.assert_close(targets["label"].values, expected.float(), atol=1e-6, rtol=1e-5)

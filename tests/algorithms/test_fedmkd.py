@@ -1,0 +1,279 @@
+"""FedMKD: the student's step by hand, what lasts, and that it learns from teachers in both forms."""
+
+from __future__ import annotations
+
+import copy
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from either import classifying, topics, unit
+from misbehaving import contents, cut_short
+from polyfed.algorithms.fedmkd import FedMKD, Student, Teachers
+from polyfed.errors import ConfigError
+from polyfed.experiment import Experiment
+from polyfed.federation.payload import Payload
+from polyfed.federation.server import Server
+from polyfed.randomness import generator
+from polyfed.runner import resume, run
+from polyfed.session import Session
+from sessions import first_cohort, prepared, request, site_of, woken
+
+Config = dict[str, Any]
+METHOD = {"name": "fedmkd", "local_epochs": 1, "kd_epochs": 2, "predictor_width": 16}
+FORMS = ["representations", "scores"]
+RATE = 0.05
+
+
+def config_of(tiny: Config, form: str, augment: bool = True, **algorithm: Any) -> Config:
+    """Pictures have random views, texts have not."""
+    config = classifying(tiny) if form == "scores" else copy.deepcopy(tiny)
+    if augment:
+        config["server"]["model"] = copy.deepcopy(config["server"]["model"])
+        config["server"]["model"]["encoders"]["image"]["view"]["augment"] = {"flip": True, "jitter": True, "shift": 2}
+    return config | {"algorithm": METHOD | {"exchange": form} | algorithm}
+
+
+def session_of(tiny: Config, folder: Path, form: str, **algorithm: Any) -> tuple[Session, FedMKD]:
+    session = prepared(config_of(tiny, form, **algorithm), folder)
+    method = session.experiment.algorithm
+    assert isinstance(method, FedMKD)
+    return session, method
+
+
+def student_of(method: FedMKD, server: Server) -> tuple[Student, dict[str, Teachers]]:
+    """A student, and three teachers who say anything."""
+    known = method.known(server)
+    teachers = {name: Teachers(unit(3, *values.shape, seed=7), list("abc")) for name, values in known.items()}
+    widths = {name: values.shape[1] for name, values in known.items()}
+    return Student(method, server, server.exchanged(method.public_samples), widths), teachers
+
+
+# ---- what teachers say
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_teachers_are_those_who_have_the_channel_with_unit_norm(tiny: Config, tmp_path: Path, form: str) -> None:
+    session, method = session_of(tiny, tmp_path / "a", form)
+    twin, _ = session_of(tiny, tmp_path / "b", form)
+    known = method.known(session.server)
+    found = method.aggregate(session.server, first_cohort(session), known)
+    for name, teachers in found.items():
+        ids = [info.id for info in twin.server.clients if form == "scores" or name in info.modalities]
+        assert teachers.senders == ids
+        assert teachers.values.shape == (len(ids), *known[name].shape)
+    for place, info in enumerate(twin.server.clients):
+        payload = Payload({"order": known.order, "channels": method.wanted(known)(info)})
+        said = site_of(twin).handle(request(info.id, payload)).fields["knowledge"]
+        name = next(iter(said))
+        rows = said[name] / said[name].norm(dim=1, keepdim=True)
+        assert torch.allclose(found[name].values[found[name].senders.index(info.id)], rows, atol=1e-5), place
+
+
+def test_a_client_trains_on_its_own_task_alone(tiny: Config, tmp_path: Path) -> None:
+    session, method = session_of(tiny, tmp_path / "a", "representations", augment=False)
+    order, plain = session.server.order(), woken(session, "image")
+    plain.fit(plain.train, epochs=1)
+    payload = Payload({"order": order, "channels": '["image"]'})
+    said = site_of(session).handle(request("image", payload)).fields["knowledge"]
+    assert method.local_epochs == 1
+    assert torch.equal(said["image"], plain.represent(plain.public_set)["image"])
+
+
+# ---- the student's step, by hand
+
+
+def contrast_by_hand(
+    student: Student, name: str, own: Tensor, teachers: Tensor, items: list[int], tau: float
+) -> Tensor:
+    adapter = copy.deepcopy(student.attention.adapters[student.attention._place[name]]).double()
+    own, teachers = F.normalize(own.double(), dim=1), teachers.double()
+    targets = []
+    for k in range(len(own)):
+        query = adapter(own[k].detach())
+        logits = torch.stack([query @ adapter(teacher[k]) for teacher in teachers]) / math.sqrt(10)
+        target = sum(share * teacher[k] for share, teacher in zip(logits.softmax(0), teachers, strict=True))
+        targets.append(target / target.norm())
+    queue, owners = student._queue[f"values.{name}"].double(), student._queue[f"items.{name}"].tolist()
+    losses = []
+    for k in range(len(own)):
+        rest = [target for j, target in enumerate(targets) if items[j] != items[k]]
+        rest += [row for row, owner in zip(queue, owners, strict=True) if owner != items[k]]
+        logits = torch.stack([own[k] @ row / tau for row in [targets[k], *rest]])
+        losses.append(logits.exp().sum().log() - logits[0])
+    return torch.stack(losses).mean()
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_the_contrast_and_its_queue(tiny: Config, tmp_path: Path, form: str) -> None:
+    session, method = session_of(tiny, tmp_path, form, queue=6, temperature=0.2)
+    server = session.server
+    server.model.eval()
+    student, teachers = student_of(method, server)
+    seen: dict[str, list[int]] = {name: [] for name in teachers}
+    for index in (torch.tensor([0, 1, 40, 77]), torch.tensor([3, 20, 41, 60])):  # captions 0, 1 and 3 of one picture
+        batch = server.public_set.batch(index)
+        for name, own in method.form.outputs(server, batch, list(teachers)).items():
+            said, items = teachers[name].values[:, index], batch.items.tolist()
+            expected = contrast_by_hand(student, name, own, said, items, 0.2)
+            assert float(student.contrast(name, own, said, batch).detach()) == pytest.approx(
+                float(expected.detach()), rel=1e-5
+            )
+            seen[name] = (items + seen[name])[:6]
+            assert student._queue[f"items.{name}"].tolist() == seen[name]
+            rows = student._queue[f"values.{name}"]
+            assert torch.allclose(rows.norm(dim=1), torch.ones(len(seen[name])), atol=1e-5)
+            assert not rows.requires_grad
+
+
+def byol_by_hand(student: Student, server: Server, first: Tensor, second: Tensor) -> Tensor:
+    encoder, predictor = server.model.encoders["image"], student.predictors["image"]
+    ahead = predictor(encoder(first)), predictor(encoder(second))
+    with torch.no_grad():
+        goals = student.target["image"](first), student.target["image"](second)
+    losses = []
+    for p, t in ((ahead[0], goals[1]), (ahead[1], goals[0])):
+        losses.append(sum(2 - 2 * (a @ b) / (a.norm() * b.norm()) for a, b in zip(p, t, strict=True)) / len(p))
+    return losses[0] + losses[1]
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_one_step_is_that_of_the_weighted_sum(tiny: Config, tmp_path: Path, form: str) -> None:
+    sgd = {"optimizer": {"kind": "sgd", "lr": RATE, "momentum": 0.0, "clip": None}, "batch_size": 16}
+    session, method = session_of(
+        tiny, tmp_path, form, distillation=sgd, kd_weight=0.5, byol_weight=0.3, contrast_weight=0.6, momentum=0.9
+    )
+    server = session.server
+    server.model.train()
+    student, teachers = student_of(method, server)
+    assert list(student.predictors) == ["image"]  # texts have no random view
+    batch = server.public_set.batch(torch.tensor([2, 30, 51]), generator(1))
+    stream = server.generator("second-views")
+    again = server.public_set.batch(batch.index, stream, ["image"])
+    torch.manual_seed(3)  # of the dropout
+    said = method.form.outputs(server, batch, list(teachers))
+    contrast = sum(
+        contrast_by_hand(student, name, own, teachers[name].values[:, batch.index], batch.items.tolist(), 0.1)
+        for name, own in said.items()
+    )
+    own = copy.deepcopy(student.target.state_dict())
+    byol = byol_by_hand(student, server, batch.inputs["image"], again.inputs["image"])
+    student.target.load_state_dict(own)  # batch statistics
+    learning = {**dict(server.model.named_parameters()), **dict(student.predictors.named_parameters())}
+    total = 0.5 * (0.6 * contrast + 0.3 * byol)
+    gradients = torch.autograd.grad(total, list(learning.values()), allow_unused=True)
+    before = {name: value.detach().clone() for name, value in learning.items()}
+    adapters = [value.detach().clone() for value in student.attention.parameters()]
+    slow = [value.clone() for value in student.target.parameters()]
+    torch.manual_seed(3)
+    student.learn(batch, teachers)
+    for (name, value), gradient in zip(learning.items(), gradients, strict=True):
+        expected = before[name] if gradient is None else before[name] - RATE * gradient
+        assert torch.allclose(value, expected, atol=1e-6), name
+    assert any(not torch.equal(*pair) for pair in zip(adapters, student.attention.parameters(), strict=True))
+    online = server.model.tower("image").parameters()
+    for late, early, fast in zip(student.target.parameters(), slow, online, strict=True):
+        assert torch.allclose(late, 0.9 * early + 0.1 * fast, atol=1e-6)
+    assert student.means() == pytest.approx(
+        {"contrast": float(contrast.detach()), "byol": float(byol.detach())}, rel=1e-4
+    )
+
+
+def test_without_random_views_the_contrast_is_all(tiny: Config, tmp_path: Path) -> None:
+    session, method = session_of(tiny, tmp_path, "representations", augment=False)
+    student, _ = student_of(method, session.server)
+    assert len(student.predictors) == len(student.target) == 0
+    method.round(session.server, first_cohort(session))
+    names = {name for record in session.server.records for name in record["metrics"]}
+    assert "contrast" in names
+    assert "byol" not in names
+
+
+def test_the_weights_of_teachers_are_shown(tiny: Config, tmp_path: Path) -> None:
+    session, method = session_of(tiny, tmp_path, "representations")
+    method.round(session.server, first_cohort(session))
+    weights, senders = session.server.arrays["weights.image"]
+    assert senders == [info.id for info in session.server.clients]
+    assert torch.allclose(weights.sum(0), torch.ones(80))
+
+
+# ---- what lasts
+
+
+def test_everything_that_learns_is_kept(tiny: Config, tmp_path: Path) -> None:
+    session, method = session_of(tiny, tmp_path, "representations", public_samples=40)
+    server = session.server
+    method.round(server, first_cohort(session))
+    assert server.state.keys() == {"attention", "predictors", "target", "queue"}
+    assert len(server.state["queue"]["items.image"]) == 80  # two passes over 40
+    kept = copy.deepcopy(server.state)
+    server.begin(2)
+    student, _ = student_of(method, server)
+    for name, module in student._modules().items():
+        assert all(torch.equal(value, kept[name][key]) for key, value in module.state_dict().items())
+    assert any(":attention." in name for name in student.trainer.state())
+    assert torch.equal(student._queue["values.text"], kept["queue"]["values.text"])
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_a_resumed_run_ends_in_the_same_bits(tiny: Config, tmp_path: Path, form: str) -> None:
+    config = config_of(tiny, form, public_samples=40)
+    config["run"] |= {"evaluate_clients": False}
+    whole = run(Experiment.parse(config), tmp_path / "whole")
+    assert contents(resume(cut_short(config, tmp_path / "cut"))) == contents(whole)
+
+
+def test_a_channel_comes_later_than_the_first_round(tiny: Config, tmp_path: Path) -> None:
+    """Adapters of a channel without teachers wait; with none but pictures texts have no target at all."""
+    config = config_of(tiny, "representations")
+    del config["clients"]["paired"]
+    config["run"] |= {"evaluate_clients": False, "precision": "bfloat16"}
+    result = run(Experiment.parse(config), tmp_path / "run")
+    names = result.records.metric_names("server", "train")
+    assert "senders.image" in names
+    assert "senders.text" not in names
+    assert len(result.records.series("server", "contrast", "train")) == 2
+
+
+def test_settings_without_effect_are_refused(tiny: Config) -> None:
+    with pytest.raises(ConfigError, match="aggregation has no effect in fedmkd"):
+        Experiment.parse(tiny | {"algorithm": METHOD | {"aggregation": "sed"}})
+    again = Experiment.parse(tiny | {"algorithm": METHOD})  # what a run folder says can be read again
+    assert Experiment.parse(again.model_dump(mode="json")).algorithm == again.algorithm
+
+
+# ---- learning
+
+
+def test_the_student_comes_closer_to_its_teachers(tiny: Config, tmp_path: Path) -> None:
+    session, method = session_of(tiny, tmp_path, "representations", augment=False, kd_epochs=15)
+    server = session.server
+    _, place = server.public_set.items.unique(return_inverse=True)  # a teacher who knows one picture from another
+    teachers = {name: Teachers(unit(16, 8)[place][None], ["a"]) for name in method.known(server)}
+    before = {name: preference(method, server, name, teachers) for name in teachers}
+    method.distil(server, teachers)
+    for name, gap in before.items():
+        assert gap < 0.1
+        assert preference(method, server, name, teachers) > 0.2
+
+
+def preference(method: FedMKD, server: Server, name: str, teachers: dict[str, Teachers]) -> float:
+    """By how much cosines to the teacher of a sample's own target exceed those to all targets."""
+    matches = method.known(server)[name] @ teachers[name].values[0].T
+    return float(matches.diagonal().mean() - matches.mean())
+
+
+def test_the_student_learns_from_its_teachers_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("POLYFED_CACHE", str(tmp_path / "cache"))
+    config = topics(name="fedmkd", server_epochs=0)
+    config["run"] |= {"rounds": 3, "evaluate_clients": False}
+    result = run(Experiment.parse(config), tmp_path / "run")
+    found = list(result.records.series("server", "accuracy").values())
+    assert found[-1] > 2 * 100 / 6
+    losses = list(result.records.series("server", "contrast", "train").values())
+    assert losses[-1] < losses[0]

@@ -1,0 +1,123 @@
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from polyfed.analysis.drift import Party, drift, mean_distances, run_drift
+from polyfed.analysis.exchange_plots import draw_drift
+from polyfed.analysis.exchange_tables import drift_tables
+from polyfed.analysis.kept_clients import KeptClients
+from polyfed.analysis.opened import OpenedRun
+from polyfed.errors import ConfigError
+
+
+def unit(*shape: int, seed: int = 0) -> Tensor:
+    return F.normalize(torch.randn(*shape, generator=torch.Generator().manual_seed(seed)), dim=1)
+
+
+def party(name: str, group: str | None, values: Tensor) -> Party:
+    return Party(name, group, 3, {"sound": values})
+
+
+def test_distances_by_hand_and_by_loop() -> None:
+    a, b = torch.tensor([[1.0, 0.0], [0.0, 1.0]]), torch.tensor([[-1.0, 0.0], [0.0, 1.0]])
+    assert mean_distances([a, b]).tolist() == [[0.0, 1.0], [1.0, 0.0]]
+    sets = [unit(9, 4, seed=k) for k in range(3)]
+    found = mean_distances(sets)
+    for i in range(3):
+        for j in range(3):
+            gaps = [math.dist(p.tolist(), q.tolist()) for p, q in zip(sets[i], sets[j], strict=True)]
+            assert float(found[i, j]) == pytest.approx(sum(gaps) / 9)
+    order = torch.tensor([8, 0, 3, 1, 2, 7, 6, 5, 4])
+    torch.testing.assert_close(mean_distances([each[order] for each in sets]), found)
+
+
+def test_means_over_pairs() -> None:
+    same, other = unit(20, 5), unit(20, 5, seed=1)
+    found = drift(
+        "sound",
+        [party("a-0", "a", same), party("a-1", "a", same), party("b", "b", -same), party("server", None, other)],
+    )
+    assert (found.clients, found.server) == ((0, 1, 2), 3)
+    assert found.between("same").count == 1
+    assert found.between("same").distance == 0
+    assert found.between("same").alignment == pytest.approx(1)
+    assert (found.between("different").count, found.between("all").count) == (2, 3)
+    assert found.between("different").distance == pytest.approx(2)  # opposite, and yet aligned
+    assert found.between("different").alignment == pytest.approx(1)
+    assert found.between("all").distance == pytest.approx(4 / 3)
+    assert found.of_client(2).distance == pytest.approx(2)
+    assert found.between("server").count == 3
+    assert found.between("server").distance == pytest.approx(float(found.distances[:3, 3].mean()))
+    assert found.points.shape == (4, 20, 2)
+    torch.testing.assert_close(found.points[0], found.points[1])
+
+
+def test_one_client_and_the_server_or_no_server() -> None:
+    found = drift("sound", [party("a", "a", unit(9, 3)), party("server", None, unit(9, 3, seed=1))])
+    assert (found.between("all").count, found.between("server").count) == (0, 1)
+    assert math.isnan(found.between("all").distance)
+    alone = drift("sound", [party("a", "a", unit(9, 3)), party("b", "b", unit(9, 3, seed=1))])
+    assert alone.server is None
+    assert math.isnan(alone.between("server").alignment)
+
+
+def test_widths_may_differ() -> None:
+    sets = [unit(12, 3), unit(12, 5, seed=1), unit(12, 3, seed=2)]
+    found = drift("sound", [party(str(k), "a", values) for k, values in enumerate(sets)])
+    assert found.distances[1].isnan().tolist() == [True, False, True]
+    assert found.alignment.isfinite().all()
+    assert found.mapped == (0, 2)
+    assert found.points.shape == (2, 12, 2)
+    assert found.between("all").distance == pytest.approx(float(found.distances[0, 2]))
+
+
+def test_drift_of_a_run(fedafd_run: Path) -> None:
+    opened = KeptClients.of(fedafd_run)
+    found = run_drift(opened, samples=10, method="pca")
+    assert (found.run, found.samples) == ("run", 10)
+    image, text = found.modalities
+    assert image.names == ("paired-0", "paired-1", "image", "server")
+    assert text.names == ("paired-0", "paired-1", "server")
+    assert image.groups == ("paired", "paired", "image", None)
+    assert image.rounds == (1, 1, 1, 1)
+    # another way to the same figure: both models on the whole public set, one picture an item
+    server = OpenedRun.of(fedafd_run)
+    every = run_drift(opened, method="pca").modalities[0]
+    views = {name: each.view for name, each in server.saved.settings.encoders.items()}
+    public = opened.federation.public_samples(views)
+    assert public is not None
+    pictures = public.inputs["image"](torch.unique(public.rows["image"]))
+    gaps = opened.model("image").represent("image", pictures) - server.model.represent("image", pictures)
+    assert float(every.distances[2, 3]) == pytest.approx(float(gaps.detach().norm(dim=1).mean()), rel=1e-5)
+    assert len(pictures) == every.points.shape[1] == 16
+
+
+def test_it_is_the_same_each_time_and_is_drawn(fedafd_run: Path) -> None:
+    opened = KeptClients.of(fedafd_run)
+    found, again = (run_drift(opened, samples=6) for _ in range(2))
+    assert torch.equal(found.modalities[0].points, again.modalities[0].points)
+    assert found.to_json() == again.to_json()
+    (left, right, *_) = draw_drift(found).axes
+    assert [len(dots.get_offsets()) for dots in left.collections] == [6] * 4
+    assert right.images[0].get_array().shape == (4, 4)
+    table, _ = drift_tables(found)
+    assert [row[0] for row in table.rows][:3] == ["paired-0", "paired-1", "image"]
+    assert table.rows[3][0] == "mean, all pairs (3)"
+
+
+def test_what_cannot_be(fedafd_run: Path) -> None:
+    opened = KeptClients.of(fedafd_run)
+    with pytest.raises(ConfigError, match="method 'umap'"):
+        run_drift(opened, method="umap")
+    with pytest.raises(ConfigError, match="3 public samples are too few to compare; it takes 4"):
+        run_drift(opened, samples=3)
+    private = replace(opened, experiment=opened.experiment.model_copy(update={"public": None}))
+    with pytest.raises(ConfigError, match="has no public set, so there are no samples that all may see"):
+        run_drift(private)

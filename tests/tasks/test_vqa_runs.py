@@ -1,0 +1,83 @@
+"""VQA in whole runs: as the server's task, as a client's, and of a saved model."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from polyfed import Experiment, run
+from polyfed.data.answers import OTHER
+from polyfed.errors import DataError
+from polyfed.evaluation import evaluate_model
+from polyfed.saved import load_model, model_folder
+
+Config = dict[str, Any]
+KINDS = [{"name": "count", "question": "^how many"}, {"name": "truth", "answer": "yes|no"}]
+
+
+def asking(tiny: Config, algorithm: object, **task: object) -> Config:
+    """``tiny``, whose server and paired clients answer questions on generated scenes."""
+    scenes = tiny["data"]["sources"]["scenes"] | {"columns": {"image": "image", "text": "questions"}}
+    tiny["data"]["sources"]["scenes"] = {"name": "questions", "of": scenes, "most": 12, "kinds": KINDS}
+    for party in (tiny["server"], tiny["clients"]["paired"]):
+        party["task"] = {"name": "vqa", "hidden": 8} | task
+    tiny["run"]["rounds"] = 1
+    return tiny | {"algorithm": algorithm}
+
+
+@pytest.fixture
+def finished(tiny: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setattr("polyfed.session.draw_all", lambda folder: None)
+    content = asking(tiny, {"name": "creamfl", "local_epochs": 1, "kd_joint": True})
+    return run(Experiment.load(content), tmp_path / "run").folder
+
+
+def test_creamfl_trains_a_server_that_answers_and_its_saved_model_says_the_same(finished: Path) -> None:
+    found = evaluate_model(finished, "scenes", which="last")
+    lines = [json.loads(line) for line in (finished / "metrics.jsonl").read_text().splitlines()]
+    told = next(line for line in reversed(lines) if line["kind"] == "test" and line["party"] == "server")
+    assert found.metrics == pytest.approx(told["metrics"])
+    assert {"accuracy", "prior", "accuracy_count", "prior_count", "n_truth", "answerable"} <= set(found.metrics)
+    assert found.metrics["answers"] == 12
+    assert 0 < found.metrics["answerable"] < 100
+    clients = [line["metrics"] for line in lines if line["party"].startswith("paired") and line["kind"] == "test"]
+    assert all(0 <= metrics["accuracy"] <= 100 for metrics in clients)
+    assert len(clients) == 2
+
+
+def test_the_table_is_saved_with_the_model_and_another_is_refused(finished: Path, tmp_path: Path) -> None:
+    saved = load_model(model_folder(finished, "last"))
+    table = saved.config["samples"]["classes"]["answer"]
+    assert len(table) == 13
+    assert table[-1] == OTHER
+    assert saved.build(saved.context(tmp_path)).heads["vqa-scenes"].answers == 12
+    other = shutil.copytree(finished, tmp_path / "other")
+    path = other / "models" / "last" / "config.json"
+    config = json.loads(path.read_text())
+    config["samples"]["classes"]["answer"][:2] = reversed(table[:2])
+    path.write_text(json.dumps(config))
+    with pytest.raises(DataError, match="classes of 'answer'"):
+        evaluate_model(other, "scenes", which="last")
+
+
+def test_frozen_encoders_of_a_server_stay_as_they_were(tiny: Config, tmp_path: Path) -> None:
+    content = asking(tiny, "server_only", encoders="frozen")
+    content["run"]["rounds"] = 2
+    short = {**content, "run": {**content["run"], "rounds": 1}}
+    first, second = (
+        load_model(model_folder(run(Experiment.load(kind), tmp_path / name).folder, "last")).weights
+        for name, kind in (("one", short), ("two", content))
+    )
+    assert all(torch.equal(value, second[name]) for name, value in first.items() if name.startswith("encoders"))
+    assert any(not torch.equal(value, second[name]) for name, value in first.items() if name.startswith("heads"))
+
+
+def test_answering_is_a_task_of_clients_that_average_their_weights(tiny: Config, tmp_path: Path) -> None:
+    result = run(Experiment.load(asking(tiny, "fedavg")), tmp_path / "run")
+    assert result.metrics("paired-0")["answers"] == 12
+    assert result.metrics("paired-0") == result.metrics("paired-1")
