@@ -15,6 +15,8 @@ from torch import Tensor
 
 from polyfed import Experiment, resume, run
 from polyfed.algorithms.creamfl import CreamFL
+from polyfed.algorithms.ensemble_distillation import EnsembleDistillation
+from polyfed.algorithms.fedafd import FedAFD
 from polyfed.catalogue import presets
 from polyfed.engines.flower import Flower
 from polyfed.engines.local import Local
@@ -33,7 +35,7 @@ from polyfed.federation.transport import Transport
 from polyfed.models.model import ModelSettings
 from polyfed.optim.settings import OptimizerSettings, Schedule
 from polyfed.session import Session
-from polyfed.settings import Settings
+from polyfed.settings import Component, Settings
 from sessions import first_cohort, prepared, woken
 
 DOCS = Path(__file__).parent.parent / "docs"
@@ -182,7 +184,15 @@ def test_every_switch_of_creamfl_is_described_with_its_default() -> None:
     for name, field in CreamFL.model_fields.items():
         found = re.search(rf"^\| `{name}` \| `?([^`|]+)`? \|", page, re.MULTILINE)
         assert found, name
-        assert yaml.safe_load(found[1]) == field.default, name
+        default = field.default.component_name() if isinstance(field.default, Component) else field.default
+        assert yaml.safe_load(found[1]) == default, name
+
+
+@pytest.mark.parametrize("method", [FedAFD, EnsembleDistillation])
+def test_every_switch_of_representation_exchange_is_named(method: type[EnsembleDistillation]) -> None:
+    pages = [(DOCS / f"{name}.md").read_text(encoding="utf-8") for name in ("fedafd", "representation-exchange")]
+    missing = [name for name in method.model_fields if not any(f"`{name}`" in page for page in pages)]
+    assert not missing
 
 
 def test_tests_links_and_presets_that_pages_name_exist() -> None:

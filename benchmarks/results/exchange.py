@@ -53,7 +53,7 @@ METHODS: Mapping[str, Method] = {
     "fedproto": Method("exchange-fedproto", server=False),
     "fedtgp": Method("exchange-fedtgp", server=False),
     "fedafd": Method("fedafd-flickr8k-pretrained"),
-    "fedafd-k4": _fedafd("broadcast_every=4"),
+    "fedafd-k3": _fedafd("broadcast_every=3"),
     "fedafd-no-baa": _fedafd("beta=0"),
     "fedafd-no-gff": _fedafd("fusion=none"),
     "fedafd-no-sed": _fedafd("aggregation=mean"),
@@ -147,8 +147,8 @@ def main() -> None:
     parser.add_argument("--methods", nargs="+", default=list(METHODS), choices=list(METHODS), metavar="METHOD")
     parser.add_argument("--jobs", type=int, default=2)
     parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--rounds", type=int, default=8)
-    parser.add_argument("--search-rounds", type=int, default=4)
+    parser.add_argument("--rounds", type=int, default=6)
+    parser.add_argument("--search-rounds", type=int, default=3)
     parser.add_argument("--only-search", action="store_true")
     parser.add_argument("--set", action="append", default=[])
     options = parser.parse_args()

@@ -216,10 +216,10 @@ def drift(
     device: Device = None,
 ) -> None:
     """Measure how differently clients and server represent the same public samples, and draw these on a map."""
-    from polyfed.analysis.kept_clients import KeptClients
     from polyfed.analysis.drift import run_drift
     from polyfed.analysis.exchange_plots import draw_drift
     from polyfed.analysis.exchange_tables import drift_tables
+    from polyfed.analysis.kept_clients import KeptClients
     from polyfed.analysis.opened import Where
     from polyfed.analysis.results import ready_folder
 
@@ -244,10 +244,10 @@ def features(
     device: Device = None,
 ) -> None:
     """Compare a client's own features, those of the server's encoders, and both fused (FedAFD), by class."""
-    from polyfed.analysis.kept_clients import KeptClients
     from polyfed.analysis.exchange_plots import draw_features
     from polyfed.analysis.exchange_tables import features_table
     from polyfed.analysis.fused_features import run_features
+    from polyfed.analysis.kept_clients import KeptClients
     from polyfed.analysis.opened import Where
     from polyfed.analysis.results import ready_folder
 

@@ -9,8 +9,8 @@ import torch
 
 from polyfed.analysis.drift import Drift, ModalityDrift
 from polyfed.analysis.fused_features import KINDS, TOGETHER, Features
-from polyfed.analysis.traffic import DIRECTIONS, Traffic
 from polyfed.analysis.round_weights import ChannelWeights, RunWeights
+from polyfed.analysis.traffic import DIRECTIONS, Traffic
 from polyfed.reporting.figures import COLOURS, GREY, SEQUENTIAL, empty_figure, figure_grid, styled, whole_rounds
 from polyfed.reporting.tables import MIB, figure
 

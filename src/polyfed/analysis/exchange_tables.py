@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 from polyfed.analysis.drift import Drift, ModalityDrift, Pairs
 from polyfed.analysis.fused_features import Features
-from polyfed.analysis.traffic import DIRECTIONS, Traffic
 from polyfed.analysis.round_weights import ChannelWeights, RunWeights
+from polyfed.analysis.traffic import DIRECTIONS, Traffic
 from polyfed.reporting.tables import TextTable, count, figure, mib
 
 _DRIFT_COLUMNS = ("", "round", "distance to clients", "CKA", "distance to server", "CKA")

@@ -1,0 +1,221 @@
+"""What holds for every method over a public set: bytes, repetition, resumption, absent kinds; switches of FedAFD."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from by_hand import one_classification, outcome, play, three_kinds
+from misbehaving import contents, cut_short
+from polyfed.algorithms.ensemble_distillation import EnsembleDistillation
+from polyfed.experiment import Experiment
+from polyfed.federation.cohort import Answer, Request
+from polyfed.federation.ledger import Ledger
+from polyfed.federation.payload import Payload, Weights
+from polyfed.reporting.records import RunRecords
+from polyfed.runner import resume, run
+from polyfed.session import Session
+from sessions import prepared, request, site_of
+
+Config = dict[str, Any]
+
+METHODS: dict[str, Config] = {
+    "creamfl": {"name": "creamfl"},
+    "creamfl-few": {"name": "creamfl", "public_samples": 10},
+    "fedafd": {"name": "fedafd"},
+    "fedafd-few": {"name": "fedafd", "public_samples": 10, "broadcast_every": 2},
+    "fedmd": {"name": "fedmd"},
+    "fedmd-scores": {"name": "fedmd", "exchange": "scores", "public_samples": 10},
+    "margin": {"name": "margin_weighted"},
+}
+ROW = 8 * 4, 18 * 4  # bytes of a representation, of a row of scores
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("POLYFED_CACHE", str(tmp_path / "cache"))
+
+
+def federation(method: str) -> Config:
+    config = three_kinds(**METHODS[method])
+    config["clients"]["paired"]["count"] = 1
+    config["run"] |= {"evaluate_clients": 1}
+    return one_classification(config) if method.endswith("scores") else config
+
+
+def sent(records: RunRecords) -> dict[tuple[str, int, str, str], int]:
+    """(client, round, direction, kind) -> bytes of tensors; 0 if there is no such line."""
+    totals: dict[tuple[str, int, str, str], int] = defaultdict(int)
+    for line in records.transfers:
+        totals[line.client, line.round, line.direction, line.kind] += line.bytes
+    return totals
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_bytes_twice_and_resumed_in_mid_round(tmp_path: Path, method: str) -> None:
+    """The ledger has what the method's table says, and nothing depends on an interruption."""
+    config = federation(method)
+    experiment = Experiment.parse(config)
+    whole = run(experiment, tmp_path / "a")
+    assert not whole.records.events
+    assert contents(resume(cut_short(config, tmp_path / "b"))) == contents(whole)
+
+    found, rows = sent(whole.records), config["algorithm"].get("public_samples", 16)
+    session = prepared(config, tmp_path / "sizes")
+    kind = "scores" if method.endswith("scores") else "representations"
+    for client in session.server.clients:
+        own = len(client.modalities)
+        for number in (1, 2):
+            up, down = (found[client.id, number, direction, kind] for direction in ("up", "down"))
+            if kind == "scores":
+                assert up == down == rows * ROW[1]
+            elif config["algorithm"]["name"] in ("fedmd", "margin_weighted"):
+                assert up == down == own * rows * ROW[0]  # the consensus in the client's own modalities
+            else:
+                assert (up, down) == (own * rows * ROW[0], 2 * rows * ROW[0])
+            weights = found[client.id, number, "down", "weights"]
+            assert found[client.id, number, "up", "weights"] == 0
+            assert weights == encoders(session, client.modalities, method, number)
+
+
+def encoders(session: Session, modalities: Sequence[str], method: str, number: int) -> int:
+    """Bytes of the encoders that cross in a round."""
+    if not method.startswith("fedafd") or (method == "fedafd-few" and number == 2):
+        return 0
+    model = session.server.model
+    return sum(value.nbytes for name in modalities for value in model.encoders[name].state_dict().values())
+
+
+# ---- switches of FedAFD; those of the others are tested with them
+
+SWITCHES: dict[str, Config] = {
+    "released": {
+        "baa_update": "alternate",
+        "adversarial": "non_saturating",
+        "share_discriminators": True,
+        "double_sigmoid": True,
+        "reset_fusion": True,
+        "shared_global_branch": True,
+        "send_encoders": "all",
+        "renormalise": False,
+        "kd_loss": "mse",
+        "cache_global_features": False,
+    },
+    "maps": {"fusion": "maps", "public_samples": 10, "broadcast_every": 2, "local_epochs": 2},
+    "no-gff-no-baa": {"fusion": "none", "beta": 0, "aggregation": "mean"},
+    "no-baa": {"beta": 0, "fuse": "embeddings", "kd_joint": True, "public_samples": 10},
+    "no-gff": {"fusion": "none", "public_augment": True, "extraction": "train", "server_first": False},
+    "thrice": {"broadcast_every": 3, "public_batches_per_epoch": 1, "public_batch_size": 8},
+}
+
+
+@pytest.mark.parametrize("name", SWITCHES)
+def test_every_switch_runs_and_two_sessions_agree(tmp_path: Path, name: str) -> None:
+    found = []
+    for place in "ab":
+        config = three_kinds(name="fedafd", **SWITCHES[name])
+        config["clients"]["paired"]["count"] = 1
+        session = play(prepared(config, tmp_path / place), 1, 2)
+        assert set(session.accepted) == {"image", "text", "paired"}
+        judged = session.experiment.algorithm.evaluate_clients(session.server, session.cohort(3, Ledger()))
+        found.append((outcome(session), judged))
+    assert found[0][1] == found[1][1]
+    for party, values in found[0][0].items():
+        assert all(torch.equal(value, found[1][0][party][key]) for key, value in values.items()), party
+
+
+def test_switches_change_what_a_client_learns(tmp_path: Path) -> None:
+    """Each one alone, in one epoch of a client of texts; the first matters to paired ones only, the next to nobody."""
+    idle = {"share_discriminators", "renormalise", "send_encoders", "cache_global_features", "kd_loss"}
+    found: dict[str, torch.Tensor] = {}
+    for key, value in ({"beta": 0.5} | SWITCHES["released"] | {"fuse": "embeddings"}).items():
+        session = prepared(three_kinds(name="fedafd", **{key: value}), tmp_path / key)
+        model = session.server.model.state_dict()
+        encoders = Weights({name: x for name, x in model.items() if name.startswith("encoders.text.")})
+        known = session.experiment.algorithm.known(session.server)
+        asked = request("text", Payload({"representations": known, "encoders": encoders, "version": 1}))
+        found[key] = site_of(session).handle(asked).fields["representations"]["text"]
+    default = found.pop("beta")
+    assert {key for key, values in found.items() if torch.allclose(values, default, atol=1e-7)} == idle
+
+
+@pytest.mark.parametrize("kept", [("paired",), ("image",)])
+@pytest.mark.parametrize("method", ["fedafd", "fedmd", "creamfl"])
+def test_federations_of_one_kind(tmp_path: Path, method: str, kept: Sequence[str]) -> None:
+    config = three_kinds(name=method)
+    config["clients"] = {name: group for name, group in config["clients"].items() if name in kept}
+    session = play(prepared(config, tmp_path), 1, 1)
+    metrics = {key for record in session.server.records for key in record["metrics"]}
+    assert "kd_distance_after.image" in metrics
+    assert ("kd_distance_after.text" in metrics) == (kept == ("paired",))
+
+
+@pytest.mark.parametrize("method", ["fedafd", "fedmd"])
+def test_one_client_a_round(tmp_path: Path, method: str) -> None:
+    config = three_kinds(name=method)
+    config["run"] |= {"sampling": {"cohort": 1}}
+    session = play(prepared(config, tmp_path), 1, 4)
+    assert len(session.accepted) > 1
+    assert not [record for record in session.server.records if record["kind"] == "event"]
+
+
+def test_every_weighting_serves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same answers, weighed in all ways: other targets, with weights of sum 1."""
+    session = prepared(three_kinds(name="fedafd", fusion="none", beta=0.0), tmp_path)
+    server, algorithm = session.server, session.experiment.algorithm
+    assert isinstance(algorithm, EnsembleDistillation)
+    known, answers = algorithm.known(server), list[Answer]()
+    carry = session.engine.exchange
+
+    def remembered(requests: Sequence[Request], deadline: float | None) -> Iterator[Answer]:
+        if not answers:
+            answers.extend(carry(requests, deadline))
+        yield from answers
+
+    monkeypatch.setattr(session.engine, "exchange", remembered)
+    found = {}
+    for kind in ("sed", "gca", "mean", "count", "iot", "entropy", "variance", "margin", "paired_only"):
+        settings = session.experiment.model_dump(mode="json")["algorithm"] | {"aggregation": {"name": kind}}
+        other = Experiment.parse(three_kinds() | {"algorithm": settings}).algorithm
+        other.setup(server)
+        targets = other.aggregate(server, session.cohort(1, Ledger()), known)
+        weights, senders = server.arrays["weights.image"]
+        assert senders == ["image", "paired-0", "paired-1"]
+        valid = targets["image"].valid  # entropy lets clients be silent
+        torch.testing.assert_close(weights.sum(0), valid.float())
+        assert bool(valid.all()) == (kind != "entropy")
+        found[kind] = targets["image"].values
+    for kind, values in found.items():
+        if kind not in ("mean", "count"):  # clients have equally many samples? see below
+            assert not torch.allclose(values, found["mean"], atol=1e-6), kind
+
+
+def test_joint_distillation_trains_on_all_of_the_public_set(tmp_path: Path) -> None:
+    """With ten of sixteen samples exchanged, the task still sees all and the targets fall on the right ones."""
+    session = prepared(three_kinds(name="fedafd", kd_joint=True, public_samples=10), tmp_path)
+    server, algorithm = session.server, session.experiment.algorithm
+    seen: list[tuple[list[int], list[bool]]] = []
+    inner = algorithm.__class__.distillation_loss
+    known = algorithm.known(server)
+
+    def noted(self: Any, server: Any, batch: Any, targets: Any) -> Any:
+        target = targets["image"]
+        for k in batch.index[target.valid[batch.index]].tolist():
+            place = server.exchanged_index(10).tolist().index(k)
+            torch.testing.assert_close(target.values[k], agreed["image"].values[place])
+        seen.append((batch.index.tolist(), target.valid[batch.index].tolist()))
+        return inner(self, server, batch, targets)
+
+    agreed = algorithm.aggregate(server, session.cohort(1, Ledger()), known)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(algorithm.__class__, "distillation_loss", noted)
+        algorithm.distil(server, agreed)
+    index = [k for part, _ in seen for k in part]
+    valid = {k: ok for part, flags in seen for k, ok in zip(part, flags, strict=True)}
+    assert sorted(index) == list(range(16))
+    assert [k for k in range(16) if valid[k]] == server.exchanged_index(10).tolist()
