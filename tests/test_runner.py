@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from misbehaving import Config, contents, interrupted
+from misbehaving import Config, contents, cut_short, interrupted
 from polyfed.errors import RunError
 from polyfed.experiment import Experiment
 from polyfed.runfolder import RunFolder
@@ -192,3 +192,11 @@ def test_the_run_folder_is_complete(config: Config, tmp_path: Path) -> None:
     environment = json.loads((folder / "environment.json").read_text())
     assert environment["versions"]["torch"] == torch.__version__
     assert {path.name for path in (folder / "models").iterdir()} == {"last", "best"}
+
+
+def test_a_run_without_server_and_global_models_is_resumed(tiny: Config, tmp_path: Path) -> None:
+    del tiny["server"], tiny["public"]
+    tiny["algorithm"] = {"name": "local", "local_epochs": 1}
+    whole = run(Experiment.parse(tiny), tmp_path / "whole")
+    again = resume(cut_short(tiny, tmp_path / "cut"))
+    assert (again.folder / "metrics.jsonl").read_bytes() == (whole.folder / "metrics.jsonl").read_bytes()

@@ -58,6 +58,8 @@ METHODS: Mapping[str, Method] = {
     "fedafd-no-gff": _fedafd("fusion=none"),
     "fedafd-no-sed": _fedafd("aggregation=mean"),
     "fedafd-paired-only": _fedafd("aggregation=paired_only"),
+    "fedafd-int8": Method("fedafd-flickr8k-pretrained", ("run.transport.dtype=int8",), "fedafd"),
+    "creamfl-int8": Method("exchange-creamfl", ("run.transport.dtype=int8",), "creamfl"),
 }
 
 

@@ -179,7 +179,8 @@ class RunFolder:
     ) -> bytes:
         """Write a safetensors file, completely or not at all; returns its bytes."""
         ready = {key: tensor.detach().cpu().contiguous().clone() for key, tensor in tensors.items()}
-        blob = safetensors.torch.save(ready, metadata=dict(metadata or {}))
+        # a file with neither tensors nor metadata can be read only if it says None
+        blob = safetensors.torch.save(ready, metadata=dict(metadata) if metadata else None)
         write_atomically(self.path / name, blob)
         return blob
 

@@ -3,12 +3,14 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from polyfed import Experiment, run
 from polyfed.analysis.drift import Party, drift, mean_distances, run_drift
 from polyfed.analysis.exchange_plots import draw_drift
 from polyfed.analysis.exchange_tables import drift_tables
@@ -110,6 +112,18 @@ def test_it_is_the_same_each_time_and_is_drawn(fedafd_run: Path) -> None:
     table, _ = drift_tables(found)
     assert [row[0] for row in table.rows][:3] == ["paired-0", "paired-1", "image"]
     assert table.rows[3][0] == "mean, all pairs (3)"
+
+
+def test_clients_that_had_their_turn_without_a_server_model(tiny: dict[str, Any], tmp_path: Path) -> None:
+    tiny["algorithm"] = {"name": "local", "local_epochs": 1}
+    tiny["run"] |= {"sampling": {"cohort": 2}, "rounds": 1, "evaluate_clients": False}
+    opened = KeptClients.of(run(Experiment.load(tiny), tmp_path / "run").folder)
+    assert len(opened.labels) == 2
+    alone = replace(opened, experiment=opened.experiment.model_copy(update={"server": None}))
+    found, beside = (run_drift(each, method="pca").modalities[0] for each in (alone, opened))
+    assert (found.names, found.server) == (tuple(opened.labels), None)
+    assert beside.names == (*found.names, "server")
+    assert found.between("all") == beside.between("all")
 
 
 def test_what_cannot_be(fedafd_run: Path) -> None:

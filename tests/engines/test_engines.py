@@ -18,6 +18,18 @@ METHODS: dict[str, dict[str, Any]] = {
     "fedavg": {"name": "fedavg", "local_epochs": 1},
     "creamfl": {"name": "creamfl", "local_epochs": 1},
     "two_phases": {"name": "two_phases.TwoPhases"},
+    "fedafd": {"name": "fedafd", "local_epochs": 1, "broadcast_every": 2},
+    "fedmd": {"name": "fedmd", "local_epochs": 1, "public_samples": 40},
+}
+MORE_METHODS: dict[str, dict[str, Any]] = {
+    "local": {"name": "local", "local_epochs": 1},
+    "fedafd-maps": {"name": "fedafd", "local_epochs": 1, "fusion": "maps", "baa_update": "alternate"},
+    "fedgems": {"name": "fedgems", "local_epochs": 1},
+    "fedet": {"name": "fedet", "local_epochs": 1},
+    "fedmkd": {"name": "fedmkd", "local_epochs": 1, "kd_epochs": 1, "predictor_width": 8},
+    "margin_weighted": {"name": "margin_weighted", "local_epochs": 1},
+    "fedproto": {"name": "fedproto", "local_epochs": 1},
+    "fedtgp": {"name": "fedtgp", "local_epochs": 1},
     "fedprox": {"name": "fedprox", "local_epochs": 1},
     "moon": {"name": "moon", "local_epochs": 1, "projection": 4},
     "scaffold": {"name": "scaffold", "local_epochs": 1},
@@ -27,6 +39,8 @@ METHODS: dict[str, dict[str, Any]] = {
 }
 BLOCKS: dict[str, dict[str, Any]] = {
     "fedcola": {"name": "fedcola"},
+}
+MORE_BLOCKS: dict[str, dict[str, Any]] = {
     "fedcola-sequential": {"name": "fedcola", "averaging": "sequential", "send": "modules", "train_out": False},
     "fediot": {"name": "fediot"},
     "fed_mae": {"name": "fed_mae", "decoder_depth": 1, "decoder_width": 32, "decoder_heads": 4},
@@ -60,9 +74,9 @@ def finished(config: dict[str, Any], folder: Path, *, engine: Any = "local", **r
 
 
 @pytest.mark.usefixtures("ray_cluster")
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", [*METHODS, *(pytest.param(name, marks=pytest.mark.slow) for name in MORE_METHODS)])
 def test_every_engine_gives_the_same_bits(tiny: dict[str, Any], tmp_path: Path, method: str) -> None:
-    config = tiny | {"algorithm": METHODS[method]}
+    config = tiny | {"algorithm": (METHODS | MORE_METHODS)[method]}
     expected = digest(finished(config, tmp_path / "local"))
     assert len(expected) > 3
     for name, engine in ENGINES.items():
@@ -70,12 +84,12 @@ def test_every_engine_gives_the_same_bits(tiny: dict[str, Any], tmp_path: Path, 
 
 
 @pytest.mark.usefixtures("ray_cluster")
-@pytest.mark.parametrize("method", BLOCKS)
+@pytest.mark.parametrize("method", [*BLOCKS, *(pytest.param(name, marks=pytest.mark.slow) for name in MORE_BLOCKS)])
 def test_every_engine_gives_the_same_bits_with_transformers(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, method: str
 ) -> None:
     monkeypatch.setenv("POLYFED_CACHE", str(tmp_path / "cache"))
-    config = transformers(**BLOCKS[method])
+    config = transformers(**(BLOCKS | MORE_BLOCKS)[method])
     expected = digest(finished(config, tmp_path / "local"))
     for name, engine in ENGINES.items():
         assert digest(finished(config, tmp_path / name, engine=engine)) == expected, name
@@ -83,9 +97,12 @@ def test_every_engine_gives_the_same_bits_with_transformers(
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("ray_cluster")
-def test_narrow_transport_and_precision_are_the_same_everywhere(tiny: dict[str, Any], tmp_path: Path) -> None:
+@pytest.mark.parametrize("dtype", ["float16", "int8"])
+def test_narrow_transport_and_precision_are_the_same_everywhere(
+    tiny: dict[str, Any], tmp_path: Path, dtype: str
+) -> None:
     config = tiny | {"algorithm": METHODS["creamfl"]}
-    settings = {"transport": {"dtype": "float16"}, "precision": "bfloat16", "rounds": 1}
+    settings = {"transport": {"dtype": dtype}, "precision": "bfloat16", "rounds": 1}
     expected = digest(finished(config, tmp_path / "local", **settings))
     for name, engine in ENGINES.items():
         assert digest(finished(config, tmp_path / name, engine=engine, **settings)) == expected, name

@@ -78,7 +78,7 @@ class EitherForm(EnsembleDistillation):
         return self.form.anchors(known).get(channel)
 
     def share(self, known: Knowledge) -> Callable[[ClientInfo], Knowledge]:
-        """What of the server's knowledge each client gets: that of its own channels."""
+        """What of some knowledge each client gets: that of its own channels."""
 
         def of(client: ClientInfo) -> Knowledge:
             own = self.form.channels(client, list(known))

@@ -86,6 +86,10 @@ class EnsembleDistillation(Algorithm):
         Raises:
             ConfigError: they do not.
         """
+        if len(server.public_set) < 2:
+            raise ConfigError(
+                f"the public set has {len(server.public_set)} samples, too few to learn from; raise public.items"
+            )
         if self.public_samples is not None and self.public_samples > len(server.public_set):
             raise ConfigError(
                 f"algorithm.public_samples is {self.public_samples}, but the public set has {len(server.public_set)}; "

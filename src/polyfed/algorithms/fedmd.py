@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from typing import ClassVar, Literal
+from typing import ClassVar
 
 import torch
 from pydantic import Field
@@ -12,20 +12,19 @@ from torch import Tensor
 
 from polyfed.aggregation.ensemble import Ensembled
 from polyfed.algorithms.algorithm import Lifetime, Reply, client_step, each
-from polyfed.algorithms.ensemble_distillation import EnsembleDistillation, Gathered
+from polyfed.algorithms.either_form import EitherForm
+from polyfed.algorithms.ensemble_distillation import Gathered
 from polyfed.data.samples import Samples
 from polyfed.errors import ConfigError
-from polyfed.federation.client import Client, ClientInfo
+from polyfed.federation.client import Client
 from polyfed.federation.cohort import Cohort
-from polyfed.federation.knowledge import Form, Knowledge, RepresentationForm, ScoreForm
+from polyfed.federation.knowledge import Knowledge
 from polyfed.federation.payload import Representations, Scores
 from polyfed.federation.server import Server
 from polyfed.losses.distillation import DISTILLATIONS, Distillation
 
-Exchange = Literal["representations", "scores"]
 
-
-class FedMD(EnsembleDistillation):
+class FedMD(EitherForm):
     """Heterogeneous federated learning by model distillation (FedMD, Li and Wang, 2019).
 
     Before its first round a client trains on the labelled public set, then on its own data. A round: clients say what
@@ -43,13 +42,8 @@ class FedMD(EnsembleDistillation):
         "begun": Lifetime.RUN,
     }
 
-    exchange: Exchange = Field(
-        default="representations",
-        description="what crosses: representations by modality, or scores of one classification",
-    )
-    largest_score: float = Field(
-        default=100.0, gt=0, description="scores: L2 norm of a row in an average; longer rows are scaled down to it"
-    )
+    idle: ClassVar[tuple[str, ...]] = ("temperature",)
+
     digest_epochs: int = Field(default=1, ge=0, description="passes over the exchanged samples that fit the consensus")
     digest_loss: Distillation = Field(default="l1", description="distance of the digest; the paper's: l1")
     digest_batch_size: int = Field(default=128, ge=2, description="public samples a step of the digest")
@@ -59,11 +53,6 @@ class FedMD(EnsembleDistillation):
     first_private_epochs: int = Field(
         default=0, ge=0, description="passes over private data before a client's first round"
     )
-
-    @property
-    def form(self) -> Form:
-        """Representations or scores."""
-        return RepresentationForm() if self.exchange == "representations" else ScoreForm(self.largest_score)
 
     # ---- server half
 
@@ -93,7 +82,7 @@ class FedMD(EnsembleDistillation):
             self.tell,
             check=self.check(server, known, "knowledge"),
             order=known.order,
-            channels=each(lambda client: json.dumps(self.form.channels(client, list(known)))),
+            channels=each(self.wanted(known)),
         )
         for reply in replies:
             self.gather(server, reply, reply.knowledge, known, gathered)
@@ -101,11 +90,8 @@ class FedMD(EnsembleDistillation):
         # where everybody's weight is 0 there is no consensus
         agreed = {name: target.values for name, target in targets.items() if bool(target.valid.all())}
 
-        def of(client: ClientInfo) -> Knowledge:
-            own = self.form.channels(client, list(agreed))
-            return self.form.artefact({name: agreed[name] for name in own}, known.order)
-
-        for _ in cohort.ask(self.learn, consensus=each(of)):
+        consensus = self.form.artefact(agreed, known.order)
+        for _ in cohort.ask(self.learn, consensus=each(self.share(consensus))):
             pass
         return targets
 
@@ -118,10 +104,7 @@ class FedMD(EnsembleDistillation):
         if "begun" not in client.state:
             self._begin(client)
             client.state["begun"] = {"round": torch.tensor(client.clock.round)}
-        samples = client.exchanged(self.public_samples)
-        found = self.form.of(client, samples, training=self.extraction == "train")
-        own = {name: found[name] for name in json.loads(channels)}
-        return Reply(knowledge=self.form.artefact(own, order), num_examples=client.num_examples)
+        return Reply(knowledge=self.say(client, order, json.loads(channels)), num_examples=client.num_examples)
 
     @client_step()
     def learn(self, client: Client, consensus: Representations | Scores) -> Reply:

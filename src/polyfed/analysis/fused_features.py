@@ -123,7 +123,7 @@ def run_features(
 
     Args:
         opened: the clients.
-        client: id; None: the first that classifies and has received encoders.
+        client: id; None: the first that classifies and took part.
         samples: at most so many, drawn at random; None: all.
         method: of the maps, ``tsne`` or ``pca``.
 

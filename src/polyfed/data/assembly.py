@@ -46,10 +46,13 @@ def assemble(split: Split, views: Mapping[str, View], context: DataContext, *, l
 
 def item_labels(split: Split) -> Int64[Tensor, " n"] | None:
     """One class an item, from the first target with one value an item; None if the split has none."""
-    for column in map(split.read, split.targets.values()):
-        if not column.nested:
-            return _values(column)
-    return None
+    name = item_target(split)
+    return None if name is None else _values(split.read(split.targets[name]))
+
+
+def item_target(split: Split) -> str | None:
+    """The first target with one value an item."""
+    return next((name for name, column in split.targets.items() if not split.read(column).nested), None)
 
 
 def matched_items(

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import typing
 from collections.abc import Iterator
+from types import UnionType
 from typing import TYPE_CHECKING, Any
 
 from polyfed.deploy.findings import Finding
@@ -11,7 +13,7 @@ if TYPE_CHECKING:
     from polyfed.algorithms.algorithm import Algorithm
     from polyfed.deploy.site_config import SiteConfig
     from polyfed.federation.federation import Federation, Member
-    from polyfed.federation.schema import StepSchema
+    from polyfed.federation.schema import Declared, StepSchema
 
 _MIB = 2**20
 
@@ -79,9 +81,11 @@ def _reply(schema: StepSchema, federation: Federation, member: Member) -> str:
     return ", ".join(fields) or "nothing but that it is done"
 
 
-def _field(kind: type, federation: Federation, member: Member) -> str:
+def _field(kind: Declared, federation: Federation, member: Member) -> str:
     from polyfed.federation.payload import Artefact, Representations, Weights
 
+    if isinstance(kind, UnionType):
+        return " or ".join(_field(each, federation, member) for each in typing.get_args(kind))
     if not issubclass(kind, Artefact):
         return f"one {kind.__name__}"
     if issubclass(kind, Representations):

@@ -11,7 +11,16 @@ import torch
 from jaxtyping import Int64
 from torch import Tensor, nn
 
-from polyfed.data.assembly import assemble, item_labels, matched_items, of_column, of_items, order_of, require_disjoint
+from polyfed.data.assembly import (
+    assemble,
+    item_labels,
+    item_target,
+    matched_items,
+    of_column,
+    of_items,
+    order_of,
+    require_disjoint,
+)
 from polyfed.data.mentions import mentioning
 from polyfed.data.samples import Samples
 from polyfed.data.source import Split
@@ -46,7 +55,7 @@ class Member:
 
 def head_name(task: Task, source: str) -> str:
     """Name of a task's head in ``Model.heads``."""
-    return f"{task.component_name().replace('.', '_')}-{source}"
+    return f"{task.component_name()}-{source}".replace(".", "_")
 
 
 class Federation:
@@ -319,7 +328,7 @@ class Federation:
         split = self.split(member.settings.source, member.settings.split)
         labels = item_labels(split)
         counts = None if labels is None else torch.bincount(labels[member.items]).tolist()
-        names = next(iter(split.classes.values()), None)
+        names = split.classes.get(item_target(split) or "")
         named = (
             None
             if counts is None

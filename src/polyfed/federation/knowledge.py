@@ -115,7 +115,7 @@ class ScoreForm:
         parts = []
         try:
             with torch.no_grad():
-                for index in torch.arange(len(samples)).split(party.evaluation_batch):
+                for index in torch.split(torch.arange(len(samples)), party.evaluation_batch):
                     parts.append(self._scores(party, task, samples.batch(index, stream).to(party.device)))
         finally:
             party.model.train(was)

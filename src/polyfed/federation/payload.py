@@ -113,7 +113,7 @@ class Rows(Artefact):
         """Raise PayloadError unless these are floating rows [rows, width] of the public set ``order``."""
         if self.order != order:
             raise PayloadError(f"{self.kind} of another public set or order ({self.order}, expected {order})")
-        if tuple(self) != names:
+        if set(self) != set(names):
             raise PayloadError(f"{self.kind} of {list(self)}, expected {list(names)}")
         for name, tensor in self.items():
             if tuple(tensor.shape) != (rows, width) or not tensor.is_floating_point():
