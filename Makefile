@@ -33,7 +33,7 @@ test-all: install
 	$(BIN)/python -m pytest -q -n 2
 
 bench: install
-	@for name in losses evaluation engine gca gates aggregation engines; do echo "# benchmarks/$$name.py"; $(BIN)/python benchmarks/$$name.py || exit 1; done
+	@for name in losses evaluation engine gca weights gates aggregation transport engines; do echo "# benchmarks/$$name.py"; $(BIN)/python benchmarks/$$name.py || exit 1; done
 
 # memory of a deployment, and twenty kills: about half an hour on two cores
 .PHONY: bench-deployed
@@ -49,10 +49,18 @@ lint: install
 clean:
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache
 
-# the tables of docs/results.md; about two hours each on two cores: make results DATA=... WEIGHTS=...
-.PHONY: results results-transfer
+# the tables of docs/results.md; up to two hours each on two cores: make results DATA=... WEIGHTS=...
+.PHONY: results results-transfer results-exchange results-vqa
 results: install
 	$(BIN)/python benchmarks/results/flickr8k.py --data-dir $(DATA) --weights-dir $(WEIGHTS) --out runs/flickr8k
 
 results-transfer: install
 	$(BIN)/python benchmarks/results/transfer.py --data-dir $(DATA) --weights-dir $(WEIGHTS) --out runs/transfer
+
+results-exchange: install
+	$(BIN)/python benchmarks/results/exchange.py --data-dir $(DATA) --weights-dir $(WEIGHTS) --out runs/exchange
+	$(BIN)/python benchmarks/results/malicious.py --data-dir $(DATA) --weights-dir $(WEIGHTS) --out runs/malicious
+	$(BIN)/python benchmarks/results/tradeoff.py --data-dir $(DATA) --weights-dir $(WEIGHTS) --out runs/tradeoff
+
+results-vqa: install
+	$(BIN)/python benchmarks/results/vqa.py --data-dir $(DATA) --weights-dir $(WEIGHTS) --out runs/vqa

@@ -195,7 +195,7 @@ def test_the_run_folder_is_complete(config: Config, tmp_path: Path) -> None:
 
 
 def test_a_run_without_server_and_global_models_is_resumed(tiny: Config, tmp_path: Path) -> None:
-    del tiny["server"], tiny["public"]
+    del tiny["server"]
     tiny["algorithm"] = {"name": "local", "local_epochs": 1}
     whole = run(Experiment.parse(tiny), tmp_path / "whole")
     again = resume(cut_short(tiny, tmp_path / "cut"))

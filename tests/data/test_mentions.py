@@ -40,6 +40,13 @@ def test_plain_texts_and_other_columns() -> None:
         mentioning(column([1, 2]), ["bus"])
 
 
+def test_no_words_are_never_mentioned_and_blank_ones_are_refused() -> None:
+    assert mentioning(column(CAPTIONS), []).tolist() == [False] * 5
+    for blank in ("", " ", "_"):
+        with pytest.raises(ConfigError, match="blank"):
+            mentioning(column(CAPTIONS), ["dog", blank])
+
+
 def federation(tiny: dict[str, Any], without: dict[str, list[str]], items: int | None = None) -> Federation:
     tiny["public"] = {"source": "scenes", "items": items, "without": without}
     cfg = Experiment.parse(tiny)

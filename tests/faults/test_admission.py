@@ -19,6 +19,7 @@ from test_damaged_messages import facts
 from polyfed.engines.flower_node import Node
 from polyfed.engines.flower_records import from_records, to_records
 from polyfed.errors import ExchangeError
+from polyfed.federation.wire import SCHEMA
 
 Config = dict[str, Any]
 
@@ -33,9 +34,25 @@ def card(**values: Any) -> Callable[[Any], Any]:
 
 
 REFUSED = {
-    "version": (card(polyfed="9.9"), "the server runs polyfed 9.9 (messages 2), this site"),
+    "version": (card(polyfed="9.9"), f"the server runs polyfed 9.9 (messages {SCHEMA}), this site"),
     "schema": (card(schema_version=99), "(messages 99), this site"),
     "method": (card(algorithm={"name": "evil.Method"}), "method 'evil.Method' is not allowed at site 'image'"),
+    "weighting": (
+        card(algorithm={"name": "creamfl", "aggregation": {"name": "antigravity.Weights"}}),
+        "'antigravity.Weights' is not allowed at site 'image'",
+    ),
+    "weighting by its bare name": (
+        card(algorithm={"name": "creamfl", "aggregation": "antigravity.Weights"}),
+        "'antigravity.Weights' is not allowed at site 'image'",
+    ),
+    "encoder": (
+        card(server_model={"dim": 8, "encoders": {"image": {"name": "antigravity.Net"}}}),
+        "'antigravity.Net' is not allowed at site 'image'",
+    ),
+    "view of an encoder": (
+        card(server_model={"encoders": {"image": {"name": "resnet", "view": {"name": "antigravity.View"}}}}),
+        "'antigravity.View' is not allowed at site 'image'",
+    ),
     "path as a method": (card(algorithm={"name": "../../evil"}), "method '../../evil' is not allowed"),
     "no method": (card(algorithm=None), "damaged message: the run's card"),
     "setting": (card(algorithm={"name": "creamfl", "exec": "rm"}), "unknown key 'exec'"),

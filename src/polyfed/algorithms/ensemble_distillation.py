@@ -99,6 +99,8 @@ class EnsembleDistillation(Algorithm):
         if self.kd_loss == "kl" and self.form.anchors({"": torch.empty(0)}):
             raise ConfigError("algorithm.kd_loss is kl, which compares class scores, not representations; choose l2")
         scores = not self.form.anchors({"": torch.empty(0)})
+        if self.renormalise_target and scores:
+            raise ConfigError("algorithm.renormalise_target is for representations; leave it out with exchange: scores")
         if self.aggregation.needs_partner and not scores and len(server.model.modalities) < 2:
             raise ConfigError(
                 f"algorithm.aggregation '{self.aggregation.component_name()}' contrasts modalities, but server.model "

@@ -17,7 +17,7 @@ from polyfed.algorithms.algorithm import Lifetime, Reply, client_query, client_s
 from polyfed.algorithms.ensemble_distillation import EnsembleDistillation, Gathered
 from polyfed.data.samples import Batch, Samples
 from polyfed.errors import RunError
-from polyfed.federation.client import Client, ClientInfo
+from polyfed.federation.client import Client, ClientInfo, Guide
 from polyfed.federation.cohort import Cohort
 from polyfed.federation.knowledge import Knowledge
 from polyfed.federation.mixing import Pair, interleave
@@ -187,13 +187,13 @@ class FedAFD(EnsembleDistillation):
     def assess(self, client: Client) -> Reply:
         """Evaluate the client's model, fused; a client that has never received encoders by its own features."""
         kept = client.state.get("encoders")
-        if client.test is None or not kept or client.guide is None or self.fusion == "none":
+        if client.test is None or not kept or self.fusion == "none":
             return super().assess(client)
-        there = client.guide.test
+        there = self._guide(client).test
         assert there is not None
         guidance = self._guidance(client, there, kept)
         partner, samples = of_rows(guidance, client.test)
-        fused = self._fused(client, partner)
+        fused = self.fused(client.model, partner)
         with client.autocast():
             found = client.task.evaluate(fused, client.head, samples, batch_size=client.evaluation_batch)
         return Reply(**found)
@@ -257,7 +257,7 @@ class FedAFD(EnsembleDistillation):
         if guidance is None:
             return client.task_loss(batch)
         with client.autocast():
-            return client.task.loss(self._fused(client, of_batch(guidance, batch.index)), client.head, batch)
+            return client.task.loss(self.fused(client.model, of_batch(guidance, batch.index)), client.head, batch)
 
     def _trainers(self, client: Client) -> dict[str, Trainer]:
         """One optimiser each for encoders with classifier, for the fusion and for the discriminators."""
@@ -291,22 +291,26 @@ class FedAFD(EnsembleDistillation):
 
     def _received(self, client: Client, encoders: Weights, version: int) -> Guidance | None:
         """Keep the encoders that came; what those that are current see of the private data."""
-        if self.fusion == "none" or client.guide is None or not client.guide.train.modalities:
-            return None  # in the last case the server encodes nothing that the client has
+        if self.fusion == "none" or not self._guide(client).train.modalities:
+            return None  # in the second case the server encodes nothing that the client has
         if encoders:
             client.state["encoders"] = {**encoders, _VERSION: torch.tensor(version)}
         kept = client.state.get("encoders", {})
         if not kept or int(kept[_VERSION]) != version:
             found = f"those of round {int(kept[_VERSION])}" if kept else "none"
             raise RunError(f"the server's encoders of round {version} are needed, but this client has {found}")
-        guidance = self._guidance(client, client.guide.train, kept)
+        guidance = self._guidance(client, self._guide(client).train, kept)
         if self.cache_global_features:
             self._remember(client, guidance, version)
         return guidance
 
+    def _guide(self, client: Client) -> Guide:
+        if client.guide is None:
+            raise RunError("this client was not told the architecture of the server's encoders, which it is to receive")
+        return client.guide
+
     def _guidance(self, client: Client, samples: Samples, kept: Mapping[str, Tensor]) -> Guidance:
-        assert client.guide is not None
-        model = client.guide.model({name: value for name, value in kept.items() if name != _VERSION})
+        model = self._guide(client).model({name: value for name, value in kept.items() if name != _VERSION})
         own = samples.only(
             [name for name in samples.modalities if any(key.startswith(f"encoders.{name}.") for key in kept)]
         )
@@ -328,11 +332,12 @@ class FedAFD(EnsembleDistillation):
             values = {name: table.values for name, table in guidance.tables.items()}
             client.state["features"] = {**values, **masks, _VERSION: torch.tensor(version)}
 
-    def _fused(self, client: Client, partner: Partner) -> Fused:
-        fusion = client.model.extras[_FUSION]
+    def fused(self, model: Model, partner: Partner) -> Fused:
+        """A client's model, fused with what ``partner`` finds."""
+        fusion = model.extras[_FUSION]
         assert isinstance(fusion, GranularityFusion)
         return Fused(
-            client.model,
+            model,
             fusion,
             partner,
             maps=self.fusion == "maps",

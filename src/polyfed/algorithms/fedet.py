@@ -207,6 +207,8 @@ class FedET(EitherForm):
             server.weights[kind] = server.weights[kind] | head
 
     def _average(self, server: Server, reply: Reply, averages: Averages) -> None:
+        if not reply.num_examples:  # a mean of nothing else would end the round
+            return
         kind = server.type_of(reply.sender)
         trained = limited(server.weights[kind], reply.weights, self.largest_update)
         averages.models.setdefault(kind, WeightedMean()).add(trained, reply.num_examples)

@@ -87,8 +87,9 @@ class FedMD(EitherForm):
         for reply in replies:
             self.gather(server, reply, reply.knowledge, known, gathered)
         targets = self.targets(server, gathered)
-        # where everybody's weight is 0 there is no consensus
-        agreed = {name: target.values for name, target in targets.items() if bool(target.valid.all())}
+        # rows of 0 where everybody's weight is 0: there is no consensus on these samples
+        agreed = {name: target.values for name, target in targets.items() if bool(target.valid.any())}
+        server.record(**{f"consensus.{name}": float(found.valid.float().mean()) for name, found in targets.items()})
 
         consensus = self.form.artefact(agreed, known.order)
         for _ in cohort.ask(self.learn, consensus=each(self.share(consensus))):
@@ -114,8 +115,9 @@ class FedMD(EitherForm):
         return Reply()
 
     def digest(self, client: Client, samples: Samples, consensus: Mapping[str, Tensor]) -> None:
-        """Fit what the client says of the exchanged samples to the consensus."""
+        """Fit what the client says of the exchanged samples to the consensus, where there is one."""
         agreed = {name: values.to(client.device) for name, values in consensus.items()}
+        valid = {name: values.any(1) for name, values in agreed.items()}
         trainer, distance = client.trainer(), DISTILLATIONS[self.digest_loss]
         client.model.train()
         for epoch in range(self.digest_epochs if agreed else 0):
@@ -125,7 +127,10 @@ class FedMD(EitherForm):
             )
             for batch in batches:
                 own = self.form.outputs(client, batch, list(agreed))
-                losses = [distance(own[name], values[batch.index], None) for name, values in agreed.items()]
+                losses = [
+                    distance(own[name], values[batch.index], valid[name][batch.index])
+                    for name, values in agreed.items()
+                ]
                 trainer.step(torch.stack(losses).sum())
 
     def _begin(self, client: Client) -> None:

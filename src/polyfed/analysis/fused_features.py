@@ -21,7 +21,6 @@ from polyfed.device import cpu_threads
 from polyfed.errors import ConfigError, nearest
 from polyfed.federation.federation import Member
 from polyfed.models.fused import Fused, Guidance, of_rows
-from polyfed.models.fusion import GranularityFusion
 from polyfed.models.model import Model
 from polyfed.tasks.classification import Classification
 
@@ -169,15 +168,12 @@ def _tables(
     """Embeddings by kind, and the test samples, which hand over rows of these."""
     kept = opened.kept(member.id)
     model = opened.model(member.id, kept)
-    fusion = model.extras["fusion"]
-    assert isinstance(fusion, GranularityFusion)
     test = opened.federation.test(member)
     assert test is not None
     guidance = _guidance(opened, algorithm, member, kept)
     test = test.subset(drawn(len(test), most, "features", member.id)).only(_judged(member, test, guidance))
     partner, numbered = of_rows(guidance, test)
-    unit = algorithm.fuse == "representations"
-    fused = Fused(model, fusion, partner, maps=algorithm.fusion == "maps", unit=unit).eval()
+    unit, fused = algorithm.fuse == "representations", algorithm.fused(model, partner).eval()
     return _encoded(model, guidance, fused, test, unit, opened.experiment.run.evaluation_batch), numbered
 
 

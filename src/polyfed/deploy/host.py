@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Mapping
+import re
+from collections.abc import Iterator, Mapping
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -46,19 +47,32 @@ def _opened(path: Path, text: str) -> Host:
 
 
 def require_allowed(card: str, config: SiteConfig) -> None:
-    """Check, before anything of it is imported, that the site allows the run's method.
+    """Check, before anything of it is imported, that the site allows the run's method and all components it names.
 
     Raises:
         PayloadError: it does not.
     """
     try:
-        name = str(json.loads(card)["algorithm"]["name"])
+        content = json.loads(card)
+        name = str(content["algorithm"]["name"])
     except (ValueError, KeyError, TypeError) as error:
         raise PayloadError(f"damaged message: the run's card: {error}") from error
     allowed = name in config.algorithms if config.algorithms else "." not in name
+    valid = ", ".join(config.algorithms) or "all methods that polyfed ships"
     if not allowed:
-        valid = ", ".join(config.algorithms) or "all methods that polyfed ships"
         raise PayloadError(f"method '{name}' is not allowed at site '{config.name}' (algorithms: {valid})")
+    for path in _importable([content["algorithm"], content.get("server_model")]):
+        if path not in config.algorithms:
+            raise PayloadError(f"'{path}' is not allowed at site '{config.name}' (algorithms: {valid})")
+
+
+def _importable(content: object) -> Iterator[str]:
+    """Every text in a run's card that could be the import path of a component: of a weighting, an encoder, a view."""
+    if isinstance(content, str) and re.fullmatch(r"[^\W\d]\w*(\.[^\W\d]\w*)+", content):
+        yield content
+    parts = content.values() if isinstance(content, dict) else content if isinstance(content, list) else ()
+    for part in parts:
+        yield from _importable(part)
 
 
 def _require_same_run(folder: Path, card: RunCard) -> None:

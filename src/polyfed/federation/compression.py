@@ -170,7 +170,8 @@ def _require_within(grouped: Mapping[str, Roles], known: Mapping[str, Tensor], l
 
 def _unpacked(name: str, roles: Roles, known: Mapping[str, Tensor]) -> int:
     if "base" in roles or "zero" in roles:
-        return known[name].nbytes if name in known else 0
+        whole = known[name].nbytes if name in known else 0
+        return max(whole, 4 * roles["codes"].numel()) if "codes" in roles else whole
     return sum(tensor.numel() * max(tensor.element_size(), 4) for tensor in roles.values())
 
 

@@ -124,6 +124,12 @@ class ScoreForm:
     def outputs(self, party: Party, batch: Batch, channels: Sequence[str]) -> dict[str, Tensor]:
         """Scores of a batch."""
         task = _classification(party)
+        foreign = [name for name in channels if name != task.target]
+        if foreign:
+            raise ConfigError(
+                f"scores of '{foreign[0]}' are exchanged, but '{party.name}' classifies '{task.target}'; give all "
+                "parties one target"
+            )
         return {name: self._scores(party, task, batch) for name in channels}
 
     def artefact(self, values: Mapping[str, Tensor], order: str) -> Scores:

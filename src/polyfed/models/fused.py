@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import torch
@@ -67,6 +67,8 @@ class Guidance:
     maps: bool
     batch: int
     tables: dict[str, Seen]
+    _rows: dict[str, Tensor] = field(default_factory=dict, init=False, repr=False)
+    _places: dict[str, Tensor] = field(default_factory=dict, init=False, repr=False)
 
     @torch.no_grad()
     def compute(self) -> None:
@@ -79,7 +81,13 @@ class Guidance:
 
     def of_samples(self, modality: str, index: Int64[Tensor, " b"]) -> Seen:
         """What is seen of the samples at ``index``; encoded now if it is not known."""
-        return self.of_rows(modality, self.samples.rows[modality][index.cpu()])
+        table = self.tables.get(modality)
+        if table is None:
+            return self._encode(modality, self.samples.rows[modality][index.cpu()])
+        if modality not in self._places:  # where the table is, so that a step need not wait for a GPU
+            place = torch.searchsorted(self._distinct(modality), self.samples.rows[modality])
+            self._places[modality] = place.to(table.values.device)
+        return table.at(self._places[modality][index.to(table.values.device)])
 
     def of_rows(self, modality: str, rows: Int64[Tensor, " b"]) -> Seen:
         """What is seen of rows of a modality."""
@@ -95,8 +103,9 @@ class Guidance:
         return seen(self.model, modality, x, maps=self.maps)
 
     def _distinct(self, modality: str) -> Int64[Tensor, " r"]:
-        found: Tensor = torch.unique(self.samples.rows[modality])
-        return found
+        if modality not in self._rows:  # sorting all rows at every step would cost more than the look-up
+            self._rows[modality] = torch.unique(self.samples.rows[modality])
+        return self._rows[modality]
 
 
 Partner = Callable[[str, Tensor], tuple[Tensor, Seen | None]]

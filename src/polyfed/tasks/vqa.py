@@ -150,9 +150,10 @@ class VQA(Task):
         if PRIOR in samples.targets:
             metrics["prior"] = _percent((samples.targets[PRIOR] == labels) & answerable)
         metrics |= _by_kind(samples, right, answerable & (samples.targets.get(KIND_PRIOR, labels) == labels))
+        if bool(answerable.any()):  # a mean of nothing is no number
+            metrics["loss"] = float(losses[answerable].double().mean())
         return metrics | {
             "answerable": _percent(answerable),
-            "loss": float(losses[answerable].double().mean()),
             "n": float(len(labels)),
             "answers": float(answers),
         }

@@ -8,7 +8,8 @@ from polyfed.aggregation.weighting import Evidence, Weighting
 
 
 class PairedOnly(Weighting):
-    """Only clients that encode more than one modality count, all alike (CreamFL, Yu et al. 2023: Aggr-MM)."""
+    """Only clients that encode more than one modality count, all alike (FedAFD, CVPR 2026, supplement, Table 9:
+    Aggr-MM)."""
 
     def log_weights(self, evidence: Evidence) -> float:
         """0, or -inf for a client of one modality."""
