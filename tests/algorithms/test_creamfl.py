@@ -333,10 +333,13 @@ def test_a_modality_that_the_server_does_not_encode_is_left_out(creamfl: Config,
     model = creamfl["server"]["model"]
     creamfl["server"]["model"] = model | {"encoders": {"image": model["encoders"]["image"]}}
     creamfl["server"]["task"] = "classification"
+    with pytest.raises(ConfigError, match=r"'gca' contrasts modalities, but server\.model encodes"):
+        run(Experiment.parse(creamfl), tmp_path / "run")
+    creamfl["algorithm"] |= {"aggregation": "mean"}
     with pytest.raises(ConfigError, match="contrasts between modalities need two"):
         run(Experiment.parse(creamfl), tmp_path / "run")
     assert not (tmp_path / "run").exists()
-    creamfl["algorithm"] |= {"inter": False, "aggregation": "mean"}
+    creamfl["algorithm"] |= {"inter": False}
     result = run(Experiment.parse(creamfl), tmp_path / "run")
     assert result.records.excluded() == ()
     assert "senders.image" in result.records.metric_names("server", "train")
