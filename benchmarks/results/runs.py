@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterable, Sequence
@@ -35,6 +36,7 @@ class Planned:
         out.mkdir(parents=True, exist_ok=True)
         with (out / f"{self.name}.log").open("a") as log:
             subprocess.run(command, stdout=log, stderr=log, check=True, env=os.environ | {"OMP_NUM_THREADS": "1"})
+        shutil.rmtree(folder / "checkpoints")  # half a gigabyte a run, and nothing of a table
 
 
 def spread(values: Iterable[float]) -> str:
