@@ -316,6 +316,7 @@ def test_bad_settings(config: Config, key: str, value: object) -> None:
         Experiment.parse(config)
 
 
+@pytest.mark.slow
 def test_it_learns(config: Config, tmp_path: Path) -> None:
     """Few texts, tested on those that it trains on; and the server moves towards what clients sent."""
     del config["clients"]["image"]

@@ -183,6 +183,7 @@ def test_bfloat16_and_exchange_between_types(config: Config, tmp_path: Path) -> 
     assert len(result.records.series("server", "reconstruction", "train")) == 2
 
 
+@pytest.mark.slow
 def test_it_learns_to_rebuild_and_to_classify(config: Config, tmp_path: Path) -> None:
     """Two clients on 48 pictures each: far better than the mean picture would do, and better at their own labels."""
     del config["server"], config["clients"]["paired"], config["clients"]["text"]

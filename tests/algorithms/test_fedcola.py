@@ -293,6 +293,7 @@ def test_uploads_are_the_own_model_without_gates(config: Config, tmp_path: Path)
 # ---- whole runs
 
 
+@pytest.mark.slow
 def test_learns_on_scenes(config: Config, tmp_path: Path) -> None:
     """Few scenes, tested on those that it trains on: it fits them, where an untrained model is at chance."""
     for group in config["clients"].values():

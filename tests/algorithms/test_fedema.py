@@ -324,6 +324,7 @@ def test_a_resumed_run_ends_in_the_same_bits(config: Config, tmp_path: Path) -> 
 # ---- learning
 
 
+@pytest.mark.slow
 def test_without_any_label_encoders_learn_and_do_not_collapse(config: Config, tmp_path: Path) -> None:
     """Pure BYOL of two clients: a linear probe of textures, and finding a picture again in another view."""
     session = learner(config, tmp_path / "s")

@@ -24,7 +24,7 @@ from sessions import first_cohort, prepared
 Config = dict[str, Any]
 
 
-@pytest.fixture(params=["tiny", "transformers"])
+@pytest.fixture(params=["tiny", pytest.param("transformers", marks=pytest.mark.slow)])
 def config(request: pytest.FixtureRequest, tiny: Config) -> Config:
     config = tiny if request.param == "tiny" else transformers()
     config["algorithm"] = {"name": "fedprox", "local_epochs": 1, "mu": 5.0}

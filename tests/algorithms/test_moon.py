@@ -26,7 +26,7 @@ Config = dict[str, Any]
 Weights = dict[str, Tensor]
 
 
-@pytest.fixture(params=["tiny", "transformers"])
+@pytest.fixture(params=["tiny", pytest.param("transformers", marks=pytest.mark.slow)])
 def config(request: pytest.FixtureRequest, tiny: Config) -> Config:
     config = tiny if request.param == "tiny" else transformers()
     config["algorithm"] = {"name": "moon", "local_epochs": 1, "mu": 5.0}

@@ -97,7 +97,9 @@ def test_rounds_without_a_type_of_clients(config: Config, tmp_path: Path) -> Non
     assert not result.records.events
 
 
-@pytest.mark.parametrize("optimizer", SERVERS)
+@pytest.mark.parametrize(
+    "optimizer", [name if name == "adam" else pytest.param(name, marks=pytest.mark.slow) for name in SERVERS]
+)
 def test_server_optimisers_go_with_any_method(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, optimizer: str) -> None:
     monkeypatch.setenv("POLYFED_CACHE", str(tmp_path / "cache"))
     config = federation("fedcola")

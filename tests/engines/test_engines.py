@@ -19,9 +19,9 @@ METHODS: dict[str, dict[str, Any]] = {
     "creamfl": {"name": "creamfl", "local_epochs": 1},
     "two_phases": {"name": "two_phases.TwoPhases"},
     "fedafd": {"name": "fedafd", "local_epochs": 1, "broadcast_every": 2},
-    "fedmd": {"name": "fedmd", "local_epochs": 1, "public_samples": 40},
 }
 MORE_METHODS: dict[str, dict[str, Any]] = {
+    "fedmd": {"name": "fedmd", "local_epochs": 1, "public_samples": 40},
     "local": {"name": "local", "local_epochs": 1},
     "fedafd-maps": {"name": "fedafd", "local_epochs": 1, "fusion": "maps", "baa_update": "alternate"},
     "fedgems": {"name": "fedgems", "local_epochs": 1},
