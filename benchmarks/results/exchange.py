@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from statistics import mean, median
 
-from runs import Planned, spread
+from runs import Planned, client_values, spread
 
 from polyfed.reporting.records import RunRecords
 
@@ -112,18 +112,16 @@ def row(name: str, runs: Sequence[RunRecords]) -> str:
     """A method's figures of the last round: means and spread over seeds."""
     method, none = METHODS[name], "-"
     cells = [f"{name} ({len(runs)})"]
-    for group, metric in (("image", "accuracy"), ("text", "accuracy"), *(("paired", recall) for recall in RECALLS)):
+    for group, metric in (
+        ("image", "accuracy"),
+        ("text", "accuracy"),
+        *(("paired", metric) for metric in (*RECALLS, "r1_sum")),
+    ):
         cells.append(spread(mean(client_values(run, group, metric)) for run in runs) if method.clients else none)
     for metric in ("image_to_text_r@1", "text_to_image_r@1", "r1_sum"):
         cells.append(spread(run.last("server")[metric] for run in runs) if method.server else none)
     seconds = median(median(run.seconds.values()) for run in runs)
     return "| " + " | ".join([*cells, *traffic(runs), f"{seconds:.1f}"]) + " |"
-
-
-def client_values(run: RunRecords, group: str, metric: str) -> list[float]:
-    """The last value of every client of a group that was tested."""
-    found = [run.last(client).get(metric) for client in run.groups.get(group, ())]
-    return [value for value in found if value is not None]
 
 
 def traffic(runs: Sequence[RunRecords]) -> list[str]:
@@ -164,7 +162,17 @@ def main() -> None:
             for name in options.methods
         }
         execute(runs.values(), options, pool)
-    heads = ["method", "image acc.", "text acc.", "paired i2t R@1", "t2i R@1", "server i2t R@1", "t2i R@1", "R@1 sum"]
+    heads = [
+        "method",
+        "image acc.",
+        "text acc.",
+        "paired i2t R@1",
+        "t2i R@1",
+        "paired R@1 sum",
+        "server i2t R@1",
+        "t2i R@1",
+        "R@1 sum",
+    ]
     heads += [f"MiB {group}, down / up" for group in GROUPS] + ["s a round"]
     print("\n| " + " | ".join(heads) + " |\n|" + "---|" * len(heads))
     for name in options.methods:

@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from statistics import mean, stdev
 
+from polyfed.reporting.records import RunRecords
+
 
 @dataclass(frozen=True)
 class Planned:
@@ -37,6 +39,12 @@ class Planned:
         with (out / f"{self.name}.log").open("a") as log:
             subprocess.run(command, stdout=log, stderr=log, check=True, env=os.environ | {"OMP_NUM_THREADS": "1"})
         shutil.rmtree(folder / "checkpoints")  # half a gigabyte a run, and nothing of a table
+
+
+def client_values(run: RunRecords, group: str, metric: str) -> list[float]:
+    """The last value of every client of a group that was tested."""
+    found = [run.last(client).get(metric) for client in run.groups.get(group, ())]
+    return [value for value in found if value is not None]
 
 
 def spread(values: Iterable[float]) -> str:

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from statistics import mean, median
 
-from runs import Planned, spread
+from runs import Planned, client_values, spread
 
 from polyfed.reporting.records import RunRecords
 
@@ -109,12 +109,6 @@ def row(name: str, runs: Sequence[RunRecords]) -> str:
     accuracies = [spread(mean(client_values(run, group, "accuracy")) for run in runs) for group in ("image", "text")]
     costs = [*traffic(runs), f"{median(sum(run.seconds.values()) for run in runs):.0f}"]
     return "| " + " | ".join([f"{name} ({len(runs)})", *recalls, *accuracies, *costs]) + " |"
-
-
-def client_values(run: RunRecords, group: str, metric: str) -> list[float]:
-    """The last value of every client of a group that was tested."""
-    found = [run.last(client).get(metric) for client in run.groups.get(group, ())]
-    return [value for value in found if value is not None]
 
 
 def traffic(runs: Sequence[RunRecords]) -> list[str]:
