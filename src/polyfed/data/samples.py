@@ -10,6 +10,8 @@ import torch
 from jaxtyping import Int64
 from torch import Tensor
 
+_ITEMS = torch.empty(0, dtype=torch.int64)  # stands for: the same as the items
+
 
 class Inputs(Protocol):
     """One modality of a data set, opened through a view: row numbers in, encoder input out."""
@@ -37,12 +39,19 @@ class Batch:
         index: position of each sample in the set that the batch was drawn from.
         items: number of the item (picture, document) of each sample; siblings, such as the captions of one
             picture, share it.
+        matches: samples with equal numbers are right answers to each other, as pictures with the same report; the
+            items unless the source says more.
     """
 
     inputs: Mapping[str, Tensor]
     targets: Mapping[str, Tensor]
     index: Int64[Tensor, " b"]
     items: Int64[Tensor, " b"]
+    matches: Int64[Tensor, " b"] = _ITEMS
+
+    def __post_init__(self) -> None:
+        if self.matches is _ITEMS:
+            object.__setattr__(self, "matches", self.items)
 
     def __len__(self) -> int:
         return len(self.index)
@@ -54,6 +63,7 @@ class Batch:
             targets={name: value.to(device, non_blocking=True) for name, value in self.targets.items()},
             index=self.index.to(device, non_blocking=True),
             items=self.items.to(device, non_blocking=True),
+            matches=self.matches.to(device, non_blocking=True),
         )
 
 
@@ -68,6 +78,7 @@ class Samples:
         targets: target name -> values, first dimension n.
         ids: item number -> item id, for reports and for disjointness checks.
         classes: target name -> class names in label order, where the source has them.
+        matches: see ``Batch``.
     """
 
     inputs: Mapping[str, Inputs]
@@ -76,6 +87,11 @@ class Samples:
     targets: Mapping[str, Tensor]
     ids: Sequence[str]
     classes: Mapping[str, tuple[str, ...]]
+    matches: Int64[Tensor, " n"] = _ITEMS
+
+    def __post_init__(self) -> None:
+        if self.matches is _ITEMS:
+            object.__setattr__(self, "matches", self.items)
 
     def __len__(self) -> int:
         return len(self.items)
@@ -101,6 +117,7 @@ class Samples:
             targets={name: values[index] for name, values in self.targets.items()},
             index=index,
             items=self.items[index],
+            matches=self.matches[index],
         )
 
     def batches(
@@ -132,6 +149,7 @@ class Samples:
             rows={name: rows[index] for name, rows in self.rows.items()},
             items=self.items[index],
             targets={name: values[index] for name, values in self.targets.items()},
+            matches=self.matches[index],
         )
 
     def only(self, modalities: Sequence[str]) -> Samples:

@@ -45,6 +45,16 @@ class Attention(nn.Module):
         self.qkv = nn.Linear(width, 3 * width)
         self.proj = nn.Linear(width, width)
 
+    def leading(self, x: Float[Tensor, "b l w"], mask: Bool[Tensor, "b l"] | None = None) -> Float[Tensor, "b l"]:
+        """How the first position attends to each, mean over the heads; rows add up to one, 0 where not valid."""
+        shape = (3, self.heads, x.shape[-1] // self.heads)
+        q, k, _ = self.qkv(x).unflatten(-1, shape).permute(2, 0, 3, 1, 4).unbind(0)
+        scores = (q[:, :, :1] @ k.transpose(-1, -2)).squeeze(2).float() / shape[-1] ** 0.5
+        if mask is not None:
+            scores = scores.masked_fill(~mask[:, None], float("-inf"))
+        attended: Tensor = scores.softmax(-1).mean(1)
+        return attended
+
     def forward(self, x: Float[Tensor, "b l w"], mask: Bool[Tensor, "b l"] | None = None) -> Float[Tensor, "b l w"]:
         """Attend to the positions where ``mask`` is true; each row needs at least one."""
         shape = (3, self.heads, x.shape[-1] // self.heads)
@@ -108,6 +118,31 @@ class Block(nn.Module):
         x = x + self.drop_path(self.attention(self.norm1(x), mask))
         out: Tensor = x + self.drop_path(self.mlp(self.norm2(x)))
         return out
+
+    def leading(self, x: Float[Tensor, "b l w"], mask: Bool[Tensor, "b l"] | None = None) -> Float[Tensor, "b l"]:
+        """``Attention.leading`` of this block on its input."""
+        return self.attention.leading(self.norm1(x), mask)
+
+
+class PostBlock(nn.Module):
+    """Post-norm transformer block (BERT): ``x = norm1(x + attention(x))``, then ``norm2(x + mlp(x))``."""
+
+    def __init__(self, width: int, heads: int, hidden: int, eps: float = 1e-12) -> None:
+        super().__init__()
+        self.attention = Attention(width, heads)
+        self.norm1 = BlockNorm(width, eps=eps)
+        self.mlp = Mlp(width, hidden)
+        self.norm2 = BlockNorm(width, eps=eps)
+
+    def forward(self, x: Float[Tensor, "b l w"], mask: Bool[Tensor, "b l"] | None = None) -> Float[Tensor, "b l w"]:
+        """Tokens after the block; ``mask`` is true at positions that may be attended to."""
+        x = self.norm1(x + self.attention(x, mask))
+        out: Tensor = self.norm2(x + self.mlp(x))
+        return out
+
+    def leading(self, x: Float[Tensor, "b l w"], mask: Bool[Tensor, "b l"] | None = None) -> Float[Tensor, "b l"]:
+        """``Attention.leading`` of this block on its input."""
+        return self.attention.leading(x, mask)
 
 
 def stack(

@@ -5,16 +5,19 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping
-from typing import Protocol
+from typing import Protocol, Self, runtime_checkable
 
 import torch
 from jaxtyping import Float
-from pydantic import Field, SerializeAsAny
+from pydantic import Field, SerializeAsAny, model_validator
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from polyfed.data.view import DataContext
+from polyfed.errors import ConfigError
+from polyfed.models.aligner import Aligned, AlignerSettings, Detail
 from polyfed.models.encoder import Encoder
+from polyfed.models.fusion import positioned
 from polyfed.settings import Settings
 
 
@@ -27,10 +30,23 @@ class ModelSettings(Settings):
         default=False, description="one layer norm of the embeddings for all modalities, as FedCola's paired models"
     )
 
+    aligner: AlignerSettings | None = Field(
+        default=None, description="align module in place of the encoders' projections (FedAID); None: projections"
+    )
+
+    @model_validator(mode="after")
+    def _aligner_fits(self) -> Self:
+        if self.aligner is not None:
+            self.aligner.require_modalities(self.encoders)
+            if self.final_norm:
+                raise ValueError("final_norm and aligner both end the encoders; choose one")
+        return self
+
     @property
     def architecture(self) -> str:
         """A name for this architecture: equal for equal settings, readable, and safe to show to the server."""
-        digest = hashlib.sha256(json.dumps(self.model_dump(mode="json"), sort_keys=True).encode()).hexdigest()[:8]
+        told = self.model_dump(mode="json", exclude={"aligner"} if self.aligner is None else None)
+        digest = hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()[:8]
         parts = "+".join(f"{modality}-{encoder.component_name()}" for modality, encoder in self.encoders.items())
         return f"{parts}-d{self.dim}-{digest}"
 
@@ -40,6 +56,8 @@ class ModelSettings(Settings):
             modality: encoder.build(self.dim, encoder.view.spec(modality, context), context)
             for modality, encoder in self.encoders.items()
         }
+        if self.aligner is not None:
+            encoders = {name: self.aligner.around(encoder, name, self.dim) for name, encoder in encoders.items()}
         return Model(
             encoders, heads, self.dim, final_norm=nn.LayerNorm(self.dim, eps=1e-6) if self.final_norm else None
         )
@@ -59,6 +77,19 @@ class Embedder(Protocol):
 
     def represent(self, modality: str, x: Tensor) -> Float[Tensor, "b d"]:
         """Embedding of unit norm."""
+        ...
+
+
+@runtime_checkable
+class Detailed(Embedder, Protocol):
+    """What a task that looks at words and regions needs of a model."""
+
+    def detail(self, modality: str, x: Tensor) -> Detail:
+        """Embedding before normalisation, and features by position.
+
+        Raises:
+            ConfigError: the encoder gives no features by position.
+        """
         ...
 
 
@@ -108,6 +139,22 @@ class Model(nn.Module):
         """Representation: the embedding with unit L2 norm (in fp32 also under autocast)."""
         return F.normalize(self.embed(modality, x).float(), dim=-1)
 
+    def detail(self, modality: str, x: Tensor) -> Detail:
+        """Embedding and features by position, in one pass where there is an align module, else in two.
+
+        Raises:
+            ConfigError: the encoder gives no features by position.
+        """
+        encoder = self.encoders[modality]
+        if isinstance(encoder, Aligned):
+            return encoder.detail(x)
+        if not positioned(encoder):
+            raise ConfigError(
+                f"the task needs features by position, which the encoder of '{modality}' ({type(encoder).__name__}) "
+                "does not give; choose another, or set model.aligner with local"
+            )
+        return Detail(self.embed(modality, x), *encoder.positions(x))
+
 
 class Once:
     """A model that embeds each input only once, for several losses of one batch; made for the batch, then dropped."""
@@ -115,6 +162,7 @@ class Once:
     def __init__(self, model: Model) -> None:
         self.model = model
         self._known: dict[str, tuple[Tensor, Tensor]] = {}
+        self._details: dict[str, tuple[Tensor, Detail]] = {}
 
     @property
     def device(self) -> torch.device:
@@ -131,3 +179,11 @@ class Once:
     def represent(self, modality: str, x: Tensor) -> Float[Tensor, "b d"]:
         """``Model.represent`` on the remembered embedding."""
         return F.normalize(self.embed(modality, x).float(), dim=-1)
+
+    def detail(self, modality: str, x: Tensor) -> Detail:
+        """``Model.detail``, whose embedding is remembered too."""
+        known = self._details.get(modality)
+        if known is None or known[0] is not x:
+            known = self._details[modality] = (x, self.model.detail(modality, x))
+            self._known[modality] = (x, known[1].embedding)
+        return known[1]

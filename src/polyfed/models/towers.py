@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import NamedTuple, Protocol, runtime_checkable
 
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
@@ -28,6 +28,15 @@ Positions = tuple[Float[Tensor, "b l d"], Bool[Tensor, "b l"] | None]
 """Features of width d by position, and which positions are valid (None: all)."""
 
 
+@runtime_checkable
+class Splittable(Protocol):
+    """An encoder whose trunk can be had without what projects it to width d."""
+
+    def split(self) -> tuple[nn.Module, int]:
+        """The trunk, input -> ``Local``, and the width of its pooled vector; the encoder itself is used up."""
+        ...
+
+
 def from_map(features: Float[Tensor, "b c h w"]) -> Local:
     """Mean and positions of a convolution map."""
     return Local(features.mean((2, 3)), features.flatten(2).transpose(1, 2))
@@ -50,6 +59,10 @@ class Tower(nn.Module):
         self.dropout = nn.Dropout(dropout)
         self.project = nn.Linear(width, dim)
         self.pie = None if pie is None else PIE(pie, dim)
+
+    def split(self) -> tuple[nn.Module, int]:
+        """The trunk, and the width c of its pooled vector."""
+        return self.trunk, self.project.in_features
 
     def forward(self, x: Tensor) -> Float[Tensor, "b d"]:
         """Embedding, not normalised."""

@@ -11,7 +11,7 @@ from polyfed.data.views.tokens import Tokens
 from polyfed.models.encoder import Encoder
 from polyfed.models.pooling import masked_mean, valid_positions
 from polyfed.models.shapes import token_length
-from polyfed.models.towers import Positions
+from polyfed.models.towers import Local, Positions
 from polyfed.models.words import embedding_table
 
 
@@ -52,6 +52,21 @@ class _BagModule(nn.Module):
         embedding: Tensor = self.project(mean)
         return embedding
 
+    def split(self) -> tuple[nn.Module, int]:
+        """The word embeddings and their mean; of the layers after these nothing stays."""
+        return _BagTrunk(self.embedding, self.pad, self.project[0]), self.embedding.embedding_dim
+
     def positions(self, tokens: Int64[Tensor, "b l"]) -> Positions:
         """The word embeddings, each projected."""
         return self.project(self.embedding(tokens)), valid_positions(tokens, self.pad)
+
+
+class _BagTrunk(nn.Module):
+    def __init__(self, embedding: nn.Embedding, pad: int, dropout: nn.Module) -> None:
+        super().__init__()
+        self.embedding, self.pad, self.dropout = embedding, pad, dropout
+
+    def forward(self, tokens: Int64[Tensor, "b l"]) -> Local:
+        mask = valid_positions(tokens, self.pad)
+        words = self.dropout(self.embedding(tokens))
+        return Local(masked_mean(words, mask), words, mask)

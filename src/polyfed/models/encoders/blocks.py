@@ -20,7 +20,7 @@ from polyfed.models.blocks import EPS, SPREAD, FinalNorm, initialise, stack
 from polyfed.models.encoder import Encoder
 from polyfed.models.pooling import masked_mean, valid_positions
 from polyfed.models.shapes import check_channels
-from polyfed.models.towers import Positions
+from polyfed.models.towers import Local, Positions
 
 Pooling = Literal["cls", "mean"]
 Embedded = tuple[Float[Tensor, "b l w"], Bool[Tensor, "b l"] | None]
@@ -256,6 +256,10 @@ class BlocksModule(nn.Module):
         self.pooling = pooling
         self.mask_padding = mask_padding
 
+    def split(self) -> tuple[nn.Module, int]:
+        """The same without its projection, input -> ``Local``, and the width w of its tokens."""
+        return BlocksTrunk(self), self.embedding.width
+
     def tokens(self, x: Tensor) -> Embedded:
         """Tokens before the blocks, with positions and CLS, and their mask (None: all are valid)."""
         embedded: Embedded = self.embedding(x)
@@ -281,6 +285,11 @@ class BlocksModule(nn.Module):
         own = self.encode(tokens, mask)[:, self.embedding.prefix :]
         return own if self.project is None else self.project(own), self._own(mask)
 
+    def local(self, encoded: Float[Tensor, "b l w"], mask: Bool[Tensor, "b l"] | None) -> Local:
+        """What ``encode`` gave, as a trunk says it."""
+        own = encoded[:, self.embedding.prefix :]
+        return Local(self._pooled(encoded, mask), own, self._own(mask))
+
     def _pooled(self, tokens: Tensor, mask: Tensor | None) -> Tensor:
         if self.pooling == "cls":
             return tokens[:, 0]
@@ -290,6 +299,20 @@ class BlocksModule(nn.Module):
 
     def _own(self, mask: Tensor | None) -> Tensor | None:
         return None if mask is None else mask[:, self.embedding.prefix :]
+
+
+class BlocksTrunk(nn.Module):
+    """The pooled vector and the input's own tokens of blocks, before any projection."""
+
+    def __init__(self, whole: BlocksModule) -> None:
+        super().__init__()
+        whole.project = None
+        self.blocks = whole
+
+    def forward(self, x: Tensor) -> Local:
+        """Both after the final norm."""
+        tokens, mask = self.blocks.tokens(x)
+        return self.blocks.local(self.blocks.encode(tokens, mask), mask)
 
 
 def _embedding(spec: InputSpec, width: int, patch: int) -> Embedding:

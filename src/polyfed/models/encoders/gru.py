@@ -17,7 +17,7 @@ from polyfed.models.encoder import Encoder
 from polyfed.models.pie import PIE
 from polyfed.models.pooling import last_valid, lengths_of, reversed_valid, trimmed, valid_positions
 from polyfed.models.shapes import token_length
-from polyfed.models.towers import Positions
+from polyfed.models.towers import Local, Positions
 from polyfed.models.words import embedding_table
 
 Readout = Literal["final", "last"]
@@ -77,6 +77,17 @@ class _GRUModule(nn.Module):
         out: Tensor = self.project(self._state(words, lengths))
         return out if self.pie is None else self.pie(out, words, mask)
 
+    def split(self) -> tuple[nn.Module, int]:
+        """Final state and states, before the projection and without PIE."""
+        return _GRUTrunk(self), self.forwards.hidden_size * (1 if self.backwards is None else 2)
+
+    def local(self, tokens: Int64[Tensor, "b l"]) -> Local:
+        """Final state and states by position."""
+        short = trimmed(tokens, self.pad)
+        mask = valid_positions(short, self.pad)
+        words, lengths = self.dropout(self.embedding(short)), lengths_of(mask)
+        return Local(self._state(words, lengths), self._states(words, lengths), mask)
+
     def positions(self, tokens: Int64[Tensor, "b l"]) -> Positions:
         """The states after each word, of a backward GRU those after the words from the end to it, projected."""
         mask = valid_positions(tokens, self.pad)
@@ -101,6 +112,16 @@ class _GRUModule(nn.Module):
             return torch.cat([state, self.backwards(word)[0][:, 0]], dim=-1)
         mirrored = reversed_valid(words, lengths)
         return torch.cat([state, final_state(self.backwards, mirrored, lengths)], dim=-1)
+
+
+class _GRUTrunk(nn.Module):
+    def __init__(self, whole: _GRUModule) -> None:
+        super().__init__()
+        whole.project, whole.pie = nn.Identity(), None
+        self.gru = whole
+
+    def forward(self, tokens: Int64[Tensor, "b l"]) -> Local:
+        return self.gru.local(tokens)
 
 
 def final_state(gru: nn.GRU, x: Float[Tensor, "b l c"], lengths: Int64[Tensor, " b"]) -> Float[Tensor, "b h"]:

@@ -1,0 +1,291 @@
+"""Weights of clients that lean towards those with high losses, within a ball around equal weights.
+
+FedAID / FedDRA (arXiv 2404.03854): w <- Proj(w e^{gamma v} / sum), Proj onto {w in the simplex: D(n w || 1) <= rho}.
+All are in float64, on the device of what they get, without gradients; n numbers, one a client.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Literal, get_args
+
+import torch
+from jaxtyping import Bool, Float, Int64, Real
+from torch import Tensor
+
+Divergence = Literal["chi_square", "kl", "none", "released"]
+"""What keeps the weights near each other; ``none``: nothing, ``released``: ``released_chi_square_projection``."""
+
+STEPS = 64
+"""Halvings of log s: from any bracket within float64 to its last bit."""
+TINY = torch.finfo(torch.float64).tiny
+DEEPEST = -745.0
+"""e to this is the smallest positive float64."""
+
+
+def chi_square(w: Float[Tensor, " n"]) -> Float[Tensor, ""]:
+    """||n w - 1||^2 / 2n, the chi-square divergence from equal weights (Namkoong and Duchi 2016).
+
+    0 for equal weights, (n - 1) / 2 where one client has all.
+    """
+    return (len(w) * w - 1).square().sum() / (2 * len(w))
+
+
+def kl_divergence(w: Float[Tensor, " n"]) -> Float[Tensor, ""]:
+    """sum w log(n w), where 0 log 0 = 0: from 0 for equal weights to log n where one client has all."""
+    return torch.xlogy(w, len(w) * w).sum()
+
+
+def simplex_projection(v: Real[Tensor, " n"], total: float = 1.0) -> Float[Tensor, " n"]:
+    """The nearest point with w >= 0 and sum w = ``total``, in Euclidean distance (Duchi et al. 2008, Fig. 1).
+
+    Raises:
+        ValueError: ``v`` is not a non-empty vector of finite numbers, or ``total`` is not positive and finite.
+    """
+    if not 0 < total < math.inf:
+        raise ValueError(f"total is {total}; it must be positive and finite")
+    return _nearest_in_simplex(_finite(v, "v"), total)
+
+
+def chi_square_projection(v: Real[Tensor, " n"], rho: float) -> Float[Tensor, " n"]:
+    """The nearest point of the simplex with ``chi_square`` of at most ``rho``, in Euclidean distance.
+
+    With a multiplier lambda of the ball, w = SimplexProj(v, 1 + lambda n) / (1 + lambda n). In s = 1 / (1 + lambda n)
+    this is SimplexProj(s v, 1), equal weights at s = 0 and the projection without a ball at s = 1, and its
+    divergence grows with s: the largest s that fits is bisected. The feasible end is returned, so the ball is kept
+    to the last bit down to the rounding of the divergence itself, about 1e-32.
+
+    Args:
+        v: any finite numbers.
+        rho: radius; 0 gives equal weights, (n - 1) / 2 and more the point of ``simplex_projection``.
+
+    Raises:
+        ValueError: ``v`` is not a non-empty vector of finite numbers, or ``rho`` is negative or NaN.
+    """
+    return _in_chi_square_ball(_finite(v, "v"), _radius(rho))
+
+
+def released_chi_square_projection(v: Real[Tensor, " n"], rho: float) -> Float[Tensor, " n"]:
+    """What FedDRA's public code computes in place of ``chi_square_projection``; it can leave the ball.
+
+    That code takes its routine from the public code of Namkoong and Duchi and bounds the multiplier by
+    1 + lambda n <= n max(v) / sqrt(2 rho + 1). The bound would hold if SimplexProj subtracted a threshold of at
+    least 0; with lambda > 0 it may add one. So s >= sqrt(2 rho + 1) / (n max(v)), and where the ball
+    needs a smaller s that end comes out. Inside the simplex its divergence is at most (2 rho + 1) / 8:
+    from rho = 1/6 on both routines agree there for every v, below only where no weight is far above the others.
+
+    This is the exact routine with that bracket, written anew. The public code returns the middle of a last
+    bracket of relative width 1e-10, this the feasible end of a narrower one.
+
+    Raises:
+        ValueError: as ``chi_square_projection``; also rho = 0, that the public code refuses.
+    """
+    if rho == 0:
+        raise ValueError("rho is 0; the released routine needs it positive")
+    v, rho = _finite(v, "v"), _radius(rho)
+    lowest = math.sqrt(2 * rho + 1) / (len(v) * v.max()).clamp(min=TINY)
+    return _in_chi_square_ball(v, rho, lowest.clamp(max=1))
+
+
+def kl_projection(v: Real[Tensor, " n"], rho: float) -> Float[Tensor, " n"]:
+    """The point of the simplex with ``kl_divergence`` of at most ``rho`` of least sum w log(w / v).
+
+    It is w proportional to v^t with the largest t in [0, 1] that fits, which is bisected; the order of the clients
+    stays, and the feasible end is returned.
+
+    Where only m clients of n have v > 0, the others keep weight 0, and the divergence cannot fall below
+    log(n / m). For a smaller ``rho`` there is no such point of finite distance, and the limit of the projections
+    of max(v, epsilon), epsilon to 0, is returned: the m clients share one weight, the others a smaller one, and the
+    divergence is ``rho``.
+
+    Args:
+        v: not negative; its scale does not matter.
+        rho: radius; 0 gives equal weights, log n and more v / sum v.
+
+    Raises:
+        ValueError: ``v`` is not a vector of finite numbers, at least 0 and one above 0, or ``rho`` is negative or NaN.
+    """
+    return _in_kl_ball(_weights(v, "v").log(), _radius(rho))
+
+
+def mirror_step(
+    w: Real[Tensor, " n"], v: Real[Tensor, " n"], gamma: float, rho: float, divergence: Divergence = "chi_square"
+) -> Float[Tensor, " n"]:
+    """Weights after one round: Proj(w e^{gamma v} / sum w e^{gamma v}) (FedAID Eq. 4), for losses of any size.
+
+    A weight of 0 stays 0 in the product; only a projection that binds can raise it.
+
+    >>> mirror_step(torch.ones(2), torch.tensor([0.0, 1.0]), gamma=1.0, rho=0.02)
+    tensor([0.4000, 0.6000], dtype=torch.float64)
+
+    Args:
+        w: weights so far, not negative; they are made to sum to 1.
+        v: loss of each client.
+        gamma: step size, at least 0; 0 only projects. FedDRA's public code has 0.01 times 50 local steps.
+        rho: radius of the ball, at least 0; unused with ``none``.
+        divergence: ``chi_square`` with the Euclidean projection, ``kl`` with the one in Kullback-Leibler divergence
+            that an exponentiated step goes with, ``released`` for FedDRA's public code, ``none`` for no ball.
+
+    Returns:
+        Weights that sum to 1; [1] for one client.
+
+    Raises:
+        ValueError: weights or losses are no vectors of n finite numbers (the first bad index is named), a weight is
+            negative, all are 0, gamma or rho is out of range, or the divergence is unknown.
+    """
+    w, v = _weights(w, "w"), _finite(v, "v")
+    if len(w) != len(v):
+        raise ValueError(f"there are {len(w)} weights and {len(v)} losses; give one of each a client")
+    if not 0 <= gamma < math.inf:
+        raise ValueError(f"gamma is {gamma}; it must be finite and not negative")
+    # relative to the highest loss that counts, so that no exponent overflows
+    counted = w > 0
+    losses = (v - v[counted].max()).clamp(min=-torch.finfo(v.dtype).max)
+    return _projected((w.log() + gamma * losses).masked_fill(~counted, -math.inf), rho, divergence)
+
+
+def mirror_step_of(
+    w: Real[Tensor, " n"],
+    present: Bool[Tensor, " n"] | Int64[Tensor, " m"],
+    v: Real[Tensor, " m"],
+    gamma: float,
+    rho: float,
+    divergence: Divergence = "chi_square",
+) -> Float[Tensor, " n"]:
+    """``mirror_step`` in a round in which only some clients reported a loss; the weights of the others stay.
+
+    The present clients keep the mass that they hold together, and ``mirror_step`` moves it among them: their shares
+    of it and the divergence are those of a federation of m clients. The bound therefore holds for these shares,
+    not for all n weights, which can drift further apart over rounds with different clients.
+
+    Args:
+        w: weights of all clients, not negative; their sum is kept.
+        present: a mask of the clients that reported, or their indices.
+        v: their losses, in ascending order of clients for a mask, else in the order of the indices.
+        gamma: as in ``mirror_step``.
+        rho: as in ``mirror_step``.
+        divergence: as in ``mirror_step``.
+
+    Returns:
+        New weights of all clients; ``w`` itself in float64 where nobody is present or the present hold nothing.
+
+    Raises:
+        ValueError: as ``mirror_step``, or a client is unknown or named twice.
+    """
+    w = _weights(w, "w")
+    index = _indices(present, len(w)).to(w.device)
+    if v.shape != index.shape:
+        raise ValueError(f"{len(index)} clients are present and the losses have shape {tuple(v.shape)}; give one each")
+    if not len(index):
+        return w
+    v, shares = _finite(v, "v"), w[index]
+    mass = shares.sum()
+    if mass == 0:
+        return w
+    return w.index_copy(0, index, mass * mirror_step(shares, v, gamma, rho, divergence))
+
+
+def _projected(logs: Float[Tensor, " n"], rho: float, divergence: Divergence) -> Float[Tensor, " n"]:
+    """Weights of these logarithms, brought into the ball."""
+    if divergence == "kl":
+        # from the logarithms: a weight too small for float64 is no 0 here
+        return _in_kl_ball(logs, _radius(rho))
+    if divergence == "chi_square":
+        return chi_square_projection(logs.softmax(0), rho)
+    if divergence == "released":
+        return released_chi_square_projection(logs.softmax(0), rho)
+    if divergence == "none":
+        return logs.softmax(0)
+    raise ValueError(f"divergence is '{divergence}'; valid: {', '.join(get_args(Divergence))}")
+
+
+def _nearest_in_simplex(v: Float[Tensor, " n"], total: float) -> Float[Tensor, " n"]:
+    # what lies more than the total below the highest gets nothing; cutting it off keeps the sums accurate
+    gaps = (v - v.max()).clamp(min=-total)
+    ranks = torch.arange(1, len(v) + 1, device=v.device, dtype=v.dtype)
+    thresholds = (gaps.sort(descending=True).values.cumsum(0) - total) / ranks
+    # the threshold of k clients rises as long as the k-th gets a weight, and falls from there
+    return (gaps - thresholds.max()).clamp(min=0)
+
+
+def _in_chi_square_ball(
+    v: Float[Tensor, " n"], rho: float, lowest: Float[Tensor, ""] | None = None
+) -> Float[Tensor, " n"]:
+    """SimplexProj(s v, 1) for the largest s in [``lowest``, 1] that fits; None: from an s that surely does."""
+    gaps = (v - v.max()).clamp(min=-torch.finfo(v.dtype).max)
+    if lowest is None:
+        # no weight is further than s times the spread of v from 1/n, so D <= n^2 (s spread)^2 / 2
+        lowest = (math.sqrt(2 * rho) / len(v) / (-gaps.min()).clamp(min=TINY)).clamp(max=1)
+    return _largest_fitting(lambda s: _nearest_in_simplex(s * gaps, 1.0), chi_square, rho, lowest)
+
+
+def _in_kl_ball(logs: Float[Tensor, " n"], rho: float) -> Float[Tensor, " n"]:
+    """softmax(t logs) for the largest t in [0, 1] that fits, and the limit of ``kl_projection`` where none does."""
+    counted = logs > -math.inf
+    floor = (len(logs) / counted.sum(dtype=logs.dtype)).log()
+    within = floor <= rho
+    exponents = torch.where(within, (logs - logs.max()).masked_fill(~counted, 0), DEEPEST * ~counted)
+    absent = ~counted & within
+    # D <= log(n / m) + t spread
+    lowest = (rho - floor * within) / (-exponents.min()).clamp(min=TINY)
+    return _largest_fitting(
+        lambda t: (t * exponents).masked_fill(absent, -math.inf).softmax(0), kl_divergence, rho, lowest.clamp(max=1)
+    )
+
+
+def _largest_fitting(
+    path: Callable[[Tensor], Tensor], divergence: Callable[[Tensor], Tensor], rho: float, low: Float[Tensor, ""]
+) -> Float[Tensor, " n"]:
+    """The last point of a path to s = 1 whose divergence, which grows along it, is at most rho; at least that of low.
+
+    Halves the ratio of the ends, so that s of any magnitude comes out to full precision; never waits for the device.
+    """
+    high = torch.ones_like(low)
+    low = torch.where(divergence(path(high)) <= rho, high, low)
+    for _ in range(STEPS):
+        middle = low.sqrt() * high.sqrt()
+        fits = divergence(path(middle)) <= rho
+        low, high = torch.where(fits, middle, low), torch.where(fits, high, middle)
+    return path(low)
+
+
+def _finite(v: Real[Tensor, " n"], name: str) -> Float[Tensor, " n"]:
+    """Copy in float64."""
+    if v.ndim != 1 or not len(v):
+        raise ValueError(f"{name} has shape {tuple(v.shape)}; give a vector, one number a client")
+    found = v.detach().to(torch.float64, copy=True)
+    if not bool(found.isfinite().all()):
+        at = int(found.isfinite().logical_not().nonzero()[0])
+        raise ValueError(f"{name}[{at}] is {found[at].item()}; leave out clients without a finite value")
+    return found
+
+
+def _weights(w: Real[Tensor, " n"], name: str) -> Float[Tensor, " n"]:
+    found = _finite(w, name)
+    if bool((found < 0).any()):
+        at = int((found < 0).nonzero()[0])
+        raise ValueError(f"{name}[{at}] is {found[at].item()}; a weight must not be negative")
+    if not bool((found > 0).any()):
+        raise ValueError(f"{name} is 0 for all {len(found)} clients; at least one must have a positive weight")
+    return found
+
+
+def _radius(rho: float) -> float:
+    if not rho >= 0:
+        raise ValueError(f"rho is {rho}; it must not be negative")
+    return rho
+
+
+def _indices(present: Bool[Tensor, " n"] | Int64[Tensor, " m"], clients: int) -> Int64[Tensor, " m"]:
+    if present.dtype == torch.bool:
+        if present.shape != (clients,):
+            raise ValueError(f"present has shape {tuple(present.shape)}; the mask must be of {clients} clients")
+        return present.nonzero().flatten()
+    index = present.flatten().to(torch.int64)
+    unknown = [k for k in index.tolist() if not 0 <= k < clients]
+    if unknown:
+        raise ValueError(f"present names client {unknown[0]}; valid: 0 to {clients - 1}")
+    if len(set(index.tolist())) < len(index):
+        raise ValueError(f"present names a client twice: {index.tolist()}")
+    return index

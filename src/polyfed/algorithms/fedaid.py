@@ -1,0 +1,213 @@
+"""FedAID (arXiv 2404.03854)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import combinations
+from typing import Literal, Self
+
+import torch
+from pydantic import Field, model_validator
+from torch import Tensor
+
+from polyfed.algorithms.algorithm import Reply, client_step, each
+from polyfed.algorithms.robust_alignment import LikePart, RobustAlignment, chosen, local_view, noting, parts_of
+from polyfed.data.samples import Batch
+from polyfed.federation.client import Client, ClientInfo
+from polyfed.federation.cohort import Cohort
+from polyfed.federation.party import Regulariser
+from polyfed.federation.payload import Weights
+from polyfed.federation.server import Server
+from polyfed.losses.guidance import squared_distance
+from polyfed.losses.info_nce import info_nce
+from polyfed.models.aligner import Aligner
+from polyfed.models.binding import Bound, Features, aligners_of, frozen, frozen_aligners
+from polyfed.models.model import Embedder, Model
+
+
+class FedAID(RobustAlignment):
+    """Cross-modal alignment binding (FedAID, arXiv 2404.03854, Algorithms 1-3).
+
+    Encoders f (Theta) and align modules g (theta) train at the clients on their task, while a teacher aligner g*
+    guides them: representations g(f(x)) are to stay near g*(f(x)) (stage 1). The server averages, and gathers every
+    client's loss v_k of the average, by which it weighs clients (Eq. 4). Then the clients learn the next teacher
+    (stage 2, Eq. 5): it is to align modalities and to give nearly the same from the aggregated encoder as from a copy
+    that local training distorts. Its weighted mean is the teacher and the aligner of the next round.
+
+    What the paper leaves open is a setting, with what this class takes to be meant as the default.
+    """
+
+    beta: float = Field(default=2.0, ge=0, description="factor of the discrepancy in the second stage (Eq. 5)")
+    contrast_weight: float = Field(default=1.0, ge=0, description="factor of L_CL in the second stage")
+    teacher: Literal["robust", "averaged"] = Field(
+        default="robust", description="learnt by the second stage, or the mean of the aligners (ablation, Table 17)"
+    )
+    measure: Literal["task", "robust"] = Field(
+        default="task", description="v: the task's loss of the aggregated model, or L_dro (which adds L_CL)"
+    )
+    measured_on: Literal["aggregated", "local"] = Field(
+        default="aggregated",
+        description="v is of the average (Algorithm 1), or of what each client trained (Algorithm 2)",
+    )
+    aligner_in_stage_two: Literal["averaged", "local"] = Field(
+        default="averaged", description="g of the second stage: the mean of all, or what the client trained"
+    )
+    broadcast: Literal["shared", "repeated"] = Field(
+        default="shared",
+        description="the encoder that is sent to be measured also serves the next round's training, or is sent again",
+    )
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        if self.teacher == "averaged" and self.measured_on == "local":
+            raise ValueError("measured_on has no effect with teacher 'averaged', which needs no losses; remove it")
+        if self.measured_on == "local" and self.measure == "robust":
+            raise ValueError("measure 'robust' is a loss of the aggregated encoder; use measured_on 'aggregated'")
+        return self
+
+    # ---- server half
+
+    def round(self, server: Server, cohort: Cohort) -> None:
+        """Guided training, average, losses, weights, robust aligner (Algorithm 1)."""
+        losses: dict[str, float] = {}
+        aggregated = self._guided(server, cohort, losses)
+        if self.teacher == "averaged":
+            server.update_weights({self.kind(server): aggregated})
+            return
+        if self.measured_on == "aggregated":
+            self._gather(server, cohort, aggregated, losses)
+        self.reweigh(server, losses)
+        robust = self._taught(server, cohort, aggregated)
+        server.update_weights({self.kind(server): aggregated | robust})
+
+    def _guided(self, server: Server, cohort: Cohort, losses: dict[str, float]) -> dict[str, Tensor]:
+        """Stage 1 and the mean of what it gives; clients that hold the encoder already get the rest only."""
+        parts, now = self.parts(server), server.weights[self.kind(server)]
+        had = {client.id for client in cohort.clients if self._holds(server, client)}
+        replies = cohort.ask(
+            self.guide,
+            check=self.like(server),
+            weights=each(lambda client: chosen(now, parts.without_encoder) if client.id in had else Weights(now)),
+            teacher=chosen(now, parts.aligner if self.broadcast == "repeated" else ()),
+        )
+        return self.averaged(noting(replies, losses))
+
+    def _gather(
+        self, server: Server, cohort: Cohort, aggregated: Mapping[str, Tensor], losses: dict[str, float]
+    ) -> None:
+        """Send the average, get v_k."""
+        replies = self._delivered(server, cohort.ask(self.judge, weights=Weights(aggregated)))
+        losses |= {reply.sender.id: reply.loss for reply in replies if "loss" in reply.payload.scalars}
+
+    def _taught(self, server: Server, cohort: Cohort, aggregated: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Stage 2 and the weighted mean of what it gives."""
+        names = self.parts(server).aligner
+        sent = Weights(aggregated if self.measured_on == "local" else {})
+        asked = cohort.ask(
+            self.teach, check=LikePart(server, names), weights=sent, factor=each(self.loss_factor(server))
+        )
+        return self.robust_mean(server, self._delivered(server, asked) if sent else asked)
+
+    def _delivered(self, server: Server, replies: Iterable[Reply]) -> Iterator[Reply]:
+        """The replies of clients that have got the encoder of this round."""
+        for reply in replies:
+            server.state.setdefault("holding", {})[reply.sender.id] = torch.tensor(server.clock.round)
+            yield reply
+
+    def _holds(self, server: Server, client: ClientInfo) -> bool:
+        """Whether a client has the encoder of the last round, sent to be measured."""
+        found = server.state.get("holding", {}).get(client.id)
+        return self.broadcast == "shared" and found is not None and int(found) == server.clock.round - 1
+
+    # ---- client half
+
+    @client_step(float, weights=Weights, num_examples=int)
+    def guide(self, client: Client, weights: Weights, teacher: Weights) -> Reply:
+        """Stage 1 (Algorithm 2): minimise L_guide + alpha L_task (Eq. 2)."""
+        parts = parts_of(client)
+        client.receive({**client.state.pop("encoder", {}), **weights})
+        anchors = dict(teacher or chosen(weights, parts.aligner))
+        client.state["teacher"] = anchors
+        loss = self.guided_loss(client, frozen_aligners(client.model, anchors))
+        client.fit(client.train, epochs=self.local_epochs, steps=self.local_steps, task_weight=0, regulariser=loss)
+        trained = client.model.state_dict()
+        if self.aligner_in_stage_two == "local":
+            client.state["aligner"] = dict(chosen(trained, parts.aligner))
+        told = self._judged(client) if self.measured_on == "local" else {}
+        return Reply(weights=Weights(trained), num_examples=client.num_examples, **told)
+
+    @client_step(float)
+    def judge(self, client: Client, weights: Weights) -> Reply:
+        """v_k: the loss of the aggregated model on the client's own data (Algorithm 1, line 9)."""
+        self._keep(client, weights)
+        client.receive(weights)
+        return Reply(**self._judged(client))
+
+    @client_step(weights=Weights)
+    def teach(self, client: Client, factor: float, weights: Weights) -> Reply:
+        """Stage 2 (Algorithm 3): learn the next teacher with the frozen encoder and a copy that training distorts."""
+        if weights:
+            self._keep(client, weights)
+        parts, kept = parts_of(client), client.state
+        rest = kept["aligner"]
+        client.receive({**kept["encoder"], **rest, **kept["teacher"]})
+        trained = {*parts.encoder, *parts.aligner}
+        client.trainer(only=lambda name: name in trained)  # what fit will use
+        loss = self.robust_loss(client, frozen_aligners(client.model, rest))
+        client.fit(
+            client.train,
+            epochs=1,
+            steps=self.robust_steps,
+            task_weight=0,
+            regulariser=lambda model, batch: factor * loss(model, batch),
+        )
+        if self.broadcast == "repeated":
+            del client.state["encoder"]
+        return Reply(weights=chosen(client.model.state_dict(), parts.aligner))
+
+    def _keep(self, client: Client, weights: Weights) -> None:
+        """Remember the aggregated model for stage 2, and its encoder for the next round."""
+        parts = parts_of(client)
+        own = client.state.get("aligner", {})
+        client.state["aligner"] = {**chosen(weights, parts.without_encoder), **own}
+        client.state["encoder"] = dict(chosen(weights, parts.encoder))
+
+    def _judged(self, client: Client) -> dict[str, float]:
+        def loss(model: Model, batch: Batch) -> Tensor:
+            view = local_view(model)
+            found = client.task.loss(view, client.head, batch)
+            return found + self.contrast(client, view, batch) if self.measure == "robust" else found
+
+        return self.measured(client, loss)
+
+    def guided_loss(self, client: Client, anchors: Mapping[str, Aligner]) -> Regulariser:
+        """Eq. 2; the anchors are those of the moving encoder, to which their gradient flows."""
+
+        def loss(model: Embedder, batch: Batch) -> Tensor:
+            features = Features(client.model)
+            return self.local_loss(client, Bound(features, aligners_of(client.model)), Bound(features, anchors), batch)
+
+        return loss
+
+    def robust_loss(self, client: Client, local: Mapping[str, Aligner]) -> Regulariser:
+        """L_dro (Eq. 5), of the client's model as distorted encoder and teacher aligner."""
+        reference, head = frozen(client.model), None if client.head is None else frozen(client.head)
+
+        def loss(model: Embedder, batch: Batch) -> Tensor:
+            features, teacher = Features(client.model), aligners_of(client.model)
+            undistorted = Bound(Features(reference, frozen=True), teacher)
+            distorted = Bound(features, teacher)
+            gaps = [
+                squared_distance(distorted.represent(name, x), undistorted.represent(name, x), self.guidance_reduction)
+                for name, x in batch.inputs.items()
+            ]
+            task = client.task.loss(Bound(features, local), head, batch)
+            return self.beta * torch.stack(gaps).sum() + self.contrast(client, distorted, batch) + task
+
+        return loss
+
+    def contrast(self, client: Client, view: Bound, batch: Batch) -> Tensor:
+        """L_CL, weighted: InfoNCE between every two modalities."""
+        found = [view.represent(name, x) for name, x in batch.inputs.items()]
+        losses = [info_nce(u, v, 1 / self.contrast_temperature) for u, v in combinations(found, 2)]
+        return self.contrast_weight * torch.stack(losses).sum()

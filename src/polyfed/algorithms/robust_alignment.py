@@ -1,0 +1,255 @@
+"""What FedAID and FedDRA share: guidance by a teacher aligner, and weights of clients by their losses."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import ClassVar, Literal, Self
+
+import torch
+from pydantic import Field, model_validator
+from torch import Tensor
+
+from polyfed.aggregation.mean import WeightedMean
+from polyfed.aggregation.robust import chi_square, mirror_step_of
+from polyfed.algorithms.algorithm import Lifetime, Reply
+from polyfed.algorithms.fedavg import FedAvg
+from polyfed.data.samples import Batch
+from polyfed.errors import ConfigError, PayloadError
+from polyfed.federation.client import Client, ClientInfo
+from polyfed.federation.cohort import Cohort
+from polyfed.federation.payload import Weights
+from polyfed.federation.server import Server
+from polyfed.losses.guidance import Reduction, contrastive_guidance, squared_distance
+from polyfed.models.binding import Bound, Features, Parts, aligners_of
+from polyfed.models.model import Model
+from polyfed.models.slots import places
+
+_OWN = ("local_epochs", "local_steps")
+_W = "robust_weights"
+
+
+class RobustAlignment(FedAvg):
+    """Base of the methods that bind local alignment to a distributionally robust teacher.
+
+    All clients train one model whose encoders have align modules (``model.aligner``). The server keeps, besides that
+    model, a weight w_k for every client, which grows with the client's loss (Eq. 4). What FedAvg offers for types of
+    clients has no place here.
+    """
+
+    keeps: ClassVar[Mapping[str, Lifetime]] = {
+        "encoder": Lifetime.RUN,
+        "aligner": Lifetime.ROUND,
+        "teacher": Lifetime.ROUND,
+    }
+
+    local_steps: int | None = Field(
+        default=50, ge=1, description="batches of guided training a round; None: local_epochs"
+    )
+    robust_steps: int = Field(default=50, ge=1, description="batches of the stage that learns the robust aligner")
+    guidance_weight: float = Field(default=1.0, ge=0, description="factor of the guidance loss; 0: none")
+    task_weight: float = Field(default=1.0, ge=0, description="alpha of Eq. 2, factor of the task's loss")
+    guidance: Literal["l2", "contrastive"] = Field(
+        default="l2", description="distance to the anchors: squared, or InfoNCE (ablation)"
+    )
+    guidance_reduction: Reduction = Field(
+        default="sum",
+        description="of squared distances: sum over a batch (Eq. 1), its mean, or over elements (FedDRA)",
+    )
+    contrast_temperature: float = Field(
+        default=0.07, ge=0.01, le=1, description="of contrastive guidance, and of L_CL in FedAID's second stage"
+    )
+    gamma: float = Field(
+        default=0.5, ge=0, le=1e3, description="step of w (Eq. 4); 0: w stays uniform. FedDRA's code: 0.01 x 50 steps"
+    )
+    rho: float = Field(default=1.0, ge=0, description="radius of the uncertainty set; 0: w stays uniform")
+    divergence: Literal["chi_square", "kl", "none", "released"] = Field(
+        default="chi_square",
+        description="bounds w; none: the simplex alone (AFL); released: FedDRA's loose search for chi_square",
+    )
+    weight_use: Literal["aggregate", "loss", "both", "none"] = Field(
+        default="aggregate",
+        description="how w acts on the robust aligner: as share in its mean, as factor n w_k of the client's loss "
+        "(without effect under Adam), both, or not at all",
+    )
+    mean: Literal["uniform", "samples"] = Field(
+        default="uniform", description="average of models over clients: all alike (paper), or by sample count"
+    )
+    measure_share: float = Field(
+        default=1.0, gt=0, le=1, description="share of a client's training samples that its loss v is measured on"
+    )
+
+    @model_validator(mode="after")
+    def _one_type(self) -> Self:
+        for key, setting in FedAvg.model_fields.items():
+            if key not in _OWN and getattr(self, key) != setting.default:
+                raise ValueError(f"{key} has no effect on {self.component_name()}, which trains one model; remove it")
+        if self.guidance_weight == self.task_weight == 0:
+            raise ValueError("guidance_weight and task_weight are both 0: there is nothing to train; set one above 0")
+        if self.guidance == "contrastive" and self.guidance_reduction != "sum":
+            raise ValueError("guidance_reduction has no effect with guidance 'contrastive'; remove it")
+        return self
+
+    # ---- server half
+
+    def setup(self, server: Server) -> None:
+        """One initial model for all, and uniform weights.
+
+        Raises:
+            ConfigError: clients differ in architecture, task or data set, or lack align modules.
+        """
+        kind = self.kind(server)
+        slots = {place.slot for place in server.blueprints[server.types[kind].architecture].places.values()}
+        for modality in server.types[kind].modalities:
+            if (modality, "aligner") not in slots:
+                raise ConfigError(
+                    f"algorithm '{self.component_name()}' needs an align module for '{modality}'; set aligner in "
+                    "clients' model (and in server.model)"
+                )
+        if len(server.types[kind].modalities) < 2:
+            raise ConfigError(
+                f"algorithm '{self.component_name()}' aligns modalities, and clients of '{kind}' have only "
+                f"'{server.types[kind].modalities[0]}'; give them pairs, or leave them to another method"
+            )
+        super().setup(server)
+        share = 1 / len(server.clients)
+        server.state[_W] = {client.id: torch.tensor(share, dtype=torch.float64) for client in server.clients}
+
+    @abstractmethod
+    def round(self, server: Server, cohort: Cohort) -> None:
+        """One communication round."""
+
+    def kind(self, server: Server) -> str:
+        """The one type of clients.
+
+        Raises:
+            ConfigError: there are several.
+        """
+        if len(server.types) > 1:
+            raise ConfigError(
+                f"algorithm '{self.component_name()}' trains one model, but there are clients of types "
+                f"{', '.join(server.types)}; give all one architecture, task and source"
+            )
+        return next(iter(server.types))
+
+    def parts(self, server: Server) -> Parts:
+        """Which tensors of the model are what."""
+        return Parts(server.blueprints[server.types[self.kind(server)].architecture].places)
+
+    def averaged(self, replies: Iterable[Reply]) -> dict[str, Tensor]:
+        """Mean of the replies' weights, as they come."""
+        mean = WeightedMean()
+        for reply in replies:
+            mean.add(reply.weights, 1.0 if self.mean == "uniform" else reply.num_examples)
+        return mean.take()
+
+    def robust_mean(self, server: Server, replies: Iterable[Reply]) -> dict[str, Tensor]:
+        """sum_k w_k theta*_k over those who replied (their w together being 1), or the uniform mean."""
+        mean, weights = WeightedMean(), server.state[_W]
+        by_weight = self.weight_use in ("aggregate", "both")
+        for reply in replies:
+            mean.add(reply.weights, float(weights[reply.sender.id]) if by_weight else 1.0)
+        return mean.take()
+
+    def loss_factor(self, server: Server) -> Callable[[ClientInfo], float]:
+        """n w_k for every client, whose mean is one; one where w is no factor of losses."""
+        if self.weight_use not in ("loss", "both"):
+            return lambda client: 1.0
+        return lambda client: len(server.clients) * float(server.state[_W][client.id])
+
+    def reweigh(self, server: Server, losses: Mapping[str, float]) -> None:
+        """w <- Proj(w e^(gamma v) / sum) among the clients that told their loss (Eq. 4), and record both.
+
+        What these weigh together does not change: of the others nothing is known.
+        """
+        names = [client.id for client in server.clients]
+        present = torch.tensor([name in losses for name in names])
+        if bool(present.any()):
+            w = torch.stack([server.state[_W][name].cpu() for name in names])
+            v = torch.tensor([losses[name] for name in names if name in losses], dtype=torch.float64)
+            moved = mirror_step_of(w, present, v, gamma=self.gamma, rho=self.rho, divergence=self.divergence)
+            server.state[_W] = {name: value.clone() for name, value in zip(names, moved, strict=True)}
+            server.record(
+                **{f"loss.{name}": value for name, value in losses.items()},
+                **{f"weight.{name}": float(value) for name, value in server.state[_W].items()},
+                worst_loss=max(losses.values()),
+                chi_square=float(chi_square(moved)),
+            )
+
+    # ---- client half
+
+    def local_loss(self, client: Client, local: Bound, anchors: Bound, batch: Batch) -> Tensor:
+        """Guidance and task, each with its factor (Eq. 2)."""
+        parts = []
+        if self.guidance_weight:
+            parts.append(self.guidance_weight * self.guidance_loss(local, anchors, batch))
+        if self.task_weight:
+            parts.append(self.task_weight * client.task.loss(local, client.head, batch))
+        return torch.stack(parts).sum()
+
+    def guidance_loss(self, local: Bound, anchors: Bound, batch: Batch) -> Tensor:
+        """L_guide: distance of local and anchor representations, summed over modalities (Eq. 1)."""
+        losses = []
+        for modality, x in batch.inputs.items():
+            z, target = local.represent(modality, x), anchors.represent(modality, x)
+            if self.guidance == "l2":
+                losses.append(squared_distance(z, target, self.guidance_reduction))
+            else:
+                losses.append(contrastive_guidance(z, target, self.contrast_temperature))
+        return torch.stack(losses).sum()
+
+    @torch.no_grad()
+    def measured(self, client: Client, loss: Callable[[Model, Batch], Tensor]) -> dict[str, float]:
+        """``loss``: mean over the measured samples of a loss in evaluation mode and view; nothing without a batch.
+
+        Batches are as large as in training, since a contrast depends on it.
+        """
+        order = torch.randperm(len(client.train), generator=client.generator("measured"))
+        part = order[: max(2, round(self.measure_share * len(order)))]
+        client.model.eval()
+        total, count = torch.zeros((), dtype=torch.float64, device=client.device), 0
+        for index in torch.split(part, client.training.batch_size):
+            if len(index) > 1:
+                batch = client.train.batch(index).to(client.device)
+                with client.autocast():
+                    total, count = total + len(index) * loss(client.model, batch).double(), count + len(index)
+        return {"loss": float(total) / count} if count else {}
+
+
+class LikePart:
+    """Raises PayloadError for a reply whose weights are not the named tensors of its sender's architecture."""
+
+    def __init__(self, server: Server, names: Iterable[str]) -> None:
+        self._server, self._names = server, set(names)
+
+    def __call__(self, reply: Reply) -> None:
+        """Check a reply with ``weights``."""
+        shapes = self._server.shapes(self._server.type_of(reply.sender))
+        expected = {name: shape for name, shape in shapes.items() if name in self._names}
+        found = {name: tensor.shape for name, tensor in reply.weights.items()}
+        if found != expected:
+            wrong = sorted(set(found.items()) ^ set(expected.items()))[0][0]
+            raise PayloadError(f"weights are not the part that was asked for, first at '{wrong}'")
+
+
+def chosen(tensors: Mapping[str, Tensor], names: Iterable[str]) -> Weights:
+    """The named tensors."""
+    return Weights({name: tensors[name] for name in names})
+
+
+def parts_of(client: Client) -> Parts:
+    """Which tensors of a client's model are what."""
+    return Parts(places(client.model))
+
+
+def local_view(model: Model) -> Bound:
+    """A model's own representations of a batch, each input encoded only once."""
+    return Bound(Features(model), aligners_of(model))
+
+
+def noting(replies: Iterable[Reply], losses: dict[str, float]) -> Iterator[Reply]:
+    """The replies; the losses that they tell are noted by client."""
+    for reply in replies:
+        if "loss" in reply.payload.scalars:
+            losses[reply.sender.id] = reply.loss
+        yield reply

@@ -1,0 +1,212 @@
+"""Encoder, align module and embedding head of a modality (FedAID, arXiv 2404.03854, sections 4.1 and F).
+
+The trunk of an encoder gives features; a few transformer layers of their own and an embedding head turn these into the
+representation. Methods can so treat what extracts features and what aligns modalities differently.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Literal, NamedTuple, Self
+
+import torch
+from jaxtyping import Bool, Float
+from pydantic import Field, model_validator
+from torch import Tensor, nn
+
+from polyfed.errors import ConfigError
+from polyfed.models.blocks import Block, PostBlock, initialise
+from polyfed.models.towers import Local, Positions, Splittable
+from polyfed.settings import Settings
+
+ALIGNER = "aligner"
+"""Role of all that an align module has, its embedding head included."""
+
+Norm = Literal["pre", "post"]
+
+
+class Detail(NamedTuple):
+    """What an encoder says of a batch, as a whole and by position.
+
+    Attributes:
+        embedding: before normalisation.
+        positions: features of width d by position.
+        mask: which positions are valid; None: all.
+        attention: how the summary attends to the positions in the last layer, rows add up to one; None: not known.
+    """
+
+    embedding: Float[Tensor, "b d"]
+    positions: Float[Tensor, "b l d"]
+    mask: Bool[Tensor, "b l"] | None = None
+    attention: Float[Tensor, "b l"] | None = None
+
+
+class AlignerSettings(Settings):
+    """The align module of every modality: transformer layers over (summary; positions), then an embedding head."""
+
+    layers: int = Field(default=1, ge=1, description="transformer layers")
+    heads: int | None = Field(default=None, ge=1, description="attention heads; None: one for about every 64 channels")
+    expansion: float = Field(default=4.0, gt=0, le=16, description="hidden width of a layer's MLP, in widths")
+    norm: Norm | dict[str, Norm] = Field(
+        default="pre", description="layers as ViT's (pre) or BERT's (post); by modality: a mapping, others are pre"
+    )
+    head: Literal["mlp", "linear"] = Field(default="mlp", description="embedding head")
+    hidden: int = Field(default=2048, ge=1, description="hidden width of an mlp head")
+    head_norm: Literal["batch", "layer", "none"] = Field(
+        default="batch", description="norms of an mlp head: after its hidden layer, and without affine at its end"
+    )
+    local: bool = Field(
+        default=False, description="a linear head for positions as well, which GLoRIA and MGCA need (gloria, mgca)"
+    )
+
+    @model_validator(mode="after")
+    def _head_settings_have_an_effect(self) -> Self:
+        if self.head == "linear":
+            for key in ("hidden", "head_norm"):
+                if getattr(self, key) != type(self).model_fields[key].default:
+                    raise ValueError(f"{key} has no effect with head 'linear'; remove it")
+        return self
+
+    def require_modalities(self, modalities: Iterable[str]) -> None:
+        """Raise ValueError if ``norm`` names a modality that there is not."""
+        unknown = sorted(set(self.norm) - set(modalities)) if isinstance(self.norm, dict) else []
+        if unknown:
+            raise ValueError(f"aligner.norm names '{unknown[0]}', the encoders are {', '.join(modalities)}")
+
+    def around(self, encoder: nn.Module, modality: str, dim: int) -> Aligned:
+        """An encoder whose projection gives way to an align module.
+
+        Raises:
+            ConfigError: the encoder cannot be split, or ``heads`` does not divide its width.
+        """
+        if not isinstance(encoder, Splittable):
+            raise ConfigError(
+                f"model.aligner: the encoder of '{modality}' ({type(encoder).__name__}) has no features by position to "
+                "align; choose resnet, vit, mobilenet, blocks, bert, transformer, gru or bag"
+            )
+        trunk, width = encoder.split()
+        heads = self.heads or _heads(width)
+        if width % heads:
+            raise ConfigError(f"model.aligner.heads {heads} does not divide the width {width} of '{modality}'")
+        norm = self.norm.get(modality, "pre") if isinstance(self.norm, dict) else self.norm
+        return Aligned(trunk, Aligner(width, dim, heads, norm, self))
+
+
+def _heads(width: int) -> int:
+    """One head for about every 64 channels, a number that divides the width."""
+    return next(count for count in range(max(1, width // 64), 0, -1) if width % count == 0)
+
+
+class Aligner(nn.Module):
+    """Transformer layers over (summary; positions) of width w, and the embedding head on what becomes of the summary.
+
+    Args:
+        width: w.
+        dim: width d of the embedding.
+        heads: attention heads.
+        norm: kind of the layers.
+        settings: the rest.
+    """
+
+    def __init__(self, width: int, dim: int, heads: int, norm: Norm, settings: AlignerSettings) -> None:
+        super().__init__()
+        kind, hidden = Block if norm == "pre" else PostBlock, round(settings.expansion * width)
+        self.width = width
+        self.layers = nn.ModuleList(kind(width, heads, hidden) for _ in range(settings.layers))
+        self.head = embedding_head(width, dim, settings)
+        self.local = nn.Linear(width, dim) if settings.local else None
+        self.layers.apply(initialise)
+        for module in self.modules():
+            module.role = ALIGNER  # type: ignore[assignment]
+
+    def forward(self, features: Local) -> Float[Tensor, "b d"]:
+        """Embedding, not normalised."""
+        tokens, mask = sequence(features)
+        for layer in self.layers:
+            tokens = layer(tokens, mask)
+        out: Tensor = self.head(tokens[:, 0])
+        return out
+
+    def detail(self, features: Local) -> Detail:
+        """Embedding, positions, and how the last layer's summary attends to these, without gradient.
+
+        Raises:
+            ConfigError: the aligner has no head for positions.
+        """
+        if self.local is None:
+            raise ConfigError("the task needs features by position, which this aligner lacks; set model.aligner.local")
+        tokens, mask = sequence(features)
+        last = len(self.layers) - 1
+        for number, layer in enumerate(self.layers):
+            if number == last:
+                attention = _shares(layer, tokens, mask)
+            tokens = layer(tokens, mask)
+        return Detail(self.head(tokens[:, 0]), self.local(tokens[:, 1:]), features.mask, attention)
+
+
+@torch.no_grad()
+def _shares(layer: nn.Module, tokens: Float[Tensor, "b l+1 w"], mask: Tensor | None) -> Float[Tensor, "b l"]:
+    """How the summary attends to the positions alone."""
+    assert isinstance(layer, Block | PostBlock)
+    found = layer.leading(tokens, mask)[:, 1:]
+    return found / found.sum(1, keepdim=True).clamp(min=torch.finfo(found.dtype).tiny)
+
+
+class Aligned(nn.Module):
+    """An encoder made of a trunk f (input -> features) and an align module g (features -> embedding)."""
+
+    def __init__(self, trunk: nn.Module, aligner: Aligner) -> None:
+        super().__init__()
+        self.trunk = trunk
+        self.aligner = aligner
+
+    def split(self) -> tuple[nn.Module, int]:
+        """The trunk, and the width of its pooled vector."""
+        return self.trunk, self.aligner.width
+
+    def forward(self, x: Tensor) -> Float[Tensor, "b d"]:
+        """Embedding, not normalised."""
+        out: Tensor = self.aligner(self.trunk(x))
+        return out
+
+    def positions(self, x: Tensor) -> Positions:
+        """Features by position of width d."""
+        found = self.detail(x)
+        return found.positions, found.mask
+
+    def detail(self, x: Tensor) -> Detail:
+        """The embedding and what there is by position, in one pass."""
+        return self.aligner.detail(self.trunk(x))
+
+
+def sequence(features: Local) -> tuple[Float[Tensor, "b l+1 w"], Bool[Tensor, "b l+1"] | None]:
+    """The pooled vector as a first token before the positions, and which of them are valid.
+
+    Raises:
+        ValueError: pooled vector and positions differ in width.
+    """
+    if features.pooled.shape[-1] != features.local.shape[-1]:
+        raise ValueError(
+            f"the summary has width {features.pooled.shape[-1]} and positions {features.local.shape[-1]}; an aligner "
+            "needs one width for both"
+        )
+    tokens = torch.cat([features.pooled[:, None], features.local], dim=1)
+    mask = None if features.mask is None else nn.functional.pad(features.mask, (1, 0), value=True)
+    return tokens, mask
+
+
+def embedding_head(width: int, dim: int, settings: AlignerSettings) -> nn.Module:
+    """Linear, or linear, norm, ReLU, linear, norm without affine (as FedDRA's released code, with batch norms)."""
+    if settings.head == "linear":
+        return nn.Linear(width, dim)
+    inner, outer = {
+        "batch": (nn.BatchNorm1d(settings.hidden), nn.BatchNorm1d(dim, affine=False)),
+        "layer": (nn.LayerNorm(settings.hidden), nn.LayerNorm(dim, elementwise_affine=False)),
+        "none": (nn.Identity(), nn.Identity()),
+    }[settings.head_norm]
+    return nn.Sequential(nn.Linear(width, settings.hidden), inner, nn.ReLU(), nn.Linear(settings.hidden, dim), outer)
+
+
+def aligned(encoders: Mapping[str, nn.Module] | nn.ModuleDict) -> dict[str, Aligned]:
+    """The encoders that have an align module, by modality."""
+    return {name: encoder for name, encoder in encoders.items() if isinstance(encoder, Aligned)}

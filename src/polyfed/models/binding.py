@@ -1,0 +1,125 @@
+"""Features of one encoder under the align modules of another: how FedAID tells local, anchor and distorted apart."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+from contextlib import nullcontext
+from typing import TypeVar
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from polyfed.models.aligner import ALIGNER, Aligner, Detail, aligned
+from polyfed.models.model import Model
+from polyfed.models.slots import EXTRA, HEAD, Places
+from polyfed.models.towers import Local
+
+M = TypeVar("M", bound=nn.Module)
+
+
+class Features:
+    """What the trunks of a model give of a batch, each input encoded only once; made for the batch, then dropped.
+
+    Args:
+        model: whose encoders have align modules.
+        frozen: without gradient.
+    """
+
+    def __init__(self, model: Model, *, frozen: bool = False) -> None:
+        self.device = model.device
+        self._encoders = aligned(model.encoders)
+        self._frozen = frozen
+        self._known: dict[str, tuple[Tensor, Local]] = {}
+
+    def __call__(self, modality: str, x: Tensor) -> Local:
+        """Features of ``x``."""
+        known = self._known.get(modality)
+        if known is None or known[0] is not x:
+            with torch.no_grad() if self._frozen else nullcontext():
+                known = self._known[modality] = (x, self._encoders[modality].trunk(x))
+        return known[1]
+
+
+class Bound:
+    """Embeddings that given align modules make of given features; tasks take it as a model.
+
+    Args:
+        features: of the batch.
+        aligners: modality -> align module.
+    """
+
+    def __init__(self, features: Features, aligners: Mapping[str, Aligner]) -> None:
+        self._features, self._aligners = features, aligners
+        self._known: dict[str, tuple[Tensor, Tensor]] = {}
+        self._details: dict[str, tuple[Tensor, Detail]] = {}
+
+    @property
+    def device(self) -> torch.device:
+        """Where the features are."""
+        return self._features.device
+
+    def embed(self, modality: str, x: Tensor) -> Float[Tensor, "b d"]:
+        """Embedding before normalisation, remembered for the last ``x`` of each modality."""
+        known = self._known.get(modality)
+        if known is None or known[0] is not x:
+            known = self._known[modality] = (x, self._aligners[modality](self._features(modality, x)))
+        return known[1]
+
+    def represent(self, modality: str, x: Tensor) -> Float[Tensor, "b d"]:
+        """Embedding of unit norm."""
+        return F.normalize(self.embed(modality, x).float(), dim=-1)
+
+    def detail(self, modality: str, x: Tensor) -> Detail:
+        """Embedding and features by position, remembered likewise."""
+        known = self._details.get(modality)
+        if known is None or known[0] is not x:
+            found = self._aligners[modality].detail(self._features(modality, x))
+            known = self._details[modality] = (x, found)
+            self._known[modality] = (x, found.embedding)
+        return known[1]
+
+
+class Parts:
+    """Which tensors of a model are encoders (Theta), which align modules (theta), and which the rest (task heads).
+
+    Args:
+        places: of the tensors of the model's state dict.
+    """
+
+    def __init__(self, places: Places) -> None:
+        roles = {name: place.slot.role for name, place in places.items()}
+        self.aligner = tuple(name for name, role in roles.items() if role == ALIGNER)
+        self.rest = tuple(name for name, role in roles.items() if role in (HEAD, EXTRA))
+        own = {*self.aligner, *self.rest}
+        self.encoder = tuple(name for name in roles if name not in own)
+        self.without_encoder = (*self.aligner, *self.rest)
+
+
+def aligners_of(model: Model) -> dict[str, Aligner]:
+    """The align modules of a model, by modality."""
+    return {name: encoder.aligner for name, encoder in aligned(model.encoders).items()}
+
+
+def frozen_aligners(model: Model, weights: Mapping[str, Tensor]) -> dict[str, Aligner]:
+    """Copies of a model's align modules with other weights, in evaluation mode; gradient passes through them.
+
+    Args:
+        model: whose align modules they are.
+        weights: names as in the model's state dict -> tensors; those of other parts are passed over.
+    """
+    made = {}
+    for modality, aligner in aligners_of(model).items():
+        prefix = f"encoders.{modality}.aligner."
+        made[modality] = frozen(aligner)
+        made[modality].load_state_dict(
+            {name.removeprefix(prefix): value for name, value in weights.items() if name.startswith(prefix)}
+        )
+    return made
+
+
+def frozen(module: M) -> M:
+    """A copy that does not learn, in evaluation mode."""
+    return copy.deepcopy(module).eval().requires_grad_(False)
