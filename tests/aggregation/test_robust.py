@@ -1,0 +1,440 @@
+"""Projections against a generic solver and the conditions of optimality, and the weight update of FedAID."""
+
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from polyfed.aggregation.robust import (
+    chi_square,
+    chi_square_projection,
+    kl_divergence,
+    kl_projection,
+    mirror_step,
+    mirror_step_of,
+    released_chi_square_projection,
+    simplex_projection,
+)
+
+RADII = [1e-4, 1e-2, 0.1, 0.3, 1.0, 3.0]
+DIVERGENCES = ["chi_square", "kl", "none", "released"]
+PROJECTIONS = [chi_square_projection, kl_projection, released_chi_square_projection]
+BALLS = [(chi_square_projection, chi_square), (kl_projection, kl_divergence)]
+
+vectors = st.lists(st.floats(-3, 3, allow_subnormal=False), min_size=1, max_size=20)
+weights = st.lists(st.integers(0, 1000), min_size=1, max_size=20).filter(any)
+radii = st.floats(1e-4, 3)
+
+
+def numbers(values):
+    return torch.tensor(values, dtype=torch.float64)
+
+
+def normal(size, seed, scale=1.0):
+    return scale * torch.randn(size, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def close(ours, naive, tolerance=1e-12):
+    torch.testing.assert_close(ours, naive, rtol=0, atol=tolerance)
+
+
+def naive_chi_square(w):
+    return sum((len(w) * x - 1) ** 2 for x in w) / (2 * len(w))
+
+
+def naive_kl(w):
+    return sum(x * math.log(len(w) * x) for x in w if x > 0)
+
+
+def naive_simplex(v, total=1.0):
+    """The threshold that leaves the total, by bisection."""
+    low, high = min(v) - total, max(v)
+    for _ in range(80):
+        middle = (low + high) / 2
+        left = sum(max(x - middle, 0) for x in v)
+        low, high = (middle, high) if left > total else (low, middle)
+    return [max(x - high, 0) for x in v]
+
+
+def naive_ball(v, rho):
+    """In the plane of sum 1, D = n ||w - 1/n||^2 / 2: a Euclidean ball around equal weights."""
+    centred = v - v.mean()
+    radius = math.sqrt(2 * rho / len(v))
+    return 1 / len(v) + centred * min(1.0, radius / float(centred.norm().clamp(min=1e-300)))
+
+
+def dykstra(v, rho, rounds=50_000):
+    """Nearest point of the intersection by alternating projections with Dykstra's corrections."""
+    point, first, second = v, torch.zeros_like(v), torch.zeros_like(v)
+    for _ in range(rounds):
+        inner = simplex_projection(point + first)
+        first = point + first - inner
+        outer = naive_ball(inner + second, rho)
+        second = inner + second - outer
+        if (point - outer).abs().max() < 1e-15 and (inner - outer).abs().max() < 1e-12:
+            return outer
+        point = outer
+    raise AssertionError(f"no convergence for {v}, {rho}")
+
+
+def assert_optimal(w, v, rho, tolerance):
+    """v - w = a + b w - m with b >= 0, m >= 0, m w = 0, and b = 0 unless the ball binds: then w is the nearest."""
+    left, free = v - w, w > 1e-12
+    centred = w[free] - w[free].mean()
+    steep = float(centred.square().sum())
+    b = float((left[free] * centred).sum()) / steep if steep > 1e-20 else 0.0
+    a = float((left[free] - b * w[free]).mean())
+    close(left[free], a + b * w[free], tolerance)
+    assert (left[~free] <= a + tolerance).all()
+    if chi_square(w) < rho - 1e-9:
+        assert abs(b) * math.sqrt(steep) <= tolerance
+    assert b * math.sqrt(steep) >= -tolerance
+
+
+@settings(max_examples=60, deadline=None)
+@given(vectors)
+def test_divergences_equal_their_sums_term_by_term(values):
+    w = simplex_projection(numbers(values))
+    assert chi_square(w).item() == pytest.approx(naive_chi_square(w.tolist()), abs=1e-12)
+    assert kl_divergence(w).item() == pytest.approx(naive_kl(w.tolist()), abs=1e-12)
+
+
+@pytest.mark.parametrize("n", [2, 5, 20])
+def test_divergences_run_from_equal_weights_to_one_client(n):
+    equal, single = torch.full((n,), 1 / n, dtype=torch.float64), torch.eye(n, dtype=torch.float64)[0]
+    close(chi_square(equal), numbers(0.0))
+    close(kl_divergence(equal), numbers(0.0))
+    close(chi_square(single), numbers((n - 1) / 2))
+    close(kl_divergence(single), numbers(math.log(n)))
+
+
+@settings(max_examples=60, deadline=None)
+@given(vectors, st.floats(0.1, 7))
+def test_simplex_projection_equals_the_threshold_found_by_bisection(values, total):
+    ours = simplex_projection(numbers(values), total)
+    close(ours, numbers(naive_simplex(values, total)), 1e-12)
+    assert ours.min() >= 0
+    assert ours.sum().item() == pytest.approx(total, abs=1e-12)
+
+
+def test_simplex_projection_of_numbers_of_any_size():
+    close(simplex_projection(numbers([1e300, -1e300, 1e300])), numbers([0.5, 0.0, 0.5]))
+    close(simplex_projection(numbers([1.7e308, -1.7e308])), numbers([1.0, 0.0]))
+    close(simplex_projection(numbers([1e9 + 0.25, 1e9])), numbers([0.625, 0.375]))
+    close(simplex_projection(torch.tensor([3, 3])), numbers([0.5, 0.5]))
+
+
+@pytest.mark.parametrize("rho", RADII)
+@pytest.mark.parametrize("n", [2, 3, 5, 11, 20])
+def test_chi_square_projection_equals_a_generic_solver(n, rho):
+    for scale in (0.03, 0.3, 1.0):
+        v = 1 / n + normal(n, seed=n, scale=scale)
+        close(chi_square_projection(v, rho), dykstra(v, rho), 1e-9)
+
+
+@pytest.mark.parametrize("size", [2, 6, 20])
+@pytest.mark.parametrize("rho", [1e-4, 0.05, 0.4, 2.0])
+def test_chi_square_projection_is_optimal(size, rho):
+    for seed in range(5):
+        v = normal(size, seed, scale=10.0 ** (seed - 2))
+        w = chi_square_projection(v, rho)
+        assert_optimal(w, v, rho, 1e-9 * max(1.0, float(v.abs().max())))
+
+
+@settings(max_examples=60, deadline=None)
+@given(weights, radii)
+def test_within_the_simplex_the_projection_shrinks_towards_equal_weights(counts, rho):
+    v = numbers(counts) / sum(counts)
+    distance = naive_chi_square(v.tolist())
+    shrink = min(1.0, math.sqrt(rho / distance)) if distance else 1.0
+    close(chi_square_projection(v, rho), 1 / len(v) + shrink * (v - 1 / len(v)))
+
+
+@settings(max_examples=80, deadline=None)
+@given(vectors, radii, st.sampled_from(BALLS))
+def test_projections_are_feasible_idempotent_and_keep_the_order(values, rho, ball):
+    project, divergence = ball
+    v = numbers(values).exp()
+    w = project(v, rho)
+    assert divergence(w) <= rho  # to the last bit: the feasible end of the bracket is returned
+    assert w.min() >= 0
+    assert w.sum().item() == pytest.approx(1, abs=1e-13)
+    close(project(w, rho), w, 1e-12)
+    ordered = w[v.argsort()]
+    assert (ordered.diff() >= 0).all()
+
+
+@settings(max_examples=40, deadline=None)
+@given(vectors, radii, st.randoms(), st.sampled_from(PROJECTIONS))
+def test_projections_follow_a_permutation_of_the_clients(values, rho, shuffler, project):
+    order = list(range(len(values)))
+    shuffler.shuffle(order)
+    v = numbers(values).exp()
+    close(project(v[order], rho), project(v, rho)[order], 1e-12)
+
+
+@pytest.mark.parametrize(("project", "divergence"), BALLS)
+@pytest.mark.parametrize("v", [[0.9, 0.1, 0.0, 0.0, 0.0], [5.0, 4.0, 3.0, 2.0, 1.0], [1e-300, 1e300, 1.0, 0.0, 7.0]])
+def test_radius_zero_gives_equal_weights_and_a_large_one_no_bound(project, divergence, v):
+    v = numbers(v)
+    close(project(v, 0.0), torch.full((5,), 0.2, dtype=torch.float64), 1e-15)
+    free = simplex_projection(v) if project is chi_square_projection else v / v.sum()
+    for rho in (2.0, 7.0, math.inf):
+        close(project(v, rho), free, 1e-15)
+    assert divergence(project(v, 1e-14)) <= 1e-14
+
+
+@pytest.mark.parametrize(("project", "divergence"), BALLS)
+@pytest.mark.parametrize("rho", [0.0, 1e-4, 1.0])
+@pytest.mark.parametrize("n", [1, 3, 49])
+def test_equal_weights_stay_equal(project, divergence, rho, n):
+    w = project(torch.full((n,), 7.0), rho)
+    close(w, torch.full((n,), 1 / n, dtype=torch.float64), 1e-15)
+    assert divergence(w) < 1e-15
+
+
+@pytest.mark.parametrize("scale", [1e-200, 1e-8, 1e8, 1e200])
+def test_the_bisection_has_full_precision_at_any_spread(scale):
+    v = numbers([3.0, 2.0, 1.0, 0.0]) * scale
+    w = chi_square_projection(v, 0.01)
+    expected = numbers([3.0, 2.0, 1.0, 0.0]) * (math.sqrt(2 * 0.01 / 4 / 5) if scale > 1 else 0.0)
+    close(w - w.mean(), expected - expected.mean(), 1e-7 if scale == 1e-8 else 1e-13)
+    logs = kl_projection(numbers([1e300, 1.0, 1e-300]), 0.01).log()
+    assert (logs[0] - logs[1]).item() == pytest.approx((logs[1] - logs[2]).item(), rel=1e-12)
+
+
+@pytest.mark.parametrize("rho", [1e-3, 0.05, 0.2, 0.6])
+@pytest.mark.parametrize("n", [2, 5, 12])
+def test_kl_projection_equals_a_fine_grid_over_the_exponent(n, rho):
+    v = normal(n, seed=n).exp()
+    powers = torch.linspace(0, 1, 20_001, dtype=torch.float64)[:, None]
+    family = v**powers / (v**powers).sum(1, keepdim=True)
+    fits = torch.xlogy(family, n * family).sum(1) <= rho
+    last = int(fits.nonzero()[-1])
+    assert fits[: last + 1].all()  # the divergence grows with the exponent
+    close(kl_projection(v, rho), family[last], 5e-4)
+
+
+@settings(max_examples=60, deadline=None)
+@given(vectors, radii, st.integers(0, 2**31))
+def test_kl_projection_is_optimal(values, rho, seed):
+    # least KL(p || v): log(w / v) = a - b log w with b >= 0, and b = 0 unless the ball binds
+    v = numbers(values).exp()
+    v = v / v.sum()
+    w = kl_projection(v, rho)
+    slope, at = (w / v).log(), kl_divergence(w).item()
+    if at < rho - 1e-9:
+        close(w, v, 1e-12)
+    other = (w.log() + 0.1 * normal(len(v), seed)).softmax(0)
+    if kl_divergence(other) <= rho:
+        assert torch.xlogy(other, other / v).sum() >= (w * slope).sum() - 1e-12
+    spread = w.log() - w.log().mean()
+    assert (slope * spread).sum() <= 1e-12  # b >= 0
+    if (steep := float(spread.square().sum())) > 1e-6:
+        close(slope - slope.mean(), spread * float((slope * spread).sum()) / steep, 1e-9)
+
+
+@settings(max_examples=40, deadline=None)
+@given(weights, st.floats(0, 3), st.floats(1e-3, 1e3))
+def test_kl_projection_does_not_see_the_scale(counts, rho, scale):
+    v = numbers(counts)
+    close(kl_projection(v * scale, rho), kl_projection(v, rho), 1e-11)
+
+
+@pytest.mark.parametrize("rho", [0.7, 0.8])
+def test_kl_projection_keeps_zeros_where_the_ball_has_room_for_them(rho):
+    v = numbers([8.0, 1.0, 0.0, 0.0])
+    w = kl_projection(v, rho)  # log(4 / 2) = 0.693
+    assert (w[2:] == 0).all()
+    assert kl_divergence(w).item() == pytest.approx(rho, abs=1e-12)
+    assert 0.5 < w[0] < 8 / 9
+
+
+@pytest.mark.parametrize("rho", [0.05, 0.3, 0.6])
+def test_kl_projection_raises_zeros_as_the_limit_of_small_weights_does(rho):
+    w = kl_projection(numbers([8.0, 1.0, 0.0, 0.0]), rho)
+    assert w[0] == w[1] > w[2] == w[3] > 0
+    assert kl_divergence(w).item() == pytest.approx(rho, abs=1e-12)
+    gaps = [(kl_projection(numbers([8.0, 1.0, e, e]), rho) - w).abs().max().item() for e in (1e-10, 1e-100, 1e-300)]
+    assert gaps[2] < 4e-3
+    assert 3 * gaps[2] == pytest.approx(gaps[1], rel=0.1)  # it vanishes as 1 / log(1 / e)
+
+
+def released_bound(v, rho):
+    """The multiplier up to which the public code searches, from its formula."""
+    return (len(v) * float(v.max()) / math.sqrt(2 * rho + 1) - 1) / len(v)
+
+
+@settings(max_examples=20, deadline=None)
+@given(vectors, radii)
+def test_released_routine_equals_a_bisection_of_the_multiplier_in_its_bracket(values, rho):
+    v = numbers(values)
+    low, high = 0.0, max(0.0, released_bound(v, rho))
+    for _ in range(60 if high else 0):
+        middle = (low + high) / 2
+        total = 1 + middle * len(v)
+        fits = naive_chi_square([x / total for x in naive_simplex(values, total)]) <= rho
+        low, high = (low, middle) if fits else (middle, high)
+    total = 1 + high * len(v)
+    close(released_chi_square_projection(v, rho), numbers(naive_simplex(values, total)) / total, 1e-9)
+
+
+@pytest.mark.parametrize("rho", [1e-4, 1e-3, 1e-2])
+def test_released_routine_leaves_small_balls_as_documented(rho):
+    # methods.md 4.3: five clients, D = 0.06 - 0.07 in place of rho
+    w = released_chi_square_projection(numbers([0.85, 0.15, 0.0, 0.0, 0.0]), rho)
+    assert 0.06 < chi_square(w) < 0.1
+    assert chi_square(w) > 6 * rho
+    draws = [normal(5, seed, scale=3.0).softmax(0) for seed in range(60)]
+    found = numbers([chi_square(released_chi_square_projection(v, rho)).item() for v in draws])
+    assert found.max() <= (2 * rho + 1) / 8
+    assert ((found > 0.06) & (found < 0.13)).sum() > 30
+
+
+def test_released_routine_agrees_in_larger_balls():
+    draws = [normal(5, seed, scale=3.0).softmax(0) for seed in range(30)]
+    for rho in (1 / 6, 0.3, 1.0):
+        for v in [*draws, numbers([0.5, 0.5, 0.0, 0.0]), numbers([1.0, 0.0])]:
+            close(released_chi_square_projection(v, rho), chi_square_projection(v, rho), 1e-9)
+    for v in (numbers([1.0, 0.0, 0.0, 0.0, 0.0]), numbers([0.85, 0.15, 0.0, 0.0, 0.0])):
+        close(released_chi_square_projection(v, 0.1), chi_square_projection(v, 0.1), 1e-9)
+    # not everywhere from 0.1: with half the clients at one weight the bracket is worst, and 1/6 is needed
+    assert chi_square(released_chi_square_projection(numbers([0.5, 0.5, 0.0, 0.0]), 0.1)) == pytest.approx(0.15)
+
+
+@settings(max_examples=40, deadline=None)
+@given(weights, st.data(), st.floats(0, 5), radii)
+def test_step_without_a_ball_equals_the_formula(counts, data, gamma, rho):
+    losses = data.draw(st.lists(st.floats(-4, 4), min_size=len(counts), max_size=len(counts)))
+    products = [n * math.exp(gamma * x) for n, x in zip(counts, losses, strict=True)]
+    expected = numbers(products) / sum(products)
+    free = mirror_step(numbers(counts), numbers(losses), gamma, rho, "none")
+    close(free, expected)
+    close(mirror_step(numbers(counts), numbers(losses), gamma, rho), chi_square_projection(expected, rho))
+    close(mirror_step(numbers(counts), numbers(losses), gamma, rho, "kl"), kl_projection(expected, rho), 1e-9)
+    released = released_chi_square_projection(expected, rho)
+    close(mirror_step(numbers(counts), numbers(losses), gamma, rho, "released"), released)
+
+
+@pytest.mark.parametrize("divergence", DIVERGENCES)
+@pytest.mark.parametrize("loss", [-1e308, -3.0, 0.0, 1e308])
+def test_one_client_keeps_everything(divergence, loss):
+    assert mirror_step(numbers([0.3]), numbers([loss]), 2.0, 0.01, divergence).tolist() == [1.0]
+
+
+@pytest.mark.parametrize("divergence", DIVERGENCES)
+@pytest.mark.parametrize("shift", [-1e6, 0.0, 1e6])
+def test_losses_of_any_size_and_a_shift_of_all_of_them(divergence, shift):
+    w, v = numbers([1.0, 2.0, 1.0]), numbers([0.25, 0.5, 1.0])
+    close(mirror_step(w, v + shift, 1.0, 0.05, divergence), mirror_step(w, v, 1.0, 0.05, divergence), 1e-9)
+    for huge in (1e4, 1e300, 1.7e308):
+        free = mirror_step(w, numbers([-huge, huge, 0.0]), 3.0, 1.0, divergence)
+        assert free.isfinite().all()
+        assert free.sum().item() == pytest.approx(1, abs=1e-13)
+        assert free[1] > free[2] >= free[0]
+    assert mirror_step(w, numbers([0.0, 1e5, 0.0]), 1.0, 9.0, divergence).tolist() == [0.0, 1.0, 0.0]
+
+
+def test_underflow_is_no_zero_to_the_kl_ball():
+    # e^-2000 is 0 in float64, yet the projection is that of the exact weights: equal steps of the logarithm
+    logs = mirror_step(torch.ones(3), numbers([0.0, 1000.0, 2000.0]), 1.0, 0.05, "kl").log()
+    assert (logs[2] - logs[1]).item() == pytest.approx((logs[1] - logs[0]).item(), rel=1e-9)
+
+
+@pytest.mark.parametrize("divergence", DIVERGENCES)
+def test_a_client_without_weight_does_not_set_the_scale(divergence):
+    w = mirror_step(numbers([0.0, 1.0, 1.0]), numbers([1e308, -1e308, -1e308]), 2.0, 9.0, divergence)
+    assert w.tolist() == [0.0, 0.5, 0.5]
+
+
+@pytest.mark.parametrize("divergence", ["chi_square", "kl", "none"])
+def test_gamma_zero_only_projects_and_more_of_it_favours_high_losses(divergence):
+    w, v = numbers([0.4, 0.3, 0.2, 0.1]), numbers([0.1, 0.2, 0.3, 0.9])
+    close(mirror_step(w, v, 0.0, 1.0, divergence), w)
+    robust = [float((mirror_step(w, v, gamma, 1.0, divergence) * v).sum()) for gamma in (0.0, 0.5, 2.0, 5.0)]
+    assert robust == sorted(robust)
+    assert robust[-1] > robust[0] + 0.1
+
+
+@pytest.mark.parametrize("divergence", DIVERGENCES)
+@pytest.mark.parametrize("as_mask", [True, False])
+def test_present_clients_share_what_they_hold_together(divergence, as_mask):
+    w, v = numbers([0.1, 0.2, 0.3, 0.4]), numbers([2.0, 0.5, 1.0])
+    mask = torch.tensor([True, False, True, True])
+    present = mask if as_mask else torch.tensor([0, 2, 3])
+    found = mirror_step_of(w, present, v, 1.0, 0.05, divergence)
+    assert found[1] == 0.2
+    close(found[mask], 0.8 * mirror_step(w[mask] / 0.8, v, 1.0, 0.05, divergence))
+    assert found.sum().item() == pytest.approx(1, abs=1e-13)
+
+
+def test_indices_set_the_order_of_the_losses():
+    w, v = numbers([0.1, 0.2, 0.3, 0.4]), numbers([2.0, 0.5, 1.0])
+    shuffled = mirror_step_of(w, torch.tensor([3, 0, 2]), v[[2, 0, 1]], 1.0, 0.05)
+    close(shuffled, mirror_step_of(w, torch.tensor([0, 2, 3]), v, 1.0, 0.05))
+    everybody = mirror_step_of(w, torch.ones(4, dtype=torch.bool), normal(4, 1), 1.0, 0.05)
+    close(everybody, mirror_step(w, normal(4, 1), 1.0, 0.05))
+
+
+def test_nothing_moves_where_nobody_is_present_or_the_present_hold_nothing():
+    w = numbers([0.0, 0.5, 0.0, 0.5])
+    assert torch.equal(mirror_step_of(w, torch.zeros(4, dtype=torch.bool), torch.empty(0), 1.0, 1.0), w)
+    assert torch.equal(mirror_step_of(w, torch.tensor([0, 2]), torch.ones(2), 1.0, 1.0), w)
+    assert torch.equal(mirror_step_of(w, torch.tensor([1]), torch.ones(1), 1.0, 1.0), w)
+
+
+def test_arguments_are_left_alone_and_carry_no_gradient():
+    w, v = torch.full((3,), 1 / 3, dtype=torch.float64), numbers([1.0, 2.0, 3.0]).requires_grad_()
+    before = w.clone()
+    found = mirror_step(w, v, 1.0, 0.1)
+    assert not found.requires_grad
+    mirror_step_of(w, torch.tensor([0, 1]), v[:2], 1.0, 0.1)
+    assert torch.equal(w, before)
+    assert mirror_step(w.bfloat16(), v.float(), 1.0, 0.1).dtype == torch.float64
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
+def test_a_value_that_is_not_finite_is_named_by_its_index(bad):
+    ones, broken = torch.ones(3), torch.tensor([0.5, 0.5, bad])
+    for project in PROJECTIONS:
+        with pytest.raises(ValueError, match=r"v\[2\] is -?(nan|inf)"):
+            project(broken, 1.0)
+    with pytest.raises(ValueError, match=r"v\[2\] is"):
+        simplex_projection(broken)
+    with pytest.raises(ValueError, match=r"v\[2\] is"):
+        mirror_step(ones, broken, 1.0, 1.0)
+    with pytest.raises(ValueError, match=r"w\[2\] is"):
+        mirror_step(broken, ones, 1.0, 1.0)
+    with pytest.raises(ValueError, match=r"v\[2\] is"):
+        mirror_step_of(numbers([0.0, 0.0, 0.0, 1.0]), torch.tensor([0, 1, 2]), broken, 1.0, 1.0)
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: simplex_projection(torch.ones(2), 0.0), "total is 0.0"),
+        (lambda: simplex_projection(torch.ones(2), math.inf), "total is inf"),
+        (lambda: simplex_projection(torch.empty(0)), r"shape \(0,\)"),
+        (lambda: chi_square_projection(torch.ones(2, 2), 1.0), r"shape \(2, 2\)"),
+        (lambda: chi_square_projection(torch.ones(2), -0.1), "rho is -0.1"),
+        (lambda: kl_projection(torch.ones(2), math.nan), "rho is nan"),
+        (lambda: kl_projection(torch.tensor([1.0, -1.0]), 1.0), r"v\[1\] is -1.0"),
+        (lambda: kl_projection(torch.zeros(2), 1.0), "v is 0 for all 2 clients"),
+        (lambda: released_chi_square_projection(torch.ones(2), 0.0), "rho is 0"),
+        (lambda: released_chi_square_projection(torch.ones(2), -1.0), "rho is -1.0"),
+        (lambda: mirror_step(torch.ones(2), torch.ones(3), 1.0, 1.0), "2 weights and 3 losses"),
+        (lambda: mirror_step(torch.zeros(2), torch.ones(2), 1.0, 1.0), "w is 0 for all 2 clients"),
+        (lambda: mirror_step(torch.ones(2), torch.ones(2), -1.0, 1.0), "gamma is -1.0"),
+        (lambda: mirror_step(torch.ones(2), torch.ones(2), 1.0, -1.0), "rho is -1.0"),
+        (lambda: mirror_step(torch.ones(2), torch.ones(2), 1.0, 1.0, "l2"), "divergence is 'l2'; valid: chi_square"),
+        (lambda: mirror_step_of(torch.ones(2), torch.tensor([True]), torch.ones(1), 1.0, 1.0), "mask must be of 2"),
+        (lambda: mirror_step_of(torch.ones(2), torch.tensor([2]), torch.ones(1), 1.0, 1.0), "client 2; valid: 0 to 1"),
+        (lambda: mirror_step_of(torch.ones(2), torch.tensor([0, 0]), torch.ones(2), 1.0, 1.0), "twice"),
+        (lambda: mirror_step_of(torch.ones(2), torch.tensor([0]), torch.ones(2), 1.0, 1.0), "1 clients are present"),
+    ],
+)
+def test_what_cannot_be_is_refused(call, message):
+    with pytest.raises(ValueError, match=message):
+        call()
