@@ -60,8 +60,9 @@ class FedMAE(FedAvg):
     def equip(self, model: Model) -> None:
         """A decoder for each encoder that can leave out patches."""
         for modality, encoder in model.encoders.items():
-            if maskable(encoder):
-                decoder = PatchDecoder(encoder, self.decoder_width, self.decoder_depth, self.decoder_heads)
+            blocks = maskable(encoder)
+            if blocks is not None:
+                decoder = PatchDecoder(blocks, self.decoder_width, self.decoder_depth, self.decoder_heads)
                 model.extras[f"{_DECODER}{modality}"] = decoder
 
     # ---- server half
@@ -132,8 +133,8 @@ class FedMAE(FedAvg):
         return torch.stack(losses).sum()
 
     def _rebuilt(self, client: Client, modality: str, x: Tensor, masks: torch.Generator) -> Tensor:
-        encoder, decoder = client.model.encoders[modality], client.model.extras[f"{_DECODER}{modality}"]
-        assert maskable(encoder)
+        encoder, decoder = maskable(client.model.encoders[modality]), client.model.extras[f"{_DECODER}{modality}"]
+        assert encoder is not None
         patches = patches_of(encoder, x)
         masking = random_masking(len(x), patches.shape[1], self.mask_ratio, masks).to(x.device)
         predicted = decoder(encode_visible(encoder, x, masking), masking.restore)

@@ -86,6 +86,8 @@ class RobustAlignment(FedAvg):
                 raise ValueError(f"{key} has no effect on {self.component_name()}, which trains one model; remove it")
         if self.guidance_weight == self.task_weight == 0:
             raise ValueError("guidance_weight and task_weight are both 0: there is nothing to train; set one above 0")
+        if self.divergence == "released" and self.rho == 0:
+            raise ValueError("rho 0 with divergence 'released': its search fails there; use chi_square")
         if self.guidance == "contrastive" and self.guidance_reduction != "sum":
             raise ValueError("guidance_reduction has no effect with guidance 'contrastive'; remove it")
         return self

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 import torch
@@ -197,4 +197,4 @@ def of_rows(guidance: Guidance, samples: Samples) -> tuple[Partner, Samples]:
         known = modality in guidance.samples.modalities
         return x, guidance.of_rows(modality, rows) if known else None
 
-    return partner, Samples(numbered, samples.rows, samples.items, samples.targets, samples.ids, samples.classes)
+    return partner, replace(samples, inputs=numbered)

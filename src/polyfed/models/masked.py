@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple, TypeGuard
+from typing import NamedTuple
 
 import torch
 from jaxtyping import Bool, Float, Int64
 from torch import Tensor, nn
 
 from polyfed.losses.precision import in_full_precision
+from polyfed.models.aligner import Aligned
 from polyfed.models.blocks import EPS, SPREAD, FinalNorm, initialise, stack
-from polyfed.models.encoders.blocks import BlocksModule, PatchEmbedding
+from polyfed.models.encoders.blocks import BlocksModule, BlocksTrunk, PatchEmbedding
 
 
 class Masking(NamedTuple):
@@ -44,10 +45,13 @@ def random_masking(batch: int, patches: int, ratio: float, generator: torch.Gene
     return Masking(order[:, :seen], restore, restore >= seen)
 
 
-def maskable(encoder: nn.Module) -> TypeGuard[BlocksModule]:
-    """Whether an encoder can leave out patches: blocks over at least two patches of a picture."""
-    embedding = encoder.embedding if isinstance(encoder, BlocksModule) else None
-    return isinstance(embedding, PatchEmbedding) and embedding.grid[0] * embedding.grid[1] > 1
+def maskable(encoder: nn.Module) -> BlocksModule | None:
+    """What of an encoder can leave out patches: its blocks, over at least two patches of a picture; or nothing."""
+    trunk = encoder.trunk if isinstance(encoder, Aligned) else encoder
+    found = trunk.blocks if isinstance(trunk, BlocksTrunk) else trunk
+    embedding = found.embedding if isinstance(found, BlocksModule) else None
+    whole = isinstance(embedding, PatchEmbedding) and embedding.grid[0] * embedding.grid[1] > 1
+    return found if isinstance(found, BlocksModule) and whole else None
 
 
 def patches_of(encoder: BlocksModule, x: Float[Tensor, "b c h w"]) -> Float[Tensor, "b n p*p*c"]:
