@@ -126,7 +126,7 @@ def test_absolute_path_needs_no_data_folder(folder: Path) -> None:
             r"pets/train \(source 'pets', id\): no column 'nmae'; did you mean 'name'\?",
         ),
         ({"targets": {"y": "lable"}}, "train", r"targets\.y\): no column 'lable'; did you mean 'label'\?"),
-        ({"targets": {"y": "name"}}, "train", r"target 'y', column 'name'.* integers .* not string"),
+        ({"targets": {"y": "text"}}, "train", r"target 'y', column 'text'.* integers .* not list"),
     ],
 )
 def test_errors_name_what_is_missing(folder: Path, settings: dict, split: str, message: str) -> None:
@@ -137,6 +137,11 @@ def test_errors_name_what_is_missing(folder: Path, settings: dict, split: str, m
 def test_relative_path_without_a_data_folder() -> None:
     with pytest.raises(DataError, match=r"'pets' is relative and no data folder.*--data-dir or POLYFED_DATA"):
         parquet().open("train", name="pets", data_dir=None)
+
+
+def test_a_table_without_other_splits_has_no_text_targets() -> None:
+    with pytest.raises(DataError, match=r"target 'y', column 'name'.* integers .* not string"):
+        of_table(table(), targets={"y": "name"})
 
 
 def test_unknown_column_of_an_open_split(folder: Path) -> None:

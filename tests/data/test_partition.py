@@ -27,7 +27,7 @@ def balanced(n: int, classes: int) -> torch.Tensor:
 
 
 def test_family_lists_its_members():
-    assert set(Partition.available()) == {*COMPLETE, "drop"}
+    assert set(Partition.available()) == {*COMPLETE, "drop", "natural"}
 
 
 def test_partition_is_a_setting_by_name():

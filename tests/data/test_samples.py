@@ -10,8 +10,8 @@ import torch
 
 from polyfed.data.arrow import split_of_table
 from polyfed.data.assembly import assemble, item_labels, of_column, of_items, order_of, require_disjoint
-from polyfed.data.samples import Samples
-from polyfed.data.source import Split
+from polyfed.data.samples import Batch, Samples
+from polyfed.data.source import Selection, Split
 from polyfed.data.view import DataContext, InputSpec, View
 from polyfed.errors import ConfigError, DataError
 
@@ -47,10 +47,10 @@ class Numbers(View):
         return InputSpec(())
 
 
-def split_of(columns: dict[str, str], targets: dict[str, str], table: pa.Table = TABLE) -> Split:
+def split_of(columns: dict[str, str], targets: dict[str, str], table: pa.Table = TABLE, **options) -> Split:
     return split_of_table(
         lambda names: table.select(names), table.schema, source="s", split="train", ids_column="key",
-        columns=columns, targets=targets, fingerprint="f", where="here",
+        columns=columns, targets=targets, fingerprint="f", where="here", **options,
     )  # fmt: skip
 
 
@@ -141,6 +141,27 @@ def test_columns_of_some_items_have_their_own_fingerprint() -> None:
 def test_item_labels_are_the_first_target_with_a_value_an_item() -> None:
     assert item_labels(split_of(COLUMNS, {"m": "marks", "label": "label"})).tolist() == [2, 0, 1]
     assert item_labels(split_of(COLUMNS, {"m": "marks"})) is None
+
+
+def test_right_answers_are_the_item_itself_unless_the_source_says_more() -> None:
+    assert samples_of(COLUMNS, {}, ["note"]).matches.tolist() == [0, 0, 1, 2, 2, 2]
+    table = TABLE.append_column("same", pa.array([7, None, 7]))
+    split = split_of(COLUMNS, {}, table, selection=Selection(matches="same"))
+    samples = assemble(split, {"note": Numbers()}, DataContext(Path()))
+    first, alone, last = samples.matches[[0, 2, 3]].tolist()
+    assert first == last != alone
+    assert samples.matches.tolist() == [first, first, alone, first, first, first]
+    part = samples.subset(torch.tensor([2, 5]))
+    assert part.batch(torch.tensor([1, 0])).matches.tolist() == [first, alone]
+    assert part.only([]).matches.tolist() == [alone, first]
+
+
+def test_a_batch_keeps_its_right_answers_on_another_device() -> None:
+    index = torch.arange(2)
+    plain = Batch({}, {}, index, index + 3)
+    assert plain.matches.tolist() == [3, 4]
+    moved = Batch({}, {}, index, index, torch.tensor([5, 5])).to(torch.device("meta"))
+    assert moved.matches.device.type == "meta"
 
 
 def test_an_overlap_with_the_public_set_is_an_error() -> None:

@@ -6,13 +6,16 @@ import hashlib
 import json
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from polyfed.data.source import Column, Split
+from polyfed.data.selection import Kept, Table, kept_rows
+from polyfed.data.source import Column, Selection, Split, is_text
+from polyfed.data.source import is_list as is_list
 from polyfed.errors import DataError, nearest
 
 
@@ -62,6 +65,10 @@ def split_of_table(
     targets: Mapping[str, str],
     fingerprint: str,
     where: str,
+    selection: Selection | None = None,
+    everywhere: Callable[[str], pa.ChunkedArray] | None = None,
+    filled: Callable[[str], bool] | None = None,
+    depends: Mapping[str, str] | None = None,
 ) -> Split:
     """A split over a table that can be read column by column.
 
@@ -70,34 +77,49 @@ def split_of_table(
         schema: schema of the table; class names come from its Hugging Face metadata.
         source: name of the source in the configuration.
         split: name of the split.
-        ids_column: column of strings or integers, unique; None makes ids ``<where>/<split>:<row>``.
+        ids_column: column of strings or integers, unique; None makes ids ``<where>/<split>:<row>``, with the row's
+            number in the whole table, whatever is selected.
         columns: modality -> column name.
-        targets: target name -> column name; integers, or (nested) lists of integers.
+        targets: target name -> column name; integers or booleans, (nested) lists of these, or texts, whose classes
+            are the different texts of all splits in alphabetical order.
         fingerprint: changes whenever the content may have changed.
         where: path or name of the data as the user gave it, for messages and ids.
+        selection: which rows are items; by default all.
+        everywhere: column -> its values in all splits of the source; without it no target can be texts.
+        filled: whether a column is known, without reading it, to have no null.
+        depends: column -> what else its content changes with, besides ``fingerprint``.
 
     Raises:
-        DataError: a named column is missing, a target is not integer, an id is missing or not unique.
+        DataError: a named column is missing or of the wrong type, an id is missing or not unique, or no row is left.
     """
-    place = f"{where}/{split}"
-    for use, column in _uses(ids_column, columns, targets):
-        _require(schema, column, f"{place} (source '{source}', {use})")
-    names = class_names(schema)
-    classes = {target: names[column] for target, column in targets.items() if column in names}
-    wanted = {column: len(classes.get(target, ())) for target, column in targets.items()}
-    for target, column in targets.items():
-        _require_integers(schema.field(column).type, f"{place}, target '{target}', column '{column}'")
+    selection = selection or Selection()
+    table = Table(read, schema, class_names(schema), f"{where}/{split}", everywhere, filled)
+    for use, column in _uses(ids_column, columns, targets, selection):
+        _require(schema, column, f"{table.place} (source '{source}', {use})")
+    _require_comparable(table, selection.matches)
+    classes = {target: _classes(table, target, column, columns) for target, column in targets.items()}
+    names = {column: classes[target] for target, column in targets.items()}
+    kept = kept_rows(table, selection, columns.values(), targets.values())
 
     def open_column(name: str) -> Column:
-        _require(schema, name, place)
-        here = f"{place}, column '{name}'"
-        stamp = fingerprint_of(fingerprint, split, name)
-        if name in wanted:
-            return Column(_checked_labels(read([name]).column(name), wanted[name], here), stamp, here)
-        return LazyColumn(lambda: read([name]).column(name), stamp, here, is_list(schema.field(name).type))
+        _require(schema, name, table.place)
+        here = f"{table.place}, {'' if kept.rows is None else 'kept items, '}column '{name}'"
+        stamp = fingerprint_of(fingerprint, split, name, *kept.stamp(), *_extra(name, depends))
+        if name in names:
+            return _label_column(kept.of(table.column(name)), names[name], stamp, here)
+        return LazyColumn(lambda: kept.of(table.column(name)), stamp, here, is_list(table.kind(name)))
 
-    ids = _ids(read, ids_column, place)
-    return Split(source, split, ids, dict(columns), dict(targets), classes, open_column)
+    return Split(
+        source,
+        split,
+        _ids(table, ids_column, kept),
+        dict(columns),
+        dict(targets),
+        {target: found for target, found in classes.items() if found},
+        open_column,
+        kept.left_out,
+        selection.matches,
+    )
 
 
 def fingerprint_of(*parts: object) -> str:
@@ -105,9 +127,10 @@ def fingerprint_of(*parts: object) -> str:
     return hashlib.sha256("\x1f".join(map(str, parts)).encode()).hexdigest()[:16]
 
 
-def is_list(kind: pa.DataType) -> bool:
-    """Whether an Arrow type is a list of any sort."""
-    return bool(pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind))
+def fingerprint_of_files(files: Sequence[Path]) -> str:
+    """Changes when a file is another one, or was written to."""
+    stats = [(file.resolve(), file.stat()) for file in files]
+    return fingerprint_of(*(part for file, stat in stats for part in (file, stat.st_size, stat.st_mtime_ns)))
 
 
 def flattened(column: Column) -> pa.ChunkedArray:
@@ -119,7 +142,7 @@ def flattened(column: Column) -> pa.ChunkedArray:
     values = column.values
     if values.null_count:
         row = pc.index(values.is_null(), True).as_py()
-        raise DataError(f"{column.where}, row {row}: no value; fill it or leave out the row")
+        raise DataError(f"{column.where}, row {row}: no value; fill it or leave out the row (incomplete: leave_out)")
     if not column.nested:
         return values
     flat = pc.list_flatten(values)
@@ -159,13 +182,19 @@ def _labels_of(feature: Any) -> Sequence[str]:
     return _labels_of(feature.get("feature"))
 
 
-def _uses(ids_column: str | None, columns: Mapping[str, str], targets: Mapping[str, str]) -> Iterator[tuple[str, str]]:
+def _uses(
+    ids_column: str | None, columns: Mapping[str, str], targets: Mapping[str, str], selection: Selection
+) -> Iterator[tuple[str, str]]:
     if ids_column is not None:
         yield "id", ids_column
     for modality, column in columns.items():
         yield f"columns.{modality}", column
     for target, column in targets.items():
         yield f"targets.{target}", column
+    for column in selection.where:
+        yield "where", column
+    if selection.matches is not None:
+        yield "matches", selection.matches
 
 
 def _require(schema: pa.Schema, column: str, place: str) -> None:
@@ -173,12 +202,61 @@ def _require(schema: pa.Schema, column: str, place: str) -> None:
         raise DataError(f"{place}: no column '{column}'; {nearest(column, schema.names)}")
 
 
-def _require_integers(kind: pa.DataType, place: str) -> None:
-    inner = kind
-    while is_list(inner):
-        inner = inner.value_type
-    if not pa.types.is_integer(inner):
-        raise DataError(f"{place}: a target needs integers or lists of integers, not {kind}; use class numbers")
+def _require_comparable(table: Table, matches: str | None) -> None:
+    if matches is None:
+        return
+    kind = table.kind(matches)
+    if not (is_text(kind) or pa.types.is_integer(kind)):
+        raise DataError(f"{table.place}, matches: column '{matches}' holds {kind}; name one of texts or integers")
+
+
+def _extra(name: str, depends: Mapping[str, str] | None) -> tuple[str, ...]:
+    return (depends[name],) if depends and name in depends else ()
+
+
+def _classes(table: Table, target: str, column: str, columns: Mapping[str, str]) -> tuple[str, ...]:
+    """Class names of a target in label order; none if only its numbers are known."""
+    kind = table.kind(column)
+    inner = _innermost(kind)
+    place = f"{table.place}, target '{target}', column '{column}'"
+    if pa.types.is_boolean(inner):
+        return "false", "true"
+    if pa.types.is_integer(inner):
+        return table.names.get(column, ())
+    if not is_text(kind) or table.everywhere is None:
+        texts = "" if table.everywhere is None else ", or one text an item,"
+        raise DataError(f"{place}: a target needs integers or lists of integers{texts} not {kind}; use class numbers")
+    if column in columns.values():
+        raise DataError(f"{place}: its texts are a modality already; a target needs a column of its own")
+    found = _texts(table.everywhere(column)).unique().drop_null()
+    return tuple(sorted(found.to_pylist()))
+
+
+def _texts(values: pa.ChunkedArray) -> pa.ChunkedArray:
+    """The texts, null where they are blank."""
+    blank = pc.equal(pc.utf8_trim_whitespace(values), "")
+    return pc.if_else(blank, pa.scalar(None, values.type), values)
+
+
+def _label_column(values: pa.ChunkedArray, names: tuple[str, ...], stamp: str, where: str) -> Column:
+    kind = values.type
+    if is_text(kind):
+        numbers = pc.index_in(_texts(values), value_set=pa.array(names, kind))
+        return Column(_checked_labels(numbers, len(names), where), fingerprint_of(stamp, *names), where)
+    if pa.types.is_boolean(_innermost(kind)):
+        values = values.cast(_numbers(kind))
+    return Column(_checked_labels(values, len(names), where), stamp, where)
+
+
+def _innermost(kind: pa.DataType) -> pa.DataType:
+    while is_list(kind):
+        kind = kind.value_type
+    return kind
+
+
+def _numbers(kind: pa.DataType) -> pa.DataType:
+    """The type of booleans, or of lists of booleans, as numbers."""
+    return pa.list_(_numbers(kind.value_type)) if is_list(kind) else pa.int8()
 
 
 def _checked_labels(values: pa.ChunkedArray, classes: int, where: str) -> pa.ChunkedArray:
@@ -199,7 +277,10 @@ def _name_bad_label(values: pa.ChunkedArray, classes: int, where: str) -> None:
         for value in _leaves(entry):
             if value is None or (classes and not 0 <= value < classes):
                 valid = f"in 0 to {classes - 1}" if classes else "an integer"
-                raise DataError(f"{where}, row {row}: label {value} is not {valid}; mend or leave out the row")
+                remedy = "mend or leave out the row" + (
+                    " (incomplete: leave_out)" if value is entry is None and not is_list(values.type) else ""
+                )
+                raise DataError(f"{where}, row {row}: label {value} is not {valid}; {remedy}")
 
 
 def _leaves(entry: Any) -> Iterator[int | None]:
@@ -210,10 +291,13 @@ def _leaves(entry: Any) -> Iterator[int | None]:
         yield entry
 
 
-def _ids(read: Callable[[list[str]], pa.Table], column: str | None, place: str) -> tuple[str, ...]:
+def _ids(table: Table, column: str | None, kept: Kept) -> tuple[str, ...]:
+    place = table.place
     if column is None:
-        return tuple(f"{place}:{row}" for row in range(read([]).num_rows))
-    values = read([column]).column(column).to_pylist()
+        count = table.read([]).num_rows
+        rows = range(count) if kept.rows is None else np.flatnonzero(kept.rows).tolist()
+        return tuple(f"{place}:{row}" for row in rows)
+    values = kept.of(table.column(column)).to_pylist()
     if None in values:
         raise DataError(f"{place}, column '{column}', row {values.index(None)}: no id; every item needs one")
     ids = tuple(map(str, values))

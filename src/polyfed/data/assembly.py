@@ -13,6 +13,7 @@ from torch import Tensor
 
 from polyfed.data.arrow import LazyColumn, fingerprint_of
 from polyfed.data.samples import Samples
+from polyfed.data.selection import lacking
 from polyfed.data.source import Column, Split
 from polyfed.data.view import DataContext, View
 from polyfed.errors import ConfigError, DataError
@@ -24,6 +25,8 @@ def assemble(split: Split, views: Mapping[str, View], context: DataContext, *, l
     An item with a list of values (captions, questions) makes one sample a value, and its other modalities repeat;
     all lists of an item must be equally long. Modalities in ``layout`` shape the samples without being loaded, so
     that a party that has only pictures still counts a sample for every caption of the public set.
+
+    Where the split names a column of ``matches``, samples of items with equal values in it get equal numbers.
 
     Raises:
         ConfigError: the source has no column for a modality.
@@ -41,6 +44,7 @@ def assemble(split: Split, views: Mapping[str, View], context: DataContext, *, l
         targets={name: _values(column)[entry if column.nested else items] for name, column in labels.items()},
         ids=split.ids,
         classes=split.classes,
+        matches=items if split.matches is None else _groups(split.read(split.matches))[items],
     )
 
 
@@ -129,6 +133,14 @@ def _layout(nested: Sequence[Column], count: int) -> tuple[Int64[Tensor, " n"], 
 def _lengths(column: Column) -> Int64[Tensor, " n"]:
     lengths = pc.fill_null(pc.list_value_length(column.values), 0)
     return torch.from_numpy(lengths.to_numpy().astype("int64"))
+
+
+def _groups(column: Column) -> Int64[Tensor, " n"]:
+    """Equal numbers for equal values, in the order in which they first occur; a null or blank one is like no other."""
+    alone = torch.from_numpy(lacking(column.values))
+    found = column.values.combine_chunks().dictionary_encode()
+    codes = torch.from_numpy(pc.fill_null(found.indices, 0).to_numpy().astype("int64"))
+    return torch.where(alone, len(found.dictionary) + torch.arange(len(codes)), codes)
 
 
 def _values(column: Column) -> Int64[Tensor, " n"]:

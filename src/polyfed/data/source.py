@@ -4,14 +4,18 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import ClassVar
+from typing import Annotated, ClassVar, Literal
 
 import pyarrow as pa
-from pydantic import Field
+from pydantic import Field, StrictBool, StrictInt, StrictStr
 
+from polyfed.errors import DataError
 from polyfed.settings import Component
+
+Value = StrictBool | StrictInt | StrictStr
+Values = Value | Annotated[list[Value], Field(min_length=1)]
 
 
 @dataclass(frozen=True)
@@ -31,8 +35,7 @@ class Column:
     @property
     def nested(self) -> bool:
         """Whether an item holds a list of values, such as the five captions of a picture."""
-        kind = self.values.type
-        return bool(pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind))
+        return is_list(self.values.type)
 
 
 @dataclass(frozen=True)
@@ -47,6 +50,9 @@ class Split:
         targets: target name (``label``, ``answer``, ...) -> column name.
         classes: target name -> class names in label order, where the source says.
         read: column name -> Column; raises DataError naming file and column if it is not there.
+        left_out: column -> items that were left out because this column lacks them; an item that lacks two counts in
+            both. Empty unless the source leaves incomplete items out.
+        matches: column whose equal values make items right answers to each other; None: each item is its own only.
     """
 
     source: str
@@ -56,6 +62,8 @@ class Split:
     targets: Mapping[str, str]
     classes: Mapping[str, tuple[str, ...]]
     read: Callable[[str], Column]
+    left_out: Mapping[str, int] = field(default_factory=dict)
+    matches: str | None = None
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -72,7 +80,8 @@ class Source(Component):
 
     columns: dict[str, str] = Field(default_factory=dict, description="modality -> column that holds it")
     targets: dict[str, str] = Field(
-        default_factory=dict, description="target name (label, answer, ...) -> column with integer values"
+        default_factory=dict,
+        description="target name (label, answer, ...) -> column with class numbers, booleans or class names",
     )
 
     @abstractmethod
@@ -87,3 +96,74 @@ class Source(Component):
         Raises:
             DataError: the folder, the split or a named column is missing.
         """
+
+
+@dataclass(frozen=True)
+class Selection:
+    """Which rows of a table are items, and which of these answer each other.
+
+    Attributes:
+        where: column -> the values, one of which an item must have.
+        leave_out: leave out items that lack a modality or a target.
+        matches: see ``Split``.
+    """
+
+    where: Mapping[str, Sequence[Value]] = field(default_factory=dict)
+    leave_out: bool = False
+    matches: str | None = None
+
+
+class TableSource(Source):
+    """A source whose splits are tables with one row an item; some of the rows may be all that is wanted."""
+
+    where: dict[str, Values] = Field(
+        default_factory=dict,
+        description="column -> value, or list of values, that an item must have; other rows are no items",
+    )
+    incomplete: Literal["refuse", "leave_out"] = Field(
+        default="refuse",
+        description="items without a modality of ``columns`` (null; of texts also blank) or without a target: an error "
+        "when they are read, or left out",
+    )
+    matches: str | None = Field(
+        default=None,
+        description="column of texts or integers: items with equal values are right answers to each other, an item "
+        "with a null or blank one only to itself",
+    )
+
+    def selection(self) -> Selection:
+        """The rows that are items."""
+        where = {column: value if isinstance(value, list) else [value] for column, value in self.where.items()}
+        return Selection(where, self.incomplete == "leave_out", self.matches)
+
+
+def is_list(kind: pa.DataType) -> bool:
+    """Whether an Arrow type is a list of any sort."""
+    return bool(pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind))
+
+
+def is_text(kind: pa.DataType) -> bool:
+    """Whether an Arrow type is a string of any sort."""
+    return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind))
+
+
+def folder_of(path: str, name: str, data_dir: Path | None) -> Path:
+    """The folder that the setting ``path`` of source ``name`` means.
+
+    Raises:
+        DataError: it is not there, or relative without a data folder.
+    """
+    given = Path(path).expanduser()
+    if not given.is_absolute() and data_dir is None:
+        raise DataError(
+            f"source '{name}': path '{path}' is relative and no data folder is set; "
+            "give it with --data-dir or POLYFED_DATA"
+        )
+    folder = given if data_dir is None else data_dir / given
+    if not folder.is_dir():
+        start = f" under the data folder '{data_dir}'" if data_dir is not None and folder != given else ""
+        raise DataError(
+            f"source '{name}': there is no folder '{path}'{start}; "
+            "correct the path, or the data folder (--data-dir or POLYFED_DATA)"
+        )
+    return folder

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from pydantic import Field
 
-from polyfed.data.partition import Indices, Partition
+from polyfed.data.partition import Indices, Partition, Units
 from polyfed.errors import ConfigError
 
 
@@ -13,8 +13,9 @@ class ByLabel(Partition):
     """Every client holds items of exactly ``classes_per_client`` classes, and every class has a holder.
 
     Classes are dealt out in turn from a random order, so they have equally many holders (give or take one),
-    and the items of a class are divided equally among its holders. With one class a client and as many
-    clients as classes, the label is the client: data with a hospital or a writer keep their natural split.
+    and the items of a class (or its groups of items that stay together) are divided equally among its holders.
+    With one class a client and as many clients as classes, the label is the client: data with a hospital or a
+    writer keep their natural split.
     """
 
     classes_per_client: int = Field(default=2, ge=1, description="classes of each client")
@@ -23,14 +24,14 @@ class ByLabel(Partition):
         """Always."""
         return True
 
-    def assign(self, items: int, labels: Indices | None, clients: int, rng: np.random.Generator) -> list[Indices]:
+    def assign(self, units: Units, clients: int, rng: np.random.Generator) -> list[Indices]:
         """Deal out the classes, then the items of each class among its holders."""
-        classes, kind = np.unique(np.asarray(labels), return_inverse=True)
+        classes, kind = np.unique(np.asarray(units.labels), return_inverse=True)
         holders = self._holders(len(classes), clients, rng)
         parts: list[list[Indices]] = [[] for _ in range(clients)]
         for label, own in enumerate(holders):
             members = rng.permutation(np.flatnonzero(kind == label))
-            self._check_class(int(classes[label]), len(members), len(own))
+            self._check_class(int(classes[label]), f"{len(members)} {units.called}", len(members) < len(own), len(own))
             for client, piece in zip(own, np.array_split(members, len(own)), strict=True):
                 parts[client].append(piece)
         return [rng.permutation(np.concatenate(pieces)) for pieces in parts]
@@ -50,9 +51,9 @@ class ByLabel(Partition):
         return holders
 
     @staticmethod
-    def _check_class(label: int, size: int, holders: int) -> None:
-        if size < holders:
+    def _check_class(label: int, held: str, short: bool, holders: int) -> None:
+        if short:
             raise ConfigError(
-                f"partition 'by_label': class {label} has {size} items for {holders} clients; "
+                f"partition 'by_label': class {label} has {held} for {holders} clients; "
                 "lower classes_per_client or use fewer clients"
             )

@@ -7,7 +7,7 @@ from typing import Self
 import numpy as np
 from pydantic import Field, model_validator
 
-from polyfed.data.partition import Indices, Partition
+from polyfed.data.partition import Indices, Partition, Units
 
 
 class Drop(Partition):
@@ -26,8 +26,13 @@ class Drop(Partition):
             raise ValueError(f"keep_least={self.keep_least} is above keep_most={self.keep_most}; swap them")
         return self
 
-    def assign(self, items: int, labels: Indices | None, clients: int, rng: np.random.Generator) -> list[Indices]:
-        """Shorten each equal part by its keep ratio, to one item at least."""
-        parts = np.array_split(rng.permutation(items), clients)
+    def assign(self, units: Units, clients: int, rng: np.random.Generator) -> list[Indices]:
+        """Shorten each equal part by its keep ratio, to one unit at least."""
+        parts = units.cut_evenly(rng.permutation(len(units)), clients)
         kept = rng.uniform(self.keep_least, self.keep_most, size=clients)
-        return [part[: max(1, int(share * len(part)))] for part, share in zip(parts, kept, strict=True)]
+        return [_shortened(units, part, share) for part, share in zip(parts, kept, strict=True)]
+
+
+def _shortened(units: Units, part: Indices, share: float) -> Indices:
+    kept = units.cut(part, np.array([int(share * units.sizes[part].sum())]))[0]
+    return kept if len(kept) else part[:1]

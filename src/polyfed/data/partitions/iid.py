@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 
-from polyfed.data.partition import Indices, Partition
+from polyfed.data.partition import Indices, Partition, Units
 
 
 class Iid(Partition):
-    """Every client gets a random part of the items; sizes differ by at most one."""
+    """Every client gets a random part of the items; sizes differ by at most one, or as whole groups allow."""
 
-    def assign(self, items: int, labels: Indices | None, clients: int, rng: np.random.Generator) -> list[Indices]:
+    def assign(self, units: Units, clients: int, rng: np.random.Generator) -> list[Indices]:
         """Cut a random order in equal pieces."""
-        return np.array_split(rng.permutation(items), clients)
+        return units.cut_evenly(rng.permutation(len(units)), clients)

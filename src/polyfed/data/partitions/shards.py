@@ -7,7 +7,7 @@ from typing import Literal
 import numpy as np
 from pydantic import Field
 
-from polyfed.data.partition import Indices, Partition
+from polyfed.data.partition import Indices, Partition, Units
 from polyfed.errors import ConfigError
 
 
@@ -27,17 +27,17 @@ class Shards(Partition):
         """Only when the items are ordered by label."""
         return self.order == "label"
 
-    def assign(self, items: int, labels: Indices | None, clients: int, rng: np.random.Generator) -> list[Indices]:
+    def assign(self, units: Units, clients: int, rng: np.random.Generator) -> list[Indices]:
         """Cut, deal out, and shuffle within each client."""
-        total = self._total(items, clients)
-        order = rng.permutation(items)
-        if self.order == "label" and labels is not None:
-            order = order[np.argsort(labels[order], kind="stable")]
-        shards = np.array_split(order, total)
+        total = self._total(units, clients)
+        order = rng.permutation(len(units))
+        if self.order == "label":
+            order = order[np.argsort(np.asarray(units.labels)[order], kind="stable")]
+        shards = units.cut_evenly(order, total)
         dealt = rng.permutation(total)[: clients * self.per_client].reshape(clients, self.per_client)
         return [rng.permutation(np.concatenate([shards[shard] for shard in mine])) for mine in dealt]
 
-    def _total(self, items: int, clients: int) -> int:
+    def _total(self, units: Units, clients: int) -> int:
         needed = clients * self.per_client
         total = needed if self.total is None else self.total
         if total < needed:
@@ -45,9 +45,9 @@ class Shards(Partition):
                 f"partition 'shards': total={total}, but {clients} clients with "
                 f"per_client={self.per_client} need {needed}; raise total"
             )
-        if total > items:
+        if total > len(units):
             raise ConfigError(
-                f"partition 'shards': {total} shards of only {items} items; "
+                f"partition 'shards': {total} shards of only {len(units)} {units.called}; "
                 "lower per_client or total, or use fewer clients"
             )
         return total

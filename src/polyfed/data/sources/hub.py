@@ -9,11 +9,11 @@ import pyarrow as pa
 from pydantic import Field
 
 from polyfed.data.arrow import fingerprint_of, split_of_table
-from polyfed.data.source import Source, Split
+from polyfed.data.source import Split, TableSource
 from polyfed.errors import DataError
 
 
-class Hub(Source):
+class Hub(TableSource):
     """A data set of the Hugging Face hub, downloaded once, then read column by column from its cache."""
 
     repository: str = Field(description="name on the hub, e.g. uoft-cs/cifar100")
@@ -45,11 +45,19 @@ class Hub(Source):
             ids_column=self.id,
             columns=self.columns,
             targets=self.targets,
+            selection=self.selection(),
             fingerprint=fingerprint_of(self.repository, self.config, self.revision, data._fingerprint),
             where=self.repository,
+            everywhere=lambda column: self._everywhere(column, name),
         )
 
-    def _loaded(self, split: str, name: str) -> Any:
+    def _everywhere(self, column: str, name: str) -> pa.ChunkedArray:
+        splits = self._loaded(None, name).values()
+        tables = [data.select_columns([column]).with_format("arrow")[:] for data in splits]
+        return pa.concat_tables(tables).column(column)
+
+    def _loaded(self, split: str | None, name: str) -> Any:
+        """One split, or with None all of them by name."""
         import datasets  # takes a second, and most runs do not need it
         from huggingface_hub import constants
 

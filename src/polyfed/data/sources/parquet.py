@@ -10,14 +10,14 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from pydantic import Field
 
-from polyfed.data.arrow import fingerprint_of, split_of_table
-from polyfed.data.source import Source, Split
+from polyfed.data.arrow import fingerprint_of_files, split_of_table
+from polyfed.data.source import Split, TableSource, folder_of
 from polyfed.errors import DataError, nearest
 
 _FILE = re.compile(r"(?P<split>\w+)(-(?P<shard>\d+)-of-(?P<shards>\d+)(-\w+)?)?\.parquet")
 
 
-class Parquet(Source):
+class Parquet(TableSource):
     """A folder with ``<split>.parquet`` or ``<split>-00000-of-00002.parquet``, ... for every split.
 
     Only the columns that are asked for are read. Class names come from the files' Hugging Face metadata.
@@ -30,7 +30,8 @@ class Parquet(Source):
 
     def open(self, split: str, *, name: str, data_dir: Path | None) -> Split:
         """Open one split; reads the schema and the ids."""
-        files = _files(self._folder(name, data_dir), split, f"source '{name}', path '{self.path}'")
+        folder = folder_of(self.path, name, data_dir)
+        files = _files(folder, split, f"source '{name}', path '{self.path}'")
         where = Path(self.path).as_posix()
         schema = _schema(files[0], where)
 
@@ -45,25 +46,12 @@ class Parquet(Source):
             ids_column=self.id,
             columns=self.columns,
             targets=self.targets,
-            fingerprint=_fingerprint(files),
+            selection=self.selection(),
+            fingerprint=fingerprint_of_files(files),
             where=where,
+            everywhere=lambda column: _everywhere(folder, column, where),
+            filled=lambda column: _filled(files, column),
         )
-
-    def _folder(self, name: str, data_dir: Path | None) -> Path:
-        path = Path(self.path).expanduser()
-        if not path.is_absolute() and data_dir is None:
-            raise DataError(
-                f"source '{name}': path '{self.path}' is relative and no data folder is set; "
-                "give it with --data-dir or POLYFED_DATA"
-            )
-        folder = path if data_dir is None else data_dir / path
-        if not folder.is_dir():
-            start = f" under the data folder '{data_dir}'" if data_dir is not None and folder != path else ""
-            raise DataError(
-                f"source '{name}': there is no folder '{self.path}'{start}; "
-                "correct the path, or the data folder (--data-dir or POLYFED_DATA)"
-            )
-        return folder
 
 
 def _files(folder: Path, split: str, what: str) -> list[Path]:
@@ -85,11 +73,6 @@ def _require_complete(found: Sequence[re.Match[str]], what: str) -> None:
         raise DataError(f"{what}: needs exactly {expected} file(s) but has {names}; fetch or remove files")
 
 
-def _fingerprint(files: Sequence[Path]) -> str:
-    stats = [(file.resolve(), file.stat()) for file in files]
-    return fingerprint_of(*(part for file, stat in stats for part in (file, stat.st_size, stat.st_mtime_ns)))
-
-
 def _schema(file: Path, where: str) -> pa.Schema:
     try:
         return pq.read_schema(file)
@@ -108,6 +91,25 @@ def _columns(file: Path, columns: list[str], where: str) -> pa.Table:
         return pq.read_table(file, columns=columns).select(columns)
     except (OSError, KeyError, pa.ArrowException) as error:
         raise _unreadable(file, where, error) from error
+
+
+def _everywhere(folder: Path, column: str, where: str) -> pa.ChunkedArray:
+    """A column of all splits that have it."""
+    files = [file for file in sorted(folder.iterdir()) if _FILE.fullmatch(file.name)]
+    files = [file for file in files if column in _schema(file, where).names]
+    return pa.concat_tables(_columns(file, [column], where) for file in files).column(column)
+
+
+def _filled(files: Sequence[Path], column: str) -> bool:
+    """Whether the files' own statistics say that no part of a column is null: pictures need not be read for that."""
+    return all(_null_free(pq.read_metadata(file), column) for file in files)
+
+
+def _null_free(metadata: pq.FileMetaData, column: str) -> bool:
+    groups = [metadata.row_group(number) for number in range(metadata.num_row_groups)]
+    parts = [group.column(number) for group in groups for number in range(group.num_columns)]
+    own = [part for part in parts if part.path_in_schema.split(".")[0] == column]
+    return all(part.is_stats_set and part.statistics.null_count == 0 for part in own)
 
 
 def _unreadable(file: Path, where: str, error: Exception) -> DataError:

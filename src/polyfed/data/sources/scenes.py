@@ -19,11 +19,11 @@ from polyfed.data.scenery.questions import ANSWERS, questions
 from polyfed.data.scenery.recipe import VERSION, Domain, Recipe
 from polyfed.data.scenery.vocabulary import TOPICS
 from polyfed.data.scenery.wording import captions, text, topic
-from polyfed.data.source import Source, Split
+from polyfed.data.source import Split, TableSource
 from polyfed.errors import DataError, nearest
 
 
-class Scenes(Source):
+class Scenes(TableSource):
     """Pictures of coloured, textured shapes in spatial relations, each split a function of the settings.
 
     An item has the columns ``image``, ``captions`` (five), ``label`` (texture and shape of the main thing,
@@ -66,6 +66,7 @@ class Scenes(Source):
             ids_column="id",
             columns=self.columns,
             targets=self.targets,
+            selection=self.selection(),
             fingerprint=fingerprint_of("scenes", VERSION, recipe),
             where="scenes",
         )

@@ -1,0 +1,276 @@
+"""MIMIC-CXR: chest X-rays with radiology reports, in the folders in which PhysioNet distributes them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Literal
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.csv as pcsv
+from pydantic import Field, field_validator
+
+from polyfed.data.arrow import fingerprint_of, fingerprint_of_files, split_of_table
+from polyfed.data.report_sections import section_text, words_of
+from polyfed.data.source import Split, TableSource, folder_of
+from polyfed.errors import DataError, nearest
+
+FINDINGS = {
+    name.lower().replace(" ", "_"): name
+    for name in (
+        *("Atelectasis", "Cardiomegaly", "Consolidation", "Edema", "Enlarged Cardiomediastinum", "Fracture"),
+        *("Lung Lesion", "Lung Opacity", "No Finding", "Pleural Effusion", "Pleural Other", "Pneumonia"),
+        *("Pneumothorax", "Support Devices"),
+    )
+}
+"""Our columns -> those of the CheXpert table."""
+
+_SPLITS = {"train": "train", "validation": "validate", "test": "test"}
+_PICTURES, _REPORTS = "mimic-cxr-jpg", "mimic-cxr"  # names of the projects on PhysioNet
+
+
+class MimicCxr(TableSource):
+    """Pictures of MIMIC-CXR-JPG with the reports of MIMIC-CXR (Johnson et al. 2019), for holders of PhysioNet access.
+
+    ``path`` holds ``files/p10/p10000032/s50414267/<dicom>.jpg`` and the tables ``mimic-cxr-2.0.0-split.csv``,
+    ``-metadata.csv`` (for views) and ``-chexpert.csv`` (for labels), each plain or ``.gz``. The reports,
+    ``files/p10/p10000032/s50414267.txt``, may be in the same folder or in ``reports``.
+
+    An item is a picture, with the columns ``id`` (DICOM id), ``image``, ``text`` (null without a report), ``patient``,
+    ``study``, ``view``, and for each of the 14 CheXpert labels one of 0 and 1: ``edema``, ``pleural_effusion``,
+    ``no_finding``, ... A study without labels has 0 in all. Pictures of a study share its report, and are right
+    answers to each other unless ``matches`` says otherwise.
+
+    Reports are read when texts are asked for, and are taken to stay as they are: cached features of texts do not see
+    that a report was changed on disk.
+    """
+
+    columns: dict[str, str] = Field(
+        default={"image": "image", "text": "text"}, description="modality -> column that holds it"
+    )
+    matches: str | None = Field(
+        default="study", description="column whose equal values make items right answers to each other"
+    )
+    path: str = Field(description="folder of MIMIC-CXR-JPG: absolute, or relative to the data folder")
+    reports: str | None = Field(default=None, description="folder whose ``files`` hold the reports; None: ``path``")
+    views: tuple[str, ...] | None = Field(
+        default=("AP", "PA"), description="ViewPosition of the pictures that are items; None: all pictures"
+    )
+    sections: tuple[str, ...] = Field(
+        default=("findings", "impression"),
+        description="sections of a report that make up the text, in the order of the report; none: the whole report",
+    )
+    without_sections: Literal["whole", "none"] = Field(
+        default="whole", description="text of a report that has none of the sections: the whole report, or no text"
+    )
+    labels: Literal["mentioned", "positive"] = Field(
+        default="mentioned",
+        description="what makes a label 1: any entry (FedAID's rule, which counts negative and uncertain ones too), or "
+        "the entry 1 only",
+    )
+
+    @field_validator("views")
+    @classmethod
+    def _some_view(cls, value: tuple[str, ...] | None) -> tuple[str, ...] | None:
+        if value == ():
+            raise ValueError("views: [] leaves no picture; name some, such as [AP, PA], or null for all")
+        return value
+
+    @field_validator("sections")
+    @classmethod
+    def _named(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        nameless = [name for name in value if not words_of(name)]
+        if nameless:
+            raise ValueError(f"'{nameless[0]}' names no section; give words, such as impression")
+        return value
+
+    def open(self, split: str, *, name: str, data_dir: Path | None) -> Split:
+        """Open one split; reads the tables that say which pictures it has."""
+        if split not in _SPLITS:
+            raise DataError(f"source '{name}': no split '{split}'; {nearest(split, _SPLITS)}")
+        folder = folder_of(self.path, name, data_dir)
+        reports = folder if self.reports is None else folder_of(self.reports, name, data_dir)
+        release = _Release(self, name, folder, reports, (_SPLITS[split],))
+        everything = replace(release, splits=tuple(_SPLITS.values()))
+        return split_of_table(
+            release.read,
+            schema(),
+            source=name,
+            split=split,
+            ids_column="id",
+            columns=self.columns,
+            targets=self.targets,
+            fingerprint=release.fingerprint(),
+            where=Path(self.path).as_posix(),
+            selection=self.selection(),
+            everywhere=lambda column: everything.read([column]).column(column),
+            depends=release.depends(),
+        )
+
+
+def schema() -> pa.Schema:
+    """Schema of the table; the labels are classes called ``absent`` and ``present``."""
+    label = {"_type": "ClassLabel", "names": ["absent", "present"]}
+    metadata = {"huggingface": json.dumps({"info": {"features": dict.fromkeys(FINDINGS, label)}})}
+    picture = pa.struct([("bytes", pa.binary()), ("path", pa.string())])
+    kinds = {"id": pa.string(), "image": picture, "text": pa.string(), "view": pa.string()}
+    kinds |= {"patient": pa.int64(), "study": pa.int64(), **dict.fromkeys(FINDINGS, pa.int8())}
+    return pa.schema(kinds, metadata=metadata)
+
+
+@dataclass(frozen=True)
+class _Release:
+    """What one opened split is read from.
+
+    Attributes:
+        settings: the source.
+        name: its name in the configuration.
+        folder: folder of the pictures and tables.
+        reports: folder of the reports.
+        splits: names of the splits in the split table.
+    """
+
+    settings: MimicCxr
+    name: str
+    folder: Path
+    reports: Path
+    splits: tuple[str, ...]
+
+    def fingerprint(self) -> str:
+        """Changes with the tables and with the pictures that are items."""
+        tables = [file for table in ("split", "metadata", "chexpert") if (file := self._found(table))]
+        return fingerprint_of("mimic_cxr", self.folder.resolve(), self.settings.views, fingerprint_of_files(tables))
+
+    def depends(self) -> dict[str, str]:
+        """Column -> what it depends on besides; pictures stay cached whatever is made of reports and labels."""
+        chosen = self.settings
+        text = fingerprint_of(self.reports.resolve(), chosen.sections, chosen.without_sections)
+        return {"text": text, **dict.fromkeys(FINDINGS, chosen.labels)}
+
+    def read(self, columns: list[str]) -> pa.Table:
+        """The named columns, and without names just the number of rows."""
+        if not columns:
+            return pa.table({"": pa.nulls(self._rows.num_rows)})
+        return pa.table({name: pa.array(self._values(name), schema().field(name).type) for name in columns})
+
+    def _values(self, name: str) -> Any:
+        if name in FINDINGS:
+            return self._label(FINDINGS[name])
+        if name == "view":
+            return self._views(self._rows)
+        made: dict[str, Callable[[], Any]] = {"image": self._pictures, "text": lambda: self._texts}
+        stored = {"id": "dicom_id", "patient": "subject_id", "study": "study_id"}
+        return made[name]() if name in made else self._rows.column(stored[name]).combine_chunks()
+
+    @cached_property
+    def _rows(self) -> pa.Table:
+        """The rows of the split table that are items, in its order."""
+        kinds = {"dicom_id": pa.string(), "study_id": pa.int64(), "subject_id": pa.int64(), "split": pa.string()}
+        table = self._table("split", kinds)
+        table = table.filter(pc.is_in(table["split"], value_set=pa.array(self.splits)))
+        if self.settings.views is not None:
+            chosen = pa.array(self.settings.views, pa.string())
+            table = table.filter(pc.is_in(self._views(table), value_set=chosen))
+        if not table.num_rows:
+            raise DataError(f"{self._place('split')}: no picture of split {' or '.join(self.splits)} fits; check views")
+        return table
+
+    def _views(self, rows: pa.Table) -> pa.Array:
+        metadata = self._table("metadata", {"dicom_id": pa.string(), "ViewPosition": pa.string()})
+        known = set(metadata["ViewPosition"].unique().to_pylist()) - {None}
+        missing = [view for view in self.settings.views or () if view not in known]
+        if missing:
+            raise DataError(f"source '{self.name}', views: no picture has '{missing[0]}'; {nearest(missing[0], known)}")
+        return _looked_up(rows["dicom_id"], metadata["dicom_id"], metadata["ViewPosition"])
+
+    def _label(self, column: str) -> pa.Array:
+        table = self._table("chexpert", {"study_id": pa.int64(), column: pa.float64()})
+        given = _looked_up(self._rows["study_id"], table["study_id"], table[column])
+        hit = given.is_valid() if self.settings.labels == "mentioned" else pc.fill_null(pc.equal(given, 1.0), False)
+        return hit.cast(pa.int8())
+
+    def _pictures(self) -> list[dict[str, str | None] | None]:
+        """One struct a picture; where incomplete items are left out, None if the file is not there."""
+        self._require_files(self.folder, "pictures", _PICTURES)
+        keys = zip(*(self._rows[key].to_pylist() for key in ("subject_id", "study_id", "dicom_id")), strict=True)
+        paths = [f"{_study(self.folder, patient, study)}/{dicom}.jpg" for patient, study, dicom in keys]
+        lenient = self.settings.incomplete == "leave_out"
+        return [None if lenient and not Path(path).exists() else {"bytes": None, "path": path} for path in paths]
+
+    @cached_property
+    def _texts(self) -> pa.Array:
+        """The text of each picture's study; None where there is no report or nothing in it."""
+        self._require_files(self.reports, "reports", _REPORTS)
+        studies = list(zip(self._rows["subject_id"].to_pylist(), self._rows["study_id"].to_pylist(), strict=True))
+        different = list(dict.fromkeys(studies))
+        with ThreadPoolExecutor(8) as pool:  # a quarter of a million small files: waiting for the disk dominates
+            texts = dict(zip(different, pool.map(lambda study: self._text(*study), different), strict=True))
+        if not any(texts.values()):
+            raise DataError(
+                f"source '{self.name}': none of {len(different)} studies has a report with text in "
+                f"'{self.reports}/files'; {_how_to_get(_REPORTS)}, set reports to where they are, or look at sections"
+            )
+        return pa.array([texts[study] for study in studies], pa.string())
+
+    def _text(self, patient: int, study: int) -> str | None:
+        path = Path(f"{_study(self.reports, patient, study)}.txt")
+        try:
+            report = path.read_text(encoding="utf-8", errors="replace")
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            raise DataError(f"source '{self.name}': report '{path}' cannot be read ({error.strerror})") from error
+        return section_text(report, self.settings.sections, self.settings.without_sections)
+
+    def _require_files(self, top: Path, what: str, project: str) -> None:
+        if not (top / "files").is_dir():
+            raise DataError(
+                f"source '{self.name}': no folder 'files' with {what} in '{top}'; {_how_to_get(project)}"
+                + ("" if what == "pictures" else ", or set reports to where they are")
+            )
+
+    def _place(self, table: str) -> str:
+        return f"source '{self.name}', {self._file(table).name}"
+
+    def _file(self, table: str) -> Path:
+        found = self._found(table)
+        if found is None:
+            name = f"mimic-cxr-2.0.0-{table}.csv"
+            raise DataError(
+                f"source '{self.name}': no {name}.gz or {name} in '{self.folder}'; {_how_to_get(_PICTURES)}"
+            )
+        return found
+
+    def _found(self, table: str) -> Path | None:
+        files = [self.folder / f"mimic-cxr-2.0.0-{table}.csv{packed}" for packed in (".gz", "")]
+        return next((file for file in files if file.is_file()), None)
+
+    def _table(self, table: str, kinds: dict[str, pa.DataType]) -> pa.Table:
+        """Some columns of a table; blank entries are null."""
+        options = pcsv.ConvertOptions(column_types=kinds, include_columns=list(kinds), strings_can_be_null=True)
+        try:
+            return pcsv.read_csv(self._file(table), convert_options=options)
+        except (OSError, KeyError, pa.ArrowException) as error:
+            reason = str(error).splitlines()[0]
+            raise DataError(f"{self._place(table)}: cannot be read ({reason}); {_how_to_get(_PICTURES)}") from error
+
+
+def _study(top: Path, patient: int, study: int) -> str:
+    # a text, as paths of a quarter of a million pictures take ten seconds to put together
+    folder = f"p{patient:08d}"
+    return f"{top}/files/{folder[:3]}/{folder}/s{study}"
+
+
+def _how_to_get(project: str) -> str:
+    return f"get it from https://physionet.org/content/{project}/ (credentialed access) and unpack it there"
+
+
+def _looked_up(keys: pa.ChunkedArray, known: pa.ChunkedArray, values: pa.ChunkedArray) -> pa.Array:
+    """The value of each key, null where it is not known."""
+    place = pc.index_in(keys.combine_chunks(), value_set=known.combine_chunks())
+    return values.combine_chunks().take(place)

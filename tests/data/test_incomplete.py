@@ -1,0 +1,451 @@
+"""Which rows of a table are items: wanted values, incomplete items, and items that answer each other."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import datasets
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import torch
+from PIL import Image
+from pydantic import ValidationError
+
+from polyfed.data.assembly import assemble, of_items
+from polyfed.data.backbones import quiet
+from polyfed.data.selection import lacking
+from polyfed.data.source import Source, Split
+from polyfed.data.sources.hub import Hub
+from polyfed.data.sources.parquet import Parquet
+from polyfed.data.sources.questions import Questions
+from polyfed.data.sources.scenes import Scenes
+from polyfed.data.tokenizers.words import Words
+from polyfed.data.view import DataContext
+from polyfed.data.views.features import Features
+from polyfed.data.views.pixels import Pixels
+from polyfed.data.views.tokens import Tokens
+from polyfed.errors import DataError
+
+COUNTRIES = ["Italy", "Spain", "Italy", None, "Germany", "Italy"]
+FEATURES = {"group": {"names": ["Head", "Thorax"], "_type": "ClassLabel"}}
+
+
+def picture(shade: int) -> dict[str, Any]:
+    file = io.BytesIO()
+    Image.fromarray(np.full((8, 8, 3), shade, np.uint8)).save(file, "PNG")
+    return {"bytes": file.getvalue(), "path": f"{shade}.png"}
+
+
+def table(**changed: Any) -> pa.Table:
+    columns = {
+        "key": [f"k{n}" for n in range(6)],
+        "image": [picture(40 * n) for n in range(6)],
+        "text": [f"report {n}" for n in range(6)],
+        "captions": [[f"one {n}", f"two {n}"] for n in range(6)],
+        "ok": [True, False, True, True, False, True],
+        "country": COUNTRIES,
+        "age": [1.5] * 6,
+        "group": [0, 1, 1, 0, 1, 0],
+        "mention": pa.array([0, 1, 0, 1, 1, 0], pa.int8()),
+        "note": ["a", "b", "a", None, " ", None],
+        "finding": ["pneumonia", "covid", "pneumonia", "covid", "pneumonia", "covid"],
+    } | changed
+    metadata = {b"huggingface": json.dumps({"info": {"features": FEATURES}}).encode()}
+    return pa.table(columns).replace_schema_metadata(metadata)
+
+
+def written(folder: Path, split: str = "train", **changed: Any) -> Path:
+    (folder / "set").mkdir(exist_ok=True)
+    pq.write_table(table(**changed), folder / "set" / f"{split}.parquet", row_group_size=4)
+    return folder
+
+
+def opened(folder: Path, split: str = "train", **settings: Any) -> Split:
+    given = {"path": "set", "id": "key", "columns": {"image": "image", "text": "text"}} | settings
+    return Parquet.model_validate(given).open(split, name="s", data_dir=folder)
+
+
+def context_of(folder: Path) -> DataContext:
+    return DataContext(folder / "cache")
+
+
+# ---- wanted values
+
+
+@pytest.mark.parametrize(
+    ("where", "rows"),
+    [
+        ({"ok": True}, [0, 2, 3, 5]),
+        ({"ok": [True, False]}, [0, 1, 2, 3, 4, 5]),
+        ({"country": "Italy"}, [0, 2, 5]),
+        ({"country": ["Spain", "Italy"]}, [0, 1, 2, 5]),
+        ({"group": "Thorax"}, [1, 2, 4]),
+        ({"group": 0}, [0, 3, 5]),
+        ({"group": ["Head", 1]}, [0, 1, 2, 3, 4, 5]),
+        ({"mention": 1}, [1, 3, 4]),
+        ({"ok": True, "country": "Italy", "mention": 0}, [0, 2, 5]),
+    ],
+)
+def test_items_have_the_wanted_values_in_every_column(tmp_path: Path, where: dict[str, Any], rows: list[int]) -> None:
+    split = opened(written(tmp_path), where=where, targets={"group": "group"})
+    whole = table()
+    assert list(split.ids) == [f"k{row}" for row in rows]
+    for column in whole.column_names:
+        everything = whole[column].to_pylist()
+        assert split.read(column).values.to_pylist() == [everything[row] for row in rows]
+    assert split.left_out == {}
+
+
+def test_ids_made_of_row_numbers_are_those_of_the_file(tmp_path: Path) -> None:
+    split = opened(written(tmp_path), where={"country": "Italy"}, id=None)
+    assert split.ids == ("set/train:0", "set/train:2", "set/train:5")
+    assert set(split.ids) < set(opened(tmp_path, id=None).ids), "an item is the same, whatever else is taken"
+
+
+def test_ids_need_be_unique_among_the_items_only(tmp_path: Path) -> None:
+    written(tmp_path, key=["a", "b", "a", "c", "b", "d"])
+    assert opened(tmp_path, where={"group": "Head"}).ids == ("a", "c", "d")
+    with pytest.raises(DataError, match="occurs 2 times"):
+        opened(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("where", "message"),
+    [
+        ({"contry": "Italy"}, r"set/train \(source 's', where\): no column 'contry'; did you mean 'country'\?"),
+        (
+            {"country": "Itlay"},
+            r"set/train, where\.country: no item has 'Itlay'; did you mean 'Italy'\? valid: Germany,",
+        ),
+        ({"country": ["Italy", "France"]}, r"where\.country: no item has 'France'; valid: Germany, Italy, Spain"),
+        ({"mention": 300}, r"where\.mention: no item has 300; valid: 0, 1"),
+        ({"group": "Thorx"}, r"where\.group: no class 'Thorx'; did you mean 'Thorax'\? valid: Head, Thorax"),
+        ({"group": 7}, r"where\.group: no item has 7; valid: Head, Thorax"),
+        ({"ok": "yes"}, r"where\.ok: the column holds bool, which 'yes' is not; give true or false"),
+        ({"mention": True}, r"where\.mention: the column holds int8, which true is not; give an integer"),
+        ({"country": 3}, r"where\.country: the column holds string, which 3 is not; give a text"),
+        ({"age": 1}, r"where\.age: the column holds double.*name a column of booleans, integers or texts"),
+        ({"captions": "one 1"}, r"where\.captions: the column holds list.*name a column of booleans"),
+        ({"country": "Spain", "ok": True}, r"none of 6 items fits where \{country: 'Spain', ok: True\}; ask for less"),
+    ],
+)
+def test_values_that_do_not_fit_are_named(tmp_path: Path, where: dict[str, Any], message: str) -> None:
+    with pytest.raises(DataError, match=message):
+        opened(written(tmp_path), where=where)
+
+
+def test_of_very_many_values_a_few_are_shown(tmp_path: Path) -> None:
+    pq.write_table(pa.table({"key": [f"item {n}" for n in range(5000)]}), _made(tmp_path) / "train.parquet")
+    with pytest.raises(DataError, match=r"did you mean 'item 4999'\?") as raised:
+        opened(tmp_path, columns={}, where={"key": "item 49999"})
+    assert len(str(raised.value)) < 600
+
+
+def test_a_value_that_only_another_split_has_is_no_mistake(tmp_path: Path) -> None:
+    written(written(tmp_path), "test", country=["Italy"] * 6)
+    assert len(opened(tmp_path, "test", where={"country": ["Italy", "Spain"]})) == 6
+    with pytest.raises(DataError, match=r"set/test: none of 6 items fits where \{country: 'Spain'\}"):
+        opened(tmp_path, "test", where={"country": "Spain"})
+
+
+@pytest.mark.parametrize("where", [{"ok": []}, {"ok": None}, {"age": 1.5}, {"ok": [None]}])
+def test_values_are_booleans_integers_or_texts(where: dict[str, Any]) -> None:
+    with pytest.raises(ValidationError):
+        Parquet.model_validate({"path": "set", "where": where})
+
+
+def test_settings_survive_being_written_and_keep_their_types() -> None:
+    where = {"ok": True, "mention": [1, 0], "country": ["Italy", "1"]}
+    source = Parquet.model_validate({"path": "set", "where": where, "incomplete": "leave_out", "matches": "note"})
+    again = Source.model_validate(json.loads(json.dumps(source.model_dump(mode="json"))))
+    assert again == source
+    assert isinstance(again, Parquet)
+    assert again.where["ok"] is True
+    assert again.where == where
+
+
+# ---- other sources
+
+
+def test_scenes_can_be_chosen_among() -> None:
+    scenes = Scenes(train=40, size=16)
+    labels = scenes.open("train", name="s", data_dir=None).read("label").values.to_pylist()
+    chosen = scenes.model_copy(update={"where": {"label": labels[0]}}).open("train", name="s", data_dir=None)
+    assert len(chosen) == labels.count(labels[0]) < 40
+    assert set(chosen.read("label").values.to_pylist()) == {labels[0]}
+
+
+def test_hub_can_be_chosen_among_and_has_text_targets(monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = {"train": ["b", "a", "b"], "test": ["c", "b", "b"]}
+    made = {name: datasets.Dataset.from_dict({"kind": kinds, "n": [0, 1, 1]}) for name, kinds in rows.items()}
+
+    def load_dataset(path: str, name: str | None, *, split: str | None, revision: str | None) -> Any:
+        return datasets.DatasetDict(made) if split is None else made[split]
+
+    monkeypatch.setattr(datasets, "load_dataset", load_dataset)
+    hub = Hub(repository="me/pets", targets={"y": "kind"}, where={"n": 1})
+    split = hub.open("test", name="pets", data_dir=None)
+    assert split.classes == {"y": ("a", "b", "c")}
+    assert split.read("kind").values.to_pylist() == [1, 1]
+    assert split.ids == ("me/pets/test:1", "me/pets/test:2")
+
+
+def test_questions_follow_the_source_that_they_are_of(tmp_path: Path) -> None:
+    written(tmp_path, captions=[["what", "who"]] * 6, tags=[["x", "y"], ["x", "z"], ["x", "y"], *[["q", "q"]] * 3])
+    inner = {"name": "parquet", "path": "set", "columns": {"image": "image"}, "where": {"country": "Italy"}}
+    source = Questions.model_validate({"of": inner, "question": "captions", "answers": "tags"})
+    split = source.open("train", name="s", data_dir=tmp_path)
+    assert len(split) == 3
+    assert "z" not in split.classes["answer"]
+    with pytest.raises(ValidationError, match="unknown key 'where'"):
+        Questions.model_validate({"of": inner, "where": {"country": "Italy"}})
+
+
+# ---- incomplete items
+
+
+NO_PICTURE = {"bytes": None, "path": None}
+
+
+def test_items_without_picture_text_or_target_are_left_out_and_counted(tmp_path: Path) -> None:
+    pictures = [picture(1), None, NO_PICTURE, picture(4), picture(5), picture(6)]
+    texts = ["a", None, "c", "\t ", "e", "f"]
+    written(tmp_path, image=pictures, text=texts, mention=pa.array([0, 1, 0, 1, None, 1], pa.int8()))
+    split = opened(tmp_path, incomplete="leave_out", targets={"y": "mention"})
+    assert split.ids == ("k0", "k5")
+    assert split.left_out == {"image": 2, "text": 2, "mention": 1}
+    assert split.modality("text").values.to_pylist() == ["a", "f"]
+    assert split.read("mention").values.to_pylist() == [0, 1]
+
+
+def test_only_what_is_listed_must_be_there(tmp_path: Path) -> None:
+    written(tmp_path, text=["a", None, "", "d", "e", "f"])
+    assert len(opened(tmp_path, incomplete="leave_out", columns={"image": "image"})) == 6
+    assert opened(tmp_path, incomplete="leave_out").left_out == {"text": 2}
+    refused = opened(tmp_path)
+    assert refused.left_out == {}
+    assert len(refused) == 6
+
+
+def test_only_items_that_fit_are_counted(tmp_path: Path) -> None:
+    written(tmp_path, text=["a", None, "", "d", "e", "f"])
+    split = opened(tmp_path, incomplete="leave_out", where={"country": "Italy"})
+    assert split.ids == ("k0", "k5")
+    assert split.left_out == {"text": 1}
+
+
+def test_lists_lack_when_empty_or_with_a_gap() -> None:
+    lists = pa.chunked_array([[["a"], [], None], [["b", None], ["c", " "], ["d", "e"]]])
+    assert lacking(lists).tolist() == [False, True, True, True, True, False]
+    numbers = pa.chunked_array([[1, None, 0]])
+    assert lacking(numbers).tolist() == [False, True, False]
+    path_only = pa.chunked_array([[{"bytes": None, "path": "a.jpg"}, {"bytes": b"", "path": None}, NO_PICTURE, None]])
+    assert lacking(path_only).tolist() == [False, False, True, True]
+    assert lacking(pa.chunked_array([], pa.string())).tolist() == []
+
+
+def test_lists_of_labels_are_not_judged(tmp_path: Path) -> None:
+    written(tmp_path, marks=pa.array([[0, 1], None, [1, 1], [0, 0], [1, 0], [0, 1]]))
+    split = opened(tmp_path, incomplete="leave_out", targets={"m": "marks"})
+    assert len(split) == 6
+    with pytest.raises(DataError, match=r"row 1: label None is not an integer; mend or leave out the row$"):
+        split.read("marks")
+
+
+def test_refused_gaps_say_what_to_set(tmp_path: Path) -> None:
+    written(tmp_path, mention=pa.array([0, 1, None, 1, 0, 1], pa.int8()), image=[None, *map(picture, range(5))])
+    split = opened(tmp_path, targets={"y": "mention"})
+    with pytest.raises(DataError, match=r"row 2: label None .*incomplete: leave_out"):
+        split.read("mention")
+    with pytest.raises(DataError, match=r"column 'image', row 0: no value.*incomplete: leave_out"):
+        Pixels(size=8).open(split.modality("image"), "image", context_of(tmp_path))
+
+
+def test_nothing_left_is_an_error(tmp_path: Path) -> None:
+    written(tmp_path, text=[None] * 3 + [""] * 3)
+    with pytest.raises(DataError, match=r"set/train: all 6 items are incomplete, they lack 'text' \(6\)"):
+        opened(tmp_path, incomplete="leave_out")
+
+
+def test_pictures_are_not_read_to_find_that_none_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    written(tmp_path, text=["a", None, "", "d", "e", "f"])
+    read: list[str] = []
+    original = pq.read_table
+
+    def counting(file: Path, columns: list[str]) -> pa.Table:
+        read.extend(columns)
+        return original(file, columns=columns)
+
+    monkeypatch.setattr(pq, "read_table", counting)
+    opened(tmp_path, incomplete="leave_out")
+    assert "text" in read
+    assert "image" not in read
+    pictures = [None, *map(picture, range(5))]
+    written(tmp_path, image=pictures)
+    assert opened(tmp_path, incomplete="leave_out").left_out == {"image": 1}
+    assert "image" in read
+
+
+def test_files_without_statistics_are_read(tmp_path: Path) -> None:
+    folder = _made(tmp_path)
+    pq.write_table(table(image=[None, *map(picture, range(5))]), folder / "train.parquet", write_statistics=False)
+    assert opened(tmp_path, incomplete="leave_out").left_out == {"image": 1}
+
+
+# ---- right answers to each other
+
+
+def test_items_with_equal_values_answer_each_other(tmp_path: Path) -> None:
+    split = opened(written(tmp_path), matches="note", columns={"image": "image", "text": "captions"})
+    views = {"image": Pixels(size=8), "text": Tokens(tokenizer=Words(), length=4)}
+    context = DataContext(tmp_path / "cache", public={"text": split.modality("text")})
+    samples = assemble(split, views, context)
+    notes = table()["note"].to_pylist()
+    owners = [notes[item] if (notes[item] or " ").strip() else f"<{item}>" for item in samples.items.tolist()]
+    assert samples.matches.dtype == torch.int64
+    assert len(samples) == 12
+    for i, mine in enumerate(owners):
+        for j, other in enumerate(owners):
+            assert (samples.matches[i] == samples.matches[j]).item() == (mine == other), (i, j)
+    assert samples.batch(torch.tensor([0, 4])).matches.unique().numel() == 1
+    part = of_items(samples, torch.tensor([2, 0]))
+    assert part.matches.tolist() == [samples.matches[0].item()] * 4
+
+
+def test_matches_default_to_the_items_and_survive_selection(tmp_path: Path) -> None:
+    views = {"image": Pixels(size=8)}
+    plain = assemble(opened(written(tmp_path)), views, context_of(tmp_path))
+    assert plain.matches.tolist() == plain.items.tolist()
+    split = opened(tmp_path, matches="group", where={"country": "Italy"})
+    assert assemble(split, views, context_of(tmp_path)).matches.tolist() == [0, 1, 0]
+
+
+@pytest.mark.parametrize(
+    ("matches", "message"),
+    [
+        ("nte", r"matches\): no column 'nte'; did you mean 'note'\?"),
+        ("age", "matches: column 'age' holds double; name one of texts or integers"),
+        ("captions", "matches: column 'captions' holds list"),
+    ],
+)
+def test_matches_need_a_column_that_can_be_compared(tmp_path: Path, matches: str, message: str) -> None:
+    with pytest.raises(DataError, match=message):
+        opened(written(tmp_path), matches=matches)
+
+
+# ---- targets that are not integers
+
+
+def test_text_targets_are_numbered_alike_in_all_splits(tmp_path: Path) -> None:
+    written(written(tmp_path), "test", finding=["normal", "covid", "covid", "pneumonia", "normal", "covid"])
+    train = opened(tmp_path, targets={"y": "finding"})
+    test = opened(tmp_path, "test", targets={"y": "finding"}, where={"country": "Italy"})
+    assert train.classes == test.classes == {"y": ("covid", "normal", "pneumonia")}
+    assert train.read("finding").values.to_pylist() == [2, 0, 2, 0, 2, 0]
+    assert test.read("finding").values.to_pylist() == [1, 0, 0]
+
+
+@pytest.mark.parametrize("gap", [None, " "])
+def test_text_targets_with_gaps(tmp_path: Path, gap: str | None) -> None:
+    written(tmp_path, finding=["b", gap, "a", "b", "a", "a"])
+    refused = opened(tmp_path, targets={"y": "finding"})
+    assert refused.classes == {"y": ("a", "b")}
+    with pytest.raises(DataError, match=r"column 'finding', row 1: label None .*incomplete: leave_out"):
+        refused.read("finding")
+    split = opened(tmp_path, targets={"y": "finding"}, incomplete="leave_out")
+    assert split.read("finding").values.to_pylist() == [1, 0, 1, 0, 0]
+    assert split.left_out == {"finding": 1}
+
+
+def test_boolean_targets_have_two_classes(tmp_path: Path) -> None:
+    written(tmp_path, marks=[[True], [False, True], [], [True], [False], [True]])
+    split = opened(tmp_path, targets={"y": "ok", "m": "marks"})
+    assert split.classes == {"y": ("false", "true"), "m": ("false", "true")}
+    assert split.read("ok").values.to_pylist() == [1, 0, 1, 1, 0, 1]
+    assert split.read("marks").values.to_pylist() == [[1], [0, 1], [], [1], [0], [1]]
+    samples = assemble(opened(tmp_path, targets={"y": "ok"}), {"image": Pixels(size=8)}, context_of(tmp_path))
+    assert samples.targets["y"].tolist() == [1, 0, 1, 1, 0, 1]
+
+
+def test_a_text_cannot_be_modality_and_target(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="target 'y', column 'text': its texts are a modality already"):
+        opened(written(tmp_path), targets={"y": "text"})
+
+
+# ---- caches
+
+
+def test_pixels_of_a_selection_are_not_those_of_the_whole(tmp_path: Path) -> None:
+    written(tmp_path)
+    context = context_of(tmp_path)
+    shades = {}
+    for name, settings in {
+        "whole": {},
+        "italy": {"where": {"country": "Italy"}},
+        "ok": {"where": {"ok": True}},
+    }.items():
+        inputs = Pixels(size=8).open(opened(tmp_path, **settings).modality("image"), "image", context)
+        x = inputs(torch.arange(len(inputs)))
+        shades[name] = ((x[:, 0, 0, 0] + 1) * 127.5).round().int().tolist()
+    assert shades == {"whole": [0, 40, 80, 120, 160, 200], "italy": [0, 80, 200], "ok": [0, 80, 120, 200]}
+
+
+def test_the_same_items_share_their_cache_however_they_were_chosen(tmp_path: Path) -> None:
+    written(tmp_path, text=["a", None, "c", "", "", "f"])
+    stamps = [
+        opened(tmp_path, **settings).modality("image").fingerprint
+        for settings in (
+            {"where": {"country": "Italy"}},
+            {"incomplete": "leave_out"},
+            {},
+            {"where": {"ok": [True, False]}},
+        )
+    ]
+    assert stamps[0] == stamps[1] != stamps[2] == stamps[3]
+
+
+def test_features_of_a_selection_are_not_those_of_the_whole(tmp_path: Path) -> None:
+    from transformers import ViTConfig, ViTModel
+
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 8}
+    with quiet():
+        ViTModel(ViTConfig(**sizes, image_size=16, patch_size=8), add_pooling_layer=False).save_pretrained(
+            tmp_path / "vit"
+        )
+    config = {"size": {"height": 16, "width": 16}, "image_mean": [0.5] * 3, "image_std": [0.5] * 3}
+    (tmp_path / "vit" / "preprocessor_config.json").write_text(json.dumps(config))
+    context = DataContext(tmp_path / "cache", weights=tmp_path)
+    written(tmp_path)
+    view = Features(backbone="vit")
+    whole = view.open(opened(tmp_path).modality("image"), "image", context)
+    part = view.open(opened(tmp_path, where={"country": "Italy"}).modality("image"), "image", context)
+    assert len(part) == 3
+    torch.testing.assert_close(part(torch.arange(3)), whole(torch.tensor([0, 2, 5])))
+
+
+# ---- real data
+
+
+def test_medical_sets_become_usable() -> None:
+    if "POLYFED_DATA" not in os.environ:
+        pytest.skip("POLYFED_DATA is not set: no real data")
+    data = Path(os.environ["POLYFED_DATA"])
+    settings = {"columns": {"image": "image", "text": "text"}, "targets": {"finding": "covidx_label"}}
+    notes = Parquet.model_validate({"path": "covid_cxr_notes", "incomplete": "leave_out", **settings})
+    split = notes.open("train", name="notes", data_dir=data)
+    assert split.classes == {"finding": ("COVID-19", "normal", "pneumonia_other")}
+    assert split.left_out == {"text": 85, "covidx_label": 18}
+    captions = Parquet(path="medpix2", where={"caption_ok": True, "modality": "CT"}, matches="text_id")
+    assert 300 < len(captions.open("train", name="medpix", data_dir=data)) < 686
+
+
+def _made(folder: Path) -> Path:
+    (folder / "set").mkdir()
+    return folder / "set"

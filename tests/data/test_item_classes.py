@@ -1,0 +1,126 @@
+from __future__ import annotations
+
+import pyarrow as pa
+import pytest
+import torch
+
+from polyfed.data.item_classes import ItemClasses, item_classes, item_groups
+from polyfed.data.source import Column, Split
+from polyfed.errors import ConfigError, DataError, nearest
+
+TRAIN = {
+    "edema": pa.array([1, 0, 1, 0], pa.int8()),
+    "effusion": pa.array([True, False, True, True]),
+    "pneumonia": [0, 0, 1, 0],
+    "country": ["Italy", None, "Spain", "Italy"],
+    "stage": [3, 1, 1, 2],
+    "age": [1.0, 2.0, 3.0, 4.0],
+    "captions": [["a"], ["b"], ["c"], ["d"]],
+    "patient": ["p1", None, "p1", None],
+    "label": [2, 0, 1, 2],
+}
+TEST = {"country": ["Austria", "Spain"], "edema": [0, 1], "effusion": [True, True], "stage": [2, 0], "label": [1, 1]}
+
+
+def split_of(columns: dict[str, object], name: str = "train", classes: bool = True, target: bool = True) -> Split:
+    def read(column: str) -> Column:
+        if column not in columns:
+            raise DataError(f"sick/{name}: no column '{column}'; {nearest(column, columns)}")
+        return Column(pa.chunked_array([columns[column]]), column, f"sick/{name}, column '{column}'")
+
+    names = {"label": ("none", "some", "much")} if classes else {}
+    ids = [str(k) for k in range(len(columns["label"]))]  # type: ignore[arg-type]
+    return Split("sick", name, ids, {}, {"label": "label"} if target else {}, names, read)
+
+
+def of_train(*of: str) -> ItemClasses:
+    found = item_classes([split_of(TRAIN)], of, "clients.a.partition.of")
+    assert found is not None
+    return found[0]
+
+
+def test_bits_are_summed_and_named_after_the_columns_that_are_set() -> None:
+    found = of_train("edema", "effusion", "pneumonia")
+    assert found.numbers.tolist() == [1 + 2, 0, 1 + 2 + 4, 2]
+    assert found.numbers.dtype == torch.int64
+    assert found.names == {0: "none", 2: "effusion", 3: "edema+effusion", 7: "edema+effusion+pneumonia"}
+    assert found.counts(torch.tensor([0, 1, 3])) == {"none": 1, "effusion": 1, "edema+effusion": 1}
+    assert found.column_counts(torch.tensor([0, 3]))["edema"] == {"0": 1, "1": 1}
+
+
+def test_other_values_are_tuples_in_sorted_order_with_null_first() -> None:
+    found = of_train("country", "stage")
+    assert found.numbers.tolist() == [2, 0, 3, 1]
+    assert [found.names[k] for k in range(4)] == [
+        "country missing / stage 1", "Italy / stage 2", "Italy / stage 3", "Spain / stage 1",
+    ]  # fmt: skip
+    assert found.column_counts(torch.arange(4))["country"] == {"missing": 1, "Italy": 2, "Spain": 1}
+
+
+def test_one_column_of_texts_keeps_its_names() -> None:
+    assert of_train("country").counts(torch.arange(4)) == {"country missing": 1, "Italy": 2, "Spain": 1}
+
+
+def test_class_names_of_a_target_are_used() -> None:
+    assert of_train("label", "edema").counts(torch.tensor([0, 2])) == {"some / edema 1": 1, "much / edema 1": 1}
+
+
+def test_without_columns_it_is_the_first_target() -> None:
+    found = of_train()
+    assert found.numbers.tolist() == TRAIN["label"]
+    assert found.counts(torch.arange(4)) == {"none": 1, "some": 1, "much": 2}
+    assert found.column_counts(torch.arange(4)) == {}
+    assert item_classes([split_of(TRAIN, target=False)], (), "") is None
+
+
+@pytest.mark.parametrize("of", [(), ("country",), ("stage", "edema"), ("edema", "effusion")])
+def test_equal_classes_of_two_splits_have_equal_numbers(of: tuple[str, ...]) -> None:
+    both = item_classes([split_of(TRAIN), split_of(TEST, "test")], of, "")
+    assert both is not None
+    train, test = both
+    columns = of or ("label",)
+    for i in range(4):
+        for j in range(2):
+            same = all(list(TRAIN[c])[i] == TEST[c][j] for c in columns)  # type: ignore[index]
+            mine, theirs = train.numbers[i], test.numbers[j]
+            values = [pa.scalar(list(TRAIN[c])[i]).as_py() == TEST[c][j] for c in columns]  # type: ignore[index]
+            assert (mine == theirs) == (same or all(values))
+
+
+def test_a_columns_order_does_not_depend_on_what_else_is_looked_at() -> None:
+    both = item_classes([split_of(TRAIN), split_of(TEST, "test")], ("country", "stage"), "")
+    assert both is not None
+    assert both[0].numbers.argsort().tolist() == of_train("country", "stage").numbers.argsort().tolist()
+
+
+@pytest.mark.parametrize(
+    ("column", "message"),
+    [
+        ("edma", r"clients.a.partition.of: 'edma' cannot be read: .* did you mean 'edema'\?"),
+        ("age", r"'age' holds double .*column 'age'.*; needed is one whole number, truth value or text"),
+        ("captions", r"'captions' holds list<"),
+    ],
+)
+def test_columns_that_make_no_class_are_refused(column: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        of_train("edema", column)
+
+
+def test_items_without_a_patient_are_alone() -> None:
+    first, second, third, fourth = item_groups(split_of(TRAIN), "patient", "").tolist()
+    assert first == third
+    assert len({first, second, fourth}) == 3
+    codes = item_groups(split_of(TRAIN), "country", "").tolist()
+    assert codes[0] == codes[3] != codes[2]
+
+
+def test_a_missing_patient_column_names_the_setting() -> None:
+    with pytest.raises(ConfigError, match=r"clients.a.partition.together: 'patients' .* did you mean 'patient'"):
+        item_groups(split_of(TRAIN), "patients", "clients.a.partition.together")
+
+
+def test_dictionary_columns_are_texts() -> None:
+    columns = TRAIN | {"country": pa.array(["b", "a", None, "b"]).dictionary_encode()}
+    found = item_classes([split_of(columns)], ("country",), "")
+    assert found is not None
+    assert found[0].numbers.tolist() == [2, 1, 0, 2]
