@@ -5,6 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import torch
 
@@ -136,3 +138,128 @@ def test_initial_weights_depend_on_seed_and_client_alone(tiny: Config, tmp_path:
     c = second.client_model(second.members["paired-0"]).state_dict()
     assert all(torch.equal(a[name], b[name]) for name in a)
     assert any(not torch.equal(a[name], c[name]) for name in a)
+
+
+# ---- classes made of columns, patients, dealt tests
+
+
+def diseased(tiny: Config, folder: Path, **group: Any) -> Config:
+    """``tiny`` with a group of reports whose class is made of two diseases, several of a patient."""
+    columns = {
+        "text": [f"report {k}" for k in range(90)],
+        "edema": pa.array([int(k % 3 == 0) for k in range(90)], pa.int8()),
+        "effusion": [k % 2 == 0 for k in range(90)],
+        "patient": [None if k < 6 else f"p{k // 3}" for k in range(90)],
+        "country": [("Italy", "Spain", "Malta")[k % 10 // 4] for k in range(90)],
+    }
+    (folder / "reports").mkdir()
+    pq.write_table(pa.table(columns), folder / "reports" / "train.parquet")
+    pq.write_table(pa.table(columns).slice(0, 45), folder / "reports" / "test.parquet")
+    tiny["data"] |= {"dir": str(folder)}
+    tiny["data"]["sources"]["reports"] = {"name": "parquet", "path": "reports", "columns": {"text": "text"}}
+    text = tiny["server"]["model"]["encoders"]["text"]
+    ill = {"name": "dirichlet", "alpha": 1.0, "min_size": 5, "of": ["edema", "effusion"], "together": "patient"}
+    model = {"dim": 8, "encoders": {"text": text}}
+    base = {"count": 4, "source": "reports", "model": model, "task": "retrieval", "test": "dealt", "partition": ill}
+    tiny["clients"] = {"reports": base | group}
+    return tiny
+
+
+def test_diseases_make_the_class_and_patients_stay_whole(tiny: Config, tmp_path: Path) -> None:
+    federation = federation_of(diseased(tiny, tmp_path))
+    held = [member.items for member in federation.members.values()]
+    assert sorted(torch.cat(held).tolist()) == list(range(90))
+    assert min(len(items) for items in held) >= 5
+    patients = [{int(item) // 3 for item in items if item >= 6} for items in held]
+    assert sum(len(own) for own in patients) == len(set().union(*patients)) == 28
+    entry = federation.holding(federation.members["reports-1"])
+    own = held[1].tolist()
+    assert entry["columns"]["edema"]["1"] == sum(k % 3 == 0 for k in own)
+    assert entry["labels"].get("edema+effusion", 0) == sum(k % 6 == 0 for k in own)
+    assert sum(entry["labels"].values()) == entry["items"] == entry["samples"] == len(own)
+    assert set(entry["labels"]) <= {"none", "edema", "effusion", "edema+effusion"}
+
+
+def test_a_dealt_test_is_disjoint_complete_and_like_the_training_data(tiny: Config, tmp_path: Path) -> None:
+    federation = federation_of(diseased(tiny, tmp_path, partition={"name": "by_label", "of": ["edema", "effusion"]}))
+    tests = {name: federation.test(member) for name, member in federation.members.items()}
+    assert sorted(torch.cat([test.items for test in tests.values()]).tolist()) == list(range(45))
+    for name, member in federation.members.items():
+        own = {(k % 3 == 0, k % 2 == 0) for k in member.items.tolist()}
+        assert {(k % 3 == 0, k % 2 == 0) for k in tests[name].items.tolist()} <= own
+        told = federation.holding(member)["test"]
+        assert told["index"] == sorted(tests[name].items.tolist())
+        assert sum(told["labels"].values()) == told["items"] == len(tests[name])
+        assert told["columns"]["effusion"]["1"] == sum(k % 2 == 0 for k in told["index"])
+
+
+def test_a_dealt_test_depends_on_the_seed_keeps_patients_and_obeys_test_items(tiny: Config, tmp_path: Path) -> None:
+    config = diseased(tiny, tmp_path)
+
+    def dealt(seed: int) -> list[list[int]]:
+        federation = federation_of(config, seed)
+        return [federation.test(member).items.tolist() for member in federation.members.values()]
+
+    assert dealt(0) == dealt(0) != dealt(1)
+    patients = [{k // 3 for k in items if k >= 6} for items in dealt(0)]
+    assert sum(len(own) for own in patients) == len(set().union(*patients)) == 13
+    whole = dealt(0)
+    assert min(len(items) for items in whole) >= 2
+    config["clients"]["reports"]["test_items"] = 3
+    assert all(set(few) <= set(many) and len(few) <= 3 for few, many in zip(dealt(0), whole, strict=True))
+
+
+def test_natural_clients_are_tested_on_their_own_country(tiny: Config, tmp_path: Path) -> None:
+    config = diseased(tiny, tmp_path, count=3, partition={"name": "natural", "of": ["country"]})
+    federation = federation_of(config)
+    for member, country in zip(federation.members.values(), ("Italy", "Spain", "Malta"), strict=True):
+        assert set(federation.holding(member)["labels"]) == {country}
+        assert set(federation.holding(member)["test"]["labels"]) == {country}
+
+
+def test_without_labels_a_test_is_dealt_by_size(tiny: Config, tmp_path: Path) -> None:
+    federation = federation_of(diseased(tiny, tmp_path, count=3, partition="iid"))
+    assert [len(federation.test(member)) for member in federation.members.values()] == [15, 15, 15]
+    assert federation.holding(federation.members["reports-0"])["test"]["labels"] is None
+
+
+def test_a_matched_test_goes_by_the_partitions_classes(tiny: Config, tmp_path: Path) -> None:
+    config = diseased(tiny, tmp_path, count=3, test="matched", partition={"name": "natural", "of": ["country"]})
+    federation = federation_of(config)
+    for member, places in zip(federation.members.values(), (range(4), range(4, 8), (8, 9)), strict=True):
+        assert {k % 10 for k in federation.test(member).items.tolist()} == set(places)
+
+
+@pytest.mark.parametrize(
+    ("group", "message"),
+    [
+        ({"test": "dealt", "test_split": None}, "test: dealt needs a test_split"),
+        ({"partition": {"name": "dirichlet", "of": ["edma"]}}, r"clients.reports.partition.of: 'edma' .*'edema'"),
+        (
+            {"partition": {"name": "iid", "together": "ptient"}},
+            r"clients.reports.partition.together: 'ptient' .*'patient'",
+        ),
+        ({"partition": {"name": "natural", "of": ["text"]}, "count": 46}, r"test is dealt, .* has 45 items for 46"),
+    ],
+)
+def test_what_cannot_be_dealt_is_refused(tiny: Config, tmp_path: Path, group: Config, message: str) -> None:
+    config = diseased(tiny, tmp_path, **group)
+
+    def first_test() -> Any:
+        federation = federation_of(config)
+        return federation.test(next(iter(federation.members.values())))
+
+    with pytest.raises(ConfigError, match=message):
+        first_test()
+
+
+def test_what_a_client_holds_is_counted_without_decoding_anything(
+    tiny: Config, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    federation = federation_of(tiny)
+    wanted = len(federation_of(tiny).train(federation.members["paired-0"]))
+    monkeypatch.setattr("polyfed.data.views.pixels.Pixels.open", lambda *_: pytest.fail("a picture was decoded"))
+    entry = federation.holding(federation.members["paired-0"])
+    assert (entry["items"], entry["samples"]) == (16, wanted)
+    assert "columns" not in entry
+    assert "test" not in entry

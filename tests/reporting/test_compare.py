@@ -9,7 +9,14 @@ from PIL import Image
 from rich.console import Console
 from run_folders import write_run
 
-from polyfed.reporting.compare import Spread, compare, comparison_rows, comparison_table, draw_comparison
+from polyfed.reporting.compare import (
+    Spread,
+    clients_comparison_table,
+    compare,
+    comparison_rows,
+    comparison_table,
+    draw_comparison,
+)
 from polyfed.reporting.records import RunRecords
 
 
@@ -33,6 +40,11 @@ def test_runs_that_differ_by_seed_are_taken_together(runs):
     assert cream.figures["server r1_sum best"].mean >= cream.figures["server r1_sum final"].mean
     accuracies = [fmean(run.last(c)["accuracy"] for c in run.groups["image"] if run.last(c)) for run in cream.runs]
     assert cream.figures["image accuracy"].mean == pytest.approx(fmean(accuracies))
+    worst = [min(run.last(c)["accuracy"] for c in run.groups["image"] if run.last(c)) for run in cream.runs]
+    best = [max(run.last(c)["accuracy"] for c in run.groups["image"] if run.last(c)) for run in cream.runs]
+    assert cream.figures["image accuracy worst"].mean == pytest.approx(fmean(worst))
+    assert cream.figures["image accuracy disparity"].mean == pytest.approx(fmean(best) - fmean(worst))
+    assert comparison_rows([cream])[0]["image accuracy worst"] == pytest.approx(fmean(worst))
     assert cream.figures["MiB"].mean == pytest.approx(4 * 9 * 4_500_200 / 2**20)
     assert "paired r1_sum" in cream.figures
 
@@ -72,7 +84,18 @@ def test_rows_and_table(runs):
     stream = io.StringIO()
     Console(file=stream, width=200).print(table.rich())
     assert str(found[0].figures["server r1_sum final"]) in stream.getvalue()
+    assert not any("worst" in name or "disparity" in name for name in table.columns)
     assert comparison_table([]).rows == []
+
+
+def test_worst_clients_have_a_table_of_their_own(runs):
+    cream, avg = compare(runs)
+    rows = {row[0]: row[1:] for row in clients_comparison_table([cream, avg]).rows}
+    assert next(iter(rows)).startswith("avg-1: ")
+    names = ("image accuracy", "image accuracy worst", "image accuracy disparity")
+    assert rows["cream-1: image accuracy"] == tuple(str(cream.figures[name]) for name in names)
+    assert len(rows) == 6
+    assert clients_comparison_table([]).rows == []
 
 
 def test_spread_ignores_what_is_not_finite():

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import io
+import json
 
 import pytest
 from rich.console import Console
@@ -42,7 +43,11 @@ def test_clients_are_summed_up_by_group(records):
     rows = {row[0]: row[1:] for row in table.rows}
     values = [records.last(client)["accuracy"] for client in records.groups["image"]]
     mean = sum(values) / 4
-    assert rows["image: accuracy"] == ("4 of 4", f"{mean:.2f}", f"{min(values):.2f}", f"{max(values):.2f}")
+    low, high = min(values), max(values)
+    worst = records.groups["image"][values.index(low)]
+    std = (sum((value - mean) ** 2 for value in values) / 4) ** 0.5
+    shown = [f"{value:.2f}" for value in (mean, low, high, high - low, std)]
+    assert rows["image: accuracy"] == ("4 of 4", *shown[:2], worst, *shown[2:])
     assert "paired: r1_sum" in rows
     assert "image: n" not in rows
     assert "image: Measured with n 50." in table.notes
@@ -55,8 +60,28 @@ def test_clients_without_a_finite_value_are_counted_as_missing(tmp_path):
     ]
     write_lines(tmp_path / "metrics.jsonl", lines)
     rows = {row[0]: row[1:] for row in clients_table(RunRecords.load(tmp_path), "test").rows}
-    assert rows["clients: loss"] == ("1 of 2", "2.00", "2.00", "2.00")
-    assert rows["clients: accuracy"] == ("2 of 2", "5.00", "5.00", "5.00")
+    assert rows["clients: loss"] == ("1 of 2", "2.00", "2.00", "b", "2.00", "0.00", "0.00")
+    assert rows["clients: accuracy"] == ("2 of 2", "5.00", "5.00", "a", "5.00", "0.00", "0.00")
+
+
+def test_the_report_leaves_the_clients_spread_for_scripts(records):
+    write_report(records)
+    found = json.loads((records.folder / "clients.json").read_text())["test"]["image"]["accuracy"]
+    values = {client: records.last(client)["accuracy"] for client in records.groups["image"]}
+    assert found["worst"] == min(values.values()) == values[found["worst_client"]]
+    assert found["disparity"] == pytest.approx(max(values.values()) - min(values.values()))
+    assert found["clients"] == 4
+
+
+def test_a_metric_without_finite_values_is_null_for_scripts(tmp_path):
+    line = {"round": 1, "party": "a", "kind": "test", "metrics": {"loss": float("nan"), "accuracy": 5.0}}
+    write_lines(tmp_path / "metrics.jsonl", [line])
+    write_report(RunRecords.load(tmp_path))
+    found = json.loads((tmp_path / "clients.json").read_text())["test"]["clients"]
+    assert found["loss"] == dict.fromkeys(("mean", "worst", "best", "disparity", "std")) | {
+        "clients": 0, "worst_client": "",
+    }  # fmt: skip
+    assert found["accuracy"]["worst"] == 5.0
 
 
 def test_traffic_and_exclusions(records):
@@ -89,3 +114,13 @@ def test_warnings_are_shown(tmp_path):
     records = RunRecords.load(tmp_path)
     assert "warning: metrics.jsonl" in printed(report(records))
     assert "**Warning**: metrics.jsonl" in write_report(records).read_text()
+
+
+def test_what_clients_were_measured_with_has_a_range_where_they_differ(tmp_path):
+    lines = [
+        {"round": 1, "party": party, "kind": "test", "metrics": {"gallery_text": size, "folds": 1.0, "r1_sum": 9.0}}
+        for party, size in (("a", 20.0), ("b", 40.0))
+    ]
+    write_lines(tmp_path / "metrics.jsonl", lines)
+    notes = clients_table(RunRecords.load(tmp_path), "test").notes
+    assert "clients: Measured with gallery_text 30 (20 to 40), folds 1." in notes

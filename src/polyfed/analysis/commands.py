@@ -351,3 +351,6 @@ def _finish(folder: Path, name: str, content: dict[str, Any], drawing: Any, tabl
         console.print(table.rich())
     for path in paths:
         typer.echo(f"written: {path}")
+
+
+from polyfed.analysis import partition_commands, retraining_commands  # noqa: E402, F401  they add themselves to the app

@@ -13,9 +13,6 @@ from torch import Tensor, nn
 
 from polyfed.data.assembly import (
     assemble,
-    item_labels,
-    item_target,
-    matched_items,
     of_column,
     of_items,
     order_of,
@@ -27,6 +24,7 @@ from polyfed.data.source import Split
 from polyfed.data.view import DataContext, View
 from polyfed.errors import ConfigError, nearest
 from polyfed.federation.client import ClientInfo
+from polyfed.federation.dealing import Deal
 from polyfed.federation.settings import DataSettings, GroupSettings, PublicSettings, ServerSettings
 from polyfed.federation.types import Blueprint
 from polyfed.models.model import Model, ModelSettings
@@ -82,6 +80,7 @@ class Federation:
         self._splits: dict[tuple[str, str], Split] = {}
         self._samples: dict[tuple[str, str, str], Samples] = {}
         self._tests: dict[tuple[str, str], Samples] = {}
+        self._deals = {name: self._deal_of(name, group) for name, group in groups.items()}
 
     # ---- who
 
@@ -110,14 +109,16 @@ class Federation:
             architecture=f"{member.model.architecture}/{member.head}",
         )
 
+    def _deal_of(self, name: str, group: GroupSettings) -> Deal:
+        def private() -> Int64[Tensor, " n"]:
+            return self._private_items(name, group, self.split(group.source, group.split))
+
+        return Deal(name, group, self.seed, self.split, private)
+
     def _deal(self, name: str, group: GroupSettings) -> list[Member]:
-        split = self.split(group.source, group.split)
-        own = self._private_items(name, group, split)
-        stream = generator(self.seed, "partition", name)
-        labels = item_labels(split)
-        parts = group.partition.split(len(own), None if labels is None else labels[own], group.count, stream)
+        parts = self._deals[name].parts
         return [
-            Member(member_id, name, group, group.models[k % len(group.models)], own[part])
+            Member(member_id, name, group, group.models[k % len(group.models)], part)
             for k, (member_id, part) in enumerate(zip(_member_ids(name, group.count), parts, strict=True))
         ]
 
@@ -264,22 +265,15 @@ class Federation:
         if group.test_split is None:
             return None
         split = self.split(group.source, group.test_split)
-        who = member.id if group.test == "matched" else f"all of {member.group}"
+        who = f"all of {member.group}" if group.test == "all" else member.id
         key = (who, f"{member.model.architecture} {model.architecture if model else ''}")
         if key not in self._tests:
-            self._tests[key] = of_items(self._seen(split, member, model), self._test_items(member, split))
+            self._tests[key] = of_items(self._seen(split, member, model), self._test_items(member))
         return self._tests[key]
 
-    def _test_items(self, member: Member, split: Split) -> Int64[Tensor, " k"]:
-        group = member.settings
-        items = torch.randperm(len(split), generator=generator(self.seed, "test", member.group))
-        labels = item_labels(split)
-        if group.test == "matched":
-            own = item_labels(self.split(group.source, group.split))
-            if labels is None or own is None:
-                raise ConfigError(f"clients.{member.group}.test is matched, but '{group.source}' has no item labels")
-            items = matched_items(items, labels, own[member.items])
-        return items[: group.test_items].sort().values
+    def _test_items(self, member: Member) -> Int64[Tensor, " k"]:
+        group = _member_ids(member.group, member.settings.count)
+        return self._deals[member.group].test_items(group.index(member.id))
 
     def server_samples(self, split: str) -> Samples:
         """Validation or test samples of the server, in its model's views."""
@@ -324,25 +318,23 @@ class Federation:
         return found
 
     def holding(self, member: Member) -> dict[str, object]:
-        """What a client holds, for the run folder."""
-        split = self.split(member.settings.source, member.settings.split)
-        labels = item_labels(split)
-        counts = None if labels is None else torch.bincount(labels[member.items]).tolist()
-        names = split.classes.get(item_target(split) or "")
-        named = (
-            None
-            if counts is None
-            else {names[k] if names else str(k): number for k, number in enumerate(counts) if number}
-        )
-        return {
+        """What a client holds, for the run folder; nothing but columns of classes and lists is read for it."""
+        settings, deal = member.settings, self._deals[member.group]
+        split = self.split(settings.source, settings.split)
+        layout = self._all(split, {}, layout=tuple(member.model.encoders)).items
+        found = {
             "group": member.group,
-            "source": member.settings.source,
-            "split": member.settings.split,
+            "source": settings.source,
+            "split": settings.split,
             "items": len(member.items),
-            "samples": len(self.train(member)),
-            "labels": named,
+            "samples": int(torch.isin(layout, member.items).sum()),
+            **deal.counts(member.items),
             "index": member.items.tolist(),
         }
+        if settings.test == "dealt":
+            found["test"] = deal.test_counts(self._test_items(member))
+        left_out = dict(getattr(split, "left_out", {}))
+        return found | ({"left_out": left_out} if left_out else {})
 
     # ---- checks
 

@@ -87,12 +87,13 @@ class GroupSettings(Settings):
     source: str = Field(description="source that is dealt out among the clients")
     split: str = "train"
     test_split: str | None = Field(default="test", description="split of the clients' own test; None: no test")
-    test: Literal["all", "matched"] = Field(
+    test: Literal["all", "matched", "dealt"] = Field(
         default="all",
-        description="test on the whole test split, or on a part with the client's class proportions",
+        description="test on the whole test split, on a part with the client's class proportions, or on what it gets "
+        "when the split is dealt out as the clients hold the classes",
     )
     test_items: int | None = Field(
-        default=None, ge=1, description="at most so many test items, drawn once for the group"
+        default=None, ge=1, description="at most so many test items a client, drawn once for the group"
     )
     items: int | None = Field(
         default=None, ge=1, description="deal out only so many items; None: all that are not public"
@@ -113,9 +114,9 @@ class GroupSettings(Settings):
         return data
 
     @model_validator(mode="after")
-    def _labels_for_matching(self) -> GroupSettings:
-        if self.test == "matched" and self.test_split is None:
-            raise ValueError("test: matched needs a test_split")
+    def _split_to_test_on(self) -> GroupSettings:
+        if self.test != "all" and self.test_split is None:
+            raise ValueError(f"test: {self.test} needs a test_split")
         return self
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from statistics import fmean, stdev
 from typing import TYPE_CHECKING, Any
 
+from polyfed.reporting.client_spread import client_spread
 from polyfed.reporting.curve_plots import latest_values
 from polyfed.reporting.figures import COLOURS, figure_grid, legend_below, save, styled, whole_rounds
 from polyfed.reporting.records import SERVER, RunRecords
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 PREFERRED = ("r1_sum", "accuracy")
 SEED_KEYS = ("run.seed",)
 LABEL_KEYS = ("name", "description")
+_OF_CLIENTS = ("worst", "disparity")
 
 
 @dataclass(frozen=True)
@@ -91,14 +93,27 @@ def comparison_rows(comparisons: Sequence[Comparison]) -> list[dict[str, Any]]:
 
 def comparison_table(comparisons: Sequence[Comparison]) -> TextTable:
     """The comparison as a table, the highest first figure at the top."""
-    names = list(comparisons[0].figures) if comparisons else []
-    ordered = sorted(comparisons, key=lambda item: -_first(item)) if names else comparisons
+    known = list(comparisons[0].figures) if comparisons else []
+    names = [name for name in known if not any(name == f"{mean} {extra}" for mean in known for extra in _OF_CLIENTS)]
+    ordered = _ordered(comparisons)
     body = [(item.label, str(len(item.runs)), *(str(item.figures[name]) for name in names)) for item in ordered]
     notes = (
         "± is the standard deviation over runs whose configurations differ only by their seed.",
         "Best: highest over rounds of the metric shown, so it leans upwards; final: after the last round.",
     )
     return TextTable("Comparison", ("run", "seeds", *names), body, notes)
+
+
+def clients_comparison_table(comparisons: Sequence[Comparison]) -> TextTable:
+    """Mean, worst client and disparity of each group of several clients, one row a run and group."""
+    body = [
+        (f"{item.label}: {name}", str(item.figures[name]), *(str(item.figures[f"{name} {x}"]) for x in _OF_CLIENTS))
+        for item in _ordered(comparisons)
+        for name in item.figures
+        if f"{name} {_OF_CLIENTS[0]}" in item.figures
+    ]
+    notes = ("Over the clients of a group: mean, worst client, and highest minus lowest value (disparity).",)
+    return TextTable("Clients", ("run: group", "mean", *_OF_CLIENTS), body, notes)
 
 
 @styled
@@ -158,9 +173,11 @@ def _figures(run: RunRecords, metric: str | None, kind: str) -> dict[str, float]
         f"server {server} best": best[1] if best else math.nan,
     }
     for group, clients in run.groups.items():
-        last = [run.last(client, kind) for client in clients]
-        name = metric or _metric_of([run], clients, kind)
-        found[f"{group} {name}"] = Spread.of([metrics[name] for metrics in last if name in metrics]).mean
+        spread = client_spread(run, group, metric or _metric_of([run], clients, kind), kind)
+        found[f"{group} {spread.metric}"] = spread.mean
+        if len(clients) > 1:
+            figures = zip(_OF_CLIENTS, (spread.worst, spread.disparity), strict=True)
+            found |= {f"{group} {spread.metric} {extra}": value for extra, value in figures}
     found |= {"MiB": run.total_bytes() / MIB, "seconds": sum(run.seconds.values())}
     return {name: value for name, value in found.items() if not math.isnan(value)}
 
@@ -171,8 +188,13 @@ def _metric_of(runs: Sequence[RunRecords], parties: Sequence[str], kind: str) ->
     return next((name for name in PREFERRED if name in known), PREFERRED[0])
 
 
+def _ordered(comparisons: Sequence[Comparison]) -> list[Comparison]:
+    """The highest first figure at the top."""
+    return sorted(comparisons, key=lambda item: -_first(item))
+
+
 def _first(item: Comparison) -> float:
-    value = next(iter(item.figures.values())).mean
+    value = next(iter(item.figures.values()), Spread(math.nan)).mean
     return -math.inf if math.isnan(value) else value
 
 

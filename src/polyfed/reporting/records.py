@@ -58,7 +58,13 @@ class Transfer:
 
 @dataclass(frozen=True, slots=True)
 class Holding:
-    """What a client holds: items and samples of a source's split, counted by class where there are labels."""
+    """What a client holds: items and samples of a source's split, counted by class where there are labels.
+
+    Attributes:
+        columns: column -> value -> items, where the class is made of columns.
+        test: items of its own test, by class likewise, where the test split is dealt out among the clients.
+        left_out: column -> items of the split that were left out of it because they have no value there.
+    """
 
     group: str
     source: str
@@ -67,6 +73,9 @@ class Holding:
     samples: int
     labels: Mapping[str, int] | None = None
     index: tuple[int, ...] = ()
+    columns: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
+    test: Mapping[str, Any] | None = None
+    left_out: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

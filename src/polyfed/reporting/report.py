@@ -1,16 +1,17 @@
-"""The report that ends a run, for the terminal and as ``report.md`` in the run folder."""
+"""The report that ends a run: for the terminal, as ``report.md``, and what it says of clients as ``clients.json``."""
 
 from __future__ import annotations
 
-import math
+import json
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain
 from pathlib import Path
 from statistics import fmean
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from polyfed.federation.files import write_atomically
+from polyfed.reporting.client_spread import ClientSpread, client_spread, quality_names, spreads_json
 from polyfed.reporting.recalls import Recall, find_recalls, is_context
 from polyfed.reporting.records import SERVER, Event, RunRecords
 from polyfed.reporting.tables import TextTable, count, duration, figure, mib
@@ -32,7 +33,7 @@ def report(records: RunRecords) -> RenderableType:
 
 
 def write_report(records: RunRecords) -> Path:
-    """Write ``report.md`` into the run folder; returns its path."""
+    """Write ``report.md`` into the run folder, and ``clients.json`` if clients were measured; returns the former."""
     warnings = [f"**Warning**: {warning}.\n" for warning in records.warnings]
     parts = [
         f"# {_title(records)}\n",
@@ -42,6 +43,9 @@ def write_report(records: RunRecords) -> Path:
     ]
     path = records.folder / "report.md"
     write_atomically(path, ("\n".join(parts) + "\n").encode())
+    spreads = spreads_json(records)
+    if spreads:
+        write_atomically(records.folder / "clients.json", (_json(spreads) + "\n").encode())
     return path
 
 
@@ -66,15 +70,18 @@ def server_tables(records: RunRecords, kind: str) -> Iterator[TextTable]:
 
 
 def clients_table(records: RunRecords, kind: str) -> TextTable:
-    """Mean, lowest and highest of each metric over each group's clients."""
+    """Mean, worst client, disparity and standard deviation of each metric over each group's clients."""
     rows: list[tuple[str, ...]] = []
-    notes = ["Over the clients that have a value, each after its own last evaluation."]
+    notes = [
+        "Over the clients that have a value, each after its own last evaluation. Worst: lowest value, of a loss the "
+        "highest. Disparity: highest minus lowest; it says something only of clients that were measured alike."
+    ]
     for group, clients in records.groups.items():
         last = [records.last(client, kind) for client in clients]
-        rows += [_spread_row(group, name, last) for name in _quality_names(last)]
+        rows += [_spread_row(client_spread(records, group, name, kind)) for name in quality_names(last)]
         if any(last):
             notes.append(f"{group}: {_context(last)}")
-    columns = ("group: metric", "clients", "mean", "lowest", "highest")
+    columns = ("group: metric", "clients", "mean", "worst", "(client)", "best", "disparity", "std")
     return TextTable(f"Clients, {kind}", columns, rows, notes)
 
 
@@ -150,19 +157,31 @@ def _best(records: RunRecords, kind: str, metric: str) -> tuple[str, str]:
     return (figure(best[1]), str(best[0])) if best else ("-", "-")
 
 
-def _quality_names(last: Sequence[Mapping[str, float]]) -> list[str]:
-    return [name for name in dict.fromkeys(chain(*last)) if not is_context(name)]
+def _spread_row(spread: ClientSpread) -> tuple[str, ...]:
+    spreads = (figure(number) for number in (spread.best, spread.disparity, spread.std))
+    return (
+        f"{spread.group}: {spread.metric}",
+        f"{len(spread.values)} of {spread.clients}",
+        figure(spread.mean),
+        figure(spread.worst),
+        spread.worst_client or "-",
+        *spreads,
+    )
 
 
-def _spread_row(group: str, name: str, last: Sequence[Mapping[str, float]]) -> tuple[str, ...]:
-    values = [metrics[name] for metrics in last if not math.isnan(metrics.get(name, math.nan))] or [math.nan]
-    known = sum(not math.isnan(value) for value in values)
-    spread = (figure(number) for number in (fmean(values), min(values), max(values)))
-    return (f"{group}: {name}", f"{known} of {len(last)}", *spread)
+def _json(spreads: Mapping[str, Any]) -> str:
+    """JSON without NaN: a metric that no client has a finite value of has nulls."""
+    plain = json.loads(json.dumps(spreads), parse_constant=lambda _: None)
+    return json.dumps(plain, indent=1)
 
 
 def _context(measured: Sequence[Mapping[str, float]]) -> str:
-    """What the figures depend on, as means over those who were measured."""
+    """What the figures depend on, as means over those who were measured, with their range where they differ."""
     names = [name for name in dict.fromkeys(chain(*measured)) if is_context(name)]
-    means = {name: fmean(metrics[name] for metrics in measured if name in metrics) for name in names}
-    return "Measured with " + ", ".join(f"{name} {count(mean)}" for name, mean in means.items()) + "."
+    found = {name: [metrics[name] for metrics in measured if name in metrics] for name in names}
+    return "Measured with " + ", ".join(f"{name} {_mean_of(values)}" for name, values in found.items()) + "."
+
+
+def _mean_of(values: Sequence[float]) -> str:
+    low, high = min(values), max(values)
+    return count(fmean(values)) + (f" ({count(low)} to {count(high)})" if low != high else "")

@@ -42,7 +42,8 @@ def client_curves(records: RunRecords) -> Markup:
         if metric
     ]
     table = clients_table(records, "test")
-    return Markup(grid(*charts) + (folded("Table: mean, lowest, highest", text_table(table)) if table.rows else ""))
+    shown = folded("Table: mean, worst client, disparity", text_table(table)) if table.rows else ""
+    return Markup(grid(*charts) + shown)
 
 
 def main_metric(records: RunRecords, parties: Iterable[str], kind: str = "test") -> str:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import Any
 
+from polyfed.reporting.client_spread import client_spread
 from polyfed.reporting.html.cells import Column, data_table, folded, size
 from polyfed.reporting.html.curves import chance_of, main_metric
 from polyfed.reporting.html.facts import complete_rounds, component, environment, planned_rounds, setting
@@ -114,14 +115,14 @@ def _label(name: str) -> str:
 
 
 def _group_card(records: RunRecords, group: str, members: tuple[str, ...]) -> Iterator[Card]:
-    name = main_metric(records, members)
+    spread = client_spread(records, group, name := main_metric(records, members))
     last = [records.last(client) for client in members]
-    values = [metrics[name] for metrics in last if math.isfinite(metrics.get(name, math.nan))]
     chances = [chance for metrics in last if math.isfinite(chance := chance_of(name, metrics))]
-    if values:
-        more = f"{figure(min(values))} to {figure(max(values))} over {len(values)} clients"
+    if spread.values:
+        more = f"worst {figure(spread.worst)} ({spread.worst_client}) · disparity {figure(spread.disparity)}"
+        more += f" over {len(spread.values)} clients"
         more += f" · chance {figure(fmean(chances))}" if chances else ""
-        yield Card(f"{group} clients, mean {_label(name)}", f"{figure(fmean(values))} %", more)
+        yield Card(f"{group} clients, mean {_label(name)}", f"{figure(spread.mean)} %", more)
 
 
 def _effort(records: RunRecords) -> Iterator[Card]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from itertools import islice
 
@@ -13,6 +12,7 @@ from polyfed.reporting.html.cells import Cell, Column, data_table, folded
 from polyfed.reporting.html.curves import group_colour, heading
 from polyfed.reporting.html.heat_map import Frame, HeatMap
 from polyfed.reporting.html.markup import Child, Markup, tag
+from polyfed.reporting.partition_tables import classes_of, features, groups_of
 from polyfed.reporting.records import Holding, RunRecords
 from polyfed.reporting.tables import count
 
@@ -25,21 +25,19 @@ _QUANTILES = {"smallest": 0.0, "lower quarter": 0.25, "median": 0.5, "upper quar
 
 def partition(records: RunRecords) -> Markup:
     """Each group's clients; nothing if the run has not written its partition."""
-    groups: dict[str, dict[str, Holding]] = {}
-    for client, holding in records.holdings.items():
-        groups.setdefault(holding.group, {})[client] = holding
+    groups = groups_of(records.holdings)
     return Markup("".join(_group(group, held, group_colour(records, group)) for group, held in groups.items()))
 
 
 def _group(group: str, held: Mapping[str, Holding], colour: int) -> Markup:
-    classes = sorted({name for holding in held.values() for name in holding.labels or ()}, key=_natural)
+    classes = classes_of(held)
     named = dict.fromkeys(f"{holding.source} {holding.split}".strip() for holding in held.values())
     sources = ", ".join(named) if any(named) else "held at its site"
     labelled = f"{len(classes)} classes" if classes else "no labels" if any(named) else "samples alone are known"
     number = f"{len(held)} client{'s' if len(held) > 1 else ''}"
     content = _bars(group, held, classes, colour) if len(held) <= _MOST_BARS else _many(group, held, classes, colour)
     title = heading(f"{group}: {number}, {labelled} ({sources})")
-    return tag("div", title, content, _table(group, held, classes), class_="block")
+    return tag("div", title, content, _table(group, held, classes), _by_column(group, held), class_="block")
 
 
 def _bars(group: str, held: Mapping[str, Holding], classes: Sequence[str], colour: int) -> Markup:
@@ -103,11 +101,21 @@ def _table(group: str, held: Mapping[str, Holding], classes: Sequence[str]) -> M
     return folded("Table", data_table(columns, rows, caption=caption))
 
 
+def _by_column(group: str, held: Mapping[str, Holding]) -> Markup | None:
+    """Items by value of the columns that make the class, where it is made of columns."""
+    counts = features(held)
+    names = list(next(iter(counts.values())))
+    if not names:
+        return None
+    columns = [Column("client", numeric=False), Column("items"), *(Column(name) for name in names)]
+    most = max(1, _MOST_CELLS // len(columns))
+    rows: list[list[Cell | Child]] = [
+        [client, f"{held[client].items:,}", *(f"{count:,}" for count in found.values())]
+        for client, found in islice(counts.items(), most)
+    ]
+    return folded("Table by column", data_table(columns, rows, caption=f"Partition of group {group}: items by column"))
+
+
 def _row(client: str, holding: Holding, classes: Sequence[str]) -> list[Cell | Child]:
     counts = holding.labels or {}
     return [client, f"{holding.items:,}", f"{holding.samples:,}", *(f"{counts.get(name, 0):,}" for name in classes)]
-
-
-def _natural(name: str) -> list[tuple[int, int, str]]:
-    """Sort key that puts ``class 10`` after ``class 9``."""
-    return [(0, int(part), "") if part.isdecimal() else (1, 0, part) for part in re.split(r"(\d+)", name)]

@@ -1,0 +1,123 @@
+"""Which layer of its encoder each parameter of a model belongs to, told by structure (FedAID, Appendix A)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from torch import nn
+
+from polyfed.errors import ConfigError, nearest
+from polyfed.models.model import Model
+
+PARTS = ("all", "shallow", "deep")
+
+_INNER = "trunk"  # what towers and aligned encoders call the part that extracts features
+
+
+@dataclass(frozen=True)
+class Depths:
+    """Where a model's tensors are.
+
+    Attributes:
+        layer: name in the state dict -> 0 before the first layer (embedding, stem), then 1, 2, ... for the layers, and
+            one more for all behind them: norms, projection, aligner, heads.
+        counts: modality -> number of layers of its encoder.
+    """
+
+    layer: Mapping[str, int]
+    counts: Mapping[str, int]
+
+    def shallow(self, depth: int | Mapping[str, int] | None = None) -> frozenset[str]:
+        """Names of the embeddings and the first layers.
+
+        Args:
+            depth: how many layers are shallow, for all modalities or by modality; None, or a modality that is not
+                named: half of them, at least one.
+
+        Raises:
+            ConfigError: an encoder has fewer layers, or there is no such modality.
+        """
+        wanted = {name: depth for name in self.counts} if isinstance(depth, int) else dict(depth or {})
+        for name, number in wanted.items():
+            if name not in self.counts:
+                raise ConfigError(
+                    f"--depth names '{name}', which the model does not encode; {nearest(name, self.counts)}"
+                )
+            if not 0 <= number <= self.counts[name]:
+                raise ConfigError(
+                    f"--depth {number}: the encoder of '{name}' has {self.counts[name]} layers; give so many or fewer"
+                )
+        limits = {name: wanted.get(name, max(1, count // 2)) for name, count in self.counts.items()}
+        return frozenset(
+            name
+            for modality, limit in limits.items()
+            for name, layer in self.layer.items()
+            if name.startswith(f"encoders.{modality}.") and layer <= limit
+        )
+
+
+def depth_of(model: Model) -> Depths:
+    """The layer of every tensor of a model.
+
+    An encoder's layers are the first module list in its trunk whose members are of one class: the blocks of a
+    transformer, the stages of a ResNet, the inverted residuals of a MobileNet. What its trunk registers before them is
+    layer 0. Heads, what a method adds and a norm for all modalities are behind the layers of all encoders.
+
+    Raises:
+        ConfigError: an encoder has no layers.
+    """
+    layer: dict[str, int] = {}
+    counts: dict[str, int] = {}
+    for modality, encoder in model.encoders.items():
+        prefix = f"encoders.{modality}."
+        inner, stack = _stack(modality, encoder)
+        counts[modality] = len(stack[1])
+        layer |= {f"{prefix}{name}": number for name, number in _numbered(encoder, inner, *stack).items()}
+    behind = max(counts.values(), default=0) + 1
+    return Depths({name: layer.get(name, behind) for name in model.state_dict()}, counts)
+
+
+def chosen(model: Model, part: str, depth: int | Mapping[str, int] | None = None) -> frozenset[str]:
+    """Names of the tensors in a part of the model: ``all``, those of the ``shallow`` layers, or the others (``deep``).
+
+    Raises:
+        ConfigError: no such part, a depth with all layers, or as ``depth_of`` and ``Depths.shallow``.
+    """
+    if part not in PARTS:
+        raise ConfigError(f"--layers {part}; {nearest(part, PARTS)}")
+    every = frozenset(model.state_dict())
+    if part == "all":
+        if depth is not None:
+            raise ConfigError("--depth has no effect with --layers all; remove it, or choose shallow or deep")
+        return every
+    shallow = depth_of(model).shallow(depth)
+    return shallow if part == "shallow" else every - shallow
+
+
+def _stack(modality: str, encoder: nn.Module) -> tuple[str, tuple[str, nn.ModuleList]]:
+    """Prefix of the innermost trunk within the encoder; name in it of the list of layers, and the list."""
+    prefix, inner = "", encoder
+    while isinstance(trunk := getattr(inner, _INNER, None), nn.Module):
+        prefix, inner = f"{prefix}{_INNER}.", trunk
+    for name, module in inner.named_modules():
+        if isinstance(module, nn.ModuleList) and len({type(member) for member in module}) == 1:
+            return prefix, (name, module)
+    raise ConfigError(
+        f"the encoder of '{modality}' ({type(encoder).__name__}) has no layers to tell shallow from deep; take "
+        "--layers all, or an encoder with layers: blocks, vit, bert, transformer, resnet or mobilenet"
+    )
+
+
+def _numbered(encoder: nn.Module, inner: str, name: str, stack: nn.ModuleList) -> dict[str, int]:
+    """Tensor of an encoder -> its layer."""
+    start = f"{inner}{name}."
+    found: dict[str, int] = {}
+    reached = False  # state dicts are in the order of registration
+    for key in encoder.state_dict():
+        if key.startswith(start):
+            reached = True
+            found[key] = 1 + int(key.removeprefix(start).partition(".")[0])
+        else:
+            found[key] = 0 if key.startswith(inner) and not reached else len(stack) + 1
+    return found

@@ -1,0 +1,37 @@
+"""``polyfed analyse partition``: who holds what, before anything is trained; parses, calls, prints."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from polyfed.analysis.commands import DataDir, Folder, Overrides, _experiment, _finish, app
+from polyfed.errors import ConfigError
+
+Subject = Annotated[str, typer.Argument(metavar="PRESET|FILE|RUN", help="see polyfed list", show_default=False)]
+
+
+@app.command()
+def partition(
+    source: Subject,
+    overrides: Overrides = None,
+    out: Folder = None,
+    data_dir: DataDir = None,
+) -> None:
+    """Count what every client holds, by class and column, and draw it; nothing is trained."""
+    from polyfed.analysis.partitions import planned, recorded, without_items
+    from polyfed.analysis.results import ready_folder
+    from polyfed.reporting.partition_plots import draw_partition
+    from polyfed.reporting.partition_tables import partition_tables
+
+    if Path(source).is_dir():
+        if overrides:
+            raise ConfigError(f"--set {overrides[0]}: '{source}' is a run that is over; give its config.yaml instead")
+        found, folder = recorded(Path(source)), out or Path(source) / "analysis"
+    else:
+        experiment = _experiment(source, overrides, data_dir, None)
+        found, folder = planned(experiment), out or Path("runs") / f"{experiment.name}-partition"
+    holdings = {client: without_items(holding) for client, holding in found.holdings.items()}
+    _finish(ready_folder(folder), "partition", holdings, draw_partition(found), partition_tables(found.holdings))

@@ -1,0 +1,48 @@
+"""Who holds what: in a run folder, or as an experiment would deal it out."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from polyfed.errors import ConfigError, RunError
+from polyfed.federation.federation import Federation
+from polyfed.reporting.records import Holding, RunRecords
+
+if TYPE_CHECKING:
+    from polyfed.experiment import Experiment
+
+
+def planned(experiment: Experiment) -> RunRecords:
+    """What every client of an experiment would hold; no picture is decoded and no model built.
+
+    Raises:
+        ConfigError, DataError: the items cannot be dealt out so, or the clients live elsewhere.
+    """
+    cfg = experiment
+    if not cfg.clients:
+        raise ConfigError(f"'{cfg.name}' has no clients of its own to deal items out to; add groups under 'clients'")
+    federation = Federation(cfg.data, cfg.public, cfg.server, cfg.clients, cfg.run.seed)
+    entries: dict[str, Any] = {name: federation.holding(member) for name, member in federation.members.items()}
+    return RunRecords(Path(cfg.name), holdings={name: Holding(**entry) for name, entry in entries.items()})
+
+
+def recorded(run: Path) -> RunRecords:
+    """What every client of a run held.
+
+    Raises:
+        RunError: it is no run folder, or has no partition.
+    """
+    found = RunRecords.load(run)
+    if not found.holdings:
+        raise RunError(f"'{run}' has no partition.json; give the folder of a run")
+    return found
+
+
+def without_items(holding: Holding) -> dict[str, Any]:
+    """What a client holds without the numbers of the items."""
+    entry = {name: value for name, value in asdict(holding).items() if name != "index"}
+    if holding.test is not None:
+        entry["test"] = {name: value for name, value in holding.test.items() if name != "index"}
+    return entry

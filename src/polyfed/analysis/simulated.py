@@ -1,0 +1,324 @@
+"""A simulated run opened with everybody's private data: its models are trained further and judged at every client."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from statistics import fmean
+from typing import TypeVar
+
+import torch
+from torch import Tensor
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from polyfed.analysis.kept_clients import KeptClients
+from polyfed.analysis.opened import OpenedRun, Where
+from polyfed.data.samples import Samples
+from polyfed.device import resolve_device
+from polyfed.errors import ConfigError, RunError, nearest
+from polyfed.experiment import Experiment
+from polyfed.federation.federation import Federation, Member
+from polyfed.federation.party import Clock, Party
+from polyfed.federation.server import loaded
+from polyfed.federation.settings import TrainingSettings
+from polyfed.federation.state import unflatten
+from polyfed.federation.types import ClientType, client_types
+from polyfed.models.model import Model, ModelSettings
+from polyfed.reporting.recalls import find_recalls
+from polyfed.reporting.records import SERVER
+from polyfed.runfolder import Checkpoint, RunFolder
+from polyfed.saved import moved, run_experiment
+from polyfed.tasks.task import Task
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A trained model of a run.
+
+    Attributes:
+        name: ``server``, a type of clients, or a client.
+        round: after which its weights are.
+        settings: its architecture.
+        task: what it was trained for.
+        head: name of the task's head.
+        classes: target -> names of the classes that it knows.
+        model: the model itself, on the device, in evaluation mode.
+    """
+
+    name: str
+    round: int
+    settings: ModelSettings
+    task: Task
+    head: str
+    classes: Mapping[str, tuple[str, ...]]
+    model: Model
+
+
+@dataclass(frozen=True)
+class Simulated:
+    """A run whose clients were simulated, and all that they hold.
+
+    Attributes:
+        folder: of the run.
+        where: which server model, and where things are.
+        experiment: its configuration.
+        federation: data and models.
+        device: where models are put.
+    """
+
+    folder: Path
+    where: Where
+    experiment: Experiment
+    federation: Federation
+    device: torch.device
+
+    @classmethod
+    def of(cls, run: Path, where: Where | None = None) -> Simulated:
+        """The run with the data that its configuration names.
+
+        Raises:
+            RunError: no run folder.
+            ConfigError: its clients live elsewhere, or the device or a folder is not there.
+        """
+        where = where or Where()
+        folder = RunFolder.existing(run)
+        experiment = moved(run_experiment(run), where.data_dir, where.weights_dir)
+        if not experiment.clients:
+            raise ConfigError(f"the clients of '{run}' live at other sites, and so do their data; give a simulated run")
+        device = resolve_device(where.device or experiment.run.device)
+        artefacts, equip = folder.path / "vocabulary", experiment.algorithm.equip
+        federation = Federation(
+            experiment.data,
+            experiment.public,
+            experiment.server,
+            experiment.clients,
+            experiment.run.seed,
+            artefacts,
+            equip,
+        )
+        return cls(run, where, experiment, federation, device)
+
+    @property
+    def name(self) -> str:
+        """Name of the run: that of its folder."""
+        return self.folder.resolve().name
+
+    # ---- models
+
+    def subject(self, name: str) -> Subject:
+        """``server``: the server's model, or the only global model; a client: what it kept; a type: its global model.
+
+        Raises:
+            ConfigError: there is none of that name.
+            RunError: it is missing or damaged.
+        """
+        if name == SERVER:
+            return self._server()
+        if name in self.keepers:
+            return self.kept(name)
+        if name in self._weights:
+            return self._global(name)
+        valid = [SERVER, *self.keepers, *self._weights]
+        raise ConfigError(f"--of {name}: run '{self.folder}' has no model of that name; {nearest(name, valid)}")
+
+    def globals(self) -> Iterator[Subject]:
+        """The server's model, and the global models of types that are not shown by it."""
+        server = self._server() if self.experiment.server is not None else None
+        if server is not None:
+            yield server
+        for kind, weights in self._weights.items():
+            if server is None or not _holds(weights, server.model.state_dict()):
+                yield self._global(kind)
+
+    @cached_property
+    def keepers(self) -> Mapping[str, int]:
+        """Client that keeps a model -> round of the last step that it is of."""
+        labels = {} if self._kept is None else self._kept.labels
+        return {client: label[0] for client, label in labels.items()}
+
+    def kept(self, client: str) -> Subject:
+        """The model that a client kept."""
+        assert self._kept is not None
+        model = self._kept.model(client)
+        return self._of_member(client, self.keepers[client], self.federation.members[client], model)
+
+    @property
+    def is_server_untrained(self) -> bool:
+        """Whether the server's model is as it was initialised: nothing in the method trains it."""
+        if self.experiment.server is None:
+            return False
+        return _holds(self._server().model.state_dict(), self.federation.server_model().state_dict())
+
+    @cached_property
+    def _kept(self) -> KeptClients | None:
+        if "model" not in self.experiment.algorithm.keeps:
+            return None
+        return KeptClients.of(self.folder, self.where)
+
+    @cached_property
+    def _checkpoint(self) -> Checkpoint:
+        for found in RunFolder(self.folder).checkpoints():
+            if isinstance(found, Checkpoint):
+                return found
+        raise RunError(f"run '{self.folder}' has no readable checkpoint; finish it with polyfed resume")
+
+    @cached_property
+    def _weights(self) -> Mapping[str, Mapping[str, Tensor]]:
+        """Global models of the types, for methods that have them."""
+        groups = unflatten(self._checkpoint.tensors)
+        return {kind: groups[f"weights:{kind}"] for kind in self._types if f"weights:{kind}" in groups}
+
+    @cached_property
+    def _types(self) -> Mapping[str, ClientType]:
+        return client_types(self.federation.infos)
+
+    def _server(self) -> Subject:
+        if self.experiment.server is None:
+            if len(self._weights) == 1:
+                return self._global(next(iter(self._weights)), SERVER)
+            valid = [*self._weights, *self.keepers]
+            raise ConfigError(
+                f"run '{self.folder}' has no server model and {len(self._weights)} global models, so --of server says "
+                f"not which; {nearest(SERVER, valid)}"
+            )
+        opened = OpenedRun.of(self.folder, self.where)
+        saved = opened.saved
+        facts = (saved.config["samples"] or {}).get("classes", {})
+        classes = {name: tuple(names) for name, names in facts.items()}
+        head = str(saved.config["head"])
+        return Subject(SERVER, opened.round, saved.settings, saved.task, head, classes, opened.model)
+
+    def _global(self, kind: str, name: str | None = None) -> Subject:
+        member = self.federation.members[self._types[kind].clients[0].id]
+        model = self.federation.client_model(member)
+        try:
+            model.load_state_dict(dict(self._weights[kind]))
+        except RuntimeError as error:
+            reason = " ".join(str(error).split())
+            raise RunError(f"the global model of '{kind}' does not fit its clients' ({reason})") from error
+        return self._of_member(name or kind, self._checkpoint.round, member, model.to(self.device).eval())
+
+    def _of_member(self, name: str, number: int, member: Member, model: Model) -> Subject:
+        classes = self.federation.train(member).classes
+        return Subject(name, number, member.model, member.settings.task, member.head, classes, model)
+
+    # ---- clients
+
+    def suited(self, subject: Subject) -> dict[str, Member]:
+        """Clients that can judge the model: with its task, modalities and classes, and test samples."""
+        return {name: member for name, member in self.federation.members.items() if self._suits(subject, member)}
+
+    def comparable(self, subject: Subject) -> dict[str, Member]:
+        """As ``suited``.
+
+        Raises:
+            ConfigError: there is none.
+        """
+        found = self.suited(subject)
+        if not found:
+            raise ConfigError(
+                f"no client of '{self.folder}' has test samples of the task, modalities and classes of "
+                f"'{subject.name}'; choose another model"
+            )
+        return found
+
+    def _suits(self, subject: Subject, member: Member) -> bool:
+        if member.settings.task != subject.task or set(member.model.encoders) != set(subject.settings.encoders):
+            return False
+        if member.settings.test_split is None:
+            return False
+        test, target = self.test(subject, member), getattr(subject.task, "target", "")
+        return len(test) > 0 and test.classes.get(target) == subject.classes.get(target)
+
+    def train(self, subject: Subject, member: Member) -> Samples:
+        """A client's training samples in the views of a model."""
+        return self.federation.train(member, None if member.model == subject.settings else subject.settings)
+
+    def test(self, subject: Subject, member: Member) -> Samples:
+        """Its test samples likewise."""
+        found = self.federation.test(member, None if member.model == subject.settings else subject.settings)
+        assert found is not None
+        return found
+
+    # ---- work
+
+    def party(self, subject: Subject, name: str, training: TrainingSettings, seed: int | None = None) -> Party:
+        """The model at work: with a fresh optimiser, at the learning rate and the random draws of the next round."""
+        run, number = self.experiment.run, subject.round + 1
+        return Party(
+            name=name,
+            provide=lambda weights: loaded(subject.model, weights),
+            clock=Clock(run.seed if seed is None else seed, number, max(run.rounds, number)),
+            objective=subject.task,
+            head_name=subject.head,
+            training=training,
+            precision=run.precision,
+            evaluation_batch=run.evaluation_batch,
+        )
+
+    def figures(self, subject: Subject, members: Mapping[str, Member]) -> dict[str, dict[str, float]]:
+        """Client -> figures of the model as it is on that client's test samples."""
+        primary = subject.task.primary
+        return self.measured(subject, members, lambda party, test: figures_of(party.evaluate(test), primary))
+
+    def measured(
+        self, subject: Subject, members: Mapping[str, Member], measure: Callable[[Party, Samples], T]
+    ) -> dict[str, T]:
+        """Client -> a measure of the model on its test samples; once for clients that share them."""
+        known: dict[int, T] = {}
+        found: dict[str, T] = {}
+        for name, member in members.items():
+            test = self.test(subject, member)
+            if id(test) not in known:
+                known[id(test)] = measure(self.party(subject, name, member.settings.training), test)
+            found[name] = known[id(test)]
+        return found
+
+
+def figures_of(metrics: Mapping[str, float], primary: str) -> dict[str, float]:
+    """``R@K`` for each K, mean over directions (and protocols); of tasks without recalls their main metric."""
+    recalls = find_recalls(metrics)
+    cutoffs = sorted({recall.cutoff for recall in recalls})
+    found = {f"R@{k}": fmean(recall.value for recall in recalls if recall.cutoff == k) for k in cutoffs}
+    return found or {primary: metrics[primary]}
+
+
+@contextlib.contextmanager
+def only(model: Model, names: frozenset[str]) -> Iterator[None]:
+    """Train nothing of the model but the tensors of these names.
+
+    Batch norms outside keep their running statistics, and normalise by them: a frozen layer is a fixed function.
+    """
+    frozen = [value for name, value in model.named_parameters() if value.requires_grad and name not in names]
+    norms = [
+        module
+        for prefix, module in model.named_modules()
+        if isinstance(module, _BatchNorm) and not any(name.startswith(f"{prefix}.") for name in names)
+    ]
+    hooks = [module.register_forward_pre_hook(_evaluates) for module in norms]
+    for value in frozen:
+        value.requires_grad_(False)
+    try:
+        yield
+    finally:
+        for value in frozen:
+            value.requires_grad_(True)
+        for hook in hooks:
+            hook.remove()
+
+
+def _evaluates(module: torch.nn.Module, inputs: object) -> None:
+    module.train(False)
+
+
+def _holds(weights: Mapping[str, Tensor], part: Mapping[str, Tensor]) -> bool:
+    """Whether all tensors of ``part`` are among ``weights``, with equal values."""
+    return all(
+        name in weights and weights[name].shape == value.shape and torch.equal(weights[name].cpu(), value.cpu())
+        for name, value in part.items()
+    )

@@ -1,0 +1,110 @@
+"""How far the clients of a group are apart: mean, worst client, disparity and standard deviation of their metrics."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import chain
+from statistics import fmean, pstdev
+from typing import Any
+
+from polyfed.reporting.recalls import is_context
+from polyfed.reporting.records import RunRecords
+
+
+@dataclass(frozen=True)
+class ClientSpread:
+    """One metric over the clients of a group that have a finite value of it; figures are NaN if none has.
+
+    Attributes:
+        group: of the clients.
+        metric: name of the metric.
+        values: client -> its value, finite ones only, in client order.
+        clients: how many the group has.
+    """
+
+    group: str
+    metric: str
+    values: Mapping[str, float]
+    clients: int
+
+    @property
+    def mean(self) -> float:
+        """Mean over clients, each counting the same."""
+        return fmean(self.values.values()) if self.values else math.nan
+
+    @property
+    def worst_client(self) -> str:
+        """The client with the worst value, the first of several; empty if none has one."""
+        return self._extreme(worst=True)
+
+    @property
+    def worst(self) -> float:
+        """Value of the worst client: the lowest, of a loss the highest."""
+        return self.values.get(self.worst_client, math.nan)
+
+    @property
+    def best(self) -> float:
+        """Value of the best client."""
+        return self.values.get(self._extreme(worst=False), math.nan)
+
+    @property
+    def disparity(self) -> float:
+        """Highest minus lowest value, 0 for one client."""
+        return max(self.values.values()) - min(self.values.values()) if self.values else math.nan
+
+    @property
+    def std(self) -> float:
+        """Standard deviation of these clients' values (they are all there are, so divided by their number)."""
+        return pstdev(self.values.values()) if self.values else math.nan
+
+    def to_json(self) -> dict[str, Any]:
+        """Figures by name."""
+        return {
+            "clients": len(self.values),
+            "mean": self.mean,
+            "worst": self.worst,
+            "worst_client": self.worst_client,
+            "best": self.best,
+            "disparity": self.disparity,
+            "std": self.std,
+        }
+
+    def _extreme(self, *, worst: bool) -> str:
+        lowest = worst != lower_is_better(self.metric)
+        choose = min if lowest else max
+        return choose(self.values, key=self.values.__getitem__, default="")
+
+
+def lower_is_better(metric: str) -> bool:
+    """Whether a metric is a loss, of which the highest value is the worst."""
+    return "loss" in metric.split("_")
+
+
+def client_spread(records: RunRecords, group: str, metric: str, kind: str = "test") -> ClientSpread:
+    """Of one metric over a group, every client after its own last evaluation."""
+    members = records.groups[group]
+    found = {client: records.last(client, kind).get(metric, math.nan) for client in members}
+    return ClientSpread(group, metric, {c: v for c, v in found.items() if math.isfinite(v)}, len(members))
+
+
+def client_spreads(records: RunRecords, kind: str = "test") -> Iterator[ClientSpread]:
+    """Of every metric that says how good a model is, for each group in turn."""
+    for group, members in records.groups.items():
+        for metric in quality_names([records.last(client, kind) for client in members]):
+            yield client_spread(records, group, metric, kind)
+
+
+def quality_names(measured: Sequence[Mapping[str, float]]) -> list[str]:
+    """Names of all metrics that say how good a model is, in order of appearance."""
+    return [name for name in dict.fromkeys(chain(*measured)) if not is_context(name)]
+
+
+def spreads_json(records: RunRecords) -> dict[str, Any]:
+    """Kind -> group -> metric -> figures, for the kinds that clients were measured in."""
+    found: dict[str, Any] = {}
+    for kind in ("test", "validation"):
+        for spread in client_spreads(records, kind):
+            found.setdefault(kind, {}).setdefault(spread.group, {})[spread.metric] = spread.to_json()
+    return found

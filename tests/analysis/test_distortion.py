@@ -1,0 +1,88 @@
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.nn import functional as F
+
+from polyfed.algorithms.server_only import ServerOnly
+from polyfed.analysis.distortion import Distortion, Seen, run_distortion, similarity
+from polyfed.analysis.retraining_plots import draw_distortion
+from polyfed.analysis.retraining_tables import distortion_tables
+from polyfed.analysis.simulated import Simulated
+from polyfed.errors import ConfigError
+
+
+def test_similarity_by_loop(fedavg_run: Path) -> None:
+    opened = Simulated.of(fedavg_run)
+    subject = opened.subject("server")
+    member = opened.comparable(subject)["paired-1"]
+    test = opened.test(subject, member)
+    total = 0.0
+    for k in range(len(test)):
+        batch = test.batch(torch.tensor([k]))
+        u, v = (subject.model.embed(name, batch.inputs[name])[0].double().tolist() for name in ("image", "text"))
+        total += sum(a * b for a, b in zip(u, v, strict=True)) / (math.hypot(*u) * math.hypot(*v))
+    party = opened.party(subject, "paired-1", member.settings.training)
+    assert similarity(party, test) == pytest.approx(total / len(test), abs=1e-6)
+
+
+def test_similarity_of_three_modalities_is_the_mean_over_pairs() -> None:
+    values = {
+        name: F.normalize(torch.randn(5, 4, generator=torch.Generator().manual_seed(ord(name)))) for name in "abc"
+    }
+
+    class Seeing:
+        def represent(self, samples: Any) -> dict[str, torch.Tensor]:
+            return values
+
+    expected = [float((values[a] * values[b]).sum(1).mean()) for a, b in ("ab", "ac", "bc")]
+    assert similarity(Seeing(), None) == pytest.approx(sum(expected) / 3)  # type: ignore[arg-type]
+
+
+def test_without_training_there_is_no_distortion(fedavg_run: Path) -> None:
+    found = run_distortion(Simulated.of(fedavg_run), steps=0)
+    assert found.steps == {"paired-0": 0, "paired-1": 0}
+    assert all(found.decrease(a, b) == 0 for a in found.clients for b in found.clients)
+    assert all(seen.figures == found.before.figures for seen in found.after.values())
+
+
+def test_distortion_is_before_minus_after(fedavg_run: Path) -> None:
+    opened = Simulated.of(fedavg_run)
+    found = run_distortion(opened)
+    assert found.clients == ("paired-0", "paired-1")
+    members = opened.comparable(opened.subject("server"))
+    whole = [divmod(len(opened.federation.train(member)), 16) for member in members.values()]
+    assert list(found.steps.values()) == [batches + (rest > 1) for batches, rest in whole]
+    after = found.after["paired-1"].similarity["paired-0"]
+    assert found.decrease("paired-1", "paired-0") == found.before.similarity["paired-0"] - after
+    content = found.to_json()
+    assert content["decrease"]["paired-1"]["paired-0"] == found.decrease("paired-1", "paired-0") != 0
+    assert content == run_distortion(Simulated.of(fedavg_run)).to_json()
+    table, first, _ = distortion_tables(found)
+    assert [row[0] for row in table.rows] == ["on paired-0", "on paired-1", "average"]
+    assert first.rows[0][0] == "server, round 1"
+    assert len(draw_distortion(found).axes) == 4
+
+
+def test_means_over_who_trained() -> None:
+    seen = {name: Seen({"a": low, "b": high}, {"a": {"R@1": 10 * low}, "b": {"R@1": 10 * high}})
+            for name, low, high in (("a", 0.1, 0.3), ("b", 0.5, 0.2))}  # fmt: skip
+    found = Distortion("run", "server", 3, {"a": 2, "b": 2}, Seen({"a": 0.6, "b": 0.3}, seen["a"].figures), seen)
+    assert found.mean_decrease("a") == pytest.approx((0.5 + 0.1) / 2)
+    assert found.mean_decrease("b") == pytest.approx((0.0 + 0.1) / 2)
+    assert found.mean_figure("a", "R@1") == pytest.approx(3.0)
+
+
+def test_what_cannot_be_distorted(fedavg_run: Path, fedafd_run: Path) -> None:
+    opened = Simulated.of(fedavg_run)
+    with pytest.raises(ConfigError, match="'image' encodes 'image' only; distortion is of the similarity of two"):
+        run_distortion(opened, "image")
+    bare = opened.experiment.model_copy(update={"algorithm": ServerOnly()})
+    with pytest.raises(ConfigError, match="'server_only' has no local_epochs to go by; say with --steps"):
+        run_distortion(replace(opened, experiment=bare))
+    assert run_distortion(Simulated.of(fedafd_run), steps=1).steps == {"paired-0": 1, "paired-1": 1}
