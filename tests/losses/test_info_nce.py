@@ -7,14 +7,14 @@ from torch.nn import functional as F
 from polyfed.losses.info_nce import InfoNCE, info_nce
 
 
-def by_loops(u, v, scale, items=None):
+def by_loops(u, v, scale, items=None, weight=0.5):
     n, total = len(u), 0.0
-    for left, right in ((u, v), (v, u)):
+    for left, right, share in ((u, v, weight), (v, u, 1 - weight)):
         for i in range(n):
             seen = [j for j in range(n) if j == i or items is None or items[i] != items[j]]
             logits = {j: scale * float(left[i] @ right[j]) for j in seen}
-            total += math.log(sum(math.exp(x) for x in logits.values())) - logits[i]
-    return total / (2 * n)
+            total += share * (math.log(sum(math.exp(x) for x in logits.values())) - logits[i])
+    return total / n
 
 
 @pytest.fixture
@@ -27,6 +27,15 @@ def pairs():
 def test_equals_loops(pairs, items):
     ids = None if items is None else torch.tensor(items)
     assert float(info_nce(*pairs, 4.0, ids)) == pytest.approx(by_loops(*pairs, 4.0, items), abs=1e-9)
+
+
+@pytest.mark.parametrize("weight", [0.0, 0.75, 1.0])
+def test_directions_are_weighted(pairs, weight):
+    expected = by_loops(*pairs, 4.0, weight=weight)
+    assert float(info_nce(*pairs, 4.0, weight=weight)) == pytest.approx(expected, abs=1e-9)
+    assert float(info_nce(*reversed(pairs), 4.0, weight=1 - weight)) == pytest.approx(expected, abs=1e-9)
+    loss = InfoNCE(0.25, weight=weight, reduction="sum")
+    assert float(loss(*pairs).detach()) == pytest.approx(2 * expected, abs=1e-5)
 
 
 def test_batch_of_one_is_zero():

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from pydantic import ValidationError
@@ -10,6 +12,7 @@ from polyfed.errors import ConfigError, DataError
 from polyfed.losses.info_nce import InfoNCE, info_nce
 from polyfed.losses.soft_contrastive import SoftContrastive
 from polyfed.models.model import Model
+from polyfed.randomness import generator
 from polyfed.tasks.retrieval import Retrieval
 from polyfed.tasks.task import Task
 
@@ -182,3 +185,78 @@ def test_errors_name_what_is_missing():
         Retrieval(folds=5).evaluate(identity_model("image", "text"), None, samples, batch_size=2)
     with pytest.raises(DataError, match="0 items"):
         Retrieval().evaluate(identity_model("image", "text"), None, empty, batch_size=2)
+
+
+# ---- right answers beyond the item, and recalls within batches
+
+
+def matching(samples, matches):
+    return replace(samples, matches=torch.tensor(matches))
+
+
+def test_samples_that_match_are_right_answers_and_no_negatives():
+    """Six pictures with pairwise equal texts: each is right for both, and neither is pushed from the other."""
+    values = torch.eye(6)[torch.tensor([0, 0, 1, 1, 2, 2])]
+    rows = torch.arange(6)
+    samples = make_samples({"image": values, "text": values}, {"image": rows, "text": rows}, rows)
+    model = identity_model("image", "text")
+    assert Retrieval(folds=2).evaluate(model, None, samples, batch_size=4)["r1_sum"] < 200  # ties
+    same = matching(samples, [5, 5, 3, 3, 9, 9])
+    metrics = Retrieval().evaluate(model, None, same, batch_size=4)
+    assert metrics["r1_sum"] == 200.0
+    assert metrics["image_to_text_positives_per_query"] == 2.0
+    batch = same.batch(torch.arange(6))
+    task = Retrieval(objective="info_nce", temperature=0.5, mask_siblings=True)
+    expected = info_nce(values, values, 2.0, same.matches)
+    assert task.loss(model, task.head(6, same), batch).item() == pytest.approx(expected.item())
+
+
+def test_folds_stay_over_items():
+    """Siblings by ``matches`` may fall into different folds; each still has its own item there."""
+    samples = matching(captioned(6, 1, noise=1.0), [0, 1, 2, 0, 1, 2])
+    metrics = Retrieval(folds=2).evaluate(identity_model("image", "text"), None, samples, batch_size=4)
+    assert metrics["gallery_text"] == 3.0
+    assert metrics["image_to_text_positives_per_query"] == 1.0
+
+
+def in_batches(samples, order, size):
+    """Recalls at 1 both ways, each block of samples on its own, by loops; and the mean gallery."""
+    unit = {name: nn.functional.normalize(inputs.values, dim=1) for name, inputs in samples.inputs.items()}
+    sides = {name: unit[name][samples.rows[name]] for name in unit}
+    blocks = [order[start : start + size] for start in range(0, len(order), size)]
+    if len(blocks[-1]) < 2:
+        blocks[-2:] = [blocks[-2] + blocks[-1]]
+    hits, compared = {"image": 0, "text": 0}, 0
+    for block in blocks:
+        for source, target in (("image", "text"), ("text", "image")):
+            for i in block:
+                scores = {j: float(sides[source][i] @ sides[target][j]) for j in block}
+                right = [scores[j] for j in block if samples.matches[j] == samples.matches[i]]
+                wrong = [scores[j] for j in block if samples.matches[j] != samples.matches[i]]
+                hits[source] += max(right) > max(wrong, default=-2.0)
+        compared += len(block) ** 2
+    return {name: 100 * count / len(order) for name, count in hits.items()}, compared / len(order)
+
+
+@pytest.mark.parametrize(("size", "seed"), [(4, None), (5, 3), (3, None), (50, None), (12, 1)])
+def test_recalls_within_batches_equal_loops(size, seed):
+    samples = captioned(13, 1, noise=1.5)
+    if size == 5:
+        samples = matching(captioned(7, 2, noise=1.5), [0, 0, 1, 1, 2, 2, 0, 0, 4, 4, 5, 5, 6, 6])
+    task = Retrieval(in_batch=size, fold_seed=seed, cutoffs=(1, 2))
+    metrics = task.evaluate(identity_model("image", "text"), None, samples, batch_size=4)
+    order = torch.randperm(len(samples), generator=generator(seed or 0, "batches")).tolist()
+    recalls, gallery = in_batches(samples, order, size)
+    assert metrics[f"image_to_text_r@1_batch{size}"] == pytest.approx(recalls["image"])
+    assert metrics[f"text_to_image_r@1_batch{size}"] == pytest.approx(recalls["text"])
+    for name in ("image", "text"):
+        assert metrics[f"gallery_{name}_batch{size}"] == pytest.approx(gallery)
+    assert metrics[f"image_to_text_r@2_batch{size}"] >= metrics[f"image_to_text_r@1_batch{size}"]
+    assert metrics["r1_sum"] == pytest.approx(metrics["image_to_text_r@1"] + metrics["text_to_image_r@1"])
+
+
+def test_a_batch_as_large_as_the_gallery_is_the_gallery():
+    samples, model = captioned(9, 1, noise=1.5), identity_model("image", "text")
+    metrics = Retrieval(in_batch=9).evaluate(model, None, samples, batch_size=4)
+    for name in ("image_to_text_r@1", "text_to_image_r@5", "gallery_text", "image_to_text_positives_per_query"):
+        assert metrics[f"{name}_batch9"] == pytest.approx(metrics[name])

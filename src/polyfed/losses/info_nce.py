@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Literal
 
 import torch
 from jaxtyping import Float, Int
@@ -15,12 +16,18 @@ MAX_SCALE = 100.0
 """Upper bound of the logit scale 1 / temperature; the lower bound is 1."""
 
 
+Reduction = Literal["mean", "sum"]
+
+
 @in_full_precision
 def info_nce(
     u: Float[Tensor, "b d"],
     v: Float[Tensor, "b d"],
     scale: Float[Tensor, ""] | float,
     items: Int[Tensor, " b"] | None = None,
+    *,
+    weight: float = 0.5,
+    reduction: Reduction = "mean",
 ) -> Float[Tensor, ""]:
     """(CE(S, id) + CE(S^T, id)) / 2 with S = scale u v^T, the mean over the batch.
 
@@ -30,13 +37,34 @@ def info_nce(
         scale: 1 / temperature.
         items: id of the item behind each pair; rows of the same item (two captions of one image) are then
             left out of each other's denominators.
+        weight: see ``pair_cross_entropy``.
+        reduction: likewise.
     """
-    logits = scale * (u @ v.T)
-    target = torch.arange(len(u), device=u.device)
+    return pair_cross_entropy(scale * (u @ v.T), items, weight=weight, reduction=reduction)
+
+
+@in_full_precision
+def pair_cross_entropy(
+    logits: Float[Tensor, "b b"],
+    items: Int[Tensor, " b"] | None = None,
+    *,
+    weight: float = 0.5,
+    reduction: Reduction = "mean",
+) -> Float[Tensor, ""]:
+    """weight CE(S, id) + (1 - weight) CE(S^T, id): find the column of a row, and the row of a column.
+
+    Args:
+        logits: S, how well each of one side fits each of the other; pairs on the diagonal.
+        items: see ``info_nce``.
+        weight: of the direction from rows to columns (ConVIRT: 0.75).
+        reduction: of the two directions; ``sum`` is twice the ``mean``, as in FedAID's, GLoRIA's and MGCA's code.
+    """
+    target = torch.arange(len(logits), device=logits.device)
     if items is not None:
         siblings = (items[:, None] == items[None, :]).fill_diagonal_(False)
         logits = logits.masked_fill(siblings, -math.inf)
-    return (F.cross_entropy(logits, target) + F.cross_entropy(logits.T, target)) / 2
+    mean = weight * F.cross_entropy(logits, target) + (1 - weight) * F.cross_entropy(logits.T, target)
+    return mean if reduction == "mean" else 2 * mean
 
 
 class InfoNCE(nn.Module):
@@ -49,8 +77,11 @@ class InfoNCE(nn.Module):
 
     log_scale: Tensor
 
-    def __init__(self, temperature: float = 0.07, *, learnable: bool = True) -> None:
+    def __init__(
+        self, temperature: float = 0.07, *, learnable: bool = True, weight: float = 0.5, reduction: Reduction = "mean"
+    ) -> None:
         super().__init__()
+        self.weight, self.reduction = weight, reduction
         log_scale = torch.tensor(-math.log(temperature))
         if learnable:
             self.log_scale = nn.Parameter(log_scale)
@@ -72,4 +103,4 @@ class InfoNCE(nn.Module):
         self, u: Float[Tensor, "b d"], v: Float[Tensor, "b d"], items: Int[Tensor, " b"] | None = None
     ) -> Float[Tensor, ""]:
         """Loss of a batch of pairs; see ``info_nce``."""
-        return info_nce(u, v, self.scale, items)
+        return info_nce(u, v, self.scale, items, weight=self.weight, reduction=self.reduction)

@@ -1,0 +1,46 @@
+"""ConVIRT's objective (Zhang et al. 2022): InfoNCE whose two directions may weigh differently."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field
+from torch import Tensor, nn
+
+from polyfed.data.samples import Batch, Samples
+from polyfed.losses.info_nce import InfoNCE
+from polyfed.models.model import Embedder
+from polyfed.tasks.pairing import PairTask
+
+
+class ConVIRT(PairTask):
+    """Find the second modality of a sample by its first, and the other way round; metrics as ``PairTask`` says.
+
+    The paper has ``temperature: 0.1, learn_temperature: false, weight: 0.75`` with pictures first. The image-text
+    contrast of FedAID's released code is ``learn_temperature: false, reduction: sum``.
+    """
+
+    temperature: float = Field(default=0.07, ge=0.01, le=1.0, description="(first) temperature; 0.1 in the paper")
+    learn_temperature: bool = Field(default=True, description="whether the temperature is learnt")
+    weight: float = Field(
+        default=0.5, ge=0, le=1, description="of the direction from the first modality to the second (ConVIRT: 0.75)"
+    )
+    reduction: Literal["mean", "sum"] = Field(
+        default="mean", description="of the two directions; sum, which is twice the mean, as FedAID's code"
+    )
+
+    def head(self, dim: int, samples: Samples) -> nn.Module:
+        """The loss module with its temperature.
+
+        Raises:
+            ConfigError: the samples lack one of the two modalities.
+        """
+        self.require(samples)
+        return InfoNCE(self.temperature, learnable=self.learn_temperature, weight=self.weight, reduction=self.reduction)
+
+    def loss(self, model: Embedder, head: nn.Module | None, batch: Batch) -> Tensor:
+        """InfoNCE of the batch's pairs."""
+        if head is None:
+            raise TypeError("convirt needs the module that its head() made")
+        loss: Tensor = head(*self.represent(model, batch), self.siblings(batch))
+        return loss

@@ -1,0 +1,91 @@
+"""GLoRIA's objective (Huang et al., ICCV 2021): contrasts of pictures with texts, and of regions with words."""
+
+from __future__ import annotations
+
+from typing import Literal, Self
+
+import torch
+from pydantic import Field, model_validator
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from polyfed.data.samples import Batch, Samples
+from polyfed.losses.gloria import local_contrast
+from polyfed.losses.info_nce import info_nce
+from polyfed.models.aligner import Detail
+from polyfed.models.model import Embedder
+from polyfed.tasks.pairing import PairTask
+
+
+class GLoRIA(PairTask):
+    """global_weight L_global + local_weight L_local, both summed over the two directions, as in the released code.
+
+    L_global is InfoNCE on the embeddings. L_local contrasts texts and pictures by how well the words of a text fit the
+    regions that they attend to (``polyfed.losses.gloria``). Regions are the positions of the first modality, words
+    those of the second; a model must give both. Words here are tokens: the paper adds up the pieces of a word, which is
+    left out. Metrics, which are of the embeddings alone, as ``PairTask`` says.
+    """
+
+    global_weight: float = Field(default=1.0, ge=0, description="weight of the contrast of embeddings")
+    local_weight: float = Field(default=1.0, ge=0, description="weight of the contrast of words and regions")
+    global_scale: float = Field(default=10.0, gt=0, le=100, description="factor on cosines of embeddings")
+    local_scale: float = Field(default=10.0, gt=0, le=100, description="factor on scores of words and regions")
+    attention_scale: float = Field(
+        default=4.0, gt=0, le=100, description="factor before the softmax over regions, by which words attend to them"
+    )
+    word_scale: float = Field(
+        default=5.0, gt=0, le=100, description="factor on the cosine of a word and what it attends to"
+    )
+    aggregate: Literal["sum", "mean"] = Field(
+        default="sum", description="over the words of a text; mean: long texts do not score higher"
+    )
+    chunk: int | None = Field(
+        default=None, ge=1, description="texts compared at a time, less memory for more time; None: by size"
+    )
+
+    @model_validator(mode="after")
+    def _trains_something(self) -> Self:
+        if not (self.global_weight or self.local_weight):
+            raise ValueError("global_weight and local_weight are both 0, so there is nothing to learn; raise one")
+        return self
+
+    def head(self, dim: int, samples: Samples) -> None:
+        """None: nothing is learnt besides the encoders.
+
+        Raises:
+            ConfigError: the samples lack one of the two modalities.
+        """
+        self.require(samples)
+
+    def loss(self, model: Embedder, head: nn.Module | None, batch: Batch) -> Tensor:
+        """Weighted sum of the two contrasts.
+
+        Raises:
+            ConfigError: the model gives no features by position.
+        """
+        first, second = self.detail(model, batch)
+        parts = []
+        if self.global_weight:
+            parts.append(self.global_weight * self._global(first, second, batch))
+        if self.local_weight:
+            parts.append(self.local_weight * self._local(first, second, batch))
+        return torch.stack(parts).sum()
+
+    def _global(self, first: Detail, second: Detail, batch: Batch) -> Tensor:
+        u, v = (F.normalize(side.embedding.float(), dim=-1) for side in (first, second))
+        return info_nce(u, v, self.global_scale, self.siblings(batch), reduction="sum")
+
+    def _local(self, first: Detail, second: Detail, batch: Batch) -> Tensor:
+        return local_contrast(
+            first.positions,
+            second.positions,
+            first.mask,
+            second.mask,
+            self.siblings(batch),
+            scale=self.local_scale,
+            attention_scale=self.attention_scale,
+            word_scale=self.word_scale,
+            aggregate=self.aggregate,
+            reduction="sum",
+            chunk=self.chunk,
+        )

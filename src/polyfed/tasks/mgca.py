@@ -1,0 +1,125 @@
+"""MGCA's objective (Wang et al., NeurIPS 2022): alignment of samples, of tokens, and of prototypes."""
+
+from __future__ import annotations
+
+from typing import Literal, Self
+
+import torch
+from jaxtyping import Float
+from pydantic import Field, model_validator
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from polyfed.data.samples import Batch, Samples
+from polyfed.errors import ConfigError
+from polyfed.losses.info_nce import info_nce
+from polyfed.losses.mgca import prototype_alignment, token_alignment, token_weights, uniform_weights
+from polyfed.models.aligner import Detail
+from polyfed.models.model import Embedder
+from polyfed.tasks.pairing import PairTask
+
+
+class MGCA(PairTask):
+    """Weighted sum of three alignments; metrics, which are of the embeddings alone, as ``PairTask`` says.
+
+    Instances: InfoNCE on the embeddings, summed over the two directions. Tokens: each token against the others of its
+    sample by what it attends to in the other modality, for both modalities (``polyfed.losses.mgca``). Prototypes: each
+    side of a sample foretells to which prototypes the other belongs.
+
+    Written after the paper and its released code, of which the default is kept: tokens attend without weights of their
+    own (the option of learnt attention layers is left out). Padding never counts as a negative, pieces of a word are
+    tokens of their own, and the weight of prototypes is that of the released command line (0.5 in its constructor).
+    """
+
+    instance_weight: float = Field(default=1.0, ge=0, description="weight of the alignment of samples")
+    token_weight: float = Field(default=0.7, ge=0, description="weight of the alignment of tokens")
+    prototype_weight: float = Field(default=1.0, ge=0, description="weight of the alignment of prototypes")
+    temperature: float = Field(default=0.07, ge=0.01, le=1.0, description="of the alignment of samples")
+    token_temperature: float = Field(default=0.1, ge=0.01, le=1.0, description="of the alignment of tokens")
+    token_weights: Literal["attention", "uniform"] = Field(
+        default="attention", description="of tokens within a sample: how the summary attends to them, or all alike"
+    )
+    prototypes: int = Field(default=500, ge=2, description="number of prototypes")
+    prototype_temperature: float = Field(default=0.2, ge=0.01, le=1.0, description="of the swapped prediction")
+    epsilon: float = Field(default=0.05, gt=0, le=10, description="Sinkhorn: small for hard assignments")
+    iterations: int = Field(default=3, ge=1, le=1000, description="Sinkhorn: scalings of prototypes and samples")
+    freeze_prototypes_steps: int = Field(
+        default=100, ge=0, description="training steps in which prototypes stay as drawn (MGCA: the first epoch)"
+    )
+
+    @model_validator(mode="after")
+    def _trains_something(self) -> Self:
+        if not (self.instance_weight or self.token_weight or self.prototype_weight):
+            raise ValueError("all three weights are 0, so there is nothing to learn; raise one")
+        return self
+
+    def head(self, dim: int, samples: Samples) -> nn.Module:
+        """The prototypes.
+
+        Raises:
+            ConfigError: the samples lack one of the two modalities.
+        """
+        self.require(samples)
+        return Prototypes(self.prototypes, dim, frozen_steps=self.freeze_prototypes_steps)
+
+    def loss(self, model: Embedder, head: nn.Module | None, batch: Batch) -> Tensor:
+        """Weighted sum of the three alignments.
+
+        Raises:
+            ConfigError: the model gives no features by position, or no attention to them where that is wanted.
+        """
+        if not isinstance(head, Prototypes):
+            raise TypeError("mgca needs the module that its head() made")
+        sides = self.detail(model, batch)
+        u, v = (F.normalize(side.embedding.float(), dim=-1) for side in sides)
+        parts = []
+        if self.instance_weight:
+            found = info_nce(u, v, 1 / self.temperature, self.siblings(batch), reduction="sum")
+            parts.append(self.instance_weight * found)
+        if self.token_weight:
+            parts.append(self.token_weight * (self._tokens(0, *sides) + self._tokens(1, *reversed(sides))))
+        if self.prototype_weight:
+            settings = self.prototype_temperature, self.epsilon, self.iterations
+            parts.append(self.prototype_weight * prototype_alignment(u, v, head(), *settings))
+        return torch.stack(parts).sum()
+
+    def _tokens(self, number: int, own: Detail, other: Detail) -> Tensor:
+        weights = self._weights(self.between[number], own)
+        tau = self.token_temperature
+        return token_alignment(own.positions, other.positions, weights, own.mask, other.mask, tau)
+
+    def _weights(self, modality: str, side: Detail) -> Float[Tensor, "b n"]:
+        if self.token_weights == "uniform":
+            return uniform_weights(side.positions, side.mask)
+        if side.attention is None:
+            raise ConfigError(
+                f"task.token_weights is attention, but the encoder of '{modality}' does not say how its summary "
+                "attends to positions; set model.aligner with local, or token_weights: uniform"
+            )
+        return token_weights(side.attention, side.mask)
+
+
+class Prototypes(nn.Module):
+    """Prototypes [k, d], constants during the first training steps.
+
+    ``steps`` counts the calls in training mode with gradients. It is a buffer, and so part of a model's weights: it is
+    sent, kept and averaged with them, and the mean of the clients' counts is the number of steps that the averaged
+    prototypes stand for. A method that computes the loss several times a step counts each.
+    """
+
+    steps: Tensor
+
+    def __init__(self, count: int, dim: int, *, frozen_steps: int = 0) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(F.normalize(torch.randn(count, dim), dim=-1))
+        self.frozen_steps = frozen_steps
+        self.register_buffer("steps", torch.zeros((), dtype=torch.int64))
+
+    def forward(self) -> Float[Tensor, "k d"]:
+        """The prototypes, without gradient as long as they are frozen."""
+        if not (self.training and torch.is_grad_enabled()):
+            return self.weight
+        # chosen on the device: to ask for the count would make every step wait for a GPU
+        weight = torch.where(self.steps < self.frozen_steps, self.weight.detach(), self.weight)
+        self.steps += 1
+        return weight

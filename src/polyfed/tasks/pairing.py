@@ -1,0 +1,220 @@
+"""What tasks that match two modalities share: settings, and recalls in both directions."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from statistics import fmean
+from typing import Any, Self
+
+import torch
+from jaxtyping import Float, Int64
+from pydantic import Field, field_validator, model_validator
+from torch import Tensor, nn
+
+from polyfed.data.samples import Batch, Samples
+from polyfed.errors import ConfigError, DataError
+from polyfed.models.aligner import Detail
+from polyfed.models.model import Detailed, Embedder
+from polyfed.randomness import generator
+from polyfed.tasks import evaluating
+from polyfed.tasks.recall import positives_per_query, ranks, recall_at
+from polyfed.tasks.task import Task
+
+
+class PairTask(Task):
+    """Match the two modalities of a sample among all others; subclasses say by which loss.
+
+    Right answers to a query are the samples of equal ``matches``: of the same item, unless the source says more.
+
+    Metrics, in percent, for each direction and cutoff: ``<a>_to_<b>_r@<k>``; their sum at cutoff 1 over
+    directions and protocols is ``r1_sum``, the primary metric (with ``folds: [5, 1]`` on 5,000 pictures it
+    is the R@1_sum of CreamFL and FedCola). What they depend on stands beside them: ``gallery_<b>`` (entries
+    that a query is compared with, mean over folds), ``folds`` and ``<a>_to_<b>_positives_per_query``. Where
+    ``folds`` names several protocols, all but ``r1_sum`` end in ``_full`` or ``_<n>fold``. Ties count
+    against the model.
+
+    ``in_batch: B`` adds what FedAID reports, recalls among the B samples of a batch: names end in ``_batch<B>``, values
+    are means over all queries, and so is ``gallery_<b>_batch<B>``. They are not part of ``r1_sum``.
+    """
+
+    between: tuple[str, str] = Field(default=("image", "text"), description="the two modalities")
+    mask_siblings: bool = Field(
+        default=False,
+        description="whether samples in a batch that are right answers to each other are left out as negatives",
+    )
+    folds: tuple[int, ...] = Field(
+        default=(1,),
+        min_length=1,
+        description="recalls are means over this many folds of items; several: each",
+    )
+    fold_seed: int | None = Field(default=None, description="seed of the folds' shuffle; None: contiguous, in order")
+    cutoffs: tuple[int, ...] = Field(default=(1, 5, 10), description="K of R@K; 1 is among them")
+    in_batch: int | None = Field(
+        default=None, ge=2, description="recalls also within blocks of so many samples, shuffled by fold_seed or 0"
+    )
+
+    @field_validator("folds", "cutoffs", mode="before")
+    @classmethod
+    def _several(cls, value: Any) -> Any:
+        return (value,) if isinstance(value, int) else value
+
+    @field_validator("folds", "cutoffs")
+    @classmethod
+    def _distinct(cls, value: tuple[int, ...]) -> tuple[int, ...]:
+        if min(value, default=1) < 1 or len(set(value)) < len(value):
+            raise ValueError(f"{list(value)} must be different numbers of at least 1")
+        return value
+
+    @model_validator(mode="after")
+    def _comparable(self) -> Self:
+        if self.between[0] == self.between[1]:
+            raise ValueError(f"between names '{self.between[0]}' twice; name two modalities")
+        if 1 not in self.cutoffs:
+            raise ValueError(f"cutoffs {list(self.cutoffs)} lack 1, which the primary metric needs; add it")
+        return self
+
+    @property
+    def primary(self) -> str:
+        """``r1_sum``: R@1 summed over directions and protocols."""
+        return "r1_sum"
+
+    def evaluate(
+        self, model: Embedder, head: nn.Module | None, samples: Samples, *, batch_size: int
+    ) -> dict[str, float]:
+        """Recalls and what they depend on; every distinct row of a modality is encoded once.
+
+        Raises:
+            ConfigError: the samples lack one of the two modalities.
+            DataError: there are fewer items than folds.
+        """
+        self.require(samples)
+        self._require_items(samples.items)
+        with evaluating(model):
+            found = {modality: _encode(model, modality, samples, batch_size) for modality in self.between}
+            sides = {modality: side for modality, (side, _) in found.items()}
+            protocols = {self._suffix(count): self._recalls(sides, count) for count in self.folds}
+            first = sum(recalls[f"{a}_to_{b}_r@1"] for recalls in protocols.values() for a, b in self._directions)
+            if self.in_batch is not None:
+                pairs = {modality: side.at(place) for modality, (side, place) in found.items()}
+                protocols[f"_batch{self.in_batch}"] = self._in_batches(pairs, self.in_batch)
+        return {self.primary: first} | {
+            f"{name}{suffix}": value for suffix, recalls in protocols.items() for name, value in recalls.items()
+        }
+
+    def require(self, samples: Samples) -> None:
+        """Raise ConfigError if the samples lack one of the two modalities."""
+        missing = [modality for modality in self.between if modality not in samples.inputs]
+        if missing:
+            raise ConfigError(
+                f"{self.component_name()} between {list(self.between)} needs '{missing[0]}', which samples with "
+                f"{list(samples.modalities)} lack; give this party another task or that modality"
+            )
+
+    def represent(self, model: Embedder, batch: Batch) -> tuple[Float[Tensor, "b d"], Float[Tensor, "b d"]]:
+        """Representations of both sides of a batch."""
+        first, second = self.between
+        return model.represent(first, batch.inputs[first]), model.represent(second, batch.inputs[second])
+
+    def detail(self, model: Embedder, batch: Batch) -> tuple[Detail, Detail]:
+        """What the model says of both sides of a batch, position by position.
+
+        Raises:
+            ConfigError: the model gives no features by position.
+        """
+        if not isinstance(model, Detailed):
+            raise ConfigError(
+                f"task '{self.component_name()}' needs features by position, which a method that trains through "
+                f"{type(model).__name__} does not give; choose another method, or task convirt"
+            )
+        first, second = self.between
+        return model.detail(first, batch.inputs[first]), model.detail(second, batch.inputs[second])
+
+    def siblings(self, batch: Batch) -> Int64[Tensor, " b"] | None:
+        """Numbers whose equality takes two samples of a batch out of each other's negatives; None: nothing does."""
+        return batch.matches if self.mask_siblings else None
+
+    @property
+    def _directions(self) -> tuple[tuple[str, str], tuple[str, str]]:
+        first, second = self.between
+        return (first, second), (second, first)
+
+    def _require_items(self, items: Int64[Tensor, " n"]) -> None:
+        found, needed = len(set(items.tolist())), max(self.folds)
+        if found < needed:
+            raise DataError(f"{found} items cannot make {needed} folds; lower folds or test on more items")
+
+    def _suffix(self, folds: int) -> str:
+        return "" if len(self.folds) == 1 else "_full" if folds == 1 else f"_{folds}fold"
+
+    def _recalls(self, sides: Mapping[str, _Side], folds: int) -> dict[str, float]:
+        parts = self._split(sides[self.between[0]].items, folds)
+        results = [self._compare({name: side.of(items) for name, side in sides.items()}) for items in parts]
+        means = {name: fmean(result[name] for result in results) for name in results[0]}
+        return means | {"folds": float(folds)}
+
+    def _split(self, items: Int64[Tensor, " n"], folds: int) -> tuple[Int64[Tensor, " fold"], ...]:
+        """Item numbers of each fold; sizes differ by one at most."""
+        distinct: Tensor = items.unique()  # type: ignore[no-untyped-call]
+        if self.fold_seed is not None:
+            order = torch.randperm(len(distinct), generator=generator(self.fold_seed, "folds"))
+            distinct = distinct[order.to(distinct.device)]
+        return tuple(distinct.tensor_split(folds))
+
+    def _in_batches(self, pairs: Mapping[str, _Side], size: int) -> dict[str, float]:
+        """Means over all queries of what ``_compare`` finds in each block of aligned samples."""
+        values = pairs[self.between[0]].values
+        order = torch.randperm(len(values), generator=generator(self.fold_seed or 0, "batches")).to(values.device)
+        blocks = _blocks(order, size)
+        results = [self._compare({name: side.at(block) for name, side in pairs.items()}) for block in blocks]
+        weights = [len(block) for block in blocks]
+        return {name: fmean((result[name] for result in results), weights) for name in results[0]}
+
+    def _compare(self, sides: Mapping[str, _Side]) -> dict[str, float]:
+        metrics: dict[str, float] = {}
+        for source, target in self._directions:
+            queries, gallery = sides[source], sides[target]
+            found = ranks(queries.values, gallery.values, queries.matches, gallery.matches)
+            name = f"{source}_to_{target}"
+            metrics |= {f"{name}_r@{cutoff}": recall for cutoff, recall in recall_at(found, self.cutoffs).items()}
+            metrics[f"gallery_{target}"] = float(len(gallery.matches))
+            metrics[f"{name}_positives_per_query"] = positives_per_query(queries.matches, gallery.matches)
+        return metrics
+
+
+@dataclass(frozen=True)
+class _Side:
+    """Representations of rows of one modality, the item of each, and which others are right answers to it."""
+
+    values: Float[Tensor, "n d"]
+    items: Int64[Tensor, " n"]
+    matches: Int64[Tensor, " n"]
+
+    def of(self, items: Int64[Tensor, " k"]) -> _Side:
+        """The rows of ``items``."""
+        return self.at(torch.isin(self.items, items).nonzero()[:, 0])
+
+    def at(self, index: Int64[Tensor, " k"]) -> _Side:
+        """The rows at ``index``."""
+        return _Side(self.values[index], self.items[index], self.matches[index])
+
+
+def _encode(
+    model: Embedder, modality: str, samples: Samples, batch_size: int
+) -> tuple[_Side, Int64[Tensor, " samples"]]:
+    """Every distinct row, and which of them each sample has."""
+    rows, place = samples.rows[modality].unique(return_inverse=True)  # type: ignore[no-untyped-call]
+    items, matches = (
+        torch.empty_like(rows).scatter_(0, place, numbers) for numbers in (samples.items, samples.matches)
+    )
+    load, device = samples.inputs[modality], model.device
+    blocks = [model.represent(modality, load(part).to(device, non_blocking=True)) for part in rows.split(batch_size)]
+    return _Side(torch.cat(blocks), items.to(device), matches.to(device)), place.to(device)
+
+
+def _blocks(order: Int64[Tensor, " n"], size: int) -> list[Int64[Tensor, " b"]]:
+    """Blocks of ``size``, the last of what is left; a single one left joins the block before."""
+    blocks = list(torch.split(order, size))
+    if len(blocks) > 1 and len(blocks[-1]) < 2:
+        blocks[-2:] = [torch.cat(blocks[-2:])]
+    return blocks

@@ -1,0 +1,197 @@
+"""Token and prototype alignment: against loops; masks, weights, quantiles, gradients."""
+
+import math
+
+import pytest
+import torch
+from torch.nn import functional as F
+
+from polyfed.losses.mgca import prototype_alignment, token_alignment, token_weights, uniform_weights
+from polyfed.losses.sinkhorn import sinkhorn
+
+
+def dot(a, b):
+    return sum(x * y for x, y in zip(a, b, strict=True))
+
+
+def unit(vector):
+    return [x / math.sqrt(dot(vector, vector)) for x in vector]
+
+
+def softmax(values):
+    total = sum(math.exp(x) for x in values)
+    return [math.exp(x) / total for x in values]
+
+
+def tokens_by_loops(tokens, others, weights, mask, other_mask, tau):
+    total = 0.0
+    for b in range(len(tokens)):
+        own = [unit(row) for row, kept in zip(tokens[b].tolist(), mask[b].tolist(), strict=True) if kept]
+        other = [unit(row) for row, kept in zip(others[b].tolist(), other_mask[b].tolist(), strict=True) if kept]
+        if not other:
+            continue
+        attended = []
+        for token in own:
+            shares = softmax([dot(token, o) / tau for o in other])
+            attended.append(unit([dot(shares, column) for column in zip(*other, strict=True)]))
+        for i, weight in enumerate(weights[b][mask[b]].tolist()):
+            found = dot(own[i], attended[i]) / tau
+            row = math.log(sum(math.exp(dot(own[i], a) / tau) for a in attended))
+            column = math.log(sum(math.exp(dot(token, attended[i]) / tau) for token in own))
+            total += weight * ((row - found) + (column - found)) / 2
+    return total / len(tokens)
+
+
+def quantile(values, q):
+    ordered, place = sorted(values), q * (len(values) - 1)
+    low = int(place)
+    return ordered[low] + (place - low) * (ordered[min(low + 1, len(ordered) - 1)] - ordered[low])
+
+
+@pytest.fixture
+def sides():
+    stream = torch.Generator().manual_seed(0)
+    tokens = torch.randn(4, 5, 3, dtype=torch.float64, generator=stream)
+    return tokens, torch.randn(4, 7, 3, dtype=torch.float64, generator=stream)
+
+
+@pytest.fixture
+def masks():
+    mask, other = torch.ones(4, 5, dtype=torch.bool), torch.ones(4, 7, dtype=torch.bool)
+    mask[0, 2:] = mask[3, 0] = other[1, 3:] = False
+    return mask, other
+
+
+@pytest.fixture
+def weights(masks):
+    drawn = torch.rand(4, 5, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    return drawn * masks[0]
+
+
+def test_tokens_equal_loops(sides, masks, weights):
+    expected = tokens_by_loops(*sides, weights, *masks, 0.3)
+    assert expected > 0.1
+    assert float(token_alignment(*sides, weights, *masks, 0.3)) == pytest.approx(expected, abs=1e-9)
+
+
+def test_no_masks_are_full_masks(sides, weights):
+    full = [torch.ones(side.shape[:2], dtype=torch.bool) for side in sides]
+    expected = tokens_by_loops(*sides, weights, *full, 0.1)
+    assert float(token_alignment(*sides, weights)) == pytest.approx(expected, abs=1e-9)
+    assert float(token_alignment(*sides, weights, *full)) == pytest.approx(expected, abs=1e-9)
+
+
+def test_samples_without_valid_tokens_count_as_nothing_and_harm_no_gradient(sides, masks, weights):
+    masks[0][2] = False
+    masks[1][3] = False
+    live = [side.clone().requires_grad_() for side in sides]
+    loss = token_alignment(*live, weights * masks[0], *masks)
+    assert float(loss.detach()) == pytest.approx(tokens_by_loops(*sides, weights, *masks, 0.1), abs=1e-9)
+    loss.backward()
+    for side in live:
+        assert torch.isfinite(side.grad).all()
+        assert not side.grad[[2, 3]].any()
+        assert side.grad[[0, 1]].flatten(1).any(1).all()
+
+
+def test_padding_has_no_effect(sides, masks, weights):
+    other = [side.masked_fill(~mask[..., None], 9.0) for side, mask in zip(sides, masks, strict=True)]
+    expected = float(token_alignment(*sides, weights, *masks))
+    assert float(token_alignment(*other, weights, *masks)) == pytest.approx(expected)
+
+
+def test_samples_do_not_see_each_other(sides, masks, weights):
+    single = [float(token_alignment(*(x[i : i + 1] for x in (*sides, weights, *masks)))) for i in range(4)]
+    assert float(token_alignment(*sides, weights, *masks)) == pytest.approx(sum(single) / 4)
+
+
+def test_one_token_is_zero(sides):
+    assert float(token_alignment(sides[0][:, :1], sides[1], torch.ones(4, 1))) == pytest.approx(0.0, abs=1e-12)
+
+
+def test_norms_of_tokens_do_not_matter(sides, weights):
+    scaled = float(token_alignment(3 * sides[0], 0.2 * sides[1], weights))
+    assert scaled == pytest.approx(float(token_alignment(*sides, weights)))
+
+
+def test_weights_are_clipped_to_quantiles_of_valid_tokens():
+    stream = torch.Generator().manual_seed(2)
+    attention = torch.rand(3, 9, dtype=torch.float64, generator=stream).softmax(1)
+    attention[0, 4] = 5.0
+    mask = torch.ones(3, 9, dtype=torch.bool)
+    mask[1, 5:] = mask[2] = False
+    found = token_weights(attention, mask)
+    for row, marks, result in zip(attention[:2].tolist(), mask.tolist(), found.tolist(), strict=False):
+        kept = [x for x, mark in zip(row, marks, strict=True) if mark]
+        low, high = quantile(kept, 0.1), quantile(kept, 0.9)
+        clipped = [min(max(x, low), high) if mark else 0.0 for x, mark in zip(row, marks, strict=True)]
+        assert result == pytest.approx([x / sum(clipped) for x in clipped])
+    assert not found[2].any()
+    torch.testing.assert_close(token_weights(attention[1:2, :5]), found[1:2, :5])
+    torch.testing.assert_close(token_weights(7 * attention, mask), found)
+
+
+def test_uniform_weights():
+    mask = torch.tensor([[True, True, False, True], [False] * 4])
+    third = 1 / 3
+    assert uniform_weights(torch.zeros(2, 4, 1), mask).tolist() == [
+        pytest.approx([third, third, 0, third]),
+        [0.0] * 4,
+    ]
+    assert uniform_weights(torch.zeros(2, 4, 1)).tolist() == [[0.25] * 4] * 2
+
+
+# ---- prototypes
+
+
+@pytest.fixture
+def pairs():
+    stream = torch.Generator().manual_seed(3)
+    drawn = (torch.randn(6, 4, dtype=torch.float64, generator=stream) for _ in range(2))
+    return *(F.normalize(x, dim=1) for x in drawn), torch.randn(5, 4, dtype=torch.float64, generator=stream)
+
+
+def test_prototypes_equal_loops(pairs):
+    u, v, prototypes = pairs
+    centres = [unit(row) for row in prototypes.tolist()]
+    scores = [[[dot(row, centre) for centre in centres] for row in side.tolist()] for side in (u, v)]
+    codes = [sinkhorn(torch.tensor(side, dtype=torch.float64), 0.1, 4).tolist() for side in scores]
+    total = 0.0
+    for code, score in zip(codes, reversed(scores), strict=True):
+        for q, row in zip(code, score, strict=True):
+            foretold = softmax([x / 0.3 for x in row])
+            total -= sum(a * math.log(p) for a, p in zip(q, foretold, strict=True))
+    found = prototype_alignment(u, v, prototypes, temperature=0.3, epsilon=0.1, iterations=4)
+    assert float(found) == pytest.approx(total / (2 * 6), abs=1e-9)
+
+
+def test_prototypes_count_by_direction_only_and_have_a_tangential_gradient(pairs):
+    u, v, prototypes = pairs
+    live = prototypes.clone().requires_grad_()
+    loss = prototype_alignment(u, v, live)
+    assert float(prototype_alignment(u, v, 4 * prototypes)) == pytest.approx(float(loss.detach()))
+    loss.backward()
+    assert live.grad.any(1).all()
+    torch.testing.assert_close((live.grad * prototypes).sum(1), torch.zeros(5, dtype=torch.float64))
+
+
+def test_sides_and_order_do_not_matter(pairs):
+    u, v, prototypes = pairs
+    order = torch.tensor([5, 2, 0, 1, 4, 3])
+    expected = pytest.approx(float(prototype_alignment(u, v, prototypes)))
+    assert float(prototype_alignment(v, u, prototypes)) == expected
+    assert float(prototype_alignment(u[order], v[order], prototypes)) == expected
+
+
+def test_one_pair_is_finite(pairs):
+    u, v, prototypes = pairs
+    assert math.isfinite(float(prototype_alignment(u[:1], v[:1], prototypes)))
+
+
+def test_autocast_computes_in_fp32(sides, masks, pairs):
+    inputs = [x.float() for x in (*sides, torch.rand(4, 5, generator=torch.Generator().manual_seed(0)))]
+    pairs = [x.float() for x in pairs]
+    with torch.autocast("cpu", torch.bfloat16):
+        inside = token_alignment(*inputs, *masks), prototype_alignment(*pairs)
+    assert torch.equal(inside[0], token_alignment(*inputs, *masks))
+    assert torch.equal(inside[1], prototype_alignment(*pairs))

@@ -1,0 +1,395 @@
+"""ConVIRT, GLoRIA and MGCA as tasks: what their losses are made of, what they need, and rounds of methods with them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from pydantic import ValidationError
+from task_samples import captioned, identity_model, make_samples
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from by_hand import copies, play, three_kinds, transformers
+from polyfed.aggregation.mean import WeightedMean
+from polyfed.data.samples import Batch, Samples
+from polyfed.errors import ConfigError
+from polyfed.losses.gloria import local_contrast
+from polyfed.losses.info_nce import info_nce
+from polyfed.losses.mgca import prototype_alignment, token_alignment, token_weights, uniform_weights
+from polyfed.models.aligner import Detail
+from polyfed.models.model import Model, Once
+from polyfed.randomness import isolated
+from polyfed.tasks.convirt import ConVIRT
+from polyfed.tasks.gloria import GLoRIA
+from polyfed.tasks.mgca import MGCA, Prototypes
+from polyfed.tasks.task import Task
+from sessions import prepared, woken
+
+Config = dict[str, Any]
+DIM = 6
+
+
+class Told:
+    """A model that says what it was told, whatever it is given."""
+
+    def __init__(self, details: Mapping[str, Detail]) -> None:
+        self.details = details
+
+    @property
+    def device(self) -> torch.device:
+        return torch.device("cpu")
+
+    def embed(self, modality: str, x: Tensor) -> Tensor:
+        return self.details[modality].embedding[x]
+
+    def represent(self, modality: str, x: Tensor) -> Tensor:
+        return F.normalize(self.embed(modality, x), dim=-1)
+
+    def detail(self, modality: str, x: Tensor) -> Detail:
+        return Detail(*(None if part is None else part[x] for part in self.details[modality]))
+
+
+class Flat:
+    """A model without features by position."""
+
+    device = torch.device("cpu")
+
+    def embed(self, modality: str, x: Tensor) -> Tensor:
+        return torch.ones(len(x), DIM)
+
+    def represent(self, modality: str, x: Tensor) -> Tensor:
+        return self.embed(modality, x)
+
+
+@pytest.fixture
+def samples() -> Samples:
+    """Six samples of three items, whose input is their number."""
+    rows, items = torch.arange(6), torch.tensor([0, 0, 1, 1, 2, 2])
+    return make_samples({"image": rows, "text": rows}, {"image": rows, "text": rows}, items)
+
+
+@pytest.fixture
+def told() -> Told:
+    stream = torch.Generator().manual_seed(0)
+
+    def side(length: int, mask: Tensor | None) -> Detail:
+        attention = torch.rand(6, length, generator=stream)
+        attention = attention if mask is None else attention * mask
+        embedding, positions = torch.randn(6, DIM, generator=stream), torch.randn(6, length, DIM, generator=stream)
+        return Detail(
+            embedding.requires_grad_(), positions.requires_grad_(), mask, attention / attention.sum(1)[:, None]
+        )
+
+    words = torch.arange(5) < torch.tensor([5, 2, 1, 4, 3, 5])[:, None]
+    return Told({"image": side(4, None), "text": side(5, words)})
+
+
+def whole(samples: Samples) -> Batch:
+    return samples.batch(torch.arange(len(samples)))
+
+
+def units(told: Told) -> tuple[Tensor, Tensor]:
+    first, second = (F.normalize(told.details[name].embedding, dim=-1) for name in ("image", "text"))
+    return first, second
+
+
+# ---- settings
+
+
+@pytest.mark.parametrize("name", ["convirt", "gloria", "mgca"])
+def test_is_found_by_name_and_survives_a_round_trip(name: str) -> None:
+    task = Task.model_validate({"name": name, "folds": 5, "in_batch": 8})
+    assert Task.model_validate(task.model_dump(mode="json")) == task
+    assert task.component_name() == name
+    assert task.primary == "r1_sum"
+
+
+@pytest.mark.parametrize(
+    ("kind", "settings", "message"),
+    [
+        (ConVIRT, {"between": ("a", "a")}, "twice"),
+        (ConVIRT, {"weight": 1.5}, "weight"),
+        (ConVIRT, {"in_batch": 1}, "in_batch"),
+        (GLoRIA, {"global_weight": 0, "local_weight": 0}, "both 0"),
+        (MGCA, {"instance_weight": 0, "token_weight": 0, "prototype_weight": 0}, "all three"),
+    ],
+)
+def test_settings_that_make_no_sense_are_refused(kind: type[Task], settings: Config, message: str) -> None:
+    with pytest.raises(ValidationError, match=message):
+        kind(**settings)
+
+
+@pytest.mark.parametrize("kind", [ConVIRT, GLoRIA, MGCA])
+def test_a_missing_modality_is_named(kind: type[Task]) -> None:
+    with pytest.raises(ConfigError, match=f"{kind.__name__.lower()} between .* needs 'text'"):
+        kind().head(DIM, captioned(3, 1).only(["image"]))
+
+
+# ---- losses
+
+
+def test_convirt_weighs_its_directions(told: Told, samples: Samples) -> None:
+    u, v = units(told)
+    task = ConVIRT(temperature=0.1, learn_temperature=False, weight=0.75)
+    head = task.head(DIM, samples)
+    assert not list(head.parameters())
+    expected = info_nce(u, v, 10.0, weight=0.75)
+    torch.testing.assert_close(task.loss(told, head, whole(samples)), expected)
+    assert not torch.isclose(expected, info_nce(v, u, 10.0, weight=0.75))
+    both = ConVIRT(reduction="sum", mask_siblings=True)
+    found = both.loss(told, both.head(DIM, samples), whole(samples))
+    torch.testing.assert_close(found, 2 * info_nce(u, v, 1 / 0.07, samples.items))
+
+
+def test_convirt_learns_its_temperature(told: Told, samples: Samples) -> None:
+    task = ConVIRT()
+    head = task.head(DIM, samples)
+    task.loss(told, head, whole(samples)).backward()
+    assert [float(value.grad) != 0 for value in head.parameters()] == [True]
+
+
+def test_gloria_is_the_sum_of_its_contrasts(told: Told, samples: Samples) -> None:
+    image, text = told.details["image"], told.details["text"]
+    parts = image.positions, text.positions, image.mask, text.mask, samples.items
+    local = local_contrast(*parts, scale=3.0, attention_scale=2.0, word_scale=1.5, aggregate="mean", reduction="sum")
+    task = GLoRIA(
+        global_weight=0.5,
+        local_weight=2.0,
+        global_scale=7.0,
+        local_scale=3.0,
+        attention_scale=2.0,
+        word_scale=1.5,
+        aggregate="mean",
+        chunk=2,
+        mask_siblings=True,
+    )
+    assert task.head(DIM, samples) is None
+    expected = 0.5 * info_nce(*units(told), 7.0, samples.items, reduction="sum") + 2.0 * local
+    torch.testing.assert_close(task.loss(told, None, whole(samples)), expected)
+
+
+def test_mgca_is_the_sum_of_its_alignments(told: Told, samples: Samples) -> None:
+    image, text = told.details["image"], told.details["text"]
+    task = MGCA(instance_weight=0.3, token_weight=0.5, prototype_weight=2.0, prototypes=7, iterations=2)
+    head = task.head(DIM, samples)
+    weights = token_weights(image.attention), token_weights(text.attention, text.mask)
+    tokens = token_alignment(image.positions, text.positions, weights[0], None, text.mask)
+    tokens = tokens + token_alignment(text.positions, image.positions, weights[1], text.mask, None)
+    prototypes = prototype_alignment(*units(told), head.weight, iterations=2)
+    expected = 0.3 * info_nce(*units(told), 1 / 0.07, reduction="sum") + 0.5 * tokens + 2.0 * prototypes
+    torch.testing.assert_close(task.loss(told, head, whole(samples)), expected)
+
+
+def test_mgca_with_uniform_tokens_needs_no_attention(told: Told, samples: Samples) -> None:
+    image, text = (told.details[name]._replace(attention=None) for name in ("image", "text"))
+    bare = Told({"image": image, "text": text})
+    task = MGCA(token_weights="uniform", instance_weight=0, prototype_weight=0, token_weight=1)
+    weights = uniform_weights(image.positions), uniform_weights(text.positions, text.mask)
+    expected = token_alignment(image.positions, text.positions, weights[0], None, text.mask)
+    expected = expected + token_alignment(text.positions, image.positions, weights[1], text.mask, None)
+    torch.testing.assert_close(task.loss(bare, task.head(DIM, samples), whole(samples)), expected)
+    with pytest.raises(ConfigError, match=r"encoder of 'image'.*aligner.*uniform"):
+        MGCA().loss(bare, MGCA().head(DIM, samples), whole(samples))
+
+
+@pytest.mark.parametrize("task", [GLoRIA(), GLoRIA(mask_siblings=True), MGCA(freeze_prototypes_steps=0)])
+def test_gradients_reach_both_modalities_and_the_head(told: Told, samples: Samples, task: Task) -> None:
+    head = task.head(DIM, samples)
+    task.loss(told, head, whole(samples)).backward()
+    for side in told.details.values():
+        assert side.embedding.grad.any(1).all()
+        assert side.positions.grad.any()
+    for value in [] if head is None else head.parameters():
+        assert value.grad.any()
+
+
+@pytest.mark.parametrize("mask_siblings", [False, True])
+@pytest.mark.parametrize("kind", [ConVIRT, GLoRIA, MGCA])
+def test_order_of_the_batch_does_not_matter(
+    told: Told, samples: Samples, kind: type[Task], mask_siblings: bool
+) -> None:
+    task = kind(mask_siblings=mask_siblings)
+    head = task.head(DIM, samples)
+    shuffled = samples.batch(torch.tensor([4, 2, 0, 5, 3, 1]))
+    torch.testing.assert_close(task.loss(told, head, shuffled), task.loss(told, head, whole(samples)))
+
+
+@pytest.mark.parametrize("kind", [ConVIRT, GLoRIA, MGCA])
+def test_one_sample_and_all_siblings_are_finite(told: Told, samples: Samples, kind: type[Task]) -> None:
+    task = kind(mask_siblings=True)
+    head = task.head(DIM, samples)
+    for index in (torch.tensor([3]), torch.tensor([2, 3])):
+        assert torch.isfinite(task.loss(told, head, samples.batch(index)))
+
+
+def test_siblings_are_those_that_match(told: Told, samples: Samples) -> None:
+    """Items of equal reports are no negatives of each other."""
+    batch = whole(samples)
+    same = Batch(batch.inputs, batch.targets, batch.index, batch.items, torch.tensor([0, 0, 0, 0, 1, 1]))
+    task = ConVIRT(mask_siblings=True, learn_temperature=False)
+    expected = info_nce(*units(told), 1 / 0.07, same.matches)
+    torch.testing.assert_close(task.loss(told, task.head(DIM, samples), same), expected)
+    assert not torch.isclose(expected, task.loss(told, task.head(DIM, samples), batch))
+
+
+@pytest.mark.parametrize("kind", [ConVIRT, MGCA])
+def test_losses_need_their_heads(told: Told, samples: Samples, kind: type[Task]) -> None:
+    with pytest.raises(TypeError, match="head"):
+        kind().loss(told, None, whole(samples))
+
+
+@pytest.mark.parametrize("task", [GLoRIA(), MGCA()])
+def test_models_without_positions_are_refused(samples: Samples, task: Task) -> None:
+    head = task.head(DIM, samples)
+    with pytest.raises(ConfigError, match=f"task '{task.component_name()}' needs features by position.*Flat"):
+        task.loss(Flat(), head, whole(samples))
+    pairs = captioned(3, 1)
+    with pytest.raises(ConfigError, match=r"'image' \(Linear\).*model.aligner"):
+        task.loss(identity_model("image", "text"), head, whole(pairs))
+
+
+@pytest.mark.parametrize("task", [GLoRIA(), MGCA()])
+def test_any_model_can_be_evaluated(task: Task) -> None:
+    metrics = task.evaluate(identity_model("image", "text"), None, captioned(6, 2), batch_size=4)
+    assert metrics["r1_sum"] == 200.0
+
+
+# ---- prototypes
+
+
+def test_prototypes_have_unit_norm_and_are_frozen_at_first() -> None:
+    head = Prototypes(9, DIM, frozen_steps=2)
+    torch.testing.assert_close(head.weight.norm(dim=1), torch.ones(9))
+    reached = []
+    for _ in range(4):
+        head.zero_grad()
+        (head() * torch.ones(DIM)).sum().backward()
+        reached.append(bool(head.weight.grad.any()))
+    assert reached == [False, False, True, True]
+    assert int(head.steps) == 4
+
+
+def test_only_training_counts() -> None:
+    head = Prototypes(3, DIM, frozen_steps=1)
+    with torch.no_grad():
+        assert torch.equal(head(), head.weight)
+    assert head.eval()() is head.weight
+    assert int(head.steps) == 0
+
+
+def test_averaged_prototypes_stand_for_the_mean_number_of_steps() -> None:
+    mean = WeightedMean()
+    for steps, weight in ((4, 1), (8, 3)):
+        head = Prototypes(3, DIM)
+        head.steps += steps
+        mean.add(head.state_dict(), weight)
+    assert mean.result()["steps"] == torch.tensor(7)
+
+
+# ---- rounds
+
+
+def aligned(task: Config, *, aligner: bool = True) -> Config:
+    """Two paired clients with a small residual net and a bag of words, on scenes."""
+    config = three_kinds(name="fedavg")
+    paired = config["clients"]["paired"]
+    image = paired["model"]["encoders"]["image"] | {"widths": [16, 32]}
+    view = {"name": "tokens", "length": 16, "tokenizer": {"name": "hashing", "size": 400}}
+    model = {"dim": 32, "encoders": {"image": image, "text": {"name": "bag", "width": 32, "view": view}}}
+    if aligner:
+        model["aligner"] = {"head": "linear", "local": True}
+    training = {"optimizer": {"kind": "adamw", "lr": 0.003}, "batch_size": 16}
+    scenes = {"name": "scenes", "train": 48, "validation": 8, "test": 8, "size": 16, "difficulty": 0.0}
+    scenes["columns"] = {"image": "image", "text": "text"}
+    clients = {"paired": paired | {"model": model, "task": task, "training": training}}
+    kept = {key: value for key, value in config.items() if key not in ("server", "public")}
+    return kept | {"data": {"sources": {"scenes": scenes}}, "clients": clients}
+
+
+def of_blocks(task: Config, image: str, text: str, *, aligner: bool) -> Config:
+    """The same with transformers."""
+    config = aligned(task, aligner=aligner)
+    encoders = transformers()["clients"]["paired"]["model"]["encoders"]
+    kinds = {
+        "blocks": lambda side: encoders[side] | {"depth": 1, "final_norm": True},
+        "vit": lambda side: {"name": "vit", "size": "nano", "patch": 8, "view": encoders[side]["view"]},
+        "bert": lambda side: {"name": "bert", "size": "tiny", "view": encoders[side]["view"]},
+    }
+    chosen = {"image": kinds[image]("image"), "text": kinds[text]("text")}
+    config["clients"]["paired"]["model"]["encoders"] = chosen
+    return config
+
+
+SMALL = {"name": "mgca", "prototypes": 16, "freeze_prototypes_steps": 3}
+FEDERATIONS = {
+    "convirt": lambda: aligned({"name": "convirt"}),
+    "gloria": lambda: aligned({"name": "gloria", "mask_siblings": True}),
+    "gloria without aligner": lambda: aligned({"name": "gloria"}, aligner=False),
+    "gloria, blocks": lambda: of_blocks({"name": "gloria"}, "blocks", "blocks", aligner=False),
+    "mgca": lambda: aligned(SMALL),
+    "mgca, blocks": lambda: of_blocks(SMALL, "blocks", "blocks", aligner=True),
+    "mgca, vit and bert": lambda: of_blocks(SMALL, "vit", "bert", aligner=True),
+    "mgca without aligner": lambda: of_blocks(SMALL | {"token_weights": "uniform"}, "vit", "bert", aligner=False),
+}
+
+
+@pytest.mark.parametrize("method", [{"name": "fedavg"}, {"name": "moon", "mu": 1.0}], ids=["fedavg", "moon"])
+@pytest.mark.parametrize("kind", FEDERATIONS)
+def test_goes_through_rounds(kind: str, method: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("POLYFED_CACHE", str(tmp_path / "cache"))
+    config = FEDERATIONS[kind]()
+    config["algorithm"] = method | {"local_epochs": 1, "local_steps": 2}
+    session = prepared(config, tmp_path / "run")
+    (start,) = copies(session.server.weights).values()
+    play(session, 1, 2)
+    (end,) = session.server.weights.values()
+    assert all(torch.isfinite(value).all() for value in end.values())
+    trained = {name for name, value in end.items() if value.is_floating_point() and not value.equal(start[name])}
+    assert any(".local." in name for name in trained) == ("aligner" in str(sorted(end)) and "convirt" not in kind)
+    assert {name.split(".")[1] for name in trained if name.startswith("encoders.")} == {"image", "text"}
+    counts = [int(value) for name, value in end.items() if name.startswith("heads.") and name.endswith(".steps")]
+    assert counts == ([4] if "mgca" in kind else [])
+    if counts:  # frozen for three steps, then not
+        assert any(name.startswith("heads.") for name in trained)
+
+
+def test_one_pass_serves_the_task_and_the_method() -> None:
+    """What embeds a batch once gives the same loss."""
+    stream = torch.Generator().manual_seed(0)
+    model = Model({name: _Positioned(stream) for name in ("image", "text")}, {}, DIM)
+    inputs = {name: torch.randn(4, 3, DIM, generator=stream) for name in ("image", "text")}
+    items = torch.arange(4)
+    batch = Batch(inputs, {}, items, items)
+    once, task = Once(model), GLoRIA()
+    torch.testing.assert_close(task.loss(once, None, batch), task.loss(model, None, batch))
+    assert once.embed("image", inputs["image"]) is once.detail("image", inputs["image"]).embedding
+
+
+class _Positioned(nn.Module):
+    def __init__(self, stream: torch.Generator) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(DIM, DIM, generator=stream))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return (x @ self.weight).mean(1)
+
+    def positions(self, x: Tensor) -> tuple[Tensor, None]:
+        return x @ self.weight, None
+
+
+@pytest.mark.parametrize("kind", ["convirt", "gloria", "gloria without aligner", "mgca"])
+def test_learns_its_training_scenes(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """48 scenes in 60 steps: chance is an R@1 sum of 4.2 percent, of 200."""
+    monkeypatch.setenv("POLYFED_CACHE", str(tmp_path / "cache"))
+    config = FEDERATIONS[kind]()
+    config["clients"]["paired"] |= {"count": 1}
+    client = woken(prepared(config, tmp_path / "run"), "paired")
+    assert len(client.train) == 48
+    assert client.evaluate(client.train)["r1_sum"] < 15
+    with isolated(0, "learn"):
+        client.fit(client.train, epochs=1, steps=60)
+    assert client.evaluate(client.train)["r1_sum"] > 40
