@@ -6,7 +6,7 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import mean, stdev
@@ -23,13 +23,15 @@ class Planned:
     seed: int
     overrides: Sequence[str] = ()
 
-    def execute(self, out: Path, data_dir: Path, weights_dir: Path) -> None:
-        """Run, or resume; nothing if it is complete."""
+    def execute(
+        self, out: Path, data_dir: Path, weights_dir: Path, after: Callable[[Path], None] = lambda folder: None
+    ) -> None:
+        """Run, or resume; nothing if it is complete. ``after`` gets the folder while clients' models are there."""
         folder = out / self.name
-        if (folder / "report.md").exists():
+        if (folder / "report.md").exists() and not (folder / "checkpoints").exists():
             return
         command = [sys.executable, "-m", "polyfed.cli"]
-        if (folder / "run.json").exists():
+        if (folder / "run.json").exists():  # of a complete run this changes nothing
             command += ["resume", str(folder)]
         else:
             command += ["run", self.preset, "--seed", str(self.seed), "--out", str(folder), "--set", "run.threads=1"]
@@ -38,6 +40,7 @@ class Planned:
         out.mkdir(parents=True, exist_ok=True)
         with (out / f"{self.name}.log").open("a") as log:
             subprocess.run(command, stdout=log, stderr=log, check=True, env=os.environ | {"OMP_NUM_THREADS": "1"})
+        after(folder)
         shutil.rmtree(folder / "checkpoints")  # half a gigabyte a run, and nothing of a table
 
 

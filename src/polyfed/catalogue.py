@@ -29,6 +29,7 @@ _FAMILIES = {
     "tasks": ("polyfed.tasks.task", "Task", "what a party is trained for"),
     "weightings": ("polyfed.aggregation.weighting", "Weighting", "weights over clients, sample by sample"),
     "server-optimizers": ("polyfed.optim.server", "ServerOptimizer", "how global models follow the averages"),
+    "probes": ("polyfed.downstream.probe", "Probe", "tests of frozen encoders"),
     "engines": ("polyfed.engines.engine", "EngineSettings", "where client steps execute"),
     "sinks": ("polyfed.reporting.sink", "Sink", "trackers that follow a run"),
 }

@@ -17,6 +17,7 @@ import polyfed
 from polyfed.analysis.commands import app as analyse
 from polyfed.console import in_charge
 from polyfed.deploy.commands import app as deploy
+from polyfed.downstream.commands import downstream
 from polyfed.engines.quiet import SPEED
 from polyfed.errors import ConfigError, PolyfedError, RunError
 
@@ -44,6 +45,7 @@ app = typer.Typer(
 
 app.add_typer(deploy, name="deploy")
 app.add_typer(analyse, name="analyse")
+app.command()(downstream)
 
 RunFolderArgument = Annotated[Path, typer.Argument(metavar="RUN", help="folder of a run", show_default=False)]
 DataDir = Annotated[
@@ -251,7 +253,8 @@ def compare(
     if as_json:
         typer.echo(json.dumps(comparing.comparison_rows(found), indent=1))
     else:
-        _print(comparing.comparison_table(found))
+        tables = (comparing.comparison_table(found), comparing.clients_comparison_table(found))
+        _print(*(table for table in tables if table.rows))
     if plot is not None:
         typer.echo(f"drawn: {comparing.draw_comparison(found, plot, metric, kind)}", err=as_json)
 

@@ -36,7 +36,8 @@ class FedMAE(FedAvg):
     Clients rebuild the hidden patches of their pictures from the visible ones, beside their own task (as in FedAID's
     comparison, where the task is an image-text contrast) or, with ``task_weight`` 0, instead of it. Encoder and decoder
     are averaged by sample count; the decoder is exchanged within a type of clients. It needs ``blocks`` encoders of
-    pictures: a client without any trains its task alone. The metrics ``reconstruction`` (mean loss of a round) and
+    pictures (or of their frozen features by position, which are then what is hidden and rebuilt): a client without any
+    trains its task alone. The metrics ``reconstruction`` (mean loss of a round) and
     ``mae_clients`` say what was done.
     """
 

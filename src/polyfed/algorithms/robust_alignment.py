@@ -11,7 +11,7 @@ from pydantic import Field, model_validator
 from torch import Tensor
 
 from polyfed.aggregation.mean import WeightedMean
-from polyfed.aggregation.robust import chi_square, mirror_step_of
+from polyfed.aggregation.robust import TINY, chi_square, mirror_step_of
 from polyfed.algorithms.algorithm import Lifetime, Reply
 from polyfed.algorithms.fedavg import FedAvg
 from polyfed.data.samples import Batch
@@ -88,7 +88,8 @@ class RobustAlignment(FedAvg):
             raise ValueError("guidance_weight and task_weight are both 0: there is nothing to train; set one above 0")
         if self.divergence == "released" and self.rho == 0:
             raise ValueError("rho 0 with divergence 'released': its search fails there; use chi_square")
-        if self.guidance == "contrastive" and self.guidance_reduction != "sum":
+        usual = type(self).model_fields["guidance_reduction"].default
+        if self.guidance == "contrastive" and self.guidance_reduction != usual:
             raise ValueError("guidance_reduction has no effect with guidance 'contrastive'; remove it")
         return self
 
@@ -146,11 +147,14 @@ class RobustAlignment(FedAvg):
         return mean.take()
 
     def robust_mean(self, server: Server, replies: Iterable[Reply]) -> dict[str, Tensor]:
-        """sum_k w_k theta*_k over those who replied (their w together being 1), or the uniform mean."""
+        """sum_k w_k theta*_k over those who replied (their w together being 1), or the uniform mean.
+
+        Those whose w has vanished count alike where nobody has more.
+        """
         mean, weights = WeightedMean(), server.state[_W]
         by_weight = self.weight_use in ("aggregate", "both")
         for reply in replies:
-            mean.add(reply.weights, float(weights[reply.sender.id]) if by_weight else 1.0)
+            mean.add(reply.weights, max(float(weights[reply.sender.id]), TINY) if by_weight else 1.0)
         return mean.take()
 
     def loss_factor(self, server: Server) -> Callable[[ClientInfo], float]:

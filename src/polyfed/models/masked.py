@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from polyfed.losses.precision import in_full_precision
 from polyfed.models.aligner import Aligned
 from polyfed.models.blocks import EPS, SPREAD, FinalNorm, initialise, stack
-from polyfed.models.encoders.blocks import BlocksModule, BlocksTrunk, PatchEmbedding
+from polyfed.models.encoders.blocks import BlocksModule, BlocksTrunk, FeatureEmbedding, PatchEmbedding
 
 
 class Masking(NamedTuple):
@@ -46,17 +46,17 @@ def random_masking(batch: int, patches: int, ratio: float, generator: torch.Gene
 
 
 def maskable(encoder: nn.Module) -> BlocksModule | None:
-    """What of an encoder can leave out patches: its blocks, over at least two patches of a picture; or nothing."""
+    """What of an encoder can leave out patches: blocks over two or more patches or features, or None."""
     trunk = encoder.trunk if isinstance(encoder, Aligned) else encoder
     found = trunk.blocks if isinstance(trunk, BlocksTrunk) else trunk
     embedding = found.embedding if isinstance(found, BlocksModule) else None
-    whole = isinstance(embedding, PatchEmbedding) and embedding.grid[0] * embedding.grid[1] > 1
+    whole = isinstance(embedding, PatchEmbedding | FeatureEmbedding) and embedding.grid[0] * embedding.grid[1] > 1
     return found if isinstance(found, BlocksModule) and whole else None
 
 
 def patches_of(encoder: BlocksModule, x: Float[Tensor, "b c h w"]) -> Float[Tensor, "b n p*p*c"]:
-    """The pixels of each patch of a ``maskable`` encoder, channels last."""
-    assert isinstance(encoder.embedding, PatchEmbedding)
+    """The pixels of each patch of a ``maskable`` encoder, channels last; of features by position, these."""
+    assert isinstance(encoder.embedding, PatchEmbedding | FeatureEmbedding)
     return encoder.embedding.patches(x)
 
 
@@ -87,11 +87,11 @@ class PatchDecoder(nn.Module):
     def __init__(self, encoder: BlocksModule, width: int, depth: int, heads: int) -> None:
         super().__init__()
         embedding = encoder.embedding
-        assert isinstance(embedding, PatchEmbedding)
+        assert isinstance(embedding, PatchEmbedding | FeatureEmbedding)
         self.embed = nn.Linear(embedding.width, width)
         self.blocks = stack(width, depth, heads)
         self.norm = FinalNorm(width, eps=EPS)
-        self.pixels = nn.Linear(width, embedding.conv.in_channels * embedding.patch**2)
+        self.pixels = nn.Linear(width, embedding.content)
         self.apply(initialise)
         self.mask = nn.Parameter(torch.randn(1, 1, width) * SPREAD)
         self.register_buffer("positions", sine_cosine(embedding.grid, width), persistent=False)

@@ -40,6 +40,9 @@ class ModelSettings(Settings):
             self.aligner.require_modalities(self.encoders)
             if self.final_norm:
                 raise ValueError("final_norm and aligner both end the encoders; choose one")
+            for modality, encoder in self.encoders.items():
+                if getattr(encoder, "pie", False):
+                    raise ValueError(f"encoders.{modality}.pie has no effect with aligner, which replaces it; remove it")
         return self
 
     @property

@@ -170,6 +170,7 @@ class PatchEmbedding(_LedEmbedding):
     Attributes:
         patch: side p of a patch in pixels.
         grid: number of patches down and across.
+        content: number of values of a patch.
     """
 
     def __init__(self, shape: tuple[int, int, int], width: int, patch: int) -> None:
@@ -177,6 +178,7 @@ class PatchEmbedding(_LedEmbedding):
         super().__init__(width, (height // patch) * (across // patch))
         self.patch = patch
         self.grid = (height // patch, across // patch)
+        self.content = channels * patch**2
         self.conv = nn.Conv2d(channels, width, patch, stride=patch)
 
     def patches(self, x: Float[Tensor, "b c h w"]) -> Float[Tensor, "b n p*p*c"]:
@@ -191,11 +193,21 @@ class PatchEmbedding(_LedEmbedding):
 
 
 class FeatureEmbedding(_LedEmbedding):
-    """Features by position [b, l, f] to CLS and one token a position; positions that are all zero are padding."""
+    """Features by position [b, l, f] to CLS and one token a position; positions that are all zero are padding.
+
+    Attributes:
+        grid: one row of l positions.
+        content: f.
+    """
 
     def __init__(self, shape: tuple[int, int], width: int) -> None:
         super().__init__(width, shape[0])
+        self.grid, self.content = (1, shape[0]), shape[1]
         self.linear = nn.Linear(shape[1], width)
+
+    def patches(self, x: Float[Tensor, "b l f"]) -> Float[Tensor, "b l f"]:
+        """The features themselves: what a masked autoencoder rebuilds of a picture that is known by features only."""
+        return x
 
     def forward(self, x: Float[Tensor, "b l f"]) -> Embedded:
         """CLS is always valid."""

@@ -1,0 +1,285 @@
+"""The tables of docs/results.md on federated medical vision-language pre-training (FedAID's Table 1 and its sweeps).
+
+    python benchmarks/results/medical.py main --data-dir DATA --weights-dir WEIGHTS --out runs/medical [--jobs 2]
+    python benchmarks/results/medical.py backbones|clients|rho|guidance|cxr ... the same
+
+First the learning rate of each method is chosen from one grid, on a seed of its own and half of the rounds, by recalls
+on the clients' validation data; then every row runs with every seed and is put to the downstream tasks of the suite
+``medical``, and the table is printed. Runs that are complete are not run again, those that were interrupted are
+resumed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from pathlib import Path
+from statistics import mean
+from typing import Any
+
+import yaml
+from runs import Planned, client_values, spread
+
+from polyfed.downstream.opened import Wanted
+from polyfed.downstream.suite import Suite, run_suite
+from polyfed.reporting.records import RunRecords
+
+GRID = (0.0001, 0.0003, 0.001)
+SEARCH_SEED = 100
+RECALLS = ("image_to_text_r@5", "text_to_image_r@5")
+CLASSIFICATION = ("pneumonia", "covidx")
+TASKS = (*CLASSIFICATION, "opacity", "clients", "other")
+HEADS = (
+    "pneumonia 1 %",
+    "10 %",
+    "100 %",
+    "AUROC 10 %",
+    "covidx 1 %",
+    "10 %",
+    "Dice opacity 10 %",
+    "100 %",
+    "Rec@1",
+    "Rec@5",
+    "worst@1",
+    "worst@5",
+    "disparity@5",
+    "other set Rec@5",
+)
+
+
+@dataclass(frozen=True)
+class Row:
+    """A row: preset, overrides, whose learning rate it shares, and whose models are tested.
+
+    Attributes:
+        tested: the server's model, the mean over the clients' own, or an encoder before any training.
+        federated: whether its own clients are those whose test samples retrieval is judged by.
+    """
+
+    preset: str
+    overrides: tuple[str, ...] = ()
+    rate_of: str = ""
+    tested: str = "server"
+    federated: bool = True
+
+
+def _fedaid(*overrides: str, base: str = "medpix") -> Row:
+    return Row(f"fedaid-{base}", overrides, "fedaid")
+
+
+def _task(row: Row, task: str) -> Row:
+    """The same with another objective."""
+    both = tuple(f"{party}.task={task}" for party in ("server", "clients.hospital"))
+    return replace(row, overrides=(*row.overrides, *both))
+
+
+GLORIA = "{name: gloria, mask_siblings: true, in_batch: 64}"
+MGCA = "{name: mgca, mask_siblings: true, in_batch: 64, prototypes: 100, freeze_prototypes_steps: 20}"
+
+
+def _rows(base: str) -> dict[str, Row]:
+    return {
+        "local": Row(f"{base}-local", tested="clients"),
+        "fedavg": Row(f"{base}-fedavg"),
+        "fedaid": _fedaid(base=base),
+        "feddra": Row(f"{base}-feddra"),
+        "centralised": Row(f"{base}-centralised", federated=False),
+    }
+
+
+MAIN = _rows("medpix") | {
+    "untrained": Row("medpix-fedavg", ("run.rounds=1",), "fedavg", tested="untrained"),
+    "fedavg, 5 steps": Row("medpix-fedavg", ("algorithm.local_steps=5",), "fedavg"),
+    "fedprox": Row("medpix-fedprox"),
+    "moon": Row("medpix-moon"),
+    "fedema": Row("medpix-fedema"),
+    "fed-mae": Row("medpix-fed-mae"),
+}
+ORDER = ("untrained", "local", "fedavg", "fedavg, 5 steps", "fedprox", "moon", "fedema", "fed-mae", "fedaid", "feddra")
+TABLES: Mapping[str, Mapping[str, Row]] = {
+    "main": {name: MAIN[name] for name in (*ORDER, "centralised")},
+    "cxr": _rows("cxr"),
+    "backbones": {
+        f"{method} {name}": _task(row, task)
+        for name, task in (("gloria", GLORIA), ("mgca", MGCA))
+        for method, row in (("fedavg", Row("medpix-fedavg", rate_of="fedavg")), ("fedaid", _fedaid()))
+    },
+    "clients": {
+        f"{method}, 2 clients": replace(row, overrides=("clients.hospital.count=2",))
+        for method, row in (("fedavg", Row("medpix-fedavg", rate_of="fedavg")), ("fedaid", _fedaid()))
+    },
+    "rho": {
+        f"rho {rho:g}, gamma {gamma:g}": _fedaid(f"algorithm.rho={rho}", f"algorithm.gamma={gamma}")
+        for rho, gamma in ((1e-7, 0.5), (0.1, 5.0), (1.0, 5.0), (1.0, 50.0))
+    },
+    "guidance": {f"guidance {factor:g}": _fedaid(f"algorithm.guidance_weight={factor}") for factor in (0.0, 0.1, 10.0)}
+    | {
+        "averaged aligner": Row("fedaid-averaged-aligner", rate_of="fedaid"),
+        "contrastive guidance": Row("fedaid-contrastive-guidance", rate_of="fedaid"),
+        "beta 0": _fedaid("algorithm.beta=0"),
+    },
+}
+
+
+@dataclass(frozen=True)
+class Plan:
+    """All that the runs of a table have in common."""
+
+    rows: Mapping[str, Row]
+    options: argparse.Namespace
+    pool: ThreadPoolExecutor
+
+    def run(self, name: str, seed: int, rate: float, rounds: int, extra: Sequence[str] = ()) -> Planned:
+        """A run of a row."""
+        row = self.rows[name]
+        every = [f"clients.hospital.training.optimizer.lr={rate}", f"run.rounds={rounds}", f"run.eval_every={rounds}"]
+        overrides = [*every, "run.plots=false", *extra, *row.overrides, *self.options.set]
+        folder = f"{name}-lr{rate:g}-t{rounds}-{seed}".replace(" ", "-").replace(",", "")
+        return Planned(folder, row.preset, seed, overrides)
+
+    def execute(self, runs: Iterable[tuple[Planned, Row | None]]) -> None:
+        """Run all, so many at a time; those with a row are tested afterwards."""
+        options = self.options
+
+        def work(planned: Planned, row: Row | None) -> None:
+            def after(folder: Path) -> None:
+                if row is not None:
+                    _test_apart(folder, row.tested, options)
+
+            planned.execute(options.out, options.data_dir, options.weights_dir, after)
+
+        for future in [self.pool.submit(work, *run) for run in runs]:
+            future.result()
+
+    def rates(self) -> dict[str, float]:
+        """Row -> learning rate, of the grid; printed with the scores that chose it."""
+        searched = [name for name, row in self.rows.items() if not row.rate_of]
+        half = self.options.rounds // 2
+        validated = ("clients.hospital.test_split=validation",)
+        runs = {(name, rate): self.run(name, SEARCH_SEED, rate, half, validated) for rate in GRID for name in searched}
+        self.execute((run, None) for run in runs.values())
+        found = self._kept_rates()
+        if searched:
+            print("| method | " + " | ".join(f"lr {rate:g}" for rate in GRID) + " | chosen |\n|" + "---|" * 5)
+        for name in searched:
+            scores = {rate: _score(RunRecords.load(self.options.out / runs[name, rate].name)) for rate in GRID}
+            found[name] = max(scores, key=scores.__getitem__)
+            print("| " + " | ".join([name, *(f"{value:.2f}" for value in scores.values()), f"{found[name]:g}"]) + " |")
+        (self.options.out / "rates.json").write_text(json.dumps(found, indent=1))
+        return {name: found[row.rate_of or name] for name, row in self.rows.items()}
+
+    def _kept_rates(self) -> dict[str, float]:
+        file = self.options.out / "rates.json"
+        return dict(json.loads(file.read_text())) if file.is_file() else {}
+
+
+def _score(records: RunRecords) -> float:
+    return sum(mean(client_values(records, "hospital", metric)) for metric in RECALLS)
+
+
+# ---- downstream
+
+
+def _test_apart(folder: Path, tested: str, options: argparse.Namespace) -> None:
+    """In a process of its own, as the runs."""
+    command = [sys.executable, __file__, "test", "--data-dir", str(options.data_dir), "--tested", tested]
+    command += ["--weights-dir", str(options.weights_dir), "--out", str(folder), "--draws", str(options.draws)]
+    with folder.with_suffix(".test.log").open("w") as log:
+        subprocess.run(command, stdout=log, stderr=log, check=True, env=os.environ | {"OMP_NUM_THREADS": "1"})
+
+
+def test(options: argparse.Namespace) -> None:
+    """Put a run to the downstream tasks and write what was found beside its records."""
+    suite = Suite.load("medical").chosen(TASKS)
+    base = Wanted(options.out, None, None, None, 42, options.data_dir, options.weights_dir)
+    names: list[str | None] = [None]
+    if options.tested == "clients":
+        names = list(RunRecords.load(options.out).groups["hospital"])
+    if options.tested == "untrained":
+        config = yaml.safe_load((options.out / "config.yaml").read_text())
+        file = options.out / "untrained.yaml"
+        file.write_text(yaml.safe_dump(config["server"]["model"]))
+        base = replace(base, encoders=file, seed=int(config["run"]["seed"]))
+    found = []
+    for name in names:
+        opened = replace(base, client=name).open()
+        found.append(run_suite(opened.subject, suite, opened.data, name="medical", draws=options.draws).to_json())
+    (options.out / "downstream.json").write_text(json.dumps(found))
+
+
+def figures(folder: Path, clients: str) -> list[float]:
+    """The row's figures of one run, in the order of ``HEADS``, each a mean over the models that were tested."""
+    found = [each["tasks"] for each in json.loads((folder / "downstream.json").read_text())]
+
+    def of(task: str, on: str, metric: str) -> float:
+        rows = [next(row for row in each[task]["rows"] if row["on"].startswith(on)) for each in found]
+        return mean(row["metrics"][metric]["mean"] for row in rows)
+
+    few = [of("pneumonia", on, "accuracy") for on in ("1%", "10%", "100%")] + [of("pneumonia", "10%", "auroc")]
+    few += [of("covidx", on, "accuracy") for on in ("1%", "10%")]
+    few += [of("opacity", on, "dice") for on in ("10%", "100%")]
+    return few + _retrieval(found, clients) + [of("other", "", "text_to_image_r@5")]
+
+
+def _retrieval(found: Sequence[Mapping[str, Any]], clients: str) -> list[float]:
+    """Text to picture in batches: mean over clients, worst client and disparity of the mean over models."""
+    by_cutoff = {}
+    for cutoff in (1, 5):
+        values = [
+            mean(
+                next(row for row in each["clients"]["rows"] if row["on"] == client)["metrics"][
+                    f"text_to_image_r@{cutoff}"
+                ]["mean"]
+                for each in found
+            )
+            for client in (row["on"] for row in found[0]["clients"]["rows"])
+            if client.startswith(clients)
+        ]
+        by_cutoff[cutoff] = values
+    one, five = by_cutoff[1], by_cutoff[5]
+    return [mean(one), mean(five), min(one), min(five), max(five) - min(five)]
+
+
+def main() -> None:
+    """Run what is missing and print the table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("table", choices=[*TABLES, "test"])
+    parser.add_argument("--data-dir", type=Path, required=True)
+    parser.add_argument("--weights-dir", type=Path, required=True)
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--tested", default="server", help=argparse.SUPPRESS)
+    parser.add_argument("--draws", type=int, default=3)
+    parser.add_argument("--jobs", type=int, default=2)
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--rounds", type=int, default=8)
+    parser.add_argument("--only-search", action="store_true")
+    parser.add_argument("--set", action="append", default=[])
+    options = parser.parse_args()
+    if options.table == "test":
+        test(options)
+        return
+    with ThreadPoolExecutor(options.jobs) as pool:
+        plan = Plan(TABLES[options.table], options, pool)
+        rates = plan.rates()
+        if options.only_search:
+            return
+        runs = {
+            (name, seed): plan.run(name, seed, rates[name], options.rounds)
+            for seed in range(options.seeds)
+            for name in plan.rows
+        }
+        plan.execute((run, plan.rows[name]) for (name, _), run in runs.items())
+    print("\n| " + " | ".join(["method", *HEADS]) + " |\n|" + "---|" * (len(HEADS) + 1))
+    for name in plan.rows:
+        seeds = [figures(options.out / runs[name, seed].name, "hospital") for seed in range(options.seeds)]
+        print("| " + " | ".join([name, *(spread(values) for values in zip(*seeds, strict=True))]) + " |")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,58 @@
+"""Masks of pictures as 0 and 1."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import cast
+
+import numpy as np
+import torch
+from jaxtyping import Int64, UInt8
+from pydantic import Field
+from torch import Tensor
+
+from polyfed.data.cache import Fit, Resampling, decoded
+from polyfed.data.samples import Inputs
+from polyfed.data.source import Column
+from polyfed.data.view import DataContext, InputSpec, View
+
+# what pictures are not offered: of a mask it keeps the two values, which every other filter would mix
+_NEAREST = cast(Resampling, "nearest")
+
+
+class Masks(View):
+    """Square masks, decoded once into the cache; uint8 [b, size, size], 1 where a pixel is above the threshold."""
+
+    size: int = Field(default=64, ge=8, le=2048, description="height and width in pixels")
+    fit: Fit = Field(default="squash", description="squash or crop: as the pictures that the masks belong to")
+    threshold: int = Field(default=127, ge=0, le=254, description="grey value (red, in colour) above which a mask is 1")
+
+    def open(self, column: Column, modality: str, context: DataContext) -> Inputs:
+        """Open masks: image structs {bytes, path} or encoded bytes."""
+        return MaskRows(decoded(column, self.size, context.cache, self.fit, _NEAREST), self.threshold)
+
+    def spec(self, modality: str, context: DataContext) -> InputSpec:
+        """Shape (size, size)."""
+        return InputSpec((self.size, self.size))
+
+
+@dataclass(frozen=True)
+class MaskRows:
+    """Opened masks.
+
+    Attributes:
+        pictures: all masks as pictures, usually a memory map.
+        threshold: value above which a pixel is 1.
+    """
+
+    pictures: UInt8[np.ndarray, "n 3 size size"]
+    threshold: int
+
+    def __len__(self) -> int:
+        return len(self.pictures)
+
+    def __call__(
+        self, rows: Int64[Tensor, " b"], generator: torch.Generator | None = None
+    ) -> UInt8[Tensor, "b size size"]:
+        """Masks of ``rows``; with a generator as without."""
+        return torch.from_numpy((self.pictures[rows.numpy(), 0] > self.threshold).astype(np.uint8))

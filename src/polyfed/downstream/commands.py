@@ -1,0 +1,120 @@
+"""``polyfed downstream``: what the encoders of a run are good for; parses, calls, prints."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from polyfed.errors import ConfigError, RunError
+
+if TYPE_CHECKING:
+    from polyfed.downstream.opened import Wanted
+    from polyfed.downstream.results import Findings
+
+DataDir = Annotated[
+    Path | None,
+    typer.Option(exists=True, file_okay=False, help="folder of data sets; else POLYFED_DATA", show_default=False),
+]
+WeightsDir = Annotated[
+    Path | None,
+    typer.Option(
+        exists=True, file_okay=False, help="folder of pretrained weights; else POLYFED_WEIGHTS", show_default=False
+    ),
+]
+
+
+def downstream(
+    run: Annotated[Path | None, typer.Argument(metavar="[RUN]", help="folder of a run", show_default=False)] = None,
+    suite: Annotated[str, typer.Option(help="medical, scenes, or a YAML file", show_default=False)] = "",
+    tasks: Annotated[
+        str | None, typer.Option(metavar="A,B,...", help="these tasks of the suite", show_default="all")
+    ] = None,
+    which: Annotated[
+        str | None, typer.Option("--model", help="best or last; by default best if there is one", show_default=False)
+    ] = None,
+    client: Annotated[
+        str | None, typer.Option(help="test this client's model instead of the server's", show_default=False)
+    ] = None,
+    encoders: Annotated[
+        Path | None,
+        typer.Option(metavar="MODEL.yaml", help="test this model, pretrained or random, instead", show_default=False),
+    ] = None,
+    seed: Annotated[int, typer.Option(min=0, help="of all draws")] = 42,
+    draws: Annotated[
+        int | None, typer.Option(min=1, help="draws of every task", show_default="as the suite says")
+    ] = None,
+    out: Annotated[Path | None, typer.Option(help="folder; by default RUN/downstream", show_default=False)] = None,
+    data_dir: DataDir = None,
+    weights_dir: WeightsDir = None,
+    device: Annotated[str | None, typer.Option(help="by default the run's", show_default=False)] = None,
+) -> None:
+    """Test frozen encoders: few-shot and zero-shot classification, segmentation, retrieval."""
+    from polyfed.analysis.results import ready_folder
+    from polyfed.device import cpu_threads
+    from polyfed.downstream.opened import Wanted
+    from polyfed.downstream.suite import Suite, run_suite, suites
+
+    if not suite:
+        raise ConfigError(f"--suite is missing; give {', '.join(suites())}, or a YAML file")
+    chosen = Suite.load(suite).chosen(_names(tasks))
+    wanted = Wanted(run, which, client, encoders, seed, data_dir, weights_dir, device)
+    opened = wanted.open()
+    folder = ready_folder(out or _folder(wanted))
+    with cpu_threads(opened.threads), _interruptible():
+        found = run_suite(
+            opened.subject, chosen, opened.data, name=Path(suite).stem, seed=seed, draws=draws, tell=typer.echo
+        )
+    _finish(folder, found)
+
+
+def _names(text: str | None) -> list[str] | None:
+    if text is None:
+        return None
+    names = list(dict.fromkeys(name.strip() for name in text.split(",")))
+    if not all(names):
+        raise ConfigError(f"--tasks {text}: has an empty name; give names with ',' between them")
+    return names
+
+
+def _folder(wanted: Wanted) -> Path:
+    """Beside the run, apart for models that are not its server's."""
+    parts = [wanted.client] if wanted.client else [wanted.encoders.stem] if wanted.encoders else []
+    start = Path("runs") if wanted.run is None else wanted.run
+    return start.joinpath("downstream", *parts)
+
+
+@contextlib.contextmanager
+def _interruptible() -> Iterator[None]:
+    try:
+        yield
+    except KeyboardInterrupt:
+        typer.echo("interrupted; nothing was written", err=True)
+        raise typer.Exit(130) from None
+
+
+def _finish(folder: Path, found: Findings) -> None:
+    """Print the tables, and write JSON, CSV and picture."""
+    from rich.console import Console
+
+    from polyfed.analysis.results import write_json
+    from polyfed.downstream.plots import draw_findings
+    from polyfed.federation.files import write_atomically
+    from polyfed.reporting.figures import save
+
+    console = Console()
+    for table in found.tables():
+        console.print(table.rich())
+    drawing = draw_findings(found)  # what can fail comes before anything is written
+    paths = [folder / f"downstream.{ending}" for ending in ("json", "csv", "png")]
+    write_json(paths[0], found.to_json())
+    try:
+        write_atomically(paths[1], found.to_csv().encode())
+        save(drawing, paths[2])
+    except OSError as error:
+        raise RunError(f"cannot write to '{folder}' ({error.strerror or error}); choose another --out") from error
+    for path in paths:
+        typer.echo(f"written: {path}")

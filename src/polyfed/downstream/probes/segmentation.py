@@ -1,0 +1,188 @@
+"""Segmentation: a decoder on a frozen encoder, trained on shares of the data."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Annotated, NamedTuple, Self, cast
+
+import torch
+from jaxtyping import Float, Int64, UInt8
+from pydantic import Field, model_validator
+from torch import Tensor
+
+from polyfed.data.cache import Fit
+from polyfed.data.views.masks import Masks
+from polyfed.downstream.bench import Bench
+from polyfed.downstream.decoding import DecoderFit, fit_decoder, logits_of, mean_mask
+from polyfed.downstream.maps import MapReader
+from polyfed.downstream.pictures import Pictures
+from polyfed.downstream.probe import Probe
+from polyfed.downstream.results import Outcome, Row
+from polyfed.errors import ConfigError, DataError
+from polyfed.losses.segmentation import focal_dice
+from polyfed.randomness import isolated
+from polyfed.tasks.dice import mean_dice
+
+Share = Annotated[float, Field(gt=0, le=1)]
+
+
+class Segmentation(Probe):
+    """Masks by a decoder on the maps of a frozen encoder (FedAID, arXiv 2404.03854, appendix B.2, after MGCA).
+
+    A convolutional encoder gets a U-Net decoder with skip connections from all its resolutions, a transformer one
+    that upsamples the grid of its patch tokens. Loss: ``focal_weight`` focal - ``dice_weight`` log(soft Dice).
+
+    Metrics in percent: ``dice`` at a chance of 0.5, by picture, then the mean; an empty mask scores 1 if nothing is
+    predicted, else 0. ``mean_mask`` is the Dice of predicting what is 1 in most of the masks trained on, for every
+    picture: what a decoder must beat.
+    """
+
+    source: str = Field(description="name of a source")
+    mask: str = Field(description="column of the masks: pictures, foreground bright")
+    modality: str = Field(default="image", description="modality of the pictures")
+    train: str = Field(default="train", description="split that shares are drawn from")
+    validation: str | Share | None = Field(
+        default="validation",
+        description="for early stopping: a split, or a share of the training pictures held out; None: all epochs",
+    )
+    test: tuple[str, ...] = Field(default=("test",), min_length=1, description="splits that metrics are of, joined")
+    shares: tuple[Share, ...] = Field(default=(0.1, 1.0), min_length=1, description="shares of the training pictures")
+    draws: int = Field(default=5, ge=1, description="draws of each share, with seeds 42, 43, ...")
+    decoder: tuple[Annotated[int, Field(ge=1)], ...] = Field(
+        default=(512, 256, 128, 64), min_length=1, description="widths of the decoder's stages"
+    )
+    size: int | None = Field(default=None, ge=8, description="side of the masks; None: of the encoder's pictures")
+    focal_weight: float = Field(default=10.0, ge=0, description="weight of the focal loss")
+    dice_weight: float = Field(default=1.0, ge=0, description="weight of -log(soft Dice)")
+    gamma: float = Field(default=2.0, ge=0, description="of the focal loss")
+    lr: float = Field(default=2e-4, gt=0, description="of AdamW")
+    weight_decay: float = Field(default=0.05, ge=0, description="of AdamW")
+    epochs: int = Field(default=50, ge=1, description="at most")
+    patience: int = Field(default=10, ge=1, description="epochs without a lower validation loss")
+    batch_size: int = Field(default=8, ge=2, description="pictures a step")
+    memory: int = Field(default=1 << 30, ge=0, description="bytes of feature maps held; more are computed every epoch")
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        if self.validation in self.test or self.train in self.test or self.train == self.validation:
+            raise ValueError(
+                f"train '{self.train}', validation '{self.validation}' and test {list(self.test)} overlap; "
+                "give validation a share of train, such as 0.15, to test on the validation split too"
+            )
+        if not self.focal_weight + self.dice_weight:
+            raise ValueError("focal_weight and dice_weight are both 0; give one of them a weight")
+        return self
+
+    def unsuitable(self, bench: Bench) -> str | None:
+        """The subject does not encode the modality, or not by position."""
+        missing = bench.subject.lacks([self.modality])
+        if missing is None and bench.subject.trunk(self.modality) is None:
+            encoder = type(bench.subject.model.encoders[self.modality]).__name__
+            return f"the encoder of '{self.modality}' ({encoder}) gives no features by position"
+        return missing
+
+    def check(self, bench: Bench, task: str) -> None:
+        """Splits, columns, that there is anything to learn, and that the encoder gives maps.
+
+        Raises:
+            ConfigError, DataError: something of these is missing.
+        """
+        splits = [self.train, *self.test, *([self.validation] if isinstance(self.validation, str) else [])]
+        bench.require(task, self.source, splits, [self.modality])
+        for name in splits:
+            if bench.split(self.source, name).read(self.mask).nested:
+                raise DataError(f"tasks.{task}: '{self.source}' {name}, '{self.mask}' holds lists; one mask an item")
+        self._size(bench, task)
+        self._reader(bench, task)
+
+    def run(self, bench: Bench, task: str) -> Outcome:
+        """Train and test for every share and draw."""
+        reader = self._reader(bench, task)
+        sets = _Sets(
+            self._pictures(bench, task, [self.train], reader),
+            self._pictures(bench, task, [self.validation], reader) if isinstance(self.validation, str) else None,
+            self._pictures(bench, task, self.test, reader),
+        )
+        if not bool(sets.train.masks.any()):
+            raise DataError(f"tasks.{task}: all masks '{self.mask}' of '{self.source}' {self.train} are empty")
+        rows = [self._row(bench, task, share, reader, sets) for share in self.shares]
+        how = f"skips at {', '.join(map(str, reader.sides))} px" if reader.modules else f"grid {reader.sides[0]}"
+        return Outcome(
+            f"{self.source}.{self.mask} at {self._size(bench, task)} px", rows, [f"Decoder: {how}. ± over draws."]
+        )
+
+    def _size(self, bench: Bench, task: str) -> int:
+        subject = bench.subject
+        shape = subject.views[self.modality].spec(self.modality, subject.context).shape
+        if self.size is None and len(shape) != 3:
+            raise ConfigError(f"tasks.{task}.size: '{self.modality}' is no picture of known size; give the masks' side")
+        return self.size or shape[1]
+
+    def _reader(self, bench: Bench, task: str) -> MapReader:
+        trunk = bench.subject.trunk(self.modality)
+        assert trunk is not None
+        samples = bench.samples(self.source, self.train, self.modality)
+        example = samples.inputs[self.modality](samples.rows[self.modality][:1]).to(bench.subject.device)
+        return MapReader.of(trunk, example, f"tasks.{task}, '{self.modality}'")
+
+    def _pictures(self, bench: Bench, task: str, splits: Sequence[str], reader: MapReader) -> Pictures:
+        view = bench.subject.views[self.modality]
+        masks = Masks(size=self._size(bench, task), fit=cast(Fit, getattr(view, "fit", "squash")))
+        parts = [bench.samples(self.source, name, self.modality) for name in splits]
+        found = [self._masks(bench, name, masks, part.items) for name, part in zip(splits, parts, strict=True)]
+        return Pictures(parts, self.modality, torch.cat(found), reader, bench.subject.device, self.memory)
+
+    def _masks(self, bench: Bench, split: str, view: Masks, items: Int64[Tensor, " n"]) -> UInt8[Tensor, "n h w"]:
+        rows = view.open(bench.split(self.source, split).read(self.mask), self.mask, bench.subject.context)
+        return rows(items)
+
+    def _row(self, bench: Bench, task: str, share: float, reader: MapReader, sets: _Sets) -> Row:
+        found = [self._draw(bench, task, share, draw, reader, sets) for draw in range(bench.draws or self.draws)]
+        values = {"dice": [each.dice for each in found], "mean_mask": [each.mean_mask for each in found]}
+        facts = {"n": found[0].trained, "n_train": len(sets.train), "n_test": len(sets.test)}
+        if isinstance(self.validation, float):
+            facts["held_out"] = found[0].held
+        return Row(f"{100 * share:g} %", values, facts)
+
+    def _draw(self, bench: Bench, task: str, share: float, draw: int, reader: MapReader, sets: _Sets) -> _Score:
+        order = torch.randperm(len(sets.train), generator=bench.stream(task, draw, f"share {share:g}"))
+        few, held = self._held_out(order[: max(2, round(share * len(order)))])
+        with isolated(bench.seed + draw, "downstream", task, f"decoder {share:g}"):
+            decoder = reader.decoder(self.decoder, sets.test.masks.shape[-1]).to(bench.subject.device)
+            watched, rows = (sets.train, held) if sets.validation is None else (sets.validation, _all(sets.validation))
+
+            def validation() -> float:
+                return float(self._loss(logits_of(decoder, watched, rows), watched.masks[rows]))
+
+            fit = DecoderFit(self.lr, self.weight_decay, self.epochs, self.patience, self.batch_size)
+            stream = bench.stream(task, draw, f"order {share:g}")
+            fit_decoder(decoder, sets.train, few, validation if len(rows) else None, self._loss, fit, stream)
+        logits, truth = logits_of(decoder, sets.test, _all(sets.test)), sets.test.masks.bool()
+        guess = mean_mask(sets.train.masks[few]).expand_as(truth)
+        return _Score(float(mean_dice(logits > 0, truth)), float(mean_dice(guess, truth)), len(few), len(held))
+
+    def _held_out(self, chosen: Int64[Tensor, " n"]) -> tuple[Tensor, Tensor]:
+        """What is trained on, and what is held out for early stopping; two are trained on at least."""
+        share = self.validation if isinstance(self.validation, float) else 0.0
+        count = min(round(share * len(chosen)), len(chosen) - 2)
+        return chosen[count:], chosen[:count]
+
+    def _loss(self, logits: Float[Tensor, "b h w"], masks: UInt8[Tensor, "b h w"]) -> Float[Tensor, ""]:
+        return focal_dice(logits, masks, focal_weight=self.focal_weight, dice_weight=self.dice_weight, gamma=self.gamma)
+
+
+class _Sets(NamedTuple):
+    train: Pictures
+    validation: Pictures | None
+    test: Pictures
+
+
+class _Score(NamedTuple):
+    dice: float
+    mean_mask: float
+    trained: int
+    held: int
+
+
+def _all(pictures: Pictures) -> Int64[Tensor, " n"]:
+    return torch.arange(len(pictures))

@@ -1,0 +1,91 @@
+"""Decoders of segmentation: from the feature maps of a frozen encoder to one logit a pixel."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+Maps = Sequence[Float[Tensor, "b c h w"]]
+"""Feature maps of a batch, the coarsest first."""
+
+
+class Stage(nn.Sequential):
+    """3x3 convolution, batch norm, ReLU."""
+
+    def __init__(self, channels: int, width: int) -> None:
+        super().__init__(
+            nn.Conv2d(channels, width, 3, padding=1, bias=False), nn.BatchNorm2d(width), nn.ReLU(inplace=True)
+        )
+
+
+class GridDecoder(nn.Module):
+    """Convolutional upsampling of one map, as of a transformer's patch tokens (SETR-PUP, Zheng et al., CVPR 2021).
+
+    Each stage convolves and then doubles the side (bilinear), but never beyond that of the masks; a 1x1 convolution
+    and a last resize give the logits. Convolving before the resize costs a quarter of convolving after it.
+
+    Args:
+        channels: of the map.
+        widths: channels of the stages (FedAID: 512, 256, 128, 64).
+        size: height and width of the masks.
+    """
+
+    def __init__(self, channels: int, widths: Sequence[int], size: int) -> None:
+        super().__init__()
+        _require_widths(widths)
+        self.size = size
+        self.stages = nn.ModuleList(Stage(*pair) for pair in zip([channels, *widths[:-1]], widths, strict=True))
+        self.logits = nn.Conv2d(widths[-1], 1, 1)
+
+    def forward(self, maps: Maps) -> Float[Tensor, "b size size"]:
+        """Logits of the foreground, from the coarsest of the maps."""
+        x = maps[0]
+        for stage in self.stages:
+            x = _resized(stage(x), min(self.size, 2 * x.shape[-2]), min(self.size, 2 * x.shape[-1]))
+        return _resized(self.logits(x), self.size, self.size).squeeze(1)
+
+
+class UNetDecoder(nn.Module):
+    """The upward half of a U-Net (Ronneberger et al., MICCAI 2015) on the maps of a convolutional encoder.
+
+    From the coarsest map on: resize to the next map (bilinear), put that beside, convolve. Then a 1x1 convolution and
+    a resize to the masks.
+
+    Args:
+        channels: of each map, the coarsest first.
+        widths: channels after each step; the last stands for all further ones, and what is too many is not used.
+        size: height and width of the masks.
+    """
+
+    def __init__(self, channels: Sequence[int], widths: Sequence[int], size: int) -> None:
+        super().__init__()
+        _require_widths(widths)
+        steps = [widths[min(k, len(widths) - 1)] for k in range(max(1, len(channels) - 1))]
+        inputs = [a + b for a, b in zip([channels[0], *steps], channels[1:], strict=False)] or [channels[0]]
+        self.size = size
+        self.stages = nn.ModuleList(Stage(*pair) for pair in zip(inputs, steps, strict=True))
+        self.logits = nn.Conv2d(steps[-1], 1, 1)
+
+    def forward(self, maps: Maps) -> Float[Tensor, "b size size"]:
+        """Logits of the foreground."""
+        x = maps[0]
+        if len(maps) == 1:
+            x = self.stages[0](x)
+        for stage, skip in zip(self.stages, maps[1:], strict=False):
+            x = stage(torch.cat([_resized(x, skip.shape[-2], skip.shape[-1]), skip], 1))
+        return _resized(self.logits(x), self.size, self.size).squeeze(1)
+
+
+def _require_widths(widths: Sequence[int]) -> None:
+    if not widths or min(widths) < 1:
+        raise ValueError(f"widths {list(widths)} of a decoder must be one or more numbers of channels")
+
+
+def _resized(x: Float[Tensor, "b c h w"], height: int, width: int) -> Float[Tensor, "b c height width"]:
+    if x.shape[-2:] == (height, width):
+        return x
+    return F.interpolate(x, (height, width), mode="bilinear", align_corners=False)

@@ -1,0 +1,372 @@
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch.nn import functional as F
+
+from polyfed.data.sources.scenes import Scenes
+from polyfed.downstream.bench import Bench
+from polyfed.downstream.probe import Probe
+from polyfed.downstream.probes.few_shot import FewShot
+from polyfed.downstream.probes.out_of_domain import OutOfDomain
+from polyfed.downstream.probes.retrieval import Retrieval
+from polyfed.downstream.probes.segmentation import Segmentation
+from polyfed.downstream.probes.zero_shot import ZeroShot
+from polyfed.downstream.results import Outcome
+from polyfed.errors import ConfigError, DataError, PolyfedError
+from polyfed.randomness import generator
+from polyfed.tasks.accuracy import label_ranks, top
+from polyfed.tasks.retrieval import Retrieval as Task
+
+VIT = {"name": "blocks", "size": "nano", "depth": 1, "patch": 4, "view": {"name": "pixels", "size": 16}}
+FEW = {"source": "scenes", "target": "topic", "shares": [0.1, 1.0], "draws": 3, "epochs": 3}
+CUT = {"source": "scenes", "mask": "mask", "decoder": [8, 8], "epochs": 2, "draws": 2, "shares": [0.2, 1.0]}
+
+
+def outcome(probe: Probe, bench: Bench) -> Outcome:
+    assert probe.unsuitable(bench) is None
+    probe.check(bench, "task")
+    return probe.run(bench, "task")
+
+
+def values(found: Outcome) -> list[dict[str, list[float]]]:
+    return [{name: list(each) for name, each in row.values.items()} for row in found.rows]
+
+
+# ---- few-shot
+
+
+def test_few_shot_is_deterministic_and_says_how_many_it_used(make_bench: Any) -> None:
+    bench = make_bench()
+    found = outcome(FewShot(**FEW), bench)
+    again = outcome(FewShot(**FEW), make_bench())
+    assert values(found) == values(again)
+    assert [row.on for row in found.rows] == ["10 %", "100 %"]
+    labels = bench.labels("scenes", "train", "image", "topic")
+    wanted = sum(max(1, round(0.1 * int(n))) for n in labels.bincount() if n)
+    assert [row.facts["n"] for row in found.rows] == [wanted, 40]
+    assert [row.facts["n_test"] for row in found.rows] == [20, 20]
+    assert all(len(each) == 3 for each in values(found)[0].values())
+    assert len(set(values(found)[0]["accuracy"] + values(found)[0]["auroc"])) > 1  # draws differ
+
+
+def test_few_shot_computes_features_once_in_evaluation_mode(make_bench: Any) -> None:
+    bench, calls = make_bench(), [0]
+    trunk = bench.subject.pooled
+
+    def counted(modality: str) -> Any:
+        function = trunk(modality)
+
+        def wrapped(x: torch.Tensor) -> torch.Tensor:
+            calls[0] += len(x)
+            return function(x)
+
+        return wrapped
+
+    object.__setattr__(bench.subject, "pooled", counted)
+    outcome(FewShot(**FEW), bench)
+    outcome(FewShot(**FEW | {"target": "label"}), bench)
+    assert calls[0] == 40 + 12 + 20
+
+
+@pytest.mark.parametrize(("features", "width"), [("trunk", 12), ("auto", 12), ("embedding", 8)])
+def test_few_shot_takes_the_trunk_or_the_embedding(make_bench: Any, features: str, width: int) -> None:
+    probe = FewShot(**FEW | {"features": features, "shares": [1.0], "draws": 1})
+    assert f"width {width}." in outcome(probe, make_bench()).notes[0]
+
+
+def test_few_shot_leaves_the_encoder_as_it_was(make_bench: Any) -> None:
+    bench = make_bench()
+    before = {name: value.clone() for name, value in bench.subject.model.state_dict().items()}
+    outcome(FewShot(**FEW), bench)
+    after = bench.subject.model.state_dict()
+    assert all(torch.equal(value, after[name]) for name, value in before.items())
+
+
+def test_few_shot_beats_chance_on_easy_texts(make_bench: Any) -> None:
+    texts = Scenes(
+        train=800, validation=100, test=200, columns={"text": "text"}, targets={"topic": "topic"}, difficulty=0.0
+    )
+    words = {"name": "tokens", "length": 64, "tokenizer": {"name": "hashing", "size": 2048}}
+    bench = make_bench({"text": {"name": "bag", "width": 128, "view": words}}, texts=texts)
+    settings = {"source": "texts", "target": "topic", "modality": "text", "lr": 0.02, "draws": 1, "shares": [0.05, 1.0]}
+    few, every = values(outcome(FewShot(**settings), bench))
+    assert every["accuracy"][0] > 40 > 100 / 6
+    assert every["accuracy"][0] > few["accuracy"][0]
+
+
+def test_few_shot_joins_sources_by_class_name(make_bench: Any) -> None:
+    more = Scenes(train=30, validation=5, test=10, size=16, seed=3, targets={"topic": "topic"})
+    found = outcome(FewShot(**FEW | {"source": ["scenes", "more"]}), make_bench(more=more))
+    assert (found.rows[-1].facts["n"], found.rows[-1].facts["n_test"]) == (70, 30)
+    assert found.data == "scenes+more.topic"
+
+
+@pytest.mark.parametrize(
+    ("settings", "error", "message"),
+    [
+        ({"source": "nothing"}, ConfigError, "no source 'nothing' in the suite or the run; valid: scenes"),
+        ({"target": "lable"}, ConfigError, "has no target 'lable'; did you mean 'label'"),
+        ({"train": "trian"}, DataError, "no split 'trian'; did you mean 'train'"),
+        ({"modality": "sound"}, ConfigError, "source 'scenes' has no columns.sound"),
+        ({"features": "trunk", "modality": "bare"}, ConfigError, "features is 'trunk', but the encoder of 'bare'"),
+    ],
+)
+def test_few_shot_refuses(make_bench: Any, settings: Any, error: type[PolyfedError], message: str) -> None:
+    bench = make_bench()
+    if settings.get("modality") == "bare":
+        bench.subject.model.encoders["bare"] = torch.nn.Identity()
+        bench.data.sources["scenes"].columns["bare"] = "image"
+    with pytest.raises(error, match=message):
+        FewShot(**FEW | settings).check(bench, "task")
+
+
+def test_few_shot_needs_two_classes(make_bench: Any) -> None:
+    single = Scenes(train=1, validation=5, test=5, size=16, targets={"topic": "topic"})
+    with pytest.raises(DataError, match=r"tasks.task: 'single' train has a single class of 'topic'"):
+        FewShot(**FEW | {"source": "single"}).check(make_bench(single=single), "task")
+
+
+def test_a_modality_that_the_model_lacks_is_no_error_but_a_reason(make_bench: Any) -> None:
+    bench = make_bench({"image": VIT})
+    assert FewShot(**FEW | {"modality": "text"}).unsuitable(bench) == "random encodes image, not 'text'"
+    assert Retrieval(source="scenes").unsuitable(bench) == "random encodes image, not 'text'"
+    assert Retrieval().unsuitable(bench) == "random has no clients; give a run, or a source to search"
+
+
+# ---- zero-shot
+
+
+def zero_shot(bench: Bench, **settings: Any) -> ZeroShot:
+    names = bench.split("scenes", "test").classes["topic"]
+    given = {"templates": ("a {}", "this is {} .")} | settings
+    return ZeroShot(source="scenes", target="topic", classes={name: (name, f"the {name}") for name in names}, **given)
+
+
+def test_zero_shot_is_the_nearest_mean_prompt(make_bench: Any) -> None:
+    bench = make_bench()
+    probe = zero_shot(bench)
+    (row,) = outcome(probe, bench).rows
+    subject, names = bench.subject, bench.split("scenes", "test").classes["topic"]
+    assert probe.texts("game") == ["a game", "a the game", "this is game .", "this is the game ."]
+    vectors = []
+    for name in names:
+        units = []
+        for text in probe.texts(name):
+            alone = ZeroShot(source="scenes", target="topic", classes={name: (text,), "other": ("x",)})
+            units.append(alone._class_vector(subject, name))  # the vector of one prompt
+        vectors.append(F.normalize(torch.stack(units).mean(0), dim=0))
+    samples = bench.samples("scenes", "test", "image")
+    x = subject.model.represent("image", samples.inputs["image"](samples.rows["image"]))
+    expected = top(label_ranks(x @ torch.stack(vectors).T, samples.targets["topic"].long()), 1)
+    assert row.values["accuracy"] == [pytest.approx(float(expected))]
+    assert row.facts == {"n_test": 20, "prompts": 4 * len(names)}
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"classes": {"art": ("art",), "gaem": ("x",)}}, "tasks.task.classes: '"),
+        ({"target": "topics"}, "has no target 'topics'; did you mean 'topic'"),
+    ],
+)
+def test_zero_shot_refuses_wrong_classes(make_bench: Any, change: Any, message: str) -> None:
+    bench = make_bench()
+    with pytest.raises(ConfigError, match=message):
+        zero_shot(bench).model_copy(update=change).check(bench, "task")
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"templates": ["no place"]}, "template 'no place' has no {}"),
+        ({"classes": {"a": [], "b": ["b"]}}, "class 'a' needs words"),
+        ({"classes": {"a": [" "], "b": ["b"]}}, "class 'a' needs words"),
+        ({"classes": {"a": ["a"]}}, "at least 2 items"),
+    ],
+)
+def test_zero_shot_settings(settings: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        ZeroShot(**{"source": "scenes", "classes": {"a": ["a"], "b": ["b"]}} | settings)
+
+
+# ---- segmentation
+
+
+@pytest.mark.parametrize("encoder", ["resnet", "vit"])
+def test_segmentation_freezes_the_encoder(make_bench: Any, encoder: str) -> None:
+    bench = make_bench({"image": VIT} if encoder == "vit" else None)
+    before = {name: value.clone() for name, value in bench.subject.model.state_dict().items()}
+    found = outcome(Segmentation(**CUT), bench)
+    after = bench.subject.model.state_dict()
+    assert all(torch.equal(value, after[name]) for name, value in before.items())
+    assert not any(value.requires_grad for value in bench.subject.model.parameters())
+    assert [row.facts["n"] for row in found.rows] == [8, 40]
+    assert ("grid 4" if encoder == "vit" else "skips at 8, 16") in found.notes[0] or "skips" in found.notes[0]
+    for row in values(found):
+        assert all(0 <= value <= 100 for each in row.values() for value in each)
+
+
+@pytest.mark.parametrize("settings", [{}, {"validation": 0.25, "test": ["validation", "test"]}, {"validation": None}])
+def test_segmentation_is_deterministic_whether_maps_are_held_or_not(make_bench: Any, settings: Any) -> None:
+    held = outcome(Segmentation(**CUT | settings), make_bench())
+    fresh = outcome(Segmentation(**CUT | settings, memory=0), make_bench())
+    assert values(held) == values(fresh)
+    last = held.rows[-1].facts
+    share = settings.get("validation") == 0.25
+    assert (last["n"], last["n_test"]) == ((30, 32) if share else (40, 20))
+    assert last.get("held_out") == (10 if share else None)
+
+
+def test_the_baseline_is_the_mean_of_the_training_masks(make_bench: Any) -> None:
+    bench = make_bench()
+    found = outcome(Segmentation(**CUT | {"shares": [1.0], "draws": 1}), bench)
+    probe = Segmentation(**CUT)
+    reader = probe._reader(bench, "task")
+    train, test = (probe._pictures(bench, "task", [name], reader).masks.double() for name in ("train", "test"))
+    guess = (train.mean(0) > 0.5).double()
+    scores = [
+        100 * (2 * (guess * mask).sum() / (guess.sum() + mask.sum())).item() if (guess + mask).sum() else 100.0
+        for mask in test
+    ]
+    assert values(found)[0]["mean_mask"] == [pytest.approx(sum(scores) / len(scores))]
+
+
+def test_segmentation_learns_more_than_the_mean_mask(make_bench: Any) -> None:
+    bench = make_bench(many=Scenes(train=150, validation=20, test=30, size=32, difficulty=0.0))
+    probe = Segmentation(source="many", mask="mask", decoder=(16, 8), epochs=6, draws=1, shares=(1.0,), lr=0.01)
+    (row,) = values(outcome(probe, bench))
+    assert row["dice"][0] > row["mean_mask"][0] + 10
+
+
+@pytest.mark.parametrize(
+    ("settings", "error", "message"),
+    [
+        ({"mask": "maks"}, DataError, "no column 'maks'; did you mean 'mask'"),
+        ({"mask": "captions"}, DataError, "'captions' holds lists; one mask an item"),
+        ({"source": "scene"}, ConfigError, "no source 'scene'"),
+        ({"validation": "valid"}, DataError, "no split 'valid'"),
+    ],
+)
+def test_segmentation_refuses(make_bench: Any, settings: Any, error: type[PolyfedError], message: str) -> None:
+    with pytest.raises(error, match=message):
+        Segmentation(**CUT | settings).check(make_bench(), "task")
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"test": ["validation", "test"]}, "overlap; give validation a share of train"),
+        ({"test": ["train"]}, "overlap"),
+        ({"focal_weight": 0, "dice_weight": 0}, "both 0"),
+        ({"decoder": []}, "at least 1 item"),
+        ({"shares": [1.5]}, "less than or equal to 1"),
+    ],
+)
+def test_segmentation_settings(settings: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        Segmentation(**CUT | settings)
+
+
+def test_an_encoder_without_positions_cannot_segment(make_bench: Any) -> None:
+    bench = make_bench()
+    bench.subject.model.encoders["image"] = torch.nn.Flatten()
+    assert Segmentation(**CUT).unsuitable(bench) == "the encoder of 'image' (Flatten) gives no features by position"
+
+
+# ---- retrieval
+
+
+def test_retrieval_on_a_source_reports_its_galleries(make_bench: Any) -> None:
+    (row,) = outcome(Retrieval(source="scenes", batch=32, draws=2), make_bench()).rows
+    assert row.facts == {
+        "n": 100,
+        "batches": 4,
+        "gallery": 32,
+        "last_gallery": 4,
+        "image_gallery_full": 20,
+        "text_gallery_full": 100,
+    }
+    assert len(row.values["text_to_image_r@1"]) == 2
+    assert len(row.values["text_to_image_r@1_full"]) == 1
+
+
+def test_full_recalls_are_those_of_the_retrieval_task(make_bench: Any) -> None:
+    bench = make_bench()
+    (row,) = outcome(Retrieval(source="scenes"), bench).rows
+    samples = bench.pairs("scenes", "test", ("image", "text"))
+    expected = Task().evaluate(bench.subject.model, None, samples, batch_size=16)
+    for name in ("image_to_text_r@1", "image_to_text_r@10", "text_to_image_r@5"):
+        assert row.values[f"{name}_full"] == [pytest.approx(expected[name])]
+
+
+def test_a_batch_of_all_is_that_of_the_retrieval_task(make_bench: Any) -> None:
+    bench = make_bench()
+    (row,) = outcome(Retrieval(source="scenes", batch=100, draws=2), bench).rows
+    samples = bench.pairs("scenes", "test", ("image", "text"))
+    expected = Task(in_batch=100).evaluate(bench.subject.model, None, samples, batch_size=16)
+    for name in ("image_to_text_r@5", "text_to_image_r@1"):
+        assert row.values[name] == [pytest.approx(expected[f"{name}_batch100"])] * 2
+
+
+def test_clients_mean_worst_and_disparity(make_bench: Any) -> None:
+    bench = make_bench()
+    whole = bench.pairs("scenes", "test", ("image", "text"))
+    tests = {"a": whole.subset(torch.arange(40)), "b": whole.subset(torch.arange(40, 100)), "c": whole.only(["image"])}
+    object.__setattr__(bench.subject, "clients", lambda: tests)
+    found = {row.on: row for row in outcome(Retrieval(batch=16, draws=3), bench).rows}
+    assert list(found) == ["a", "b", "mean over clients", "worst client", "disparity"]
+    for metric in found["a"].values:
+        pairs = list(zip(found["a"].values[metric], found["b"].values[metric], strict=True))
+        assert list(found["mean over clients"].values[metric]) == pytest.approx([(a + b) / 2 for a, b in pairs])
+        assert list(found["worst client"].values[metric]) == [min(pair) for pair in pairs]
+        assert list(found["disparity"].values[metric]) == pytest.approx([abs(a - b) for a, b in pairs])
+
+
+def test_matches_of_the_samples_are_right_answers(make_bench: Any) -> None:
+    bench = make_bench()
+    whole = bench.pairs("scenes", "test", ("image", "text"))
+    every = replace(whole, matches=torch.zeros_like(whole.items))
+    object.__setattr__(bench.subject, "clients", lambda: {"a": every})
+    row = outcome(Retrieval(draws=1), bench).rows[0]
+    assert all(list(each) == [100.0] for each in row.values.values())
+
+
+def test_no_client_has_both_modalities(make_bench: Any) -> None:
+    bench = make_bench()
+    object.__setattr__(bench.subject, "clients", lambda: {})
+    with pytest.raises(DataError, match="no client has test samples with image and text"):
+        Retrieval().check(bench, "task")
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [({"between": ["image", "image"]}, "names 'image' twice"), ({"cutoffs": [1, 1]}, "different"), ({"batch": 1}, "2")],
+)
+def test_retrieval_settings(settings: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        Retrieval(**settings)
+
+
+def test_data_that_it_was_trained_on_are_no_other_domain(make_bench: Any) -> None:
+    night = Scenes(test=10, size=16, domain="night")
+    bench = make_bench(night=night)
+    probe = OutOfDomain(sources=("scenes", "night"))
+    assert [row.on for row in outcome(probe, bench).rows] == ["scenes", "night"]
+    object.__setattr__(bench.subject, "known", (bench.data.sources["scenes"].model_copy(update={"targets": {}}),))
+    found = outcome(probe, bench)
+    assert [row.on for row in found.rows] == ["night"]
+    assert found.notes[-1] == "Left out, as the model was trained on it: scenes."
+    assert OutOfDomain(sources=("scenes",)).unsuitable(bench) == "random was trained on scenes"
+
+
+def test_streams_depend_on_task_draw_and_purpose() -> None:
+    bench = Bench.__new__(Bench)
+    bench.seed = 42
+    first = bench.stream("a", 1, "x").initial_seed()
+    assert first == generator(43, "downstream", "a", "x").initial_seed()
+    others = [bench.stream(*key).initial_seed() for key in [("b", 1, "x"), ("a", 2, "x"), ("a", 1, "y")]]
+    assert len({first, *others}) == 4

@@ -1,0 +1,105 @@
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from torch import Tensor
+
+from polyfed.losses.segmentation import focal, focal_dice, soft_dice
+
+
+def some(seed: int = 0, shape: tuple[int, ...] = (3, 4, 5)) -> tuple[Tensor, Tensor]:
+    stream = torch.Generator().manual_seed(seed)
+    return 3 * torch.randn(shape, generator=stream), (torch.rand(shape, generator=stream) < 0.4).to(torch.uint8)
+
+
+def naive_focal(logits: Tensor, masks: Tensor, gamma: float) -> float:
+    total = 0.0
+    pairs = list(zip(logits.double().flatten().tolist(), masks.flatten().tolist(), strict=True))
+    for z, m in pairs:
+        chance = 1 / (1 + math.exp(-z))
+        p = chance if m else 1 - chance
+        total += -((1 - p) ** gamma) * math.log(p)
+    return total / len(pairs)
+
+
+def naive_dice(logits: Tensor, masks: Tensor, smooth: float) -> float:
+    both = chances = truth = 0.0
+    for z, m in zip(logits.double().flatten().tolist(), masks.flatten().tolist(), strict=True):
+        p = 1 / (1 + math.exp(-z))
+        both, chances, truth = both + p * m, chances + p, truth + m
+    return (2 * both + smooth) / (chances + truth + smooth)
+
+
+@pytest.mark.parametrize("gamma", [0.0, 0.5, 2.0, 5.0])
+def test_focal_is_the_formula(gamma: float) -> None:
+    logits, masks = some()
+    assert float(focal(logits, masks, gamma)) == pytest.approx(naive_focal(logits, masks, gamma), rel=1e-5)
+
+
+def test_focal_without_gamma_is_cross_entropy() -> None:
+    logits, masks = some(1)
+    expected = torch.nn.functional.binary_cross_entropy_with_logits(logits, masks.float())
+    torch.testing.assert_close(focal(logits, masks, 0.0), expected)
+
+
+@pytest.mark.parametrize("smooth", [0.01, 1.0, 10.0])
+def test_soft_dice_is_the_formula(smooth: float) -> None:
+    logits, masks = some(2)
+    assert float(soft_dice(logits, masks, smooth)) == pytest.approx(naive_dice(logits, masks, smooth), rel=1e-5)
+
+
+def test_soft_dice_is_of_the_batch_not_the_mean_over_pictures() -> None:
+    logits, masks = some(3)
+    masks[0] = 0
+    by_picture = sum(float(soft_dice(logits[k : k + 1], masks[k : k + 1])) for k in range(3)) / 3
+    assert float(soft_dice(logits, masks)) != pytest.approx(by_picture, rel=1e-3)
+
+
+@pytest.mark.parametrize("weights", [{}, {"focal_weight": 3.0, "dice_weight": 0.5, "gamma": 1.0}])
+def test_the_sum_has_the_weights_of_the_paper(weights: dict[str, float]) -> None:
+    logits, masks = some(4)
+    given = {"focal_weight": 10.0, "dice_weight": 1.0, "gamma": 2.0} | weights
+    a, b, gamma = given.values()
+    expected = a * naive_focal(logits, masks, gamma) - b * math.log(naive_dice(logits, masks, 1.0))
+    assert float(focal_dice(logits, masks, **weights)) == pytest.approx(expected, rel=1e-5)
+
+
+def test_order_of_pictures_does_not_matter() -> None:
+    logits, masks = some(5)
+    torch.testing.assert_close(focal_dice(logits.flip(0), masks.flip(0)), focal_dice(logits, masks))
+
+
+@pytest.mark.parametrize("scale", [60.0, 1e4])
+@pytest.mark.parametrize("gamma", [0.5, 2.0])
+def test_certain_logits_have_finite_values_and_slopes(scale: float, gamma: float) -> None:
+    masks = torch.tensor([[[0, 1], [1, 0]]])
+    logits = (scale * (2.0 * masks - 1)).requires_grad_()
+    loss = focal_dice(logits, masks, gamma=gamma)
+    loss.backward()
+    assert float(loss.detach()) == pytest.approx(0.0, abs=1e-5)
+    assert bool(logits.grad.isfinite().all())  # type: ignore[union-attr]
+    wrong = (-logits.detach()).requires_grad_()
+    focal_dice(wrong, masks, gamma=gamma).backward()
+    assert bool(wrong.grad.isfinite().all())  # type: ignore[union-attr]
+
+
+def test_an_empty_batch_of_masks_wants_nothing_predicted() -> None:
+    masks = torch.zeros(2, 3, 3)
+    low, high = torch.full((2, 3, 3), -9.0), torch.full((2, 3, 3), 9.0)
+    assert float(focal_dice(low, masks)) < 0.01 < 1 < float(focal_dice(high, masks))
+
+
+def test_nan_is_not_hidden() -> None:
+    logits, masks = some(6)
+    logits[0, 0, 0] = math.nan
+    assert bool(focal_dice(logits, masks).isnan())
+
+
+def test_full_precision_under_autocast() -> None:
+    logits, masks = some(7)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        found = focal_dice(logits.bfloat16(), masks)
+    assert found.dtype == torch.float32
+    torch.testing.assert_close(found, focal_dice(logits.bfloat16().float(), masks))
