@@ -69,8 +69,8 @@ class Row:
     federated: bool = True
 
 
-def _fedaid(*overrides: str, base: str = "medpix") -> Row:
-    return Row(f"fedaid-{base}", overrides, "fedaid")
+def _fedaid(*overrides: str) -> Row:
+    return Row("fedaid-medpix", overrides, "fedaid")
 
 
 def _task(row: Row, task: str) -> Row:
@@ -87,7 +87,7 @@ def _rows(base: str) -> dict[str, Row]:
     return {
         "local": Row(f"{base}-local", tested="clients"),
         "fedavg": Row(f"{base}-fedavg"),
-        "fedaid": _fedaid(base=base),
+        "fedaid": Row(f"fedaid-{base}"),
         "feddra": Row(f"{base}-feddra"),
         "centralised": Row(f"{base}-centralised", federated=False),
     }
@@ -219,11 +219,11 @@ def figures(folder: Path, clients: str) -> list[float]:
 
     def of(task: str, on: str, metric: str) -> float:
         rows = [next(row for row in each[task]["rows"] if row["on"].startswith(on)) for each in found]
-        return mean(row["metrics"][metric]["mean"] for row in rows)
+        return mean(float(row["metrics"][metric]["mean"]) for row in rows)
 
-    few = [of("pneumonia", on, "accuracy") for on in ("1%", "10%", "100%")] + [of("pneumonia", "10%", "auroc")]
-    few += [of("covidx", on, "accuracy") for on in ("1%", "10%")]
-    few += [of("opacity", on, "dice") for on in ("10%", "100%")]
+    few = [of("pneumonia", on, "accuracy") for on in ("1 %", "10 %", "100 %")] + [of("pneumonia", "10 %", "auroc")]
+    few += [of("covidx", on, "accuracy") for on in ("1 %", "10 %")]
+    few += [of("opacity", on, "dice") for on in ("10 %", "100 %")]
     return few + _retrieval(found, clients) + [of("other", "", "text_to_image_r@5")]
 
 
@@ -257,7 +257,7 @@ def main() -> None:
     parser.add_argument("--draws", type=int, default=3)
     parser.add_argument("--jobs", type=int, default=2)
     parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--rounds", type=int, default=8)
+    parser.add_argument("--rounds", type=int, default=6)
     parser.add_argument("--only-search", action="store_true")
     parser.add_argument("--set", action="append", default=[])
     options = parser.parse_args()

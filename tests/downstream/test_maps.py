@@ -86,5 +86,5 @@ def test_words_are_no_grid() -> None:
         def forward(self, x: Tensor) -> Local:
             return Local(x.mean(1), x)
 
-    with pytest.raises(ConfigError, match="5 positions are no square grid"):
-        MapReader.of(Words(), torch.zeros(1, 5, 4), "test")
+    with pytest.raises(ConfigError, match="6 positions are no square grid"):
+        MapReader.of(Words(), torch.zeros(1, 6, 4), "test")

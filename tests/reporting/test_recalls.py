@@ -73,3 +73,12 @@ def test_recall_without_context_has_no_chance():
     assert (recall.direction, recall.cutoff, recall.protocol) == ("a to b", 5, "")
     assert math.isnan(recall.chance)
     assert math.isnan(recall.times_chance)
+
+
+def test_recalls_in_batches_are_found_with_their_own_gallery():
+    metrics = evaluate(Retrieval(between=("image", "my_text"), cutoffs=(1,), in_batch=4))
+    found = {recall.name: recall for recall in find_recalls(metrics)}
+    assert set(found) == {name for name in metrics if "_r@" in name}
+    inside = found["image_to_my_text_r@1_batch4"]
+    assert (inside.protocol, inside.gallery) == ("batch4", 4.0)
+    assert inside.positives == metrics["image_to_my_text_positives_per_query_batch4"]

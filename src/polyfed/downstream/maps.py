@@ -40,7 +40,8 @@ class MapReader:
         """How to read a trunk, found out on one batch.
 
         A convolutional trunk's positions are those of its last map: then every resolution gives a map, that of the
-        last module which has it. Positions of anything else are a square grid of tokens.
+        last module which has it. Positions of anything else are a square grid of tokens, with or without a summary
+        before them (frozen features of a transformer begin with one).
 
         Raises:
             ConfigError: the trunk's positions are no square grid.
@@ -59,7 +60,7 @@ class MapReader:
         if not self.modules:
             local: Local = self.trunk(x)
             side = self.sides[0]
-            return [local.local.transpose(1, 2).reshape(len(x), -1, side, side)]
+            return [local.local[:, -side * side :].transpose(1, 2).reshape(len(x), -1, side, side)]
         found, _ = _watched(self.trunk, x, self.modules)
         return [found[name] for name in self.modules]
 
@@ -107,6 +108,6 @@ def _is_last_map(local: Local, last: Float[Tensor, "b c h w"]) -> bool:
 def _side(local: Local, what: str) -> int:
     count = local.local.shape[1]
     side = math.isqrt(count)
-    if side * side != count or (local.mask is not None and not bool(local.mask.all())):
+    if side * side not in (count, count - 1) or (local.mask is not None and not bool(local.mask.all())):
         raise ConfigError(f"{what}: {count} positions are no square grid, so there is no map to segment; give pictures")
     return side

@@ -77,6 +77,11 @@ class Deal:
         if self.group.test == "matched":
             own, classes = self._classes_of_both
             items = matched_items(items, classes.numbers, own.numbers[self.parts[client]])
+            if not len(items):
+                raise ConfigError(
+                    f"clients.{self.name}.test is matched, but split '{self.group.test_split}' lacks a class of client "
+                    f"{client} (or nearly so), which leaves no items; use test: dealt, or all"
+                )
         return self._first(items)
 
     def counts(self, items: Int64[Tensor, " k"]) -> dict[str, object]:

@@ -7,7 +7,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-_NAME = re.compile(r"(?P<source>.+)_to_(?P<target>.+)_r@(?P<cutoff>\d+)(?P<protocol>|_full|_\d+fold)")
+_NAME = re.compile(r"(?P<source>.+)_to_(?P<target>.+)_r@(?P<cutoff>\d+)(?P<protocol>|_full|_\d+fold|_batch\d+)")
 _CONTEXT = re.compile(r"gallery_.+|folds(_.+)?|.+_positives_per_query(_.+)?|n|items|samples|classes")
 
 
