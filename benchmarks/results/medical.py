@@ -33,24 +33,15 @@ from polyfed.reporting.records import RunRecords
 GRID = (0.0001, 0.0003, 0.001)
 SEARCH_SEED = 100
 RECALLS = ("image_to_text_r@5", "text_to_image_r@5")
-CLASSIFICATION = ("pneumonia", "covidx")
-TASKS = (*CLASSIFICATION, "opacity", "clients", "other")
-HEADS = (
-    "pneumonia 1 %",
-    "10 %",
-    "100 %",
-    "AUROC 10 %",
-    "covidx 1 %",
-    "10 %",
-    "Dice opacity 10 %",
-    "100 %",
-    "Rec@1",
-    "Rec@5",
-    "worst@1",
-    "worst@5",
-    "disparity@5",
-    "other set Rec@5",
-)
+HEADS: Mapping[str, tuple[str, ...]] = {
+    "pneumonia": ("pneumonia 1 %", "10 %", "100 %", "AUROC 10 %"),
+    "covidx": ("covidx 1 %", "10 %"),
+    "opacity": ("Dice opacity 10 %", "100 %"),
+    "clients": ("Rec@1", "Rec@5", "worst@1", "worst@5", "disparity@5"),
+    "other": ("other set Rec@5",),
+}
+SWEEPS = ("clients", "rho", "guidance")
+"""Tables whose rows are put to retrieval only."""
 
 
 @dataclass(frozen=True)
@@ -59,14 +50,14 @@ class Row:
 
     Attributes:
         tested: the server's model, the mean over the clients' own, or an encoder before any training.
-        federated: whether its own clients are those whose test samples retrieval is judged by.
+        judged_by: the row whose clients' test samples retrieval is judged by; empty: its own.
     """
 
     preset: str
     overrides: tuple[str, ...] = ()
     rate_of: str = ""
     tested: str = "server"
-    federated: bool = True
+    judged_by: str = ""
 
 
 def _fedaid(*overrides: str) -> Row:
@@ -89,7 +80,7 @@ def _rows(base: str) -> dict[str, Row]:
         "fedavg": Row(f"{base}-fedavg"),
         "fedaid": Row(f"fedaid-{base}"),
         "feddra": Row(f"{base}-feddra"),
-        "centralised": Row(f"{base}-centralised", federated=False),
+        "centralised": Row(f"{base}-centralised", judged_by="fedavg"),
     }
 
 
@@ -143,19 +134,24 @@ class Plan:
         folder = f"{name}-lr{rate:g}-t{rounds}-{seed}".replace(" ", "-").replace(",", "")
         return Planned(folder, row.preset, seed, overrides)
 
-    def execute(self, runs: Iterable[tuple[Planned, Row | None]]) -> None:
-        """Run all, so many at a time; those with a row are tested afterwards."""
+    def execute(self, runs: Iterable[Planned], tests: Mapping[str, Sequence[str]] | None = None) -> None:
+        """Run all, so many at a time; with ``tests`` (name of a run -> arguments) they are tested afterwards."""
         options = self.options
 
-        def work(planned: Planned, row: Row | None) -> None:
+        def work(planned: Planned) -> None:
             def after(folder: Path) -> None:
-                if row is not None:
-                    _test_apart(folder, row.tested, options)
+                if tests is not None:
+                    _test_apart(folder, tests[planned.name], options)
 
             planned.execute(options.out, options.data_dir, options.weights_dir, after)
 
-        for future in [self.pool.submit(work, *run) for run in runs]:
+        for future in [self.pool.submit(work, run) for run in runs]:
             future.result()
+
+    def test_arguments(self, name: str, judge: Planned | None) -> list[str]:
+        """What the test of a row is called with."""
+        found = ["--tested", self.rows[name].tested]
+        return found if judge is None else [*found, "--judged-by", str(self.options.out / judge.name)]
 
     def rates(self) -> dict[str, float]:
         """Row -> learning rate, of the grid; printed with the scores that chose it."""
@@ -163,7 +159,7 @@ class Plan:
         half = self.options.rounds // 2
         validated = ("clients.hospital.test_split=validation",)
         runs = {(name, rate): self.run(name, SEARCH_SEED, rate, half, validated) for rate in GRID for name in searched}
-        self.execute((run, None) for run in runs.values())
+        self.execute(runs.values())
         found = self._kept_rates()
         if searched:
             print("| method | " + " | ".join(f"lr {rate:g}" for rate in GRID) + " | chosen |\n|" + "---|" * 5)
@@ -186,17 +182,23 @@ def _score(records: RunRecords) -> float:
 # ---- downstream
 
 
-def _test_apart(folder: Path, tested: str, options: argparse.Namespace) -> None:
+def _test_apart(folder: Path, arguments: Sequence[str], options: argparse.Namespace) -> None:
     """In a process of its own, as the runs."""
-    command = [sys.executable, __file__, "test", "--data-dir", str(options.data_dir), "--tested", tested]
+    command = [sys.executable, __file__, "test", "--data-dir", str(options.data_dir), *arguments]
     command += ["--weights-dir", str(options.weights_dir), "--out", str(folder), "--draws", str(options.draws)]
+    command += ["--tasks", *tasks_of(options.table)]
     with folder.with_suffix(".test.log").open("w") as log:
         subprocess.run(command, stdout=log, stderr=log, check=True, env=os.environ | {"OMP_NUM_THREADS": "1"})
 
 
+def tasks_of(table: str) -> list[str]:
+    """The tasks that the rows of a table are put to."""
+    return ["clients"] if table in SWEEPS else list(HEADS)
+
+
 def test(options: argparse.Namespace) -> None:
     """Put a run to the downstream tasks and write what was found beside its records."""
-    suite = Suite.load("medical").chosen(TASKS)
+    suite = Suite.load("medical").chosen(options.tasks)
     base = Wanted(options.out, None, None, None, 42, options.data_dir, options.weights_dir)
     names: list[str | None] = [None]
     if options.tested == "clients":
@@ -209,25 +211,36 @@ def test(options: argparse.Namespace) -> None:
     found = []
     for name in names:
         opened = replace(base, client=name).open()
-        found.append(run_suite(opened.subject, suite, opened.data, name="medical", draws=options.draws).to_json())
+        subject = opened.subject
+        if options.judged_by:
+            judge = replace(base, run=options.judged_by).open().subject
+            subject = replace(subject, clients=judge.clients)
+        found.append(run_suite(subject, suite, opened.data, name="medical", draws=options.draws).to_json())
     (options.out / "downstream.json").write_text(json.dumps(found))
 
 
-def figures(folder: Path, clients: str) -> list[float]:
+def figures(folder: Path, tasks: Sequence[str]) -> list[float]:
     """The row's figures of one run, in the order of ``HEADS``, each a mean over the models that were tested."""
     found = [each["tasks"] for each in json.loads((folder / "downstream.json").read_text())]
+    return [value for task in tasks for value in _figures(found, task)]
 
-    def of(task: str, on: str, metric: str) -> float:
+
+def _figures(found: Sequence[Mapping[str, Any]], task: str) -> list[float]:
+    def of(on: str, metric: str) -> float:
         rows = [next(row for row in each[task]["rows"] if row["on"].startswith(on)) for each in found]
         return mean(float(row["metrics"][metric]["mean"]) for row in rows)
 
-    few = [of("pneumonia", on, "accuracy") for on in ("1 %", "10 %", "100 %")] + [of("pneumonia", "10 %", "auroc")]
-    few += [of("covidx", on, "accuracy") for on in ("1 %", "10 %")]
-    few += [of("opacity", on, "dice") for on in ("10 %", "100 %")]
-    return few + _retrieval(found, clients) + [of("other", "", "text_to_image_r@5")]
+    if task == "clients":
+        return _retrieval(found)
+    if task == "other":
+        return [of("", "text_to_image_r@5")]
+    metric, shares = ("dice", ("10 %", "100 %")) if task == "opacity" else ("accuracy", ("1 %", "10 %"))
+    if task == "pneumonia":
+        return [of(share, metric) for share in (*shares, "100 %")] + [of("10 %", "auroc")]
+    return [of(share, metric) for share in shares]
 
 
-def _retrieval(found: Sequence[Mapping[str, Any]], clients: str) -> list[float]:
+def _retrieval(found: Sequence[Mapping[str, Any]]) -> list[float]:
     """Text to picture in batches: mean over clients, worst client and disparity of the mean over models."""
     by_cutoff = {}
     for cutoff in (1, 5):
@@ -239,7 +252,7 @@ def _retrieval(found: Sequence[Mapping[str, Any]], clients: str) -> list[float]:
                 for each in found
             )
             for client in (row["on"] for row in found[0]["clients"]["rows"])
-            if client.startswith(clients)
+            if client.startswith("hospital")
         ]
         by_cutoff[cutoff] = values
     one, five = by_cutoff[1], by_cutoff[5]
@@ -254,6 +267,8 @@ def main() -> None:
     parser.add_argument("--weights-dir", type=Path, required=True)
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--tested", default="server", help=argparse.SUPPRESS)
+    parser.add_argument("--judged-by", type=Path, help=argparse.SUPPRESS)
+    parser.add_argument("--tasks", nargs="+", default=list(HEADS), help=argparse.SUPPRESS)
     parser.add_argument("--draws", type=int, default=3)
     parser.add_argument("--jobs", type=int, default=2)
     parser.add_argument("--seeds", type=int, default=3)
@@ -274,10 +289,14 @@ def main() -> None:
             for seed in range(options.seeds)
             for name in plan.rows
         }
-        plan.execute((run, plan.rows[name]) for (name, _), run in runs.items())
-    print("\n| " + " | ".join(["method", *HEADS]) + " |\n|" + "---|" * (len(HEADS) + 1))
+        judges = {key: runs.get((plan.rows[key[0]].judged_by, key[1])) for key in runs}
+        tests = {run.name: plan.test_arguments(key[0], judges[key]) for key, run in runs.items()}
+        plan.execute(runs.values(), tests)
+    tasks = tasks_of(options.table)
+    heads = ["method", *(head for task in tasks for head in HEADS[task])]
+    print("\n| " + " | ".join(heads) + " |\n|" + "---|" * len(heads))
     for name in plan.rows:
-        seeds = [figures(options.out / runs[name, seed].name, "hospital") for seed in range(options.seeds)]
+        seeds = [figures(options.out / runs[name, seed].name, tasks) for seed in range(options.seeds)]
         print("| " + " | ".join([name, *(spread(values) for values in zip(*seeds, strict=True))]) + " |")
 
 
