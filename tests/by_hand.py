@@ -101,6 +101,28 @@ def three_kinds(**algorithm: Any) -> Config:
     }
 
 
+def aligned(**algorithm: Any) -> Config:
+    """Three paired clients whose encoders have align modules, and a server that shows their model, on tiny scenes."""
+    view = {"name": "pixels", "size": 16}
+    image = {"name": "resnet", "widths": [8, 8], "depths": [1, 1], "block": "basic", "view": view}
+    tokens = {"name": "tokens", "length": 16, "tokenizer": {"name": "hashing", "size": 200}}
+    text = {"name": "bag", "width": 8, "view": tokens}
+    model = {"dim": 8, "aligner": {"hidden": 16}, "encoders": {"image": image, "text": text}}
+    task = {"name": "retrieval", "objective": "info_nce", "learn_temperature": False, "mask_siblings": True}
+    party = {"source": "scenes", "model": model, "task": task}
+    training = {"optimizer": {"kind": "adamw", "lr": 0.01}, "batch_size": 12}
+    columns = {"image": "image", "text": "captions"}
+    scenes = {"name": "scenes", "train": 18, "validation": 8, "test": 12, "size": 16, "columns": columns}
+    return {
+        "name": "aligned",
+        "data": {"sources": {"scenes": scenes}},
+        "server": party,
+        "clients": {"hospital": party | {"count": 3, "training": training}},
+        "algorithm": {"name": "fedaid"} | algorithm,
+        "run": {"rounds": 2, "threads": 1, "device": "cpu", "plots": False},
+    }
+
+
 def one_classification(config: Config) -> Config:
     """``three_kinds`` whose clients and server all tell the same classes, which public samples have too."""
     task = {"name": "classification", "target": "label", "classes": 18}

@@ -12,6 +12,7 @@ resumed.
 from __future__ import annotations
 
 import argparse
+import hashlib
 import json
 import os
 import subprocess
@@ -23,16 +24,16 @@ from pathlib import Path
 from statistics import mean
 from typing import Any
 
-import yaml
 from runs import Planned, client_values, spread
 
 from polyfed.downstream.opened import Wanted
 from polyfed.downstream.suite import Suite, run_suite
 from polyfed.reporting.records import RunRecords
 
-GRID = (0.0001, 0.0003, 0.001)
+GRID = (0.0003, 0.001, 0.003)
 SEARCH_SEED = 100
-RECALLS = ("image_to_text_r@5", "text_to_image_r@5")
+RECALLS = tuple(f"{direction}_r@{k}" for direction in ("image_to_text", "text_to_image") for k in (5, 10))
+_RATE = "clients.hospital.training.optimizer.lr"
 HEADS: Mapping[str, tuple[str, ...]] = {
     "pneumonia": ("pneumonia 1 %", "10 %", "100 %", "AUROC 10 %"),
     "covidx": ("covidx 1 %", "10 %"),
@@ -49,7 +50,7 @@ class Row:
     """A row: preset, overrides, whose learning rate it shares, and whose models are tested.
 
     Attributes:
-        tested: the server's model, the mean over the clients' own, or an encoder before any training.
+        tested: the server's model, or the mean over the ``clients``' own.
         judged_by: the row whose clients' test samples retrieval is judged by; empty: its own.
     """
 
@@ -85,14 +86,13 @@ def _rows(base: str) -> dict[str, Row]:
 
 
 MAIN = _rows("medpix") | {
-    "untrained": Row("medpix-fedavg", ("run.rounds=1",), "fedavg", tested="untrained"),
-    "fedavg, 5 steps": Row("medpix-fedavg", ("algorithm.local_steps=5",), "fedavg"),
-    "fedprox": Row("medpix-fedprox"),
-    "moon": Row("medpix-moon"),
+    "untrained": Row("medpix-fedavg", ("run.rounds=1", "algorithm.local_steps=1", f"{_RATE}=1e-12"), "fedavg"),
+    "fedprox": Row("medpix-fedprox", rate_of="fedavg"),
+    "moon": Row("medpix-moon", rate_of="fedavg"),
     "fedema": Row("medpix-fedema"),
-    "fed-mae": Row("medpix-fed-mae"),
+    "fed-mae": Row("medpix-fed-mae", rate_of="fedavg"),
 }
-ORDER = ("untrained", "local", "fedavg", "fedavg, 5 steps", "fedprox", "moon", "fedema", "fed-mae", "fedaid", "feddra")
+ORDER = ("untrained", "local", "fedavg", "fedprox", "moon", "fedema", "fed-mae", "fedaid", "feddra")
 TABLES: Mapping[str, Mapping[str, Row]] = {
     "main": {name: MAIN[name] for name in (*ORDER, "centralised")},
     "cxr": _rows("cxr"),
@@ -129,10 +129,12 @@ class Plan:
     def run(self, name: str, seed: int, rate: float, rounds: int, extra: Sequence[str] = ()) -> Planned:
         """A run of a row."""
         row = self.rows[name]
-        every = [f"clients.hospital.training.optimizer.lr={rate}", f"run.rounds={rounds}", f"run.eval_every={rounds}"]
+        every = [f"{_RATE}={rate}", f"run.rounds={rounds}", f"run.eval_every={rounds}"]
         overrides = [*every, "run.plots=false", *extra, *row.overrides, *self.options.set]
-        folder = f"{name}-lr{rate:g}-t{rounds}-{seed}".replace(" ", "-").replace(",", "")
-        return Planned(folder, row.preset, seed, overrides)
+        mark = hashlib.sha256(json.dumps([row.preset, overrides]).encode()).hexdigest()[:8]
+        return Planned(
+            f"{name}-lr{rate:g}-{seed}-{mark}".replace(" ", "-").replace(",", ""), row.preset, seed, overrides
+        )
 
     def execute(self, runs: Iterable[Planned], tests: Mapping[str, Sequence[str]] | None = None) -> None:
         """Run all, so many at a time; with ``tests`` (name of a run -> arguments) they are tested afterwards."""
@@ -156,27 +158,37 @@ class Plan:
     def rates(self) -> dict[str, float]:
         """Row -> learning rate, of the grid; printed with the scores that chose it."""
         searched = [name for name, row in self.rows.items() if not row.rate_of]
-        half = self.options.rounds // 2
-        validated = ("clients.hospital.test_split=validation",)
+        half = (self.options.rounds + 1) // 2
+        validated = ("clients.hospital.test_split=validation", "server.test_split=validation")
         runs = {(name, rate): self.run(name, SEARCH_SEED, rate, half, validated) for rate in GRID for name in searched}
         self.execute(runs.values())
         found = self._kept_rates()
         if searched:
             print("| method | " + " | ".join(f"lr {rate:g}" for rate in GRID) + " | chosen |\n|" + "---|" * 5)
         for name in searched:
-            scores = {rate: _score(RunRecords.load(self.options.out / runs[name, rate].name)) for rate in GRID}
-            found[name] = max(scores, key=scores.__getitem__)
-            print("| " + " | ".join([name, *(f"{value:.2f}" for value in scores.values()), f"{found[name]:g}"]) + " |")
+            scores = {rate: self._score(name, runs[name, rate]) for rate in GRID}
+            best = found[self.rows[name].preset] = max(scores, key=scores.__getitem__)
+            print("| " + " | ".join([name, *(f"{value:.2f}" for value in scores.values()), f"{best:g}"]) + " |")
         (self.options.out / "rates.json").write_text(json.dumps(found, indent=1))
-        return {name: found[row.rate_of or name] for name, row in self.rows.items()}
+        return {name: found[_preset_of(row)] for name, row in self.rows.items()}
+
+    def _score(self, name: str, run: Planned) -> float:
+        """Recalls on validation data, added: the server's among all of it; of LOCAL every client's among its own."""
+        records = RunRecords.load(self.options.out / run.name)
+        if self.rows[name].tested == "clients":
+            return sum(mean(client_values(records, "hospital", metric)) for metric in RECALLS)
+        return sum(records.last("server")[metric] for metric in RECALLS)
 
     def _kept_rates(self) -> dict[str, float]:
         file = self.options.out / "rates.json"
         return dict(json.loads(file.read_text())) if file.is_file() else {}
 
 
-def _score(records: RunRecords) -> float:
-    return sum(mean(client_values(records, "hospital", metric)) for metric in RECALLS)
+def _preset_of(row: Row) -> str:
+    """The preset whose learning rate a row has."""
+    base = row.preset.split("-")[0] if not row.preset.startswith("fedaid") else "medpix"
+    shared = {"fedavg": f"{base}-fedavg", "fedaid": "fedaid-medpix"}
+    return shared[row.rate_of] if row.rate_of else row.preset
 
 
 # ---- downstream
@@ -187,7 +199,7 @@ def _test_apart(folder: Path, arguments: Sequence[str], options: argparse.Namesp
     command = [sys.executable, __file__, "test", "--data-dir", str(options.data_dir), *arguments]
     command += ["--weights-dir", str(options.weights_dir), "--out", str(folder), "--draws", str(options.draws)]
     command += ["--tasks", *tasks_of(options.table)]
-    with folder.with_suffix(".test.log").open("w") as log:
+    with folder.with_name(f"{folder.name}.test.log").open("w") as log:
         subprocess.run(command, stdout=log, stderr=log, check=True, env=os.environ | {"OMP_NUM_THREADS": "1"})
 
 
@@ -199,15 +211,18 @@ def tasks_of(table: str) -> list[str]:
 def test(options: argparse.Namespace) -> None:
     """Put a run to the downstream tasks and write what was found beside its records."""
     suite = Suite.load("medical").chosen(options.tasks)
-    base = Wanted(options.out, None, None, None, 42, options.data_dir, options.weights_dir)
+    base = Wanted(
+        options.out,
+        None if options.tested == "clients" else "last",
+        None,
+        None,
+        42,
+        options.data_dir,
+        options.weights_dir,
+    )
     names: list[str | None] = [None]
     if options.tested == "clients":
         names = list(RunRecords.load(options.out).groups["hospital"])
-    if options.tested == "untrained":
-        config = yaml.safe_load((options.out / "config.yaml").read_text())
-        file = options.out / "untrained.yaml"
-        file.write_text(yaml.safe_dump(config["server"]["model"]))
-        base = replace(base, encoders=file, seed=int(config["run"]["seed"]))
     found = []
     for name in names:
         opened = replace(base, client=name).open()
@@ -272,7 +287,7 @@ def main() -> None:
     parser.add_argument("--draws", type=int, default=3)
     parser.add_argument("--jobs", type=int, default=2)
     parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--rounds", type=int, default=6)
+    parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--only-search", action="store_true")
     parser.add_argument("--set", action="append", default=[])
     options = parser.parse_args()
@@ -291,7 +306,8 @@ def main() -> None:
         }
         judges = {key: runs.get((plan.rows[key[0]].judged_by, key[1])) for key in runs}
         tests = {run.name: plan.test_arguments(key[0], judges[key]) for key, run in runs.items()}
-        plan.execute(runs.values(), tests)
+        for judged in (False, True):  # whose clients judge must be there first
+            plan.execute([run for key, run in runs.items() if (judges[key] is not None) == judged], tests)
     tasks = tasks_of(options.table)
     heads = ["method", *(head for task in tasks for head in HEADS[task])]
     print("\n| " + " | ".join(heads) + " |\n|" + "---|" * len(heads))

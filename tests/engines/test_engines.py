@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from by_hand import transformers
+from by_hand import aligned, transformers
 from polyfed import Experiment, run
 from polyfed.errors import ExchangeError
 from polyfed.reporting.records import RunRecords
@@ -44,6 +44,13 @@ MORE_BLOCKS: dict[str, dict[str, Any]] = {
     "fedcola-sequential": {"name": "fedcola", "averaging": "sequential", "send": "modules", "train_out": False},
     "fediot": {"name": "fediot"},
     "fed_mae": {"name": "fed_mae", "decoder_depth": 1, "decoder_width": 32, "decoder_heads": 4},
+}
+ALIGNED: dict[str, dict[str, Any]] = {
+    "fedaid": {"name": "fedaid", "local_steps": 2, "robust_steps": 2},
+}
+MORE_ALIGNED: dict[str, dict[str, Any]] = {
+    "fedaid-repeated": ALIGNED["fedaid"] | {"broadcast": "repeated", "aligner_in_stage_two": "local"},
+    "feddra": {"name": "feddra", "local_steps": 2, "robust_steps": 2},
 }
 ENGINES: dict[str, dict[str, Any]] = {
     "serialized": {"name": "local", "serialize": True},
@@ -90,6 +97,18 @@ def test_every_engine_gives_the_same_bits_with_transformers(
 ) -> None:
     monkeypatch.setenv("POLYFED_CACHE", str(tmp_path / "cache"))
     config = transformers(**(BLOCKS | MORE_BLOCKS)[method])
+    expected = digest(finished(config, tmp_path / "local"))
+    for name, engine in ENGINES.items():
+        assert digest(finished(config, tmp_path / name, engine=engine)) == expected, name
+
+
+@pytest.mark.usefixtures("ray_cluster")
+@pytest.mark.parametrize("method", [*ALIGNED, *(pytest.param(name, marks=pytest.mark.slow) for name in MORE_ALIGNED)])
+def test_every_engine_gives_the_same_bits_with_aligners(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, method: str
+) -> None:
+    monkeypatch.setenv("POLYFED_CACHE", str(tmp_path / "cache"))
+    config = aligned(**(ALIGNED | MORE_ALIGNED)[method])
     expected = digest(finished(config, tmp_path / "local"))
     for name, engine in ENGINES.items():
         assert digest(finished(config, tmp_path / name, engine=engine)) == expected, name

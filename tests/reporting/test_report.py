@@ -66,7 +66,7 @@ def test_clients_without_a_finite_value_are_counted_as_missing(tmp_path):
 
 def test_the_report_leaves_the_clients_spread_for_scripts(records):
     write_report(records)
-    found = json.loads((records.folder / "clients.json").read_text())["test"]["image"]["accuracy"]
+    found = json.loads((records.folder / "client_spread.json").read_text())["test"]["image"]["accuracy"]
     values = {client: records.last(client)["accuracy"] for client in records.groups["image"]}
     assert found["worst"] == min(values.values()) == values[found["worst_client"]]
     assert found["disparity"] == pytest.approx(max(values.values()) - min(values.values()))
@@ -77,7 +77,7 @@ def test_a_metric_without_finite_values_is_null_for_scripts(tmp_path):
     line = {"round": 1, "party": "a", "kind": "test", "metrics": {"loss": float("nan"), "accuracy": 5.0}}
     write_lines(tmp_path / "metrics.jsonl", [line])
     write_report(RunRecords.load(tmp_path))
-    found = json.loads((tmp_path / "clients.json").read_text())["test"]["clients"]
+    found = json.loads((tmp_path / "client_spread.json").read_text())["test"]["clients"]
     assert found["loss"] == dict.fromkeys(("mean", "worst", "best", "disparity", "std")) | {
         "clients": 0, "worst_client": "",
     }  # fmt: skip
@@ -124,3 +124,18 @@ def test_what_clients_were_measured_with_has_a_range_where_they_differ(tmp_path)
     write_lines(tmp_path / "metrics.jsonl", lines)
     notes = clients_table(RunRecords.load(tmp_path), "test").notes
     assert "clients: Measured with gallery_text 30 (20 to 40), folds 1." in notes
+
+
+def test_sites_that_are_groups_of_their_own_are_summed_up_together(tmp_path):
+    lines = [
+        {"round": 1, "party": name, "kind": "test", "metrics": {"accuracy": value}}
+        for name, value in (("north", 40.0), ("south", 70.0))
+    ]
+    write_lines(tmp_path / "metrics.jsonl", lines)
+    held = {
+        name: {"group": name, "items": 3, "samples": 3, "labels": None, "source": "own", "split": "train"}
+        for name in ("north", "south")
+    }
+    (tmp_path / "partition.json").write_text(json.dumps(held))
+    rows = {row[0]: row[1:] for row in clients_table(RunRecords.load(tmp_path), "test").rows}
+    assert rows["all clients: accuracy"] == ("2 of 2", "55.00", "40.00", "north", "70.00", "30.00", "15.00")

@@ -24,6 +24,11 @@ from polyfed.models.aligner import Aligner
 from polyfed.models.binding import Bound, Features, aligners_of, frozen, frozen_aligners
 from polyfed.models.model import Embedder, Model
 
+_SECOND_STAGE = (
+    *("robust_steps", "gamma", "rho", "divergence", "weight_use", "measure_share", "beta", "contrast_weight"),
+    *("measure", "measured_on", "aligner_in_stage_two", "broadcast"),
+)
+
 
 class FedAID(RobustAlignment):
     """Cross-modal alignment binding (FedAID, arXiv 2404.03854, Algorithms 1-3).
@@ -59,8 +64,9 @@ class FedAID(RobustAlignment):
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
-        if self.teacher == "averaged" and self.measured_on == "local":
-            raise ValueError("measured_on has no effect with teacher 'averaged', which needs no losses; remove it")
+        for key in _SECOND_STAGE if self.teacher == "averaged" else ():
+            if getattr(self, key) != type(self).model_fields[key].default:
+                raise ValueError(f"{key} has no effect with teacher 'averaged', which has no second stage; remove it")
         if self.measured_on == "local" and self.measure == "robust":
             raise ValueError("measure 'robust' is a loss of the aggregated encoder; use measured_on 'aggregated'")
         return self

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping
 from typing import Literal
 
 from pydantic import Field, SerializeAsAny
+from torch import Tensor
 
 from polyfed.aggregation.collaboration import Holder, Layers, Range, Scope, require_exchangeable
 from polyfed.aggregation.exchange import ExactExchange, Exchange, SequentialExchange
@@ -15,6 +16,7 @@ from polyfed.federation.client import Client
 from polyfed.federation.cohort import Cohort
 from polyfed.federation.payload import Weights
 from polyfed.federation.server import Server
+from polyfed.federation.types import Outline, outline_of
 from polyfed.optim.server import ServerOptimizer
 from polyfed.optim.servers.replace import Replace
 
@@ -150,8 +152,15 @@ class Like:
     def __call__(self, reply: Reply) -> None:
         """Check a reply with ``weights`` and ``num_examples``."""
         reply.require_examples()
-        expected = self._server.shapes(self._server.type_of(reply.sender))
-        found = {name: tensor.shape for name, tensor in reply.weights.items()}
-        if found != expected:
-            wrong = sorted(set(found.items()) ^ set(expected.items()))[0][0]
+        wrong = unlike(reply.weights, self._server.outline(self._server.type_of(reply.sender)))
+        if wrong is not None:
             raise PayloadError(f"weights do not match the architecture, first at '{wrong}'")
+
+
+def unlike(weights: Mapping[str, Tensor], outline: Outline) -> str | None:
+    """The first tensor that is missing, too much, or of another shape or kind of number than it must be; or None.
+
+    Whole numbers in place of fractions would round the mean of all.
+    """
+    found = outline_of(weights)
+    return None if found == outline else min(name for name, _ in set(found.items()) ^ set(outline.items()))

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import ClassVar
+
 from pydantic import Field
 from torch import Tensor
 
-from polyfed.algorithms.algorithm import Reply, client_step, each
+from polyfed.algorithms.algorithm import Lifetime, Reply, client_step, each
 from polyfed.algorithms.robust_alignment import LikePart, RobustAlignment, chosen, local_view, noting, parts_of
 from polyfed.data.samples import Batch
 from polyfed.federation.client import Client
@@ -28,6 +31,8 @@ class FedDRA(RobustAlignment):
     Where the released code does not say when losses are measured, it is done with the model that the second stage
     starts from, by which clients are weighed in the next round: this costs no message.
     """
+
+    keeps: ClassVar[Mapping[str, Lifetime]] = {"encoder": Lifetime.ROUND}
 
     robust_steps: int = Field(default=20, ge=1, description="batches of the first stage, which trains aligners alone")
     guidance_reduction: Reduction = Field(

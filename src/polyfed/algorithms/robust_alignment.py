@@ -13,7 +13,7 @@ from torch import Tensor
 from polyfed.aggregation.mean import WeightedMean
 from polyfed.aggregation.robust import TINY, chi_square, mirror_step_of
 from polyfed.algorithms.algorithm import Lifetime, Reply
-from polyfed.algorithms.fedavg import FedAvg
+from polyfed.algorithms.fedavg import FedAvg, unlike
 from polyfed.data.samples import Batch
 from polyfed.errors import ConfigError, PayloadError
 from polyfed.federation.client import Client, ClientInfo
@@ -187,10 +187,10 @@ class RobustAlignment(FedAvg):
     def local_loss(self, client: Client, local: Bound, anchors: Bound, batch: Batch) -> Tensor:
         """Guidance and task, each with its factor (Eq. 2)."""
         parts = []
+        if self.task_weight:  # first: a task that looks at positions leaves embeddings for the other
+            parts.append(self.task_weight * client.task.loss(local, client.head, batch))
         if self.guidance_weight:
             parts.append(self.guidance_weight * self.guidance_loss(local, anchors, batch))
-        if self.task_weight:
-            parts.append(self.task_weight * client.task.loss(local, client.head, batch))
         return torch.stack(parts).sum()
 
     def guidance_loss(self, local: Bound, anchors: Bound, batch: Batch) -> Tensor:
@@ -208,13 +208,15 @@ class RobustAlignment(FedAvg):
     def measured(self, client: Client, loss: Callable[[Model, Batch], Tensor]) -> dict[str, float]:
         """``loss``: mean over the measured samples of a loss in evaluation mode and view; nothing without a batch.
 
-        Batches are as large as in training, since a contrast depends on it.
+        A contrast depends on the size of its batch, so that all are as large as in training, and one at least is
+        measured; a client that cannot fill one is measured on all that it has, which flatters it.
         """
         order = torch.randperm(len(client.train), generator=client.generator("measured"))
-        part = order[: max(2, round(self.measure_share * len(order)))]
+        size = client.training.batch_size
+        whole = max(1, round(self.measure_share * len(order)) // size) * size
         client.model.eval()
         total, count = torch.zeros((), dtype=torch.float64, device=client.device), 0
-        for index in torch.split(part, client.training.batch_size):
+        for index in torch.split(order[:whole], size):
             if len(index) > 1:
                 batch = client.train.batch(index).to(client.device)
                 with client.autocast():
@@ -230,11 +232,10 @@ class LikePart:
 
     def __call__(self, reply: Reply) -> None:
         """Check a reply with ``weights``."""
-        shapes = self._server.shapes(self._server.type_of(reply.sender))
-        expected = {name: shape for name, shape in shapes.items() if name in self._names}
-        found = {name: tensor.shape for name, tensor in reply.weights.items()}
-        if found != expected:
-            wrong = sorted(set(found.items()) ^ set(expected.items()))[0][0]
+        outline = self._server.outline(self._server.type_of(reply.sender))
+        expected = {name: shape for name, shape in outline.items() if name in self._names}
+        wrong = unlike(reply.weights, expected)
+        if wrong is not None:
             raise PayloadError(f"weights are not the part that was asked for, first at '{wrong}'")
 
 

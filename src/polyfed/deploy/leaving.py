@@ -77,7 +77,7 @@ def _errors(config: SiteConfig) -> Finding:
 def _reply(schema: StepSchema, federation: Federation, member: Member) -> str:
     fields = [f"{name} ({_field(kind, federation, member)})" for name, kind in schema.returns.items()]
     if schema.others is not None:
-        fields.append(f"metrics of its test ({schema.others.__name__} each)")
+        fields.append(f"numbers such as metrics of its test ({schema.others.__name__} each)")
     return ", ".join(fields) or "nothing but that it is done"
 
 

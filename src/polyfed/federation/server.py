@@ -15,7 +15,7 @@ from polyfed.errors import ConfigError
 from polyfed.federation.client import ClientInfo
 from polyfed.federation.party import Party
 from polyfed.federation.payload import Representations, Weights
-from polyfed.federation.types import Blueprint, ClientType, client_types
+from polyfed.federation.types import Blueprint, ClientType, Outline, client_types, outline_of
 from polyfed.models.model import Model
 
 
@@ -100,6 +100,10 @@ class Server(Party):
         """Names and shapes of the tensors of a type's model."""
         tensors = self.blueprints[self.types[kind].architecture].tensors
         return {name: value.shape for name, value in tensors.items()}
+
+    def outline(self, kind: str) -> Outline:
+        """What the tensors of a type's model are like."""
+        return outline_of(self.blueprints[self.types[kind].architecture].tensors)
 
     def share_weights(self) -> None:
         """Start the global models: tensors of one name and shape start equal, as the server's own where it has them.

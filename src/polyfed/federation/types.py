@@ -10,6 +10,14 @@ from torch import Tensor
 from polyfed.federation.client import ClientInfo
 from polyfed.models.slots import Places
 
+Outline = Mapping[str, tuple[tuple[int, ...], bool]]
+"""Name of a tensor -> its shape, and whether it holds fractions."""
+
+
+def outline_of(tensors: Mapping[str, Tensor]) -> Outline:
+    """What tensors are like."""
+    return {name: (tuple(tensor.shape), tensor.is_floating_point()) for name, tensor in tensors.items()}
+
 
 @dataclass(frozen=True)
 class Blueprint:

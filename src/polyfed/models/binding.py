@@ -104,7 +104,10 @@ def aligners_of(model: Model) -> dict[str, Aligner]:
 
 
 def frozen_aligners(model: Model, weights: Mapping[str, Tensor]) -> dict[str, Aligner]:
-    """Copies of a model's align modules with other weights, in evaluation mode; gradient passes through them.
+    """Copies of a model's align modules with other weights, which do not learn; gradient passes through them.
+
+    Their batch norms go by the batch, as those of the modules that they are compared with do: equal weights then give
+    equal representations, and the distance between both is that of the weights.
 
     Args:
         model: whose align modules they are.
@@ -113,10 +116,13 @@ def frozen_aligners(model: Model, weights: Mapping[str, Tensor]) -> dict[str, Al
     made = {}
     for modality, aligner in aligners_of(model).items():
         prefix = f"encoders.{modality}.aligner."
-        made[modality] = frozen(aligner)
+        made[modality] = frozen(aligner).train()
         made[modality].load_state_dict(
             {name.removeprefix(prefix): value for name, value in weights.items() if name.startswith(prefix)}
         )
+        for module in made[modality].modules():
+            if isinstance(module, nn.BatchNorm1d):
+                module.momentum = 0.0  # the running statistics stay
     return made
 
 

@@ -42,7 +42,7 @@ class ModelSettings(Settings):
                 raise ValueError("final_norm and aligner both end the encoders; choose one")
             for modality, encoder in self.encoders.items():
                 if getattr(encoder, "pie", False):
-                    raise ValueError(f"encoders.{modality}.pie has no effect with aligner, which replaces it; remove it")
+                    raise ValueError(f"encoders.{modality}.pie has no effect with aligner; remove it")
         return self
 
     @property

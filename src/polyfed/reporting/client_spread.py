@@ -12,6 +12,8 @@ from typing import Any
 from polyfed.reporting.recalls import is_context
 from polyfed.reporting.records import RunRecords
 
+ALL = "all clients"
+
 
 @dataclass(frozen=True)
 class ClientSpread:
@@ -82,16 +84,23 @@ def lower_is_better(metric: str) -> bool:
     return "loss" in metric.split("_")
 
 
+def spread_over(records: RunRecords) -> dict[str, tuple[str, ...]]:
+    """Over whom metrics are summed up: each group; where every client is a group of its own, as sites are, all too."""
+    found = dict(records.groups)
+    alone = len(found) > 1 and all(len(members) == 1 for members in found.values())
+    return found | ({ALL: records.clients} if alone and ALL not in found else {})
+
+
 def client_spread(records: RunRecords, group: str, metric: str, kind: str = "test") -> ClientSpread:
     """Of one metric over a group, every client after its own last evaluation."""
-    members = records.groups[group]
+    members = spread_over(records)[group]
     found = {client: records.last(client, kind).get(metric, math.nan) for client in members}
     return ClientSpread(group, metric, {c: v for c, v in found.items() if math.isfinite(v)}, len(members))
 
 
 def client_spreads(records: RunRecords, kind: str = "test") -> Iterator[ClientSpread]:
     """Of every metric that says how good a model is, for each group in turn."""
-    for group, members in records.groups.items():
+    for group, members in spread_over(records).items():
         for metric in quality_names([records.last(client, kind) for client in members]):
             yield client_spread(records, group, metric, kind)
 

@@ -1,4 +1,4 @@
-"""The report that ends a run: for the terminal, as ``report.md``, and what it says of clients as ``clients.json``."""
+"""The report that ends a run: for the terminal, as ``report.md``, and about clients as ``client_spread.json``."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 from polyfed.federation.files import write_atomically
-from polyfed.reporting.client_spread import ClientSpread, client_spread, quality_names, spreads_json
+from polyfed.reporting.client_spread import ClientSpread, client_spread, quality_names, spread_over, spreads_json
 from polyfed.reporting.recalls import Recall, find_recalls, is_context
 from polyfed.reporting.records import SERVER, Event, RunRecords
 from polyfed.reporting.tables import TextTable, count, duration, figure, mib
@@ -33,7 +33,7 @@ def report(records: RunRecords) -> RenderableType:
 
 
 def write_report(records: RunRecords) -> Path:
-    """Write ``report.md`` into the run folder, and ``clients.json`` if clients were measured; returns the former."""
+    """Write ``report.md``, and ``client_spread.json`` if clients were measured; returns the former."""
     warnings = [f"**Warning**: {warning}.\n" for warning in records.warnings]
     parts = [
         f"# {_title(records)}\n",
@@ -45,7 +45,7 @@ def write_report(records: RunRecords) -> Path:
     write_atomically(path, ("\n".join(parts) + "\n").encode())
     spreads = spreads_json(records)
     if spreads:
-        write_atomically(records.folder / "clients.json", (_json(spreads) + "\n").encode())
+        write_atomically(records.folder / "client_spread.json", (_json(spreads) + "\n").encode())
     return path
 
 
@@ -76,7 +76,7 @@ def clients_table(records: RunRecords, kind: str) -> TextTable:
         "Over the clients that have a value, each after its own last evaluation. Worst: lowest value, of a loss the "
         "highest. Disparity: highest minus lowest; it says something only of clients that were measured alike."
     ]
-    for group, clients in records.groups.items():
+    for group, clients in spread_over(records).items():
         last = [records.last(client, kind) for client in clients]
         rows += [_spread_row(client_spread(records, group, name, kind)) for name in quality_names(last)]
         if any(last):

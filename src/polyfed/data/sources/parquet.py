@@ -108,8 +108,8 @@ def _filled(files: Sequence[Path], column: str) -> bool:
 def _null_free(metadata: pq.FileMetaData, column: str) -> bool:
     groups = [metadata.row_group(number) for number in range(metadata.num_row_groups)]
     parts = [group.column(number) for group in groups for number in range(group.num_columns)]
-    own = [part for part in parts if part.path_in_schema.split(".")[0] == column]
-    return all(part.is_stats_set and part.statistics.null_count == 0 for part in own)
+    own = [part for part in parts if f"{part.path_in_schema}.".startswith(f"{column}.")]  # names may have dots
+    return bool(own) and all(part.is_stats_set and part.statistics.null_count == 0 for part in own)
 
 
 def _unreadable(file: Path, where: str, error: Exception) -> DataError:

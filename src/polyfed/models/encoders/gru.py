@@ -83,18 +83,15 @@ class _GRUModule(nn.Module):
 
     def local(self, tokens: Int64[Tensor, "b l"]) -> Local:
         """Final state and states by position."""
-        short = trimmed(tokens, self.pad)
-        mask = valid_positions(short, self.pad)
-        words, lengths = self.dropout(self.embedding(short)), lengths_of(mask)
-        return Local(self._state(words, lengths), self._states(words, lengths), mask)
+        mask = valid_positions(tokens, self.pad)
+        words, lengths = self.dropout(self.embedding(trimmed(tokens, self.pad))), lengths_of(mask)
+        return Local(self._state(words, lengths), _padded(self._states(words, lengths), tokens.shape[1]), mask)
 
     def positions(self, tokens: Int64[Tensor, "b l"]) -> Positions:
         """The states after each word, of a backward GRU those after the words from the end to it, projected."""
         mask = valid_positions(tokens, self.pad)
         words = self.dropout(self.embedding(trimmed(tokens, self.pad)))
-        local = self.project(self._states(words, lengths_of(mask)))
-        # one length for all batches, whatever was trimmed, so that they can be put together
-        return F.pad(local, (0, 0, 0, tokens.shape[1] - local.shape[1])), mask
+        return _padded(self.project(self._states(words, lengths_of(mask))), tokens.shape[1]), mask
 
     def _states(self, words: Tensor, lengths: Tensor) -> Float[Tensor, "b l h"]:
         states: Tensor = self.forwards(words)[0]
@@ -112,6 +109,11 @@ class _GRUModule(nn.Module):
             return torch.cat([state, self.backwards(word)[0][:, 0]], dim=-1)
         mirrored = reversed_valid(words, lengths)
         return torch.cat([state, final_state(self.backwards, mirrored, lengths)], dim=-1)
+
+
+def _padded(local: Tensor, length: int) -> Float[Tensor, "b l h"]:
+    """One length for all batches, whatever was trimmed, so that they can be put together."""
+    return F.pad(local, (0, 0, 0, length - local.shape[1]))
 
 
 class _GRUTrunk(nn.Module):

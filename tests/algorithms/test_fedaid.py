@@ -1,0 +1,252 @@
+"""FedAID: both stages by hand, what learns, how a round is put together, learning."""
+
+from __future__ import annotations
+
+import copy
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from aligned_federations import (
+    CLIENTS,
+    Config,
+    assert_close,
+    furthest,
+    global_model,
+    heard,
+    metrics,
+    parts_of,
+    replies,
+    same,
+    session_of,
+    shrink,
+    stage_two,
+)
+from by_hand import aligned, assert_mean, play
+from fedaid_by_hand import guided, taught, without_statistics
+from polyfed.algorithms import fedaid
+from polyfed.federation.state import unflatten
+from polyfed.models.binding import frozen_aligners
+from polyfed.session import Session
+from sessions import prepared, site_of, woken
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("POLYFED_CACHE", str(tmp_path / "cache"))
+
+
+# ---- stage 1
+
+GUIDES: dict[str, tuple[Config, Config]] = {
+    "sum": ({}, {}),
+    "mean": ({"guidance_reduction": "mean"}, {"how": "mean"}),
+    "element": ({"guidance_reduction": "element", "guidance_weight": 3.0}, {"how": "element", "guide": 3.0}),
+    "contrastive": ({"guidance": "contrastive", "contrast_temperature": 0.1}, {"how": "contrastive"}),
+    "task": ({"guidance_weight": 0, "task_weight": 0.5}, {"guide": 0.0, "alpha": 0.5}),
+    "both": ({"guidance_weight": 5.0, "task_weight": 0.5}, {"guide": 5.0, "alpha": 0.5}),
+}
+
+
+def test_guidance_alone_moves_nothing_while_aligner_and_teacher_are_equal(tmp_path: Path) -> None:
+    session = session_of(tmp_path, task_weight=0, teacher="averaged", robust_steps=50)
+    start = without_statistics(global_model(session))
+    play(session, 1, 1)
+    assert furthest(without_statistics(global_model(session)), start) == 0.0
+
+
+@pytest.mark.parametrize("name", GUIDES)
+def test_stage_one_equals_a_plain_loop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    settings, factors = GUIDES[name]
+    session = session_of(tmp_path, **settings)
+    start, said = global_model(session), heard(session, monkeypatch)
+    play(session, 1, 1)
+    found = replies(said, "guide")["hospital-1"]["weights"]
+    expected = guided(session, "hospital-1", start, **factors)
+    assert_close(found, expected)
+    assert furthest(found, start) > 5e-3
+    if name not in ("task", "contrastive"):
+        other = guided(session, "hospital-1", start, cut=True, **factors)
+        assert furthest(other, expected) > 1e-3  # gradient flows through g*
+
+
+def test_anchors_are_the_teachers_and_do_not_learn(tmp_path: Path) -> None:
+    """In round 2 too the anchors are what the server sent, not what trains."""
+    session = session_of(tmp_path)
+    algorithm, client = session.experiment.algorithm, woken(session, CLIENTS[0])
+    client.receive(global_model(session))
+    teacher = {name: value + 0.1 for name, value in global_model(session).items() if value.is_floating_point()}
+    weights = {name: teacher.get(name, value) for name, value in global_model(session).items()}
+    anchors = frozen_aligners(client.model, {name: weights[name] for name in parts_of(session).aligner})
+    loss = algorithm.guided_loss(client, anchors)
+    batch = next(client.batches(client.train, "x"))
+    client.model.train()
+    loss(client.model, batch).backward()
+    for name, value in client.model.named_parameters():
+        assert value.grad is not None, name
+        assert float(value.grad.abs().max()) > 0 or name.endswith("bias")
+    assert not [value for anchor in anchors.values() for value in anchor.parameters() if value.grad is not None]
+
+
+# ---- stage 2
+
+
+def test_gradients_reach_the_distorted_encoder_and_the_teacher_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    session = session_of(tmp_path, task={"learn_temperature": True})
+    algorithm, client, still = session.experiment.algorithm, woken(session, CLIENTS[0]), []
+    client.receive(global_model(session))
+    g = frozen_aligners(client.model, client.model.state_dict())
+    freeze = fedaid.frozen
+    monkeypatch.setattr(fedaid, "frozen", lambda module: still.append(freeze(module)) or still[-1])
+    loss = algorithm.robust_loss(client, g)
+    client.model.train()
+    loss(client.model, next(client.batches(client.train, "x"))).backward()
+    trained = {name for name, value in client.model.named_parameters() if value.grad is not None}
+    parts = parts_of(session)
+    learnable = {name for name, _ in client.model.named_parameters()}
+    assert trained == learnable & {*parts.encoder, *parts.aligner}
+    assert learnable - trained == {"heads.retrieval-scenes.log_scale"}
+    assert len(still) == 2  # f* and the head
+    assert not [value for module in (*still, *g.values()) for value in module.parameters() if value.grad is not None]
+
+
+ROBUST: dict[str, tuple[Config, Config]] = {
+    "default": ({}, {}),
+    "beta": ({"beta": 0}, {"beta": 0.0}),
+    "contrast": ({"contrast_weight": 0}, {"weight": 0.0}),
+    "mean": (
+        {"guidance_reduction": "mean", "beta": 5.0, "contrast_weight": 0.5},
+        {"how": "mean", "beta": 5.0, "weight": 0.5},
+    ),
+}
+
+
+@pytest.mark.parametrize("name", ROBUST)
+def test_stage_two_equals_a_plain_loop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    settings, factors = ROBUST[name]
+    session, aggregated, start, said = stage_two(tmp_path, monkeypatch, **settings)
+    found = without_statistics(replies(said, "teach")["hospital-2"]["weights"])
+    expected = without_statistics(taught(session, "hospital-2", aggregated, start, **factors))
+    assert_close(found, expected)
+    assert furthest(found, start) > 5e-3
+
+
+@pytest.mark.parametrize("measured_on", ["aggregated", "local"])
+def test_the_local_aligner_of_stage_two_may_be_the_clients_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, measured_on: str
+) -> None:
+    settings = {"aligner_in_stage_two": "local", "measured_on": measured_on}
+    session, aggregated, start, said = stage_two(tmp_path, monkeypatch, **settings)
+    found = without_statistics(replies(said, "teach")["hospital-2"]["weights"])
+    trained = replies(said, "guide")["hospital-2"]["weights"]
+    own = {name: trained[name] for name in parts_of(session).aligner}
+    phase = 2 if measured_on == "aggregated" else 1
+    expected = taught(session, "hospital-2", aggregated, start, local=own, phase=phase)
+    assert_close(found, without_statistics(expected))
+    assert furthest(found, taught(session, "hospital-2", aggregated, start, phase=phase)) > 1e-3
+
+
+@pytest.mark.parametrize("broadcast", ["shared", "repeated"])
+def test_the_distorted_copy_is_dropped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, broadcast: str) -> None:
+    session, aggregated, _, said = stage_two(tmp_path, monkeypatch, broadcast=broadcast)
+    parts = parts_of(session)
+    for reply in replies(said, "teach").values():
+        assert set(reply) == {"weights"}
+        assert set(reply["weights"]) == set(parts.aligner)
+    for client in CLIENTS:
+        kept = unflatten(site_of(session).store.load(client, session.accepted[client]))
+        if broadcast == "repeated":
+            assert "encoder" not in kept
+        else:
+            assert same(kept["encoder"], {name: aggregated[name] for name in parts.encoder})
+    for one in said:
+        if one.step == "judge":
+            assert set(one.sent) == {"weights"}
+            assert set(one.reply) == {"loss"}
+
+
+# ---- putting a round together
+
+
+@pytest.mark.parametrize(("mean", "weight_use"), [("uniform", "aggregate"), ("samples", "none"), ("uniform", "loss")])
+def test_the_server_puts_a_round_together(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mean: str, weight_use: str
+) -> None:
+    settings = {"mean": mean, "weight_use": weight_use, "gamma": 3.0}
+    session = session_of(tmp_path, task={"learn_temperature": True}, **settings)
+    shrink(session, "hospital-2", 15)
+    said = heard(session, monkeypatch)
+    play(session, 1, 1)
+    parts, found, noted = parts_of(session), global_model(session), metrics(session)
+    shares = dict.fromkeys(CLIENTS, 1.0) if mean == "uniform" else dict(zip(CLIENTS, (30.0, 30.0, 15.0), strict=True))
+    stage_one = {client: reply["weights"] for client, reply in replies(said, "guide").items()}
+    assert_mean({name: found[name] for name in (*parts.encoder, *parts.rest)}, stage_one, shares)
+    w = {client: noted[f"weight.{client}"] for client in CLIENTS}
+    assert sum(w.values()) == pytest.approx(1)
+    assert max(w.values()) - min(w.values()) > 0.05
+    uniform = dict.fromkeys(CLIENTS, 1.0)
+    stage_two = {client: reply["weights"] for client, reply in replies(said, "teach").items()}
+    robust = {name: found[name] for name in parts.aligner}
+    assert_mean(robust, stage_two, w if weight_use == "aggregate" else uniform)
+    other = uniform if weight_use == "aggregate" else w
+    with pytest.raises(AssertionError):
+        assert_mean(robust, stage_two, other)
+    aggregated = next(one.sent["weights"] for one in said if one.step == "judge")
+    assert_mean(aggregated, stage_one, shares)
+    shown = session.server.model.state_dict()
+    assert same({name: shown[name] for name in found}, found)
+
+
+def test_without_a_robust_teacher_it_is_guided_averaging(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    session = session_of(tmp_path, teacher="averaged", robust_steps=50)
+    said = heard(session, monkeypatch)
+    play(session, 1, 2)
+    assert {one.step for one in said} == {"guide"}
+    stage_one = {client: reply["weights"] for client, reply in replies(said, "guide", 2).items()}
+    assert_mean(global_model(session), stage_one, dict.fromkeys(CLIENTS, 1.0))
+    assert metrics(session) == {}
+
+
+# ---- learning
+
+
+def learning(folder: Path, batch: int = 32, scenes: int = 180, **algorithm: Any) -> Session:
+    """Two clients with easy pairs, five a scene."""
+    config = copy.deepcopy(aligned(**({"local_steps": 20, "robust_steps": 20} | algorithm)))
+    for party in (config["server"], config["clients"]["hospital"]):
+        model = party["model"] | {"dim": 32, "aligner": {"head": "linear"}}
+        model["encoders"]["image"] |= {"widths": [16, 32]}
+        model["encoders"]["text"] |= {"width": 32}
+        party["model"] = model
+    config["clients"]["hospital"] |= {"count": 2}
+    optimizer = {"kind": "adamw", "lr": 0.003, "clip": 2.0}
+    config["clients"]["hospital"]["training"] = {"optimizer": optimizer, "batch_size": batch}
+    config["data"]["sources"]["scenes"] |= {"train": scenes, "test": 60, "difficulty": 0.0}
+    return prepared(config, folder)
+
+
+def recall(session: Session) -> float:
+    server = session.server
+    return server.evaluate(server.test)["text_to_image_r@5"]
+
+
+def test_the_training_loss_falls(tmp_path: Path) -> None:
+    session, losses = learning(tmp_path, 16, 48, robust_steps=5, guidance_reduction="mean", measure_share=0.5), []
+    for number in (1, 2):
+        play(session, number, number)
+        losses.append(metrics(session)["worst_loss"])
+    assert losses[1] < losses[0]
+    assert losses[1] < math.log(16) - 0.05  # what a model that knows nothing has
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("settings", [{"guidance_reduction": "mean"}, {"name": "feddra"}])
+def test_it_learns_to_retrieve(tmp_path: Path, settings: Config) -> None:
+    session, chance = learning(tmp_path, **settings), 100 * 5 / 60
+    assert recall(session) < 1.5 * chance
+    play(session, 1, 8)
+    assert recall(session) > 2.5 * chance

@@ -1,0 +1,184 @@
+"""FedAID: narrow transports, the ledger, and bytes of the paper's models."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from aligned_federations import (
+    Config,
+    config_of,
+    events,
+    global_model,
+    parts_of,
+    same,
+    session_of,
+)
+from by_hand import play
+from polyfed.algorithms.algorithm import Reply
+from polyfed.data.view import DataContext, InputSpec
+from polyfed.federation.cohort import each
+from polyfed.federation.ledger import Ledger
+from polyfed.federation.payload import Payload, Weights
+from polyfed.federation.types import Blueprint
+from polyfed.models.aligner import AlignerSettings
+from polyfed.models.binding import Parts
+from polyfed.models.encoders.bert import Bert
+from polyfed.models.encoders.vit import ViT
+from polyfed.models.model import Model
+from polyfed.models.slots import places
+from polyfed.session import Session
+from sessions import prepared
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("POLYFED_CACHE", str(tmp_path / "cache"))
+
+
+@pytest.mark.parametrize("transport", [{"dtype": "float16"}, {"unchanged": "omit"}, {"topk": 0.5}])
+def test_narrow_transports_carry_both_schedules(tmp_path: Path, transport: Config) -> None:
+    found = {}
+    for broadcast in ("shared", "repeated"):
+        config = config_of(broadcast=broadcast)
+        config["run"] |= {"transport": transport}
+        session = play(prepared(config, tmp_path / broadcast), 1, 2)
+        assert not events(session)
+        found[broadcast] = global_model(session)
+    if "topk" not in transport:  # which sends what changed against what was sent, and that differs
+        assert same(found["shared"], found["repeated"])
+
+
+# ---- bytes
+
+
+def crossed(ledger: Ledger) -> dict[tuple[int, str, str], set[int]]:
+    """(round, step, direction) -> bytes of tensors, of each client."""
+    totals: dict[tuple[int, str, str, str], int] = {}
+    for line in ledger.records:
+        key = (line["round"], line["step"], line["direction"], line["client"])
+        totals[key] = totals.get(key, 0) + (line["bytes"] if line["kind"] == "weights" else 0)
+    found: dict[tuple[int, str, str], set[int]] = {}
+    for (number, step, direction, _), size in totals.items():
+        found.setdefault((number, step, direction), set()).add(size)
+    return found
+
+
+@pytest.mark.parametrize("broadcast", ["shared", "repeated"])
+def test_the_ledger_has_the_bytes_of_the_payloads(tmp_path: Path, broadcast: str) -> None:
+    session = session_of(tmp_path, broadcast=broadcast)
+    model, parts = global_model(session), parts_of(session)
+    ledger = Ledger()
+    for number in (1, 2):
+        session.server.begin(number)
+        session.experiment.algorithm.round(session.server, session.cohort(number, ledger))
+    whole = sum(value.nbytes for value in model.values())
+    aligner, rest = (sum(model[name].nbytes for name in names) for names in (parts.aligner, parts.without_encoder))
+    shared = broadcast == "shared"
+    for number in (1, 2):
+        later = rest if number == 2 else whole
+        expected = {
+            ("guide", "down"): later if shared else whole + aligner,
+            ("guide", "up"): whole,
+            ("judge", "down"): whole,
+            ("judge", "up"): 0,
+            ("teach", "down"): 0,
+            ("teach", "up"): aligner,
+        }
+        found = {key[1:]: sizes for key, sizes in crossed(ledger).items() if key[0] == number}
+        assert found == {key: {size} for key, size in expected.items()}
+
+
+@dataclass
+class OnPaper:
+    """A cohort of one client that answers with the shapes of what it was asked for; heads are left out."""
+
+    session: Session
+    parts: Parts
+    ledger: Ledger
+    number: int
+
+    @property
+    def clients(self) -> tuple[Any, ...]:
+        return self.session.server.clients[:1]
+
+    def ask(self, step: Callable[..., Reply], check: Any = None, **sent: Any) -> Iterator[Reply]:
+        (client,) = self.clients
+        content = {name: value.of(client) if isinstance(value, each) else value for name, value in sent.items()}
+        self.enter("down", step.__name__, content)
+        whole = self.session.server.weights["hospital"]
+        aligner = {name: whole[name] for name in self.parts.aligner}
+        reply = {
+            "guide": {"weights": Weights(whole), "num_examples": 30},
+            "judge": {"loss": 1.0},
+            "teach": {"weights": Weights(aligner)},
+            "align": {"weights": Weights(aligner)},
+            "bind": {"weights": Weights(whole), "num_examples": 30, "loss": 1.0},
+        }[step.__name__]
+        self.enter("up", step.__name__, reply)
+        yield Reply.received(Payload(reply), client)
+
+    def enter(self, direction: Any, step: str, content: Config) -> None:
+        bare = {
+            name: Weights({key: x for key, x in value.items() if ".aligner.head." not in key})
+            if isinstance(value, Weights)
+            else value
+            for name, value in content.items()
+        }
+        self.ledger.enter(self.number, "hospital-0", direction, step, Payload(bare))
+
+
+def on_paper(folder: Path, **algorithm: Any) -> dict[tuple[int, str, str], float]:
+    """MiB by (round, step, direction) of two rounds with ViT-B, BERT-base and their align modules."""
+    config = config_of(**algorithm)
+    del config["server"]
+    session = prepared(config, folder)
+    words, settings = InputSpec((112,), tuple(f"w{k}" for k in range(28_996)), pad=0), AlignerSettings()
+    context = DataContext(Path("unused"))
+    with torch.device("meta"):
+        image = settings.around(ViT(size="base").build(128, InputSpec((3, 224, 224)), context), "image", 128)
+        text = settings.around(Bert(size="base").build(128, words, context), "text", 128)
+    model = Model({"image": image, "text": text}, {}, 128)
+    server, ledger = session.server, Ledger()
+    (kind,) = server.types.values()
+    server.blueprints = {kind.architecture: Blueprint(model.state_dict(), places(model))}
+    server.weights = {"hospital": dict(model.state_dict())}
+    for number in (1, 2):
+        server.begin(number)
+        paper: Any = OnPaper(session, parts_of(session), ledger, number)
+        session.experiment.algorithm.round(server, paper)
+    return {key: size / 2**20 for key, sizes in crossed(ledger).items() for size in sizes}
+
+
+MIB: dict[str, dict[tuple[int, str, str], float]] = {
+    "shared": {(1, "guide", "down"): 792.3, (2, "guide", "down"): 54.1},
+    "repeated": {(1, "guide", "down"): 846.4, (2, "guide", "down"): 846.4},
+}
+IN_ANY = {
+    ("guide", "up"): 792.3,
+    ("judge", "down"): 792.3,
+    ("judge", "up"): 0.0,
+    ("teach", "down"): 0.0,
+    ("teach", "up"): 54.1,
+}
+
+
+@pytest.mark.parametrize(("broadcast", "down"), [("shared", 846.4), ("repeated", 1638.7)])
+def test_costs_are_the_papers(tmp_path: Path, broadcast: str, down: float) -> None:
+    """Section 4.5 of the specification; nobody trains."""
+    found = on_paper(tmp_path, broadcast=broadcast)
+    expected = MIB[broadcast] | {(number, *key): size for number in (1, 2) for key, size in IN_ANY.items()}
+    assert found == pytest.approx(expected, abs=0.05)
+    totals = {way: sum(x for key, x in found.items() if key[0] == 2 and key[2] == way) for way in ("down", "up")}
+    assert totals == pytest.approx({"down": down, "up": 846.4}, abs=0.05)
+
+
+def test_costs_of_feddra(tmp_path: Path) -> None:
+    found = on_paper(tmp_path, name="feddra")
+    one = {("align", "down"): 792.3, ("align", "up"): 54.1, ("bind", "down"): 54.1, ("bind", "up"): 792.3}
+    assert found == pytest.approx({(number, *key): size for number in (1, 2) for key, size in one.items()}, abs=0.05)

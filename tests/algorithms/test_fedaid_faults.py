@@ -1,0 +1,245 @@
+"""FedAID: clients that drop out or send what cannot be used, runs killed and repeated."""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from aligned_federations import (
+    CLIENTS,
+    Config,
+    Said,
+    Values,
+    events,
+    fields,
+    global_model,
+    heard,
+    metrics,
+    parts_of,
+    replies,
+    same,
+    session_of,
+    shrink,
+)
+from by_hand import aligned, assert_mean, play
+from misbehaving import contents
+from polyfed.data.samples import Samples
+from polyfed.errors import ExchangeError
+from polyfed.experiment import Experiment
+from polyfed.federation.cohort import Answer, Request
+from polyfed.federation.ledger import Ledger
+from polyfed.federation.payload import Payload, Weights
+from polyfed.federation.state import unflatten
+from polyfed.reporting.progress import SilentProgress
+from polyfed.runner import resume, run
+from polyfed.session import Session
+from sessions import site_of
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("POLYFED_CACHE", str(tmp_path / "cache"))
+
+
+# ---- who drops out
+
+
+def without(request: Request, answer: Answer, client: str, step: str, number: int = 1) -> Answer:
+    hit = (request.client, request.step, request.round) == (client, step, number)
+    return Answer(client, error="the line broke") if hit else answer
+
+
+@pytest.mark.parametrize("step", ["guide", "judge", "teach"])
+def test_a_client_that_drops_out_returns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str) -> None:
+    session = session_of(tmp_path, gamma=3.0)
+    lost = "hospital-1"
+    said = heard(session, monkeypatch, lambda request, answer: without(request, answer, lost, step))
+    play(session, 1, 1)
+    assert events(session) == [(lost, "client_excluded")]
+    noted, parts, others = metrics(session), parts_of(session), [name for name in CLIENTS if name != lost]
+    stages = {"guide": 0, "judge": 1, "teach": 2}
+    for later in stages:
+        asked = {one.client for one in said if one.step == later}
+        assert (lost in asked) == (stages[later] <= stages[step])
+    assert (f"loss.{lost}" in noted) == (step == "teach")
+    if step != "teach":
+        assert noted[f"weight.{lost}"] == 1 / 3
+    found, stage_two = global_model(session), replies(said, "teach")
+    w = {client: noted[f"weight.{client}"] for client in others}
+    trained = {client: stage_two[client]["weights"] for client in others}
+    assert_mean({name: found[name] for name in parts.aligner}, trained, w)  # their w together being 1
+
+    said.clear()
+    session.server.begin(2)
+    play(session, 2, 2)
+    assert events(session) == [(lost, "client_returned")]
+    sent = {one.client: set(one.sent["weights"]) for one in said if one.step == "guide"}
+    whole, rest = set(found), set(parts.without_encoder)
+    assert all(sent[client] == rest for client in others)
+    assert sent[lost] == (rest if step == "teach" else whole)  # after judge it has the encoder
+    assert f"loss.{lost}" in metrics(session)
+    assert_same_as_told(session, said)
+
+
+def assert_same_as_told(session: Session, said: list[Said]) -> None:
+    """Clients train from the server's model, whatever of it they had already."""
+    aggregated = next(one.sent["weights"] for one in said if one.step == "judge")
+    for client in CLIENTS:
+        kept = unflatten(site_of(session).store.load(client, session.accepted[client]))
+        assert same(kept["encoder"], {name: aggregated[name] for name in parts_of(session).encoder})
+
+
+SPOILT: dict[str, tuple[str, Callable[[dict[str, Any]], dict[str, Any]]]] = {
+    "loss": ("judge", lambda found: {"loss": math.nan}),
+    "endless loss": ("judge", lambda found: {"loss": math.inf}),
+    "trained": ("guide", lambda found: found | {"weights": spoilt(found["weights"], math.nan)}),
+    "robust": ("teach", lambda found: {"weights": spoilt(found["weights"], math.nan)}),
+    "part": ("teach", lambda found: {"weights": dict(list(found["weights"].items())[1:])}),
+    "samples": ("guide", lambda found: found | {"num_examples": 31}),
+}
+
+
+def spoilt(weights: Values, by: float) -> Values:
+    return {name: value * by if value.is_floating_point() else value for name, value in weights.items()}
+
+
+@pytest.mark.parametrize("what", SPOILT)
+def test_replies_that_cannot_be_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str) -> None:
+    step, change = SPOILT[what]
+
+    def spoil(request: Request, answer: Answer) -> Answer:
+        if (request.client, request.step, request.round) != ("hospital-0", step, 1) or answer.payload is None:
+            return answer
+        found = change(fields(answer.payload))
+        content = {name: Weights(value) if isinstance(value, dict) else value for name, value in found.items()}
+        return Answer("hospital-0", Payload(content))
+
+    session = session_of(tmp_path)
+    heard(session, monkeypatch, spoil)
+    play(session, 1, 1)
+    assert events(session) == [("hospital-0", "client_excluded")]
+    assert all(bool(value.isfinite().all()) for value in global_model(session).values())
+    assert all(math.isfinite(value) for value in metrics(session).values())
+    play(session, 2, 2)
+    assert events(session) == [("hospital-0", "client_returned")]
+
+
+@pytest.mark.parametrize("step", ["guide", "judge", "teach"])
+def test_nobody_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str) -> None:
+    session = session_of(tmp_path)
+    before = global_model(session)
+    heard(session, monkeypatch, lambda request, answer: without(request, answer, request.client, step))
+    with pytest.raises(ExchangeError, match=f"0 of 3 clients gave a usable reply to '{step}', the quorum .* is 1"):
+        play(session, 1, 1)
+    assert same(global_model(session), before)
+
+
+@pytest.mark.parametrize("method", ["fedaid", "feddra"])
+def test_a_client_without_a_batch_does_no_harm(tmp_path: Path, method: str) -> None:
+    session = session_of(tmp_path, name=method, measure_share=1.0)
+    shrink(session, "hospital-2", 1)
+    play(session, 1, 2)
+    assert not events(session)
+    noted = metrics(session)
+    assert "loss.hospital-2" not in noted
+    assert noted["weight.hospital-2"] == 1 / 3
+    assert all(bool(value.isfinite().all()) for value in global_model(session).values())
+
+
+def of_one_item(samples: Samples) -> Samples:
+    """Captions of one picture, all right answers to each other."""
+    return samples.subset((samples.items == samples.items[0]).nonzero().flatten())
+
+
+@pytest.mark.parametrize("method", ["fedaid", "feddra"])
+def test_a_client_without_negatives_does_no_harm(tmp_path: Path, method: str) -> None:
+    session = session_of(tmp_path, name=method, measure_share=1.0, optimizer={"kind": "adamw", "lr": 0.01})
+    data = site_of(session)._data_of(session.federation.members["hospital-2"])
+    data.train = of_one_item(data.train)
+    assert 1 < len(data.train) < 12
+    play(session, 1, 2)
+    assert not events(session)
+    assert metrics(session)["loss.hospital-2"] == pytest.approx(0, abs=1e-6)
+    assert metrics(session)["weight.hospital-2"] < 1 / 3
+    assert all(bool(value.isfinite().all()) for value in global_model(session).values())
+
+
+def test_clients_whose_weights_have_vanished(tmp_path: Path) -> None:
+    """A cohort that holds nothing of w still gives a mean: uniform."""
+    session = session_of(tmp_path, divergence="none")
+    zero = torch.zeros((), dtype=torch.float64)
+    session.server.state["robust_weights"] = {CLIENTS[0]: zero + 1, CLIENTS[1]: zero, CLIENTS[2]: zero}
+    cohort = session.cohort(1, Ledger())
+    cohort.clients = cohort.clients[1:]
+    session.experiment.algorithm.round(session.server, cohort)
+    assert all(bool(value.isfinite().all()) for value in global_model(session).values())
+    assert [float(x) for x in session.server.state["robust_weights"].values()] == [1, 0, 0]
+
+
+# ---- killed, repeated
+
+
+class Dies(SilentProgress):
+    """Ends the run in round 2, once a client has done a step."""
+
+    def __init__(self, step: str, client: str) -> None:
+        self.at, self.round = (2, client, step), 0
+
+    def round_started(self, number: int, clients: Sequence[str]) -> None:
+        self.round = number
+
+    def client_done(self, client: str, step: str, seconds: float) -> None:
+        if (self.round, client, step) == self.at:
+            raise KeyboardInterrupt
+
+
+def quiet(method: str = "fedaid", **algorithm: Any) -> Config:
+    config = copy.deepcopy(aligned(name=method, local_steps=1, robust_steps=1, **algorithm))
+    config["run"] |= {"evaluate_clients": False, "rounds": 3}
+    return config
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, bytes]]:
+    """Method -> what a run that nothing happens to leaves."""
+    found = {}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("POLYFED_CACHE", str(tmp_path_factory.mktemp("cache")))
+        for method in ("fedaid", "feddra"):
+            found[method] = contents(run(Experiment.parse(quiet(method)), tmp_path_factory.mktemp(method) / "run"))
+    return found
+
+
+@pytest.mark.parametrize(
+    ("method", "step", "client"),
+    [
+        ("fedaid", "guide", "hospital-0"),
+        ("fedaid", "guide", "hospital-2"),
+        ("fedaid", "judge", "hospital-2"),
+        ("fedaid", "teach", "hospital-0"),
+        ("fedaid", "teach", "hospital-2"),
+        ("feddra", "align", "hospital-2"),
+        ("feddra", "bind", "hospital-1"),
+    ],
+)
+def test_a_run_killed_between_phases_resumes_to_the_same_bits(
+    tmp_path: Path, undisturbed: dict[str, dict[str, bytes]], method: str, step: str, client: str
+) -> None:
+    with pytest.raises(KeyboardInterrupt):
+        run(Experiment.parse(quiet(method)), tmp_path / "run", Dies(step, client))
+    assert contents(resume(tmp_path / "run")) == undisturbed[method]
+
+
+def test_twice_gives_the_same_bits_on_either_schedule(tmp_path: Path, undisturbed: dict[str, dict[str, bytes]]) -> None:
+    whole = undisturbed["fedaid"]
+    assert contents(run(Experiment.parse(quiet()), tmp_path / "again")) == whole
+    repeated = contents(run(Experiment.parse(quiet(broadcast="repeated")), tmp_path / "repeated"))
+    assert repeated["metrics.jsonl"] == whole["metrics.jsonl"]
+    assert repeated["models/last/model.safetensors"] == whole["models/last/model.safetensors"]
+    assert repeated["ledger.jsonl"] != whole["ledger.jsonl"]

@@ -1,0 +1,139 @@
+"""FedAID: settings and federations that are refused, and other methods on aligned models."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+
+import pytest
+import torch
+from pydantic import ValidationError
+
+from aligned_federations import (
+    CLIENTS,
+    Config,
+    Values,
+    events,
+)
+from by_hand import aligned, copies, play, transformers
+from polyfed.algorithms.fedaid import FedAID
+from polyfed.algorithms.feddra import FedDRA
+from polyfed.errors import ConfigError
+from polyfed.experiment import Experiment
+from polyfed.session import Session
+from sessions import prepared, woken
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("POLYFED_CACHE", str(tmp_path / "cache"))
+
+
+# ---- settings
+
+SERVER = {"server_optimizer": "adam", "factor": 2.0, "layers": "encoder", "range": "modality", "compensation": True}
+SERVER |= {"denominator": "model", "names": "released", "averaging": "sequential"}
+
+
+@pytest.mark.parametrize("method", ["fedaid", "feddra"])
+@pytest.mark.parametrize("key", SERVER)
+def test_settings_of_fedavg_that_have_no_effect_are_refused(method: str, key: str) -> None:
+    with pytest.raises(ConfigError, match=f"{key} has no effect on {method}"):
+        Experiment.parse(aligned(name=method, **{key: SERVER[key]}))
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"guidance_weight": 0, "task_weight": 0}, "nothing to train"),
+        ({"divergence": "released", "rho": 0}, "use chi_square"),
+        ({"guidance": "contrastive", "guidance_reduction": "mean"}, "guidance_reduction has no effect"),
+        ({"teacher": "averaged", "measured_on": "local"}, "measured_on has no effect"),
+        ({"measured_on": "local", "measure": "robust"}, "use measured_on 'aggregated'"),
+        ({"measure_share": 0}, "greater than 0"),
+        ({"gamma": -1}, "greater than or equal to 0"),
+    ],
+)
+def test_settings_that_contradict_each_other_are_refused(settings: Config, message: str) -> None:
+    with pytest.raises(ValidationError, match=message):
+        FedAID(**settings)
+
+
+def test_contrastive_guidance_is_possible_in_feddra() -> None:
+    """Whose reduction has another default."""
+    assert FedDRA(guidance="contrastive").guidance_reduction == "element"
+
+
+def test_local_epochs_are_possible() -> None:
+    assert FedAID(local_steps=None, local_epochs=2).local_epochs == 2
+
+
+@pytest.mark.parametrize("method", ["fedaid", "feddra"])
+def test_federations_that_do_not_suit_are_refused(tmp_path: Path, method: str) -> None:
+    plain, several, single = (copy.deepcopy(aligned(name=method)) for _ in range(3))
+    for party in (plain["server"], plain["clients"]["hospital"]):
+        party["model"] = {key: value for key, value in party["model"].items() if key != "aligner"}
+    with pytest.raises(ConfigError, match=rf"'{method}' needs an align module for 'image'; set aligner"):
+        prepared(plain, tmp_path / "plain")
+    several["clients"]["other"] = copy.deepcopy(several["clients"]["hospital"])
+    several["clients"]["other"]["model"]["dim"] = 6
+    with pytest.raises(ConfigError, match="trains one model, but there are clients of types hospital, other"):
+        prepared(several, tmp_path / "several")
+    del single["server"], single["clients"]["hospital"]["model"]["encoders"]["text"]
+    single["clients"]["hospital"]["task"] = {"name": "classification", "target": "label"}
+    single["data"]["sources"]["scenes"]["targets"] = {"label": "label"}
+    with pytest.raises(ConfigError, match="clients of 'hospital' have only 'image'"):
+        prepared(single, tmp_path / "single")
+
+
+# ---- other methods on aligned models
+
+OTHERS: dict[str, Config] = {
+    "fedavg": {},
+    "fedprox": {},
+    "moon": {},
+    "fedema": {"predictor_width": 8},
+    "scaffold": {},
+    "local": {},
+    "centralised": {},
+}
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_other_methods_train_aligned_models(tmp_path: Path, name: str) -> None:
+    config = copy.deepcopy(aligned())
+    config["algorithm"] = {"name": name, "local_epochs": 1} | OTHERS[name]
+    if name == "centralised":
+        config["clients"]["hospital"]["count"] = 1
+    session = prepared(config, tmp_path)
+    before = copies({"model": session.server.model.state_dict()})["model"]
+    play(session, 1, 2)
+    after = session.server.model.state_dict()
+    if name == "local":
+        own = woken(session, CLIENTS[0], (99, 0), after=session.accepted[CLIENTS[0]])
+        after = own.model.state_dict()
+    moved = {
+        key.split(".")[2] for key, value in before.items() if "encoders" in key and not torch.equal(value, after[key])
+    }
+    assert moved == {"trunk", "aligner"}
+    assert not events(session)
+
+
+def test_masked_autoencoding_inside_an_aligned_model(tmp_path: Path) -> None:
+    config = transformers(name="fed_mae", decoder_depth=1, decoder_width=32, decoder_heads=4)
+    model = copy.deepcopy(config["clients"]["paired"]["model"])
+    model |= {"final_norm": False, "aligner": {"hidden": 16}}
+    model["encoders"]["image"]["patch"] = 4
+    paired = config["clients"]["paired"] | {"model": model}
+    config |= {"clients": {"paired": paired}, "server": config["server"] | {"model": model}}
+    session = prepared(config, tmp_path)
+    before = global_of(session)
+    play(session, 1, 1)
+    after = global_of(session)
+    assert [name for name in before if "aligner" in name and not torch.equal(before[name], after[name])]
+    assert any("extras.mae_image" in name for name in before)
+    assert not events(session)
+
+
+def global_of(session: Session) -> Values:
+    return copies(session.server.weights)["paired"]

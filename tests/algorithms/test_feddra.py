@@ -1,0 +1,298 @@
+"""FedDRA: a round of two clients by hand, what trains when, weights of the next round, its settings."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from by_hand import aligned, assert_mean, copies, play
+from polyfed.aggregation.robust import chi_square, mirror_step
+from polyfed.algorithms.feddra import FedDRA
+from polyfed.data.samples import Batch
+from polyfed.federation.cohort import Answer, Request
+from polyfed.federation.ledger import Ledger
+from polyfed.federation.state import unflatten
+from polyfed.models.binding import Parts
+from polyfed.models.model import Model
+from polyfed.randomness import isolated
+from polyfed.session import Session
+from sessions import prepared, site_of, woken
+
+Config = dict[str, Any]
+Values = dict[str, Tensor]
+RATE = 0.05
+CLIENTS = ("hospital-0", "hospital-1")
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("POLYFED_CACHE", str(tmp_path / "cache"))
+
+
+def session_of(folder: Path, count: int = 2, **algorithm: Any) -> Session:
+    """Two batches of plain SGD in each stage; losses are of all samples."""
+    config = copy.deepcopy(
+        aligned(**{"name": "feddra", "local_steps": 2, "robust_steps": 2, "measure_share": 1.0} | algorithm)
+    )
+    config["clients"]["hospital"]["count"] = count
+    sgd = {"kind": "sgd", "lr": RATE, "momentum": 0.0, "clip": None}
+    config["clients"]["hospital"]["training"]["optimizer"] = sgd
+    return prepared(config, folder)
+
+
+def parts_of(session: Session) -> Parts:
+    return session.experiment.algorithm.parts(session.server)
+
+
+def metrics(session: Session) -> dict[str, float]:
+    found: dict[str, float] = {}
+    for record in session.server.records:
+        found |= record.get("metrics", {})
+    return found
+
+
+def heard(session: Session, monkeypatch: pytest.MonkeyPatch) -> dict[tuple[int, str, str], tuple[Any, Any]]:
+    """(round, step, client) -> what it was sent and what it replied, while the session goes on."""
+    found = {}
+    carry = session.engine.exchange
+
+    def exchange(requests: Sequence[Request], deadline: float | None) -> Iterator[Answer]:
+        for one, answer in zip(requests, carry(requests, deadline), strict=True):
+            assert answer.payload is not None, answer.error
+            both = tuple(copies(payload.artefacts) | payload.scalars for payload in (one.payload, answer.payload))
+            found[one.round, one.step, one.client] = both
+            yield answer
+
+    monkeypatch.setattr(session.engine, "exchange", exchange)
+    return found
+
+
+# ---- written out
+
+
+class Known:
+    """What a task sees of representations that are there already."""
+
+    def __init__(self, values: Values) -> None:
+        self.values = values
+
+    def represent(self, modality: str, x: Tensor) -> Tensor:
+        return self.values[modality]
+
+
+def model_of(session: Session, client: str, weights: Mapping[str, Tensor]) -> Model:
+    model = session.federation.client_model(session.federation.members[client])
+    model.load_state_dict(dict(weights))
+    return model
+
+
+def units(model: Model, trunks: Model, batch: Batch) -> Values:
+    """Unit vectors of the features of ``trunks`` under the align modules of ``model``."""
+    features = {name: trunks.encoders[name].trunk(x) for name, x in batch.inputs.items()}
+    values = {name: model.encoders[name].aligner(found) for name, found in features.items()}
+    return {name: value / value.norm(dim=1, keepdim=True) for name, value in values.items()}
+
+
+def task_loss(session: Session, client: str, model: Model, values: Values, batch: Batch) -> Tensor:
+    member = session.federation.members[client]
+    loss: Tensor = member.settings.task.loss(Known(values), model.heads[member.head], batch)  # type: ignore[arg-type]
+    return loss
+
+
+def batches(session: Session, client: str) -> Iterator[Batch]:
+    own = woken(session, client)
+    return islice(own.batches(own.train, "task-0"), 2)
+
+
+def descend(model: nn.Module, loss: Tensor) -> None:
+    model.zero_grad()
+    loss.backward()
+    with torch.no_grad():
+        for value in model.parameters():
+            if value.grad is not None:
+                value -= RATE * value.grad
+
+
+def copied(model: Model) -> Values:
+    return {name: value.detach().clone() for name, value in model.state_dict().items()}
+
+
+def aligned_by_hand(session: Session, client: str, start: Values) -> Values:
+    """Stage 1: the features are those of a frozen encoder in evaluation mode."""
+    model, still = model_of(session, client, start), model_of(session, client, start).eval().requires_grad_(False)
+    model.train()
+    with isolated(0, 1, client, "align", 0):
+        for batch in batches(session, client):
+            descend(model, task_loss(session, client, model, units(model, still, batch), batch))
+    return copied(model)
+
+
+def bound_by_hand(session: Session, client: str, start: Values, guide: float = 1.0) -> Values:
+    """Stage 2: task and the mean squared difference, over elements, to what the received model gives."""
+    model, still = model_of(session, client, start), model_of(session, client, start).eval()
+    model.train()
+    with isolated(0, 1, client, "bind", 1):
+        for batch in batches(session, client):
+            z = units(model, model, batch)
+            with torch.no_grad():
+                targets = units(still, still, batch)
+            gaps = [sum((a - b) ** 2 for a, b in zip(z[n].flatten(), targets[n].flatten(), strict=True)) for n in z]
+            means = [gap / z[name].numel() for gap, name in zip(gaps, z, strict=True)]
+            descend(model, guide * sum(means) + task_loss(session, client, model, z, batch))
+    return copied(model)
+
+
+@torch.no_grad()
+def loss_by_hand(session: Session, client: str, weights: Values) -> float:
+    model = model_of(session, client, weights).eval()
+    own, total = woken(session, client), 0.0
+    order = torch.randperm(len(own.train), generator=own.generator("measured"))
+    chunks = [chunk for chunk in order.split(12) if len(chunk) == 12]
+    for chunk in chunks:
+        batch = own.train.batch(chunk)
+        total += len(chunk) * float(task_loss(session, client, model, units(model, model, batch), batch))
+    return total / sum(map(len, chunks))
+
+
+@pytest.mark.parametrize("guide", [1.0, 5.0])
+def test_a_round_of_two_clients_by_hand(tmp_path: Path, guide: float) -> None:
+    session = session_of(tmp_path, guidance_weight=guide)
+    start, names = copies(session.server.weights)["hospital"], parts_of(session).without_encoder
+    play(session, 1, 1)
+    stage_one = {client: aligned_by_hand(session, client, start) for client in CLIENTS}
+    robust = {name: sum(0.5 * stage_one[client][name].double() for client in CLIENTS) for name in names}
+    received = start | {name: value.to(start[name].dtype) for name, value in robust.items()}
+    stage_two = {client: bound_by_hand(session, client, received, guide) for client in CLIENTS}
+    found = copies(session.server.weights)["hospital"]
+    assert_mean(found, stage_two, dict.fromkeys(CLIENTS, 1.0), tolerance=1e-4)
+    assert max(float((found[name] - start[name]).abs().max()) for name in parts_of(session).encoder) > 0.01
+    assert max(float((received[name] - start[name]).abs().max()) for name in parts_of(session).aligner) > 0.01
+    alone = bound_by_hand(session, CLIENTS[0], received, 0.0)
+    assert max(float((alone[name] - stage_two[CLIENTS[0]][name]).abs().max()) for name in names) > 1e-3
+    losses = torch.tensor([loss_by_hand(session, client, received) for client in CLIENTS], dtype=torch.float64)
+    w = mirror_step(torch.ones(2), losses, gamma=0.5, rho=1.0)
+    noted = metrics(session)
+    assert [noted[f"loss.{client}"] for client in CLIENTS] == pytest.approx(losses.tolist(), rel=1e-4)
+    assert [noted[f"weight.{client}"] for client in CLIENTS] == pytest.approx(w.tolist(), rel=1e-4)
+    assert noted["worst_loss"] == pytest.approx(float(losses.max()), rel=1e-4)
+    assert abs(float(w[0]) - 0.5) > 1e-4
+
+
+# ---- what trains, what crosses
+
+
+def test_encoders_rest_in_the_first_stage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    session = session_of(tmp_path)
+    start, parts, said = copies(session.server.weights)["hospital"], parts_of(session), heard(session, monkeypatch)
+    play(session, 1, 1)
+    for client in CLIENTS:
+        sent, reply = said[1, "align", client]
+        assert set(sent["weights"]) == set(start)
+        assert set(reply) == {"weights"}
+        assert set(reply["weights"]) == set(parts.without_encoder)
+        assert any(not torch.equal(value, start[name]) for name, value in reply["weights"].items())
+        sent, reply = said[1, "bind", client]
+        assert set(sent) == {"aligner"}
+        assert set(sent["aligner"]) == set(parts.without_encoder)
+        assert set(reply) == {"weights", "num_examples", "loss"}
+        assert any(not torch.equal(reply["weights"][name], start[name]) for name in parts.encoder)
+        assert not unflatten(site_of(session).store.load(client, session.accepted[client]))  # nothing stays
+
+
+def test_gradients_of_the_first_stage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    session = session_of(tmp_path)
+    client = woken(session, CLIENTS[0])
+    reached: dict[str, bool] = {}
+
+    def fit(samples: Any, *, regulariser: Any, **rest: Any) -> int:
+        client.model.train()
+        regulariser(client.model, next(client.batches(samples, "x"))).backward()
+        reached.update({name: value.grad is not None for name, value in client.model.named_parameters()})
+        return 1
+
+    monkeypatch.setattr(client, "fit", fit)
+    before = copies(session.server.weights)["hospital"]
+    algorithm = session.experiment.algorithm
+    algorithm.align(client, session.server.weights_for(client.info), 1.0)
+    parts = parts_of(session)
+    assert {name for name, found in reached.items() if found} == set(reached) & set(parts.aligner)
+    after = client.model.state_dict()
+    assert all(torch.equal(after[name], before[name]) for name in parts.encoder)  # batch statistics too
+
+
+# ---- weights
+
+
+def test_weights_of_a_round_serve_the_next(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    session = session_of(tmp_path, gamma=20.0)
+    said = heard(session, monkeypatch)
+    play(session, 1, 1)
+    w = {client: float(session.server.state["robust_weights"][client]) for client in CLIENTS}
+    assert abs(w[CLIENTS[0]] - 0.5) > 0.02
+    play(session, 2, 2)
+    for number, shares in ((1, dict.fromkeys(CLIENTS, 0.5)), (2, w)):
+        trained = {client: said[number, "align", client][1]["weights"] for client in CLIENTS}
+        robust = said[number, "bind", CLIENTS[0]][0]["aligner"]
+        assert_mean(robust, trained, shares)
+    noted = metrics(session)
+    losses = torch.tensor([noted[f"loss.{client}"] for client in CLIENTS], dtype=torch.float64)
+    expected = mirror_step(torch.tensor(list(w.values())), losses, gamma=20.0, rho=1.0)
+    assert [noted[f"weight.{client}"] for client in CLIENTS] == pytest.approx(expected.tolist(), rel=1e-6)
+
+
+def test_the_released_projection_is_looser(tmp_path: Path) -> None:
+    found = {}
+    for divergence in ("chi_square", "released"):
+        session = session_of(tmp_path / divergence, count=3, divergence=divergence, rho=1e-4, gamma=20.0)
+        play(session, 1, 1)
+        noted = metrics(session)
+        v = torch.tensor([noted[f"loss.hospital-{k}"] for k in range(3)], dtype=torch.float64)
+        w = mirror_step(torch.ones(3), v, gamma=20.0, rho=1e-4, divergence=divergence)
+        assert [noted[f"weight.hospital-{k}"] for k in range(3)] == pytest.approx(w.tolist(), rel=1e-9)
+        found[divergence] = noted["chi_square"]
+        assert noted["chi_square"] == pytest.approx(float(chi_square(w)), rel=1e-9)
+    assert found["chi_square"] <= 1e-4 * (1 + 1e-9)
+    assert found["released"] > 1e-3
+
+
+def test_a_client_lost_between_the_stages_keeps_its_weight(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    session = session_of(tmp_path, count=3, gamma=5.0)
+    carry, lost = session.engine.exchange, "hospital-1"
+
+    def losing(requests: Sequence[Request], deadline: float | None) -> Iterator[Answer]:
+        for one, answer in zip(requests, carry(requests, deadline), strict=True):
+            gone = one.client == lost and (one.round, one.step) == (1, "bind")
+            yield Answer(lost, error="the line broke") if gone else answer
+
+    monkeypatch.setattr(session.engine, "exchange", losing)
+    play(session, 1, 1)
+    assert [record["party"] for record in session.server.records if record["kind"] == "event"] == [lost]
+    assert metrics(session)[f"weight.{lost}"] == 1 / 3
+    assert f"loss.{lost}" not in metrics(session)
+    play(session, 2, 2)
+    assert f"loss.{lost}" in metrics(session)
+
+
+def test_its_defaults_are_those_of_the_released_code() -> None:
+    method = FedDRA()
+    assert (method.robust_steps, method.local_steps) == (20, 50)
+    assert (method.guidance_reduction, method.measure_share, method.mean) == ("element", 0.1, "uniform")
+    assert (method.gamma, method.rho) == (0.01 * 50, 1.0)
+
+
+def test_the_ledger_has_the_bytes_of_the_payloads(tmp_path: Path) -> None:
+    session = session_of(tmp_path)
+    model, parts, ledger = copies(session.server.weights)["hospital"], parts_of(session), Ledger()
+    session.experiment.algorithm.round(session.server, session.cohort(1, ledger))
+    whole, rest = (sum(model[name].nbytes for name in names) for names in (model, parts.without_encoder))
+    expected = {("align", "down"): whole, ("align", "up"): rest, ("bind", "down"): rest, ("bind", "up"): whole}
+    lines = [line for line in ledger.records if line["kind"] == "weights"]
+    assert len(lines) == 4 * len(CLIENTS)
+    assert all(line["bytes"] == expected[line["step"], line["direction"]] for line in lines)

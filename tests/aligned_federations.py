@@ -1,0 +1,133 @@
+"""Federations of aligned models, what they say and what they end with, for tests of FedAID."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+from torch import Tensor
+
+from by_hand import aligned, copies, play
+from polyfed.federation.cohort import Answer, Request
+from polyfed.federation.payload import Payload
+from polyfed.models.binding import Parts
+from polyfed.session import Session
+from sessions import prepared, site_of
+
+Config = dict[str, Any]
+Values = dict[str, Tensor]
+RATE = 0.02
+CLIENTS = ("hospital-0", "hospital-1", "hospital-2")
+
+
+def config_of(*, task: Config | None = None, optimizer: Config | None = None, **algorithm: Any) -> Config:
+    """Two batches of plain SGD in each stage."""
+    config = copy.deepcopy(aligned(**({"local_steps": 2, "robust_steps": 2} | algorithm)))
+    sgd = {"kind": "sgd", "lr": RATE, "momentum": 0.0, "clip": None}
+    config["clients"]["hospital"]["training"]["optimizer"] = optimizer or sgd
+    for party in (config["server"], config["clients"]["hospital"]):
+        party["task"] |= task or {}
+    return config
+
+
+def session_of(
+    folder: Path, *, task: Config | None = None, optimizer: Config | None = None, **algorithm: Any
+) -> Session:
+    return prepared(config_of(task=task, optimizer=optimizer, **algorithm), folder)
+
+
+def shrink(session: Session, client: str, samples: int) -> None:
+    """Leave a client so many of its samples."""
+    data = site_of(session)._data_of(session.federation.members[client])
+    data.train = data.train.subset(torch.arange(samples))
+
+
+def global_model(session: Session) -> Values:
+    return copies(session.server.weights)["hospital"]
+
+
+def parts_of(session: Session) -> Parts:
+    return session.experiment.algorithm.parts(session.server)
+
+
+def metrics(session: Session) -> dict[str, float]:
+    """What the server recorded of the round."""
+    found: dict[str, float] = {}
+    for record in session.server.records:
+        found |= record.get("metrics", {})
+    return found
+
+
+def events(session: Session) -> list[tuple[str, str]]:
+    return [(record["party"], record["event"]) for record in session.server.records if record["kind"] == "event"]
+
+
+class Said(NamedTuple):
+    """A message and its answer."""
+
+    round: int
+    step: str
+    client: str
+    sent: dict[str, Any]
+    reply: dict[str, Any]
+
+
+Spoil = Callable[[Request, Answer], Answer]
+
+
+def heard(
+    session: Session, monkeypatch: pytest.MonkeyPatch, spoil: Spoil = lambda request, answer: answer
+) -> list[Said]:
+    """All that is said while the session goes on; ``spoil`` may change what reaches the server."""
+    found: list[Said] = []
+    carry = session.engine.exchange
+
+    def exchange(requests: Sequence[Request], deadline: float | None) -> Iterator[Answer]:
+        for one, answer in zip(requests, carry(requests, deadline), strict=True):
+            made = spoil(one, answer)
+            reply = fields(made.payload) if made.payload else {}
+            found.append(Said(one.round, one.step, one.client, fields(one.payload), reply))
+            yield made
+
+    monkeypatch.setattr(session.engine, "exchange", exchange)
+    return found
+
+
+def fields(payload: Payload) -> dict[str, Any]:
+    """Copies of its tensors, and its scalars."""
+    known = {name: {key: value.clone() for key, value in item.items()} for name, item in payload.artefacts.items()}
+    return known | payload.scalars
+
+
+def replies(said: list[Said], step: str, number: int = 1) -> dict[str, dict[str, Any]]:
+    return {one.client: one.reply for one in said if one.step == step and one.round == number}
+
+
+def same(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> bool:
+    return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
+
+
+def assert_close(found: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> None:
+    assert found.keys() == expected.keys()
+    for name, value in found.items():
+        torch.testing.assert_close(value, expected[name], atol=5e-5, rtol=1e-5, msg=name)
+
+
+def furthest(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> float:
+    return max(float((a[name] - b[name]).abs().max()) for name in a if a[name].is_floating_point())
+
+
+def stage_two(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, client: str = "hospital-2", **settings: Any
+) -> tuple[Session, Values, Values, list[Said]]:
+    """A session after its first round, its aggregated model, the teacher before, and what was said."""
+    session = session_of(folder, **settings)
+    start, said = global_model(session), heard(session, monkeypatch)
+    play(session, 1, 1)
+    step = "teach" if settings.get("measured_on") == "local" else "judge"
+    (aggregated,) = (one.sent["weights"] for one in said if one.step == step and one.client == client)
+    return session, aggregated, start, said

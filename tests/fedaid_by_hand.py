@@ -1,0 +1,180 @@
+"""Both stages of FedAID and its losses written out as plain loops."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import combinations, islice
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from aligned_federations import RATE, Values, parts_of
+from polyfed.data.samples import Batch
+from polyfed.models.model import Model
+from polyfed.randomness import isolated
+from polyfed.session import Session
+from sessions import woken
+
+
+class Known:
+    """What a task sees of representations that are there already."""
+
+    def __init__(self, values: Values) -> None:
+        self.values = values
+
+    def represent(self, modality: str, x: Tensor) -> Tensor:
+        return self.values[modality]
+
+
+@dataclass
+class ByHand:
+    """A client's two batches of a step, on a model that starts from given weights."""
+
+    session: Session
+    client: str
+    start: Mapping[str, Tensor]
+    number: int = 1
+    model: Model = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.model = self.session.federation.client_model(self.session.federation.members[self.client])
+        self.model.load_state_dict(dict(self.start))
+
+    def batches(self) -> Iterator[Batch]:
+        own = woken(self.session, self.client, (self.number, 0))
+        return islice(own.batches(own.train, "task-0"), 2)
+
+    def aligners(self) -> dict[str, nn.Module]:
+        return {name: copy.deepcopy(encoder.aligner).train() for name, encoder in self.model.encoders.items()}
+
+    def features(self, batch: Batch) -> dict[str, Any]:
+        return {name: self.model.encoders[name].trunk(x) for name, x in batch.inputs.items()}
+
+    def own(self, features: dict[str, Any]) -> Values:
+        return seen({name: encoder.aligner for name, encoder in self.model.encoders.items()}, features)
+
+    def task(self, values: Values, batch: Batch) -> Tensor:
+        member = self.session.federation.members[self.client]
+        loss: Tensor = member.settings.task.loss(Known(values), self.model.heads[member.head], batch)  # type: ignore[arg-type]
+        return loss
+
+    def descend(self, loss: Tensor) -> None:
+        self.model.zero_grad()
+        loss.backward()
+        with torch.no_grad():
+            for value in self.model.parameters():
+                if value.grad is not None:
+                    value -= RATE * value.grad
+
+    def result(self, names: Sequence[str] | None = None) -> Values:
+        found = self.model.state_dict()
+        return {name: found[name].detach().clone() for name in names or found}
+
+
+def seen(aligners: Mapping[str, nn.Module], features: dict[str, Any]) -> Values:
+    """Unit vectors."""
+    values = {name: aligners[name](found) for name, found in features.items()}
+    return {name: value / value.norm(dim=1, keepdim=True) for name, value in values.items()}
+
+
+def distance(z: Values, targets: Values, reduction: str) -> Tensor:
+    total = torch.zeros(())
+    for name in z:
+        rows = [
+            sum((a - b) ** 2 for a, b in zip(*pair, strict=True)) for pair in zip(z[name], targets[name], strict=True)
+        ]
+        total = total + sum(rows) / {"sum": 1, "mean": len(rows), "element": z[name].numel()}[reduction]
+    return total
+
+
+def contrast(u: Tensor, v: Tensor, temperature: float) -> Tensor:
+    """(CE(S) + CE(S^T)) / 2."""
+    scores = u @ v.T / temperature
+    rows = [F.cross_entropy(side, torch.arange(len(u))) for side in (scores, scores.T)]
+    return (rows[0] + rows[1]) / 2
+
+
+def guided(
+    session: Session,
+    client: str,
+    start: Mapping[str, Tensor],
+    *,
+    guide: float = 1.0,
+    alpha: float = 1.0,
+    how: str = "sum",
+    cut: bool = False,
+) -> Values:
+    """Stage 1: two steps on guide x L_guide + alpha x L_task; ``cut`` keeps gradient out of the anchors."""
+    hand = ByHand(session, client, start)
+    anchors = hand.aligners()
+    hand.model.train()
+    with isolated(0, 1, client, "guide", 0):
+        for batch in hand.batches():
+            features = hand.features(batch)
+            z, targets = hand.own(features), seen(anchors, features)
+            if cut:
+                targets = {name: value.detach() for name, value in targets.items()}
+            if how == "contrastive":
+                near = torch.stack([contrast(z[name], targets[name], 0.1) for name in z]).sum()
+            else:
+                near = distance(z, targets, how)
+            hand.descend(guide * near + alpha * hand.task(z, batch))
+    return hand.result()
+
+
+def taught(
+    session: Session,
+    client: str,
+    aggregated: Mapping[str, Tensor],
+    teacher: Mapping[str, Tensor],
+    *,
+    local: Mapping[str, Tensor] | None = None,
+    beta: float = 2.0,
+    weight: float = 1.0,
+    how: str = "sum",
+    phase: int = 2,
+) -> Values:
+    """Stage 2 from the aggregated model and the present teacher: the align modules that two steps give."""
+    names = parts_of(session).aligner
+    g = ByHand(session, client, {**aggregated, **(local or {})}).aligners()
+    hand = ByHand(session, client, {**aggregated, **{name: teacher[name] for name in names}})
+    still = copy.deepcopy(hand.model).eval()
+    hand.model.train()
+    with isolated(0, 1, client, "teach", phase):
+        for batch in hand.batches():
+            features = hand.features(batch)
+            with torch.no_grad():
+                undistorted = {name: still.encoders[name].trunk(x) for name, x in batch.inputs.items()}
+            moved, kept = hand.own(features), hand.own(undistorted)
+            loss = beta * distance(moved, kept, how) + hand.task(seen(g, features), batch)
+            pairs = [contrast(moved[a], moved[b], 0.07) for a, b in combinations(moved, 2)]
+            hand.descend(loss + weight * torch.stack(pairs).sum())
+    return hand.result([name for name in names if hand.model.state_dict()[name].is_floating_point()])
+
+
+def without_statistics(values: Mapping[str, Tensor]) -> Values:
+    """Without what batch norms count, which depends on the order of passes."""
+    ends = ("running_mean", "running_var", "num_batches_tracked")
+    return {name: value for name, value in values.items() if not name.endswith(ends)}
+
+
+@torch.no_grad()
+def loss_of(
+    session: Session, client: str, weights: Mapping[str, Tensor], samples: int = 30, *, weight: float = 0.0
+) -> float:
+    """v: mean over whole batches of 12 of ``samples`` drawn ones, in evaluation mode, of L_task + weight x L_CL."""
+    hand = ByHand(session, client, weights)
+    hand.model.eval()
+    own = woken(session, client, (1, 0))
+    order = torch.randperm(30, generator=own.generator("measured"))[: samples // 12 * 12]
+    total, count = 0.0, 0
+    for chunk in order.split(12):
+        batch = own.train.batch(chunk)
+        z = hand.own(hand.features(batch))
+        pairs = sum(float(contrast(z[a], z[b], 0.07)) for a, b in combinations(z, 2))
+        total, count = total + len(chunk) * (float(hand.task(z, batch)) + weight * pairs), count + len(chunk)
+    return total / count

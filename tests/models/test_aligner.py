@@ -1,0 +1,303 @@
+"""Align modules: layers by plain computation, what padding does, heads, errors."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from pydantic import ValidationError
+from torch import Tensor, nn
+
+from polyfed.data.view import DataContext, InputSpec
+from polyfed.errors import ConfigError
+from polyfed.models.aligner import Aligner, AlignerSettings, sequence
+from polyfed.models.blocks import Block, PostBlock
+from polyfed.models.encoders.bag import Bag
+from polyfed.models.model import ModelSettings
+from polyfed.models.towers import Local
+
+CONTEXT = DataContext(Path("unused"))
+TEXTS = InputSpec((12,), ("<pad>", "<unk>", *(f"w{i}" for i in range(20))), pad=0)
+TOKENS = torch.tensor([[5, 3, 7, 9, 0, 0], [2, 0, 0, 0, 0, 0], [1, 2, 3, 4, 5, 6]])
+DIM = 10
+
+
+@pytest.fixture(autouse=True)
+def seeded() -> None:
+    torch.manual_seed(0)
+
+
+def lively(module: nn.Module) -> nn.Module:
+    """The module with weights large enough, and statistics odd enough, that every term of a formula shows."""
+    for name, value in module.named_parameters():
+        value.data = torch.randn_like(value) * (0.3 if "norm" not in name else 0.5) + ("norm" in name)
+    for value in module.buffers():
+        if value.is_floating_point():
+            value.copy_(torch.rand_like(value) + 0.5)
+    return module
+
+
+def some_features(batch: int = 3, length: int = 5, width: int = 8) -> Local:
+    mask = torch.arange(length) < torch.tensor([length, 1, 3])[:batch, None]
+    return Local(torch.randn(batch, width), torch.randn(batch, length, width), mask)
+
+
+def made(width: int = 8, heads: int = 2, norm: Any = "pre", **settings: Any) -> Aligner:
+    found = Aligner(width, DIM, heads, norm, AlignerSettings(**{"hidden": 7, **settings}))
+    lively(found)
+    return found.eval()
+
+
+# ---- layers
+
+
+def normed(x: Tensor, norm: nn.LayerNorm) -> Tensor:
+    mean = x.mean()
+    spread = ((x - mean) ** 2).mean()
+    return (x - mean) / torch.sqrt(spread + norm.eps) * norm.weight + norm.bias
+
+
+def attended(tokens: list[Tensor], valid: list[bool], layer: nn.Module, heads: int) -> list[Tensor]:
+    """softmax(q k / sqrt(c)) v head by head, one position after the other."""
+    rows = [layer.qkv.weight @ x + layer.qkv.bias for x in tokens]
+    width = len(tokens[0])
+    size, out = width // heads, []
+    for row in rows:
+        parts = []
+        for head in range(heads):
+            own = slice(head * size, (head + 1) * size)
+            q = row[:width][own]
+            keys = [(other[width : 2 * width][own], other[2 * width :][own]) for other in rows]
+            shares = [
+                float(ok) * math.exp(float(q @ k) / math.sqrt(size)) for (k, _), ok in zip(keys, valid, strict=True)
+            ]
+            parts.append(sum(share * v for share, (_, v) in zip(shares, keys, strict=True)) / sum(shares))
+        out.append(layer.proj.weight @ torch.cat(parts) + layer.proj.bias)
+    return out
+
+
+def gelu(x: Tensor) -> Tensor:
+    return torch.stack([0.5 * value * (1 + math.erf(float(value) / math.sqrt(2))) for value in x])
+
+
+def mlp(x: Tensor, layer: nn.Module) -> Tensor:
+    return layer.fc2.weight @ gelu(layer.fc1.weight @ x + layer.fc1.bias) + layer.fc2.bias
+
+
+def layer_by_hand(tokens: list[Tensor], valid: list[bool], layer: nn.Module) -> list[Tensor]:
+    heads = layer.attention.heads
+    if isinstance(layer, Block):
+        moved = attended([normed(x, layer.norm1) for x in tokens], valid, layer.attention, heads)
+        tokens = [x + y for x, y in zip(tokens, moved, strict=True)]
+        return [x + mlp(normed(x, layer.norm2), layer.mlp) for x in tokens]
+    assert isinstance(layer, PostBlock)
+    moved = attended(tokens, valid, layer.attention, heads)
+    tokens = [normed(x + y, layer.norm1) for x, y in zip(tokens, moved, strict=True)]
+    return [normed(x + mlp(x, layer.mlp), layer.norm2) for x in tokens]
+
+
+def head_by_hand(x: Tensor, head: nn.Module) -> Tensor:
+    """Linear, batch norm with running statistics, ReLU, linear, batch norm without affine."""
+    first, norm, _, second, last = head
+    x = first.weight @ x + first.bias
+    x = (x - norm.running_mean) / torch.sqrt(norm.running_var + norm.eps) * norm.weight + norm.bias
+    x = second.weight @ x.clamp(min=0) + second.bias
+    return (x - last.running_mean) / torch.sqrt(last.running_var + last.eps)
+
+
+@pytest.mark.parametrize("norm", ["pre", "post"])
+@pytest.mark.parametrize("layers", [1, 2])
+@torch.no_grad()
+def test_the_embedding_is_that_of_a_plain_computation(norm: str, layers: int) -> None:
+    aligner = made(norm=norm, layers=layers).double()
+    features = Local(*(x.double() if x.is_floating_point() else x for x in some_features()))
+    for k, found in enumerate(aligner(features)):
+        tokens = [features.pooled[k], *features.local[k]]
+        valid = [True, *features.mask[k].tolist()]
+        for layer in aligner.layers:
+            tokens = layer_by_hand(tokens, valid, layer)
+        torch.testing.assert_close(found, head_by_hand(tokens[0], aligner.head), rtol=1e-9, atol=1e-9)
+
+
+def test_pre_norm_layers_are_those_of_a_vit() -> None:
+    from transformers import ViTConfig, ViTModel
+
+    config = ViTConfig(
+        hidden_size=8, num_hidden_layers=1, num_attention_heads=2, intermediate_size=32, image_size=16, patch_size=8
+    )
+    theirs, ours = lively(ViTModel(config, add_pooling_layer=False)).eval(), Block(8, 2, 32, eps=config.layer_norm_eps)
+    found = theirs(torch.randn(2, 3, 16, 16), output_hidden_states=True).hidden_states
+    take(ours, theirs, {"norm1": "layernorm_before", "norm2": "layernorm_after"})
+    torch.testing.assert_close(ours(found[0]), found[1], rtol=1e-4, atol=1e-5)
+
+
+def test_post_norm_layers_are_those_of_a_bert() -> None:
+    from transformers import BertConfig, BertModel
+
+    config = BertConfig(
+        vocab_size=20, hidden_size=8, num_hidden_layers=1, num_attention_heads=2, intermediate_size=32, pad_token_id=0
+    )
+    theirs, ours = lively(BertModel(config, add_pooling_layer=False)).eval(), PostBlock(8, 2, 32)
+    mask = TOKENS != 0
+    found = theirs(TOKENS, attention_mask=mask.long(), output_hidden_states=True).hidden_states
+    take(ours, theirs, {"norm1": "attention.output.LayerNorm", "norm2": ".0.output.LayerNorm"})
+    torch.testing.assert_close(ours(found[0], mask)[mask], found[1][mask], rtol=1e-4, atol=1e-5)
+
+
+def take(block: nn.Module, theirs: nn.Module, norms: dict[str, str]) -> None:
+    """Weights of the only layer of a model of ``transformers``, found by what their names end in."""
+    named = dict(theirs.named_parameters())
+
+    def of(*endings: str) -> Tensor:
+        (found,) = [value.data for name, value in named.items() if name.endswith(endings)]
+        return found
+
+    for kind in ("weight", "bias"):
+        parts = [of(f"{long}.{kind}", f"{long[0]}_proj.{kind}") for long in ("query", "key", "value")]
+        getattr(block.attention.qkv, kind).data = torch.cat(parts)
+        getattr(block.attention.proj, kind).data = of(f"attention.output.dense.{kind}", f"o_proj.{kind}")
+        getattr(block.mlp.fc1, kind).data = of(f"intermediate.dense.{kind}", f"fc1.{kind}")
+        getattr(block.mlp.fc2, kind).data = of(f".0.output.dense.{kind}", f"fc2.{kind}")
+        for own, other in norms.items():
+            getattr(getattr(block, own), kind).data = of(f"{other}.{kind}")
+
+
+# ---- details and padding
+
+
+@pytest.mark.parametrize("norm", ["pre", "post"])
+def test_detail_has_the_same_embedding(norm: str) -> None:
+    aligner, features = made(norm=norm, local=True, layers=2), some_features()
+    detail = aligner.detail(features)
+    torch.testing.assert_close(detail.embedding, aligner(features), rtol=0, atol=0)
+    assert detail.positions.shape == (3, 5, DIM)
+    assert detail.mask is features.mask
+
+
+@pytest.mark.parametrize("norm", ["pre", "post"])
+def test_the_summary_attends_to_what_is_there(norm: str) -> None:
+    aligner, features = made(norm=norm, local=True, layers=2), some_features()
+    attention = aligner.detail(features).attention
+    assert attention is not None
+    assert not attention.requires_grad
+    torch.testing.assert_close(attention.sum(1), torch.ones(3))
+    assert float(attention[~features.mask].abs().max()) == 0
+    assert float(attention[features.mask].min()) > 0
+    unmasked = aligner.detail(features._replace(mask=None)).attention
+    torch.testing.assert_close(unmasked[0], attention[0])  # all of its positions are valid
+    assert float((unmasked[1] - attention[1]).abs().max()) > 0.01
+
+
+@torch.no_grad()
+def test_attention_is_that_of_the_last_layer() -> None:
+    aligner, features = made(local=True, layers=2).double(), some_features()
+    features = Local(features.pooled.double(), features.local.double(), features.mask)
+    first, last = aligner.layers
+    tokens = [features.pooled[2], *features.local[2]]
+    valid = [True, *features.mask[2].tolist()]
+    rows = [
+        last.attention.qkv.weight @ normed(x, last.norm1) + last.attention.qkv.bias
+        for x in layer_by_hand(tokens, valid, first)
+    ]
+    means = torch.zeros(6, dtype=torch.float64)
+    for head in range(2):
+        q = rows[0][4 * head : 4 * head + 4]
+        scores = [
+            float(ok) * math.exp(float(q @ row[8 + 4 * head : 12 + 4 * head]) / 2)
+            for row, ok in zip(rows, valid, strict=True)
+        ]
+        means += torch.tensor(scores) / sum(scores) / 2
+    found = aligner.detail(features).attention
+    torch.testing.assert_close(found[2].double(), means[1:] / means[1:].sum(), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("norm", ["pre", "post"])
+def test_padding_changes_nothing(norm: str) -> None:
+    aligner, features = made(norm=norm, local=True, layers=2), some_features()
+    padded = Local(
+        features.pooled,
+        torch.cat([torch.where(features.mask[..., None], features.local, 7.0), torch.randn(3, 2, 8)], dim=1),
+        nn.functional.pad(features.mask, (0, 2)),
+    )
+    torch.testing.assert_close(aligner(padded), aligner(features))
+    longer, shorter = aligner.detail(padded), aligner.detail(features)
+    torch.testing.assert_close(longer.attention[:, :5], shorter.attention)
+    torch.testing.assert_close(longer.positions[:, :5][features.mask], shorter.positions[features.mask])
+    assert not torch.allclose(aligner(padded._replace(mask=None)), aligner(features), atol=1e-2)
+
+
+def test_positions_matter_to_the_embedding() -> None:
+    aligner, features = made(), some_features()
+    other = features._replace(local=features.local + 1.5 * torch.randn_like(features.local))
+    assert float((aligner(other) - aligner(features)).detach().abs().amax(1).min()) > 1e-3
+
+
+def test_the_summary_and_positions_need_one_width() -> None:
+    with pytest.raises(ValueError, match="summary has width 8 and positions 6"):
+        sequence(Local(torch.zeros(2, 8), torch.zeros(2, 4, 6)))
+
+
+def test_without_a_head_for_positions_there_are_none() -> None:
+    with pytest.raises(ConfigError, match=r"set model\.aligner\.local"):
+        made().detail(some_features())
+
+
+# ---- heads
+
+
+@pytest.mark.parametrize(("kind", "affine"), [("batch", [True, False]), ("layer", [True, False]), ("none", [])])
+def test_head_norms(kind: str, affine: list[bool]) -> None:
+    head = made(head_norm=kind).head
+    norms = [part for part in head if isinstance(part, nn.BatchNorm1d | nn.LayerNorm)]
+    assert [norm.weight is not None for norm in norms] == affine
+    assert all(isinstance(norm, nn.BatchNorm1d if kind == "batch" else nn.LayerNorm) for norm in norms)
+
+
+def test_heads_divide_every_width() -> None:
+    expected = {8: 1, 64: 1, 96: 1, 192: 3, 300: 4, 320: 5, 512: 8, 768: 12, 2048: 32, 131: 1}
+    for width, heads in expected.items():
+        with torch.device("meta"):
+            encoder = Bag(width=width).build(DIM, TEXTS, CONTEXT)
+            found = AlignerSettings().around(encoder, "text", DIM)
+        assert found.aligner.layers[0].attention.heads == heads, width
+
+
+# ---- settings
+
+
+def model_settings(**more: Any) -> ModelSettings:
+    bag = {"name": "bag", "view": {"name": "tokens", "length": 4}}
+    return ModelSettings.model_validate({"dim": 8, "encoders": {"notes": bag, "report": bag}} | more)
+
+
+def test_settings_that_cannot_be() -> None:
+    with pytest.raises(ValidationError, match="final_norm and aligner both end the encoders"):
+        model_settings(aligner={}, final_norm=True)
+    with pytest.raises(ValidationError, match=r"aligner\.norm names 'picture', the encoders are notes, report"):
+        model_settings(aligner={"norm": {"picture": "post"}})
+    for key, value in (("hidden", 7), ("head_norm", "layer")):
+        with pytest.raises(ValidationError, match=f"{key} has no effect with head 'linear'"):
+            AlignerSettings.model_validate({"head": "linear", key: value})
+    encoder = Bag(width=10).build(DIM, TEXTS, CONTEXT)
+    with pytest.raises(ConfigError, match=r"aligner\.heads 4 does not divide the width 10 of 'report'"):
+        AlignerSettings(heads=4).around(encoder, "report", DIM)
+
+
+def test_pie_has_no_place_beside_an_aligner() -> None:
+    gru = {"name": "gru", "pie": True, "view": {"name": "tokens", "length": 4}}
+    with pytest.raises(ValidationError, match=r"encoders\.notes\.pie has no effect with aligner"):
+        model_settings(aligner={}, encoders={"notes": gru})
+
+
+def test_norms_by_modality() -> None:
+    settings = AlignerSettings(norm={"report": "post"})
+    made = [settings.around(Bag(width=8).build(DIM, TEXTS, CONTEXT), name, DIM) for name in ("notes", "report")]
+    assert [type(encoder.aligner.layers[0]) for encoder in made] == [Block, PostBlock]
+
+
+def test_an_architecture_tells_its_aligner() -> None:
+    names = [model_settings(**more).architecture for more in ({}, {"aligner": {}}, {"aligner": {"layers": 2}})]
+    assert len(set(names)) == 3
