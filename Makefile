@@ -50,7 +50,7 @@ clean:
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache
 
 # the tables of docs/results.md; up to two hours each on two cores: make results DATA=... WEIGHTS=...
-.PHONY: results results-transfer results-exchange results-vqa
+.PHONY: results results-transfer results-exchange results-vqa results-medical
 results: install
 	$(BIN)/python benchmarks/results/flickr8k.py --data-dir $(DATA) --weights-dir $(WEIGHTS) --out runs/flickr8k
 
@@ -64,3 +64,7 @@ results-exchange: install
 
 results-vqa: install
 	$(BIN)/python benchmarks/results/vqa.py --data-dir $(DATA) --weights-dir $(WEIGHTS) --out runs/vqa
+
+# the main table; the others: backbones, clients, rho, guidance, cxr
+results-medical: install
+	$(BIN)/python benchmarks/results/medical.py main --data-dir $(DATA) --weights-dir $(WEIGHTS) --out runs/medical
