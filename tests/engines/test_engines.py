@@ -45,11 +45,10 @@ MORE_BLOCKS: dict[str, dict[str, Any]] = {
     "fediot": {"name": "fediot"},
     "fed_mae": {"name": "fed_mae", "decoder_depth": 1, "decoder_width": 32, "decoder_heads": 4},
 }
+_AID: dict[str, Any] = {"name": "fedaid", "local_steps": 2, "robust_steps": 2}
 ALIGNED: dict[str, dict[str, Any]] = {
-    "fedaid": {"name": "fedaid", "local_steps": 2, "robust_steps": 2},
-}
-MORE_ALIGNED: dict[str, dict[str, Any]] = {
-    "fedaid-repeated": ALIGNED["fedaid"] | {"broadcast": "repeated", "aligner_in_stage_two": "local"},
+    "fedaid": _AID,
+    "fedaid-repeated": _AID | {"broadcast": "repeated", "aligner_in_stage_two": "local"},
     "feddra": {"name": "feddra", "local_steps": 2, "robust_steps": 2},
 }
 ENGINES: dict[str, dict[str, Any]] = {
@@ -102,13 +101,14 @@ def test_every_engine_gives_the_same_bits_with_transformers(
         assert digest(finished(config, tmp_path / name, engine=engine)) == expected, name
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("ray_cluster")
-@pytest.mark.parametrize("method", [*ALIGNED, *(pytest.param(name, marks=pytest.mark.slow) for name in MORE_ALIGNED)])
+@pytest.mark.parametrize("method", ALIGNED)
 def test_every_engine_gives_the_same_bits_with_aligners(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, method: str
 ) -> None:
     monkeypatch.setenv("POLYFED_CACHE", str(tmp_path / "cache"))
-    config = aligned(**(ALIGNED | MORE_ALIGNED)[method])
+    config = aligned(**ALIGNED[method])
     expected = digest(finished(config, tmp_path / "local"))
     for name, engine in ENGINES.items():
         assert digest(finished(config, tmp_path / name, engine=engine)) == expected, name
