@@ -112,7 +112,7 @@ def test_what_does_not_fit_is_refused(tiny: Config, change: Any, error: type[Exc
 
 
 def test_a_matched_test_has_the_classes_of_the_training_data(tiny: Config) -> None:
-    tiny["data"]["sources"]["private"] |= {"train": 60, "test": 60}
+    tiny["data"]["sources"]["private"] |= {"train": 60, "test": 400}
     tiny["clients"]["image"] |= {
         "count": 2, "test": "matched", "partition": {"name": "shards", "order": "label", "per_client": 1},
     }  # fmt: skip
@@ -121,7 +121,16 @@ def test_a_matched_test_has_the_classes_of_the_training_data(tiny: Config) -> No
         own = set(federation.train(member).targets["label"].tolist())
         found = federation.test(member)
         assert found is not None
+        assert len(found) > 20
         assert set(found.targets["label"].tolist()) <= own
+
+
+def test_a_matched_test_that_leaves_nothing_is_an_error(tiny: Config) -> None:
+    tiny["data"]["sources"]["private"] |= {"train": 60, "test": 10}
+    tiny["clients"]["image"] |= {"count": 1, "test": "matched"}
+    federation = federation_of(tiny)
+    with pytest.raises(ConfigError, match=r"clients\.image\.test is matched.*use test: dealt"):
+        federation.test(federation.members["image"])
 
 
 def test_test_items_bounds_the_test(tiny: Config) -> None:
