@@ -23,6 +23,7 @@ from polyfed.data.samples import Samples
 from polyfed.data.view import DataContext
 from polyfed.errors import RunError
 from polyfed.experiment import Experiment
+from polyfed.federation.federation import Federation
 from polyfed.federation.files import write_atomically
 from polyfed.federation.server import Server
 from polyfed.models.model import Model, ModelSettings
@@ -144,6 +145,19 @@ def model_folder(run: Path, which: str | None = None) -> Path:
 def run_experiment(run: Path) -> Experiment:
     """The configuration of a run."""
     return Experiment.load(run / "config.yaml")
+
+
+def run_federation(run: Path, experiment: Experiment) -> Federation:
+    """Data and models of a run, with the vocabularies that it learnt."""
+    return Federation(
+        experiment.data,
+        experiment.public,
+        experiment.server,
+        experiment.clients,
+        experiment.run.seed,
+        RunFolder.existing(run).path / "vocabulary",
+        experiment.algorithm.equip,
+    )
 
 
 def moved(experiment: Experiment, data_dir: Path | None, weights_dir: Path | None) -> Experiment:

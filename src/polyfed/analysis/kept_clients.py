@@ -19,7 +19,7 @@ from polyfed.federation.federation import Federation, Member
 from polyfed.federation.state import Label, StateStore, unflatten
 from polyfed.models.model import Model
 from polyfed.runfolder import Checkpoint, RunFolder
-from polyfed.saved import moved, run_experiment
+from polyfed.saved import moved, run_experiment, run_federation
 
 
 @dataclass(frozen=True)
@@ -54,15 +54,7 @@ class KeptClients:
         _require_kept(experiment, run)
         device = resolve_device(where.device or experiment.run.device)
         accepted = _accepted(folder)
-        federation = Federation(
-            experiment.data,
-            experiment.public,
-            experiment.server,
-            experiment.clients,
-            experiment.run.seed,
-            folder.path / "vocabulary",
-            experiment.algorithm.equip,
-        )
+        federation = run_federation(run, experiment)
         labels = {name: accepted[name] for name in federation.members if name in accepted}
         return cls(run, experiment, federation, labels, device)
 

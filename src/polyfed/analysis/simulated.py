@@ -30,7 +30,7 @@ from polyfed.models.model import Model, ModelSettings
 from polyfed.reporting.recalls import find_recalls
 from polyfed.reporting.records import SERVER
 from polyfed.runfolder import Checkpoint, RunFolder
-from polyfed.saved import moved, run_experiment
+from polyfed.saved import moved, run_experiment, run_federation
 from polyfed.tasks.task import Task
 
 T = TypeVar("T")
@@ -86,21 +86,12 @@ class Simulated:
             ConfigError: its clients live elsewhere, or the device or a folder is not there.
         """
         where = where or Where()
-        folder = RunFolder.existing(run)
+        RunFolder.existing(run)  # complains if it is none
         experiment = moved(run_experiment(run), where.data_dir, where.weights_dir)
         if not experiment.clients:
             raise ConfigError(f"the clients of '{run}' live at other sites, and so do their data; give a simulated run")
         device = resolve_device(where.device or experiment.run.device)
-        artefacts, equip = folder.path / "vocabulary", experiment.algorithm.equip
-        federation = Federation(
-            experiment.data,
-            experiment.public,
-            experiment.server,
-            experiment.clients,
-            experiment.run.seed,
-            artefacts,
-            equip,
-        )
+        federation = run_federation(run, experiment)
         return cls(run, where, experiment, federation, device)
 
     @property

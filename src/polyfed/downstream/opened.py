@@ -24,7 +24,7 @@ from polyfed.federation.types import client_types
 from polyfed.models.model import Model, ModelSettings
 from polyfed.randomness import isolated
 from polyfed.runfolder import Checkpoint, RunFolder
-from polyfed.saved import load_model, model_folder, moved, run_experiment
+from polyfed.saved import load_model, model_folder, moved, run_experiment, run_federation
 
 
 class Opened(NamedTuple):
@@ -102,17 +102,9 @@ class _Run:
 
     @classmethod
     def of(cls, run: Path, wanted: Wanted) -> _Run:
-        folder = RunFolder.existing(run)
+        RunFolder.existing(run)  # complains if it is none
         experiment = moved(run_experiment(run), wanted.data_dir, wanted.weights_dir)
-        federation = Federation(
-            experiment.data,
-            experiment.public,
-            experiment.server,
-            experiment.clients,
-            experiment.run.seed,
-            folder.path / "vocabulary",
-            experiment.algorithm.equip,
-        )
+        federation = run_federation(run, experiment)
         return cls(run, experiment, federation, wanted)
 
     @property

@@ -10,10 +10,9 @@ from typing import TypeVar
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from polyfed.models.aligner import ALIGNER, Aligner, Detail, aligned
-from polyfed.models.model import Model
+from polyfed.models.model import Model, Remembering
 from polyfed.models.slots import EXTRA, HEAD, Places
 from polyfed.models.towers import Local
 
@@ -43,7 +42,7 @@ class Features:
         return known[1]
 
 
-class Bound:
+class Bound(Remembering):
     """Embeddings that given align modules make of given features; tasks take it as a model.
 
     Args:
@@ -52,34 +51,20 @@ class Bound:
     """
 
     def __init__(self, features: Features, aligners: Mapping[str, Aligner]) -> None:
+        super().__init__()
         self._features, self._aligners = features, aligners
-        self._known: dict[str, tuple[Tensor, Tensor]] = {}
-        self._details: dict[str, tuple[Tensor, Detail]] = {}
 
     @property
     def device(self) -> torch.device:
         """Where the features are."""
         return self._features.device
 
-    def embed(self, modality: str, x: Tensor) -> Float[Tensor, "b d"]:
-        """Embedding before normalisation, remembered for the last ``x`` of each modality."""
-        known = self._known.get(modality)
-        if known is None or known[0] is not x:
-            known = self._known[modality] = (x, self._aligners[modality](self._features(modality, x)))
-        return known[1]
+    def _embed(self, modality: str, x: Tensor) -> Float[Tensor, "b d"]:
+        embedding: Tensor = self._aligners[modality](self._features(modality, x))
+        return embedding
 
-    def represent(self, modality: str, x: Tensor) -> Float[Tensor, "b d"]:
-        """Embedding of unit norm."""
-        return F.normalize(self.embed(modality, x).float(), dim=-1)
-
-    def detail(self, modality: str, x: Tensor) -> Detail:
-        """Embedding and features by position, remembered likewise."""
-        known = self._details.get(modality)
-        if known is None or known[0] is not x:
-            found = self._aligners[modality].detail(self._features(modality, x))
-            known = self._details[modality] = (x, found)
-            self._known[modality] = (x, found.embedding)
-        return known[1]
+    def _detail(self, modality: str, x: Tensor) -> Detail:
+        return self._aligners[modality].detail(self._features(modality, x))
 
 
 class Parts:

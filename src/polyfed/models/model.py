@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from typing import Protocol, Self, runtime_checkable
 
@@ -159,34 +160,60 @@ class Model(nn.Module):
         return Detail(self.embed(modality, x), *encoder.positions(x))
 
 
-class Once:
-    """A model that embeds each input only once, for several losses of one batch; made for the batch, then dropped."""
+class Remembering(ABC):
+    """A model for the losses of one batch, which embeds each input only once; made for the batch, then dropped."""
 
-    def __init__(self, model: Model) -> None:
-        self.model = model
+    def __init__(self) -> None:
         self._known: dict[str, tuple[Tensor, Tensor]] = {}
         self._details: dict[str, tuple[Tensor, Detail]] = {}
+
+    @property
+    @abstractmethod
+    def device(self) -> torch.device:
+        """Where inputs go."""
+
+    @abstractmethod
+    def _embed(self, modality: str, x: Tensor) -> Float[Tensor, "b d"]:
+        """Embedding before normalisation."""
+
+    @abstractmethod
+    def _detail(self, modality: str, x: Tensor) -> Detail:
+        """Embedding and features by position."""
+
+    def embed(self, modality: str, x: Tensor) -> Float[Tensor, "b d"]:
+        """Embedding before normalisation, remembered for the last ``x`` of each modality."""
+        known = self._known.get(modality)
+        if known is None or known[0] is not x:
+            known = self._known[modality] = (x, self._embed(modality, x))
+        return known[1]
+
+    def represent(self, modality: str, x: Tensor) -> Float[Tensor, "b d"]:
+        """Embedding of unit norm (in fp32 also under autocast)."""
+        return F.normalize(self.embed(modality, x).float(), dim=-1)
+
+    def detail(self, modality: str, x: Tensor) -> Detail:
+        """Embedding and features by position, remembered likewise."""
+        known = self._details.get(modality)
+        if known is None or known[0] is not x:
+            known = self._details[modality] = (x, self._detail(modality, x))
+            self._known[modality] = (x, known[1].embedding)
+        return known[1]
+
+
+class Once(Remembering):
+    """A whole model that embeds each input only once."""
+
+    def __init__(self, model: Model) -> None:
+        super().__init__()
+        self.model = model
 
     @property
     def device(self) -> torch.device:
         """Device of the parameters."""
         return self.model.device
 
-    def embed(self, modality: str, x: Tensor) -> Float[Tensor, "b d"]:
-        """``Model.embed``, remembered for the last ``x`` of each modality."""
-        known = self._known.get(modality)
-        if known is None or known[0] is not x:
-            known = self._known[modality] = (x, self.model.embed(modality, x))
-        return known[1]
+    def _embed(self, modality: str, x: Tensor) -> Float[Tensor, "b d"]:
+        return self.model.embed(modality, x)
 
-    def represent(self, modality: str, x: Tensor) -> Float[Tensor, "b d"]:
-        """``Model.represent`` on the remembered embedding."""
-        return F.normalize(self.embed(modality, x).float(), dim=-1)
-
-    def detail(self, modality: str, x: Tensor) -> Detail:
-        """``Model.detail``, whose embedding is remembered too."""
-        known = self._details.get(modality)
-        if known is None or known[0] is not x:
-            known = self._details[modality] = (x, self.model.detail(modality, x))
-            self._known[modality] = (x, known[1].embedding)
-        return known[1]
+    def _detail(self, modality: str, x: Tensor) -> Detail:
+        return self.model.detail(modality, x)
