@@ -81,12 +81,13 @@ def test_a_message_reaches_the_worker_and_its_reply_comes_back(worker: Path) -> 
         [b"[]"],
         [b"{}"],
         [b'{"layout": 5}'],
-        [b'{"layout": [["header", 2]]}', b"one"],
+        [b'{"layout": [["header", 2]]}'],
+        [b'{"layout": [["header", [64]]]}', b"one"],  # the worker waits for the rest of them
         [b'{"layout": []}'],
         [b"\x80\x04cos\nsystem\n"],
         [b"[" * 100_000],
     ],
-    ids=["nothing", "no JSON", "list", "empty", "layout", "cut off", "no kind", "pickle", "deep"],
+    ids=["nothing", "no JSON", "list", "empty", "layout", "sizes", "cut off", "no kind", "pickle", "deep"],
 )
 def test_a_bringer_that_dies_or_talks_nonsense_does_not_end_the_worker(worker: Path, messages: list[bytes]) -> None:
     connection = Client(str(worker), family="AF_UNIX")
