@@ -91,11 +91,20 @@ def distance(z: Values, targets: Values, reduction: str) -> Tensor:
     return total
 
 
-def contrast(u: Tensor, v: Tensor, temperature: float) -> Tensor:
-    """(CE(S) + CE(S^T)) / 2."""
-    scores = u @ v.T / temperature
-    rows = [F.cross_entropy(side, torch.arange(len(u))) for side in (scores, scores.T)]
-    return (rows[0] + rows[1]) / 2
+def contrast(u: Tensor, v: Tensor, temperature: float, same: Sequence[int]) -> Tensor:
+    """(CE(S) + CE(S^T)) / 2, of each row among itself and those whose number in ``same`` is another."""
+    scores, total = u @ v.T / temperature, torch.zeros(())
+    for side in (scores, scores.T):
+        for i, row in enumerate(side):
+            seen_by = [j for j in range(len(row)) if j == i or same[j] != same[i]]
+            total = total + row[seen_by].logsumexp(0) - row[i]
+    return total / (2 * len(u))
+
+
+def same_in(session: Session, client: str, batch: Batch) -> list[int]:
+    """Numbers that samples share which are no negatives of each other in the client's task."""
+    task = session.federation.members[client].settings.task
+    return (batch.matches if task.mask_siblings else torch.arange(len(batch.matches))).tolist()  # type: ignore[attr-defined]
 
 
 def guided(
@@ -119,7 +128,8 @@ def guided(
             if cut:
                 targets = {name: value.detach() for name, value in targets.items()}
             if how == "contrastive":
-                near = torch.stack([contrast(z[name], targets[name], 0.1) for name in z]).sum()
+                same = same_in(session, client, batch)
+                near = torch.stack([contrast(z[name], targets[name], 0.1, same) for name in z]).sum()
             else:
                 near = distance(z, targets, how)
             hand.descend(guide * near + alpha * hand.task(z, batch))
@@ -151,7 +161,8 @@ def taught(
                 undistorted = {name: still.encoders[name].trunk(x) for name, x in batch.inputs.items()}
             moved, kept = hand.own(features), hand.own(undistorted)
             loss = beta * distance(moved, kept, how) + hand.task(seen(g, features), batch)
-            pairs = [contrast(moved[a], moved[b], 0.07) for a, b in combinations(moved, 2)]
+            same = same_in(session, client, batch)
+            pairs = [contrast(moved[a], moved[b], 0.07, same) for a, b in combinations(moved, 2)]
             hand.descend(loss + weight * torch.stack(pairs).sum())
     return hand.result([name for name in names if hand.model.state_dict()[name].is_floating_point()])
 
@@ -175,6 +186,7 @@ def loss_of(
     for chunk in order.split(12):
         batch = own.train.batch(chunk)
         z = hand.own(hand.features(batch))
-        pairs = sum(float(contrast(z[a], z[b], 0.07)) for a, b in combinations(z, 2))
+        same = same_in(session, client, batch)
+        pairs = sum(float(contrast(z[a], z[b], 0.07, same)) for a, b in combinations(z, 2))
         total, count = total + len(chunk) * (float(hand.task(z, batch)) + weight * pairs), count + len(chunk)
     return total / count

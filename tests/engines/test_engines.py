@@ -18,9 +18,9 @@ METHODS: dict[str, dict[str, Any]] = {
     "fedavg": {"name": "fedavg", "local_epochs": 1},
     "creamfl": {"name": "creamfl", "local_epochs": 1},
     "two_phases": {"name": "two_phases.TwoPhases"},
-    "fedafd": {"name": "fedafd", "local_epochs": 1, "broadcast_every": 2},
 }
 MORE_METHODS: dict[str, dict[str, Any]] = {
+    "fedafd": {"name": "fedafd", "local_epochs": 1, "broadcast_every": 2},
     "fedmd": {"name": "fedmd", "local_epochs": 1, "public_samples": 40},
     "local": {"name": "local", "local_epochs": 1},
     "fedafd-maps": {"name": "fedafd", "local_epochs": 1, "fusion": "maps", "baa_update": "alternate"},
@@ -39,8 +39,6 @@ MORE_METHODS: dict[str, dict[str, Any]] = {
 }
 BLOCKS: dict[str, dict[str, Any]] = {
     "fedcola": {"name": "fedcola"},
-}
-MORE_BLOCKS: dict[str, dict[str, Any]] = {
     "fedcola-sequential": {"name": "fedcola", "averaging": "sequential", "send": "modules", "train_out": False},
     "fediot": {"name": "fediot"},
     "fed_mae": {"name": "fed_mae", "decoder_depth": 1, "decoder_width": 32, "decoder_heads": 4},
@@ -89,26 +87,14 @@ def test_every_engine_gives_the_same_bits(tiny: dict[str, Any], tmp_path: Path, 
         assert digest(finished(config, tmp_path / name, engine=engine)) == expected, name
 
 
-@pytest.mark.usefixtures("ray_cluster")
-@pytest.mark.parametrize("method", [*BLOCKS, *(pytest.param(name, marks=pytest.mark.slow) for name in MORE_BLOCKS)])
-def test_every_engine_gives_the_same_bits_with_transformers(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, method: str
-) -> None:
-    monkeypatch.setenv("POLYFED_CACHE", str(tmp_path / "cache"))
-    config = transformers(**(BLOCKS | MORE_BLOCKS)[method])
-    expected = digest(finished(config, tmp_path / "local"))
-    for name, engine in ENGINES.items():
-        assert digest(finished(config, tmp_path / name, engine=engine)) == expected, name
-
-
 @pytest.mark.slow
 @pytest.mark.usefixtures("ray_cluster")
-@pytest.mark.parametrize("method", ALIGNED)
-def test_every_engine_gives_the_same_bits_with_aligners(
+@pytest.mark.parametrize("method", [*BLOCKS, *ALIGNED])
+def test_every_engine_gives_the_same_bits_with_transformers_and_aligners(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, method: str
 ) -> None:
     monkeypatch.setenv("POLYFED_CACHE", str(tmp_path / "cache"))
-    config = aligned(**ALIGNED[method])
+    config = transformers(**BLOCKS[method]) if method in BLOCKS else aligned(**ALIGNED[method])
     expected = digest(finished(config, tmp_path / "local"))
     for name, engine in ENGINES.items():
         assert digest(finished(config, tmp_path / name, engine=engine)) == expected, name

@@ -286,10 +286,21 @@ def test_settings_that_cannot_be() -> None:
         AlignerSettings(heads=4).around(encoder, "report", DIM)
 
 
-def test_pie_has_no_place_beside_an_aligner() -> None:
-    gru = {"name": "gru", "pie": True, "view": {"name": "tokens", "length": 4}}
-    with pytest.raises(ValidationError, match=r"encoders\.notes\.pie has no effect with aligner"):
-        model_settings(aligner={}, encoders={"notes": gru})
+@pytest.mark.parametrize(
+    ("name", "key", "value"),
+    [
+        ("gru", "pie", True),
+        ("gru", "project", True),
+        ("bag", "hidden", 7),
+        ("transformer", "pie", True),
+        ("resnet", "dropout", 0.1),
+        ("mobilenet", "dropout", 0.1),
+    ],
+)
+def test_what_shapes_a_projection_has_no_place_beside_an_aligner(name: str, key: str, value: object) -> None:
+    with pytest.raises(ValidationError, match=rf"encoders\.notes\.{key} has no effect with aligner; remove it"):
+        model_settings(aligner={}, encoders={"notes": {"name": name, key: value}})
+    model_settings(aligner={}, encoders={"notes": {"name": name}})
 
 
 def test_norms_by_modality() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,8 @@ from task_samples import captioned, identity_model, make_samples
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from by_hand import copies, play, three_kinds, transformers
+from by_hand import aligned, copies, play, three_kinds, transformers
+from polyfed import Experiment, run
 from polyfed.aggregation.mean import WeightedMean
 from polyfed.data.samples import Batch, Samples
 from polyfed.errors import ConfigError
@@ -250,6 +252,25 @@ def test_models_without_positions_are_refused(samples: Samples, task: Task) -> N
     pairs = captioned(3, 1)
     with pytest.raises(ConfigError, match=r"'image' \(Linear\).*model.aligner"):
         task.loss(identity_model("image", "text"), head, whole(pairs))
+
+
+@pytest.mark.parametrize(
+    ("task", "without"), [("gloria", "aligner.local"), ("mgca", "aligner.local"), ("mgca", "aligner")]
+)
+@pytest.mark.parametrize("party", ["server", "hospital"])
+def test_a_model_that_cannot_be_trained_stops_a_run_before_it_begins(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, task: str, without: str, party: str
+) -> None:
+    monkeypatch.setenv("POLYFED_CACHE", str(tmp_path / "cache"))
+    config = copy.deepcopy(aligned(name="local"))
+    for own in (config["server"], config["clients"]["hospital"]):
+        own["task"] = {"name": task}
+        own["model"] = own["model"] | {"aligner": {"hidden": 16, "local": True}}
+    own = config["server"] if party == "server" else config["clients"]["hospital"]
+    own["model"] = own["model"] | {"aligner": {"hidden": 16} if without == "aligner.local" else None}
+    with pytest.raises(ConfigError, match=r"set model\.aligner(\.| with )local"):
+        run(Experiment.parse(config), tmp_path / "run")
+    assert not (tmp_path / "run").exists()
 
 
 @pytest.mark.parametrize("task", [GLoRIA(), MGCA()])

@@ -11,7 +11,15 @@ from pydantic import Field, model_validator
 from torch import Tensor
 
 from polyfed.algorithms.algorithm import Reply, client_step, each
-from polyfed.algorithms.robust_alignment import LikePart, RobustAlignment, chosen, local_view, noting, parts_of
+from polyfed.algorithms.robust_alignment import (
+    LikePart,
+    RobustAlignment,
+    chosen,
+    local_view,
+    noting,
+    parts_of,
+    siblings,
+)
 from polyfed.data.samples import Batch
 from polyfed.federation.client import Client, ClientInfo
 from polyfed.federation.cohort import Cohort
@@ -213,7 +221,7 @@ class FedAID(RobustAlignment):
         return loss
 
     def contrast(self, client: Client, view: Bound, batch: Batch) -> Tensor:
-        """L_CL, weighted: InfoNCE between every two modalities."""
-        found = [view.represent(name, x) for name, x in batch.inputs.items()]
-        losses = [info_nce(u, v, 1 / self.contrast_temperature) for u, v in combinations(found, 2)]
+        """L_CL, weighted: InfoNCE between every two modalities, with the negatives of the client's task."""
+        found, same = [view.represent(name, x) for name, x in batch.inputs.items()], siblings(client, batch)
+        losses = [info_nce(u, v, 1 / self.contrast_temperature, same) for u, v in combinations(found, 2)]
         return self.contrast_weight * torch.stack(losses).sum()

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import ClassVar, Literal, Self
 
 import torch
+from jaxtyping import Int64
 from pydantic import Field, model_validator
 from torch import Tensor
 
@@ -24,6 +25,7 @@ from polyfed.losses.guidance import Reduction, contrastive_guidance, squared_dis
 from polyfed.models.binding import Bound, Features, Parts, aligners_of
 from polyfed.models.model import Model
 from polyfed.models.slots import places
+from polyfed.tasks.pairing import PairTask
 
 _OWN = ("local_epochs", "local_steps")
 _W = "robust_weights"
@@ -190,10 +192,10 @@ class RobustAlignment(FedAvg):
         if self.task_weight:  # first: a task that looks at positions leaves embeddings for the other
             parts.append(self.task_weight * client.task.loss(local, client.head, batch))
         if self.guidance_weight:
-            parts.append(self.guidance_weight * self.guidance_loss(local, anchors, batch))
+            parts.append(self.guidance_weight * self.guidance_loss(client, local, anchors, batch))
         return torch.stack(parts).sum()
 
-    def guidance_loss(self, local: Bound, anchors: Bound, batch: Batch) -> Tensor:
+    def guidance_loss(self, client: Client, local: Bound, anchors: Bound, batch: Batch) -> Tensor:
         """L_guide: distance of local and anchor representations, summed over modalities (Eq. 1)."""
         losses = []
         for modality, x in batch.inputs.items():
@@ -201,7 +203,7 @@ class RobustAlignment(FedAvg):
             if self.guidance == "l2":
                 losses.append(squared_distance(z, target, self.guidance_reduction))
             else:
-                losses.append(contrastive_guidance(z, target, self.contrast_temperature))
+                losses.append(contrastive_guidance(z, target, self.contrast_temperature, siblings(client, batch)))
         return torch.stack(losses).sum()
 
     @torch.no_grad()
@@ -222,6 +224,11 @@ class RobustAlignment(FedAvg):
                 with client.autocast():
                     total, count = total + len(index) * loss(client.model, batch).double(), count + len(index)
         return {"loss": float(total) / count} if count else {}
+
+
+def siblings(client: Client, batch: Batch) -> Int64[Tensor, " b"] | None:
+    """Numbers whose equality makes two samples no negatives of each other, in contrasts as in the client's task."""
+    return client.task.siblings(batch) if isinstance(client.task, PairTask) else None
 
 
 class LikePart:

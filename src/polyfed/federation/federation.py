@@ -287,6 +287,7 @@ class Federation:
         with isolated(self.seed, "init", member.id):
             head = member.settings.task.head(member.model.dim, self.train(member))
             model = member.model.build(_heads(member.head, head), self.context)
+            member.settings.task.require_model(model)
             self._equip(model)
         return model
 
@@ -300,7 +301,9 @@ class Federation:
         assert self.server is not None
         with isolated(self.seed, "init", "server"):
             head = self.server.task.head(self.server.model.dim, self.server_samples(self.server.test_split))
-            return self.server.model.build(_heads(self.server_head, head), self.context)
+            model = self.server.model.build(_heads(self.server_head, head), self.context)
+        self.server.task.require_model(model)
+        return model
 
     @property
     def server_head(self) -> str:

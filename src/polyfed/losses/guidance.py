@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from jaxtyping import Float
+from jaxtyping import Float, Int64
 from torch import Tensor
 
 from polyfed.losses.info_nce import info_nce
@@ -32,7 +32,13 @@ def squared_distance(
 
 
 def contrastive_guidance(
-    z: Float[Tensor, "b d"], anchors: Float[Tensor, "b d"], temperature: float
+    z: Float[Tensor, "b d"],
+    anchors: Float[Tensor, "b d"],
+    temperature: float,
+    items: Int64[Tensor, " b"] | None = None,
 ) -> Float[Tensor, ""]:
-    """InfoNCE between representations and their anchors, both of unit norm: the ablation of FedAID's Table 17."""
-    return info_nce(z, anchors, 1.0 / temperature)
+    """InfoNCE between representations and their anchors, both of unit norm: the ablation of FedAID's Table 17.
+
+    ``items`` as in ``info_nce``.
+    """
+    return info_nce(z, anchors, 1.0 / temperature, items)

@@ -127,21 +127,26 @@ class Aligner(nn.Module):
         out: Tensor = self.head(tokens[:, 0])
         return out
 
+    def require_local(self) -> nn.Module:
+        """The head for positions; raises ConfigError if there is none."""
+        if self.local is None:
+            raise ConfigError("the task needs features by position, which this aligner lacks; set model.aligner.local")
+        return self.local
+
     def detail(self, features: Local) -> Detail:
         """Embedding, positions, and how the last layer's summary attends to these, without gradient.
 
         Raises:
             ConfigError: the aligner has no head for positions.
         """
-        if self.local is None:
-            raise ConfigError("the task needs features by position, which this aligner lacks; set model.aligner.local")
+        local = self.require_local()
         tokens, mask = sequence(features)
         last = len(self.layers) - 1
         for number, layer in enumerate(self.layers):
             if number == last:
                 attention = _shares(layer, tokens, mask)
             tokens = layer(tokens, mask)
-        return Detail(self.head(tokens[:, 0]), self.local(tokens[:, 1:]), features.mask, attention)
+        return Detail(self.head(tokens[:, 0]), local(tokens[:, 1:]), features.mask, attention)
 
 
 @torch.no_grad()

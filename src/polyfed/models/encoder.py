@@ -19,6 +19,8 @@ class Encoder(Component):
     """
 
     home: ClassVar[str] = "polyfed.models.encoders"
+    projecting: ClassVar[tuple[str, ...]] = ("pie",)
+    """Settings that concern the projection to d alone, and so nothing where an align module takes its place."""
 
     view: SerializeAsAny[View]
 

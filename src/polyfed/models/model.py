@@ -6,7 +6,7 @@ import hashlib
 import json
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from typing import Protocol, Self, runtime_checkable
+from typing import Protocol, Self, cast, runtime_checkable
 
 import torch
 from jaxtyping import Float
@@ -18,7 +18,7 @@ from polyfed.data.view import DataContext
 from polyfed.errors import ConfigError
 from polyfed.models.aligner import Aligned, AlignerSettings, Detail
 from polyfed.models.encoder import Encoder
-from polyfed.models.fusion import positioned
+from polyfed.models.fusion import Positioned, positioned
 from polyfed.settings import Settings
 
 
@@ -42,8 +42,10 @@ class ModelSettings(Settings):
             if self.final_norm:
                 raise ValueError("final_norm and aligner both end the encoders; choose one")
             for modality, encoder in self.encoders.items():
-                if getattr(encoder, "pie", False):
-                    raise ValueError(f"encoders.{modality}.pie has no effect with aligner; remove it")
+                for key in encoder.projecting:
+                    field = type(encoder).model_fields.get(key)
+                    if field is not None and getattr(encoder, key) != field.default:
+                        raise ValueError(f"encoders.{modality}.{key} has no effect with aligner; remove it")
         return self
 
     @property
@@ -149,15 +151,22 @@ class Model(nn.Module):
         Raises:
             ConfigError: the encoder gives no features by position.
         """
+        self.require_detail(modality)
         encoder = self.encoders[modality]
         if isinstance(encoder, Aligned):
             return encoder.detail(x)
-        if not positioned(encoder):
+        return Detail(self.embed(modality, x), *cast("Positioned", encoder).positions(x))
+
+    def require_detail(self, modality: str) -> None:
+        """Raise ConfigError if the encoder gives no features by position; see ``detail``."""
+        encoder = self.encoders[modality]
+        if isinstance(encoder, Aligned):
+            encoder.aligner.require_local()
+        elif not positioned(encoder):
             raise ConfigError(
                 f"the task needs features by position, which the encoder of '{modality}' ({type(encoder).__name__}) "
                 "does not give; choose another, or set model.aligner with local"
             )
-        return Detail(self.embed(modality, x), *encoder.positions(x))
 
 
 class Remembering(ABC):

@@ -13,7 +13,7 @@ from polyfed.data.samples import Batch, Samples
 from polyfed.losses.gloria import local_contrast
 from polyfed.losses.info_nce import info_nce
 from polyfed.models.aligner import Detail
-from polyfed.models.model import Embedder
+from polyfed.models.model import Embedder, Model
 from polyfed.tasks.pairing import PairTask
 
 
@@ -56,6 +56,10 @@ class GLoRIA(PairTask):
             ConfigError: the samples lack one of the two modalities.
         """
         self.require(samples)
+
+    def require_model(self, model: Model) -> None:
+        """Raise ConfigError if the model gives no features by position."""
+        self.require_detail(model)
 
     def loss(self, model: Embedder, head: nn.Module | None, batch: Batch) -> Tensor:
         """Weighted sum of the two contrasts.

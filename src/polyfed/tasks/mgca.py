@@ -14,8 +14,8 @@ from polyfed.data.samples import Batch, Samples
 from polyfed.errors import ConfigError
 from polyfed.losses.info_nce import info_nce
 from polyfed.losses.mgca import prototype_alignment, token_alignment, token_weights, uniform_weights
-from polyfed.models.aligner import Detail
-from polyfed.models.model import Embedder
+from polyfed.models.aligner import Aligned, Detail
+from polyfed.models.model import Embedder, Model
 from polyfed.tasks.pairing import PairTask
 
 
@@ -62,6 +62,14 @@ class MGCA(PairTask):
         self.require(samples)
         return Prototypes(self.prototypes, dim, frozen_steps=self.freeze_prototypes_steps)
 
+    def require_model(self, model: Model) -> None:
+        """Raise ConfigError if the model gives no features by position, or no attention to them where it is needed."""
+        self.require_detail(model)
+        if self.token_weight and self.token_weights == "attention":
+            for modality in self.between:
+                if not isinstance(model.encoders[modality], Aligned):
+                    raise _no_attention(modality)
+
     def loss(self, model: Embedder, head: nn.Module | None, batch: Batch) -> Tensor:
         """Weighted sum of the three alignments.
 
@@ -92,11 +100,15 @@ class MGCA(PairTask):
         if self.token_weights == "uniform":
             return uniform_weights(side.positions, side.mask)
         if side.attention is None:
-            raise ConfigError(
-                f"task.token_weights is attention, but the encoder of '{modality}' does not say how its summary "
-                "attends to positions; set model.aligner with local, or token_weights: uniform"
-            )
+            raise _no_attention(modality)
         return token_weights(side.attention, side.mask)
+
+
+def _no_attention(modality: str) -> ConfigError:
+    return ConfigError(
+        f"task.token_weights is attention, but the encoder of '{modality}' does not say how its summary attends to "
+        "positions; set model.aligner with local, or token_weights: uniform"
+    )
 
 
 class Prototypes(nn.Module):

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from polyfed.data.samples import Batch, Samples
 from polyfed.errors import ConfigError, DataError
 from polyfed.models.aligner import Detail
-from polyfed.models.model import Detailed, Embedder
+from polyfed.models.model import Detailed, Embedder, Model
 from polyfed.randomness import generator
 from polyfed.tasks import evaluating
 from polyfed.tasks.recall import positives_per_query, ranks, recall_at
@@ -129,6 +129,11 @@ class PairTask(Task):
             )
         first, second = self.between
         return model.detail(first, batch.inputs[first]), model.detail(second, batch.inputs[second])
+
+    def require_detail(self, model: Model) -> None:
+        """Raise ConfigError if the model does not give features by position of both sides."""
+        for modality in self.between:
+            model.require_detail(modality)
 
     def siblings(self, batch: Batch) -> Int64[Tensor, " b"] | None:
         """Numbers whose equality takes two samples of a batch out of each other's negatives; None: nothing does."""

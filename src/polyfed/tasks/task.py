@@ -8,7 +8,7 @@ from typing import ClassVar
 from torch import Tensor, nn
 
 from polyfed.data.samples import Batch, Samples
-from polyfed.models.model import Embedder
+from polyfed.models.model import Embedder, Model
 from polyfed.settings import Component
 
 
@@ -29,6 +29,9 @@ class Task(Component):
         Raises:
             ConfigError: the samples lack what the task needs (labels, a modality).
         """
+
+    def require_model(self, model: Model) -> None:
+        """Raise ConfigError if the task cannot be trained with this model; most can with any."""
 
     @abstractmethod
     def loss(self, model: Embedder, head: nn.Module | None, batch: Batch) -> Tensor:

@@ -18,6 +18,8 @@ from polyfed.models.words import embedding_table
 class Bag(Encoder):
     """Mean of word embeddings, dropout, an optional hidden layer (GELU), projection to d."""
 
+    projecting = ("hidden",)
+
     view: SerializeAsAny[View] = Tokens()
     width: int = Field(default=300, ge=1, description="width of the word embeddings, unless `vectors` bring theirs")
     vectors: tuple[str, ...] = Field(

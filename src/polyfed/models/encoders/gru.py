@@ -30,6 +30,8 @@ class GRU(Encoder):
     at the last word, as PVSE and CreamFL do, where the backward direction has read that word only.
     """
 
+    projecting = ("pie", "project")
+
     view: SerializeAsAny[View] = Tokens()
     width: int = Field(default=300, ge=1, description="width of the word embeddings, unless `vectors` bring theirs")
     vectors: tuple[str, ...] = Field(

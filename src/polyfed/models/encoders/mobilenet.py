@@ -24,6 +24,8 @@ class MobileNet(Encoder):
     batch.
     """
 
+    projecting = ("pie", "dropout")
+
     view: SerializeAsAny[View] = Pixels(size=96)
     multiplier: float = Field(
         default=1.0, ge=0.1, le=2, description="factor on all widths, unless `weights` bring their own"

@@ -46,6 +46,8 @@ class ResNet(Encoder):
     beyond, so that the last map is 3x3 or more.
     """
 
+    projecting = ("pie", "dropout")
+
     view: SerializeAsAny[View] = Pixels(size=64)
     size: Literal["tiny", "small", "18", "34", "50", "101"] = Field(
         default="tiny", description="architecture, unless `weights` bring their own"
