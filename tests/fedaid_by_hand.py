@@ -10,7 +10,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from aligned_federations import RATE, Values, parts_of
 from polyfed.data.samples import Batch

@@ -14,7 +14,8 @@ from task_samples import captioned, identity_model, make_samples
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from by_hand import aligned, copies, play, three_kinds, transformers
+from by_hand import aligned as hospitals
+from by_hand import copies, play, three_kinds, transformers
 from polyfed import Experiment, run
 from polyfed.aggregation.mean import WeightedMean
 from polyfed.data.samples import Batch, Samples
@@ -262,7 +263,7 @@ def test_a_model_that_cannot_be_trained_stops_a_run_before_it_begins(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, task: str, without: str, party: str
 ) -> None:
     monkeypatch.setenv("POLYFED_CACHE", str(tmp_path / "cache"))
-    config = copy.deepcopy(aligned(name="local"))
+    config = copy.deepcopy(hospitals(name="local"))
     for own in (config["server"], config["clients"]["hospital"]):
         own["task"] = {"name": task}
         own["model"] = own["model"] | {"aligner": {"hidden": 16, "local": True}}

@@ -342,11 +342,15 @@ class Federation:
     # ---- checks
 
     def require_sound(self) -> None:
-        """Check that the public set is disjoint from all private and test items, and widths are equal.
+        """Check that every group's model can be built and trained for its task, and the public set.
+
+        That set must be disjoint from all private and test items, and widths be equal where there is one.
 
         Raises:
-            DataError, ConfigError: they are not.
+            DataError, ConfigError: it is not so.
         """
+        for member in {member.group: member for member in self.members.values()}.values():
+            self.client_model(member)
         if self.public is None:
             return
         split = self.split(self.public.source, self.public.split)
