@@ -20,6 +20,7 @@ from polyfed.deploy.commands import app as deploy
 from polyfed.downstream.commands import downstream
 from polyfed.engines.quiet import SPEED
 from polyfed.errors import ConfigError, PolyfedError, RunError
+from polyfed.options import BestOrLast, DataDir, Device, WeightsDir
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -48,23 +49,6 @@ app.add_typer(analyse, name="analyse")
 app.command()(downstream)
 
 RunFolderArgument = Annotated[Path, typer.Argument(metavar="RUN", help="folder of a run", show_default=False)]
-DataDir = Annotated[
-    Path | None,
-    typer.Option(exists=True, file_okay=False, help="folder of data sets; else POLYFED_DATA", show_default=False),
-]
-WeightsDir = Annotated[
-    Path | None,
-    typer.Option(
-        exists=True,
-        file_okay=False,
-        help="folder of pretrained weights; else POLYFED_WEIGHTS",
-        show_default=False,
-    ),
-]
-Which = Annotated[
-    str | None,
-    typer.Option("--model", help="best or last; by default best if there is one", show_default=False),
-]
 Dashboard = Annotated[bool, typer.Option("--dashboard", help="fill the terminal with all that goes on")]
 AsJson = Annotated[bool, typer.Option("--json", help="print JSON instead of a table")]
 
@@ -190,7 +174,7 @@ def evaluate(
     run: RunFolderArgument,
     data: Annotated[str, typer.Option(help="a source of the run, or a folder of Parquet files", show_default=False)],
     split: Annotated[str, typer.Option(help="split of it")] = "test",
-    which: Which = None,
+    which: BestOrLast = None,
     column: Annotated[
         list[str] | None,
         typer.Option(metavar="MODALITY=COLUMN", help="column of a Parquet folder", show_default=False),
@@ -201,7 +185,7 @@ def evaluate(
     ] = None,
     data_dir: DataDir = None,
     weights_dir: WeightsDir = None,
-    device: Annotated[str | None, typer.Option(help="by default the run's", show_default=False)] = None,
+    device: Device = None,
     as_json: AsJson = False,
 ) -> None:
     """Measure a run's server model on any data set."""
@@ -263,7 +247,7 @@ def compare(
 def export(
     run: RunFolderArgument,
     out: Annotated[Path | None, typer.Option(help="new folder; by default RUN/export", show_default=False)] = None,
-    which: Which = None,
+    which: BestOrLast = None,
     weights_dir: WeightsDir = None,
 ) -> None:
     """Export a run's server model for use without polyfed."""

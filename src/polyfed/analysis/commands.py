@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from polyfed.errors import ConfigError
+from polyfed.options import DataDir, Device, WeightsDir, names_in, numbers_in
 
 if TYPE_CHECKING:
     from polyfed.experiment import Experiment
@@ -33,18 +34,7 @@ Folder = Annotated[
     Path | None, typer.Option("--out", help="folder; by default runs/<name>-<analysis>", show_default=False)
 ]
 Place = Annotated[Path | None, typer.Option("--out", help="folder; by default RUN/analysis", show_default=False)]
-DataDir = Annotated[
-    Path | None,
-    typer.Option(exists=True, file_okay=False, help="folder of data sets; else POLYFED_DATA", show_default=False),
-]
-WeightsDir = Annotated[
-    Path | None,
-    typer.Option(
-        exists=True, file_okay=False, help="folder of pretrained weights; else POLYFED_WEIGHTS", show_default=False
-    ),
-]
 Which = Annotated[str, typer.Option("--model", help="the server's final model (last), or its best")]
-Device = Annotated[str | None, typer.Option(help="by default the run's", show_default=False)]
 Projection = Annotated[str, typer.Option("--method", help="of the map: tsne or pca")]
 
 
@@ -65,10 +55,10 @@ def shapley(
     from polyfed.analysis.shapley import contributions
     from polyfed.analysis.tables import shapley_tables
 
-    experiment, numbers = _experiment(source, overrides, data_dir, weights_dir), _numbers("--seeds", seeds)
+    experiment, numbers = _experiment(source, overrides, data_dir, weights_dir), numbers_in("--seeds", seeds)
     folder = out or Path("runs") / f"{experiment.name}-shapley"
     with _continuable():
-        found = contributions(experiment, _names("--players", players), numbers, folder, typer.echo)
+        found = contributions(experiment, names_in("--players", players), numbers, folder, typer.echo)
     _finish(folder, "shapley", found.to_json(), draw_shapley(found), shapley_tables(found))
 
 
@@ -94,9 +84,9 @@ def scaling(
     from polyfed.analysis.scaling import scaling as run_scaling
     from polyfed.analysis.tables import scaling_table
 
-    experiment, numbers = _experiment(source, overrides, data_dir, weights_dir), _numbers("--seeds", seeds)
+    experiment, numbers = _experiment(source, overrides, data_dir, weights_dir), numbers_in("--seeds", seeds)
     folder = out or Path("runs") / f"{experiment.name}-scaling"
-    steps = [_names("--groups", step, "+") for step in _names("--groups", groups)]
+    steps = [names_in("--groups", step, "+") for step in names_in("--groups", groups)]
     with _continuable():
         found = run_scaling(experiment, steps, numbers, folder, typer.echo)
     _finish(folder, "scaling", found.to_json(), draw_scaling(found), [scaling_table(found)])
@@ -130,10 +120,10 @@ def gap(
     from polyfed.analysis.results import ready_folder
     from polyfed.analysis.tables import gap_table
 
-    pair = _names("--between", between)
+    pair = names_in("--between", between)
     if len(pair) != 2:
         raise ConfigError(f"--between {between}: needs two sources, as in --between A,B; name more with --against")
-    others = [pair[1], *(_names("--against", against) if against else [])]
+    others = [pair[1], *(names_in("--against", against) if against else [])]
     where = Where(which, data_dir, weights_dir, device)
     is_run = subject.is_dir()
     encoders = OpenedRun.of(subject, where).encoders(normalise=False) if is_run else load_encoders(subject, where)
@@ -197,7 +187,7 @@ def centres(
 
     where = Where(which, data_dir, weights_dir, device)
     opened = [OpenedRun.of(run, where) for run in runs]
-    names = _names("--data", data) if data is not None else list(opened[0].experiment.data.sources)
+    names = names_in("--data", data) if data is not None else list(opened[0].experiment.data.sources)
     folder = ready_folder(out or runs[0] / "analysis")
     found = [run_centres(each, names, by=by, split=split, most=samples) for each in opened]
     content = {"by": by, "runs": [each.to_json() for each in found]}
@@ -274,7 +264,7 @@ def weights(
     from polyfed.analysis.results import ready_folder
     from polyfed.analysis.round_weights import run_weights
 
-    chosen = None if at is None else _numbers("--at", at)
+    chosen = None if at is None else numbers_in("--at", at)
     found = run_weights(run, number=number, samples=samples, at=chosen)
     folder = ready_folder(out or run / "analysis")
     _finish(folder, "weights", found.to_json(), draw_weights(found), weights_tables(found))
@@ -307,21 +297,6 @@ def _experiment(
     folders = {"data.dir": data_dir, "data.weights_dir": weights_dir}
     given = [f"{key}={json.dumps(str(path.resolve()))}" for key, path in folders.items() if path is not None]
     return Experiment.load(source, [*(overrides or []), *given])
-
-
-def _names(option: str, text: str, separator: str = ",") -> list[str]:
-    names = [name.strip() for name in text.split(separator)]
-    if not all(names):
-        raise ConfigError(f"{option} {text}: has an empty name; give names with '{separator}' between them")
-    return names
-
-
-def _numbers(option: str, text: str) -> list[int]:
-    names = _names(option, text)
-    wrong = [name for name in names if not name.isdecimal()]
-    if wrong:
-        raise ConfigError(f"{option} {text}: '{wrong[0]}' is no whole number from 0 on; give such as 0,1,2")
-    return [int(name) for name in names]
 
 
 # ---- printing

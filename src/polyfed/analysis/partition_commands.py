@@ -7,8 +7,9 @@ from typing import Annotated
 
 import typer
 
-from polyfed.analysis.commands import DataDir, Folder, Overrides, _experiment, _finish, app
+from polyfed.analysis.commands import Folder, Overrides, _experiment, _finish, app
 from polyfed.errors import ConfigError
+from polyfed.options import DataDir
 
 Subject = Annotated[str, typer.Argument(metavar="PRESET|FILE|RUN", help="see polyfed list", show_default=False)]
 

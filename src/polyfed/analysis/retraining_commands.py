@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from polyfed.analysis.commands import DataDir, Device, Place, RunArgument, WeightsDir, Which, _finish, _names, app
+from polyfed.analysis.commands import Place, RunArgument, Which, _finish, app
 from polyfed.errors import ConfigError
+from polyfed.options import DataDir, Device, WeightsDir, names_in
 
 if TYPE_CHECKING:
     from polyfed.analysis.simulated import Simulated
@@ -124,7 +125,7 @@ def _depth(text: str) -> int | dict[str, int]:
     """``4``, or ``a=2,b=4``."""
     if text.isdecimal():
         return int(text)
-    pairs = [entry.partition("=") for entry in _names("--depth", text)]
+    pairs = [entry.partition("=") for entry in names_in("--depth", text)]
     wrong = ["".join(pair) for pair in pairs if not (pair[0] and pair[2].isdecimal())]
     if wrong:
         raise ConfigError(f"--depth {text}: '{wrong[0]}' says not how many layers; give such as 4, or image=2,text=4")

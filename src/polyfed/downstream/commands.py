@@ -10,21 +10,11 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from polyfed.errors import ConfigError, RunError
+from polyfed.options import BestOrLast, DataDir, Device, WeightsDir, names_in
 
 if TYPE_CHECKING:
     from polyfed.downstream.opened import Wanted
     from polyfed.downstream.results import Findings
-
-DataDir = Annotated[
-    Path | None,
-    typer.Option(exists=True, file_okay=False, help="folder of data sets; else POLYFED_DATA", show_default=False),
-]
-WeightsDir = Annotated[
-    Path | None,
-    typer.Option(
-        exists=True, file_okay=False, help="folder of pretrained weights; else POLYFED_WEIGHTS", show_default=False
-    ),
-]
 
 
 def downstream(
@@ -33,9 +23,7 @@ def downstream(
     tasks: Annotated[
         str | None, typer.Option(metavar="A,B,...", help="these tasks of the suite", show_default="all")
     ] = None,
-    which: Annotated[
-        str | None, typer.Option("--model", help="best or last; by default best if there is one", show_default=False)
-    ] = None,
+    which: BestOrLast = None,
     client: Annotated[
         str | None, typer.Option(help="test this client's model instead of the server's", show_default=False)
     ] = None,
@@ -50,7 +38,7 @@ def downstream(
     out: Annotated[Path | None, typer.Option(help="folder; by default RUN/downstream", show_default=False)] = None,
     data_dir: DataDir = None,
     weights_dir: WeightsDir = None,
-    device: Annotated[str | None, typer.Option(help="by default the run's", show_default=False)] = None,
+    device: Device = None,
 ) -> None:
     """Test frozen encoders: few-shot and zero-shot classification, segmentation, retrieval."""
     from polyfed.analysis.results import ready_folder
@@ -60,7 +48,7 @@ def downstream(
 
     if not suite:
         raise ConfigError(f"--suite is missing; give {', '.join(suites())}, or a YAML file")
-    chosen = Suite.load(suite).chosen(_names(tasks))
+    chosen = Suite.load(suite).chosen(None if tasks is None else list(dict.fromkeys(names_in("--tasks", tasks))))
     wanted = Wanted(run, which, client, encoders, seed, data_dir, weights_dir, device)
     opened = wanted.open()
     folder = ready_folder(out or _folder(wanted))
@@ -69,15 +57,6 @@ def downstream(
             opened.subject, chosen, opened.data, name=Path(suite).stem, seed=seed, draws=draws, tell=typer.echo
         )
     _finish(folder, found)
-
-
-def _names(text: str | None) -> list[str] | None:
-    if text is None:
-        return None
-    names = list(dict.fromkeys(name.strip() for name in text.split(",")))
-    if not all(names):
-        raise ConfigError(f"--tasks {text}: has an empty name; give names with ',' between them")
-    return names
 
 
 def _folder(wanted: Wanted) -> Path:
