@@ -365,6 +365,27 @@ def test_recorded_returns_are_not_shown_twice(full):
     assert "6 text-1 client returned first answer after its exclusion in round 5" in text
 
 
+@pytest.mark.parametrize("clients", [3, 12, 30])
+def test_what_a_method_recorded_of_each_client_is_shown_of_few_and_of_many(tmp_path, clients):
+    metrics = {f"weight.h-{k}": (k + 1) / 100 for k in range(clients)}
+    lines = [{"round": n, "party": "server", "kind": "train", "metrics": metrics} for n in (1, 2)]
+    write_lines(tmp_path / "metrics.jsonl", lines)
+    page = page_of(tmp_path)
+    (chart,) = (
+        chart
+        for chart in page.charts
+        if any(line["label"] == "mean" or "h-" in line["label"] for line in chart["lines"])
+    )
+    found = {line["label"]: line["values"] for line in chart["lines"]}
+    if clients == 3:
+        assert set(found) == {"h-0", "h-1", "h-2"}
+    else:
+        assert found["mean"] == pytest.approx([sum(metrics.values()) / clients] * 2, abs=1e-3)
+        assert ("h-11" in found) == (clients == 12)
+        assert ("highest" in found) == (clients == 30)
+    assert "Recorded by the method" in page.text
+
+
 def test_chance_of_accuracy_is_a_uniform_guess(tmp_path):
     line = {"round": 1, "party": "server", "kind": "validation", "metrics": {"accuracy": 60.0, "classes": 8.0}}
     write_lines(tmp_path / "metrics.jsonl", [line])

@@ -153,18 +153,22 @@ def _server_chart(
 
 
 def _recorded(records: RunRecords) -> Iterator[Markup]:
-    """What the method itself recorded of the server: ``<family>.<member>``, one chart a family."""
+    """What the method itself recorded of the server: ``<family>.<member>``, one chart a family.
+
+    Of more members than there are colours (losses of many clients) it shows mean and range.
+    """
     families: dict[str, list[str]] = {}
     for name in records.metric_names(SERVER, "train"):
         families.setdefault(name.split(".")[0], []).append(name)
     for family, names in families.items():
-        members = [(name.removeprefix(f"{family}."), name) for name in names[:COLOURS]]
-        lines = [
-            Line(label, records.series(SERVER, name, "train"), (label,), place)
-            for place, (label, name) in enumerate(members, start=1)
-        ]
+        title = family.replace("_", " ")
+        series = {name.removeprefix(f"{family}."): records.series(SERVER, name, "train") for name in names}
+        if len(series) > COLOURS:
+            yield spread_chart(title, family, series, 1, carry=False)
+            continue
+        lines = [Line(label, values, (label,), place) for place, (label, values) in enumerate(series.items(), start=1)]
         keys = [Key(line.label, line.colour) for line in lines] if len(lines) > 1 else []
-        yield line_chart(family.replace("_", " "), family, lines, keys)
+        yield line_chart(title, family, lines, keys)
 
 
 def _group_chart(records: RunRecords, group: str, metric: str) -> Markup:
