@@ -11,7 +11,8 @@ from torch import Tensor, nn
 from polyfed.losses.precision import in_full_precision
 from polyfed.models.aligner import Aligned
 from polyfed.models.blocks import EPS, SPREAD, FinalNorm, initialise, stack
-from polyfed.models.encoders.blocks import BlocksModule, BlocksTrunk, FeatureEmbedding, PatchEmbedding
+from polyfed.models.embeddings import FeatureEmbedding, PatchEmbedding
+from polyfed.models.encoders.blocks import BlocksModule, BlocksTrunk
 
 
 class Masking(NamedTuple):

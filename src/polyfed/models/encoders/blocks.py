@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import re
-from abc import abstractmethod
 from collections.abc import Mapping
 from typing import Any, ClassVar, Literal, NamedTuple
 
 import torch
-from jaxtyping import Bool, Float, Int64
+from jaxtyping import Bool, Float
 from pydantic import Field, SerializeAsAny
 from torch import Tensor, nn
 
@@ -16,14 +15,14 @@ from polyfed.data.backbones import load, locate
 from polyfed.data.view import DataContext, InputSpec, View
 from polyfed.data.views.pixels import Pixels
 from polyfed.errors import ConfigError
-from polyfed.models.blocks import EPS, SPREAD, FinalNorm, initialise, stack
+from polyfed.models.blocks import EPS, FinalNorm, initialise, stack
+from polyfed.models.embeddings import Embedded, Embedding, PatchEmbedding, embedding_of
 from polyfed.models.encoder import Encoder
-from polyfed.models.pooling import masked_mean, valid_positions
+from polyfed.models.pooling import masked_mean
 from polyfed.models.shapes import check_channels
 from polyfed.models.towers import Local, Positions
 
 Pooling = Literal["cls", "mean"]
-Embedded = tuple[Float[Tensor, "b l w"], Bool[Tensor, "b l"] | None]
 
 
 class _Plan(NamedTuple):
@@ -96,7 +95,7 @@ class Blocks(Encoder):
         source = self._source(context) if self.weights else None
         plan = self._plan(source)
         whole = source is not None and self.pretrained_embedding and len(spec.shape) == 3
-        embedding = _embedding(spec, plan.width, self._patch(source, spec) if whole else self.patch)
+        embedding = embedding_of(spec, plan.width, self._patch(source, spec) if whole else self.patch)
         module = BlocksModule(embedding, self._stacked(plan), self._norm(plan), dim, self.pooling, self.mask_padding)
         module.apply(initialise)
         if source is not None:
@@ -127,110 +126,6 @@ class Blocks(Encoder):
 
     def _norm(self, plan: _Plan) -> nn.Module:
         return FinalNorm(plan.width, eps=plan.eps) if self.final_norm else nn.Identity()
-
-
-class Embedding(nn.Module):
-    """From an input to tokens with their positions, and which of them are valid.
-
-    Attributes:
-        prefix: number of tokens before those of the input.
-        width: width w of the tokens.
-    """
-
-    role: ClassVar[str] = "embedding"
-    prefix: ClassVar[int]
-
-    def __init__(self, width: int) -> None:
-        super().__init__()
-        self.width = width
-
-    @abstractmethod
-    def forward(self, x: Tensor) -> Embedded:
-        """Tokens [b, l, w] and a mask [b, l], true where valid, at least once a row; None if all are."""
-
-
-class _LedEmbedding(Embedding):
-    """Tokens after a learnt CLS token."""
-
-    prefix: ClassVar[int] = 1
-
-    def __init__(self, width: int, count: int) -> None:
-        super().__init__(width)
-        self.cls = nn.Parameter(torch.randn(1, 1, width) * SPREAD)
-        self.positions = nn.Parameter(torch.randn(1, count + 1, width) * SPREAD)
-
-    def led(self, tokens: Float[Tensor, "b l w"]) -> Float[Tensor, "b l+1 w"]:
-        tokens = torch.cat([self.cls.expand(tokens.shape[0], -1, -1), tokens], dim=1)
-        return tokens + self.positions[:, : tokens.shape[1]]
-
-
-class PatchEmbedding(_LedEmbedding):
-    """Pictures [b, c, h, w] to CLS and one token a patch, row by row (ViT).
-
-    Attributes:
-        patch: side p of a patch in pixels.
-        grid: number of patches down and across.
-        content: number of values of a patch.
-    """
-
-    def __init__(self, shape: tuple[int, int, int], width: int, patch: int) -> None:
-        channels, height, across = shape
-        super().__init__(width, (height // patch) * (across // patch))
-        self.patch = patch
-        self.grid = (height // patch, across // patch)
-        self.content = channels * patch**2
-        self.conv = nn.Conv2d(channels, width, patch, stride=patch)
-
-    def patches(self, x: Float[Tensor, "b c h w"]) -> Float[Tensor, "b n p*p*c"]:
-        """The pixels of each patch, channels last, in the order of the tokens."""
-        (batch, channels), (down, across), p = x.shape[:2], self.grid, self.patch
-        tiles = x.reshape(batch, channels, down, p, across, p).permute(0, 2, 4, 3, 5, 1)
-        return tiles.reshape(batch, down * across, p * p * channels)
-
-    def forward(self, x: Float[Tensor, "b c h w"]) -> Embedded:
-        """All tokens are valid."""
-        return self.led(self.conv(x).flatten(2).transpose(1, 2)), None
-
-
-class FeatureEmbedding(_LedEmbedding):
-    """Features by position [b, l, f] to CLS and one token a position; positions that are all zero are padding.
-
-    Attributes:
-        grid: one row of l positions.
-        content: f.
-    """
-
-    def __init__(self, shape: tuple[int, int], width: int) -> None:
-        super().__init__(width, shape[0])
-        self.grid, self.content = (1, shape[0]), shape[1]
-        self.linear = nn.Linear(shape[1], width)
-
-    def patches(self, x: Float[Tensor, "b l f"]) -> Float[Tensor, "b l f"]:
-        """The features themselves: what a masked autoencoder rebuilds of a picture that is known by features only."""
-        return x
-
-    def forward(self, x: Float[Tensor, "b l f"]) -> Embedded:
-        """CLS is always valid."""
-        return self.led(self.linear(x)), _first_valid(nn.functional.pad((x != 0).any(-1), (1, 0)))
-
-
-class WordEmbedding(Embedding):
-    """Token ids [b, l] to word + position + token type (0 everywhere), then a layer norm (BERT)."""
-
-    prefix: ClassVar[int] = 0
-
-    def __init__(self, spec: InputSpec, width: int) -> None:
-        super().__init__(width)
-        self.pad = spec.pad
-        self.words = nn.Embedding(len(spec.vocabulary), width, padding_idx=spec.pad)
-        self.positions = nn.Embedding(spec.shape[0], width)
-        self.types = nn.Embedding(2, width)
-        self.norm = nn.LayerNorm(width, eps=1e-12)
-
-    def forward(self, x: Int64[Tensor, "b l"]) -> Embedded:
-        """The first token is always valid: a text without tokens is read as one padding token."""
-        tokens = self.words(x) + self.positions.weight[: x.shape[1]] + self.types.weight[0]
-        return self.norm(tokens), _first_valid(valid_positions(x, self.pad))
 
 
 class Project(nn.Linear):
@@ -325,36 +220,6 @@ class BlocksTrunk(nn.Module):
         """Both after the final norm."""
         tokens, mask = self.blocks.tokens(x)
         return self.blocks.local(self.blocks.encode(tokens, mask), mask)
-
-
-def _embedding(spec: InputSpec, width: int, patch: int) -> Embedding:
-    match spec.shape, bool(spec.vocabulary):
-        case (channels, height, across), False:
-            _check_patches(height, across, patch)
-            return PatchEmbedding((channels, height, across), width, patch)
-        case (length, features), False:
-            return FeatureEmbedding((length, features), width)
-        case (_,), True:
-            return WordEmbedding(spec, width)
-    words = f" and a vocabulary of {len(spec.vocabulary)}" if spec.vocabulary else ""
-    raise ConfigError(
-        "encoder 'blocks' needs images [channels, height, width], token ids [length] with a vocabulary or features "
-        f"by position [length, width], its view gives shape {list(spec.shape)}{words}; set its view to pixels, tokens "
-        "or features with pool: tokens"
-    )
-
-
-def _check_patches(height: int, across: int, patch: int) -> None:
-    if height % patch or across % patch:
-        raise ConfigError(
-            f"encoder 'blocks': patch {patch} does not divide images of {height}x{across}; change patch or the "
-            "view's size"
-        )
-
-
-def _first_valid(mask: Bool[Tensor, "b l"]) -> Bool[Tensor, "b l"]:
-    """The mask with its first column true, so that attention is finite without any token."""
-    return torch.cat([torch.ones_like(mask[:, :1]), mask[:, 1:]], dim=1)
 
 
 def _plan_of(config: Any, name: str) -> _Plan:
