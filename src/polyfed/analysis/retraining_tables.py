@@ -74,7 +74,7 @@ def _cells(found: Figures, name: str) -> tuple[str, ...]:
 
 def _changed(row: Retrained, name: str) -> tuple[str, ...]:
     after, before = ([*(each[name] for each in side.values()), mean_of(side, name)] for side in (row.after, row.before))
-    return tuple(f"{figure(new)} ({new - old:+.2f})" for new, old in zip(after, before, strict=True))
+    return tuple(f"{figure(new)} ({new - old:+z.2f})" for new, old in zip(after, before, strict=True))
 
 
 # ---- distortion
