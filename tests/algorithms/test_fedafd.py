@@ -1,100 +1,47 @@
-"""FedAFD: who learns from which loss, steps by hand, fusion in evaluation, broadcasts of encoders, costs, learning."""
+"""FedAFD: who learns from which loss, steps by hand, learning."""
 
 from __future__ import annotations
 
 import copy
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from by_hand import as_left, group, outcome, play, three_kinds
+from by_hand import as_left, group, play, three_kinds
+from fedafd_federations import (
+    CLIENTS,
+    FAST,
+    SEVERAL,
+    SLOW,
+    Config,
+    Values,
+    asked,
+    encoders_of,
+    known_of,
+    session_of,
+    sgd,
+)
 from polyfed.algorithms.fedafd import FedAFD
 from polyfed.data.samples import Batch
-from polyfed.data.view import DataContext, InputSpec
-from polyfed.errors import RunError
 from polyfed.federation.client import Client
-from polyfed.federation.cohort import Answer, Request
 from polyfed.federation.knowledge import Knowledge
 from polyfed.federation.ledger import Ledger
-from polyfed.federation.payload import Payload, Representations, Weights
-from polyfed.models.discriminators import Discriminator
-from polyfed.models.encoders.bert import Bert
-from polyfed.models.encoders.resnet import ResNet
-from polyfed.models.fused import Guidance, Seen
-from polyfed.models.fusion import GranularityFusion
+from polyfed.federation.payload import Weights
+from polyfed.models.fused import Guidance
 from polyfed.models.model import Model
 from polyfed.randomness import isolated
 from polyfed.session import Session
-from sessions import prepared, request, site_of, woken
-
-Config = dict[str, Any]
-Values = dict[str, Tensor]
-CLIENTS = ("image", "text", "paired")
-SLOW, FAST, SEVERAL = 0.02, 0.3, 0.1  # rates of discriminators and of fusion, there of several modalities
+from sessions import prepared, woken
 
 
 @pytest.fixture(autouse=True)
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("POLYFED_CACHE", str(tmp_path / "cache"))
-
-
-def sgd(rate: float) -> Config:
-    return {"optimizer": {"kind": "sgd", "lr": rate, "momentum": 0.0, "clip": None}}
-
-
-def session_of(folder: Path, **algorithm: Any) -> Session:
-    """One client of each kind, with SGD everywhere."""
-    plain = {
-        "public_batch_size": 12,
-        "discriminator": sgd(SLOW),
-        "fusion_training": sgd(FAST),
-        "fusion_training_several": sgd(SEVERAL),
-    }
-    config = three_kinds(name="fedafd", **(plain | algorithm))
-    config["clients"]["paired"]["count"] = 1
-    return prepared(config, folder)
-
-
-def known_of(session: Session) -> Knowledge:
-    return session.experiment.algorithm.known(session.server)
-
-
-def encoders_of(session: Session, *modalities: str) -> Values:
-    """The server's encoders as they are now."""
-    wanted = tuple(f"encoders.{name}." for name in modalities or session.server.model.modalities)
-    return {name: x.clone() for name, x in session.server.model.state_dict().items() if name.startswith(wanted)}
-
-
-def asked(session: Session, client: str, known: Knowledge, encoders: Values | None = None, number: int = 1) -> Payload:
-    """What a client answers that is asked to train."""
-    fields = {"representations": known, "encoders": Weights(encoders or {}), "version": 1}
-    return site_of(session).handle(request(client, Payload(fields), (number, 0), session.accepted.get(client)))
-
-
-def heard(session: Session, monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, str, Values, Values]]:
-    """(round, client, encoders it is sent, the server's at that time), filled while the session goes on."""
-    found: list[tuple[int, str, Values, Values]] = []
-    carry = session.engine.exchange
-
-    def exchange(requests: Sequence[Request], deadline: float | None) -> Iterator[Answer]:
-        now = encoders_of(session)
-        for one in requests:
-            sent = {name: value.clone() for name, value in one.payload.fields.get("encoders", {}).items()}
-            found.append((one.round, one.client, sent, now))
-        yield from carry(requests, deadline)
-
-    monkeypatch.setattr(session.engine, "exchange", exchange)
-    return found
-
-
-def same(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> bool:
-    return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
 
 
 # ---- gradients
@@ -315,272 +262,6 @@ def test_public_batches_are_spread_over_an_epoch(tmp_path: Path, wanted: int | N
     steps = list(session.experiment.algorithm._steps(client, client.public_set, known_of(session), 0))
     assert sum(batch is not None for batch, _ in steps) == 2
     assert sum(batch is not None for _, batch in steps) == public
-
-
-# ---- evaluation
-
-
-def seen_by(session: Session, client: Client, teacher: Values) -> dict[str, Tensor]:
-    """Fused representations of all test samples, not brought to unit norm again, one by one."""
-    guide = session.federation.server_model()
-    guide.load_state_dict(teacher, strict=False)
-    guide.eval()
-    client.model.eval()
-    member = session.federation.members[client.name]
-    own, there = client.test, session.federation.test(member, session.experiment.server.model)
-    found = {}
-    with torch.no_grad():
-        for name in own.modalities:
-            rows = []
-            for k in range(len(own)):
-                index = torch.tensor([k])
-                local = F.normalize(client.model.embed(name, own.batch(index).inputs[name]))
-                received = F.normalize(guide.embed(name, there.batch(index).inputs[name]))
-                rows.append(client.model.extras["fusion"](local, received))
-            found[name] = torch.cat(rows)
-    return found
-
-
-@pytest.mark.parametrize("name", ["image", "text"])
-def test_accuracy_is_that_of_fused_features(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
-    session = session_of(tmp_path, local_epochs=4)
-    sent = heard(session, monkeypatch)
-    play(session, 1, 1)
-    (teacher,) = (encoders for _, client, encoders, _ in sent if client == name)
-    client = as_left(session, name)
-    found = session.experiment.algorithm.assess(client).payload.scalars
-    logits = client.head(seen_by(session, client, teacher)[name]).detach()
-    labels = client.test.targets[client.task.target]
-    assert found["loss"] == pytest.approx(float(F.cross_entropy(logits, labels)), abs=1e-5)
-    assert found["accuracy"] == pytest.approx(100 * float((logits.argmax(1) == labels).float().mean()))
-    assert abs(client.evaluate(client.test)["loss"] - found["loss"]) > 1e-4  # its own features give something else
-
-
-@pytest.mark.parametrize("renormalise", [True, False])
-def test_recall_is_that_of_fused_features(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, renormalise: bool) -> None:
-    session = session_of(tmp_path, renormalise=renormalise, local_epochs=3)
-    sent = heard(session, monkeypatch)
-    play(session, 1, 1)
-    (teacher,) = (encoders for _, client, encoders, _ in sent if client == "paired")
-    client = as_left(session, "paired")
-    found = session.experiment.algorithm.assess(client).payload.scalars
-    fused = seen_by(session, client, teacher)
-    norms = fused["image"].norm(dim=1)
-    assert not torch.allclose(norms, torch.ones_like(norms), atol=1e-3)
-    if renormalise:
-        fused = {modality: F.normalize(values) for modality, values in fused.items()}
-    items = client.test.items
-    first = torch.stack([(items == item).nonzero()[0, 0] for item in items.unique()])  # a picture has many captions
-    pictures, captions = fused["image"][first], fused["text"]
-    for cutoff in (1, 5, 10):
-        hits = [
-            bool((items[(picture @ captions.T).topk(cutoff).indices] == item).any())
-            for picture, item in zip(pictures, items[first], strict=True)
-        ]
-        back = [
-            bool((items[first][(caption @ pictures.T).topk(cutoff).indices] == item).any())
-            for caption, item in zip(captions, items, strict=True)
-        ]
-        assert found[f"image_to_text_r@{cutoff}"] == pytest.approx(100 * sum(hits) / len(hits))
-        assert found[f"text_to_image_r@{cutoff}"] == pytest.approx(100 * sum(back) / len(back))
-
-
-def test_a_client_without_encoders_is_judged_by_its_own_features(tmp_path: Path) -> None:
-    session = session_of(tmp_path)
-    for name in CLIENTS:
-        client = woken(session, name)
-        assert session.experiment.algorithm.assess(client).payload.scalars == client.evaluate(client.test)
-
-
-# ---- broadcasts
-
-
-@pytest.mark.parametrize("fusion", ["vectors", "maps"])
-def test_kept_features_change_nothing(tmp_path: Path, fusion: str) -> None:
-    runs = {}
-    for every, cached in ((10, True), (10, False), (1, True)):
-        settings = {"broadcast_every": every, "cache_global_features": cached, "fusion": fusion}
-        runs[every, cached] = outcome(play(session_of(tmp_path / f"{every}{cached}", **settings), 1, 3))
-    furthest = 0.0
-    for party, values in runs[10, True].items():
-        for key, value in values.items():
-            torch.testing.assert_close(value, runs[10, False][party][key], atol=1e-6, rtol=1e-6, msg=f"{party} {key}")
-            furthest = max(furthest, float((value - runs[1, True][party][key]).abs().max()))
-    assert furthest > 1e-3
-
-
-@pytest.mark.parametrize(("every", "times"), [(10, 1), (1, 2)])
-def test_private_data_are_encoded_once_a_broadcast(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, every: int, times: int
-) -> None:
-    encoded: list[int] = []
-    encode = Guidance._encode
-
-    def counted(guidance: Guidance, name: str, rows: Tensor) -> Seen:
-        encoded.append(len(rows))
-        return encode(guidance, name, rows)
-
-    monkeypatch.setattr(Guidance, "_encode", counted)
-    session = play(session_of(tmp_path, broadcast_every=every, local_epochs=2), 1, 2)
-    distinct = 0
-    for name in session.accepted:
-        train = session.federation.train(session.federation.members[name])
-        distinct += sum(len(rows.unique()) for rows in train.rows.values())
-    assert sum(encoded) == times * distinct
-
-
-def test_late_clients_get_the_encoders_of_the_current_window_once(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    config = three_kinds(name="fedafd", broadcast_every=3)
-    config["run"] |= {"sampling": {"cohort": 2}, "seed": 3}
-    session = prepared(config, tmp_path)
-    sent = heard(session, monkeypatch)
-    play(session, 1, 7)
-    current: Values = {}
-    got: dict[str, int] = {}
-    late = 0
-    for number, client, encoders, now in sent:
-        version = number - (number - 1) % 3
-        current = now if number == version else current
-        if got.get(client) == version:
-            assert not encoders
-            continue
-        modalities = next(info.modalities for info in session.server.clients if info.id == client)
-        wanted = tuple(f"encoders.{modality}." for modality in modalities)
-        assert same(encoders, {name: value for name, value in current.items() if name.startswith(wanted)})
-        got[client], late = version, late + (number > version)
-        assert number == version or not same(encoders, {name: now[name] for name in encoders})
-    assert late > 1
-    assert not [event for event in session.server.records if event["kind"] == "event"]
-
-
-def test_a_client_whose_reply_is_lost_gets_the_encoders_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    session = session_of(tmp_path, broadcast_every=10)
-    carry = session.engine.exchange
-
-    def losing(requests: Sequence[Request], deadline: float | None) -> Iterator[Answer]:
-        for answer in carry(requests, deadline):
-            lost = answer.client == "text" and requests[0].round == 1
-            yield Answer("text", error="the line broke") if lost else answer
-
-    monkeypatch.setattr(session.engine, "exchange", losing)
-    sent = heard(session, monkeypatch)
-    play(session, 1, 3)
-    assert [number for number, client, encoders, _ in sent if client == "text" and encoders] == [1, 2]
-    assert [number for number, client, encoders, _ in sent if client == "image" and encoders] == [1]
-    assert session.accepted["text"] == (3, 0)
-
-
-def test_a_client_that_lost_its_encoders_says_so(tmp_path: Path) -> None:
-    session = play(session_of(tmp_path, broadcast_every=10), 1, 1)
-    session.accepted.pop("image")
-    with pytest.raises(RunError, match="encoders of round 1 are needed, but this client has none"):
-        asked(session, "image", known_of(session), number=2)
-    session.accepted["text"] = (1, 0)
-    fields = {"representations": known_of(session), "encoders": Weights({}), "version": 11}
-    with pytest.raises(RunError, match="encoders of round 11 are needed, but this client has those of round 1"):
-        site_of(session).handle(request("text", Payload(fields), (11, 0), (1, 0)))
-
-
-def test_released_clients_receive_all_encoders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for wanted, modalities in (("own", {"image"}), ("all", {"image", "text"})):
-        session = session_of(tmp_path / wanted, send_encoders=wanted)
-        sent = heard(session, monkeypatch)
-        play(session, 1, 1)
-        (encoders,) = (encoders for _, client, encoders, _ in sent if client == "image")
-        assert {name.split(".")[1] for name in encoders} == modalities
-        assert same(encoders, {name: value for name, value in sent[0][3].items() if name in encoders})
-
-
-def test_a_modality_that_the_server_does_not_encode_goes_unfused(tmp_path: Path) -> None:
-    config = three_kinds(name="fedafd")
-    server = config["server"]["model"]
-    task = {"name": "classification", "target": "label"}
-    config["server"] |= {"model": server | {"encoders": {"image": server["encoders"]["image"]}}, "task": task}
-    session = play(prepared(config, tmp_path), 1, 2)
-    assert not [event for event in session.server.records if event["kind"] == "event"]
-    found = session.experiment.algorithm.evaluate_clients(session.server, session.cohort(3, Ledger()))
-    assert set(found) == {"image", "text", "paired-0", "paired-1"}
-
-
-def test_modalities_may_stand_in_any_order(tmp_path: Path) -> None:
-    config = three_kinds(name="fedafd")
-    model = config["clients"]["paired"]["model"]
-    encoders = dict(reversed(model["encoders"].items()))
-    config["clients"]["paired"] = config["clients"]["paired"] | {"model": model | {"encoders": encoders}}
-    session = play(prepared(config, tmp_path), 1, 1)
-    assert set(session.accepted) == {"image", "text", "paired-0", "paired-1"}
-
-
-# ---- costs
-
-
-def large() -> Model:
-    """The paper's server model, without memory."""
-    spec, words = InputSpec((3, 224, 224)), InputSpec((64,), vocabulary=tuple(f"w{k}" for k in range(30_522)), pad=0)
-    context = DataContext(Path("unused"))
-    with torch.device("meta"):
-        image = ResNet(size="101", pie=True).build(256, spec, context)
-        text = Bert(size="base", pooling="pooler").build(256, words, context)
-    return Model({"image": image, "text": text}, {}, 256)
-
-
-ROWS, IMAGE, TEXT = 10_000 * 256 * 4, 45_647_936, 109_679_104  # bytes of a modality; parameters
-
-
-@pytest.mark.parametrize(("dtype", "size", "mib"), [("float32", 4, 592.52), ("float16", 2, 296.26)])
-def test_costs_are_the_papers(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dtype: str, size: int, mib: float
-) -> None:
-    """Ten rounds with K = 10 at the paper's size; nobody trains."""
-    config = three_kinds(name="fedafd", broadcast_every=10)
-    config["clients"]["paired"]["count"] = 1
-    config["run"]["transport"] = {"weights": dtype}
-    session = prepared(config, tmp_path)
-    server, ledger = session.server, Ledger()
-    server._model = model = large()
-    known = Representations({name: torch.zeros(10_000, 256) for name in ("image", "text")}, order="whole")
-    modalities = {info.id: info.modalities for info in server.clients}
-
-    def exchange(requests: Sequence[Request], deadline: float | None) -> Iterator[Answer]:
-        for one in requests:
-            own = {name: known[name] for name in modalities[one.client]}
-            fields = {"representations": Representations(own, order="whole"), "num_examples": 1}
-            yield Answer(one.client, Payload(fields))
-
-    monkeypatch.setattr(session.engine, "exchange", exchange)
-    monkeypatch.setattr(FedAFD, "gather", lambda *arguments: None)
-    for number in range(1, 11):
-        server.begin(number)
-        session.experiment.algorithm.aggregate(server, session.cohort(number, ledger), known)
-    counts = {name: sum(x.numel() for x in encoder.parameters()) for name, encoder in model.encoders.items()}
-    assert counts == {"image": IMAGE, "text": TEXT}
-    assert (IMAGE + TEXT) * size / 2**20 == pytest.approx(mib, abs=0.01)
-
-    found: dict[tuple[str, str, str], int] = defaultdict(int)
-    for line in ledger.records:
-        found[line["client"], line["direction"], line["kind"]] += line["bytes"]
-    for client, own in modalities.items():
-        tensors = [x for name in own for x in model.encoders[name].state_dict().values()]
-        held = sum(x.numel() * (size if x.is_floating_point() else x.element_size()) for x in tensors)
-        trained = sum(counts[name] for name in own) * size
-        assert trained <= held < 1.01 * trained  # the rest is batch statistics
-        assert found[client, "down", "weights"] == held
-        assert found[client, "down", "representations"] == 10 * 2 * ROWS
-        assert found[client, "up", "representations"] == 10 * len(own) * ROWS
-    received = sum(found["paired", "down", kind] for kind in ("weights", "representations"))
-    if dtype == "float16":
-        assert received / 10 / 2**20 == pytest.approx(49.26, abs=0.1)  # Table 2 of the supplement
-
-
-def test_discriminators_and_branches_have_the_papers_size() -> None:
-    fusion = GranularityFusion(256)
-    assert sum(x.numel() for x in Discriminator(256).parameters()) == 41_217
-    assert sum(x.numel() for x in fusion.pooled[0].parameters()) == 33_728
-    assert sum(x.numel() for x in fusion.parameters()) == 134_912
-    three = GranularityFusion(256, shared_global_branch=True)
-    assert sum(x.numel() for x in three.parameters()) == 101_184
 
 
 # ---- learning

@@ -1,3 +1,5 @@
+"""The dashboard: pictures of a run on screens of any size, and the terminal."""
+
 from __future__ import annotations
 
 import io
@@ -10,75 +12,12 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 from rich.text import Text
+from run_states import mid_round, play, screen
 
 from polyfed.reporting.dashboard import DashboardProgress
 from polyfed.reporting.records import RunRecords
-from polyfed.reporting.run_picture import Picture, chosen_curves, plain, sparkline
-from polyfed.reporting.run_state import Curve, RunState
-
-RECALLS = [f"{way}_r@{k}" for way in ("image_to_text", "text_to_image") for k in (1, 5, 10)]
-
-
-class Now:
-    """A clock that is set by hand."""
-
-    def __init__(self) -> None:
-        self.time = 1000.0
-
-    def __call__(self) -> float:
-        return self.time
-
-
-def ids(count: int) -> list[str]:
-    return [f"{group}-{number:03d}" for group in ("image", "text") for number in range(count // 2)]
-
-
-def play(state, rounds: int, cohort: list[str], *, first: int = 1) -> None:
-    """Whole rounds, the time of each its number of seconds."""
-    for number in range(first, rounds + 1):
-        state.round_started(number, cohort)
-        state.step_started("fit", cohort)
-        for client in cohort:
-            state.client_started(client, "fit")
-            state.client_done(client, "fit", 1.5)
-        state.evaluated(number, "server", "test", {"r1_sum": 10.0 * number, "gallery_image": 50.0})
-        state.evaluated(number, "server", "validation", dict.fromkeys(RECALLS, 5.0))
-        for place, client in enumerate(cohort):
-            state.evaluated(number, client, "test", {"accuracy": float(place)})
-        state.traffic(number, 2**20, 2**21)
-        state.round_finished(number, float(number))
-
-
-def mid_round(count: int = 6) -> RunState:
-    """Round 5 of 30: the first half has answered but for one that is excluded; one works for 12 s."""
-    clock, cohort = Now(), ids(count)
-    state = RunState(clock=clock)
-    state.run_started("scenes-demo", 30, count)
-    play(state, 4, cohort)
-    state.round_started(5, cohort)
-    state.step_started("distil", cohort)
-    for client in cohort[: count // 2]:
-        state.client_started(client, "distil")
-        state.client_done(client, "distil", 2.5)
-    state.event(5, cohort[1], "client_excluded", "loss [red]is\x1b[31m not finite\nat step 3")
-    state.client_started(cohort[count // 2], "distil")
-    clock.time += 12
-    return state
-
-
-def screen(state: RunState, width: int, height: int, *, ascii_only: bool = False) -> list[str]:
-    stream = io.TextIOWrapper(io.BytesIO(), "ascii" if ascii_only else "utf-8", errors="strict")
-    console = Console(file=stream, width=width, height=height, force_terminal=True, color_system=None)
-    options = console.options.update(height=height)
-    lines = console.render_lines(Picture(state), options, pad=False)
-    for line in lines:
-        stream.write("".join(segment.text for segment in line) + "\n")
-    stream.flush()
-    text = ["".join(segment.text for segment in line) for line in lines]
-    assert len(text) == height
-    assert all(console.measure(Text(line)).maximum <= width for line in text)
-    return text
-
+from polyfed.reporting.run_picture import chosen_curves, plain, sparkline
+from polyfed.reporting.run_state import RunState
 
 # ---- pictures
 
@@ -214,103 +153,6 @@ def test_groups_are_ids_without_their_numbers():
 
 def test_plain():
     assert plain("a\x1b]0;x\x07\r\n\tb\u202e c") == "a ]0;x b c"
-
-
-# ---- what is known
-
-
-def test_a_curve_is_the_mean_of_the_finite_values_of_a_round():
-    curve = Curve()
-    for party, value in (("a", 1.0), ("b", math.nan), ("c", 3.0), ("a", 5.0)):
-        curve.add(1, party, value)
-    curve.add(2, "a", math.nan)
-    curve.add(3, "a", 7.0)
-    values = curve.by_round()
-    assert (values[1], values[3]) == (4.0, 7.0)
-    assert math.isnan(values[2])
-    curve.cut(1)
-    assert curve.by_round() == {1: 4.0}
-
-
-def test_told_twice_is_as_told_once():
-    once, twice = RunState(), RunState()
-    for state, times in ((once, 1), (twice, 2)):
-        for _ in range(times):
-            state.run_started("run", 30, 6)
-            play(state, 3, ids(6))
-            state.event(2, "text-000", "client_excluded", "late")
-    assert (once.bytes, once.elapsed, once.events) == (twice.bytes, twice.elapsed, twice.events)
-    assert {key: curve.by_round() for key, curve in once.curves.items()} == {
-        key: curve.by_round() for key, curve in twice.curves.items()
-    }
-    assert once.bytes == (3 * 2**20, 3 * 2**21)
-
-
-def test_a_resumed_run_forgets_what_is_done_again():
-    state = mid_round()
-    state.event(5, "text-000", "client_excluded", "late")
-    state.run_started("run", 30, 6, done=2)
-    assert (state.round, state.clients, state.running) == (2, {}, False)
-    assert list(state.seconds) == [1, 2]
-    assert state.bytes == (2 * 2**20, 2 * 2**21)
-    assert state.events == {}
-    assert list(state.curves["server", "test", "r1_sum"].by_round()) == [1, 2]
-
-
-def test_a_step_that_nobody_announced_begins_with_its_first_client():
-    state = RunState()
-    state.run_started("run", 2, 3)
-    state.round_started(1, ["a", "b", "c"])
-    state.client_done("a", "fit", 1.0)
-    state.event(1, "b", "client_excluded", "late")
-    state.client_done("c", "fit", 1.0)
-    state.client_done("a", "distil", 1.0)
-    assert {client: found.status for client, found in state.clients.items()} == {
-        "a": "done",
-        "c": "waiting",
-        "b": "excluded",
-    }
-
-
-def test_those_asked_may_be_others_than_the_cohort():
-    state = RunState()
-    state.round_started(1, ["a", "b"])
-    state.event(1, "b", "client_excluded", "late")
-    state.step_started("evaluate", ["a", "z"])
-    assert list(state.clients) == ["a", "z", "b"]
-
-
-def test_an_event_of_another_round_excludes_nobody_from_this_one():
-    state = RunState()
-    state.round_started(2, ["a"])
-    state.event(1, "a", "client_excluded", "late")
-    assert state.clients["a"].status == "waiting"
-
-
-def test_replayed_times_count_from_when_they_happened():
-    clock = Now()
-    state = RunState(clock=clock)
-    state.happened_at(940.0)
-    state.round_started(1, ["a"])
-    state.happened_at(950.0)
-    state.client_started("a", "fit")
-    assert (state.elapsed, state.working_for(state.clients["a"])) == (60.0, 50.0)
-
-
-def test_nothing_tells_how_long_the_first_round_takes():
-    state = RunState()
-    state.run_started("run", 5, 1)
-    assert state.left is None
-
-
-def test_records_of_a_run_are_the_state_it_is_in(run_folder):
-    records = RunRecords.load(run_folder)
-    state = RunState.of(records)
-    assert (state.name, state.round, state.rounds, state.total_clients) == ("run", 12, 12, 9)
-    assert sum(state.bytes) == records.total_bytes()
-    assert state.curves["server", "test", "r1_sum"].by_round() == records.series("server", "r1_sum")
-    assert [event[0] for event in state.events] == [3, 5]
-    assert "client excluded: text-1: no answer in 60 s" in "\n".join(screen(state, 80, 24))
 
 
 # ---- the terminal

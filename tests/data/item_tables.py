@@ -1,0 +1,59 @@
+"""A table of six items with gaps, and its sources."""
+
+from __future__ import annotations
+
+import io
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+from PIL import Image
+
+from polyfed.data.source import Split
+from polyfed.data.sources.parquet import Parquet
+from polyfed.data.view import DataContext
+
+COUNTRIES = ["Italy", "Spain", "Italy", None, "Germany", "Italy"]
+FEATURES = {"group": {"names": ["Head", "Thorax"], "_type": "ClassLabel"}}
+
+
+def picture(shade: int) -> dict[str, Any]:
+    file = io.BytesIO()
+    Image.fromarray(np.full((8, 8, 3), shade, np.uint8)).save(file, "PNG")
+    return {"bytes": file.getvalue(), "path": f"{shade}.png"}
+
+
+def table(**changed: Any) -> pa.Table:
+    columns = {
+        "key": [f"k{n}" for n in range(6)],
+        "image": [picture(40 * n) for n in range(6)],
+        "text": [f"report {n}" for n in range(6)],
+        "captions": [[f"one {n}", f"two {n}"] for n in range(6)],
+        "ok": [True, False, True, True, False, True],
+        "country": COUNTRIES,
+        "age": [1.5] * 6,
+        "group": [0, 1, 1, 0, 1, 0],
+        "mention": pa.array([0, 1, 0, 1, 1, 0], pa.int8()),
+        "note": ["a", "b", "a", None, " ", None],
+        "finding": ["pneumonia", "covid", "pneumonia", "covid", "pneumonia", "covid"],
+    } | changed
+    metadata = {b"huggingface": json.dumps({"info": {"features": FEATURES}}).encode()}
+    return pa.table(columns).replace_schema_metadata(metadata)
+
+
+def written(folder: Path, split: str = "train", **changed: Any) -> Path:
+    (folder / "set").mkdir(exist_ok=True)
+    pq.write_table(table(**changed), folder / "set" / f"{split}.parquet", row_group_size=4)
+    return folder
+
+
+def opened(folder: Path, split: str = "train", **settings: Any) -> Split:
+    given = {"path": "set", "id": "key", "columns": {"image": "image", "text": "text"}} | settings
+    return Parquet.model_validate(given).open(split, name="s", data_dir=folder)
+
+
+def context_of(folder: Path) -> DataContext:
+    return DataContext(folder / "cache")

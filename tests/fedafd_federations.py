@@ -1,0 +1,52 @@
+"""Small federations of FedAFD, and what their parties send each other."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from by_hand import three_kinds
+from polyfed.federation.knowledge import Knowledge
+from polyfed.federation.payload import Payload, Weights
+from polyfed.session import Session
+from sessions import prepared, request, site_of
+
+Config = dict[str, Any]
+Values = dict[str, Tensor]
+CLIENTS = ("image", "text", "paired")
+SLOW, FAST, SEVERAL = 0.02, 0.3, 0.1  # rates of discriminators and of fusion, there of several modalities
+
+
+def sgd(rate: float) -> Config:
+    return {"optimizer": {"kind": "sgd", "lr": rate, "momentum": 0.0, "clip": None}}
+
+
+def session_of(folder: Path, **algorithm: Any) -> Session:
+    """One client of each kind, with SGD everywhere."""
+    plain = {
+        "public_batch_size": 12,
+        "discriminator": sgd(SLOW),
+        "fusion_training": sgd(FAST),
+        "fusion_training_several": sgd(SEVERAL),
+    }
+    config = three_kinds(name="fedafd", **(plain | algorithm))
+    config["clients"]["paired"]["count"] = 1
+    return prepared(config, folder)
+
+
+def known_of(session: Session) -> Knowledge:
+    return session.experiment.algorithm.known(session.server)
+
+
+def encoders_of(session: Session, *modalities: str) -> Values:
+    """The server's encoders as they are now."""
+    wanted = tuple(f"encoders.{name}." for name in modalities or session.server.model.modalities)
+    return {name: x.clone() for name, x in session.server.model.state_dict().items() if name.startswith(wanted)}
+
+
+def asked(session: Session, client: str, known: Knowledge, encoders: Values | None = None, number: int = 1) -> Payload:
+    """What a client answers that is asked to train."""
+    fields = {"representations": known, "encoders": Weights(encoders or {}), "version": 1}
+    return site_of(session).handle(request(client, Payload(fields), (number, 0), session.accepted.get(client)))

@@ -1,0 +1,70 @@
+"""Pages of the HTML report, read as a browser reads them."""
+
+from __future__ import annotations
+
+import json
+from html.parser import HTMLParser
+from pathlib import Path
+
+import yaml
+
+from polyfed.reporting.html.page import html_report
+from polyfed.reporting.records import RunRecords
+
+VOID = {"meta", "img", "input", "br"}
+ALL_PARTS = ["server", "curves", "partition", "traffic", "weights", "clients", "events", "configuration", "reading"]
+
+
+class Page(HTMLParser):
+    """A page as it is read: elements with attributes and text; raises where tags do not match."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__(convert_charrefs=True)
+        self.stack: list[str] = []
+        self.elements: list[tuple[str, dict[str, str | None]]] = []
+        self.texts: list[str] = []
+        self.feed(text)
+        self.close()
+        assert self.stack == []
+
+    def handle_starttag(self, name, attributes):
+        assert len({key for key, _ in attributes}) == len(attributes), f"doubled attribute in <{name}>"
+        self.elements.append((name, dict(attributes)))
+        if name not in VOID:
+            self.stack.append(name)
+
+    def handle_endtag(self, name):
+        assert self.stack.pop() == name
+
+    def handle_data(self, data):
+        if not {"script", "style"} & set(self.stack):
+            self.texts.append(data)
+
+    def of(self, name: str) -> list[dict[str, str | None]]:
+        return [attributes for found, attributes in self.elements if found == name]
+
+    @property
+    def parts(self) -> list[str | None]:
+        return [attributes["id"] for attributes in self.of("section")]
+
+    @property
+    def text(self) -> str:
+        return " ".join(" ".join(self.texts).split())
+
+    @property
+    def charts(self) -> list[dict]:
+        return [json.loads(each["data-chart"]) for each in self.of("div") if "data-chart" in each]
+
+
+def page_of(folder: Path) -> Page:
+    return Page(html_report(RunRecords.load(folder)))
+
+
+def write_full(folder: Path) -> Path:
+    """A run folder with all that a page tells of a run."""
+    environment = {"python": "3.11.7", "device": "cpu", "versions": {"polyfed": "0.1.0", "torch": "2.13.0"}}
+    (folder / "environment.json").write_text(json.dumps(environment))
+    settings = {"name": "my run", "description": "What it is for.", "algorithm": {"name": "creamfl"}}
+    settings |= {"run": {"seed": 7, "rounds": 12}}
+    (folder / "config.yaml").write_text(yaml.safe_dump(settings))
+    return folder

@@ -1,0 +1,74 @@
+"""States of a run, and screens that show them."""
+
+from __future__ import annotations
+
+import io
+
+from rich.console import Console
+from rich.text import Text
+
+from polyfed.reporting.run_picture import Picture
+from polyfed.reporting.run_state import RunState
+
+RECALLS = [f"{way}_r@{k}" for way in ("image_to_text", "text_to_image") for k in (1, 5, 10)]
+
+
+class Now:
+    """A clock that is set by hand."""
+
+    def __init__(self) -> None:
+        self.time = 1000.0
+
+    def __call__(self) -> float:
+        return self.time
+
+
+def ids(count: int) -> list[str]:
+    return [f"{group}-{number:03d}" for group in ("image", "text") for number in range(count // 2)]
+
+
+def play(state, rounds: int, cohort: list[str], *, first: int = 1) -> None:
+    """Whole rounds, the time of each its number of seconds."""
+    for number in range(first, rounds + 1):
+        state.round_started(number, cohort)
+        state.step_started("fit", cohort)
+        for client in cohort:
+            state.client_started(client, "fit")
+            state.client_done(client, "fit", 1.5)
+        state.evaluated(number, "server", "test", {"r1_sum": 10.0 * number, "gallery_image": 50.0})
+        state.evaluated(number, "server", "validation", dict.fromkeys(RECALLS, 5.0))
+        for place, client in enumerate(cohort):
+            state.evaluated(number, client, "test", {"accuracy": float(place)})
+        state.traffic(number, 2**20, 2**21)
+        state.round_finished(number, float(number))
+
+
+def mid_round(count: int = 6) -> RunState:
+    """Round 5 of 30: the first half has answered but for one that is excluded; one works for 12 s."""
+    clock, cohort = Now(), ids(count)
+    state = RunState(clock=clock)
+    state.run_started("scenes-demo", 30, count)
+    play(state, 4, cohort)
+    state.round_started(5, cohort)
+    state.step_started("distil", cohort)
+    for client in cohort[: count // 2]:
+        state.client_started(client, "distil")
+        state.client_done(client, "distil", 2.5)
+    state.event(5, cohort[1], "client_excluded", "loss [red]is\x1b[31m not finite\nat step 3")
+    state.client_started(cohort[count // 2], "distil")
+    clock.time += 12
+    return state
+
+
+def screen(state: RunState, width: int, height: int, *, ascii_only: bool = False) -> list[str]:
+    stream = io.TextIOWrapper(io.BytesIO(), "ascii" if ascii_only else "utf-8", errors="strict")
+    console = Console(file=stream, width=width, height=height, force_terminal=True, color_system=None)
+    options = console.options.update(height=height)
+    lines = console.render_lines(Picture(state), options, pad=False)
+    for line in lines:
+        stream.write("".join(segment.text for segment in line) + "\n")
+    stream.flush()
+    text = ["".join(segment.text for segment in line) for line in lines]
+    assert len(text) == height
+    assert all(console.measure(Text(line)).maximum <= width for line in text)
+    return text

@@ -1,0 +1,235 @@
+"""TensorBoard, Weights & Biases and MLflow as sinks: for real, and the calls that are made."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import sys
+import time
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any, ClassVar
+
+import pytest
+from sink_rounds import CONFIG, EXPECTED, a_round, sink_run
+
+from polyfed.reporting.sink import SinkRun, SinkSet
+from polyfed.reporting.sinks.mlflow import MLflow, fit
+from polyfed.reporting.sinks.tensorboard import TensorBoard
+from polyfed.reporting.sinks.wandb import WandB
+
+# ---- TensorBoard, for real
+
+
+def board_values(folder: Path) -> dict[str, list[tuple[int, float]]]:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    events = EventAccumulator(str(folder / "tensorboard"), size_guidance={"scalars": 0})
+    events.Reload()
+    return {tag: [(event.step, event.value) for event in events.Scalars(tag)] for tag in events.Tags()["scalars"]}
+
+
+def test_tensorboard_has_every_point_and_hides_what_is_done_again(tmp_path):
+    pytest.importorskip("tensorboard")
+    sink = TensorBoard()
+    sink.require()
+    writer = sink.open(sink_run(tmp_path))
+    for number in (0, 1, 2, 3):
+        writer.write(a_round(number))
+    writer.close(failed=True)
+    writer = sink.open(sink_run(tmp_path, resumed_from=1))
+    writer.write([{**record, "metrics": {"x": 1.0}} for record in a_round(2) if record["kind"] == "timing"])
+    writer.write(a_round(3))
+    writer.close(failed=False)
+    values = board_values(tmp_path)
+    assert values["server/test/image_to_text_r@1"] == [(0, 0.0), (1, 10.0), (3, 30.0)]
+    assert values["server/timing/x"] == [(2, 1.0)]
+    assert values["client/image-1/test/accuracy"] == [(number, 40.0) for number in (0, 1, 3)]
+    assert set(EXPECTED) <= set(values)
+
+
+# ---- Weights & Biases and MLflow: their calls, with a stand-in that records them
+
+
+class Recorder:
+    """Answers every call and remembers it."""
+
+    def __init__(self, calls: list[tuple[str, tuple[Any, ...], dict[str, Any]]]) -> None:
+        self.calls = calls
+        self.summary: dict[str, Any] = {}
+
+    def __getattr__(self, name: str) -> Any:
+        def call(*arguments: Any, **named: Any) -> Any:
+            self.calls.append((name, arguments, named))
+            return SimpleNamespace(info=SimpleNamespace(run_id="m1"), experiment_id="7")
+
+        return call
+
+
+@pytest.fixture
+def fake_wandb(monkeypatch) -> SimpleNamespace:
+    fake = SimpleNamespace(inits=[], calls=[])
+    fake.run = Recorder(fake.calls)
+    module = ModuleType("wandb")
+
+    class Settings(dict):
+        model_fields: ClassVar = dict.fromkeys(["x_disable_meta", "x_disable_stats"])
+
+        def __init__(self, **values: Any) -> None:
+            super().__init__(values)
+
+    def init(**named: Any) -> Recorder:
+        fake.inits.append(named)
+        return fake.run
+
+    module.Settings, module.init = Settings, init
+    monkeypatch.setitem(sys.modules, "wandb", module)
+    monkeypatch.delenv("WANDB_ERROR_REPORTING", raising=False)
+    return fake
+
+
+def test_wandb_is_asked_for_one_private_offline_run(fake_wandb, tmp_path):
+    sink = WandB(project="mine", entity="us")
+    sink.require()
+    sink.open(sink_run(tmp_path))
+    (asked,) = fake_wandb.inits
+    settings = asked.pop("settings")
+    assert asked == {
+        "project": "mine",
+        "entity": "us",
+        "name": "demo",
+        "id": "run-0001",
+        "resume": "allow",
+        "dir": str(tmp_path),
+        "config": CONFIG,
+        "reinit": "create_new",
+    }
+    assert settings["mode"] == "offline"
+    assert settings["disable_git"]
+    assert settings["disable_code"]
+    assert settings["x_disable_meta"]
+    assert "x_save_requirements" not in settings  # this version has no such switch
+
+
+def test_wandb_gets_every_point(fake_wandb, tmp_path):
+    writer = WandB().open(sink_run(tmp_path))
+    writer.write(a_round(1))
+    writer.close(failed=True)
+    assert [call[:2] for call in fake_wandb.calls[:2]] == [("define_metric", ("round",)), ("define_metric", ("*",))]
+    name, (points,), _ = fake_wandb.calls[2]
+    assert name == "log"
+    assert {**EXPECTED, "round": 1}.items() <= points.items()
+    assert fake_wandb.run.summary == {"event/client_excluded/image-2/round-1": "no answer"}
+    assert fake_wandb.calls[3] == ("finish", (), {"exit_code": 1})
+
+
+@pytest.fixture
+def fake_mlflow(monkeypatch) -> SimpleNamespace:
+    fake = SimpleNamespace(uris=[], calls=[])
+    module, entities = ModuleType("mlflow"), ModuleType("mlflow.entities")
+
+    def client(tracking_uri: str) -> Recorder:
+        fake.uris.append(tracking_uri)
+        return Recorder(fake.calls)
+
+    module.MlflowClient = client
+    entities.Metric = lambda key, value, timestamp, step: (key, value, step)
+    entities.Param = lambda key, value: (key, value)
+    for name, stand_in in (("mlflow", module), ("mlflow.entities", entities)):
+        monkeypatch.setitem(sys.modules, name, stand_in)
+    for name in ("sqlalchemy", "alembic"):
+        monkeypatch.setitem(sys.modules, name, ModuleType(name))
+    monkeypatch.setenv("MLFLOW_DISABLE_TELEMETRY", "true")
+    return fake
+
+
+def test_mlflow_gets_parameters_points_and_the_end(fake_mlflow, tmp_path):
+    sink = MLflow()
+    sink.require()
+    writer = sink.open(sink_run(tmp_path))
+    writer.write(a_round(1))
+    writer.close(failed=False)
+    assert fake_mlflow.uris == [f"sqlite:///{tmp_path / 'mlflow.db'}"]
+    called = {name: (arguments, named) for name, arguments, named in fake_mlflow.calls}
+    assert called["create_run"] == (("7",), {"run_name": "demo", "tags": {"polyfed.run": "run-0001"}})
+    logged = [named for name, _, named in fake_mlflow.calls if name == "log_batch"]
+    assert ("clients.1.dim", "16") in logged[0]["params"]
+    assert ("server/test/image_to_text_r1", 10.0, 1) in logged[1]["metrics"]
+    assert called["set_tag"][0] == ("m1", "event.1.client_excluded/image-2", "no answer")
+    assert called["set_terminated"][0] == ("m1", "FINISHED")
+    assert json.loads((tmp_path / "mlflow.json").read_text()) == {"tracking_uri": None, "run_id": "m1"}
+
+
+def test_mlflow_goes_on_in_the_run_that_was_created(fake_mlflow, tmp_path):
+    MLflow(tracking_uri="https://example.org").open(sink_run(tmp_path))
+    fake_mlflow.calls.clear()
+    MLflow(tracking_uri="https://example.org").open(sink_run(tmp_path, 1)).close(failed=True)
+    assert fake_mlflow.calls == [
+        ("update_run", ("m1",), {"status": "RUNNING"}),
+        ("set_terminated", ("m1", "FAILED"), {}),
+    ]
+
+
+def test_mlflow_requests_hold_no_more_than_it_takes(fake_mlflow, tmp_path):
+    run = sink_run(tmp_path)
+    run = SinkRun(run.folder, run.name, {str(k): "v" * 999 for k in range(250)}, 0, run.run_id)
+    writer = MLflow().open(run)
+    metrics = {f"m{k}": 1.0 for k in range(2300)}
+    writer.write([{"round": 1, "party": "server", "kind": "test", "metrics": metrics}])
+    sizes = [len(next(iter(named.values()))) for name, _, named in fake_mlflow.calls if name == "log_batch"]
+    assert sizes == [100, 100, 50, 1000, 1000, 300]
+    assert max(len(value) for _, value in fake_mlflow.calls[2][2]["params"]) == 500
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [("server/test/r@1", "server/test/r1"), ("client/ü (1)/x", "client/_ _1_/x"), ("x" * 300, "x" * 250)],
+)
+def test_names_are_made_to_fit_mlflow(name, expected):
+    assert fit(name) == expected
+
+
+# ---- the same for real, where they are installed
+
+
+def wandb_rounds(folder: Path) -> list[int]:
+    """How often each stored run names the server's metric in a row of its history (its summary names it again)."""
+    files = (folder / "wandb").glob("offline-run-*/run-run-0001.wandb")
+    return sorted(file.read_bytes().count(b"image_to_text_r@1") // 2 for file in files)
+
+
+def test_wandb_for_real(tmp_path, monkeypatch):
+    monkeypatch.setenv("WANDB_ERROR_REPORTING", "false")
+    pytest.importorskip("wandb")
+    for resumed_from in (0, 1):
+        sinks = SinkSet([WandB()])
+        sinks.open(sink_run(tmp_path, resumed_from))
+        sinks.write(a_round(resumed_from + 1))
+        assert len(sinks) == 1
+        sinks.close(failed=False)
+    deadline = time.monotonic() + 30  # a second run with one id in one process is on disk a moment after its end
+    while (stored := wandb_rounds(tmp_path)) != [1, 1] and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert stored == [1, 1]
+    assert not list((tmp_path / "wandb").glob("*/files/*"))  # no code, requirements or console output
+
+
+def test_mlflow_for_real(tmp_path, monkeypatch):
+    monkeypatch.setenv("MLFLOW_DISABLE_TELEMETRY", "true")
+    for package in MLflow().packages:
+        pytest.importorskip(package)
+    for resumed_from in (0, 1):
+        sinks = SinkSet([MLflow()])
+        sinks.open(sink_run(tmp_path, resumed_from))
+        sinks.write(a_round(resumed_from + 1))
+        assert len(sinks) == 1
+        sinks.close(failed=False)
+    client = importlib.import_module("mlflow").MlflowClient(tracking_uri=f"sqlite:///{tmp_path / 'mlflow.db'}")
+    identity = json.loads((tmp_path / "mlflow.json").read_text())["run_id"]
+    history = client.get_metric_history(identity, "server/test/image_to_text_r1")
+    assert sorted((point.step, point.value) for point in history) == [(1, 10.0), (2, 20.0)]
+    found = client.get_run(identity)
+    assert found.info.status == "FINISHED"
+    assert found.data.params["clients.1.dim"] == "16"
+    assert found.data.metrics["clients/test/accuracy"] == 30.0
+    assert found.data.tags["event.1.client_excluded/image-2"] == "no answer"
