@@ -70,4 +70,8 @@ def test_nobody_can_judge(local_run: Path) -> None:
 def test_figures_are_means_over_directions() -> None:
     metrics = {"r1_sum": 30.0, "a_to_b_r@1": 10.0, "b_to_a_r@1": 20.0, "a_to_b_r@5": 40.0, "b_to_a_r@5": 80.0}
     assert figures_of(metrics, "r1_sum") == {"R@1": 15.0, "R@5": 60.0}
+    others = {f"{name}_batch64": 90.0 for name in metrics if "_r@" in name} | {"gallery_b": 40.0, "gallery_a": 20.0}
+    expected = {"R@1": 15.0, "R@5": 60.0, "R@1_batch64": 90.0, "R@5_batch64": 90.0, "gallery": 30.0}
+    assert figures_of(others | metrics, "r1_sum") == expected  # a mean over galleries of several sizes says nothing
+    assert list(figures_of(others | metrics, "r1_sum"))[:2] == ["R@1", "R@5"]
     assert figures_of({"accuracy": 3.0, "n": 9.0}, "accuracy") == {"accuracy": 3.0}

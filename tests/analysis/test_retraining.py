@@ -176,7 +176,7 @@ def test_each_kept_model_on_the_union(local_run: Path) -> None:
     del opened.keepers["image"]  # type: ignore[attr-defined]
     found = run_retraining(opened, "each", "union", Plan("shallow", {"image": 1, "text": 1}, steps=2, lr=1e-3))
     assert [(row.of, row.on, row.steps) for row in found.rows] == [("paired-0", "union", 2), ("paired-1", "union", 2)]
-    assert found.figures == ("R@1", "R@5", "R@10")
+    assert found.figures == ("R@1", "R@5", "R@10", "gallery")
 
 
 def test_rows_columns_and_differences(fedavg_run: Path) -> None:

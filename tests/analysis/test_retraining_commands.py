@@ -27,9 +27,9 @@ def test_retrain_command(cli: Cli, fedavg_run: Path) -> None:
     code, out, err = cli("retrain", fedavg_run, *arguments, "--out", "there")
     assert (code, err) == (0, "")
     assert "run: R@1 at each client" in out
-    content, rows = written("retrain-server-shallow-union")
+    content, rows = written("retrain-server-shallow-union-depthimage=2,text=1-steps2")
     assert (content["layers"], content["depth"], content["steps"]) == ("shallow", {"image": 2, "text": 1}, 2)
-    assert [(row["of"], row["on"], row["client"]) for row in rows][::3] == [
+    assert [(row["of"], row["on"], row["client"]) for row in rows][::4] == [
         ("server", "union", "paired-0"),
         ("server", "union", "paired-1"),
     ]
@@ -41,9 +41,9 @@ def test_distortion_command(cli: Cli, fedavg_run: Path) -> None:
     code, out, err = cli("distortion", fedavg_run, "--steps", 1, "--lr", 0.001, "--seed", 3, "--out", "there")
     assert (code, err) == (0, "")
     assert "distortion by local training" in out
-    content, rows = written("distortion")
+    content, rows = written("distortion-steps1-lr0.001-seed3")
     assert content["steps"] == {"paired-0": 1, "paired-1": 1}
-    assert {row["figure"] for row in rows} == {"similarity", "R@1", "R@5", "R@10"}
+    assert {row["figure"] for row in rows} == {"similarity", "R@1", "R@5", "R@10", "gallery"}
     found = {(row["trained"], row["client"]): -float(row["change"]) for row in rows if row["figure"] == "similarity"}
     assert found["paired-1", "paired-0"] == pytest.approx(content["decrease"]["paired-1"]["paired-0"])
 
@@ -54,7 +54,7 @@ def test_across_command(cli: Cli, local_run: Path) -> None:
     assert "disparity" in out
     content, rows = written("across")
     assert content["server_untrained"] is True
-    assert len(rows) == 4 * 2 * 3 + 1
+    assert len(rows) == 4 * 2 * 4 + 1
 
 
 @pytest.mark.parametrize(

@@ -10,9 +10,12 @@ import typer
 from polyfed.analysis.commands import Place, RunArgument, Which, _finish, app
 from polyfed.errors import ConfigError
 from polyfed.options import DataDir, Device, WeightsDir, names_in
+from polyfed.reporting.records import SERVER
 
 if TYPE_CHECKING:
     from polyfed.analysis.simulated import Simulated
+
+STEPS = 500  # FedAID's
 
 Lr = Annotated[
     float | None, typer.Option("--lr", help="constant learning rate", show_default="the clients', by their schedule")
@@ -35,7 +38,7 @@ def retrain(
         ),
     ] = None,
     on: Annotated[str, typer.Option("--on", help="data: of a client, of each in turn, or the union of all")] = "each",
-    steps: Annotated[int, typer.Option(min=0, help="optimiser steps")] = 500,
+    steps: Annotated[int, typer.Option(min=0, help="optimiser steps")] = STEPS,
     lr: Lr = None,
     seed: Seed = None,
     which: Which = "last",
@@ -52,9 +55,10 @@ def retrain(
     opened, folder = _opened(run, which, out, data_dir, weights_dir, device)
     plan = Plan(layers, None if depth is None else _depth(depth), steps=steps, lr=lr, seed=seed)
     found = run_retraining(opened, of, on, plan)
-    name = f"retrain-{of}-{layers}-{on}"
+    changed = {"depth": depth, "steps": None if steps == STEPS else steps, "lr": lr, "seed": seed}
+    name, drawing = _named(f"retrain-{of}-{layers}-{on}", which, **changed), draw_retraining(found)
     _csv(folder, name, RETRAINING_HEADER, retraining_rows(found))
-    _finish(folder, name, found.to_json(), draw_retraining(found), retraining_tables(found))
+    _finish(folder, name, found.to_json(), drawing, retraining_tables(found))
 
 
 @app.command()
@@ -79,8 +83,10 @@ def distortion(
 
     opened, folder = _opened(run, which, out, data_dir, weights_dir, device)
     found = run_distortion(opened, of, steps=steps, lr=lr, seed=seed)
-    _csv(folder, "distortion", DISTORTION_HEADER, distortion_rows(found))
-    _finish(folder, "distortion", found.to_json(), draw_distortion(found), distortion_tables(found))
+    stem = "distortion" if of == SERVER else f"distortion-{of}"
+    name, drawing = _named(stem, which, steps=steps, lr=lr, seed=seed), draw_distortion(found)
+    _csv(folder, name, DISTORTION_HEADER, distortion_rows(found))
+    _finish(folder, name, found.to_json(), drawing, distortion_tables(found))
 
 
 @app.command()
@@ -99,8 +105,9 @@ def across(
 
     opened, folder = _opened(run, which, out, data_dir, weights_dir, device)
     found = run_across(opened)
-    _csv(folder, "across", ACROSS_HEADER, across_rows(found))
-    _finish(folder, "across", found.to_json(), draw_across(found), across_tables(found))
+    name, drawing = _named("across", which), draw_across(found)
+    _csv(folder, name, ACROSS_HEADER, across_rows(found))
+    _finish(folder, name, found.to_json(), drawing, across_tables(found))
 
 
 def _opened(
@@ -113,6 +120,12 @@ def _opened(
 
     opened = Simulated.of(run, Where(which, data_dir, weights_dir, device))
     return opened, ready_folder(out or run / "analysis")
+
+
+def _named(stem: str, which: str, **changed: object) -> str:
+    """Name of the files: with all that differs from the defaults, so that other settings have other files."""
+    parts = [f"{key}{value}" for key, value in changed.items() if value is not None]
+    return "-".join([stem, *([] if which == "last" else [which]), *parts])
 
 
 def _csv(folder: Path, name: str, header: tuple[str, ...], rows: Any) -> None:

@@ -65,7 +65,16 @@ def _retraining_table(found: Retraining, name: str) -> TextTable:
             rows.append((f"{row.of}, round {row.round}", *_cells(row.before, name)))
         rows.append((f"{row.of}, on {row.on}, {row.steps} steps", *_changed(row, name)))
     note = f"In brackets: change by re-training {count(found.trained)} parameters ({found.plan.layers} layers)."
-    return TextTable(f"{found.run}: {name} at each client", ("model", *found.clients, "average"), rows, (note,))
+    notes = _galleries(found.rows[0].before, name)
+    return TextTable(f"{found.run}: {name} at each client", ("model", *found.clients, "average"), rows, (note, *notes))
+
+
+def _galleries(found: Figures, name: str) -> tuple[str, ...]:
+    """How large the galleries are that a recall is of, client by client; nothing for other figures."""
+    key = f"gallery{''.join(name.partition('_')[1:])}"
+    sizes = {client: each[key] for client, each in found.items() if key in each}
+    told = ", ".join(f"{client} {count(size)}" for client, size in sizes.items())
+    return (f"Gallery, mean over directions: {told}.",) if told and name.startswith("R@") else ()
 
 
 def _cells(found: Figures, name: str) -> tuple[str, ...]:
@@ -116,7 +125,8 @@ def _figure_table(found: Distortion, name: str) -> TextTable:
     rows += [(f"on {trained}", *_cells(seen.figures, name)) for trained, seen in found.after.items()]
     means = {client: {name: found.mean_figure(client, name)} for client in found.clients}
     rows.append(("average of re-trained", *_cells(means, name)))
-    return TextTable(f"{found.run}: {name} at each client", ("model", *found.clients, "average"), rows)
+    notes = _galleries(found.before.figures, name)
+    return TextTable(f"{found.run}: {name} at each client", ("model", *found.clients, "average"), rows, notes)
 
 
 # ---- across
@@ -144,7 +154,8 @@ def _across_table(found: Across, table: Table, name: str) -> TextTable:
     rows = [_across_row(model, name) for model in table.rows]
     is_told = found.is_server_untrained and SERVER in (model.name for model in table.models)
     notes = ("The server's model is as it was initialised: the method does not train it.",) if is_told else ()
-    return TextTable(f"{found.run}: {name} at each client", columns, rows, notes)
+    galleries = _galleries(table.rows[0].figures, name) if table.rows else ()
+    return TextTable(f"{found.run}: {name} at each client", columns, rows, (*notes, *galleries))
 
 
 def _across_row(model: Judged, name: str) -> tuple[str, ...]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -272,10 +273,18 @@ class Simulated:
 
 
 def figures_of(metrics: Mapping[str, float], primary: str) -> dict[str, float]:
-    """``R@K`` for each K, mean over directions (and protocols); of tasks without recalls their main metric."""
-    recalls = find_recalls(metrics)
-    cutoffs = sorted({recall.cutoff for recall in recalls})
-    found = {f"R@{k}": fmean(recall.value for recall in recalls if recall.cutoff == k) for k in cutoffs}
+    """``R@K``, mean over directions, for each protocol and K, then galleries; without recalls the main metric.
+
+    Protocols are told apart as in the metrics: ``R@1``, ``R@1_full``, ``R@1_batch64``; ``gallery`` likewise.
+    """
+    by_name: dict[str, list[float]] = {}
+    galleries: dict[str, list[float]] = {}
+    for recall in sorted(find_recalls(metrics), key=lambda recall: (recall.protocol, recall.cutoff)):
+        suffix = f"_{recall.protocol}" if recall.protocol else ""
+        by_name.setdefault(f"R@{recall.cutoff}{suffix}", []).append(recall.value)
+        if not math.isnan(recall.gallery):
+            galleries.setdefault(f"gallery{suffix}", []).append(recall.gallery)
+    found = {name: fmean(values) for name, values in (by_name | galleries).items()}
     return found or {primary: metrics[primary]}
 
 
