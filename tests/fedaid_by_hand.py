@@ -43,9 +43,9 @@ class ByHand:
         self.model = self.session.federation.client_model(self.session.federation.members[self.client])
         self.model.load_state_dict(dict(self.start))
 
-    def batches(self) -> Iterator[Batch]:
+    def batches(self, purpose: str = "task") -> Iterator[Batch]:
         own = woken(self.session, self.client, (self.number, 0))
-        return islice(own.batches(own.train, "task-0"), 2)
+        return islice(own.batches(own.train, f"{purpose}-0"), 2)
 
     def aligners(self) -> dict[str, nn.Module]:
         return {name: copy.deepcopy(encoder.aligner).train() for name, encoder in self.model.encoders.items()}
@@ -154,7 +154,7 @@ def taught(
     still = copy.deepcopy(hand.model).eval()
     hand.model.train()
     with isolated(0, 1, client, "teach", phase):
-        for batch in hand.batches():
+        for batch in hand.batches("robust"):
             features = hand.features(batch)
             with torch.no_grad():
                 undistorted = {name: still.encoders[name].trunk(x) for name, x in batch.inputs.items()}

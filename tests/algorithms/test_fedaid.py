@@ -13,6 +13,7 @@ from aligned_federations import (
     CLIENTS,
     Config,
     assert_close,
+    config_of,
     furthest,
     global_model,
     heard,
@@ -27,6 +28,8 @@ from aligned_federations import (
 from by_hand import aligned, assert_mean, play
 from fedaid_by_hand import guided, taught, without_statistics
 from polyfed.algorithms import fedaid
+from polyfed.data.samples import Samples
+from polyfed.federation.client import Client
 from polyfed.federation.state import unflatten
 from polyfed.models.binding import frozen_aligners
 from polyfed.session import Session
@@ -136,6 +139,49 @@ def test_stage_two_equals_a_plain_loop(tmp_path: Path, monkeypatch: pytest.Monke
     expected = without_statistics(taught(session, "hospital-2", aggregated, start, **factors))
     assert_close(found, expected)
     assert furthest(found, start) > 5e-3
+
+
+def test_the_stages_see_other_batches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Algorithm 3 draws its samples anew."""
+    drawn: dict[str, list[list[int]]] = {}
+    fit = Client.fit
+
+    def watched(self: Client, samples: Samples, **settings: Any) -> int:
+        purpose = settings.get("purpose", "task")
+        drawn.setdefault(self.name, []).append(
+            [n for b in self.batches(samples, f"{purpose}-0") for n in b.index.tolist()]
+        )
+        return fit(self, samples, **settings)
+
+    monkeypatch.setattr(Client, "fit", watched)
+    play(session_of(tmp_path), 1, 1)
+    for first, second in drawn.values():
+        assert sorted(first) == sorted(second)
+        assert first != second
+
+
+def test_heads_for_positions_learn_in_stage_one_and_no_teacher_resets_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = copy.deepcopy(config_of())
+    for party in (config["server"], config["clients"]["hospital"]):
+        party["model"] = party["model"] | {"aligner": {"hidden": 16, "local": True}}
+        party["task"] = {"name": "gloria"}
+    session = prepared(config, tmp_path)
+    said = heard(session, monkeypatch)
+    names = {f"encoders.{side}.aligner.local.{kind}" for side in ("image", "text") for kind in ("weight", "bias")}
+    before = global_model(session)
+    assert names <= set(before)
+    for number in (1, 2):
+        play(session, number, number)
+        after = global_model(session)
+        moved = {name: float((after[name] - before[name]).abs().max()) for name in names}
+        assert min(value for name, value in moved.items() if name.endswith("weight")) > 1e-4
+        assert not names & set(parts_of(session).aligner)
+        before = after
+    taught_names = {name for reply in replies(said, "teach").values() for name in reply["weights"]}
+    assert taught_names
+    assert not names & taught_names
 
 
 @pytest.mark.parametrize("measured_on", ["aggregated", "local"])

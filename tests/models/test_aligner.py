@@ -113,7 +113,7 @@ def head_by_hand(x: Tensor, head: nn.Module) -> Tensor:
 @torch.no_grad()
 def test_the_embedding_is_that_of_a_plain_computation(norm: str, layers: int) -> None:
     aligner = made(norm=norm, layers=layers).double()
-    features = Local(*(x.double() if x.is_floating_point() else x for x in some_features()))
+    features = Local(*(x.double() if torch.is_tensor(x) and x.is_floating_point() else x for x in some_features()))
     for k, found in enumerate(aligner(features)):
         tokens = [features.pooled[k], *features.local[k]]
         valid = [True, *features.mask[k].tolist()]

@@ -104,7 +104,8 @@ def test_every_encoder_can_be_split(name: str) -> None:
     detail = encoder.detail(x)
     torch.testing.assert_close(detail.embedding, encoder(x))
     assert detail.embedding.shape == (3, DIM)
-    assert detail.positions.shape == (*features.local.shape[:2], DIM)
+    count = features.local.shape[1] - features.led  # CLS comes once
+    assert detail.positions.shape == (3, count, DIM)
     positions, mask = encoder.positions(x)
     torch.testing.assert_close(positions, detail.positions)
     assert (mask is None) == (detail.mask is None)
@@ -148,7 +149,8 @@ def test_every_tensor_is_of_one_part() -> None:
     found, names = places(model), list(model.state_dict())
     parts = Parts(found)
     assert sorted([*parts.encoder, *parts.aligner, *parts.rest]) == sorted(names)
-    assert set(parts.aligner) == {name for name in names if ".aligner." in name}
+    assert set(parts.aligner) == {name for name in names if ".aligner." in name and ".aligner.local." not in name}
+    assert {name for name in names if ".aligner.local." in name} <= set(parts.rest)
     assert set(parts.encoder) == {name for name in names if ".trunk." in name}
     assert {name.split(".")[0] for name in parts.rest} == {"heads", "extras"}
     assert set(parts.without_encoder) == {*parts.aligner, *parts.rest}

@@ -75,6 +75,8 @@ class FedAID(RobustAlignment):
         for key in _SECOND_STAGE if self.teacher == "averaged" else ():
             if getattr(self, key) != type(self).model_fields[key].default:
                 raise ValueError(f"{key} has no effect with teacher 'averaged', which has no second stage; remove it")
+        if self.teacher == "robust" and self.beta == self.contrast_weight == 0:
+            raise ValueError("beta and contrast_weight are both 0: no teacher would be learnt; set one above 0")
         if self.measured_on == "local" and self.measure == "robust":
             raise ValueError("measure 'robust' is a loss of the aggregated encoder; use measured_on 'aggregated'")
         return self
@@ -146,7 +148,7 @@ class FedAID(RobustAlignment):
         client.fit(client.train, epochs=self.local_epochs, steps=self.local_steps, task_weight=0, regulariser=loss)
         trained = client.model.state_dict()
         if self.aligner_in_stage_two == "local":
-            client.state["aligner"] = dict(chosen(trained, parts.aligner))
+            client.state["aligner"] = dict(chosen(trained, parts.without_encoder))
         told = self._judged(client) if self.measured_on == "local" else {}
         return Reply(weights=Weights(trained), num_examples=client.num_examples, **told)
 
@@ -172,6 +174,7 @@ class FedAID(RobustAlignment):
             client.train,
             epochs=1,
             steps=self.robust_steps,
+            purpose="robust",
             task_weight=0,
             regulariser=lambda model, batch: factor * loss(model, batch),
         )

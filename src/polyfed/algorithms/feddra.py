@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import ClassVar
+from typing import ClassVar, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 from torch import Tensor
 
 from polyfed.algorithms.algorithm import Lifetime, Reply, client_step, each
@@ -42,6 +42,13 @@ class FedDRA(RobustAlignment):
         default=0.1, gt=0, le=1, description="share of a client's training samples that its loss v is measured on"
     )
 
+    @model_validator(mode="after")
+    def _has_a_contrast(self) -> Self:
+        usual = type(self).model_fields["contrast_temperature"].default
+        if self.guidance != "contrastive" and self.contrast_temperature != usual:
+            raise ValueError(f"contrast_temperature has no effect with guidance '{self.guidance}'; remove it")
+        return self
+
     # ---- server half
 
     def round(self, server: Server, cohort: Cohort) -> None:
@@ -75,7 +82,7 @@ class FedDRA(RobustAlignment):
             view = Bound(Features(frozen_encoder, frozen=True), aligners_of(client.model))
             return factor * client.task.loss(view, client.head, batch)
 
-        client.fit(client.train, epochs=1, steps=self.robust_steps, task_weight=0, regulariser=loss)
+        client.fit(client.train, epochs=1, steps=self.robust_steps, purpose="align", task_weight=0, regulariser=loss)
         return Reply(weights=chosen(client.model.state_dict(), parts.without_encoder))
 
     @client_step(float, weights=Weights, num_examples=int)

@@ -86,6 +86,8 @@ class RobustAlignment(FedAvg):
         for key, setting in FedAvg.model_fields.items():
             if key not in _OWN and getattr(self, key) != setting.default:
                 raise ValueError(f"{key} has no effect on {self.component_name()}, which trains one model; remove it")
+        if self.local_steps is not None and self.local_epochs != FedAvg.model_fields["local_epochs"].default:
+            raise ValueError("local_epochs has no effect with local_steps; remove it, or set local_steps: null")
         if self.guidance_weight == self.task_weight == 0:
             raise ValueError("guidance_weight and task_weight are both 0: there is nothing to train; set one above 0")
         if self.divergence == "released" and self.rho == 0:
@@ -217,13 +219,18 @@ class RobustAlignment(FedAvg):
         size = client.training.batch_size
         whole = max(1, round(self.measure_share * len(order)) // size) * size
         client.model.eval()
-        total, count = torch.zeros((), dtype=torch.float64, device=client.device), 0
+        values: list[Tensor] = []
+        sizes: list[int] = []
         for index in torch.split(order[:whole], size):
             if len(index) > 1:
                 batch = client.train.batch(index).to(client.device)
                 with client.autocast():
-                    total, count = total + len(index) * loss(client.model, batch).double(), count + len(index)
-        return {"loss": float(total) / count} if count else {}
+                    values.append(loss(client.model, batch).float())
+                sizes.append(len(index))
+        if not sizes:
+            return {}
+        found = torch.stack(values).cpu().double()  # one wait for a device, which need not know float64
+        return {"loss": float(found @ torch.tensor(sizes, dtype=torch.float64)) / sum(sizes)}
 
 
 def siblings(client: Client, batch: Batch) -> Int64[Tensor, " b"] | None:

@@ -260,7 +260,7 @@ class Party:
         Args:
             samples: to train on.
             epochs: passes over them.
-            steps: so many batches instead, in as many passes as that takes.
+            steps: so many batches instead, in as many passes as that takes; a schedule by epochs counts them as one.
             purpose: names the random stream.
             task_weight: factor of the task's loss; with 0 it is not even computed.
             regulariser: gives a loss to add, from the model (which embeds a batch only once) and the batch.
@@ -276,7 +276,7 @@ class Party:
         self.model.train()
         done = 0
         for epoch in range(epochs) if steps is None else count():
-            trainer.begin_epoch(epoch, epochs)
+            trainer.begin_epoch(*((epoch, epochs) if steps is None else (0, 1)))
             before = done
             for batch in islice(self.batches(samples, f"{purpose}-{epoch}"), None if steps is None else steps - done):
                 trainer.step(self._loss(batch, task_weight, regulariser), correct)

@@ -20,7 +20,10 @@ from polyfed.models.towers import Local, Positions, Splittable
 from polyfed.settings import Settings
 
 ALIGNER = "aligner"
-"""Role of all that an align module has, its embedding head included."""
+"""Role of all that an align module has, its embedding head included, but its head for positions."""
+
+POSITIONS = "positions"
+"""Role of the head for positions: it serves the task alone, no teacher is learnt for it."""
 
 Norm = Literal["pre", "post"]
 
@@ -118,6 +121,8 @@ class Aligner(nn.Module):
         self.layers.apply(initialise)
         for module in self.modules():
             module.role = ALIGNER  # type: ignore[assignment]
+        if self.local is not None:
+            self.local.role = POSITIONS  # type: ignore[assignment]
 
     def forward(self, features: Local) -> Float[Tensor, "b d"]:
         """Embedding, not normalised."""
@@ -141,12 +146,14 @@ class Aligner(nn.Module):
         """
         local = self.require_local()
         tokens, mask = sequence(features)
-        last = len(self.layers) - 1
-        for number, layer in enumerate(self.layers):
-            if number == last:
+        attention = None
+        for number, layer in enumerate(self.layers, start=1):
+            made = layer(tokens, mask)
+            if number == len(self.layers):  # after it: what no_grad casts must not be what autocast remembers
                 attention = _shares(layer, tokens, mask)
-            tokens = layer(tokens, mask)
-        return Detail(self.head(tokens[:, 0]), local(tokens[:, 1:]), features.mask, attention)
+            tokens = made
+        positions = local(tokens[:, 1:])
+        return Detail(self.head(tokens[:, 0]), positions, None if mask is None else mask[:, 1:], attention)
 
 
 @torch.no_grad()
@@ -187,6 +194,8 @@ class Aligned(nn.Module):
 def sequence(features: Local) -> tuple[Float[Tensor, "b l+1 w"], Bool[Tensor, "b l+1"] | None]:
     """The pooled vector as a first token before the positions, and which of them are valid.
 
+    A position that is the pooled vector itself (CLS) comes once.
+
     Raises:
         ValueError: pooled vector and positions differ in width.
     """
@@ -195,8 +204,12 @@ def sequence(features: Local) -> tuple[Float[Tensor, "b l+1 w"], Bool[Tensor, "b
             f"the summary has width {features.pooled.shape[-1]} and positions {features.local.shape[-1]}; an aligner "
             "needs one width for both"
         )
-    tokens = torch.cat([features.pooled[:, None], features.local], dim=1)
-    mask = None if features.mask is None else nn.functional.pad(features.mask, (1, 0), value=True)
+    if features.led:
+        local, mask = features.local[:, 1:], None if features.mask is None else features.mask[:, 1:]
+    else:
+        local, mask = features.local, features.mask
+    tokens = torch.cat([features.pooled[:, None], local], dim=1)
+    mask = None if mask is None else nn.functional.pad(mask, (1, 0), value=True)
     return tokens, mask
 
 

@@ -11,7 +11,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from polyfed.models.aligner import ALIGNER, Aligner, Detail, aligned
+from polyfed.models.aligner import ALIGNER, POSITIONS, Aligner, Detail, aligned
 from polyfed.models.model import Model, Remembering
 from polyfed.models.slots import EXTRA, HEAD, Places
 from polyfed.models.towers import Local
@@ -68,7 +68,9 @@ class Bound(Remembering):
 
 
 class Parts:
-    """Which tensors of a model are encoders (Theta), which align modules (theta), and which the rest (task heads).
+    """Which tensors of a model are encoders (Theta), which align modules (theta), and which the rest.
+
+    The rest are what serves tasks alone: their heads, and the align modules' heads for positions.
 
     Args:
         places: of the tensors of the model's state dict.
@@ -77,7 +79,7 @@ class Parts:
     def __init__(self, places: Places) -> None:
         roles = {name: place.slot.role for name, place in places.items()}
         self.aligner = tuple(name for name, role in roles.items() if role == ALIGNER)
-        self.rest = tuple(name for name, role in roles.items() if role in (HEAD, EXTRA))
+        self.rest = tuple(name for name, role in roles.items() if role in (HEAD, EXTRA, POSITIONS))
         own = {*self.aligner, *self.rest}
         self.encoder = tuple(name for name in roles if name not in own)
         self.without_encoder = (*self.aligner, *self.rest)
@@ -96,15 +98,15 @@ def frozen_aligners(model: Model, weights: Mapping[str, Tensor]) -> dict[str, Al
 
     Args:
         model: whose align modules they are.
-        weights: names as in the model's state dict -> tensors; those of other parts are passed over.
+        weights: names as in the model's state dict -> tensors; those of other parts are passed over, and what is not
+            among them (heads for positions, which no teacher has) is the model's own.
     """
     made = {}
     for modality, aligner in aligners_of(model).items():
         prefix = f"encoders.{modality}.aligner."
         made[modality] = frozen(aligner).train()
-        made[modality].load_state_dict(
-            {name.removeprefix(prefix): value for name, value in weights.items() if name.startswith(prefix)}
-        )
+        given = {name.removeprefix(prefix): value for name, value in weights.items() if name.startswith(prefix)}
+        made[modality].load_state_dict(made[modality].state_dict() | given)
         for module in made[modality].modules():
             if isinstance(module, nn.BatchNorm1d):
                 module.momentum = 0.0  # the running statistics stay

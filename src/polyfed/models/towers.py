@@ -17,11 +17,13 @@ class Local(NamedTuple):
         pooled: one vector a sample [b, c].
         local: features by position (of a map, or of tokens) [b, l, e].
         mask: true at valid positions [b, l]; None if all are.
+        led: the first position is the pooled vector itself, as CLS may be.
     """
 
     pooled: Float[Tensor, "b c"]
     local: Float[Tensor, "b l e"]
     mask: Bool[Tensor, "b l"] | None = None
+    led: bool = False
 
 
 Positions = tuple[Float[Tensor, "b l d"], Bool[Tensor, "b l"] | None]
@@ -66,7 +68,7 @@ class Tower(nn.Module):
 
     def forward(self, x: Tensor) -> Float[Tensor, "b d"]:
         """Embedding, not normalised."""
-        pooled, local, mask = self.trunk(x)
+        pooled, local, mask, _ = self.trunk(x)
         out: Tensor = self.project(self.dropout(pooled))
         return out if self.pie is None else self.pie(out, local, mask)
 
@@ -76,7 +78,7 @@ class Tower(nn.Module):
         Raises:
             ValueError: the local features have another width than the pooled vector.
         """
-        _, local, mask = self.trunk(x)
+        _, local, mask, _ = self.trunk(x)
         if local.shape[-1] != self.project.in_features:
             raise ValueError(
                 f"local features of width {local.shape[-1]} do not fit the projection from {self.project.in_features}; "

@@ -101,7 +101,8 @@ class _BertTrunk(nn.Module):
         states: Tensor = output.last_hidden_state
         if self.pooling == "pooler":
             return Local(output.pooler_output, states, mask)
-        return Local(states[:, 0] if self.pooling == "cls" else masked_mean(states, mask), states, mask)
+        led = self.pooling == "cls"
+        return Local(states[:, 0] if led else masked_mean(states, mask), states, mask, led)
 
 
 def _attention_mask(mask: Tensor) -> Tensor:

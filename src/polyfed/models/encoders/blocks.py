@@ -194,8 +194,8 @@ class BlocksModule(nn.Module):
 
     def local(self, encoded: Float[Tensor, "b l w"], mask: Bool[Tensor, "b l"] | None) -> Local:
         """What ``encode`` gave, as a trunk says it."""
-        own = encoded[:, self.embedding.prefix :]
-        return Local(self._pooled(encoded, mask), own, self._own(mask))
+        own, led = encoded[:, self.embedding.prefix :], self.pooling == "cls" and not self.embedding.prefix
+        return Local(self._pooled(encoded, mask), own, self._own(mask), led)
 
     def _pooled(self, tokens: Tensor, mask: Tensor | None) -> Tensor:
         if self.pooling == "cls":

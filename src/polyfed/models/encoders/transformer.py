@@ -82,7 +82,8 @@ class _TransformerTrunk(nn.Module):
             mask = torch.cat([torch.ones_like(mask[:, :1]), mask], dim=1)
         x = self.dropout(x + self.positions[: x.shape[1]])
         x = self.layers(x, src_key_padding_mask=_ignored(mask) if self.mask_padding else None)
-        return Local(masked_mean(x, mask) if self.pooling == "mean" else x[:, 0], x, mask)
+        led = self.pooling != "mean"
+        return Local(x[:, 0] if led else masked_mean(x, mask), x, mask, led)
 
 
 def _ignored(mask: Tensor) -> Tensor:
