@@ -1,14 +1,22 @@
 from __future__ import annotations
 
 from fractions import Fraction
+from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from item_tables import opened, written
 
+from polyfed.analysis.partitions import planned
 from polyfed.data.dealing import dealt, largest_remainder
-from polyfed.data.units import Units, grouped
+from polyfed.data.partitions.iid import Iid
+from polyfed.data.units import Indices, Units, filled, grouped
+from polyfed.errors import ConfigError
+from polyfed.experiment import Experiment
+from polyfed.federation.dealing import Deal
 
 
 def by_hand(shares: list[int], total: int) -> list[int]:
@@ -66,6 +74,76 @@ def test_a_client_without_test_items_gets_some_of_classes_that_it_holds() -> Non
 def test_too_few_items_are_left_as_they_are() -> None:
     parts = dealt(singles([0, 0, 0]), {0: np.array([1, 1])}, np.array([1, 1]), np.random.default_rng(0), 2)
     assert sorted(len(part) for part in parts) == [1, 2]
+
+
+def test_a_client_with_one_large_group_does_not_keep_others_from_giving() -> None:
+    units = Units(np.array([50] + [1] * 20), np.zeros(21, dtype=np.int64))
+    for seed in range(20):
+        parts = dealt(units, {0: np.array([1, 1, 1])}, np.array([1, 1, 1]), np.random.default_rng(seed), 2)
+        assert sorted(np.concatenate(parts)) == list(range(21))
+        assert min(int(units.sizes[part].sum()) for part in parts) >= 2
+
+
+def last(spare: Indices, _: int) -> int:
+    return int(spare[-1])
+
+
+def from_the_richest_alone(sizes: list[int], parts: list[list[int]], least: int) -> list[list[int]] | None:
+    """By lists: its last unit that it can spare, to the client with fewest; None: it has none."""
+    while min(held := [sum(sizes[unit] for unit in part) for part in parts]) < least:
+        rich, short = held.index(max(held)), held.index(min(held))
+        spare = [unit for unit in parts[rich] if held[rich] - sizes[unit] >= least]
+        if not spare:
+            return None
+        parts[rich].remove(spare[-1])
+        parts[short].append(spare[-1])
+    return parts
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    sizes=st.lists(st.integers(1, 6), min_size=1, max_size=30),
+    clients=st.integers(1, 5),
+    least=st.integers(0, 6),
+    seed=st.integers(0, 1000),
+)
+def test_filling_takes_from_the_richest_as_long_as_it_can(
+    sizes: list[int], clients: int, least: int, seed: int
+) -> None:
+    owner = np.random.default_rng(seed).integers(0, clients, size=len(sizes))
+    parts = [np.flatnonzero(owner == client) for client in range(clients)]
+    found = [part.tolist() for part in filled(Units(np.array(sizes)), parts, least, last)]
+    expected = from_the_richest_alone(sizes, [part.tolist() for part in parts], least)
+    assert expected is None or found == expected
+    held = [sum(sizes[unit] for unit in part) for part in found]
+    spare = [unit for part, own in zip(found, held, strict=True) for unit in part if own - sizes[unit] >= least]
+    assert min(held) >= least or not spare
+    assert sorted(unit for part in found for unit in part) == list(range(len(sizes)))
+
+
+@pytest.mark.parametrize(
+    ("test", "count", "sizes"), [(6, 5, r"\[.*[01].*\]"), (5, 5, r"\[.*[01].*\]"), (1, 1, r"\[1\]")]
+)
+def test_too_few_test_items_are_refused(test: int, count: int, sizes: str) -> None:
+    counts = [f"data.sources.scenes.{key}" for key in (f"test={test}", "train=120")]
+    experiment = Experiment.load("fedaid-scenes", [*counts, f"clients.hospital.count={count}"])
+    message = (
+        rf"clients\.hospital\.test is dealt, .* {sizes} items, and each needs 2; lower count, set test: all, or use"
+    )
+    with pytest.raises(ConfigError, match=message):
+        planned(experiment)
+
+
+def test_a_refusal_names_the_largest_group_that_stays_together(tmp_path: Path) -> None:
+    split = opened(written(tmp_path, note=["p", "p", "p", "p", "p", "q"]))
+    group = Experiment.load("fedaid-scenes").clients["hospital"].model_copy(
+        update={"count": 2, "source": "s", "test_split": "train", "partition": Iid(together="note")}
+    )  # fmt: skip
+    deal = Deal("a", group, 0, lambda *_: split, lambda: torch.arange(6))
+    with pytest.raises(
+        ConfigError, match=r"'s' train .* \[(5, 1|1, 5)\] items.* \(the largest .*, 'note', has 5\); lower"
+    ):
+        deal.test_items(0)
 
 
 @pytest.mark.parametrize("seed", [0, 1])

@@ -1,8 +1,11 @@
 from __future__ import annotations
 
+from pathlib import Path
+
 import pyarrow as pa
 import pytest
 import torch
+from item_tables import opened, written
 
 from polyfed.data.item_classes import ItemClasses, item_classes, item_groups
 from polyfed.data.source import Column, Split
@@ -65,6 +68,30 @@ def test_class_names_of_a_target_are_used() -> None:
     assert of_train("label", "edema").counts(torch.tensor([0, 2])) == {"some / edema 1": 1, "much / edema 1": 1}
 
 
+@pytest.mark.parametrize(
+    ("of", "names"),
+    [
+        (("ok", "mention", "group"), {1: "ok", 3: "ok+mention", 5: "ok+group", 6: "mention+group"}),
+        (("group",), {0: "none", 1: "group"}),
+        (("finding",), {0: "covid", 1: "pneumonia"}),
+        (
+            ("finding", "mention"),
+            dict(enumerate(f"{finding} / mention {k}" for finding in ("covid", "pneumonia") for k in (0, 1))),
+        ),
+    ],
+)
+def test_what_is_a_target_does_not_change_the_classes(
+    tmp_path: Path, of: tuple[str, ...], names: dict[int, str]
+) -> None:
+    written(tmp_path)
+    declared = {column: column for column in ("ok", "mention", "group", "finding")}
+    plain, targets = (item_classes([opened(tmp_path, targets=given)], of, "") for given in ({}, declared))
+    assert plain is not None
+    assert targets is not None
+    assert plain[0].numbers.tolist() == targets[0].numbers.tolist()
+    assert plain[0].names == targets[0].names == names
+
+
 def test_without_columns_it_is_the_first_target() -> None:
     found = of_train()
     assert found.numbers.tolist() == TRAIN["label"]
@@ -112,6 +139,21 @@ def test_items_without_a_patient_are_alone() -> None:
     assert len({first, second, fourth}) == 3
     codes = item_groups(split_of(TRAIN), "country", "").tolist()
     assert codes[0] == codes[3] != codes[2]
+
+
+@pytest.mark.parametrize("blank", [None, "", "  "])
+def test_blank_patients_are_alone(blank: str | None) -> None:
+    columns = TRAIN | {"patient": pa.array([blank, "x", blank, "x"], pa.string())}
+    first, second, third, fourth = item_groups(split_of(columns), "patient", "").tolist()
+    assert second == fourth
+    assert len({first, second, third}) == 3
+
+
+def test_numbers_of_patients_may_be_large() -> None:
+    columns = TRAIN | {"patient": pa.array([2**63, None, 2**63, None], pa.uint64())}
+    groups = item_groups(split_of(columns), "patient", "").tolist()
+    assert groups[0] == groups[2]
+    assert len(set(groups)) == 3
 
 
 def test_a_missing_patient_column_names_the_setting() -> None:

@@ -295,6 +295,20 @@ def test_a_table_that_is_not_one_is_named(made: Folder) -> None:
         opened(made)
 
 
+@pytest.mark.parametrize("column", ["dicom_id", "study_id", "subject_id"])
+@pytest.mark.parametrize("views", [None, ["AP"]])
+def test_a_picture_without_a_key_is_named(made: Folder, column: str, views: list[str] | None) -> None:
+    header = ["dicom_id", "study_id", "subject_id", "split"]
+    rows = [["d50000000-ap", 50000000, 10000000, "train"], ["d50000000-pa", 50000000, 10000000, "train"]]
+    rows[1][header.index(column)] = ""
+    made.table("split", [header, *rows])
+    message = (
+        rf"source 'mimic', mimic-cxr-2\.0\.0-split\.csv\.gz, column '{column}', row 1: no value; every picture needs"
+    )
+    with pytest.raises(DataError, match=message):
+        opened(made, views=views)
+
+
 @pytest.mark.parametrize("settings", [{"views": []}, {"sections": ["()"]}, {"labels": "negative"}])
 def test_settings_that_mean_nothing_are_refused(settings: dict[str, Any]) -> None:
     with pytest.raises(ValidationError):

@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from polyfed.data.arrow import LazyColumn, class_names, flattened, place_of, split_of_table
-from polyfed.data.source import Source
+from polyfed.data.source import Source, Split
 from polyfed.data.sources.parquet import Parquet
 from polyfed.errors import DataError
 
@@ -166,6 +166,109 @@ def test_file_that_is_not_parquet(folder: Path) -> None:
     (folder / "pets" / "test.parquet").write_bytes(b"not a parquet file")
     with pytest.raises(DataError, match=r"pets/test\.parquet: cannot be read"):
         parquet().open("test", name="pets", data_dir=folder)
+
+
+# ---- files that are damaged or unlike
+
+
+def sharded(folder: Path, *tables: pa.Table, split: str = "train") -> Path:
+    (folder / "odd").mkdir(exist_ok=True)
+    for number, part in enumerate(tables):
+        pq.write_table(part, folder / "odd" / f"{split}-{number:05}-of-{len(tables):05}.parquet")
+    return folder
+
+
+def odd(folder: Path, split: str = "train", **settings: object) -> Split:
+    return parquet(**{"path": "odd", "columns": {}, "targets": {}} | settings).open(split, name="odd", data_dir=folder)
+
+
+def of_type(values: list[object], kind: pa.DataType) -> pa.Table:
+    return pa.table({"x": pa.array(values, kind)})
+
+
+def test_a_damaged_shard_is_named_when_ids_are_counted(tmp_path: Path) -> None:
+    sharded(tmp_path, of_type([1], pa.int64()), of_type([2], pa.int64()))
+    (tmp_path / "odd" / "train-00001-of-00002.parquet").write_bytes(b"garbage")
+    with pytest.raises(
+        DataError, match=r"odd/train-00001-of-00002\.parquet: cannot be read as Parquet .*fetch the file"
+    ):
+        odd(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "kind"),
+    [
+        (of_type([7, 8], pa.int64()), of_type([None], pa.null()), pa.int64()),
+        (of_type([None, None], pa.null()), of_type(["a"], pa.string()), pa.string()),
+        (of_type([7, 8], pa.int8()), of_type([300], pa.uint16()), pa.int32()),
+        (of_type(["a", "b"], pa.string()), of_type(["c"], pa.large_string()), pa.large_string()),
+        (of_type([[], [1]], pa.list_(pa.int32())), of_type([[2**40]], pa.list_(pa.int64())), pa.list_(pa.int64())),
+        (of_type([[], []], pa.list_(pa.null())), of_type([["a"]], pa.list_(pa.string())), pa.list_(pa.string())),
+    ],
+)
+def test_harmless_differences_of_type_are_joined(
+    tmp_path: Path, first: pa.Table, second: pa.Table, kind: pa.DataType
+) -> None:
+    for tables in ((first, second), (second, first)):
+        column = odd(sharded(tmp_path, *tables)).read("x")
+        assert column.values.to_pylist() == [value for part in tables for value in part["x"].to_pylist()]
+        assert column.values.type == kind
+        assert column.nested == pa.types.is_list(kind)
+
+
+@pytest.mark.parametrize("missing", [0, 1])
+def test_a_target_may_be_missing_throughout_a_shard(tmp_path: Path, missing: int) -> None:
+    tables = [of_type([1, 0], pa.int64()), of_type([None, None], pa.null())]
+    split = odd(sharded(tmp_path, tables[1 - missing], tables[missing]), targets={"y": "x"}, incomplete="leave_out")
+    assert split.read("x").values.to_pylist() == [1, 0]
+    assert split.left_out == {"x": 2}
+
+
+def test_text_targets_and_chosen_values_may_differ_in_width_between_splits(tmp_path: Path) -> None:
+    for split, text, number in (("train", pa.string(), pa.int64()), ("test", pa.large_string(), pa.int32())):
+        values = [3, 5] if split == "train" else [7, 3]
+        names = pa.array(["a", "c"] if split == "train" else ["b", "a"], text)
+        sharded(tmp_path, pa.table({"finding": names, "x": pa.array(values, number)}), split=split)
+    train, test = (odd(tmp_path, split, targets={"y": "finding"}) for split in ("train", "test"))
+    assert train.classes == test.classes == {"y": ("a", "b", "c")}
+    assert test.read("finding").values.to_pylist() == [1, 0]
+    assert len(odd(tmp_path, "test", where={"x": [3, 5]})) == 1
+    with pytest.raises(DataError, match=r"where\.x: no item has 9; valid: 3, 5, 7"):
+        odd(tmp_path, where={"x": [3, 9]})
+    with pytest.raises(DataError, match=r"none of 2 items fits where \{x: 7\}"):
+        odd(tmp_path, where={"x": [7]})
+
+
+@pytest.mark.parametrize(
+    ("values", "kind", "message"),
+    [
+        ([1.5], pa.float64(), "holds double, but train-00000-of-00002.parquet holds int64; write both"),
+        (["a"], pa.string(), "holds string, but train-00000-of-00002.parquet holds int64"),
+        ([[1]], pa.list_(pa.int64()), "holds list<.*>, but train-00000-of-00002.parquet holds int64"),
+    ],
+)
+def test_types_that_differ_are_named_with_file_and_column(
+    tmp_path: Path, values: list[object], kind: pa.DataType, message: str
+) -> None:
+    sharded(tmp_path, of_type([1], pa.int64()), of_type(values, kind))
+    split = odd(tmp_path)
+    assert len(split) == 2, "a column that nobody asks for harms nobody"
+    with pytest.raises(DataError, match=rf"odd/train-00001-of-00002\.parquet, column 'x': {message}"):
+        _ = split.read("x").values
+
+
+def test_a_type_names_the_file_that_it_is_from(tmp_path: Path) -> None:
+    sharded(tmp_path, of_type([None], pa.null()), of_type(["a"], pa.string()), of_type([b"a"], pa.binary()))
+    with pytest.raises(
+        DataError, match=r"/train-00002.*: holds binary, but train-00001-of-00003\.parquet holds string"
+    ):
+        _ = odd(tmp_path).read("x").values
+
+
+def test_values_beyond_the_common_type_are_refused(tmp_path: Path) -> None:
+    sharded(tmp_path, of_type([-1], pa.int64()), of_type([2**63], pa.uint64()))
+    with pytest.raises(DataError, match=r"odd, train-00000.*, train-00001.*, column x: the values do not fit one type"):
+        _ = odd(tmp_path).read("x").values
 
 
 def test_named_in_a_configuration() -> None:

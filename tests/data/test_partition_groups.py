@@ -112,6 +112,15 @@ def test_quantity_keeps_its_minimum_with_groups(seed: int) -> None:
     assert min(len(part) for part in parts) >= 12
 
 
+@pytest.mark.parametrize("large", [40, 60])
+def test_quantity_keeps_its_minimum_beside_a_large_group(large: int) -> None:
+    groups = torch.cat([torch.zeros(large, dtype=torch.int64), torch.arange(1, 61)])
+    for seed in range(40):
+        parts = Quantity(alpha=0.3, min_size=10).split(large + 60, None, 4, gen(seed), groups)
+        assert min(len(part) for part in parts) >= 10
+        assert torch.equal(torch.cat(parts).sort().values, torch.arange(large + 60))
+
+
 def test_a_client_that_whole_groups_leave_empty_is_an_error_that_names_the_largest() -> None:
     groups = torch.tensor([0] * 50 + [1, 2])
     partition = Partition.model_validate({"name": "iid", "together": "patient"})

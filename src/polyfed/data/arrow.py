@@ -27,6 +27,7 @@ class LazyColumn(Column):
         fingerprint: see Column.
         where: see Column.
         nested: whether an item holds a list of values; None reads it off the values.
+        encoded: see Column.
     """
 
     def __init__(
@@ -35,9 +36,10 @@ class LazyColumn(Column):
         fingerprint: str,
         where: str,
         nested: bool | None = None,
+        encoded: bool = False,
     ) -> None:
         # the base class is frozen, and its `values` is a property here
-        vars(self).update(fingerprint=fingerprint, where=where, _held=values, _nested=nested)
+        vars(self).update(fingerprint=fingerprint, where=where, encoded=encoded, _held=values, _nested=nested)
 
     @property
     def values(self) -> pa.ChunkedArray:
@@ -120,6 +122,13 @@ def split_of_table(
         kept.left_out,
         selection.matches,
     )
+
+
+def innermost(kind: pa.DataType) -> pa.DataType:
+    """Type of the values of lists, of lists of lists, ...; that of anything else itself."""
+    while is_list(kind):
+        kind = kind.value_type
+    return kind
 
 
 def fingerprint_of(*parts: object) -> str:
@@ -217,7 +226,7 @@ def _extra(name: str, depends: Mapping[str, str] | None) -> tuple[str, ...]:
 def _classes(table: Table, target: str, column: str, columns: Mapping[str, str]) -> tuple[str, ...]:
     """Class names of a target in label order; none if only its numbers are known."""
     kind = table.kind(column)
-    inner = _innermost(kind)
+    inner = innermost(kind)
     place = f"{table.place}, target '{target}', column '{column}'"
     if pa.types.is_boolean(inner):
         return "false", "true"
@@ -242,16 +251,10 @@ def _label_column(values: pa.ChunkedArray, names: tuple[str, ...], stamp: str, w
     kind = values.type
     if is_text(kind):
         numbers = pc.index_in(_texts(values), value_set=pa.array(names, kind))
-        return Column(_checked_labels(numbers, len(names), where), fingerprint_of(stamp, *names), where)
-    if pa.types.is_boolean(_innermost(kind)):
+        return Column(_checked_labels(numbers, len(names), where), fingerprint_of(stamp, *names), where, encoded=True)
+    if pa.types.is_boolean(innermost(kind)):
         values = values.cast(_numbers(kind))
     return Column(_checked_labels(values, len(names), where), stamp, where)
-
-
-def _innermost(kind: pa.DataType) -> pa.DataType:
-    while is_list(kind):
-        kind = kind.value_type
-    return kind
 
 
 def _numbers(kind: pa.DataType) -> pa.DataType:

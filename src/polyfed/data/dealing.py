@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from polyfed.data.units import Indices, Units
+from polyfed.data.units import Indices, Units, filled
 
 
 def dealt(
@@ -16,7 +16,8 @@ def dealt(
 
     The items of a class are shared out by largest remainder, the first client first among equal ones, and the class is
     cut there in random order; a unit of several items goes where its middle item lies. Then clients with fewer than
-    ``least`` items get units from the client with most, of classes that they hold themselves if it has any.
+    ``least`` items get units from the client with most that can spare one, of classes that they hold themselves if it
+    can spare such.
 
     Args:
         units: what is dealt out, with a class each.
@@ -24,7 +25,7 @@ def dealt(
             shared out by ``sizes``.
         sizes: items that each client holds.
         rng: decides which items of a class go where.
-        least: items that every client gets, if there are enough.
+        least: items that every client gets, if there are enough units that can be moved.
     """
     labels = np.asarray(units.labels)
     parts: list[list[Indices]] = [[] for _ in sizes]
@@ -35,7 +36,12 @@ def dealt(
         for part, piece in zip(parts, units.cut(order, np.cumsum(quota)[:-1]), strict=True):
             part.append(piece)
     whole = [rng.permutation(np.concatenate(pieces)) for pieces in parts]
-    return _filled(units, whole, held, least)
+
+    def smallest_of_own_classes(spare: Indices, short: int) -> int:
+        unlike = np.array([not _holds(units, int(unit), held, short) for unit in spare])
+        return int(spare[np.lexsort((units.sizes[spare], unlike))[0]])
+
+    return filled(units, whole, least, smallest_of_own_classes)
 
 
 def largest_remainder(shares: Indices, total: int) -> Indices:
@@ -49,23 +55,6 @@ def largest_remainder(shares: Indices, total: int) -> Indices:
     ordered = np.argsort(-rest, kind="stable")
     whole[ordered[: total - int(whole.sum())]] += 1
     return whole
-
-
-def _filled(units: Units, parts: list[Indices], held: Mapping[int, Indices], least: int) -> list[Indices]:
-    """Move units from the client with most items to the one with fewest while that helps."""
-    sizes = np.array([int(units.sizes[part].sum()) for part in parts], dtype=np.int64)
-    while sizes.min() < least:
-        short, rich = int(sizes.argmin()), int(sizes.argmax())
-        spare = [k for k, unit in enumerate(parts[rich]) if sizes[rich] - units.sizes[unit] >= least]
-        if not spare:
-            break
-        owned = [_holds(units, int(unit), held, short) for unit in parts[rich]]
-        place = min(spare, key=lambda k: (not owned[k], units.sizes[parts[rich][k]]))
-        unit = parts[rich][place]
-        parts[rich], parts[short] = np.delete(parts[rich], place), np.append(parts[short], unit)
-        sizes[rich] -= units.sizes[unit]
-        sizes[short] += units.sizes[unit]
-    return parts
 
 
 def _holds(units: Units, unit: int, held: Mapping[int, Indices], client: int) -> bool:

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from polyfed.data.arrow import is_list
 from polyfed.data.assembly import item_labels, item_target
+from polyfed.data.selection import lacking
 from polyfed.data.source import Column, Split
 from polyfed.data.units import Indices
 from polyfed.errors import ConfigError, DataError
@@ -65,7 +66,7 @@ def item_classes(splits: Sequence[Split], of: Sequence[str], key: str) -> list[I
 
     Without columns it is the first target with one value an item. Columns that hold only 0 and 1 (or truth values)
     make the class sum_i bit_i 2^i, called after the columns that are 1. Otherwise it is the tuple of the columns'
-    values, numbered in sorted order, first column first.
+    values, numbered in sorted order, first column first. Numbers do not depend on which columns are targets.
 
     Args:
         splits: splits of one source.
@@ -93,31 +94,38 @@ def item_classes(splits: Sequence[Split], of: Sequence[str], key: str) -> list[I
 
 
 def item_groups(split: Split, column: str, key: str) -> Int64[Tensor, " n"]:
-    """A number for each item, equal for equal values of a column; an item without a value is a group of its own.
+    """A number for each item, equal for equal values of a column; an item with a null or blank one is like no other.
 
     Raises:
         ConfigError: as ``item_classes``.
     """
     found = _joint([split], column, f"{key}: '{column}'")
-    codes = found.codes.copy()
-    if None in found.values:
-        alone = codes == found.values.index(None)
-        codes[alone] = len(found.values) + np.arange(alone.sum())
-    return torch.from_numpy(codes)
+    texts = pa.array([None if value is None else str(value) for value in found.values], pa.string())
+    alone = lacking(pa.chunked_array([texts]))[found.codes]
+    return torch.from_numpy(np.where(alone, len(found.values) + np.cumsum(alone) - 1, found.codes))
 
 
 @dataclass(frozen=True)
 class _Joint:
-    """A column of several splits one after the other: the sorted distinct values, and the number of each item's."""
+    """A column of several splits one after the other: the sorted distinct values, and the number of each item's.
+
+    Attributes:
+        name: of the column.
+        values: null first; of a target of texts the numbers of its classes.
+        codes: place among ``values`` of each item's value.
+        classes: names of the values 0, 1, ... of a target.
+        encoded: see Column.
+    """
 
     name: str
     values: Sequence[Any]
     codes: Indices
     classes: Sequence[str]
+    encoded: bool
 
     @property
     def is_bit(self) -> bool:
-        return not self.classes and all(value is not None and value in (0, 1) for value in self.values)
+        return not self.encoded and all(value is not None and value in (0, 1) for value in self.values)
 
     def codes_of_bits(self) -> Indices:
         return np.array([int(value) for value in self.values], dtype=np.int64)[self.codes]
@@ -148,7 +156,8 @@ def _of_target(splits: Sequence[Split]) -> list[ItemClasses] | None:
 
 
 def _joint(splits: Sequence[Split], name: str, where: str) -> _Joint:
-    read = [_flat(_read(split, name, where), where) for split in splits]
+    columns = [_read(split, name, where) for split in splits]
+    read = [_flat(column, where) for column in columns]
     values = {value for column in read for value in column.unique().to_pylist()}
     ordered = sorted(values, key=lambda value: (value is not None, value if value is not None else 0))
     codes = [pc.index_in(column, value_set=pa.array(ordered, column.type)).to_numpy() for column in read]
@@ -156,7 +165,8 @@ def _joint(splits: Sequence[Split], name: str, where: str) -> _Joint:
         split.classes[target] for split in splits for target, column in split.targets.items() if column == name
         if target in split.classes
     ]  # fmt: skip
-    return _Joint(name, ordered, np.concatenate(codes).astype(np.int64), classes[0] if classes else ())
+    encoded = any(column.encoded for column in columns)
+    return _Joint(name, ordered, np.concatenate(codes).astype(np.int64), classes[0] if classes else (), encoded)
 
 
 def _read(split: Split, name: str, where: str) -> Column:

@@ -6,7 +6,7 @@ from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import pyarrow as pa
 from pydantic import Field, StrictBool, StrictInt, StrictStr
@@ -26,11 +26,13 @@ class Column:
         values: one entry an item: an image struct {bytes, path}, a string, a number, or a list of such.
         fingerprint: changes whenever the content may have changed; part of every cache key.
         where: file and column, for error messages.
+        encoded: whether the values are numbers of texts, which are what the data hold.
     """
 
     values: pa.ChunkedArray
     fingerprint: str
     where: str
+    encoded: bool = False
 
     @property
     def nested(self) -> bool:
@@ -77,6 +79,8 @@ class Source(Component):
     """A data set with splits. Subclasses live in ``polyfed.data.sources``, one a module."""
 
     home: ClassVar[str] = "polyfed.data.sources"
+    identified_by: ClassVar[frozenset[str] | None] = None
+    """Settings that say which data these are; None: all but those of every source or table, and ``id``."""
 
     columns: dict[str, str] = Field(default_factory=dict, description="modality -> column that holds it")
     targets: dict[str, str] = Field(
@@ -96,6 +100,19 @@ class Source(Component):
         Raises:
             DataError: the folder, the split or a named column is missing.
         """
+
+    def identity(self, data_dir: Path | None) -> dict[str, Any]:
+        """Which data these are, whatever is picked from them: equal for two sources that read the same.
+
+        A ``path`` counts as the folder that it means, however it is written, whether or not it is there.
+        """
+        dumped = self.model_dump(mode="json")
+        chosen = self.identified_by
+        kept = dumped.keys() - TableSource.model_fields.keys() - {"id"} if chosen is None else {"name", *chosen}
+        found = {key: value for key, value in dumped.items() if key in kept}
+        if isinstance(path := found.get("path"), str):
+            found["path"] = str(((data_dir or Path()) / Path(path).expanduser()).resolve())
+        return found
 
 
 @dataclass(frozen=True)

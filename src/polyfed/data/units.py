@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -55,6 +56,37 @@ class Units:
         whole, rest = divmod(int(self.sizes[order].sum()), pieces)
         sizes = whole + (np.arange(pieces) < rest)
         return self.cut(order, np.cumsum(sizes)[:-1])
+
+
+def filled(units: Units, parts: Sequence[Indices], least: int, choose: Callable[[Indices, int], int]) -> list[Indices]:
+    """Move units to the client with fewest items until all clients have ``least``, or none can spare a unit.
+
+    A unit comes from the client with most items of those that keep ``least`` without it.
+
+    Args:
+        units: what is dealt out.
+        parts: units of each client.
+        least: items that every client shall have.
+        choose: (units that a client can spare, in its order; the client that gets one) -> one of these units.
+    """
+    found = list(parts)
+    sizes = np.array([units.sizes[part].sum() for part in found], dtype=np.int64)
+    while sizes.min() < least and (offer := _spare(units, found, sizes, least)) is not None:
+        (rich, spare), short = offer, int(sizes.argmin())
+        given = choose(spare, short)
+        found[rich], found[short] = found[rich][found[rich] != given], np.append(found[short], given)
+        sizes[rich] -= units.sizes[given]
+        sizes[short] += units.sizes[given]
+    return found
+
+
+def _spare(units: Units, parts: Sequence[Indices], sizes: Indices, least: int) -> tuple[int, Indices] | None:
+    """The client with most items of those that can give a unit, and the units that it can give; None: no client can."""
+    for rich in np.argsort(-sizes, kind="stable").tolist():
+        given: Indices = parts[rich][units.sizes[parts[rich]] <= sizes[rich] - least]
+        if len(given):
+            return rich, given
+    return None
 
 
 def grouped(groups: Indices, labels: Indices | None) -> tuple[Units, list[Indices]]:

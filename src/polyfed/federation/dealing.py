@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -119,7 +119,19 @@ class Deal:
         rng = np.random.default_rng(int(torch.randint(2**63 - 1, (1,), generator=self._test_stream())))
         sizes = np.array([len(items) for items in self.parts], dtype=np.int64)
         parts = dealt(units, self._held(), sizes, rng, LEAST_DEALT)
+        self._require_enough(units, parts)
         return [torch.from_numpy(rng.permutation(np.concatenate([members[unit] for unit in part]))) for part in parts]
+
+    def _require_enough(self, units: Units, parts: Sequence[Indices]) -> None:
+        given = [int(units.sizes[part].sum()) for part in parts]
+        if min(given) < LEAST_DEALT:
+            column, largest = self.group.partition.together, int(units.sizes.max())
+            raise ConfigError(
+                f"clients.{self.name}.test is dealt, but of '{self.group.source}' {self.group.test_split} the clients "
+                f"would get {given} items, and each needs {LEAST_DEALT}"
+                + ("" if units.are_items else f" (the largest group that stays together, '{column}', has {largest})")
+                + "; lower count, set test: all, or use more test items"
+            )
 
     def _test_units(self, split: Split) -> tuple[Units, list[Indices]]:
         both, together = self._dealt_classes, self._together(split)

@@ -6,6 +6,7 @@ import numpy as np
 from pydantic import Field
 
 from polyfed.data.partition import Indices, Partition, Units
+from polyfed.data.units import filled
 
 
 class Quantity(Partition):
@@ -27,18 +28,4 @@ class Quantity(Partition):
         shares = rng.dirichlet(np.full(clients, self.alpha))
         ends = np.floor(np.cumsum(shares) * spare).astype(np.int64) + self.min_size * np.arange(1, clients + 1)
         parts = units.cut(rng.permutation(len(units)), ends[:-1])
-        return _filled(units, parts, self.min_size)
-
-
-def _filled(units: Units, parts: list[Indices], least: int) -> list[Indices]:
-    """Move units from the client with most items to the one with fewest until all have ``least``, or none is left."""
-    sizes = np.array([units.sizes[part].sum() for part in parts])
-    while sizes.min() < least:
-        short, rich = int(sizes.argmin()), int(sizes.argmax())
-        given = parts[rich][-1]
-        if sizes[rich] - units.sizes[given] < least:
-            break  # told by the caller
-        parts[rich], parts[short] = parts[rich][:-1], np.append(parts[short], given)
-        sizes[rich] -= units.sizes[given]
-        sizes[short] += units.sizes[given]
-    return parts
+        return filled(units, parts, self.min_size, lambda spare, _: int(spare[-1]))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pyarrow as pa
 from pydantic import Field
@@ -15,6 +15,8 @@ from polyfed.errors import DataError
 
 class Hub(TableSource):
     """A data set of the Hugging Face hub, downloaded once, then read column by column from its cache."""
+
+    identified_by: ClassVar[frozenset[str] | None] = frozenset({"repository", "config"})
 
     repository: str = Field(description="name on the hub, e.g. uoft-cs/cifar100")
     config: str | None = Field(default=None, description="configuration of the data set, where it has several")

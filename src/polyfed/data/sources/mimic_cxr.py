@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -49,6 +49,8 @@ class MimicCxr(TableSource):
     Reports are read when texts are asked for, and are taken to stay as they are: cached features of texts do not see
     that a report was changed on disk.
     """
+
+    identified_by: ClassVar[frozenset[str] | None] = frozenset({"path"})
 
     columns: dict[str, str] = Field(
         default={"image": "image", "text": "text"}, description="modality -> column that holds it"
@@ -172,6 +174,8 @@ class _Release:
         """The rows of the split table that are items, in its order."""
         kinds = {"dicom_id": pa.string(), "study_id": pa.int64(), "subject_id": pa.int64(), "split": pa.string()}
         table = self._table("split", kinds)
+        for column in ("dicom_id", "study_id", "subject_id"):
+            self._require_filled(table[column], column)
         table = table.filter(pc.is_in(table["split"], value_set=pa.array(self.splits)))
         if self.settings.views is not None:
             chosen = pa.array(self.settings.views, pa.string())
@@ -179,6 +183,14 @@ class _Release:
         if not table.num_rows:
             raise DataError(f"{self._place('split')}: no picture of split {' or '.join(self.splits)} fits; check views")
         return table
+
+    def _require_filled(self, keys: pa.ChunkedArray, column: str) -> None:
+        if keys.null_count:
+            row = pc.index(keys.is_null(), True).as_py()
+            raise DataError(
+                f"{self._place('split')}, column '{column}', row {row}: no value; every picture needs one, so fill it "
+                "or take the row out"
+            )
 
     def _views(self, rows: pa.Table) -> pa.Array:
         metadata = self._table("metadata", {"dicom_id": pa.string(), "ViewPosition": pa.string()})

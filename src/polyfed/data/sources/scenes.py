@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pyarrow as pa
 from pydantic import Field
@@ -32,6 +32,8 @@ class Scenes(TableSource):
 
     Scene i does not depend on the size of the split, and has the same contents, texts and id in every domain.
     """
+
+    identified_by: ClassVar[frozenset[str] | None] = frozenset({"seed", "difficulty", "domain", "shift"})
 
     columns: dict[str, str] = Field(
         default={"image": "image", "text": "captions"}, description="modality -> column that holds it"
