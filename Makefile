@@ -65,6 +65,6 @@ results-exchange: install
 results-vqa: install
 	$(BIN)/python benchmarks/results/vqa.py --data-dir $(DATA) --weights-dir $(WEIGHTS) --out runs/vqa
 
-# the main table; the others: backbones, clients, rho, guidance, cxr
+# the main table; the others: backbones, clients, batches, rho, guidance, cxr
 results-medical: install
 	$(BIN)/python benchmarks/results/medical.py main --data-dir $(DATA) --weights-dir $(WEIGHTS) --out runs/medical

@@ -1,7 +1,7 @@
 """The tables of docs/results.md on federated medical vision-language pre-training (FedAID's Table 1 and its sweeps).
 
     python benchmarks/results/medical.py main --data-dir DATA --weights-dir WEIGHTS --out runs/medical [--jobs 2]
-    python benchmarks/results/medical.py backbones|clients|rho|guidance|cxr ... the same
+    python benchmarks/results/medical.py backbones|clients|batches|rho|guidance|cxr ... the same
 
 First the learning rate of each method is chosen from one grid, on a seed of its own and half of the rounds, by recalls
 on the clients' validation data; then every row runs with every seed and is put to the downstream tasks of the suite
@@ -41,7 +41,7 @@ HEADS: Mapping[str, tuple[str, ...]] = {
     "clients": ("Rec@1", "Rec@5", "worst@1", "worst@5", "disparity@5"),
     "other": ("other set Rec@5",),
 }
-SWEEPS = ("clients", "rho", "guidance")
+SWEEPS = ("clients", "batches", "rho", "guidance")
 """Tables whose rows are put to retrieval only."""
 
 
@@ -95,7 +95,10 @@ MAIN = _rows("medpix") | {
 ORDER = ("untrained", "local", "fedavg", "fedprox", "moon", "fedema", "fed-mae", "fedaid", "feddra")
 TABLES: Mapping[str, Mapping[str, Row]] = {
     "main": {name: MAIN[name] for name in (*ORDER, "centralised")},
-    "cxr": _rows("cxr"),
+    "cxr": {
+        name: replace(row, rate_of="fedavg") if name in ("fedaid", "feddra") else row
+        for name, row in _rows("cxr").items()
+    },
     "backbones": {
         f"{method} {name}": _task(row, task)
         for name, task in (("gloria", GLORIA), ("mgca", MGCA))
@@ -104,6 +107,10 @@ TABLES: Mapping[str, Mapping[str, Row]] = {
     "clients": {
         f"{method}, 2 clients": replace(row, overrides=("clients.hospital.count=2",))
         for method, row in (("fedavg", Row("medpix-fedavg", rate_of="fedavg")), ("fedaid", _fedaid()))
+    },
+    "batches": {
+        "fedaid, 20 + 20 batches": _fedaid("algorithm.local_steps=20", "algorithm.robust_steps=20"),
+        "fedavg, 40 batches": Row("medpix-fedavg", ("algorithm.local_steps=40",), "fedavg"),
     },
     "rho": {
         f"rho {rho:g}, gamma {gamma:g}": _fedaid(f"algorithm.rho={rho}", f"algorithm.gamma={gamma}")
@@ -186,7 +193,7 @@ class Plan:
 
 def _preset_of(row: Row) -> str:
     """The preset whose learning rate a row has."""
-    base = row.preset.split("-")[0] if not row.preset.startswith("fedaid") else "medpix"
+    base = "cxr" if "cxr" in row.preset else "medpix"
     shared = {"fedavg": f"{base}-fedavg", "fedaid": "fedaid-medpix"}
     return shared[row.rate_of] if row.rate_of else row.preset
 
@@ -255,15 +262,15 @@ def _figures(found: Sequence[Mapping[str, Any]], task: str) -> list[float]:
     return [of(share, metric) for share in shares]
 
 
-def _retrieval(found: Sequence[Mapping[str, Any]]) -> list[float]:
+def _retrieval(found: Sequence[Mapping[str, Any]], what: str = "text_to_image_r@{}") -> list[float]:
     """Text to picture in batches: mean over clients, worst client and disparity of the mean over models."""
     by_cutoff = {}
     for cutoff in (1, 5):
         values = [
             mean(
-                next(row for row in each["clients"]["rows"] if row["on"] == client)["metrics"][
-                    f"text_to_image_r@{cutoff}"
-                ]["mean"]
+                next(row for row in each["clients"]["rows"] if row["on"] == client)["metrics"][what.format(cutoff)][
+                    "mean"
+                ]
                 for each in found
             )
             for client in (row["on"] for row in found[0]["clients"]["rows"])
@@ -272,6 +279,12 @@ def _retrieval(found: Sequence[Mapping[str, Any]]) -> list[float]:
         by_cutoff[cutoff] = values
     one, five = by_cutoff[1], by_cutoff[5]
     return [mean(one), mean(five), min(one), min(five), max(five) - min(five)]
+
+
+def chance(folder: Path) -> list[float]:
+    """The same figures of retrieval on the clients' test samples, of galleries in random order."""
+    found = [each["tasks"] for each in json.loads((folder / "downstream.json").read_text())]
+    return _retrieval(found, "chance_r@{}")
 
 
 def main() -> None:
@@ -314,6 +327,8 @@ def main() -> None:
     for name in plan.rows:
         seeds = [figures(options.out / runs[name, seed].name, tasks) for seed in range(options.seeds)]
         print("| " + " | ".join([name, *(spread(values) for values in zip(*seeds, strict=True))]) + " |")
+    by_chance = [chance(options.out / runs[next(iter(plan.rows)), seed].name) for seed in range(options.seeds)]
+    print(f"\nchance, {', '.join(HEADS['clients'])}: {', '.join(spread(v) for v in zip(*by_chance, strict=True))}")
 
 
 if __name__ == "__main__":

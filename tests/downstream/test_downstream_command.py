@@ -38,14 +38,14 @@ def small(tmp_path: Path) -> Path:
     return written(tmp_path / "small.yaml", SMALL)
 
 
-def read(folder: Path | str) -> dict[str, Any]:
-    return dict(json.loads((Path(folder) / "downstream.json").read_text()))
+def read(folder: Path | str, stem: str = "small") -> dict[str, Any]:
+    return dict(json.loads((Path(folder) / f"{stem}.json").read_text()))
 
 
 def test_the_suite_on_a_run_end_to_end(cli: Cli, tiny_run: Path) -> None:
     code, out, err = cli(tiny_run, "--suite", "scenes", "--draws", 1, "--out", "there")
     assert (code, err) == (0, "")
-    content = read("there")
+    content = read("there", "scenes-draws-1")
     suite = Suite.load("scenes")
     assert list(content["tasks"]) == list(suite.tasks)
     assert content["left_out"] == {}
@@ -54,18 +54,18 @@ def test_the_suite_on_a_run_end_to_end(cli: Cli, tiny_run: Path) -> None:
     for task, found in content["tasks"].items():
         assert f"{task} ({found['probe']}, " in out
         assert found["rows"]
-    rows = list(csv.DictReader(Path("there/downstream.csv").read_text().splitlines()))
+    rows = list(csv.DictReader(Path("there/scenes-draws-1.csv").read_text().splitlines()))
     values = {(row["task"], row["on"], row["metric"]): float(row["mean"]) for row in rows}
     clients = {row["on"]: row["metrics"] for row in content["tasks"]["clients"]["rows"]}
     assert list(clients) == ["paired-0", "paired-1", "mean over clients", "worst client", "disparity"]
     expected = clients["worst client"]["text_to_image_r@1"]["mean"]
     assert values["clients", "worst client", "text_to_image_r@1"] == pytest.approx(expected, rel=1e-5)
-    with Image.open("there/downstream.png") as image:
+    with Image.open("there/scenes-draws-1.png") as image:
         assert image.format == "PNG"
     assert sorted(path.name for path in Path("there").iterdir()) == [
-        "downstream.csv",
-        "downstream.json",
-        "downstream.png",
+        "scenes-draws-1.csv",
+        "scenes-draws-1.json",
+        "scenes-draws-1.png",
     ]
 
 
@@ -73,17 +73,17 @@ def test_results_are_the_same_again_and_lie_in_the_run(cli: Cli, typed_run: Path
     for _ in range(2):
         assert cli(typed_run, "--suite", small, "--client", "paired-1")[0] == 0
     folder = typed_run / "downstream" / "paired-1"
-    first = (folder / "downstream.json").read_bytes()
+    first = (folder / "small.json").read_bytes()
     assert cli(typed_run, "--suite", small, "--client", "paired-1", "--out", "again")[0] == 0
-    assert Path("again/downstream.json").read_bytes() == first
+    assert Path("again/small.json").read_bytes() == first
     assert cli(typed_run, "--suite", small, "--client", "paired-1", "--seed", 7, "--out", "other")[0] == 0
-    assert read("other")["tasks"] != read("again")["tasks"]
+    assert read("other", "small-seed-7")["tasks"] != read("again")["tasks"]
 
 
 def test_tasks_are_chosen_and_draws_overridden(cli: Cli, tiny_run: Path, small: Path) -> None:
     code, out, _ = cli(tiny_run, "--suite", small, "--tasks", "shapes", "--draws", 3, "--out", "there")
     assert code == 0
-    content = read("there")["tasks"]
+    content = read("there", "small-draws-3-tasks-shapes")["tasks"]
     assert list(content) == ["shapes"]
     assert len(content["shapes"]["rows"][0]["metrics"]["accuracy"]["values"]) == 3
     assert "clients" not in out
@@ -104,7 +104,25 @@ def test_encoders_beside_a_run_search_its_clients(cli: Cli, tiny_run: Path, smal
     model = yaml.safe_load((tiny_run / "config.yaml").read_text())["server"]["model"]
     file = written("same.yaml", model)
     assert cli(tiny_run, "--encoders", file, "--suite", small, "--tasks", "clients", "--out", "there")[0] == 0
-    assert read("there")["tasks"]["clients"]["rows"][0]["on"] == "paired-0"
+    assert read("there", "small-tasks-clients")["tasks"]["clients"]["rows"][0]["on"] == "paired-0"
+
+
+def test_results_of_other_options_stay(cli: Cli, tiny_run: Path) -> None:
+    tasks = {name: SMALL["tasks"]["shapes"] | {"draws": 1, "epochs": 1} for name in ("one", "two/halves", "x" * 90)}
+    for suite in ("a", "b"):
+        written(f"{suite}.yaml", {**SMALL, "tasks": tasks})
+    options = [[], ["--tasks", "one"], ["--tasks", "one,two/halves"], ["--tasks", "x" * 90], ["--model", "last"]]
+    for chosen in (*options, ["--seed", 7, "--draws", 2, "--tasks", "one"]):
+        assert cli(tiny_run, "--suite", "a.yaml", *chosen, "--out", "there")[0] == 0
+    assert cli(tiny_run, "--suite", "b.yaml", "--out", "there")[0] == 0
+    found = {path.stem: read("there", path.stem) for path in Path("there").glob("*.json")}
+    (shortened,) = (name for name in found if name.startswith("a-tasks-1-"))
+    assert len(shortened) < 40
+    del found[shortened]
+    expected = ["a", "a-model-last", "a-seed-7-draws-2-tasks-one", "a-tasks-one", "a-tasks-one+two_halves", "b"]
+    assert sorted(found) == expected
+    assert "last server model" in found["a-model-last"]["subject"]
+    assert list(found["a-tasks-one+two_halves"]["tasks"]) == ["one", "two/halves"]
 
 
 # ---- which model

@@ -1,11 +1,17 @@
 from __future__ import annotations
 
+from itertools import permutations
+from statistics import fmean
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor
 from torch.nn import functional as F
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
-from polyfed.downstream.galleries import Pairs, Side, block_recalls, blocks, full_recalls
+from polyfed.downstream.galleries import Pairs, Side, block_recalls, blocks, chance, full_recalls
 
 
 def pairs(n: int, items: int | None = None, seed: int = 0) -> Pairs:
@@ -51,7 +57,7 @@ def test_blocks_are_a_seeded_division_of_all() -> None:
     assert not torch.equal(torch.cat(found), torch.cat(other))
 
 
-@pytest.mark.parametrize(("count", "sizes"), [(17, [8, 8]), (18, [8, 8, 2]), (1, [1]), (8, [8])])
+@pytest.mark.parametrize(("count", "sizes"), [(17, [8, 8]), (18, [8, 8, 2]), (1, []), (8, [8])])
 def test_a_last_gallery_of_one_is_left_out(count: int, sizes: list[int]) -> None:
     assert [len(part) for part in blocks(count, 8, torch.Generator().manual_seed(0))] == sizes
 
@@ -79,3 +85,38 @@ def test_order_does_not_matter_to_the_full_gallery() -> None:
     a = full_recalls(Side(given.first, given.matches), Side(given.second, given.matches), (1, 5, 10))
     b = full_recalls(Side(given.first[order], given.matches[order]), Side(given.second, given.matches), (1, 5, 10))
     assert a == b
+
+
+def test_chance_is_the_mean_over_all_orders() -> None:
+    queries = [torch.tensor([0, 0, 1, 2]), torch.tensor([1, 2])]
+    galleries = [torch.tensor([0, 0, 1, 2]), torch.tensor([2, 1, 2])]
+    for cutoff in (1, 2, 3):
+        hits = []
+        for searching, there in zip(queries, galleries, strict=True):
+            orders = list(permutations(there.tolist()))
+            hits += [fmean(query in order[:cutoff] for order in orders) for query in searching.tolist()]
+        assert chance(queries, galleries, (cutoff,))[cutoff] == pytest.approx(100 * fmean(hits))
+
+
+def test_a_query_without_an_answer_is_never_right() -> None:
+    queries, galleries = [torch.tensor([9, -1, 3])], [torch.tensor([3, 5])]
+    assert chance(queries, galleries, (1, 2)) == {1: pytest.approx(100 / 6), 2: pytest.approx(100 / 3)}
+
+
+class Largest(TorchDispatchMode):
+    """Records the number of elements of the largest tensor that any operation returns."""
+
+    elements = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        tensors = [value for value in tree_leaves(out) if isinstance(value, Tensor)]
+        self.elements = max([self.elements, *(value.numel() for value in tensors)])
+        return out
+
+
+def test_chance_never_holds_queries_times_gallery() -> None:
+    queries, galleries = [torch.arange(700) % 350], [torch.arange(500)]
+    with Largest() as seen:
+        chance(queries, galleries, (1, 5))
+    assert seen.elements <= 700 + 500

@@ -14,7 +14,7 @@ from polyfed.downstream.subject import Subject
 from polyfed.errors import ConfigError
 from polyfed.models.decoders import GridDecoder, UNetDecoder
 from polyfed.models.model import ModelSettings
-from polyfed.models.towers import Local
+from polyfed.models.towers import Local, from_map
 from polyfed.randomness import isolated
 
 PIXELS = {"name": "pixels", "size": 32}
@@ -57,6 +57,35 @@ def test_a_mobilenet_gives_every_resolution(tmp_path: Path) -> None:
     reader = reader_of(which, pictures())
     assert reader.sides == (1, 2, 4, 8, 16)
     assert [value.shape[1] for value in reader(pictures())] == list(reader.channels)
+
+
+@pytest.mark.parametrize(("side", "sides"), [(64, (2, 4, 8, 16, 32)), (96, (3, 6, 12, 24, 48))])
+def test_pooling_hides_no_map_of_a_mobilenet(tmp_path: Path, side: int, sides: tuple[int, ...]) -> None:
+    view = {"name": "pixels", "size": side}
+    which = subject({"name": "mobilenet", "multiplier": 0.35, "view": view}, tmp_path)
+    x = torch.randn(2, 3, side, side, generator=torch.Generator().manual_seed(0))
+    reader = reader_of(which, x)
+    assert reader.sides == sides
+    maps = reader(x)
+    torch.testing.assert_close(maps[0].flatten(2).transpose(1, 2), reader.trunk(x).local)
+    decoder = reader.decoder((8, 4), side)
+    assert isinstance(decoder, UNetDecoder)
+    assert decoder(maps).shape == (2, side, side)
+
+
+def test_a_last_map_that_no_module_gives_is_refused() -> None:
+    class Cut(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.last = nn.Conv2d(3, 4, 3, padding=1), nn.Conv2d(4, 8, 3, stride=2, padding=1)
+
+        def forward(self, x: Tensor) -> Local:
+            return from_map(self.last(self.first(x)).square())  # ends in a function, not in a module
+
+    with pytest.raises(
+        ConfigError, match=r"test: the trunk has maps of 8x8, but its 16 positions are the output of no"
+    ):
+        MapReader.of(Cut(), torch.randn(1, 3, 8, 8), "test")
 
 
 @pytest.mark.parametrize("encoder", [{"name": "blocks", "depth": 1, "patch": 8}, {"name": "vit", "patch": 8}])

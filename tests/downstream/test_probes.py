@@ -1,39 +1,31 @@
 from __future__ import annotations
 
-from dataclasses import replace
+import io
+from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import torch
+from PIL import Image
+from probe_outcomes import outcome, values
 from torch.nn import functional as F
 
+from polyfed.data.sources.parquet import Parquet
 from polyfed.data.sources.scenes import Scenes
 from polyfed.downstream.bench import Bench
-from polyfed.downstream.probe import Probe
 from polyfed.downstream.probes.few_shot import FewShot
-from polyfed.downstream.probes.out_of_domain import OutOfDomain
 from polyfed.downstream.probes.retrieval import Retrieval
 from polyfed.downstream.probes.segmentation import Segmentation
 from polyfed.downstream.probes.zero_shot import ZeroShot
-from polyfed.downstream.results import Outcome
 from polyfed.errors import ConfigError, DataError, PolyfedError
 from polyfed.randomness import generator
 from polyfed.tasks.accuracy import label_ranks, top
-from polyfed.tasks.retrieval import Retrieval as Task
 
 VIT = {"name": "blocks", "size": "nano", "depth": 1, "patch": 4, "view": {"name": "pixels", "size": 16}}
 FEW = {"source": "scenes", "target": "topic", "shares": [0.1, 1.0], "draws": 3, "epochs": 3}
 CUT = {"source": "scenes", "mask": "mask", "decoder": [8, 8], "epochs": 2, "draws": 2, "shares": [0.2, 1.0]}
-
-
-def outcome(probe: Probe, bench: Bench) -> Outcome:
-    assert probe.unsuitable(bench) is None
-    probe.check(bench, "task")
-    return probe.run(bench, "task")
-
-
-def values(found: Outcome) -> list[dict[str, list[float]]]:
-    return [{name: list(each) for name, each in row.values.items()} for row in found.rows]
 
 
 # ---- few-shot
@@ -122,6 +114,16 @@ def test_few_shot_refuses(make_bench: Any, settings: Any, error: type[PolyfedErr
         bench.data.sources["scenes"].columns["bare"] = "image"
     with pytest.raises(error, match=message):
         FewShot(**FEW | settings).check(bench, "task")
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [{"test": "train"}, {"test": "validation"}, {"validation": "train"}, {"validation": None, "test": "train"}],
+)
+def test_few_shot_does_not_test_on_what_it_trains_on(settings: Any) -> None:
+    with pytest.raises(ValueError, match="overlap; name different splits, or validation: null"):
+        FewShot(**FEW | settings)
+    FewShot(**FEW | {"validation": None, "test": "validation"})
 
 
 def test_few_shot_needs_two_classes(make_bench: Any) -> None:
@@ -247,6 +249,8 @@ def test_segmentation_learns_more_than_the_mean_mask(make_bench: Any) -> None:
     [
         ({"mask": "maks"}, DataError, "no column 'maks'; did you mean 'mask'"),
         ({"mask": "captions"}, DataError, "'captions' holds lists; one mask an item"),
+        ({"mask": "label"}, ConfigError, r"tasks\.task\.mask: 'label' of 'scenes' train holds int64, no pictures"),
+        ({"mask": "id"}, ConfigError, r"tasks\.task\.mask: 'id' of 'scenes' train holds string, no pictures"),
         ({"source": "scene"}, ConfigError, "no source 'scene'"),
         ({"validation": "valid"}, DataError, "no split 'valid'"),
     ],
@@ -261,6 +265,9 @@ def test_segmentation_refuses(make_bench: Any, settings: Any, error: type[Polyfe
     [
         ({"test": ["validation", "test"]}, "overlap; give validation a share of train"),
         ({"test": ["train"]}, "overlap"),
+        ({"test": ["test", "test"]}, "overlap"),
+        ({"size": 4096}, "less than or equal to 2048"),
+        ({"size": 7}, "greater than or equal to 8"),
         ({"focal_weight": 0, "dice_weight": 0}, "both 0"),
         ({"decoder": []}, "at least 1 item"),
         ({"shares": [1.5]}, "less than or equal to 1"),
@@ -271,96 +278,29 @@ def test_segmentation_settings(settings: Any, message: str) -> None:
         Segmentation(**CUT | settings)
 
 
+def test_masks_that_cannot_be_read_are_found_before_any_work(make_bench: Any, tmp_path: Path) -> None:
+    """A column of bytes, two of which are a picture and one is none."""
+    buffer = io.BytesIO()
+    Image.new("L", (16, 16), 255).save(buffer, "PNG")
+    pictures = [{"bytes": buffer.getvalue(), "path": None}] * 3
+    good, damaged = pa.array([buffer.getvalue()] * 3), pa.array([buffer.getvalue()] * 2 + [b"no picture"])
+    for name, masks in (("train", good), ("test", damaged)):
+        table = pa.table({"image": pictures, "mask": masks})
+        pq.write_table(table, tmp_path / f"{name}.parquet")
+    bench = make_bench(bytes=Parquet(path=str(tmp_path), columns={"image": "image"}))
+    probe = Segmentation(**CUT | {"source": "bytes", "validation": None})
+    with pytest.raises(DataError, match=r"tasks\.task\.mask: .*test, column 'mask', row 2: not a readable picture"):
+        probe.check(bench, "task")
+    probe.model_copy(update={"test": ("train",)}).check(bench, "task")
+
+
 def test_an_encoder_without_positions_cannot_segment(make_bench: Any) -> None:
     bench = make_bench()
     bench.subject.model.encoders["image"] = torch.nn.Flatten()
     assert Segmentation(**CUT).unsuitable(bench) == "the encoder of 'image' (Flatten) gives no features by position"
 
 
-# ---- retrieval
-
-
-def test_retrieval_on_a_source_reports_its_galleries(make_bench: Any) -> None:
-    (row,) = outcome(Retrieval(source="scenes", batch=32, draws=2), make_bench()).rows
-    assert row.facts == {
-        "n": 100,
-        "batches": 4,
-        "gallery": 32,
-        "last_gallery": 4,
-        "image_gallery_full": 20,
-        "text_gallery_full": 100,
-    }
-    assert len(row.values["text_to_image_r@1"]) == 2
-    assert len(row.values["text_to_image_r@1_full"]) == 1
-
-
-def test_full_recalls_are_those_of_the_retrieval_task(make_bench: Any) -> None:
-    bench = make_bench()
-    (row,) = outcome(Retrieval(source="scenes"), bench).rows
-    samples = bench.pairs("scenes", "test", ("image", "text"))
-    expected = Task().evaluate(bench.subject.model, None, samples, batch_size=16)
-    for name in ("image_to_text_r@1", "image_to_text_r@10", "text_to_image_r@5"):
-        assert row.values[f"{name}_full"] == [pytest.approx(expected[name])]
-
-
-def test_a_batch_of_all_is_that_of_the_retrieval_task(make_bench: Any) -> None:
-    bench = make_bench()
-    (row,) = outcome(Retrieval(source="scenes", batch=100, draws=2), bench).rows
-    samples = bench.pairs("scenes", "test", ("image", "text"))
-    expected = Task(in_batch=100).evaluate(bench.subject.model, None, samples, batch_size=16)
-    for name in ("image_to_text_r@5", "text_to_image_r@1"):
-        assert row.values[name] == [pytest.approx(expected[f"{name}_batch100"])] * 2
-
-
-def test_clients_mean_worst_and_disparity(make_bench: Any) -> None:
-    bench = make_bench()
-    whole = bench.pairs("scenes", "test", ("image", "text"))
-    tests = {"a": whole.subset(torch.arange(40)), "b": whole.subset(torch.arange(40, 100)), "c": whole.only(["image"])}
-    object.__setattr__(bench.subject, "clients", lambda: tests)
-    found = {row.on: row for row in outcome(Retrieval(batch=16, draws=3), bench).rows}
-    assert list(found) == ["a", "b", "mean over clients", "worst client", "disparity"]
-    for metric in found["a"].values:
-        pairs = list(zip(found["a"].values[metric], found["b"].values[metric], strict=True))
-        assert list(found["mean over clients"].values[metric]) == pytest.approx([(a + b) / 2 for a, b in pairs])
-        assert list(found["worst client"].values[metric]) == [min(pair) for pair in pairs]
-        assert list(found["disparity"].values[metric]) == pytest.approx([abs(a - b) for a, b in pairs])
-
-
-def test_matches_of_the_samples_are_right_answers(make_bench: Any) -> None:
-    bench = make_bench()
-    whole = bench.pairs("scenes", "test", ("image", "text"))
-    every = replace(whole, matches=torch.zeros_like(whole.items))
-    object.__setattr__(bench.subject, "clients", lambda: {"a": every})
-    row = outcome(Retrieval(draws=1), bench).rows[0]
-    assert all(list(each) == [100.0] for each in row.values.values())
-
-
-def test_no_client_has_both_modalities(make_bench: Any) -> None:
-    bench = make_bench()
-    object.__setattr__(bench.subject, "clients", lambda: {})
-    with pytest.raises(DataError, match="no client has test samples with image and text"):
-        Retrieval().check(bench, "task")
-
-
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [({"between": ["image", "image"]}, "names 'image' twice"), ({"cutoffs": [1, 1]}, "different"), ({"batch": 1}, "2")],
-)
-def test_retrieval_settings(settings: Any, message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        Retrieval(**settings)
-
-
-def test_data_that_it_was_trained_on_are_no_other_domain(make_bench: Any) -> None:
-    night = Scenes(test=10, size=16, domain="night")
-    bench = make_bench(night=night)
-    probe = OutOfDomain(sources=("scenes", "night"))
-    assert [row.on for row in outcome(probe, bench).rows] == ["scenes", "night"]
-    object.__setattr__(bench.subject, "known", (bench.data.sources["scenes"].model_copy(update={"targets": {}}),))
-    found = outcome(probe, bench)
-    assert [row.on for row in found.rows] == ["night"]
-    assert found.notes[-1] == "Left out, as the model was trained on it: scenes."
-    assert OutOfDomain(sources=("scenes",)).unsuitable(bench) == "random was trained on scenes"
+# ---- all
 
 
 def test_streams_depend_on_task_draw_and_purpose() -> None:

@@ -44,7 +44,7 @@ class Bench:
     seed: int = 42
     draws: int | None = None
     _splits: dict[tuple[str, str], Split] = field(default_factory=dict)
-    _samples: dict[tuple[str, str, str], Samples] = field(default_factory=dict)
+    _samples: dict[tuple[str, ...], Samples] = field(default_factory=dict)
     _features: dict[tuple[str, str, str, str], Tensor] = field(default_factory=dict)
 
     def stream(self, task: str, draw: int, purpose: str) -> torch.Generator:
@@ -81,16 +81,15 @@ class Bench:
 
     def samples(self, source: str, split: str, modality: str) -> Samples:
         """All samples of a split in one modality, opened once."""
-        key = (source, split, modality)
-        if key not in self._samples:
-            view = self.subject.views[modality]
-            self._samples[key] = assemble(self.split(source, split), {modality: view}, self.subject.context)
-        return self._samples[key]
+        return self.pairs(source, split, [modality])
 
     def pairs(self, source: str, split: str, modalities: Sequence[str]) -> Samples:
-        """All samples of a split in several modalities."""
-        views = {name: self.subject.views[name] for name in modalities}
-        return assemble(self.split(source, split), views, self.subject.context)
+        """All samples of a split in several modalities, opened once."""
+        key = (source, split, *modalities)
+        if key not in self._samples:
+            views = {name: self.subject.views[name] for name in modalities}
+            self._samples[key] = assemble(self.split(source, split), views, self.subject.context)
+        return self._samples[key]
 
     def kind(self, wanted: Literal["auto", "trunk", "embedding"], modality: str, task: str) -> Kind:
         """What of an encoder is looked at: auto is the trunk where there is one.

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+import re
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -15,6 +16,9 @@ from polyfed.options import BestOrLast, DataDir, Device, WeightsDir, names_in
 if TYPE_CHECKING:
     from polyfed.downstream.opened import Wanted
     from polyfed.downstream.results import Findings
+
+_SEED = 42
+_LONGEST = 80  # characters of task names in the name of a file; file systems take 255 in all
 
 
 def downstream(
@@ -31,7 +35,7 @@ def downstream(
         Path | None,
         typer.Option(metavar="MODEL.yaml", help="test this model, pretrained or random, instead", show_default=False),
     ] = None,
-    seed: Annotated[int, typer.Option(min=0, help="of all draws")] = 42,
+    seed: Annotated[int, typer.Option(min=0, help="of all draws")] = _SEED,
     draws: Annotated[
         int | None, typer.Option(min=1, help="draws of every task", show_default="as the suite says")
     ] = None,
@@ -48,7 +52,8 @@ def downstream(
 
     if not suite:
         raise ConfigError(f"--suite is missing; give {', '.join(suites())}, or a YAML file")
-    chosen = Suite.load(suite).chosen(None if tasks is None else list(dict.fromkeys(names_in("--tasks", tasks))))
+    names = None if tasks is None else list(dict.fromkeys(names_in("--tasks", tasks)))
+    chosen = Suite.load(suite).chosen(names)
     wanted = Wanted(run, which, client, encoders, seed, data_dir, weights_dir, device)
     opened = wanted.open()
     folder = ready_folder(out or _folder(wanted))
@@ -56,7 +61,7 @@ def downstream(
         found = run_suite(
             opened.subject, chosen, opened.data, name=Path(suite).stem, seed=seed, draws=draws, tell=typer.echo
         )
-    _finish(folder, found)
+    _finish(folder, _stem(Path(suite).stem, which, seed, draws, names), found)
 
 
 def _folder(wanted: Wanted) -> Path:
@@ -64,6 +69,26 @@ def _folder(wanted: Wanted) -> Path:
     parts = [wanted.client] if wanted.client else [wanted.encoders.stem] if wanted.encoders else []
     start = Path("runs") if wanted.run is None else wanted.run
     return start.joinpath("downstream", *parts)
+
+
+def _stem(suite: str, which: str | None, seed: int, draws: int | None, tasks: Sequence[str] | None) -> str:
+    """Name of the files without ending: the suite, and what is asked for beyond the defaults."""
+    asked = {
+        "model": which,
+        "seed": None if seed == _SEED else seed,
+        "draws": draws,
+        "tasks": None if tasks is None else _shortened(tasks),
+    }
+    parts = [suite, *(f"{option}-{value}" for option, value in asked.items() if value is not None)]
+    return re.sub(r"[^\w.+-]+", "_", "-".join(parts))
+
+
+def _shortened(tasks: Sequence[str]) -> str:
+    """Names of tasks, or where these are too long for the name of a file, their number and a digest."""
+    from polyfed.data.arrow import fingerprint_of
+
+    named = "+".join(tasks)
+    return named if len(named) <= _LONGEST else f"{len(tasks)}-{fingerprint_of(*tasks)}"
 
 
 @contextlib.contextmanager
@@ -75,7 +100,7 @@ def _interruptible() -> Iterator[None]:
         raise typer.Exit(130) from None
 
 
-def _finish(folder: Path, found: Findings) -> None:
+def _finish(folder: Path, stem: str, found: Findings) -> None:
     """Print the tables, and write JSON, CSV and picture."""
     from rich.console import Console
 
@@ -88,7 +113,7 @@ def _finish(folder: Path, found: Findings) -> None:
     for table in found.tables():
         console.print(table.rich())
     drawing = draw_findings(found)  # what can fail comes before anything is written
-    paths = [folder / f"downstream.{ending}" for ending in ("json", "csv", "png")]
+    paths = [folder / f"{stem}.{ending}" for ending in ("json", "csv", "png")]
     write_json(paths[0], found.to_json())
     try:
         write_atomically(paths[1], found.to_csv().encode())

@@ -44,13 +44,14 @@ class MapReader:
         before them (frozen features of a transformer begin with one).
 
         Raises:
-            ConfigError: the trunk's positions are no square grid.
+            ConfigError: the trunk's positions are no square grid, or those of no map although there are finer ones.
         """
         found, local = _watched(trunk, example)
-        maps = _by_resolution(found)
-        if maps and _is_last_map(local, next(iter(maps.values()))):
+        maps = _by_resolution(found, local)
+        if maps:
             shapes = [value.shape for value in maps.values()]
             return cls(trunk, tuple(maps), tuple(s[1] for s in shapes), tuple(s[2] for s in shapes))
+        _require_nothing_finer(trunk, found, local, what)
         side = _side(local, what)
         return cls(trunk, (), (local.local.shape[-1],), (side,))
 
@@ -93,11 +94,38 @@ def _watched(trunk: nn.Module, x: Tensor, names: Sequence[str] | None = None) ->
     return found, local
 
 
-def _by_resolution(found: _Found) -> _Found:
-    """The last map of every resolution, the coarsest first."""
-    last = {tuple(value.shape[-2:]): (name, value) for name, value in found.items()}
-    ordered = sorted(last.values(), key=lambda entry: entry[1].shape[-1] * entry[1].shape[-2])
-    return dict(ordered)
+def _by_resolution(found: _Found, local: Local) -> _Found:
+    """The last map that is the trunk's positions, then that of every finer resolution; none if no map is those.
+
+    What is coarser, as what a pooling module gives of that map, is left out.
+    """
+    coarsest = next((name for name, value in reversed(found.items()) if _is_last_map(local, value)), None)
+    if coarsest is None:
+        return {}
+    count = _count(found[coarsest])
+    finer = {tuple(value.shape[-2:]): (name, value) for name, value in found.items() if _count(value) > count}
+    ordered = sorted(finer.values(), key=lambda entry: _count(entry[1]))
+    return {coarsest: found[coarsest], **dict(ordered)}
+
+
+def _count(value: Float[Tensor, "b c h w"]) -> int:
+    return value.shape[-2:].numel()
+
+
+def _require_nothing_finer(trunk: nn.Module, found: _Found, local: Local, what: str) -> None:
+    """Refuse a convolutional trunk whose last map no module gives; a transformer's patches are as many as its tokens.
+
+    Raises:
+        ConfigError: a convolution gives more positions than the trunk.
+    """
+    count = local.local.shape[1]
+    maps = [value for name, value in found.items() if isinstance(trunk.get_submodule(name), nn.Conv2d)]
+    finer = {"x".join(map(str, value.shape[-2:])): None for value in maps if _count(value) > count}
+    if finer:
+        raise ConfigError(
+            f"{what}: the trunk has maps of {', '.join(finer)}, but its {count} positions are the output of none of "
+            "its modules, so a decoder would miss them; let a module give the last map as it is"
+        )
 
 
 def _is_last_map(local: Local, last: Float[Tensor, "b c h w"]) -> bool:

@@ -15,10 +15,11 @@ from torch.nn import functional as F
 
 from polyfed.data.samples import Samples
 from polyfed.downstream.bench import Bench
-from polyfed.downstream.galleries import Pairs, Side, block_recalls, blocks, full_recalls
+from polyfed.downstream.galleries import Pairs, Side, block_recalls, blocks, chance, full_recalls
 from polyfed.downstream.probe import Probe
 from polyfed.downstream.results import Row
 from polyfed.downstream.subject import Subject, computed
+from polyfed.errors import DataError
 
 
 class Search(Probe):
@@ -27,7 +28,7 @@ class Search(Probe):
     In-batch: samples are shuffled and divided into galleries of ``batch``; each is looked for among those of its own
     gallery, so the figure depends on the size, which is reported. Full: every distinct picture and text among all.
     Samples with equal ``Samples.matches`` (the item's, or what the source says) are right answers. Ties count against
-    the model.
+    the model. ``chance_...`` is what a random order of the same galleries would give, exactly.
     """
 
     between: tuple[str, str] = Field(default=("image", "text"), description="the two modalities")
@@ -47,6 +48,20 @@ class Search(Probe):
     def where(self, bench: Bench) -> Mapping[str, Samples]:
         """What is searched: name -> samples with both modalities."""
 
+    def of_source(self, bench: Bench, source: str, split: str) -> Samples:
+        """Samples of a split with both modalities.
+
+        Raises:
+            DataError: none of them can be missed.
+        """
+        samples = bench.pairs(source, split, self.between)
+        if not can_be_missed(samples):
+            raise DataError(
+                f"'{source}' {split} has {len(samples)} sample(s) and no two that do not answer each other, so that "
+                "every search would succeed; take a split with more"
+            )
+        return samples
+
     def rows(self, bench: Bench, task: str) -> list[Row]:
         """Recalls of each of ``where``."""
         return [self._row(bench, task, name, samples) for name, samples in self.where(bench).items()]
@@ -65,10 +80,12 @@ class Search(Probe):
         values: dict[str, list[float]] = {}
         for draw in range(bench.draws or self.draws):
             galleries = blocks(len(samples), self.batch, bench.stream(task, draw, f"galleries {on}"))
-            for name, value in self._named(block_recalls(pairs, galleries, self.cutoffs)).items():
+            held = [samples.matches[index] for index in galleries]
+            by_chance = {f"chance_r@{k}": value for k, value in chance(held, held, self.cutoffs).items()}
+            for name, value in (self._named(block_recalls(pairs, galleries, self.cutoffs)) | by_chance).items():
                 values.setdefault(name, []).append(value)
         sides = [_distinct(each, samples, name) for each, name in zip((first, second), self.between, strict=True)]
-        whole = self._named(full_recalls(sides[0], sides[1], self.cutoffs), "_full")
+        whole = self._named(full_recalls(sides[0], sides[1], self.cutoffs), "_full") | self._chance_full(sides)
         return Row(
             on, values | {name: [value] for name, value in whole.items()}, self._facts(samples, galleries, sides)
         )
@@ -81,6 +98,11 @@ class Search(Probe):
         names = {"forward": f"{a}_to_{b}", "backward": f"{b}_to_{a}"}
         return {f"{names[way]}_r@{k}{suffix}": value for way, by in found.items() for k, value in by.items()}
 
+    def _chance_full(self, sides: Sequence[Side]) -> dict[str, float]:
+        first, second = ([side.matches] for side in sides)
+        ways = {"forward": chance(first, second, self.cutoffs), "backward": chance(second, first, self.cutoffs)}
+        return {f"chance_{name}": value for name, value in self._named(ways, "_full").items()}
+
     def _facts(
         self, samples: Samples, galleries: Sequence[Int64[Tensor, " k"]], sides: Sequence[Side]
     ) -> dict[str, float]:
@@ -88,6 +110,11 @@ class Search(Probe):
         facts = {"n": len(samples), "batches": len(galleries), "gallery": max(sizes), "last_gallery": min(sizes)}
         named = zip(self.between, sides, strict=True)
         return {**facts, **{f"{name}_gallery_full": len(side.matches) for name, side in named}}
+
+
+def can_be_missed(samples: Samples) -> bool:
+    """Whether a search among samples can fail: there are two at least, and not all are right answers to each other."""
+    return len(samples.matches.unique()) > 1  # type: ignore[no-untyped-call]
 
 
 def _distinct(values: Tensor, samples: Samples, modality: str) -> Side:

@@ -5,13 +5,13 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from pathlib import Path
 
 import torch
 from torch import Tensor, nn
 
 from polyfed.data.samples import Samples
-from polyfed.data.source import Source, TableSource
+from polyfed.data.source import Source
 from polyfed.data.view import DataContext, View
 from polyfed.errors import DataError
 from polyfed.models.model import Model
@@ -56,9 +56,14 @@ class Subject:
         missing = [name for name in modalities if name not in self.views]
         return f"{self.name} encodes {', '.join(self.views)}, not '{missing[0]}'" if missing else None
 
-    def knows(self, source: Source) -> bool:
-        """Whether it was trained on the same data, in whichever columns or selection."""
-        return _place(source) in map(_place, self.known)
+    def knows(self, source: Source, data_dir: Path | None) -> bool:
+        """Whether it was trained on the same data, in whichever columns or selection.
+
+        Args:
+            source: what is asked about.
+            data_dir: folder that relative paths start from.
+        """
+        return source.identity(data_dir) in (known.identity(data_dir) for known in self.known)
 
     def trunk(self, modality: str) -> nn.Module | None:
         """The encoder before its projection or align module, input -> ``Local``; None if it cannot be split."""
@@ -77,12 +82,6 @@ class Subject:
         """Encoder input -> pooled vector [b, c] of the trunk; None if the encoder cannot be split."""
         trunk = self.trunk(modality)
         return None if trunk is None else lambda x: _local(trunk, x).pooled
-
-
-def _place(source: Source) -> dict[str, Any]:
-    """Which data a source means, without what is picked from them."""
-    picked = set(TableSource.model_fields) | {"id"}
-    return {key: value for key, value in source.model_dump(mode="json").items() if key not in picked}
 
 
 def _local(trunk: nn.Module, x: Tensor) -> Local:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Annotated, Literal
+from typing import Literal, Self
 
 import pyarrow.compute as pc
 import torch
 from jaxtyping import Int64
-from pydantic import Field
+from pydantic import Field, model_validator
 from torch import Tensor
 
 from polyfed.data.arrow import flattened
@@ -17,9 +17,8 @@ from polyfed.downstream.linear import Fit, fit_linear, standardised, stratified
 from polyfed.downstream.probe import Probe
 from polyfed.downstream.results import Outcome, Row
 from polyfed.downstream.scores import absent_note, class_metrics
+from polyfed.downstream.splits import Share, require_apart
 from polyfed.errors import DataError
-
-Share = Annotated[float, Field(gt=0, le=1)]
 
 
 class FewShot(Probe):
@@ -53,6 +52,11 @@ class FewShot(Probe):
     epochs: int = Field(default=50, ge=1, description="at most")
     patience: int = Field(default=10, ge=1, description="epochs without a lower validation loss")
     batch_size: int = Field(default=48, ge=1, description="samples a step")
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        require_apart(self.train, self.validation, [self.test], "name different splits, or validation: null")
+        return self
 
     def unsuitable(self, bench: Bench) -> str | None:
         """The subject does not encode the modality."""

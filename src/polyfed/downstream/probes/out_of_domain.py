@@ -28,22 +28,23 @@ class OutOfDomain(Search):
         return bench.subject.lacks(self.between)
 
     def _known(self, bench: Bench) -> list[str]:
-        there = bench.data.sources
-        return [source for source in self.sources if source in there and bench.subject.knows(there[source])]
+        there, folder = bench.data.sources, bench.data.data_folder
+        return [source for source in self.sources if source in there and bench.subject.knows(there[source], folder)]
 
     def check(self, bench: Bench, task: str) -> None:
-        """Splits and columns.
+        """Splits and columns, and that there is something to search.
 
         Raises:
             ConfigError, DataError: something is missing.
         """
         for source in self.sources:
             bench.require(task, source, [self.split], self.between)
+        self.where(bench)
 
     def where(self, bench: Bench) -> Mapping[str, Samples]:
         """Every source that the subject does not know."""
         new = [source for source in self.sources if source not in self._known(bench)]
-        return {source: bench.pairs(source, self.split, self.between) for source in new}
+        return {source: self.of_source(bench, source, self.split) for source in new}
 
     def run(self, bench: Bench, task: str) -> Outcome:
         """Search."""

@@ -10,7 +10,7 @@ from pydantic import Field
 from polyfed.data.samples import Samples
 from polyfed.downstream.bench import Bench
 from polyfed.downstream.results import Outcome, Row
-from polyfed.downstream.search import Search
+from polyfed.downstream.search import Search, can_be_missed
 from polyfed.errors import DataError
 
 
@@ -19,6 +19,7 @@ class Retrieval(Search):
 
     In batches of ``batch`` samples (galleries as the paper's) and among all. Without a ``source`` every client's own
     test samples are searched; the mean over clients, the worst client and the disparity (best less worst) are added.
+    Clients whose every search would succeed, as they have a single sample, are left out, which is said.
     """
 
     source: str | None = Field(default=None, description="name of a source; None: the clients' own test samples")
@@ -31,29 +32,40 @@ class Retrieval(Search):
         return bench.subject.lacks(self.between)
 
     def check(self, bench: Bench, task: str) -> None:
-        """Split and columns, or that a client has both modalities.
+        """Split and columns, or that a client has both modalities; and that there is something to search.
 
         Raises:
             ConfigError, DataError: something is missing.
         """
         if self.source is not None:
             bench.require(task, self.source, [self.split], self.between)
-        elif not self.where(bench):
-            raise DataError(f"tasks.{task}: no client has test samples with {' and '.join(self.between)}")
+        if not self.where(bench):
+            both = " and ".join(self.between)
+            raise DataError(f"tasks.{task}: no client has two test samples with {both} that do not answer each other")
 
     def where(self, bench: Bench) -> Mapping[str, Samples]:
-        """The source, or the clients that have test samples with both modalities."""
+        """The source, or the clients with test samples in both modalities whose search can fail."""
         if self.source is not None:
-            return {self.split: bench.pairs(self.source, self.split, self.between)}
-        every = bench.subject.clients() if bench.subject.clients is not None else {}
-        return {name: tests for name, tests in every.items() if set(self.between) <= set(tests.inputs) and len(tests)}
+            return {self.split: self.of_source(bench, self.source, self.split)}
+        return {name: tests for name, tests in self._paired(bench).items() if can_be_missed(tests)}
 
     def run(self, bench: Bench, task: str) -> Outcome:
         """Search."""
         rows = self.rows(bench, task)
         if self.source is not None:
             return Outcome(self.source, rows, self.notes())
-        return Outcome("clients' own test samples", [*rows, *_over_clients(rows)], self.notes())
+        notes = [*self.notes(), *self._left_out(bench)]
+        return Outcome("clients' own test samples", [*rows, *_over_clients(rows)], notes)
+
+    def _paired(self, bench: Bench) -> dict[str, Samples]:
+        """The clients that have test samples with both modalities."""
+        every = bench.subject.clients() if bench.subject.clients is not None else {}
+        return {name: tests for name, tests in every.items() if set(self.between) <= set(tests.inputs) and len(tests)}
+
+    def _left_out(self, bench: Bench) -> list[str]:
+        names = [name for name, tests in self._paired(bench).items() if not can_be_missed(tests)]
+        reason = "with a single test sample, or none that do not answer each other"
+        return [f"Left out, {reason}: {', '.join(names)}."] if names else []
 
 
 def _over_clients(rows: Sequence[Row]) -> list[Row]:

@@ -7,10 +7,12 @@ from typing import Annotated, NamedTuple, Self, cast
 
 import torch
 from jaxtyping import Float, Int64, UInt8
+from pyarrow.types import is_binary, is_large_binary, is_struct
 from pydantic import Field, model_validator
 from torch import Tensor
 
 from polyfed.data.cache import Fit
+from polyfed.data.samples import Inputs
 from polyfed.data.views.masks import Masks
 from polyfed.downstream.bench import Bench
 from polyfed.downstream.decoding import DecoderFit, fit_decoder, logits_of, mean_mask
@@ -18,12 +20,13 @@ from polyfed.downstream.maps import MapReader
 from polyfed.downstream.pictures import Pictures
 from polyfed.downstream.probe import Probe
 from polyfed.downstream.results import Outcome, Row
+from polyfed.downstream.splits import Share, require_apart
 from polyfed.errors import ConfigError, DataError
 from polyfed.losses.segmentation import focal_dice
 from polyfed.randomness import isolated
 from polyfed.tasks.dice import mean_dice
 
-Share = Annotated[float, Field(gt=0, le=1)]
+Side = Annotated[int, *Masks.model_fields["size"].metadata]  # bounds as those of the view
 
 
 class Segmentation(Probe):
@@ -51,7 +54,7 @@ class Segmentation(Probe):
     decoder: tuple[Annotated[int, Field(ge=1)], ...] = Field(
         default=(512, 256, 128, 64), min_length=1, description="widths of the decoder's stages"
     )
-    size: int | None = Field(default=None, ge=8, description="side of the masks; None: of the encoder's pictures")
+    size: Side | None = Field(default=None, description="side of the masks; None: of the encoder's pictures")
     focal_weight: float = Field(default=10.0, ge=0, description="weight of the focal loss")
     dice_weight: float = Field(default=1.0, ge=0, description="weight of -log(soft Dice)")
     gamma: float = Field(default=2.0, ge=0, description="of the focal loss")
@@ -64,11 +67,8 @@ class Segmentation(Probe):
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
-        if self.validation in self.test or self.train in self.test or self.train == self.validation:
-            raise ValueError(
-                f"train '{self.train}', validation '{self.validation}' and test {list(self.test)} overlap; "
-                "give validation a share of train, such as 0.15, to test on the validation split too"
-            )
+        hint = "give validation a share of train, such as 0.15, to test on the validation split too"
+        require_apart(self.train, self.validation, self.test, hint)
         if not self.focal_weight + self.dice_weight:
             raise ValueError("focal_weight and dice_weight are both 0; give one of them a weight")
         return self
@@ -82,7 +82,7 @@ class Segmentation(Probe):
         return missing
 
     def check(self, bench: Bench, task: str) -> None:
-        """Splits, columns, that there is anything to learn, and that the encoder gives maps.
+        """Splits, columns, that masks can be read, and that the encoder gives maps.
 
         Raises:
             ConfigError, DataError: something of these is missing.
@@ -90,9 +90,7 @@ class Segmentation(Probe):
         splits = [self.train, *self.test, *([self.validation] if isinstance(self.validation, str) else [])]
         bench.require(task, self.source, splits, [self.modality])
         for name in splits:
-            if bench.split(self.source, name).read(self.mask).nested:
-                raise DataError(f"tasks.{task}: '{self.source}' {name}, '{self.mask}' holds lists; one mask an item")
-        self._size(bench, task)
+            self._require_masks(bench, task, name)
         self._reader(bench, task)
 
     def run(self, bench: Bench, task: str) -> Outcome:
@@ -126,15 +124,29 @@ class Segmentation(Probe):
         return MapReader.of(trunk, example, f"tasks.{task}, '{self.modality}'")
 
     def _pictures(self, bench: Bench, task: str, splits: Sequence[str], reader: MapReader) -> Pictures:
-        view = bench.subject.views[self.modality]
-        masks = Masks(size=self._size(bench, task), fit=cast(Fit, getattr(view, "fit", "squash")))
         parts = [bench.samples(self.source, name, self.modality) for name in splits]
-        found = [self._masks(bench, name, masks, part.items) for name, part in zip(splits, parts, strict=True)]
+        found = [self._masks(bench, task, name)(part.items) for name, part in zip(splits, parts, strict=True)]
         return Pictures(parts, self.modality, torch.cat(found), reader, bench.subject.device, self.memory)
 
-    def _masks(self, bench: Bench, split: str, view: Masks, items: Int64[Tensor, " n"]) -> UInt8[Tensor, "n h w"]:
-        rows = view.open(bench.split(self.source, split).read(self.mask), self.mask, bench.subject.context)
-        return rows(items)
+    def _masks(self, bench: Bench, task: str, split: str) -> Inputs:
+        """The masks of a split, decoded into the cache at first use."""
+        pictures = bench.subject.views[self.modality]
+        view = Masks(size=self._size(bench, task), fit=cast(Fit, getattr(pictures, "fit", "squash")))
+        return view.open(bench.split(self.source, split).read(self.mask), self.mask, bench.subject.context)
+
+    def _require_masks(self, bench: Bench, task: str, split: str) -> None:
+        """Raise ConfigError if the column holds no pictures, DataError if one of them cannot be read."""
+        column = bench.split(self.source, split).read(self.mask)
+        if column.nested:
+            raise DataError(f"tasks.{task}.mask: '{self.source}' {split}, '{self.mask}' holds lists; one mask an item")
+        try:
+            self._masks(bench, task, split)
+        except DataError as error:
+            kind = column.values.type
+            if not (is_binary(kind) or is_large_binary(kind) or is_struct(kind)):
+                reason = f"'{self.mask}' of '{self.source}' {split} holds {kind}, no pictures; name a column of masks"
+                raise ConfigError(f"tasks.{task}.mask: {reason}") from error
+            raise DataError(f"tasks.{task}.mask: {error}") from error
 
     def _row(self, bench: Bench, task: str, share: float, reader: MapReader, sets: _Sets) -> Row:
         found = [self._draw(bench, task, share, draw, reader, sets) for draw in range(bench.draws or self.draws)]
