@@ -97,9 +97,13 @@ class FedAID(RobustAlignment):
         server.update_weights({self.kind(server): aggregated | robust})
 
     def _guided(self, server: Server, cohort: Cohort, losses: dict[str, float]) -> dict[str, Tensor]:
-        """Stage 1 and the mean of what it gives; clients that hold the encoder already get the rest only."""
+        """Stage 1 and the mean of what it gives; clients that hold the encoder already get the rest only.
+
+        Where replies are encoded against what was sent for them, all of it is.
+        """
         parts, now = self.parts(server), server.weights[self.kind(server)]
-        had = {client.id for client in cohort.clients if self._holds(server, client)}
+        whole = cohort.transport.refers
+        had = {client.id for client in cohort.clients if self._holds(server, client) and not whole}
         replies = cohort.ask(
             self.guide,
             check=self.like(server),
