@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +25,7 @@ from polyfed.data.view import DataContext, InputSpec
 from polyfed.federation.cohort import each
 from polyfed.federation.ledger import Ledger
 from polyfed.federation.payload import Payload, Weights
+from polyfed.federation.transport import Transport
 from polyfed.federation.types import Blueprint
 from polyfed.models.aligner import AlignerSettings
 from polyfed.models.binding import Parts
@@ -102,6 +103,7 @@ class OnPaper:
     parts: Parts
     ledger: Ledger
     number: int
+    transport: Transport = field(default_factory=Transport)
 
     @property
     def clients(self) -> tuple[Any, ...]:

@@ -65,17 +65,17 @@ def test_losses_and_weights_by_hand(
 
 
 def test_weights_go_on_from_round_to_round(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    session = session_of(tmp_path, gamma=2.0, rho=0.02)
+    session = session_of(tmp_path, gamma=2.0, rho=1e-4)
     w = torch.full((3,), 1 / 3, dtype=torch.float64)
     for number in (1, 2):
         play(session, number, number)
         noted = metrics(session)
         v = torch.tensor([noted[f"loss.{client}"] for client in CLIENTS], dtype=torch.float64)
-        w = mirror_step(w, v, gamma=2.0, rho=0.02)
+        w = mirror_step(w, v, gamma=2.0, rho=1e-4)
         for client, expected in zip(CLIENTS, w, strict=True):
             assert noted[f"weight.{client}"] == pytest.approx(float(expected), rel=1e-12)
-        assert float(chi_square(w)) <= 0.02 + 1e-12
-    assert float(chi_square(w)) == pytest.approx(0.02, abs=1e-9)  # the ball binds
+        assert float(chi_square(w)) <= 1e-4 + 1e-12
+    assert float(chi_square(w)) == pytest.approx(1e-4, abs=1e-9)  # the ball binds
 
 
 @pytest.mark.parametrize("setting", [{"gamma": 0}, {"rho": 0}])

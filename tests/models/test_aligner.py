@@ -174,7 +174,8 @@ def test_detail_has_the_same_embedding(norm: str) -> None:
     detail = aligner.detail(features)
     torch.testing.assert_close(detail.embedding, aligner(features), rtol=0, atol=0)
     assert detail.positions.shape == (3, 5, DIM)
-    assert detail.mask is features.mask
+    assert features.mask is not None
+    assert torch.equal(detail.mask, features.mask)
 
 
 @pytest.mark.parametrize("norm", ["pre", "post"])

@@ -152,7 +152,7 @@ def test_every_tensor_is_of_one_part() -> None:
     assert set(parts.aligner) == {name for name in names if ".aligner." in name and ".aligner.local." not in name}
     assert {name for name in names if ".aligner.local." in name} <= set(parts.rest)
     assert set(parts.encoder) == {name for name in names if ".trunk." in name}
-    assert {name.split(".")[0] for name in parts.rest} == {"heads", "extras"}
+    assert {name.split(".")[0] for name in parts.rest} == {"heads", "extras", "encoders"}
     assert set(parts.without_encoder) == {*parts.aligner, *parts.rest}
     buffers = [name for name, _ in model.named_buffers()]
     assert [name for name in buffers if ".aligner." in name]  # statistics of batch norms go with the aligner

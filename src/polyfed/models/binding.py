@@ -98,15 +98,16 @@ def frozen_aligners(model: Model, weights: Mapping[str, Tensor]) -> dict[str, Al
 
     Args:
         model: whose align modules they are.
-        weights: names as in the model's state dict -> tensors; those of other parts are passed over, and what is not
-            among them (heads for positions, which no teacher has) is the model's own.
+        weights: names as in the model's state dict -> tensors; those of other parts are passed over. Heads for
+            positions, which no teacher has, are the model's own if they are not among them.
     """
     made = {}
     for modality, aligner in aligners_of(model).items():
         prefix = f"encoders.{modality}.aligner."
         made[modality] = frozen(aligner).train()
         given = {name.removeprefix(prefix): value for name, value in weights.items() if name.startswith(prefix)}
-        made[modality].load_state_dict(made[modality].state_dict() | given)
+        own = {name: value for name, value in made[modality].state_dict().items() if name.startswith("local.")}
+        made[modality].load_state_dict(own | given)
         for module in made[modality].modules():
             if isinstance(module, nn.BatchNorm1d):
                 module.momentum = 0.0  # the running statistics stay
