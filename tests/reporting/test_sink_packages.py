@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 import pytest
 from sink_rounds import CONFIG, EXPECTED, a_round, sink_run
 
-from polyfed.reporting.sink import SinkRun, SinkSet
+from polyfed.reporting.sink import Sink, SinkRun, SinkSet
 from polyfed.reporting.sinks.mlflow import MLflow, fit
 from polyfed.reporting.sinks.tensorboard import TensorBoard
 from polyfed.reporting.sinks.wandb import WandB
@@ -198,15 +198,20 @@ def wandb_rounds(folder: Path) -> list[int]:
     return sorted(file.read_bytes().count(b"image_to_text_r@1") // 2 for file in files)
 
 
-def test_wandb_for_real(tmp_path, monkeypatch):
-    monkeypatch.setenv("WANDB_ERROR_REPORTING", "false")
-    pytest.importorskip("wandb")
+def begun_and_resumed(kind: type[Sink], folder: Path) -> None:
+    """A round of a run, and one after it was resumed."""
     for resumed_from in (0, 1):
-        sinks = SinkSet([WandB()])
-        sinks.open(sink_run(tmp_path, resumed_from))
+        sinks = SinkSet([kind()])
+        sinks.open(sink_run(folder, resumed_from))
         sinks.write(a_round(resumed_from + 1))
         assert len(sinks) == 1
         sinks.close(failed=False)
+
+
+def test_wandb_for_real(tmp_path, monkeypatch):
+    monkeypatch.setenv("WANDB_ERROR_REPORTING", "false")
+    pytest.importorskip("wandb")
+    begun_and_resumed(WandB, tmp_path)
     deadline = time.monotonic() + 30  # a second run with one id in one process is on disk a moment after its end
     while (stored := wandb_rounds(tmp_path)) != [1, 1] and time.monotonic() < deadline:
         time.sleep(0.05)
@@ -218,12 +223,7 @@ def test_mlflow_for_real(tmp_path, monkeypatch):
     monkeypatch.setenv("MLFLOW_DISABLE_TELEMETRY", "true")
     for package in MLflow().packages:
         pytest.importorskip(package)
-    for resumed_from in (0, 1):
-        sinks = SinkSet([MLflow()])
-        sinks.open(sink_run(tmp_path, resumed_from))
-        sinks.write(a_round(resumed_from + 1))
-        assert len(sinks) == 1
-        sinks.close(failed=False)
+    begun_and_resumed(MLflow, tmp_path)
     client = importlib.import_module("mlflow").MlflowClient(tracking_uri=f"sqlite:///{tmp_path / 'mlflow.db'}")
     identity = json.loads((tmp_path / "mlflow.json").read_text())["run_id"]
     history = client.get_metric_history(identity, "server/test/image_to_text_r1")
