@@ -25,12 +25,12 @@ CLIENTS = ("hospital-0", "hospital-1", "hospital-2")
 
 
 def config_of(*, task: Config | None = None, optimizer: Config | None = None, **algorithm: Any) -> Config:
-    """Two batches of plain SGD in each stage."""
+    """Two batches of plain SGD in each stage; ``task`` changes settings of the task, or is another, with its name."""
     config = copy.deepcopy(aligned(**({"local_steps": 2, "robust_steps": 2} | algorithm)))
     sgd = {"kind": "sgd", "lr": RATE, "momentum": 0.0, "clip": None}
     config["clients"]["hospital"]["training"]["optimizer"] = optimizer or sgd
     for party in (config["server"], config["clients"]["hospital"]):
-        party["task"] |= task or {}
+        party["task"] = task if task and "name" in task else party["task"] | (task or {})
     return config
 
 

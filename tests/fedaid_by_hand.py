@@ -174,18 +174,31 @@ def without_statistics(values: Mapping[str, Tensor]) -> Values:
 
 @torch.no_grad()
 def loss_of(
-    session: Session, client: str, weights: Mapping[str, Tensor], samples: int = 30, *, weight: float = 0.0
+    session: Session,
+    client: str,
+    weights: Mapping[str, Tensor],
+    samples: int = 30,
+    *,
+    weight: float = 0.0,
+    teacher: Mapping[str, Tensor] | None = None,
 ) -> float:
-    """v: mean over whole batches of 12 of ``samples`` drawn ones, in evaluation mode, of L_task + weight x L_CL."""
+    """v: mean over whole batches of 12 of ``samples`` drawn ones, in evaluation mode, of L_task + weight x L_CL.
+
+    L_task is of g(f(x)), L_CL of g*(f(x)), ``teacher`` having the tensors of g* (Eq. 4 and 5).
+    """
     hand = ByHand(session, client, weights)
+    robust = ByHand(session, client, {**weights, **(teacher or {})}).aligners()
     hand.model.eval()
+    for aligner in robust.values():
+        aligner.eval()
     own = woken(session, client, (1, 0))
     order = torch.randperm(30, generator=own.generator("measured"))[: samples // 12 * 12]
     total, count = 0.0, 0
     for chunk in order.split(12):
         batch = own.train.batch(chunk)
-        z = hand.own(hand.features(batch))
+        features = hand.features(batch)
+        z, anchors = hand.own(features), seen(robust, features)
         same = same_in(session, client, batch)
-        pairs = sum(float(contrast(z[a], z[b], 0.07, same)) for a, b in combinations(z, 2))
+        pairs = sum(float(contrast(anchors[a], anchors[b], 0.07, same)) for a, b in combinations(z, 2))
         total, count = total + len(chunk) * (float(hand.task(z, batch)) + weight * pairs), count + len(chunk)
     return total / count

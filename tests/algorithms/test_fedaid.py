@@ -26,13 +26,15 @@ from aligned_federations import (
     stage_two,
 )
 from by_hand import aligned, assert_mean, play
-from fedaid_by_hand import guided, taught, without_statistics
+from fedaid_by_hand import contrast, guided, taught, without_statistics
 from polyfed.algorithms import fedaid
+from polyfed.algorithms.robust_alignment import local_view
 from polyfed.data.samples import Samples
 from polyfed.federation.client import Client
 from polyfed.federation.state import unflatten
 from polyfed.models.binding import frozen_aligners
 from polyfed.session import Session
+from polyfed.tasks.task import Task
 from sessions import prepared, site_of, woken
 
 
@@ -139,6 +141,31 @@ def test_stage_two_equals_a_plain_loop(tmp_path: Path, monkeypatch: pytest.Monke
     expected = without_statistics(taught(session, "hospital-2", aggregated, start, **factors))
     assert_close(found, expected)
     assert furthest(found, start) > 5e-3
+
+
+@pytest.mark.parametrize("reduction", ["mean", "sum"])
+def test_the_contrast_weighs_as_much_as_a_task_that_is_a_contrast(tmp_path: Path, reduction: str) -> None:
+    """Eq. 5 adds L_CL and L_task: where both are the same contrast, of the same representations they are equal."""
+    task = {"name": "convirt", "learn_temperature": False, "reduction": reduction}
+    session = session_of(tmp_path, task=task)
+    algorithm, client = session.experiment.algorithm, woken(session, CLIENTS[0])
+    client.receive(global_model(session))
+    client.model.eval()
+    batch, view = next(client.batches(client.train, "x")), local_view(client.model)
+    z = {name: view.represent(name, x) for name, x in batch.inputs.items()}
+    same = list(range(len(batch.matches)))
+    one_direction_each = 2 * contrast(z["image"], z["text"], 0.07, same)
+    expected = one_direction_each if reduction == "sum" else one_direction_each / 2
+    found = algorithm.contrast(client, view, batch)
+    assert found.item() == pytest.approx(expected.item(), rel=1e-5)
+    assert found.item() == pytest.approx(client.task.loss(view, client.head, batch).item(), rel=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("name", "reduction"), [("retrieval", "mean"), ("convirt", "mean"), ("gloria", "sum"), ("mgca", "sum")]
+)
+def test_how_tasks_put_the_directions_of_a_contrast_together(name: str, reduction: str) -> None:
+    assert Task.named(name)().contrast_reduction == reduction  # type: ignore[attr-defined]
 
 
 def test_the_stages_see_other_batches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -47,7 +47,12 @@ def test_settings_of_fedavg_that_have_no_effect_are_refused(method: str, key: st
     [
         ({"guidance_weight": 0, "task_weight": 0}, "nothing to train"),
         ({"divergence": "released", "rho": 0}, "use chi_square"),
-        ({"guidance": "contrastive", "guidance_reduction": "mean"}, "guidance_reduction has no effect"),
+        ({"guidance": "contrastive", "guidance_reduction": "mean", "beta": 0}, "guidance_reduction has no effect"),
+        ({"guidance_weight": 0, "guidance_reduction": "mean", "beta": 0}, "guidance_reduction has no effect"),
+        (
+            {"guidance": "contrastive", "guidance_reduction": "mean", "teacher": "averaged", "robust_steps": 50},
+            "guidance_reduction has no effect",
+        ),
         ({"teacher": "averaged", "measured_on": "local"}, "measured_on has no effect"),
         ({"measured_on": "local", "measure": "robust"}, "use measured_on 'aggregated'"),
         ({"measure_share": 0}, "greater than 0"),
@@ -66,6 +71,27 @@ def test_contrastive_guidance_is_possible_in_feddra() -> None:
     assert FedDRA(guidance="contrastive", contrast_temperature=0.5).guidance_reduction == "element"
     with pytest.raises(ValidationError, match="contrast_temperature has no effect with guidance 'l2'"):
         FedDRA(contrast_temperature=0.5)
+
+
+def test_the_reduction_of_distances_goes_with_contrastive_guidance() -> None:
+    """Eq. 5 has a squared distance whatever the guidance of Eq. 2 is."""
+    assert FedAID(guidance="contrastive", guidance_reduction="mean").guidance_reduction == "mean"
+    assert FedAID(guidance_weight=0, guidance_reduction="element").guidance_reduction == "element"
+
+
+ABLATIONS: dict[str, dict[str, object]] = {
+    "fedaid-contrastive-guidance": {"guidance": "contrastive"},
+    "fedaid-averaged-aligner": {"teacher": "averaged", "robust_steps": 50},  # which has no second stage
+}
+
+
+@pytest.mark.parametrize("name", ABLATIONS)
+def test_an_ablation_changes_one_thing(name: str) -> None:
+    """Encoders have the same batches, and the distances of Eq. 5 the same scale, as in what is ablated."""
+    plain, ablated = (Experiment.load(preset).model_dump() for preset in ("fedaid-medpix", name))
+    assert ablated["algorithm"] == plain["algorithm"] | ABLATIONS[name]
+    for key in ("data", "server", "clients", "run"):
+        assert ablated[key] == plain[key]
 
 
 def test_local_epochs_are_possible() -> None:

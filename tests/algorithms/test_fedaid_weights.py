@@ -18,6 +18,7 @@ from aligned_federations import (
     global_model,
     heard,
     metrics,
+    parts_of,
     replies,
     session_of,
     stage_two,
@@ -46,13 +47,13 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_losses_and_weights_by_hand(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, settings: Config, samples: int, weight: float
 ) -> None:
-    session, aggregated, _, said = stage_two(tmp_path, monkeypatch, **settings)
-    noted = metrics(session)
+    session, aggregated, start, said = stage_two(tmp_path, monkeypatch, **settings)
+    noted, teacher = metrics(session), {name: start[name] for name in parts_of(session).aligner}
     losses = []
     for client in CLIENTS:
         local = settings.get("measured_on") == "local"
         judged = replies(said, "guide")[client]["weights"] if local else aggregated
-        losses.append(loss_of(session, client, judged, samples, weight=weight))
+        losses.append(loss_of(session, client, judged, samples, weight=weight, teacher=teacher))
         assert noted[f"loss.{client}"] == pytest.approx(losses[-1], rel=1e-5)
     assert max(losses) - min(losses) > 1e-3
     shares = [math.exp(0.5 * loss) for loss in losses]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import combinations
 from typing import Literal, Self
 
@@ -18,7 +18,6 @@ from polyfed.algorithms.robust_alignment import (
     local_view,
     noting,
     parts_of,
-    siblings,
 )
 from polyfed.data.samples import Batch
 from polyfed.federation.client import Client, ClientInfo
@@ -31,6 +30,7 @@ from polyfed.losses.info_nce import info_nce
 from polyfed.models.aligner import Aligner
 from polyfed.models.binding import Bound, Features, aligners_of, frozen, frozen_aligners
 from polyfed.models.model import Embedder, Model
+from polyfed.tasks.pairing import PairTask
 
 _SECOND_STAGE = (
     *("robust_steps", "gamma", "rho", "divergence", "weight_use", "measure_share", "beta", "contrast_weight"),
@@ -56,7 +56,9 @@ class FedAID(RobustAlignment):
         default="robust", description="learnt by the second stage, or the mean of the aligners (ablation, Table 17)"
     )
     measure: Literal["task", "robust"] = Field(
-        default="task", description="v: the task's loss of the aggregated model, or L_dro (which adds L_CL)"
+        default="task",
+        description="v: the task's loss of the aggregated model, or L_dro of the present teacher (Eq. 4), which adds "
+        "L_CL of g*(f*)",
     )
     measured_on: Literal["aggregated", "local"] = Field(
         default="aggregated",
@@ -80,6 +82,11 @@ class FedAID(RobustAlignment):
         if self.measured_on == "local" and self.measure == "robust":
             raise ValueError("measure 'robust' is a loss of the aggregated encoder; use measured_on 'aggregated'")
         return self
+
+    @property
+    def has_squared_distances(self) -> bool:
+        """Also those between distorted and undistorted representations (Eq. 5)."""
+        return super().has_squared_distances or (self.teacher == "robust" and self.beta > 0)
 
     # ---- server half
 
@@ -153,7 +160,7 @@ class FedAID(RobustAlignment):
         trained = client.model.state_dict()
         if self.aligner_in_stage_two == "local":
             client.state["aligner"] = dict(chosen(trained, parts.without_encoder))
-        told = self._judged(client) if self.measured_on == "local" else {}
+        told = self.measured(client, self._task_loss(client)) if self.measured_on == "local" else {}
         return Reply(weights=Weights(trained), num_examples=client.num_examples, **told)
 
     @client_step(float)
@@ -161,7 +168,7 @@ class FedAID(RobustAlignment):
         """v_k: the loss of the aggregated model on the client's own data (Algorithm 1, line 9)."""
         self._keep(client, weights)
         client.receive(weights)
-        return Reply(**self._judged(client))
+        return Reply(**self.measured(client, self._robust_measure(client)))
 
     @client_step(weights=Weights)
     def teach(self, client: Client, factor: float, weights: Weights) -> Reply:
@@ -193,13 +200,21 @@ class FedAID(RobustAlignment):
         client.state["aligner"] = {**chosen(weights, parts.without_encoder), **own}
         client.state["encoder"] = dict(chosen(weights, parts.encoder))
 
-    def _judged(self, client: Client) -> dict[str, float]:
-        def loss(model: Model, batch: Batch) -> Tensor:
-            view = local_view(model)
-            found = client.task.loss(view, client.head, batch)
-            return found + self.contrast(client, view, batch) if self.measure == "robust" else found
+    def _robust_measure(self, client: Client) -> Callable[[Model, Batch], Tensor]:
+        """v_k: the task's loss, or L_dro(g*, P_k, f*) (Eq. 4), whose first term is 0 where f~ is f* itself."""
+        if self.measure == "task":
+            return self._task_loss(client)
+        teacher = frozen_aligners(client.model, client.state["teacher"], training=False)
 
-        return self.measured(client, loss)
+        def loss(model: Model, batch: Batch) -> Tensor:
+            features = Features(model)
+            task = client.task.loss(Bound(features, aligners_of(model)), client.head, batch)
+            return task + self.contrast(client, Bound(features, teacher), batch)
+
+        return loss
+
+    def _task_loss(self, client: Client) -> Callable[[Model, Batch], Tensor]:
+        return lambda model, batch: client.task.loss(local_view(model), client.head, batch)
 
     def guided_loss(self, client: Client, anchors: Mapping[str, Aligner]) -> Regulariser:
         """Eq. 2; the anchors are those of the moving encoder, to which their gradient flows."""
@@ -228,7 +243,13 @@ class FedAID(RobustAlignment):
         return loss
 
     def contrast(self, client: Client, view: Bound, batch: Batch) -> Tensor:
-        """L_CL, weighted: InfoNCE between every two modalities, with the negatives of the client's task."""
-        found, same = [view.represent(name, x) for name, x in batch.inputs.items()], siblings(client, batch)
-        losses = [info_nce(u, v, 1 / self.contrast_temperature, same) for u, v in combinations(found, 2)]
+        """L_CL, weighted: InfoNCE between every two modalities.
+
+        Negatives, and whether the two directions are averaged or added, are those of the client's task, beside whose
+        loss it stands with the same weight (Eq. 5).
+        """
+        task = client.task
+        same, how = (task.siblings(batch), task.contrast_reduction) if isinstance(task, PairTask) else (None, "mean")
+        z, scale = [view.represent(name, x) for name, x in batch.inputs.items()], 1 / self.contrast_temperature
+        losses = [info_nce(u, v, scale, same, reduction=how) for u, v in combinations(z, 2)]
         return self.contrast_weight * torch.stack(losses).sum()

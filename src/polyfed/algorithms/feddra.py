@@ -3,13 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import ClassVar, Self
+from typing import ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 from torch import Tensor
 
 from polyfed.algorithms.algorithm import Lifetime, Reply, client_step, each
-from polyfed.algorithms.robust_alignment import LikePart, RobustAlignment, chosen, local_view, noting, parts_of
+from polyfed.algorithms.robust_alignment import (
+    LikePart,
+    RobustAlignment,
+    chosen,
+    layers_of,
+    local_view,
+    noting,
+    parts_of,
+)
 from polyfed.data.samples import Batch
 from polyfed.federation.client import Client
 from polyfed.federation.cohort import Cohort
@@ -17,22 +25,29 @@ from polyfed.federation.party import Regulariser
 from polyfed.federation.payload import Weights
 from polyfed.federation.server import Server
 from polyfed.losses.guidance import Reduction
-from polyfed.models.binding import Bound, Features, aligners_of, frozen
+from polyfed.models.binding import Bound, Features, aligners_of, frozen, frozen_aligners
 from polyfed.models.model import Embedder
+
+Mode = Literal["training", "evaluation"]
 
 
 class FedDRA(RobustAlignment):
-    """Federated distributionally robust alignment (TMLR; the third version of arXiv 2404.03854, as released).
+    """Federated distributionally robust alignment (TMLR; the third version of arXiv 2404.03854).
 
     First the align modules alone train at the clients, on frozen encoders, and become the robust aligner: their mean,
     by weights that follow the clients' losses (Eq. 4). Then everything trains on the task, while representations are
     held near those that the received encoder gives under the robust aligner. The mean of that is the next model.
 
-    Where the released code does not say when losses are measured, it is done with the model that the second stage
-    starts from, by which clients are weighed in the next round: this costs no message.
+    The released code does more in each stage, and the preset ``feddra-mimic`` all of it: ``guided_stages: both``,
+    ``weighted_stages: both`` with ``weight_use: loss``, ``aligner_in_stage_two: local``, ``measured_on: aggregated``,
+    ``measure: guided``, ``frozen_encoder_mode: training``, ``divergence: released``.
     """
 
-    keeps: ClassVar[Mapping[str, Lifetime]] = {"encoder": Lifetime.ROUND}
+    keeps: ClassVar[Mapping[str, Lifetime]] = {
+        "encoder": Lifetime.ROUND,
+        "aligner": Lifetime.ROUND,
+        "teacher": Lifetime.ROUND,
+    }
 
     robust_steps: int = Field(default=20, ge=1, description="batches of the first stage, which trains aligners alone")
     guidance_reduction: Reduction = Field(
@@ -41,70 +56,167 @@ class FedDRA(RobustAlignment):
     measure_share: float = Field(
         default=0.1, gt=0, le=1, description="share of a client's training samples that its loss v is measured on"
     )
+    guided_stages: Literal["second", "both"] = Field(
+        default="second",
+        description="stages with guidance; in the first (released) its anchors are those of the last round's teacher",
+    )
+    weighted_stages: Literal["first", "both"] = Field(
+        default="first",
+        description="stages whose losses w is a factor of, with weight_use loss or both; released: both",
+    )
+    aligner_in_stage_two: Literal["averaged", "local"] = Field(
+        default="averaged",
+        description="what the second stage trains on from: the robust aligner, or the client's own of the first "
+        "(released); anchors are the robust aligner's in either case",
+    )
+    measured_on: Literal["received", "aggregated"] = Field(
+        default="received",
+        description="v is of the model that the second stage is sent, or of the mean that comes of it (released), "
+        "which costs an ask",
+    )
+    measure: Literal["task", "guided"] = Field(
+        default="task", description="v: the task's loss, or that with guidance by the robust aligner (released)"
+    )
+    anchor_mode: Mode = Field(
+        default="training",
+        description="mode of what gives the anchors: training, as what is guided by them, so that equal weights are at "
+        "distance 0 (released), or evaluation",
+    )
+    frozen_encoder_mode: Mode = Field(
+        default="evaluation", description="mode of the encoder in the first stage; training (released): with dropout"
+    )
 
     @model_validator(mode="after")
-    def _has_a_contrast(self) -> Self:
-        usual = type(self).model_fields["contrast_temperature"].default
-        if self.guidance != "contrastive" and self.contrast_temperature != usual:
+    def _settings_have_an_effect(self) -> Self:
+        usual = {name: field.default for name, field in type(self).model_fields.items()}
+        if self.guidance != "contrastive" and self.contrast_temperature != usual["contrast_temperature"]:
             raise ValueError(f"contrast_temperature has no effect with guidance '{self.guidance}'; remove it")
+        for key in ("guided_stages", "measure", "anchor_mode") if self.guidance_weight == 0 else ():
+            if getattr(self, key) != usual[key]:
+                raise ValueError(f"{key} has no effect with guidance_weight 0; remove it")
+        if self.measure == "guided" and self.measured_on == "received":
+            raise ValueError("measure 'guided' needs measured_on 'aggregated': the received model gives the anchors")
+        if self.weighted_stages == "both" and self.weight_use not in ("loss", "both"):
+            raise ValueError(f"weighted_stages has no effect with weight_use '{self.weight_use}'; remove it")
         return self
 
     # ---- server half
 
     def round(self, server: Server, cohort: Cohort) -> None:
-        """Robust aligner by weights, guided training, average, weights of the next round."""
-        kind, parts = self.kind(server), self.parts(server)
-        asked = cohort.ask(
+        """Robust aligner, guided training, average, weights of the next round."""
+        robust, losses = self._robust(server, cohort), dict[str, float]()
+        factor = each(self.loss_factor(server)) if self.weighted_stages == "both" else 1.0
+        replies = cohort.ask(self.bind, check=self.like(server), aligner=Weights(robust), factor=factor)
+        aggregated = self.averaged(noting(replies, losses))
+        server.update_weights({self.kind(server): aggregated})
+        if self.measured_on == "aggregated":
+            replies = cohort.ask(self.judge, weights=Weights(aggregated))
+            losses |= {reply.sender.id: reply.loss for reply in replies if "loss" in reply.payload.scalars}
+        self.reweigh(server, losses)
+
+    def _robust(self, server: Server, cohort: Cohort) -> dict[str, Tensor]:
+        """Stage 1 and the weighted mean of what it gives, whose layers are the teacher of the next round's."""
+        names = self.parts(server).without_encoder
+        replies = cohort.ask(
             self.align,
-            check=LikePart(server, parts.without_encoder),
+            check=LikePart(server, names),
             weights=server.weights_for(cohort.clients[0]),
+            teacher=Weights(server.state.get("teacher", {})),
             factor=each(self.loss_factor(server)),
         )
-        robust = self.robust_mean(server, asked)
-        losses: dict[str, float] = {}
-        replies = cohort.ask(self.bind, check=self.like(server), aligner=Weights(robust))
-        server.update_weights({kind: self.averaged(noting(replies, losses))})
-        self.reweigh(server, losses)
+        robust = self.robust_mean(server, replies)
+        if self.guided_stages == "both":
+            server.state["teacher"] = layers_of(robust)
+        return robust
 
     # ---- client half
 
     @client_step(weights=Weights)
-    def align(self, client: Client, weights: Weights, factor: float) -> Reply:
-        """Train align modules and heads on the task, on features of the frozen encoder."""
+    def align(self, client: Client, weights: Weights, teacher: Weights, factor: float) -> Reply:
+        """Train align modules and heads, on features of the frozen encoder."""
         parts = parts_of(client)
         client.receive(weights)
         client.state["encoder"] = dict(chosen(weights, parts.encoder))
         trained = set(parts.without_encoder)
         client.trainer(only=lambda name: name in trained)  # what fit will use
-        frozen_encoder = frozen(client.model)
-
-        def loss(model: Embedder, batch: Batch) -> Tensor:
-            view = Bound(Features(frozen_encoder, frozen=True), aligners_of(client.model))
-            return factor * client.task.loss(view, client.head, batch)
-
-        client.fit(client.train, epochs=1, steps=self.robust_steps, purpose="align", task_weight=0, regulariser=loss)
-        return Reply(weights=chosen(client.model.state_dict(), parts.without_encoder))
+        loss = self.aligner_loss(client, {**chosen(weights, parts.aligner), **teacher})
+        client.fit(
+            client.train,
+            epochs=1,
+            steps=self.robust_steps,
+            purpose="align",
+            task_weight=0,
+            regulariser=lambda model, batch: factor * loss(model, batch),
+        )
+        learnt = chosen(client.model.state_dict(), parts.without_encoder)
+        if self.aligner_in_stage_two == "local":
+            client.state["aligner"] = dict(learnt)
+        return Reply(weights=learnt)
 
     @client_step(float, weights=Weights, num_examples=int)
-    def bind(self, client: Client, aligner: Weights) -> Reply:
-        """Train all on the task under guidance; before that, the loss of what was received."""
-        client.receive({**client.state.pop("encoder"), **aligner})
-        told = self.measured(client, lambda model, batch: client.task.loss(local_view(model), client.head, batch))
+    def bind(self, client: Client, aligner: Weights, factor: float) -> Reply:
+        """Train all on the task under guidance by what was received."""
+        encoder = client.state.pop("encoder")
+        client.receive({**encoder, **aligner})
+        told = self.measured(client, self._task_loss(client)) if self.measured_on == "received" else {}
+        loss = self.guided_loss(client)
+        if self.measure == "guided":
+            client.state["teacher"] = layers_of(aligner)
+        if self.aligner_in_stage_two == "local":
+            client.receive({**encoder, **client.state.pop("aligner")})
         client.fit(
             client.train,
             epochs=self.local_epochs,
             steps=self.local_steps,
             task_weight=0,
-            regulariser=self.guided_loss(client),
+            regulariser=lambda model, batch: factor * loss(model, batch),
         )
         return Reply(weights=Weights(client.model.state_dict()), num_examples=client.num_examples, **told)
 
+    @client_step(float)
+    def judge(self, client: Client, weights: Weights) -> Reply:
+        """v_k: the loss of the aggregated model on the client's own data."""
+        client.receive(weights)
+        return Reply(**self.measured(client, self._aggregated_loss(client)))
+
+    def aligner_loss(self, client: Client, teacher: Mapping[str, Tensor]) -> Regulariser:
+        """Loss of the first stage: the task's; with ``guided_stages: both`` also the distance to the teacher's."""
+        redrawn = self.frozen_encoder_mode == "training"
+        encoder = frozen(client.model, training=redrawn)
+        anchors = frozen_aligners(client.model, teacher, training=self.anchor_mode == "training")
+
+        def loss(model: Embedder, batch: Batch) -> Tensor:
+            features = Features(encoder, frozen=True)
+            local = Bound(features, aligners_of(client.model))
+            if self.guided_stages == "second" or not self.guidance_weight:
+                return client.task.loss(local, client.head, batch)
+            own = Features(encoder, frozen=True) if redrawn else features  # dropout draws for the anchors anew
+            return self.local_loss(client, local, Bound(own, anchors), batch)
+
+        return loss
+
     def guided_loss(self, client: Client) -> Regulariser:
-        """Task and distance to what the received model gives."""
-        received = frozen(client.model)
+        """Loss of the second stage: the task's, and the distance to what the present model gives."""
+        received = frozen(client.model, training=self.anchor_mode == "training")
 
         def loss(model: Embedder, batch: Batch) -> Tensor:
             anchors = Bound(Features(received, frozen=True), aligners_of(received))
             return self.local_loss(client, local_view(client.model), anchors, batch)
 
         return loss
+
+    def _aggregated_loss(self, client: Client) -> Regulariser:
+        if self.measure == "task":
+            return self._task_loss(client)
+        weights = {**client.model.state_dict(), **client.state["teacher"]}
+        teacher = frozen_aligners(client.model, weights, training=False)
+
+        def loss(model: Embedder, batch: Batch) -> Tensor:
+            features = Features(client.model)
+            local, anchors = Bound(features, aligners_of(client.model)), Bound(features, teacher)
+            return self.local_loss(client, local, anchors, batch)
+
+        return loss
+
+    def _task_loss(self, client: Client) -> Regulariser:
+        return lambda model, batch: client.task.loss(local_view(client.model), client.head, batch)

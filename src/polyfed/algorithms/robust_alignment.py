@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import ClassVar, Literal, Self
 
 import torch
-from jaxtyping import Int64
 from pydantic import Field, model_validator
 from torch import Tensor
 
@@ -56,7 +55,7 @@ class RobustAlignment(FedAvg):
     )
     guidance_reduction: Reduction = Field(
         default="sum",
-        description="of squared distances: sum over a batch (Eq. 1), its mean, or over elements (FedDRA)",
+        description="of squared distances (Eq. 1, and Eq. 5): sum over a batch, its mean, or over elements (FedDRA)",
     )
     contrast_temperature: float = Field(
         default=0.07, ge=0.01, le=1, description="of contrastive guidance, and of L_CL in FedAID's second stage"
@@ -93,9 +92,17 @@ class RobustAlignment(FedAvg):
         if self.divergence == "released" and self.rho == 0:
             raise ValueError("rho 0 with divergence 'released': its search fails there; use chi_square")
         usual = type(self).model_fields["guidance_reduction"].default
-        if self.guidance == "contrastive" and self.guidance_reduction != usual:
-            raise ValueError("guidance_reduction has no effect with guidance 'contrastive'; remove it")
+        if self.guidance_reduction != usual and not self.has_squared_distances:
+            raise ValueError(
+                f"guidance_reduction has no effect: with guidance '{self.guidance}' and guidance_weight "
+                f"{self.guidance_weight:g} no loss has a squared distance; remove it"
+            )
         return self
+
+    @property
+    def has_squared_distances(self) -> bool:
+        """Whether a loss has a squared distance, which ``guidance_reduction`` is of."""
+        return self.guidance == "l2" and self.guidance_weight > 0
 
     # ---- server half
 
@@ -205,7 +212,8 @@ class RobustAlignment(FedAvg):
             if self.guidance == "l2":
                 losses.append(squared_distance(z, target, self.guidance_reduction))
             else:
-                losses.append(contrastive_guidance(z, target, self.contrast_temperature, siblings(client, batch)))
+                siblings = client.task.siblings(batch) if isinstance(client.task, PairTask) else None
+                losses.append(contrastive_guidance(z, target, self.contrast_temperature, siblings))
         return torch.stack(losses).sum()
 
     @torch.no_grad()
@@ -233,11 +241,6 @@ class RobustAlignment(FedAvg):
         return {"loss": float(found @ torch.tensor(sizes, dtype=torch.float64)) / sum(sizes)}
 
 
-def siblings(client: Client, batch: Batch) -> Int64[Tensor, " b"] | None:
-    """Numbers whose equality makes two samples no negatives of each other, in contrasts as in the client's task."""
-    return client.task.siblings(batch) if isinstance(client.task, PairTask) else None
-
-
 class LikePart:
     """Raises PayloadError for a reply whose weights are not the named tensors of its sender's architecture."""
 
@@ -256,6 +259,11 @@ class LikePart:
 def chosen(tensors: Mapping[str, Tensor], names: Iterable[str]) -> Weights:
     """The named tensors."""
     return Weights({name: tensors[name] for name in names})
+
+
+def layers_of(aligner: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The tensors of align modules that are transformer layers, without embedding heads."""
+    return {name: value for name, value in aligner.items() if ".aligner.layers." in name}
 
 
 def parts_of(client: Client) -> Parts:

@@ -90,30 +90,36 @@ def aligners_of(model: Model) -> dict[str, Aligner]:
     return {name: encoder.aligner for name, encoder in aligned(model.encoders).items()}
 
 
-def frozen_aligners(model: Model, weights: Mapping[str, Tensor]) -> dict[str, Aligner]:
+def frozen_aligners(model: Model, weights: Mapping[str, Tensor], *, training: bool = True) -> dict[str, Aligner]:
     """Copies of a model's align modules with other weights, which do not learn; gradient passes through them.
-
-    Their batch norms go by the batch, as those of the modules that they are compared with do: equal weights then give
-    equal representations, and the distance between both is that of the weights.
 
     Args:
         model: whose align modules they are.
         weights: names as in the model's state dict -> tensors; those of other parts are passed over. Heads for
             positions, which no teacher has, are the model's own if they are not among them.
+        training: see ``frozen``. Beside modules in training mode choose it: equal weights then give equal
+            representations, and the distance between both is that of the weights.
     """
     made = {}
     for modality, aligner in aligners_of(model).items():
         prefix = f"encoders.{modality}.aligner."
-        made[modality] = frozen(aligner).train()
+        made[modality] = frozen(aligner, training=training)
         given = {name.removeprefix(prefix): value for name, value in weights.items() if name.startswith(prefix)}
         own = {name: value for name, value in made[modality].state_dict().items() if name.startswith("local.")}
         made[modality].load_state_dict(own | given)
-        for module in made[modality].modules():
-            if isinstance(module, nn.BatchNorm1d):
-                module.momentum = 0.0  # the running statistics stay
     return made
 
 
-def frozen(module: M) -> M:
-    """A copy that does not learn, in evaluation mode."""
-    return copy.deepcopy(module).eval().requires_grad_(False)
+def frozen(module: M, *, training: bool = False) -> M:
+    """A copy that does not learn.
+
+    Args:
+        module: to copy.
+        training: in training mode: batch norms go by the batch, and dropout draws; running statistics stay as they
+            are. Otherwise in evaluation mode.
+    """
+    made = copy.deepcopy(module).train(training).requires_grad_(False)
+    for part in made.modules():
+        if isinstance(part, nn.modules.batchnorm._BatchNorm):
+            part.momentum = 0.0
+    return made

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Literal
-
 from pydantic import Field
 from torch import Tensor, nn
 
 from polyfed.data.samples import Batch, Samples
-from polyfed.losses.info_nce import InfoNCE
+from polyfed.losses.info_nce import InfoNCE, Reduction
 from polyfed.models.model import Embedder
 from polyfed.tasks.pairing import PairTask
 
@@ -25,9 +23,14 @@ class ConVIRT(PairTask):
     weight: float = Field(
         default=0.5, ge=0, le=1, description="of the direction from the first modality to the second (ConVIRT: 0.75)"
     )
-    reduction: Literal["mean", "sum"] = Field(
+    reduction: Reduction = Field(
         default="mean", description="of the two directions; sum, which is twice the mean, as FedAID's code"
     )
+
+    @property
+    def contrast_reduction(self) -> Reduction:
+        """As ``reduction``."""
+        return self.reduction
 
     def head(self, dim: int, samples: Samples) -> nn.Module:
         """The loss module with its temperature.

@@ -11,7 +11,7 @@ from torch.nn import functional as F
 
 from polyfed.data.samples import Batch, Samples
 from polyfed.losses.gloria import local_contrast
-from polyfed.losses.info_nce import info_nce
+from polyfed.losses.info_nce import Reduction, info_nce
 from polyfed.models.aligner import Detail
 from polyfed.models.model import Embedder, Model
 from polyfed.tasks.pairing import PairTask
@@ -49,6 +49,11 @@ class GLoRIA(PairTask):
             raise ValueError("global_weight and local_weight are both 0, so there is nothing to learn; raise one")
         return self
 
+    @property
+    def contrast_reduction(self) -> Reduction:
+        """The sum, as in the released code."""
+        return "sum"
+
     def head(self, dim: int, samples: Samples) -> None:
         """None: nothing is learnt besides the encoders.
 
@@ -77,7 +82,7 @@ class GLoRIA(PairTask):
 
     def _global(self, first: Detail, second: Detail, batch: Batch) -> Tensor:
         u, v = (F.normalize(side.embedding.float(), dim=-1) for side in (first, second))
-        return info_nce(u, v, self.global_scale, self.siblings(batch), reduction="sum")
+        return info_nce(u, v, self.global_scale, self.siblings(batch), reduction=self.contrast_reduction)
 
     def _local(self, first: Detail, second: Detail, batch: Batch) -> Tensor:
         return local_contrast(

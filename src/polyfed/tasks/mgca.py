@@ -12,7 +12,7 @@ from torch.nn import functional as F
 
 from polyfed.data.samples import Batch, Samples
 from polyfed.errors import ConfigError
-from polyfed.losses.info_nce import info_nce
+from polyfed.losses.info_nce import Reduction, info_nce
 from polyfed.losses.mgca import prototype_alignment, token_alignment, token_weights, uniform_weights
 from polyfed.models.aligner import Aligned, Detail
 from polyfed.models.model import Embedder, Model
@@ -53,6 +53,11 @@ class MGCA(PairTask):
             raise ValueError("all three weights are 0, so there is nothing to learn; raise one")
         return self
 
+    @property
+    def contrast_reduction(self) -> Reduction:
+        """The sum, as in the released code."""
+        return "sum"
+
     def head(self, dim: int, samples: Samples) -> nn.Module:
         """The prototypes.
 
@@ -82,7 +87,7 @@ class MGCA(PairTask):
         u, v = (F.normalize(side.embedding.float(), dim=-1) for side in sides)
         parts = []
         if self.instance_weight:
-            found = info_nce(u, v, 1 / self.temperature, self.siblings(batch), reduction="sum")
+            found = info_nce(u, v, 1 / self.temperature, self.siblings(batch), reduction=self.contrast_reduction)
             parts.append(self.instance_weight * found)
         if self.token_weight:
             parts.append(self.token_weight * (self._tokens(0, *sides) + self._tokens(1, *reversed(sides))))

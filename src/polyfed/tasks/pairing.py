@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from polyfed.data.samples import Batch, Samples
 from polyfed.errors import ConfigError, DataError
+from polyfed.losses.info_nce import Reduction
 from polyfed.models.aligner import Detail
 from polyfed.models.model import Detailed, Embedder, Model
 from polyfed.randomness import generator
@@ -138,6 +139,11 @@ class PairTask(Task):
     def siblings(self, batch: Batch) -> Int64[Tensor, " b"] | None:
         """Numbers whose equality takes two samples of a batch out of each other's negatives; None: nothing does."""
         return batch.matches if self.mask_siblings else None
+
+    @property
+    def contrast_reduction(self) -> Reduction:
+        """Whether the task's contrast is the mean of its two directions, or their sum."""
+        return "mean"
 
     @property
     def _directions(self) -> tuple[tuple[str, str], tuple[str, str]]:

@@ -46,7 +46,10 @@ class FewShot(Probe):
         description="trunk: pooled vector before projection or align module; embedding: what the model embeds; auto: "
         "trunk where the encoder can be split",
     )
-    standardise: bool = Field(default=True, description="features by mean and deviation of the samples trained on")
+    standardise: bool = Field(
+        default=False,
+        description="features by mean and deviation of the samples trained on; the paper trains on them as they are",
+    )
     lr: float = Field(default=5e-4, gt=0, description="of AdamW")
     weight_decay: float = Field(default=1e-6, ge=0, description="of AdamW")
     epochs: int = Field(default=50, ge=1, description="at most")

@@ -1,0 +1,297 @@
+"""FedDRA as its released code trains: both stages, losses and weights of two rounds, written out as plain loops."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator, Mapping
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from pydantic import ValidationError
+from torch import Tensor, nn
+
+from aligned_federations import RATE, assert_close, config_of, furthest, global_model, heard, metrics, parts_of, replies
+from by_hand import assert_mean, play
+from fedaid_by_hand import without_statistics
+from polyfed.aggregation.robust import mirror_step
+from polyfed.algorithms import feddra
+from polyfed.algorithms.feddra import FedDRA
+from polyfed.data.samples import Batch
+from polyfed.experiment import Experiment
+from polyfed.models.model import Model
+from polyfed.randomness import isolated
+from polyfed.session import Session
+from sessions import prepared, woken
+
+Values = dict[str, Tensor]
+CLIENTS = ("hospital-0", "hospital-1")
+SIDES = ("image", "text")
+
+RELEASED: Mapping[str, Any] = {
+    "guided_stages": "both",
+    "weighted_stages": "both",
+    "weight_use": "loss",
+    "aligner_in_stage_two": "local",
+    "measured_on": "aggregated",
+    "measure": "guided",
+    "anchor_mode": "training",
+    "frozen_encoder_mode": "training",
+    "divergence": "released",
+}
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("POLYFED_CACHE", str(tmp_path / "cache"))
+
+
+def session_of(folder: Path, **algorithm: Any) -> Session:
+    """Two clients, two batches of plain SGD in each stage, the contrast of the released code."""
+    task = {"name": "convirt", "learn_temperature": False, "reduction": "sum"}
+    config = copy.deepcopy(config_of(task=task, **{"name": "feddra", "measure_share": 1.0, "gamma": 5.0} | algorithm))
+    config["clients"]["hospital"]["count"] = len(CLIENTS)
+    return prepared(config, folder)
+
+
+# ---- written out
+
+
+def model_of(session: Session, client: str, weights: Mapping[str, Tensor]) -> Model:
+    model = session.federation.client_model(session.federation.members[client])
+    model.load_state_dict(dict(weights))
+    return model
+
+
+def unit(aligner: nn.Module, features: Any) -> Tensor:
+    value: Tensor = aligner(features)
+    return value / value.norm(dim=1, keepdim=True)
+
+
+def embedded(trunks: Model, aligners: Model, batch: Batch) -> Values:
+    features = {side: trunks.encoders[side].trunk(batch.inputs[side]) for side in SIDES}
+    return {side: unit(aligners.encoders[side].aligner, features[side]) for side in SIDES}
+
+
+def itc(z: Values) -> Tensor:
+    """CE(i2t) + CE(t2i) at temperature 0.07."""
+    scores = z["image"] @ z["text"].T / 0.07
+    both = [row.logsumexp(0) - row[i] for side in (scores, scores.T) for i, row in enumerate(side)]
+    return torch.stack(both).sum() / len(scores)
+
+
+def gap(z: Values, anchors: Values) -> Tensor:
+    """Mean squared difference over elements, of both modalities."""
+    return torch.stack([((z[side] - anchors[side]) ** 2).sum() / z[side].numel() for side in SIDES]).sum()
+
+
+def batches(session: Session, client: str, number: int, purpose: str) -> Iterator[Batch]:
+    own = woken(session, client, (number, 0))
+    return islice(own.batches(own.train, f"{purpose}-0"), 2)
+
+
+def descend(model: nn.Module, loss: Tensor) -> None:
+    model.zero_grad()
+    loss.backward()
+    with torch.no_grad():
+        for value in model.parameters():
+            if value.grad is not None:
+                value -= RATE * value.grad
+
+
+def weights_of(model: Model) -> Values:
+    return {name: value.detach().clone() for name, value in model.state_dict().items()}
+
+
+def stage_one(session: Session, client: str, number: int, start: Values, teacher: Values, factor: float) -> Values:
+    """Align modules and heads, on features of an encoder in training mode, near the anchors of the last teacher."""
+    model, still = model_of(session, client, start), model_of(session, client, {**start, **teacher})
+    model.train()
+    still.train()
+    encoder = {name for name, _ in model.named_parameters() if ".trunk." in name}
+    for name, value in model.named_parameters():
+        value.requires_grad_(name not in encoder)
+    with isolated(0, number, client, "align", 0):
+        for batch in batches(session, client, number, "align"):
+            z = embedded(still, model, batch)
+            with torch.no_grad():
+                anchors = embedded(still, still, batch)
+            descend(model, factor * (itc(z) + gap(z, anchors)))
+    trained = weights_of(model)
+    return {name: start[name] if ".trunk." in name else value for name, value in trained.items()}
+
+
+def stage_two(session: Session, client: str, number: int, own: Values, robust: Values, factor: float) -> Values:
+    """Everything, from the client's own aligner, near the anchors of encoder and robust aligner in training mode."""
+    model, still = model_of(session, client, own), model_of(session, client, {**own, **robust})
+    model.train()
+    still.train()
+    with isolated(0, number, client, "bind", 1):
+        for batch in batches(session, client, number, "task"):
+            z = embedded(model, model, batch)
+            with torch.no_grad():
+                anchors = embedded(still, still, batch)
+            descend(model, factor * (itc(z) + gap(z, anchors)))
+    return weights_of(model)
+
+
+@torch.no_grad()
+def loss_by_hand(session: Session, client: str, number: int, weights: Values, layers: Values) -> float:
+    """ITC and distance of the aggregated model to its anchors, in evaluation mode, over whole batches of 12."""
+    model, still = model_of(session, client, weights).eval(), model_of(session, client, {**weights, **layers}).eval()
+    own = woken(session, client, (number, 0))
+    order, values = torch.randperm(len(own.train), generator=own.generator("measured")), []
+    for chunk in order.split(12):
+        if len(chunk) == 12:
+            batch = own.train.batch(chunk)
+            z = embedded(model, model, batch)
+            values.append(float(itc(z) + gap(z, embedded(still, still, batch))))
+    return sum(values) / len(values)
+
+
+def mean_of(models: Mapping[str, Values], like: Values) -> Values:
+    return {
+        name: (sum(model[name].double() for model in models.values()) / len(models)).to(value.dtype)  # type: ignore[union-attr]
+        for name, value in like.items()
+    }
+
+
+def layers_of(values: Values) -> Values:
+    return {name: value for name, value in values.items() if ".aligner.layers." in name}
+
+
+def test_two_released_rounds_equal_plain_loops(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    session = session_of(tmp_path, **RELEASED)
+    said, names = heard(session, monkeypatch), parts_of(session).without_encoder
+    teacher: Values = {}
+    w = torch.full((2,), 0.5, dtype=torch.float64)
+    for number in (1, 2):
+        start = global_model(session)
+        play(session, number, number)
+        factors = dict(zip(CLIENTS, (2 * w).tolist(), strict=True))
+        first = {c: stage_one(session, c, number, start, teacher, factors[c]) for c in CLIENTS}
+        robust = {name: value for name, value in mean_of(first, start).items() if name in names}
+        for client, reply in replies(said, "align", number).items():
+            assert_close(without_statistics(reply["weights"]), without_statistics({n: first[client][n] for n in names}))
+        second = {c: stage_two(session, c, number, first[c], robust, factors[c]) for c in CLIENTS}
+        for client, reply in replies(said, "bind", number).items():
+            assert_close(without_statistics(reply["weights"]), without_statistics(second[client]))
+            assert furthest(without_statistics(reply["weights"]), start) > 5e-3
+        teacher = layers_of(robust)
+        found = global_model(session)
+        sent = {c: reply["weights"] for c, reply in replies(said, "bind", number).items()}
+        assert_mean(found, sent, dict.fromkeys(CLIENTS, 1.0))
+        losses = [loss_by_hand(session, c, number, found, teacher) for c in CLIENTS]
+        noted = metrics(session)
+        assert [noted[f"loss.{c}"] for c in CLIENTS] == pytest.approx(losses, rel=1e-4)
+        w = mirror_step(w, torch.tensor(losses, dtype=torch.float64), gamma=5.0, rho=1.0, divergence="released")
+        assert [noted[f"weight.{c}"] for c in CLIENTS] == pytest.approx(w.tolist(), abs=1e-4)
+        assert abs(float(w[0]) - 0.5) > 0.02
+
+
+@pytest.mark.parametrize(
+    ("changed", "step"),
+    [
+        ({"guided_stages": "second"}, "align"),
+        ({"frozen_encoder_mode": "evaluation"}, "align"),
+        ({"aligner_in_stage_two": "averaged"}, "bind"),
+        ({"anchor_mode": "evaluation"}, "bind"),
+        ({"weighted_stages": "first"}, "bind"),
+    ],
+)
+def test_each_option_changes_what_its_stage_learns(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, changed: dict[str, str], step: str
+) -> None:
+    learnt = []
+    for number, settings in enumerate(({}, changed)):
+        session = session_of(tmp_path / str(number), **{**RELEASED, **settings})
+        said = heard(session, monkeypatch)
+        play(session, 1, 2)
+        learnt.append({c: without_statistics(r["weights"]) for c, r in replies(said, step, 2).items()})
+        monkeypatch.undo()
+    assert furthest(learnt[0][CLIENTS[1]], learnt[1][CLIENTS[1]]) > 1e-5
+
+
+@pytest.mark.parametrize("norm", ["batch", "layer"])
+def test_equal_weights_are_at_distance_zero_in_training_mode(tmp_path: Path, norm: str) -> None:
+    """With batch norms in the heads too, which is FedDRA's default; in evaluation mode they are far apart."""
+    distances = {}
+    for mode in ("training", "evaluation"):
+        config = copy.deepcopy(config_of(name="feddra", anchor_mode=mode, guidance_reduction="mean", task_weight=0))
+        for party in (config["server"], config["clients"]["hospital"]):
+            party["model"] = copy.deepcopy(party["model"])
+            party["model"]["aligner"] |= {"head_norm": norm}
+            party["model"]["encoders"]["text"] |= {"dropout": 0.0}
+        session = prepared(config, tmp_path / mode)
+        client, algorithm = woken(session, CLIENTS[0]), session.experiment.algorithm
+        client.receive(global_model(session))
+        loss = algorithm.guided_loss(client)
+        client.model.train()
+        distances[mode] = loss(client.model, next(client.batches(client.train, "x"))).item()
+    assert distances["training"] == pytest.approx(0, abs=1e-9)
+    if norm == "batch":
+        assert distances["evaluation"] > 0.1
+
+
+def test_the_anchors_keep_their_statistics(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the second stage is measured by and sends does not depend on how often anchors were computed."""
+    session = session_of(tmp_path, anchor_mode="training")
+    client, algorithm = woken(session, CLIENTS[0]), session.experiment.algorithm
+    client.receive(global_model(session))
+    copies: list[nn.Module] = []
+    freeze = feddra.frozen
+    monkeypatch.setattr(feddra, "frozen", lambda module, **mode: copies.append(freeze(module, **mode)) or copies[-1])
+    loss = algorithm.guided_loss(client)
+    before = {name: value.clone() for name, value in copies[0].named_buffers() if "running" in name}
+    client.model.train()
+    loss(client.model, next(client.batches(client.train, "x")))
+    after = dict(copies[0].named_buffers())
+    assert before
+    assert all(torch.equal(value, after[name]) for name, value in before.items())
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"measure": "guided"}, "needs measured_on 'aggregated'"),
+        ({"weighted_stages": "both"}, "weighted_stages has no effect with weight_use 'aggregate'"),
+        ({"guidance_weight": 0, "guided_stages": "both"}, "guided_stages has no effect with guidance_weight 0"),
+        ({"guidance_weight": 0, "anchor_mode": "evaluation"}, "anchor_mode has no effect with guidance_weight 0"),
+    ],
+)
+def test_options_without_effect_are_refused(settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValidationError, match=message):
+        FedDRA(**settings)
+
+
+def test_the_preset_has_every_released_value() -> None:
+    """Read in BioMed-AI-Lab-U-Michgan/TMLR_FedDRA: FedAvg_SLIA_HC.py (server), SLIA_module.py (losses, optimiser)."""
+    preset = Experiment.load("feddra-mimic")
+    method, hospital = preset.algorithm.model_dump(), preset.clients["hospital"]
+    expected = {
+        **RELEASED,
+        "robust_steps": 20,
+        "local_steps": 50,
+        "gamma": 0.01 * 50,
+        "rho": 1.0,
+        "mean": "uniform",
+        "measure_share": 0.1,
+        "guidance": "l2",
+        "guidance_reduction": "element",
+        "guidance_weight": 1.0,
+        "task_weight": 1.0,
+    }
+    assert {key: method[key] for key in expected} == expected
+    task = hospital.task.model_dump()
+    assert (task["reduction"], task["temperature"], task["learn_temperature"]) == ("sum", 0.07, False)
+    assert not task["mask_siblings"]
+    optimizer = hospital.training.optimizer
+    assert (optimizer.kind, optimizer.lr, optimizer.betas) == ("adamw", 2e-5, (0.9, 0.999))
+    assert (optimizer.weight_decay, optimizer.clip, hospital.training.batch_size) == (0.05, None, 72)
+    model = hospital.models[0].model_dump()
+    aligner = model["aligner"]
+    assert (aligner["layers"], aligner["head"], aligner["hidden"], aligner["head_norm"]) == (1, "mlp", 2048, "batch")
+    assert (model["dim"], model["encoders"]["text"]["view"]["length"]) == (128, 112)
+    assert (hospital.count, preset.run.rounds) == (5, 25)
