@@ -15,6 +15,7 @@ from torch.nn import functional as F
 from polyfed.data.sources.parquet import Parquet
 from polyfed.data.sources.scenes import Scenes
 from polyfed.downstream.bench import Bench
+from polyfed.downstream.probes import few_shot
 from polyfed.downstream.probes.few_shot import FewShot
 from polyfed.downstream.probes.retrieval import Retrieval
 from polyfed.downstream.probes.segmentation import Segmentation
@@ -62,6 +63,21 @@ def test_few_shot_computes_features_once_in_evaluation_mode(make_bench: Any) -> 
     outcome(FewShot(**FEW), bench)
     outcome(FewShot(**FEW | {"target": "label"}), bench)
     assert calls[0] == 40 + 12 + 20
+
+
+@pytest.mark.parametrize("settings", [{}, {"standardise": True}])
+def test_few_shot_trains_on_features_as_they_are_unless_told(
+    make_bench: Any, monkeypatch: pytest.MonkeyPatch, settings: dict[str, bool]
+) -> None:
+    """The paper's linear layer stands on the backbone's features."""
+    trained: list[torch.Tensor] = []
+    fit = few_shot.fit_linear
+    monkeypatch.setattr(few_shot, "fit_linear", lambda few, *rest: trained.append(few.x) or fit(few, *rest))
+    bench = make_bench()
+    outcome(FewShot(**FEW | {"shares": [1.0], "draws": 1} | settings), bench)
+    features, deviations = bench.features("scenes", "train", "image", "trunk"), trained[0].std(0, correction=0)
+    assert torch.equal(trained[0], features) is not bool(settings)
+    assert bool(torch.isclose(deviations, torch.ones(12), atol=1e-4).all()) is bool(settings)
 
 
 @pytest.mark.parametrize(("features", "width"), [("trunk", 12), ("auto", 12), ("embedding", 8)])
