@@ -1,12 +1,14 @@
 """The tables of docs/results.md on federated medical vision-language pre-training (FedAID's Table 1 and its sweeps).
 
     python benchmarks/results/medical.py main --data-dir DATA --weights-dir WEIGHTS --out runs/medical [--jobs 2]
-    python benchmarks/results/medical.py backbones|clients|batches|rho|guidance|cxr ... the same
+    python benchmarks/results/medical.py main batches guidance backbones ... the same; also clients, rho, cxr
+    python benchmarks/results/medical.py guidance --only "contrastive guidance" "averaged aligner" ... some rows
 
 First the learning rate of each method is chosen from one grid, on a seed of its own and half of the rounds, by recalls
 on the clients' validation data; then every row runs with every seed and is put to the downstream tasks of the suite
-``medical``, and the table is printed. Runs that are complete are not run again, those that were interrupted are
-resumed.
+``medical``. The table is printed, and below it what galleries in random order would give, and the differences of
+rows that belong together, seed by seed. Rows that tables share are run once. Runs that are complete are not run again,
+those that were interrupted are resumed.
 """
 
 from __future__ import annotations
@@ -24,6 +26,7 @@ from pathlib import Path
 from statistics import mean
 from typing import Any
 
+from medical_tables import HEADS, PAIRS, RATE, TABLES, Row, selected, tasks_of
 from runs import Planned, client_values, spread
 
 from polyfed.downstream.opened import Wanted
@@ -33,110 +36,28 @@ from polyfed.reporting.records import RunRecords
 GRID = (0.0003, 0.001, 0.003)
 SEARCH_SEED = 100
 RECALLS = tuple(f"{direction}_r@{k}" for direction in ("image_to_text", "text_to_image") for k in (5, 10))
-_RATE = "clients.hospital.training.optimizer.lr"
-HEADS: Mapping[str, tuple[str, ...]] = {
-    "pneumonia": ("pneumonia 1 %", "10 %", "100 %", "AUROC 10 %"),
-    "covidx": ("covidx 1 %", "10 %"),
-    "opacity": ("Dice opacity 10 %", "100 %"),
-    "clients": ("Rec@1", "Rec@5", "worst@1", "worst@5", "disparity@5"),
-    "other": ("other set Rec@5",),
-}
-SWEEPS = ("clients", "batches", "rho", "guidance")
-"""Tables whose rows are put to retrieval only."""
-
-
-@dataclass(frozen=True)
-class Row:
-    """A row: preset, overrides, whose learning rate it shares, and whose models are tested.
-
-    Attributes:
-        tested: the server's model, or the mean over the ``clients``' own.
-        judged_by: the row whose clients' test samples retrieval is judged by; empty: its own.
-    """
-
-    preset: str
-    overrides: tuple[str, ...] = ()
-    rate_of: str = ""
-    tested: str = "server"
-    judged_by: str = ""
-
-
-def _fedaid(*overrides: str) -> Row:
-    return Row("fedaid-medpix", overrides, "fedaid")
-
-
-def _task(row: Row, task: str) -> Row:
-    """The same with another objective."""
-    both = tuple(f"{party}.task={task}" for party in ("server", "clients.hospital"))
-    return replace(row, overrides=(*row.overrides, *both))
-
-
-GLORIA = "{name: gloria, mask_siblings: true, in_batch: 64}"
-MGCA = "{name: mgca, mask_siblings: true, in_batch: 64, prototypes: 100, freeze_prototypes_steps: 20}"
-
-
-def _rows(base: str) -> dict[str, Row]:
-    return {
-        "local": Row(f"{base}-local", tested="clients"),
-        "fedavg": Row(f"{base}-fedavg"),
-        "fedaid": Row(f"fedaid-{base}"),
-        "feddra": Row(f"{base}-feddra"),
-        "centralised": Row(f"{base}-centralised", judged_by="fedavg"),
-    }
-
-
-MAIN = _rows("medpix") | {
-    "untrained": Row("medpix-fedavg", ("run.rounds=1", "algorithm.local_steps=1", f"{_RATE}=1e-12"), "fedavg"),
-    "fedprox": Row("medpix-fedprox", rate_of="fedavg"),
-    "moon": Row("medpix-moon", rate_of="fedavg"),
-    "fedema": Row("medpix-fedema"),
-    "fed-mae": Row("medpix-fed-mae", rate_of="fedavg"),
-}
-ORDER = ("untrained", "local", "fedavg", "fedprox", "moon", "fedema", "fed-mae", "fedaid", "feddra")
-TABLES: Mapping[str, Mapping[str, Row]] = {
-    "main": {name: MAIN[name] for name in (*ORDER, "centralised")},
-    "cxr": {
-        name: replace(row, rate_of="fedavg") if name in ("fedaid", "feddra") else row
-        for name, row in _rows("cxr").items()
-    },
-    "backbones": {
-        f"{method} {name}": _task(row, task)
-        for name, task in (("gloria", GLORIA), ("mgca", MGCA))
-        for method, row in (("fedavg", Row("medpix-fedavg", rate_of="fedavg")), ("fedaid", _fedaid()))
-    },
-    "clients": {
-        f"{method}, 2 clients": replace(row, overrides=("clients.hospital.count=2",))
-        for method, row in (("fedavg", Row("medpix-fedavg", rate_of="fedavg")), ("fedaid", _fedaid()))
-    },
-    "batches": {
-        "fedaid, 20 + 20 batches": _fedaid("algorithm.local_steps=20", "algorithm.robust_steps=20"),
-        "fedavg, 40 batches": Row("medpix-fedavg", ("algorithm.local_steps=40",), "fedavg"),
-    },
-    "rho": {
-        f"rho {rho:g}, gamma {gamma:g}": _fedaid(f"algorithm.rho={rho}", f"algorithm.gamma={gamma}")
-        for rho, gamma in ((1e-7, 0.5), (0.1, 5.0), (1.0, 5.0), (1.0, 50.0))
-    },
-    "guidance": {f"guidance {factor:g}": _fedaid(f"algorithm.guidance_weight={factor}") for factor in (0.0, 0.1, 10.0)}
-    | {
-        "averaged aligner": Row("fedaid-averaged-aligner", rate_of="fedaid"),
-        "contrastive guidance": Row("fedaid-contrastive-guidance", rate_of="fedaid"),
-        "beta 0": _fedaid("algorithm.beta=0"),
-    },
-}
 
 
 @dataclass(frozen=True)
 class Plan:
-    """All that the runs of a table have in common."""
+    """All that the runs of a table have in common.
 
+    Attributes:
+        table: its name.
+        rows: those that are made, by name.
+        options: of the command.
+        pool: where runs and tests are carried out.
+    """
+
+    table: str
     rows: Mapping[str, Row]
     options: argparse.Namespace
     pool: ThreadPoolExecutor
 
     def run(self, name: str, seed: int, rate: float, rounds: int, extra: Sequence[str] = ()) -> Planned:
         """A run of a row."""
-        row = self.rows[name]
-        every = [f"{_RATE}={rate}", f"run.rounds={rounds}", f"run.eval_every={rounds}"]
+        row = TABLES[self.table][name]
+        every = [f"{RATE}={rate}", f"run.rounds={rounds}", f"run.eval_every={rounds}"]
         overrides = [*every, "run.plots=false", *extra, *row.overrides, *self.options.set]
         mark = hashlib.sha256(json.dumps([row.preset, overrides]).encode()).hexdigest()[:8]
         return Planned(
@@ -159,12 +80,28 @@ class Plan:
 
     def test_arguments(self, name: str, judge: Planned | None) -> list[str]:
         """What the test of a row is called with."""
-        found = ["--tested", self.rows[name].tested]
+        row = self.rows[name]
+        found = ["--tested", row.tested, "--tasks", *tasks_of(self.table, row)]
         return found if judge is None else [*found, "--judged-by", str(self.options.out / judge.name)]
+
+    def runs(self, rates: Mapping[str, float]) -> dict[tuple[str, int], Planned]:
+        """(row, seed) -> its run, carried out and tested."""
+        options = self.options
+        runs = {
+            (name, seed): self.run(name, seed, rates[name], options.rounds)
+            for seed in range(options.seeds)
+            for name in self.rows
+        }
+        judges = {key: runs.get((self.rows[key[0]].judged_by, key[1])) for key in runs}
+        tests = {run.name: self.test_arguments(key[0], judges[key]) for key, run in runs.items()}
+        for judged in (False, True):  # whose clients judge must be there first
+            self.execute([run for key, run in runs.items() if (judges[key] is not None) == judged], tests)
+        return runs
 
     def rates(self) -> dict[str, float]:
         """Row -> learning rate, of the grid; printed with the scores that chose it."""
-        searched = [name for name, row in self.rows.items() if not row.rate_of]
+        rows = TABLES[self.table]
+        searched = [name for name, row in rows.items() if not row.rate_of and self._gives_a_rate(name)]
         half = (self.options.rounds + 1) // 2
         validated = ("clients.hospital.test_split=validation", "server.test_split=validation")
         runs = {(name, rate): self.run(name, SEARCH_SEED, rate, half, validated) for rate in GRID for name in searched}
@@ -174,15 +111,19 @@ class Plan:
             print("| method | " + " | ".join(f"lr {rate:g}" for rate in GRID) + " | chosen |\n|" + "---|" * 5)
         for name in searched:
             scores = {rate: self._score(name, runs[name, rate]) for rate in GRID}
-            best = found[self.rows[name].preset] = max(scores, key=scores.__getitem__)
+            best = found[rows[name].preset] = max(scores, key=scores.__getitem__)
             print("| " + " | ".join([name, *(f"{value:.2f}" for value in scores.values()), f"{best:g}"]) + " |")
         (self.options.out / "rates.json").write_text(json.dumps(found, indent=1))
         return {name: found[_preset_of(row)] for name, row in self.rows.items()}
 
+    def _gives_a_rate(self, name: str) -> bool:
+        """Whether a row's learning rate is its own, or that of a row that is made."""
+        return name in self.rows or any(row.rate_of == name for row in self.rows.values())
+
     def _score(self, name: str, run: Planned) -> float:
         """Recalls on validation data, added: the server's among all of it; of LOCAL every client's among its own."""
         records = RunRecords.load(self.options.out / run.name)
-        if self.rows[name].tested == "clients":
+        if TABLES[self.table][name].tested == "clients":
             return sum(mean(client_values(records, "hospital", metric)) for metric in RECALLS)
         return sum(records.last("server")[metric] for metric in RECALLS)
 
@@ -194,7 +135,7 @@ class Plan:
 def _preset_of(row: Row) -> str:
     """The preset whose learning rate a row has."""
     base = "cxr" if "cxr" in row.preset else "medpix"
-    shared = {"fedavg": f"{base}-fedavg", "fedaid": "fedaid-medpix"}
+    shared = {"fedavg": f"{base}-fedavg", "fedaid": "fedaid-medpix", "feddra": f"{base}-feddra"}
     return shared[row.rate_of] if row.rate_of else row.preset
 
 
@@ -205,14 +146,8 @@ def _test_apart(folder: Path, arguments: Sequence[str], options: argparse.Namesp
     """In a process of its own, as the runs."""
     command = [sys.executable, __file__, "test", "--data-dir", str(options.data_dir), *arguments]
     command += ["--weights-dir", str(options.weights_dir), "--out", str(folder), "--draws", str(options.draws)]
-    command += ["--tasks", *tasks_of(options.table)]
     with folder.with_name(f"{folder.name}.test.log").open("w") as log:
         subprocess.run(command, stdout=log, stderr=log, check=True, env=os.environ | {"OMP_NUM_THREADS": "1"})
-
-
-def tasks_of(table: str) -> list[str]:
-    """The tasks that the rows of a table are put to."""
-    return ["clients"] if table in SWEEPS else list(HEADS)
 
 
 def test(options: argparse.Namespace) -> None:
@@ -287,10 +222,36 @@ def chance(folder: Path) -> list[float]:
     return _retrieval(found, "chance_r@{}")
 
 
+def print_table(plan: Plan, runs: Mapping[tuple[str, int], Planned]) -> None:
+    """A line a row, chance, and the differences of rows that belong together."""
+    options, tasks = plan.options, tasks_of(plan.table)
+
+    def seeds_of(name: str, shown: Sequence[str]) -> list[list[float]]:
+        return [figures(options.out / runs[name, seed].name, shown) for seed in range(options.seeds)]
+
+    heads = ["method", *(head for task in tasks for head in HEADS[task])]
+    print("\n| " + " | ".join(heads) + " |\n|" + "---|" * len(heads))
+    for name in plan.rows:
+        print(
+            "| " + " | ".join([name, *(spread(values) for values in zip(*seeds_of(name, tasks), strict=True))]) + " |"
+        )
+    by_chance = [chance(options.out / runs[next(iter(plan.rows)), seed].name) for seed in range(options.seeds)]
+    print(f"\nchance, {', '.join(HEADS['clients'])}: {', '.join(spread(v) for v in zip(*by_chance, strict=True))}")
+    pairs = [pair for pair in PAIRS[plan.table] if set(pair) <= set(plan.rows)]
+    columns = ["row less row", *HEADS["clients"], "above at Rec@1 / Rec@5"]
+    print("\n| " + " | ".join(columns) + " |\n|" + "---|" * len(columns))
+    for name, other in pairs:
+        both = zip(seeds_of(name, ["clients"]), seeds_of(other, ["clients"]), strict=True)
+        gaps = [[a - b for a, b in zip(*pair, strict=True)] for pair in both]
+        above = " / ".join(f"{sum(gap[k] > 0 for gap in gaps)} of {len(gaps)}" for k in (0, 1))
+        cells = [f"{name} - {other}", *(spread(values) for values in zip(*gaps, strict=True)), above]
+        print("| " + " | ".join(cells) + " |")
+
+
 def main() -> None:
     """Run what is missing and print the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("table", choices=[*TABLES, "test"])
+    parser.add_argument("tables", nargs="+", choices=[*TABLES, "test"], metavar="table", help=", ".join(TABLES))
     parser.add_argument("--data-dir", type=Path, required=True)
     parser.add_argument("--weights-dir", type=Path, required=True)
     parser.add_argument("--out", type=Path, required=True)
@@ -301,34 +262,27 @@ def main() -> None:
     parser.add_argument("--jobs", type=int, default=2)
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--only", nargs="+", default=[], metavar="ROW", help="these rows and those they go with")
     parser.add_argument("--only-search", action="store_true")
     parser.add_argument("--set", action="append", default=[])
     options = parser.parse_args()
-    if options.table == "test":
+    if options.tables == ["test"]:
         test(options)
         return
+    unknown = [row for row in options.only if not any(row in TABLES[table] for table in options.tables)]
+    if unknown:
+        valid = "; ".join(name for table in options.tables for name in TABLES[table])
+        parser.error(f"no row '{unknown[0]}' in {', '.join(options.tables)}; valid: {valid}")
     with ThreadPoolExecutor(options.jobs) as pool:
-        plan = Plan(TABLES[options.table], options, pool)
-        rates = plan.rates()
-        if options.only_search:
-            return
-        runs = {
-            (name, seed): plan.run(name, seed, rates[name], options.rounds)
-            for seed in range(options.seeds)
-            for name in plan.rows
-        }
-        judges = {key: runs.get((plan.rows[key[0]].judged_by, key[1])) for key in runs}
-        tests = {run.name: plan.test_arguments(key[0], judges[key]) for key, run in runs.items()}
-        for judged in (False, True):  # whose clients judge must be there first
-            plan.execute([run for key, run in runs.items() if (judges[key] is not None) == judged], tests)
-    tasks = tasks_of(options.table)
-    heads = ["method", *(head for task in tasks for head in HEADS[task])]
-    print("\n| " + " | ".join(heads) + " |\n|" + "---|" * len(heads))
-    for name in plan.rows:
-        seeds = [figures(options.out / runs[name, seed].name, tasks) for seed in range(options.seeds)]
-        print("| " + " | ".join([name, *(spread(values) for values in zip(*seeds, strict=True))]) + " |")
-    by_chance = [chance(options.out / runs[next(iter(plan.rows)), seed].name) for seed in range(options.seeds)]
-    print(f"\nchance, {', '.join(HEADS['clients'])}: {', '.join(spread(v) for v in zip(*by_chance, strict=True))}")
+        for table in options.tables:
+            rows = selected(table, options.only)
+            if not rows:
+                continue
+            print(f"\n## {table}")
+            plan = Plan(table, rows, options, pool)
+            rates = plan.rates()
+            if not options.only_search:
+                print_table(plan, plan.runs(rates))
 
 
 if __name__ == "__main__":
