@@ -11,7 +11,7 @@ from polyfed.session import Session
 from sessions import prepared
 
 Config = dict[str, Any]
-SPACE = "classification-scenes:label"
+SPACE = "label:18x7bd651f0"  # the target, how many classes, and a digest of their names
 TRAINING = {"optimizer": {"kind": "sgd", "lr": 0.05, "momentum": 0.0, "clip": None}, "batch_size": 12}
 
 

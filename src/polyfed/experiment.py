@@ -68,8 +68,8 @@ class RunSettings(Settings):
     eval_every: int = Field(default=1, ge=1, description="evaluate every so many rounds, and after the last")
     evaluate_clients: bool | Annotated[int, Field(ge=1)] = Field(
         default=True,
-        description="every client's own test metrics at each evaluation; a number: of so many clients of each type, "
-        "where a type shares one model and one test set",
+        description="every client's own test metrics at each evaluation; a number: of so many clients of each type "
+        "in each group, which share one model and one test set",
     )
     evaluation_batch: int = Field(default=256, ge=1, description="samples a batch when no gradient is needed")
     device: str = Field(default="auto", description="auto, cpu, cuda, cuda:1, mps, ...")

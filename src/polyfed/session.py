@@ -287,7 +287,10 @@ class Session:
         wanted = self.experiment.run.evaluate_clients
         if wanted is False:
             return ()
-        chosen = [client for kind in self.server.types.values() for client in kind.clients[: _all_or(wanted)]]
+        groups: dict[tuple[str, str], list[ClientInfo]] = {}
+        for client in self.server.clients:  # groups of one type may be tested on different sources
+            groups.setdefault((client.architecture, client.group), []).append(client)
+        chosen = [client for alike in groups.values() for client in alike[: _all_or(wanted)]]
         return tuple(client for client in self.server.clients if client.id in self.stale and client in chosen)
 
     # ---- durability

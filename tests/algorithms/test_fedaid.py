@@ -116,7 +116,7 @@ def test_gradients_reach_the_distorted_encoder_and_the_teacher_alone(
     parts = parts_of(session)
     learnable = {name for name, _ in client.model.named_parameters()}
     assert trained == learnable & {*parts.encoder, *parts.aligner}
-    assert learnable - trained == {"heads.retrieval-scenes.log_scale"}
+    assert learnable - trained == {"heads.retrieval-info_nce.log_scale"}
     assert len(still) == 2  # f* and the head
     assert not [value for module in (*still, *g.values()) for value in module.parameters() if value.grad is not None]
 

@@ -17,12 +17,13 @@ from misbehaving import cut_short
 from polyfed.aggregation.prototypes import Known, by_space
 from polyfed.errors import ConfigError
 from polyfed.experiment import Experiment
+from polyfed.federation import heads
 from polyfed.federation.ledger import Ledger
 from polyfed.models.model import Once
 from polyfed.randomness import isolated
 from polyfed.runner import resume, run
 from polyfed.session import Session
-from prototype_federations import began, classifiers, play, told, with_retrieval
+from prototype_federations import SPACE, began, classifiers, play, told, with_retrieval
 from sessions import first_cohort, prepared, woken
 
 Config = dict[str, Any]
@@ -163,7 +164,7 @@ def test_clients_without_classes_train_alone_and_send_nothing(tmp_path: Path) ->
 
 
 def two_sources(**algorithm: Any) -> Config:
-    """Pictures and texts of two sources with the same classes."""
+    """Pictures and texts of two sources that call their classes alike."""
     config = classifiers(**algorithm)
     for name in ("image", "text"):
         config["data"]["sources"][name] = config["data"]["sources"]["scenes"] | {"columns": {name: name}}
@@ -173,14 +174,19 @@ def two_sources(**algorithm: Any) -> Config:
 
 
 def test_prototypes_mix_within_a_class_space_only(tmp_path: Path) -> None:
-    apart = began(two_sources(), tmp_path / "a")
+    config = two_sources()
+    config["clients"]["text"]["type"] = "notes"
+    apart = began(config, tmp_path / "a")
     spaces = by_space(apart.server.state["prototypes"], Known)
-    assert list(spaces) == ["classification-image:label", "classification-text:label"]
+    assert list(spaces) == [SPACE, f"{SPACE}:notes"]
     infos = {info.id: info for info in apart.server.clients}
     for name in NAMES:
         sent = apart.experiment.algorithm.known_to(apart.server, infos[name])
-        assert list(by_space(sent, Known)) == [f"classification-{name.partition('-')[0]}:label"]
-    together = began(two_sources(shared={"image": "things", "text": "things"}), tmp_path / "b")
+        assert list(by_space(sent, Known)) == [SPACE if name == "image" else f"{SPACE}:notes"]
+    alike = began(two_sources(), tmp_path / "b")
+    assert list(by_space(alike.server.state["prototypes"], Known)) == [SPACE]
+    config["algorithm"]["shared"] = {"image": "things", "text": "things"}
+    together = began(config, tmp_path / "c")
     assert list(by_space(together.server.state["prototypes"], Known)) == ["things"]
 
 
@@ -190,8 +196,8 @@ def test_targets_of_one_source_are_spaces_of_their_own(tmp_path: Path) -> None:
     config["clients"]["text"]["task"] = {"name": "classification", "target": "topic"}
     session = began(config, tmp_path, 2)
     spaces = by_space(session.server.state["prototypes"], Known)
-    assert list(spaces) == ["classification-scenes:label", "classification-scenes:topic"]
-    assert spaces["classification-scenes:topic"].shape[0] == 6
+    assert list(spaces) == [SPACE, "topic:6x453400fc"]
+    assert spaces["topic:6x453400fc"].shape[0] == 6
     metrics = session.experiment.algorithm.evaluate_clients(session.server, session.cohort(3, Ledger()))
     assert metrics["text-0"]["prototype_classes"] <= 6
 
@@ -213,15 +219,16 @@ def test_widths_and_classes_must_agree_within_a_space(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("source", ["a b", "a/b", "a:b"])
-def test_any_name_of_a_source_will_do(tmp_path: Path, source: str) -> None:
+def test_any_name_of_a_source_will_do(tmp_path: Path, source: str, monkeypatch: pytest.MonkeyPatch) -> None:
     config = classifiers()
     config["data"]["sources"] = {source: config["data"]["sources"]["scenes"]}
     for client in config["clients"].values():
         client["source"] = source
+    monkeypatch.setattr(heads, "_classes_of", lambda target, split: split.source)  # as if classes had no names
     session = began(config, tmp_path, 2)
-    assert list(by_space(session.server.state["prototypes"], Known)) == [f"classification-{source}:label"]
+    assert list(by_space(session.server.state["prototypes"], Known)) == [f"label:{source}"]
     groups = session.server.snapshot()
-    assert by_space(groups["state:prototypes"], Known)[f"classification-{source}:label"].shape[1] == 8
+    assert by_space(groups["state:prototypes"], Known)[f"label:{source}"].shape[1] == 8
 
 
 # ---- inference

@@ -104,8 +104,8 @@ LIES: dict[str, Any] = {
     "short": lambda own: named(SPACE, own._replace(means=own.means[:-1])),
     "flags": lambda own: named(SPACE, own._replace(present=~own.present)),
     "wide": lambda own: named(SPACE, own._replace(means=torch.cat([own.means, own.means], 1))),
-    "other": lambda own: named("classification-texts:label", own),
-    "two": lambda own: named(SPACE, own) | named("classification-scenes:x", own),
+    "other": lambda own: named("label:18x00000000", own),
+    "two": lambda own: named(SPACE, own) | named("topic:6x453400fc", own),
     "empty": lambda own: named(SPACE, ClassMeans(own.means[:0], own.counts[:0], torch.zeros_like(own.present))),
     "part": lambda own: {f"{SPACE}.means": own.means},
 }

@@ -55,7 +55,7 @@ def test_the_table_is_saved_with_the_model_and_another_is_refused(finished: Path
     table = saved.config["samples"]["classes"]["answer"]
     assert len(table) == 13
     assert table[-1] == OTHER
-    assert saved.build(saved.context(tmp_path)).heads["vqa-scenes"].answers == 12
+    assert saved.build(saved.context(tmp_path)).heads[saved.config["head"]].answers == 12
     other = shutil.copytree(finished, tmp_path / "other")
     path = other / "models" / "last" / "config.json"
     config = json.loads(path.read_text())

@@ -110,6 +110,8 @@ def _require_pooled(server: Server) -> None:
     for name, kind in server.types.items():
         groups = dict.fromkeys(client.group for client in kind.clients)
         if len(groups) > 1:
-            spread.append(f"{name}: leave one of the groups {', '.join(groups)}, with all of the source")
+            spread.append(
+                f"{name}: leave one of the groups {', '.join(groups)}, with all of the source (a second source: also)"
+            )
     if spread:
         raise ConfigError(f"centralised training needs all data of a type at one client, but {'; '.join(spread)}")

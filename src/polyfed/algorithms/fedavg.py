@@ -24,7 +24,7 @@ from polyfed.optim.servers.replace import Replace
 class FedAvg(Algorithm):
     """Federated averaging (McMahan et al. 2017, Algorithm 1), of one global model for each type of client.
 
-    Clients of one architecture, task and data set are a type; their weights are averaged by sample count. What types
+    Clients of one architecture, task and classes are a type; their weights are averaged by sample count. What types
     exchange with each other is a rule over named slots: nothing by default; ``layers: encoder, range: modality``
     averages encoders over all who have the modality (CreamFL, section 4.1).
 

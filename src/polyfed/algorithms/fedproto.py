@@ -27,6 +27,7 @@ from polyfed.data.samples import Batch, Samples
 from polyfed.errors import ConfigError, PayloadError, nearest
 from polyfed.federation.client import Client, ClientInfo
 from polyfed.federation.cohort import Cohort
+from polyfed.federation.heads import class_space
 from polyfed.federation.party import Regulariser
 from polyfed.federation.payload import Prototypes
 from polyfed.federation.server import Server
@@ -48,7 +49,7 @@ class FedProto(Algorithm):
     class (Eq. 7-8); the server averages what they send (Eq. 6); inference takes the nearest prototype (Eq. 4).
 
     A feature is what the classifier takes: the embedding, or the mean of those of several modalities. Prototypes mix
-    within a class space, that of a target of a source, whatever the modality. Clients whose task has no classes
+    within a class space, that of a target's classes, whatever modality and source. Clients whose task has no classes
     train on it alone. A class that nobody sent in a round keeps its global prototype.
     """
 
@@ -74,7 +75,8 @@ class FedProto(Algorithm):
         default=5.0, ge=1, description="longer received rows are scaled to so many median norms; None: no bound"
     )
     shared: dict[str, Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]+$")]] = Field(
-        default={}, description="group -> class space, for groups of several sources or targets with the same classes"
+        default={},
+        description="group -> class space, for groups with the same classes under other names or targets",
     )
 
     # ---- server half
@@ -135,8 +137,7 @@ class FedProto(Algorithm):
         """Whether a class space can be that of a client; see ``space_of``."""
         if client.group in self.shared:
             return space == self.shared[client.group]
-        heads = (space[:k] for k, mark in enumerate(space) if mark == ":")
-        return any(client.architecture.endswith(f"/{head}") for head in heads)
+        return space == class_space(client.architecture.partition("/")[2])
 
     @property
     def is_personal(self) -> bool:
@@ -181,12 +182,12 @@ class FedProto(Algorithm):
         for features, labels in self.features(client, client.task, client.train):
             average.add(features, labels)
         means = average.result(self.min_count)
-        space = self.space_of(client, client.task)
+        space = self.space_of(client)
         return Prototypes(named(space, means) if len(means.counts) else {})
 
-    def space_of(self, client: Client, task: Classification) -> str:
-        """Name of a client's class space: of its source and target, or what ``shared`` calls it."""
-        return self.shared.get(client.info.group, f"{client.head_name}:{task.target}")
+    def space_of(self, client: Client) -> str:
+        """Name of a client's class space: of its target and classes, or what ``shared`` calls it."""
+        return self.shared.get(client.info.group, class_space(client.head_name))
 
     def received(self, client: Client, prototypes: Prototypes) -> Known | None:
         """Global prototypes of the client's classes, on its device, or None.
@@ -196,7 +197,7 @@ class FedProto(Algorithm):
         """
         if not isinstance(client.task, Classification):
             return None
-        space = self.space_of(client, client.task)
+        space = self.space_of(client)
         known = by_space(prototypes, Known).get(space)
         if known is None:
             return None

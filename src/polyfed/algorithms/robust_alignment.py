@@ -110,7 +110,7 @@ class RobustAlignment(FedAvg):
         """One initial model for all, and uniform weights.
 
         Raises:
-            ConfigError: clients differ in architecture, task or data set, or lack align modules.
+            ConfigError: clients differ in architecture or task, or lack align modules.
         """
         kind = self.kind(server)
         slots = {place.slot for place in server.blueprints[server.types[kind].architecture].places.values()}
@@ -142,7 +142,7 @@ class RobustAlignment(FedAvg):
         if len(server.types) > 1:
             raise ConfigError(
                 f"algorithm '{self.component_name()}' trains one model, but there are clients of types "
-                f"{', '.join(server.types)}; give all one architecture, task and source"
+                f"{', '.join(server.types)}; give all one architecture and task, and no other 'type'"
             )
         return next(iter(server.types))
 

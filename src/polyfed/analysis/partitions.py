@@ -43,6 +43,7 @@ def recorded(run: Path) -> RunRecords:
 def without_items(holding: Holding) -> dict[str, Any]:
     """What a client holds without the numbers of the items."""
     entry = {name: value for name, value in asdict(holding).items() if name != "index"}
-    if holding.test is not None:
-        entry["test"] = {name: value for name, value in holding.test.items() if name != "index"}
+    for part, held in (("test", holding.test), ("also", holding.also)):
+        if held is not None:
+            entry[part] = {name: value for name, value in held.items() if name != "index"}
     return entry

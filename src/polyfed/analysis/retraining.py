@@ -12,8 +12,8 @@ from torch import Tensor
 
 from polyfed.analysis.depth import chosen
 from polyfed.analysis.simulated import Simulated, Subject, only
-from polyfed.analysis.union import union
 from polyfed.data.samples import Samples
+from polyfed.data.union import union
 from polyfed.device import cpu_threads
 from polyfed.errors import ConfigError, DataError, nearest
 from polyfed.federation.federation import Member

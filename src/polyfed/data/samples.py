@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
@@ -150,6 +150,14 @@ class Samples:
             items=self.items[index],
             targets={name: values[index] for name, values in self.targets.items()},
             matches=self.matches[index],
+        )
+
+    def without_targets(self, names: Collection[str]) -> Samples:
+        """The same samples without some of the targets."""
+        return replace(
+            self,
+            targets={name: values for name, values in self.targets.items() if name not in names},
+            classes={name: classes for name, classes in self.classes.items() if name not in names},
         )
 
     def only(self, modalities: Sequence[str]) -> Samples:

@@ -170,7 +170,9 @@ def server_experiment(experiment: Experiment, address: ServerAddress) -> dict[st
 def site_config(name: str, experiment: Experiment, digest: str | None) -> SiteConfig:
     """What a group's site writes down: its own sources, the public set, its clients, and the method as allowed."""
     content = experiment.model_dump(mode="json")
-    used = {experiment.clients[name].source} | ({experiment.public.source} if experiment.public else set())
+    group = experiment.clients[name]
+    also = {group.also.source} if group.also is not None and group.also.source is not None else set()
+    used = {group.source} | also | ({experiment.public.source} if experiment.public else set())
     data = {"dir": "data", "cache_dir": "cache", "sources": _only(content["data"]["sources"], used)}
     if experiment.data.weights_dir is not None:
         data["weights_dir"] = "weights"

@@ -171,7 +171,9 @@ class _Run:
 
     def _trained_on(self) -> tuple[Source, ...]:
         groups, public = self.experiment.clients, self.experiment.public
-        names = dict.fromkeys([group.source for group in groups.values()] + ([public.source] if public else []))
+        also = [group.also.source for group in groups.values() if group.also is not None and group.also.source]
+        held = [*(group.source for group in groups.values()), *also, *([public.source] if public else [])]
+        names = dict.fromkeys(held)
         return tuple(self.experiment.data.sources[name] for name in names)
 
     def _tests(self, settings: ModelSettings) -> ClientTests:

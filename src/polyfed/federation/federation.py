@@ -16,44 +16,48 @@ from polyfed.data.assembly import (
     of_column,
     of_items,
     order_of,
-    require_disjoint,
 )
 from polyfed.data.mentions import mentioning
 from polyfed.data.samples import Samples
 from polyfed.data.source import Split
 from polyfed.data.view import DataContext, View
 from polyfed.errors import ConfigError, nearest
+from polyfed.federation.additional import additional_group, mixed, require_alike
 from polyfed.federation.client import ClientInfo
 from polyfed.federation.dealing import Deal
+from polyfed.federation.heads import head_name
+from polyfed.federation.holdings import holding
 from polyfed.federation.settings import DataSettings, GroupSettings, PublicSettings, ServerSettings
+from polyfed.federation.soundness import require_apart, require_equal_width, require_models
 from polyfed.federation.types import Blueprint
 from polyfed.models.model import Model, ModelSettings
 from polyfed.models.slots import places
 from polyfed.randomness import generator, isolated
-from polyfed.tasks.task import Task
 
 Modalities = Mapping[str, View]
 
 
 @dataclass(frozen=True)
 class Member:
-    """A client of the federation: its group's settings, its own model settings and its private items."""
+    """A client of the federation.
+
+    Attributes:
+        id: its name.
+        group: name of its group.
+        settings: of its group.
+        model: its own model settings.
+        items: its private items.
+        head: name of its head: clients with one task and the same classes share it, whatever their sources.
+        also: items of the public set, or of a second source, that it holds in addition.
+    """
 
     id: str
     group: str
     settings: GroupSettings
     model: ModelSettings
     items: Int64[Tensor, " k"]
-
-    @property
-    def head(self) -> str:
-        """Name of its head: clients with one task on one source share it."""
-        return head_name(self.settings.task, self.settings.source)
-
-
-def head_name(task: Task, source: str) -> str:
-    """Name of a task's head in ``Model.heads``."""
-    return f"{task.component_name()}-{source}".replace(".", "_")
+    head: str
+    also: Int64[Tensor, " j"] | None = None
 
 
 class Federation:
@@ -81,6 +85,7 @@ class Federation:
         self._samples: dict[tuple[str, str, str], Samples] = {}
         self._tests: dict[tuple[str, str], Samples] = {}
         self._deals = {name: self._deal_of(name, group) for name, group in groups.items()}
+        self._also = {name: self._also_deal_of(name, group) for name, group in groups.items() if group.also}
 
     # ---- who
 
@@ -110,31 +115,55 @@ class Federation:
         )
 
     def _deal_of(self, name: str, group: GroupSettings) -> Deal:
-        def private() -> Int64[Tensor, " n"]:
-            return self._private_items(name, group, self.split(group.source, group.split))
+        return Deal(name, group, self.seed, self.split, lambda: self._private_items(name, group))
 
-        return Deal(name, group, self.seed, self.split, private)
+    def _also_deal_of(self, name: str, group: GroupSettings) -> Deal:
+        """How what a group holds in addition is dealt out among its clients."""
+        key, dealt = f"{name}.also", additional_group(name, group, self.public)
+        is_public = group.also is not None and group.also.public
+
+        def private() -> Int64[Tensor, " n"]:
+            require_alike(name, group, self.split(group.source, group.split), self.split(dealt.source, dealt.split))
+            return self._chosen(key, dealt, self.public_items) if is_public else self._private_items(key, dealt)
+
+        return Deal(key, dealt, self.seed, self.split, private)
+
+    def deal(self, member: Member) -> Deal:
+        """How the items of a client's group are dealt out."""
+        return self._deals[member.group]
+
+    def also_deal(self, member: Member) -> Deal:
+        """How what its group holds in addition is dealt out."""
+        return self._also[member.group]
 
     def _deal(self, name: str, group: GroupSettings) -> list[Member]:
         parts = self._deals[name].parts
+        also = self._also[name].parts if name in self._also else [None] * len(parts)
+        head = head_name(group.task, self.split(group.source, group.split), group.type)
         return [
-            Member(member_id, name, group, group.models[k % len(group.models)], part)
-            for k, (member_id, part) in enumerate(zip(_member_ids(name, group.count), parts, strict=True))
+            Member(member_id, name, group, group.models[k % len(group.models)], part, head, more)
+            for k, (member_id, part, more) in enumerate(zip(_member_ids(name, group.count), parts, also, strict=True))
         ]
 
-    def _private_items(self, name: str, group: GroupSettings, split: Split) -> Int64[Tensor, " n"]:
-        items = torch.arange(len(split))
+    def _private_items(self, name: str, group: GroupSettings) -> Int64[Tensor, " n"]:
+        items = torch.arange(len(self.split(group.source, group.split)))
         if self.public is not None and (group.source, group.split) == (self.public.source, self.public.split):
             items = items[~torch.isin(items, self.public_items)]
+        return self._chosen(name, group, items)
+
+    def _chosen(self, name: str, group: GroupSettings, items: Int64[Tensor, " n"]) -> Int64[Tensor, " m"]:
+        """As many of the items as are to be dealt out."""
         if group.items is not None:
             if group.items > len(items):
                 raise ConfigError(
-                    f"clients.{name}.items is {group.items}, but '{group.source}' has {len(items)} that are not public"
+                    f"clients.{name}.items is {group.items}, but '{group.source}' has {len(items)} that can be dealt "
+                    "out; lower it"
                 )
             order = torch.randperm(len(items), generator=generator(self.seed, "items", name))
             items = items[order[: group.items]].sort().values
         if group.count > len(items):
-            raise ConfigError(f"clients.{name}.count is {group.count}, but there are {len(items)} samples; lower it")
+            what = f"clients.{name.removesuffix('.also')}.count is {group.count}"
+            raise ConfigError(f"{what}, but there are {len(items)} samples of '{group.source}'; lower it")
         return items
 
     # ---- the public set
@@ -246,7 +275,21 @@ class Federation:
     def train(self, member: Member, model: ModelSettings | None = None) -> Samples:
         """A client's private training samples; with another ``model`` in its views, of modalities that both have."""
         split = self.split(member.settings.source, member.settings.split)
-        return of_items(self._seen(split, member, model), member.items)
+        own = of_items(self._seen(split, member, model), member.items)
+        if member.also is None:
+            return own
+        return mixed(own, of_items(self._additional(member, model), member.also), member.settings.task)
+
+    def _additional(self, member: Member, model: ModelSettings | None) -> Samples:
+        """All that a client's group holds in addition, in the views in which it sees its own."""
+        if member.settings.also is None or not member.settings.also.public:
+            return self._seen(self.also_deal(member).split, member, model)
+        views = {name: view for name, view in _views(model or member.model).items() if name in member.model.encoders}
+        return self._require_public(views)
+
+    def laid_out(self, split: Split, modalities: tuple[str, ...]) -> Samples:
+        """The samples of a split as these modalities shape them, with none of them loaded."""
+        return self._all(split, {}, layout=modalities)
 
     def _seen(self, split: Split, member: Member, model: ModelSettings | None) -> Samples:
         """A split in a client's views, or in those of another model: then of the modalities that both have."""
@@ -268,10 +311,11 @@ class Federation:
         who = f"all of {member.group}" if group.test == "all" else member.id
         key = (who, f"{member.model.architecture} {model.architecture if model else ''}")
         if key not in self._tests:
-            self._tests[key] = of_items(self._seen(split, member, model), self._test_items(member))
+            self._tests[key] = of_items(self._seen(split, member, model), self.test_items(member))
         return self._tests[key]
 
-    def _test_items(self, member: Member) -> Int64[Tensor, " k"]:
+    def test_items(self, member: Member) -> Int64[Tensor, " k"]:
+        """Items of its test split that a client is tested on."""
         group = _member_ids(member.group, member.settings.count)
         return self._deals[member.group].test_items(group.index(member.id))
 
@@ -309,7 +353,8 @@ class Federation:
     def server_head(self) -> str:
         """Name of the server's head."""
         assert self.server is not None
-        return head_name(self.server.task, self.server.source)
+        judged = self.split(self.server.source, self.server.test_split)
+        return head_name(self.server.task, judged, self.server.type)
 
     def blueprints(self) -> dict[str, Blueprint]:
         """Initial tensors and their places for every architecture among the clients, equal for equal seeds."""
@@ -322,65 +367,23 @@ class Federation:
 
     def holding(self, member: Member) -> dict[str, object]:
         """What a client holds, for the run folder; nothing but columns of classes and lists is read for it."""
-        settings, deal = member.settings, self._deals[member.group]
-        split = self.split(settings.source, settings.split)
-        layout = self._all(split, {}, layout=tuple(member.model.encoders)).items
-        found = {
-            "group": member.group,
-            "source": settings.source,
-            "split": settings.split,
-            "items": len(member.items),
-            "samples": int(torch.isin(layout, member.items).sum()),
-            **deal.counts(member.items),
-            "index": member.items.tolist(),
-        }
-        if settings.test == "dealt":
-            found["test"] = deal.test_counts(self._test_items(member))
-        left_out = dict(getattr(split, "left_out", {}))
-        return found | ({"left_out": left_out} if left_out else {})
+        return holding(self, member)
 
     # ---- checks
 
     def require_sound(self) -> None:
         """Check that every group's model can be built and trained for its task, and the public set.
 
-        That set must be disjoint from all private and test items, and widths be equal where there is one.
+        That set must be disjoint from all private and test items, and widths be equal where there is one; what clients
+        hold in addition must be disjoint from all test items.
 
         Raises:
             DataError, ConfigError: it is not so.
         """
-        for member in {member.group: member for member in self.members.values()}.values():
-            self.client_model(member)
-        if self.public is None:
-            return
-        split = self.split(self.public.source, self.public.split)
-        public = [split.ids[item] for item in self.public_items.tolist()]
-        for member in self.members.values():
-            ids = self.split(member.settings.source, member.settings.split).ids
-            require_disjoint(public, [ids[item] for item in member.items.tolist()], f"client '{member.id}'")
-        for source, name in sorted(self._judged()):
-            require_disjoint(public, self.split(source, name).ids, f"'{source}' {name}, which parties are judged on")
-        self._require_equal_width()
-
-    def _judged(self) -> set[tuple[str, str]]:
-        judged = {(group.source, group.test_split) for group in self.groups.values()}
-        if self.server is not None:
-            judged |= {
-                (self.server.source, self.server.test_split),
-                (self.server.source, self.server.validation_split),
-            }
-        return {(source, name) for source, name in judged if name is not None}
-
-    def _require_equal_width(self) -> None:
-        widths = {member.id: member.model.dim for member in self.members.values()}
-        if self.server is not None:
-            widths["server"] = self.server.model.dim
-        if len(set(widths.values())) > 1:
-            low, high = min(widths, key=widths.__getitem__), max(widths, key=widths.__getitem__)
-            raise ConfigError(
-                f"model.dim must be equal for all who share a public set: '{low}' has {widths[low]}, "
-                f"'{high}' has {widths[high]}"
-            )
+        require_models(self)
+        require_apart(self)
+        if self.public is not None:
+            require_equal_width(self)
 
 
 def _member_ids(group: str, count: int) -> list[str]:

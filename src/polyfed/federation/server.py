@@ -89,7 +89,7 @@ class Server(Party):
 
     @cached_property
     def types(self) -> dict[str, ClientType]:
-        """Types of clients by name: those of one architecture, task and data set share a global model."""
+        """Types of clients by name: those of one architecture, task and classes share a global model."""
         return client_types(self.clients)
 
     def type_of(self, client: ClientInfo) -> str:
@@ -131,7 +131,7 @@ class Server(Party):
         """
         own = {name: value.shape for name, value in self.model.state_dict().items()}
         missing = ""
-        for kind in self.types:
+        for kind in sorted(self.types, key=lambda kind: not self.types[kind].has_head(self.head_name)):
             shapes = self.shapes(kind)
             wrong = [name for name, shape in own.items() if shapes.get(name) != shape]
             if not wrong:
@@ -139,7 +139,7 @@ class Server(Party):
             missing = missing or f"'{wrong[0]}' of the server is not in clients of type '{kind}'"
         raise ConfigError(
             f"server.model must be the model of one type of clients to show its global model, but {missing}; "
-            "give it that model and task, or leave out the 'server' section"
+            "give it that model and task (its source may be another one), or leave out the 'server' section"
         )
 
     def represent_public(self, count: int | None = None, *, training: bool = False) -> Representations:

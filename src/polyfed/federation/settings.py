@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, SerializeAsAny, model_validator
+from pydantic import Field, SerializeAsAny, field_validator, model_validator
 
 from polyfed.data.partition import Partition
 from polyfed.data.partitions.iid import Iid
@@ -67,6 +67,16 @@ class TrainingSettings(Settings):
     batch_size: int = Field(default=64, ge=1, description="training batch, samples")
 
 
+TypeName = Annotated[
+    str,
+    Field(
+        pattern=r"^[A-Za-z0-9_-]{0,64}$",
+        description="keeps models apart that are otherwise of one type (equal model, task and classes, whatever the "
+        "source): only those with the same name here are averaged whole",
+    ),
+]
+
+
 class ServerSettings(Settings):
     """The server's model, its task, and the data that it is judged on."""
 
@@ -77,7 +87,26 @@ class ServerSettings(Settings):
         default="validation", description="split for model selection; None: no selection"
     )
     test_split: str = "test"
+    type: TypeName = ""
     training: TrainingSettings = Field(default_factory=TrainingSettings)
+
+
+class AlsoSettings(Settings):
+    """What a group's clients hold in addition: items of the public set, or of a second source, dealt out among them."""
+
+    public: bool = Field(default=False, description="deal out the public set; ``also: public`` is short for it")
+    source: str | None = Field(default=None, description="source that is dealt out in addition")
+    split: str = Field(default="train", description="split of that source")
+    items: int | None = Field(default=None, ge=1, description="deal out only so many items; None: all that there are")
+    partition: SerializeAsAny[Partition] = Field(default_factory=Iid)
+
+    @model_validator(mode="after")
+    def _one_origin(self) -> AlsoSettings:
+        if self.public == (self.source is not None):
+            raise ValueError("give either 'public' (also: public) or a source ({source: NAME}), and not both")
+        if self.public and self.split != "train":
+            raise ValueError("split has no effect with the public set, which has its own; remove it")
+        return self
 
 
 class GroupSettings(Settings):
@@ -99,7 +128,11 @@ class GroupSettings(Settings):
         default=None, ge=1, description="deal out only so many items; None: all that are not public"
     )
     partition: SerializeAsAny[Partition] = Field(default_factory=Iid)
+    also: AlsoSettings | None = Field(
+        default=None, description="items that are dealt out among the clients in addition: ``public``, or a source"
+    )
     task: SerializeAsAny[Task]
+    type: TypeName = ""
     models: list[ModelSettings] = Field(min_length=1, description="client k gets models[k % len(models)]")
     training: TrainingSettings = Field(default_factory=TrainingSettings)
 
@@ -112,6 +145,24 @@ class GroupSettings(Settings):
                 "models": [data["model"]],
             }
         return data
+
+    @field_validator("also", mode="before")
+    @classmethod
+    def _short_for_public(cls, value: Any) -> Any:
+        if value == "public":
+            return {"public": True}
+        if isinstance(value, str):
+            raise ValueError(f"'{value}' is not 'public'; to deal out a source, write {{source: {value}}}")
+        return value
+
+    @model_validator(mode="after")
+    def _other_data(self) -> GroupSettings:
+        if self.also is not None and (self.also.source, self.also.split) == (self.source, self.split):
+            raise ValueError(
+                f"also: '{self.source}' {self.split} is dealt out among these clients anyway; name another source or "
+                "split, or 'public'"
+            )
+        return self
 
     @model_validator(mode="after")
     def _split_to_test_on(self) -> GroupSettings:

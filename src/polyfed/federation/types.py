@@ -29,7 +29,7 @@ class Blueprint:
 
 @dataclass(frozen=True)
 class ClientType:
-    """Clients of one architecture, which includes task and data set.
+    """Clients of one architecture, the name of which includes that of the task's head.
 
     Attributes:
         name: that of their group, or of their groups.
@@ -42,6 +42,10 @@ class ClientType:
     architecture: str
     modalities: tuple[str, ...]
     clients: tuple[ClientInfo, ...]
+
+    def has_head(self, name: str) -> bool:
+        """Whether the task's head has this name."""
+        return self.architecture.endswith(f"/{name}")
 
     @property
     def samples(self) -> int:

@@ -64,6 +64,9 @@ class Holding:
         columns: column -> value -> items, where the class is made of columns.
         test: items of its own test, by class likewise, where the test split is dealt out among the clients.
         left_out: column -> items of the split that were left out of it because they have no value there.
+        also: what of ``items`` and ``samples`` is of the public set or a second source: ``public`` (whether it is of
+            the public set), ``source``, ``split``, ``items``, ``samples``, ``labels`` and ``index``. The other counts
+            are of its own source.
     """
 
     group: str
@@ -76,6 +79,7 @@ class Holding:
     columns: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
     test: Mapping[str, Any] | None = None
     left_out: Mapping[str, int] = field(default_factory=dict)
+    also: Mapping[str, Any] | None = None
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Self
+from typing import ClassVar, Self
 
 import torch
 from jaxtyping import Float, Int64
@@ -32,6 +32,8 @@ class Classification(Task):
 
     The released CreamFL: ``margin: 4, separation: 0.5, non_negative: true, scale: 128, bias: false``.
     """
+
+    shapes_head: ClassVar[tuple[str, ...] | None] = ("classes", "non_negative", "scale", "bias")
 
     target: str = Field(default="label", description="name of the target that holds the class")
     classes: int | None = Field(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 from pydantic import Field
 from torch import Tensor, nn
 
@@ -17,6 +19,8 @@ class ConVIRT(PairTask):
     The paper has ``temperature: 0.1, learn_temperature: false, weight: 0.75`` with pictures first. The image-text
     contrast of FedAID's released code is ``learn_temperature: false, reduction: sum``.
     """
+
+    shapes_head: ClassVar[tuple[str, ...] | None] = ("learn_temperature", "weight", "reduction")
 
     temperature: float = Field(default=0.07, ge=0.01, le=1.0, description="(first) temperature; 0.1 in the paper")
     learn_temperature: bool = Field(default=True, description="whether the temperature is learnt")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal, Self
+from typing import ClassVar, Literal, Self
 
 import torch
 from pydantic import Field, model_validator
@@ -25,6 +25,8 @@ class GLoRIA(PairTask):
     those of the second; a model must give both. Words here are tokens: the paper adds up the pieces of a word, which is
     left out. Metrics, which are of the embeddings alone, as ``PairTask`` says.
     """
+
+    shapes_head: ClassVar[tuple[str, ...] | None] = ()
 
     global_weight: float = Field(default=1.0, ge=0, description="weight of the contrast of embeddings")
     local_weight: float = Field(default=1.0, ge=0, description="weight of the contrast of words and regions")

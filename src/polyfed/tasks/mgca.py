@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal, Self
+from typing import ClassVar, Literal, Self
 
 import torch
 from jaxtyping import Float
@@ -30,6 +30,8 @@ class MGCA(PairTask):
     own (the option of learnt attention layers is left out). Padding never counts as a negative, pieces of a word are
     tokens of their own, and the weight of prototypes is that of the released command line (0.5 in its constructor).
     """
+
+    shapes_head: ClassVar[tuple[str, ...] | None] = ("prototypes", "freeze_prototypes_steps")
 
     instance_weight: float = Field(default=1.0, ge=0, description="weight of the alignment of samples")
     token_weight: float = Field(default=0.7, ge=0, description="weight of the alignment of tokens")

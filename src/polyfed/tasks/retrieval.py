@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal, Self
+from typing import ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 from torch import Tensor, nn
@@ -21,6 +21,8 @@ _OWN_SETTINGS = {
 
 class Retrieval(PairTask):
     """A contrastive loss of pairs; metrics as ``PairTask`` says."""
+
+    shapes_head: ClassVar[tuple[str, ...] | None] = ("objective", "reduction", "learn_temperature")
 
     objective: Literal["soft_contrastive", "info_nce"] = Field(
         default="soft_contrastive", description="loss: PCME's pair loss (CreamFL, FedAFD) or InfoNCE (CLIP)"

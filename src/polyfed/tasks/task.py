@@ -16,6 +16,14 @@ class Task(Component):
     """What a party's model is trained for. Subclasses live in ``polyfed.tasks``, one a module (``task.py`` apart)."""
 
     home: ClassVar[str] = "polyfed.tasks"
+    shapes_head: ClassVar[tuple[str, ...] | None] = None
+    """Settings by which two heads of this task differ, besides their classes (``target``); None: all settings."""
+
+    @classmethod
+    def shaping_settings(cls) -> tuple[str, ...]:
+        """Settings by which two heads of this task differ: models that differ in one are never averaged whole."""
+        every = tuple(name for name in cls.model_fields if name != "target")
+        return every if cls.shapes_head is None else cls.shapes_head
 
     @property
     @abstractmethod

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Sequence
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch
 from jaxtyping import Bool, Float, Int64
@@ -36,6 +36,8 @@ class VQA(Task):
     out of the loss. Further ``loss`` (cross-entropy, mean over answerable questions), ``n`` questions and ``answers``
     (classes). Ties and NaN count against the model. Metrics of kinds and priors need the targets that say them.
     """
+
+    shapes_head: ClassVar[tuple[str, ...] | None] = ("use", "fusion", "hidden", "dropout")
 
     target: str = Field(default="answer", description="name of the target that holds the answer's class")
     use: tuple[str, ...] | None = Field(default=None, description="modalities that the head sees; None: all")

@@ -1,4 +1,4 @@
-"""The samples of several clients as one set, as if their data were at one place."""
+"""Several sets of samples as one: those of several clients, or of several sources that one client holds."""
 
 from __future__ import annotations
 
@@ -90,11 +90,11 @@ def _require_alike(sets: Sequence[Samples]) -> None:
     for each in sets[1:]:
         if set(each.modalities) != set(first.modalities):
             raise ConfigError(
-                f"samples of {list(first.modalities)} and of {list(each.modalities)} make no union; choose clients "
-                "with the same modalities"
+                f"samples of {list(first.modalities)} and of {list(each.modalities)} make no union; choose sets with "
+                "the same modalities"
             )
         if wrong := _first_difference(first.classes, each.classes):
-            raise ConfigError(f"the classes of '{wrong}' differ between clients, so their samples make no union")
+            raise ConfigError(f"the classes of '{wrong}' differ, so the samples make no union")
 
 
 def _first_difference(left: Mapping[str, tuple[str, ...]], right: Mapping[str, tuple[str, ...]]) -> str | None:

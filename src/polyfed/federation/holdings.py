@@ -1,0 +1,50 @@
+"""What a client holds, as it is written into the run folder."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+from jaxtyping import Int64
+from torch import Tensor
+
+from polyfed.data.samples import Samples
+from polyfed.data.source import Split
+from polyfed.federation.dealing import Deal
+
+if TYPE_CHECKING:
+    from polyfed.federation.federation import Federation, Member
+
+
+def holding(federation: Federation, member: Member) -> dict[str, object]:
+    """What a client holds; nothing but columns of classes and lists is read for it.
+
+    ``items`` and ``samples`` are all that it holds; of these, ``also`` says what is of the public set or of a second
+    source. ``index`` and the counts by class are of its own source.
+    """
+    deal = federation.deal(member)
+    split, shaping = deal.split, tuple(member.model.encoders)
+    own = _held(deal, split, federation.laid_out(split, shaping), member.items)
+    entry: dict[str, object] = {"group": member.group, **own}
+    if member.settings.test == "dealt":
+        entry["test"] = deal.test_counts(federation.test_items(member))
+    if member.also is not None and member.settings.also is not None:
+        second = federation.also_deal(member)
+        layout = federation.public_samples({}) if member.settings.also.public else None
+        layout = layout or federation.laid_out(second.split, shaping)
+        also = _held(second, second.split, layout, member.also)
+        entry["also"] = {"public": member.settings.also.public, **also}
+        entry |= {key: own[key] + also[key] for key in ("items", "samples")}
+    left_out = dict(getattr(split, "left_out", {}))
+    return entry | ({"left_out": left_out} if left_out else {})
+
+
+def _held(deal: Deal, split: Split, layout: Samples, items: Int64[Tensor, " k"]) -> dict[str, Any]:
+    return {
+        "source": split.source,
+        "split": split.name,
+        "items": len(items),
+        "samples": int(torch.isin(layout.items, items).sum()),
+        **deal.counts(items),
+        "index": items.tolist(),
+    }

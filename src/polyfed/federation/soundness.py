@@ -1,0 +1,106 @@
+"""Checks of a federation before a run: models fit tasks, and public, private and test items are apart."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
+
+from jaxtyping import Int64
+from torch import Tensor
+
+from polyfed.data.assembly import require_disjoint
+from polyfed.data.source import Split
+from polyfed.errors import ConfigError, DataError
+from polyfed.federation.types import Outline, outline_of
+
+if TYPE_CHECKING:
+    from polyfed.federation.federation import Federation, Member
+
+
+def require_models(federation: Federation) -> None:
+    """Check that each group's model can be built and trained for its task, and has the tensors of its type.
+
+    Raises:
+        ConfigError: it is not so.
+    """
+    known: dict[str, tuple[str, Outline]] = {}
+    infos = {info.id: info for info in federation.infos}
+    for member in {member.group: member for member in federation.members.values()}.values():
+        architecture = infos[member.id].architecture
+        outline = outline_of(federation.client_model(member).state_dict())
+        other, expected = known.setdefault(architecture, (member.group, outline))
+        if outline != expected:
+            raise ConfigError(
+                f"clients '{other}' and '{member.group}' have one model and one task, but tensors of other shapes; "
+                f"keep them apart with clients.{member.group}.type"
+            )
+
+
+def require_apart(federation: Federation) -> None:
+    """Check that what clients hold in addition is not tested on nor held twice, and that public items are only public.
+
+    Raises:
+        DataError: items are where they must not be.
+    """
+    judged = [
+        (f"'{source}' {name}", federation.split(source, name).ids) for source, name in sorted(_judged(federation))
+    ]
+    for member in federation.members.values():
+        _require_additional(federation, member, judged)
+    if federation.public is None:
+        return
+    public = _ids(federation.split(federation.public.source, federation.public.split), federation.public_items)
+    for member in federation.members.values():
+        for private in _private_ids(federation, member):
+            require_disjoint(public, private, f"client '{member.id}'")
+    for what, ids in judged:
+        require_disjoint(public, ids, f"{what}, which parties are judged on")
+
+
+def _require_additional(federation: Federation, member: Member, judged: Sequence[tuple[str, Sequence[str]]]) -> None:
+    if member.also is None:
+        return
+    also = set(_ids(federation.also_deal(member).split, member.also))
+    own = _ids(federation.split(member.settings.source, member.settings.split), member.items)
+    for what, others in (*((f"{what}, which parties are judged on", ids) for what, ids in judged), ("its own", own)):
+        if shared := also & set(others):
+            raise DataError(
+                f"clients.{member.group}.also: {len(shared)} items of client '{member.id}' are in {what}, for example "
+                f"'{min(shared)}'; name data that nobody is tested on and that it does not hold already"
+            )
+
+
+def _private_ids(federation: Federation, member: Member) -> Iterator[list[str]]:
+    yield _ids(federation.split(member.settings.source, member.settings.split), member.items)
+    also = member.settings.also
+    if also is not None and not also.public and member.also is not None:
+        yield _ids(federation.also_deal(member).split, member.also)
+
+
+def _ids(split: Split, items: Int64[Tensor, " k"]) -> list[str]:
+    return [split.ids[item] for item in items.tolist()]
+
+
+def _judged(federation: Federation) -> set[tuple[str, str]]:
+    judged = {(group.source, group.test_split) for group in federation.groups.values()}
+    server = federation.server
+    if server is not None:
+        judged |= {(server.source, server.test_split), (server.source, server.validation_split)}
+    return {(source, name) for source, name in judged if name is not None}
+
+
+def require_equal_width(federation: Federation) -> None:
+    """Check that all parties of a federation with a public set have representations of one width.
+
+    Raises:
+        ConfigError: they differ.
+    """
+    widths = {member.id: member.model.dim for member in federation.members.values()}
+    if federation.server is not None:
+        widths["server"] = federation.server.model.dim
+    if len(set(widths.values())) > 1:
+        low, high = min(widths, key=widths.__getitem__), max(widths, key=widths.__getitem__)
+        raise ConfigError(
+            f"model.dim must be equal for all who share a public set: '{low}' has {widths[low]}, "
+            f"'{high}' has {widths[high]}"
+        )
