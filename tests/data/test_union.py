@@ -73,6 +73,27 @@ def test_views_draw_from_one_stream() -> None:
     assert not torch.equal(first, found.batch(torch.tensor([0, 1])).inputs["a"])
 
 
+class Texts(Table):
+    """Rows of tokens, cut to the longest of a batch, padded with 9."""
+
+    pad = 9
+
+    def __call__(self, rows: Tensor, generator: torch.Generator | None = None) -> Tensor:
+        chosen = self.values[rows]
+        return chosen[:, : int((chosen != self.pad).sum(1).max())]
+
+
+def test_texts_of_different_length_are_padded_alike() -> None:
+    short, long = Texts(torch.tensor([[1, 9, 9], [2, 3, 9]])), Texts(torch.tensor([[4, 5, 6], [7, 9, 9]]))
+    rows = {"a": torch.tensor([0, 1])}
+    items = torch.tensor([0, 1])
+    sets = [Samples({"a": texts}, rows, items, {}, ("x", "y"), {}) for texts in (short, long)]
+    found = union([union(sets), sets[0]])  # of a union as well
+    assert found.batch(torch.tensor([2, 0])).inputs["a"].tolist() == [[4, 5, 6], [1, 9, 9]]
+    assert found.batch(torch.tensor([0, 3])).inputs["a"].tolist() == [[1], [7]]
+    assert found.batch(torch.tensor([4, 2])).inputs["a"].tolist() == [[1, 9, 9], [4, 5, 6]]
+
+
 def test_what_makes_no_union() -> None:
     left, right = samples(0, [1], label=("cat", "dog")), samples(1, [1], label=("dog", "cat"))
     with pytest.raises(ConfigError, match="the classes of 'label' differ"):

@@ -14,7 +14,11 @@ _ITEMS = torch.empty(0, dtype=torch.int64)  # stands for: the same as the items
 
 
 class Inputs(Protocol):
-    """One modality of a data set, opened through a view: row numbers in, encoder input out."""
+    """One modality of a data set, opened through a view: row numbers in, encoder input out.
+
+    Inputs whose second dimension differs between batches, such as texts, say with an attribute ``pad`` what shorter
+    ones are filled up with (0 without) where they are joined with others.
+    """
 
     def __len__(self) -> int:
         """The number of rows."""

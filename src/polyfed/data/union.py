@@ -32,7 +32,26 @@ class _Chained:
             for part, start, place in zip(self.parts, starts, places, strict=True)
             if len(place)
         ]
-        return torch.cat(loaded)[torch.cat(places).argsort()] if loaded else self.parts[0](rows, generator)
+        joined = torch.cat(_equally_long(loaded, self.pad)) if loaded else None
+        return self.parts[0](rows, generator) if joined is None else joined[torch.cat(places).argsort()]
+
+    @property
+    def pad(self) -> int:
+        """What shorter inputs are filled up with."""
+        return int(getattr(self.parts[0], "pad", 0))
+
+
+def _equally_long(parts: Sequence[Tensor], pad: int) -> list[Tensor]:
+    """The parts with the second dimension, if any, filled up to that of the longest."""
+    longest = max((part.shape[1] for part in parts if part.dim() > 1), default=0)
+    return [
+        part if part.dim() < 2 or part.shape[1] == longest else _filled(part, longest - part.shape[1], pad)
+        for part in parts
+    ]
+
+
+def _filled(part: Tensor, missing: int, pad: int) -> Tensor:
+    return torch.cat([part, part.new_full((len(part), missing, *part.shape[2:]), pad)], dim=1)
 
 
 def union(sets: Sequence[Samples]) -> Samples:

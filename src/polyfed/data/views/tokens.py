@@ -78,6 +78,11 @@ class TokenRows:
     def __len__(self) -> int:
         return len(self.ids)
 
+    @property
+    def pad(self) -> int:
+        """Id of the padding token, with which shorter batches are filled up."""
+        return self.vocabulary.pad
+
     def __call__(
         self, rows: Int64[Tensor, " b"], generator: torch.Generator | None = None
     ) -> Int64[Tensor, "b longest"]:

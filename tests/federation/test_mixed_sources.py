@@ -1,0 +1,279 @@
+"""Types across sources: a server that is judged on another source, groups that hold a second one or public items."""
+
+from __future__ import annotations
+
+import copy
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from by_hand import assert_mean, copies, plain_sgd, plain_training, three_kinds, transformers
+from polyfed.errors import ConfigError, DataError
+from polyfed.experiment import Experiment
+from polyfed.federation.federation import Federation
+from polyfed.runner import run
+from sessions import first_cohort, prepared
+
+Config = dict[str, Any]
+OTHER = {"name": "scenes", "train": 20, "validation": 8, "test": 12, "size": 16, "seed": 7}
+
+
+@pytest.fixture(autouse=True)
+def _cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("POLYFED_CACHE", str(tmp_path / "cache"))
+
+
+def elsewhere(config: Config) -> Config:
+    """The same federation with a server that is judged on pairs that no client has."""
+    columns = config["data"]["sources"]["scenes"].get("columns", {"image": "image", "text": "captions"})
+    config["data"]["sources"]["other"] = OTHER | {"columns": columns, "targets": {}}
+    config["server"] = config["server"] | {"source": "other"}
+    return config
+
+
+def with_public(config: Config) -> Config:
+    """The same federation whose paired clients hold public pairs in addition."""
+    return config | {"clients": config["clients"] | {"paired": config["clients"]["paired"] | {"also": "public"}}}
+
+
+def with_second(config: Config) -> Config:
+    """The same federation whose paired clients hold pairs of a second source in addition."""
+    elsewhere(config)["clients"]["paired"]["also"] = {"source": "other", "items": 10, "partition": "iid"}
+    return config
+
+
+def federation_of(config: Config) -> Federation:
+    cfg = Experiment.parse(config)
+    return Federation(cfg.data, cfg.public, cfg.server, cfg.clients, 0)
+
+
+# ---- a server judged on another source
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        three_kinds(name="fedavg"),
+        three_kinds(name="fedprox"),
+        three_kinds(name="scaffold"),
+        transformers(name="fediot"),
+        transformers(name="fedcola"),
+    ],
+    ids=lambda config: config["algorithm"]["name"],
+)
+def test_the_server_shows_the_type_that_it_is_judged_for_on_another_source(config: Config, tmp_path: Path) -> None:
+    session = prepared(elsewhere(copy.deepcopy(config)), tmp_path)
+    server = session.server
+    assert server.own_type == "paired"
+    session.experiment.algorithm.round(server, first_cohort(session))
+    shown = server.model.state_dict()
+    assert all(torch.equal(value, server.weights["paired"][name]) for name, value in shown.items())
+    assert server.test is not None
+    assert server.test.ids == session.federation.split("other", "test").ids
+    assert server.evaluate(server.test)["r1_sum"] >= 0
+
+
+def test_clients_of_two_sources_are_one_type_unless_they_are_kept_apart(tmp_path: Path) -> None:
+    config = elsewhere(three_kinds(name="fedavg"))
+    config["clients"]["more"] = config["clients"]["paired"] | {"source": "other", "count": 1}
+    assert list(prepared(config, tmp_path / "one").server.types) == ["image", "text", "paired+more"]
+    apart = copy.deepcopy(config)
+    apart["clients"]["more"]["type"] = "coco"
+    server = prepared(apart, tmp_path / "two").server
+    assert list(server.types) == ["image", "text", "paired", "more"]
+    assert server.own_type == "paired"
+    apart["server"]["type"] = "coco"
+    server = prepared(apart, tmp_path / "three").server
+    assert server.own_type == "more"
+    apart["server"]["type"] = "vg"
+    with pytest.raises(ConfigError, match="its source may be another one"):
+        prepared(apart, tmp_path / "four")
+
+
+def test_a_number_of_judged_clients_is_one_of_each_group_of_a_type(tmp_path: Path) -> None:
+    config = elsewhere(three_kinds(name="fedavg"))
+    config["clients"]["more"] = config["clients"]["paired"] | {"source": "other"}
+    config["run"]["evaluate_clients"] = 1
+    session = prepared(config, tmp_path)
+    session.stale = {client.id for client in session.server.clients}
+    assert [client.id for client in session._judged()] == ["image", "text", "paired-0", "more-0"]
+
+
+# ---- a group that holds more than its own source
+
+
+@pytest.mark.parametrize("change", [with_public, with_second])
+def test_a_group_holds_a_second_share(change: Any) -> None:
+    config = change(three_kinds(name="fedavg"))
+    federation = federation_of(config)
+    federation.require_sound()
+    clients = [member for member in federation.members.values() if member.group == "paired"]
+    also = [member.also for member in clients]
+    pool = federation.public_items if change is with_public else torch.arange(20)
+    dealt = torch.cat([items for items in also if items is not None])
+    assert len(dealt.unique()) == len(dealt) == (8 if change is with_public else 10)
+    assert torch.isin(dealt, pool).all()
+    tests = {name for source in ("scenes", "other") if source in config["data"]["sources"]
+             for name in federation.split(source, "test").ids}  # fmt: skip
+    for member in clients:
+        samples = federation.train(member)
+        assert member.also is not None
+        names = {samples.ids[item] for item in samples.items.tolist()}
+        own = {federation.split("scenes", "train").ids[item] for item in member.items.tolist()}
+        more = {federation.also_deal(member).split.ids[item] for item in member.also.tolist()}
+        assert names == own | more
+        assert not own & more
+        assert not names & tests
+        assert len(samples.items.unique()) == len(member.items) + len(member.also)
+
+
+def test_public_items_come_with_the_captions_that_are_public() -> None:
+    config = with_public(three_kinds(name="fedavg"))
+    federation = federation_of(config)
+    member = federation.members["paired-0"]
+    views = {name: encoder.view for name, encoder in member.model.encoders.items()}
+    public = federation.public_samples(views)
+    assert public is not None and member.also is not None  # noqa: PT018
+    wanted = public.subset(torch.isin(public.items, member.also).nonzero().squeeze(1))
+    found = federation.train(member)
+    last = torch.arange(len(found) - len(wanted), len(found))
+    ours, theirs = found.batch(last), wanted.batch(torch.arange(len(wanted)))
+    assert len(wanted) == 2 * len(member.also)
+    assert all(torch.equal(ours.inputs[name], theirs.inputs[name]) for name in theirs.inputs)
+    infos = {info.id: info for info in federation.infos}
+    assert infos["paired-0"].samples == len(found) == 5 * len(member.items) + len(wanted)
+
+
+@pytest.mark.parametrize("change", [with_public, with_second])
+def test_two_clients_that_mix_sources_are_averaged_by_all_that_they_hold(change: Any, tmp_path: Path) -> None:
+    config = plain_sgd(change(three_kinds(name="fedavg")), batch_size=6)
+    config["clients"]["paired"]["partition"] = {"name": "quantity", "alpha": 0.5, "min_size": 2}
+    session = prepared(config, tmp_path)
+    server = session.server
+    start = copies(server.weights)["paired"]
+    infos = {info.id: info for info in server.clients if info.group == "paired"}
+    trained = {name: plain_training(session, name, start) for name in infos}
+    session.experiment.algorithm.round(server, first_cohort(session))
+    samples = {name: float(info.samples) for name, info in infos.items()}
+    assert len(set(samples.values())) == 2
+    assert_mean(server.weights["paired"], trained, samples)
+
+
+def test_what_is_held_in_addition_is_recorded(tmp_path: Path) -> None:
+    config = with_second(three_kinds(name="fedavg"))
+    session = prepared(config, tmp_path)
+    entry = session.partition()["paired-0"]
+    also = entry["also"]
+    member = session.federation.members["paired-0"]
+    assert member.also is not None
+    assert {key: also[key] for key in ("public", "source", "split", "items", "samples", "index")} == {
+        "public": False, "source": "other", "split": "train", "items": 5, "samples": 25,
+        "index": member.also.tolist(),
+    }  # fmt: skip
+    assert entry["source"] == "scenes"
+    assert entry["items"] == len(member.items) + 5
+    assert entry["samples"] == len(session.federation.train(member))
+    assert len(entry["index"]) == len(member.items)
+
+
+def test_classifiers_may_mix_sources_of_the_same_classes() -> None:
+    config = three_kinds(name="fedavg")
+    config["data"]["sources"]["more"] = config["data"]["sources"]["pictures"] | {"seed": 9}
+    config["clients"]["image"]["also"] = {"source": "more", "items": 6}
+    federation = federation_of(config)
+    federation.require_sound()
+    samples = federation.train(federation.members["image"])
+    assert len(samples.targets["label"]) == 24 + 6
+    assert federation.holding(federation.members["image"])["also"]["labels"]  # type: ignore[index]
+
+
+def swapped(config: Config) -> None:
+    config["data"]["sources"]["more"] = config["data"]["sources"]["texts"] | {
+        "columns": {"image": "image"}, "targets": {"label": "topic"},
+    }  # fmt: skip
+    config["clients"]["image"]["also"] = {"source": "more"}
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "message"),
+    [
+        (lambda c: c["clients"]["paired"].update(also="coco"), ConfigError, r"'coco' is not 'public'.*source: coco"),
+        (lambda c: c["clients"]["paired"].update(also={}), ConfigError, "give either 'public'"),
+        (lambda c: c["clients"]["paired"].update(also={"public": True, "source": "scenes"}), ConfigError, "not both"),
+        (lambda c: c["clients"]["paired"].update(also={"public": True, "split": "test"}), ConfigError, "split has no"),
+        (lambda c: c["clients"]["paired"].update(also={"source": "scenes"}), ConfigError, "is dealt out among these"),
+        (lambda c: c["clients"]["paired"].update(also={"source": "scnes"}), ConfigError, "did you mean 'scenes'"),
+        (lambda c: c["clients"]["paired"].update(also={"source": "texts"}), ConfigError, "has no 'image', which these"),
+        (
+            lambda c: c["clients"]["paired"].update(also={"source": "scenes", "split": "test"}),
+            DataError, "items of client 'paired-0' are in 'scenes' test, which parties are judged on",
+        ),
+        (
+            lambda c: (c.update(public=None), c["clients"]["paired"].update(also="public")),
+            ConfigError, "clients.paired.also is public, but there is no public set",
+        ),
+        (
+            lambda c: c["clients"]["paired"].update(also={"public": True, "items": 9}),
+            ConfigError, "clients.paired.also.items is 9, but 'scenes' has 8 that can be dealt out",
+        ),
+        (
+            lambda c: (c["public"].update(items=4), c["clients"]["paired"].update(count=5, also="public")),
+            ConfigError, "clients.paired.count is 5, but there are 4 samples",
+        ),
+        (swapped, ConfigError, "classes of 'label' in 'more' are not those of 'pictures'"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_held_in_addition_is_refused(change: Any, error: type[Exception], message: str) -> None:
+    config = three_kinds(name="fedavg")
+    change(config)
+    with pytest.raises(error, match=message):
+        federation_of(config).require_sound()
+
+
+def test_an_item_is_not_held_twice() -> None:
+    config = three_kinds(name="fedavg")
+    config["data"]["sources"]["again"] = config["data"]["sources"]["scenes"]
+    config["clients"]["paired"] |= {"count": 1, "also": {"source": "again"}}
+    with pytest.raises(DataError, match=r"shares|are in its own"):
+        federation_of(config).require_sound()
+
+
+def test_models_of_one_type_have_equal_tensors() -> None:
+    config = three_kinds(name="fedavg")
+    for name, source in (("image", "pictures"), ("more", "numbers")):
+        config["data"]["sources"][source] = config["data"]["sources"]["pictures"] | {"targets": {"label": "label"}}
+        config["clients"][name] = copy.deepcopy(config["clients"]["image"]) | {"source": source}
+    config["clients"]["more"]["task"] = {"name": "classification", "classes": 20}
+    federation_of(config).require_sound()  # another number of classes is another type
+    assert len({info.architecture for info in federation_of(config).infos}) == 4
+
+
+# ---- engines
+
+
+def outcome_on(engine: Config, config: Config, folder: Path) -> tuple[str, str, bytes]:
+    config = copy.deepcopy(config)
+    config["run"] |= {"engine": engine, "rounds": 1}
+    finished = run(Experiment.parse(config), folder).folder
+    partition = json.loads((finished / "partition.json").read_text())
+    assert partition["paired-0"]["also"]["items"] > 0
+    model = (finished / "models" / "last" / "model.safetensors").read_bytes()
+    return (finished / "metrics.jsonl").read_text(), (finished / "ledger.jsonl").read_text(), model
+
+
+ENGINES = [
+    {"name": "local", "serialize": True},
+    pytest.param({"name": "ray", "workers": 2}, marks=pytest.mark.slow),
+    pytest.param({"name": "flower", "nodes": 2}, marks=pytest.mark.slow),
+]
+
+
+@pytest.mark.parametrize("engine", ENGINES, ids=lambda engine: str(engine["name"]))
+def test_mixed_sources_give_the_same_bits_on_every_engine(engine: Config, tmp_path: Path) -> None:
+    if engine["name"] != "local":
+        pytest.importorskip({"ray": "ray", "flower": "flwr"}[engine["name"]], reason="the engine's extra is missing")
+    config = with_public(elsewhere(three_kinds(name="fedavg")))
+    assert outcome_on({"name": "local"}, config, tmp_path / "a") == outcome_on(engine, config, tmp_path / "b")
