@@ -11,7 +11,17 @@ from polyfed.analysis.drift import Drift, ModalityDrift
 from polyfed.analysis.fused_features import KINDS, TOGETHER, Features
 from polyfed.analysis.round_weights import ChannelWeights, RunWeights
 from polyfed.analysis.traffic import DIRECTIONS, Traffic
-from polyfed.reporting.figures import COLOURS, GREY, SEQUENTIAL, empty_figure, figure_grid, styled, whole_rounds
+from polyfed.reporting.figures import (
+    COLOURS,
+    GREY,
+    SEQUENTIAL,
+    empty_figure,
+    figure_grid,
+    legend_below,
+    legend_beside,
+    styled,
+    whole_rounds,
+)
 from polyfed.reporting.tables import MIB, figure
 
 if TYPE_CHECKING:
@@ -49,7 +59,7 @@ def _map(axes: Axes, found: ModalityDrift) -> None:
             points[:, 0], points[:, 1], s=9, color=colour, marker=marker, linewidths=0.6, label=found.names[place]
         )
     _bare(axes)
-    axes.legend(loc="center left", bbox_to_anchor=(1.0, 0.5), ncols=1 + len(found.names) // 20, markerscale=1.8)
+    legend_beside(axes, columns=1 + len(found.names) // 20, markerscale=1.8)
 
 
 def _alignment(axes: Axes, found: ModalityDrift) -> None:
@@ -103,11 +113,7 @@ def _client_means(axes: Axes, found: ChannelWeights, kinds: Sequence[str]) -> No
     axes.invert_yaxis()
     axes.grid(visible=True, axis="x")
     axes.set(title="mean over all recorded samples (dotted: equal weights)", xlabel="weight")
-    axes.legend(
-        handles=[_patch(COLOURS[kinds.index(kind) % len(COLOURS)], kind) for kind in kinds],
-        loc="center left",
-        bbox_to_anchor=(1.0, 0.5),
-    )
+    legend_beside(axes, handles=[_patch(COLOURS[kinds.index(kind) % len(COLOURS)], kind) for kind in kinds])
 
 
 @styled
@@ -127,7 +133,7 @@ def draw_features(found: Features) -> Figure:
         look: Any = {"color": COLOURS[number], "marker": _MARKERS[number], "label": kind}
         axes[-1].scatter(points[:, 0], points[:, 1], s=7, alpha=0.6, linewidths=0, **look)
     axes[-1].set_title("all three")
-    axes[-1].legend(loc="upper center", bbox_to_anchor=(0.5, -0.02), ncols=3, markerscale=2)
+    legend_below(axes[-1], columns=3, markerscale=2)
     _bare(axes[-1])
     drawing.legend(*axes[0].get_legend_handles_labels(), loc="outside lower left", ncols=7, markerscale=2)
     return drawing
@@ -158,7 +164,7 @@ def draw_traffic(runs: Sequence[Traffic]) -> Figure:
     left.set(title="sent so far, both directions", xlabel="round", ylabel="MiB")
     left.set_ylim(bottom=0)
     whole_rounds(left)
-    left.legend()
+    legend_below(left, columns=2)
     _kinds(right, runs)
     return drawing
 
@@ -180,7 +186,7 @@ def _kinds(axes: Axes, runs: Sequence[Traffic]) -> None:
     axes.grid(visible=True, axis="x")
     axes.set(title="a client and round, by kind", xlabel="MiB")
     handles = [_patch(COLOURS[place % len(COLOURS)], kind) for place, kind in enumerate(kinds)]
-    axes.legend(handles=handles, loc="upper left", bbox_to_anchor=(0.0, -0.16), ncols=3)
+    legend_below(axes, columns=3, handles=handles)
 
 
 def _write(axes: Axes, values: Any, middle: float) -> None:

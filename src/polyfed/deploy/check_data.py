@@ -20,6 +20,9 @@ def check_holding(federation: Federation, member: Member) -> Iterator[Finding]:
     held = federation.holding(member)
     test = federation.test(member)
     detail = f"{held['items']:,} items, {held['samples']:,} samples of '{held['source']}' {held['split']}"
+    if isinstance(also := held.get("also"), dict):
+        of = "the public set" if also["public"] else f"'{also['source']}' {also['split']}"
+        detail += f", among them {also['items']:,} items of {of}"
     detail += ", no test" if test is None else f", {len(test):,} for test"
     if held["labels"]:
         detail += f"; {_classes(cast('Mapping[str, int]', held['labels']))}"

@@ -109,8 +109,9 @@ def _draw_panel(axes: Axes, panel: _Panel, records: RunRecords) -> None:
         axes.plot([], [], color=colour, label=label)
         if metric in panel.chance:
             axes.axhline(panel.chance[metric], color=colour, linestyle=":", linewidth=1)
-    if any(records.series(SERVER, metric, "validation") for metric in panel.metrics):
-        axes.plot([], [], _STYLES["validation"], color=GREY, label="validation")
+    for kind, style in _STYLES.items():
+        if any(records.series(SERVER, metric, kind) for metric in panel.metrics):
+            axes.plot([], [], style, color=GREY, label=kind)
     if not panel.chance.keys().isdisjoint(panel.metrics):
         axes.plot([], [], ":", color=GREY, label="chance")
     axes.set(title=panel.title, xlabel="round", ylabel=panel.ylabel)

@@ -21,6 +21,7 @@ R = TypeVar("R")
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 GREY = "#767676"
 SEQUENTIAL = "cividis"
+_BELOW = "below"  # marks legends that are put below their axes
 
 _STYLE: Any = {
     "font.size": 10,
@@ -39,14 +40,20 @@ _STYLE: Any = {
 
 
 def styled(draw: Callable[P, R]) -> Callable[P, R]:
-    """Run a drawing function in this package's style, and leave matplotlib's settings as they were."""
+    """Run a drawing function in this package's style, and leave matplotlib's settings as they were.
+
+    Legends of the figure that it returns are put in their places, when all labels are known.
+    """
 
     @functools.wraps(draw)
     def wrapped(*args: P.args, **kwargs: P.kwargs) -> R:
         import matplotlib as mpl
 
         with mpl.rc_context(_STYLE):
-            return draw(*args, **kwargs)
+            drawn = draw(*args, **kwargs)
+            if isinstance(drawn, mpl.figure.Figure):
+                settle_legends(drawn)
+            return drawn
 
     return wrapped
 
@@ -74,15 +81,42 @@ def figure_grid(
 @styled
 def save(figure: Figure, path: Path) -> Path:
     """Write ``figure`` as a PNG file, complete or not at all; returns ``path``."""
+    settle_legends(figure)
     buffer = io.BytesIO()
     figure.savefig(buffer, format="png", dpi=130)
     write_atomically(path, buffer.getvalue())
     return path
 
 
-def legend_below(axes: Axes, columns: int) -> None:
-    """A legend that covers no data."""
-    axes.legend(loc="upper left", bbox_to_anchor=(-0.02, -0.16), ncols=columns, columnspacing=1.2, handlelength=1.6)
+def legend_below(axes: Axes, columns: int, **how: Any) -> None:
+    """A legend below the axes and their labels, which covers neither data nor text; ``how`` as for ``Axes.legend``.
+
+    Its place is found when the figure is complete, since labels of ticks may come later.
+    """
+    legend = axes.legend(loc="upper left", ncols=columns, columnspacing=1.2, handlelength=1.6, **how)
+    legend.set_gid(_BELOW)
+
+
+def legend_beside(axes: Axes, columns: int = 1, **how: Any) -> None:
+    """A legend to the right of the axes; ``how`` as for ``Axes.legend``."""
+    axes.legend(loc="center left", bbox_to_anchor=(1.0, 0.5), ncols=columns, **how)
+
+
+def settle_legends(figure: Figure) -> None:
+    """Put legends below the ticks and the label of the x axis that they belong to, however long these are."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.transforms import ScaledTranslation
+
+    legends = [(axes, axes.get_legend()) for axes in figure.axes]
+    wanted = [(axes, legend) for axes, legend in legends if legend is not None and legend.get_gid() == _BELOW]
+    if not wanted:
+        return
+    canvas = figure.canvas if isinstance(figure.canvas, FigureCanvasAgg) else FigureCanvasAgg(figure)
+    for axes, legend in wanted:
+        labels = axes.xaxis.get_tightbbox(canvas.get_renderer())
+        depth = 0.0 if labels is None else max(0.0, axes.bbox.y0 - labels.y0) / figure.dpi
+        below = ScaledTranslation(0, -depth, figure.dpi_scale_trans)
+        legend.set_bbox_to_anchor((-0.02, 0.0), transform=axes.transAxes + below)
 
 
 def whole_rounds(axes: Axes) -> None:

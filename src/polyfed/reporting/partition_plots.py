@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from polyfed.reporting.figures import COLOURS, SEQUENTIAL, empty_figure, styled
-from polyfed.reporting.partition_tables import classes_of, features, groups_of, short_names
+from polyfed.reporting.figures import COLOURS, SEQUENTIAL, empty_figure, legend_below, styled
+from polyfed.reporting.partition_tables import classes_of, features, groups_of, short_names, sources_of
 from polyfed.reporting.records import Holding, RunRecords
 
 if TYPE_CHECKING:
@@ -108,10 +108,15 @@ def _draw_sizes(axes: Axes, clients: Mapping[str, Holding], colour: str) -> None
     places = range(len(clients))
     samples = [holding.samples for holding in clients.values()]
     items = [holding.items for holding in clients.values()]
-    axes.barh(places, samples, color=colour, height=0.7, label="samples")
+    also = [int(holding.also["samples"]) if holding.also else 0 for holding in clients.values()]
+    own = [total - more for total, more in zip(samples, also, strict=True)]
+    axes.barh(places, own, color=colour, height=0.7, label="samples")
+    if any(also):
+        axes.barh(places, also, left=own, color=colour, alpha=0.45, height=0.7, label="samples in addition")
     if items != samples:
         axes.barh(places, items, color="#222222", height=0.25, label="items")
-        axes.legend(loc="lower right")
+    if items != samples or any(also):
+        legend_below(axes, columns=1 + any(also))
     axes.set_yticks(places, list(clients))
     axes.set(ylim=(len(clients) - 0.4, -0.6), xlabel="samples")
     axes.grid(visible=True, axis="x")
@@ -119,4 +124,4 @@ def _draw_sizes(axes: Axes, clients: Mapping[str, Holding], colour: str) -> None
 
 
 def _sources(clients: Mapping[str, Holding]) -> str:
-    return ", ".join(dict.fromkeys(f"{holding.source} {holding.split}" for holding in clients.values()))
+    return ", ".join(sources_of(clients))

@@ -23,6 +23,14 @@ def groups_of(holdings: Held) -> dict[str, dict[str, Holding]]:
     return groups
 
 
+def sources_of(held: Held) -> list[str]:
+    """Sources and splits of what clients hold, that which they hold in addition marked as such."""
+    own = dict.fromkeys(f"{holding.source} {holding.split}".strip() for holding in held.values())
+    also = [holding.also for holding in held.values() if holding.also]
+    more = dict.fromkeys(f"+ {each['source']} {each['split']}{', public' * bool(each['public'])}" for each in also)
+    return [*filter(None, own), *more]
+
+
 def partition_tables(holdings: Held) -> list[TextTable]:
     """For each group its sizes, its items by column where the class is made of columns, and by class."""
     return [table for group, held in groups_of(holdings).items() for table in _of_group(group, held)]
@@ -109,7 +117,14 @@ def _sizes(held: Held) -> list[tuple[str, ...]]:
 def _notes(held: Held) -> tuple[str, ...]:
     found = next(iter(held.values()))
     items = ", ".join(f"{number:,} without {column}" for column, number in found.left_out.items())
-    return (f"Left out of '{found.source}' {found.split}: {items}.",) if items else ()
+    left_out = (f"Left out of '{found.source}' {found.split}: {items}.",) if items else ()
+    if found.also is None:
+        return left_out
+    of = "the public set, " if found.also["public"] else ""
+    parts = [holding.also for holding in held.values() if holding.also is not None]
+    sums = [f"{sum(part[what] for part in parts):,} {what}" for what in ("items", "samples")]
+    second = f"{of}'{found.also['source']}' {found.also['split']}"
+    return (*left_out, f"Counted above, but held in addition: {', '.join(sums)} of {second}.")
 
 
 def _matrix(title: str, held: Held, counts: Counts) -> TextTable:

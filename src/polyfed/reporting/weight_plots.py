@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from polyfed.reporting.arrays import ClientArray
-from polyfed.reporting.figures import COLOURS, GREY, SEQUENTIAL, empty_figure, styled, whole_rounds
+from polyfed.reporting.figures import COLOURS, GREY, SEQUENTIAL, empty_figure, legend_beside, styled, whole_rounds
 from polyfed.reporting.records import RunRecords
 
 if TYPE_CHECKING:
@@ -70,7 +70,7 @@ def _draw_means(axes: Axes, series: Mapping[str, Mapping[int, float]], rounds: M
     axes.set(title="mean over samples", xlabel="round", ylabel="mean weight")
     whole_rounds(axes)
     if len(series) <= _NAMED_CLIENTS:
-        axes.legend(loc="center left", bbox_to_anchor=(1.0, 0.5), ncols=1 + len(series) // 16)
+        legend_beside(axes, columns=1 + len(series) // 16)
 
 
 def binned(values: NDArray[np.float64], most: int) -> NDArray[np.float64]:

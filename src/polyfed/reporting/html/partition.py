@@ -12,7 +12,7 @@ from polyfed.reporting.html.cells import Cell, Column, data_table, folded
 from polyfed.reporting.html.curves import group_colour, heading
 from polyfed.reporting.html.heat_map import Frame, HeatMap
 from polyfed.reporting.html.markup import Child, Markup, tag
-from polyfed.reporting.partition_tables import classes_of, features, groups_of
+from polyfed.reporting.partition_tables import classes_of, features, groups_of, sources_of
 from polyfed.reporting.records import Holding, RunRecords
 from polyfed.reporting.tables import count
 
@@ -31,9 +31,9 @@ def partition(records: RunRecords) -> Markup:
 
 def _group(group: str, held: Mapping[str, Holding], colour: int) -> Markup:
     classes = classes_of(held)
-    named = dict.fromkeys(f"{holding.source} {holding.split}".strip() for holding in held.values())
-    sources = ", ".join(named) if any(named) else "held at its site"
-    labelled = f"{len(classes)} classes" if classes else "no labels" if any(named) else "samples alone are known"
+    named = sources_of(held)
+    sources = ", ".join(named) if named else "held at its site"
+    labelled = f"{len(classes)} classes" if classes else "no labels" if named else "samples alone are known"
     number = f"{len(held)} client{'s' if len(held) > 1 else ''}"
     content = _bars(group, held, classes, colour) if len(held) <= _MOST_BARS else _many(group, held, classes, colour)
     title = heading(f"{group}: {number}, {labelled} ({sources})")
@@ -56,12 +56,15 @@ def _bars(group: str, held: Mapping[str, Holding], classes: Sequence[str], colou
 
 
 def _parts(holding: Holding, classes: Sequence[str], strengths: Mapping[str, float], colour: int) -> list[Part]:
+    also = holding.also["items"] if holding.also else 0
+    more = [Part(also, f"in addition, of {holding.also['source']}: {also:,}", colour, 0.2)] if holding.also else []
     if not holding.labels:
-        return [Part(holding.items, f"{holding.items:,} items", colour)]
+        return [Part(holding.items - also, f"{holding.items - also:,} items", colour), *more]
     counts = holding.labels
-    return [
+    own = [
         Part(counts[name], f"{name}: {counts[name]:,}", colour, strengths[name]) for name in classes if name in counts
     ]
+    return [*own, *more]
 
 
 def _amount(holding: Holding) -> str:

@@ -1,0 +1,181 @@
+"""No legend of any plot covers data, labels of ticks or axes, titles, or another legend."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from functools import partial
+from itertools import combinations
+
+import numpy as np
+import pytest
+import torch
+from matplotlib.figure import Figure
+from matplotlib.transforms import Bbox
+from run_folders import write_run
+
+from polyfed.analysis.centres import Centres, Picture
+from polyfed.analysis.drift import Drift, ModalityDrift
+from polyfed.analysis.exchange_plots import draw_drift, draw_features
+from polyfed.analysis.exchange_plots import draw_traffic as draw_runs_traffic
+from polyfed.analysis.exchange_plots import draw_weights as draw_channel_weights
+from polyfed.analysis.fused_features import KINDS, TOGETHER, Feature, Features
+from polyfed.analysis.model_plots import draw_centres
+from polyfed.analysis.round_weights import ChannelWeights, RunWeights
+from polyfed.analysis.separation import Separation
+from polyfed.analysis.traffic import Traffic
+from polyfed.downstream.plots import draw_findings
+from polyfed.downstream.results import Findings, Outcome, Row
+from polyfed.reporting import compare as compare_module
+from polyfed.reporting.compare import compare, draw_comparison
+from polyfed.reporting.curve_plots import draw_clients, draw_server
+from polyfed.reporting.figures import settle_legends
+from polyfed.reporting.partition_plots import draw_partition
+from polyfed.reporting.records import RunRecords
+from polyfed.reporting.traffic_plots import draw_traffic
+from polyfed.reporting.weight_plots import draw_weights
+
+SLACK = 1.0  # pixels by which rounding may let boxes touch
+LONG = "an exceedingly long name of a condition"
+
+
+def covered(figure: Figure) -> Iterator[str]:
+    """What a legend lies on."""
+    figure.canvas.draw()
+    renderer = figure.canvas.get_renderer()
+    legends = [axes.get_legend() for axes in figure.axes if axes.get_legend() is not None] + list(figure.legends)
+    boxes = [(legend.get_texts()[0].get_text(), legend.get_window_extent(renderer)) for legend in legends]
+    for (name, box), (other, second) in combinations(boxes, 2):
+        if overlap(box, second):
+            yield f"legend '{name}' on legend '{other}'"
+    for name, box in boxes:
+        for what, taken in parts(figure):
+            if overlap(box, taken):
+                yield f"legend '{name}' on {what}"
+
+
+def parts(figure: Figure) -> Iterator[tuple[str, Bbox]]:
+    """Data areas and texts of all axes."""
+    renderer = figure.canvas.get_renderer()
+    for number, axes in enumerate(figure.axes):
+        if not axes.axison:
+            continue
+        yield f"the data of axes {number}", axes.get_window_extent(renderer)
+        labels = [*axes.get_xticklabels(), *axes.get_yticklabels(), axes.xaxis.label, axes.yaxis.label]
+        for text in (*labels, axes.title, axes._left_title, *axes.texts):
+            if text.get_text() and text.get_visible():
+                yield f"'{text.get_text()}'", text.get_window_extent(renderer)
+
+
+def overlap(one: Bbox, other: Bbox) -> bool:
+    width = min(one.x1, other.x1) - max(one.x0, other.x0)
+    height = min(one.y1, other.y1) - max(one.y0, other.y0)
+    return width > SLACK and height > SLACK
+
+
+def drift() -> Figure:
+    names = (*(f"paired-{k:02d}" for k in range(23)), "server")
+    found = ModalityDrift(
+        "image", names, ("paired",) * 23 + (None,), (1,) * 24, torch.rand(24, 24), torch.rand(24, 24),
+        tuple(range(24)), torch.rand(24, 5, 2),
+    )  # fmt: skip
+    return draw_drift(Drift("run", 5, "pca", (found, replace(found, modality="text"))))
+
+
+def channel_weights() -> Figure:
+    clients = tuple(f"paired-{k}" for k in range(8))
+    kinds = ("uni-modal",) * 4 + ("multi-modal",) * 4
+    each = ChannelWeights("image", 3, clients, kinds, np.full((8, 30), 1 / 8), tuple(range(30)))
+    return draw_channel_weights(RunWeights("run", (each, each)))
+
+
+def features() -> Figure:
+    labels = torch.arange(60) % 20
+    separation = Separation(0.1, 0.2, 30.0)
+    found = {kind: Feature(kind, torch.rand(60, 4), separation, {}) for kind in KINDS}
+    maps = {kind: torch.rand(60, 2) for kind in KINDS} | {TOGETHER: torch.rand(180, 2)}
+    classes = {k: f"class number {k}" for k in range(20)}
+    return draw_features(
+        Features("run", "image-0", 1, "accuracy", labels, classes, found, "pca", torch.arange(60), maps)
+    )
+
+
+def runs_traffic() -> Figure:
+    kinds = ("representations", "weights", "logits", "prototypes", "scalars")
+    sides = {"down": 10**8, "up": 10**7}
+    by_round = {side: {number: size for number in range(1, 9)} for side, size in sides.items()}
+    by_kind = {kind: sides for kind in kinds}
+    runs = [
+        Traffic(f"run-{k}-of-a-long-name", "creamfl", 8, by_round, by_kind, {"a": sides}, {"a": 8}, 0) for k in range(9)
+    ]
+    return draw_runs_traffic(runs)
+
+
+def centres() -> Figure:
+    names = tuple(f"image: a data set number {k}" for k in range(7))
+    picture = Picture(tuple(range(7)), torch.rand(70, 2), torch.arange(70) % 7, torch.rand(7, 2), torch.rand(2))
+    found = Centres("run", 1, "test", names, ("image",) * 7, torch.ones(7).long(), torch.rand(7, 3), {"image": picture})
+    return draw_centres([found, found])
+
+
+def findings() -> Figure:
+    metrics = {f"metric_number_{k}": (10.0, 12.0) for k in range(6)}
+    outcome = Outcome("data", [Row(f"{LONG} {k}", metrics) for k in range(5)])
+    tasks = {f"task {k}": outcome for k in range(4)}
+    return draw_findings(Findings("subject", "suite", 0, dict.fromkeys(tasks, "linear"), tasks, {}))
+
+
+FIGURES: dict[str, Callable[[], Figure]] = {
+    "drift": drift,
+    "channel weights": channel_weights,
+    "features": features,
+    "traffic of runs": runs_traffic,
+    "centres": centres,
+    "findings": findings,
+}
+
+
+@pytest.mark.parametrize("name", FIGURES)
+def test_analyses_have_free_legends(name: str) -> None:
+    figure = FIGURES[name]()
+    assert list(covered(figure)) == []
+
+
+def of_a_run(records: RunRecords) -> Iterator[Callable[[], Figure | None]]:
+    for draw in (draw_server, draw_clients, draw_partition, draw_traffic):
+        yield partial(draw, records)
+    for name, rounds in records.arrays().items():
+        yield partial(draw_weights, records, name=name, rounds=rounds)
+
+
+@pytest.mark.parametrize("rounds", [1, 12])
+def test_plots_of_a_run_have_free_legends(tmp_path, rounds: int) -> None:
+    records = RunRecords.load(write_run(tmp_path / "run", rounds=rounds))
+    also = {"public": True, "source": "coco", "split": "train", "items": 40, "samples": 80, "labels": None, "index": []}
+    held = {
+        client: replace(holding, items=holding.items + 40, samples=holding.samples + 80, also=also)
+        if holding.group == "paired"
+        else holding
+        for client, holding in records.holdings.items()
+    }
+    for draw in (*of_a_run(records), partial(draw_partition, replace(records, holdings=held))):
+        figure = draw()
+        assert figure is not None
+        assert list(covered(figure)) == []
+
+
+def test_a_comparison_has_a_free_legend(tmp_path, monkeypatch: pytest.MonkeyPatch) -> None:
+    drawn: list[Figure] = []
+    monkeypatch.setattr(compare_module, "save", lambda figure, path: drawn.append(figure) or path)
+    folders = [write_run(tmp_path / f"{name}-{seed}", seed=seed) for name in ("fedavg", "creamfl") for seed in (0, 1)]
+    draw_comparison(compare([RunRecords.load(folder) for folder in folders]), tmp_path / "compare.png")
+    settle_legends(drawn[0])
+    assert list(covered(drawn[0])) == []
+
+
+def test_the_server_s_legend_names_every_kind_of_line(tmp_path) -> None:
+    axes = draw_server(RunRecords.load(write_run(tmp_path / "run"))).axes[0]
+    lines = {text.get_text(): line.get_linestyle() for text, line in zip(
+        axes.get_legend().get_texts(), axes.get_legend().get_lines(), strict=True)}  # fmt: skip
+    assert {name: lines[name] for name in ("test", "validation", "chance")} == {
+        "test": "-", "validation": "--", "chance": ":"}  # fmt: skip
