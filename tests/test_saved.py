@@ -9,6 +9,7 @@ import torch
 
 from polyfed.errors import RunError
 from polyfed.models.heads import LinearHead
+from polyfed.reporting.records import RunRecords
 from polyfed.saved import load_model, model_folder
 
 
@@ -132,3 +133,22 @@ def test_saving_again_keeps_the_vocabulary_files(tiny_run: Path) -> None:
     for which in ("best", "last"):
         kept = {path.name: path.read_bytes() for path in (tiny_run / "models" / which / "vocabulary").iterdir()}
         assert kept == {path.name: path.read_bytes() for path in (tiny_run / "vocabulary").iterdir()}
+
+
+def test_a_best_model_that_is_the_untrained_one_is_told(copied: Path, caplog: pytest.LogCaptureFixture) -> None:
+    edit(copied / "models" / "best", round=0)
+    assert model_folder(copied).name == "best"
+    assert "best model by validation is that of round 0, before any training" in caplog.text
+    assert "round 0" in RunRecords.load(copied).warnings[-1]
+    caplog.clear()
+    model_folder(copied, "last")
+    edit(copied / "models" / "best", round=1)
+    model_folder(copied)
+    assert not caplog.text
+    assert RunRecords.load(copied).warnings == ()
+
+
+def test_a_run_that_has_only_been_judged_before_training_has_no_such_warning(copied: Path) -> None:
+    for kind in ("best", "last"):
+        edit(copied / "models" / kind, round=0)
+    assert RunRecords.load(copied).warnings == ()

@@ -236,6 +236,25 @@ class RunFolder:
         return sorted((self.path / "checkpoints").glob("round-*.json"))
 
 
+def untrained_best(run: Path) -> str:
+    """A sentence if the model that validation chose is the one before any training, and later ones were judged too."""
+    rounds = [_round_of(run / "models" / kind / "config.json") for kind in ("best", "last")]
+    if rounds[0] != 0 or not rounds[1]:
+        return ""
+    return (
+        "the best model by validation is that of round 0, before any training: no later round was better; "
+        f"the model after round {rounds[1]} is called 'last'"
+    )
+
+
+def _round_of(config: Path) -> int | None:
+    """Round of a saved model; None if there is none, or its description cannot be read."""
+    try:
+        return int(json.loads(config.read_text())["round"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
 @contextlib.contextmanager
 def disk_errors(folder: RunFolder) -> Iterator[None]:
     """A disk that is full or gone ends the run with what to do about it."""

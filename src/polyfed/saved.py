@@ -8,6 +8,7 @@ models/<best or last>/model.safetensors  weights
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,10 +29,11 @@ from polyfed.federation.files import write_atomically
 from polyfed.federation.server import Server
 from polyfed.models.model import Model, ModelSettings
 from polyfed.randomness import isolated
-from polyfed.runfolder import RunFolder
+from polyfed.runfolder import RunFolder, untrained_best
 from polyfed.tasks.task import Task
 
 KINDS = ("best", "last")
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -128,17 +130,21 @@ def load_model(folder: Path) -> SavedModel:
 def model_folder(run: Path, which: str | None = None) -> Path:
     """Folder of a run's saved model: ``best`` if there is one, else ``last``, unless ``which`` says.
 
+    A best model that is the untrained one is told in a warning.
+
     Raises:
         RunError: not a run folder, or it has no such model.
     """
     models = RunFolder.existing(run).path / "models"
     there = [kind for kind in KINDS if (models / kind / "config.json").is_file()]
     if which is None and there:
-        return models / there[0]
+        which = there[0]
     if which not in there:
         wanted = f"model '{which}'" if which else "server model"
         has = f"it has: {', '.join(there)}" if there else "it has none, as its configuration has no server model"
         raise RunError(f"run '{run}' has no {wanted}; {has}, or no round is complete yet (polyfed resume)")
+    if which == "best" and (sentence := untrained_best(run)):
+        log.warning("%s", sentence)
     return models / which
 
 

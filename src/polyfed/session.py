@@ -184,7 +184,7 @@ class Session:
         ledger = Ledger()
         cohort = self.cohort(number, ledger)
         asked = {client.id for client in cohort.clients}
-        self.progress.round_started(number, sorted(asked))
+        self.progress.round_started(number, sorted(asked) if cfg.algorithm.asks_clients else [])
         with isolated(cfg.run.seed, number, "server"):
             cfg.algorithm.round(self.server, cohort)
         self.stale |= asked if cfg.algorithm.is_personal else {client.id for client in self.server.clients}

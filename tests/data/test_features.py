@@ -9,10 +9,11 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 from PIL import Image
-from transformers import BertConfig, BertModel, BertTokenizerFast, ViTConfig, ViTModel
+from transformers import BertConfig, BertModel, BertTokenizerFast, CLIPConfig, RobertaConfig, ViTConfig, ViTModel
 
 from polyfed.data import feature_store
 from polyfed.data.arrow import LazyColumn
+from polyfed.data.backbone_inputs import TextPreparation
 from polyfed.data.backbones import quiet
 from polyfed.data.source import Column
 from polyfed.data.view import DataContext, View
@@ -208,6 +209,41 @@ def test_texts_have_features_too(context, pool):
         padded = torch.nn.functional.pad(states, (0, 0, 0, 6 - len(tokens)))
         expected = {"auto": states[0], "mean": states.mean(0), "tokens": padded}[pool]
         torch.testing.assert_close(opened(torch.tensor([row]))[0], expected, atol=5e-3, rtol=5e-3)
+
+
+@pytest.mark.parametrize("kind", ["bert", "clip", "roberta"])
+def test_a_text_longer_than_the_backbone_s_positions_is_refused_before_any_work(context, monkeypatch, kind):
+    folder = context.weights / kind
+    text = {**SMALL, "vocab_size": 30, "max_position_embeddings": 40}
+    configs = {
+        "bert": BertConfig(**text),
+        "clip": CLIPConfig(text_config=text, vision_config={**SMALL, "image_size": 32, "patch_size": 8}),
+        "roberta": RobertaConfig(**text, pad_token_id=1),
+    }
+    configs[kind].save_pretrained(folder)
+    monkeypatch.setattr(module, "outline", lambda *_: pytest.fail("work was begun"))
+    view = Features(backbone=kind, tower="text" if kind == "clip" else "whole")
+    (folder / "vocab.txt").write_text("x")
+    most = 38 if kind == "roberta" else 40  # roberta's positions begin behind its padding id
+    message = rf"length is 64, but the text backbone '{kind}' has positions for {most} tokens; set the view's length to"
+    with pytest.raises(ConfigError, match=message):
+        view.spec("text", context)
+    monkeypatch.setattr(TextPreparation, "of", classmethod(lambda cls, *_, **__: "prepared"))
+    assert view.model_copy(update={"length": most}).prepare(folder) == "prepared"
+
+
+def test_a_folder_of_pictures_without_a_preprocessor_is_told_so(context):
+    (context.weights / "vit" / "preprocessor_config.json").unlink()
+    with pytest.raises(
+        ConfigError, match=r"vit' holds no preprocessor_config\.json, which says how its backbone takes"
+    ):
+        Features(backbone="vit").spec("image", context)
+
+
+def test_a_folder_of_texts_without_a_tokenizer_is_told_so(context):
+    BertConfig(**SMALL, vocab_size=8).save_pretrained(context.weights / "words")
+    with pytest.raises(ConfigError, match="words' holds no tokenizer, by which its backbone takes texts"):
+        Features(backbone="words").spec("text", context)
 
 
 def test_features_are_a_view_by_name():

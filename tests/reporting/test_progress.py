@@ -95,5 +95,21 @@ def test_the_console_decides(terminal, kind):
 
 def test_summaries_average_clients_over_those_that_have_a_metric():
     latest = {("a", "test"): {"accuracy": 10.0}, ("b", "test"): {"accuracy": 20.0, "top5": 40.0}}
-    assert summaries(latest) == {"mean of 2 clients test": "accuracy 15.00, top5 40.00"}
+    assert summaries(latest) == {"mean of 2 clients test": "accuracy 15.00, top5 40.00 (of 1)"}
     assert summaries({}) == {}
+
+
+def test_means_say_of_how_many_clients_they_are():
+    found = {"a": {"accuracy": 10.0}, "b": {"accuracy": 30.0}, "c": {"r1_sum": 4.0, "loss": 1.0}, "d": {"loss": 2.0}}
+    texts = summaries({(client, "test"): metrics for client, metrics in found.items()})
+    assert texts == {"mean of 4 clients test": "accuracy 20.00 (of 2), r1_sum 4.00 (of 1), loss 1.50 (of 2)"}
+
+
+def test_a_round_that_asks_no_client_says_so():
+    target, stream = console(terminal=False)
+    progress = PlainProgress(target)
+    progress.run_started("run", 1, 5)
+    progress.round_started(1, [])
+    progress.round_finished(1, 2.0)
+    assert "no client is asked" in stream.getvalue()
+    assert "5/5" not in stream.getvalue()

@@ -34,6 +34,9 @@ class Algorithm(Component):
     """What a client keeps: ``model`` and ``optimizer`` are kept and restored by polyfed, other keys are for
     ``client.state``. A client that keeps no model starts every step from its initial weights."""
 
+    asks_clients: ClassVar[bool] = True
+    """Whether clients take part in rounds, and not only in evaluations."""
+
     needs_public: ClassVar[bool] = False
     """Whether the method cannot work without a public set."""
 

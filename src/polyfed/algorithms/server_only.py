@@ -14,6 +14,7 @@ from polyfed.federation.server import Server
 class ServerOnly(Algorithm):
     """The server trains on the public set alone; the lower bound for what clients bring the server."""
 
+    asks_clients: ClassVar[bool] = False
     needs_public: ClassVar[bool] = True
     needs_server: ClassVar[bool] = True
 

@@ -12,10 +12,11 @@ import torch
 from jaxtyping import Bool, Float, Int64
 from torch import Tensor
 
-from polyfed.data.backbones import quiet, read_config
+from polyfed.data.backbones import has_tokenizer, quiet, read_config
 from polyfed.data.cache import Fit, Resampling, decode
 from polyfed.errors import ConfigError
 
+PREPROCESSOR = "preprocessor_config.json"
 _PILLOW: dict[int, Resampling] = {1: "lanczos", 2: "bilinear", 3: "bicubic"}
 
 
@@ -54,10 +55,15 @@ class ImagePreparation:
         Raises:
             ConfigError: ``preprocessor_config.json`` is missing or lacks what is needed.
         """
-        config = read_config(folder, "preprocessor_config.json")
+        if not (folder / PREPROCESSOR).is_file():
+            raise ConfigError(
+                f"'{folder}' holds no {PREPROCESSOR}, which says how its backbone takes images; put the file of the "
+                "published model there, or what save_pretrained of its image processor writes"
+            )
+        config = read_config(folder, PREPROCESSOR)
         normalise = config.get("do_normalize", True)
         if normalise and not ("image_mean" in config and "image_std" in config):
-            raise ConfigError(f"'{folder}/preprocessor_config.json' gives no image_mean and image_std; add them")
+            raise ConfigError(f"'{folder}/{PREPROCESSOR}' gives no image_mean and image_std; add them")
         return cls(
             size=size or _side(config, folder),
             fit=fit,
@@ -109,14 +115,14 @@ def _side(config: dict[str, Any], folder: Path) -> int:
     if isinstance(size, dict):
         size = size.get("height") or size.get("shortest_edge")
     if not isinstance(size, int):
-        raise ConfigError(f"'{folder}/preprocessor_config.json' gives no size; set the view's size")
+        raise ConfigError(f"'{folder}/{PREPROCESSOR}' gives no size; set the view's size")
     return size
 
 
 def _resampling(config: dict[str, Any], folder: Path) -> Resampling:
     number = config.get("resample", 2)
     if number not in _PILLOW:
-        raise ConfigError(f"'{folder}/preprocessor_config.json': resample {number} is not one of {sorted(_PILLOW)}")
+        raise ConfigError(f"'{folder}/{PREPROCESSOR}': resample {number} is not one of {sorted(_PILLOW)}")
     return _PILLOW[number]
 
 
@@ -143,6 +149,11 @@ class TextPreparation:
         """
         from transformers import AutoTokenizer
 
+        if not has_tokenizer(folder):  # for some models transformers would make one without words
+            raise ConfigError(
+                f"'{folder}' holds no tokenizer, by which its backbone takes texts; put the files of the published "
+                "model there, or what save_pretrained of its tokenizer writes"
+            )
         try:
             with quiet():
                 tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)

@@ -28,6 +28,11 @@ Pool = Literal["auto", "cls", "mean", "pooled", "tokens"]
 Tower = Literal["whole", "vision", "text"]
 
 _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
+_TOKENIZER_FILES = (
+    *("tokenizer.json", "tokenizer_config.json", "vocab.txt", "vocab.json"),
+    *("tokenizer.model", "spiece.model", "sentencepiece.bpe.model"),
+)
+_OFFSET_POSITIONS = ("roberta", "xlm-roberta", "camembert", "mpnet", "longformer")  # count from behind the padding id
 _HASHED = ("*.json", "*.safetensors", "*.txt", "*.model")
 
 
@@ -130,6 +135,49 @@ def read_config(folder: Path, name: str) -> dict[str, Any]:
     except (OSError, ValueError) as error:
         raise ConfigError(f"backbone folder '{folder}' has no readable {name}: {error}") from error
     return content
+
+
+def has_tokenizer(folder: Path) -> bool:
+    """Whether a tokenizer's files are in a backbone's folder."""
+    return any((folder / name).is_file() for name in _TOKENIZER_FILES)
+
+
+def reads_images(folder: Path) -> bool:
+    """Whether the backbone in ``folder`` takes images, by its configuration.
+
+    Raises:
+        ConfigError: ``config.json`` describes nothing that ``transformers`` knows.
+    """
+    config = _configuration(folder)
+    return any(hasattr(config, name) for name in ("image_size", "num_channels"))
+
+
+def most_tokens(folder: Path) -> int | None:
+    """Longest text, in tokens, that the text backbone in ``folder`` has positions for; None if it does not say.
+
+    Raises:
+        ConfigError: ``config.json`` describes nothing that ``transformers`` knows.
+    """
+    config = _configuration(folder).get_text_config()
+    most: int | None = getattr(config, "max_position_embeddings", None)
+    if most is None or config.model_type not in _OFFSET_POSITIONS:
+        return most
+    return most - int(config.pad_token_id) - 1
+
+
+def _configuration(folder: Path) -> Any:
+    from transformers import AutoConfig
+
+    read_config(folder, "config.json")
+    try:
+        with quiet():
+            return AutoConfig.from_pretrained(folder, local_files_only=True)
+    except (OSError, ValueError) as error:
+        raise _unreadable(folder, error) from error
+
+
+def _unreadable(folder: Path, error: Exception) -> ConfigError:
+    return ConfigError(f"backbone folder '{folder}' cannot be read: {str(error).splitlines()[0]}")
 
 
 def load(folder: Path, kind: Any, *, pooler: bool = True, **options: Any) -> nn.Module:
@@ -272,13 +320,12 @@ def outline(folder: Path, pool: Pool, tower: Tower = "whole") -> Backbone:
     Raises:
         ConfigError: ``config.json`` describes nothing that ``transformers`` knows.
     """
-    from transformers import AutoConfig, AutoModel
+    from transformers import AutoModel
 
     auto: Any = AutoModel
-    read_config(folder, "config.json")
+    config = _configuration(folder)
     try:
         with quiet(), isolated("backbone"), torch.device("meta"):
-            config = AutoConfig.from_pretrained(folder, local_files_only=True)
             return Backbone(auto.from_config(config), pool, tower)
     except (OSError, ValueError) as error:
-        raise ConfigError(f"backbone folder '{folder}' cannot be read: {str(error).splitlines()[0]}") from error
+        raise _unreadable(folder, error) from error

@@ -95,7 +95,7 @@ class PlainProgress(Progress):
     def round_finished(self, round_number: int, seconds: float) -> None:
         """Print the line of the round."""
         self._clock.tick(round_number, seconds)
-        answered = f"{self._cohort - self._excluded}/{self._cohort} clients"
+        answered = f"{self._cohort - self._excluded}/{self._cohort} clients" if self._cohort else "no client is asked"
         parts = [f"round {round_number}/{self._clock.rounds}", duration(seconds), answered]
         parts += [f"{party}: {text}" for party, text in summaries(self._metrics).items()]
         left = self._clock.left
@@ -199,14 +199,16 @@ def summaries(latest: Mapping[tuple[str, str], Metrics]) -> dict[str, str]:
     for kind in dict.fromkeys(kind for party, kind in latest if party != SERVER):
         measured = [metrics for (party, k), metrics in latest.items() if party != SERVER and k == kind]
         names = dict.fromkeys(name for metrics in measured for name in metrics)
-        means = {name: fmean(metrics[name] for metrics in measured if name in metrics) for name in names}
-        texts[f"mean of {len(measured)} clients {kind}"] = _brief(means)
+        found = {name: [metrics[name] for metrics in measured if name in metrics] for name in names}
+        means = {name: fmean(values) for name, values in found.items()}
+        some = {name: f" (of {len(values)})" for name, values in found.items() if len(values) < len(measured)}
+        texts[f"mean of {len(measured)} clients {kind}"] = _brief(means, some)
     return texts
 
 
-def _brief(metrics: Metrics, most: int = 4) -> str:
-    shown = [name for name in metrics if not is_context(name)]
-    return ", ".join(f"{name} {metrics[name]:.2f}" for name in shown[:most])
+def _brief(metrics: Metrics, notes: Mapping[str, str] | None = None, most: int = 4) -> str:
+    shown = [name for name in metrics if not is_context(name)][:most]
+    return ", ".join(f"{name} {metrics[name]:.2f}{(notes or {}).get(name, '')}" for name in shown)
 
 
 class _Clock:

@@ -15,6 +15,7 @@ import yaml
 
 from polyfed.errors import RunError
 from polyfed.reporting.arrays import ClientArray, read_arrays
+from polyfed.runfolder import untrained_best
 
 SERVER = "server"
 T = TypeVar("T")
@@ -94,7 +95,7 @@ class RunRecords:
         seconds: round -> wall time.
         holdings: client id -> what it holds, in the order of the partition.
         config: the resolved configuration, empty if it was not written.
-        warnings: what could not be read, one sentence each.
+        warnings: what could not be read, or must be known of the run, one sentence each.
     """
 
     folder: Path
@@ -126,7 +127,7 @@ class RunRecords:
             seconds=dict(_round_time(line, at) for at, line in _lines(folder / "timing.jsonl", warnings)),
             holdings=_holdings(folder / "partition.json"),
             config=_parsed(folder / "config.yaml", yaml.safe_load),
-            warnings=tuple(warnings),
+            warnings=(*warnings, *filter(None, [untrained_best(folder)])),
         )
 
     @property

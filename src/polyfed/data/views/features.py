@@ -16,13 +16,24 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from polyfed.data.arrow import flattened, place_of
-from polyfed.data.backbone_inputs import ImagePreparation, Prepared, TextPreparation
-from polyfed.data.backbones import Pool, Tower, channels_last, digest, frozen, locate, outline
+from polyfed.data.backbone_inputs import PREPROCESSOR, ImagePreparation, Prepared, TextPreparation
+from polyfed.data.backbones import (
+    Pool,
+    Tower,
+    channels_last,
+    digest,
+    frozen,
+    has_tokenizer,
+    locate,
+    most_tokens,
+    outline,
+    reads_images,
+)
 from polyfed.data.cache import Fit
 from polyfed.data.feature_store import Rows, remembered, stored
 from polyfed.data.source import Column
 from polyfed.data.view import DataContext, InputSpec, View
-from polyfed.errors import DataError
+from polyfed.errors import ConfigError, DataError
 
 Preparation = ImagePreparation | TextPreparation
 
@@ -92,14 +103,26 @@ class Features(View):
         """
         if self._sees(folder):
             return ImagePreparation.of(folder, self.size, self.fit)
+        self._require_room(folder)
         return TextPreparation.of(folder, self.length, pad_to_length=self.pool == "tokens")
+
+    def _require_room(self, folder: Path) -> None:
+        most = most_tokens(folder)
+        if most is not None and self.length > most:
+            raise ConfigError(
+                f"view features: length is {self.length}, but the text backbone '{self.backbone}' has positions for "
+                f"{most} tokens; set the view's length to {most} or less"
+            )
 
     def _folder(self, context: DataContext) -> Path:
         return locate(self.backbone, context.weights, key="view features, backbone")
 
     def _sees(self, folder: Path) -> bool:
-        alone = self.tower == "whole" and (folder / "preprocessor_config.json").is_file()
-        return alone or self.tower == "vision"
+        if self.tower != "whole":
+            return self.tower == "vision"
+        if (folder / PREPROCESSOR).is_file() or has_tokenizer(folder):
+            return (folder / PREPROCESSOR).is_file()
+        return reads_images(folder)
 
     def _shape(self, folder: Path) -> tuple[int, ...]:
         shape = self.prepare(folder).shape

@@ -113,9 +113,11 @@ def _attention_mask(mask: Tensor) -> Tensor:
 
 
 def _check_room(config: Any, length: int, words: int) -> None:
-    for needed, room, what in (
-        (length, config.max_position_embeddings, "tokens a text"),
-        (words, config.vocab_size, "words in the vocabulary"),
+    for needed, room, what, remedy in (
+        (length, config.max_position_embeddings, "tokens a text", "set the view's length to {} or less"),
+        (words, config.vocab_size, "words in the vocabulary", "give the view a vocabulary of {} words or less"),
     ):
         if needed > room:
-            raise ConfigError(f"encoder 'bert' has room for {room} {what}, its view gives {needed}; change the view")
+            raise ConfigError(
+                f"encoder 'bert' has room for {room} {what}, its view gives {needed}; {remedy.format(room)}"
+            )
