@@ -113,7 +113,8 @@ def settle_legends(figure: Figure) -> None:
         return
     canvas = figure.canvas if isinstance(figure.canvas, FigureCanvasAgg) else FigureCanvasAgg(figure)
     for axes, legend in wanted:
-        labels = axes.xaxis.get_tightbbox(canvas.get_renderer())
+        renderer = canvas.get_renderer()  # type: ignore[no-untyped-call]
+        labels = axes.xaxis.get_tightbbox(renderer)
         depth = 0.0 if labels is None else max(0.0, axes.bbox.y0 - labels.y0) / figure.dpi
         below = ScaledTranslation(0, -depth, figure.dpi_scale_trans)
         legend.set_bbox_to_anchor((-0.02, 0.0), transform=axes.transAxes + below)
