@@ -13,6 +13,7 @@ import torch
 from by_hand import assert_mean, copies, plain_sgd, plain_training, three_kinds, transformers
 from polyfed.errors import ConfigError, DataError
 from polyfed.experiment import Experiment
+from polyfed.federation import heads
 from polyfed.federation.federation import Federation
 from polyfed.runner import run
 from sessions import first_cohort, prepared
@@ -100,6 +101,23 @@ def test_a_number_of_judged_clients_is_one_of_each_group_of_a_type(tmp_path: Pat
     session = prepared(config, tmp_path)
     session.stale = {client.id for client in session.server.clients}
     assert [client.id for client in session._judged()] == ["image", "text", "paired-0", "more-0"]
+
+
+def test_types_that_differ_in_names_of_classes_alone_are_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    config = three_kinds(name="fedavg")
+    config["data"]["sources"]["renamed"] = config["data"]["sources"]["pictures"] | {"seed": 9}
+    config["clients"]["more"] = config["clients"]["image"] | {"source": "renamed"}
+    classes = heads._classes_of
+    monkeypatch.setattr(
+        heads,
+        "_classes_of",
+        lambda target, split: "18x00000000" if split.source == "renamed" else classes(target, split),
+    )
+    server = prepared(config, tmp_path).server
+    assert list(server.types) == ["image", "text", "paired", "more"]
+    assert "clients of types 'image' and 'more' have one model, one task and equally many classes" in caplog.text
 
 
 # ---- a group that holds more than its own source

@@ -8,7 +8,7 @@ from PIL import Image
 
 from polyfed.reporting.html.page import html_report
 from polyfed.reporting.partition_plots import draw_partition
-from polyfed.reporting.partition_tables import classes_of, features, partition_tables, short_names
+from polyfed.reporting.partition_tables import classes_of, features, partition_tables, short_names, sources_of
 from polyfed.reporting.plots import draw_all
 from polyfed.reporting.records import Holding, RunRecords
 
@@ -104,3 +104,11 @@ def test_a_run_folder_with_columns_is_drawn_and_shown_on_the_page(held, tmp_path
 
 def vars_of(holding: Holding) -> dict[str, object]:
     return {name: getattr(holding, name) for name in Holding.__dataclass_fields__}
+
+
+def test_what_is_held_in_addition_is_said():
+    also = {"public": True, "source": "coco", "split": "train", "items": 2, "samples": 4, "labels": None, "index": []}
+    held = {name: Holding("pairs", "flickr", "train", 5, 19, also=also) for name in ("a", "b")}
+    (sizes,) = partition_tables(held)
+    assert sizes.notes == ("Counted above, but held in addition: 4 items, 8 samples of the public set, 'coco' train.",)
+    assert sources_of(held) == ["flickr train", "+ coco train, public"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -15,8 +16,10 @@ from polyfed.errors import ConfigError
 from polyfed.federation.client import ClientInfo
 from polyfed.federation.party import Party
 from polyfed.federation.payload import Representations, Weights
-from polyfed.federation.types import Blueprint, ClientType, Outline, client_types, outline_of
+from polyfed.federation.types import Blueprint, ClientType, Outline, client_types, differently_named, outline_of
 from polyfed.models.model import Model
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(kw_only=True)
@@ -119,6 +122,12 @@ class Server(Party):
             tensors = self.blueprints[members.architecture].tensors
             first = {name: common.setdefault((name, value.shape), value) for name, value in tensors.items()}
             self.weights[kind] = {name: value.to(self.device, copy=True) for name, value in first.items()}
+        for names in differently_named(self.types):
+            log.warning(
+                "clients of types %s have one model, one task and equally many classes, but under other names, so they "
+                "are not averaged; if the classes are the same, name them alike",
+                " and ".join(f"'{name}'" for name in names),
+            )
         if self.has_model:
             _ = self.own_type
 

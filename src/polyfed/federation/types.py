@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -10,6 +11,7 @@ from torch import Tensor
 from polyfed.federation.client import ClientInfo
 from polyfed.models.slots import Places
 
+_DIGEST = re.compile(r"(?<=\d)x[0-9a-f]{8}")  # of the names of classes, in the name of a head
 Outline = Mapping[str, tuple[tuple[int, ...], bool]]
 """Name of a tensor -> its shape, and whether it holds fractions."""
 
@@ -51,6 +53,14 @@ class ClientType:
     def samples(self) -> int:
         """Training samples of all."""
         return sum(client.samples for client in self.clients)
+
+
+def differently_named(types: Mapping[str, ClientType]) -> list[list[str]]:
+    """Types that differ in nothing but the names of equally many classes: by mistake, perhaps."""
+    alike: dict[str, list[str]] = {}
+    for name, kind in types.items():
+        alike.setdefault(_DIGEST.sub("x", kind.architecture), []).append(name)
+    return [names for names in alike.values() if len(names) > 1]
 
 
 def client_types(clients: Sequence[ClientInfo]) -> dict[str, ClientType]:

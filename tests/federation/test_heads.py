@@ -1,0 +1,64 @@
+"""Names of heads: equal where heads mean the same."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from polyfed.data.source import Split
+from polyfed.federation.heads import class_space, head_name
+from polyfed.tasks.classification import Classification
+from polyfed.tasks.gloria import GLoRIA
+from polyfed.tasks.mgca import MGCA
+from polyfed.tasks.retrieval import Retrieval
+from polyfed.tasks.vqa import VQA
+
+
+def split(source: str = "a", **classes: tuple[str, ...]) -> Split:
+    return Split(source, "train", ("x",), {}, {name: name for name in classes}, classes, lambda name: None)  # type: ignore[arg-type,return-value]
+
+
+PETS, PETS_TURNED = ("cat", "dog"), ("dog", "cat")
+
+
+@pytest.mark.parametrize(
+    ("task", "other", "same"),
+    [
+        (Classification(), Classification(margin=1.0), True),
+        (Classification(), Classification(bias=False), False),
+        (Classification(non_negative=True, scale=2.0), Classification(non_negative=True, scale=4.0), False),
+        (Retrieval(objective="info_nce"), Retrieval(objective="info_nce", folds=5, mask_siblings=True), True),
+        (Retrieval(objective="info_nce"), Retrieval(), False),
+        (GLoRIA(), GLoRIA(global_weight=2.0), True),
+        (MGCA(), MGCA(prototypes=10), False),
+        (VQA(), VQA(use=("text",)), False),
+        (VQA(), VQA(encoders="frozen"), True),
+    ],
+)
+def test_settings_that_shape_the_head_are_in_its_name(task: Any, other: Any, same: bool) -> None:
+    data = split(label=PETS, answer=PETS)
+    assert (head_name(task, data) == head_name(other, data)) is same
+
+
+def test_classes_are_told_by_their_names_whatever_the_source() -> None:
+    first = head_name(Classification(), split("a", label=PETS))
+    assert first == head_name(Classification(), split("b", label=PETS))
+    assert first != head_name(Classification(), split("a", label=PETS_TURNED))
+    assert first != head_name(Classification(target="kind"), split("a", kind=PETS))
+    assert first != head_name(Classification(), split("a", label=PETS), "mine")
+
+
+def test_classes_without_names_are_those_of_their_source() -> None:
+    names = [head_name(Classification(), split(source)) for source in ("a", "b.c")]
+    assert names == ["classification:label:a", "classification:label:b_c"]
+    assert [class_space(name) for name in names] == ["label:a", "label:b_c"]
+
+
+def test_a_task_without_classes_is_told_by_itself() -> None:
+    assert head_name(Retrieval(), split()) == "retrieval"
+    assert head_name(Retrieval(objective="info_nce", learn_temperature=False), split("b")) == (
+        "retrieval-info_nce-no_learn_temperature"
+    )
+    assert head_name(Retrieval(), split(), "coco") == "retrieval::coco"
+    assert class_space("retrieval") == ""
