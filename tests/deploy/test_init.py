@@ -242,3 +242,12 @@ def test_superlink_is_never_started_open(made: Folders) -> None:
 def test_a_site_config_has_the_limits_of_the_experiment() -> None:
     experiment = Experiment.load(experiment_settings(), ["run.limits.row_norm=5"])
     assert site_config("archive", experiment, None).limits.row_norm == 5
+
+
+def test_a_site_has_the_second_source_of_its_group() -> None:
+    changes = ["data.sources.more={name: scenes, seed: 5}", "clients.archive.also={source: more, items: 4}"]
+    config = site_config("archive", Experiment.load(experiment_settings(), changes), None)
+    assert "more" in config.data.sources
+    also = config.clients["archive"].also
+    assert also is not None
+    assert (also.source, also.items) == ("more", 4)
