@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from polyfed.deploy.files import is_private, write_new
-from polyfed.deploy.keys import create_keys, fingerprint, public_half, read_public
+from polyfed.deploy.keys import create_keys, public_half, read_public
+from polyfed.engines.node_keys import fingerprint
 from polyfed.errors import RunError
 
 

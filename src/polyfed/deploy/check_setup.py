@@ -13,8 +13,9 @@ from pathlib import Path
 from polyfed.deploy.certificates import days_left, read_certificate
 from polyfed.deploy.files import SiteFolder, is_private
 from polyfed.deploy.findings import Finding, Level
-from polyfed.deploy.keys import fingerprint, public_half, read_public
+from polyfed.deploy.keys import public_half, read_public
 from polyfed.deploy.site_config import SiteConfig
+from polyfed.engines.node_keys import fingerprint
 
 TESTED_FLOWER = "1.41."
 _SHORT_DISK, _LITTLE_DISK = 100 * 2**20, 2**30

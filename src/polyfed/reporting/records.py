@@ -17,6 +17,8 @@ from polyfed.errors import RunError
 from polyfed.reporting.arrays import ClientArray, read_arrays
 
 SERVER = "server"
+SITE_REFUSED = "site_refused"
+"""Event of a node that claimed to be another site than its key says, or brought another key than it joined with."""
 T = TypeVar("T")
 Line = Mapping[str, Any]
 
