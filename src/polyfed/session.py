@@ -78,8 +78,15 @@ class Session:
     def hosting(self) -> Hosting:
         """The clients, for an engine."""
         card = self.experiment.card(self.identity, self.federation.public_order)
-        limits = self.experiment.run.limits
-        return Hosting(self.experiment.site(), card, self.folder.path.resolve(), self.federation, limits, self._noticed)
+        return Hosting(
+            self.experiment.site(),
+            card,
+            self.folder.path.resolve(),
+            self.federation,
+            limits=self.experiment.run.limits,
+            has_begun=self.folder.has_begun(),
+            noticed=self._noticed,
+        )
 
     def _serve(self, body: Callable[[], None]) -> None:
         self._require_sound()

@@ -236,10 +236,8 @@ def test_a_site_that_comes_back_as_another_is_refused(
     assert [(number, party) for number, party, _ in refusals(folder)] == [(2, "image")]
     assert key_of(federation, "image") in refusals(folder)[0][2]
     assert set(reasons(folder)) == {"image"}
-    asked = [request for m in federation.grid.pushed for request in m.requests if request["client"] != "image"]
-    assert len(asked) > 0
-    others = [m for m in federation.grid.pushed if m.metadata.dst_node_id == federation.node("image")]
-    assert {request["client"] for m in others for request in m.requests} == {"image"}
+    assert STEP not in received(federation, 999)
+    assert federation.grid.steps("paired-0").count(("fit", 2)) == 1
 
 
 def test_what_a_node_says_is_told_as_one_plain_line(federation: InProcess, tmp_path: Path) -> None:

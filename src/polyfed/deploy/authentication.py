@@ -87,7 +87,7 @@ class Signatures:
             return True
 
 
-def signed(private_key: Path) -> dict[str, str]:
+def signed(private_key: Path, now: datetime | None = None) -> dict[str, str]:
     """Headers as SuperNode signs a request with the key of a site."""
     from cryptography.hazmat.primitives import hashes
     from cryptography.hazmat.primitives.asymmetric import ec
@@ -96,9 +96,9 @@ def signed(private_key: Path) -> dict[str, str]:
     pem, _ = _in_pem(public_half(private_key))
     key = load_ssh_private_key(private_key.read_bytes(), None)
     assert isinstance(key, ec.EllipticCurvePrivateKey)  # as public_half has made sure
-    now = datetime.now(UTC).isoformat()
-    signature = key.sign(now.encode("ascii"), ec.ECDSA(hashes.SHA256()))
-    return {KEY_HEADER: b64encode(pem).decode(), TIME_HEADER: now, SIGNATURE_HEADER: b64encode(signature).decode()}
+    time = (now or datetime.now(UTC)).isoformat()
+    signature = key.sign(time.encode("ascii"), ec.ECDSA(hashes.SHA256()))
+    return {KEY_HEADER: b64encode(pem).decode(), TIME_HEADER: time, SIGNATURE_HEADER: b64encode(signature).decode()}
 
 
 @contextlib.contextmanager
