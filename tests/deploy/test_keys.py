@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import stat
 import subprocess
@@ -74,3 +75,17 @@ def test_files_are_new_and_secrets_private(tmp_path: Path) -> None:
     assert (tmp_path / "open").read_text() == "x"
     with pytest.raises(RunError, match="cannot make the folder"):
         write_new(tmp_path / "open" / "below", "y")
+
+
+def test_keys_are_flushed_to_disk_with_their_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    flushed: list[str] = []
+    flush = os.fsync
+
+    def noted(descriptor: int) -> None:
+        flushed.append(os.readlink(f"/proc/self/fd/{descriptor}"))
+        flush(descriptor)
+
+    monkeypatch.setattr(os, "fsync", noted)
+    create_keys(tmp_path / "site")
+    folder = tmp_path / "site"
+    assert flushed == [str(folder / "node.key"), str(folder), str(folder / "node.pub"), str(folder)]
