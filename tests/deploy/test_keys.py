@@ -82,7 +82,7 @@ def test_keys_are_flushed_to_disk_with_their_folder(tmp_path: Path, monkeypatch:
     flush = os.fsync
 
     def noted(descriptor: int) -> None:
-        flushed.append(os.readlink(f"/proc/self/fd/{descriptor}"))
+        flushed.append(str(Path(f"/proc/self/fd/{descriptor}").readlink()))
         flush(descriptor)
 
     monkeypatch.setattr(os, "fsync", noted)
