@@ -30,6 +30,7 @@ from polyfed.deploy.probe import Answer
 from polyfed.deploy.site_config import SiteConfig
 from polyfed.errors import RunError
 from polyfed.federation.federation import Federation
+from polyfed.federation.files import private_files
 from polyfed.federation.payload import Weights
 
 
@@ -205,6 +206,20 @@ def test_unforeseen_exceptions_are_findings() -> None:
     first, second = guarded("thing", broken)
     assert first.level == "ok"
     assert (second.level, second.what, second.detail) == ("error", "thing", "ZeroDivisionError: by zero")
+
+
+def test_what_others_can_read_is_told(fresh: Folders) -> None:
+    site = fresh.site("archive")
+    left = site.path / "cache" / "pictures.npy"
+    left.parent.mkdir()
+    left.touch(mode=0o644)
+    with private_files():
+        told = the(offline(site), "private files")
+    assert told.level == "warning"
+    assert str(left) in told.detail
+    assert told.remedy == f"chmod -R go= {left.parent}"
+    left.chmod(0o600)
+    assert not [finding for finding in offline(site) if finding.what == "private files"]
 
 
 # ---- the way to the server
