@@ -146,6 +146,9 @@ def test_the_gate_is_answered_over_a_socket_that_is_this_users(site: Path, signa
         assert folder.stat().st_mode & 0o777 == 0o700
         assert asked(address, headers(site)) == (200, b"")
         assert asked(address, {}) == (401, REFUSAL.encode())
+        activation = {"X-Forwarded-Uri": "/v1/fleet/activate-node"}
+        assert asked(address, activation) == (412, REFUSAL.encode())
+        assert asked(address, headers(site) | activation) == (200, b"")
     assert not folder.exists()
 
 

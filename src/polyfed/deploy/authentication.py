@@ -35,6 +35,7 @@ KEY_HEADER, TIME_HEADER, SIGNATURE_HEADER = "flwr-public-key", "flwr-timestamp",
 AHEAD, BEHIND = 5.0, 300.0
 """Seconds that a site's clock may be ahead of the server's, and behind it; SuperLink's own tolerance."""
 
+_ACTIVATION = "/v1/fleet/activate-node"
 _IDLE = 300.0  # seconds that the gate may leave a connection unused
 
 
@@ -136,8 +137,10 @@ class _Handler(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         is_accepted = self.server.accepts({name.lower(): value for name, value in self.headers.items()})
+        # SuperNode says why it ends if it is told so at its activation, and just ends where it is not authorised
+        refused = 412 if self.headers.get("X-Forwarded-Uri") == _ACTIVATION else 401
         body = b"" if is_accepted else REFUSAL.encode()
-        self.send_response_only(200 if is_accepted else 401)
+        self.send_response_only(200 if is_accepted else refused)
         self.send_header("Content-Length", str(len(body)))
         self.end_headers()
         self.wfile.write(body)
