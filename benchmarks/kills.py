@@ -5,6 +5,9 @@
 SIGKILL goes to processes of the server and of clients, on every engine: where the server was killed, the run is
 resumed until it is done; where a client's process was killed, the run must go on by itself. Metrics, ledger and models
 are compared, byte by byte, with those of the undisturbed run on the same engine. The exit code is 1 if any differ.
+
+A victim "power" is the server whose logs lose their ends with it, as a disk that loses its power may forget what was
+not flushed, or keep zeros in its place. Then a run may also refuse to go on, if it says what is missing.
 """
 
 from __future__ import annotations
@@ -22,7 +25,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -48,7 +51,7 @@ ENGINES: dict[str, dict[str, Any]] = {
     "deployment": {},
 }
 VICTIMS = {  # what a process is called in its command line; the one that was started here is "server"
-    "local": {"server": ""},
+    "local": {"server": "", "power": ""},
     "ray": {"server": "", "worker": "ray::Worker"},
     "flower": {"server": "", "actor": "ray::ClientAppActor"},
     "deployment": {
@@ -57,10 +60,16 @@ VICTIMS = {  # what a process is called in its command line; the one that was st
         "site's worker": "polyfed.deploy.worker",
         "SuperNode": "flower-supernode",
         "SuperLink": "flower-superlink",
+        "ClientApp": "flwr-clientapp",
+        "site's supervisor": "deploy site",
+        "gate": "caddy run",
+        "server's supervisor": "deploy server",
     },
 }
 MISSED = "MISSED"
-ENDS_THE_RUN = ("server", "ServerApp", "SuperLink")
+ENDS_THE_RUN = ("server", "power", "ServerApp", "SuperLink", "gate", "server's supervisor")
+LOST = 1500  # bytes that the end of a log may lose with the power
+REFUSAL = "restore it from a copy"  # what a run says that misses a part of its logs
 
 
 def experiment(method: str, engine: str) -> dict[str, Any]:
@@ -142,8 +151,8 @@ class Started:
         known = [process for process in self.family.values() if name in " ".join(_command(process))]
         return known or [process for process in self.look() if name in " ".join(_command(process))]
 
-    def ended(self, seconds: float = PATIENCE) -> int:
-        """The exit code; the family is watched meanwhile."""
+    def ended(self, seconds: float = PATIENCE, meanwhile: Callable[[], None] = lambda: None) -> int:
+        """The exit code; the family is watched meanwhile, and something done."""
         limit = time.monotonic() + seconds
         while self.process.poll() is None:
             if time.monotonic() > limit:
@@ -151,6 +160,7 @@ class Started:
                     f"hung for {seconds:g} s: {' '.join(self.command[-3:])}: {self.log.read_text()[-2000:]}"
                 )
             self.look()
+            meanwhile()
             time.sleep(0.1)
         return int(self.process.returncode)
 
@@ -213,24 +223,35 @@ class Place:
         self.serve()
 
     def serve(self) -> None:
-        """Start the server of the deployment, again if it has ended, and wait until it is open."""
+        """Start the server of the deployment, again whenever it has ended, and wait until it is open."""
         log = self.folder / "server.log"
         before = log.read_text().count("open for sites") if log.exists() else 0
-        self.start("server", "server", str(self.federation / "server"))
         limit = time.monotonic() + PATIENCE
-        while log.read_text().count("open for sites") <= before:
+        while not log.exists() or log.read_text().count("open for sites") <= before:
+            self.keep("server", "server", str(self.federation / "server"))
             if time.monotonic() > limit:
                 raise TimeoutError(f"the server does not open: {log.read_text()[-2000:]}")
             time.sleep(0.2)
+
+    def keep(self, name: str, *arguments: str) -> None:
+        """Start a program unless it runs."""
+        if name not in self.programs or self.programs[name].process.poll() is not None:
+            self.start(name, *arguments)
 
     def start(self, name: str, *arguments: str) -> None:
         started = Started([*POLYFED, "deploy", *arguments], self.folder / f"{name}.log", self.environment)
         self.programs[name] = self.stack.enter_context(started)
 
     def keep_up(self) -> None:
-        """What an operator's supervisor does: start the server again if it has ended."""
+        """What an operator's supervisor does at the server: start it again if it has ended."""
+        self.keep_sites_up()
         if "server" in self.programs and self.programs["server"].process.poll() is not None:
             self.serve()
+
+    def keep_sites_up(self) -> None:
+        """What a supervisor does at each site, at any time."""
+        for name in self.programs.keys() - {"server"}:
+            self.keep(name, "site", str(self.federation / name))
 
     def started(self, *arguments: str) -> Started:
         return Started([*POLYFED, *arguments], self.folder / "runs.log", self.environment)
@@ -285,19 +306,39 @@ def _suffered(kill: Kill, place: Place) -> str:
     hit, codes = "", []
     with place.started("run", *place.config(kill.method), "--out", str(out)) as run:
         hit = struck(kill, place, run, seconds, out)
-        codes.append(run.ended())
-    while codes[-1] and len(codes) < ATTEMPTS:
-        place.keep_up()
+        codes.append(run.ended(meanwhile=place.keep_sites_up))
+    missing = lose_tails(out, random.Random(kill.number)) if hit and kill.victim == "power" else ""
+    told = ""
+    while codes[-1] and len(codes) < ATTEMPTS and not (missing and REFUSAL in told):
         time.sleep(PAUSE)
+        place.keep_up()
+        before = (place.folder / "runs.log").stat().st_size
         again = ["resume", str(out)] if (out / "run.json").is_file() else None
         with place.started(*(again or ["run", *place.config(kill.method), "--out", str(out)])) as run:
-            codes.append(run.ended())
+            codes.append(run.ended(meanwhile=place.keep_sites_up))
+        told = (place.folder / "runs.log").read_bytes()[before:].decode(errors="replace")
     place.keep_up()
     same = not codes[-1] and digest(out) == expected
     resumed = kill.victim in ENDS_THE_RUN or len(codes) == 1  # a client's death must not end a run
     shutil.rmtree(out / "models", ignore_errors=True)
     verdict = "same bits" if same and resumed and hit else MISSED if not hit else "DIFFERENT"
-    return f"{verdict}: {hit}; exit codes {codes}"
+    if missing and codes[-1]:
+        verdict = "refused" if REFUSAL in told else "DIFFERENT"
+    return f"{verdict}: {hit}{missing}; exit codes {codes}"
+
+
+def lose_tails(out: Path, stream: random.Random) -> str:
+    """Cut the ends off the logs of a run that was killed, or put zeros in their place; what was done."""
+    done = []
+    for log in sorted(out.glob("*.jsonl")):
+        size = log.stat().st_size
+        left = max(size - stream.randrange(LOST), 0)
+        zeros = stream.random() < 0.5
+        with log.open("r+b") as opened:
+            opened.truncate(left)
+            opened.truncate(size if zeros else left)
+        done.append(f"{log.stem} {left} of {size} bytes{' and zeros' if zeros else ''}")
+    return f", left {', '.join(done)}"
 
 
 def struck(kill: Kill, place: Place, run: Started, seconds: float, out: Path) -> str:
@@ -358,10 +399,10 @@ def main() -> int:
         for kill in drawn(options.kills, options.engines, options.seed):
             started = time.monotonic()
             outcome = suffered(kill, found[kill.engine])
-            bad += not outcome.startswith("same bits")
+            bad += not outcome.startswith(("same bits", "refused"))
             moment = f"{kill.engine} {kill.method}: {kill.victim} in round {kill.moment + 1:.2f}"
             print(f"kill {kill.number + 1:2d}: {moment}: {outcome} ({time.monotonic() - started:.0f} s)", flush=True)
-    verdict = "all ended in the bits of the undisturbed run" if not bad else f"{bad} did NOT"
+    verdict = "all ended in the bits of the undisturbed run, or said what they miss" if not bad else f"{bad} did NOT"
     print(f"{options.kills} kills, seed {options.seed}: {verdict}; {time.monotonic() - began:.0f} s")
     return int(bad > 0)
 

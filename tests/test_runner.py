@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -166,6 +168,21 @@ def test_a_second_process_cannot_work_on_the_same_run(config: Config, tmp_path: 
     folder = run(Experiment.parse(config), tmp_path / "a").folder
     with RunFolder.existing(folder).lock(), pytest.raises(RunError, match="another process"):
         resume(folder)
+
+
+def test_whoever_asks_whether_a_run_is_worked_on_does_not_look_like_one_that_does(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path)
+    assert not folder.is_worked_on()
+    assert list(tmp_path.iterdir()) == []  # nor leaves anything
+    with folder.lock():
+        assert folder.is_worked_on()
+    with (tmp_path / ".lock").open() as prober:  # one that is asking, at this very moment
+        fcntl.flock(prober, fcntl.LOCK_SH)
+        assert not folder.is_worked_on()
+        threading.Timer(0.05, lambda: fcntl.flock(prober, fcntl.LOCK_UN)).start()
+        with folder.lock():
+            assert folder.is_worked_on()
+    assert not folder.is_worked_on()
 
 
 def test_the_run_folder_is_complete(config: Config, tmp_path: Path) -> None:

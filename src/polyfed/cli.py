@@ -20,6 +20,7 @@ from polyfed.deploy.commands import app as deploy
 from polyfed.downstream.commands import downstream
 from polyfed.engines.quiet import SPEED
 from polyfed.errors import ConfigError, PolyfedError, RunError
+from polyfed.federation.files import private_files
 from polyfed.options import BestOrLast, DataDir, Device, WeightsDir
 
 if TYPE_CHECKING:
@@ -57,7 +58,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Entry point; returns the exit code: 0, 2 for what the user can mend, 130 for an interruption."""
     for variable, value in _QUIET.items():
         os.environ.setdefault(variable, value)
-    with in_charge():
+    with private_files(), in_charge():
         return _carried_out(arguments)
 
 

@@ -25,10 +25,11 @@ import fcntl
 import hashlib
 import json
 import shutil
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import safetensors.torch
 from torch import Tensor
@@ -37,6 +38,8 @@ from polyfed.errors import ExchangeError, RunError
 from polyfed.federation.files import write_atomically
 
 LOGS = ("metrics", "ledger", "timing")
+
+_PROBING = 1.0  # seconds; whoever only asks whether a run is worked on holds its lock for far less
 
 
 @dataclass(frozen=True)
@@ -130,19 +133,17 @@ class RunFolder:
             RunError: another process does.
         """
         with (self.path / ".lock").open("w") as stream:
-            try:
-                fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except OSError as error:
-                raise RunError(f"another process is working on run '{self.path}'; wait for it or stop it") from error
+            if not _locked(stream, fcntl.LOCK_EX, _PROBING):
+                raise RunError(f"another process is working on run '{self.path}'; wait for it or stop it")
             yield
 
     def is_worked_on(self) -> bool:
-        """Whether a process holds the lock."""
+        """Whether a process holds the lock; whoever asks does not look like one that does."""
         try:
-            with self.lock():
-                return False
-        except RunError:
-            return True
+            with (self.path / ".lock").open() as stream:
+                return not _locked(stream, fcntl.LOCK_SH, 0.0)
+        except FileNotFoundError:
+            return False
 
     # ---- logs
 
@@ -282,6 +283,20 @@ def naming_tracebacks(folder: RunFolder) -> Iterator[None]:
         raise ExchangeError(f"{error}; clients' tracebacks: {folder.tracebacks}") from error
 
 
+def _locked(stream: IO[str], kind: int, seconds: float) -> bool:
+    """Lock a file for as long as it is open; False if others still hold it after so long."""
+    end = time.monotonic() + seconds
+    while True:
+        try:
+            fcntl.flock(stream, kind | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if time.monotonic() >= end:
+                return False
+            time.sleep(0.01)
+        else:
+            return True
+
+
 def _unused(path: Path) -> bool:
     """Whether a folder is empty but for what a run leaves that was killed during its preparations."""
-    return path.is_dir() and {entry.name for entry in path.iterdir()} <= {".lock", "vocabulary"}
+    return path.is_dir() and {entry.name for entry in path.iterdir()} <= {".lock", "vocabulary", "sites.json"}

@@ -53,6 +53,7 @@ class Session:
     away: set[str] = field(default_factory=set)
     best: dict[str, float] = field(default_factory=dict)
     accepted: dict[str, Label] = field(default_factory=dict)
+    notices: list[tuple[str, str, str]] = field(default_factory=list)
 
     def start(self) -> None:
         """A new run, from the first round."""
@@ -78,7 +79,13 @@ class Session:
         """The clients, for an engine."""
         card = self.experiment.card(self.identity, self.federation.public_order)
         return Hosting(
-            self.experiment.site(), card, self.folder.path.resolve(), self.federation, self.experiment.run.limits
+            self.experiment.site(),
+            card,
+            self.folder.path.resolve(),
+            self.federation,
+            limits=self.experiment.run.limits,
+            has_begun=self.folder.has_begun(),
+            noticed=self._noticed,
         )
 
     def _serve(self, body: Callable[[], None]) -> None:
@@ -244,6 +251,16 @@ class Session:
 
         return answered
 
+    def _noticed(self, party: str, event: str, reason: str) -> None:
+        """What the engine noticed beside the clients' answers: an event of the next round to be complete."""
+        log.warning("%s: %s: %s", event.replace("_", " "), party, reason)
+        self.notices.append((party, event, reason))
+
+    def _record_notices(self, number: int) -> None:
+        told, self.notices = self.notices, []
+        for party, event, reason in told:
+            self._event(number, party, event, reason)
+
     def _event(self, number: int, party: str, event: str, reason: str) -> None:
         self.server.log("event", party=party, event=event, reason=reason)
         self.progress.event(number, party, event, reason)
@@ -296,6 +313,7 @@ class Session:
     # ---- durability
 
     def _complete(self, number: int, ledger: Ledger, seconds: float | None) -> None:
+        self._record_notices(number)
         told = round_records(number, self.server.records, ledger.records, seconds)
         self.folder.append("metrics", self.server.records)
         self.folder.append("ledger", ledger.records)

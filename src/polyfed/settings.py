@@ -124,7 +124,14 @@ def _sole_component(module: ModuleType, family: type[Component]) -> type[Compone
     return own[0] if own else None
 
 
+def is_import_path(text: str) -> bool:
+    """Whether a text is the import path of a component, package.module.Class; nothing else is ever imported."""
+    return "." in text and all(part.isidentifier() for part in text.split("."))
+
+
 def _imported(name: str, family: type[Component]) -> type[Component]:
+    if not is_import_path(name):
+        raise ValueError(f"'{name}' is no import path; give it as package.module.Class")
     path, _, attribute = name.rpartition(".")
     try:
         kind = getattr(importlib.import_module(path), attribute)

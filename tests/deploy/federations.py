@@ -14,7 +14,7 @@ from typing import Any
 
 from polyfed.deploy.processes import free_port
 
-COMMAND = [sys.executable, "-c", "import sys; from polyfed.deploy.commands import app; sys.exit(app())"]
+COMMAND = [sys.executable, "-c", "import sys; from polyfed.cli import main; sys.exit(main(['deploy', *sys.argv[1:]]))"]
 MARK = "POLYFED_TEST"
 
 

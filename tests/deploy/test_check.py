@@ -17,6 +17,7 @@ from folders import Folders, Live, make
 from typer.testing import CliRunner
 
 from polyfed.deploy import check_network, check_setup
+from polyfed.deploy.authentication import REFUSAL
 from polyfed.deploy.certificates import Identity, create_authority, issue_server
 from polyfed.deploy.check import check_site, failed
 from polyfed.deploy.check_network import FLEET, FORBIDDEN
@@ -29,6 +30,7 @@ from polyfed.deploy.probe import Answer
 from polyfed.deploy.site_config import SiteConfig
 from polyfed.errors import RunError
 from polyfed.federation.federation import Federation
+from polyfed.federation.files import private_files
 from polyfed.federation.payload import Weights
 
 
@@ -206,6 +208,20 @@ def test_unforeseen_exceptions_are_findings() -> None:
     assert (second.level, second.what, second.detail) == ("error", "thing", "ZeroDivisionError: by zero")
 
 
+def test_what_others_can_read_is_told(fresh: Folders) -> None:
+    site = fresh.site("archive")
+    left = site.path / "cache" / "pictures.npy"
+    left.parent.mkdir()
+    left.touch(mode=0o644)
+    with private_files():
+        told = the(offline(site), "private files")
+    assert told.level == "warning"
+    assert str(left) in told.detail
+    assert told.remedy == f"chmod -R go= {left.parent}"
+    left.chmod(0o600)
+    assert not [finding for finding in offline(site) if finding.what == "private files"]
+
+
 # ---- the way to the server
 
 
@@ -226,7 +242,7 @@ def faked(site: SiteFolder, monkeypatch: pytest.MonkeyPatch, server: FakeServer)
     return [finding for finding in check_site(site.path) if finding.what in _NETWORK]
 
 
-_NETWORK = ("server", "server certificate", "clock", "control plane", "CONTROL PLANE")
+_NETWORK = ("server", "admission", "server certificate", "clock", "control plane", "CONTROL PLANE")
 
 
 @pytest.mark.parametrize(
@@ -238,6 +254,28 @@ def test_what_is_wrong_with_the_server_is_said(
 ) -> None:
     server = FakeServer({FLEET: Answer(status, b"", "")})
     assert message in errors(faked(made.site("archive"), monkeypatch, server))
+
+
+@pytest.mark.parametrize(
+    ("answer", "level", "message"),
+    [
+        (Answer(401, b"Invalid SuperNode authentication", ""), "ok", "knows this site's key"),
+        (Answer(401, REFUSAL.encode(), ""), "warning", "give node.pub to the server's operator"),
+        (Answer(502, b"502", ""), "error", "SuperLink behind it does not"),
+    ],
+)
+def test_what_the_server_thinks_of_the_sites_key_is_told(
+    made: Folders, monkeypatch: pytest.MonkeyPatch, answer: Answer, level: str, message: str
+) -> None:
+    class Asking(FakeServer):
+        def __call__(self, host: str, port: int, path: str, *rest: Any, **options: Any) -> Answer:
+            if path == FLEET:
+                return answer if options.get("headers") else Answer(401, REFUSAL.encode(), self.date)
+            return super().__call__(host, port, path, *rest, **options)
+
+    found = faked(made.site("archive"), monkeypatch, Asking({}))
+    told = [finding for finding in found if message in str(finding)]
+    assert [finding.level for finding in told] == [level]
 
 
 @pytest.mark.parametrize("path", [path for _, path in FORBIDDEN])
@@ -268,6 +306,7 @@ def test_a_live_server_passes_and_a_foreign_one_does_not(live: Live, fresh: Fold
     found = check_site(live.folders.site("archive").path)
     assert not failed(found), errors(found)
     assert the(found, "control plane").level == the(found, "clock").level == the(found, "server").level == "ok"
+    assert the(found, "admission").level == "ok"
     assert "valid for 7" in the(found, "server certificate").detail  # 730 days
     stranger = fresh.site("archive")  # of another authority
     edit(stranger.connection, server=f"localhost:{live.folders.address.port}")

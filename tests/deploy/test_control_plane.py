@@ -7,14 +7,17 @@ from __future__ import annotations
 
 import http.client
 import subprocess
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import psutil
 import pytest
 from federations import Started, free_port
 from folders import Live
-from wire import context, http1, http2, raw
+from wire import http1, http2, lines, posted, raw
 
 from polyfed.deploy import flower
+from polyfed.deploy.authentication import REFUSAL, SIGNATURE_HEADER, signed
 from polyfed.deploy.certificates import create_authority
 from polyfed.deploy.check_network import FLEET, FORBIDDEN
 from polyfed.deploy.connection import Connection, load
@@ -23,6 +26,7 @@ from polyfed.deploy.gate import BODY_LIMIT, CLOSED
 from polyfed.deploy.keys import create_keys
 from polyfed.deploy.probe import PROTOBUF, ask
 from polyfed.deploy.registry import nodes
+from polyfed.errors import RunError
 
 pytestmark = pytest.mark.slow
 
@@ -77,7 +81,17 @@ def test_without_a_key_nobody_takes_part(live: Live, tmp_path: Path) -> None:
 # ---- what else the public port answers
 
 
+SUPERLINKS = b"Invalid SuperNode authentication"  # of a signed request that names no node
+
+
+def credentials(live: Live) -> dict[str, str]:
+    """Headers of a request that the archive has signed."""
+    return signed(live.folders.site("archive").key)
+
+
 def answer(live: Live, target: str, **how: str) -> tuple[int, bytes]:
+    """To a request that an admitted site has signed: what is closed must be closed to sites too."""
+    how["headers"] = how.get("headers", "") + lines(credentials(live))
     found = http1(live.folders.address.port, live.folders.server.authority[0], target, **how)
     return found.status, found.body
 
@@ -90,7 +104,9 @@ def test_superlink_itself_would_answer_what_the_gate_refuses(live: Live) -> None
         direct = ask("127.0.0.1", address.superlink_port, path, authority, method=method, body=body)
         assert direct.status != 404, path
     assert ask("127.0.0.1", address.superlink_port, LIST, authority, method="POST", body=b"").status == 200
-    assert answer(live, FLEET)[0] == 401
+    status, body = answer(live, FLEET)
+    assert status == 401
+    assert SUPERLINKS in body  # it has come to SuperLink
 
 
 TRICKS = [
@@ -154,7 +170,7 @@ def test_only_the_fleet_api_passes_the_gate(live: Live, target: str) -> None:
 )
 def test_no_header_opens_another_way(live: Live, headers: str) -> None:
     assert answer(live, LIST, headers=headers) == (404, CLOSED.encode())
-    assert answer(live, FLEET, headers=headers)[0] == 401
+    assert SUPERLINKS in answer(live, FLEET, headers=headers)[1]
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "127.0.0.1:{superlink}", "superlink", "localhost:{superlink}", "[::1]"])
@@ -171,21 +187,23 @@ def test_no_other_method_passes(live: Live, method: str) -> None:
 
 def test_http2_is_no_other_way(live: Live) -> None:
     port, authority = live.folders.address.port, live.folders.server.authority[0]
-    assert b"authentication" in http2(port, authority, FLEET)
+    assert http2(port, authority, FLEET) == REFUSAL.encode()
+    assert SUPERLINKS in http2(port, authority, FLEET, credentials(live))
     for target in ("/v1/fleet/../control/list-nodes", "/v1/fleet/%2e%2e/control/list-nodes", LIST, "//v1/control/x"):
-        assert http2(port, authority, target) == CLOSED.encode(), target
+        assert http2(port, authority, target, credentials(live)) == CLOSED.encode(), target
 
 
 def test_a_second_request_cannot_be_smuggled_in_a_first(live: Live) -> None:
     inner = f"POST {LIST} HTTP/1.1\r\nHost: localhost\r\nContent-Type: {PROTOBUF}\r\nContent-Length: 0\r\n\r\n".encode()
     port, authority = live.folders.address.port, live.folders.server.authority[0]
-    head = f"POST {FLEET} HTTP/1.1\r\nHost: localhost\r\nContent-Type: {PROTOBUF}\r\n".encode()
     for lengths in (
         f"Content-Length: {len(inner)}\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n".encode(),
         b"Content-Length: 0\r\n\r\n",
         f"Content-Length: 0\r\nContent-Length: {len(inner)}\r\n\r\n".encode(),
         b"Transfer-Encoding : chunked\r\n\r\n0\r\n\r\n",
     ):
+        who = lines(credentials(live))
+        head = f"POST {FLEET} HTTP/1.1\r\nHost: localhost\r\nContent-Type: {PROTOBUF}\r\n{who}".encode()
         found = raw(port, authority, head + lengths + inner.replace(b"\r\n\r\n", b"\r\nConnection: close\r\n\r\n"))
         assert b"node" not in found.body.replace(b"SuperNode", b""), lengths
     log = live.process.output
@@ -195,16 +213,62 @@ def test_a_second_request_cannot_be_smuggled_in_a_first(live: Live) -> None:
 def test_a_body_beyond_what_flower_sends_is_refused(live: Live) -> None:
     port, authority = live.folders.address.port, live.folders.server.authority[0]
 
-    def status(size: int) -> int:
-        connection = http.client.HTTPSConnection("localhost", port, timeout=60, context=context(authority))
-        try:
-            connection.request("POST", FLEET, body=bytes(size), headers={"Content-Type": PROTOBUF})
-            return connection.getresponse().status
-        finally:
-            connection.close()
+    def status(path: str, size: int) -> int:
+        return posted(port, authority, path, bytes(size), credentials(live)).status
 
-    assert status(6 * 2**20) == 400  # from SuperLink: zeros are no message
-    assert status(BODY_LIMIT + 1) == 413
+    assert status(PUSH, 6 * 2**20) == 400  # from SuperLink: zeros are no message
+    assert status(PUSH, BODY_LIMIT + 1) == 413
+    assert status(FLEET, 2**20 + 1) == 413  # what brings nothing is small
+
+
+# ---- before authentication
+
+PUSH = "/v1/fleet/push-object"
+
+
+def test_a_strangers_body_is_refused_unread(live: Live, tmp_path: Path) -> None:
+    """However many there are: SuperLink, which reads a request before it looks who signed it, gets none of them."""
+    port, authority = live.folders.address.port, live.folders.server.authority[0]
+    body = b"\x7a\x80\x80\xc0\x07" + bytes(15 * 2**20)  # a message with an unknown field
+    stranger = create_keys(tmp_path / "stranger").with_name("node.key")
+    stale = {**credentials(live), SIGNATURE_HEADER: "AAAA"}
+
+    def refused(number: int) -> str:
+        headers = [{}, stale, signed(stranger)][number % 3]
+        found = posted(port, authority, "/v1/fleet/push-messages", body, headers)
+        return "" if (found.status, found.body) in ((401, REFUSAL.encode()), (0, b"")) else f"{found}"
+
+    superlink = _superlink(live)
+    before, requests = superlink.memory_info().rss, live.process.output.count("push-messages")
+    with ThreadPoolExecutor(12) as pool:
+        assert set(pool.map(refused, range(12))) == {""}
+    assert live.process.output.count("push-messages") == requests
+    assert superlink.memory_info().rss - before < 50 * 2**20  # all bodies are 180 MiB
+
+
+def _superlink(live: Live) -> psutil.Process:
+    family = psutil.Process(live.process.process.pid).children(recursive=True)
+    return next(process for process in family if "flower-superlink" in " ".join(process.cmdline()))
+
+
+def test_no_log_holds_a_signature_and_none_is_good_twice(live: Live) -> None:
+    port, authority, who = live.folders.address.port, live.folders.server.authority[0], credentials(live)
+    assert SUPERLINKS in posted(port, authority, FLEET, b"", who).body
+    assert posted(port, authority, FLEET, b"", who).body == REFUSAL.encode()
+    superlink = _superlink(live)
+    superlink.suspend()  # so that the gate has an error to log
+    try:
+        with pytest.raises(RunError, match="timed out"):
+            ask("localhost", port, FLEET, authority, method="POST", body=b"", headers=credentials(live), timeout=1)
+    finally:
+        superlink.resume()
+    logs = live.folders.server.logs
+    texts = [path.read_text(errors="replace") for path in logs.iterdir()] + [live.process.output]
+    assert FLEET in "".join(texts)
+    for text in texts:
+        assert who[SIGNATURE_HEADER] not in text
+        assert "signature" not in text.lower()
+    assert [path.name for path in logs.iterdir() if path.stat().st_mode & 0o77] == []
 
 
 # ---- Flower's own command line, pointed at the public address

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import stat
 import subprocess
@@ -10,7 +11,8 @@ from pathlib import Path
 import pytest
 
 from polyfed.deploy.files import is_private, write_new
-from polyfed.deploy.keys import create_keys, fingerprint, public_half, read_public
+from polyfed.deploy.keys import create_keys, public_half, read_public
+from polyfed.engines.node_keys import fingerprint
 from polyfed.errors import RunError
 
 
@@ -73,3 +75,17 @@ def test_files_are_new_and_secrets_private(tmp_path: Path) -> None:
     assert (tmp_path / "open").read_text() == "x"
     with pytest.raises(RunError, match="cannot make the folder"):
         write_new(tmp_path / "open" / "below", "y")
+
+
+def test_keys_are_flushed_to_disk_with_their_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    flushed: list[str] = []
+    flush = os.fsync
+
+    def noted(descriptor: int) -> None:
+        flushed.append(str(Path(f"/proc/self/fd/{descriptor}").readlink()))
+        flush(descriptor)
+
+    monkeypatch.setattr(os, "fsync", noted)
+    create_keys(tmp_path / "site")
+    folder = tmp_path / "site"
+    assert flushed == [str(folder / "node.key"), str(folder), str(folder / "node.pub"), str(folder)]

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import socket
 import ssl
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -39,19 +41,30 @@ def raw(port: int, authority: Path, request: bytes) -> Raw:
         socket.create_connection(("127.0.0.1", port), timeout=20) as plain,
         context(authority).wrap_socket(plain, server_hostname="localhost") as secure,
     ):
-        secure.sendall(request)
+        with contextlib.suppress(ConnectionError, ssl.SSLError):  # it may have been answered before it was sent
+            secure.sendall(request)
         received = _all(secure)
     head, _, body = received.partition(b"\r\n\r\n")
     return Raw(int(head.split(b" ", 2)[1]) if head else 0, body, head)
 
 
-def http2(port: int, authority: Path, path: str) -> bytes:
+def lines(headers: Mapping[str, str]) -> str:
+    """Headers as they stand in a request."""
+    return "".join(f"{name}: {value}\r\n" for name, value in headers.items())
+
+
+def posted(port: int, authority: Path, path: str, body: bytes, headers: Mapping[str, str]) -> Raw:
+    """A POST, and its answer, even where that comes before the body was sent."""
+    head = f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Type: {PROTOBUF}\r\n{lines(headers)}"
+    start = f"{head}Content-Length: {len(body)}\r\nConnection: close\r\n\r\n".encode()
+    return raw(port, authority, start + body)
+
+
+def http2(port: int, authority: Path, path: str, headers: Mapping[str, str] | None = None) -> bytes:
     """The body of the answer to a POST over HTTP/2 with this very ``:path``."""
     fields = {":method": "POST", ":scheme": "https", ":authority": "localhost", ":path": path, "content-type": PROTOBUF}
-    block = b"".join(
-        b"\0" + bytes([len(name)]) + name.encode() + bytes([len(value)]) + value.encode()
-        for name, value in fields.items()
-    )
+    fields |= headers or {}
+    block = b"".join(b"\0" + _sized(name) + _sized(value) for name, value in fields.items())
     end_of_headers_and_stream = 0x5
     with (
         socket.create_connection(("127.0.0.1", port), timeout=20) as plain,
@@ -62,6 +75,18 @@ def http2(port: int, authority: Path, path: str) -> bytes:
             b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + _frame(4, 0, 0) + _frame(1, end_of_headers_and_stream, 1, block)
         )
         return _data(secure)
+
+
+def _sized(text: str) -> bytes:
+    """A literal of HPACK: its length in seven bits, and in more bytes if it is longer."""
+    size, head = len(text), b""
+    if size < 127:
+        return bytes([size]) + text.encode()
+    size -= 127
+    while size >= 128:
+        head += bytes([size % 128 + 128])
+        size //= 128
+    return b"\x7f" + head + bytes([size]) + text.encode()
 
 
 def _frame(kind: int, flags: int, stream: int, content: bytes = b"") -> bytes:

@@ -5,8 +5,11 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+
+from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat, load_ssh_public_key
 
 from polyfed.engines.flower_client import Serve, _served
 
@@ -100,6 +103,7 @@ class FakeGrid:
         rules: faults to come.
         away: nodes that are not connected -> looks at who is there until they are back.
         refused: so many messages are not taken.
+        keys: node -> name and key (PEM) that it was admitted with; by default those of its site's folder.
     """
 
     nodes: dict[int, tuple[Serve, Mapping[str, Any]]]
@@ -107,11 +111,22 @@ class FakeGrid:
     away: dict[int, int] = field(default_factory=dict)
     refused: int = 0
     pushed: list[FakeMessage] = field(default_factory=list)
+    keys: dict[int, tuple[str, bytes]] = field(default_factory=dict)
     _waiting: dict[str, FakeMessage] = field(default_factory=dict)
 
     def get_node_ids(self) -> list[int]:
         self.away = {node: looks - 1 for node, looks in self.away.items() if looks > 0}
         return [node for node in self.nodes if node not in self.away]
+
+    def get_nodes(self) -> list[SimpleNamespace]:
+        return [SimpleNamespace(**self._admitted(node), node_id=node) for node in self.get_node_ids()]
+
+    def _admitted(self, node: int) -> dict[str, Any]:
+        if node not in self.keys:
+            folder = Path(self.nodes[node][1]["config"]).parent
+            self.keys[node] = folder.name, pem(folder / "node.pub")
+        name, key = self.keys[node]
+        return {"name": name, "public_key": key}
 
     def push_messages(self, messages: Iterable[FakeMessage]) -> list[str]:
         ids = []
@@ -157,6 +172,11 @@ class FakeGrid:
         serve, config = self.nodes[message.metadata.dst_node_id]
         kind = message.metadata.message_type.partition(".")[2]
         return _served(kind, content, SimpleNamespace(node_config=config), serve)
+
+
+def pem(public_key: Path) -> bytes:
+    """A public key as SuperLink has it."""
+    return load_ssh_public_key(public_key.read_bytes()).public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)
 
 
 # ---- faults

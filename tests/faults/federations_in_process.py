@@ -52,7 +52,7 @@ class InProcess:
 
     @classmethod
     def made(cls, folder: Path, config: Mapping[str, Any], **engine: Any) -> InProcess:
-        create_federation(folder, Experiment.parse(config), ["localhost"])
+        create_federation(folder, Experiment.parse(config), ["localhost"], keys=True)
         nodes = {}
         for number, name in enumerate(config["clients"]):
             nodes[101 + 7 * number] = (Node(SiteProcess()), {"config": str(folder / name / "site.yaml")})

@@ -16,9 +16,11 @@ from federations_in_process import InProcess
 from outcomes import events, reasons
 from test_damaged_messages import facts
 
+from polyfed import __version__
+from polyfed.deploy.host import open_host
 from polyfed.engines.flower_node import Node
 from polyfed.engines.flower_records import from_records, to_records
-from polyfed.errors import ExchangeError
+from polyfed.errors import ExchangeError, PolyfedError
 from polyfed.federation.wire import SCHEMA
 
 Config = dict[str, Any]
@@ -85,6 +87,8 @@ def test_a_site_that_cannot_take_part_says_why(federation: InProcess, tmp_path: 
         "site.yaml",
         "connection.yaml",
         "ca.crt",
+        "node.key",
+        "node.pub",
         "data",
         "cache",
         "state",
@@ -118,12 +122,27 @@ def test_a_method_that_is_not_allowed_is_not_even_imported(
 ) -> None:
     (tmp_path / "loud_method.py").write_text("raise SystemExit('imported')\n")
     monkeypatch.syspath_prepend(str(tmp_path))
-    for name in ("loud_method.Method", "loud_method"):
+    for name in ("loud_method.Method", "loud_method", "loud_method.X Y", "loud_method.1", "loud_method."):
         rule = Rule(damages_request(card(algorithm={"name": name})), kind=DESCRIBE, times=2)
         federation.grid.rules = [rule]
         with pytest.raises(ExchangeError, match=f"method '{name}' is not allowed at site 'paired'"):
             federation.run(tmp_path / "run")
     assert "loud_method" not in sys.modules
+
+
+@pytest.mark.parametrize("name", ["{}.Weights", "{}.X Y", "{}.1", "{}.", "{}.Weights\n", "loud-dashed.Weights"])
+def test_nothing_that_a_card_names_is_imported_unless_it_is_allowed(
+    federation: InProcess, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    for module in ("loud_weights", "loud-dashed"):
+        (tmp_path / f"{module}.py").write_text("raise SystemExit('imported')\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    config = {"config": str(federation.folder / "image" / "site.yaml")}
+    algorithm = {"name": "creamfl", "aggregation": {"name": name.format("loud_weights")}}
+    known = {"run": "r", "seed": 0, "rounds": 1, "polyfed": __version__, "schema_version": SCHEMA}
+    with pytest.raises((PolyfedError, ValueError), match=r"is not allowed at site 'image'|is no import path"):
+        open_host(json.dumps(known | {"algorithm": algorithm}), config)
+    assert not {"loud_weights", "loud-dashed"} & set(sys.modules)
 
 
 def test_all_that_polyfed_ships_is_allowed_where_nothing_is_said(federation: InProcess, tmp_path: Path) -> None:
@@ -151,11 +170,12 @@ def test_a_site_whose_file_is_broken_does_not_take_part(federation: InProcess, t
         federation.run(tmp_path / "run")
 
 
-def test_two_sites_cannot_host_the_same_client(federation: InProcess, tmp_path: Path) -> None:
+def test_a_sites_file_cannot_name_a_client_as_another_sites(federation: InProcess, tmp_path: Path) -> None:
     content = yaml.safe_load((federation.folder / "paired" / "site.yaml").read_text())
     group = content["clients"]["paired"] | {"count": 1}
     federation.edit("paired", {"clients": {"image": group}})
-    with pytest.raises(ExchangeError, match="its client 'image' is already there at another site; rename it"):
+    told = r"paired: ConfigError: .*clients\.image: a group carries the name of its site; call it 'paired' or"
+    with pytest.raises(ExchangeError, match=told):
         federation.run(tmp_path / "run")
 
 
@@ -187,6 +207,7 @@ def _describing(federation: InProcess, **values: Any) -> None:
         {"id": "../image"},
         {"id": "two\nlines"},
         {"id": ""},
+        {"id": "server"},
     ],
     ids=str,
 )

@@ -54,6 +54,7 @@ def _site(site: SiteFolder, seed: int) -> Iterator[Finding]:
     names = ", ".join(f"{name} ({group.count})" for name, group in config.clients.items())
     yield Finding("ok", "site.yaml", f"site '{config.name}' with clients {names}")
     yield from guarded("state folder", lambda: check_setup.check_state_folder(config))
+    yield from guarded("private files", lambda: check_setup.check_privacy(config))
     yield from guarded("device", lambda: check_setup.check_device(config))
     federation = Federation(config.data, config.public, None, config.clients, seed)
     yield from guarded("public set", lambda: check_data.check_public(federation, config))

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 
+from polyfed.deploy.authentication import AHEAD, BEHIND, REFUSAL, signed
 from polyfed.deploy.check_setup import expiry
 from polyfed.deploy.connection import Connection
 from polyfed.deploy.files import SiteFolder
@@ -24,16 +25,18 @@ FORBIDDEN = (
 )
 """What SuperLink serves beside the fleet API; with the control API one runs code on every site."""
 
-AHEAD, BEHIND = 5.0, 300.0
-"""Seconds that a site's clock may be ahead of the server's, and behind it, before SuperLink refuses its signatures."""
+_NOT_BEHIND = (502, 503, 504)
 
 
 def check_server(site: SiteFolder, connection: Connection) -> Iterator[Finding]:
     """The server is reached, is the right one, its fleet API answers, and nothing else does."""
-    answer = ask(connection.host, connection.port, FLEET, site.authority, method="POST", body=b"")
+    where = connection.host, connection.port, FLEET, site.authority
+    answer = ask(*where, method="POST", body=b"")
     yield _certificate(site, connection)
     yield _fleet(answer, connection.server)
     yield from _clock(answer)
+    if answer.status == 401 and site.key.is_file():
+        yield _admission(ask(*where, method="POST", body=b"", headers=signed(site.key)), connection.server)
     yield from check_closed(site, connection)
 
 
@@ -71,16 +74,30 @@ def _certificate(site: SiteFolder, connection: Connection) -> Finding:
 
 
 def _fleet(answer: Answer, server: str) -> Finding:
-    if answer.status == 401:  # SuperLink itself, which misses a signature
+    if answer.status == 401:
         return Finding("ok", "server", f"{server}: the fleet API answers, and refuses requests without a node key")
-    if answer.status in (502, 503, 504):
-        remedy = "the server's operator looks at the output of: polyfed deploy server FOLDER"
-        return Finding("error", "server", f"{server}: the gate answers, SuperLink behind it does not", remedy)
+    if answer.status in _NOT_BEHIND:
+        return _not_behind(server)
     text = answer.body[:80].decode(errors="replace")
     remedy = "compare 'server' in connection.yaml with what the operator says"
     if answer.status == 200:
         remedy = "the server must run with --enable-supernode-auth: start it with polyfed deploy server"
     return Finding("error", "server", f"{server}: {answer.status} {text!r} in place of the fleet API", remedy)
+
+
+def _admission(answer: Answer, server: str) -> Finding:
+    """What a request without content, signed by the site, says of its key: SuperLink misses the node in it."""
+    if answer.status in _NOT_BEHIND:
+        return _not_behind(server)
+    if answer.body == REFUSAL.encode():
+        remedy = "give node.pub to the server's operator, who runs: polyfed deploy admit; is the clock right?"
+        return Finding("warning", "admission", f"{server} does not know this site's key", remedy)
+    return Finding("ok", "admission", f"{server} knows this site's key")
+
+
+def _not_behind(server: str) -> Finding:
+    remedy = "the server's operator looks at the output of: polyfed deploy server FOLDER"
+    return Finding("error", "server", f"{server}: the gate answers, SuperLink behind it does not", remedy)
 
 
 def _clock(answer: Answer) -> Iterator[Finding]:

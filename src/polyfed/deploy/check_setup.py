@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
+import shlex
 import shutil
 import tempfile
 from collections.abc import Iterator
@@ -13,8 +14,9 @@ from pathlib import Path
 from polyfed.deploy.certificates import days_left, read_certificate
 from polyfed.deploy.files import SiteFolder, is_private
 from polyfed.deploy.findings import Finding, Level
-from polyfed.deploy.keys import fingerprint, public_half, read_public
+from polyfed.deploy.keys import public_half, read_public
 from polyfed.deploy.site_config import SiteConfig
+from polyfed.engines.node_keys import fingerprint
 
 TESTED_FLOWER = "1.41."
 _SHORT_DISK, _LITTLE_DISK = 100 * 2**20, 2**30
@@ -77,6 +79,15 @@ def _room(folder: Path) -> Finding:
         level: Level = "error" if free < _SHORT_DISK else "warning"
         return Finding(level, "state folder", detail, "make room, or set state_dir in site.yaml to another disk")
     return Finding("ok", "state folder", detail)
+
+
+def check_privacy(config: SiteConfig) -> Iterator[Finding]:
+    """Nobody else can read what is kept of the data; a polyfed of before may have left it open."""
+    for folder in filter(None, (config.data.cache_folder, config.state_dir)):
+        opened = next((path for path in folder.rglob("*") if path.is_file() and not is_private(path)), None)
+        if opened is not None:
+            remedy = f"chmod -R go= {shlex.quote(str(folder))}"
+            yield Finding("warning", "private files", f"others can read {opened}", remedy)
 
 
 def check_device(config: SiteConfig) -> Iterator[Finding]:

@@ -31,6 +31,8 @@ def _serve(kind: str, facts: Facts, parts: Sequence[Part], config: Mapping[str, 
         return errand(address, kind, facts, parts, config)
     from polyfed.deploy.host import open_host
     from polyfed.engines.flower_node import Node
+    from polyfed.federation.files import private_files
 
     logging.basicConfig(level=logging.INFO, format="%(levelname)s: %(message)s")
-    return Node(open_host)(kind, facts, parts, config)
+    with private_files():
+        return Node(open_host)(kind, facts, parts, config)

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from polyfed.errors import RunError
+from polyfed.federation.files import sync_folder
 
 SECRET_MODE = 0o600
 
@@ -97,7 +98,7 @@ class SiteFolder:
 
 
 def write_new(path: Path, content: str | bytes, *, secret: bool = False) -> Path:
-    """Write a file that must not be there yet; a secret is readable by its owner alone from the start.
+    """Write a file that must not be there yet, and flush it to disk; a secret is its owner's alone from the start.
 
     Raises:
         RunError: it is there, or the folder cannot be written to.
@@ -116,6 +117,9 @@ def write_new(path: Path, content: str | bytes, *, secret: bool = False) -> Path
     try:
         with os.fdopen(descriptor, "wb") as stream:
             stream.write(data)
+            stream.flush()
+            os.fsync(stream.fileno())
+        sync_folder(path.parent)
     except OSError as error:
         path.unlink(missing_ok=True)
         raise RunError(f"cannot write '{path}': {error.strerror}") from error

@@ -12,6 +12,7 @@ import sysconfig
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from polyfed.deploy.authentication import VARIABLE
 from polyfed.deploy.connection import Connection, ServerAddress
 from polyfed.deploy.files import ServerFolder, SiteFolder
 from polyfed.engines.quiet import QUIET, SPEED
@@ -36,7 +37,7 @@ def environment(home: Path) -> dict[str, str]:
 
 def shown(command: Sequence[str], environment: Mapping[str, str]) -> str:
     """The command as one would type it, with the variables that matter."""
-    names = ("FLWR_HOME", *(name for name in _SETTINGS if name.startswith("FLWR_")))
+    names = ("FLWR_HOME", *(name for name in _SETTINGS if name.startswith("FLWR_")), *({VARIABLE} & environment.keys()))
     return shlex.join(["env", *(f"{name}={environment[name]}" for name in names), *command])
 
 

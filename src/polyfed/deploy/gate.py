@@ -1,7 +1,8 @@
 """The gate: Caddy in front of SuperLink, so that sites reach its fleet API and nothing else.
 
 SuperLink serves three APIs on one port. Whoever reaches the control API can register nodes and start runs, that is,
-run code on every site; so SuperLink listens on loopback alone, and only ``/v1/fleet/`` passes the gate.
+run code on every site; so SuperLink listens on loopback alone, and only ``/v1/fleet/`` passes the gate. SuperLink reads
+a request whole before it looks at its signature; so the gate has the signature looked at first.
 """
 
 from __future__ import annotations
@@ -12,13 +13,17 @@ import shutil
 import sysconfig
 from pathlib import Path
 
+from polyfed.deploy.authentication import REFUSAL, VARIABLE
 from polyfed.errors import RunError
 
 CLOSED = "closed"
 """Body of the gate's own refusal, by which a check tells it from an answer of SuperLink."""
 
 BODY_LIMIT = 16 * 2**20
-"""Largest request, bytes: Flower sends tensors in chunks of 5 MiB and lists of their hashes beside them."""
+"""Largest request that brings content, bytes: Flower sends tensors in chunks of 5 MiB and lists of their hashes."""
+
+_SMALL_LIMIT = 2**20
+"""Largest request of any other kind, bytes."""
 
 _CADDYFILE = """\
 # Written once by polyfed; edit it freely and check with: caddy validate --config Caddyfile --adapter caddyfile
@@ -34,6 +39,13 @@ _CADDYFILE = """\
 	grace_period 5s
 	log {{
 		level WARN
+		# headers hold signatures
+		format filter {{
+			wrap json
+			fields {{
+				request>headers delete
+			}}
+		}}
 	}}
 	servers {{
 		protocols h1 h2
@@ -53,8 +65,15 @@ https://:{port} {{
 	}}
 	log {{
 		output file logs/access.log {{
+			mode 0600
 			roll_size 20MiB
 			roll_keep 10
+		}}
+		format filter {{
+			wrap json
+			fields {{
+				request>headers delete
+			}}
 		}}
 	}}
 
@@ -64,18 +83,40 @@ https://:{port} {{
 		path_regexp fleet ^/v1/fleet/[a-z-]+$
 		not path /v1/fleet/register-node /v1/fleet/unregister-node
 	}}
+	@bulky path /v1/fleet/push-object /v1/fleet/push-messages
+	@small not path /v1/fleet/push-object /v1/fleet/push-messages
+	@unsigned not {{
+		header Flwr-Public-Key *
+		header Flwr-Timestamp *
+		header Flwr-Signature *
+	}}
 	handle @fleet {{
-		request_body {{
-			max_size {limit}
-		}}
-		# what was matched is what SuperLink sees
-		rewrite * {{re.fleet.0}}?
-		reverse_proxy https://127.0.0.1:{superlink_port} {{
-			header_up Host localhost:{superlink_port}
-			transport http {{
-				tls_trust_pool file ca.crt
-				tls_server_name localhost
-				dial_timeout 10s
+		route {{
+			# first of all, and before anything of the body is read: did an admitted key sign this?
+			respond @unsigned "{refusal}" 401
+			forward_auth {{${variable}}} {{
+				uri /
+				header_up -Expect
+				transport http {{
+					dial_timeout 5s
+					max_conns_per_host 64
+				}}
+			}}
+			request_body @bulky {{
+				max_size {limit}
+			}}
+			request_body @small {{
+				max_size {small_limit}
+			}}
+			# what was matched is what SuperLink sees
+			rewrite * {{re.fleet.0}}?
+			reverse_proxy https://127.0.0.1:{superlink_port} {{
+				header_up Host localhost:{superlink_port}
+				transport http {{
+					tls_trust_pool file ca.crt
+					tls_server_name localhost
+					dial_timeout 10s
+				}}
 			}}
 		}}
 	}}
@@ -99,8 +140,29 @@ def caddyfile(host: str, port: int, superlink_port: int) -> str:
     """
     bind = "127.0.0.1" if _is_loopback(host) else "0.0.0.0 [::]"
     return _CADDYFILE.format(
-        host=host, port=port, bind=bind, superlink_port=superlink_port, limit=BODY_LIMIT, closed=CLOSED
+        host=host,
+        port=port,
+        bind=bind,
+        superlink_port=superlink_port,
+        limit=BODY_LIMIT,
+        small_limit=_SMALL_LIMIT,
+        closed=CLOSED,
+        refusal=REFUSAL,
+        variable=VARIABLE,
     )
+
+
+def require_authentication(path: Path) -> None:
+    """Check that a gate's configuration asks for signatures; those that polyfed wrote before it did do not.
+
+    Raises:
+        RunError: it does not.
+    """
+    if f"{{${VARIABLE}}}" not in path.read_text(encoding="utf-8"):
+        raise RunError(
+            f"'{path}' has no request authenticated before it is read (forward_auth {{${VARIABLE}}}); move the file "
+            "away, and the server writes a new one at its next start"
+        )
 
 
 def find_caddy() -> Path:

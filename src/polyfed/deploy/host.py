@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import logging
-import re
 from collections.abc import Iterator, Mapping
 from functools import lru_cache
 from pathlib import Path
@@ -17,6 +16,7 @@ from polyfed.engines.flower_node import Host, read_card
 from polyfed.engines.site import RunCard, Site
 from polyfed.errors import ConfigError, PayloadError, RunError
 from polyfed.federation.files import write_atomically
+from polyfed.settings import is_import_path
 
 log = logging.getLogger(__name__)
 
@@ -68,7 +68,7 @@ def require_allowed(card: str, config: SiteConfig) -> None:
 
 def _importable(content: object) -> Iterator[str]:
     """Every text in a run's card that could be the import path of a component: of a weighting, an encoder, a view."""
-    if isinstance(content, str) and re.fullmatch(r"[^\W\d]\w*(\.[^\W\d]\w*)+", content):
+    if isinstance(content, str) and is_import_path(content):
         yield content
     parts = content.values() if isinstance(content, dict) else content if isinstance(content, list) else ()
     for part in parts:

@@ -86,8 +86,9 @@ def admit(server: Path, name: str, public_key: Path) -> Path:
         ConfigError: the name is none that a site can have.
         RunError: not an ECDSA public key, or the name has a key already.
     """
-    if not re.fullmatch(SITE_NAME, name):
-        raise ConfigError(f"site '{name}': names have letters, digits, '.', '_', '-', a letter or digit first")
+    if name == SERVER or not re.fullmatch(SITE_NAME, name):
+        valid = "names have letters, digits, '.', '_', '-', a letter or digit first"
+        raise ConfigError(f"site '{name}': {valid}, and are not '{SERVER}'")
     return write_new(ServerFolder(server).sites / f"{name}.pub", f"{read_public(public_key)} {name}\n")
 
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-from base64 import b64decode, b64encode
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -76,12 +74,6 @@ def read_public(path: Path) -> str:
     if not isinstance(key, EllipticCurvePublicKey):
         raise RunError(f"'{path}' is not an ECDSA public key; the site makes one with: polyfed deploy key FOLDER")
     return " ".join(content.decode().split()[:2])
-
-
-def fingerprint(public: str) -> str:
-    """Fingerprint of a public key line as ``ssh-keygen -l`` shows it, to compare over the phone."""
-    digest = hashlib.sha256(b64decode(public.split()[1])).digest()
-    return "SHA256:" + b64encode(digest).decode().rstrip("=")
 
 
 def _public_text(key: EllipticCurvePrivateKey) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ssl
+from collections.abc import Mapping
 from dataclasses import dataclass
 from http.client import HTTPException, HTTPSConnection
 from pathlib import Path
@@ -36,6 +37,7 @@ def ask(
     *,
     method: str = "GET",
     body: bytes | None = None,
+    headers: Mapping[str, str] | None = None,
     timeout: float = 10.0,
 ) -> Answer:
     """Send one request, past any proxy, to a server whose certificate ``authority`` (a PEM file) has signed.
@@ -49,7 +51,8 @@ def ask(
         raise RunError(f"'{authority}' is not a readable certificate: {error}") from error
     connection = HTTPSConnection(host, port, timeout=timeout, context=trust)
     try:
-        connection.request(method, path, body=body, headers={"Content-Type": PROTOBUF} if body is not None else {})
+        kind = {"Content-Type": PROTOBUF} if body is not None else {}
+        connection.request(method, path, body=body, headers={**kind, **(headers or {})})
         found = connection.getresponse()
         return Answer(found.status, found.read(_LARGEST), found.getheader("Date") or "")
     except ssl.SSLCertVerificationError as error:

@@ -5,17 +5,19 @@ from __future__ import annotations
 import shlex
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 from polyfed.deploy import flower, registry
+from polyfed.deploy.authentication import VARIABLE, Signatures, answering
 from polyfed.deploy.connection import ServerAddress, load
-from polyfed.deploy.files import ServerFolder, require_file
-from polyfed.deploy.gate import find_caddy
-from polyfed.deploy.keys import fingerprint, read_public
+from polyfed.deploy.files import ServerFolder, require_file, write_new
+from polyfed.deploy.gate import caddyfile, find_caddy, require_authentication
+from polyfed.deploy.keys import read_public
 from polyfed.deploy.link import Link
 from polyfed.deploy.probe import ask
 from polyfed.deploy.processes import Processes, stopping
+from polyfed.engines.node_keys import fingerprint
 from polyfed.errors import PolyfedError, RunError
 
 Report = Callable[[str], None]
@@ -39,14 +41,15 @@ def run_server(folder: Path, report: Report) -> int:
     """
     server = ServerFolder(folder.resolve())
     address = _require_complete(server)
-    environment = flower.environment(server.home)
-    with stopping() as stop, Processes() as processes:
+    signatures = Signatures()
+    with stopping() as stop, answering(signatures.accepts) as asked, Processes() as processes:
+        environment = flower.environment(server.home) | {VARIABLE: asked}
         for name, command in server_commands(server, address).items():
             report(f"{name}: cd {shlex.quote(str(server.path))} && {flower.shown(command, environment)}")
             processes.start(name, command, environment, server.path)
             if name == "SuperLink":
                 _wait_for_superlink(server, address, processes, stop)
-                admissions = Admissions(server.sites, registry.link_to(server, address), report)
+                admissions = Admissions(server.sites, registry.link_to(server, address), report, signatures.admit)
                 admissions.refresh()
         report(f"open for sites: {', '.join(f'{host}:{address.port}' for host in address.hosts)}")
         while not stop.wait(_INTERVAL):
@@ -69,16 +72,19 @@ def server_commands(server: ServerFolder, address: ServerAddress) -> dict[str, S
 
 
 class Admissions:
-    """Keeps SuperLink's list of nodes equal to the public keys in a folder.
+    """Keeps SuperLink's list of nodes, and that of the gate, equal to the public keys in a folder.
 
     Attributes:
         admitted: public key -> Flower's id of its node, and the name of the site.
     """
 
-    def __init__(self, sites: Path, link: Link, report: Report) -> None:
+    def __init__(
+        self, sites: Path, link: Link, report: Report, tell_gate: Callable[[Iterable[str]], None] = lambda keys: None
+    ) -> None:
         self.sites = sites
         self.link = link
         self.report = report
+        self._tell_gate = tell_gate
         self.admitted: dict[str, tuple[int, str]] = {}
         self._expelled: set[str] = set()
         self._complaints: set[str] = set()
@@ -86,6 +92,7 @@ class Admissions:
     def refresh(self) -> None:
         """Register the keys that are new and unregister those that are gone; trouble is reported once, and retried."""
         wanted = self._wanted()
+        self._tell_gate(wanted.keys() & self.admitted.keys())
         for key in self.admitted.keys() - wanted.keys():
             node, name = self.admitted[key]
             if self._done(lambda node=node: registry.unregister(self.link, node)):  # type: ignore[misc]
@@ -96,6 +103,7 @@ class Admissions:
             path = wanted[key]
             if self._done(lambda path=path, key=key: self._admit(path, key)):  # type: ignore[misc]
                 self.report(f"admitted: {path.stem} ({fingerprint(key)})")
+        self._tell_gate(wanted.keys() & self.admitted.keys())
 
     def _admit(self, path: Path, key: str) -> None:
         if key in self._expelled:  # SuperLink does not forget a key while it runs
@@ -123,8 +131,11 @@ class Admissions:
 
 def _require_complete(server: ServerFolder) -> ServerAddress:
     address = load(ServerAddress, server.settings)
-    for path in (server.authority[0], *server.identity, server.gate):
+    for path in (server.authority[0], *server.identity):
         require_file(path, "make the folder with: polyfed deploy init")
+    if not server.gate.exists():
+        write_new(server.gate, caddyfile(address.hosts[0], address.port, address.superlink_port))
+    require_authentication(server.gate)
     server.logs.mkdir(exist_ok=True)
     return address
 

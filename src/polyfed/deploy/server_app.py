@@ -17,7 +17,7 @@ from typing import Any
 from polyfed.engines.flower import within
 from polyfed.errors import PolyfedError
 from polyfed.experiment import Experiment
-from polyfed.federation.files import write_atomically
+from polyfed.federation.files import private_files, write_atomically
 from polyfed.reporting.progress_log import Both, LoggedProgress
 from polyfed.runner import resume, run
 
@@ -87,6 +87,7 @@ def _progress(out: Path, folder: Path) -> Both:
     return Both(LoggedProgress(out / "progress.jsonl"), LoggedProgress(folder / "progress.jsonl"))
 
 
+@private_files()
 def _serve(grid: Any, folder: Path) -> None:
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s: %(message)s")
     launch = Launch.read(folder)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from polyfed.experiment import parse_settings, read_config
 from polyfed.federation.limits import Limits
@@ -15,7 +15,8 @@ from polyfed.federation.settings import SiteSettings
 class SiteConfig(SiteSettings):
     """A site: its clients with their data, models and tasks, and what it lets in and out.
 
-    Relative paths are relative to the file. A group of one client gives the client its name.
+    Relative paths are relative to the file. A group of one client gives the client its name. Names of groups begin with
+    the site's, so that nobody can describe another site's clients.
     """
 
     name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}$", description="name of the site in the federation")
@@ -29,6 +30,16 @@ class SiteConfig(SiteSettings):
     tracebacks: bool = Field(
         default=True, description="whether the server is told the traceback of a failed step, or its message only"
     )
+
+    @model_validator(mode="after")
+    def _own_names(self) -> SiteConfig:
+        for group in self.clients:
+            if group != self.name and not group.startswith(f"{self.name}-"):
+                raise ValueError(
+                    f"clients.{group}: a group carries the name of its site; call it '{self.name}' or "
+                    f"'{self.name}-{group}'"
+                )
+        return self
 
     @classmethod
     def load(cls, path: Path) -> SiteConfig:

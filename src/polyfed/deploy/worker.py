@@ -6,7 +6,6 @@ It listens on a socket that only the site's user can open, and serves one messag
 from __future__ import annotations
 
 import logging
-import os
 import sys
 from collections.abc import Callable, Sequence
 from multiprocessing.connection import Connection, Listener
@@ -15,6 +14,7 @@ from typing import Any
 
 from polyfed.deploy.errand import receive, send
 from polyfed.engines.flower_client import Serve
+from polyfed.federation.files import private_files
 
 log = logging.getLogger(__name__)
 
@@ -50,8 +50,8 @@ def main(arguments: Sequence[str]) -> None:
     from polyfed.engines.flower_node import Node
 
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
-    os.umask(0o077)
-    serve_errands(Path(arguments[0]), Node(open_host))
+    with private_files():
+        serve_errands(Path(arguments[0]), Node(open_host))
 
 
 if __name__ == "__main__":

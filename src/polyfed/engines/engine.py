@@ -28,6 +28,8 @@ class Hosting:
         folder: the run folder; a cluster needs to see it under one path on all machines.
         federation: data and models, opened in this process.
         limits: on what is received.
+        has_begun: whether the run was begun at an earlier start.
+        noticed: told of what happens beside the clients' answers: to whom, the event, and the reason.
     """
 
     settings: SiteSettings
@@ -35,6 +37,8 @@ class Hosting:
     folder: Path
     federation: Federation
     limits: Limits = field(default_factory=Limits)
+    has_begun: bool = False
+    noticed: Callable[[str, str, str], None] = lambda party, event, reason: None
 
     @property
     def states(self) -> Path:

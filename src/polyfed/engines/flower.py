@@ -9,13 +9,12 @@ are looked up. What clients keep stays on the node's disk, never in Flower's con
 from __future__ import annotations
 
 import contextlib
-import json
 import logging
 import os
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextvars import ContextVar
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, cast
@@ -29,11 +28,11 @@ from polyfed.engines.ray import ray_here
 from polyfed.errors import ConfigError, ExchangeError
 from polyfed.federation.client import ClientInfo
 from polyfed.federation.cohort import Answer, Engine, Request
-from polyfed.federation.files import write_atomically
 from polyfed.federation.limits import Limits
 
 if TYPE_CHECKING:
     from polyfed.engines.flower_grid import Roster
+    from polyfed.engines.flower_sites import RegisteredSites
 
 T = TypeVar("T")
 log = logging.getLogger(__name__)
@@ -95,18 +94,25 @@ class Flower(EngineSettings):
             ExchangeError: not all sites joined in time, or one cannot take part.
         """
         from polyfed.engines.flower_grid import Roster
+        from polyfed.engines.flower_sites import RegisteredSites, SimulatedSites
 
-        roster = Roster(grid, hosting.card.model_dump_json(), self.poll, self.absence)
-        return FlowerEngine(self._gathered(roster, hosting), roster, self, hosting.limits)
-
-    def _gathered(self, roster: Roster, hosting: Hosting) -> tuple[ClientInfo, ...]:
+        card = hosting.card.model_dump_json()
         if infos := hosting.federation.infos:  # a simulation: the server knows who there is
+            roster = Roster(grid, SimulatedSites(grid), card, self.poll, self.absence)
             roster.require([info.id for info in infos], self.join)
-        elif infos := _known(hosting.folder):  # a resumed deployment: who is away now may come back later
-            roster.find([info.id for info in infos], self.absence)
+        else:
+            sites = RegisteredSites(grid, self.sites, hosting.noticed)
+            roster = Roster(grid, sites, card, self.poll, self.absence)
+            infos = self._gathered(roster, sites, hosting)
+        return FlowerEngine(infos, roster, self, hosting.limits)
+
+    def _gathered(self, roster: Roster, sites: RegisteredSites, hosting: Hosting) -> tuple[ClientInfo, ...]:
+        if hosting.has_begun:
+            infos = sites.recall(hosting.folder)
+            roster.find([info.id for info in infos], self.absence)  # who is away now may come back later
         else:
             infos = roster.gather(self.sites, self.join)
-            _remember(hosting.folder, infos)
+            sites.remember(hosting.folder)
         return infos
 
 
@@ -203,15 +209,3 @@ class _Simulation:
 
 def _hush() -> None:
     logging.getLogger("flwr").setLevel(logging.CRITICAL)  # what fails is told to whoever asked, with its traceback
-
-
-def _known(folder: Path) -> tuple[ClientInfo, ...]:
-    """Clients of a deployed run that was begun before."""
-    path = folder / "clients.json"
-    if not path.is_file():
-        return ()
-    return tuple(ClientInfo.from_json(entry) for entry in json.loads(path.read_text()))
-
-
-def _remember(folder: Path, infos: Sequence[ClientInfo]) -> None:
-    write_atomically(folder / "clients.json", json.dumps([asdict(info) for info in infos], indent=1).encode())

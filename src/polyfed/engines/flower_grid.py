@@ -18,6 +18,7 @@ from typing import Any, Protocol
 from flwr.app import Message
 
 from polyfed.engines.flower_records import SharedRecords, from_records, to_records
+from polyfed.engines.flower_sites import Sites
 from polyfed.engines.parcels import Parcel, answer_of, parcel_requests
 from polyfed.errors import ExchangeError, PayloadError
 from polyfed.federation.client import ClientInfo
@@ -54,18 +55,20 @@ class Roster:
 
     Attributes:
         grid: Flower's grid.
+        sites: who its nodes are.
         card: the run's card, JSON.
         poll: seconds between looks.
         absence: seconds that a node may be away.
     """
 
     grid: Any
+    sites: Sites
     card: str
     poll: float
     absence: float
     node_of: dict[str, int] = field(default_factory=dict)
     problems: dict[str, str] = field(default_factory=dict)
-    _sites: dict[str, list[ClientInfo]] = field(default_factory=dict)
+    _described: dict[str, list[ClientInfo]] = field(default_factory=dict)
     _asked: set[int] = field(default_factory=set)
     _missed: dict[str, float] = field(default_factory=dict)
 
@@ -75,13 +78,13 @@ class Roster:
         Raises:
             ExchangeError: some did not join in time, or cannot take part.
         """
-        self._wait(lambda: all(site in self._sites or site in self.problems for site in sites), seconds)
-        absent = [site for site in sites if site not in self._sites and site not in self.problems]
+        self._wait(lambda: all(site in self._described or site in self.problems for site in sites), seconds)
+        absent = [site for site in sites if site not in self._described and site not in self.problems]
         problems = [f"{site}: {self.problems[site]}" for site in sites if site in self.problems]
         problems += [f"{site}: did not join within {seconds:g} s" for site in absent]
         if problems:
             raise ExchangeError(f"not all sites can take part: {'; '.join(problems)}")
-        return tuple(info for site in sites for info in self._sites[site])
+        return tuple(info for site in sites for info in self._described[site])
 
     def find(self, clients: Sequence[str], seconds: float) -> list[str]:
         """Wait until every client is on some node; returns those that are not."""
@@ -120,8 +123,8 @@ class Roster:
             time.sleep(self.poll)
 
     def online(self) -> list[int]:
-        """Nodes that are connected."""
-        return list(self.grid.get_node_ids())
+        """Nodes that are connected and may take part."""
+        return list(self.sites.online())
 
     def _describe(self, nodes: Sequence[int], seconds: float) -> None:
         self._asked.update(nodes)
@@ -143,24 +146,24 @@ class Roster:
             return
         try:
             facts, _ = from_records(message.content)
-            site = str(facts["site"])
+            site = self.sites.speaker(node, str(facts["site"]), fails="error" in facts)
             if "error" in facts:
                 self.problems[site] = str(facts["error"])
                 return
             infos = [ClientInfo.from_json(entry) for entry in facts["clients"]]  # type: ignore[attr-defined]
+            self.sites.admit(node, infos)
         except (PayloadError, KeyError, TypeError) as error:
-            log.warning("node %d described itself wrongly: %s", node, error)
+            name, reason = self.sites.name(node), f"its node described itself wrongly: {error}"
+            log.warning("%s: %s", name, reason)
+            self.problems[name] = reason
             return
-        self._admit(site, infos, node)
+        self._seat(site, infos, node)
 
-    def _admit(self, site: str, infos: list[ClientInfo], node: int) -> None:
-        taken = {info.id for name, others in self._sites.items() if name != site for info in others}
-        twice = [info.id for info in infos if info.id in taken]
-        if twice:
-            self.problems[site] = f"its client '{twice[0]}' is already there at another site; rename it"
-            return
+    def _seat(self, site: str, infos: list[ClientInfo], node: int) -> None:
         self.problems.pop(site, None)
-        self._sites[site] = infos
+        for info in self._described.get(site, ()):  # it may have fewer than before
+            self.node_of.pop(info.id, None)
+        self._described[site] = infos
         self.node_of |= {info.id: node for info in infos}
 
 

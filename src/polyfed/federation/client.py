@@ -16,6 +16,8 @@ from polyfed.federation.state import ClientState
 from polyfed.models.model import Model
 
 _ID = r"(?!\.)[^/\\\x00-\x1f\x7f]{1,128}"
+SERVER = "server"
+"""What the server is called in records; no client can be called so."""
 
 
 @dataclass(frozen=True)
@@ -53,6 +55,8 @@ class ClientInfo:
             raise PayloadError(
                 f"{info.id!r} cannot be the id of a client; give a word without '/' or control characters"
             )
+        if info.id == SERVER:
+            raise PayloadError(f"a client cannot be called '{SERVER}'; rename its group")
         texts = (info.id, info.group, info.task, info.architecture, *info.modalities)
         if not all(isinstance(text, str) for text in texts) or type(info.samples) is not int or info.samples < 0:
             raise PayloadError(f"not the description of a client: {info}")

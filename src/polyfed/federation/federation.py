@@ -23,7 +23,7 @@ from polyfed.data.source import Split
 from polyfed.data.view import DataContext, View
 from polyfed.errors import ConfigError, nearest
 from polyfed.federation.additional import additional_group, mixed, require_alike
-from polyfed.federation.client import ClientInfo
+from polyfed.federation.client import SERVER, ClientInfo
 from polyfed.federation.dealing import Deal
 from polyfed.federation.heads import head_name
 from polyfed.federation.holdings import holding
@@ -97,6 +97,8 @@ class Federation:
         if len(found) < len(dealt):
             twice = next(member.id for member in dealt if found[member.id] is not member)
             raise ConfigError(f"two clients are called '{twice}'; rename one of the groups under 'clients'")
+        if SERVER in found:
+            raise ConfigError(f"clients.{SERVER}: a client cannot be called '{SERVER}'; rename the group")
         return found
 
     @cached_property

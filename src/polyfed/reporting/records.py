@@ -18,6 +18,8 @@ from polyfed.reporting.arrays import ClientArray, read_arrays
 from polyfed.runfolder import untrained_best
 
 SERVER = "server"
+SITE_REFUSED = "site_refused"
+"""Event of a node that claimed to be another site than its key says, or brought another key than it joined with."""
 T = TypeVar("T")
 Line = Mapping[str, Any]
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from polyfed.federation.files import write_atomically
 from polyfed.reporting.client_spread import ClientSpread, client_spread, quality_names, spread_over, spreads_json
 from polyfed.reporting.recalls import Recall, find_recalls, is_context
-from polyfed.reporting.records import SERVER, Event, RunRecords
+from polyfed.reporting.records import SERVER, SITE_REFUSED, Event, RunRecords
 from polyfed.reporting.tables import TextTable, count, duration, figure, mib
 
 if TYPE_CHECKING:
@@ -53,7 +53,7 @@ def tables(records: RunRecords) -> list[TextTable]:
     """The parts of the report; a part without content is left out."""
     servers = [part for kind in _KINDS for part in server_tables(records, kind)]
     clients = [clients_table(records, kind) for kind in _KINDS]
-    parts = [*servers, *clients, traffic_table(records), exclusions_table(records)]
+    parts = [*servers, *clients, traffic_table(records), exclusions_table(records), refusals_table(records)]
     return [part for part in parts if part.rows]
 
 
@@ -102,6 +102,12 @@ def exclusions_table(records: RunRecords) -> TextTable:
     times = Counter(event.party for event in events)
     rows = [(client, str(times[client]), str(event.round), event.reason) for client, event in latest.items()]
     return TextTable("Excluded clients", ("client", "rounds", "last in round", "last reason"), rows)
+
+
+def refusals_table(records: RunRecords) -> TextTable:
+    """Nodes of a deployment that were not what they claimed to be."""
+    rows = [(event.party, str(event.round), event.reason) for event in records.events if event.event == SITE_REFUSED]
+    return TextTable("Refused sites", ("site", "round", "reason"), rows)
 
 
 def _savings(records: RunRecords) -> tuple[str, ...]:

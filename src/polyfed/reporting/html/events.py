@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from polyfed.reporting.html.cells import Column, data_table
 from polyfed.reporting.html.charts import COLOURS, Line, stacked_chart
 from polyfed.reporting.html.markup import Markup, tag
-from polyfed.reporting.records import Event, RunRecords
+from polyfed.reporting.records import SITE_REFUSED, Event, RunRecords
 
 _RETURNED = "client_returned"
 _PURPOSE = ":"  # ends what stands before the names of steps that are no training, such as evaluation
@@ -79,7 +79,7 @@ def _filter(shown: Sequence[Event]) -> Markup:
 
 
 def _pill(kind: str) -> Markup:
-    mood = "bad" if "excluded" in kind else "good" if kind in (_RETURNED, "resumed") else "odd"
+    mood = "bad" if "excluded" in kind or kind == SITE_REFUSED else "good" if kind in (_RETURNED, "resumed") else "odd"
     return tag("span", _words(kind), class_=f"pill {mood}")
 
 

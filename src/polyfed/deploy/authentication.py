@@ -1,0 +1,160 @@
+"""Authentication at the gate: is a request signed by an admitted key? Asked before anything of its body is read.
+
+SuperLink asks the same, but only once it has the whole request in memory; so the gate asks here first. A signature
+covers no more than the time of its request, so each is good for one request.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import socketserver
+import tempfile
+import threading
+from base64 import b64decode, b64encode
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from datetime import UTC, datetime, timedelta
+from functools import lru_cache
+from http.server import BaseHTTPRequestHandler
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from polyfed.deploy.keys import public_half
+
+if TYPE_CHECKING:
+    from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePublicKey
+
+VARIABLE = "POLYFED_AUTHENTICATION"
+"""Environment variable that tells the gate where to ask."""
+
+REFUSAL = "no admitted key signed this request"
+"""Body of the refusal, by which a check tells it from one of SuperLink."""
+
+KEY_HEADER, TIME_HEADER, SIGNATURE_HEADER = "flwr-public-key", "flwr-timestamp", "flwr-signature"
+"""Headers of SuperNode: its public key and the signature in base64, and the time that it signed."""
+
+AHEAD, BEHIND = 5.0, 300.0
+"""Seconds that a site's clock may be ahead of the server's, and behind it; SuperLink's own tolerance."""
+
+_ACTIVATION = "/v1/fleet/activate-node"
+_IDLE = 300.0  # seconds that the gate may leave a connection unused
+
+
+class Signatures:
+    """Tells requests that an admitted key has just signed from all others.
+
+    Args:
+        now: the time.
+    """
+
+    def __init__(self, now: Callable[[], datetime] = lambda: datetime.now(UTC)) -> None:
+        self._now = now
+        self._keys: dict[bytes, EllipticCurvePublicKey] = {}
+        self._seen: dict[tuple[bytes, int], datetime] = {}  # key and signature -> when it has run out
+        self._lock = threading.Lock()
+
+    def admit(self, keys: Iterable[str]) -> None:
+        """Accept these public keys, OpenSSH lines, and no others."""
+        self._keys = dict(_in_pem(line) for line in keys)
+
+    def accepts(self, headers: Mapping[str, str]) -> bool:
+        """Whether the headers are signed by an admitted key, recently, and were not seen before."""
+        from cryptography.exceptions import InvalidSignature
+        from cryptography.hazmat.primitives import hashes
+        from cryptography.hazmat.primitives.asymmetric import ec
+        from cryptography.hazmat.primitives.asymmetric.utils import decode_dss_signature
+
+        try:
+            pem = b64decode(headers[KEY_HEADER], validate=True)
+            signature = b64decode(headers[SIGNATURE_HEADER], validate=True)
+            age = (self._now() - datetime.fromisoformat(headers[TIME_HEADER])).total_seconds()
+            key = self._keys[pem]
+            key.verify(signature, headers[TIME_HEADER].encode("ascii"), ec.ECDSA(hashes.SHA256()))
+            # of a signature (r, s), (r, -s) is another one of the same text, which anybody can compute
+            mark, _ = decode_dss_signature(signature)
+        except (KeyError, ValueError, TypeError, OverflowError, InvalidSignature):
+            return False
+        return -AHEAD < age < BEHIND + AHEAD and self._is_new((pem, mark))
+
+    def _is_new(self, signature: tuple[bytes, int]) -> bool:
+        now = self._now()
+        with self._lock:
+            for old, end in list(self._seen.items()):  # oldest first
+                if end > now:
+                    break
+                del self._seen[old]
+            if signature in self._seen:
+                return False
+            self._seen[signature] = now + timedelta(seconds=BEHIND + 2 * AHEAD)
+            return True
+
+
+def signed(private_key: Path, now: datetime | None = None) -> dict[str, str]:
+    """Headers as SuperNode signs a request with the key of a site."""
+    from cryptography.hazmat.primitives import hashes
+    from cryptography.hazmat.primitives.asymmetric import ec
+    from cryptography.hazmat.primitives.serialization import load_ssh_private_key
+
+    pem, _ = _in_pem(public_half(private_key))
+    key = load_ssh_private_key(private_key.read_bytes(), None)
+    assert isinstance(key, ec.EllipticCurvePrivateKey)  # as public_half has made sure
+    time = (now or datetime.now(UTC)).isoformat()
+    signature = key.sign(time.encode("ascii"), ec.ECDSA(hashes.SHA256()))
+    return {KEY_HEADER: b64encode(pem).decode(), TIME_HEADER: time, SIGNATURE_HEADER: b64encode(signature).decode()}
+
+
+@contextlib.contextmanager
+def answering(accepts: Callable[[Mapping[str, str]], bool]) -> Iterator[str]:
+    """Answer the gate for the length of the block; yields the address, as the gate's configuration has it.
+
+    The socket is in a folder that only this user can enter.
+    """
+    with tempfile.TemporaryDirectory(prefix="polyfed-") as folder:
+        path = Path(folder) / "authentication"
+        with _Server(str(path), accepts) as server:
+            thread = threading.Thread(target=server.serve_forever, name="authentication", daemon=True)
+            thread.start()
+            try:
+                yield f"unix/{path}"
+            finally:
+                server.shutdown()
+                thread.join()
+
+
+class _Server(socketserver.ThreadingMixIn, socketserver.UnixStreamServer):
+    daemon_threads = True
+    block_on_close = False
+    request_queue_size = 128
+
+    def __init__(self, path: str, accepts: Callable[[Mapping[str, str]], bool]) -> None:
+        self.accepts = accepts
+        super().__init__(path, _Handler)
+
+
+class _Handler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    timeout = _IDLE
+    server: _Server
+
+    def do_GET(self) -> None:
+        is_accepted = self.server.accepts({name.lower(): value for name, value in self.headers.items()})
+        # SuperNode says why it ends if it is told so at its activation, and just ends where it is not authorised
+        refused = 412 if self.headers.get("X-Forwarded-Uri") == _ACTIVATION else 401
+        body = b"" if is_accepted else REFUSAL.encode()
+        self.send_response_only(200 if is_accepted else refused)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, format: str, *arguments: object) -> None:
+        """Nothing: requests hold signatures."""
+
+
+@lru_cache(maxsize=4096)
+def _in_pem(line: str) -> tuple[bytes, EllipticCurvePublicKey]:
+    """A public key as SuperNode sends it, and ready for use."""
+    from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePublicKey
+    from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat, load_ssh_public_key
+
+    key = load_ssh_public_key(line.encode())
+    assert isinstance(key, EllipticCurvePublicKey)  # as read_public has made sure
+    return key.public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo), key

@@ -1,0 +1,224 @@
+"""Which site a node is. In a deployment SuperLink knows, by the key that admitted the node; what nodes say must agree.
+
+SuperLink ties every request of a node to the key that signed it, and the operator ties every key to the name of a site.
+So the name of a site is that of its key, for the whole run; whoever claims another name, another site's clients, or a
+seat that is taken gets nothing, and is named.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+from polyfed.engines.node_keys import fingerprint_of_pem
+from polyfed.errors import PayloadError, RunError
+from polyfed.federation.client import ClientInfo
+from polyfed.federation.files import write_atomically
+
+REFUSED = "site_refused"
+"""Event of a node that is not what it claims to be, or not what it was."""
+
+_FILE = "sites.json"
+_UNKNOWN = "unknown node"
+
+
+class Sites(Protocol):
+    """Who the nodes of a grid are."""
+
+    def online(self) -> Sequence[int]:
+        """Connected nodes that may take part."""
+        ...
+
+    def name(self, node: int) -> str:
+        """What a node is called in messages."""
+        ...
+
+    def speaker(self, node: int, claimed: str, *, fails: bool) -> str:
+        """The site that a node speaks for, which says that it is ``claimed``, and perhaps that it cannot take part.
+
+        Raises:
+            PayloadError: it is another site.
+        """
+        ...
+
+    def admit(self, node: int, infos: Sequence[ClientInfo]) -> None:
+        """Take the clients that a node describes for its site's.
+
+        Raises:
+            PayloadError: they are not.
+        """
+        ...
+
+
+@dataclass(frozen=True)
+class SimulatedSites:
+    """Nodes of a simulation, which this process has started: they are what they say."""
+
+    grid: Any
+
+    def online(self) -> Sequence[int]:
+        """All that are connected."""
+        return list(self.grid.get_node_ids())
+
+    def name(self, node: int) -> str:
+        """Its number."""
+        return f"node {node}"
+
+    def speaker(self, node: int, claimed: str, *, fails: bool) -> str:
+        """Whoever it claims to be."""
+        return claimed
+
+    def admit(self, node: int, infos: Sequence[ClientInfo]) -> None:
+        """Each client once."""
+        require_distinct(infos)
+
+
+@dataclass(frozen=True)
+class Joined:
+    """A site as it joined a run.
+
+    Attributes:
+        key: fingerprint of its key.
+        clients: its clients.
+    """
+
+    key: str
+    clients: tuple[ClientInfo, ...]
+
+
+@dataclass
+class RegisteredSites:
+    """The sites of a deployed run: each is one admitted key, and one node at a time.
+
+    Attributes:
+        grid: SuperLink's, whose nodes come with the names and keys that they were admitted with.
+        names: the sites that take part, in client order.
+        refused: told of every node that is refused: its site, ``site_refused``, and the reason.
+        joined: sites as they joined.
+    """
+
+    grid: Any
+    names: Sequence[str]
+    refused: Callable[[str, str, str], None]
+    joined: dict[str, Joined] = field(default_factory=dict)
+    _seats: dict[str, int] = field(default_factory=dict)  # site -> its node
+    _keys: dict[int, tuple[str, str]] = field(default_factory=dict)  # node -> site, fingerprint
+    _told: set[tuple[str, str]] = field(default_factory=set)
+
+    def online(self) -> Sequence[int]:
+        """The connected nodes of the run's sites, one each; of all others nothing is asked."""
+        connected = {int(node.node_id): node for node in self.grid.get_nodes()}
+        self._seats = {site: node for site, node in self._seats.items() if node in connected}
+        return [number for number, node in connected.items() if self._is_seated(number, node)]
+
+    def name(self, node: int) -> str:
+        """The site whose key it has."""
+        return self._keys[node][0]
+
+    def speaker(self, node: int, claimed: str, *, fails: bool) -> str:
+        """The site whose key the node has; a node that fails may be called by its folder, but not as another site."""
+        site, _ = self._keys[node]
+        if claimed == site or (fails and claimed not in self.names):
+            return site
+        deed = "reports an error as" if fails else "says that it is"
+        raise self._refusal(node, f"it {deed} site {_quoted(claimed)}, and its key was admitted as '{site}'")
+
+    def admit(self, node: int, infos: Sequence[ClientInfo]) -> None:
+        """Take a site's clients, which carry its name, and are those that it joined with if it has joined before."""
+        site, key = self._keys[node]
+        before = self.joined.get(site)
+        try:
+            require_distinct(infos)
+            for info in infos:
+                self._require_own(site, info.id)
+                if before is not None and info.id not in {known.id for known in before.clients}:
+                    raise PayloadError(f"it describes client {_quoted(info.id)}, which it did not join the run with")
+        except PayloadError as error:
+            raise self._refusal(node, str(error)) from error
+        if before is None:
+            self.joined[site] = Joined(key, tuple(infos))
+
+    # ---- what is refused
+
+    def _is_seated(self, number: int, node: Any) -> bool:
+        site, key = str(getattr(node, "name", "")), fingerprint_of_pem(bytes(getattr(node, "public_key", b"")))
+        if not site or not key:
+            self._tell(_UNKNOWN, "SuperLink has no name or no key for it; admit sites with: polyfed deploy admit")
+            return False
+        self._keys[number] = site, key
+        if site not in self.names:
+            self._tell(site, f"it is connected and not among run.engine.sites; it is sent nothing (key {key})")
+            return False
+        if self._seats.get(site, number) != number:
+            self._tell(site, f"it is connected by a second node, which is sent nothing (key {key})")
+            return False
+        known = self.joined.get(site)
+        if known is not None and known.key != key:
+            self._tell(site, f"its key {key} is not {known.key}, with which it joined the run (see {_FILE})")
+            return False
+        self._seats[site] = number
+        return True
+
+    def _require_own(self, site: str, client: str) -> None:
+        owners = [name for name in self.names if client == name or client.startswith(f"{name}-")]
+        owner = max(owners, key=len, default=None)
+        if owner != site:
+            whose = f"carries the name of site '{owner}'" if owner else f"does not carry its name, as '{site}-1' does"
+            raise PayloadError(f"it describes client {_quoted(client)}, which {whose}")
+
+    def _refusal(self, node: int, reason: str) -> PayloadError:
+        site, key = self._keys[node]
+        self._tell(site, f"{reason} (key {key})")
+        return PayloadError(reason)
+
+    def _tell(self, site: str, reason: str) -> None:
+        if (site, reason) not in self._told:
+            self._told.add((site, reason))
+            self.refused(site, REFUSED, reason)
+
+    # ---- what lasts
+
+    def remember(self, folder: Path) -> None:
+        """Write down who joined, for all starts of the run that follow."""
+        content = {
+            site: {"key": known.key, "clients": [asdict(info) for info in known.clients]}
+            for site, known in self.joined.items()
+        }
+        write_atomically(folder / _FILE, json.dumps(content, indent=1).encode())
+
+    def recall(self, folder: Path) -> tuple[ClientInfo, ...]:
+        """All clients that joined at an earlier start, in client order.
+
+        Raises:
+            RunError: the file is missing or damaged.
+        """
+        path = folder / _FILE
+        try:
+            self.joined = {
+                site: Joined(str(entry["key"]), tuple(ClientInfo.from_json(info) for info in entry["clients"]))
+                for site, entry in json.loads(path.read_bytes()).items()
+            }
+        except (OSError, ValueError, KeyError, TypeError, AttributeError, PayloadError) as error:
+            reason = f"{type(error).__name__}: {error}"
+            raise RunError(f"'{path}', who joined the run, cannot be read ({reason}); restore it") from error
+        return tuple(info for site in self.names if site in self.joined for info in self.joined[site].clients)
+
+
+def require_distinct(infos: Sequence[ClientInfo]) -> None:
+    """Check that no client is described twice.
+
+    Raises:
+        PayloadError: one is.
+    """
+    ids = [info.id for info in infos]
+    twice = next((client for client in ids if ids.count(client) > 1), None)
+    if twice is not None:
+        raise PayloadError(f"it describes client {_quoted(twice)} more than once")
+
+
+def _quoted(text: str) -> str:
+    """What a node wrote, as one short line of plain characters."""
+    return ascii(text if len(text) <= 80 else text[:77] + "...")

@@ -1,0 +1,77 @@
+"""Real processes: whoever has an admitted key and another site's file gets nothing, and is named."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+from federations import Started, started, wait_until
+from folders import Folders, Live
+from test_deployed_run import CLI
+
+from polyfed.deploy.init import admit
+from polyfed.deploy.keys import create_keys, read_public
+from polyfed.engines.node_keys import fingerprint
+from polyfed.reporting.records import SITE_REFUSED, RunRecords
+
+pytestmark = pytest.mark.slow
+
+
+def impostor(folders: Folders, name: str) -> tuple[Path, str]:
+    """A site of its own key, admitted by its own name, with the file of the hospital; its folder and key."""
+    folder = folders.path / name / "hospital"
+    shutil.copytree(
+        folders.path / "hospital", folder, ignore=shutil.ignore_patterns("node.*", "state", "flower", "cache")
+    )
+    public = create_keys(folder)
+    admit(folders.server.path, name, public)
+    return folder, fingerprint(read_public(public))
+
+
+def test_impostors_get_nothing_and_are_named(live: Live, tmp_path: Path) -> None:
+    """One that is there before the hospital, and one that comes in mid-run, while the hospital is away."""
+    environment = live.environment | {"POLYFED_CACHE": str(tmp_path / "cache")}
+    out = tmp_path / "run"
+
+    with ExitStack() as stack:
+
+        def attended(folder: Path, log: str) -> Started:
+            running = started("site", str(folder), log=tmp_path / f"{log}.log", environment=environment)
+            return stack.enter_context(running)
+
+        early, early_key = impostor(live.folders, "clinic")
+        live.process.wait_for("admitted: clinic")
+        attended(early, "early").wait_for("SuperNode ID:")
+        command = [
+            sys.executable,
+            "-c",
+            CLI,
+            "run",
+            str(live.folders.server.experiment),
+            "--out",
+            str(out),
+            "--set",
+            "run.rounds=3",
+        ]
+        run = Started(command, tmp_path / "run.log", environment)
+        stack.callback(run.stop)
+        attended(live.folders.path / "archive", "archive")
+        hospital = attended(live.folders.path / "hospital", "hospital")
+        wait_until(lambda: (out / "timing.jsonl").is_file(), 200, lambda: run.output + live.process.output)
+        late, late_key = impostor(live.folders, "spa")
+        hospital.stop()
+        attended(late, "late").wait_for("SuperNode ID:")
+        attended(live.folders.path / "hospital", "hospital-again")
+        assert run.process.wait(300) == 0, run.output
+    told = {(e.party, e.reason) for e in RunRecords.load(out).events if e.event == SITE_REFUSED}
+    sent_nothing = "it is connected and not among run.engine.sites; it is sent nothing"
+    assert told == {("clinic", f"{sent_nothing} (key {early_key})"), ("spa", f"{sent_nothing} (key {late_key})")}
+    for folder in (early, late):
+        assert not (folder / "state").exists()
+        assert not (folder / "cache").exists()
+    for report in ("report.md", "report.html"):
+        assert early_key in (out / report).read_text()
+    assert "site refused: clinic" in live.process.output

@@ -1,0 +1,249 @@
+"""A site is its key: who claims another's name, clients or seat gets nothing, and is named."""
+
+from __future__ import annotations
+
+import json
+import logging
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fake_grid import DESCRIBE, STEP, Rule, comes_back_as, dies_before, goes_away, pem
+from federations_in_process import InProcess, SiteProcess
+from outcomes import events, reasons, results
+
+from polyfed.deploy.keys import create_keys, read_public
+from polyfed.engines.flower_node import Node
+from polyfed.engines.node_keys import fingerprint
+from polyfed.errors import ExchangeError
+from polyfed.federation.files import write_atomically
+from polyfed.reporting.records import RunRecords
+
+STRANGER = 7
+Reply = dict[str, Any]
+
+
+def impostor(federation: InProcess, tmp_path: Path, *, admitted_as: str = "clinic", site: str = "image") -> str:
+    """A node with a key of its own and a copy of another site's folder; the fingerprint of its key."""
+    folder = tmp_path / "impostor" / site
+    shutil.copytree(federation.folder / site, folder, ignore=shutil.ignore_patterns("node.*", "state"))
+    public = create_keys(folder)
+    federation.grid.nodes[STRANGER] = (Node(SiteProcess()), {"config": str(folder / "site.yaml")})
+    federation.grid.keys[STRANGER] = admitted_as, pem(public)
+    return fingerprint(read_public(public))
+
+
+def received(federation: InProcess, node: int) -> list[str]:
+    """Types of all messages that were sent to a node."""
+    return [m.metadata.message_type for m in federation.grid.pushed if m.metadata.dst_node_id == node]
+
+
+def key_of(federation: InProcess, site: str) -> str:
+    return fingerprint(read_public(federation.folder / site / "node.pub"))
+
+
+def refusals(folder: Path) -> list[tuple[int, str, str]]:
+    """Round, site and reason of all refusals in a run's metrics."""
+    found = [event for event in RunRecords.load(folder).events if event.event == "site_refused"]
+    return [(event.round, event.party, event.reason) for event in found]
+
+
+def lies(federation: InProcess, site: str, change: Callable[[Reply], Any]) -> None:
+    """A site describes itself otherwise than it is from now on."""
+    node = federation.node(site)
+    serve, config = federation.grid.nodes[node]
+
+    def changed(kind: str, facts: Any, parts: Any, own: Any) -> Any:
+        reply, made = serve(kind, facts, parts, own)
+        if kind == "describe":
+            change(reply)
+        return reply, made
+
+    changed.opener = serve.opener  # type: ignore[attr-defined]
+    federation.grid.nodes[node] = (changed, config)
+
+
+# ---- a key that does not take part
+
+
+def test_an_impostor_that_is_there_first_gets_nothing_and_is_named(
+    federation: InProcess, undisturbed: dict[str, bytes], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    key = impostor(federation, tmp_path)
+    federation.grid.nodes = dict(sorted(federation.grid.nodes.items()))  # it is looked at first
+    with caplog.at_level(logging.WARNING):
+        folder = federation.run(tmp_path / "run").folder
+    assert received(federation, STRANGER) == []
+    told = f"it is connected and not among run.engine.sites; it is sent nothing (key {key})"
+    assert refusals(folder) == [(0, "clinic", told)]
+    assert f"site refused: clinic: {told}" in caplog.text
+    for report in ("report.md", "report.html"):
+        assert key in (folder / report).read_text()
+    left = results(folder)
+    left.pop("metrics.jsonl")
+    assert left.items() <= undisturbed.items()
+
+
+def test_an_impostor_that_comes_in_mid_run_gets_nothing_and_is_named(federation: InProcess, tmp_path: Path) -> None:
+    keys = []
+
+    def comes(delivery: Any) -> Any:
+        keys.append(impostor(federation, tmp_path))
+        return delivery.serve(delivery.message.content)
+
+    federation.grid.rules = [
+        Rule(comes, client="image", round=1, step="fit"),
+        Rule(goes_away(3), client="image", round=2, step="fit"),  # while the seat is empty
+    ]
+    federation.engine["absence"] = 60.0
+    folder = federation.run(tmp_path / "run", rounds=2).folder
+    assert received(federation, STRANGER) == []
+    assert [(party, keys[0] in reason) for _, party, reason in refusals(folder)] == [("clinic", True)]
+    assert reasons(folder) == {}
+    assert federation.grid.steps("image").count(("fit", 2)) == 2
+
+
+def test_a_node_without_a_name_or_a_key_is_no_site(federation: InProcess, tmp_path: Path) -> None:
+    impostor(federation, tmp_path)
+    for name, key in (("", federation.grid.keys[STRANGER][1]), ("image", b"")):
+        federation.grid.keys[STRANGER] = name, key
+        folder = federation.run(tmp_path / f"run-{name}", rounds=1).folder
+        assert received(federation, STRANGER) == []
+        assert refusals(folder)[0][1:] == (
+            "unknown node",
+            "SuperLink has no name or no key for it; admit sites with: polyfed deploy admit",
+        )
+
+
+# ---- a second node, another key
+
+
+def test_a_second_node_for_a_name_is_refused(federation: InProcess, tmp_path: Path) -> None:
+    key = impostor(federation, tmp_path, admitted_as="image")
+    folder = federation.run(tmp_path / "run", rounds=1).folder
+    assert refusals(folder) == [(0, "image", f"it is connected by a second node, which is sent nothing (key {key})")]
+    assert received(federation, STRANGER) == []
+
+
+def test_a_site_keeps_its_key_for_the_whole_run(federation: InProcess, tmp_path: Path) -> None:
+    federation.grid.rules = [Rule(dies_before, client="paired-0", round=2, times=3)]
+    with pytest.raises(ExchangeError):
+        federation.run(tmp_path / "run", min_clients=2)
+    federation.grid.nodes.pop(federation.node("image"))
+    new = impostor(federation, tmp_path, admitted_as="image")
+    folder = federation.resume(tmp_path / "run").folder
+    told = f"its key {new} is not {key_of(federation, 'image')}, with which it joined the run (see sites.json)"
+    assert [(party, reason) for _, party, reason in refusals(folder)] == [("image", told)]
+    assert received(federation, STRANGER) == []
+    assert {party for _, party, event in events(folder) if event == "client_excluded"} == {"image"}
+
+
+def test_the_operator_can_give_a_site_a_new_key_in_mid_run(federation: InProcess, tmp_path: Path) -> None:
+    federation.grid.rules = [Rule(dies_before, client="paired-0", round=2, times=3)]
+    with pytest.raises(ExchangeError):
+        federation.run(tmp_path / "run", min_clients=2)
+    node = federation.node("image")
+    folder = federation.folder / "image"
+    for path in (folder / "node.key", folder / "node.pub"):
+        path.unlink()
+    federation.grid.keys[node] = "image", pem(create_keys(folder))
+    known = json.loads((tmp_path / "run" / "sites.json").read_text())
+    known["image"]["key"] = key_of(federation, "image")
+    write_atomically(tmp_path / "run" / "sites.json", json.dumps(known).encode())
+    assert refusals(federation.resume(tmp_path / "run").folder) == []
+
+
+def test_a_site_that_is_back_under_another_node_id_is_itself(federation: InProcess, tmp_path: Path) -> None:
+    federation.engine["absence"] = 60.0
+    federation.grid.rules = [Rule(comes_back_as(999), client="image", round=2, step="fit")]
+    folder = federation.run(tmp_path / "run", rounds=2).folder
+    assert events(folder) == []
+    assert DESCRIBE in received(federation, 999)
+    assert STEP in received(federation, 999)
+
+
+# ---- a site that takes part
+
+
+def test_a_site_that_claims_anothers_name_is_itself_refused(federation: InProcess, tmp_path: Path) -> None:
+    lies(federation, "image", lambda reply: reply.update(site="paired"))
+    told = (
+        r"^not all sites can take part: image: its node described itself wrongly: it says that it is site 'paired', "
+        r"and its key was admitted as 'image'$"
+    )
+    with pytest.raises(ExchangeError, match=told):
+        federation.run(tmp_path / "run")
+
+
+def test_a_site_cannot_end_a_start_in_anothers_name(federation: InProcess, tmp_path: Path) -> None:
+    lies(federation, "image", lambda reply: (reply.clear(), reply.update(site="paired", error="I am broken")))
+    told = r"^not all sites can take part: image: .*it reports an error as site 'paired', and its key was admitted as"
+    with pytest.raises(ExchangeError, match=told):
+        federation.run(tmp_path / "run")
+
+
+def test_what_a_site_that_fails_calls_its_folder_does_not_matter(federation: InProcess, tmp_path: Path) -> None:
+    lies(federation, "image", lambda reply: (reply.clear(), reply.update(site="srv", error="no GPU")))
+    with pytest.raises(ExchangeError, match=r"^not all sites can take part: image: no GPU$"):
+        federation.run(tmp_path / "run")
+
+
+@pytest.mark.parametrize(
+    ("client", "told"),
+    [
+        ("paired-0", "client 'paired-0', which carries the name of site 'paired'"),
+        ("paired", "client 'paired', which carries the name of site 'paired'"),
+        ("ward", "client 'ward', which does not carry its name, as 'image-1' does"),
+        ("imagery", "client 'imagery', which does not carry its name, as 'image-1' does"),
+    ],
+)
+def test_a_site_cannot_claim_anothers_client(federation: InProcess, tmp_path: Path, client: str, told: str) -> None:
+    lies(federation, "image", lambda reply: reply["clients"][0].update(id=client))
+    federation.grid.nodes = dict(reversed(federation.grid.nodes.items()))
+    with pytest.raises(ExchangeError, match=r"^not all sites can take part: image: ") as caught:
+        federation.run(tmp_path / "run")
+    assert told in str(caught.value)
+
+
+def test_a_client_that_is_described_more_than_once_is_refused(federation: InProcess, tmp_path: Path) -> None:
+    lies(federation, "image", lambda reply: reply.update(clients=3 * reply["clients"]))
+    with pytest.raises(ExchangeError, match=r"image: .*it describes client 'image' more than once"):
+        federation.run(tmp_path / "run")
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda reply: reply.update(site="paired"),
+        lambda reply: reply["clients"][0].update(id="paired-0"),
+        lambda reply: reply["clients"].append(reply["clients"][0] | {"id": "image-2"}),
+    ],
+    ids=["name", "client", "new client"],
+)
+def test_a_site_that_comes_back_as_another_is_refused(
+    federation: InProcess, tmp_path: Path, change: Callable[[Reply], Any]
+) -> None:
+    """In mid-run: the other site's clients stay where they are, and nothing of theirs goes to the impostor."""
+
+    def turns(delivery: Any) -> Any:
+        lies(federation, "image", change)
+        return comes_back_as(999)(delivery)
+
+    federation.grid.rules = [Rule(turns, client="image", round=2, step="fit")]
+    folder = federation.run(tmp_path / "run", rounds=2, evaluate_clients=False).folder
+    assert [(number, party) for number, party, _ in refusals(folder)] == [(2, "image")]
+    assert key_of(federation, "image") in refusals(folder)[0][2]
+    assert set(reasons(folder)) == {"image"}
+    assert STEP not in received(federation, 999)
+    assert federation.grid.steps("paired-0").count(("fit", 2)) == 1
+
+
+def test_what_a_node_says_is_told_as_one_plain_line(federation: InProcess, tmp_path: Path) -> None:
+    lies(federation, "image", lambda reply: reply.update(site="\x1b[2J\nok: all is well" + "x" * 1000))
+    with pytest.raises(ExchangeError) as caught:
+        federation.run(tmp_path / "run")
+    assert "\x1b" not in str(caught.value)
+    assert "\n" not in str(caught.value)
+    assert len(str(caught.value)) < 400
