@@ -10,7 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 
+from polyfed.declarations import ClassDeclaration, class_declarations, components
 from polyfed.errors import ConfigError, nearest
+from polyfed.extras import how_to_install, is_installed
 
 if TYPE_CHECKING:
     from pydantic.fields import FieldInfo
@@ -50,14 +52,14 @@ def kinds() -> dict[str, str]:
 
 
 def entries(kind: str) -> dict[str, str]:
-    """Names and one-line descriptions of a kind.
+    """Names and one-line descriptions of a kind, with what must be installed for those whose extra is not there.
 
     Raises:
         ConfigError: there is no such kind.
     """
     if kind == PRESETS:
         return presets()
-    return {name: _summary(component) for name, component in _family(kind).available().items()}
+    return {name: _summary(declared) + _to_install(declared) for name, declared in _declared(kind).items()}
 
 
 def settings_of(kind: str, name: str) -> list[Setting]:
@@ -66,10 +68,12 @@ def settings_of(kind: str, name: str) -> list[Setting]:
     Raises:
         ConfigError: there is no such kind or name.
     """
-    family = _family(kind).available()
-    if name not in family:
-        raise ConfigError(f"there is no '{name}' among {kind}; {nearest(name, family)}")
-    return [_setting(field, info) for field, info in family[name].model_fields.items()]
+    known = _declared(kind)
+    if name not in known:
+        raise ConfigError(f"there is no '{name}' among {kind}; {nearest(name, known)}")
+    module, family, _ = _FAMILIES[kind]
+    component: type[Component] = getattr(importlib.import_module(module), family).named(name)
+    return [_setting(field, info) for field, info in component.model_fields.items()]
 
 
 def presets() -> dict[str, str]:
@@ -95,19 +99,24 @@ def _preset_texts() -> dict[str, str]:
     return dict(sorted(texts.items()))
 
 
-def _family(kind: str) -> type[Component]:
+def _declared(kind: str) -> dict[str, ClassDeclaration]:
+    """Components of a kind by name, unimported: torch takes seconds."""
     if kind not in _FAMILIES:
         raise ConfigError(f"cannot list '{kind}'; {nearest(kind, kinds())}")
-    module, name, _ = _FAMILIES[kind]
-    family: type[Component] = getattr(importlib.import_module(module), name)
-    return family
+    module, family, _ = _FAMILIES[kind]
+    return components(class_declarations(module)[family].texts["home"], (module, family))
 
 
-def _summary(component: type[Component]) -> str:
+def _summary(declared: ClassDeclaration) -> str:
     """First sentence of the docstring, on one line."""
-    paragraph = (component.__doc__ or "").strip().split("\n\n")[0]
+    paragraph = declared.documentation.strip().split("\n\n")[0]
     sentence = re.split(r"\.\s(?=[A-Z])", " ".join(paragraph.split()))[0]
     return sentence.rstrip(".").replace("``", "`")
+
+
+def _to_install(declared: ClassDeclaration) -> str:
+    extra = declared.texts.get("pip_extra", "")
+    return f" (not installed: {how_to_install(extra)})" if extra and not is_installed(extra) else ""
 
 
 def _setting(name: str, info: FieldInfo) -> Setting:

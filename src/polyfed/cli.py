@@ -20,6 +20,7 @@ from polyfed.deploy.commands import app as deploy
 from polyfed.downstream.commands import downstream
 from polyfed.engines.quiet import SPEED
 from polyfed.errors import ConfigError, PolyfedError, RunError
+from polyfed.extras import extra_with, how_to_install
 from polyfed.options import BestOrLast, DataDir, Device, WeightsDir
 
 if TYPE_CHECKING:
@@ -73,6 +74,11 @@ def _carried_out(arguments: Sequence[str] | None) -> int:
         return _fail("interrupted", 130)
     except PolyfedError as error:
         return _fail(f"error: {error}", 2)
+    except ModuleNotFoundError as error:
+        extra = extra_with(error.name or "")
+        if extra is None:
+            raise
+        return _fail(f"error: this needs the package '{error.name}', which is not there; {how_to_install(extra)}", 2)
     return int(code or 0)
 
 

@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 import numpy as np
 import torch
@@ -29,6 +29,7 @@ from polyfed.engines.parcels import Parcel, answer_of, parcel_answer, parcel_req
 from polyfed.engines.quiet import SPEED, be_quiet
 from polyfed.engines.site import RunCard, Site
 from polyfed.errors import ConfigError, ExchangeError, PayloadError
+from polyfed.extras import how_to_install
 from polyfed.federation.client import ClientInfo
 from polyfed.federation.cohort import Answer, Engine, Request
 from polyfed.federation.limits import Limits
@@ -46,6 +47,8 @@ Portable = tuple[str, list[np.ndarray[Any, np.dtype[np.uint8]]]]
 class Ray(EngineSettings):
     """Steps execute in Ray workers, on this machine or on a cluster."""
 
+    pip_extra: ClassVar[str] = "ray"
+
     workers: int | None = Field(
         default=None, ge=1, description="processes; None: as many as there are cores for run.threads each"
     )
@@ -61,7 +64,7 @@ class Ray(EngineSettings):
     def require(self) -> None:
         """Check that Ray is installed."""
         if find_spec("ray") is None:
-            raise ConfigError("run.engine is ray, which is not installed; pip install 'polyfed[ray]'")
+            raise ConfigError(f"run.engine is ray, which is not installed; {how_to_install(self.pip_extra)}")
 
     def serve(self, hosting: Hosting, body: Callable[[Engine], T]) -> T:
         """Start workers, run ``body``, and stop them."""
