@@ -18,6 +18,7 @@ import pyarrow as pa
 from jaxtyping import UInt8
 from PIL import Image, ImageOps
 
+from polyfed.activity import prepared
 from polyfed.data.arrow import fingerprint_of, flattened, place_of
 from polyfed.data.source import Column
 from polyfed.errors import DataError
@@ -103,7 +104,8 @@ def _create(path: Path, column: Column, size: int, fit: Fit, resampling: Resampl
     with _replacing(path) as file:
         header = {"descr": "|u1", "fortran_order": False, "shape": (len(values), 3, size, size)}
         np.lib.format.write_array_header_1_0(file, header)
-        for pictures in _decoded_chunks(values, column, size, fit, resampling):
+        chunks = _decoded_chunks(values, column, size, fit, resampling)
+        for pictures in prepared(f"decoding pictures ({column.where})", chunks, len(values), size=_CHUNK):
             file.write(pictures.tobytes())
 
 

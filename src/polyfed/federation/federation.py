@@ -11,6 +11,7 @@ import torch
 from jaxtyping import Int64
 from torch import Tensor, nn
 
+from polyfed.activity import preparing
 from polyfed.data.assembly import (
     assemble,
     of_column,
@@ -232,6 +233,7 @@ class Federation:
         if source not in self.data.sources:
             raise ConfigError(f"source '{source}' is not in data.sources; {nearest(source, self.data.sources)}")
         if (source, name) not in self._splits:
+            preparing(f"reading {source} {name}")
             opened = self.data.sources[source].open(name, name=source, data_dir=self.data.data_folder)
             self._splits[source, name] = opened
         return self._splits[source, name]
@@ -240,6 +242,7 @@ class Federation:
         opened = [(name, view.model_dump_json()) for name, view in views.items()]
         key = (split.source, split.name, str((layout, opened)))
         if key not in self._samples:
+            preparing(f"preparing {split.source} {split.name} ({', '.join(views) or 'who holds what'})")
             self._samples[key] = assemble(split, views, self.context, layout=layout)
         return self._samples[key]
 
