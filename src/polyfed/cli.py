@@ -145,8 +145,8 @@ def resume(run: RunFolderArgument, dashboard: Dashboard = False) -> None:
 def watch(run: RunFolderArgument) -> None:
     """Show a run that another process works on, live, on this terminal."""
     from polyfed.reporting.dashboard import DashboardProgress
+    from polyfed.reporting.outcome import outcome
     from polyfed.reporting.progress_log import follow
-    from polyfed.reporting.report import report as text_report
     from polyfed.runfolder import RunFolder
 
     records = _records(run)
@@ -158,7 +158,7 @@ def watch(run: RunFolderArgument) -> None:
             run / "progress.jsonl",
             shown,
             finished=lambda: not folder.is_worked_on(),
-            summary=lambda: text_report(_records(run)),
+            summary=lambda: outcome(_records(run)),
         )
     if not ended:
         typer.echo(f"nobody is working on this run; continue it with: polyfed resume {run}")

@@ -28,10 +28,11 @@ from polyfed.federation.types import Blueprint
 from polyfed.models.slots import described
 from polyfed.randomness import generator, isolated
 from polyfed.reporting.html.page import write_html_report
+from polyfed.reporting.outcome import outcome
 from polyfed.reporting.plots import draw_all
 from polyfed.reporting.progress import Progress
 from polyfed.reporting.records import RunRecords
-from polyfed.reporting.report import report, write_report
+from polyfed.reporting.report import write_report
 from polyfed.reporting.sink import SinkRun, SinkSet, round_records
 from polyfed.runfolder import LOGS, Checkpoint, RunFolder, disk_errors, naming_tracebacks
 from polyfed.saved import save_model
@@ -380,7 +381,7 @@ class Session:
                 draw_all(self.folder.path)
             write_report(records)
             write_html_report(records)
-        self.progress.run_finished(report(records))
+        self.progress.run_finished(outcome(records))
 
 
 def _labels(facts: Mapping[str, Any]) -> dict[str, Label]:

@@ -21,7 +21,6 @@ from polyfed.experiment import Experiment
 from polyfed.reporting.progress import Progress, SilentProgress
 from polyfed.reporting.progress_log import follow
 from polyfed.reporting.records import RunRecords
-from polyfed.reporting.report import report
 from polyfed.runfolder import RunFolder
 from polyfed.runner import Run
 
@@ -119,7 +118,7 @@ class _Launch:
             self.folder / "progress.jsonl",
             self._progress,
             finished=self._is_over,
-            summary=lambda: report(RunRecords.load(out)),
+            summary=lambda: outcome(RunRecords.load(out)),
         )
         outcome = Outcome.read(self.folder)
         if outcome is None:

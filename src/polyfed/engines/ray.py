@@ -24,6 +24,7 @@ import numpy as np
 import torch
 from pydantic import Field
 
+from polyfed.activity import client_started
 from polyfed.engines.engine import EngineSettings, Hosting
 from polyfed.engines.parcels import Parcel, answer_of, parcel_answer, parcel_requests, request_of
 from polyfed.engines.quiet import SPEED, be_quiet
@@ -264,6 +265,8 @@ class _RoundTrip:
     def submit(self, pending: _Pending) -> None:
         """Put a request into its worker's queue."""
         self._free_since.setdefault(pending.worker, time.monotonic())
+        if all(other.worker != pending.worker for other in self.under_way):
+            client_started(pending.request.client, pending.request.step)
         self.under_way.append(pending)
         self._send(pending)
 
@@ -274,6 +277,9 @@ class _RoundTrip:
         while answer is None:
             answer = self._wait(pending)
         self.under_way.popleft()
+        following = next((other for other in self.under_way if other.worker == pending.worker), None)
+        if following is not None:  # it is at the head of the worker's queue now, if not for longer
+            client_started(following.request.client, following.request.step)
         self._free_since[pending.worker] = time.monotonic()
         self.uses.subtract(pending.parcel.places)
         for place in pending.parcel.places:
