@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import re
 from dataclasses import dataclass
+from functools import cache
 from importlib import resources
 from typing import TYPE_CHECKING, Any
 
@@ -78,7 +79,17 @@ def settings_of(kind: str, name: str) -> list[Setting]:
 
 def presets() -> dict[str, str]:
     """Names and descriptions of the presets that come with polyfed."""
-    return {name: str(yaml.safe_load(text).get("description", "")) for name, text in _preset_texts().items()}
+    return {name: str(parsed(text).get("description", "")) for name, text in _preset_texts().items()}
+
+
+def preset_names() -> tuple[str, ...]:
+    """Names of the presets."""
+    return tuple(_preset_texts())
+
+
+def parsed(text: str) -> Any:
+    """What a YAML text says; by the parser in C where there is one, since presets are many."""
+    return yaml.load(text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))  # noqa: S506 - both are safe
 
 
 def preset_text(name: str) -> str:
@@ -93,6 +104,7 @@ def preset_text(name: str) -> str:
     return texts[name]
 
 
+@cache
 def _preset_texts() -> dict[str, str]:
     files = (entry for entry in resources.files("polyfed.presets").iterdir() if entry.name.endswith(".yaml"))
     texts = {file.name.removesuffix(".yaml"): file.read_text(encoding="utf-8") for file in files}
