@@ -30,7 +30,7 @@ def _in_words(kind: Any, metadata: Sequence[Any] = ()) -> str:
     if isinstance(kind, type) and issubclass(kind, Component):
         return _of_component(kind)
     if isinstance(kind, type) and issubclass(kind, Settings):
-        return f"section: {', '.join(kind.model_fields)}"
+        return f"section of {', '.join(kind.model_fields)}"
     return _of_generic(kind, metadata)
 
 
@@ -39,7 +39,8 @@ def _of_generic(kind: Any, metadata: Sequence[Any]) -> str:
     if origin is Literal:
         return " | ".join(_literal(value) for value in arguments)
     if origin in (Union, types.UnionType):
-        return " | ".join(dict.fromkeys(_in_words(part, metadata) for part in arguments))
+        words = (_in_words(part, () if part is type(None) else metadata) for part in arguments)
+        return " | ".join(dict.fromkeys(words))
     if origin in (list, set, frozenset, Sequence):
         return f"list of {_grouped(_in_words(arguments[0]))}{_size(metadata)}"
     if origin is tuple:

@@ -7,7 +7,7 @@ import re
 from dataclasses import dataclass
 from functools import cache
 from importlib import resources
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import yaml
 
@@ -18,9 +18,10 @@ from polyfed.extras import how_to_install, is_installed
 if TYPE_CHECKING:
     from pydantic.fields import FieldInfo
 
-    from polyfed.settings import Component
+    from polyfed.settings import Component, Settings
 
 PRESETS = "presets"
+SETTINGS = "settings"
 
 _FAMILIES = {
     "methods": ("polyfed.algorithms.algorithm", "Algorithm", "algorithm"),
@@ -38,18 +39,45 @@ _FAMILIES = {
 }
 
 
+_SECTIONS = {
+    "experiment": ("polyfed.experiment", "Experiment"),
+    "data": ("polyfed.federation.settings", "DataSettings"),
+    "public": ("polyfed.federation.settings", "PublicSettings"),
+    "server": ("polyfed.federation.settings", "ServerSettings"),
+    "clients.GROUP": ("polyfed.federation.settings", "GroupSettings"),
+    "model": ("polyfed.models.model", "ModelSettings"),
+    "training": ("polyfed.federation.settings", "TrainingSettings"),
+    "training.optimizer": ("polyfed.optim.settings", "OptimizerSettings"),
+    "training.schedule": ("polyfed.optim.settings", "Schedule"),
+    "run": ("polyfed.experiment", "RunSettings"),
+    "run.sampling": ("polyfed.federation.cohort", "SamplingSettings"),
+    "run.phases.STEP": ("polyfed.experiment", "PhaseSettings"),
+    "run.transport": ("polyfed.federation.transport", "Transport"),
+    "run.limits": ("polyfed.federation.limits", "Limits"),
+}
+
+
 @dataclass(frozen=True)
 class Setting:
-    """One setting of a component: its name, its default as YAML would have it, and what it means."""
+    """One setting of a component or a section.
+
+    Attributes:
+        name: key in a configuration.
+        default: as YAML would have it, or ``required``.
+        description: what it means.
+        allowed: which values it takes.
+    """
 
     name: str
     default: str
     description: str
+    allowed: str
 
 
 def kinds() -> dict[str, str]:
     """What can be listed, with descriptions."""
-    return {PRESETS: "named experiments"} | {kind: words for kind, (_, _, words) in _FAMILIES.items()}
+    families = {kind: words for kind, (_, _, words) in _FAMILIES.items()}
+    return {PRESETS: "named experiments", SETTINGS: "sections of a configuration"} | families
 
 
 def entries(kind: str) -> dict[str, str]:
@@ -60,21 +88,28 @@ def entries(kind: str) -> dict[str, str]:
     """
     if kind == PRESETS:
         return presets()
+    if kind == SETTINGS:
+        places = {name: class_declarations(module)[section] for name, (module, section) in _SECTIONS.items()}
+        return {name: _summary(declared) for name, declared in places.items()}
     return {name: _summary(declared) + _to_install(declared) for name, declared in _declared(kind).items()}
 
 
 def settings_of(kind: str, name: str) -> list[Setting]:
-    """Settings of a component.
+    """Settings of a component, or of a section of a configuration.
 
     Raises:
         ConfigError: there is no such kind or name.
     """
-    known = _declared(kind)
+    return [_setting(field, info) for field, info in _class_of(kind, name).model_fields.items()]
+
+
+def _class_of(kind: str, name: str) -> type[Settings]:
+    known = _SECTIONS if kind == SETTINGS else _declared(kind)
     if name not in known:
         raise ConfigError(f"there is no '{name}' among {kind}; {nearest(name, known)}")
-    module, family, _ = _FAMILIES[kind]
-    component: type[Component] = getattr(importlib.import_module(module), family).named(name)
-    return [_setting(field, info) for field, info in component.model_fields.items()]
+    module, attribute = _SECTIONS[name] if kind == SETTINGS else _FAMILIES[kind][:2]
+    found: type[Settings] = getattr(importlib.import_module(module), attribute)
+    return found if kind == SETTINGS else cast("type[Component]", found).named(name)
 
 
 def presets() -> dict[str, str]:
@@ -89,7 +124,7 @@ def preset_names() -> tuple[str, ...]:
 
 def parsed(text: str) -> Any:
     """What a YAML text says; by the parser in C where there is one, since presets are many."""
-    return yaml.load(text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))  # noqa: S506 - both are safe
+    return yaml.load(text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))
 
 
 def preset_text(name: str) -> str:
@@ -132,8 +167,10 @@ def _to_install(declared: ClassDeclaration) -> str:
 
 
 def _setting(name: str, info: FieldInfo) -> Setting:
+    from polyfed.allowed import allowed_values  # pydantic, which names alone do not need
+
     default = "required" if info.is_required() else _shown(info.get_default(call_default_factory=True))
-    return Setting(name, default, info.description or "")
+    return Setting(name, default, info.description or "", allowed_values(info))
 
 
 def _shown(value: Any) -> str:

@@ -135,7 +135,8 @@ def _imported(name: str, family: type[Component]) -> type[Component]:
     try:
         kind = getattr(importlib.import_module(path), attribute)
     except (ImportError, AttributeError) as error:
-        raise ValueError(f"cannot import '{name}': {error}") from error
+        hint = f"; is the folder of '{path.partition('.')[0]}' on PYTHONPATH?" if isinstance(error, ImportError) else ""
+        raise ValueError(f"cannot import '{name}': {error}{hint}") from error
     if not (isinstance(kind, type) and issubclass(kind, family)):
         raise ValueError(f"'{name}' is not a subclass of {family.__module__}.{family.__qualname__}")
     return kind
