@@ -68,6 +68,13 @@ def test_the_client_at_work_is_named_and_not_the_one_that_has_finished(screen):
     assert lines["clients"] == "clients 1/4 fit"
 
 
+def test_what_is_read_for_a_client_is_shown_as_its_work(screen):
+    screen.begin_round()
+    screen.progress.client_started("image-0", "fit")
+    screen.progress.preparing("decoding pictures", 3, 40)
+    assert screen.lines()["image-0"] == "image-0 3/40 0 s decoding pictures"
+
+
 def test_there_is_an_estimate_from_the_first_client_on_and_it_counts_down(screen):
     screen.begin_round()
     screen.progress.client_started("image-0", "fit")

@@ -287,6 +287,7 @@ class Federation:
 
     def client_model(self, member: Member) -> Model:
         """A client's model with its initial weights, which depend on seed and client alone."""
+        preparing(f"building the model of {member.id}")
         with isolated(self.seed, "init", member.id):
             head = member.settings.task.head(member.model.dim, self.train(member))
             model = member.model.build(_heads(member.head, head), self.context)
@@ -302,6 +303,7 @@ class Federation:
     def server_model(self) -> Model:
         """The server's model with its initial weights."""
         assert self.server is not None
+        preparing("building the model of the server")
         with isolated(self.seed, "init", "server"):
             head = self.server.task.head(self.server.model.dim, self.server_samples(self.server.test_split))
             model = self.server.model.build(_heads(self.server_head, head), self.context)

@@ -51,7 +51,8 @@ def doing(state: RunState) -> Activity | None:
         return None
     known = f"{work.done:,}/{work.total:,}" if work.total else ""
     words = f"{ticking(max(0.0, state.clock() - work.since))}  {_WORDS.get(work.what, work.what) or 'at work'}"
-    return Activity(work.party or PREPARING, words, known, work.share if work.total else None)
+    who = work.party or next(iter(at_work), PREPARING)  # what a client at work needs is read for it
+    return Activity(who, words, known, work.share if work.total else None)
 
 
 def doing_in_a_line(state: RunState, *parties: str) -> str:
