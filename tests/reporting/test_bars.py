@@ -86,6 +86,17 @@ def test_there_is_an_estimate_from_the_first_client_on_and_it_counts_down(screen
     assert screen.lines()["rounds"] == "rounds 0/12 10 s, about 7:50 left"
 
 
+def test_the_server_s_work_in_the_first_round_counts_for_the_rounds_that_follow(screen):
+    screen.begin_round()
+    for client in COHORT:
+        screen.progress.client_started(client, "fit")
+        screen.now.time += 5
+        screen.progress.client_done(client, "fit", 5)
+    assert screen.lines()["rounds"] == "rounds 0/12 20 s, about 3:40 left"  # 11 rounds of 20 s
+    screen.now.time += 10
+    assert screen.lines()["rounds"] == "rounds 0/12 30 s, about 5:30 left"
+
+
 def test_the_bar_of_clients_moves_within_a_long_step(screen):
     screen.begin_round()
     screen.progress.client_started("image-0", "fit")

@@ -293,7 +293,9 @@ class RunState(Progress):
     @property
     def _seconds_a_round(self) -> float | None:
         latest = [self.seconds[number] for number in sorted(self.seconds)[-WINDOW:]]
-        return fmean(latest) if latest else self._expected
+        if latest:
+            return fmean(latest)
+        return None if self._expected is None else max(self._expected, self._spent)  # the server's work comes on top
 
     def _expect(self) -> None:
         """How long this round lasts if its current step is its last and its remaining clients are like the others."""
