@@ -20,6 +20,7 @@ from polyfed.errors import ConfigError, PolyfedError, RunError
 from polyfed.experiment import Experiment
 from polyfed.reporting.progress import Progress, SilentProgress
 from polyfed.reporting.progress_log import follow
+from polyfed.reporting.outcome import outcome as end_of_run
 from polyfed.reporting.records import RunRecords
 from polyfed.runfolder import RunFolder
 from polyfed.runner import Run
@@ -118,7 +119,7 @@ class _Launch:
             self.folder / "progress.jsonl",
             self._progress,
             finished=self._is_over,
-            summary=lambda: outcome(RunRecords.load(out)),
+            summary=lambda: end_of_run(RunRecords.load(out)),
         )
         outcome = Outcome.read(self.folder)
         if outcome is None:
