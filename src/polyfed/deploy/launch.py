@@ -18,9 +18,9 @@ from polyfed.deploy.server_app import Launch, Outcome
 from polyfed.engines.flower import Flower
 from polyfed.errors import ConfigError, PolyfedError, RunError
 from polyfed.experiment import Experiment
+from polyfed.reporting.outcome import outcome as end_of_run
 from polyfed.reporting.progress import Progress, SilentProgress
 from polyfed.reporting.progress_log import follow
-from polyfed.reporting.outcome import outcome as end_of_run
 from polyfed.reporting.records import RunRecords
 from polyfed.runfolder import RunFolder
 from polyfed.runner import Run
