@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,9 @@ import pytest
 import torch
 
 from polyfed import Experiment, run
+from polyfed.cli import main
 
+Cli = Callable[..., tuple[int, str, str]]
 torch.set_num_threads(1)  # tests run beside each other; threads that wait for each other would only slow them
 
 
@@ -81,3 +84,19 @@ def _finished(content: dict[str, Any], folder: Path) -> Path:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("polyfed.session.draw_all", lambda folder: None)  # takes longer than all the rest
         return run(Experiment.load(content), folder / "run").folder
+
+
+@pytest.fixture
+def cli(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Cli:
+    """Runs a command in an empty folder; gives exit code, output and errors."""
+    (tmp_path / "work").mkdir()
+    monkeypatch.chdir(tmp_path / "work")
+    monkeypatch.setenv("COLUMNS", "200")
+    monkeypatch.setattr("polyfed.session.draw_all", lambda folder: None)  # takes longer than all the rest
+
+    def call(*arguments: object) -> tuple[int, str, str]:
+        code = main([str(argument) for argument in arguments])
+        captured = capsys.readouterr()
+        return code, captured.out, captured.err
+
+    return call

@@ -73,6 +73,15 @@ def test_the_page_shows_the_whole_file(file: str) -> None:
     assert (DOCS / "examples" / file).read_text(encoding="utf-8") in shown
 
 
+def test_what_the_page_names_is_imported_as_it_says() -> None:
+    page = (DOCS / "add-a-method.md").read_text(encoding="utf-8")
+    block = next(text for text in blocks("add-a-method.md", "python") if text.startswith("from polyfed.algorithms"))
+    names: dict[str, Any] = {}
+    exec(block, names)
+    assert {"each", "PayloadError", "client_query"} <= set(names)
+    assert all(f"`{name}" in page for name in ("each(", "PayloadError", "client_query"))
+
+
 def test_a_dotted_name_is_all_that_a_method_needs(experiment: dict[str, Any], tmp_path: Path) -> None:
     plain = run(Experiment.load(experiment), tmp_path / "plain")
     assert plain.records.config["algorithm"] == {

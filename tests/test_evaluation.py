@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 import shutil
 from pathlib import Path
 
@@ -7,11 +8,14 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
+import yaml
 
+from polyfed import Experiment
 from polyfed.data.sources.scenes import Scenes, schema
 from polyfed.errors import ConfigError, DataError, RunError
 from polyfed.evaluation import Target, evaluate_model
 from polyfed.reporting.records import RunRecords
+from polyfed.runfolder import RunFolder
 
 
 def scenes_table(*columns: str, seed: int = 0, test: int = 12) -> pa.Table:
@@ -65,6 +69,18 @@ def test_columns_of_other_names_are_given(tiny_run: Path, parquet: Path) -> None
     columns = {"image": "photo", "text": "sentences"}
     found = evaluate_model(tiny_run, Target(str(parquet), columns=columns))
     assert found.metrics == evaluate_model(tiny_run, "scenes").metrics
+
+
+def test_a_model_is_judged_without_the_code_of_its_method(tiny_run: Path, tmp_path: Path) -> None:
+    run = shutil.copytree(tiny_run, tmp_path / "run")
+    config = yaml.safe_load((run / "config.yaml").read_text())
+    config["algorithm"] = {"name": "median.Median"}
+    (run / "config.yaml").write_text(yaml.safe_dump(config))
+    marks = json.loads((run / "run.json").read_text())
+    (run / "run.json").write_text(json.dumps(marks | {"config": RunFolder(run).config_digest()}))
+    assert evaluate_model(run, "scenes").metrics == evaluate_model(tiny_run, "scenes").metrics
+    with pytest.raises(ConfigError, match=r"cannot import 'median.Median': .* on PYTHONPATH"):
+        Experiment.load(run / "config.yaml")
 
 
 def test_the_public_set_is_not_needed(tiny_run: Path, parquet: Path, monkeypatch: pytest.MonkeyPatch) -> None:

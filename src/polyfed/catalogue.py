@@ -5,19 +5,23 @@ from __future__ import annotations
 import importlib
 import re
 from dataclasses import dataclass
+from functools import cache
 from importlib import resources
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import yaml
 
+from polyfed.declarations import ClassDeclaration, class_declarations, components
 from polyfed.errors import ConfigError, nearest
+from polyfed.extras import how_to_install, is_installed
 
 if TYPE_CHECKING:
     from pydantic.fields import FieldInfo
 
-    from polyfed.settings import Component
+    from polyfed.settings import Component, Settings
 
 PRESETS = "presets"
+SETTINGS = "settings"
 
 _FAMILIES = {
     "methods": ("polyfed.algorithms.algorithm", "Algorithm", "algorithm"),
@@ -35,46 +39,92 @@ _FAMILIES = {
 }
 
 
+_SECTIONS = {
+    "experiment": ("polyfed.experiment", "Experiment"),
+    "data": ("polyfed.federation.settings", "DataSettings"),
+    "public": ("polyfed.federation.settings", "PublicSettings"),
+    "server": ("polyfed.federation.settings", "ServerSettings"),
+    "clients.GROUP": ("polyfed.federation.settings", "GroupSettings"),
+    "model": ("polyfed.models.model", "ModelSettings"),
+    "training": ("polyfed.federation.settings", "TrainingSettings"),
+    "training.optimizer": ("polyfed.optim.settings", "OptimizerSettings"),
+    "training.schedule": ("polyfed.optim.settings", "Schedule"),
+    "run": ("polyfed.experiment", "RunSettings"),
+    "run.sampling": ("polyfed.federation.cohort", "SamplingSettings"),
+    "run.phases.STEP": ("polyfed.experiment", "PhaseSettings"),
+    "run.transport": ("polyfed.federation.transport", "Transport"),
+    "run.limits": ("polyfed.federation.limits", "Limits"),
+}
+
+
 @dataclass(frozen=True)
 class Setting:
-    """One setting of a component: its name, its default as YAML would have it, and what it means."""
+    """One setting of a component or a section.
+
+    Attributes:
+        name: key in a configuration.
+        default: as YAML would have it, or ``required``.
+        description: what it means.
+        allowed: which values it takes.
+    """
 
     name: str
     default: str
     description: str
+    allowed: str
 
 
 def kinds() -> dict[str, str]:
     """What can be listed, with descriptions."""
-    return {PRESETS: "named experiments"} | {kind: words for kind, (_, _, words) in _FAMILIES.items()}
+    families = {kind: words for kind, (_, _, words) in _FAMILIES.items()}
+    return {PRESETS: "named experiments", SETTINGS: "sections of a configuration"} | families
 
 
 def entries(kind: str) -> dict[str, str]:
-    """Names and one-line descriptions of a kind.
+    """Names and one-line descriptions of a kind, with what must be installed for those whose extra is not there.
 
     Raises:
         ConfigError: there is no such kind.
     """
     if kind == PRESETS:
         return presets()
-    return {name: _summary(component) for name, component in _family(kind).available().items()}
+    if kind == SETTINGS:
+        places = {name: class_declarations(module)[section] for name, (module, section) in _SECTIONS.items()}
+        return {name: _summary(declared) for name, declared in places.items()}
+    return {name: _summary(declared) + _to_install(declared) for name, declared in _declared(kind).items()}
 
 
 def settings_of(kind: str, name: str) -> list[Setting]:
-    """Settings of a component.
+    """Settings of a component, or of a section of a configuration.
 
     Raises:
         ConfigError: there is no such kind or name.
     """
-    family = _family(kind).available()
-    if name not in family:
-        raise ConfigError(f"there is no '{name}' among {kind}; {nearest(name, family)}")
-    return [_setting(field, info) for field, info in family[name].model_fields.items()]
+    return [_setting(field, info) for field, info in _class_of(kind, name).model_fields.items()]
+
+
+def _class_of(kind: str, name: str) -> type[Settings]:
+    known = _SECTIONS if kind == SETTINGS else _declared(kind)
+    if name not in known:
+        raise ConfigError(f"there is no '{name}' among {kind}; {nearest(name, known)}")
+    module, attribute = _SECTIONS[name] if kind == SETTINGS else _FAMILIES[kind][:2]
+    found: type[Settings] = getattr(importlib.import_module(module), attribute)
+    return found if kind == SETTINGS else cast("type[Component]", found).named(name)
 
 
 def presets() -> dict[str, str]:
     """Names and descriptions of the presets that come with polyfed."""
-    return {name: str(yaml.safe_load(text).get("description", "")) for name, text in _preset_texts().items()}
+    return {name: str(parsed(text).get("description", "")) for name, text in _preset_texts().items()}
+
+
+def preset_names() -> tuple[str, ...]:
+    """Names of the presets."""
+    return tuple(_preset_texts())
+
+
+def parsed(text: str) -> Any:
+    """What a YAML text says; by the parser in C where there is one, since presets are many."""
+    return yaml.load(text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))
 
 
 def preset_text(name: str) -> str:
@@ -89,30 +139,38 @@ def preset_text(name: str) -> str:
     return texts[name]
 
 
+@cache
 def _preset_texts() -> dict[str, str]:
     files = (entry for entry in resources.files("polyfed.presets").iterdir() if entry.name.endswith(".yaml"))
     texts = {file.name.removesuffix(".yaml"): file.read_text(encoding="utf-8") for file in files}
     return dict(sorted(texts.items()))
 
 
-def _family(kind: str) -> type[Component]:
+def _declared(kind: str) -> dict[str, ClassDeclaration]:
+    """Components of a kind by name, unimported: torch takes seconds."""
     if kind not in _FAMILIES:
         raise ConfigError(f"cannot list '{kind}'; {nearest(kind, kinds())}")
-    module, name, _ = _FAMILIES[kind]
-    family: type[Component] = getattr(importlib.import_module(module), name)
-    return family
+    module, family, _ = _FAMILIES[kind]
+    return components(class_declarations(module)[family].texts["home"], (module, family))
 
 
-def _summary(component: type[Component]) -> str:
+def _summary(declared: ClassDeclaration) -> str:
     """First sentence of the docstring, on one line."""
-    paragraph = (component.__doc__ or "").strip().split("\n\n")[0]
+    paragraph = declared.documentation.strip().split("\n\n")[0]
     sentence = re.split(r"\.\s(?=[A-Z])", " ".join(paragraph.split()))[0]
     return sentence.rstrip(".").replace("``", "`")
 
 
+def _to_install(declared: ClassDeclaration) -> str:
+    extra = declared.texts.get("pip_extra", "")
+    return f" (not installed: {how_to_install(extra)})" if extra and not is_installed(extra) else ""
+
+
 def _setting(name: str, info: FieldInfo) -> Setting:
+    from polyfed.allowed import allowed_values  # pydantic, which names alone do not need
+
     default = "required" if info.is_required() else _shown(info.get_default(call_default_factory=True))
-    return Setting(name, default, info.description or "")
+    return Setting(name, default, info.description or "", allowed_values(info))
 
 
 def _shown(value: Any) -> str:

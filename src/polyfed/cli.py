@@ -6,7 +6,7 @@ import contextlib
 import json
 import os
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -15,17 +15,19 @@ import typer
 
 import polyfed
 from polyfed.analysis.commands import app as analyse
-from polyfed.console import in_charge
+from polyfed.console import described, in_charge
 from polyfed.deploy.commands import app as deploy
 from polyfed.downstream.commands import downstream
 from polyfed.engines.quiet import SPEED
 from polyfed.errors import ConfigError, PolyfedError, RunError
+from polyfed.extras import extra_with, how_to_install
 from polyfed.federation.files import private_files
-from polyfed.options import BestOrLast, DataDir, Device, WeightsDir
+from polyfed.options import BestOrLast, DataDir, Device, ExperimentArgument, WeightsDir, numbers_in, pairs_in
 
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from polyfed.experiment import Experiment
     from polyfed.reporting.tables import TextTable
 
 # read when these libraries are first imported, which is later: torch and transformers take seconds
@@ -39,7 +41,6 @@ _QUIET = {
 }
 
 app = typer.Typer(
-    add_completion=False,
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     help="Multimodal federated learning: image, text and image-text clients train without sharing data.",
@@ -64,7 +65,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _carried_out(arguments: Sequence[str] | None) -> int:
     try:
-        code = app(arguments, prog_name="polyfed", standalone_mode=False)
+        command = described(typer.main.get_command(app))
+        code = command(arguments, prog_name="polyfed", standalone_mode=False)
     except click.exceptions.NoArgsIsHelpError as error:
         error.show()
         return error.exit_code
@@ -74,12 +76,17 @@ def _carried_out(arguments: Sequence[str] | None) -> int:
         return _fail("interrupted", 130)
     except PolyfedError as error:
         return _fail(f"error: {error}", 2)
+    except ModuleNotFoundError as error:
+        extra = extra_with(error.name or "")
+        if extra is None:
+            raise
+        return _fail(f"error: this needs the package '{error.name}', which is not there; {how_to_install(extra)}", 2)
     return int(code or 0)
 
 
 @app.command()
 def run(
-    source: Annotated[str, typer.Argument(metavar="PRESET|FILE", help="see polyfed list", show_default=False)],
+    source: ExperimentArgument,
     overrides: Annotated[
         list[str] | None,
         typer.Option("--set", metavar="KEY=VALUE", help="override a setting, such as run.rounds=5", show_default=False),
@@ -87,41 +94,70 @@ def run(
     data_dir: DataDir = None,
     weights_dir: WeightsDir = None,
     out: Annotated[
-        Path | None, typer.Option(help="run folder; by default runs/<name>-seed<seed>", show_default=False)
+        Path | None,
+        typer.Option(help="run folder (-seedN is added with --seeds); else runs/<name>-seed<seed>", show_default=False),
     ] = None,
+    rounds: Annotated[int | None, typer.Option(help="same as --set run.rounds=", show_default=False)] = None,
     seed: Annotated[int | None, typer.Option(help="same as --set run.seed=", show_default=False)] = None,
+    seeds: Annotated[
+        str | None, typer.Option(metavar="N,N,...", help="a run with each of these seeds, in turn", show_default=False)
+    ] = None,
+    device: Annotated[
+        str | None, typer.Option(help="auto, cpu, cuda, ...; same as --set run.device=", show_default=False)
+    ] = None,
     engine: Annotated[
         str | None,
         typer.Option(help="local, ray or flower; same as --set run.engine.name=", show_default=False),
     ] = None,
     dashboard: Dashboard = False,
 ) -> None:
-    """Run an experiment and report on it."""
-    from polyfed.experiment import Experiment
-    from polyfed.runner import run as run_experiment
+    """Run an experiment and report on it.
 
+    Examples: polyfed run scenes-demo; polyfed run scenes-demo --rounds 4 --set algorithm=local --out runs/local;
+    polyfed run shop.yaml --data-dir my-data --seeds 0,1,2
+    """
+    from polyfed.experiment import Experiment
+
+    if seeds is not None and seed is not None:
+        raise ConfigError(f"--seeds {seeds} and --seed {seed} exclude each other; give one of them")
     named = {
         "run.engine.name": engine,
+        "run.rounds": rounds,
+        "run.device": device,
         "data.dir": _absolute(data_dir),
         "data.weights_dir": _absolute(weights_dir),
-        "run.seed": seed,
     }
     given = [f"{key}={json.dumps(value)}" for key, value in named.items() if value is not None]
-    experiment = Experiment.load(source, [*(overrides or []), *given])
-    folder = out or _free_folder(f"{experiment.name}-seed{experiment.run.seed}")
+    drawn = numbers_in("--seeds", seeds) if seeds is not None else [seed]
+    experiments = [
+        Experiment.load(source, [*(overrides or []), *given, *([] if number is None else [f"run.seed={number}"])])
+        for number in drawn
+    ]
+    for experiment in experiments:
+        number = experiment.run.seed
+        wanted = out if out is None or seeds is None else out.with_name(f"{out.name}-seed{number}")
+        _run_into(experiment, wanted or _free_folder(f"{experiment.name}-seed{number}"), dashboard, Path(source).parent)
+
+
+def _run_into(experiment: Experiment, folder: Path, dashboard: bool, base: Path) -> None:
+    from polyfed.runner import run as run_experiment
+
     typer.echo(f"run folder: {folder}")
     with _reported(folder, dashboard) as progress:
         if _is_deployed(experiment):
             from polyfed.deploy.launch import launch
 
-            launch(experiment, folder, progress, base=Path(source).parent)
+            launch(experiment, folder, progress, base=base)
         else:
             run_experiment(experiment, folder, _logged(folder, progress))
 
 
 @app.command()
 def resume(run: RunFolderArgument, dashboard: Dashboard = False) -> None:
-    """Continue a run after its last complete round."""
+    """Continue a run after its last complete round.
+
+    Example: polyfed resume runs/scenes-demo-seed0
+    """
     from polyfed.experiment import Experiment
     from polyfed.runfolder import RunFolder
     from polyfed.runner import resume as resume_run
@@ -138,10 +174,13 @@ def resume(run: RunFolderArgument, dashboard: Dashboard = False) -> None:
 
 @app.command()
 def watch(run: RunFolderArgument) -> None:
-    """Show a run that another process works on, live, on this terminal."""
+    """Show a run that another process works on, live, on this terminal.
+
+    Example: polyfed watch runs/scenes-demo-seed0
+    """
     from polyfed.reporting.dashboard import DashboardProgress
+    from polyfed.reporting.outcome import outcome
     from polyfed.reporting.progress_log import follow
-    from polyfed.reporting.report import report as text_report
     from polyfed.runfolder import RunFolder
 
     records = _records(run)
@@ -153,7 +192,7 @@ def watch(run: RunFolderArgument) -> None:
             run / "progress.jsonl",
             shown,
             finished=lambda: not folder.is_worked_on(),
-            summary=lambda: text_report(_records(run)),
+            summary=lambda: outcome(_records(run)),
         )
     if not ended:
         typer.echo(f"nobody is working on this run; continue it with: polyfed resume {run}")
@@ -189,11 +228,15 @@ def evaluate(
     device: Device = None,
     as_json: AsJson = False,
 ) -> None:
-    """Measure a run's server model on any data set."""
+    """Measure a run's server model on any data set.
+
+    Examples: polyfed evaluate runs/shop-seed0 --data shop --split validation; polyfed evaluate runs/shop-seed0
+    --data other-shop --data-dir my-data --column text=title
+    """
     from polyfed.evaluation import Target, evaluate_model
     from polyfed.reporting.evaluation_tables import evaluation_tables
 
-    wanted = Target(data, split, columns=_pairs("--column", column), targets=_pairs("--target", target))
+    wanted = Target(data, split, columns=pairs_in("--column", column), targets=pairs_in("--target", target))
     found = evaluate_model(run, wanted, which=which, data_dir=data_dir, weights_dir=weights_dir, device=device)
     if as_json:
         typer.echo(json.dumps({"run": str(run), **vars(found)}, indent=1))
@@ -203,24 +246,21 @@ def evaluate(
 
 @app.command("list")
 def list_(
-    kind: Annotated[str, typer.Argument(help="presets, methods, models, data, ...", show_default=False)] = "",
+    kind: Annotated[str, typer.Argument(help="presets, settings, methods, models, data, ...", show_default=False)] = "",
     name: Annotated[str, typer.Argument(help="one of them, to see its settings", show_default=False)] = "",
+    as_json: AsJson = False,
 ) -> None:
-    """Show what there is: presets, methods, models, data sources, and their settings."""
-    from polyfed import catalogue
+    """Show what there is: presets, methods, models, data sources, and their settings.
 
-    if not kind:
-        for each_kind, meaning in catalogue.kinds().items():
-            typer.echo(f"{each_kind}: {meaning}")
-            _echo_columns({f"  {entry}": text for entry, text in catalogue.entries(each_kind).items()})
-    elif not name:
-        _echo_columns(catalogue.entries(kind))
-    elif kind == catalogue.PRESETS:
-        typer.echo(catalogue.preset_text(name), nl=False)
+    Examples: polyfed list; polyfed list presets; polyfed list presets scenes-demo; polyfed list models resnet
+    """
+    from polyfed import listing
+
+    if as_json:
+        typer.echo(json.dumps(listing.as_json(kind, name), indent=1))
     else:
-        found = catalogue.settings_of(kind, name)
-        settings = {f"{setting.name}: {setting.default}": f"# {setting.description}" for setting in found}
-        _echo_columns({f"name: {name}": "# defaults"} | settings)
+        for line in listing.lines(kind, name):
+            typer.echo(line)
 
 
 @app.command()
@@ -231,7 +271,10 @@ def compare(
     plot: Annotated[Path | None, typer.Option(help="draw curves into this PNG", show_default=False)] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Compare runs; those that differ only by their seed are taken together."""
+    """Compare runs; those that differ only by their seed are taken together.
+
+    Example: polyfed compare runs/shop-* --metric accuracy --plot comparison.png
+    """
     from polyfed.reporting import compare as comparing
 
     found = comparing.compare([_records(folder) for folder in runs], metric, kind)
@@ -251,7 +294,10 @@ def export(
     which: BestOrLast = None,
     weights_dir: WeightsDir = None,
 ) -> None:
-    """Export a run's server model for use without polyfed."""
+    """Export a run's server model for use without polyfed.
+
+    Example: polyfed export runs/shop-seed0 --out shop-model
+    """
     from polyfed.export import export_model
 
     typer.echo(f"exported and checked: {export_model(run, out, which=which, weights_dir=weights_dir)}")
@@ -271,14 +317,6 @@ def _options(
 
 
 # ---- parsing
-
-
-def _pairs(option: str, texts: Sequence[str] | None) -> dict[str, str]:
-    found = [text.partition("=") for text in texts or ()]
-    for name, sign, value in found:
-        if not (name and sign and value):
-            raise ConfigError(f"{option} {name}{sign}{value}: needs the form NAME=COLUMN")
-    return {name: value for name, _, value in found}
 
 
 def _absolute(folder: Path | None) -> str | None:
@@ -324,13 +362,6 @@ def _print(*tables: TextTable) -> None:
     console = _console()
     for table in tables:
         console.print(table.rich())
-
-
-def _echo_columns(rows: Mapping[str, str]) -> None:
-    """Two columns, one row a line whatever the width of the terminal, so that grep and less work."""
-    width = max((len(first) for first in rows if len(first) < 40), default=0)
-    for first, second in rows.items():
-        typer.echo(f"{first.ljust(width)}  {second}")
 
 
 def _fail(message: str, code: int) -> int:

@@ -7,8 +7,12 @@ import logging
 import signal
 from collections.abc import Iterator
 from types import FrameType
+from typing import get_type_hints
 
+import click
 import typer
+from typer.core import TyperArgument
+from typer.models import ArgumentInfo
 
 
 def _interrupted(number: int, frame: FrameType | None) -> None:
@@ -26,6 +30,18 @@ class _Lines(logging.Handler):
     def filter(self, record: logging.LogRecord) -> bool:
         """The runner's warnings are shown as events of the run already."""
         return record.name != "polyfed.session"
+
+
+def described(command: click.Command) -> click.Command:
+    """The command, and all below it, with the help of their arguments: click 8.5 takes away what typer gave them."""
+    for below in getattr(command, "commands", {}).values():
+        described(below)
+    hints = get_type_hints(command.callback, include_extras=True) if command.callback else {}
+    for parameter in command.params:
+        for info in getattr(hints.get(parameter.name or ""), "__metadata__", ()):
+            if isinstance(info, ArgumentInfo) and isinstance(parameter, TyperArgument):
+                parameter.help = info.help
+    return command
 
 
 @contextlib.contextmanager

@@ -16,9 +16,8 @@ from polyfed.data.sources.parquet import Parquet
 from polyfed.data.view import DataContext
 from polyfed.device import cpu_threads, resolve_device
 from polyfed.errors import DataError, nearest
-from polyfed.experiment import Experiment
 from polyfed.models.model import Model
-from polyfed.saved import SavedModel, load_model, model_folder, moved, run_experiment
+from polyfed.saved import Conditions, SavedModel, load_model, model_folder, moved, run_conditions
 
 
 @dataclass(frozen=True)
@@ -84,7 +83,7 @@ def evaluate_model(
     """
     target = Target(target) if isinstance(target, str) else target
     folder = model_folder(Path(run), which)
-    saved, experiment = load_model(folder), moved(run_experiment(Path(run)), data_dir, weights_dir)
+    saved, experiment = load_model(folder), moved(run_conditions(Path(run)), data_dir, weights_dir)
     context = saved.context(experiment.data.cache_folder, experiment.data.weights_folder)
     place = resolve_device(device or experiment.run.device)
     with cpu_threads(experiment.run.threads):
@@ -101,14 +100,14 @@ def evaluate_model(
     )
 
 
-def _measure(saved: SavedModel, model: Model, samples: Samples, experiment: Experiment) -> dict[str, float]:
+def _measure(saved: SavedModel, model: Model, samples: Samples, experiment: Conditions) -> dict[str, float]:
     head = dict(model.heads.items()).get(str(saved.config["head"]))
     half = experiment.run.precision != "float32"
     with torch.autocast(model.device.type, dtype=torch.bfloat16, enabled=half):
         return saved.task.evaluate(model, head, samples, batch_size=experiment.run.evaluation_batch)
 
 
-def _samples(saved: SavedModel, experiment: Experiment, target: Target, context: DataContext) -> Samples:
+def _samples(saved: SavedModel, experiment: Conditions, target: Target, context: DataContext) -> Samples:
     views = {modality: encoder.view for modality, encoder in saved.settings.encoders.items()}
     source = _source(experiment, target, tuple(views))
     split = source.open(target.split, name=target.data, data_dir=experiment.data.data_folder)
@@ -117,7 +116,7 @@ def _samples(saved: SavedModel, experiment: Experiment, target: Target, context:
     return samples
 
 
-def _source(experiment: Experiment, target: Target, modalities: Sequence[str]) -> Source:
+def _source(experiment: Conditions, target: Target, modalities: Sequence[str]) -> Source:
     known = experiment.data.sources
     if target.data in known:
         source = known[target.data]
@@ -134,7 +133,7 @@ def _source(experiment: Experiment, target: Target, modalities: Sequence[str]) -
     return bare.model_copy(update={"columns": columns, "targets": _target_columns(experiment, target, there)})
 
 
-def _parquet_folder(experiment: Experiment, target: Target) -> Path:
+def _parquet_folder(experiment: Conditions, target: Target) -> Path:
     below = experiment.data.data_folder
     places = [Path(target.data).expanduser(), *([below / target.data] if below is not None else [])]
     for place in places:
@@ -145,7 +144,7 @@ def _parquet_folder(experiment: Experiment, target: Target) -> Path:
     raise DataError(f"--data '{target.data}' is neither a source of the run nor a folder, {looked}; {hint}")
 
 
-def _column(experiment: Experiment, target: Target, modality: str, there: Sequence[str]) -> str:
+def _column(experiment: Conditions, target: Target, modality: str, there: Sequence[str]) -> str:
     """What the user says, else what a source of the run calls it (the server's first), else its own name."""
     sources = [*_server_source(experiment), *experiment.data.sources.values()]
     known = [source.columns[modality] for source in sources if modality in source.columns]
@@ -160,12 +159,12 @@ def _column(experiment: Experiment, target: Target, modality: str, there: Sequen
     )
 
 
-def _target_columns(experiment: Experiment, target: Target, there: Sequence[str]) -> dict[str, str]:
+def _target_columns(experiment: Conditions, target: Target, there: Sequence[str]) -> dict[str, str]:
     known = {name: column for source in _server_source(experiment) for name, column in source.targets.items()}
     return {name: column for name, column in known.items() if column in there} | dict(target.targets)
 
 
-def _server_source(experiment: Experiment) -> list[Source]:
+def _server_source(experiment: Conditions) -> list[Source]:
     return [experiment.data.sources[experiment.server.source]] if experiment.server else []
 
 

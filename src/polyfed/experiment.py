@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from importlib import resources
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
@@ -11,11 +10,12 @@ import yaml
 from pydantic import AfterValidator, Field, SerializeAsAny, ValidationError
 
 from polyfed.algorithms.algorithm import Algorithm
-from polyfed.catalogue import presets
+from polyfed.config_files import merged as merged
+from polyfed.config_files import read_config as read_config
 from polyfed.engines.engine import EngineSettings
 from polyfed.engines.local import Local
 from polyfed.engines.site import RunCard
-from polyfed.errors import ConfigError, nearest
+from polyfed.errors import ConfigError
 from polyfed.federation.cohort import Patience, SamplingSettings
 from polyfed.federation.limits import Limits
 from polyfed.federation.party import Precision
@@ -166,63 +166,6 @@ def parse_settings(kind: type[S], content: Mapping[str, Any]) -> S:
         return kind.model_validate(content)
     except ValidationError as error:
         raise ConfigError(_first_problem(error)) from error
-
-
-def read_config(source: str | Path) -> dict[str, Any]:
-    """The mapping of a preset or YAML file, with what it ``extends`` merged in (its own keys win).
-
-    Raises:
-        ConfigError: no such preset or file, or not YAML.
-    """
-    path = Path(source)
-    if path.suffix in (".yaml", ".yml") or path.is_file():
-        content = _parse_yaml(_read(path), str(source))
-    elif str(source) in (names := presets()):
-        content = _parse_yaml(
-            resources.files("polyfed.presets").joinpath(f"{source}.yaml").read_text("utf-8"), str(source)
-        )
-    else:
-        raise ConfigError(f"no preset or file '{source}'; {nearest(str(source), names)}")
-    base = content.pop("extends", None)
-    if base is None:
-        return content
-    beside = path.parent / str(base)
-    return merged(read_config(beside if beside.is_file() else base), content)
-
-
-def merged(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
-    """``base`` with the keys of ``over``, recursively; a component of another name replaces the whole component."""
-    result = dict(base)
-    for key, value in over.items():
-        old = result.get(key)
-        if isinstance(old, Mapping) and isinstance(value, Mapping) and _same_component(old, value):
-            result[key] = merged(old, value)
-        else:
-            result[key] = value
-    return result
-
-
-def _same_component(old: Mapping[str, Any], new: Mapping[str, Any]) -> bool:
-    return "name" not in new or new["name"] == old.get("name")
-
-
-def _read(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8")
-    except OSError as error:
-        raise ConfigError(
-            f"cannot read config '{path}': {error.strerror}; give a YAML file or a preset name"
-        ) from error
-
-
-def _parse_yaml(text: str, where: str) -> dict[str, Any]:
-    try:
-        content = yaml.safe_load(text)
-    except yaml.YAMLError as error:
-        raise ConfigError(f"'{where}' is not YAML: {' '.join(str(error).split())}") from error
-    if not isinstance(content, dict):
-        raise ConfigError(f"'{where}' must be a mapping of settings, not {type(content).__name__}")
-    return dict(content)
 
 
 def _override(content: Mapping[str, Any], text: str) -> dict[str, Any]:

@@ -31,7 +31,7 @@ from polyfed.exporting.programs import Program, write_program
 from polyfed.exporting.readme import readme
 from polyfed.models.heads import LinearHead, NonNegativeHead
 from polyfed.models.model import Model
-from polyfed.saved import SavedModel, load_model, model_folder, moved, run_experiment
+from polyfed.saved import SavedModel, load_model, model_folder, moved, run_conditions
 
 
 def export_model(
@@ -57,7 +57,7 @@ def export_model(
         ConfigError: the architecture needs pretrained weights that are not there.
     """
     folder, out = model_folder(Path(run), which), Path(out) if out else Path(run) / "export"
-    saved, experiment = load_model(folder), moved(run_experiment(Path(run)), None, weights_dir)
+    saved, experiment = load_model(folder), moved(run_conditions(Path(run)), None, weights_dir)
     context = saved.context(experiment.data.cache_folder, experiment.data.weights_folder)
     with _new_folder(out) as draft:
         parts = _Parts(saved, saved.build(context), context, draft)

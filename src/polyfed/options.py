@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from polyfed.catalogue import preset_names
 from polyfed.errors import ConfigError
 
+EXPERIMENT = "name of a preset (polyfed list presets), or a YAML file"
+
+ExperimentArgument = Annotated[
+    str,
+    typer.Argument(metavar="PRESET|FILE", help=EXPERIMENT, show_default=False, autocompletion=lambda: preset_names()),
+]
 DataDir = Annotated[
     Path | None,
     typer.Option(exists=True, file_okay=False, help="folder of data sets; else POLYFED_DATA", show_default=False),
@@ -35,6 +43,19 @@ def names_in(option: str, text: str, separator: str = ",") -> list[str]:
     if not all(found):
         raise ConfigError(f"{option} {text}: has an empty name; give names with '{separator}' between them")
     return found
+
+
+def pairs_in(option: str, texts: Sequence[str] | None) -> dict[str, str]:
+    """Name -> column, as the repeated option gives them.
+
+    Raises:
+        ConfigError: one has not the form NAME=COLUMN.
+    """
+    found = [text.partition("=") for text in texts or ()]
+    for name, sign, value in found:
+        if not (name and sign and value):
+            raise ConfigError(f"{option} {name}{sign}{value}: needs the form NAME=COLUMN")
+    return {name: value for name, _, value in found}
 
 
 def numbers_in(option: str, text: str) -> list[int]:

@@ -12,7 +12,7 @@ import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeVar
 
 import safetensors.torch
 import torch
@@ -23,17 +23,32 @@ from polyfed.data.arrow import LazyColumn
 from polyfed.data.samples import Samples
 from polyfed.data.view import DataContext
 from polyfed.errors import RunError
-from polyfed.experiment import Experiment
+from polyfed.experiment import Experiment, RunSettings, parse_settings, read_config
 from polyfed.federation.federation import Federation
 from polyfed.federation.files import write_atomically
 from polyfed.federation.server import Server
+from polyfed.federation.settings import DataSettings, ServerSettings
 from polyfed.models.model import Model, ModelSettings
 from polyfed.randomness import isolated
 from polyfed.runfolder import RunFolder, untrained_best
+from polyfed.settings import Settings
 from polyfed.tasks.task import Task
 
 KINDS = ("best", "last")
+_JUDGING = ("device", "threads", "precision", "evaluation_batch")
 log = logging.getLogger(__name__)
+
+
+class Conditions(Settings):
+    """Under which conditions a saved model is judged: data and device, not the method, whose code may be elsewhere."""
+
+    name: str = "experiment"
+    data: DataSettings
+    server: ServerSettings | None = None
+    run: RunSettings
+
+
+E = TypeVar("E", Experiment, Conditions)
 
 
 @dataclass(frozen=True)
@@ -153,6 +168,14 @@ def run_experiment(run: Path) -> Experiment:
     return Experiment.load(run / "config.yaml")
 
 
+def run_conditions(run: Path) -> Conditions:
+    """The part of a run's configuration that judging its model takes."""
+    content = read_config(run / "config.yaml")
+    own = {key: value for key, value in content.get("run", {}).items() if key in _JUDGING}
+    kept = {key: content[key] for key in ("name", "data", "server") if key in content}
+    return parse_settings(Conditions, kept | {"run": own})
+
+
 def run_federation(run: Path, experiment: Experiment) -> Federation:
     """Data and models of a run, with the vocabularies that it learnt."""
     return Federation(
@@ -166,7 +189,7 @@ def run_federation(run: Path, experiment: Experiment) -> Federation:
     )
 
 
-def moved(experiment: Experiment, data_dir: Path | None, weights_dir: Path | None) -> Experiment:
+def moved(experiment: E, data_dir: Path | None, weights_dir: Path | None) -> E:
     """The same experiment with its data or weights in other folders."""
     given = {"dir": data_dir, "weights_dir": weights_dir}
     update = {key: folder.resolve() for key, folder in given.items() if folder is not None}

@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
+from polyfed.activity import at_work, heard_by, preparing
 from polyfed.blueprints import told_blueprints
 from polyfed.device import resolve_device
 from polyfed.engines.engine import Hosting
@@ -27,10 +28,11 @@ from polyfed.federation.types import Blueprint
 from polyfed.models.slots import described
 from polyfed.randomness import generator, isolated
 from polyfed.reporting.html.page import write_html_report
+from polyfed.reporting.outcome import outcome
 from polyfed.reporting.plots import draw_all
 from polyfed.reporting.progress import Progress
 from polyfed.reporting.records import RunRecords
-from polyfed.reporting.report import report, write_report
+from polyfed.reporting.report import write_report
 from polyfed.reporting.sink import SinkRun, SinkSet, round_records
 from polyfed.runfolder import LOGS, Checkpoint, RunFolder, disk_errors, naming_tracebacks
 from polyfed.saved import save_model
@@ -54,6 +56,7 @@ class Session:
     best: dict[str, float] = field(default_factory=dict)
     accepted: dict[str, Label] = field(default_factory=dict)
     notices: list[tuple[str, str, str]] = field(default_factory=list)
+    _waiting_since: float = 0.0
 
     def start(self) -> None:
         """A new run, from the first round."""
@@ -89,14 +92,18 @@ class Session:
         )
 
     def _serve(self, body: Callable[[], None]) -> None:
-        self._require_sound()
+        with heard_by(self.progress):
+            self._require_sound()
 
         def work(engine: Engine) -> None:
-            self.attach(engine)
-            with disk_errors(self.folder), naming_tracebacks(self.folder), self.sinks:
-                body()
+            with heard_by(self.progress):  # here too: an engine may have a thread of its own for it
+                self.attach(engine)
+                with disk_errors(self.folder), naming_tracebacks(self.folder), self.sinks:
+                    body()
 
-        self.experiment.run.engine.serve(self.hosting, work)
+        with heard_by(self.progress):
+            preparing(f"starting the engine '{self.experiment.run.engine.component_name()}'")
+            self.experiment.run.engine.serve(self.hosting, work)
 
     def attach(self, engine: Engine) -> None:
         """Work with an engine: learn who is there, and build the server."""
@@ -194,10 +201,14 @@ class Session:
         self.progress.round_started(number, sorted(asked) if cfg.algorithm.asks_clients else [])
         with isolated(cfg.run.seed, number, "server"):
             cfg.algorithm.round(self.server, cohort)
+        for record in self.server.records:  # metrics of training, so that a live view has all that the records have
+            if record["kind"] == "train":
+                self.progress.evaluated(number, record["party"], "train", record["metrics"])
         self.stale |= asked if cfg.algorithm.is_personal else {client.id for client in self.server.clients}
         if number % cfg.run.eval_every == 0 or number == cfg.run.rounds:
             self._evaluate_server()
             self._evaluate_clients(number, ledger)
+        at_work("server", "saving the round")
         self._complete(number, ledger, time.monotonic() - started)
 
     def cohort(self, number: int, ledger: Ledger) -> Cohort:
@@ -226,8 +237,8 @@ class Session:
             limits=self.experiment.run.limits,
             accepted=self.accepted,
             excluded=lambda client, reason, details: self._excluded(number, client, reason, details),
-            answered=self._timed(number),
-            asking=self.progress.step_started,
+            answered=lambda client, step: self._answered(number, client, step),
+            asking=self._asking,
             purpose=purpose,
             first_phase=first_phase,
         )
@@ -239,17 +250,16 @@ class Session:
         if details:
             self.folder.add_traceback(number, client.id, details)
 
-    def _timed(self, number: int) -> Callable[[ClientInfo, str], None]:
-        last = [time.monotonic()]
+    def _asking(self, step: str, clients: Sequence[str]) -> None:
+        self.progress.step_started(step, clients)
+        self._waiting_since = time.monotonic()
 
-        def answered(client: ClientInfo, step: str) -> None:
-            self.progress.client_done(client.id, step, time.monotonic() - last[0])
-            last[0] = time.monotonic()
-            if client.id in self.away:
-                self.away.discard(client.id)
-                self._event(number, client.id, "client_returned", f"answered '{step}'")
-
-        return answered
+    def _answered(self, number: int, client: ClientInfo, step: str) -> None:
+        self.progress.client_done(client.id, step, time.monotonic() - self._waiting_since)
+        self._waiting_since = time.monotonic()
+        if client.id in self.away:
+            self.away.discard(client.id)
+            self._event(number, client.id, "client_returned", f"answered '{step}'")
 
     def _noticed(self, party: str, event: str, reason: str) -> None:
         """What the engine noticed beside the clients' answers: an event of the next round to be complete."""
@@ -271,6 +281,7 @@ class Session:
         number = self.server.clock.round
         for kind, samples in (("validation", self.server.validation), ("test", self.server.test)):
             if samples is not None and self.server.has_model:
+                at_work("server", f"measuring ({kind})")
                 self._measured(number, "server", kind, self.server.evaluate(samples))
 
     def _measured(self, number: int, party: str, kind: str, metrics: Mapping[str, float]) -> None:
@@ -391,7 +402,7 @@ class Session:
                 draw_all(self.folder.path)
             write_report(records)
             write_html_report(records)
-        self.progress.run_finished(report(records))
+        self.progress.run_finished(outcome(records))
 
 
 def _labels(facts: Mapping[str, Any]) -> dict[str, Label]:

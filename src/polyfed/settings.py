@@ -13,15 +13,15 @@ from __future__ import annotations
 
 import importlib
 import inspect
-import pkgutil
 from collections.abc import Mapping
-from types import ModuleType
 from typing import Any, ClassVar, Self, cast
 
 from pydantic import BaseModel, ConfigDict, ModelWrapValidatorHandler, model_serializer, model_validator
 from pydantic_core.core_schema import SerializerFunctionWrapHandler
 
+from polyfed.declarations import ClassDeclaration, component, components
 from polyfed.errors import nearest
+from polyfed.extras import how_to_install
 
 
 class Settings(BaseModel):
@@ -44,10 +44,12 @@ class Component(Settings):
 
     A family of components is a direct subclass that sets ``home``, the package whose modules are its short names;
     one module holds one public component of the family. A family is itself usable as a field type: the field then
-    accepts a name, a mapping with a ``name``, or an instance.
+    accepts a name, a mapping with a ``name``, or an instance. A component whose packages do not come with polyfed says
+    in ``pip_extra`` which extra brings them; its module imports them only where it uses them.
     """
 
     home: ClassVar[str] = ""
+    pip_extra: ClassVar[str] = ""
 
     @classmethod
     def family(cls) -> type[Component]:
@@ -61,25 +63,42 @@ class Component(Settings):
         return module if package == cls.family().home else f"{cls.__module__}.{cls.__qualname__}"
 
     @classmethod
+    def declared(cls) -> dict[str, ClassDeclaration]:
+        """All components at home in this family by short name, as their source declares them: nothing is imported."""
+        return components(cls.family().home, (cls.__module__, cls.__qualname__))
+
+    @classmethod
     def available(cls) -> dict[str, type[Component]]:
         """All components at home in this family, by short name."""
-        package = importlib.import_module(cls.family().home)
-        names = sorted(info.name for info in pkgutil.iter_modules(package.__path__))
-        found = {name: _sole_component(importlib.import_module(f"{package.__name__}.{name}"), cls) for name in names}
-        return {name: kind for name, kind in found.items() if kind is not None}
+        return {name: cls.named(name) for name in cls.declared()}
 
     @classmethod
     def named(cls, name: str) -> type[Component]:
-        """The component class called ``name``.
+        """The component class called ``name``; only its own module is imported.
 
         Raises:
-            ValueError: no such component; the message lists what would be valid.
+            ValueError: no such component; the message lists what would be valid. Or it needs a package that is not
+                installed; the message says what to install.
         """
-        kind = _imported(name, cls) if "." in name else cls.available().get(name)
-        if kind is None:
-            family = cls.family().__name__.removesuffix("Settings").lower()
-            raise ValueError(f"unknown {family} '{name}'; {nearest(name, cls.available())}")
+        if "." in name:
+            return _imported(name, cls)
+        declared = cls._declaration(name)
+        if declared is None:
+            raise ValueError(f"unknown {cls._family_word()} '{name}'; {nearest(name, cls.declared())}")
+        try:
+            kind: type[Component] = getattr(importlib.import_module(f"{cls.family().home}.{name}"), declared.name)
+        except ModuleNotFoundError as error:
+            hint = f"; {how_to_install(declared.texts['pip_extra'])}" if declared.texts.get("pip_extra") else ""
+            raise ValueError(f"{cls._family_word()} '{name}' needs a package: {error}{hint}") from error
         return kind
+
+    @classmethod
+    def _declaration(cls, name: str) -> ClassDeclaration | None:
+        return component(cls.family().home, name, (cls.__module__, cls.__qualname__))
+
+    @classmethod
+    def _family_word(cls) -> str:
+        return cls.family().__name__.removesuffix("Settings").lower()
 
     @model_validator(mode="wrap")
     @classmethod
@@ -88,7 +107,7 @@ class Component(Settings):
             data = {"name": data}
         if not isinstance(data, Mapping) or "name" not in data:
             if inspect.isabstract(cls) and not isinstance(data, cls):
-                raise ValueError(f"needs a name; {nearest('', cls.available())}")
+                raise ValueError(f"needs a name; {nearest('', cls.declared())}")
             return handler(data)
         kind = cls.named(str(data["name"]))
         rest = {key: value for key, value in data.items() if key != "name"}
@@ -111,19 +130,6 @@ def _plain(value: Any) -> Any:
     return value if isinstance(value, str | int | float | bool | type(None)) else str(value)
 
 
-def _sole_component(module: ModuleType, family: type[Component]) -> type[Component] | None:
-    own = [
-        kind
-        for kind in vars(module).values()
-        if isinstance(kind, type)
-        and issubclass(kind, family)
-        and kind.__module__ == module.__name__
-        and not inspect.isabstract(kind)
-        and not kind.__name__.startswith("_")
-    ]
-    return own[0] if own else None
-
-
 def is_import_path(text: str) -> bool:
     """Whether a text is the import path of a component, package.module.Class; nothing else is ever imported."""
     return "." in text and all(part.isidentifier() for part in text.split("."))
@@ -136,7 +142,8 @@ def _imported(name: str, family: type[Component]) -> type[Component]:
     try:
         kind = getattr(importlib.import_module(path), attribute)
     except (ImportError, AttributeError) as error:
-        raise ValueError(f"cannot import '{name}': {error}") from error
+        hint = f"; is the folder of '{path.partition('.')[0]}' on PYTHONPATH?" if isinstance(error, ImportError) else ""
+        raise ValueError(f"cannot import '{name}': {error}{hint}") from error
     if not (isinstance(kind, type) and issubclass(kind, family)):
         raise ValueError(f"'{name}' is not a subclass of {family.__module__}.{family.__qualname__}")
     return kind

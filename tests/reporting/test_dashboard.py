@@ -31,7 +31,8 @@ def test_before_anything_is_known():
 def test_in_the_middle_of_a_round():
     text = "\n".join(screen(mid_round(), 120, 36))
     assert "scenes-demo" in text
-    assert "round 5 of 30  22 s elapsed, 53 s left" in text  # 1 + 2 + 3 + 4, and 12; 26 rounds of 2.5 less 12
+    # 1 + 2 + 3 + 4, and 12; this round has had its mean of 2.5, 25 follow
+    assert "round 5 of 30  22 s elapsed, about 1:02 left" in text
     assert "round 5  distil  2/6 done  1 excluded" in text
     assert "✓ image-000  2.50 s" in text
     assert "▶ text-000  distil 12 s" in text

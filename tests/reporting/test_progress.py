@@ -6,10 +6,10 @@ import pytest
 from rich.console import Console
 from rich.text import Text
 
+from polyfed.reporting.bars import BarProgress
 from polyfed.reporting.progress import (
     PlainProgress,
     Progress,
-    RichProgress,
     SilentProgress,
     progress_for,
     summaries,
@@ -58,37 +58,11 @@ def test_plain_progress_of_a_resumed_run():
     assert stream.getvalue().startswith("my [run]: 3 rounds, 4 clients, resumed after round 2\nround 3/3")
 
 
-def test_rich_progress_draws_bars_metrics_and_report():
-    target, stream = console(terminal=True)
-    play(RichProgress(target))
-    text = stream.getvalue()
-    for part in ("my [run]: 3 rounds", "3/3", "client excluded: b: loss [nan]", "r1_sum 30.00", "the report"):
-        assert part in text
-    assert text.rindex("the report") > text.rindex("r1_sum 30.00")
-
-
-def test_rich_progress_counts_clients_by_step():
-    target, _ = console(terminal=True)
-    progress = RichProgress(target)
-    progress.run_started("run", 2, 4)
-    try:
-        progress.round_started(1, ["a", "b", "c"])
-        clients = progress._bars.tasks[1]
-        progress.client_done("a", "fit", 1.0)
-        progress.client_done("b", "fit", 1.0)
-        assert (clients.completed, clients.total) == (2, 3)
-        progress.client_done("a", "distil", 1.0)
-        assert clients.completed == 1
-    finally:
-        progress.close()
-        progress.close()
-
-
 def test_silence():
     play(SilentProgress())
 
 
-@pytest.mark.parametrize(("terminal", "kind"), [(True, RichProgress), (False, PlainProgress)])
+@pytest.mark.parametrize(("terminal", "kind"), [(True, BarProgress), (False, PlainProgress)])
 def test_the_console_decides(terminal, kind):
     assert type(progress_for(console(terminal=terminal)[0])) is kind
 

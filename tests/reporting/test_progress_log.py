@@ -37,9 +37,11 @@ class Heard(Relay):
 
 def play(progress: Progress, *, done: int = 0) -> None:
     progress.run_started("run", 2, 3, done=done)
+    progress.preparing("reading x", 1, 2)
     progress.round_started(done + 1, ("a", "b"))
     progress.step_started("fit", ["a", "b"])
     progress.client_started("a", "fit")
+    progress.working("a", "task", 3, 10)
     progress.client_done("a", "fit", 0.5)
     progress.event(done + 1, "b", "client_excluded", "späť\nlate")
     progress.evaluated(done + 1, "server", "test", MappingProxyType({"r1": np.float32(0.5), "loss": float("inf")}))
@@ -89,9 +91,11 @@ def test_what_is_logged_is_replayed(path):
     heard = replayed(path)
     assert heard.calls == [
         ("run_started", {"name": "run", "rounds": 2, "clients": 3, "done": 0}),
+        ("preparing", {"what": "reading x", "done": 1, "total": 2}),
         ("round_started", {"round_number": 1, "cohort": ["a", "b"]}),
         ("step_started", {"step": "fit", "clients": ["a", "b"]}),
         ("client_started", {"client": "a", "step": "fit"}),
+        ("working", {"party": "a", "what": "task", "done": 3, "total": 10}),
         ("client_done", {"client": "a", "step": "fit", "seconds": 0.5}),
         ("event", {"round_number": 1, "party": "b", "event": "client_excluded", "reason": "späť\nlate"}),
         (

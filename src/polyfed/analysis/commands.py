@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from polyfed.errors import ConfigError
-from polyfed.options import DataDir, Device, WeightsDir, names_in, numbers_in
+from polyfed.options import DataDir, Device, ExperimentArgument, WeightsDir, names_in, numbers_in
 
 if TYPE_CHECKING:
     from polyfed.experiment import Experiment
@@ -23,7 +23,7 @@ app = typer.Typer(
     help="Analyse federations: who contributes what, what more data brings, and what a model looks like inside.",
 )
 
-Source = Annotated[str, typer.Argument(metavar="PRESET|FILE", help="see polyfed list", show_default=False)]
+Source = ExperimentArgument
 RunArgument = Annotated[Path, typer.Argument(metavar="RUN", help="folder of a run", show_default=False)]
 Overrides = Annotated[
     list[str] | None,

@@ -9,9 +9,11 @@ import typer
 
 from polyfed.analysis.commands import Folder, Overrides, _experiment, _finish, app
 from polyfed.errors import ConfigError
-from polyfed.options import DataDir
+from polyfed.options import EXPERIMENT, DataDir, WeightsDir
 
-Subject = Annotated[str, typer.Argument(metavar="PRESET|FILE|RUN", help="see polyfed list", show_default=False)]
+Subject = Annotated[
+    str, typer.Argument(metavar="PRESET|FILE|RUN", help=f"{EXPERIMENT}, or folder of a run", show_default=False)
+]
 
 
 @app.command()
@@ -20,6 +22,7 @@ def partition(
     overrides: Overrides = None,
     out: Folder = None,
     data_dir: DataDir = None,
+    weights_dir: WeightsDir = None,
 ) -> None:
     """Count what every client holds, by class and column, and draw it; nothing is trained."""
     from polyfed.analysis.partitions import planned, recorded, without_items
@@ -32,7 +35,7 @@ def partition(
             raise ConfigError(f"--set {overrides[0]}: '{source}' is a run that is over; give its config.yaml instead")
         found, folder = recorded(Path(source)), out or Path(source) / "analysis"
     else:
-        experiment = _experiment(source, overrides, data_dir, None)
+        experiment = _experiment(source, overrides, data_dir, weights_dir)
         found, folder = planned(experiment), out or Path("runs") / f"{experiment.name}-partition"
     holdings = {client: without_items(holding) for client, holding in found.holdings.items()}
     _finish(ready_folder(folder), "partition", holdings, draw_partition(found), partition_tables(found.holdings))

@@ -9,6 +9,7 @@ import time
 import uuid
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from itertools import islice
 from pathlib import Path
 from typing import Any, BinaryIO, Literal
 
@@ -18,6 +19,7 @@ import pyarrow as pa
 from jaxtyping import UInt8
 from PIL import Image, ImageOps
 
+from polyfed.activity import prepared
 from polyfed.data.arrow import fingerprint_of, flattened, place_of
 from polyfed.data.source import Column
 from polyfed.errors import DataError
@@ -119,9 +121,12 @@ def _decoded_chunks(
 
     # Pillow lets go of the interpreter lock while it decodes and resizes
     with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
-        for start in range(0, len(values), _CHUNK):
-            rows = range(start, min(start + _CHUNK, len(values)))
-            yield np.stack(list(pool.map(picture, rows)))
+        starts = range(0, len(values), _CHUNK)  # mapping all at once would decode far ahead of the file
+        rows = (range(start, min(start + _CHUNK, len(values))) for start in starts)
+        pictures = (decoded for chunk in rows for decoded in pool.map(picture, chunk))
+        counted = prepared(f"decoding pictures ({column.where})", pictures, len(values))
+        while chunk := list(islice(counted, _CHUNK)):
+            yield np.stack(chunk)
 
 
 def _bytes(entry: Any) -> bytes:

@@ -15,6 +15,7 @@ import numpy.typing as npt
 from filelock import FileLock
 from torch import Tensor
 
+from polyfed.activity import prepared
 from polyfed.errors import DataError
 
 logger = logging.getLogger(__name__)
@@ -75,7 +76,8 @@ def _fill(path: Path, shape: tuple[int, ...], compute: Callable[[int, int], Tens
     start = _resumed(part, done, shape)
     rows = np.lib.format.open_memmap(part, mode="r+" if start else "w+", dtype=np.float16, shape=shape)
     progress = _Progress(path.stem, start, shape[0])
-    for first in range(start, shape[0], chunk):
+    firsts = range(start, shape[0], chunk)
+    for first in prepared(f"caching features ({path.stem})", firsts, shape[0], size=chunk, before=start):
         last = min(first + chunk, shape[0])
         rows[first:last] = _finite(compute(first, last), first, path.stem)
         rows.flush()

@@ -18,10 +18,10 @@ from polyfed.deploy.server_app import Launch, Outcome
 from polyfed.engines.flower import Flower
 from polyfed.errors import ConfigError, PolyfedError, RunError
 from polyfed.experiment import Experiment
+from polyfed.reporting.outcome import outcome as end_of_run
 from polyfed.reporting.progress import Progress, SilentProgress
 from polyfed.reporting.progress_log import follow
 from polyfed.reporting.records import RunRecords
-from polyfed.reporting.report import report
 from polyfed.runfolder import RunFolder
 from polyfed.runner import Run
 
@@ -119,7 +119,7 @@ class _Launch:
             self.folder / "progress.jsonl",
             self._progress,
             finished=self._is_over,
-            summary=lambda: report(RunRecords.load(out)),
+            summary=lambda: end_of_run(RunRecords.load(out)),
         )
         outcome = Outcome.read(self.folder)
         if outcome is None:

@@ -17,7 +17,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar, cast
 
 import torch
 from pydantic import Field
@@ -26,6 +26,7 @@ from polyfed.engines.engine import EngineSettings, Hosting
 from polyfed.engines.quiet import be_quiet
 from polyfed.engines.ray import ray_here
 from polyfed.errors import ConfigError, ExchangeError
+from polyfed.extras import how_to_install
 from polyfed.federation.client import ClientInfo
 from polyfed.federation.cohort import Answer, Engine, Request
 from polyfed.federation.limits import Limits
@@ -42,6 +43,8 @@ _GRID: ContextVar[Any] = ContextVar("grid", default=None)
 
 class Flower(EngineSettings):
     """Steps execute on Flower: simulated on this machine, or on the SuperNodes of a SuperLink if one is given."""
+
+    pip_extra: ClassVar[str] = "flower"
 
     nodes: int = Field(default=2, ge=1, description="simulation: virtual SuperNodes that the clients are dealt to")
     gpus: float = Field(default=0, ge=0, description="simulation: GPUs a process; 0.5 lets two share one")
@@ -66,7 +69,7 @@ class Flower(EngineSettings):
         for package in needed:
             if find_spec(package) is None:
                 raise ConfigError(
-                    f"run.engine is flower, but {package} is not installed; pip install 'polyfed[flower]'"
+                    f"run.engine is flower, but {package} is not installed; {how_to_install(self.pip_extra)}"
                 )
         if self.superlink and not self.sites:
             raise ConfigError("run.engine.sites is empty; a deployment names the sites that take part")

@@ -9,6 +9,7 @@ from typing import TypeVar
 
 from pydantic import Field
 
+from polyfed.activity import client_started
 from polyfed.engines.engine import EngineSettings, Hosting
 from polyfed.engines.site import Site
 from polyfed.errors import PayloadError
@@ -53,6 +54,7 @@ class LocalEngine:
         """Run the step client by client; see ``Engine.exchange``. A step is judged late once it has ended."""
         for request in requests:
             started = time.monotonic()
+            client_started(request.client, request.step)
             answer = self._answer(request)
             if deadline is not None and time.monotonic() - started > deadline:
                 answer = Answer(request.client, error=f"no answer within {deadline:g} s")

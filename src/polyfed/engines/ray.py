@@ -18,17 +18,19 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 import numpy as np
 import torch
 from pydantic import Field
 
+from polyfed.activity import client_started
 from polyfed.engines.engine import EngineSettings, Hosting
 from polyfed.engines.parcels import Parcel, answer_of, parcel_answer, parcel_requests, request_of
 from polyfed.engines.quiet import SPEED, be_quiet
 from polyfed.engines.site import RunCard, Site
 from polyfed.errors import ConfigError, ExchangeError, PayloadError
+from polyfed.extras import how_to_install
 from polyfed.federation.client import ClientInfo
 from polyfed.federation.cohort import Answer, Engine, Request
 from polyfed.federation.limits import Limits
@@ -46,6 +48,8 @@ Portable = tuple[str, list[np.ndarray[Any, np.dtype[np.uint8]]]]
 class Ray(EngineSettings):
     """Steps execute in Ray workers, on this machine or on a cluster."""
 
+    pip_extra: ClassVar[str] = "ray"
+
     workers: int | None = Field(
         default=None, ge=1, description="processes; None: as many as there are cores for run.threads each"
     )
@@ -61,7 +65,7 @@ class Ray(EngineSettings):
     def require(self) -> None:
         """Check that Ray is installed."""
         if find_spec("ray") is None:
-            raise ConfigError("run.engine is ray, which is not installed; pip install 'polyfed[ray]'")
+            raise ConfigError(f"run.engine is ray, which is not installed; {how_to_install(self.pip_extra)}")
 
     def serve(self, hosting: Hosting, body: Callable[[Engine], T]) -> T:
         """Start workers, run ``body``, and stop them."""
@@ -261,6 +265,8 @@ class _RoundTrip:
     def submit(self, pending: _Pending) -> None:
         """Put a request into its worker's queue."""
         self._free_since.setdefault(pending.worker, time.monotonic())
+        if all(other.worker != pending.worker for other in self.under_way):
+            client_started(pending.request.client, pending.request.step)
         self.under_way.append(pending)
         self._send(pending)
 
@@ -271,6 +277,9 @@ class _RoundTrip:
         while answer is None:
             answer = self._wait(pending)
         self.under_way.popleft()
+        following = next((other for other in self.under_way if other.worker == pending.worker), None)
+        if following is not None:  # it is at the head of the worker's queue now, if not for longer
+            client_started(following.request.client, following.request.step)
         self._free_since[pending.worker] = time.monotonic()
         self.uses.subtract(pending.parcel.places)
         for place in pending.parcel.places:

@@ -11,6 +11,7 @@ import torch
 from jaxtyping import Int64
 from torch import Tensor, nn
 
+from polyfed.activity import preparing
 from polyfed.data.assembly import (
     assemble,
     of_column,
@@ -263,6 +264,7 @@ class Federation:
         if source not in self.data.sources:
             raise ConfigError(f"source '{source}' is not in data.sources; {nearest(source, self.data.sources)}")
         if (source, name) not in self._splits:
+            preparing(f"reading {source} {name}")
             opened = self.data.sources[source].open(name, name=source, data_dir=self.data.data_folder)
             self._splits[source, name] = opened
         return self._splits[source, name]
@@ -271,6 +273,7 @@ class Federation:
         opened = [(name, view.model_dump_json()) for name, view in views.items()]
         key = (split.source, split.name, str((layout, opened)))
         if key not in self._samples:
+            preparing(f"preparing {split.source} {split.name} ({', '.join(views) or 'who holds what'})")
             self._samples[key] = assemble(split, views, self.context, layout=layout)
         return self._samples[key]
 
@@ -330,6 +333,7 @@ class Federation:
 
     def client_model(self, member: Member) -> Model:
         """A client's model with its initial weights, which depend on seed and client alone."""
+        preparing(f"building the model of {member.id}")
         with isolated(self.seed, "init", member.id):
             head = member.settings.task.head(member.model.dim, self.train(member))
             model = member.model.build(_heads(member.head, head), self.context)
@@ -345,6 +349,7 @@ class Federation:
     def server_model(self) -> Model:
         """The server's model with its initial weights."""
         assert self.server is not None
+        preparing("building the model of the server")
         with isolated(self.seed, "init", "server"):
             head = self.server.task.head(self.server.model.dim, self.server_samples(self.server.test_split))
             model = self.server.model.build(_heads(self.server_head, head), self.context)

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import math
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import count, islice
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import torch
 from torch import Tensor, nn
 
+from polyfed.activity import passed
 from polyfed.data.samples import Batch, Samples
 from polyfed.errors import ConfigError
 from polyfed.federation.settings import TrainingSettings
@@ -21,6 +24,7 @@ from polyfed.optim.state import load_optimizer_tensors, optimizer_tensors
 from polyfed.randomness import generator
 from polyfed.tasks.task import Task
 
+T = TypeVar("T")
 Precision = Literal["float32", "bfloat16"]
 Regulariser = Callable[[Embedder, Batch], Tensor]
 """A loss that a method adds to the task's: from the model and a batch."""
@@ -57,6 +61,7 @@ class Trainer:
 
     def begin_epoch(self, epoch: int, epochs: int) -> None:
         """Set the learning rates for a local epoch (from 0) of so many in a round."""
+        self.epoch, self.epochs = epoch, epochs
         factor = self._schedule.factor(self._clock.round - 1, self._clock.rounds, epoch, epochs)
         self._rates = [rate * factor for rate in self._base]
         self._apply_rates()
@@ -206,10 +211,17 @@ class Party:
 
         A last batch of one sample is left out: neither batch statistics nor a contrast are defined on it.
         """
-        device = self.device
-        for batch in samples.batches(size or self.training.batch_size, self.generator(purpose)):
+        device, size = self.device, size or self.training.batch_size
+        shuffled = samples.batches(size, self.generator(purpose))
+        for batch in self._counted(shuffled, purpose, math.ceil(len(samples) / size)):
             if len(batch) > 1:
                 yield batch if device.type == "cpu" else batch.to(device)
+
+    def _counted(self, batches: Iterable[T], purpose: str, a_pass: int) -> Iterator[T]:
+        """The batches of a pass, told of as a part of all epochs of the step."""
+        epoch, epochs = max(((one.epoch, one.epochs) for one in self._trainers.values()), default=(0, 1))
+        what = re.sub(r"(-\d+)+$", "", purpose)
+        return passed(self.name, what, batches, epochs * a_pass, before=epoch * a_pass)
 
     def exchanged_index(self, count: int | None = None) -> Tensor:
         """Which public samples parties exchange in this round, ascending: all, or ``count`` of them, drawn anew each
@@ -233,7 +245,7 @@ class Party:
         one sample."""
         chosen, stream = samples or self.public_set, self.generator(purpose)
         order = torch.randperm(len(chosen), generator=stream)
-        for start in range(0, len(order), size):
+        for start in self._counted(range(0, len(order), size), purpose, math.ceil(len(order) / size)):
             index = order[start : start + size]
             if len(index) > 1:
                 yield chosen.batch(index, stream if augment else None).to(self.device)
@@ -317,8 +329,8 @@ class Party:
         rows, where = torch.unique(samples.rows[modality], return_inverse=True)
         if training:  # every sample is damaged in its own way
             rows, where = samples.rows[modality], torch.arange(len(samples))
-        parts = []
-        for chunk in rows.split(self.evaluation_batch):
+        parts, chunks = [], rows.split(self.evaluation_batch)
+        for chunk in passed(self.name, f"encoding {modality}", chunks, len(chunks)):
             inputs = samples.inputs[modality](chunk, stream).to(self.device, non_blocking=True)
             with self.autocast():
                 parts.append(self.model.represent(modality, inputs))

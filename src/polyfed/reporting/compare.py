@@ -11,6 +11,7 @@ from pathlib import Path
 from statistics import fmean, stdev
 from typing import TYPE_CHECKING, Any
 
+from polyfed.errors import ConfigError, nearest
 from polyfed.reporting.client_spread import client_spread
 from polyfed.reporting.curve_plots import latest_values
 from polyfed.reporting.figures import COLOURS, figure_grid, legend_below, save, styled, whole_rounds
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 PREFERRED = ("r1_sum", "accuracy")
+KINDS = ("test", "validation")
 SEED_KEYS = ("run.seed",)
 LABEL_KEYS = ("name", "description")
 _OF_CLIENTS = ("worst", "disparity")
@@ -65,7 +67,11 @@ def compare(runs: Sequence[RunRecords], metric: str | None = None, kind: str = "
         runs: records of the runs.
         metric: metric of the server and the clients; by default ``r1_sum`` or ``accuracy``, what each has.
         kind: ``test`` or ``validation``.
+
+    Raises:
+        ConfigError: nobody in any of the runs has the metric, or no such kind.
     """
+    _require_known(runs, metric, kind)
     groups: dict[str, list[RunRecords]] = {}
     for run in runs:
         groups.setdefault(_identity(run), []).append(run)
@@ -79,6 +85,14 @@ def compare(runs: Sequence[RunRecords], metric: str | None = None, kind: str = "
         )
         for group, found in zip(groups.values(), figures, strict=True)
     ]
+
+
+def _require_known(runs: Sequence[RunRecords], metric: str | None, kind: str) -> None:
+    if kind not in KINDS:
+        raise ConfigError(f"--kind {kind}: {nearest(kind, KINDS)}")
+    known = {name for run in runs for party in (SERVER, *run.clients) for name in run.metric_names(party, kind)}
+    if metric is not None and metric not in known:
+        raise ConfigError(f"--metric {metric}: nobody has it in these runs; {nearest(metric, known)}")
 
 
 def comparison_rows(comparisons: Sequence[Comparison]) -> list[dict[str, Any]]:

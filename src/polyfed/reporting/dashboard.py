@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 class DashboardProgress(Relay):
     """Fills the terminal while a run goes on and gives it back at the end.
 
-    It starts with ``run_started``, or before with ``show``; what is drawn follows the size of the terminal. Warnings of
+    It starts with the preparation, or before with ``show``; what is drawn follows the size of the terminal. Warnings of
     the library stand among the events; they, and all that is printed meanwhile, appear when the terminal is given back.
 
     Args:
@@ -58,7 +58,7 @@ class DashboardProgress(Relay):
         """Enter what is told; the report at the end is printed below all else."""
         with self._lock:
             getattr(self.state, call)(**arguments)
-        if call == "run_started":
+        if call in ("preparing", "run_started"):
             self.show()
         if call == "run_finished":
             self.close()

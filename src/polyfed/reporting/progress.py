@@ -12,8 +12,7 @@ from polyfed.reporting.records import SERVER
 from polyfed.reporting.tables import duration
 
 if TYPE_CHECKING:
-    from rich.console import Console, Group, RenderableType
-    from rich.progress import Progress as Bars
+    from rich.console import Console, RenderableType
 
 Metrics = Mapping[str, float]
 WINDOW = 5  # rounds that the estimate of the remaining time looks back
@@ -21,6 +20,9 @@ WINDOW = 5  # rounds that the estimate of the remaining time looks back
 
 class Progress:
     """Is told what happens in a run. This class shows nothing; subclasses override what they show."""
+
+    def preparing(self, what: str, done: int, total: int) -> None:
+        """Data are read or computed, ``done`` of ``total`` (0: nobody knows); before a run begins, or while it runs."""
 
     def run_started(self, name: str, rounds: int, clients: int, *, done: int = 0) -> None:
         """A run of ``rounds`` rounds begins; ``done`` of them were done before it was resumed."""
@@ -33,6 +35,9 @@ class Progress:
 
     def client_started(self, client: str, step: str) -> None:
         """A client begins to work on a step."""
+
+    def working(self, party: str, what: str, done: int, total: int) -> None:
+        """A client or the server has done ``done`` of ``total`` parts of something (0: nobody knows how many)."""
 
     def client_done(self, client: str, step: str, seconds: float) -> None:
         """A client has answered a step of the round."""
@@ -72,6 +77,13 @@ class PlainProgress(Progress):
         self._metrics: dict[tuple[str, str], Metrics] = {}
         self._cohort = 0
         self._excluded = 0
+        self._prepared = ""
+
+    def preparing(self, what: str, done: int, total: int) -> None:
+        """Print what is read or computed, once."""
+        if what != self._prepared:
+            self._prepared = what
+            self._print(f"{what} ..." if not total else f"{what}: {total:,} ...")
 
     def run_started(self, name: str, rounds: int, clients: int, *, done: int = 0) -> None:
         """Print name and size of the run."""
@@ -109,84 +121,11 @@ class PlainProgress(Progress):
         self._console.print(text, markup=False, highlight=False, soft_wrap=True)
 
 
-class RichProgress(Progress):
-    """Bars for the rounds and the clients of a round, and a table of the latest metrics."""
-
-    def __init__(self, console: Console) -> None:
-        from rich.live import Live
-        from rich.progress import BarColumn, MofNCompleteColumn, TextColumn
-        from rich.progress import Progress as Bars
-
-        columns = TextColumn("{task.description}"), BarColumn(bar_width=30), MofNCompleteColumn()
-        self._bars: Bars = Bars(*columns, TextColumn("{task.fields[note]}", style="dim"), console=console)
-        self._rounds = self._bars.add_task("rounds", total=None, note="")
-        self._clients = self._bars.add_task("clients", total=None, note="")
-        self._console = console
-        self._clock = _Clock()
-        self._metrics: dict[tuple[str, str], Metrics] = {}
-        self._answered: dict[str, set[str]] = {}
-        self._live = Live(console=console, get_renderable=self._view, refresh_per_second=4)
-
-    def run_started(self, name: str, rounds: int, clients: int, *, done: int = 0) -> None:
-        """Show the bars."""
-        self._clock = _Clock(rounds, done)
-        self._console.print(f"{name}: {rounds} rounds, {clients} clients", markup=False, highlight=False)
-        self._bars.update(self._rounds, total=rounds, completed=done)
-        self._live.start()
-
-    def round_started(self, round_number: int, cohort: Sequence[str]) -> None:
-        """Empty the bar of clients."""
-        self._answered = {}
-        self._bars.reset(self._clients, total=len(cohort), note=f"round {round_number}")
-
-    def client_done(self, client: str, step: str, seconds: float) -> None:
-        """Advance the bar of clients; it starts again with each step of the round."""
-        answered = self._answered.setdefault(step, set())
-        answered.add(client)
-        note = f"{step}: {client} took {duration(seconds)}"
-        self._bars.update(self._clients, completed=len(answered), note=note)
-
-    def event(self, round_number: int, party: str, event: str, reason: str) -> None:
-        """Print the event above the bars."""
-        line = f"round {round_number}: {event.replace('_', ' ')}: {party}: {reason}"
-        self._console.print(line, style="yellow", markup=False, highlight=False)
-
-    def evaluated(self, round_number: int, party: str, kind: str, metrics: Metrics) -> None:
-        """Show the metrics in the table."""
-        self._metrics[party, kind] = metrics
-
-    def round_finished(self, round_number: int, seconds: float) -> None:
-        """Advance the bar of rounds and estimate the time that is left."""
-        self._clock.tick(round_number, seconds)
-        left = self._clock.left
-        note = f"{duration(seconds)} a round" + (f", {duration(left)} left" if left else "")
-        self._bars.update(self._rounds, completed=round_number, note=note)
-
-    def run_finished(self, summary: RenderableType) -> None:
-        """Remove the clients' bar and print the report."""
-        self._bars.update(self._clients, visible=False)
-        self.close()
-        self._console.print(summary)
-
-    def close(self) -> None:
-        """Give the terminal back."""
-        self._live.stop()
-
-    def _view(self) -> Group:
-        from rich.console import Group
-        from rich.table import Table
-        from rich.text import Text
-
-        table = Table.grid(padding=(0, 2))
-        latest = dict(self._metrics)  # the display's own thread reads, the run's thread writes
-        for party, text in summaries(latest).items():
-            table.add_row(Text(party, style="bold"), Text(text))
-        return Group(table, self._bars)
-
-
 def progress_for(console: Console) -> Progress:
     """Bars on a terminal, lines elsewhere."""
-    return RichProgress(console) if console.is_terminal else PlainProgress(console)
+    from polyfed.reporting.bars import BarProgress
+
+    return BarProgress(console) if console.is_terminal else PlainProgress(console)
 
 
 def summaries(latest: Mapping[tuple[str, str], Metrics]) -> dict[str, str]:

@@ -6,6 +6,7 @@ import contextlib
 import inspect
 import json
 import logging
+import math
 import os
 import time
 from abc import ABC, abstractmethod
@@ -24,9 +25,11 @@ log = logging.getLogger(__name__)
 # what stands in a log; a line with any other name is not called
 CALLS = (
     "run_started",
+    "preparing",
     "round_started",
     "step_started",
     "client_started",
+    "working",
     "client_done",
     "event",
     "evaluated",
@@ -34,6 +37,8 @@ CALLS = (
     "round_finished",
     "run_finished",
 )
+_FREQUENT = ("preparing", "working")
+_SECONDS_BETWEEN = 1.0
 
 
 class Relay(Progress, ABC):
@@ -42,6 +47,10 @@ class Relay(Progress, ABC):
     @abstractmethod
     def relay(self, call: str, **arguments: Any) -> None:
         """Hand on one call."""
+
+    def preparing(self, what: str, done: int, total: int) -> None:
+        """Hand on."""
+        self.relay("preparing", what=what, done=done, total=total)
 
     def run_started(self, name: str, rounds: int, clients: int, *, done: int = 0) -> None:
         """Hand on."""
@@ -58,6 +67,10 @@ class Relay(Progress, ABC):
     def client_started(self, client: str, step: str) -> None:
         """Hand on."""
         self.relay("client_started", client=client, step=step)
+
+    def working(self, party: str, what: str, done: int, total: int) -> None:
+        """Hand on."""
+        self.relay("working", party=party, what=what, done=done, total=total)
 
     def client_done(self, client: str, step: str, seconds: float) -> None:
         """Hand on."""
@@ -113,7 +126,8 @@ class Both(Relay):
 class LoggedProgress(Relay):
     """Appends a JSON line a call to a file, for ``follow`` to replay in another process.
 
-    The file is opened with the first call, when its folder must be there. What an earlier process of the run wrote is
+    The file is opened when the run begins, when its folder must be there; what is told before is not written. How far a
+    party is with its work is written once a second at most. What an earlier process of the run wrote is
     kept but for a last line that was cut off. If the file cannot be written, one warning is logged and the run goes on.
 
     Args:
@@ -124,10 +138,11 @@ class LoggedProgress(Relay):
         self._path = path
         self._stream: TextIO | None = None
         self._off = False
+        self._written: dict[str, float] = {}  # frequent call -> when it was last written
 
     def relay(self, call: str, **arguments: Any) -> None:
         """Write the call with its time; of the report at the end only that there was one."""
-        if self._off or call not in CALLS:
+        if self._off or call not in CALLS or (call in _FREQUENT and not self._is_due(call)):
             return
         kept = {name: _plain(value) for name, value in arguments.items() if name != "summary"}
         line = json.dumps({"at": round(time.time(), 6), "call": call, **kept})
@@ -138,6 +153,13 @@ class LoggedProgress(Relay):
         except OSError as error:
             self._off = True
             log.warning("progress is no longer written to '%s': %s", self._path, error)
+
+    def _is_due(self, call: str) -> bool:
+        now = time.monotonic()
+        if self._stream is None or now - self._written.get(call, -math.inf) < _SECONDS_BETWEEN:
+            return False
+        self._written[call] = now
+        return True
 
     def close(self) -> None:
         """Close the file; a later call opens it again."""

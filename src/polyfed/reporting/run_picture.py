@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from polyfed.reporting.records import SERVER
 from polyfed.reporting.run_state import ClientState, RunState
 from polyfed.reporting.tables import duration, figure, mib
+from polyfed.reporting.wording import PREPARING, doing_in_a_line, ticking
 
 if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions, RenderableType
@@ -100,13 +101,13 @@ class _Painter:
 
     def _header(self) -> RenderableType:
         state = self._state
-        done = max(state.seconds, default=0)
         total = f" of {state.rounds}" if state.rounds else ""
-        what = "finished" if state.finished else f"round {state.round}{total}" if state.round else "not begun"
+        begun = f"round {state.round}{total}" if state.round else doing_in_a_line(state, PREPARING, SERVER)
+        what = "finished" if state.finished else begun or "not begun"
         room = max(0, min(30, self._width - 60))
-        bar = self._bar(done / state.rounds, room) + "  " if state.rounds and room else ""
-        time = f"  {duration(state.elapsed)} elapsed" if state.elapsed else ""
-        left = "" if state.finished or state.left is None else f", {duration(state.left)} left"
+        bar = self._bar(state.share, room) + "  " if state.rounds and room else ""
+        time = f"  {ticking(state.elapsed)} elapsed" if state.elapsed else ""
+        left = "" if state.finished or state.left is None else f", about {ticking(state.left)} left"
         line = self._text(f"{bar}{what}{time}{left}", "bold")
         return self._panel([line], plain(state.name) or "polyfed")
 
@@ -166,6 +167,14 @@ class _Painter:
 
     def _client_rows(self, rows: int) -> list[Text]:
         state = self._state
+        server = doing_in_a_line(state, SERVER, PREPARING) if state.round and rows > 1 else ""
+        if server:
+            line = self._text(f"{self._signs['working']} {plain(server)}", _STYLES["working"])
+            return [line, *self._cohort_rows(rows - 1)]
+        return self._cohort_rows(rows)
+
+    def _cohort_rows(self, rows: int) -> list[Text]:
+        state = self._state
         if not state.clients:
             known = f"{state.total_clients:,} clients, " if state.total_clients else ""
             return [self._text(f"{known}no cohort yet", "dim")]
@@ -197,7 +206,7 @@ class _Painter:
     def _client(self, client: str, state: ClientState) -> Text:
         what = {
             "waiting": "waiting",
-            "working": f"{state.step} {duration(self._state.working_for(state))}",
+            "working": f"{state.step} {ticking(self._state.working_for(state))}{_percent(state.share)}",
             "done": duration(state.seconds),
             "excluded": state.reason or "excluded",
         }[state.status]
@@ -290,6 +299,10 @@ def plain(text: str) -> str:
 
 def _change(course: Sequence[float]) -> str:
     return f"{course[-1] - course[-2]:+.2f}" if len(course) > 1 and math.isfinite(course[-1] - course[-2]) else ""
+
+
+def _percent(share: float) -> str:
+    return f"  {share:.0%}" if share else ""
 
 
 def _widest(texts: Mapping[Curve, str]) -> int:

@@ -6,7 +6,7 @@ import math
 import re
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from statistics import fmean
 from typing import TYPE_CHECKING, Literal
 
@@ -32,6 +32,7 @@ class ClientState:
         since: when it began to work, seconds since 1970.
         seconds: what the step took it.
         reason: why it is excluded.
+        share: how much of the step it has done, as far as it tells, 0 to 1.
     """
 
     status: Status = "waiting"
@@ -39,6 +40,31 @@ class ClientState:
     since: float = 0.0
     seconds: float = 0.0
     reason: str = ""
+    share: float = 0.0
+
+
+@dataclass(frozen=True)
+class Work:
+    """What goes on: who is at work on what.
+
+    Attributes:
+        party: ``server``, a client id, or empty while data are prepared.
+        what: in a few words.
+        since: when it began, seconds since 1970.
+        done: parts that are done.
+        total: parts there are, 0 if nobody knows.
+    """
+
+    party: str
+    what: str
+    since: float
+    done: int = 0
+    total: int = 0
+
+    @property
+    def share(self) -> float:
+        """How much is done, 0 to 1."""
+        return min(1.0, self.done / self.total) if self.total else 0.0
 
 
 class Curve:
@@ -80,6 +106,7 @@ class RunState(Progress):
         finished: whether the run has ended.
         step: the step that the clients perform.
         clients: client id -> its state in this step, in the order of the cohort.
+        work: what goes on at the moment, if anybody told.
         curves: (``server`` or ``clients``, kind, metric) -> its course.
         seconds: round -> wall time.
         sent: round -> bytes up and down.
@@ -95,12 +122,15 @@ class RunState(Progress):
     finished: bool = False
     step: str = ""
     clients: dict[str, ClientState] = field(default_factory=dict)
+    work: Work | None = None
     curves: dict[tuple[str, str, str], Curve] = field(default_factory=dict)
     seconds: dict[int, float] = field(default_factory=dict)
     sent: dict[int, tuple[int, int]] = field(default_factory=dict)
     events: dict[tuple[int, str, str, str], None] = field(default_factory=dict)
     clock: Callable[[], float] = time.time
     _began: float = 0.0
+    _steps_done: int = 0
+    _expected: float | None = None
     _at: float | None = None
 
     @classmethod
@@ -119,26 +149,32 @@ class RunState(Progress):
 
     # ---- what is told
 
+    def preparing(self, what: str, done: int, total: int) -> None:
+        """It is what goes on."""
+        self._at_work("", what, done, total)
+
     def run_started(self, name: str, rounds: int, clients: int, *, done: int = 0) -> None:
         """Forget what came after round ``done``: it is done again."""
         self.name, self.rounds, self.total_clients, self.round = name, rounds, clients, done
         self.running = self.finished = False
-        self.clients, self.step = {}, ""
+        self.clients, self.step, self.work, self._expected = {}, "", None, None
         self.seconds = {number: value for number, value in self.seconds.items() if number <= done}
         self.sent = {number: value for number, value in self.sent.items() if number <= done}
         self.events = {event: None for event in self.events if event[0] <= done}
         for curve in self.curves.values():
             curve.cut(done)
+        self.curves = {key: curve for key, curve in self.curves.items() if curve.by_round()}
 
     def round_started(self, round_number: int, cohort: Sequence[str]) -> None:
         """All of the cohort wait."""
-        self.round, self.running, self.step = round_number, True, ""
+        self.round, self.running, self.step, self.work = round_number, True, "", None
         self.clients = {client: ClientState() for client in cohort}
-        self._began = self._now()
+        self._began, self._steps_done, self._expected = self._now(), 0, None
 
     def step_started(self, step: str, clients: Sequence[str]) -> None:
         """Those asked wait; the excluded stay, others are not part of this step."""
-        self.step = step
+        self._steps_done += bool(self.step)
+        self.step, self.work = step, None
         out = {client: state for client, state in self.clients.items() if state.status == "excluded"}
         self.clients = {client: ClientState() for client in clients if client not in out} | out
 
@@ -146,11 +182,23 @@ class RunState(Progress):
         """It works."""
         self._enter(step)
         self.clients[client] = ClientState("working", step, since=self._now())
+        self.work = Work(client, step, self._now())
+
+    def working(self, party: str, what: str, done: int, total: int) -> None:
+        """It is what goes on; a client's step is as far as its work."""
+        self._at_work(party, what, done, total)
+        client = self.clients.get(party)
+        if client is not None and client.status == "working" and self.work is not None:
+            self.clients[party] = replace(client, share=self.work.share)
+            self._expect()
 
     def client_done(self, client: str, step: str, seconds: float) -> None:
         """It has answered."""
         self._enter(step)
         self.clients[client] = ClientState("done", step, seconds=seconds)
+        done = all(state.status in ("done", "excluded") for state in self.clients.values())
+        self.work = Work(SERVER, "", self._now()) if done else None
+        self._expect()
 
     def event(self, round_number: int, party: str, event: str, reason: str) -> None:
         """Remember it; who is excluded is so until the next round."""
@@ -171,12 +219,12 @@ class RunState(Progress):
 
     def round_finished(self, round_number: int, seconds: float) -> None:
         """Its time counts."""
-        self.round, self.running = round_number, False
+        self.round, self.running, self.work = round_number, False, None
         self.seconds[round_number] = seconds
 
     def run_finished(self, summary: RenderableType) -> None:
         """The end."""
-        self.running, self.finished = False, True
+        self.running, self.finished, self.work = False, True, None
 
     def happened_at(self, when: float) -> None:
         """Times of what is told next count from then."""
@@ -191,12 +239,35 @@ class RunState(Progress):
 
     @property
     def left(self) -> float | None:
-        """Seconds that the remaining rounds will take if they are like the latest; None if nothing tells."""
-        if not self.seconds or not self.rounds:
+        """Seconds that are left if the remaining rounds are like the latest; None if nothing tells.
+
+        Before the first round is complete it is taken to last as long as its steps so far let expect.
+        """
+        a_round = self._seconds_a_round
+        if a_round is None or not self.rounds:
             return None
-        remaining = self.rounds - max(self.seconds)
-        latest = [self.seconds[number] for number in sorted(self.seconds)[-WINDOW:]]
-        return max(0.0, remaining * fmean(latest) - self._spent)
+        later = self.rounds - self.rounds_done - self.running
+        return max(0, later) * a_round + (max(0.0, a_round - self._spent) if self.running else 0.0)
+
+    @property
+    def share(self) -> float:
+        """How much of the run is done, 0 to 1, the round that goes on by its time."""
+        if not self.rounds:
+            return 0.0
+        a_round = self._seconds_a_round
+        current = min(0.99, self._spent / a_round) if self.running and a_round else 0.0
+        return min(1.0, (self.rounds_done + current) / self.rounds)
+
+    @property
+    def rounds_done(self) -> int:
+        """Complete rounds."""
+        return self.round - self.running
+
+    @property
+    def step_share(self) -> float:
+        """How much of the step that goes on its clients have done, in clients."""
+        shares = {"done": 1.0, "excluded": 1.0}
+        return sum(shares.get(state.status, state.share) for state in self.clients.values())
 
     @property
     def bytes(self) -> tuple[int, int]:
@@ -213,6 +284,29 @@ class RunState(Progress):
         for client, state in self.clients.items():
             found.setdefault(_NUMBER.sub("", client), {})[client] = state
         return found
+
+    @property
+    def at_work(self) -> dict[str, ClientState]:
+        """The clients that work at the moment."""
+        return {client: state for client, state in self.clients.items() if state.status == "working"}
+
+    @property
+    def _seconds_a_round(self) -> float | None:
+        latest = [self.seconds[number] for number in sorted(self.seconds)[-WINDOW:]]
+        if latest:
+            return fmean(latest)
+        return None if self._expected is None else max(self._expected, self._spent)  # the server's work comes on top
+
+    def _expect(self) -> None:
+        """How long this round lasts if its current step is its last and its remaining clients are like the others."""
+        share = (self._steps_done + self.step_share / max(1, len(self.clients))) / (self._steps_done + 1)
+        if self.running and share > 0:
+            self._expected = max(0.0, self._now() - self._began) / share
+
+    def _at_work(self, party: str, what: str, done: int, total: int) -> None:
+        current = self.work
+        same = current is not None and (current.party, current.what) == (party, what)
+        self.work = Work(party, what, current.since if same and current is not None else self._now(), done, total)
 
     @property
     def _spent(self) -> float:

@@ -18,6 +18,7 @@ from typing import Any, ClassVar, Self
 from pydantic import Field
 
 from polyfed.errors import ConfigError
+from polyfed.extras import how_to_install
 from polyfed.reporting.records import SERVER
 from polyfed.settings import Component
 
@@ -60,7 +61,6 @@ class Sink(Component):
     """A tracker that a run reports to. Subclasses live in ``polyfed.reporting.sinks``, one a module."""
 
     home: ClassVar[str] = "polyfed.reporting.sinks"
-    extra: ClassVar[str] = ""
 
     per_client: bool = Field(
         default=True, description="report each client by its id; otherwise only means over the clients of a round"
@@ -81,7 +81,7 @@ class Sink(Component):
             try:
                 importlib.import_module(package)
             except ImportError as error:
-                hint = f'pip install "polyfed[{self.extra}]"' if self.extra else f"pip install {package}"
+                hint = how_to_install(self.pip_extra) if self.pip_extra else f"pip install {package}"
                 raise ConfigError(
                     f"the sink '{self.component_name()}' needs the package '{package}' ({error}); "
                     f"install it ({hint}) or take the sink out of the configuration"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -12,6 +12,7 @@ from typing import Any, ClassVar
 import pyarrow as pa
 from pydantic import Field
 
+from polyfed.activity import prepared
 from polyfed.data.arrow import fingerprint_of, split_of_table
 from polyfed.data.scenery.drawing import picture, png
 from polyfed.data.scenery.layout import LABELS, Scene, arrange
@@ -110,10 +111,14 @@ def _table(recipe: Recipe, columns: Sequence[str]) -> pa.Table:
     chosen = {name: _COLUMNS[name] for name in columns}
     return pa.table(
         {
-            name: pa.array((column.make(recipe, index) for index in range(recipe.count)), column.kind)
+            name: pa.array((column.make(recipe, index) for index in _counted(recipe, name)), column.kind)
             for name, column in chosen.items()
         }
     )
+
+
+def _counted(recipe: Recipe, column: str) -> Iterator[int]:
+    return prepared(f"generating scenes: {column} ({recipe.split})", range(recipe.count), recipe.count)
 
 
 def _scene(recipe: Recipe, index: int) -> Scene:

@@ -31,7 +31,7 @@ class MLflow(Sink):
     resumed run goes on in it. Names are spelt without what MLflow does not allow (``r@1`` is ``r1``).
     """
 
-    extra: ClassVar[str] = "mlflow"
+    pip_extra: ClassVar[str] = "mlflow"
 
     tracking_uri: str | None = Field(
         default=None, min_length=1, description="server or database; None: a file in the run folder"

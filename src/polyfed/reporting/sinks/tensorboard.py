@@ -18,7 +18,7 @@ class TensorBoard(Sink):
     Rounds are steps. A resumed run hides what an interrupted round had written before.
     """
 
-    extra: ClassVar[str] = "tensorboard"
+    pip_extra: ClassVar[str] = "tensorboard"
 
     @property
     def packages(self) -> tuple[str, ...]:

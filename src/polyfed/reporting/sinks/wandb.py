@@ -34,7 +34,7 @@ class WandB(Sink):
     one run id; ``wandb sync`` joins them in the order of their start. Online needs ``wandb login`` or its API key.
     """
 
-    extra: ClassVar[str] = "wandb"
+    pip_extra: ClassVar[str] = "wandb"
 
     project: str = Field(default="polyfed", min_length=1, description="project that the run appears in")
     entity: str | None = Field(default=None, description="user or team; None: the default of your account")

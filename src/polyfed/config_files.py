@@ -1,0 +1,82 @@
+"""Configurations as files: presets and YAML files, and what they extend; nothing is validated here."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from polyfed.catalogue import parsed, preset_names, preset_text
+from polyfed.errors import ConfigError
+
+COST = "cost"
+"""A key of presets alone: what a run takes, for people who choose one."""
+
+
+def read_config(source: str | Path) -> dict[str, Any]:
+    """The mapping of a preset or YAML file, with what it ``extends`` merged in (its own keys win).
+
+    Raises:
+        ConfigError: no such preset or file, or not YAML.
+    """
+    path = Path(source)
+    if path.suffix in (".yaml", ".yml") or path.is_file():
+        content = _parse_yaml(_read(path), str(source))
+    elif str(source) in preset_names():
+        content = _parse_yaml(preset_text(str(source)), str(source))
+    else:
+        raise ConfigError(f"no preset or file '{source}'; {_instead(str(source))}")
+    base = content.pop("extends", None)
+    content.pop(COST, None)
+    if base is None:
+        return content
+    beside = path.parent / str(base)
+    return merged(read_config(beside if beside.is_file() else base), content)
+
+
+def _instead(source: str) -> str:
+    """What may have been meant: the file beside, or the preset of nearly that name; not all presets, which are many."""
+    beside = [file for file in (f"{source}.yaml", f"{source}.yml") if Path(file).is_file()]
+    close = difflib.get_close_matches(source, preset_names(), n=1)
+    if beside:
+        return f"did you mean the file '{beside[0]}'?"
+    hint = f"did you mean '{close[0]}'? " if close else ""
+    return f"{hint}polyfed list presets shows all; a file of your own ends in .yaml"
+
+
+def merged(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
+    """``base`` with the keys of ``over``, recursively; a component of another name replaces the whole component."""
+    result = dict(base)
+    for key, value in over.items():
+        old = result.get(key)
+        if isinstance(old, Mapping) and isinstance(value, Mapping) and _same_component(old, value):
+            result[key] = merged(old, value)
+        else:
+            result[key] = value
+    return result
+
+
+def _same_component(old: Mapping[str, Any], new: Mapping[str, Any]) -> bool:
+    return "name" not in new or new["name"] == old.get("name")
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(
+            f"cannot read config '{path}': {error.strerror}; give a YAML file or a preset name"
+        ) from error
+
+
+def _parse_yaml(text: str, where: str) -> dict[str, Any]:
+    try:
+        content = parsed(text)
+    except yaml.YAMLError as error:
+        raise ConfigError(f"'{where}' is not YAML: {' '.join(str(error).split())}") from error
+    if not isinstance(content, dict):
+        raise ConfigError(f"'{where}' must be a mapping of settings, not {type(content).__name__}")
+    return dict(content)

@@ -1,0 +1,47 @@
+"""Optional extras of the installation: what each brings stands in pyproject.toml and nowhere else."""
+
+from __future__ import annotations
+
+import re
+from functools import cache
+from importlib import metadata
+
+
+@cache
+def is_installed(extra: str) -> bool:
+    """Whether all packages of an extra are there; true where polyfed runs uninstalled and cannot tell."""
+    return all(_is_there(package) for package in _packages().get(extra, ()))
+
+
+def extra_with(module: str) -> str | None:
+    """The extra that brings a module that cannot be imported, or None."""
+    top = module.partition(".")[0]
+    return next((extra for extra, packages in sorted(_packages().items()) if top in packages), None)
+
+
+def how_to_install(extra: str) -> str:
+    """The command that brings an extra."""
+    return f'pip install "polyfed[{extra}]"'
+
+
+@cache
+def _packages() -> dict[str, list[str]]:
+    """Extra -> the packages that it adds, but for that of the developers."""
+    try:
+        requirements = metadata.requires("polyfed") or []
+    except metadata.PackageNotFoundError:
+        return {}
+    packages: dict[str, list[str]] = {}
+    for text in requirements:
+        named = re.fullmatch(r"([A-Za-z0-9._-]+).*extra == ['\"](\w+)['\"].*", text)
+        if named is not None and named[2] != "dev":
+            packages.setdefault(named[2], []).append(named[1])
+    return packages
+
+
+def _is_there(distribution: str) -> bool:
+    try:
+        metadata.version(distribution)
+    except metadata.PackageNotFoundError:
+        return False
+    return True

@@ -1,0 +1,121 @@
+"""How a run ends on a terminal."""
+
+from __future__ import annotations
+
+import io
+import json
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+from run_folders import write_lines, write_run
+
+from polyfed.reporting.outcome import finished_twin, next_steps, outcome, outcome_table, verdict
+from polyfed.reporting.records import RunRecords
+
+FEDERATION = {"data": {"sources": {}}, "server": {"source": "shop"}, "clients": {"image": {}}}
+
+
+def records(folder: Path) -> RunRecords:
+    return RunRecords.load(folder)
+
+
+def run_of(folder: Path, algorithm: str, **changes: object) -> RunRecords:
+    """A finished run of one federation with an algorithm."""
+    write_run(folder, algorithm={"name": algorithm}, **(FEDERATION | changes))
+    (folder / "report.html").touch()
+    (folder / "models").mkdir()
+    return records(folder)
+
+
+def test_the_end_fits_a_terminal_of_thirty_rows_and_eighty_columns(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    run_of(Path("runs/twin"), "server_only")
+    stream = io.StringIO()
+    Console(file=stream, width=80).print(outcome(run_of(Path("runs/creamfl"), "creamfl")))
+    lines = stream.getvalue().splitlines()
+    assert len(lines) < 30
+    text = " ".join(stream.getvalue().split())
+    for part in ("times chance", "alone", "report.html", "polyfed evaluate", "polyfed compare", "polyfed export"):
+        assert part in text
+
+
+def test_the_sentence_says_what_the_server_can_do_beside_chance_and_its_twin(tmp_path: Path) -> None:
+    run_of(tmp_path / "alone", "server_only", gain=20.0)
+    sentence = verdict(run_of(tmp_path / "creamfl", "creamfl"))
+    assert sentence.startswith("The server finds the image of a text among the first 10 of 100 in ")
+    assert " % of cases, " in sentence
+    assert "times chance (10.00 %), " in sentence
+    assert " above training it alone (" in sentence
+    assert sentence.endswith(" in alone), after 12 rounds in 2:06.")
+
+
+def test_a_server_that_guesses_is_said_to(tmp_path: Path) -> None:
+    folder = write_run(tmp_path / "run", gain=1.0)
+    found = {"accuracy": 10.0, "classes": 10.0, "n": 50.0}
+    write_lines(folder / "metrics.jsonl", [{"round": 1, "party": "server", "kind": "test", "metrics": found}])
+    assert verdict(records(folder)).startswith(
+        "The server's accuracy is 10.00 %, no better than chance (10.00 %), after"
+    )
+
+
+def test_without_a_server_the_clients_are_judged(tmp_path: Path) -> None:
+    folder = write_run(tmp_path / "run")
+    lines = [
+        {"round": 1, "party": client, "kind": "test", "metrics": {"accuracy": value, "classes": 4.0}}
+        for client, value in (("image-0", 60.0), ("image-1", 40.0))
+    ]
+    write_lines(folder / "metrics.jsonl", lines)
+    expected = "The mean accuracy of the 2 clients that have it is 50.00 %, 2.0 times chance (25.00 %), after"
+    assert verdict(records(folder)).startswith(expected)
+
+
+def test_a_run_in_which_nobody_was_measured_says_so(tmp_path: Path) -> None:
+    folder = write_run(tmp_path / "run")
+    (folder / "metrics.jsonl").unlink()
+    assert "nobody was measured" in verdict(records(folder))
+
+
+@pytest.mark.parametrize("changes", [{"clients": {"text": {}}}, {"seed": 1}, {"rounds": 3}])
+def test_a_run_of_another_federation_seed_or_length_is_no_twin(tmp_path: Path, changes: dict[str, object]) -> None:
+    run_of(tmp_path / "alone", "server_only", **changes)
+    mine = run_of(tmp_path / "creamfl", "creamfl")
+    assert finished_twin(mine, "server_only") is None
+    assert [what for what, _ in next_steps(mine) if what == "baseline"] == ["baseline"]
+
+
+def test_a_twin_that_is_not_finished_or_is_damaged_is_left_alone(tmp_path: Path) -> None:
+    mine = run_of(tmp_path / "creamfl", "creamfl")
+    run_of(tmp_path / "a", "server_only")
+    (tmp_path / "a" / "report.html").unlink()
+    run_of(tmp_path / "b", "server_only")
+    (tmp_path / "b" / "config.yaml").write_text("a: [")
+    assert finished_twin(mine, "server_only") is None
+    twin = run_of(tmp_path / "c", "server_only")
+    found = finished_twin(mine, "server_only")
+    assert found is not None
+    assert found.folder == twin.folder
+    assert "baseline" not in dict(next_steps(mine))
+
+
+def test_the_table_has_ten_lines_at_most_however_many_groups_there_are(tmp_path: Path) -> None:
+    folder = write_run(tmp_path / "run")
+    lines = [
+        {"round": 1, "party": f"site{k}", "kind": "test", "metrics": {"accuracy": 1.0 * k, "classes": 4.0}}
+        for k in range(40)
+    ]
+    write_lines(folder / "metrics.jsonl", lines)
+    holding = {"source": "s", "split": "train", "items": 1, "samples": 1, "labels": None, "index": [0]}
+    held = {f"site{k}": {"group": f"site{k}", **holding} for k in range(40)}
+    (folder / "partition.json").write_text(json.dumps(held))
+    rows = outcome_table(records(folder)).rows
+    assert len(rows) == 8
+    assert rows[-1][0] == "... more in the report"
+
+
+def test_commands_can_be_typed_as_they_stand(tmp_path: Path) -> None:
+    steps = dict(next_steps(run_of(tmp_path / "my run", "creamfl")))
+    assert steps["evaluate"] == f"polyfed evaluate '{tmp_path}/my run' --data shop"
+    assert steps["export"] == f"polyfed export '{tmp_path}/my run'"

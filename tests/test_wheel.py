@@ -1,0 +1,106 @@
+"""The wheel as ``pip install polyfed`` gives it: in an environment without extras every other command works."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from conftest import tiny_experiment
+
+ROOT = Path(__file__).parent.parent
+Run = Callable[..., subprocess.CompletedProcess[str]]
+
+
+def _pip(python: Path | str, *arguments: str) -> None:
+    """Run pip, or skip if it cannot: there may be neither pip nor a network nor a local index."""
+    command = [str(python), "-m", "pip", "--disable-pip-version-check", *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
+    if done.returncode:
+        reason = (done.stderr.strip().splitlines() or ["no message"])[-1]
+        pytest.skip(f"pip {arguments[0]} does not work here: {reason}")
+
+
+@pytest.fixture(scope="module")
+def bare(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Folder with the programs of an environment that has the wheel and no extra."""
+    folder = tmp_path_factory.mktemp("bare")
+    subprocess.run([sys.executable, "-m", "venv", str(folder / "venv")], check=True, capture_output=True)
+    programs = folder / "venv" / "bin"
+    _pip(programs / "python", "wheel", str(ROOT), "--no-deps", "-w", str(folder / "wheel"))
+    wheel = next((folder / "wheel").glob("polyfed-*.whl"))
+    _pip(programs / "python", "install", "-c", str(ROOT / "constraints.txt"), str(wheel))
+    return programs
+
+
+@pytest.fixture(scope="module")
+def polyfed(bare: Path, tmp_path_factory: pytest.TempPathFactory) -> Run:
+    """Runs a command of the bare wheel in one folder that all tests here share."""
+    folder = tmp_path_factory.mktemp("work")
+    kept: Mapping[str, str] = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
+    environment = {**kept, "POLYFED_CACHE": str(folder / "cache"), "OMP_NUM_THREADS": "1", "COLUMNS": "80"}
+    content: dict[str, Any] = tiny_experiment()
+    (folder / "tiny.yaml").write_text(yaml.safe_dump(content))
+
+    def call(*arguments: str) -> subprocess.CompletedProcess[str]:
+        command = [str(bare / "polyfed"), *arguments]
+        return subprocess.run(command, capture_output=True, text=True, cwd=folder, env=environment)
+
+    return call
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("arguments", "shown"),
+    [
+        ("list", "scenes-demo"),
+        (
+            "list engines",
+            "ray     Steps execute in Ray workers, on this machine or on a cluster (not installed: pip install",
+        ),
+        ("list engines ray", "workers: null"),
+        ("run tiny.yaml --rounds 1 --out runs/tiny", "open runs/tiny/report.html"),
+        ("resume runs/tiny", "open runs/tiny/report.html"),
+        ("run runs/tiny/config.yaml --out runs/again", "open runs/again/report.html"),
+        ("evaluate runs/tiny --data scenes", "r1_sum"),
+        ("export runs/tiny", "exported and checked: runs/tiny/export"),
+        ("compare runs/tiny runs/again", "Comparison"),
+        ("report runs/tiny", "written: runs/tiny/report.html"),
+        ("analyse partition runs/tiny", "paired-0"),
+        ("deploy --help", "Train across institutions"),
+    ],
+)
+def test_a_command_needs_no_extra(polyfed: Run, arguments: str, shown: str) -> None:
+    done = polyfed(*arguments.split())
+    assert done.returncode == 0, done.stderr
+    assert shown in done.stdout
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("arguments", "extra"),
+    [
+        ("run tiny.yaml --engine ray --out runs/ray", "ray"),
+        ("run tiny.yaml --engine flower --out runs/flower", "flower"),
+        ("deploy key .", "deploy"),
+    ],
+)
+def test_what_needs_an_extra_says_how_to_get_it(polyfed: Run, arguments: str, extra: str) -> None:
+    done = polyfed(*arguments.split())
+    assert done.returncode == 2
+    assert done.stderr.startswith("error: ")
+    assert f'pip install "polyfed[{extra}]"' in done.stderr
+    assert done.stderr.count("\n") == 1
+
+
+@pytest.mark.slow
+def test_the_demo_runs_with_the_bare_wheel(polyfed: Run) -> None:
+    done = polyfed("run", "scenes-demo", "--set", "run.rounds=1", "--out", "runs/demo")
+    assert done.returncode == 0, done.stderr
+    assert "The server finds the image of a text" in done.stdout
