@@ -29,13 +29,13 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any
-
-import safetensors.torch
-from torch import Tensor
+from typing import IO, TYPE_CHECKING, Any
 
 from polyfed.errors import ExchangeError, RunError
 from polyfed.federation.files import write_atomically
+
+if TYPE_CHECKING:  # what reads only logs and descriptions, such as a command's help, does not wait for torch
+    from torch import Tensor
 
 LOGS = ("metrics", "ledger", "timing")
 
@@ -179,6 +179,8 @@ class RunFolder:
         self, name: str, tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None
     ) -> bytes:
         """Write a safetensors file, completely or not at all; returns its bytes."""
+        import safetensors.torch
+
         ready = {key: tensor.detach().cpu().contiguous().clone() for key, tensor in tensors.items()}
         # a file with neither tensors nor metadata can be read only if it says None
         blob = safetensors.torch.save(ready, metadata=dict(metadata) if metadata else None)
@@ -187,6 +189,8 @@ class RunFolder:
 
     def tensors(self, name: str) -> dict[str, Tensor] | None:
         """The content of a safetensors file of this folder, or None if it is not there."""
+        import safetensors.torch
+
         path = self.path / name
         return safetensors.torch.load(path.read_bytes()) if path.is_file() else None
 
@@ -224,6 +228,8 @@ class RunFolder:
                 yield error
 
     def _load_checkpoint(self, manifest: Path) -> Checkpoint:
+        import safetensors.torch
+
         try:
             facts = json.loads(manifest.read_text())
             blob = manifest.with_suffix(".safetensors").read_bytes()
