@@ -252,7 +252,7 @@ def scalar(name: str, value: Any) -> Change:
         (scalar("num_examples", True), "field 'num_examples' is bool, declared is int"),
         (scalar("num_examples", None), "num_examples is NoneType, not a number"),
         (scalar("num_examples", [1]), "num_examples is list, not a number"),
-        (scalar("num_examples", 10**400), "num_examples is a whole number beyond 64 bits"),
+        (scalar("num_examples", 10**400), "the whole number 10000000000000000000... is beyond 64 bits"),
         (scalar("num_examples", float("nan")), "field 'num_examples' is float, declared is int"),
     ],
 )

@@ -191,3 +191,17 @@ def test_a_step_that_declares_nothing_sends_nothing() -> None:
     schema.require_reply(reply())
     with pytest.raises(PayloadError, match=r"undeclared field 'loss' \(float\); declared: none"):
         schema.require_reply(reply(loss=0.5))
+
+
+@pytest.mark.parametrize("name", ["", "x" * 129, "a\x1b[2J", "a\nround 3", "a\u202eb"])
+def test_a_metric_has_a_name_of_printable_characters(name: str) -> None:
+    with pytest.raises(PayloadError, match="has no name of 1 to 128 printable characters") as caught:
+        schema_of(Base.look).require_reply(reply(**{name: 0.5}))
+    assert str(caught.value).isprintable()
+    schema_of(Base.look).require_reply(reply(**{"macro_f1 of größe (%)": 0.5, "x" * 128: 0.5}))
+
+
+def test_a_client_reports_a_bounded_number_of_metrics() -> None:
+    schema_of(Base.look).require_reply(reply(**{f"m{k}": 0.5 for k in range(1000)}))
+    with pytest.raises(PayloadError, match="reply of 1001 fields, the limit is 1000"):
+        schema_of(Base.look).require_reply(reply(**{f"m{k}": 0.5 for k in range(1001)}))

@@ -326,3 +326,13 @@ def test_a_failed_write_leaves_the_old_file_and_no_rest(tmp_path: Path, monkeypa
         write_atomically(target, b"new")
     assert target.read_bytes() == b"old"
     assert list(tmp_path.iterdir()) == [target]
+
+
+def test_files_that_are_called_otherwise_are_no_states(tmp_path: Path) -> None:
+    store = StateStore(tmp_path)
+    store.save("a", (1, 0), {"x/y": torch.ones(1)}, None)
+    for name in ("-00001-00", "000001--1", "notes", "000002-00 copy"):
+        (tmp_path / "a" / f"{name}.safetensors").touch()
+    assert store.labels("a") == [(1, 0)]
+    store.save("a", (2, 0), {"x/y": torch.ones(1)}, (1, 0))
+    assert store.labels("a") == [(1, 0), (2, 0)]

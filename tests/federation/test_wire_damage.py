@@ -239,3 +239,39 @@ def test_messages_are_bounded_before_they_are_read() -> None:
         damaged(payload, lambda content: None, Limits(message_bytes=99))
     with pytest.raises(PayloadError, match=r"message of 3 tensors, the limit is 2 \(limits.tensors\)"):
         damaged(payload, lambda content: None, Limits(tensors=2))
+
+
+# ---- bounds
+
+
+def test_what_came_with_a_message_counts_referred_to_or_not() -> None:
+    messages, parts = pack({"it": Payload({"n": 1})})
+    flood = pack_part(Weights({"a": torch.zeros(1000)}))
+    assert unpack(messages["it"], [*parts, flood], Limits(message_bytes=4000)).fields == {"n": 1}
+    with pytest.raises(PayloadError, match=r"message of 8,000 bytes, the limit is 7,999 \(limits\.message_bytes\)"):
+        unpack(messages["it"], [*parts, flood, flood], Limits(message_bytes=7999))
+    with pytest.raises(PayloadError, match=r"message of 3 tensors, the limit is 2 \(limits\.tensors\)"):
+        unpack(messages["it"], [*parts, flood, flood, flood], Limits(tensors=2))
+
+
+def test_text_counts_that_of_headers_too() -> None:
+    limits = Limits(text_bytes=2000)
+    messages, parts = pack({"it": Payload({"n": "x" * 1000})})
+    assert unpack(messages["it"], parts, limits).fields["n"] == "x" * 1000
+    wordy = Part(" " * 1000, [])
+    for text, own in ((messages["it"], [wordy]), (messages["it"] + " " * 1000, []), ("", [wordy, wordy, wordy])):
+        with pytest.raises(PayloadError, match=r"with text of .* bytes, the limit is 2,000 \(limits\.text_bytes\)"):
+            unpack(text, own, limits)
+
+
+@pytest.mark.parametrize("number", [1 << 63, -(1 << 63) - 1, 10**400])
+def test_whole_numbers_have_64_bits(number: int) -> None:
+    with pytest.raises(PayloadError, match="beyond 64 bits"):
+        damaged(sample(), lambda content: content["scalars"].update(n=number))
+
+
+def test_a_deep_header_is_refused() -> None:
+    part = pack_part(Weights({"a": torch.zeros(1)}))
+    deep = part.header.replace("[1]", "[" * 500 + "]" * 500)
+    with pytest.raises(PayloadError, match="nested deeper than 32 levels"):
+        unpack_part(Part(deep, part.buffers))

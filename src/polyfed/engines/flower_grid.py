@@ -17,6 +17,7 @@ from typing import Any, Protocol
 
 from flwr.app import Message
 
+from polyfed.engines.flower_pull import DESCRIPTION_BYTES, Refusal, largest, pulled
 from polyfed.engines.flower_records import SharedRecords, from_records, to_records
 from polyfed.engines.flower_sites import Sites
 from polyfed.engines.parcels import Parcel, answer_of, parcel_requests
@@ -24,6 +25,7 @@ from polyfed.errors import ExchangeError, PayloadError
 from polyfed.federation.client import ClientInfo
 from polyfed.federation.cohort import Answer, Request
 from polyfed.federation.limits import Limits
+from polyfed.untrusted import plain
 
 log = logging.getLogger(__name__)
 _DESCRIBING = 300.0  # seconds that a node may take to say who it is
@@ -133,22 +135,25 @@ class Roster:
         sent = {name: node for name, node in zip(push(self.grid, questions), nodes, strict=True) if name}
         end = time.monotonic() + seconds
         while sent and time.monotonic() < end:
-            for message in self.grid.pull_messages(list(sent)):
-                self._enter(sent.pop(message.metadata.reply_to_message_id), message)
+            for name, message in pulled(self.grid, list(sent), DESCRIPTION_BYTES):
+                self._enter(sent.pop(name), message)
             if sent:
                 time.sleep(self.poll)
         self._asked.difference_update(sent.values())  # asked again when next wanted
 
     def _enter(self, node: int, message: Any) -> None:
         if message.has_error():
-            self._asked.discard(node)
+            if isinstance(message, Refusal) and message.final:
+                self.problems[self.sites.name(node)] = message.reason
+            else:
+                self._asked.discard(node)
             log.warning("node %d did not say who it is: %s", node, message.error.reason)
             return
         try:
-            facts, _ = from_records(message.content)
+            facts, _ = from_records(message.content, DESCRIPTION_BYTES)
             site = self.sites.speaker(node, str(facts["site"]), fails="error" in facts)
             if "error" in facts:
-                self.problems[site] = str(facts["error"])
+                self.problems[site] = plain(shorten(str(facts["error"]), 1000))
                 return
             infos = [ClientInfo.from_json(entry) for entry in facts["clients"]]  # type: ignore[attr-defined]
             self.sites.admit(node, infos)
@@ -303,6 +308,8 @@ class Exchange:
             if not message.has_error():
                 return self._opened(bundle, message)
             reason = shorten(str(message.error.reason), 200)
+            if isinstance(message, Refusal) and message.final:
+                return self._failed(bundle, reason)
             log.warning("client %s: Flower reports %s", bundle.first, reason)
             bundle.message = ""
             if bundle.sent > self._settings.retries:
@@ -321,7 +328,7 @@ class Exchange:
     def _pull(self, bundle: _Bundle) -> Any | None:
         end = None if self._deadline is None else bundle.pushed + self._patience(bundle)
         while True:
-            for message in self._roster.grid.pull_messages([bundle.message]):
+            for _, message in pulled(self._roster.grid, [bundle.message], largest(self._limits, len(bundle.requests))):
                 return message
             if self._stopped.is_set():
                 raise ExchangeError("the run was stopped")
@@ -335,7 +342,7 @@ class Exchange:
 
     def _opened(self, bundle: _Bundle, message: Any) -> list[Answer]:
         try:
-            facts, parts = from_records(message.content)
+            facts, parts = from_records(message.content, self._limits.text_bytes * len(bundle.requests))
             if "error" in facts:
                 return self._failed(bundle, str(facts["error"]))
             entries = {str(entry["client"]): entry for entry in facts["answers"]}  # type: ignore[attr-defined]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -24,6 +23,7 @@ from polyfed.federation.limits import Limits
 from polyfed.federation.parts import Part
 from polyfed.federation.settings import SiteSettings
 from polyfed.federation.wire import SCHEMA
+from polyfed.untrusted import read_json
 
 log = logging.getLogger(__name__)
 
@@ -130,9 +130,9 @@ def read_card(text: str) -> RunCard:
         PayloadError: another version of polyfed or of the message layout, or not a card.
     """
     try:
-        content = json.loads(text)
+        content: Any = read_json(text)
         theirs = (str(content["polyfed"]), int(content["schema_version"]))
-    except (ValueError, KeyError, TypeError) as error:
+    except (PayloadError, ValueError, KeyError, TypeError) as error:
         raise PayloadError(f"damaged message: the run's card: {error}") from error
     if theirs != (__version__, SCHEMA):
         raise PayloadError(

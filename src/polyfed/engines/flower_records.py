@@ -9,8 +9,10 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 
 from polyfed.errors import PayloadError
 from polyfed.federation.parts import Part
+from polyfed.untrusted import read_json
 
 _FACTS = "polyfed"
+_TEXT_BYTES = 1 << 26  # of all clients of a node together
 
 
 def to_records(
@@ -49,19 +51,32 @@ def array_record(part: Part) -> ArrayRecord:
     return ArrayRecord({f"{k}": _array(raw) for k, raw in enumerate(part.buffers)})
 
 
-def from_records(content: RecordDict) -> tuple[dict[str, object], list[Part]]:
+def from_records(content: RecordDict, most: int = _TEXT_BYTES) -> tuple[dict[str, object], list[Part]]:
     """The facts and parts of ``to_records``; the parts are views of the message's bytes.
 
+    Args:
+        content: of a message.
+        most: bytes of text that it may have.
+
     Raises:
-        PayloadError: it was not made by ``to_records``.
+        PayloadError: it was not made by ``to_records``, or its text is beyond the bound.
     """
     try:
-        facts = json.loads(str(content.config_records[_FACTS]["json"]))
+        facts = read_json(str(content.config_records[_FACTS]["json"]), most)
         headers = [str(header) for header in facts.pop("parts")]
         parts = [Part(header, _buffers(content, number)) for number, header in enumerate(headers)]
-    except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise PayloadError(f"damaged message: {type(error).__name__}: {error}") from error
+    _require_announced(content, len(parts))
     return facts, parts
+
+
+def _require_announced(content: RecordDict, parts: int) -> None:
+    """What no part announces would only take up memory."""
+    known = {_FACTS, *(f"part-{number}" for number in range(parts))}
+    odd = [str(name) for name in content if name not in known]
+    if odd:
+        raise PayloadError(f"damaged message: record '{odd[0][:64]}' belongs to none of its {parts} parts")
 
 
 def _array(raw: memoryview) -> Array:

@@ -12,7 +12,10 @@ from polyfed.federation.cohort import Answer, Request
 from polyfed.federation.limits import Limits
 from polyfed.federation.parts import Part
 from polyfed.federation.payload import Payload
-from polyfed.federation.wire import pack, parsed, unpack
+from polyfed.federation.wire import pack, parsed, require_within, unpack, whole_number
+from polyfed.untrusted import plain
+
+_ERROR, _DETAILS = 1_000, 20_000  # characters that are kept of what went wrong, and of the end of a traceback
 
 
 @dataclass(frozen=True)
@@ -40,15 +43,15 @@ def request_of(text: str, parts: Sequence[Part], limits: Limits) -> Request:
     Raises:
         PayloadError: it is damaged or beyond the limits.
     """
-    content = parsed(text)
+    content = parsed(text, limits.text_bytes)
     after = content.get("after")
     try:
         return Request(
             client=str(content["client"]),
             step=str(content["step"]),
-            round=int(content["round"]),
-            phase=int(content["phase"]),
-            after=None if after is None else (int(after[0]), int(after[1])),
+            round=whole_number(content["round"]),
+            phase=whole_number(content["phase"]),
+            after=None if after is None else (whole_number(after[0]), whole_number(after[1])),
             payload=_payload(content, parts, limits),
         )
     except (KeyError, TypeError, ValueError, IndexError, OverflowError) as error:
@@ -67,11 +70,13 @@ def parcel_answer(answer: Answer, *, checksums: bool = False) -> tuple[str, list
 def answer_of(client: str, text: str, parts: Sequence[Part], limits: Limits) -> Answer:
     """The answer of a client, or what is wrong with it as one."""
     try:
-        content = parsed(text)
+        require_within(text, parts, limits)
+        content = parsed(text, limits.text_bytes)
         if content.get("client") != client:
             raise PayloadError(f"answer of '{content.get('client')}' where that of '{client}' is expected")
         if content.get("error") is not None:
-            return Answer(client, error=str(content["error"]), details=str(content.get("details", "")))
+            error, details = str(content["error"]), str(content.get("details", ""))
+            return Answer(client, error=plain(error[:_ERROR]), details=details[-_DETAILS:])
         return Answer(client, _payload(content, parts, limits))
     except PayloadError as error:
         return Answer(client, error=str(error))

@@ -18,6 +18,8 @@ from polyfed.models.model import Model
 _ID = r"(?!\.)[^/\\\x00-\x1f\x7f]{1,128}"
 SERVER = "server"
 """What the server is called in records; no client can be called so."""
+_LONGEST = 4096  # characters of an architecture's name, which lists what it is made of
+_MOST = 1 << 63
 
 
 @dataclass(frozen=True)
@@ -58,8 +60,12 @@ class ClientInfo:
         if info.id == SERVER:
             raise PayloadError(f"a client cannot be called '{SERVER}'; rename its group")
         texts = (info.id, info.group, info.task, info.architecture, *info.modalities)
-        if not all(isinstance(text, str) for text in texts) or type(info.samples) is not int or info.samples < 0:
-            raise PayloadError(f"not the description of a client: {info}")
+        if not all(isinstance(text, str) and len(text) <= _LONGEST and text.isprintable() for text in texts):
+            raise PayloadError(
+                f"not the description of a client: its texts are not up to {_LONGEST} printable characters"
+            )
+        if type(info.samples) is not int or not 0 <= info.samples < _MOST:
+            raise PayloadError(f"not the description of a client: samples is {str(info.samples)[:40]}, not 0 to 2^63")
         return info
 
 

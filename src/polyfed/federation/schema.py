@@ -12,6 +12,10 @@ from typing import Any, Literal, TypeVar
 
 from polyfed.errors import PayloadError
 from polyfed.federation.payload import Artefact, Payload, Scalar
+from polyfed.untrusted import plain
+
+_OTHERS = 1000  # further fields of a reply, such as metrics of every class
+_NAME = 128  # characters of the name of one
 
 F = TypeVar("F", bound=Callable[..., Any])
 Kind = Literal["step", "query", "fresh"]
@@ -54,6 +58,7 @@ class StepSchema:
 
     def require_reply(self, payload: Payload) -> None:
         """Raise PayloadError unless the payload is what the step declares to return."""
+        _require_named(payload)
         _require(payload, self.returns, self.others, "reply", set())
 
 
@@ -118,6 +123,15 @@ def _require(
             raise PayloadError(f"{what} has an undeclared field '{name}' ({_name(type(value))}); declared: {valid}")
         if not _fits(value, wanted):
             raise PayloadError(f"{what} field '{name}' is {_name(type(value))}, declared is {_name(wanted)}")
+
+
+def _require_named(payload: Payload) -> None:
+    """Names are shown and stored, once for every client and round: a client chooses few, and words only."""
+    if len(payload.fields) > _OTHERS:
+        raise PayloadError(f"reply of {len(payload.fields)} fields, the limit is {_OTHERS}")
+    for name in payload.fields:
+        if not name.isprintable() or not 0 < len(name) <= _NAME:
+            raise PayloadError(f"reply field {plain(name[:_NAME])!r} has no name of 1 to {_NAME} printable characters")
 
 
 def _fits(value: Artefact | Scalar, wanted: Declared) -> bool:

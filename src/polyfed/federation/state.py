@@ -9,6 +9,7 @@ says so instead of starting afresh in silence.
 
 from __future__ import annotations
 
+import re
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping, MutableMapping
 from enum import Enum
@@ -23,6 +24,8 @@ from polyfed.federation.files import write_atomically
 
 Entry = dict[str, Tensor]
 Label = tuple[int, int]
+
+_NAME = re.compile(r"(\d{6,})-(\d{2,})\.safetensors")
 
 
 class Lifetime(Enum):
@@ -108,9 +111,9 @@ class StateStore:
             self._path(client, stale).unlink(missing_ok=True)
 
     def labels(self, client: str) -> list[Label]:
-        """Labels of the client's stored states, oldest first."""
-        names = (path.stem.split("-") for path in (self.folder / client).glob("*.safetensors"))
-        return sorted((int(a), int(b)) for a, b in names)
+        """Labels of the client's stored states, oldest first; a file that is called otherwise is none of them."""
+        names = (_NAME.fullmatch(path.name) for path in (self.folder / client).glob("*.safetensors"))
+        return sorted((int(name[1]), int(name[2])) for name in names if name)
 
     def damaged(self, expected: Mapping[str, Label]) -> str | None:
         """Name of a client whose expected state cannot be read, or None."""

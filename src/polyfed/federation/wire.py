@@ -24,6 +24,7 @@ from polyfed.errors import PayloadError
 from polyfed.federation.limits import Limits
 from polyfed.federation.parts import Part
 from polyfed.federation.payload import KINDS, Artefact, Payload, Scalar, settled
+from polyfed.untrusted import TEXT_BYTES, read_json
 
 SCHEMA = 3
 """Version of this layout; both sides of a message must speak the same."""
@@ -75,10 +76,13 @@ def pack(payloads: Mapping[str, Payload], *, checksums: bool = False) -> tuple[d
 def unpack(message: str, parts: Sequence[Part], limits: Limits) -> Payload:
     """The payload of a message.
 
+    The limits hold for all parts that came with it, whether or not it refers to them.
+
     Raises:
         PayloadError: it is damaged, of another schema, of an unknown kind or type, or beyond the limits.
     """
-    content = parsed(message)
+    require_within(message, parts, limits)
+    content = parsed(message, limits.text_bytes)
     if content.get("schema") != SCHEMA:
         raise PayloadError(
             f"message of schema {content.get('schema')}, this polyfed speaks {SCHEMA}: use equal versions of polyfed"
@@ -86,13 +90,12 @@ def unpack(message: str, parts: Sequence[Part], limits: Limits) -> Payload:
     try:
         places, scalars = _mapping(content["parts"]), _mapping(content["scalars"])
         order = [_text(name) for name in content["fields"]]
-        chosen = {name: parts[_whole(place)] for name, place in places.items()}
+        chosen = {name: parts[whole_number(place)] for name, place in places.items()}
     except (KeyError, TypeError, ValueError, IndexError) as error:
         raise PayloadError(f"damaged message: {type(error).__name__}: {error}") from error
     if sorted(order) != sorted([*places, *scalars]):
         raise PayloadError(f"damaged message: fields {sorted([*places, *scalars])} where {sorted(order)} are announced")
-    _require_within(chosen.values(), limits)
-    found: dict[str, Artefact | Scalar] = {name: unpack_part(part) for name, part in chosen.items()}
+    found: dict[str, Artefact | Scalar] = {name: unpack_part(part, limits) for name, part in chosen.items()}
     found |= {name: _scalar(name, value) for name, value in scalars.items()}
     return Payload({name: found[name] for name in order})
 
@@ -103,13 +106,13 @@ def pack_part(artefact: Artefact, *, checksums: bool = False) -> Part:
     return Part(_header(artefact, _crc(buffers) if checksums else _UNCHECKED), buffers)
 
 
-def unpack_part(part: Part) -> Artefact:
+def unpack_part(part: Part, limits: Limits | None = None) -> Artefact:
     """The artefact of a part; its tensors are for reading only, and may be views of the part's bytes.
 
     Raises:
         PayloadError: the header or the bytes are damaged, or of an unknown kind or type.
     """
-    header = parsed(part.header)
+    header = parsed(part.header, (limits or Limits()).text_bytes)
     try:
         kind, attributes, crc = KINDS[header["kind"]], _mapping(header["attributes"]), _text(header["crc"])
         specs = [(_text(name), _DTYPES[dtype], _shape(shape)) for name, dtype, shape in header["tensors"]]
@@ -172,16 +175,13 @@ def _message(payload: Payload, places: Mapping[str, int]) -> str:
     return json.dumps(content, separators=(",", ":"))
 
 
-def parsed(text: str) -> dict[str, Any]:
-    """A JSON object that somebody sent.
+def parsed(text: str, most: int = TEXT_BYTES) -> dict[str, Any]:
+    """A JSON object that somebody sent, of so many bytes at most.
 
     Raises:
-        PayloadError: it is none.
+        PayloadError: it is none, or beyond the bounds of ``read_json``.
     """
-    try:
-        content = json.loads(text)
-    except (ValueError, TypeError, RecursionError) as error:
-        raise PayloadError(f"damaged message: {error}") from error
+    content = read_json(text, most)
     if not isinstance(content, dict):
         raise PayloadError(f"damaged message: {type(content).__name__} where an object is expected")
     return content
@@ -205,14 +205,19 @@ def _text(value: Any) -> str:
     return value
 
 
-def _whole(value: Any) -> int:
+def whole_number(value: Any) -> int:
+    """A whole number from 0.
+
+    Raises:
+        TypeError: it is none.
+    """
     if type(value) is not int or value < 0:
         raise TypeError(f"{value!r} is no whole number from 0")
     return value
 
 
 def _shape(value: Any) -> tuple[int, ...]:
-    return tuple(_whole(side) for side in value)
+    return tuple(whole_number(side) for side in value)
 
 
 def _name_of(dtype: torch.dtype) -> str:
@@ -263,7 +268,13 @@ def _crc(buffers: Sequence[memoryview]) -> str:
     return f"{value:08x}"
 
 
-def _require_within(parts: Iterable[Part], limits: Limits) -> None:
+def require_within(text: str, parts: Sequence[Part], limits: Limits) -> None:
+    """Raise PayloadError if a message's text with the headers of its parts, or its tensors, are beyond the limits."""
+    words = len(text) + sum(len(part.header) for part in parts)
+    if words > limits.text_bytes:
+        raise PayloadError(
+            f"message with text of {words:,} bytes, the limit is {limits.text_bytes:,} (limits.text_bytes)"
+        )
     buffers = [buffer.nbytes for part in parts for buffer in part.buffers]
     if len(buffers) > limits.tensors:
         raise PayloadError(f"message of {len(buffers)} tensors, the limit is {limits.tensors} (limits.tensors)")

@@ -16,6 +16,7 @@ from torch import nn
 
 from polyfed.errors import PayloadError
 from polyfed.models.model import Model
+from polyfed.untrusted import read_json
 
 HEAD, EXTRA, SHARED, TRUNK = "head", "extra", "final_norm", "trunk"
 
@@ -87,6 +88,11 @@ def describe(found: Places) -> str:
     return json.dumps([[name, *place.slot, place.key] for name, place in found.items()])
 
 
+def require_described(text: str) -> None:
+    """Raise PayloadError unless the text is a description that ``described`` reads."""
+    described(text)
+
+
 def described(text: str) -> dict[str, Place]:
     """The inverse of ``describe``.
 
@@ -94,7 +100,7 @@ def described(text: str) -> dict[str, Place]:
         PayloadError: the text is not such a description.
     """
     try:
-        rows = json.loads(text)
+        rows = read_json(text)
         found = {name: Place(Slot(modality, role), key) for name, modality, role, key in rows}
     except (ValueError, TypeError) as error:
         raise PayloadError(f"not a description of a model's parameters: {error}") from error

@@ -1,0 +1,204 @@
+"""Messages of a grid, pulled within bounds: what is too large never gets into this process as a whole.
+
+A message is stored at the SuperLink as a tree of objects: records, arrays, and chunks of arrays. Its sizes are known
+only as the objects come, so they are pulled one after the other, and pulling ends with the one that is too many. An
+array may name one chunk many times; what it would unfold to is counted before it is unfolded.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from polyfed.errors import PayloadError
+from polyfed.federation.limits import Limits
+
+DESCRIPTION_BYTES = 1 << 22
+"""Largest description of a node, bytes."""
+
+_OVERHEAD = 1024  # bytes of memory that an object takes beside its content
+_FRAMING = 1 << 20  # bytes that one of Flower's own records takes, at most
+_DIVIDER = b"\x00"  # between head and body of an object
+_KINDS = (b"Message", b"RecordDict", b"ArrayRecord", b"Array")
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """Stands for a message that is not taken, as an error of Flower's does.
+
+    Attributes:
+        reason: why, in one line.
+        final: whether it makes no sense to ask again.
+    """
+
+    reason: str
+    final: bool = True
+
+    @property
+    def error(self) -> Refusal:
+        """What became of the message."""
+        return self
+
+    def has_error(self) -> bool:
+        """Whether there is no content."""
+        return True
+
+
+def largest(limits: Limits, clients: int) -> int:
+    """Bytes that a message with the replies of so many clients may have."""
+    return clients * (limits.message_bytes + limits.text_bytes) + _FRAMING
+
+
+def pulled(grid: Any, names: Sequence[str], most: int) -> Iterator[tuple[str, Any]]:
+    """Replies that have arrived, by the names of the messages that they answer; a Refusal in place of what is too much.
+
+    Args:
+        grid: Flower's grid.
+        names: of the messages whose replies are wanted.
+        most: bytes that a reply may have.
+    """
+    client = getattr(grid, "_runtime_client", None)
+    if client is None:  # a simulation, where the reply is in this process already
+        yield from ((message.metadata.reply_to_message_id, message) for message in grid.pull_messages(list(names)))
+        return
+    from flwr.proto.runtime_pb2 import PullAppMessagesRequest
+
+    response = client.PullMessages(PullAppMessagesRequest(message_ids=list(names)))
+    for stored, tree in zip(response.messages_list, response.message_object_trees, strict=True):
+        yield stored.metadata.reply_to_message_id, _Stored(grid, client, stored.metadata.message_id, tree).message(most)
+
+
+@dataclass(frozen=True)
+class _Stored:
+    """A message at the SuperLink."""
+
+    grid: Any
+    client: Any
+    name: str
+    tree: Any
+
+    def message(self, most: int) -> Any:
+        """The message, or why it is not taken; either way the SuperLink need not keep it."""
+        from flwr.supercore.inflatable.inflatable_utils import ObjectPullError
+
+        try:
+            contents = self._contents(most)
+        except ObjectPullError as error:
+            return Refusal(f"its reply is not complete at the SuperLink: {error}", final=False)
+        except PayloadError as error:
+            self._let_go()
+            return Refusal(str(error))
+        self._let_go()
+        return _inflated(self.name, contents)
+
+    def _contents(self, most: int) -> dict[str, bytes]:
+        """Object -> its content, with all that the message consists of.
+
+        Raises:
+            PayloadError: it would be larger than ``most``.
+        """
+        from flwr.supercore.inflatable.inflatable_object import iterate_object_tree
+        from flwr.supercore.inflatable.inflatable_protobuf_utils import make_pull_object_fn_protobuf
+        from flwr.supercore.inflatable.inflatable_utils import pull_objects
+
+        names = list(dict.fromkeys(node.object_id for node in iterate_object_tree(self.tree)))
+        _require_below(len(names) * _OVERHEAD, most)
+        pull = make_pull_object_fn_protobuf(
+            pull_object_protobuf=self.client.PullObject, node=self.grid.node, run_id=self.grid.run.run_id
+        )
+        total = 0
+
+        def counted(name: str) -> bytes:
+            nonlocal total
+            content: bytes = pull(name)
+            total += len(content)
+            _require_below(total, most)
+            _require_plain(content, most)
+            return content
+
+        contents: dict[str, bytes] = pull_objects(names, counted, max_concurrent_pulls=1)
+        _require_below(_unfolded(contents), most)
+        return contents
+
+    def _let_go(self) -> None:
+        from flwr.proto.message_pb2 import ConfirmMessageReceivedRequest
+
+        request = ConfirmMessageReceivedRequest(
+            node=self.grid.node, run_id=self.grid.run.run_id, message_object_id=self.name
+        )
+        self.client.ConfirmMessageReceived(request)
+
+
+def _inflated(name: str, contents: dict[str, bytes]) -> Any:
+    from flwr.supercore.inflatable.inflatable_utils import inflate_object_from_contents
+
+    try:
+        message: Any = inflate_object_from_contents(name, contents)
+    except Exception as error:  # of any kind: it was made of what a client sent
+        return Refusal(f"damaged message: {type(error).__name__}: {error}")
+    if not hasattr(message, "has_error"):
+        return Refusal(f"damaged message: {type(message).__name__} where a message is expected")
+    message.metadata.__dict__["_message_id"] = name
+    return message
+
+
+def _require_below(size: int, most: int) -> None:
+    if size > most:
+        raise PayloadError(f"message of more than {most:,} bytes, which is all that is taken (limits.message_bytes)")
+
+
+def _require_plain(content: bytes, most: int) -> None:
+    """Refuse an object that is none of ours, or that would take far more memory than its content.
+
+    Records of text are one text and nothing else: lists of small numbers grow many times when they are read.
+    """
+    kind, _, _ = content[:64].partition(b" ")
+    if kind == b"ConfigRecord":
+        _require_one_text(memoryview(content)[content.find(_DIVIDER) + 1 :])
+    elif kind != b"ArrayChunk":
+        bound = {b"Array": 4096 + 128 * (most >> 20)}.get(kind, _FRAMING)
+        if kind not in _KINDS or len(content) > bound:
+            raise PayloadError(
+                f"damaged message: {kind[:32]!r} of {len(content):,} bytes is nothing that belongs in it"
+            )
+
+
+def _require_one_text(body: memoryview) -> None:
+    # the protocol buffer's items > key and value > text; each must be the last and only one of what it is in
+    item = _content(body, b"\n")
+    if bytes(item[:6]) != b"\n\x04json":
+        raise PayloadError("damaged message: a record with another key than its text's")
+    _content(_content(item[6:], b"\x12"), b"*")
+
+
+def _content(field: memoryview, tag: bytes) -> memoryview:
+    """What a field of a protocol buffer holds that is all there is.
+
+    Raises:
+        PayloadError: there is another one, or more.
+    """
+    size, place, shift = 0, 1, 0
+    while place < min(len(field), 11):
+        size |= (field[place] & 0x7F) << shift
+        place, shift = place + 1, shift + 7
+        if field[place - 1] < 0x80:
+            break
+    if bytes(field[:1]) != tag or size != len(field) - place:
+        raise PayloadError("damaged message: a record that is not one text")
+    return field[place:]
+
+
+def _unfolded(contents: Mapping[str, bytes]) -> int:
+    """Bytes of all arrays with their chunks in place."""
+    return sum(_array_bytes(content, contents) for content in contents.values() if content.startswith(b"Array "))
+
+
+def _array_bytes(content: bytes, contents: Mapping[str, bytes]) -> int:
+    head, _, body = content.partition(_DIVIDER)
+    try:
+        chunks = head.decode().split(" ")[1].split(",")
+        return sum(len(contents[chunks[place]]) for place in json.loads(body)["arraychunk_ids"])
+    except (ValueError, TypeError, KeyError, IndexError, RecursionError) as error:
+        raise PayloadError(f"damaged message: array with {type(error).__name__}: {error}") from error

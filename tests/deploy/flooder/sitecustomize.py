@@ -1,0 +1,27 @@
+"""Makes the ClientApps of a site add an array to their replies that nothing refers to, of POLYFED_FLOOD bytes.
+
+The first reply, without which no run begins, is honest: it leaves the file POLYFED_FLOODED.
+"""
+
+import os
+import sys
+from pathlib import Path
+
+if any("clientapp" in argument for argument in sys.argv + sys.orig_argv):
+    from flwr.app import Array, ArrayRecord
+
+    from polyfed.engines import flower_client
+
+    honest = flower_client.to_records
+
+    def flooding(facts, parts, *rest):
+        content = honest(facts, parts, *rest)
+        first = Path(os.environ["POLYFED_FLOODED"])
+        if "answers" in facts and first.exists():
+            flood = os.urandom(int(os.environ["POLYFED_FLOOD"]))
+            content["flood"] = ArrayRecord({"0": Array("uint8", (len(flood),), "raw", flood)})
+        if "answers" in facts:
+            first.touch()
+        return content
+
+    flower_client.to_records = flooding

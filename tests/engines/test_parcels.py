@@ -1,0 +1,66 @@
+"""What a parcel may say about a client, a step and an error."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from polyfed.engines.parcels import answer_of, parcel_answer, parcel_requests, request_of
+from polyfed.errors import PayloadError
+from polyfed.federation.client import ClientInfo
+from polyfed.federation.cohort import Answer, Request
+from polyfed.federation.limits import Limits
+from polyfed.federation.payload import Payload
+from polyfed.models.slots import described
+
+INFO = {"id": "a", "group": "g", "modalities": ["image"], "task": "t", "samples": 3, "architecture": "x/head"}
+
+
+@pytest.mark.parametrize(
+    "change", [{"round": -1}, {"phase": -1}, {"round": 1.5}, {"round": "1"}, {"after": [-1, 0]}, {"after": [1, True]}]
+)
+def test_a_request_has_labels_that_a_file_can_be_called_after(change: dict[str, Any]) -> None:
+    [parcel], _ = parcel_requests([Request("a", "fit", 1, 0, (0, 2), Payload({"n": 1}))])
+    assert request_of(parcel.text, [], Limits()).after == (0, 2)
+    with pytest.raises(PayloadError, match="damaged request: TypeError"):
+        request_of(json.dumps(json.loads(parcel.text) | change), [], Limits())
+
+
+def test_what_went_wrong_is_told_in_a_bounded_line() -> None:
+    told = Answer("a", error="x\x1b[2J\nround 3: client b" + "y" * 5000, details="first\n" + "z" * 50_000 + "\nlast")
+    text, _ = parcel_answer(told)
+    answer = answer_of("a", text, [], Limits())
+    assert answer.error is not None
+    assert answer.error.startswith("x\u241b[2J\u240around 3")
+    assert len(answer.error) == 1000
+    assert len(answer.details) == 20_000
+    assert answer.details.endswith("\nlast")
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"samples": 10**400},
+        {"samples": 1 << 63},
+        {"samples": -1},
+        {"group": "g\x1b[2J"},
+        {"task": "t\nforged"},
+        {"architecture": "\u202ex"},
+        {"architecture": "x" * 5000},
+        {"modalities": ["image\x07"]},
+        {"id": "a\x1b"},
+    ],
+)
+def test_a_client_is_described_in_words_and_numbers_of_64_bits(change: dict[str, Any]) -> None:
+    assert ClientInfo.from_json(INFO).samples == 3
+    with pytest.raises(PayloadError) as caught:
+        ClientInfo.from_json(INFO | change)
+    assert str(caught.value).isprintable()
+    assert len(str(caught.value)) < 6000
+
+
+def test_deep_slots_are_refused() -> None:
+    with pytest.raises(PayloadError, match="nested deeper than 32 levels"):
+        described("[" * 100_000 + "]" * 100_000)
