@@ -7,7 +7,7 @@ import torch
 from transformers import BertConfig, BertModel, CLIPConfig, CLIPModel, ViTConfig, ViTModel
 from transformers.utils import logging as hf_logging
 
-from polyfed.data.backbone_inputs import ImagePreparation, encoded
+from polyfed.data.backbone_inputs import ImagePreparation
 from polyfed.data.backbones import digest, frozen, load, locate, outline, pooled, quiet
 from polyfed.errors import ConfigError
 
@@ -197,11 +197,3 @@ def test_image_preparation_refuses_what_it_cannot_do(tmp_path):
         preparation(tmp_path, do_normalize=False)
     with pytest.raises(ConfigError, match="resample 0 is not one of"):
         preparation(tmp_path, size=8, do_normalize=False, resample=0)
-
-
-def test_encoded_images(tmp_path):
-    (tmp_path / "x").write_bytes(b"abc")
-    assert encoded(b"abc") == encoded({"bytes": b"abc", "path": None}) == b"abc"
-    assert encoded({"bytes": None, "path": str(tmp_path / "x")}) == b"abc"
-    with pytest.raises(ValueError, match="not an image but str"):
-        encoded("abc")

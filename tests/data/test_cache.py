@@ -103,7 +103,8 @@ def test_empty_column(tmp_path: Path) -> None:
 def test_picture_stored_as_a_path(tmp_path: Path) -> None:
     file = tmp_path / "red.png"
     Image.new("RGB", (4, 4), "red").save(file)
-    found = decoded(column([{"bytes": None, "path": str(file)}]), 4, tmp_path / "cache")
+    values = pa.chunked_array([[{"bytes": None, "path": "red.png"}]])
+    found = decoded(LazyColumn(values, "f", "here", folder=tmp_path), 4, tmp_path / "cache")
     assert found[0, :, 0, 0].tolist() == [255, 0, 0]
 
 

@@ -164,7 +164,7 @@ def test_a_bad_value_is_named(context):
     images = [png(0), png(1), png(2), {"bytes": b"no picture", "path": "x.png"}]
     with pytest.raises(DataError, match=r"here, row 3 \(path 'x\.png'\): backbone 'vit' cannot read it"):
         Features(backbone="vit").open(column(images), "image", context)
-    with pytest.raises(DataError, match=r"row 0: .*not an image but str"):
+    with pytest.raises(DataError, match=r"row 0: .*neither bytes nor a path but str"):
         Features(backbone="vit").open(column(["a text"]), "text", context)
     assert not list(context.cache.glob("*.npy"))
 

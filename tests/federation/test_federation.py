@@ -60,6 +60,21 @@ def test_a_few_samples_an_item(tiny: Config) -> None:
     assert federation_of(tiny).public_order != order
 
 
+def test_the_public_order_is_that_of_the_content(tiny: Config, tmp_path: Path) -> None:
+    def order(folder: str, **changed: list[Any]) -> str:
+        (tmp_path / folder).mkdir(exist_ok=True)
+        columns = {"id": ["a", "b", "c"], "image": [b"1", b"2", b"3"], "text": [["x"], ["y"], ["z"]]} | changed
+        pq.write_table(pa.table(columns), tmp_path / folder / "train.parquet")
+        source = {"name": "parquet", "path": folder, "id": "id", "columns": {"image": "image", "text": "text"}}
+        data = tiny["data"] | {"dir": str(tmp_path), "sources": tiny["data"]["sources"] | {"shared": source}}
+        return federation_of(tiny | {"data": data, "public": {"source": "shared"}}).public_order
+
+    agreed = order("server")
+    assert order("site") == agreed
+    assert order("poisoned", image=[b"1", b"2", b"!"]) != agreed
+    assert order("reworded", text=[["x"], ["y"], ["!"]]) != agreed
+
+
 def test_the_server_sees_only_what_a_client_info_says(tiny: Config) -> None:
     infos = federation_of(tiny).infos
     assert [info.id for info in infos] == ["paired-0", "paired-1", "image"]

@@ -46,7 +46,8 @@ class GapSettings(Settings):
         Raises:
             ConfigError: a view gives no vectors, a backbone cannot be had, or the device is not usable.
         """
-        context, device = DataContext(self.data.cache_folder, self.data.weights_folder), resolve_device(self.device)
+        folders = self.data.cache_folder, self.data.weights_folder
+        context, device = DataContext(*folders, pixels=self.data.max_pixels), resolve_device(self.device)
         if self.model is None:
             for modality, view in self.features.items():
                 _require_vectors(modality, view, context)

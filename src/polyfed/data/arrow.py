@@ -28,6 +28,8 @@ class LazyColumn(Column):
         where: see Column.
         nested: whether an item holds a list of values; None reads it off the values.
         encoded: see Column.
+        folder: see Column.
+        recipe: see Column.
     """
 
     def __init__(
@@ -37,9 +39,12 @@ class LazyColumn(Column):
         where: str,
         nested: bool | None = None,
         encoded: bool = False,
+        folder: Path | None = None,
+        recipe: str = "",
     ) -> None:
         # the base class is frozen, and its `values` is a property here
-        vars(self).update(fingerprint=fingerprint, where=where, encoded=encoded, _held=values, _nested=nested)
+        vars(self).update(fingerprint=fingerprint, where=where, encoded=encoded, folder=folder, recipe=recipe)
+        vars(self).update(_held=values, _nested=nested)
 
     @property
     def values(self) -> pa.ChunkedArray:
@@ -71,6 +76,8 @@ def split_of_table(
     everywhere: Callable[[str], pa.ChunkedArray] | None = None,
     filled: Callable[[str], bool] | None = None,
     depends: Mapping[str, str] | None = None,
+    folder: Path | None = None,
+    recipe: str = "",
 ) -> Split:
     """A split over a table that can be read column by column.
 
@@ -90,6 +97,8 @@ def split_of_table(
         everywhere: column -> its values in all splits of the source; without it no target can be texts.
         filled: whether a column is known, without reading it, to have no null.
         depends: column -> what else its content changes with, besides ``fingerprint``.
+        folder: folder in which files lie that rows may name; None: they name none.
+        recipe: identifies what the table is generated from, on every machine alike; empty: it is not generated.
 
     Raises:
         DataError: a named column is missing or of the wrong type, an id is missing or not unique, or no row is left.
@@ -109,7 +118,9 @@ def split_of_table(
         stamp = fingerprint_of(fingerprint, split, name, *kept.stamp(), *_extra(name, depends))
         if name in names:
             return _label_column(kept.of(table.column(name)), names[name], stamp, here)
-        return LazyColumn(lambda: kept.of(table.column(name)), stamp, here, is_list(table.kind(name)))
+        made_of = recipe and fingerprint_of(recipe, name, *kept.stamp())
+        nested = is_list(table.kind(name))
+        return LazyColumn(lambda: kept.of(table.column(name)), stamp, here, nested, folder=folder, recipe=made_of)
 
     return Split(
         source,

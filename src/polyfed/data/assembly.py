@@ -86,16 +86,23 @@ def of_column(column: Column, items: Int64[Tensor, " k"]) -> Column:
     """A column restricted to some items; read when it is first looked at."""
     chosen = items.numpy()
     stamp = fingerprint_of(column.fingerprint, hashlib.sha256(chosen.tobytes()).hexdigest())
-    return LazyColumn(lambda: column.values.take(pa.array(chosen)), stamp, column.where, column.nested)
+    return LazyColumn(
+        lambda: column.values.take(pa.array(chosen)), stamp, column.where, column.nested, folder=column.folder
+    )
 
 
-def order_of(samples: Samples) -> str:
-    """A digest of which samples these are and in which order: parties compare it before they exchange rows."""
+def order_of(samples: Samples, contents: Sequence[str] = ()) -> str:
+    """A digest of which samples these are, what is in them, and in which order: parties compare it before they exchange
+    rows.
+
+    Args:
+        samples: of a public set.
+        contents: digests of the columns that its items are read from.
+    """
     digest = hashlib.sha256()
-    for item in samples.items.tolist():
-        digest.update(samples.ids[item].encode())
-        digest.update(b"\0")
-    return digest.hexdigest()[:16]
+    for part in (*(samples.ids[item] for item in samples.items.tolist()), "", *contents):
+        digest.update(part.encode() + b"\0")
+    return digest.hexdigest()[:32]
 
 
 def require_disjoint(public: Sequence[str], other: Sequence[str], what: str) -> None:

@@ -12,8 +12,9 @@ import torch
 from jaxtyping import Bool, Float, Int64
 from torch import Tensor
 
-from polyfed.data.backbones import has_tokenizer, quiet, read_config
+from polyfed.data.backbones import NO_CODE, has_tokenizer, quiet, read_config
 from polyfed.data.cache import Fit, Resampling, decode
+from polyfed.data.pictures import PIXELS, picture_bytes
 from polyfed.errors import ConfigError
 
 PREPROCESSOR = "preprocessor_config.json"
@@ -78,34 +79,25 @@ class ImagePreparation:
         """Shape of one prepared image."""
         return 3, self.size, self.size
 
-    def __call__(self, values: Sequence[Any]) -> Prepared:
+    def __call__(self, values: Sequence[Any], folder: Path | None = None, most: int = PIXELS) -> Prepared:
         """Image structs {bytes, path} or encoded bytes -> float32 images.
+
+        Args:
+            values: pictures.
+            folder: of the data set; see ``picture_bytes``.
+            most: pixels of a picture.
 
         Raises:
             Exception: of many kinds, as Pillow's decoders do, if a value is not a picture.
         """
-        pixels = np.stack([decode(encoded(value), self.size, self.fit, self.resampling) for value in values])
+        datas = [picture_bytes(value, folder, most) for value in values]
+        pixels = np.stack([decode(data, self.size, self.fit, self.resampling, most) for data in datas])
         return Prepared(self.normalised(torch.from_numpy(pixels)), None)
 
     def normalised(self, pixels: Tensor) -> Float[Tensor, "b 3 s s"]:
         """Bytes [b, 3, s, s] -> what the backbone takes."""
         mean, std = torch.tensor(self.mean).view(-1, 1, 1), torch.tensor(self.std).view(-1, 1, 1)
         return (pixels.float() * self.factor - mean) / std
-
-
-def encoded(value: Any) -> bytes:
-    """The encoded picture of an image struct {bytes, path}, or of bytes.
-
-    Raises:
-        ValueError: it holds neither bytes nor a path.
-    """
-    if isinstance(value, bytes):
-        return value
-    if isinstance(value, dict) and value.get("bytes") is not None:
-        return bytes(value["bytes"])
-    if isinstance(value, dict) and value.get("path"):
-        return Path(value["path"]).read_bytes()
-    raise ValueError(f"not an image but {type(value).__name__}")
 
 
 def _side(config: dict[str, Any], folder: Path) -> int:
@@ -156,7 +148,7 @@ class TextPreparation:
             )
         try:
             with quiet():
-                tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
+                tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True, **NO_CODE)
         except (OSError, ValueError) as error:
             raise ConfigError(f"'{folder}' holds no usable tokenizer: {str(error).splitlines()[0]}") from error
         if tokenizer.pad_token_id is None:
@@ -168,8 +160,8 @@ class TextPreparation:
         """Shape of the token ids of one text."""
         return (self.length,)
 
-    def __call__(self, values: Sequence[Any]) -> Prepared:
-        """Texts -> token ids and mask.
+    def __call__(self, values: Sequence[Any], folder: Path | None = None, most: int = PIXELS) -> Prepared:
+        """Texts -> token ids and mask; they name no files and have no pixels.
 
         Raises:
             TypeError: a value is not a string.

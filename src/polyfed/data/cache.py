@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-import io
 import os
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from itertools import islice
 from pathlib import Path
@@ -21,6 +20,7 @@ from PIL import Image, ImageOps
 
 from polyfed.activity import prepared
 from polyfed.data.arrow import fingerprint_of, flattened, place_of
+from polyfed.data.pictures import PIXELS, opened_picture, picture_bytes
 from polyfed.data.source import Column
 from polyfed.errors import DataError
 
@@ -33,7 +33,12 @@ _VERSION = 1  # raise when decoding changes what it returns
 
 
 def decoded(
-    column: Column, size: int, cache: Path, fit: Fit = "squash", resampling: Resampling = "bicubic"
+    column: Column,
+    size: int,
+    cache: Path,
+    fit: Fit = "squash",
+    resampling: Resampling = "bicubic",
+    pixels: int = PIXELS,
 ) -> UInt8[np.ndarray, "n 3 size size"]:
     """Pictures of a column (nested columns flattened), decoded once and then read from a memory map.
 
@@ -47,34 +52,41 @@ def decoded(
         cache: folder of the cache; made if it is not there.
         fit: ``squash`` resizes both sides to the size; ``crop`` resizes the short side and cuts the middle.
         resampling: filter of the resize, always antialiased.
+        pixels: most pixels of a picture.
 
     Raises:
-        DataError: a picture cannot be decoded (names row and path), or the folder cannot be written.
+        DataError: a picture cannot be decoded, is too large or lies outside the data set (names row and path), or the
+            folder cannot be written.
     """
     stamp = fingerprint_of(_VERSION, column.fingerprint, size, fit, resampling)
     path = cache / f"images-{size}-{fit}-{stamp}.npy"
     opened = _opened(path)
     if opened is None:
-        _create(path, column, size, fit, resampling)
+
+        def read(value: Any) -> npt.NDArray[np.uint8]:
+            return decode(picture_bytes(value, column.folder, pixels), size, fit, resampling, pixels)
+
+        _create(path, column, size, read)
         opened = _opened(path)
     if opened is None:
         raise _unusable(path.parent, "what was written there cannot be read back")
     return opened
 
 
-def decode(data: bytes, size: int, fit: Fit, resampling: Resampling) -> UInt8[np.ndarray, "3 size size"]:
+def decode(
+    data: bytes, size: int, fit: Fit, resampling: Resampling, pixels: int = PIXELS
+) -> UInt8[np.ndarray, "3 size size"]:
     """One encoded picture as RGB, upright, on white where it is transparent.
 
     Raises:
-        Exception: of many kinds, as Pillow's decoders do, if the bytes are not a picture.
+        Exception: of many kinds, as Pillow's decoders do, if the bytes are not a picture, or one of more pixels.
     """
-    with Image.open(io.BytesIO(data)) as image:
+    method, side = Image.Resampling[resampling.upper()], (size, size)
+    with opened_picture(data, pixels) as image:
         # JPEG: decode at a half, quarter or eighth if that is at least twice the size, and looks the same
         image.draft(None, (2 * size, 2 * size))
         upright = _rgb(ImageOps.exif_transpose(image))
-    method = Image.Resampling[resampling.upper()]
-    side = (size, size)
-    resized = ImageOps.fit(upright, side, method) if fit == "crop" else upright.resize(side, method)
+        resized = ImageOps.fit(upright, side, method) if fit == "crop" else upright.resize(side, method)
     return np.asarray(resized).transpose(2, 0, 1)
 
 
@@ -99,23 +111,23 @@ def _opened(path: Path) -> npt.NDArray[np.uint8] | None:
     return array
 
 
-def _create(path: Path, column: Column, size: int, fit: Fit, resampling: Resampling) -> None:
+def _create(path: Path, column: Column, size: int, read: Callable[[Any], npt.NDArray[np.uint8]]) -> None:
     """Decode a column into ``path``."""
     values = flattened(column)
     with _replacing(path) as file:
         header = {"descr": "|u1", "fortran_order": False, "shape": (len(values), 3, size, size)}
         np.lib.format.write_array_header_1_0(file, header)
-        for pictures in _decoded_chunks(values, column, size, fit, resampling):
+        for pictures in _decoded_chunks(values, column, read):
             file.write(pictures.tobytes())
 
 
 def _decoded_chunks(
-    values: pa.ChunkedArray, column: Column, size: int, fit: Fit, resampling: Resampling
+    values: pa.ChunkedArray, column: Column, read: Callable[[Any], npt.NDArray[np.uint8]]
 ) -> Iterator[npt.NDArray[np.uint8]]:
     def picture(row: int) -> npt.NDArray[np.uint8]:
         entry = values[row].as_py()
         try:
-            return decode(_bytes(entry), size, fit, resampling)
+            return read(entry)
         except Exception as error:  # Pillow's decoders raise errors of many kinds
             raise _damaged(column, row, entry, error) from error
 
@@ -127,16 +139,6 @@ def _decoded_chunks(
         counted = prepared(f"decoding pictures ({column.where})", pictures, len(values))
         while chunk := list(islice(counted, _CHUNK)):
             yield np.stack(chunk)
-
-
-def _bytes(entry: Any) -> bytes:
-    if isinstance(entry, bytes):
-        return entry
-    if isinstance(entry, dict) and entry.get("bytes") is not None:
-        return bytes(entry["bytes"])
-    if isinstance(entry, dict) and entry.get("path"):
-        return Path(entry["path"]).read_bytes()
-    raise ValueError(f"neither bytes nor a path but {type(entry).__name__}")
 
 
 def _damaged(column: Column, row: int, entry: Any, error: Exception) -> DataError:

@@ -27,12 +27,16 @@ class Column:
         fingerprint: changes whenever the content may have changed; part of every cache key.
         where: file and column, for error messages.
         encoded: whether the values are numbers of texts, which are what the data hold.
+        folder: folder of the data set, in which files lie that values may name; None: they name none.
+        recipe: identifies what a generated column is made of, wherever that is; empty: only its values tell.
     """
 
     values: pa.ChunkedArray
     fingerprint: str
     where: str
     encoded: bool = False
+    folder: Path | None = None
+    recipe: str = ""
 
     @property
     def nested(self) -> bool:

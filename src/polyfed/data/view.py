@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import ClassVar
 
+from polyfed.data.pictures import PIXELS
 from polyfed.data.samples import Inputs
 from polyfed.data.source import Column
 from polyfed.settings import Component
@@ -39,6 +40,7 @@ class DataContext:
             view learns from data (a vocabulary) it learns from here.
         artefacts: folder of the run in which learnt vocabularies are kept, or None.
         fitted: in-memory memo of what views learnt, keyed by their settings.
+        pixels: most pixels of a picture.
     """
 
     cache: Path
@@ -46,6 +48,7 @@ class DataContext:
     public: Mapping[str, Column] = field(default_factory=dict)
     artefacts: Path | None = None
     fitted: dict[str, object] = field(default_factory=dict)
+    pixels: int = PIXELS
 
 
 class View(Component):

@@ -86,7 +86,7 @@ class Wanted:
         empty = DataSettings(sources={})
         given = {"dir": self.data_dir, "weights_dir": self.weights_dir}
         data = empty.model_copy(update={key: path.resolve() for key, path in given.items() if path is not None})
-        context = DataContext(data.cache_folder, data.weights_folder)
+        context = DataContext(data.cache_folder, data.weights_folder, pixels=data.max_pixels)
         model = _drawn(settings, context, self.seed).to(resolve_device(self.device or "auto"))
         return Opened(Subject(file.stem, model, _views(settings), context), data, 2)
 

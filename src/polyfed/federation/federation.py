@@ -18,6 +18,7 @@ from polyfed.data.assembly import (
     of_items,
     order_of,
 )
+from polyfed.data.digests import content_digests
 from polyfed.data.mentions import mentioning
 from polyfed.data.samples import Samples
 from polyfed.data.source import Split
@@ -218,13 +219,12 @@ class Federation:
 
     @cached_property
     def public_order(self) -> str:
-        """Digest of the public set and its order."""
-        return "" if self.public is None else order_of(self._require_public({}))
-
-    def _require_public(self, views: Modalities) -> Samples:
-        samples = self.public_samples(views)
-        assert samples is not None
-        return samples
+        """Digest of the public set, of its content and its order."""
+        samples = self.public_samples({})
+        if samples is None or self.public is None:
+            return ""
+        split = self.split(self.public.source, self.public.split)
+        return order_of(samples, content_digests(split, self.public_items, self.context))
 
     @property
     def _public_modalities(self) -> tuple[str, ...]:
@@ -248,7 +248,8 @@ class Federation:
     @cached_property
     def context(self) -> DataContext:
         """Where views find caches, weights and the public columns."""
-        context = DataContext(self.data.cache_folder, self.data.weights_folder, artefacts=self._artefacts)
+        folders = self.data.cache_folder, self.data.weights_folder
+        context = DataContext(*folders, artefacts=self._artefacts, pixels=self.data.max_pixels)
         if self.public is None:
             return context
         split = self.split(self.public.source, self.public.split)

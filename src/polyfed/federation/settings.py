@@ -10,6 +10,7 @@ from pydantic import Field, SerializeAsAny, field_validator, model_validator
 
 from polyfed.data.partition import Partition
 from polyfed.data.partitions.iid import Iid
+from polyfed.data.pictures import MOST_PIXELS, PIXELS
 from polyfed.data.source import Source
 from polyfed.models.model import ModelSettings
 from polyfed.optim.settings import OptimizerSettings, Schedule
@@ -27,6 +28,9 @@ class DataSettings(Settings):
     dir: Path | None = Field(default=None, description="folder of data sets; --data-dir, or POLYFED_DATA")
     weights_dir: Path | None = Field(default=None, description="folder of pretrained weights; or POLYFED_WEIGHTS")
     cache_dir: Path | None = Field(default=None, description="decoded images and features; or POLYFED_CACHE")
+    max_pixels: int = Field(
+        default=PIXELS, ge=1, le=MOST_PIXELS, description="pixels of the largest picture that is decoded"
+    )
     sources: dict[str, SerializeAsAny[Source]] = Field(description="name -> source")
 
     @property

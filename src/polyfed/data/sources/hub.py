@@ -51,12 +51,19 @@ class Hub(TableSource):
             fingerprint=fingerprint_of(self.repository, self.config, self.revision, data._fingerprint),
             where=self.repository,
             everywhere=lambda column: self._everywhere(column, name),
+            folder=self._downloads(),
         )
 
     def _everywhere(self, column: str, name: str) -> pa.ChunkedArray:
         splits = self._loaded(None, name).values()
         tables = [data.select_columns([column]).with_format("arrow")[:] for data in splits]
         return pa.concat_tables(tables).column(column)
+
+    def _downloads(self) -> Path:
+        """Where ``datasets`` keeps what it downloads, pictures among it."""
+        import datasets
+
+        return Path(datasets.config.HF_CACHE_HOME)
 
     def _loaded(self, split: str | None, name: str) -> Any:
         """One split, or with None all of them by name."""

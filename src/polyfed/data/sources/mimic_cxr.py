@@ -95,7 +95,7 @@ class MimicCxr(TableSource):
         """Open one split; reads the tables that say which pictures it has."""
         if split not in _SPLITS:
             raise DataError(f"source '{name}': no split '{split}'; {nearest(split, _SPLITS)}")
-        folder = folder_of(self.path, name, data_dir)
+        folder = folder_of(self.path, name, data_dir).absolute()  # paths of pictures start with it
         reports = folder if self.reports is None else folder_of(self.reports, name, data_dir)
         release = _Release(self, name, folder, reports, (_SPLITS[split],))
         everything = replace(release, splits=tuple(_SPLITS.values()))
@@ -112,6 +112,7 @@ class MimicCxr(TableSource):
             selection=self.selection(),
             everywhere=lambda column: everything.read([column]).column(column),
             depends=release.depends(),
+            folder=folder / "files",
         )
 
 

@@ -52,6 +52,7 @@ class Parquet(TableSource):
             where=where,
             everywhere=lambda column: _everywhere(folder, column, where),
             filled=lambda column: _filled(files, column, where),
+            folder=folder,
         )
 
 

@@ -71,6 +71,7 @@ class Scenes(TableSource):
             targets=self.targets,
             selection=self.selection(),
             fingerprint=fingerprint_of("scenes", VERSION, recipe),
+            recipe=fingerprint_of("scenes", VERSION, recipe),
             where="scenes",
         )
 

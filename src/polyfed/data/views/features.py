@@ -79,7 +79,7 @@ class Features(View):
             DataError: a value is not an image (or text); the message names its row and file.
         """
         folder = self._folder(context)
-        compute = _Computation(self, folder, column)
+        compute = _Computation(self, folder, column, context.pixels)
         path = context.cache / f"{self._stem(folder, column.fingerprint)}.npy"
         rows = stored(path, lambda: (len(compute.values), *self.spec(modality, context).shape), compute)
         return FeatureInputs(rows)
@@ -155,10 +155,11 @@ class FeatureInputs:
 class _Computation:
     """Features of rows ``start`` to ``stop``; the column and the backbone are loaded when they are needed."""
 
-    def __init__(self, view: Features, folder: Path, column: Column) -> None:
+    def __init__(self, view: Features, folder: Path, column: Column, pixels: int) -> None:
         self.view = view
         self.folder = folder
         self.column = column
+        self.pixels = pixels
         self.device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
     @functools.cached_property
@@ -188,7 +189,7 @@ class _Computation:
     def _prepared(self, start: int, stop: int) -> Prepared:
         values = self.values.slice(start, stop - start).to_pylist()
         try:
-            return self.prepare(values)
+            return self.prepare(values, self.column.folder, self.pixels)
         except Exception:
             self._name_bad_value(start, values)
             raise
@@ -196,7 +197,7 @@ class _Computation:
     def _name_bad_value(self, start: int, values: list[object]) -> None:
         for row, value in enumerate(values, start):
             try:
-                self.prepare([value])
+                self.prepare([value], self.column.folder, self.pixels)
             except Exception as error:  # Pillow's decoders raise errors of many kinds
                 path = value.get("path") if isinstance(value, dict) else None
                 named = f" (path '{path}')" if path else ""

@@ -29,7 +29,8 @@ class Masks(View):
 
     def open(self, column: Column, modality: str, context: DataContext) -> Inputs:
         """Open masks: image structs {bytes, path} or encoded bytes."""
-        return MaskRows(decoded(column, self.size, context.cache, self.fit, _NEAREST), self.threshold)
+        pictures = decoded(column, self.size, context.cache, self.fit, _NEAREST, context.pixels)
+        return MaskRows(pictures, self.threshold)
 
     def spec(self, modality: str, context: DataContext) -> InputSpec:
         """Shape (size, size)."""

@@ -28,7 +28,7 @@ class Pixels(View):
 
     def open(self, column: Column, modality: str, context: DataContext) -> Inputs:
         """Open pictures: image structs {bytes, path} or encoded bytes."""
-        pictures = decoded(column, self.size, context.cache, self.fit, self.resampling)
+        pictures = decoded(column, self.size, context.cache, self.fit, self.resampling, context.pixels)
         return PixelRows(pictures, self.normalise, self.augment)
 
     def spec(self, modality: str, context: DataContext) -> InputSpec:

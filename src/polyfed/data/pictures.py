@@ -1,0 +1,95 @@
+"""Encoded pictures as rows of a data set hold them: which files they may name, and how large they may be.
+
+A row is written by whoever made the data set. A path in it is believed only as far as the data set's own folder, and
+what a picture would take once it is decoded is known from its header before anything of it is decoded.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import stat
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from PIL import Image
+
+PIXELS = 50_000_000
+"""Most pixels of a picture unless a setting says otherwise."""
+
+MOST_PIXELS = 178_956_970
+"""Most that a setting may allow: Pillow itself opens no larger ones."""
+
+_FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF", "PPM", "JPEG2000", "AVIF")
+_LARGE = 1 << 22  # pixels above which pictures are decoded one after the other, so that few of them are in memory
+_BYTES_A_PIXEL = 16  # of a file: four channels of 32 bits, not compressed
+_SPARE = 1 << 20  # bytes for a header
+_one_large = threading.Lock()
+
+
+def picture_bytes(value: Any, folder: Path | None = None, pixels: int = PIXELS) -> bytes:
+    """The encoded picture of an image struct {bytes, path}, or of bytes.
+
+    Args:
+        value: of a row.
+        folder: of the data set; what a path is relative to, and must lie in; None: rows name no files.
+        pixels: most pixels of the picture, which bound its file too.
+
+    Raises:
+        ValueError: there is neither, or the path is not one of a regular file in the folder, of a bearable size.
+        OSError: the file cannot be read.
+    """
+    if isinstance(value, bytes):
+        return value
+    if isinstance(value, dict) and value.get("bytes") is not None:
+        return bytes(value["bytes"])
+    if isinstance(value, dict) and value.get("path"):
+        return _file_bytes(str(value["path"]), folder, _BYTES_A_PIXEL * pixels + _SPARE)
+    raise ValueError(f"neither bytes nor a path but {type(value).__name__}")
+
+
+def _file_bytes(path: str, folder: Path | None, most: int) -> bytes:
+    if folder is None:
+        raise ValueError("the row names a file, and this data set has no folder of files")
+    top = folder.resolve()
+    file = (top / path).resolve()
+    if not file.is_relative_to(top):
+        raise ValueError(f"the path leaves the data set's folder '{folder}'")
+    # not blocking: opening a pipe would wait for whoever writes into it
+    descriptor = os.open(file, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
+    with os.fdopen(descriptor, "rb") as stream:
+        status = os.fstat(descriptor)
+        if not stat.S_ISREG(status.st_mode):
+            raise ValueError("the path is not that of a regular file")
+        if status.st_size > most:
+            raise ValueError(f"a file of {status.st_size:,} bytes, the limit is {most:,} (data.max_pixels)")
+        return stream.read(most)
+
+
+@contextmanager
+def opened_picture(data: bytes, pixels: int = PIXELS) -> Iterator[Image.Image]:
+    """A picture whose header has been read and whose pixels have not; large ones are opened one after the other.
+
+    Raises:
+        ValueError: it has more pixels.
+        Exception: of many kinds, as Pillow's decoders do, if the bytes are not a picture of a known format.
+    """
+    with Image.open(io.BytesIO(data), formats=_formats()) as image:
+        count = image.width * image.height
+        if count > pixels:
+            raise ValueError(
+                f"{image.width} x {image.height} pixels are {count:,}, the limit is {pixels:,} (data.max_pixels)"
+            )
+        with _one_large if count > _LARGE else nullcontext():
+            yield image
+
+
+@cache
+def _formats() -> tuple[str, ...]:
+    """The formats that this build of Pillow reads; none that runs a program to read them (EPS)."""
+    Image.init()
+    return tuple(name for name in _FORMATS if name in Image.OPEN)
