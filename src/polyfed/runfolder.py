@@ -32,7 +32,8 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
 from polyfed.errors import ExchangeError, RunError
-from polyfed.federation.files import write_atomically
+from polyfed.federation.files import sync_file, sync_folder, write_atomically
+from polyfed.untrusted import lines, plain
 
 if TYPE_CHECKING:  # what reads only logs and descriptions, such as a command's help, does not wait for torch
     from torch import Tensor
@@ -160,7 +161,7 @@ class RunFolder:
     def add_traceback(self, round_number: int, client: str, details: str) -> None:
         """Keep what a failed client told in detail."""
         with self.tracebacks.open("a", encoding="utf-8") as stream:
-            stream.write(f"--- round {round_number}, client {client}\n{details.rstrip()}\n")
+            stream.write(f"--- round {round_number}, client {plain(client)}\n    {lines(details)}\n")
 
     def log_sizes(self) -> dict[str, int]:
         """Bytes of each log now."""
@@ -168,10 +169,40 @@ class RunFolder:
         return {log: path.stat().st_size if path.exists() else 0 for log, path in paths.items()}
 
     def rewind_logs(self, sizes: Mapping[str, int]) -> None:
-        """Cut each log to the size it had."""
+        """Cut each log to the size it had.
+
+        Raises:
+            RunError: one is shorter, or what is left of it is damaged; nothing is cut then.
+        """
+        if lost := self.lost_records(sizes):
+            raise RunError(lost)
         for log, size in sizes.items():
             with (self.path / f"{log}.jsonl").open("ab") as stream:
                 stream.truncate(size)
+
+    def lost_records(self, sizes: Mapping[str, int]) -> str:
+        """What is missing of the logs as they were at these sizes, one sentence, or nothing.
+
+        A disk that lost its power may have forgotten the end of a file, or have kept its length and zeros in it.
+        """
+        for log, size in sizes.items():
+            path = self.path / f"{log}.jsonl"
+            content = path.read_bytes()[:size] if path.exists() else b""
+            if len(content) < size:
+                return (
+                    f"{path.name} has {len(content):,} bytes of {size:,} (lost with the power?); restore it from a copy"
+                )
+            if content and (b"\0" in content or not content.endswith(b"\n")):
+                return f"{path.name} is damaged in its first {size:,} bytes; restore it from a copy"
+        return ""
+
+    def mend_history(self) -> None:
+        """Take out of ``history.jsonl`` a last line that was cut off, so that the next is a line of its own."""
+        path = self.path / "history.jsonl"
+        if path.exists():
+            content = path.read_bytes().rstrip(b"\0")
+            with path.open("ab") as stream:
+                stream.truncate(content.rfind(b"\n") + 1)
 
     # ---- arrays and tensors
 
@@ -202,7 +233,11 @@ class RunFolder:
     # ---- checkpoints
 
     def save_checkpoint(self, checkpoint: Checkpoint) -> None:
-        """Make a round durable; its manifest, written last, makes it count. The last two are kept."""
+        """Make a round durable, the logs up to here with it; its manifest, written last, makes it count.
+
+        The last two are kept.
+        """
+        self._sync_logs()
         name = f"checkpoints/round-{checkpoint.round:06d}"
         blob = self.save_tensors(f"{name}.safetensors", checkpoint.tensors)
         manifest = {
@@ -214,6 +249,12 @@ class RunFolder:
         for old in self._manifests()[:-2]:
             old.with_suffix(".safetensors").unlink(missing_ok=True)
             old.unlink(missing_ok=True)
+
+    def _sync_logs(self) -> None:
+        for log in LOGS:
+            if (path := self.path / f"{log}.jsonl").exists():
+                sync_file(path)
+        sync_folder(self.path)
 
     def has_checkpoints(self) -> bool:
         """Whether any round, if only the preparation, was ever completed."""

@@ -25,7 +25,7 @@ from polyfed.federation.schema import steps_of
 from polyfed.federation.server import Server
 from polyfed.federation.state import Label, StateStore, flatten, unflatten
 from polyfed.federation.types import Blueprint
-from polyfed.models.slots import described
+from polyfed.models.slots import described, require_described
 from polyfed.randomness import generator, isolated
 from polyfed.reporting.html.page import write_html_report
 from polyfed.reporting.outcome import outcome
@@ -37,6 +37,7 @@ from polyfed.reporting.sink import SinkRun, SinkSet, round_records
 from polyfed.runfolder import LOGS, Checkpoint, RunFolder, disk_errors, naming_tracebacks
 from polyfed.saved import save_model
 from polyfed.server_side import build_server
+from polyfed.untrusted import plain
 
 log = logging.getLogger(__name__)
 
@@ -146,7 +147,7 @@ class Session:
         algorithm: Any = self.experiment.algorithm
         found = {
             reply.sender.architecture: Blueprint(reply.weights.tensors, described(reply.slots))
-            for reply in cohort.ask(algorithm.initial)
+            for reply in cohort.ask(algorithm.initial, check=lambda reply: require_described(reply.slots))
         }
         self.folder.append("ledger", cohort.ledger.records)
         return found
@@ -178,6 +179,7 @@ class Session:
         self._rounds(1)
 
     def _go_on(self) -> None:
+        self.folder.mend_history()
         if not self.folder.has_checkpoints():  # killed before the first was complete
             self.folder.rewind_logs(dict.fromkeys(LOGS, 0))
             self.experiment.algorithm.setup(self.server)
@@ -272,6 +274,7 @@ class Session:
             self._event(number, party, event, reason)
 
     def _event(self, number: int, party: str, event: str, reason: str) -> None:
+        reason = plain(reason)  # others' words, which are recorded and shown in many places
         self.server.log("event", party=party, event=event, reason=reason)
         self.progress.event(number, party, event, reason)
 
@@ -366,17 +369,18 @@ class Session:
                     log.warning("%s; continuing from round %d", problem, found.round)
                     self._happened(found.round, "checkpoint_skipped", problem)
                 return found
-            problems.append(
-                str(found) if isinstance(found, RunError) else f"the state of client '{damaged}' is damaged"
-            )
+            problems.append(str(found) if isinstance(found, RunError) else str(damaged))
         reason = "; ".join(problems) or "no round was completed"
         raise RunError(f"'{self.folder.path}' has no usable checkpoint ({reason}); start the run again")
 
     def _damaged(self, checkpoint: Checkpoint) -> str | None:
-        """A client whose state of that round is not readable, as far as clients live here and keep anything."""
+        """What is not readable of that round: records, or the state of a client that lives here and keeps anything."""
+        if lost := self.folder.lost_records(checkpoint.facts["logs"]):
+            return f"after round {checkpoint.round} {lost}"
         if not (self.federation.members and self.experiment.algorithm.keeps):
             return None
-        return StateStore(self.hosting.states).damaged(_labels(checkpoint.facts))
+        client = StateStore(self.hosting.states).damaged(_labels(checkpoint.facts))
+        return None if client is None else f"the state of client '{client}' is damaged"
 
     def _save_server(self, which: str) -> None:
         save_model(self.folder, f"models/{which}", self.server, self.experiment, self.federation.context)

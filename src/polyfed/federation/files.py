@@ -1,11 +1,14 @@
-"""Files that are either complete or not there, whatever kills the process."""
+"""Files that are either complete or not there, whatever kills the process or ends the power."""
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 from collections.abc import Iterator
 from pathlib import Path
+
+_NOT_FOR_FOLDERS = (errno.EINVAL, errno.ENOTSUP)  # answers of file systems that sync files only
 
 
 @contextlib.contextmanager
@@ -21,21 +24,13 @@ def private_files() -> Iterator[None]:
         os.umask(before)
 
 
-def sync_folder(folder: Path) -> None:
-    """Flush a folder to disk: without it, a file that is new in it can be gone after a power cut."""
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
 def write_atomically(path: Path, data: bytes) -> None:
-    """Write ``data`` beside ``path``, flush it to disk and move it into place.
+    """Write ``data`` beside ``path``, flush it to disk and move it into place, and its name with it.
 
     Raises:
         OSError: the disk is full or the folder not writable; nothing of the attempt is left then.
     """
+    made = [folder for folder in path.parents if not folder.exists()]
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
@@ -47,3 +42,26 @@ def write_atomically(path: Path, data: bytes) -> None:
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise
+    for folder in (path.parent, *(folder.parent for folder in made)):
+        sync_folder(folder)
+
+
+def sync_file(path: Path) -> None:
+    """Flush a file to disk that others have written."""
+    with path.open("rb") as stream:
+        os.fsync(stream.fileno())
+
+
+def sync_folder(path: Path) -> None:
+    """Flush to disk which files a folder has."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    except PermissionError:  # a folder that may be written into and not read
+        return
+    try:
+        os.fsync(descriptor)
+    except OSError as error:
+        if error.errno not in _NOT_FOR_FOLDERS:
+            raise
+    finally:
+        os.close(descriptor)
