@@ -15,7 +15,7 @@ import typer
 
 import polyfed
 from polyfed.analysis.commands import app as analyse
-from polyfed.console import described, in_charge
+from polyfed.console import described, forget_working_folder, in_charge
 from polyfed.deploy.commands import app as deploy
 from polyfed.downstream.commands import downstream
 from polyfed.engines.quiet import SPEED
@@ -23,6 +23,7 @@ from polyfed.errors import ConfigError, PolyfedError, RunError
 from polyfed.extras import extra_with, how_to_install
 from polyfed.federation.files import private_files
 from polyfed.options import BestOrLast, DataDir, Device, ExperimentArgument, WeightsDir, numbers_in, pairs_in
+from polyfed.untrusted import plain
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -353,9 +354,9 @@ def _records(folder: Path) -> Any:
 
 
 def _console() -> Console:
-    from rich.console import Console
+    from polyfed.reporting.terminal import Terminal
 
-    return Console()
+    return Terminal()
 
 
 def _print(*tables: TextTable) -> None:
@@ -365,7 +366,7 @@ def _print(*tables: TextTable) -> None:
 
 
 def _fail(message: str, code: int) -> int:
-    typer.echo(" ".join(message.split()), err=True)
+    typer.echo(plain(" ".join(message.split())), err=True)
     return code
 
 
@@ -395,4 +396,5 @@ def _logged(folder: Path, progress: Any) -> Any:
 
 
 if __name__ == "__main__":
+    forget_working_folder()
     sys.exit(main())

@@ -5,7 +5,9 @@ from __future__ import annotations
 import contextlib
 import logging
 import signal
+import sys
 from collections.abc import Iterator
+from pathlib import Path
 from types import FrameType
 from typing import get_type_hints
 
@@ -13,6 +15,8 @@ import click
 import typer
 from typer.core import TyperArgument
 from typer.models import ArgumentInfo
+
+from polyfed.untrusted import plain
 
 
 def _interrupted(number: int, frame: FrameType | None) -> None:
@@ -25,7 +29,7 @@ class _Lines(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         """Print a record."""
-        typer.echo(f"{record.levelname.lower()}: {record.getMessage()}", err=True)
+        typer.echo(plain(f"{record.levelname.lower()}: {record.getMessage()}"), err=True)
 
     def filter(self, record: logging.LogRecord) -> bool:
         """The runner's warnings are shown as events of the run already."""
@@ -55,3 +59,13 @@ def in_charge() -> Iterator[None]:
     finally:
         logger.removeHandler(shown)
         signal.signal(signal.SIGTERM, before)
+
+
+def forget_working_folder() -> None:
+    """Look for modules where the program ``polyfed`` does, if it was started as ``python -m``.
+
+    That puts the working folder before all others, and a configuration that somebody handed over could name a module
+    that lies there. What PYTHONPATH names stays.
+    """
+    if not sys.flags.safe_path and sys.path and Path(sys.path[0]).resolve() == Path.cwd():
+        del sys.path[0]

@@ -12,7 +12,7 @@ TABLE = TextTable("Title", ("name", "value"), [("a|b [red]", "1"), ("c", "2")], 
 
 def test_markdown():
     assert TABLE.markdown() == (
-        "## Title\n\n| name | value |\n| --- | ---: |\n| a\\|b [red] | 1 |\n| c | 2 |\n\nA note.\n"
+        "## Title\n\n| name | value |\n| --- | ---: |\n| a\\|b \\[red] | 1 |\n| c | 2 |\n\nA note.\n"
     )
 
 

@@ -313,15 +313,14 @@ def _continuable() -> Iterator[None]:
 
 def _finish(folder: Path, name: str, content: dict[str, Any], drawing: Any, tables: Sequence[TextTable]) -> None:
     """Write ``<name>.json`` and ``<name>.png`` and print the tables."""
-    from rich.console import Console
-
     from polyfed.analysis.results import write_json
     from polyfed.reporting.figures import save
+    from polyfed.reporting.terminal import Terminal
 
     paths = [write_json(folder / f"{name}.json", content)]
     if drawing is not None:
         paths.append(save(drawing, folder / f"{name}.png"))
-    console = Console()
+    console = Terminal()
     for table in tables:
         console.print(table.rich())
     for path in paths:

@@ -14,6 +14,7 @@ from typing import Any
 
 from polyfed.engines.flower_client import Facts, client_app
 from polyfed.federation.parts import Part
+from polyfed.untrusted import log_plainly
 
 WORKER = "POLYFED_WORKER"
 """Environment variable with the socket of the site's worker."""
@@ -33,6 +34,6 @@ def _serve(kind: str, facts: Facts, parts: Sequence[Part], config: Mapping[str, 
     from polyfed.engines.flower_node import Node
     from polyfed.federation.files import private_files
 
-    logging.basicConfig(level=logging.INFO, format="%(levelname)s: %(message)s")
+    log_plainly(logging.INFO, "%(levelname)s: %(message)s")
     with private_files():
         return Node(open_host)(kind, facts, parts, config)

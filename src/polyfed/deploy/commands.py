@@ -8,6 +8,8 @@ from typing import Annotated
 
 import typer
 
+from polyfed.untrusted import plain
+
 app = typer.Typer(
     add_completion=False,
     no_args_is_help=True,
@@ -94,7 +96,7 @@ def check(
     for finding in site_findings(folder, network=network):
         found.append(finding)
         if not as_json:
-            typer.echo(finding)
+            typer.echo(plain(str(finding)))
     if as_json:
         typer.echo(json.dumps([vars(finding) for finding in found], indent=1))
     if failed(found):
@@ -118,4 +120,4 @@ def site(folder: SiteArgument) -> None:
 
 
 def _say(line: str) -> None:
-    typer.echo(f"polyfed: {line}", err=True)
+    typer.echo(plain(f"polyfed: {line}"), err=True)

@@ -20,6 +20,7 @@ from polyfed.experiment import Experiment
 from polyfed.federation.files import private_files, write_atomically
 from polyfed.reporting.progress_log import Both, LoggedProgress
 from polyfed.runner import resume, run
+from polyfed.untrusted import log_plainly
 
 
 @dataclass(frozen=True)
@@ -89,7 +90,7 @@ def _progress(out: Path, folder: Path) -> Both:
 
 @private_files()
 def _serve(grid: Any, folder: Path) -> None:
-    logging.basicConfig(level=logging.WARNING, format="%(levelname)s: %(message)s")
+    log_plainly(logging.WARNING, "%(levelname)s: %(message)s")
     launch = Launch.read(folder)
     out = Path(launch.out)
     try:

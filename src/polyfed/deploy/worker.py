@@ -15,6 +15,7 @@ from typing import Any
 from polyfed.deploy.errand import receive, send
 from polyfed.engines.flower_client import Serve
 from polyfed.federation.files import private_files
+from polyfed.untrusted import log_plainly
 
 log = logging.getLogger(__name__)
 
@@ -49,7 +50,7 @@ def main(arguments: Sequence[str]) -> None:
     from polyfed.deploy.host import open_host
     from polyfed.engines.flower_node import Node
 
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
+    log_plainly(logging.INFO, "%(asctime)s %(levelname)s %(message)s")
     with private_files():
         serve_errands(Path(arguments[0]), Node(open_host))
 

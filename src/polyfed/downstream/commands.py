@@ -102,14 +102,13 @@ def _interruptible() -> Iterator[None]:
 
 def _finish(folder: Path, stem: str, found: Findings) -> None:
     """Print the tables, and write JSON, CSV and picture."""
-    from rich.console import Console
-
     from polyfed.analysis.results import write_json
     from polyfed.downstream.plots import draw_findings
     from polyfed.federation.files import write_atomically
     from polyfed.reporting.figures import save
+    from polyfed.reporting.terminal import Terminal
 
-    console = Console()
+    console = Terminal()
     for table in found.tables():
         console.print(table.rich())
     drawing = draw_findings(found)  # what can fail comes before anything is written

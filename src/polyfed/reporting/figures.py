@@ -36,6 +36,7 @@ _STYLE: Any = {
     "grid.linewidth": 0.8,
     "legend.frameon": False,
     "legend.fontsize": 9,
+    "text.parse_math": False,  # names of classes and metrics are shown as they are; one with a $ would end the drawing
 }
 
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from polyfed.reporting.recalls import is_context
 from polyfed.reporting.records import SERVER
 from polyfed.reporting.tables import duration
+from polyfed.untrusted import plain
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
@@ -118,7 +119,7 @@ class PlainProgress(Progress):
         self._console.print(summary)
 
     def _print(self, text: str) -> None:
-        self._console.print(text, markup=False, highlight=False, soft_wrap=True)
+        self._console.print(plain(text), markup=False, highlight=False, soft_wrap=True)
 
 
 def progress_for(console: Console) -> Progress:

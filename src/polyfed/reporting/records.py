@@ -11,11 +11,10 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, TypeVar
 
-import yaml
-
 from polyfed.errors import RunError
 from polyfed.reporting.arrays import ClientArray, read_arrays
 from polyfed.runfolder import untrained_best
+from polyfed.yaml_text import yaml_content
 
 SERVER = "server"
 SITE_REFUSED = "site_refused"
@@ -128,7 +127,7 @@ class RunRecords:
             transfers=tuple(_typed(Transfer, line, at) for at, line in _lines(folder / "ledger.jsonl", warnings)),
             seconds=dict(_round_time(line, at) for at, line in _lines(folder / "timing.jsonl", warnings)),
             holdings=_holdings(folder / "partition.json"),
-            config=_parsed(folder / "config.yaml", yaml.safe_load),
+            config=_parsed(folder / "config.yaml", yaml_content),
             warnings=(*warnings, *filter(None, [untrained_best(folder)])),
         )
 
@@ -259,7 +258,7 @@ def _round_time(line: Line, where: str) -> tuple[int, float]:
 def _parsed(path: Path, parse: Callable[[str], Any]) -> dict[str, Any]:
     try:
         return dict(parse(path.read_text()) or {}) if path.exists() else {}
-    except (ValueError, yaml.YAMLError) as error:
+    except (ValueError, RecursionError) as error:
         raise RunError(f"{path.name} is damaged: {' '.join(str(error).split())}; restore {path}") from error
 
 

@@ -15,6 +15,7 @@ from polyfed.reporting.client_spread import ClientSpread, client_spread, quality
 from polyfed.reporting.recalls import Recall, find_recalls, is_context
 from polyfed.reporting.records import SERVER, SITE_REFUSED, Event, RunRecords
 from polyfed.reporting.tables import TextTable, count, duration, figure, mib
+from polyfed.untrusted import markdown, plain
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -27,19 +28,19 @@ def report(records: RunRecords) -> RenderableType:
     from rich.console import Group
     from rich.text import Text
 
-    title = Text(_title(records), style="bold underline")
-    warnings = [Text(f"warning: {warning}", style="yellow") for warning in records.warnings]
-    return Group(title, *warnings, Text(), *(table.rich() for table in tables(records)), Text(_where(records)))
+    title = Text(plain(_title(records)), style="bold underline")
+    warnings = [Text(plain(f"warning: {warning}"), style="yellow") for warning in records.warnings]
+    return Group(title, *warnings, Text(), *(table.rich() for table in tables(records)), Text(plain(_where(records))))
 
 
 def write_report(records: RunRecords) -> Path:
     """Write ``report.md``, and ``client_spread.json`` if clients were measured; returns the former."""
-    warnings = [f"**Warning**: {warning}.\n" for warning in records.warnings]
+    warnings = [f"**Warning**: {markdown(warning)}.\n" for warning in records.warnings]
     parts = [
-        f"# {_title(records)}\n",
+        f"# {markdown(_title(records))}\n",
         *warnings,
         *(table.markdown() for table in tables(records)),
-        _where(records),
+        markdown(_where(records)),
     ]
     path = records.folder / "report.md"
     write_atomically(path, ("\n".join(parts) + "\n").encode())

@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from polyfed.untrusted import markdown, plain
+
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
@@ -36,19 +38,20 @@ class TextTable:
         from rich.table import Table
         from rich.text import Text
 
-        table = Table(title=Text(self.title, style="bold"), title_justify="left", box=SIMPLE_HEAD, pad_edge=False)
+        title = Text(plain(self.title), style="bold")
+        table = Table(title=title, title_justify="left", box=SIMPLE_HEAD, pad_edge=False)
         for number, column in enumerate(self.columns):
-            table.add_column(Text(column), justify="right" if number else "left", overflow="fold")
+            table.add_column(Text(plain(column)), justify="right" if number else "left", overflow="fold")
         for row in self.rows:
-            table.add_row(*(Text(cell) for cell in row))
-        notes = [Text(note, style="dim") for note in self.notes]
-        return Group(*([table] if self.rows else [Text(self.title, style="bold")]), *notes, Text())
+            table.add_row(*(Text(plain(cell)) for cell in row))
+        notes = [Text(plain(note), style="dim") for note in self.notes]
+        return Group(*([table] if self.rows else [title]), *notes, Text())
 
     def markdown(self) -> str:
         """For a file."""
         head = [self.columns, ["---", *["---:"] * (len(self.columns) - 1)]]
-        body = [f"| {' | '.join(_escaped(cell) for cell in row)} |" for row in (*head, *self.rows)] if self.rows else []
-        parts = [f"## {self.title}", "\n".join(body), *self.notes]
+        body = [f"| {' | '.join(map(markdown, row))} |" for row in (*head, *self.rows)] if self.rows else []
+        parts = [f"## {markdown(self.title)}", "\n".join(body), *map(markdown, self.notes)]
         return "\n\n".join(part for part in parts if part) + "\n"
 
 
@@ -74,7 +77,3 @@ def duration(seconds: float) -> str:
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
-
-
-def _escaped(cell: str) -> str:
-    return cell.replace("|", "\\|")
