@@ -7,26 +7,32 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from polyfed.catalogue import parsed, preset_names, preset_text
 from polyfed.errors import ConfigError
+from polyfed.yaml_text import yaml_content
 
 COST = "cost"
 """A key of presets alone: what a run takes, for people who choose one."""
 
 
-def read_config(source: str | Path) -> dict[str, Any]:
+def read_config(source: str | Path, extending: tuple[str, ...] = ()) -> dict[str, Any]:
     """The mapping of a preset or YAML file, with what it ``extends`` merged in (its own keys win).
 
+    Args:
+        source: name of a preset, or path of a file.
+        extending: the files and presets on the way here, each of which extends the next.
+
     Raises:
-        ConfigError: no such preset or file, or not YAML.
+        ConfigError: no such preset or file, not YAML, or it extends itself.
     """
     path = Path(source)
+    way = (*extending, str(path.resolve() if path.is_file() else source))
+    if way[-1] in extending:
+        raise ConfigError(f"'{extending[0]}' extends itself: {' -> '.join(way)}; take one 'extends' out")
     if path.suffix in (".yaml", ".yml") or path.is_file():
         content = _parse_yaml(_read(path), str(source))
     elif str(source) in preset_names():
-        content = _parse_yaml(preset_text(str(source)), str(source))
+        content = dict(parsed(preset_text(str(source))))  # our own: read fast
     else:
         raise ConfigError(f"no preset or file '{source}'; {_instead(str(source))}")
     base = content.pop("extends", None)
@@ -34,7 +40,7 @@ def read_config(source: str | Path) -> dict[str, Any]:
     if base is None:
         return content
     beside = path.parent / str(base)
-    return merged(read_config(beside if beside.is_file() else base), content)
+    return merged(read_config(beside if beside.is_file() else str(base), way), content)
 
 
 def _instead(source: str) -> str:
@@ -74,9 +80,9 @@ def _read(path: Path) -> str:
 
 def _parse_yaml(text: str, where: str) -> dict[str, Any]:
     try:
-        content = parsed(text)
-    except yaml.YAMLError as error:
-        raise ConfigError(f"'{where}' is not YAML: {' '.join(str(error).split())}") from error
+        content = yaml_content(text)
+    except ValueError as error:
+        raise ConfigError(f"'{where}' is not YAML: {error}") from error
     if not isinstance(content, dict):
         raise ConfigError(f"'{where}' must be a mapping of settings, not {type(content).__name__}")
     return dict(content)

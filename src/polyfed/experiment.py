@@ -31,6 +31,7 @@ from polyfed.federation.settings import (
 from polyfed.federation.transport import Transport
 from polyfed.reporting.sink import Sink
 from polyfed.settings import Settings
+from polyfed.yaml_text import yaml_content
 
 
 def _share(value: int | float | None) -> int | float | None:
@@ -178,8 +179,8 @@ def _override(content: Mapping[str, Any], text: str) -> dict[str, Any]:
 
 def _parse_value(text: str) -> Any:
     try:
-        return yaml.safe_load(text)
-    except yaml.YAMLError:
+        return yaml_content(text)
+    except ValueError:
         return text
 
 

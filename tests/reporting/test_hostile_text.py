@@ -14,10 +14,11 @@ from run_folders import write_lines
 
 import polyfed
 from polyfed.console import in_charge
+from polyfed.reporting.bars import BarProgress
 from polyfed.reporting.dashboard import DashboardProgress
 from polyfed.reporting.figures import figure_grid, legend_below, save, styled
 from polyfed.reporting.html.page import write_html_report
-from polyfed.reporting.progress import PlainProgress, RichProgress
+from polyfed.reporting.progress import PlainProgress
 from polyfed.reporting.records import RunRecords
 from polyfed.reporting.report import report, write_report
 from polyfed.reporting.tables import TextTable
@@ -71,7 +72,7 @@ def test_colours_of_a_terminal_stay() -> None:
     assert stream.getvalue() == "\x1b[31ma\u241b[2J\x1b[0m\n"
 
 
-@pytest.mark.parametrize("kind", [PlainProgress, RichProgress, DashboardProgress])
+@pytest.mark.parametrize("kind", [PlainProgress, BarProgress, DashboardProgress])
 def test_displays(kind: type) -> None:
     stream = io.StringIO()
     progress = kind(Terminal(file=stream, width=200))

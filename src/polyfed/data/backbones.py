@@ -27,6 +27,9 @@ from polyfed.randomness import isolated
 Pool = Literal["auto", "cls", "mean", "pooled", "tokens"]
 Tower = Literal["whole", "vision", "text"]
 
+NO_CODE: dict[str, Any] = {"trust_remote_code": False}
+"""Goes into every call of ``transformers`` that reads a folder or the hub: what they hold is data, never to be run."""
+
 _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 _TOKENIZER_FILES = (
     *("tokenizer.json", "tokenizer_config.json", "vocab.txt", "vocab.json"),
@@ -171,7 +174,7 @@ def _configuration(folder: Path) -> Any:
     read_config(folder, "config.json")
     try:
         with quiet():
-            return AutoConfig.from_pretrained(folder, local_files_only=True)
+            return AutoConfig.from_pretrained(folder, local_files_only=True, **NO_CODE)
     except (OSError, ValueError) as error:
         raise _unreadable(folder, error) from error
 
@@ -211,7 +214,7 @@ def load(folder: Path, kind: Any, *, pooler: bool = True, **options: Any) -> nn.
 def _from_pretrained(folder: Path, kind: Any, options: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
     from safetensors import SafetensorError
 
-    always = {"local_files_only": True, "use_safetensors": True, "output_loading_info": True}
+    always = {"local_files_only": True, "use_safetensors": True, "output_loading_info": True, **NO_CODE}
     try:
         with quiet():
             model, info = kind.from_pretrained(folder, dtype=torch.float32, **always, **options)
@@ -326,6 +329,6 @@ def outline(folder: Path, pool: Pool, tower: Tower = "whole") -> Backbone:
     config = _configuration(folder)
     try:
         with quiet(), isolated("backbone"), torch.device("meta"):
-            return Backbone(auto.from_config(config), pool, tower)
+            return Backbone(auto.from_config(config, **NO_CODE), pool, tower)
     except (OSError, ValueError) as error:
         raise _unreadable(folder, error) from error

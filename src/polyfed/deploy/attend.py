@@ -88,7 +88,7 @@ def _worker(site: SiteFolder, environment: dict[str, str], report: Report) -> It
     """The worker for the length of the block; ``environment`` is told its socket."""
     with tempfile.TemporaryDirectory(prefix="polyfed-") as folder, Processes() as processes:
         environment[WORKER] = str(Path(folder) / "worker")  # a short path: sockets allow about 100 characters
-        command = [sys.executable, "-m", "polyfed.deploy.worker", environment[WORKER]]
+        command = [sys.executable, "-P", "-m", "polyfed.deploy.worker", environment[WORKER]]
         report(f"worker: {shlex.join(command)}")
         yield _Worker(processes, command, environment, site.path)
 

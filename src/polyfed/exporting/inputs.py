@@ -194,7 +194,7 @@ def _split_pretrained(tokenizer: Pretrained, vocabulary: Vocabulary, place: _Pla
     return _Split(
         f"tokens of the tokenizer in `{folder}` (it was `{tokenizer.path}`), marks of begin and end included",
         'splitter(text, truncation=True, max_length=vocabulary["length"])["input_ids"]',
-        setup=f'splitter = AutoTokenizer.from_pretrained("{folder}")\n    ',
+        setup=f'splitter = AutoTokenizer.from_pretrained("{folder}", trust_remote_code=False)\n    ',
         imports=("from transformers import AutoTokenizer",),
     )
 

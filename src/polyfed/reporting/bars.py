@@ -73,7 +73,7 @@ class BarProgress(Relay):
         self._live.stop()
 
     def _print(self, text: str, style: str = "") -> None:
-        self._console.print(text, style=style, markup=False, highlight=False)
+        self._console.print(plain(text), style=style, markup=False, highlight=False)
 
     # ---- the picture
 

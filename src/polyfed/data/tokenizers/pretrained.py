@@ -8,6 +8,7 @@ from typing import Any
 
 from pydantic import Field
 
+from polyfed.data.backbones import NO_CODE
 from polyfed.data.tokenization import Tokenizer, Vocabulary
 from polyfed.data.view import DataContext
 from polyfed.errors import ConfigError
@@ -58,7 +59,8 @@ class Pretrained(Tokenizer):
         try:
             if words.is_file() and not (words.parent / "tokenizer.json").exists():
                 return transformers.BertTokenizer(vocab=str(words), do_lower_case=self.lowercase)
-            return transformers.AutoTokenizer.from_pretrained(str(local) if local.exists() else self.path)
+            place = str(local) if local.exists() else self.path
+            return transformers.AutoTokenizer.from_pretrained(place, **NO_CODE)
         except (OSError, ValueError) as error:
             raise ConfigError(
                 f"tokenizer '{self.path}' can be loaded neither from '{local}' nor the hub "
