@@ -10,6 +10,7 @@ from polyfed.reporting.progress import Metrics, summaries
 from polyfed.reporting.progress_log import Relay
 from polyfed.reporting.run_state import RunState
 from polyfed.reporting.wording import PREPARING, doing, ticking
+from polyfed.untrusted import plain
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
