@@ -25,7 +25,7 @@ MOST_PIXELS = 178_956_970
 """Most that a setting may allow: Pillow itself opens no larger ones."""
 
 _FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF", "PPM", "JPEG2000", "AVIF")
-_LARGE = 1 << 22  # pixels above which pictures are decoded one after the other, so that few of them are in memory
+_LARGE = 1 << 24  # pixels above which pictures are decoded one after the other, so that few of them are in memory
 _BYTES_A_PIXEL = 16  # of a file: four channels of 32 bits, not compressed
 _SPARE = 1 << 20  # bytes for a header
 _one_large = threading.Lock()
