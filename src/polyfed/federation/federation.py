@@ -220,11 +220,15 @@ class Federation:
     @cached_property
     def public_order(self) -> str:
         """Digest of the public set, of its content and its order."""
-        samples = self.public_samples({})
-        if samples is None or self.public is None:
+        if self.public is None:
             return ""
         split = self.split(self.public.source, self.public.split)
-        return order_of(samples, content_digests(split, self.public_items, self.context))
+        return order_of(self._require_public({}), content_digests(split, self.public_items, self.context))
+
+    def _require_public(self, views: Modalities) -> Samples:
+        samples = self.public_samples(views)
+        assert samples is not None
+        return samples
 
     @property
     def _public_modalities(self) -> tuple[str, ...]:
