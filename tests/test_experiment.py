@@ -8,9 +8,11 @@ from typing import Any
 import pytest
 import yaml
 
+from polyfed.catalogue import presets
+from polyfed.config_files import merged
 from polyfed.engines.local import Local
 from polyfed.errors import ConfigError
-from polyfed.experiment import Experiment, merged, presets
+from polyfed.experiment import Experiment
 from polyfed.federation.cohort import Patience
 from polyfed.federation.limits import Limits
 

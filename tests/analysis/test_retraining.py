@@ -24,7 +24,7 @@ def test_models_are_the_server_s_the_types_and_the_kept_ones(fedavg_run: Path, l
     opened = Simulated.of(fedavg_run)
     assert [subject.name for subject in opened.globals()] == ["server", "image"]  # the server shows that of paired
     server, paired = opened.subject("server"), opened.subject("paired")
-    assert (server.round, paired.round, paired.head) == (1, 1, "retrieval-info_nce")
+    assert (server.round, paired.round, paired.head) == (1, 1, "retrieval")
     assert all(torch.equal(value, paired.model.state_dict()[name]) for name, value in server.model.state_dict().items())
     assert not opened.is_server_untrained
     assert list(opened.comparable(server)) == ["paired-0", "paired-1"]
