@@ -99,6 +99,12 @@ def _serve(grid: Any, folder: Path) -> None:
                 resume(out, progress)
             else:
                 run(Experiment.load(folder / "experiment.yaml"), out, progress)
+    except (KeyboardInterrupt, SystemExit):  # how Flower ends a ServerApp
+        remedy = f"start the server again, if it has ended, and continue with 'polyfed resume {out}'"
+        Outcome(f"the run was stopped at SuperLink; all complete rounds are safe: {remedy}", mendable=True).write(
+            folder
+        )
+        raise
     except BaseException as error:
         text = str(error) if isinstance(error, PolyfedError) else f"{type(error).__name__}: {error}"
         Outcome(text or type(error).__name__, isinstance(error, PolyfedError), traceback.format_exc()).write(folder)

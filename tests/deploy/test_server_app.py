@@ -1,0 +1,38 @@
+"""The server half of a deployed run tells whoever launched it how it ended."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from polyfed.deploy import server_app
+from polyfed.deploy.server_app import Launch, Outcome
+from polyfed.errors import RunError
+
+
+@pytest.mark.parametrize(
+    ("error", "told", "mendable"),
+    [
+        (KeyboardInterrupt(), "the run was stopped at SuperLink; all complete rounds are safe: start the server", True),
+        (SystemExit(1), "the run was stopped at SuperLink", True),
+        (RunError("too few clients"), "too few clients", True),
+        (ZeroDivisionError("by zero"), "ZeroDivisionError: by zero", False),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_an_end_is_told_with_what_can_be_done(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: BaseException, told: str, mendable: bool
+) -> None:
+    def fails(*arguments: object) -> None:
+        raise error
+
+    monkeypatch.setattr(server_app, "resume", fails)
+    (tmp_path / "run").mkdir()
+    Launch(str(tmp_path / "run"), resume=True).write(tmp_path)
+    with pytest.raises(type(error)):
+        server_app._serve(None, tmp_path)
+    outcome = Outcome.read(tmp_path)
+    assert outcome is not None
+    assert outcome.error.startswith(told)
+    assert outcome.mendable == mendable
