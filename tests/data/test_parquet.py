@@ -366,3 +366,22 @@ def test_real_data_opens_with_its_class_names() -> None:
     assert len(split) == 400
     assert len(split.classes["answer"]) == 13
     assert split.read("answers").nested
+
+
+@pytest.mark.parametrize(
+    ("files", "path", "message"),
+    [
+        (
+            ["a.jpg", "captions.csv"],
+            "raw",
+            r"there is no file such as train\.parquet .*name: hub, repository: \./FOLDER",
+        ),
+        (["captions.csv"], "raw/captions.csv", r"is a file, not a folder of Parquet files; .*as Parquet first"),
+    ],
+)
+def test_another_layout_is_told_what_to_do(tmp_path: Path, files: list[str], path: str, message: str) -> None:
+    (tmp_path / "raw").mkdir()
+    for file in files:
+        (tmp_path / "raw" / file).touch()
+    with pytest.raises(DataError, match=message):
+        Parquet(path=path).open("train", name="shop", data_dir=tmp_path)

@@ -52,6 +52,16 @@ def test_plain_progress_is_one_line_a_round_and_event():
     ]
 
 
+def test_plain_progress_names_a_preparation_once_if_it_takes_long():
+    target, stream = console(terminal=False)
+    times = iter(range(100))
+    progress = PlainProgress(target, now=lambda: float(next(times)))
+    progress.preparing("reading a", 0, 0)
+    for done in range(10):
+        progress.preparing("decoding pictures", 100 * done, 2000)
+    assert stream.getvalue() == "decoding pictures: 400 of 2,000 ...\n"
+
+
 def test_plain_progress_of_a_resumed_run():
     target, stream = console(terminal=False)
     play(PlainProgress(target), done=2)

@@ -14,6 +14,11 @@ from pydantic import Field, StrictBool, StrictInt, StrictStr
 from polyfed.errors import DataError
 from polyfed.settings import Component
 
+OTHER_LAYOUTS = (
+    "pictures with a metadata.csv (columns file_name, text, ...) load as {name: hub, repository: ./FOLDER}; "
+    "anything else is written as Parquet first (docs/quickstart.md, 'Your own data')"
+)
+
 Value = StrictBool | StrictInt | StrictStr
 Values = Value | Annotated[list[Value], Field(min_length=1)]
 
@@ -181,6 +186,8 @@ def folder_of(path: str, name: str, data_dir: Path | None) -> Path:
             "give it with --data-dir or POLYFED_DATA"
         )
     folder = given if data_dir is None else data_dir / given
+    if folder.is_file():
+        raise DataError(f"source '{name}': '{path}' is a file, not a folder of Parquet files; {OTHER_LAYOUTS}")
     if not folder.is_dir():
         start = f" under the data folder '{data_dir}'" if data_dir is not None and folder != given else ""
         raise DataError(

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
+import time
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from statistics import fmean
 from typing import TYPE_CHECKING
 
@@ -16,6 +18,7 @@ if TYPE_CHECKING:
     from rich.console import Console, RenderableType
 
 Metrics = Mapping[str, float]
+_LONG = 3.0  # seconds of preparation that a log file is told of
 WINDOW = 5  # rounds that the estimate of the remaining time looks back
 
 
@@ -72,19 +75,22 @@ class SilentProgress(Progress):
 class PlainProgress(Progress):
     """One line a round and an event, for log files and pipes."""
 
-    def __init__(self, console: Console) -> None:
+    def __init__(self, console: Console, now: Callable[[], float] = time.monotonic) -> None:
         self._console = console
+        self._now = now
         self._clock = _Clock()
         self._metrics: dict[tuple[str, str], Metrics] = {}
         self._cohort = 0
         self._excluded = 0
-        self._prepared = ""
+        self._prepared, self._until = "", math.inf
 
     def preparing(self, what: str, done: int, total: int) -> None:
-        """Print what is read or computed, once."""
+        """Print what is read or computed, once, if it takes long."""
         if what != self._prepared:
-            self._prepared = what
-            self._print(f"{what} ..." if not total else f"{what}: {total:,} ...")
+            self._prepared, self._until = what, self._now() + _LONG
+        elif self._now() > self._until:
+            self._until = math.inf
+            self._print(f"{what}: {done:,} of {total:,} ..." if total else f"{what} ...")
 
     def run_started(self, name: str, rounds: int, clients: int, *, done: int = 0) -> None:
         """Print name and size of the run."""

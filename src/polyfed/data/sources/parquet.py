@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 from pydantic import Field
 
 from polyfed.data.arrow import fingerprint_of_files, innermost, split_of_table
-from polyfed.data.source import Split, TableSource, folder_of, is_text
+from polyfed.data.source import OTHER_LAYOUTS, Split, TableSource, folder_of, is_text
 from polyfed.errors import DataError, nearest
 
 _FILE = re.compile(r"(?P<split>\w+)(-(?P<shard>\d+)-of-(?P<shards>\d+)(-\w+)?)?\.parquet")
@@ -60,6 +60,10 @@ def _files(folder: Path, split: str, what: str) -> list[Path]:
     """Files of a split in shard order."""
     named = [(match, file) for file in sorted(folder.iterdir()) if (match := _FILE.fullmatch(file.name))]
     found = [(match, file) for match, file in named if match["split"] == split]
+    if not named:
+        raise DataError(
+            f"{what}: there is no file such as train.parquet or train-00000-of-00002.parquet; {OTHER_LAYOUTS}"
+        )
     if not found:
         raise DataError(f"{what}: no split '{split}'; {nearest(split, {match['split'] for match, _ in named})}")
     _require_complete([match for match, _ in found], f"{what}, split '{split}'")
