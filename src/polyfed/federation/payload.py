@@ -17,6 +17,7 @@ from polyfed.errors import PayloadError
 from polyfed.federation.limits import Limits
 
 _LARGEST = 1 << 63
+_VARIANCE = "running_var"  # torch's own name
 _ALIGNMENT = 64  # bytes, that of torch's own allocations
 
 Scalar = int | float | str | bool
@@ -44,7 +45,7 @@ class Artefact(Mapping[str, Tensor]):
         return {item.name: getattr(self, item.name) for item in fields(self) if item.name != "tensors"}
 
     def require_sound(self, what: str, limits: Limits) -> None:
-        """Raise PayloadError if any value is NaN or infinite, or a norm is beyond its limit."""
+        """Raise PayloadError if any value is NaN or infinite or cannot be, or a norm is beyond its limit."""
         floating = {name: tensor for name, tensor in self.tensors.items() if tensor.is_floating_point()}
         if not floating:
             return
@@ -86,6 +87,13 @@ class Weights(Artefact):
     """Model parameters and buffers by name."""
 
     kind: ClassVar[str] = "weights"
+
+    def require_sound(self, what: str, limits: Limits) -> None:
+        """As of all artefacts; variances of a batch normalisation must not be negative: their roots would be NaN."""
+        super().require_sound(what, limits)
+        for name, tensor in self.tensors.items():
+            if name.endswith(_VARIANCE) and bool((tensor < 0).any()):
+                raise PayloadError(f"{what}: tensor '{name}' has a variance of {float(tensor.min()):.3g}")
 
 
 @dataclass(frozen=True)
