@@ -195,7 +195,6 @@ class Session:
             counts = self.server.weight(client)
             if counts < client.samples:
                 reason = f"joined with {client.samples} samples, counts for {counts} in averages (run.bounds.weight)"
-                log.warning("client %s %s", client.id, reason)
                 self._event(0, client.id, "weight_capped", reason)
 
     def _rounds(self, first: int) -> None:

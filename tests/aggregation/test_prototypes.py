@@ -218,12 +218,12 @@ def test_what_a_client_can_have_is_accepted_and_nothing_at_all_is_not(clients):
         ({"counts": torch.full((3,), 2**31 - 1, dtype=torch.int32)}, "6442450941 in sum"),
         ({"counts": torch.tensor([2.0, 7.0, 1.0])}, r"counts are float32 \[3\]"),
         ({"counts": torch.tensor([2, 7], dtype=torch.int32)}, r"counts are int32 \[2\], expected int32 \[3\]"),
-        ({"means": torch.zeros(2, D)}, r"means are float32 \[2, 3\], expected floating \[3, d\]"),
+        ({"means": torch.zeros(2, D)}, r"means are float32 \[2, 3\], expected float32 \[3, d\]"),
         ({"means": torch.zeros(3)}, r"means are float32 \[3\]"),
         ({"means": torch.zeros(3, D, dtype=torch.int64)}, r"means are int64 \[3, 3\]"),
         ({"present": torch.tensor([1, 0, 1, 1, 0])}, r"flags of classes are int64 \[5\]"),
         ({"present": torch.tensor([[True, False, True, True, False]])}, r"flags of classes are bool \[1, 5\]"),
-        ({"present": torch.tensor([True, True, True, True, False])}, r"expected floating \[4, d\]"),
+        ({"present": torch.tensor([True, True, True, True, False])}, r"expected float32 \[4, d\]"),
     ],
 )
 def test_what_it_cannot_have_is_refused(clients, change, message):

@@ -160,7 +160,7 @@ def mean_prototypes(sent: Sequence[ClassMeans], weighting: Weighting = "count") 
 
 
 def bounded(rows: Sequence[Float[Tensor, "_ d"]], times: float) -> tuple[list[Tensor], int]:
-    """Scale down rows that are longer than ``times`` the usual norm: the median of all rows, every client counting once.
+    """Scale down rows that are longer than ``times`` the usual norm: the median of rows, all clients counting alike.
 
     Rows of 0 do not count. While fewer than half of the clients are false, the median is at most an honest norm,
     however many rows the others send, and a false row counts for no more than ``times`` as much. Rows within the bound

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, Generic, Literal, Protocol, TypeVar
 
@@ -339,7 +340,11 @@ class Cohort:
         for answer in answers:
             client, request = asked[answer.client], sent[answer.client]
             try:
-                payload = self._receive(request.step, client, answer, received(request.payload), schema, check)
+                payload = self._receive(request.step, client, answer, received(request.payload))
+                schema.require_reply(payload)
+                payload.require_sound(self.limits, partial(gate.start, client))
+                payload = self._counting(payload, client)
+                check(Reply.received(payload, client))
                 arrival = gate.arrival(client, payload)
             except PayloadError as error:
                 drop(client, str(error), answer.details)
@@ -368,8 +373,6 @@ class Cohort:
         client: ClientInfo,
         answer: Answer,
         received: Payload | None,
-        schema: StepSchema,
-        check: Callable[[Reply], None],
     ) -> Payload:
         wire = answer.payload
         if wire is None:
@@ -377,13 +380,9 @@ class Cohort:
         plain = None
         try:
             plain = self.transport.widen(wire, received, self.limits)
+            return plain
         finally:  # what is refused has crossed too
             self.ledger.enter(self.round, client.id, "up", self.purpose + step, wire, plain)
-        schema.require_reply(plain)
-        plain.require_sound(self.limits)
-        plain = self._counting(plain, client)
-        check(Reply.received(plain, client))
-        return plain
 
     def _counting(self, payload: Payload, client: ClientInfo) -> Payload:
         """The payload with as many ``num_examples`` as its sender counts for, if it has any.

@@ -88,10 +88,11 @@ class Gate:
         """
         weights = {name: item for name, item in payload.artefacts.items() if isinstance(item, Weights)}
         return Arrival(
-            client, payload, {name: lengths(item, self._start(client, name)) for name, item in weights.items()}
+            client, payload, {name: lengths(item, self.start(client, name)) for name, item in weights.items()}
         )
 
-    def _start(self, client: ClientInfo, name: str) -> Mapping[str, Tensor]:
+    def start(self, client: ClientInfo, name: str) -> Mapping[str, Tensor]:
+        """What the weights in a field of a client's reply started from; nothing for changes."""
         return {} if name in self._changes else self._origin(client, name)
 
     def passed(self, arrivals: Iterable[Arrival]) -> Iterator[Arrival]:
@@ -135,15 +136,13 @@ class Gate:
             times, worst = excess(moved, known)
             if self._bounds.update is not None and times > self._bounds.update:
                 item = arrival.payload.artefacts[name]
-                start = self._start(arrival.client, name)
+                start = self.start(arrival.client, name)
                 fields[name] = Weights(shortened(item, start, moved, known, self._bounds.update))
                 where = name if worst == WHOLE else f"{name}, farthest in '{worst}'"
                 notes.append(self._reason(where, times, "run.bounds.update", self._bounds.update))
         return replace(arrival, payload=Payload(fields), shortened="; ".join(notes)) if notes else arrival
 
-    def _expected(
-        self, client: ClientInfo, name: str, now: Mapping[str, Mapping[str, float]]
-    ) -> Mapping[str, float]:
+    def _expected(self, client: ClientInfo, name: str, now: Mapping[str, Mapping[str, float]]) -> Mapping[str, float]:
         """What is usual by this ask or the last; a change may also be as long as what it changes.
 
         Changes of a control variate, for one, are long when a client takes part for the first time, and short after.
