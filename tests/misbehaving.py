@@ -128,6 +128,7 @@ def _unless_whole(change: Any) -> Any:
 LIES: dict[str, Any] = {
     "huge": _unless_whole(lambda value, sent: value.abs() + 0.9e6 / max(value.numel(), 1) ** 0.5),
     "negative": _unless_whole(lambda value, sent: -3 * value),
+    "far": _unless_whole(lambda value, sent: value if value.min() >= 0 else sent + 6 * (value - sent)),
     "half": _unless_whole(lambda value, sent: value.half()),
     "double": _unless_whole(lambda value, sent: value.double()),
     "flags": lambda value, sent: value if value.is_floating_point() else value.bool(),
