@@ -241,3 +241,20 @@ def test_names_of_tensors_lead_back_to_spaces(clients):
     for wrong in ({"d.means": clients[1].means}, tensors | {"d.more": clients[1].means}, {"means": clients[1].means}):
         with pytest.raises(PayloadError, match="expected"):
             by_space(wrong, ClassMeans)
+
+
+def test_many_rows_of_few_clients_do_not_move_the_bound() -> None:
+    honest = [torch.tensor([[3.0, 4.0], [0.0, 5.0]])] * 8
+    false = [torch.full((100, 2), 1e-3)] * 2  # of every class there is, to make honest rows look long
+    scaled, number = bounded([*honest, *false], 5.0)
+    assert number == 0
+    assert all(torch.equal(one, before) for one, before in zip(scaled, [*honest, *false], strict=True))
+
+
+@pytest.mark.parametrize(("most", "expected"), [(100, [60, 40]), (99, [59, 39]), (50, [30, 20]), (1, [1, 1])])
+def test_counts_are_scaled_down_to_what_a_client_counts_for(most: int, expected: list[int]) -> None:
+    counts = torch.tensor([60, 40], dtype=torch.int32)
+    means = ClassMeans(torch.zeros(2, 3), counts, torch.tensor([True, True]))
+    found = means.at_most(most)
+    assert found.counts.tolist() == expected
+    assert found.counts.dtype == torch.int32

@@ -14,6 +14,7 @@ from polyfed.experiment import RunSettings, parse_settings
 from polyfed.federation.bounds import WHOLE, Bounds, counted, excess, lengths, shortened, usual
 from polyfed.federation.client import ClientInfo
 from polyfed.federation.gate import Arrival, Gate, Usual, WaitingRoom
+from polyfed.federation.limits import Limits
 from polyfed.federation.payload import Payload, Weights
 
 ZERO = {"w": torch.zeros(4), "n": torch.tensor(10)}
@@ -202,3 +203,21 @@ def test_replies_that_wait_in_files_come_back_bit_for_bit(tmp_path: Path, folder
 def test_where_replies_wait_changes_nothing() -> None:
     steps = [1.0, 3.0, 2.0, 11.0, 1e6]
     assert first_entries(passed(steps, waiting=0)) == first_entries(passed(steps))
+
+
+def test_a_change_is_shortened_and_may_be_as_long_as_what_it_changes() -> None:
+    clients = [info(f"c{k}") for k in range(4)]
+    for length, allowed in ((0.0, 4.0), (50.0, 100.0)):
+        control = {"w": torch.full((4,), length / 2)}
+        gate = Gate(Bounds(), "fit", clients, {}, lambda client, name, sent=control: sent, changes=("controls",))
+        changes = [Payload({"controls": Weights({"w": torch.full((4,), step / 2)})}) for step in (1.0, 1.0, 1.0, 100.0)]
+        pairs = zip(clients, changes, strict=True)
+        found = list(gate.passed([gate.arrival(client, payload) for client, payload in pairs]))
+        assert not any(one.refused for one in found)
+        assert float(found[3].payload.artefacts["controls"]["w"].norm()) == pytest.approx(allowed)
+
+
+def test_a_negative_variance_is_refused() -> None:
+    payload = Payload({"weights": Weights({"norm.running_var": torch.tensor([1.0, -0.5])})})
+    with pytest.raises(PayloadError, match=r"'norm.running_var' has a variance of -0.5"):
+        payload.require_sound(Limits())
