@@ -59,7 +59,7 @@ def test_a_run_with_liars_resumes_to_the_same_bits(tiny: Config, tmp_path: Path)
 
 def test_honest_clients_give_the_same_bits_with_and_without_bounds(tiny: Config, tmp_path: Path) -> None:
     config = lying(tiny, "huge", ())
-    free = config | {"run": config["run"] | {"bounds": {"update": None, "refuse": None, "weight": None}}}
+    free = config | {"run": config["run"] | {"bounds": {"update": None, "refuse": None, "size": None, "weight": None}}}
     filed = config | {"run": config["run"] | {"bounds": {"waiting": 0}}}
     runs = [run(Experiment.parse(one), tmp_path / str(k)) for k, one in enumerate((config, free, filed))]
     assert left(runs[0]) == left(runs[1]) == left(runs[2])

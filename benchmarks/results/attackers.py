@@ -21,7 +21,7 @@ from polyfed.reporting.progress import SilentProgress
 from polyfed.reporting.records import RunRecords
 
 PRESET = str(Path(__file__).with_suffix(".yaml"))
-OFF = "run.bounds={update: null, refuse: null, weight: null}"
+OFF = "run.bounds={update: null, refuse: null, size: null, weight: null}"
 PICTURES = (
     "data.sources.items={name: scenes, train: 1200, validation: 100, test: 300, size: 32, difficulty: 0.0, "
     "columns: {image: image}}",

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from polyfed.errors import ConfigError, PayloadError
 from polyfed.experiment import RunSettings, parse_settings
-from polyfed.federation.bounds import WHOLE, Bounds, counted, excess, lengths, shortened, usual
+from polyfed.federation.bounds import SIZE, WHOLE, Bounds, counted, excess, lengths, shortened, usual
 from polyfed.federation.client import ClientInfo
 from polyfed.federation.gate import Arrival, Gate, Usual, WaitingRoom
 from polyfed.federation.limits import Limits
@@ -56,7 +56,7 @@ def test_the_median_is_of_an_architecture_or_of_all_if_it_has_too_few_clients() 
 
 def test_lengths_are_norms_of_what_moved() -> None:
     new = {"w": torch.tensor([3.0, 4.0, 0.0, 0.0]), "v": torch.tensor([12.0]), "n": torch.tensor(17)}
-    assert lengths(new, ZERO) == {"w": 5.0, "v": 12.0, "n": 7.0, WHOLE: 13.0}
+    assert lengths(new, ZERO) == {"w": 5.0, "v": 12.0, "n": 7.0, WHOLE: 13.0, SIZE: 13.0}
 
 
 @pytest.mark.parametrize(
@@ -93,10 +93,10 @@ def test_a_tensor_that_most_leave_alone_may_move_as_far_as_entries_do_on_average
 
 def test_an_update_is_shortened_as_a_whole_and_in_its_parts() -> None:
     new = {"w": torch.full((4,), 8.0), "n": torch.tensor(110)}  # 16 long, 100 counted
-    found = shortened(new, ZERO, lengths(new, ZERO), {"w": 2.0, "n": 5.0, WHOLE: 2.0}, times=4)
+    found = shortened(new, ZERO, lengths(new, ZERO), {"w": 2.0, "n": 5.0, WHOLE: 2.0}, most=4)
     assert torch.equal(found["w"], torch.full((4,), 4.0))
     assert int(found["n"]) == 10 + 20
-    part = shortened(new, ZERO, lengths(new, ZERO), {"w": 1.0, "n": 50.0, WHOLE: 100.0}, times=4)
+    part = shortened(new, ZERO, lengths(new, ZERO), {"w": 1.0, "n": 50.0, WHOLE: 100.0}, most=4)
     assert torch.equal(part["w"], torch.full((4,), 2.0))
     assert part["n"] is new["n"]  # within its bound
 
@@ -117,7 +117,7 @@ def passed(
     steps: list[float], known: Usual | None = None, waiting: int = 1 << 30, **bounds: float | None
 ) -> list[Arrival]:
     clients = [info(f"c{k}") for k in range(len(steps))]
-    settings = Bounds(waiting=waiting, **bounds)
+    settings = Bounds(waiting=waiting, **{"size": None} | bounds)
     gate = Gate(settings, "fit", clients, {} if known is None else known, lambda client, name: ZERO)
     payloads = [
         Payload({"weights": Weights({"w": torch.full((4,), step / 2), "n": torch.tensor(12)}), "loss": 1.0})
@@ -147,7 +147,24 @@ def test_between_the_two_bounds_an_update_is_shortened_and_said_so() -> None:
     found = passed([1.0, 1.0, 1.0, 6.0])
     assert first_entries(found) == [0.5, 0.5, 0.5, 2.0]
     assert found[3].refused is None
-    assert "6 times as long as its cohort's usual one, run.bounds.update is 4" in str(found[3].shortened)
+    assert "6 times as long as usual in its cohort, run.bounds.update is 4" in str(found[3].shortened)
+
+
+def test_weights_far_longer_than_the_others_are_refused_whatever_their_update() -> None:
+    sent = {"w": torch.full((4,), 1.0), "running_var": torch.ones(2)}
+    clients = [info(f"c{k}") for k in range(5)]
+    gate = Gate(Bounds(), "fit", clients, {}, lambda client, name: sent)
+    new = [torch.full((4,), value) for value in (2.0, 2.1, 1.9, 2.0, -3.0)]  # updates of 1 and, the last, 4
+    payloads = [Payload({"weights": Weights({"w": w, "running_var": torch.ones(2) * 50})}) for w in new]
+    pairs = zip(clients, payloads, strict=True)
+    found = list(gate.passed([gate.arrival(client, payload) for client, payload in pairs]))
+    assert [one.refused for one in found] == [None] * 5
+    gate = Gate(Bounds(size=1.4), "fit", clients, {}, lambda client, name: sent)
+    found = list(
+        gate.passed([gate.arrival(client, payload) for client, payload in zip(clients, payloads, strict=True)])
+    )
+    assert [bool(one.refused) for one in found] == [False] * 4 + [True]
+    assert "they are 1.5 times as long as usual in its cohort, run.bounds.size is 1.4" in str(found[4].refused)
 
 
 def test_a_minority_that_does_nothing_takes_nobodys_room() -> None:
@@ -156,12 +173,12 @@ def test_a_minority_that_does_nothing_takes_nobodys_room() -> None:
 
 
 def test_without_bounds_or_with_too_few_to_compare_all_pass() -> None:
-    assert not any(one.refused for one in passed([1.0, 1.0, 1.0, 1e6], update=None, refuse=None))
+    assert not any(one.refused for one in passed([1.0, 1.0, 1.0, 1e6], update=None, refuse=None, size=None))
     assert not any(one.refused for one in passed([1.0, 1e6]))
 
 
 def test_what_is_as_usual_passes_at_once_and_what_is_not_waits() -> None:
-    known: Usual = {"fit/weights/a": {"w": 1.0, "n": 2.0, WHOLE: 1.0}}
+    known: Usual = {"fit/weights/a": {"w": 1.0, "n": 2.0, WHOLE: 1.0, SIZE: 1.0}}
     clients = [info(f"c{k}") for k in range(4)]
     gate = Gate(Bounds(), "fit", clients, known, lambda client, name: ZERO)
     seen: list[str] = []
@@ -180,7 +197,7 @@ def test_what_is_as_usual_passes_at_once_and_what_is_not_waits() -> None:
 
 
 def test_a_rise_of_all_is_not_held_against_anybody() -> None:
-    known: Usual = {"fit/weights/a": {"w": 0.01, "n": 2.0, WHOLE: 0.01}}  # a warm-up
+    known: Usual = {"fit/weights/a": {"w": 0.01, "n": 2.0, WHOLE: 0.01, SIZE: 0.01}}  # a warm-up
     assert not any(one.refused or one.shortened for one in passed([1.0, 2.0, 1.5], known))
 
 

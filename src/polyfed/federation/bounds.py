@@ -17,11 +17,14 @@ from polyfed.settings import Settings
 ENOUGH = 3
 """Clients from which on a median says what is usual: of fewer, one alone could move it."""
 
-WHOLE = ""
-"""Key of the whole update among those of its tensors."""
+WHOLE, SIZE = "", "="
+"""Keys, among those of tensors, of the whole update and of the weights themselves."""
+
+_STATISTICS = ("running_mean", "running_var")  # torch's own names; their size is that of a client's data
 
 Lengths = Mapping[str, float]
-"""Name of a tensor -> L2 norm of its update; ``WHOLE``: of all floating ones together."""
+"""Name of a tensor -> L2 norm of its update; ``WHOLE``: of all floating ones together; ``SIZE``: of the new weights,
+without statistics of batch normalisation."""
 
 
 class Bounds(Settings):
@@ -39,6 +42,12 @@ class Bounds(Settings):
         ge=1,
         allow_inf_nan=False,
         description="updates of more medians are refused, and their clients excluded from the round; None: none",
+    )
+    size: float | None = Field(
+        default=2.0,
+        ge=1,
+        allow_inf_nan=False,
+        description="weights whose norm is more medians of the cohort's are refused as well; None: none",
     )
     weight: float | None = Field(
         default=6.0,
@@ -59,7 +68,7 @@ class Bounds(Settings):
     @property
     def bind(self) -> bool:
         """Whether updates are bounded at all."""
-        return self.update is not None or self.refuse is not None
+        return any(bound is not None for bound in (self.update, self.refuse, self.size))
 
 
 def counted(clients: Sequence[ClientInfo], times: float | None) -> dict[str, int]:
@@ -91,12 +100,15 @@ def lengths(new: Mapping[str, Tensor], old: Mapping[str, Tensor]) -> Lengths:
     """
     found: dict[str, float] = {}
     moved: dict[str, Tensor] = {}
+    sizes: list[Tensor] = []
     for name, value in new.items():
         start = old.get(name)
         _require_alike(name, value, start)
         if value.is_floating_point():
             change = value.float() if start is None else value.float() - start.to(value.device).float()
             moved[name] = torch.linalg.vector_norm(change)
+            if not name.endswith(_STATISTICS):
+                sizes.append(torch.linalg.vector_norm(value.float()))
         else:
             found[name] = _counted_on(name, value, start)
     if moved:
@@ -104,6 +116,7 @@ def lengths(new: Mapping[str, Tensor], old: Mapping[str, Tensor]) -> Lengths:
         norms = torch.stack([norm.to(device) for norm in moved.values()])
         found |= dict(zip(moved, norms.tolist(), strict=True))
         found[WHOLE] = float(torch.linalg.vector_norm(norms))
+        found[SIZE] = float(torch.stack(sizes).norm()) if sizes else 0.0
     return found
 
 
@@ -142,36 +155,41 @@ def usual(seen: Sequence[Lengths], entries: Mapping[str, int]) -> dict[str, floa
         return {}
     total = sum(entries.values())
     floors = {name: found[WHOLE] * (count / total) ** 0.5 for name, count in entries.items()}
-    return {name: max(value, floors.get(name, 0.0 if name == WHOLE else 1.0)) for name, value in found.items()}
+    return {name: max(value, floors.get(name, 0.0 if name in (WHOLE, SIZE) else 1.0)) for name, value in found.items()}
+
+
+def times(moved: Lengths, known: Mapping[str, float], name: str) -> float:
+    """How many times the usual a length is; 0 where nothing is known to be usual."""
+    return moved.get(name, 0.0) / known[name] if known.get(name) else 0.0
 
 
 def excess(moved: Lengths, known: Mapping[str, float]) -> tuple[float, str]:
     """How many times the usual an update is, and which tensor is farthest beyond it (``WHOLE``: all together)."""
-    ratios = {name: length / known[name] if known[name] else 0.0 for name, length in moved.items() if name in known}
+    ratios = {name: times(moved, known, name) for name in moved if name in known and name != SIZE}
     worst = max(ratios, key=lambda name: ratios[name], default=WHOLE)
     return ratios.get(worst, 0.0), worst
 
 
 @torch.no_grad()
 def shortened(
-    new: Mapping[str, Tensor], old: Mapping[str, Tensor], moved: Lengths, known: Mapping[str, float], times: float
+    new: Mapping[str, Tensor], old: Mapping[str, Tensor], moved: Lengths, known: Mapping[str, float], most: float
 ) -> dict[str, Tensor]:
-    """The update scaled down until it is, as a whole and in each tensor, at most ``times`` the usual.
+    """The update scaled down until it is, as a whole and in each tensor, at most ``most`` times the usual.
 
     Tensors within the bound stay as they are, bit for bit, if the whole is.
     """
-    every = _share(WHOLE, moved, known, times)
+    every = _share(WHOLE, moved, known, most)
     found = {}
     for name, value in new.items():
-        share = _share(name, moved, known, times)
+        share = _share(name, moved, known, most)
         share = min(every, share) if value.is_floating_point() else share
         start = old[name].to(value.device) if name in old else torch.zeros_like(value)
         found[name] = value if share == 1.0 else _towards(start, value, share)
     return found
 
 
-def _share(name: str, moved: Lengths, known: Mapping[str, float], times: float) -> float:
-    bound = times * known.get(name, float("inf"))
+def _share(name: str, moved: Lengths, known: Mapping[str, float], most: float) -> float:
+    bound = most * known.get(name, float("inf"))
     return 1.0 if moved.get(name, 0.0) <= bound else bound / moved[name]
 
 

@@ -12,7 +12,7 @@ import safetensors.torch
 import torch
 from torch import Tensor
 
-from polyfed.federation.bounds import ENOUGH, WHOLE, Bounds, Lengths, excess, lengths, shortened, usual
+from polyfed.federation.bounds import ENOUGH, SIZE, WHOLE, Bounds, Lengths, excess, lengths, shortened, times, usual
 from polyfed.federation.client import ClientInfo
 from polyfed.federation.payload import Artefact, Payload, Weights, settled
 from polyfed.federation.wire import tensor_bytes
@@ -122,25 +122,36 @@ class Gate:
         return not self._bounds.bind or not arrival.moved or self._alike[arrival.client.architecture] < ENOUGH
 
     def _is_usual(self, arrival: Arrival) -> bool:
-        times = self._bounds.update or self._bounds.refuse or 0.0
-        known = {name: self._known.get(self._key(arrival.client, name)) for name in arrival.moved}
-        return all(found and excess(arrival.moved[name], found)[0] <= times for name, found in known.items())
+        known = {name: self._known.get(self._key(arrival.client, name), {}) for name in arrival.moved}
+        return all(found and self._reasons(arrival, name, found) == (None, None) for name, found in known.items())
 
     def _judged(self, arrival: Arrival, now: Mapping[str, Mapping[str, float]]) -> Arrival:
         fields, notes = dict(arrival.payload.fields), []
         for name, moved in arrival.moved.items():
             known = self._expected(arrival.client, name, now)
-            times = moved.get(WHOLE, 0.0) / known[WHOLE] if known and name not in self._changes else 0.0
-            if self._bounds.refuse is not None and times > self._bounds.refuse:
-                return replace(arrival, refused=self._reason(name, times, "run.bounds.refuse", self._bounds.refuse))
-            times, worst = excess(moved, known)
-            if self._bounds.update is not None and times > self._bounds.update:
-                item = arrival.payload.artefacts[name]
-                start = self.start(arrival.client, name)
+            refused, too_long = self._reasons(arrival, name, known)
+            if refused is not None:
+                return replace(arrival, refused=refused)
+            if too_long is not None and self._bounds.update is not None:
+                start, item = self.start(arrival.client, name), arrival.payload.artefacts[name]
                 fields[name] = Weights(shortened(item, start, moved, known, self._bounds.update))
-                where = name if worst == WHOLE else f"{name}, farthest in '{worst}'"
-                notes.append(self._reason(where, times, "run.bounds.update", self._bounds.update))
+                notes.append(too_long)
         return replace(arrival, payload=Payload(fields), shortened="; ".join(notes)) if notes else arrival
+
+    def _reasons(self, arrival: Arrival, name: str, known: Mapping[str, float]) -> tuple[str | None, str | None]:
+        """Why the weights in a field are to be refused, and why to be shortened."""
+        moved, bounds = arrival.moved[name], self._bounds
+        if name not in self._changes:
+            for key, bound, what in ((WHOLE, bounds.refuse, "the update is"), (SIZE, bounds.size, "they are")):
+                found = times(moved, known, key)
+                if bound is not None and found > bound:
+                    setting = "refuse" if key == WHOLE else "size"
+                    return self._reason(f"{name}: {what}", found, setting, bound), None
+        found, worst = excess(moved, known)
+        if bounds.update is None or found <= bounds.update:
+            return None, None
+        where = "" if worst == WHOLE else f" in '{worst}'"
+        return None, self._reason(f"{name}: the update{where} is", found, "update", bounds.update)
 
     def _expected(self, client: ClientInfo, name: str, now: Mapping[str, Mapping[str, float]]) -> Mapping[str, float]:
         """What is usual by this ask or the last; a change may also be as long as what it changes.
@@ -154,8 +165,8 @@ class Gate:
         return {tensor: max(one.get(tensor, 0.0) for one in known) for tensor in now[key]}
 
     @staticmethod
-    def _reason(where: str, times: float, key: str, bound: float) -> str:
-        return f"{where}: the update is {times:.3g} times as long as its cohort's usual one, {key} is {bound:g}"
+    def _reason(what: str, found: float, setting: str, bound: float) -> str:
+        return f"{what} {found:.3g} times as long as usual in its cohort, run.bounds.{setting} is {bound:g}"
 
 
 @dataclass
