@@ -8,12 +8,14 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
+import torch
 
 from polyfed.algorithms.algorithm import Reply, client_step
 from polyfed.algorithms.creamfl import CreamFL
+from polyfed.algorithms.fedavg import FedAvg
 from polyfed.experiment import Experiment
 from polyfed.federation.client import Client
-from polyfed.federation.payload import Representations
+from polyfed.federation.payload import Representations, Weights
 from polyfed.reporting.progress import SilentProgress
 from polyfed.runner import Run, run
 
@@ -102,3 +104,42 @@ class Fails(CreamFL):
 def failing(config: Config, how: str) -> Config:
     algorithm = config["algorithm"] | {"name": f"{Fails.__module__}.Fails", "how": how}
     return config | {"algorithm": algorithm, "run": config["run"] | {"sampling": {"cohort": None}}}
+
+
+class Lies(FedAvg):
+    """Some clients falsify the weights that they send, in every round."""
+
+    liars: tuple[str, ...] = ()
+    how: str = "huge"
+
+    @client_step(weights=Weights, num_examples=int)
+    def fit(self, client: Client, weights: Weights) -> Reply:
+        reply = super().fit(client, weights)
+        if client.name not in self.liars:
+            return reply
+        false = {name: LIES[self.how](value, weights[name]) for name, value in reply.weights.items()}
+        return Reply(weights=Weights(false), num_examples=client.num_examples)
+
+
+def _unless_whole(change: Any) -> Any:
+    return lambda value, sent: change(value, sent) if value.is_floating_point() else value
+
+
+LIES: dict[str, Any] = {
+    "huge": _unless_whole(lambda value, sent: value.abs() + 0.9e6 / max(value.numel(), 1) ** 0.5),
+    "negative": _unless_whole(lambda value, sent: -3 * value),
+    "far": _unless_whole(lambda value, sent: value if value.min() >= 0 else sent + 6 * (value - sent)),
+    "half": _unless_whole(lambda value, sent: value.half()),
+    "double": _unless_whole(lambda value, sent: value.double()),
+    "flags": lambda value, sent: value if value.is_floating_point() else value.bool(),
+    "counters": lambda value, sent: value if value.is_floating_point() else torch.full_like(value, 1 << 62),
+    "back": lambda value, sent: value if value.is_floating_point() else sent - 1,
+}
+
+
+def lying(config: Config, how: str, liars: tuple[str, ...], count: int = 6) -> Config:
+    """Image clients of FedAvg, with batch normalisation, of which some lie."""
+    algorithm = {"name": f"{Lies.__module__}.Lies", "how": how, "liars": list(liars), "local_epochs": 1}
+    clients = {"image": config["clients"]["image"] | {"count": count}}
+    config["data"]["sources"]["private"]["train"] = 16 * count
+    return config | {"algorithm": algorithm, "clients": clients, "server": None, "public": None}

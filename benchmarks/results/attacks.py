@@ -1,4 +1,4 @@
-"""An engine on which one client sends something else than it should, for ``malicious.py``."""
+"""Engines on which clients send something else than they should, for ``malicious.py`` and ``attackers.py``."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from polyfed.engines.engine import Hosting
 from polyfed.engines.local import Local, LocalEngine
 from polyfed.federation.client import ClientInfo
 from polyfed.federation.cohort import Answer, Engine, Request
-from polyfed.federation.payload import Artefact, Payload
+from polyfed.federation.payload import Artefact, Payload, Weights
 from polyfed.randomness import generator
 
 Attack = Literal["random", "flipped", "constant", "scaled", "copied", "nan"]
@@ -93,3 +93,65 @@ FALSE: Mapping[str, Callable[[Tensor, torch.Generator], Tensor]] = {
     "scaled": lambda value, stream: 1e3 * value,
     "nan": lambda value, stream: value * float("nan"),
 }
+
+
+# ---- several clients that falsify weights, knowing what they were sent
+
+Falsehood = Literal["none", "negative", "huge", "noise", "turned", "turned_far"]
+CLAIMED = 10**12
+LENGTH = 0.9e6  # just within the absolute limit
+
+
+class Attackers(Local):
+    """The local engine with clients who falsify their weights, or join with more samples than they have."""
+
+    attackers: tuple[str, ...] = Field(default=(), description="who misbehaves")
+    falsehood: Falsehood = Field(default="none", description="what they send in place of what they trained")
+    claim: bool = Field(default=False, description="they join with 10^12 samples, and say so in every reply")
+
+    def serve(self, hosting: Hosting, body: Callable[[Engine], T]) -> T:
+        """Run ``body``."""
+        return body(_Lying(LocalEngine(hosting.here()), self))
+
+
+@dataclass
+class _Lying:
+    engine: LocalEngine
+    settings: Attackers
+
+    def clients(self) -> tuple[ClientInfo, ...]:
+        liars = self.settings.attackers if self.settings.claim else ()
+        return tuple(replace(info, samples=CLAIMED) if info.id in liars else info for info in self.engine.clients())
+
+    def exchange(self, requests: Sequence[Request], deadline: float | None) -> Iterator[Answer]:
+        asked = {request.client: request for request in requests}
+        for answer in self.engine.exchange(requests, deadline):
+            lies = answer.client in self.settings.attackers and "weights" in (answer.payload or Payload()).fields
+            yield self._false(answer, asked[answer.client]) if lies else answer
+
+    def _false(self, answer: Answer, request: Request) -> Answer:
+        assert answer.payload is not None
+        sent, fields = request.payload.artefacts["weights"], dict(answer.payload.fields)
+        tensors = {
+            name: self._one(value, sent[name], generator(0, request.round, answer.client, name))
+            for name, value in answer.payload.artefacts["weights"].items()
+        }
+        variances = {name: value.abs() for name, value in tensors.items() if name.endswith("running_var")}
+        fields["weights"] = Weights(tensors | variances)  # a negative one would be refused for that
+        if self.settings.claim:
+            fields["num_examples"] = CLAIMED
+        return replace(answer, payload=Payload(fields))
+
+    def _one(self, value: Tensor, sent: Tensor, stream: torch.Generator) -> Tensor:
+        if not value.is_floating_point() or self.settings.falsehood == "none":
+            return value
+        noise = torch.randn(value.shape, generator=stream)
+        noise = noise / noise.norm().clamp_min(1e-12)
+        made: Mapping[Falsehood, Tensor] = {
+            "negative": -3 * value,
+            "huge": LENGTH * noise,
+            "noise": value.norm() * noise,
+            "turned": sent - (value - sent),
+            "turned_far": sent - 3.5 * (value - sent),
+        }
+        return made[self.settings.falsehood]

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from itertools import chain
 
+import torch
+
 from polyfed.errors import PayloadError
 from polyfed.federation.client import ClientInfo
 from polyfed.federation.state import flatten, unflatten
@@ -13,6 +15,8 @@ from polyfed.models.slots import describe, described
 from polyfed.runfolder import RunFolder
 
 _FILE = "blueprint.safetensors"
+_TYPES = (torch.float32, torch.int64, torch.bool)
+"""What the first client of an architecture may tell; all others are held to it."""
 
 
 def told_blueprints(
@@ -46,4 +50,11 @@ def _sound(told: Mapping[str, Blueprint]) -> Mapping[str, Blueprint]:
         odd = sorted(set(chain(blueprint.tensors, blueprint.places)) - (set(blueprint.tensors) & set(blueprint.places)))
         if odd:
             raise PayloadError(f"a client with '{architecture}' told tensor or slot of '{odd[0]}', but not both")
+        for name, tensor in blueprint.tensors.items():
+            if tensor.dtype not in _TYPES:
+                valid = ", ".join(str(dtype).removeprefix("torch.") for dtype in _TYPES)
+                raise PayloadError(
+                    f"a client with '{architecture}' told that '{name}' is {str(tensor.dtype).removeprefix('torch.')}; "
+                    f"models have {valid}"
+                )
     return told

@@ -16,6 +16,7 @@ from polyfed.engines.engine import EngineSettings
 from polyfed.engines.local import Local
 from polyfed.engines.site import RunCard
 from polyfed.errors import ConfigError
+from polyfed.federation.bounds import Bounds
 from polyfed.federation.cohort import Patience, SamplingSettings
 from polyfed.federation.limits import Limits
 from polyfed.federation.party import Precision
@@ -66,6 +67,7 @@ class RunSettings(Settings):
         default_factory=dict, description="client step -> quorum and deadline of its own"
     )
     limits: Limits = Field(default_factory=Limits)
+    bounds: Bounds = Field(default_factory=Bounds)
     eval_every: int = Field(default=1, ge=1, description="evaluate every so many rounds, and after the last")
     evaluate_clients: bool | Annotated[int, Field(ge=1)] = Field(
         default=True,

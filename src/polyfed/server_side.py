@@ -7,6 +7,7 @@ from typing import Any
 
 from polyfed.device import resolve_device
 from polyfed.experiment import Experiment
+from polyfed.federation.bounds import counted
 from polyfed.federation.client import ClientInfo
 from polyfed.federation.federation import Federation
 from polyfed.federation.party import Clock
@@ -34,6 +35,7 @@ def build_server(
         "precision": experiment.run.precision,
         "evaluation_batch": experiment.run.evaluation_batch,
         "clients": clients,
+        "counted": counted(clients, experiment.run.bounds.weight),
         "public_order": federation.public_order,
         "blueprint": blueprint,
     }

@@ -20,6 +20,7 @@ from polyfed.experiment import Experiment
 from polyfed.federation.client import ClientInfo
 from polyfed.federation.cohort import Cohort, Engine, Patience
 from polyfed.federation.federation import Federation
+from polyfed.federation.gate import Usual
 from polyfed.federation.ledger import Ledger
 from polyfed.federation.schema import steps_of
 from polyfed.federation.server import Server
@@ -58,6 +59,7 @@ class Session:
     accepted: dict[str, Label] = field(default_factory=dict)
     notices: list[tuple[str, str, str]] = field(default_factory=list)
     _waiting_since: float = 0.0
+    usual: Usual = field(default_factory=dict)
 
     def start(self) -> None:
         """A new run, from the first round."""
@@ -174,6 +176,7 @@ class Session:
         self._follow(0)
         self.stale = {client.id for client in self.server.clients}
         self._announce(0)
+        self._cap_weights()
         self._evaluate_server()
         self._complete(0, Ledger(), None)
         self._rounds(1)
@@ -188,6 +191,13 @@ class Session:
         self._follow(checkpoint.round)
         self._announce(checkpoint.round)
         return self._rounds(checkpoint.round + 1)
+
+    def _cap_weights(self) -> None:
+        for client in self.server.clients:
+            counts = self.server.weight(client)
+            if counts < client.samples:
+                reason = f"joined with {client.samples} samples, counts for {counts} in averages (run.bounds.weight)"
+                self._event(0, client.id, "weight_capped", reason)
 
     def _rounds(self, first: int) -> None:
         for number in range(first, self.experiment.run.rounds + 1):
@@ -237,8 +247,14 @@ class Session:
             ledger=ledger,
             patience=patience,
             limits=self.experiment.run.limits,
+            bounds=self.experiment.run.bounds,
+            usual=self.usual,
+            counted=self.server.counted,
+            folder=self.folder.path,
             accepted=self.accepted,
             excluded=lambda client, reason, details: self._excluded(number, client, reason, details),
+            shortened=lambda client, reason: self._event(number, client.id, "update_shortened", reason),
+            arrived=self._arrived,
             answered=lambda client, step: self._answered(number, client, step),
             asking=self._asking,
             purpose=purpose,
@@ -256,9 +272,11 @@ class Session:
         self.progress.step_started(step, clients)
         self._waiting_since = time.monotonic()
 
-    def _answered(self, number: int, client: ClientInfo, step: str) -> None:
+    def _arrived(self, client: ClientInfo, step: str) -> None:
         self.progress.client_done(client.id, step, time.monotonic() - self._waiting_since)
         self._waiting_since = time.monotonic()
+
+    def _answered(self, number: int, client: ClientInfo, step: str) -> None:
         if client.id in self.away:
             self.away.discard(client.id)
             self._event(number, client.id, "client_returned", f"answered '{step}'")
@@ -351,6 +369,7 @@ class Session:
             "away": sorted(self.away),
             "best": self.best,
             "accepted": self.accepted,
+            "usual": self.usual,
         }
 
     def _restore(self, checkpoint: Checkpoint) -> None:
@@ -358,6 +377,7 @@ class Session:
         self.stale, self.best = set(checkpoint.facts["stale"]), dict(checkpoint.facts["best"])
         self.away = set(checkpoint.facts["away"])
         self.accepted = _labels(checkpoint.facts)
+        self.usual = {key: dict(found) for key, found in checkpoint.facts["usual"].items()}
         self.folder.rewind_logs(checkpoint.facts["logs"])
 
     def _newest(self) -> Checkpoint:

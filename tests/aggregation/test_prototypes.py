@@ -218,12 +218,12 @@ def test_what_a_client_can_have_is_accepted_and_nothing_at_all_is_not(clients):
         ({"counts": torch.full((3,), 2**31 - 1, dtype=torch.int32)}, "6442450941 in sum"),
         ({"counts": torch.tensor([2.0, 7.0, 1.0])}, r"counts are float32 \[3\]"),
         ({"counts": torch.tensor([2, 7], dtype=torch.int32)}, r"counts are int32 \[2\], expected int32 \[3\]"),
-        ({"means": torch.zeros(2, D)}, r"means are float32 \[2, 3\], expected floating \[3, d\]"),
+        ({"means": torch.zeros(2, D)}, r"means are float32 \[2, 3\], expected float32 \[3, d\]"),
         ({"means": torch.zeros(3)}, r"means are float32 \[3\]"),
         ({"means": torch.zeros(3, D, dtype=torch.int64)}, r"means are int64 \[3, 3\]"),
         ({"present": torch.tensor([1, 0, 1, 1, 0])}, r"flags of classes are int64 \[5\]"),
         ({"present": torch.tensor([[True, False, True, True, False]])}, r"flags of classes are bool \[1, 5\]"),
-        ({"present": torch.tensor([True, True, True, True, False])}, r"expected floating \[4, d\]"),
+        ({"present": torch.tensor([True, True, True, True, False])}, r"expected float32 \[4, d\]"),
     ],
 )
 def test_what_it_cannot_have_is_refused(clients, change, message):
@@ -241,3 +241,20 @@ def test_names_of_tensors_lead_back_to_spaces(clients):
     for wrong in ({"d.means": clients[1].means}, tensors | {"d.more": clients[1].means}, {"means": clients[1].means}):
         with pytest.raises(PayloadError, match="expected"):
             by_space(wrong, ClassMeans)
+
+
+def test_many_rows_of_few_clients_do_not_move_the_bound() -> None:
+    honest = [torch.tensor([[3.0, 4.0], [0.0, 5.0]])] * 8
+    false = [torch.full((100, 2), 1e-3)] * 2  # of every class there is, to make honest rows look long
+    scaled, number = bounded([*honest, *false], 5.0)
+    assert number == 0
+    assert all(torch.equal(one, before) for one, before in zip(scaled, [*honest, *false], strict=True))
+
+
+@pytest.mark.parametrize(("most", "expected"), [(100, [60, 40]), (99, [59, 39]), (50, [30, 20]), (1, [1, 1])])
+def test_counts_are_scaled_down_to_what_a_client_counts_for(most: int, expected: list[int]) -> None:
+    counts = torch.tensor([60, 40], dtype=torch.int32)
+    means = ClassMeans(torch.zeros(2, 3), counts, torch.tensor([True, True]))
+    found = means.at_most(most)
+    assert found.counts.tolist() == expected
+    assert found.counts.dtype == torch.int32

@@ -35,8 +35,8 @@ class ClassMeans(NamedTuple):
         if present.dtype != torch.bool or present.ndim != 1:
             raise PayloadError(f"flags of classes are {_kind(present)}, expected bool [classes]")
         expected = int(present.sum())
-        if not means.is_floating_point() or means.ndim != 2 or len(means) != expected:
-            raise PayloadError(f"class means are {_kind(means)}, expected floating [{expected}, d] as flagged")
+        if means.dtype != torch.float32 or means.ndim != 2 or len(means) != expected:
+            raise PayloadError(f"class means are {_kind(means)}, expected float32 [{expected}, d] as flagged")
         if counts.dtype != torch.int32 or tuple(counts.shape) != (expected,):
             raise PayloadError(f"class counts are {_kind(counts)}, expected int32 [{expected}] as flagged")
         if not expected:
@@ -46,6 +46,14 @@ class ClassMeans(NamedTuple):
                 f"class counts are {int(counts.min())} or more and {int(counts.sum())} in sum, expected at least 1 and "
                 f"at most {samples}, with which the client joined"
             )
+
+    def at_most(self, samples: int) -> ClassMeans:
+        """The same with counts that add up to no more than ``samples``, scaled down alike, but at least one each."""
+        total = int(self.counts.sum(dtype=torch.int64))
+        if total <= samples:
+            return self
+        fewer = (self.counts.double() * (samples / total)).floor().clamp_min(1)
+        return self._replace(counts=fewer.to(self.counts.dtype))
 
 
 class Known(NamedTuple):
@@ -152,23 +160,35 @@ def mean_prototypes(sent: Sequence[ClassMeans], weighting: Weighting = "count") 
 
 
 def bounded(rows: Sequence[Float[Tensor, "_ d"]], times: float) -> tuple[list[Tensor], int]:
-    """Scale down rows that are longer than ``times`` the median norm of all rows that are not 0.
+    """Scale down rows that are longer than ``times`` the usual norm: the median of rows, all clients counting alike.
 
-    While fewer than half of these are false, the median is at most an honest norm, and a false row counts for no more
-    than ``times`` as much. Rows within the bound stay as they are, bit for bit.
+    Rows of 0 do not count. While fewer than half of the clients are false, the median is at most an honest norm,
+    however many rows the others send, and a false row counts for no more than ``times`` as much. Rows within the bound
+    stay as they are, bit for bit.
+
+    Args:
+        rows: of each client.
+        times: how often the usual norm.
 
     Returns:
         The rows, grouped as they came, and how many were scaled.
     """
     norms = [torch.linalg.vector_norm(one, dim=1) for one in rows]
-    every = torch.cat(norms) if norms else torch.zeros(0)
-    known = every[every > 0]
-    if not len(known):
+    counted = [one[one > 0] for one in norms if bool((one > 0).any())]
+    if not counted:
         return list(rows), 0
-    limit = times * known.median()
+    limit = times * _median(counted)
     pairs = zip(rows, norms, strict=True)
     scaled = [torch.where((norm > limit)[:, None], one * (limit / norm)[:, None], one) for one, norm in pairs]
-    return scaled, int((every > limit).sum())
+    return scaled, int((torch.cat(norms) > limit).sum())
+
+
+def _median(groups: Sequence[Float[Tensor, " _"]]) -> Float[Tensor, ""]:
+    """The smallest value that at least half of all weight is not above, a group's values sharing the weight 1."""
+    shares = torch.cat([torch.full(one.shape, 1 / len(one), dtype=torch.float64) for one in groups])
+    values, order = torch.cat(list(groups)).sort(stable=True)
+    below = shares[order.cpu()].cumsum(0)
+    return values[int((below < len(groups) / 2 - 1e-9).sum())]
 
 
 def adaptive_margin(means: Float[Tensor, "c d"], threshold: float) -> Float[Tensor, ""]:

@@ -136,7 +136,6 @@ class EnsembleDistillation(Algorithm):
         rows, width = next(iter(known.values())).shape
 
         def check(reply: Reply) -> None:
-            reply.require_examples()
             getattr(reply, name).require(known.order, rows, width, self.form.channels(reply.sender, list(known)))
 
         return check

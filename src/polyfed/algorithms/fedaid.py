@@ -114,6 +114,7 @@ class FedAID(RobustAlignment):
         replies = cohort.ask(
             self.guide,
             check=self.like(server),
+            origins={"weights": Weights(now)},
             weights=each(lambda client: chosen(now, parts.without_encoder) if client.id in had else Weights(now)),
             teacher=chosen(now, parts.aligner if self.broadcast == "repeated" else ()),
         )
@@ -131,7 +132,11 @@ class FedAID(RobustAlignment):
         names = self.parts(server).aligner
         sent = Weights(aggregated if self.measured_on == "local" else {})
         asked = cohort.ask(
-            self.teach, check=LikePart(server, names), weights=sent, factor=each(self.loss_factor(server))
+            self.teach,
+            check=LikePart(server, names),
+            origins={"weights": chosen(server.weights[self.kind(server)], names)},
+            weights=sent,
+            factor=each(self.loss_factor(server)),
         )
         return self.robust_mean(server, self._delivered(server, asked) if sent else asked)
 

@@ -106,7 +106,7 @@ class FedAvg(Algorithm):
         asked: dict[str, float] = {}
         for client in cohort.clients:
             kind = server.type_of(client)
-            asked[kind] = asked.get(kind, 0.0) + client.samples
+            asked[kind] = asked.get(kind, 0.0) + server.weight(client)
         return SequentialExchange(server.weights, self.holders(server), self.scope, asked)
 
     def like(self, server: Server) -> Like:
@@ -150,17 +150,16 @@ class Like:
         self._server = server
 
     def __call__(self, reply: Reply) -> None:
-        """Check a reply with ``weights`` and ``num_examples``."""
-        reply.require_examples()
+        """Check a reply with ``weights``."""
         wrong = unlike(reply.weights, self._server.outline(self._server.type_of(reply.sender)))
         if wrong is not None:
             raise PayloadError(f"weights do not match the architecture, first at '{wrong}'")
 
 
 def unlike(weights: Mapping[str, Tensor], outline: Outline) -> str | None:
-    """The first tensor that is missing, too much, or of another shape or kind of number than it must be; or None.
+    """The first tensor that is missing, too much, or of another shape or type of numbers than it must be; or None.
 
-    Whole numbers in place of fractions would round the mean of all.
+    Types of numbers are the server's: a mean takes on that of the first tensor in it.
     """
     found = outline_of(weights)
     return None if found == outline else min(name for name, _ in set(found.items()) ^ set(outline.items()))

@@ -93,7 +93,7 @@ class FedCola(FedAvg):
             return Weights({})
         mean = WeightedMean()
         for name in sources:
-            mean.add(self._blocks(server, name), server.types[name].samples)
+            mean.add(self._blocks(server, name), server.weight(*server.types[name].clients))
         return Weights(self._blocks(server, sources[0]) if len(sources) == 1 else mean.take())
 
     def _blocks(self, server: Server, kind: str) -> dict[str, Tensor]:

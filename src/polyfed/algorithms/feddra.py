@@ -106,7 +106,13 @@ class FedDRA(RobustAlignment):
         """Robust aligner, guided training, average, weights of the next round."""
         robust, losses = self._robust(server, cohort), dict[str, float]()
         factor = each(self.loss_factor(server)) if self.weighted_stages == "both" else 1.0
-        replies = cohort.ask(self.bind, check=self.like(server), aligner=Weights(robust), factor=factor)
+        replies = cohort.ask(
+            self.bind,
+            check=self.like(server),
+            origins={"weights": Weights(server.weights[self.kind(server)] | robust)},
+            aligner=Weights(robust),
+            factor=factor,
+        )
         aggregated = self.averaged(noting(replies, losses))
         server.update_weights({self.kind(server): aggregated})
         if self.measured_on == "aggregated":

@@ -97,7 +97,8 @@ class FedProto(Algorithm):
         prototypes = each(lambda client: self.known_to(server, client))
         gathered: dict[str, list[ClassMeans]] = {}
         for reply in cohort.ask(self.fit, check=Sound(self, server), prototypes=prototypes):
-            for space, means in by_space(reply.prototypes, ClassMeans).items():
+            for space, sent in by_space(reply.prototypes, ClassMeans).items():
+                means = sent.at_most(server.weight(reply.sender))
                 gathered.setdefault(space, []).append(ClassMeans(*(part.to(server.device) for part in means)))
         if not gathered and STATE not in server.state and cohort.clients == server.clients:
             raise ConfigError(

@@ -17,6 +17,7 @@ from polyfed.federation.client import Client, ClientInfo
 from polyfed.federation.cohort import Cohort
 from polyfed.federation.payload import Weights
 from polyfed.federation.server import Server
+from polyfed.federation.types import outline_of
 
 Tensors = Mapping[str, Tensor]
 
@@ -57,21 +58,27 @@ class Scaffold(FedAvg):
 
         def folded(replies: Iterable[Reply]) -> Iterator[Reply]:
             for reply in replies:
-                kind, share = server.type_of(reply.sender), self.share(reply.sender)
+                kind, share = server.type_of(reply.sender), self.share(server, reply.sender)
                 means.setdefault(kind, WeightedMean()).add(reply.controls, share)
                 sizes[kind] = sizes.get(kind, 0.0) + share
                 yield reply
 
         weights, controls = each(server.weights_for), each[Weights](lambda client: self.control_for(server, client))
-        replies = cohort.ask(self.controlled_fit, check=self.like(server), weights=weights, controls=controls)
+        replies = cohort.ask(
+            self.controlled_fit,
+            check=self.like(server),
+            changes=("controls",),
+            weights=weights,
+            controls=controls,
+        )
         self.aggregate(server, cohort, folded(replies))
         for kind, mean in means.items():
-            part = sizes[kind] / sum(self.share(client) for client in server.types[kind].clients)
+            part = sizes[kind] / sum(self.share(server, client) for client in server.types[kind].clients)
             server.state[_key(kind)] = _moved(server.state.get(_key(kind), {}), mean.take(), part)
 
-    def share(self, client: ClientInfo) -> float:
+    def share(self, server: Server, client: ClientInfo) -> float:
         """What a client counts for in c."""
-        return 1.0 if self.objective == "clients" else float(client.samples)
+        return 1.0 if self.objective == "clients" else float(server.weight(client))
 
     def control_for(self, server: Server, client: ClientInfo) -> Weights:
         """The control variate of a client's type; empty while it is zero."""
@@ -136,9 +143,9 @@ class _Path:
 class _LikeBoth(Like):
     def __call__(self, reply: Reply) -> None:
         super().__call__(reply)
-        shapes = self._server.shapes(self._server.type_of(reply.sender))
-        for name, change in reply.controls.items():
-            if change.shape != shapes.get(name) or not change.is_floating_point():
+        outline = self._server.outline(self._server.type_of(reply.sender))
+        for name, change in outline_of(reply.controls).items():
+            if change != outline.get(name) or not change[1].is_floating_point:
                 raise PayloadError(f"controls do not match the architecture, first at '{name}'")
 
 

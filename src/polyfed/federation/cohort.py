@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
 from typing import Any, Generic, Literal, Protocol, TypeVar
 
 import torch
 from pydantic import Field, field_validator, model_validator
+from torch import Tensor
 
 from polyfed.errors import ConfigError, ExchangeError, PayloadError
+from polyfed.federation.bounds import Bounds
 from polyfed.federation.client import ClientInfo
+from polyfed.federation.gate import Arrival, Gate, Usual
 from polyfed.federation.ledger import Ledger
 from polyfed.federation.limits import Limits
-from polyfed.federation.payload import Artefact, Payload, Scalar
+from polyfed.federation.payload import Artefact, Payload, Scalar, Weights
 from polyfed.federation.schema import StepSchema, schema_of
 from polyfed.federation.state import Label
 from polyfed.federation.transport import Transport
@@ -43,11 +48,6 @@ class Reply:
         if self.client is None:
             raise ValueError("a reply has a sender only once the server has received it")
         return self.client
-
-    def require_examples(self) -> None:
-        """Raise PayloadError unless ``num_examples`` is a number that its sender, as it joined, can have."""
-        if not 0 <= self.num_examples <= self.sender.samples:
-            raise PayloadError(f"num_examples is {self.num_examples}, the client joined with {self.sender.samples}")
 
     def __getattr__(self, name: str) -> Any:
         try:
@@ -224,9 +224,15 @@ class Cohort:
         ledger: where bytes are entered.
         patience: step -> quorum and deadline.
         limits: on what clients send.
+        bounds: on what clients send, relative to what the others of their kind send.
+        usual: what updates were last like, by which they are bounded; carried from round to round.
+        counted: client -> samples that it counts for in averages, where these are fewer than it has.
+        folder: where replies wait for each other if they are large; None: where temporary files are.
         accepted: client -> label of its last step whose reply was accepted; carried from round to round.
         excluded: told of every client that is dropped, with the reason in a line and in detail.
-        answered: told of every client that answered, with the step.
+        shortened: told of every client whose update was scaled down, with the reason.
+        arrived: told of every client whose answer is there, with the step; it may still have to wait, or be refused.
+        answered: told of every client whose answer is accepted, with the step.
         asking: told of every ask, with the step and the clients asked.
         purpose: put before the step's name in the ledger.
         first_phase: number of the first ask; asks of one round need numbers of their own.
@@ -239,8 +245,14 @@ class Cohort:
     ledger: Ledger
     patience: Callable[[str], Patience] = lambda step: Patience()
     limits: Limits = field(default_factory=Limits)
+    bounds: Bounds = field(default_factory=Bounds)
+    usual: Usual = field(default_factory=dict)
+    counted: Mapping[str, int] = field(default_factory=dict)
+    folder: Path | None = None
     accepted: dict[str, Label] = field(default_factory=dict)
     excluded: Callable[[ClientInfo, str, str], None] = lambda client, reason, details: None
+    shortened: Callable[[ClientInfo, str], None] = lambda client, reason: None
+    arrived: Callable[[ClientInfo, str], None] = lambda client, step: None
     answered: Callable[[ClientInfo, str], None] = lambda client, step: None
     asking: Callable[[str, Sequence[str]], None] = lambda step, clients: None
     purpose: str = ""
@@ -252,13 +264,21 @@ class Cohort:
         step: Callable[..., Reply],
         *,
         check: Callable[[Reply], None] = lambda reply: None,
+        origins: Mapping[str, Weights | each[Weights]] | None = None,
+        changes: Collection[str] = (),
         **fields: Any,
     ) -> Iterator[Reply]:
         """Ask every client of the cohort to perform a step; yield the usable replies in client order.
 
+        An update, that is weights in a reply less what they started from, is bounded by what is usual in the cohort.
+
         Args:
             step: a method marked with ``client_step``; the client calls it as ``step(client, **fields)``.
             check: raises PayloadError for a reply that must not be used; its sender is excluded.
+            origins: field of the reply -> what its weights start from, where this is not the field of that name that
+                is sent; tensors that are in neither start from 0.
+            changes: fields of the reply that hold changes of these weights instead of new ones; they are shortened,
+                but never refused.
             fields: artefacts and scalars to send, the same for all or ``each(function of ClientInfo)``.
 
         Raises:
@@ -267,30 +287,70 @@ class Cohort:
         schema, name = schema_of(step), step.__name__
         phase, self._phase = self.first_phase + self._phase, self._phase + 1
         asked = {client.id: client for client in self.clients}
+        gate = self._gate(name, fields | dict(origins or {}), changes)
         requests = self._requests(name, phase, fields)
-        received, sent = self._received(), {request.client: request.payload for request in requests}
         self.asking(name, list(asked))
         patience = self.patience(name)
         reasons: list[str] = []
-        for answer in self.exchange(requests, patience.deadline):
-            client = asked[answer.client]
-            try:
-                reply = self._receive(name, client, answer, received(sent[client.id]), schema, check)
-            except PayloadError as error:
-                reasons.append(f"{client.id}: {error}")
-                self.clients = tuple(other for other in self.clients if other.id != client.id)
-                self.excluded(client, str(error), answer.details)
+
+        def drop(client: ClientInfo, reason: str, details: str = "") -> None:
+            reasons.append(f"{client.id}: {reason}")
+            self.clients = tuple(other for other in self.clients if other.id != client.id)
+            self.excluded(client, reason, details)
+
+        answers = self.exchange(requests, patience.deadline)
+        for arrival in gate.passed(self._arrivals(requests, answers, gate, schema, check, drop)):
+            client = arrival.client
+            if arrival.refused is not None:
+                drop(client, arrival.refused)
                 continue
+            if arrival.shortened is not None:
+                self.shortened(client, arrival.shortened)
             if schema.kind == "step":
                 self.accepted[client.id] = (self.round, phase)
             self.answered(client, name)
-            yield reply
+            yield Reply.received(arrival.payload, client)
         usable, needed = len(asked) - len(reasons), patience.quorum(len(asked))
         if usable < needed:
             raise ExchangeError(
                 f"round {self.round}: {usable} of {len(asked)} clients gave a usable reply to '{name}', "
                 f"the quorum (run.min_clients) is {needed} ({'; '.join(reasons) or 'nobody was asked'})"
             )
+
+    def _gate(self, step: str, origins: Mapping[str, Any], changes: Collection[str]) -> Gate:
+        def origin(client: ClientInfo, name: str) -> Mapping[str, Tensor]:
+            value = origins.get(name)
+            start = value.of(client) if isinstance(value, each) else value
+            return start if isinstance(start, Weights) else {}
+
+        return Gate(self.bounds, step, self.clients, self.usual, origin, changes, self.folder)
+
+    def _arrivals(
+        self,
+        requests: Sequence[Request],
+        answers: Iterator[Answer],
+        gate: Gate,
+        schema: StepSchema,
+        check: Callable[[Reply], None],
+        drop: Callable[[ClientInfo, str, str], None],
+    ) -> Iterator[Arrival]:
+        """The replies that are sound in themselves, as they come; the senders of others are dropped."""
+        asked, sent = {client.id: client for client in self.clients}, {request.client: request for request in requests}
+        received = self._received()
+        for answer in answers:
+            client, request = asked[answer.client], sent[answer.client]
+            try:
+                payload = self._receive(request.step, client, answer, received(request.payload))
+                schema.require_reply(payload)
+                payload.require_sound(self.limits, partial(gate.start, client))
+                payload = self._counting(payload, client)
+                check(Reply.received(payload, client))
+                arrival = gate.arrival(client, payload)
+            except PayloadError as error:
+                drop(client, str(error), answer.details)
+                continue
+            self.arrived(client, request.step)
+            yield arrival
 
     def _requests(self, step: str, phase: int, fields: Mapping[str, Any]) -> list[Request]:
         narrow = self.transport.narrower()
@@ -313,19 +373,27 @@ class Cohort:
         client: ClientInfo,
         answer: Answer,
         received: Payload | None,
-        schema: StepSchema,
-        check: Callable[[Reply], None],
-    ) -> Reply:
+    ) -> Payload:
         wire = answer.payload
         if wire is None:
             raise PayloadError(answer.error or "no answer")
         plain = None
         try:
             plain = self.transport.widen(wire, received, self.limits)
+            return plain
         finally:  # what is refused has crossed too
             self.ledger.enter(self.round, client.id, "up", self.purpose + step, wire, plain)
-        schema.require_reply(plain)
-        reply = Reply.received(plain, client)
-        reply.payload.require_sound(self.limits)
-        check(reply)
-        return reply
+
+    def _counting(self, payload: Payload, client: ClientInfo) -> Payload:
+        """The payload with as many ``num_examples`` as its sender counts for, if it has any.
+
+        Raises:
+            PayloadError: it claims more than it joined with.
+        """
+        examples = payload.scalars.get("num_examples")
+        if not isinstance(examples, int | float):
+            return payload
+        if not 0 <= examples <= client.samples:
+            raise PayloadError(f"num_examples is {examples}, the client joined with {client.samples}")
+        most = self.counted.get(client.id, client.samples)
+        return payload if examples <= most else Payload({**payload.fields, "num_examples": most})

@@ -6,7 +6,7 @@ How it is laid out on a wire is ``wire``'s matter.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, fields
 from typing import ClassVar
 
@@ -17,6 +17,7 @@ from polyfed.errors import PayloadError
 from polyfed.federation.limits import Limits
 
 _LARGEST = 1 << 63
+_VARIANCE = "running_var"  # torch's own name
 _ALIGNMENT = 64  # bytes, that of torch's own allocations
 
 Scalar = int | float | str | bool
@@ -43,8 +44,15 @@ class Artefact(Mapping[str, Tensor]):
         """What the artefact says beside its tensors."""
         return {item.name: getattr(self, item.name) for item in fields(self) if item.name != "tensors"}
 
-    def require_sound(self, what: str, limits: Limits) -> None:
-        """Raise PayloadError if any value is NaN or infinite, or a norm is beyond its limit."""
+    def require_sound(self, what: str, limits: Limits, sent: Mapping[str, Tensor] | None = None) -> None:
+        """Raise PayloadError if any value is NaN or infinite or cannot be, or a norm is beyond its limit.
+
+        Args:
+            what: name of the field.
+            limits: on norms.
+            sent: what the sender started from: twice its norm is allowed where that is more than the limit, as nobody
+                is to blame for what others made of it.
+        """
         floating = {name: tensor for name, tensor in self.tensors.items() if tensor.is_floating_point()}
         if not floating:
             return
@@ -54,8 +62,11 @@ class Artefact(Mapping[str, Tensor]):
         for (name, tensor), norm in zip(floating.items(), norms.tolist(), strict=True):
             if not bool(torch.isfinite(tensor).all()):
                 raise PayloadError(f"{what}: tensor '{name}' has NaN or infinite values")
-            if not norm <= self.bound(limits):
-                raise PayloadError(f"{what}: tensor '{name}' has norm {norm:.3g}, the limit is {self.bound(limits):g}")
+            allowed = self.bound(limits)
+            if sent and name in sent:
+                allowed = max(allowed, 2 * float(self.norms({name: sent[name]})))
+            if not norm <= allowed:
+                raise PayloadError(f"{what}: tensor '{name}' has norm {norm:.3g}, the limit is {allowed:g}")
 
     def norms(self, tensors: Mapping[str, Tensor]) -> Tensor:
         """L2 norm of each tensor, [len(tensors)]."""
@@ -86,6 +97,13 @@ class Weights(Artefact):
     """Model parameters and buffers by name."""
 
     kind: ClassVar[str] = "weights"
+
+    def require_sound(self, what: str, limits: Limits, sent: Mapping[str, Tensor] | None = None) -> None:
+        """As of all artefacts; variances of a batch normalisation must not be negative: their roots would be NaN."""
+        super().require_sound(what, limits, sent)
+        for name, tensor in self.tensors.items():
+            if name.endswith(_VARIANCE) and bool((tensor < 0).any()):
+                raise PayloadError(f"{what}: tensor '{name}' has a variance of {float(tensor.min()):.3g}")
 
 
 @dataclass(frozen=True)
@@ -179,10 +197,15 @@ class Payload:
         """The other fields."""
         return {name: value for name, value in self.fields.items() if not isinstance(value, Artefact)}
 
-    def require_sound(self, limits: Limits) -> None:
-        """Raise PayloadError if any tensor or number is NaN or infinite, or a norm is beyond its limit."""
+    def require_sound(self, limits: Limits, sent: Callable[[str], Mapping[str, Tensor]] = lambda field: {}) -> None:
+        """Raise PayloadError if any tensor or number is NaN or infinite, or a norm is beyond its limit.
+
+        Args:
+            limits: on norms.
+            sent: field -> weights that its sender started from.
+        """
         for name, artefact in self.artefacts.items():
-            artefact.require_sound(name, limits)
+            artefact.require_sound(name, limits, sent(name))
         for name, value in self.scalars.items():
             if isinstance(value, float) and not value - value == 0.0:
                 raise PayloadError(f"{name} is {value}")

@@ -30,6 +30,7 @@ class Server(Party):
         clients: everybody in the federation, in client order.
         validation: samples for model selection.
         test: samples that are only ever reported on.
+        counted: client -> samples that it counts for in averages, where these may be fewer than it joined with.
         public_order: identifies the public set and its order.
         blueprint: gives the initial tensors of every architecture among the clients, and their places.
         has_model: whether the federation has a server model at all.
@@ -42,6 +43,7 @@ class Server(Party):
     clients: tuple[ClientInfo, ...]
     public_order: str
     blueprint: Callable[[], Mapping[str, Blueprint]]
+    counted: Mapping[str, int] = field(default_factory=dict)
     validation: Samples | None = None
     test: Samples | None = None
     has_model: bool = False
@@ -98,6 +100,10 @@ class Server(Party):
     def type_of(self, client: ClientInfo) -> str:
         """Name of a client's type."""
         return next(name for name, kind in self.types.items() if kind.architecture == client.architecture)
+
+    def weight(self, *clients: ClientInfo) -> int:
+        """Samples that clients count for in averages, together."""
+        return sum(self.counted.get(client.id, client.samples) for client in clients)
 
     def shapes(self, kind: str) -> dict[str, torch.Size]:
         """Names and shapes of the tensors of a type's model."""

@@ -6,19 +6,20 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 from polyfed.federation.client import ClientInfo
 from polyfed.models.slots import Places
 
 _DIGEST = re.compile(r"(?<=\d)x[0-9a-f]{8}")  # of the names of classes, in the name of a head
-Outline = Mapping[str, tuple[tuple[int, ...], bool]]
-"""Name of a tensor -> its shape, and whether it holds fractions."""
+Outline = Mapping[str, tuple[tuple[int, ...], torch.dtype]]
+"""Name of a tensor -> its shape and its type of numbers."""
 
 
 def outline_of(tensors: Mapping[str, Tensor]) -> Outline:
     """What tensors are like."""
-    return {name: (tuple(tensor.shape), tensor.is_floating_point()) for name, tensor in tensors.items()}
+    return {name: (tuple(tensor.shape), tensor.dtype) for name, tensor in tensors.items()}
 
 
 @dataclass(frozen=True)
@@ -48,11 +49,6 @@ class ClientType:
     def has_head(self, name: str) -> bool:
         """Whether the task's head has this name."""
         return self.architecture.endswith(f"/{name}")
-
-    @property
-    def samples(self) -> int:
-        """Training samples of all."""
-        return sum(client.samples for client in self.clients)
 
 
 def differently_named(types: Mapping[str, ClientType]) -> list[list[str]]:
