@@ -8,9 +8,10 @@ from typing import Any
 import pytest
 import yaml
 
+from polyfed.catalogue import presets
 from polyfed.engines.local import Local
 from polyfed.errors import ConfigError
-from polyfed.experiment import Experiment, merged, presets
+from polyfed.experiment import Experiment, merged
 from polyfed.federation.cohort import Patience
 from polyfed.federation.limits import Limits
 

@@ -9,11 +9,14 @@ from typing import Any
 
 import yaml
 
-from polyfed.catalogue import parsed, preset_names, preset_text
+from polyfed.catalogue import parsed, preset_bases, preset_names, preset_text
 from polyfed.errors import ConfigError
 
 COST = "cost"
 """A key of presets alone: what a run takes, for people who choose one."""
+
+FAMILY = "family"
+"""A key of presets alone: under which preset it is listed, where that is not the one that it extends."""
 
 
 def read_config(source: str | Path) -> dict[str, Any]:
@@ -25,12 +28,13 @@ def read_config(source: str | Path) -> dict[str, Any]:
     path = Path(source)
     if path.suffix in (".yaml", ".yml") or path.is_file():
         content = _parse_yaml(_read(path), str(source))
-    elif str(source) in preset_names():
+    elif str(source) in (*preset_names(), *preset_bases()):
         content = _parse_yaml(preset_text(str(source)), str(source))
     else:
         raise ConfigError(f"no preset or file '{source}'; {_instead(str(source))}")
     base = content.pop("extends", None)
-    content.pop(COST, None)
+    for key in (COST, FAMILY):
+        content.pop(key, None)
     if base is None:
         return content
     beside = path.parent / str(base)
