@@ -1,0 +1,117 @@
+"""Presets that claim the values of a paper or of a released code have them, all of them, and inherit none."""
+
+from __future__ import annotations
+
+import re
+from functools import cache
+from typing import Any
+
+import creamfl_table
+import fedafd_table
+import fedcola_table
+import pytest
+import yaml
+from stated import MECHANICS, Table, entry_for, hyperparameters, leaves
+
+from polyfed.catalogue import preset_names, preset_text, presets
+from polyfed.data.images import Augment
+from polyfed.experiment import Experiment, read_config
+
+TABLES: dict[str, Table] = {**creamfl_table.TABLES, **fedafd_table.TABLES, **fedcola_table.TABLES}
+# FedAID's two presets at the paper's size: their tables go into fedaid_table.py, and then their names leave this set
+WITHOUT_A_TABLE = {"fedaid-mimic", "feddra-mimic"}
+
+NAMED = re.compile(r"(^|-)(paper|released)(-|$)")
+CLAIMING = re.compile(
+    r"with the values (and sizes )?of its|as (its|the) released code|at the paper's sizes?|as the paper states"
+)
+MAY_BE_LEFT_OUT = {
+    False: (".name",),
+    True: (".name", ".items", ".weights", *(f".augment.{change}" for change in Augment.model_fields)),
+}
+"""Names, which a bare component states, and what is none unless something is asked for."""
+MAY_BE_INHERITED = re.compile(r"data\.sources\..+|(server|clients\.\w+)\.source")
+
+
+@cache
+def resolved(name: str) -> dict[str, Any]:
+    return hyperparameters(Experiment.load(name).model_dump(mode="json"))
+
+
+@cache
+def written(name: str) -> tuple[str, ...]:
+    """Paths of the settings that a preset, or what it extends, writes out."""
+    paths = [path for path, _ in leaves(read_config(name))]
+    return tuple(re.sub(r"^(clients\.\w+)\.model\.", r"\1.models.0.", path) for path in paths)
+
+
+@cache
+def described(name: str) -> str:
+    """The description, with that of the preset which it refers to."""
+    content = yaml.safe_load(preset_text(name))
+    words = " ".join(str(content["description"]).split())
+    return f"{words} {described(content['extends'])}" if content.get("extends") in TABLES else words
+
+
+def is_written(path: str, name: str) -> bool:
+    return any(path == own or path.startswith(f"{own}.") for own in written(name))
+
+
+def test_every_preset_that_claims_a_sources_values_has_a_table() -> None:
+    claiming = {name for name, words in presets().items() if NAMED.search(name) or CLAIMING.search(words)}
+    variants = {name for name in preset_names() if yaml.safe_load(preset_text(name)).get("extends") in TABLES}
+    assert claiming | variants == {*TABLES} | WITHOUT_A_TABLE
+
+
+@pytest.mark.parametrize("name", sorted(TABLES))
+def test_every_value_is_the_sources_or_declared(name: str) -> None:
+    table = TABLES[name]
+    wrong, unknown = {}, {}
+    for path, value in resolved(name).items():
+        own = entry_for(path, table.patterns)
+        if own in table.idle:
+            continue
+        pattern = own or entry_for(path, MECHANICS)
+        if pattern is None:
+            unknown[path] = value
+        elif value != (due := (table.values if own else MECHANICS)[pattern]):
+            wrong[path] = f"{value!r}, not {due!r}"
+    assert not wrong, f"{name} differs from its source"
+    assert not unknown, f"{name} has settings that its table lacks"
+
+
+@pytest.mark.parametrize("name", sorted(TABLES))
+def test_every_sourced_value_is_written_out_and_nothing_idle_is(name: str) -> None:
+    table = TABLES[name]
+    missing, idle = [], []
+    for path, value in resolved(name).items():
+        pattern = entry_for(path, table.patterns)
+        if pattern in table.idle and is_written(path, name):
+            idle.append(path)
+        if (
+            pattern in table.sourced
+            and not path.endswith(MAY_BE_LEFT_OUT[value is None])
+            and not is_written(path, name)
+        ):
+            missing.append(path)
+    assert not missing
+    assert not idle
+
+
+@pytest.mark.parametrize("name", sorted(TABLES))
+def test_a_table_has_no_entry_without_a_setting(name: str) -> None:
+    used = {entry_for(path, TABLES[name].patterns) for path in resolved(name)}
+    assert not TABLES[name].patterns - used
+
+
+@pytest.mark.parametrize("name", sorted(TABLES))
+def test_what_is_not_the_sources_stands_in_the_description(name: str) -> None:
+    chosen = TABLES[name].chosen.items()
+    assert not {pattern: phrase for pattern, (_, phrase) in chosen if phrase not in described(name)}
+
+
+@pytest.mark.parametrize("name", sorted(TABLES))
+def test_nothing_is_inherited_but_data_or_a_preset_with_a_table(name: str) -> None:
+    base = yaml.safe_load(preset_text(name)).get("extends")
+    if base not in (None, *TABLES):
+        assert not [path for path, _ in leaves(read_config(base)) if not MAY_BE_INHERITED.fullmatch(path)]
