@@ -1,4 +1,4 @@
-"""The values of CreamFL: its paper's (Yu et al., ICLR 2023) and its released code's (FLAIR-THU/CreamFL, December 2024)."""
+"""The values of CreamFL: its paper's (Yu et al., ICLR 2023) and its released code's (FLAIR-THU/CreamFL)."""
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ SHARED = Table(
         "clients.paired.training.optimizer.weight_decay": (0.0, MM),
         "clients.paired.training.schedule.kind": (
             "constant",
-            "code, MMClientTrainer.py: its scheduler is never stepped",
+            "code, MMClientTrainer.py never steps its own",
         ),
         "clients.paired.training.batch_size": (128, MM),
         # a round
@@ -139,13 +139,13 @@ SHARED = Table(
 
 
 def small_backbones(stems: tuple[str, str], sizes: tuple[int, int]) -> Entries:
-    """What presets for two cores have in place of the published backbones: (image, paired) stems, (scene, CIFAR) sizes."""
-    entries: Entries = {
+    """Presets for two cores, in place of the published backbones: (image, paired) stems, (scene, CIFAR) sizes."""
+    return {
         "server.model.encoders.image.widths": ([32, 64, 128, 256], SMALL),
         "server.model.encoders.image.depths": ([1, 1, 1, 1], SMALL),
         "server.model.encoders.image.stem": ("medium", SMALL),
         "server.model.encoders.image.view.size": (sizes[0], "pictures of"),
-        "server.model.encoders.text.size": ("mini", "small\n  ResNets and BERT"),
+        "server.model.encoders.text.size": ("mini", "ResNets and BERT"),
         "server.model.encoders.text.pooling": ("mean", "BERT without a CLS token"),
         "server.model.encoders.text.view.tokenizer.name": ("wordpiece", SMALL),
         "server.model.encoders.text.view.tokenizer.size": (8000, SMALL),
@@ -162,7 +162,6 @@ def small_backbones(stems: tuple[str, str], sizes: tuple[int, int]) -> Entries:
         "*.encoders.image.block": (None, SMALL),
         "run.precision": ("float32", "small data"),
     }
-    return {pattern: (value, phrase.replace("\n ", "")) for pattern, (value, phrase) in entries.items()}
 
 
 def published_backbones() -> Table:
@@ -227,6 +226,7 @@ PAPER_METHOD = Table(
 
 def _federation(dim: int, rate: float, rate_source: str, clip: float | None, clip_source: str) -> Table:
     captions = "code, src/f30k.yaml, caption_drop_prob"
+    crop = ([0.83, 0.83], f"{UNI}: 256 of 281 pixels")
     return SHARED.changed(
         sourced={
             "server.task.folds": ([5, 1], "paper, Table 1: 1K and 5K"),
@@ -251,10 +251,7 @@ def _federation(dim: int, rate: float, rate_source: str, clip: float | None, cli
             "clients.*.task.margin": (4.0, f"{UNI}, inter_distance"),
             "clients.image.task.scale": (128.0, f"{UNI}, scale"),
             "clients.text.task.scale": (128.0, f"{UNI}, scale"),
-            "clients.image.models.0.encoders.image.view.augment.crop.scale": (
-                [0.83, 0.83],
-                f"{UNI}: 256 of 281 pixels",
-            ),
+            "clients.image.models.0.encoders.image.view.augment.crop.scale": crop,
             **recurrent("clients.text.models.0.encoders.text", dim, drop=0.0, text="code, dataset_L.py"),
             **recurrent("clients.paired.models.0.encoders.text", dim, drop=0.1, text=captions),
             "run.rounds": (30, f"{MAIN}, comm_rounds"),

@@ -19,7 +19,7 @@ class Table:
         sourced: values of a source, with the place where it has them.
         chosen: values that cannot be the source's, or that no source has, with the words of the preset's description
             that say so.
-        idle: settings that have no effect in this preset, which therefore must not write them, with the reason.
+        idle: settings that have no effect in this preset, and therefore are at their defaults, with the reason.
     """
 
     sourced: Entries
@@ -49,16 +49,10 @@ class Table:
 
 
 HYPERPARAMETERS = (
-    "public",
-    "server",
-    "clients",
-    "algorithm",
-    "run.rounds",
-    "run.seed",
-    "run.sampling",
-    "run.precision",
+    *("public", "server", "clients", "algorithm"),
+    *("run.rounds", "run.seed", "run.sampling", "run.precision"),
 )
-"""Sections all of whose settings are compared; the rest of ``run`` changes no result, ``data`` is what cannot be equal."""
+"""Sections all of whose settings are compared; the rest of ``run`` changes no result, and ``data`` cannot be equal."""
 
 DATA = ("*.source", "*.split", "*.test_split", "*.validation_split")
 """Settings that say which data; no values of a method."""
@@ -150,6 +144,17 @@ def _acts(path: str, every: Mapping[str, Any]) -> bool:
     kind = every.get(f"{section}.{decides}")
     conditional = {key for keys in acting.values() for key in keys}
     return kind not in acting or name not in conditional or name in acting[kind]
+
+
+def default_of(settings: Any, path: str) -> Any:
+    """The default of the setting at a path below ``settings``."""
+    *parents, name = path.split(".")
+    for key in parents:
+        if isinstance(settings, Mapping):
+            settings = settings[key]
+        else:
+            settings = settings[int(key)] if key.isdigit() else getattr(settings, key)
+    return type(settings).model_fields[name].get_default(call_default_factory=True)
 
 
 def entry_for(path: str, entries: Iterable[str]) -> str | None:
