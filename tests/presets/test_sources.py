@@ -121,3 +121,14 @@ def test_nothing_is_inherited_but_data_or_a_preset_with_a_table(name: str) -> No
     base = yaml.safe_load(preset_text(name)).get("extends")
     if base not in (None, *TABLES):
         assert not [path for path, _ in leaves(read_config(base)) if not MAY_BE_INHERITED.fullmatch(path)]
+
+
+@pytest.mark.parametrize(
+    ("name", "galleries"),
+    [("creamfl-paper-scale", [1000, 5000]), ("fedafd-paper-scale", [1000]), ("fedcola-paper-scale", [1000, 5000])],
+)
+def test_recalls_at_the_papers_sizes_are_of_the_papers_galleries(name: str, galleries: list[int]) -> None:
+    server = loaded(name).server
+    assert server is not None
+    assert server.expected_test_items is not None
+    assert [server.expected_test_items / folds for folds in server.task.folds] == galleries
