@@ -74,7 +74,7 @@ def test_fedafds_released_and_paper_presets_differ_in_the_switches() -> None:
 def test_what_presets_extend_holds_data_alone_and_is_no_preset() -> None:
     assert read_config("bases/flickr8k").keys() == {"data", "server", "clients"}
     assert not [name for name in presets() if "/" in name]
-    with pytest.raises(ConfigError, match="algorithm: is required and missing"):
+    with pytest.raises(ConfigError, match="is required and missing"):
         Experiment.load("bases/flickr30k")
     with pytest.raises(ConfigError, match="no preset or file 'bases/flickr30'"):
         Experiment.load("bases/flickr30")
