@@ -18,8 +18,8 @@ from polyfed.data.images import Augment
 from polyfed.experiment import Experiment, read_config
 
 TABLES: dict[str, Table] = {**creamfl_table.TABLES, **fedafd_table.TABLES, **fedcola_table.TABLES}
-# FedAID's two presets at the paper's size: their tables go into fedaid_table.py, and then their names leave this set
-WITHOUT_A_TABLE = {"fedaid-mimic", "feddra-mimic"}
+# presets of FedAID and FedDRA: their tables go into fedaid_table.py, and then their names leave this set
+WITHOUT_A_TABLE = {"fedaid-mimic", "feddra-mimic", "medpix-feddra-released"}
 
 NAMED = re.compile(r"(^|-)(paper|released)(-|$)")
 CLAIMING = re.compile(
