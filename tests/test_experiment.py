@@ -9,9 +9,10 @@ import pytest
 import yaml
 
 from polyfed.catalogue import presets
+from polyfed.config_files import read_config
 from polyfed.engines.local import Local
 from polyfed.errors import ConfigError
-from polyfed.experiment import Experiment, merged, read_config
+from polyfed.experiment import Experiment, merged
 from polyfed.federation.cohort import Patience
 from polyfed.federation.limits import Limits
 

@@ -91,6 +91,9 @@ MECHANICS: dict[str, Any] = {
     "*.augment.erase.ratio": [0.3, 3.3],
     # settings that polyfed has and no source knows: off
     "public.without": {},
+    "server.type": "",
+    "clients.*.type": "",
+    "clients.*.also": None,
     "*.test_items": None,
     "clients.*.test": "all",
     "*.partition.of": [],

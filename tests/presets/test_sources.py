@@ -14,8 +14,9 @@ import yaml
 from stated import MECHANICS, Table, default_of, entry_for, hyperparameters, leaves
 
 from polyfed.catalogue import preset_names, preset_text, presets
+from polyfed.config_files import read_config
 from polyfed.data.images import Augment
-from polyfed.experiment import Experiment, read_config
+from polyfed.experiment import Experiment
 
 TABLES: dict[str, Table] = {**creamfl_table.TABLES, **fedafd_table.TABLES, **fedcola_table.TABLES}
 # presets of FedAID and FedDRA: their tables go into fedaid_table.py, and then their names leave this set
