@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from polyfed.catalogue import presets
-from polyfed.config_files import merged
+from polyfed.config_files import merged, read_config
 from polyfed.engines.local import Local
 from polyfed.errors import ConfigError
 from polyfed.experiment import Experiment
@@ -63,13 +63,22 @@ def test_fedafds_released_and_paper_presets_differ_in_the_switches() -> None:
         "shared_global_branch": (False, True),
         "reset_fusion": (False, True),
         "renormalise": (True, False),
-        "send_encoders": ("own", "all"),
+        "send_encoders": ("all", "all"),
         "kd_loss": ("l2", "mse"),
     }
     paper, released = (Experiment.load(name).algorithm for name in ("fedafd-paper", "fedafd-released"))
     for name, values in switches.items():
         assert (getattr(paper, name), getattr(released, name)) == values, name
     assert (paper.aggregation.temperature, paper.kd_joint, paper.server_first) == (1.0, False, True)
+
+
+def test_what_presets_extend_holds_data_alone_and_is_no_preset() -> None:
+    assert read_config("bases/flickr8k").keys() == {"data", "server", "clients"}
+    assert not [name for name in presets() if "/" in name]
+    with pytest.raises(ConfigError, match="is required and missing"):
+        Experiment.load("bases/flickr30k")
+    with pytest.raises(ConfigError, match="no preset or file 'bases/flickr30'"):
+        Experiment.load("bases/flickr30")
 
 
 def test_overrides_reach_any_key(tiny: Config) -> None:

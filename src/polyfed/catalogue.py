@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 PRESETS = "presets"
 SETTINGS = "settings"
+BASES = "bases/"
 
 _FAMILIES = {
     "methods": ("polyfed.algorithms.algorithm", "Algorithm", "algorithm"),
@@ -130,19 +131,32 @@ def parsed(text: str) -> Any:
 def preset_text(name: str) -> str:
     """A preset as YAML, with its comments: what one copies to start an experiment of one's own.
 
+    Or what several presets extend, data without a method, which is none itself: see ``preset_bases``.
+
     Raises:
         ConfigError: there is no such preset.
     """
     texts = _preset_texts()
+    if name in preset_bases():
+        return _preset_texts(BASES)[name]
     if name not in texts:
         raise ConfigError(f"no preset '{name}'; {nearest(name, texts)}")
     return texts[name]
 
 
+def preset_bases() -> tuple[str, ...]:
+    """Names of what presets extend and nobody runs: they say where data come from, and nothing else."""
+    return tuple(_preset_texts(BASES))
+
+
 @cache
-def _preset_texts() -> dict[str, str]:
-    files = (entry for entry in resources.files("polyfed.presets").iterdir() if entry.name.endswith(".yaml"))
-    texts = {file.name.removesuffix(".yaml"): file.read_text(encoding="utf-8") for file in files}
+def _preset_texts(folder: str = "") -> dict[str, str]:
+    files = resources.files("polyfed.presets").joinpath(folder).iterdir()
+    texts = {
+        folder + file.name.removesuffix(".yaml"): file.read_text(encoding="utf-8")
+        for file in files
+        if file.name.endswith(".yaml")
+    }
     return dict(sorted(texts.items()))
 
 

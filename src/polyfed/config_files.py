@@ -7,12 +7,15 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from polyfed.catalogue import parsed, preset_names, preset_text
+from polyfed.catalogue import parsed, preset_bases, preset_names, preset_text
 from polyfed.errors import ConfigError
 from polyfed.yaml_text import yaml_content
 
 COST = "cost"
 """A key of presets alone: what a run takes, for people who choose one."""
+
+FAMILY = "family"
+"""A key of presets alone: under which preset it is listed, where that is not the one that it extends."""
 
 
 def read_config(source: str | Path, extending: tuple[str, ...] = ()) -> dict[str, Any]:
@@ -31,12 +34,13 @@ def read_config(source: str | Path, extending: tuple[str, ...] = ()) -> dict[str
         raise ConfigError(f"'{extending[0]}' extends itself: {' -> '.join(way)}; take one 'extends' out")
     if path.suffix in (".yaml", ".yml") or path.is_file():
         content = _parse_yaml(_read(path), str(source))
-    elif str(source) in preset_names():
+    elif str(source) in (*preset_names(), *preset_bases()):
         content = dict(parsed(preset_text(str(source))))  # our own: read fast
     else:
         raise ConfigError(f"no preset or file '{source}'; {_instead(str(source))}")
     base = content.pop("extends", None)
-    content.pop(COST, None)
+    for key in (COST, FAMILY):
+        content.pop(key, None)
     if base is None:
         return content
     beside = path.parent / str(base)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from polyfed.catalogue import parsed, preset_names, preset_text
-from polyfed.config_files import COST, read_config
+from polyfed.config_files import COST, FAMILY, read_config
 
 _FROM_FOLDERS = ("parquet", "mimic_cxr")
 _WEIGHTS = ("backbone", "folders", "vectors", "weights", "pretrained")
@@ -20,7 +20,7 @@ class PresetFacts:
     Attributes:
         name: to run it by.
         description: in a line.
-        root: the preset that it extends, at the far end.
+        root: the preset that it extends, at the far end, or what it says that its family is.
         data: folders below the data folder that it reads.
         weights: whether it needs a folder of pretrained weights.
         download: whether it takes data from the hub.
@@ -67,7 +67,7 @@ def preset_facts(name: str) -> PresetFacts:
     return PresetFacts(
         name=name,
         description=str(content.get("description", "")),
-        root=chain[-1][0],
+        root=next((str(entry[FAMILY]) for _, entry in chain if FAMILY in entry), chain[-1][0]),
         data=tuple(sorted(set(folders))),
         weights=any(key in _WEIGHTS and bool(value) for key, value in _leaves(content)),
         download=any(source.get("name") == "hub" for source in used),

@@ -160,6 +160,30 @@ def test_contrasts_are_equations_1_and_2(creamfl: Config, tmp_path: Path) -> Non
     assert torch.allclose(loss, expected, atol=1e-5)
 
 
+@pytest.mark.parametrize("name", ["paired-0", "image"])
+def test_intra_modal_contrasts_are_averaged_over_all_stacked_rows_as_released(
+    creamfl: Config, tmp_path: Path, name: str
+) -> None:
+    session = session_of(creamfl, tmp_path, tau_intra=0.5, inter=False, intra_reduction="mean")
+    algorithm: CreamFL = session.experiment.algorithm
+    known = session.server.represent_public()
+    client = woken(session, name)
+    client.state["previous"] = {key: F.normalize(torch.randn(len(client.public), 8), dim=1) for key in known}
+    client.model.eval()
+    batch = client.public.batch(torch.tensor([3, 0, 7]))
+    reference = algorithm._reference(client, client.public_set)
+    rows = []
+    for modality in client.model.modalities:
+        u = client.model.represent(modality, batch.inputs[modality])
+        for row, k in enumerate(batch.index.tolist()):
+            towards = u[row] @ known[modality][k] / 0.5
+            away = u[row] @ client.state["previous"][modality][k] / 0.5
+            rows.append(-(towards.exp() / (towards.exp() + away.exp())).log())
+    loss = algorithm.contrasts(client, batch, client.public_set, known, reference)
+    assert len(rows) == 3 * len(client.model.modalities)
+    assert torch.allclose(loss, torch.stack(rows).mean(), atol=1e-6)
+
+
 def test_siblings_can_be_left_out_of_the_inter_modal_sum(creamfl: Config, tmp_path: Path) -> None:
     losses = {}
     for masked in (False, True):

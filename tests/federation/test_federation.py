@@ -31,6 +31,19 @@ def test_public_and_private_items_are_disjoint_and_complete(tiny: Config) -> Non
     assert len(federation.public_items) == 16
 
 
+def test_a_server_refuses_a_test_split_of_another_size_than_its_recalls_are_named_after(tiny: Config) -> None:
+    tiny["server"]["expected_test_items"] = 12
+    federation_of(tiny).require_sound()
+    tiny["server"]["expected_test_items"] = 60
+    with pytest.raises(ConfigError) as caught:
+        federation_of(tiny).require_sound()
+    assert "server.expected_test_items is 60, but 'scenes' test has 12 items" in str(caught.value)
+    del tiny["public"]
+    tiny["server"]["model"]["encoders"]["text"]["view"] |= {"tokenizer": {"name": "hashing", "size": 64}}
+    with pytest.raises(ConfigError, match="expected_test_items"):
+        federation_of(tiny).require_sound()
+
+
 def test_a_seed_decides_who_holds_what(tiny: Config) -> None:
     first, again, other = (federation_of(tiny, seed) for seed in (0, 0, 1))
     assert torch.equal(first.public_items, again.public_items)

@@ -49,6 +49,11 @@ class CreamFL(EnsembleDistillation):
     gamma: float = Field(default=0.5, ge=0, description="weight of the contrasts (Eq. 3)")
     tau_inter: float = Field(default=1.0, gt=0, description="temperature of Eq. 1; released code 0.5")
     tau_intra: float = Field(default=1.0, gt=0, description="temperature of Eq. 2; released code 0.5")
+    intra_reduction: Literal["sum", "mean"] = Field(
+        default="sum",
+        description="clients of several modalities: sum of the modalities' means of Eq. 2, or, as released, the mean "
+        "over all their rows, which divides the sum by the number of modalities",
+    )
     mask_siblings: bool = Field(default=False, description="leave captions of the same picture out of Eq. 1's sum")
     local_reg: Literal["joint", "separate_pass"] = Field(
         default="joint",
@@ -123,13 +128,15 @@ class CreamFL(EnsembleDistillation):
     ) -> Tensor:
         """Sum over the client's modalities of the inter-modal (Eq. 1) and intra-modal (Eq. 2) contrasts.
 
-        ``batch`` is one of the exchanged ``samples``, ``known`` what the server says of these.
+        ``batch`` is one of the exchanged ``samples``, ``known`` what the server says of these. The intra-modal
+        contrasts are summed or averaged, as ``intra_reduction`` says; the inter-modal ones always are summed.
         """
         items = samples.items.to(client.device) if self.mask_siblings else None
         total = torch.zeros((), device=client.device)
-        for modality, inputs in batch.inputs.items():
-            if modality not in known:  # the server does not encode it
-                continue
+        shared = [name for name in batch.inputs if name in known]  # those that the server encodes
+        intra_factor = 1.0 if self.intra_reduction == "sum" else 1.0 / max(1, len(shared))
+        for modality in shared:
+            inputs = batch.inputs[modality]
             with client.autocast():
                 local = client.model.represent(modality, inputs)
             if self.inter:
@@ -138,7 +145,8 @@ class CreamFL(EnsembleDistillation):
                         total = total + inter_modal(local, known[other], batch.index, tau=self.tau_inter, items=items)
             if self.intra:
                 previous = reference(modality, batch)
-                total = total + intra_modal(local, known[modality][batch.index], previous, tau=self.tau_intra)
+                contrast = intra_modal(local, known[modality][batch.index], previous, tau=self.tau_intra)
+                total = total + intra_factor * contrast
         return total
 
     def _steps(self, client: Client, samples: Samples, epoch: int) -> Iterator[Pair]:

@@ -30,7 +30,7 @@ from polyfed.federation.dealing import Deal
 from polyfed.federation.heads import head_name
 from polyfed.federation.holdings import holding
 from polyfed.federation.settings import DataSettings, GroupSettings, PublicSettings, ServerSettings
-from polyfed.federation.soundness import require_apart, require_equal_width, require_models
+from polyfed.federation.soundness import require_apart, require_equal_width, require_models, require_test_items
 from polyfed.federation.types import Blueprint
 from polyfed.models.model import Model, ModelSettings
 from polyfed.models.slots import places
@@ -387,12 +387,14 @@ class Federation:
         """Check that every group's model can be built and trained for its task, and the public set.
 
         That set must be disjoint from all private and test items, and widths be equal where there is one; what clients
-        hold in addition must be disjoint from all test items.
+        hold in addition must be disjoint from all test items. A server that expects a number of test items must find
+        it.
 
         Raises:
             DataError, ConfigError: it is not so.
         """
         require_models(self)
+        require_test_items(self)
         require_apart(self)
         if self.public is not None:
             require_equal_width(self)

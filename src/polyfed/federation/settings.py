@@ -92,6 +92,12 @@ class ServerSettings(Settings):
     )
     test_split: str = "test"
     type: TypeName = ""
+    expected_test_items: int | None = Field(
+        default=None,
+        ge=1,
+        description="items (pictures) that the test split must have, where recalls are named after their gallery; "
+        "another number is refused before the run",
+    )
     training: TrainingSettings = Field(default_factory=TrainingSettings)
 
 

@@ -104,3 +104,21 @@ def require_equal_width(federation: Federation) -> None:
             f"model.dim must be equal for all who share a public set: '{low}' has {widths[low]}, "
             f"'{high}' has {widths[high]}"
         )
+
+
+def require_test_items(federation: Federation) -> None:
+    """Check that the server is tested on as many items as it expects.
+
+    Raises:
+        ConfigError: there are more or fewer.
+    """
+    settings = federation.server
+    if settings is None or settings.expected_test_items is None:
+        return
+    count = len(federation.split(settings.source, settings.test_split))
+    if count != settings.expected_test_items:
+        raise ConfigError(
+            f"server.expected_test_items is {settings.expected_test_items}, but '{settings.source}' "
+            f"{settings.test_split} has {count} items; recalls would be of another gallery than they are named after; "
+            f"provide that split, or set server.expected_test_items={count} and adapt server.task.folds"
+        )
