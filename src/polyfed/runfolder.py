@@ -227,6 +227,8 @@ class RunFolder:
 
     def metadata(self, name: str) -> dict[str, str]:
         """The texts in a safetensors file of this folder."""
+        import safetensors
+
         with safetensors.safe_open(self.path / name, framework="pt") as opened:
             return dict(opened.metadata() or {})
 
