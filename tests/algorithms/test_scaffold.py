@@ -18,6 +18,7 @@ from polyfed.algorithms.scaffold import Scaffold, _Path
 from polyfed.experiment import Experiment
 from polyfed.federation.client import Client
 from polyfed.federation.ledger import Ledger
+from polyfed.federation.epochs import Epochs
 from polyfed.federation.party import Clock, Trainer
 from polyfed.federation.payload import Weights
 from polyfed.federation.settings import TrainingSettings
@@ -112,12 +113,14 @@ def test_the_mean_gradient_of_plain_sgd_is_option_two() -> None:
     torch.manual_seed(0)
     model = nn.Linear(3, 2).double()
     optimizer = OptimizerSettings(kind="sgd", lr=0.1, momentum=0.0)
-    trainer = Trainer(model, TrainingSettings(optimizer=optimizer), Clock(0, 1, 1))
+    epochs = Epochs()
+    trainer = Trainer(model, TrainingSettings(optimizer=optimizer), Clock(0, 1, 1), epochs)
     start = {name: value.detach().clone() for name, value in model.named_parameters()}
     c, own = ({name: torch.randn_like(value) for name, value in start.items()} for _ in range(2))
     path = _Path({name: c[name] - own[name] for name in start})
-    for x in torch.randn(5, 8, 3, dtype=torch.float64):
-        trainer.step(model(x).sin().square().sum(), path)
+    xs = torch.randn(5, 8, 3, dtype=torch.float64)
+    for epoch in epochs.through(5):
+        trainer.step(model(xs[epoch]).sin().square().sum(), path)
     for name, value in model.named_parameters():
         expected = (start[name] - value) / (5 * 0.1) - c[name] + own[name]
         assert torch.allclose(path.mean(5)[name], expected, atol=1e-12)

@@ -97,7 +97,7 @@ class CreamFL(EnsembleDistillation):
         reference = self._reference(client, samples)
         trainer = client.trainer()
         client.model.train()
-        for epoch in range(self.local_epochs):
+        for epoch in client.epochs(self.local_epochs):
             for private, public in self._steps(client, samples, epoch):
                 loss = torch.zeros((), device=client.device)
                 if private is not None:

@@ -185,8 +185,7 @@ class EnsembleDistillation(Algorithm):
                 server.public_set,
             )
         server.model.train()
-        for epoch in range(self.kd_epochs if targets or self.kd_joint else 0):
-            trainer.begin_epoch(epoch, self.kd_epochs)
+        for epoch in server.epochs(self.kd_epochs if targets or self.kd_joint else 0):
             for batch in server.public_batches(f"distil-{epoch}", size, augment=self.public_augment, samples=samples):
                 loss = self.kd_weight * self.distillation_loss(server, batch, targets)
                 trainer.step(loss + server.task_loss(batch) if self.kd_joint else loss)

@@ -172,9 +172,7 @@ class FedAFD(EnsembleDistillation):
             client.model.extras[_FUSION] = self._new_fusion(client.model.dim).to(client.device)
             client.optimizer_state.pop(_FUSION, None)
         client.model.train()
-        for epoch in range(self.local_epochs):
-            for trainer in self._trainers(client).values():
-                trainer.begin_epoch(epoch, self.local_epochs)
+        for epoch in client.epochs(self.local_epochs):
             for private, public in self._steps(client, samples, known, epoch):
                 self._step(client, private, public, known, guidance)
         found = client.represent(samples, list(known), training=self.extraction == "train")

@@ -172,7 +172,7 @@ class FedET(EitherForm):
         server.record(**self._distances(server, goals, "before"))
         (trainer, size), samples = self.distiller(server), server.exchanged(self.public_samples)
         server.model.train()
-        for epoch in range(self.kd_epochs if targets else 0):
+        for epoch in server.epochs(self.kd_epochs if targets else 0):
             for batch in server.public_batches(f"distil-{epoch}", size, augment=self.public_augment, samples=samples):
                 trainer.step(self.kd_weight * self.aim_loss(server, batch, targets))
         server.record(**self._distances(server, goals, "after"))

@@ -159,8 +159,7 @@ class FedGEMS(EitherForm):
         )
         place = place.to(server.device)
         server.model.train()
-        for epoch in range(self.kd_epochs):
-            trainer.begin_epoch(epoch, self.kd_epochs)
+        for epoch in server.epochs(self.kd_epochs):
             for batch in server.public_batches(f"distil-{epoch}", size, augment=self.public_augment):
                 trainer.step(self.lesson_loss(server, batch, targets, place[batch.index]))
         server.record(**self._distances(server, goals, "after"))
@@ -211,8 +210,7 @@ class FedGEMS(EitherForm):
         items = samples.items.to(client.device) if self.mask_siblings else None
         size, view = self.public_batch_size, self.public_augment
         client.model.train()
-        for epoch in range(self.public_epochs if known else 0):
-            trainer.begin_epoch(epoch, self.public_epochs)
+        for epoch in client.epochs(self.public_epochs if known else 0):
             for batch in client.public_batches(f"study-{epoch}", size, augment=view, samples=samples):
                 trainer.step(self.study_loss(client, batch, known, items))
 

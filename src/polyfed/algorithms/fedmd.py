@@ -120,8 +120,7 @@ class FedMD(EitherForm):
         valid = {name: values.any(1) for name, values in agreed.items()}
         trainer, distance = client.trainer(), DISTILLATIONS[self.digest_loss]
         client.model.train()
-        for epoch in range(self.digest_epochs if agreed else 0):
-            trainer.begin_epoch(epoch, self.digest_epochs)
+        for epoch in client.epochs(self.digest_epochs if agreed else 0):
             batches = client.public_batches(
                 f"digest-{epoch}", self.digest_batch_size, augment=self.public_augment, samples=samples
             )

@@ -18,7 +18,6 @@ from polyfed.data.samples import Batch, Samples
 from polyfed.federation.client import Client
 from polyfed.federation.cohort import Cohort
 from polyfed.federation.knowledge import Knowledge, bounded
-from polyfed.federation.party import Trainer
 from polyfed.federation.payload import Representations, Scores
 from polyfed.federation.server import Server
 from polyfed.losses.byol import Predictor, Target, symmetric_byol
@@ -97,8 +96,7 @@ class FedMKD(EitherForm):
         student = Student(self, server, samples, widths)
         size = (self.distillation or server.training).batch_size
         server.model.train()
-        for epoch in range(self.kd_epochs):
-            student.trainer.begin_epoch(epoch, self.kd_epochs)
+        for epoch in server.epochs(self.kd_epochs):
             for batch in server.public_batches(f"distil-{epoch}", size, augment=self.public_augment, samples=samples):
                 student.learn(batch, present)
         student.keep()
@@ -148,9 +146,7 @@ class Student:
             if name in server.state:
                 module.load_state_dict(server.state[name])
         whole = nn.ModuleDict({"model": model, "attention": self.attention, "predictors": self.predictors})
-        self.trainer = Trainer(whole, method.distillation or server.training, server.clock)
-        if _OPTIMIZER in server.optimizer_state:
-            self.trainer.load(server.optimizer_state[_OPTIMIZER])
+        self.trainer = server.trainer(_OPTIMIZER, method.distillation, module=whole)
         queue = server.state.get(_QUEUE, {})
         self._queue = {name: value.to(device) for name, value in queue.items()} or _empty(widths, device)
         self._stream = server.generator("second-views")
@@ -199,7 +195,6 @@ class Student:
         server = self._server
         server.state |= {name: dict(module.state_dict()) for name, module in self._modules().items()}
         server.state[_QUEUE] = self._queue
-        server.optimizer_state[_OPTIMIZER] = self.trainer.state()
 
     def means(self) -> dict[str, float]:
         """Mean of each loss."""
