@@ -22,6 +22,7 @@ _SMALL: dict[str, Config] = {
     "fedaid": {"local_steps": 1, "robust_steps": 1},
     "feddra": {"local_steps": 1, "robust_steps": 1},
 }
+_TOPICS = {"name": "classification", "target": "topic"}
 _UNEVEN = {"name": "quantity", "min_size": 3}
 _LITTLE: dict[str, Config] = {"resnet": {"widths": [4], "depths": [1]}, "blocks": {"depth": 1}}
 _RANDOM: dict[str, Config] = {"pixels": {"augment": {"flip": True}}, "tokens": {"drop": 0.2}}
@@ -40,7 +41,10 @@ def federation_for(method: str, *, scores: bool = False, **algorithm: Any) -> Co
         config["public"] = {"source": "scenes", "items": 8, "per_item": 1}
     if method == "centralised":
         config["clients"]["paired"]["count"] = 1
-    if build is not classifiers:
+    if build is classifiers:
+        config["data"]["sources"]["scenes"] |= {"targets": {"topic": "topic"}}  # six classes, which all clients have
+        config["clients"] = {name: group | {"task": _TOPICS} for name, group in config["clients"].items()}
+    else:
         _shrink(config)
     return one_classification(config) if scores else config
 

@@ -177,7 +177,7 @@ def test_two_groups_of_a_type_are_refused(config: Config, tmp_path: Path) -> Non
 )
 def test_settings_of_an_exchange_have_no_effect_and_are_refused(config: Config, key: str, value: object) -> None:
     config["algorithm"][key] = value
-    with pytest.raises(ConfigError, match=f"{key} has no effect on centralised training"):
+    with pytest.raises(ConfigError, match=f"{key} has no effect here .centralised training"):
         Experiment.parse(config)
 
 

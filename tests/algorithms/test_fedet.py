@@ -282,7 +282,7 @@ def test_unlabelled_public_sets_are_enough_without_a_task_of_the_servers_own(tin
     session.experiment.algorithm.round(session.server, first_cohort(session))
     metrics = {name: value for record in session.server.records for name, value in record["metrics"].items()}
     assert metrics["kd_distance_after.label"] != metrics["kd_distance_before.label"]
-    with pytest.raises(ConfigError, match="kd_joint has no effect in fedet"):
+    with pytest.raises(ConfigError, match="kd_joint has no effect here"):
         Experiment.parse(tiny | {"algorithm": METHOD | {"kd_joint": True}})
 
 

@@ -241,7 +241,7 @@ def test_a_channel_comes_later_than_the_first_round(tiny: Config, tmp_path: Path
 
 
 def test_settings_without_effect_are_refused(tiny: Config) -> None:
-    with pytest.raises(ConfigError, match="aggregation has no effect in fedmkd"):
+    with pytest.raises(ConfigError, match="aggregation has no effect here"):
         Experiment.parse(tiny | {"algorithm": METHOD | {"aggregation": "sed"}})
     again = Experiment.parse(tiny | {"algorithm": METHOD})  # what a run folder says can be read again
     assert Experiment.parse(again.model_dump(mode="json")).algorithm == again.algorithm

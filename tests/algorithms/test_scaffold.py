@@ -17,8 +17,8 @@ from polyfed.algorithms.algorithm import Reply, client_step
 from polyfed.algorithms.scaffold import Scaffold, _Path
 from polyfed.experiment import Experiment
 from polyfed.federation.client import Client
-from polyfed.federation.ledger import Ledger
 from polyfed.federation.epochs import Epochs
+from polyfed.federation.ledger import Ledger
 from polyfed.federation.party import Clock, Trainer
 from polyfed.federation.payload import Weights
 from polyfed.federation.settings import TrainingSettings
