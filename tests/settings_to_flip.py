@@ -54,7 +54,9 @@ COMPANIONS: dict[tuple[str, str], dict[str, Any]] = {
     ("creamfl_averaged", "tau_inter"): {"gamma": 5.0},
     ("creamfl_averaged", "tau_intra"): {"gamma": 5.0},
     ("fedaid", "divergence"): {"rho": 1e-3},
+    ("fedaid", "guidance_weight"): {"local_steps": 3},  # in the first step the anchors are met exactly
     ("fedaid", "local_epochs"): {"local_steps": None},
+    ("fedaid", "teacher"): {"robust_steps": 50},
     ("feddra", "contrast_temperature"): {"guidance": "contrastive"},
     ("feddra", "divergence"): {"rho": 1e-3},
     ("feddra", "local_epochs"): {"local_steps": None},

@@ -91,7 +91,7 @@ def test_a_condition_of_no_field_is_a_mistake() -> None:
     class Mistaken(Settings):
         only_if: ClassVar[Mapping[str, Condition]] = {"width": Always()}
 
-    with pytest.raises(TypeError, match="Mistaken.only_if names 'width', which is no field"):
+    with pytest.raises(TypeError, match=r"Mistaken\.only_if names 'width', which is no field"):
         Mistaken()
 
 
