@@ -35,7 +35,7 @@ def federation_for(method: str, *, scores: bool = False, **algorithm: Any) -> Co
     """
     build = _kind(method)
     config = build(name=method, **_SMALL.get(method, {}) | algorithm)
-    if method == "server_only" or config["algorithm"].get("local_steps"):
+    if method == "server_only":
         config["algorithm"].pop("local_epochs", None)
     if method == "creamfl_averaged":
         config["public"] = {"source": "scenes", "items": 8, "per_item": 1}

@@ -120,7 +120,9 @@ def test_a_client_whose_scores_are_all_equal_says_nothing(tiny: Config, tmp_path
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("diversity", [0.0, 0.3])
 def test_the_servers_loss(tiny: Config, tmp_path: Path, form: str, diversity: float) -> None:
-    session, method = session_of(tiny, tmp_path, form, diversity=diversity, temperature=0.4)
+    session, method = session_of(
+        tiny, tmp_path, form, diversity=diversity, **({"temperature": 0.4} if diversity else {})
+    )
     server = session.server
     server.model.eval()
     known, aims = method.known(server), {}

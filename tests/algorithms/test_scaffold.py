@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from by_hand import RATE, assert_learns_topics, assert_mean, copies, plain_sgd, topics, transformers
+from by_hand import RATE, assert_learns_topics, assert_mean, copies, in_steps, plain_sgd, topics, transformers
 from misbehaving import contents, cut_short
 from polyfed.algorithms.algorithm import Reply, client_step
 from polyfed.algorithms.scaffold import Scaffold, _Path
@@ -79,7 +79,7 @@ def by_hand(session: Session, name: str, start: Tensors, number: int, c: Tensors
 
 @pytest.mark.parametrize("variate", ["path", "full"])
 def test_two_rounds_equal_a_plain_loop(config: Config, tmp_path: Path, variate: str) -> None:
-    config["algorithm"] |= {"variate": variate, "local_steps": 2}
+    config["algorithm"] = in_steps(config["algorithm"] | {"variate": variate}, 2)
     config["clients"]["paired"]["task"] = {"name": "retrieval", "reduction": "mean"}  # gradients near 1
     del config["server"]
     session = prepared(plain_sgd(config), tmp_path)

@@ -55,9 +55,9 @@ class FedAID(RobustAlignment):
         "contrast_temperature": CONTRASTIVE | Only(teacher="robust", contrast_weight=Not(0)),
         "robust_steps": _TEACHES,
         "gamma": _TEACHES & (Only(rho=Not(0)) | Only(divergence="none")),
-        "rho": _TEACHES & Only(gamma=Not(0), divergence=Not("none")),
-        "divergence": _TEACHES & Only(gamma=Not(0)),
-        "weight_use": _TEACHES & Only(gamma=Not(0)),
+        "rho": _TEACHES & Only(divergence=Not("none")),
+        "divergence": _TEACHES,
+        "weight_use": _TEACHES,
         "measure_share": _TEACHES,
     }
 

@@ -70,14 +70,14 @@ class RobustAlignment(FedAvg):
     gamma: Annotated[float, Only(rho=Not(0)) | Only(divergence="none")] = Field(
         default=0.5, ge=0, le=1e3, description="step of w (Eq. 4); 0: w stays uniform. FedDRA's code: 0.01 x 50 steps"
     )
-    rho: Annotated[float, Only(gamma=Not(0), divergence=Not("none"))] = Field(
+    rho: Annotated[float, Only(divergence=Not("none"))] = Field(
         default=1.0, ge=0, description="radius of the uncertainty set; 0: w stays uniform"
     )
-    divergence: Annotated[Literal["chi_square", "kl", "none", "released"], Only(gamma=Not(0))] = Field(
+    divergence: Literal["chi_square", "kl", "none", "released"] = Field(
         default="chi_square",
         description="bounds w; none: the simplex alone (AFL); released: FedDRA's loose search for chi_square",
     )
-    weight_use: Annotated[Literal["aggregate", "loss", "both", "none"], Only(gamma=Not(0))] = Field(
+    weight_use: Literal["aggregate", "loss", "both", "none"] = Field(
         default="aggregate",
         description="how w acts on the robust aligner: as share in its mean, as factor n w_k of the client's loss "
         "(without effect under Adam), both, or not at all",
