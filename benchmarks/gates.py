@@ -26,6 +26,7 @@ from torch.profiler import ProfilerActivity, profile
 
 from polyfed.data.view import DataContext
 from polyfed.data.views.pixels import Pixels
+from polyfed.federation.epochs import Epochs
 from polyfed.federation.party import Clock, Trainer
 from polyfed.federation.settings import TrainingSettings
 from polyfed.models.encoders.blocks import Blocks
@@ -58,11 +59,13 @@ class Case:
     trainable: bool
 
     def __post_init__(self) -> None:
-        self.trainer = Trainer(self.model, TRAINING, CLOCK)
+        self.epochs = Epochs()
+        self.trainer = Trainer(self.model, TRAINING, CLOCK, self.epochs)
 
     def step(self) -> None:
         """One optimiser step on the one batch."""
-        self.trainer.step(F.cross_entropy(self.model.heads["label"](self.model.embed("image", X)), LABELS))
+        for _ in self.epochs.through(1):
+            self.trainer.step(F.cross_entropy(self.model.heads["label"](self.model.embed("image", X)), LABELS))
 
     def sizes(self) -> dict[str, int]:
         """Bytes of parameters, gradients and optimiser state as they are now, by storage."""

@@ -56,9 +56,18 @@ def transformers(**algorithm: Any) -> Config:
             "text": group(2, "texts", {"text": text}, training, target="topic"),
             "paired": {"count": 2, "source": "scenes", "model": paired, "task": retrieval, "training": training},
         },
-        "algorithm": {"name": "fedavg", "local_epochs": 1} | algorithm,
+        "algorithm": _trained({"name": "fedavg"} | algorithm),
         "run": {"rounds": 2, "threads": 1, "device": "cpu", "plots": False},
     }
+
+
+def _trained(algorithm: Config) -> Config:
+    return algorithm if algorithm.get("local_steps") else {"local_epochs": 1} | algorithm
+
+
+def in_steps(algorithm: Config, steps: int) -> Config:
+    """Settings of a method whose clients train for so many batches, not for epochs."""
+    return {key: value for key, value in algorithm.items() if key != "local_epochs"} | {"local_steps": steps}
 
 
 def group(count: int, source: str, encoders: Config, training: Config, target: str = "label") -> Config:
@@ -96,7 +105,7 @@ def three_kinds(**algorithm: Any) -> Config:
         "public": {"source": "scenes", "items": 8, "per_item": 2},
         "server": paired | {"source": "scenes"},
         "clients": clients,
-        "algorithm": {"local_epochs": 1} | algorithm,
+        "algorithm": _trained(algorithm),
         "run": {"rounds": 2, "threads": 1, "device": "cpu", "plots": False},
     }
 

@@ -31,6 +31,8 @@ def session_of(folder: Path, **algorithm: Any) -> Session:
         "fusion_training": sgd(FAST),
         "fusion_training_several": sgd(SEVERAL),
     }
+    if algorithm.get("beta") == 0:  # there are no public batches
+        plain = {key: value for key, value in plain.items() if key not in ("public_batch_size", "discriminator")}
     config = three_kinds(name="fedafd", **(plain | algorithm))
     config["clients"]["paired"]["count"] = 1
     return prepared(config, folder)

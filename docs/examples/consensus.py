@@ -61,7 +61,7 @@ class Consensus(Algorithm):
         known = {modality: targets[modality].to(party.device) for modality in shared}
         trainer = party.trainer("digest")
         party.model.train()
-        for epoch in range(self.digest_epochs if known else 0):
+        for epoch in party.epochs(self.digest_epochs if known else 0):
             for batch in party.batches(party.public_set, f"digest-{epoch}"):
                 distances = [
                     l2(party.model.represent(name, batch.inputs[name]), target[batch.index])

@@ -7,7 +7,7 @@ import re
 from dataclasses import dataclass
 from functools import cache
 from importlib import resources
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, cast
 
 import yaml
 
@@ -101,7 +101,8 @@ def settings_of(kind: str, name: str) -> list[Setting]:
     Raises:
         ConfigError: there is no such kind or name.
     """
-    return [_setting(field, info) for field, info in _class_of(kind, name).model_fields.items()]
+    settings = _class_of(kind, name)
+    return [_setting(settings, field, info) for field, info in settings.model_fields.items()]
 
 
 def _class_of(kind: str, name: str) -> type[Settings]:
@@ -180,13 +181,20 @@ def _to_install(declared: ClassDeclaration) -> str:
     return f" (not installed: {how_to_install(extra)})" if extra and not is_installed(extra) else ""
 
 
-def _setting(name: str, info: FieldInfo) -> Setting:
+def _setting(settings: type[Settings], name: str, info: FieldInfo) -> Setting:
     from polyfed.allowed import allowed_values  # pydantic, which names alone do not need
+    from polyfed.effects import shown
 
-    default = "required" if info.is_required() else _shown(info.get_default(call_default_factory=True))
-    return Setting(name, default, info.description or "", allowed_values(info))
+    default = "required" if info.is_required() else shown(info.get_default(call_default_factory=True))
+    description = "; ".join(filter(None, (info.description, _effect(settings, name))))
+    return Setting(name, default, description, allowed_values(info))
 
 
-def _shown(value: Any) -> str:
-    plain = value.model_dump(mode="json") if hasattr(value, "model_dump") else value
-    return yaml.safe_dump(plain, default_flow_style=True, width=1000).removesuffix("\n...\n").strip()
+def _effect(settings: type[Settings], name: str) -> str:
+    """When a setting has an effect, where that is not always so."""
+    from polyfed.effects import Never, conditions_of
+
+    condition = conditions_of(settings).get(name)
+    if condition is None:
+        return ""
+    return f"without effect: {condition}" if isinstance(condition, Never) else f"only with {condition}"

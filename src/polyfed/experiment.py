@@ -12,6 +12,7 @@ from pydantic import AfterValidator, Field, SerializeAsAny, ValidationError
 from polyfed.algorithms.algorithm import Algorithm
 from polyfed.config_files import merged as merged
 from polyfed.config_files import read_config as read_config
+from polyfed.effects import Facts
 from polyfed.engines.engine import EngineSettings
 from polyfed.engines.local import Local
 from polyfed.engines.site import RunCard
@@ -30,6 +31,7 @@ from polyfed.federation.settings import (
     SiteSettings,
 )
 from polyfed.federation.transport import Transport
+from polyfed.optim.settings import BY_EPOCHS
 from polyfed.reporting.sink import Sink
 from polyfed.settings import Settings
 from polyfed.yaml_text import yaml_content
@@ -126,6 +128,10 @@ class Experiment(Settings):
             ConfigError: naming the first wrong key, its value and what would be valid.
         """
         return parse_settings(cls, content)
+
+    def facts_for(self, key: str) -> Facts:
+        """How clients count what they train for."""
+        return {BY_EPOCHS: self.algorithm.counts_epochs} if key == "clients" else {}
 
     def site(self) -> SiteSettings:
         """All its clients as one place that hosts them."""

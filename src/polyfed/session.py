@@ -113,6 +113,7 @@ class Session:
         self.engine = engine
         self.server = build_server(self.experiment, self.federation, engine.clients(), self._blueprint)
         self.experiment.run.sampling.draw(self.server.clients, generator(0))  # what cannot be drawn fails here
+        self.experiment.algorithm.require_effects(self.server)
 
     @cached_property
     def sinks(self) -> SinkSet:

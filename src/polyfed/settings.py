@@ -20,14 +20,23 @@ from pydantic import BaseModel, ConfigDict, ModelWrapValidatorHandler, model_ser
 from pydantic_core.core_schema import SerializerFunctionWrapHandler
 
 from polyfed.declarations import ClassDeclaration, component, components
+from polyfed.effects import Condition, Facts, require_effect, require_effects_beneath
 from polyfed.errors import nearest
 from polyfed.extras import how_to_install
 
 
 class Settings(BaseModel):
-    """Immutable, validated settings; an unknown key is an error that names the nearest valid one."""
+    """Immutable, validated settings; an unknown key is an error that names the nearest valid one, and so is a value
+    that is not the default and has no effect (``polyfed.effects``)."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True)
+
+    only_if: ClassVar[Mapping[str, Condition]] = {}
+    """Conditions of inherited settings in this class; those of its own settings stand beside them."""
+
+    def facts_for(self, key: str) -> Facts:
+        """Facts about the surroundings of the settings beneath ``key``, on which their effect may depend."""
+        return {}
 
     @model_validator(mode="before")
     @classmethod
@@ -37,6 +46,14 @@ class Settings(BaseModel):
             if unknown:
                 raise ValueError(f"unknown key '{unknown[0]}'; {nearest(str(unknown[0]), cls.model_fields)}")
         return data
+
+    @model_validator(mode="after")
+    def _all_have_an_effect(self) -> Self:
+        require_effect(self, {})
+        for key in type(self).model_fields:
+            if facts := self.facts_for(key):
+                require_effects_beneath(getattr(self, key), facts, key)
+        return self
 
 
 class Component(Settings):

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from by_hand import Weights, copies, transformers
+from by_hand import Weights, copies, in_steps, transformers
 from misbehaving import contents, cut_short
 from polyfed.errors import ConfigError
 from polyfed.experiment import Experiment
@@ -84,7 +84,7 @@ def test_its_momenta_are_what_tells_it_from_fedavg_over_one_client(config: Confi
 
 
 def test_weights_go_down_once_and_come_up_every_round(config: Config, tmp_path: Path) -> None:
-    config["algorithm"]["local_steps"] = 1
+    config["algorithm"] = in_steps(config["algorithm"], 1)
     session = prepared(config, tmp_path)
     ledger = rounds(session, 3)
     for kind, weights in session.server.weights.items():
@@ -119,7 +119,7 @@ def test_the_budget_of_two_rounds(
 ) -> None:
     config["clients"] = {"text": config["clients"]["text"] | {"items": items}}
     del config["server"]
-    config["algorithm"] |= settings
+    config["algorithm"] = {"name": "centralised"} | settings
     config["run"] |= {"rounds": 2, "evaluate_clients": False}
     result = run(Experiment.parse(config), tmp_path / "run")
     expected = {"steps.text": steps, "epochs.text": epochs, "samples.text": samples}
@@ -129,7 +129,7 @@ def test_the_budget_of_two_rounds(
 
 def test_a_resumed_run_ends_in_the_same_bits_on_a_real_wire_too(config: Config, tmp_path: Path) -> None:
     config["run"] |= {"rounds": 3}
-    config["algorithm"]["local_steps"] = 2
+    config["algorithm"] = in_steps(config["algorithm"], 2)
     whole = run(Experiment.parse(config), tmp_path / "whole")
     assert contents(resume(cut_short(config, tmp_path / "stopped", at=3))) == contents(whole)
     config["run"]["engine"] = {"name": "local", "serialize": True}
@@ -137,7 +137,7 @@ def test_a_resumed_run_ends_in_the_same_bits_on_a_real_wire_too(config: Config, 
 
 
 def test_it_runs_in_bf16(config: Config, tmp_path: Path) -> None:
-    config["algorithm"]["local_steps"] = 2
+    config["algorithm"] = in_steps(config["algorithm"], 2)
     config["run"]["precision"] = "bfloat16"
     result = run(Experiment.parse(config), tmp_path / "run")
     assert result.records.last("server", "train")["steps.paired"] == 4
@@ -177,7 +177,7 @@ def test_two_groups_of_a_type_are_refused(config: Config, tmp_path: Path) -> Non
 )
 def test_settings_of_an_exchange_have_no_effect_and_are_refused(config: Config, key: str, value: object) -> None:
     config["algorithm"][key] = value
-    with pytest.raises(ConfigError, match=f"{key} has no effect on centralised training"):
+    with pytest.raises(ConfigError, match=f"{key} has no effect here .centralised training"):
         Experiment.parse(config)
 
 

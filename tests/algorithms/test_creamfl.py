@@ -83,7 +83,7 @@ def naive_gca(local: torch.Tensor, partner: torch.Tensor, tau: float) -> torch.T
 
 @pytest.mark.parametrize(("kind", "factor"), [("mean", None), ("count", 1.0), ("iot", 100.0)])
 def test_ablations_of_the_weights(creamfl: Config, tmp_path: Path, kind: str, factor: float | None) -> None:
-    settings = {"aggregation": kind, "inter": False, "intra": False}
+    settings = {"aggregation": kind, "inter": False, "intra": False, "public_batch_size": 128}
     session = session_of(creamfl, tmp_path, **settings)
     server = session.server
     known = server.represent_public()
@@ -256,7 +256,8 @@ def test_collated_pairs_stay_aligned(creamfl: Config, tmp_path: Path) -> None:
         ({"local_reg": "joint", "public_batches_per_epoch": 8}, 3, 8),
         ({"local_reg": "separate_pass"}, 3, 5),
         ({"local_reg": "separate_pass", "public_batches_per_epoch": 2}, 3, 2),
-        ({"inter": False, "intra": False}, 3, 0),
+        ({"inter": False, "intra": False, "public_batch_size": 128}, 3, 0),
+        ({"gamma": 0, "public_batch_size": 128}, 3, 0),
     ],
 )
 def test_public_batches_of_an_epoch(

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from by_hand import assert_mean, copies, plain_sgd, plain_training, transformers
+from by_hand import assert_mean, copies, in_steps, plain_sgd, plain_training, transformers
 from misbehaving import contents
 from polyfed.algorithms.creamfl_averaged import CreamFLAveraged, _Sound
 from polyfed.data.samples import Batch
@@ -186,7 +186,7 @@ def test_the_averaged_paired_model_learns_what_single_modalities_sent(config: Co
 def test_bytes_are_own_models_and_four_public_sets(config: Config, tmp_path: Path) -> None:
     """FedCola's cost of one image and one text client: own models, and both modalities' representations each."""
     config["clients"]["text"]["count"] = 1
-    config["algorithm"]["local_steps"] = 1
+    config["algorithm"] = in_steps(config["algorithm"], 1)
     session = prepared(config, tmp_path)
     ledger = one_round(session)
     own = {kind: tensor_bytes(weights) for kind, weights in session.server.weights.items()}
@@ -235,7 +235,7 @@ def test_nobody_sends_what_was_not_asked_for(config: Config, tmp_path: Path) -> 
 def test_types_that_are_absent(
     config: Config, tmp_path: Path, absent: tuple[str, ...], senders: dict[str, float]
 ) -> None:
-    config["algorithm"]["local_steps"] = 1
+    config["algorithm"] = in_steps(config["algorithm"], 1)
     session = prepared(config, tmp_path)
     start = copies(session.server.weights)
     one_round(session, absent=absent)
@@ -287,7 +287,7 @@ def flat(weights: Tensors) -> Tensor:
     ],
 )
 def test_it_runs_the_same_on_a_real_wire(config: Config, tmp_path: Path, settings: Config, precision: str) -> None:
-    config["algorithm"] |= settings | {"local_steps": 1}
+    config["algorithm"] = in_steps(config["algorithm"] | settings, 1)
     config["run"]["precision"] = precision
     plain = run(Experiment.parse(config), tmp_path / "a")
     config["run"]["engine"] = {"name": "local", "serialize": True}

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from by_hand import RATE, assert_mean, copies, plain_sgd, transformers
+from by_hand import RATE, assert_mean, copies, in_steps, plain_sgd, transformers
 from misbehaving import contents
 from polyfed.algorithms.fedema import FedEMA
 from polyfed.errors import ConfigError
@@ -45,7 +45,7 @@ def two_clients(config: Config, folder: Path, **algorithm: Any) -> Session:
     """Two clients with pictures, on plain SGD."""
     del config["server"], config["public"], config["clients"]["paired"]
     config["clients"]["image"]["count"] = 2
-    config["algorithm"] = config["algorithm"] | {"local_steps": 2} | algorithm
+    config["algorithm"] = in_steps(config["algorithm"], 2) | algorithm
     return prepared(plain_sgd(config, 4), folder)
 
 
@@ -311,7 +311,7 @@ class Stops(FedEMA):
 
 def test_a_resumed_run_ends_in_the_same_bits(config: Config, tmp_path: Path) -> None:
     marker = tmp_path / "marker"
-    config["algorithm"] = SMALL | {"name": f"{__name__}.Stops", "marker": str(marker), "local_steps": 2}
+    config["algorithm"] = in_steps(SMALL | {"name": f"{__name__}.Stops", "marker": str(marker)}, 2)
     config["run"] |= {"rounds": 3, "sampling": {"cohort": 2}}
     whole = run(Experiment.parse(config), tmp_path / "b")
     marker.touch()

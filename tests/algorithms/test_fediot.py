@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from by_hand import assert_mean, copies, plain_sgd, plain_training, transformers
+from by_hand import assert_mean, copies, in_steps, plain_sgd, plain_training, transformers
 from polyfed.errors import ConfigError
 from polyfed.experiment import Experiment
 from polyfed.runner import run
@@ -121,7 +121,7 @@ def test_nothing_shared_has_no_share(config: Config, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("settings", [{"range": "all"}, {"averaging": "sequential"}, {"server_optimizer": "yogi"}])
 def test_every_switch_runs_in_bf16(config: Config, tmp_path: Path, settings: Config) -> None:
-    config["algorithm"] |= settings | {"local_steps": 1}
+    config["algorithm"] = in_steps(config["algorithm"] | settings, 1)
     config["run"] |= {"precision": "bfloat16", "rounds": 1}
     result = run(Experiment.parse(config), tmp_path / "run")
     assert 0.9 < result.records.last("server", "train")["share.image"] < 1
@@ -129,7 +129,7 @@ def test_every_switch_runs_in_bf16(config: Config, tmp_path: Path, settings: Con
 
 def test_traffic_is_that_of_fedavg(config: Config, tmp_path: Path) -> None:
     config["run"] |= {"rounds": 1, "evaluate_clients": False}
-    config["algorithm"]["local_steps"] = 1
+    config["algorithm"] = in_steps(config["algorithm"], 1)
     transfers = []
     for name in ("fediot", "fedavg"):
         config["algorithm"]["name"] = name

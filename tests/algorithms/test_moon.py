@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from by_hand import RATE, assert_learns_topics, assert_mean, copies, plain_sgd, topics, transformers
+from by_hand import RATE, assert_learns_topics, assert_mean, copies, in_steps, plain_sgd, topics, transformers
 from misbehaving import contents, cut_short
 from polyfed.experiment import Experiment
 from polyfed.federation.ledger import Ledger
@@ -67,7 +67,7 @@ def projected(model: Model, modality: str, embedding: Tensor) -> Tensor:
 
 @pytest.mark.parametrize("projection", [None, 4])
 def test_two_rounds_equal_a_plain_loop(config: Config, tmp_path: Path, projection: int | None) -> None:
-    config["algorithm"] |= {"projection": projection, "local_steps": 2}
+    config["algorithm"] = in_steps(config["algorithm"] | {"projection": projection}, 2)
     session = prepared(plain_sgd(config), tmp_path)
     server, kept = session.server, {}
     for number in (1, 2):

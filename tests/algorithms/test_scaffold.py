@@ -11,12 +11,13 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from by_hand import RATE, assert_learns_topics, assert_mean, copies, plain_sgd, topics, transformers
+from by_hand import RATE, assert_learns_topics, assert_mean, copies, in_steps, plain_sgd, topics, transformers
 from misbehaving import contents, cut_short
 from polyfed.algorithms.algorithm import Reply, client_step
 from polyfed.algorithms.scaffold import Scaffold, _Path
 from polyfed.experiment import Experiment
 from polyfed.federation.client import Client
+from polyfed.federation.epochs import Epochs
 from polyfed.federation.ledger import Ledger
 from polyfed.federation.party import Clock, Trainer
 from polyfed.federation.payload import Weights
@@ -78,7 +79,7 @@ def by_hand(session: Session, name: str, start: Tensors, number: int, c: Tensors
 
 @pytest.mark.parametrize("variate", ["path", "full"])
 def test_two_rounds_equal_a_plain_loop(config: Config, tmp_path: Path, variate: str) -> None:
-    config["algorithm"] |= {"variate": variate, "local_steps": 2}
+    config["algorithm"] = in_steps(config["algorithm"] | {"variate": variate}, 2)
     config["clients"]["paired"]["task"] = {"name": "retrieval", "reduction": "mean"}  # gradients near 1
     del config["server"]
     session = prepared(plain_sgd(config), tmp_path)
@@ -112,12 +113,14 @@ def test_the_mean_gradient_of_plain_sgd_is_option_two() -> None:
     torch.manual_seed(0)
     model = nn.Linear(3, 2).double()
     optimizer = OptimizerSettings(kind="sgd", lr=0.1, momentum=0.0)
-    trainer = Trainer(model, TrainingSettings(optimizer=optimizer), Clock(0, 1, 1))
+    epochs = Epochs()
+    trainer = Trainer(model, TrainingSettings(optimizer=optimizer), Clock(0, 1, 1), epochs)
     start = {name: value.detach().clone() for name, value in model.named_parameters()}
     c, own = ({name: torch.randn_like(value) for name, value in start.items()} for _ in range(2))
     path = _Path({name: c[name] - own[name] for name in start})
-    for x in torch.randn(5, 8, 3, dtype=torch.float64):
-        trainer.step(model(x).sin().square().sum(), path)
+    xs = torch.randn(5, 8, 3, dtype=torch.float64)
+    for epoch in epochs.through(5):
+        trainer.step(model(xs[epoch]).sin().square().sum(), path)
     for name, value in model.named_parameters():
         expected = (start[name] - value) / (5 * 0.1) - c[name] + own[name]
         assert torch.allclose(path.mean(5)[name], expected, atol=1e-12)

@@ -280,7 +280,7 @@ def test_settings_that_cannot_be() -> None:
     with pytest.raises(ValidationError, match=r"aligner\.norm names 'picture', the encoders are notes, report"):
         model_settings(aligner={"norm": {"picture": "post"}})
     for key, value in (("hidden", 7), ("head_norm", "layer")):
-        with pytest.raises(ValidationError, match=f"{key} has no effect with head 'linear'"):
+        with pytest.raises(ValidationError, match=f"{key} has no effect with head: linear"):
             AlignerSettings.model_validate({"head": "linear", key: value})
     encoder = Bag(width=10).build(DIM, TEXTS, CONTEXT)
     with pytest.raises(ConfigError, match=r"aligner\.heads 4 does not divide the width 10 of 'report'"):

@@ -12,7 +12,8 @@ KINDS = {"adamp": AdamP, "adamw": torch.optim.AdamW, "adam": torch.optim.Adam, "
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_builds_the_optimiser_with_its_settings(kind):
-    settings = OptimizerSettings(kind=kind, lr=0.5, weight_decay=0.25, momentum=0.8, betas=(0.7, 0.9))
+    own = {"momentum": 0.8} if kind == "sgd" else {"betas": (0.7, 0.9)}
+    settings = OptimizerSettings(kind=kind, lr=0.5, weight_decay=0.25, **own)
     optimizer = settings.build(iter([torch.nn.Parameter(torch.ones(2))]))
     assert type(optimizer) is KINDS[kind]
     group = optimizer.param_groups[0]

@@ -64,7 +64,7 @@ FEDERATIONS = {
 def test_goes_through_rounds(kind: str, method: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("POLYFED_CACHE", str(tmp_path / "cache"))
     config = FEDERATIONS[kind]()
-    config["algorithm"] = method | {"local_epochs": 1, "local_steps": 2}
+    config["algorithm"] = method | {"local_steps": 2}
     session = prepared(config, tmp_path / "run")
     (start,) = copies(session.server.weights).values()
     play(session, 1, 2)

@@ -18,6 +18,9 @@ from polyfed.aggregation.tiles import working_dtype
 from polyfed.errors import ConfigError
 from polyfed.settings import Component
 
+OF_REPRESENTATIONS = "representations to weigh, not class scores"
+"""Fact on which settings of weightings may depend."""
+
 
 @dataclass(frozen=True)
 class Evidence:

@@ -6,6 +6,7 @@ from abc import abstractmethod
 from collections.abc import Mapping
 from typing import ClassVar
 
+from polyfed.effects import PAIRING, SEVERAL, SEVERAL_TYPES, SINGLE, require_effects_beneath
 from polyfed.errors import ConfigError
 from polyfed.federation.client import Client
 from polyfed.federation.cohort import Cohort, Reply, each
@@ -16,6 +17,8 @@ from polyfed.federation.state import Lifetime
 from polyfed.models.model import Model
 from polyfed.models.slots import describe, places
 from polyfed.settings import Component
+from polyfed.tasks.pairing import PairTask
+from polyfed.tasks.task import Task
 
 __all__ = ["Algorithm", "Lifetime", "Reply", "client_query", "client_step", "each"]
 
@@ -49,6 +52,11 @@ class Algorithm(Component):
     def equip(self, model: Model) -> None:
         """Add to a client's new model what the method trains besides it, as ``model.extras``; draws from torch's
         global generator."""
+
+    @property
+    def counts_epochs(self) -> bool:
+        """Whether clients train for so many epochs, not for so many steps."""
+        return getattr(self, "local_steps", None) is None
 
     @property
     def is_personal(self) -> bool:
@@ -86,3 +94,21 @@ class Algorithm(Component):
             raise ConfigError(f"algorithm '{self.component_name()}' needs a public set; add a 'public' section")
         if self.needs_server and not has_server:
             raise ConfigError(f"algorithm '{self.component_name()}' needs a server model; add a 'server' section")
+
+    def require_effects(self, server: Server) -> None:
+        """Check that settings whose effect depends on who takes part have one.
+
+        Raises:
+            ConfigError: one has none.
+        """
+        clients = server.clients
+        facts = {
+            SINGLE: any(len(client.modalities) == 1 for client in clients),
+            SEVERAL: any(len(client.modalities) > 1 for client in clients),
+            SEVERAL_TYPES: len(server.types) > 1,
+            PAIRING: any(issubclass(Task.named(client.task), PairTask) for client in clients),
+        }
+        try:
+            require_effects_beneath(self, facts, "algorithm")
+        except ValueError as error:
+            raise ConfigError(str(error)) from error

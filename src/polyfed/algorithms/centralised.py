@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
-from typing import ClassVar, Self
+from typing import ClassVar
 
 import torch
-from pydantic import model_validator
 
 from polyfed.algorithms.algorithm import Lifetime, Reply, client_step, each
 from polyfed.algorithms.fedavg import FedAvg
+from polyfed.effects import Condition, Never
 from polyfed.errors import ConfigError
 from polyfed.federation.client import Client, ClientInfo
 from polyfed.federation.cohort import Cohort
@@ -34,12 +34,9 @@ class Centralised(FedAvg):
 
     keeps: ClassVar[Mapping[str, Lifetime]] = {"model": Lifetime.RUN, "optimizer": Lifetime.RUN}
 
-    @model_validator(mode="after")
-    def _nothing_is_exchanged(self) -> Self:
-        for key, setting in FedAvg.model_fields.items():
-            if key not in ("local_epochs", "local_steps") and getattr(self, key) != setting.default:
-                raise ValueError(f"{key} has no effect on centralised training, which exchanges nothing; remove it")
-        return self
+    only_if: ClassVar[Mapping[str, Condition]] = dict.fromkeys(
+        FedAvg.model_fields.keys() - {"local_epochs", "local_steps"}, Never("centralised training exchanges nothing")
+    )
 
     # ---- server half
 

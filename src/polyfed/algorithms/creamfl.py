@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from itertools import chain, count, islice
-from typing import ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 import torch
 from pydantic import Field, SerializeAsAny
@@ -16,6 +16,7 @@ from polyfed.aggregation.weightings.gca import GCA
 from polyfed.algorithms.algorithm import Lifetime, Reply, client_step
 from polyfed.algorithms.ensemble_distillation import EnsembleDistillation, Gathered
 from polyfed.data.samples import Batch, Samples
+from polyfed.effects import Condition, Not, Only
 from polyfed.errors import ConfigError
 from polyfed.federation.client import Client
 from polyfed.federation.cohort import Cohort
@@ -25,6 +26,9 @@ from polyfed.federation.payload import Representations
 from polyfed.federation.reference import FrozenCopy, Reference, Stored
 from polyfed.federation.server import Server
 from polyfed.losses.contrast import inter_modal, intra_modal
+
+CONTRASTS = Only(gamma=Not(0)) & (Only(inter=True) | Only(intra=True))
+"""Clients contrast what they see with what the server sees."""
 
 
 class CreamFL(EnsembleDistillation):
@@ -44,28 +48,44 @@ class CreamFL(EnsembleDistillation):
         "previous": Lifetime.RUN,
     }
 
-    inter: bool = Field(default=True, description="inter-modal contrast (Eq. 1) in local training")
-    intra: bool = Field(default=True, description="intra-modal contrast (Eq. 2) in local training")
-    gamma: float = Field(default=0.5, ge=0, description="weight of the contrasts (Eq. 3)")
-    tau_inter: float = Field(default=1.0, gt=0, description="temperature of Eq. 1; released code 0.5")
-    tau_intra: float = Field(default=1.0, gt=0, description="temperature of Eq. 2; released code 0.5")
-    intra_reduction: Literal["sum", "mean"] = Field(
+    only_if: ClassVar[Mapping[str, Condition]] = {"public_augment": CONTRASTS | Only(kd_epochs=Not(0))}
+
+    inter: Annotated[bool, Only(gamma=Not(0))] = Field(
+        default=True, description="inter-modal contrast (Eq. 1) in local training"
+    )
+    intra: Annotated[bool, Only(gamma=Not(0))] = Field(
+        default=True, description="intra-modal contrast (Eq. 2) in local training"
+    )
+    gamma: Annotated[float, Only(inter=True) | Only(intra=True)] = Field(
+        default=0.5, ge=0, description="weight of the contrasts (Eq. 3)"
+    )
+    tau_inter: Annotated[float, Only(inter=True, gamma=Not(0))] = Field(
+        default=1.0, gt=0, description="temperature of Eq. 1; released code 0.5"
+    )
+    tau_intra: Annotated[float, Only(intra=True, gamma=Not(0))] = Field(
+        default=1.0, gt=0, description="temperature of Eq. 2; released code 0.5"
+    )
+    intra_reduction: Annotated[Literal["sum", "mean"], Only(intra=True, gamma=Not(0))] = Field(
         default="sum",
         description="clients of several modalities: sum of the modalities' means of Eq. 2, or, as released, the mean "
         "over all their rows, which divides the sum by the number of modalities",
     )
-    mask_siblings: bool = Field(default=False, description="leave captions of the same picture out of Eq. 1's sum")
-    local_reg: Literal["joint", "separate_pass"] = Field(
+    mask_siblings: Annotated[bool, Only(inter=True, gamma=Not(0))] = Field(
+        default=False, description="leave captions of the same picture out of Eq. 1's sum"
+    )
+    local_reg: Annotated[Literal["joint", "separate_pass"], CONTRASTS] = Field(
         default="joint",
         description="add the contrasts to the task loss (Eq. 3), or a pass of their own after it",
     )
-    public_batch_size: int = Field(default=128, ge=2, description="public samples a step of local training")
-    public_batches_per_epoch: int | None = Field(
+    public_batch_size: Annotated[int, CONTRASTS] = Field(
+        default=128, ge=2, description="public samples a step of local training"
+    )
+    public_batches_per_epoch: Annotated[int | None, CONTRASTS] = Field(
         default=None,
         ge=1,
         description="joint: None gives every private step one; separate pass: None takes all of P",
     )
-    i_prev: Literal["cached", "on_the_fly"] = Field(
+    i_prev: Annotated[Literal["cached", "on_the_fly"], Only(intra=True, gamma=Not(0))] = Field(
         default="cached",
         description="previous representations: those uploaded last, or recomputed batch by batch",
     )
@@ -102,7 +122,7 @@ class CreamFL(EnsembleDistillation):
         reference = self._reference(client, samples)
         trainer = client.trainer()
         client.model.train()
-        for epoch in range(self.local_epochs):
+        for epoch in client.epochs(self.local_epochs):
             for private, public in self._steps(client, samples, epoch):
                 loss = torch.zeros((), device=client.device)
                 if private is not None:
@@ -152,7 +172,7 @@ class CreamFL(EnsembleDistillation):
     def _steps(self, client: Client, samples: Samples, epoch: int) -> Iterator[Pair]:
         """Private and public batches of one epoch, as ``local_reg`` combines them."""
         private = client.batches(client.train, f"task-{epoch}")
-        if not (self.inter or self.intra):
+        if not (self.gamma and (self.inter or self.intra)):
             yield from ((batch, None) for batch in private)
             return
         wanted, size, view = self.public_batches_per_epoch, self.public_batch_size, self.public_augment
@@ -168,14 +188,18 @@ class CreamFL(EnsembleDistillation):
             yield from interleave(private, chain.from_iterable(passes), client.steps_an_epoch, wanted)
 
     @property
+    def _looks_back(self) -> bool:
+        return self.intra and self.gamma > 0
+
+    @property
     def _caches(self) -> bool:
         """Whether what is sent is kept for the next time; the next time's public samples may be others."""
-        return self.intra and self.i_prev == "cached" and self.public_samples is None
+        return self._looks_back and self.i_prev == "cached" and self.public_samples is None
 
     def _reference(self, client: Client, samples: Samples) -> Reference:
-        if self.i_prev == "on_the_fly" and self.intra:
+        if self.i_prev == "on_the_fly" and self._looks_back:
             return FrozenCopy(client.model)
         kept = client.state.get("previous", {})
-        if self.intra and not kept:  # those before training, which is where the last participation ended
+        if self._looks_back and not kept:  # those before training, which is where the last participation ended
             kept = client.represent(samples)
         return Stored({name: value.to(client.device) for name, value in kept.items()})

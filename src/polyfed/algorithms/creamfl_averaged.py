@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from itertools import chain, count
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 from pydantic import Field, SerializeAsAny
 from torch import Tensor
@@ -13,9 +13,10 @@ from polyfed.aggregation.weighting import Weighting
 from polyfed.aggregation.weightings.gca import GCA
 from polyfed.algorithms.algorithm import Reply, client_step, each
 from polyfed.algorithms.creamfl import CreamFL
-from polyfed.algorithms.ensemble_distillation import Gathered
+from polyfed.algorithms.ensemble_distillation import DISTILS, Gathered
 from polyfed.algorithms.fedavg import FedAvg
 from polyfed.data.samples import Batch
+from polyfed.effects import Not, Only
 from polyfed.errors import ConfigError
 from polyfed.federation.client import Client, ClientInfo
 from polyfed.federation.cohort import Cohort
@@ -27,6 +28,8 @@ from polyfed.federation.settings import TrainingSettings
 from polyfed.losses.distillation import Distillation
 from polyfed.models.model import Embedder
 from polyfed.optim.settings import OptimizerSettings
+
+_CONTRASTS = Only(gamma=Not(0))
 
 
 class CreamFLAveraged(FedAvg):
@@ -50,14 +53,24 @@ class CreamFLAveraged(FedAvg):
     needs_server: ClassVar[bool] = True
 
     gamma: float = Field(default=1e-7, ge=0, description="weight of the contrasts (CreamFL, Eq. 3); FedCola's script 1")
-    tau_inter: float = Field(default=0.5, gt=0, description="temperature of the inter-modal contrast (Eq. 1)")
-    tau_intra: float = Field(default=0.5, gt=0, description="temperature of the intra-modal contrast (Eq. 2)")
-    aggregation: SerializeAsAny[Weighting] = Field(default=GCA(), description="weights over clients (Eq. 4-5)")
-    public_batch_size: int = Field(default=128, ge=2, description="public samples a step of local training")
-    kd_loss: Distillation = Field(default="mse", description="distance to the targets (Eq. 7)")
-    kd_weight: float = Field(default=1.0, ge=0, description="factor of the distillation; FedCola's script 1e-7")
+    tau_inter: Annotated[float, _CONTRASTS] = Field(
+        default=0.5, gt=0, description="temperature of the inter-modal contrast (Eq. 1)"
+    )
+    tau_intra: Annotated[float, _CONTRASTS] = Field(
+        default=0.5, gt=0, description="temperature of the intra-modal contrast (Eq. 2)"
+    )
+    aggregation: Annotated[SerializeAsAny[Weighting], DISTILS] = Field(
+        default=GCA(), description="weights over clients (Eq. 4-5)"
+    )
+    public_batch_size: Annotated[int, _CONTRASTS] = Field(
+        default=128, ge=2, description="public samples a step of local training"
+    )
+    kd_loss: Annotated[Distillation, DISTILS] = Field(default="mse", description="distance to the targets (Eq. 7)")
+    kd_weight: Annotated[float, Only(kd_epochs=Not(0))] = Field(
+        default=1.0, ge=0, description="factor of the distillation; FedCola's script 1e-7"
+    )
     kd_epochs: int = Field(default=1, ge=0, description="passes over the public set that distil a round")
-    distillation: TrainingSettings = Field(
+    distillation: Annotated[TrainingSettings, Only(kd_epochs=Not(0))] = Field(
         default=TrainingSettings(optimizer=OptimizerSettings(kind="adamw", lr=1e-4, clip=2.0), batch_size=128),
         description="optimiser of the distillation; its state lasts",
     )

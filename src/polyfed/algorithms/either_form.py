@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
-from typing import ClassVar, Literal, Self
+from collections.abc import Callable, Mapping, Sequence
+from typing import Annotated, ClassVar, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field
 from torch import Tensor
 
-from polyfed.algorithms.ensemble_distillation import EnsembleDistillation
+from polyfed.algorithms.ensemble_distillation import DISTILS, EnsembleDistillation
 from polyfed.data.samples import Batch
+from polyfed.effects import Condition, Only
 from polyfed.errors import ConfigError
 from polyfed.federation.client import Client, ClientInfo
 from polyfed.federation.knowledge import Form, Knowledge, RepresentationForm, ScoreForm
@@ -19,6 +20,9 @@ from polyfed.federation.server import Server
 from polyfed.models.model import Once
 
 Exchange = Literal["representations", "scores"]
+
+OF_FORM = Only(exchange="representations")
+"""Representations cross."""
 
 
 class EitherForm(EnsembleDistillation):
@@ -29,26 +33,18 @@ class EitherForm(EnsembleDistillation):
     were at the start of the round. None of these methods was published in that form.
     """
 
-    idle: ClassVar[tuple[str, ...]] = ()
-    """Settings of the base that have no effect here; other values than the default are refused."""
+    only_if: ClassVar[Mapping[str, Condition]] = {"renormalise_target": DISTILS & OF_FORM}
 
     exchange: Exchange = Field(
         default="representations",
         description="what crosses: representations by modality, or scores of one classification",
     )
-    largest_score: float = Field(
+    largest_score: Annotated[float, Only(exchange="scores")] = Field(
         default=100.0, gt=0, description="scores: L2 norm of a row in an average; longer rows are scaled down to it"
     )
     temperature: float | None = Field(
         default=None, gt=0, description="of softmaxes over classes; None: 1 for scores, 0.1 for similarities"
     )
-
-    @model_validator(mode="after")
-    def _used(self) -> Self:
-        for name in self.idle:
-            if getattr(self, name) != type(self).model_fields[name].default:
-                raise ValueError(f"{name} has no effect in {self.component_name()}; leave it out")
-        return self
 
     @property
     def form(self) -> Form:

@@ -5,25 +5,29 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 import torch
 from pydantic import Field, SerializeAsAny
 from torch import Tensor
 
 from polyfed.aggregation.ensemble import Ensemble, Ensembled
-from polyfed.aggregation.weighting import Evidence, Weighting
+from polyfed.aggregation.weighting import OF_REPRESENTATIONS, Evidence, Weighting
 from polyfed.aggregation.weightings.mean import Mean
 from polyfed.algorithms.algorithm import Algorithm, Lifetime, Reply
 from polyfed.data.samples import Batch
+from polyfed.effects import Facts, Not, Only
 from polyfed.errors import ConfigError
 from polyfed.federation.cohort import Cohort
-from polyfed.federation.knowledge import Form, Knowledge, RepresentationForm, bounded
+from polyfed.federation.knowledge import Form, Knowledge, RepresentationForm, ScoreForm, bounded
 from polyfed.federation.party import Trainer
 from polyfed.federation.server import Server
 from polyfed.federation.settings import TrainingSettings
 from polyfed.losses.distillation import DISTILLATIONS, Distillation
 from polyfed.randomness import generator
+
+DISTILS = Only(kd_epochs=Not(0), kd_weight=Not(0))
+"""The server learns from what clients say."""
 
 
 @dataclass(frozen=True)
@@ -49,34 +53,48 @@ class EnsembleDistillation(Algorithm):
     public_samples: int | None = Field(
         default=None, ge=2, description="so many public samples cross in a round, drawn anew each; None: all of P"
     )
-    aggregation: SerializeAsAny[Weighting] = Field(
+    aggregation: Annotated[SerializeAsAny[Weighting], DISTILS] = Field(
         default=Mean(), description="weights over clients: gca, sed, entropy, variance, margin, mean, count, iot, ..."
     )
     extraction: Literal["eval", "train"] = Field(
         default="eval", description="mode and view in which exchanged representations are computed"
     )
-    public_augment: bool = Field(
+    public_augment: Annotated[bool, Only(kd_epochs=Not(0))] = Field(
         default=False, description="training view of public samples in contrasts and in (joint) distillation"
     )
-    server_first: bool = Field(default=False, description="train on P before the broadcast, as released, not after")
-    server_epochs: int = Field(default=1, ge=0, description="passes over P with the server's own task a round")
-    kd_loss: Distillation = Field(default="l2", description="distance to the targets; l2: unsquared norm, mean over P")
-    kd_weight: float = Field(default=1.0, ge=0, description="factor of the distillation loss")
+    server_first: Annotated[bool, Only(kd_joint=False, server_epochs=Not(0))] = Field(
+        default=False, description="train on P before the broadcast, as released, not after"
+    )
+    server_epochs: Annotated[int, Only(kd_joint=False)] = Field(
+        default=1, ge=0, description="passes over P with the server's own task a round"
+    )
+    kd_loss: Annotated[Distillation, DISTILS] = Field(
+        default="l2", description="distance to the targets; l2: unsquared norm, mean over P"
+    )
+    kd_weight: Annotated[float, Only(kd_epochs=Not(0))] = Field(
+        default=1.0, ge=0, description="factor of the distillation loss"
+    )
     kd_epochs: int = Field(default=1, ge=0, description="passes over P that distil a round")
-    kd_optimizer: Literal["own", "shared"] = Field(
+    kd_optimizer: Annotated[Literal["own", "shared"], Only(kd_joint=False, kd_epochs=Not(0))] = Field(
         default="own", description="optimiser state of its own, or that of the server's task training"
     )
-    distillation: TrainingSettings | None = Field(
-        default=None, description="optimiser of the distillation; None: settings of the server's training"
+    distillation: Annotated[TrainingSettings | None, Only(kd_joint=False, kd_optimizer="own", kd_epochs=Not(0))] = (
+        Field(default=None, description="optimiser of the distillation; None: settings of the server's training")
     )
     kd_joint: bool = Field(default=False, description="one pass with task and distillation loss together")
-    renormalise_target: bool = Field(default=False, description="scale aggregated targets to unit length")
+    renormalise_target: Annotated[bool, DISTILS] = Field(
+        default=False, description="scale aggregated targets to unit length"
+    )
     diagnostic_samples: int = Field(default=1024, ge=0, description="public samples on which KD progress is measured")
 
     @property
     def form(self) -> Form:
         """What crosses: representations, unless a method says otherwise."""
         return RepresentationForm()
+
+    def facts_for(self, key: str) -> Facts:
+        """What crosses, for weightings."""
+        return {OF_REPRESENTATIONS: not isinstance(self.form, ScoreForm)} if key == "aggregation" else {}
 
     # ---- server half
 
@@ -99,8 +117,6 @@ class EnsembleDistillation(Algorithm):
         if self.kd_loss == "kl" and self.form.anchors({"": torch.empty(0)}):
             raise ConfigError("algorithm.kd_loss is kl, which compares class scores, not representations; choose l2")
         scores = not self.form.anchors({"": torch.empty(0)})
-        if self.renormalise_target and scores:
-            raise ConfigError("algorithm.renormalise_target is for representations; leave it out with exchange: scores")
         if self.aggregation.needs_partner and not scores and len(server.model.modalities) < 2:
             raise ConfigError(
                 f"algorithm.aggregation '{self.aggregation.component_name()}' contrasts modalities, but server.model "
@@ -185,8 +201,7 @@ class EnsembleDistillation(Algorithm):
                 server.public_set,
             )
         server.model.train()
-        for epoch in range(self.kd_epochs if targets or self.kd_joint else 0):
-            trainer.begin_epoch(epoch, self.kd_epochs)
+        for epoch in server.epochs(self.kd_epochs if targets or self.kd_joint else 0):
             for batch in server.public_batches(f"distil-{epoch}", size, augment=self.public_augment, samples=samples):
                 loss = self.kd_weight * self.distillation_loss(server, batch, targets)
                 trainer.step(loss + server.task_loss(batch) if self.kd_joint else loss)

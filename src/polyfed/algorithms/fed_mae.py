@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from typing import Self
+from typing import Annotated, Self
 
 import torch
 from pydantic import Field, model_validator
@@ -12,6 +12,7 @@ from torch import Tensor
 from polyfed.algorithms.algorithm import Reply, client_step
 from polyfed.algorithms.fedavg import FedAvg
 from polyfed.data.samples import Batch
+from polyfed.effects import Not, Only
 from polyfed.errors import ConfigError
 from polyfed.federation.client import Client
 from polyfed.federation.cohort import Cohort
@@ -28,6 +29,7 @@ from polyfed.models.masked import (
 from polyfed.models.model import Embedder, Model
 
 _DECODER = "mae_"
+_REBUILDS = Only(mae_weight=Not(0))
 
 
 class FedMAE(FedAvg):
@@ -44,11 +46,19 @@ class FedMAE(FedAvg):
     local_epochs: int = Field(default=1, ge=1, description="E, passes over private data a round")
     task_weight: float = Field(default=1.0, ge=0, description="factor of the client's own task; 0: none")
     mae_weight: float = Field(default=1.0, ge=0, description="factor of the reconstruction; 0: FedAvg")
-    mask_ratio: float = Field(default=0.75, gt=0, lt=1, description="share of patches hidden, rounded; also used: 0.6")
-    decoder_depth: int = Field(default=8, ge=1, description="blocks of the decoder")
-    decoder_width: int = Field(default=512, ge=4, multiple_of=4, description="width of the decoder")
-    decoder_heads: int = Field(default=16, ge=1, description="attention heads of the decoder; they divide its width")
-    normalise_patches: bool = Field(default=True, description="rebuild each patch at mean 0 and deviation 1")
+    mask_ratio: Annotated[float, _REBUILDS] = Field(
+        default=0.75, gt=0, lt=1, description="share of patches hidden, rounded; also used: 0.6"
+    )
+    decoder_depth: Annotated[int, _REBUILDS] = Field(default=8, ge=1, description="blocks of the decoder")
+    decoder_width: Annotated[int, _REBUILDS] = Field(
+        default=512, ge=4, multiple_of=4, description="width of the decoder"
+    )
+    decoder_heads: Annotated[int, _REBUILDS] = Field(
+        default=16, ge=1, description="attention heads of the decoder; they divide its width"
+    )
+    normalise_patches: Annotated[bool, _REBUILDS] = Field(
+        default=True, description="rebuild each patch at mean 0 and deviation 1"
+    )
 
     @model_validator(mode="after")
     def _sensible(self) -> Self:

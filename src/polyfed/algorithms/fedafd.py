@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from itertools import chain, count
-from typing import ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 import torch
 from pydantic import Field, SerializeAsAny
@@ -16,6 +16,7 @@ from polyfed.aggregation.weightings.sed import SED
 from polyfed.algorithms.algorithm import Lifetime, Reply, client_query, client_step, each
 from polyfed.algorithms.ensemble_distillation import EnsembleDistillation, Gathered
 from polyfed.data.samples import Batch, Samples
+from polyfed.effects import PAIRING, SEVERAL, SINGLE, Condition, Inner, Never, Not, Only, Where
 from polyfed.errors import RunError
 from polyfed.federation.client import Client, ClientInfo, Guide
 from polyfed.federation.cohort import Cohort
@@ -33,6 +34,10 @@ from polyfed.models.model import Model
 from polyfed.optim.settings import OptimizerSettings
 
 _DISCRIMINATORS, _FUSION, _VERSION = "discriminator_", "fusion", "version"
+
+
+ALIGNS, FUSES = Only(beta=Not(0)), Only(fusion=Not("none"))
+_OWN_SIZE = Inner(batch_size=Never("its batches are those of the task"))
 
 
 class FedAFD(EnsembleDistillation):
@@ -56,49 +61,66 @@ class FedAFD(EnsembleDistillation):
     }
     shares_encoders: ClassVar[bool] = True
 
+    only_if: ClassVar[Mapping[str, Condition]] = {"public_augment": ALIGNS | Only(kd_epochs=Not(0))}
+
     beta: float = Field(default=0.5, ge=0, description="weight of the adversarial alignment (BAA); 0: none")
-    baa_update: Literal["joint", "alternate"] = Field(
+    baa_update: Annotated[Literal["joint", "alternate"], ALIGNS] = Field(
         default="joint",
         description="add the alignment to the task loss, or give it passes over P of its own first, as released",
     )
-    adversarial: EncoderForm = Field(
+    adversarial: Annotated[EncoderForm, ALIGNS] = Field(
         default="minimax", description="the encoder's loss: minimax (the paper's), or non_saturating, as released"
     )
-    double_sigmoid: bool = Field(default=False, description="discriminators end in a sigmoid, as released")
-    share_discriminators: bool = Field(
+    double_sigmoid: Annotated[bool, ALIGNS] = Field(
+        default=False, description="discriminators end in a sigmoid, as released"
+    )
+    share_discriminators: Annotated[bool, ALIGNS & Where(SEVERAL)] = Field(
         default=False, description="one pair for all modalities of a client, as released, instead of one for each"
     )
-    discriminator: TrainingSettings = Field(
+    discriminator: Annotated[
+        TrainingSettings, ALIGNS, Inner(batch_size=Never("its batches are of public_batch_size"))
+    ] = Field(
         default=TrainingSettings(optimizer=OptimizerSettings(kind="adam", lr=1e-4)),
         description="optimiser of the discriminators (its batch size is public_batch_size)",
     )
-    public_batch_size: int = Field(default=128, ge=2, description="public samples a step of the alignment")
-    public_batches_per_epoch: int | None = Field(
+    public_batch_size: Annotated[int, ALIGNS] = Field(
+        default=128, ge=2, description="public samples a step of the alignment"
+    )
+    public_batches_per_epoch: Annotated[int | None, ALIGNS & Only(baa_update="joint")] = Field(
         default=None, ge=1, description="joint: public batches an epoch, spread evenly; None: one a private batch"
     )
     fusion: Literal["vectors", "maps", "none"] = Field(
         default="vectors", description="fuse vectors (the paper's setting) or features by position (GFF), or nothing"
     )
-    fuse: Literal["representations", "embeddings"] = Field(
+    fuse: Annotated[Literal["representations", "embeddings"], FUSES] = Field(
         default="representations", description="fuse vectors of unit norm, or as encoders give them"
     )
-    renormalise: bool = Field(default=True, description="unit norm of fused vectors in retrieval; off as released")
-    shared_global_branch: bool = Field(default=False, description="three live branches instead of four, as released")
-    reset_fusion: bool = Field(default=False, description="a new fusion module in every round, as released")
-    fusion_training: TrainingSettings = Field(
+    renormalise: Annotated[bool, FUSES & Where(PAIRING)] = Field(
+        default=True, description="unit norm of fused vectors in retrieval; off as released"
+    )
+    shared_global_branch: Annotated[bool, FUSES] = Field(
+        default=False, description="three live branches instead of four, as released"
+    )
+    reset_fusion: Annotated[bool, FUSES] = Field(
+        default=False, description="a new fusion module in every round, as released"
+    )
+    fusion_training: Annotated[TrainingSettings, FUSES & Where(SINGLE), _OWN_SIZE] = Field(
         default=TrainingSettings(optimizer=OptimizerSettings(kind="adam", lr=0.005, weight_decay=0.01)),
         description="optimiser of the fusion module at clients of one modality",
     )
-    fusion_training_several: TrainingSettings = Field(
+    fusion_training_several: Annotated[TrainingSettings, FUSES & Where(SEVERAL), _OWN_SIZE] = Field(
         default=TrainingSettings(optimizer=OptimizerSettings(kind="adam", lr=1e-4, weight_decay=0.1)),
         description="optimiser of the fusion module at clients of several modalities",
     )
-    broadcast_every: int = Field(default=1, ge=1, description="K, rounds between two broadcasts of the encoders")
-    send_encoders: Literal["own", "all"] = Field(
+    broadcast_every: Annotated[int, FUSES] = Field(
+        default=1, ge=1, description="K, rounds between two broadcasts of the encoders"
+    )
+    send_encoders: Annotated[Literal["own", "all"], FUSES & Where(SINGLE)] = Field(
         default="own", description="encoders of the client's modalities, which are all it uses, or of all, as released"
     )
-    cache_global_features: bool = Field(
-        default=True, description="encode private data once a broadcast, not once a step; the same results"
+    cache_global_features: Annotated[bool, FUSES] = Field(
+        default=True,
+        description="encode private data once a broadcast, not once a step; the same results up to rounding",
     )
     aggregation: SerializeAsAny[Weighting] = Field(default=SED(), description="weights over clients; the paper's: sed")
     server_first: bool = Field(default=True, description="train on P before the broadcast (Algorithm 1), not after")
@@ -172,9 +194,7 @@ class FedAFD(EnsembleDistillation):
             client.model.extras[_FUSION] = self._new_fusion(client.model.dim).to(client.device)
             client.optimizer_state.pop(_FUSION, None)
         client.model.train()
-        for epoch in range(self.local_epochs):
-            for trainer in self._trainers(client).values():
-                trainer.begin_epoch(epoch, self.local_epochs)
+        for epoch in client.epochs(self.local_epochs):
             for private, public in self._steps(client, samples, known, epoch):
                 self._step(client, private, public, known, guidance)
         found = client.represent(samples, list(known), training=self.extraction == "train")

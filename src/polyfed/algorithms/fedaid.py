@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import combinations
-from typing import Literal, Self
+from typing import Annotated, ClassVar, Literal, Self
 
 import torch
 from pydantic import Field, model_validator
@@ -12,6 +12,8 @@ from torch import Tensor
 
 from polyfed.algorithms.algorithm import Reply, client_step, each
 from polyfed.algorithms.robust_alignment import (
+    CONTRASTIVE,
+    SQUARED,
     LikePart,
     RobustAlignment,
     chosen,
@@ -20,6 +22,7 @@ from polyfed.algorithms.robust_alignment import (
     parts_of,
 )
 from polyfed.data.samples import Batch
+from polyfed.effects import Condition, Not, Only
 from polyfed.federation.client import Client, ClientInfo
 from polyfed.federation.cohort import Cohort
 from polyfed.federation.party import Regulariser
@@ -32,10 +35,7 @@ from polyfed.models.binding import Bound, Features, aligners_of, frozen, frozen_
 from polyfed.models.model import Embedder, Model
 from polyfed.tasks.pairing import PairTask
 
-_SECOND_STAGE = (
-    *("robust_steps", "gamma", "rho", "divergence", "weight_use", "measure_share", "beta", "contrast_weight"),
-    *("measure", "measured_on", "aligner_in_stage_two", "broadcast"),
-)
+_TEACHES = Only(teacher="robust")  # there is a second stage
 
 
 class FedAID(RobustAlignment):
@@ -50,43 +50,50 @@ class FedAID(RobustAlignment):
     What the paper leaves open is a setting, with what this class takes to be meant as the default.
     """
 
-    beta: float = Field(default=2.0, ge=0, description="factor of the discrepancy in the second stage (Eq. 5)")
-    contrast_weight: float = Field(default=1.0, ge=0, description="factor of L_CL in the second stage")
+    only_if: ClassVar[Mapping[str, Condition]] = {
+        "guidance_reduction": SQUARED | Only(teacher="robust", beta=Not(0)),
+        "contrast_temperature": CONTRASTIVE | Only(teacher="robust", contrast_weight=Not(0)),
+        "robust_steps": _TEACHES,
+        "gamma": _TEACHES & (Only(rho=Not(0)) | Only(divergence="none")),
+        "rho": _TEACHES & Only(divergence=Not("none")),
+        "divergence": _TEACHES,
+        "weight_use": _TEACHES,
+        "measure_share": _TEACHES,
+    }
+
+    beta: Annotated[float, _TEACHES] = Field(
+        default=2.0, ge=0, description="factor of the discrepancy in the second stage (Eq. 5)"
+    )
+    contrast_weight: Annotated[float, _TEACHES] = Field(
+        default=1.0, ge=0, description="factor of L_CL in the second stage"
+    )
     teacher: Literal["robust", "averaged"] = Field(
         default="robust", description="learnt by the second stage, or the mean of the aligners (ablation, Table 17)"
     )
-    measure: Literal["task", "robust"] = Field(
+    measure: Annotated[Literal["task", "robust"], _TEACHES] = Field(
         default="task",
         description="v: the task's loss of the aggregated model, or L_dro of the present teacher (Eq. 4), which adds "
         "L_CL of g*(f*)",
     )
-    measured_on: Literal["aggregated", "local"] = Field(
+    measured_on: Annotated[Literal["aggregated", "local"], _TEACHES] = Field(
         default="aggregated",
         description="v is of the average (Algorithm 1), or of what each client trained (Algorithm 2)",
     )
-    aligner_in_stage_two: Literal["averaged", "local"] = Field(
+    aligner_in_stage_two: Annotated[Literal["averaged", "local"], _TEACHES] = Field(
         default="averaged", description="g of the second stage: the mean of all, or what the client trained"
     )
-    broadcast: Literal["shared", "repeated"] = Field(
+    broadcast: Annotated[Literal["shared", "repeated"], _TEACHES] = Field(
         default="shared",
         description="the encoder that is sent to be measured also serves the next round's training, or is sent again",
     )
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
-        for key in _SECOND_STAGE if self.teacher == "averaged" else ():
-            if getattr(self, key) != type(self).model_fields[key].default:
-                raise ValueError(f"{key} has no effect with teacher 'averaged', which has no second stage; remove it")
         if self.teacher == "robust" and self.beta == self.contrast_weight == 0:
             raise ValueError("beta and contrast_weight are both 0: no teacher would be learnt; set one above 0")
         if self.measured_on == "local" and self.measure == "robust":
             raise ValueError("measure 'robust' is a loss of the aggregated encoder; use measured_on 'aggregated'")
         return self
-
-    @property
-    def has_squared_distances(self) -> bool:
-        """Also those between distorted and undistorted representations (Eq. 5)."""
-        return super().has_squared_distances or (self.teacher == "robust" and self.beta > 0)
 
     # ---- server half
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import Field, SerializeAsAny
 from torch import Tensor
@@ -11,6 +11,7 @@ from torch import Tensor
 from polyfed.aggregation.collaboration import Holder, Layers, Range, Scope, require_exchangeable
 from polyfed.aggregation.exchange import ExactExchange, Exchange, SequentialExchange
 from polyfed.algorithms.algorithm import Algorithm, Reply, client_query, client_step, each
+from polyfed.effects import SEVERAL, SEVERAL_TYPES, SINGLE, Not, Only, Where
 from polyfed.errors import PayloadError
 from polyfed.federation.client import Client
 from polyfed.federation.cohort import Cohort
@@ -19,6 +20,9 @@ from polyfed.federation.server import Server
 from polyfed.federation.types import Outline, outline_of
 from polyfed.optim.server import ServerOptimizer
 from polyfed.optim.servers.replace import Replace
+
+EXCHANGES = Only(layers=Not("none"), range=Not("own")) & Where(SEVERAL_TYPES)
+"""Types of clients average layers with each other."""
 
 
 class FedAvg(Algorithm):
@@ -32,24 +36,28 @@ class FedAvg(Algorithm):
     the rule's defaults, or the round.
     """
 
-    local_epochs: int = Field(default=5, ge=1, description="E, passes over private data a round")
+    local_epochs: Annotated[int, Only(local_steps=None)] = Field(
+        default=5, ge=1, description="E, passes over private data a round"
+    )
     local_steps: int | None = Field(
         default=None, ge=1, description="so many batches a round instead of whole passes; None: local_epochs"
     )
-    layers: Layers = Field(default="none", description="what types of clients average with each other")
-    range: Range = Field(
+    layers: Annotated[Layers, Only(range=Not("own")) & Where(SEVERAL_TYPES)] = Field(
+        default="none", description="what types of clients average with each other"
+    )
+    range: Annotated[Range, Only(layers=Not("none")) & Where(SEVERAL_TYPES)] = Field(
         default="own", description="with whom: own type, all who have the modality, or the stacks of all modalities"
     )
-    compensation: bool = Field(
+    compensation: Annotated[bool, EXCHANGES] = Field(
         default=False, description="scale the other layers as those that are averaged between types (FedCola)"
     )
-    factor: float = Field(
+    factor: Annotated[float, EXCHANGES & Where(SINGLE) & Where(SEVERAL)] = Field(
         default=1.0, gt=0, le=1e6, description="on sample counts of clients with several modalities (FedIoT: 100)"
     )
-    denominator: Literal["slot", "model"] = Field(
+    denominator: Annotated[Literal["slot", "model"], EXCHANGES & Only(compensation=False) & Where(SEVERAL)] = Field(
         default="slot", description="without compensation: shares add up to one; model: as FedCola's released code"
     )
-    names: Literal["role", "released"] = Field(
+    names: Annotated[Literal["role", "released"], EXCHANGES & Only(layers={"blocks", "mlp"})] = Field(
         default="role", description="layers by role; released: as FedCola's code matches names (no attention in blocks)"
     )
     averaging: Literal["exact", "sequential"] = Field(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import cache
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import Field
 from torch import Tensor
@@ -12,6 +12,7 @@ from polyfed.aggregation.collaboration import Layers, Range, require_equal
 from polyfed.aggregation.mean import WeightedMean
 from polyfed.algorithms.algorithm import Reply, client_step, each
 from polyfed.algorithms.fedavg import FedAvg
+from polyfed.effects import Not, Only
 from polyfed.errors import ConfigError
 from polyfed.federation.client import Client
 from polyfed.federation.cohort import Cohort
@@ -19,6 +20,8 @@ from polyfed.federation.payload import Weights
 from polyfed.federation.server import Server
 from polyfed.models.gates import ROLES, gated, linears
 from polyfed.models.slots import Slot
+
+_COMPLEMENTS = Only(complement=Not("none"))
 
 
 class FedCola(FedAvg):
@@ -39,13 +42,13 @@ class FedCola(FedAvg):
     complement: Literal["none", "attention", "mlp", "blocks"] = Field(
         default="blocks", description="linear layers that get another modality's weights behind a gate"
     )
-    train_out: bool = Field(
+    train_out: Annotated[bool, _COMPLEMENTS] = Field(
         default=True, description="whether the other modality's weights W_out are trained or frozen"
     )
-    first_out: Literal["other", "own"] = Field(
+    first_out: Annotated[Literal["other", "own"], _COMPLEMENTS] = Field(
         default="other", description="W_out in round 1; own: a copy of the client's own initial weights, as released"
     )
-    send: Literal["weights", "modules"] = Field(
+    send: Annotated[Literal["weights", "modules"], _COMPLEMENTS] = Field(
         default="weights",
         description="what crosses for W_out: the matrices in use, or whole modules, whose bytes the paper counts",
     )

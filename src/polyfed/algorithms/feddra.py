@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import ClassVar, Literal, Self
+from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 from torch import Tensor
@@ -19,6 +19,7 @@ from polyfed.algorithms.robust_alignment import (
     parts_of,
 )
 from polyfed.data.samples import Batch
+from polyfed.effects import Not, Only
 from polyfed.federation.client import Client
 from polyfed.federation.cohort import Cohort
 from polyfed.federation.party import Regulariser
@@ -29,6 +30,9 @@ from polyfed.models.binding import Bound, Features, aligners_of, frozen, frozen_
 from polyfed.models.model import Embedder
 
 Mode = Literal["training", "evaluation"]
+
+
+_GUIDES = Only(guidance_weight=Not(0))
 
 
 class FedDRA(RobustAlignment):
@@ -56,11 +60,11 @@ class FedDRA(RobustAlignment):
     measure_share: float = Field(
         default=0.1, gt=0, le=1, description="share of a client's training samples that its loss v is measured on"
     )
-    guided_stages: Literal["second", "both"] = Field(
+    guided_stages: Annotated[Literal["second", "both"], _GUIDES] = Field(
         default="second",
         description="stages with guidance; in the first (released) its anchors are those of the last round's teacher",
     )
-    weighted_stages: Literal["first", "both"] = Field(
+    weighted_stages: Annotated[Literal["first", "both"], Only(weight_use={"loss", "both"})] = Field(
         default="first",
         description="stages whose losses w is a factor of, with weight_use loss or both; released: both",
     )
@@ -74,10 +78,10 @@ class FedDRA(RobustAlignment):
         description="v is of the model that the second stage is sent, or of the mean that comes of it (released), "
         "which costs an ask",
     )
-    measure: Literal["task", "guided"] = Field(
+    measure: Annotated[Literal["task", "guided"], _GUIDES] = Field(
         default="task", description="v: the task's loss, or that with guidance by the robust aligner (released)"
     )
-    anchor_mode: Mode = Field(
+    anchor_mode: Annotated[Mode, _GUIDES] = Field(
         default="training",
         description="mode of what gives the anchors: training, as what is guided by them, so that equal weights are at "
         "distance 0 (released), or evaluation",
@@ -87,17 +91,9 @@ class FedDRA(RobustAlignment):
     )
 
     @model_validator(mode="after")
-    def _settings_have_an_effect(self) -> Self:
-        usual = {name: field.default for name, field in type(self).model_fields.items()}
-        if self.guidance != "contrastive" and self.contrast_temperature != usual["contrast_temperature"]:
-            raise ValueError(f"contrast_temperature has no effect with guidance '{self.guidance}'; remove it")
-        for key in ("guided_stages", "measure", "anchor_mode") if self.guidance_weight == 0 else ():
-            if getattr(self, key) != usual[key]:
-                raise ValueError(f"{key} has no effect with guidance_weight 0; remove it")
+    def _has_anchors_to_measure(self) -> Self:
         if self.measure == "guided" and self.measured_on == "received":
             raise ValueError("measure 'guided' needs measured_on 'aggregated': the received model gives the anchors")
-        if self.weighted_stages == "both" and self.weight_use not in ("loss", "both"):
-            raise ValueError(f"weighted_stages has no effect with weight_use '{self.weight_use}'; remove it")
         return self
 
     # ---- server half

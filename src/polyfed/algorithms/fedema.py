@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from typing import ClassVar, Literal, Self
+from typing import Annotated, ClassVar, Literal, Self
 
 import torch
 from pydantic import Field, model_validator
@@ -12,6 +12,7 @@ from torch import Tensor
 from polyfed.algorithms.algorithm import Lifetime, Reply, client_step
 from polyfed.algorithms.fedavg import FedAvg
 from polyfed.data.samples import Batch, Inputs
+from polyfed.effects import Not, Only
 from polyfed.errors import ConfigError
 from polyfed.federation.client import Client
 from polyfed.federation.cohort import Cohort
@@ -43,12 +44,18 @@ class FedEMA(FedAvg):
     task_weight: float = Field(default=1.0, ge=0, description="factor of the client's own task; 0: pure BYOL")
     byol_weight: float = Field(default=1.0, ge=0, description="factor of BYOL; 0: the task alone")
     lam: float | None = Field(default=None, ge=0, description="lambda, the same for all; None: autoscaler; 0: no blend")
-    tau: float = Field(default=0.7, gt=0, le=1, description="autoscaler: m of a client's first blending")
-    divergence: Literal["norm", "mean_layer"] = Field(
+    tau: Annotated[float, Only(lam=None)] = Field(
+        default=0.7, gt=0, le=1, description="autoscaler: m of a client's first blending"
+    )
+    divergence: Annotated[Literal["norm", "mean_layer"], Only(lam=Not(0))] = Field(
         default="norm", description="L2 norm over the encoders, or mean of that of each matrix and kernel, as released"
     )
-    momentum: float = Field(default=0.99, ge=0, le=1, description="of the target network, at each step")
-    predictor_width: int = Field(default=4096, ge=1, description="hidden width of the predictors")
+    momentum: Annotated[float, Only(byol_weight=Not(0))] = Field(
+        default=0.99, ge=0, le=1, description="of the target network, at each step"
+    )
+    predictor_width: Annotated[int, Only(byol_weight=Not(0))] = Field(
+        default=4096, ge=1, description="hidden width of the predictors"
+    )
 
     @model_validator(mode="after")
     def _sensible(self) -> Self:

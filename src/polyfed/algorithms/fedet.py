@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import ClassVar, NamedTuple
+from typing import Annotated, ClassVar, NamedTuple
 
 import torch
 from jaxtyping import Float
@@ -19,10 +19,11 @@ from polyfed.aggregation.statistics import row_statistics
 from polyfed.aggregation.weighting import Weighting
 from polyfed.aggregation.weightings.variance import Variance
 from polyfed.algorithms.algorithm import Lifetime, Reply, client_query, client_step, each
-from polyfed.algorithms.either_form import EitherForm
-from polyfed.algorithms.ensemble_distillation import Gathered
+from polyfed.algorithms.either_form import OF_FORM, EitherForm
+from polyfed.algorithms.ensemble_distillation import DISTILS, Gathered
 from polyfed.algorithms.fedavg import Like
 from polyfed.data.samples import Batch
+from polyfed.effects import Condition, Never, Not, Only
 from polyfed.federation.client import Client
 from polyfed.federation.cohort import Cohort
 from polyfed.federation.knowledge import Knowledge, bounded
@@ -86,7 +87,11 @@ class FedET(EitherForm):
     """
 
     keeps: ClassVar[Mapping[str, Lifetime]] = {}
-    idle: ClassVar[tuple[str, ...]] = ("kd_joint",)
+    only_if: ClassVar[Mapping[str, Condition]] = {
+        "kd_joint": Never("the server learns its task and the consensus one after the other"),
+        "kd_loss": DISTILS & OF_FORM,
+        "temperature": DISTILS & Only(diversity=Not(0)),
+    }
 
     aggregation: SerializeAsAny[Weighting] = Field(
         default=Variance(), description="weights over clients; the paper's: variance"
@@ -94,7 +99,9 @@ class FedET(EitherForm):
     kd_loss: Distillation = Field(
         default="l2", description="representations: distance to the consensus; class scores: none but cross-entropy"
     )
-    diversity: float = Field(default=0.05, ge=0, description="lambda, factor of the divergence from who contradicts")
+    diversity: Annotated[float, DISTILS] = Field(
+        default=0.05, ge=0, description="lambda, factor of the divergence from who contradicts"
+    )
     share_head: bool = Field(default=True, description="average tensors of heads over all clients and the server")
     largest_update: float = Field(
         default=1.0, gt=0, description="norm of a client's update at most, relative to that of the model it received"
@@ -172,7 +179,7 @@ class FedET(EitherForm):
         server.record(**self._distances(server, goals, "before"))
         (trainer, size), samples = self.distiller(server), server.exchanged(self.public_samples)
         server.model.train()
-        for epoch in range(self.kd_epochs if targets else 0):
+        for epoch in server.epochs(self.kd_epochs if targets else 0):
             for batch in server.public_batches(f"distil-{epoch}", size, augment=self.public_augment, samples=samples):
                 trainer.step(self.kd_weight * self.aim_loss(server, batch, targets))
         server.record(**self._distances(server, goals, "after"))

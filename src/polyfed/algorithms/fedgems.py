@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import ClassVar, NamedTuple
+from typing import Annotated, ClassVar, NamedTuple
 
 import torch
 from jaxtyping import Bool, Float
@@ -16,9 +16,10 @@ from polyfed.aggregation.statistics import row_statistics
 from polyfed.aggregation.weighting import Weighting
 from polyfed.aggregation.weightings.entropy import Entropy
 from polyfed.algorithms.algorithm import Reply, client_step, each
-from polyfed.algorithms.either_form import EitherForm
+from polyfed.algorithms.either_form import OF_FORM, EitherForm
 from polyfed.algorithms.ensemble_distillation import Gathered
 from polyfed.data.samples import Batch
+from polyfed.effects import Condition, Never, Not, Only
 from polyfed.errors import ConfigError
 from polyfed.federation.client import Client
 from polyfed.federation.cohort import Cohort
@@ -30,6 +31,7 @@ from polyfed.losses.kl import row_kl
 from polyfed.models.model import Once
 
 _STORE = "store"
+_STUDIES = Only(public_epochs=Not(0))  # clients learn from the server
 
 
 class Lesson(NamedTuple):
@@ -65,14 +67,24 @@ class FedGEMS(EitherForm):
     that are ``right``, taught from the store (``stored``) or by the ``ensemble``, and learnt ``alone``.
     """
 
-    idle: ClassVar[tuple[str, ...]] = (
-        "server_first", "server_epochs", "kd_joint", "kd_optimizer", "distillation", "kd_loss",
-    )  # fmt: skip
+    only_if: ClassVar[Mapping[str, Condition]] = {
+        **dict.fromkeys(
+            ("kd_joint", "server_first", "server_epochs", "kd_optimizer", "distillation"),
+            Never("task and distillation are one loss"),
+        ),
+        "kd_loss": Never("the server learns by divergences"),
+        "temperature": Only(epsilon=Not(1)) | _STUDIES & OF_FORM,
+        "public_augment": Only(kd_epochs=Not(0)) | _STUDIES,
+    }
 
-    epsilon: float = Field(default=0.75, ge=0, le=1, description="share of the task where there is a teacher")
+    epsilon: Annotated[float, _STUDIES | Only(kd_epochs=Not(0))] = Field(
+        default=0.75, ge=0, le=1, description="share of the task where there is a teacher"
+    )
     public_epochs: int = Field(default=1, ge=0, description="a client's passes over the exchanged samples a round")
-    public_batch_size: int = Field(default=128, ge=2, description="public samples a step of a client")
-    mask_siblings: bool = Field(
+    public_batch_size: Annotated[int, _STUDIES] = Field(
+        default=128, ge=2, description="public samples a step of a client"
+    )
+    mask_siblings: Annotated[bool, _STUDIES & OF_FORM] = Field(
         default=True, description="representations: captions of one picture are no rivals in a client's cross-entropy"
     )
     aggregation: SerializeAsAny[Weighting] = Field(
@@ -159,8 +171,7 @@ class FedGEMS(EitherForm):
         )
         place = place.to(server.device)
         server.model.train()
-        for epoch in range(self.kd_epochs):
-            trainer.begin_epoch(epoch, self.kd_epochs)
+        for epoch in server.epochs(self.kd_epochs):
             for batch in server.public_batches(f"distil-{epoch}", size, augment=self.public_augment):
                 trainer.step(self.lesson_loss(server, batch, targets, place[batch.index]))
         server.record(**self._distances(server, goals, "after"))
@@ -211,8 +222,7 @@ class FedGEMS(EitherForm):
         items = samples.items.to(client.device) if self.mask_siblings else None
         size, view = self.public_batch_size, self.public_augment
         client.model.train()
-        for epoch in range(self.public_epochs if known else 0):
-            trainer.begin_epoch(epoch, self.public_epochs)
+        for epoch in client.epochs(self.public_epochs if known else 0):
             for batch in client.public_batches(f"study-{epoch}", size, augment=view, samples=samples):
                 trainer.step(self.study_loss(client, batch, known, items))
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 import torch
 from pydantic import Field
@@ -12,9 +12,10 @@ from torch import Tensor
 
 from polyfed.aggregation.ensemble import Ensembled
 from polyfed.algorithms.algorithm import Lifetime, Reply, client_step, each
-from polyfed.algorithms.either_form import EitherForm
-from polyfed.algorithms.ensemble_distillation import Gathered
+from polyfed.algorithms.either_form import OF_FORM, EitherForm
+from polyfed.algorithms.ensemble_distillation import DISTILS, Gathered
 from polyfed.data.samples import Samples
+from polyfed.effects import Condition, Never, Not, Only
 from polyfed.errors import ConfigError
 from polyfed.federation.client import Client
 from polyfed.federation.cohort import Cohort
@@ -22,6 +23,9 @@ from polyfed.federation.knowledge import Knowledge
 from polyfed.federation.payload import Representations, Scores
 from polyfed.federation.server import Server
 from polyfed.losses.distillation import DISTILLATIONS, Distillation
+
+DIGESTS = Only(digest_epochs=Not(0))
+"""Clients learn from what the others say."""
 
 
 class FedMD(EitherForm):
@@ -42,11 +46,20 @@ class FedMD(EitherForm):
         "begun": Lifetime.RUN,
     }
 
-    idle: ClassVar[tuple[str, ...]] = ("temperature",)
+    only_if: ClassVar[Mapping[str, Condition]] = {
+        "temperature": Never("it has no softmax"),
+        "aggregation": DISTILS | DIGESTS,
+        "renormalise_target": OF_FORM & (DISTILS | DIGESTS),
+        "public_augment": Only(kd_epochs=Not(0)) | DIGESTS,
+    }
 
     digest_epochs: int = Field(default=1, ge=0, description="passes over the exchanged samples that fit the consensus")
-    digest_loss: Distillation = Field(default="l1", description="distance of the digest; the paper's: l1")
-    digest_batch_size: int = Field(default=128, ge=2, description="public samples a step of the digest")
+    digest_loss: Annotated[Distillation, DIGESTS] = Field(
+        default="l1", description="distance of the digest; the paper's: l1"
+    )
+    digest_batch_size: Annotated[int, DIGESTS] = Field(
+        default=128, ge=2, description="public samples a step of the digest"
+    )
     first_public_epochs: int = Field(
         default=0, ge=0, description="scores: passes over the labelled public set before a client's first round"
     )
@@ -120,8 +133,7 @@ class FedMD(EitherForm):
         valid = {name: values.any(1) for name, values in agreed.items()}
         trainer, distance = client.trainer(), DISTILLATIONS[self.digest_loss]
         client.model.train()
-        for epoch in range(self.digest_epochs if agreed else 0):
-            trainer.begin_epoch(epoch, self.digest_epochs)
+        for epoch in client.epochs(self.digest_epochs if agreed else 0):
             batches = client.public_batches(
                 f"digest-{epoch}", self.digest_batch_size, augment=self.public_augment, samples=samples
             )

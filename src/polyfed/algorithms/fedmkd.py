@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from typing import ClassVar, NamedTuple
+from typing import Annotated, ClassVar, NamedTuple
 
 import torch
 from jaxtyping import Float
@@ -14,11 +14,12 @@ from torch.nn import functional as F
 
 from polyfed.algorithms.algorithm import Reply, client_step, each
 from polyfed.algorithms.either_form import EitherForm
+from polyfed.algorithms.ensemble_distillation import DISTILS
 from polyfed.data.samples import Batch, Samples
+from polyfed.effects import Condition, Never, Not, Only
 from polyfed.federation.client import Client
 from polyfed.federation.cohort import Cohort
 from polyfed.federation.knowledge import Knowledge, bounded
-from polyfed.federation.party import Trainer
 from polyfed.federation.payload import Representations, Scores
 from polyfed.federation.server import Server
 from polyfed.losses.byol import Predictor, Target, symmetric_byol
@@ -28,6 +29,7 @@ from polyfed.models.teacher_attention import TeacherAttention
 from polyfed.randomness import isolated
 
 _OPTIMIZER, _QUEUE = "student", "queue"
+_CONTRASTS, _BYOL = DISTILS & Only(contrast_weight=Not(0)), DISTILS & Only(byol_weight=Not(0))
 
 
 class Teachers(NamedTuple):
@@ -57,17 +59,33 @@ class FedMKD(EitherForm):
     ``contrast``; the weights of teachers as arrays.
     """
 
-    idle: ClassVar[tuple[str, ...]] = ("aggregation", "kd_loss", "kd_joint", "kd_optimizer", "renormalise_target")
+    only_if: ClassVar[Mapping[str, Condition]] = {
+        "aggregation": Never("an attention weighs the teachers"),
+        "kd_loss": Never("the student learns by contrast"),
+        "kd_joint": Never("the student learns without labels"),
+        "kd_optimizer": Never("the student has an optimiser of its own"),
+        "renormalise_target": Never("targets have unit length"),
+        "diagnostic_samples": Never("it records the losses themselves"),
+        "temperature": _CONTRASTS,
+    }
 
     kd_epochs: int = Field(default=5, ge=0, description="passes over the exchanged samples that distil a round")
     public_augment: bool = Field(default=True, description="training view of the samples that the student learns by")
-    byol_weight: float = Field(default=0.1, ge=0, description="factor of BYOL; 0: none")
-    contrast_weight: float = Field(default=0.9, ge=0, description="factor of the contrast with the teachers' target")
+    byol_weight: Annotated[float, DISTILS] = Field(default=0.1, ge=0, description="factor of BYOL; 0: none")
+    contrast_weight: Annotated[float, DISTILS] = Field(
+        default=0.9, ge=0, description="factor of the contrast with the teachers' target"
+    )
     temperature: float | None = Field(default=0.1, gt=0, description="of the contrast; None: 1 for scores, else 0.1")
-    queue: int = Field(default=1024, ge=0, description="past targets a channel that serve as negatives")
-    momentum: float = Field(default=0.99, ge=0, le=1, description="of the slow encoders of BYOL, at each step")
-    predictor_width: int = Field(default=4096, ge=1, description="hidden width of BYOL's predictors")
-    adapter_outputs: int = Field(default=10, ge=1, description="outputs of the adapters of the attention")
+    queue: Annotated[int, _CONTRASTS] = Field(
+        default=1024, ge=0, description="past targets a channel that serve as negatives"
+    )
+    momentum: Annotated[float, _BYOL] = Field(
+        default=0.99, ge=0, le=1, description="of the slow encoders of BYOL, at each step"
+    )
+    predictor_width: Annotated[int, _BYOL] = Field(default=4096, ge=1, description="hidden width of BYOL's predictors")
+    adapter_outputs: Annotated[int, _CONTRASTS] = Field(
+        default=10, ge=1, description="outputs of the adapters of the attention"
+    )
 
     # ---- server half
 
@@ -97,8 +115,7 @@ class FedMKD(EitherForm):
         student = Student(self, server, samples, widths)
         size = (self.distillation or server.training).batch_size
         server.model.train()
-        for epoch in range(self.kd_epochs):
-            student.trainer.begin_epoch(epoch, self.kd_epochs)
+        for epoch in server.epochs(self.kd_epochs):
             for batch in server.public_batches(f"distil-{epoch}", size, augment=self.public_augment, samples=samples):
                 student.learn(batch, present)
         student.keep()
@@ -148,9 +165,7 @@ class Student:
             if name in server.state:
                 module.load_state_dict(server.state[name])
         whole = nn.ModuleDict({"model": model, "attention": self.attention, "predictors": self.predictors})
-        self.trainer = Trainer(whole, method.distillation or server.training, server.clock)
-        if _OPTIMIZER in server.optimizer_state:
-            self.trainer.load(server.optimizer_state[_OPTIMIZER])
+        self.trainer = server.trainer(_OPTIMIZER, method.distillation, module=whole)
         queue = server.state.get(_QUEUE, {})
         self._queue = {name: value.to(device) for name, value in queue.items()} or _empty(widths, device)
         self._stream = server.generator("second-views")
@@ -199,7 +214,6 @@ class Student:
         server = self._server
         server.state |= {name: dict(module.state_dict()) for name, module in self._modules().items()}
         server.state[_QUEUE] = self._queue
-        server.optimizer_state[_OPTIMIZER] = self.trainer.state()
 
     def means(self) -> dict[str, float]:
         """Mean of each loss."""

@@ -24,6 +24,7 @@ from polyfed.aggregation.prototypes import (
 )
 from polyfed.algorithms.algorithm import Algorithm, Lifetime, Reply, client_query, client_step, each
 from polyfed.data.samples import Batch, Samples
+from polyfed.effects import Not, Only
 from polyfed.errors import ConfigError, PayloadError, nearest
 from polyfed.federation.client import Client, ClientInfo
 from polyfed.federation.cohort import Cohort
@@ -55,12 +56,14 @@ class FedProto(Algorithm):
 
     keeps: ClassVar[Mapping[str, Lifetime]] = {"model": Lifetime.RUN, "optimizer": Lifetime.RUN}
 
-    local_epochs: int = Field(default=1, ge=1, description="E, passes over private data a round; paper 1")
+    local_epochs: Annotated[int, Only(local_steps=None)] = Field(
+        default=1, ge=1, description="E, passes over private data a round; paper 1"
+    )
     local_steps: int | None = Field(
         default=None, ge=1, description="so many batches a round instead of whole passes; None: local_epochs"
     )
     proto_weight: float = Field(default=1.0, ge=0, le=1e6, description="lambda, factor of the distance; HtFLlib 10")
-    distance: Distillation = Field(
+    distance: Annotated[Distillation, Only(proto_weight=Not(0))] = Field(
         default="l2", description="to the prototype: the norm; mse: squared, mean over dimensions, as released; cosine"
     )
     normalise: bool = Field(default=False, description="features of unit length in prototypes and distances")

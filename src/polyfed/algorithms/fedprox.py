@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Literal
+from typing import Annotated, Literal
 
 import torch
 from pydantic import Field
 from torch import Tensor
 
 from polyfed.algorithms.fedavg import FedAvg
+from polyfed.effects import Not, Only
 from polyfed.federation.client import Client
 
 
@@ -22,7 +23,7 @@ class FedProx(FedAvg):
     """
 
     mu: float = Field(default=0.001, ge=0, le=1e6, description="weight of the proximal term")
-    norm: Literal["squared", "plain"] = Field(
+    norm: Annotated[Literal["squared", "plain"], Only(mu=Not(0))] = Field(
         default="squared", description="of w - W; plain: un-squared, parameter by parameter, as FedCola's released code"
     )
 

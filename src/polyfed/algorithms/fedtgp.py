@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Annotated
 
 import torch
 from jaxtyping import Float
@@ -11,6 +12,7 @@ from torch import Tensor, nn
 
 from polyfed.aggregation.prototypes import ClassMeans, Known, Weighting, adaptive_margin, mean_prototypes
 from polyfed.algorithms.fedproto import FedProto
+from polyfed.effects import Not, Only
 from polyfed.federation.server import Server
 from polyfed.losses.prototypes import distance_contrast
 from polyfed.randomness import isolated
@@ -29,7 +31,7 @@ class FedTGP(FedProto):
     Plain SGD, as released, has no state: the generator is all that lasts.
     """
 
-    weighting: Weighting = Field(
+    weighting: Annotated[Weighting, Only(margin_threshold=Not(0))] = Field(
         default="uniform", description="of clients in the class means that gaps are measured between; as released"
     )
     server_epochs: int = Field(default=100, ge=1, description="S, passes over the clients' prototypes a round")

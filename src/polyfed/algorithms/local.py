@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 from pydantic import Field
 
 from polyfed.algorithms.algorithm import Algorithm, Lifetime, Reply, client_step
+from polyfed.effects import Only
 from polyfed.federation.client import Client
 from polyfed.federation.cohort import Cohort
 from polyfed.federation.server import Server
@@ -18,7 +19,9 @@ class Local(Algorithm):
 
     keeps: ClassVar[Mapping[str, Lifetime]] = {"model": Lifetime.RUN, "optimizer": Lifetime.RUN}
 
-    local_epochs: int = Field(default=5, ge=1, description="E, passes over private data a round")
+    local_epochs: Annotated[int, Only(local_steps=None)] = Field(
+        default=5, ge=1, description="E, passes over private data a round"
+    )
     local_steps: int | None = Field(
         default=None, ge=1, description="so many batches a round instead of whole passes; None: local_epochs"
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 import torch
 from pydantic import Field
@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from polyfed.algorithms.algorithm import Lifetime
 from polyfed.algorithms.fedavg import FedAvg
 from polyfed.data.samples import Batch
+from polyfed.effects import Not, Only
 from polyfed.federation.client import Client
 from polyfed.federation.party import Regulariser
 from polyfed.losses.model_contrast import model_contrast
@@ -34,8 +35,8 @@ class MOON(FedAvg):
     keeps: ClassVar[Mapping[str, Lifetime]] = {"previous": Lifetime.RUN}
 
     mu: float = Field(default=1.0, ge=0, le=1e6, description="weight of the contrast; the paper tries 0.1, 1, 5, 10")
-    tau: float = Field(default=0.5, gt=0, le=100, description="temperature of the contrast")
-    projection: int | None = Field(
+    tau: Annotated[float, Only(mu=Not(0))] = Field(default=0.5, gt=0, le=100, description="temperature of the contrast")
+    projection: Annotated[int | None, Only(mu=Not(0))] = Field(
         default=None, ge=1, description="width of a projection head for the contrast (paper: 256); None: no such head"
     )
 

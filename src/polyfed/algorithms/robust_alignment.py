@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import ClassVar, Literal, Self
+from typing import Annotated, ClassVar, Literal, Self
 
 import torch
 from pydantic import Field, model_validator
@@ -15,6 +15,7 @@ from polyfed.aggregation.robust import TINY, chi_square, mirror_step_of
 from polyfed.algorithms.algorithm import Lifetime, Reply
 from polyfed.algorithms.fedavg import FedAvg, unlike
 from polyfed.data.samples import Batch
+from polyfed.effects import Condition, Never, Not, Only
 from polyfed.errors import ConfigError, PayloadError
 from polyfed.federation.client import Client, ClientInfo
 from polyfed.federation.cohort import Cohort
@@ -26,8 +27,10 @@ from polyfed.models.model import Model
 from polyfed.models.slots import places
 from polyfed.tasks.pairing import PairTask
 
-_OWN = ("local_epochs", "local_steps")
 _W = "robust_weights"
+
+SQUARED = Only(guidance="l2", guidance_weight=Not(0))
+CONTRASTIVE = Only(guidance="contrastive", guidance_weight=Not(0))
 
 
 class RobustAlignment(FedAvg):
@@ -44,26 +47,32 @@ class RobustAlignment(FedAvg):
         "teacher": Lifetime.ROUND,
     }
 
+    only_if: ClassVar[Mapping[str, Condition]] = dict.fromkeys(
+        FedAvg.model_fields.keys() - {"local_epochs", "local_steps"}, Never("it trains one model of one type")
+    )
+
     local_steps: int | None = Field(
         default=50, ge=1, description="batches of guided training a round; None: local_epochs"
     )
     robust_steps: int = Field(default=50, ge=1, description="batches of the stage that learns the robust aligner")
     guidance_weight: float = Field(default=1.0, ge=0, description="factor of the guidance loss; 0: none")
     task_weight: float = Field(default=1.0, ge=0, description="alpha of Eq. 2, factor of the task's loss")
-    guidance: Literal["l2", "contrastive"] = Field(
+    guidance: Annotated[Literal["l2", "contrastive"], Only(guidance_weight=Not(0))] = Field(
         default="l2", description="distance to the anchors: squared, or InfoNCE (ablation)"
     )
-    guidance_reduction: Reduction = Field(
+    guidance_reduction: Annotated[Reduction, SQUARED] = Field(
         default="sum",
         description="of squared distances (Eq. 1, and Eq. 5): sum over a batch, its mean, or over elements (FedDRA)",
     )
-    contrast_temperature: float = Field(
+    contrast_temperature: Annotated[float, CONTRASTIVE] = Field(
         default=0.07, ge=0.01, le=1, description="of contrastive guidance, and of L_CL in FedAID's second stage"
     )
-    gamma: float = Field(
+    gamma: Annotated[float, Only(rho=Not(0)) | Only(divergence="none")] = Field(
         default=0.5, ge=0, le=1e3, description="step of w (Eq. 4); 0: w stays uniform. FedDRA's code: 0.01 x 50 steps"
     )
-    rho: float = Field(default=1.0, ge=0, description="radius of the uncertainty set; 0: w stays uniform")
+    rho: Annotated[float, Only(divergence=Not("none"))] = Field(
+        default=1.0, ge=0, description="radius of the uncertainty set; 0: w stays uniform"
+    )
     divergence: Literal["chi_square", "kl", "none", "released"] = Field(
         default="chi_square",
         description="bounds w; none: the simplex alone (AFL); released: FedDRA's loose search for chi_square",
@@ -81,28 +90,12 @@ class RobustAlignment(FedAvg):
     )
 
     @model_validator(mode="after")
-    def _one_type(self) -> Self:
-        for key, setting in FedAvg.model_fields.items():
-            if key not in _OWN and getattr(self, key) != setting.default:
-                raise ValueError(f"{key} has no effect on {self.component_name()}, which trains one model; remove it")
-        if self.local_steps is not None and self.local_epochs != FedAvg.model_fields["local_epochs"].default:
-            raise ValueError("local_epochs has no effect with local_steps; remove it, or set local_steps: null")
+    def _trainable(self) -> Self:
         if self.guidance_weight == self.task_weight == 0:
             raise ValueError("guidance_weight and task_weight are both 0: there is nothing to train; set one above 0")
         if self.divergence == "released" and self.rho == 0:
             raise ValueError("rho 0 with divergence 'released': its search fails there; use chi_square")
-        usual = type(self).model_fields["guidance_reduction"].default
-        if self.guidance_reduction != usual and not self.has_squared_distances:
-            raise ValueError(
-                f"guidance_reduction has no effect: with guidance '{self.guidance}' and guidance_weight "
-                f"{self.guidance_weight:g} no loss has a squared distance; remove it"
-            )
         return self
-
-    @property
-    def has_squared_distances(self) -> bool:
-        """Whether a loss has a squared distance, which ``guidance_reduction`` is of."""
-        return self.guidance == "l2" and self.guidance_weight > 0
 
     # ---- server half
 

@@ -7,7 +7,7 @@ import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import count, islice
+from itertools import islice
 from typing import Any, Literal, TypeVar
 
 import torch
@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from polyfed.activity import passed
 from polyfed.data.samples import Batch, Samples
 from polyfed.errors import ConfigError
+from polyfed.federation.epochs import Epochs
 from polyfed.federation.settings import TrainingSettings
 from polyfed.models.gates import undecayed
 from polyfed.models.model import Embedder, Model, Once
@@ -40,31 +41,28 @@ class Clock:
 
 
 class Trainer:
-    """One optimiser over a party's parameters, with its clipping, schedule and state."""
+    """One optimiser over a party's parameters, with its clipping, schedule and state.
+
+    It steps only while ``epochs`` counts an epoch, at the rates that the schedule has for this one.
+    """
 
     def __init__(
         self,
         model: nn.Module,
         training: TrainingSettings,
         clock: Clock,
+        epochs: Epochs,
         only: Callable[[str], bool] = lambda name: True,
     ) -> None:
         self._named = [(name, value) for name, value in model.named_parameters() if value.requires_grad and only(name)]
-        self._clip, self._schedule, self._clock = training.optimizer.clip, training.schedule, clock
+        self._clip, self._schedule = training.optimizer.clip, training.schedule
+        self._clock, self._epochs = clock, epochs
         bare = {id(value) for value in undecayed(model)}
         own = [value for _, value in self._named if id(value) not in bare]
         spared = [value for _, value in self._named if id(value) in bare]
         groups: list[dict[str, Any]] = [{"params": own}, {"params": spared, "weight_decay": 0.0}]
         self.optimizer = training.optimizer.build([group for group in groups if group["params"]])
         self._base = [group["lr"] for group in self.optimizer.param_groups]
-        self.begin_epoch(0, 1)
-
-    def begin_epoch(self, epoch: int, epochs: int) -> None:
-        """Set the learning rates for a local epoch (from 0) of so many in a round."""
-        self.epoch, self.epochs = epoch, epochs
-        factor = self._schedule.factor(self._clock.round - 1, self._clock.rounds, epoch, epochs)
-        self._rates = [rate * factor for rate in self._base]
-        self._apply_rates()
 
     def step(self, loss: Tensor, correct: Callable[[Mapping[str, Tensor]], None] | None = None) -> None:
         """One optimiser step on a scalar loss.
@@ -84,6 +82,7 @@ class Trainer:
         if correct is not None:
             correct({name: value.grad for name, value in self._named if value.grad is not None})
         clip_gradients([value for _, value in self._named], self._clip)
+        self._set_rates()
         self.optimizer.step()
 
     def state(self) -> dict[str, Tensor]:
@@ -91,13 +90,13 @@ class Trainer:
         return optimizer_tensors(self.optimizer, self._named)
 
     def load(self, state: Mapping[str, Tensor]) -> None:
-        """Restore ``state``; the learning rate stays that of the current round."""
+        """Restore ``state``, to which learning rates do not belong."""
         load_optimizer_tensors(self.optimizer, self._named, state)
-        self._apply_rates()
 
-    def _apply_rates(self) -> None:
-        for group, rate in zip(self.optimizer.param_groups, self._rates, strict=True):
-            group["lr"] = rate
+    def _set_rates(self) -> None:
+        factor = self._schedule.factor(self._clock.round - 1, self._clock.rounds, *self._epochs.now)
+        for group, base in zip(self.optimizer.param_groups, self._base, strict=True):
+            group["lr"] = base * factor
 
 
 def step_together(
@@ -138,6 +137,7 @@ class Party:
     evaluation_batch: int = 256
     optimizer_state: dict[str, dict[str, Tensor]] = field(default_factory=dict)
     _trainers: dict[str, Trainer] = field(default_factory=dict)
+    _epochs: Epochs = field(default_factory=Epochs)
     _model: Model | None = None
 
     @property
@@ -184,17 +184,22 @@ class Party:
         name: str = "optimizer",
         training: TrainingSettings | None = None,
         only: Callable[[str], bool] = lambda name: True,
+        module: nn.Module | None = None,
     ) -> Trainer:
         """The optimiser called ``name``, continued from its kept state if there is one; the same within a step.
 
-        It trains the parameters whose names ``only`` holds to be its own.
+        It trains the parameters of ``module`` (None: the model) whose names ``only`` holds to be its own.
         """
         if name not in self._trainers:
-            trainer = Trainer(self.model, training or self.training, self.clock, only)
+            trainer = Trainer(module or self.model, training or self.training, self.clock, self._epochs, only)
             if name in self.optimizer_state:
                 trainer.load(self.optimizer_state[name])
             self._trainers[name] = trainer
         return self._trainers[name]
+
+    def epochs(self, number: int) -> Iterator[int]:
+        """The epochs of a training loop, from 0; only within one do trainers step, at their rates for this epoch."""
+        return self._epochs.through(number)
 
     def trainer_states(self) -> dict[str, dict[str, Tensor]]:
         """States of all optimisers, those used and those only kept."""
@@ -219,7 +224,7 @@ class Party:
 
     def _counted(self, batches: Iterable[T], purpose: str, a_pass: int) -> Iterator[T]:
         """The batches of a pass, told of as a part of all epochs of the step."""
-        epoch, epochs = max(((one.epoch, one.epochs) for one in self._trainers.values()), default=(0, 1))
+        epoch, epochs = self._epochs.current or (0, 1)
         what = re.sub(r"(-\d+)+$", "", purpose)
         return passed(self.name, what, batches, epochs * a_pass, before=epoch * a_pass)
 
@@ -287,8 +292,7 @@ class Party:
         trainer = self.trainer()
         self.model.train()
         done = 0
-        for epoch in range(epochs) if steps is None else count():
-            trainer.begin_epoch(*((epoch, epochs) if steps is None else (0, 1)))
+        for epoch in self.epochs(epochs) if steps is None else self._epochs.as_one():
             before = done
             for batch in islice(self.batches(samples, f"{purpose}-{epoch}"), None if steps is None else steps - done):
                 trainer.step(self._loss(batch, task_weight, regulariser), correct)

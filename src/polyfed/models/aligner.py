@@ -7,13 +7,14 @@ representation. Methods can so treat what extracts features and what aligns moda
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Literal, NamedTuple, Self
+from typing import Annotated, Literal, NamedTuple
 
 import torch
 from jaxtyping import Bool, Float
-from pydantic import Field, model_validator
+from pydantic import Field
 from torch import Tensor, nn
 
+from polyfed.effects import Only
 from polyfed.errors import ConfigError
 from polyfed.models.blocks import Block, PostBlock, initialise
 from polyfed.models.towers import Local, Positions, Splittable
@@ -54,21 +55,13 @@ class AlignerSettings(Settings):
         default="pre", description="layers as ViT's (pre) or BERT's (post); by modality: a mapping, others are pre"
     )
     head: Literal["mlp", "linear"] = Field(default="mlp", description="embedding head")
-    hidden: int = Field(default=2048, ge=1, description="hidden width of an mlp head")
-    head_norm: Literal["batch", "layer", "none"] = Field(
+    hidden: Annotated[int, Only(head="mlp")] = Field(default=2048, ge=1, description="hidden width of an mlp head")
+    head_norm: Annotated[Literal["batch", "layer", "none"], Only(head="mlp")] = Field(
         default="batch", description="norms of an mlp head: after its hidden layer, and without affine at its end"
     )
     local: bool = Field(
         default=False, description="a linear head for positions as well, which GLoRIA and MGCA need (gloria, mgca)"
     )
-
-    @model_validator(mode="after")
-    def _head_settings_have_an_effect(self) -> Self:
-        if self.head == "linear":
-            for key in ("hidden", "head_norm"):
-                if getattr(self, key) != type(self).model_fields[key].default:
-                    raise ValueError(f"{key} has no effect with head 'linear'; remove it")
-        return self
 
     def require_modalities(self, modalities: Iterable[str]) -> None:
         """Raise ValueError if ``norm`` names a modality that there is not."""

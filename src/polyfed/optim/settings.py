@@ -6,15 +6,19 @@ import math
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from types import MappingProxyType
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import torch
 from pydantic import Field, model_validator
 from torch import Tensor
 from torch.optim import Optimizer
 
+from polyfed.effects import Not, Only, Where
 from polyfed.optim.adamp import AdamP
 from polyfed.settings import Settings
+
+BY_EPOCHS = "clients that train for epochs, not for a number of steps"
+"""Fact on which the unit of a schedule depends."""
 
 
 class OptimizerSettings(Settings):
@@ -23,18 +27,22 @@ class OptimizerSettings(Settings):
     kind: Literal["adamp", "adamw", "adam", "sgd"] = Field(default="adamp", description="update rule")
     lr: float = Field(default=2e-4, gt=0, le=100, description="learning rate")
     weight_decay: float = Field(default=0.0, ge=0, le=10, description="weight decay; decoupled for adamp and adamw")
-    momentum: float = Field(default=0.9, ge=0, lt=1, description="momentum; sgd only")
-    betas: tuple[float, float] = Field(default=(0.9, 0.999), description="decay of both moments; not for sgd")
-    eps: float = Field(default=1e-8, gt=0, le=1, description="added to the root of the second moment; not for sgd")
-    nesterov: bool = Field(default=False, description="look ahead by one momentum step; adamp and sgd")
+    momentum: Annotated[float, Only(kind="sgd")] = Field(default=0.9, ge=0, lt=1, description="momentum; sgd only")
+    betas: Annotated[tuple[float, float], Only(kind=Not("sgd"))] = Field(
+        default=(0.9, 0.999), description="decay of both moments; not for sgd"
+    )
+    eps: Annotated[float, Only(kind=Not("sgd"))] = Field(
+        default=1e-8, gt=0, le=1, description="added to the root of the second moment; not for sgd"
+    )
+    nesterov: Annotated[bool, Only(kind="adamp") | Only(kind="sgd", momentum=Not(0))] = Field(
+        default=False, description="look ahead by one momentum step; adamp and sgd"
+    )
     clip: float | None = Field(default=None, gt=0, description="largest gradient norm; None: no clipping")
 
     @model_validator(mode="after")
     def _consistent(self) -> OptimizerSettings:
         if not all(0 <= beta < 1 for beta in self.betas):
             raise ValueError(f"betas are {list(self.betas)}; each must be at least 0 and below 1")
-        if self.nesterov and (self.kind in ("adam", "adamw") or (self.kind == "sgd" and not self.momentum)):
-            raise ValueError(f"nesterov has no effect with kind '{self.kind}' here; use adamp, or sgd with a momentum")
         return self
 
     def build(self, parameters: Iterable[Tensor] | Iterable[dict[str, Any]]) -> Optimizer:
@@ -77,14 +85,22 @@ class Schedule(Settings):
     """How the learning rate changes over the rounds."""
 
     kind: Literal["constant", "cosine", "steps", "exponential"] = Field(default="constant", description="shape")
-    t_max: int | None = Field(default=None, ge=1, description="cosine: rounds to the minimum; None: all of the run")
-    minimum: float = Field(default=0.0, ge=0, le=1, description="cosine: smallest factor")
-    milestones: tuple[float, ...] = Field(
+    t_max: Annotated[int | None, Only(kind="cosine")] = Field(
+        default=None, ge=1, description="cosine: rounds to the minimum; None: all of the run"
+    )
+    minimum: Annotated[float, Only(kind="cosine")] = Field(
+        default=0.0, ge=0, le=1, description="cosine: smallest factor"
+    )
+    milestones: Annotated[tuple[float, ...], Only(kind="steps")] = Field(
         default=(0.5, 0.8), description="steps: rounds done before each drop; below 1: a fraction of the run"
     )
-    drop: float = Field(default=0.1, gt=0, le=1, description="steps: factor of each drop")
-    decay: float = Field(default=0.99, gt=0, le=1, description="exponential: factor of each unit")
-    unit: Literal["round", "epoch"] = Field(
+    drop: Annotated[float, Only(kind="steps")] = Field(
+        default=0.1, gt=0, le=1, description="steps: factor of each drop"
+    )
+    decay: Annotated[float, Only(kind="exponential")] = Field(
+        default=0.99, gt=0, le=1, description="exponential: factor of each unit"
+    )
+    unit: Annotated[Literal["round", "epoch"], Only(kind="exponential") & Where(BY_EPOCHS)] = Field(
         default="round", description="exponential: decays after every round, or every local epoch"
     )
     warmup: int = Field(default=0, ge=0, description="rounds of linear warm-up, on top of the shape")

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from typing import ClassVar, Self
+from typing import Annotated, ClassVar
 
 import torch
 from jaxtyping import Float, Int64
-from pydantic import Field, model_validator
+from pydantic import Field
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from polyfed.data.samples import Batch, Samples
+from polyfed.effects import Only
 from polyfed.errors import ConfigError, DataError
 from polyfed.losses.classification import class_separation, margin_cross_entropy
 from polyfed.models.heads import LinearHead, NonNegativeHead
@@ -45,14 +46,10 @@ class Classification(Task):
     margin: float = Field(default=0.0, ge=0, description="logit margin by which the true class must win (CreamFL: 4)")
     separation: float = Field(default=0.0, ge=0, description="weight of the class separation loss (CreamFL: 0.5)")
     non_negative: bool = Field(default=False, description="whether the classifier uses the positive part of weights")
-    scale: float = Field(default=1.0, gt=0, description="factor on the embedding of a non-negative head (CreamFL: 128)")
+    scale: Annotated[float, Only(non_negative=True)] = Field(
+        default=1.0, gt=0, description="factor on the embedding of a non-negative head (CreamFL: 128)"
+    )
     bias: bool = Field(default=True, description="whether the classifier has a bias")
-
-    @model_validator(mode="after")
-    def _consistent(self) -> Self:
-        if self.scale != 1.0 and not self.non_negative:
-            raise ValueError(f"scale {self.scale} has no effect on a linear head; set non_negative or remove it")
-        return self
 
     @property
     def primary(self) -> str:

@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal, Self
+from typing import Annotated, ClassVar, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field
 from torch import Tensor, nn
 
 from polyfed.data.samples import Batch, Samples
+from polyfed.effects import Only
 from polyfed.losses.info_nce import InfoNCE
 from polyfed.losses.soft_contrastive import SoftContrastive
 from polyfed.models.model import Embedder
 from polyfed.tasks.pairing import PairTask
 
-_OWN_SETTINGS = {
-    "soft_contrastive": ("shift", "scale", "reduction"),
-    "info_nce": ("temperature", "learn_temperature"),
-}
+_SOFT, _INFO_NCE = Only(objective="soft_contrastive"), Only(objective="info_nce")
 
 
 class Retrieval(PairTask):
@@ -27,22 +25,20 @@ class Retrieval(PairTask):
     objective: Literal["soft_contrastive", "info_nce"] = Field(
         default="soft_contrastive", description="loss: PCME's pair loss (CreamFL, FedAFD) or InfoNCE (CLIP)"
     )
-    shift: float = Field(default=15.0, description="soft contrastive: first value of the learnable b")
-    scale: float = Field(default=15.0, gt=0, description="soft contrastive: first value of the learnable a")
-    reduction: Literal["sum", "mean"] = Field(
+    shift: Annotated[float, _SOFT] = Field(default=15.0, description="soft contrastive: first value of the learnable b")
+    scale: Annotated[float, _SOFT] = Field(
+        default=15.0, gt=0, description="soft contrastive: first value of the learnable a"
+    )
+    reduction: Annotated[Literal["sum", "mean"], _SOFT] = Field(
         default="sum",
         description="soft contrastive: over pairs; the sum of the papers needs gradient clipping",
     )
-    temperature: float = Field(default=0.07, ge=0.01, le=1.0, description="InfoNCE: (first) temperature")
-    learn_temperature: bool = Field(default=True, description="InfoNCE: whether the temperature is learnt")
-
-    @model_validator(mode="after")
-    def _settings_have_an_effect(self) -> Self:
-        unused = [key for name, keys in _OWN_SETTINGS.items() if name != self.objective for key in keys]
-        for key in unused:
-            if getattr(self, key) != type(self).model_fields[key].default:
-                raise ValueError(f"{key} has no effect with objective '{self.objective}'; remove it")
-        return self
+    temperature: Annotated[float, _INFO_NCE] = Field(
+        default=0.07, ge=0.01, le=1.0, description="InfoNCE: (first) temperature"
+    )
+    learn_temperature: Annotated[bool, _INFO_NCE] = Field(
+        default=True, description="InfoNCE: whether the temperature is learnt"
+    )
 
     def head(self, dim: int, samples: Samples) -> nn.Module:
         """The loss module with its learnable scalars.

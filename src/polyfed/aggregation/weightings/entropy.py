@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 from jaxtyping import Float
 from pydantic import Field
 from torch import Tensor
 
-from polyfed.aggregation.weighting import Evidence, Weighting
+from polyfed.aggregation.weighting import OF_REPRESENTATIONS, Evidence, Weighting
+from polyfed.effects import Where
 
 
 class Entropy(Weighting):
@@ -26,7 +27,9 @@ class Entropy(Weighting):
     floor: float = Field(
         default=1e-3, gt=0, description="smallest entropy told apart, in nats: 1 / H is 1 / floor at most"
     )
-    mask_siblings: bool = Field(default=False, description="a caption of the same picture ranked first is right too")
+    mask_siblings: Annotated[bool, Where(OF_REPRESENTATIONS)] = Field(
+        default=False, description="a caption of the same picture ranked first is right too"
+    )
 
     def log_weights(self, evidence: Evidence) -> Float[Tensor, " n"]:
         """1 / H, since the softmax over clients is taken of it; -inf where the client is wrong."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import ClassVar, Self
+from typing import Annotated, ClassVar, Self
 
 import torch
 from jaxtyping import Float
@@ -12,7 +12,8 @@ from torch import Tensor
 
 from polyfed.aggregation.gca import Backend, contrastive_scores
 from polyfed.aggregation.statistics import row_statistics
-from polyfed.aggregation.weighting import Evidence, Weighting, log_share
+from polyfed.aggregation.weighting import OF_REPRESENTATIONS, Evidence, Weighting, log_share
+from polyfed.effects import Where
 from polyfed.errors import ConfigError
 
 
@@ -28,9 +29,15 @@ class GCA(Weighting):
     needs_labels: ClassVar[bool] = True
 
     tau: float = Field(default=1.0, gt=0, description="temperature of Eq. 4; below about 0.1 it selects")
-    include_self: bool = Field(default=False, description="keep j = k in the sum of Eq. 4, as released")
-    backend: Backend = Field(default="exact", description="how Eq. 4 is evaluated")
-    mask_siblings: bool = Field(default=False, description="leave captions of the same picture out of Eq. 4's sum")
+    include_self: Annotated[bool, Where(OF_REPRESENTATIONS)] = Field(
+        default=False, description="keep j = k in the sum of Eq. 4, as released"
+    )
+    backend: Annotated[Backend, Where(OF_REPRESENTATIONS)] = Field(
+        default="exact", description="how Eq. 4 is evaluated"
+    )
+    mask_siblings: Annotated[bool, Where(OF_REPRESENTATIONS)] = Field(
+        default=False, description="leave captions of the same picture out of Eq. 4's sum"
+    )
 
     @model_validator(mode="after")
     def _exact(self) -> Self:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
 from pydantic import Field
 
 from polyfed.aggregation.weighting import Evidence, Weighting, log_count
+from polyfed.effects import SEVERAL, SINGLE, Where
 
 
 class IoT(Weighting):
@@ -13,7 +16,9 @@ class IoT(Weighting):
     FedIoT's weights of models, applied to what clients say of public samples: reamFL+IoT of the CreamFL paper.
     """
 
-    factor: float = Field(default=100.0, gt=0, description="FedIoT's alpha, for clients of several modalities")
+    factor: Annotated[float, Where(SINGLE) & Where(SEVERAL)] = Field(
+        default=100.0, gt=0, description="FedIoT's alpha, for clients of several modalities"
+    )
 
     def log_weights(self, evidence: Evidence) -> float:
         """log(a_c n_c)."""

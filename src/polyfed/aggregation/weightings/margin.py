@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Annotated
 
 import torch
 from jaxtyping import Float
@@ -10,7 +11,8 @@ from pydantic import Field
 from torch import Tensor
 
 from polyfed.aggregation.tiles import working_dtype
-from polyfed.aggregation.weighting import Evidence, Weighting
+from polyfed.aggregation.weighting import OF_REPRESENTATIONS, Evidence, Weighting
+from polyfed.effects import Where
 
 
 class Margin(Weighting):
@@ -21,7 +23,9 @@ class Margin(Weighting):
     """
 
     tau: float = Field(default=1.0, gt=0, description="temperature of the softmax over clients")
-    mask_siblings: bool = Field(default=False, description="captions of the same picture are no rivals")
+    mask_siblings: Annotated[bool, Where(OF_REPRESENTATIONS)] = Field(
+        default=False, description="captions of the same picture are no rivals"
+    )
 
     def log_weights(self, evidence: Evidence) -> Float[Tensor, " n"]:
         """The margin over tau; 0 for a sample, or a class, that has no rival."""

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 from jaxtyping import Float
 from pydantic import Field
 from torch import Tensor
 
-from polyfed.aggregation.weighting import Evidence, Weighting, log_share
+from polyfed.aggregation.weighting import OF_REPRESENTATIONS, Evidence, Weighting, log_share
+from polyfed.effects import Where
 
 
 class SED(Weighting):
@@ -22,7 +23,9 @@ class SED(Weighting):
     needs_labels: ClassVar[bool] = True
 
     temperature: float = Field(default=1.0, gt=0, description="T, by which cosines are divided; the paper has none: 1")
-    mask_siblings: bool = Field(default=False, description="leave captions of the same picture out of the softmax")
+    mask_siblings: Annotated[bool, Where(OF_REPRESENTATIONS)] = Field(
+        default=False, description="leave captions of the same picture out of the softmax"
+    )
 
     def log_weights(self, evidence: Evidence) -> Float[Tensor, " n"]:
         """The log softmax, the own anchor included."""

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import ClassVar
+
 from torch import Tensor
 
+from polyfed.effects import Condition, Never
 from polyfed.optim.adaptive import AdaptiveServer
 
 
 class Adagrad(AdaptiveServer):
     """FedAdagrad (Reddi et al., ICLR 2021, Algorithm 2): v <- v + D^2."""
+
+    only_if: ClassVar[Mapping[str, Condition]] = {"beta2": Never("its second moment is a sum")}
 
     def advance(self, second: Tensor, square: Tensor) -> None:
         """Take the square of an update into the second moment, in place."""

@@ -1,0 +1,247 @@
+"""When a setting has an effect: declared beside its field, checked alike for all settings, and shown by listings.
+
+    kd_joint: bool = False
+    server_epochs: Annotated[int, Only(kd_joint=False)] = Field(default=1, ge=0)
+
+A value other than the default is refused where the condition does not hold. What fellow settings decide (``Only``) is
+checked as settings are validated; what surrounds them decides (``Where``) is checked by whoever knows it.
+"""
+
+from __future__ import annotations
+
+import inspect
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import yaml
+from pydantic import BaseModel
+from pydantic.fields import FieldInfo
+
+CONDITIONS = "only_if"
+"""Class attribute of settings with conditions of inherited fields, which replace inherited conditions."""
+
+Facts = Mapping[str, bool]
+"""What is known of the surroundings: fact -> whether it is so."""
+
+
+SINGLE = "clients of one modality"
+SEVERAL = "clients of several modalities"
+SEVERAL_TYPES = "clients of several types"
+PAIRING = "clients whose task matches pairs"
+
+
+class Condition(ABC):
+    """What must be so for a setting to have an effect; its text is what one reads after 'only with'."""
+
+    @abstractmethod
+    def holds(self, settings: BaseModel, facts: Facts) -> bool:
+        """Whether it is so, given the fellow settings and the known facts; what is not known counts as so."""
+
+    def obstacle(self, settings: BaseModel) -> str:
+        """Why it is not so, as the continuation of 'has no effect'."""
+        return f"without {self}"
+
+    def __and__(self, other: Condition) -> Condition:
+        return _Joined((self, other), every=True)
+
+    def __or__(self, other: Condition) -> Condition:
+        return _Joined((self, other), every=False)
+
+
+@dataclass(frozen=True)
+class Not:
+    """Any value but this one."""
+
+    value: Any
+
+
+class Only(Condition):
+    """Fellow settings have these values: each one value, ``Not`` one, or one of a set."""
+
+    def __init__(self, **wanted: Any) -> None:
+        self._wanted = wanted
+
+    def holds(self, settings: BaseModel, facts: Facts) -> bool:
+        """See ``Condition``."""
+        return not self._unmet(settings)
+
+    def obstacle(self, settings: BaseModel) -> str:
+        """The values that stand in the way."""
+        return "with " + " and ".join(f"{key}: {shown(getattr(settings, key))}" for key in self._unmet(settings))
+
+    def _unmet(self, settings: BaseModel) -> list[str]:
+        return [key for key, wanted in self._wanted.items() if not _matches(getattr(settings, key), wanted)]
+
+    def __str__(self) -> str:
+        return " and ".join(f"{key}{_told(wanted)}" for key, wanted in self._wanted.items())
+
+
+@dataclass(frozen=True)
+class Where(Condition):
+    """A fact about what surrounds the settings, in words."""
+
+    fact: str
+
+    def holds(self, settings: BaseModel, facts: Facts) -> bool:
+        """See ``Condition``."""
+        return facts.get(self.fact, True)
+
+    def __str__(self) -> str:
+        return self.fact
+
+
+@dataclass(frozen=True)
+class Never(Condition):
+    """An inherited setting that a class has no use for, and why."""
+
+    why: str
+
+    def holds(self, settings: BaseModel, facts: Facts) -> bool:
+        """No."""
+        return False
+
+    def obstacle(self, settings: BaseModel) -> str:
+        """Why."""
+        return f"here ({self.why})"
+
+    def __str__(self) -> str:
+        return self.why
+
+
+class Always(Condition):
+    """An inherited setting that has an effect here whatever was declared."""
+
+    def holds(self, settings: BaseModel, facts: Facts) -> bool:
+        """Yes."""
+        return True
+
+    def __str__(self) -> str:
+        return ""
+
+
+class _Joined(Condition):
+    def __init__(self, parts: tuple[Condition, ...], *, every: bool) -> None:
+        self._parts, self._every = parts, every
+
+    def holds(self, settings: BaseModel, facts: Facts) -> bool:
+        return (all if self._every else any)(part.holds(settings, facts) for part in self._parts)
+
+    def obstacle(self, settings: BaseModel) -> str:
+        """Of the parts that fellow settings decide, those that do not hold; of the others where there is none."""
+        unmet = [part for part in self._parts if not part.holds(settings, {})]
+        return " and ".join(dict.fromkeys(part.obstacle(settings) for part in unmet)) or f"without {self}"
+
+    def __str__(self) -> str:
+        word = " and " if self._every else " or "
+        return word.join(f"({part})" if self._encloses(part) else str(part) for part in self._parts)
+
+    def _encloses(self, part: Condition) -> bool:
+        return self._every and isinstance(part, _Joined) and not part._every
+
+
+class Inner:
+    """Conditions of fields of the settings that a field holds, by name."""
+
+    def __init__(self, **conditions: Condition) -> None:
+        self.conditions = conditions
+
+
+@cache
+def conditions_of(kind: type[BaseModel]) -> Mapping[str, Condition]:
+    """Field -> condition, or ``field.inner`` -> condition; what a class says replaces what its bases say."""
+    declared: dict[str, Condition] = {}
+    for base in reversed(kind.__mro__):
+        if issubclass(base, BaseModel):
+            for name in inspect.get_annotations(base).keys() & base.model_fields.keys():
+                declared |= _beside(name, base.model_fields[name])
+            declared |= vars(base).get(CONDITIONS, {})
+    unknown = [name for name in declared if name.partition(".")[0] not in kind.model_fields]
+    if unknown:
+        raise TypeError(f"{kind.__name__}.{CONDITIONS} names '{unknown[0]}', which is no field")
+    return {name: condition for name, condition in declared.items() if not isinstance(condition, Always)}
+
+
+def require_effect(settings: BaseModel, facts: Facts, path: str = "") -> None:
+    """Check that each value that is not the default has an effect.
+
+    Args:
+        settings: to check.
+        facts: what is known of their surroundings.
+        path: of the settings, with a dot at its end, for messages.
+
+    Raises:
+        ValueError: one has none; the message says which, why, and what to change.
+    """
+    for name, condition in conditions_of(type(settings)).items():
+        value, default = _value(settings, name), _default(type(settings), name)
+        if value is not None and value != default and not condition.holds(settings, facts):
+            wanted = "" if isinstance(condition, Never) else f" (it acts only with {condition})"
+            raise ValueError(
+                f"{path}{name} has no effect {condition.obstacle(settings)}; it is {shown(value)}: "
+                f"leave it at {shown(default)}{wanted}"
+            )
+
+
+def require_effects_beneath(value: Any, facts: Facts, path: str) -> None:
+    """``require_effect`` of all settings within a value: itself, in its fields, in collections."""
+    for where, settings in _settings_in(value, path):
+        require_effect(settings, facts, f"{where}.")
+
+
+def shown(value: Any) -> str:
+    """A value as YAML would have it, on one line."""
+    plain = value.model_dump(mode="json") if isinstance(value, BaseModel) else value
+    plain = list(plain) if isinstance(plain, tuple) else plain
+    text: str = yaml.safe_dump(plain, default_flow_style=True, width=1000)
+    return text.removesuffix("\n...\n").strip()
+
+
+def _matches(value: Any, wanted: Any) -> bool:
+    if isinstance(wanted, Not):
+        return bool(value != wanted.value)
+    return value in wanted if isinstance(wanted, set) else bool(value == wanted)
+
+
+def _told(wanted: Any) -> str:
+    if isinstance(wanted, Not):
+        return f" other than {shown(wanted.value)}"
+    return ": " + (" or ".join(map(shown, sorted(wanted))) if isinstance(wanted, set) else shown(wanted))
+
+
+def _beside(name: str, field: FieldInfo) -> dict[str, Condition]:
+    declared: dict[str, Condition] = {}
+    for item in field.metadata:
+        if isinstance(item, Condition):
+            declared[name] = item
+        elif isinstance(item, Inner):
+            declared |= {f"{name}.{key}": condition for key, condition in item.conditions.items()}
+    return declared
+
+
+def _value(settings: BaseModel, name: str) -> Any:
+    value: Any = settings
+    for key in name.split("."):
+        value = None if value is None else getattr(value, key)
+    return value
+
+
+def _default(kind: type[BaseModel], name: str) -> Any:
+    outer, _, inner = name.partition(".")
+    default = kind.model_fields[outer].get_default(call_default_factory=True)
+    return getattr(default, inner) if inner else default
+
+
+def _settings_in(value: Any, path: str) -> Iterator[tuple[str, BaseModel]]:
+    if isinstance(value, BaseModel):
+        yield path, value
+        for name in type(value).model_fields:
+            yield from _settings_in(getattr(value, name), f"{path}.{name}")
+    elif isinstance(value, Mapping):
+        for key, item in value.items():
+            yield from _settings_in(item, f"{path}.{key}")
+    elif isinstance(value, list | tuple):
+        for number, item in enumerate(value):
+            yield from _settings_in(item, f"{path}.{number}")

@@ -1,0 +1,175 @@
+"""Every setting of every method: another value changes the result, or is refused. New settings need no entry here."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator, Mapping
+from functools import cache
+from pathlib import Path
+from typing import Annotated, Any, Literal, get_args, get_origin
+
+import pytest
+import torch
+from pydantic import BaseModel
+from torch import Tensor
+
+from by_hand import outcome
+from every_method import METHODS, federation_for
+from polyfed.algorithms.algorithm import Algorithm
+from polyfed.effects import Never, conditions_of
+from polyfed.errors import ConfigError
+from polyfed.experiment import Experiment
+from polyfed.federation.ledger import Ledger
+from polyfed.federation.settings import TrainingSettings
+from polyfed.randomness import isolated
+from polyfed.settings import Component
+from sessions import prepared
+from settings_to_flip import COMPANIONS, EQUAL, VALUES
+
+Config = dict[str, Any]
+Result = Mapping[str, Tensor]
+ROUNDS = 2
+COSTLY = {"creamfl_averaged", "fed_mae", "fedafd", "fedaid", "fedcola", "feddra", "fedema", "fediot"}
+TOLERANCE = 1e-6
+"""Relative to the largest number: less is rounding."""
+
+
+def cases() -> Iterator[Any]:
+    """Each field of each method; those of costly methods are slow, and those that an earlier method has alike."""
+    met = set()
+    for method in sorted(METHODS, key=lambda name: name in COSTLY):
+        kind = Algorithm.named(method)
+        for field in kind.model_fields:
+            is_slow = method in COSTLY or (declaring(kind, field), field) in met
+            met.add((declaring(kind, field), field))
+            marks = pytest.mark.slow if is_slow else ()
+            yield pytest.param(method, field, marks=marks, id=f"{method}-{field}")
+
+
+def declaring(kind: type[BaseModel], field: str) -> type:
+    """The class that says last what a field is, or when it has an effect."""
+    return next(
+        base
+        for base in kind.__mro__
+        if field in inspect.get_annotations(base) or field in vars(base).get("only_if", {})
+    )
+
+
+@pytest.mark.parametrize(("method", "field"), cases())
+def test_another_value_changes_the_result_or_is_refused(folder: Path, method: str, field: str) -> None:
+    kind = Algorithm.named(method)
+    condition, value = conditions_of(kind).get(field), another(method, field)
+    companion = COMPANIONS.get((method, field), COMPANIONS.get(("", field), {}))
+    if refused(method, {field: value}):
+        assert isinstance(condition, Never) or companion, "give what the setting needs in COMPANIONS"
+    if not isinstance(condition, Never):
+        alone = {} if refused(method, companion) else companion  # of two settings that need each other
+        before, after = played(folder, method, alone), played(folder, method, {**companion, field: value})
+        assert alike(before, after) == ((method, field) in EQUAL)
+
+
+def refused(method: str, settings: Config) -> bool:
+    """Whether settings are refused since one has no effect; not for another reason."""
+    try:
+        Experiment.parse(federation_for(method, **settings))
+    except ConfigError as error:
+        if "has no effect" not in str(error):
+            raise
+        return True
+    return False
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """Of all sessions, which share a cache."""
+    path = tmp_path_factory.mktemp("effects")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("POLYFED_CACHE", str(path / "cache"))
+        yield path
+    _known.clear()
+
+
+_known: dict[str, Result] = {}
+
+
+def played(folder: Path, method: str, settings: Config) -> Result:
+    """All that two rounds leave: models, metrics, bytes."""
+    key = f"{method}-{sorted(settings.items(), key=str)}"
+    if key not in _known:
+        _known[key] = _played(folder / f"{len(_known)}", federation_for(method, **settings))
+    return _known[key]
+
+
+def _played(folder: Path, config: Config) -> Result:
+    session = prepared(config, folder)
+    algorithm, server, numbers = session.experiment.algorithm, session.server, dict[str, float]()
+    for number in range(1, ROUNDS + 1):
+        server.begin(number)
+        ledger = Ledger()
+        with isolated(session.experiment.run.seed, number, "server"):
+            algorithm.round(server, session.cohort(number, ledger))
+        for record in server.records:
+            numbers |= {f"{number}-{key}": value for key, value in record.get("metrics", {}).items()}
+        for line in ledger.records:
+            key = f"{number}-{line['client']}-{line['direction']}-{line['kind']}"
+            numbers[key] = numbers.get(key, 0) + line["bytes"]
+    judged = algorithm.evaluate_clients(server, session.cohort(ROUNDS, Ledger()))
+    numbers |= {f"{client}-{key}": value for client, found in judged.items() for key, value in found.items()}
+    models = outcome(session) if server.has_model else {}
+    tensors = {f"{party}-{name}": value for party, model in models.items() for name, value in model.items()}
+    weights = {
+        f"{kind}-{name}": value.clone() for kind, model in server.weights.items() for name, value in model.items()
+    }
+    return tensors | weights | {key: torch.tensor(value, dtype=torch.float64) for key, value in numbers.items()}
+
+
+def alike(one: Result, other: Result) -> bool:
+    """Whether two results are the same up to rounding."""
+    return one.keys() == other.keys() and all(_close(value, other[key]) for key, value in one.items())
+
+
+def _close(one: Tensor, other: Tensor) -> bool:
+    if one.shape != other.shape:
+        return False
+    scale = max(1.0, float(one.abs().max())) if one.numel() else 1.0
+    return torch.allclose(one.double(), other.double(), rtol=0, atol=TOLERANCE * scale, equal_nan=True)
+
+
+@cache
+def another(method: str, field: str) -> Any:
+    """A valid value of a setting that is not its default."""
+    for key in ((method, field), ("", field)):
+        if key in VALUES:
+            return VALUES[key]
+    info = Algorithm.named(method).model_fields[field]
+    return _flipped(info.annotation, federation_for(method)["algorithm"].get(field, info.default))
+
+
+def _flipped(annotation: Any, default: Any) -> Any:
+    kinds = [kind for kind in _alternatives(annotation) if kind is not type(None)]
+    kind = kinds[0]
+    if get_origin(kind) is Literal:
+        return next(value for value in get_args(kind) if value != default)
+    if kind is bool:
+        return not default
+    if isinstance(kind, type) and issubclass(kind, Component):
+        return next(name for name in kind.available() if name != default.component_name())
+    if kind is TrainingSettings:
+        return _faster(default)
+    if kind is int:
+        return 3 if default is None else default + 1
+    assert kind is float, f"no other value is known of a {annotation}; give one in VALUES"
+    return 0.3 if not default else default / 2
+
+
+def _faster(training: TrainingSettings | None) -> Config:
+    plain = (training or TrainingSettings()).model_dump(mode="json")
+    return plain | {"optimizer": plain["optimizer"] | {"kind": "adam", "lr": 0.05}}
+
+
+def _alternatives(annotation: Any) -> tuple[Any, ...]:
+    if get_origin(annotation) is Annotated:
+        return _alternatives(get_args(annotation)[0])
+    if get_origin(annotation) is None or get_origin(annotation) in (Literal, dict, tuple):
+        return (annotation,)
+    return tuple(part for kind in get_args(annotation) for part in _alternatives(kind))

@@ -1,0 +1,60 @@
+"""The place where epochs are counted."""
+
+from __future__ import annotations
+
+from itertools import islice
+
+import pytest
+import torch
+from torch import nn
+
+from polyfed.federation.epochs import Epochs
+from polyfed.federation.party import Clock, Trainer
+from polyfed.federation.settings import TrainingSettings
+from polyfed.optim.settings import OptimizerSettings, Schedule
+
+SCHEDULE = Schedule(kind="exponential", decay=0.5, unit="epoch")
+
+
+def trainer_of(epochs: Epochs, rate: float = 1.0) -> Trainer:
+    training = TrainingSettings(optimizer=OptimizerSettings(kind="sgd", lr=rate, momentum=0.0), schedule=SCHEDULE)
+    return Trainer(nn.Linear(1, 1), training, Clock(0, 2, 4), epochs)
+
+
+def stepped(trainer: Trainer) -> float:
+    """The rate that a step uses."""
+    trainer.step(next(value for _, value in trainer._named).sum())
+    return float(trainer.optimizer.param_groups[0]["lr"])
+
+
+def test_all_trainers_of_a_party_follow_one_count() -> None:
+    epochs = Epochs()
+    one, two = trainer_of(epochs), trainer_of(epochs, 0.1)
+    rates = [(stepped(one), stepped(two)) for _ in epochs.through(3)]
+    torch.testing.assert_close(rates, [(0.5**k, 0.1 * 0.5**k) for k in (3, 4, 5)])  # round 2 of 3 epochs each
+
+
+def test_a_step_outside_an_epoch_is_refused() -> None:
+    epochs = Epochs()
+    trainer = trainer_of(epochs)
+    with pytest.raises(RuntimeError, match=r"party\.epochs"):
+        stepped(trainer)
+    for _ in epochs.through(2):
+        stepped(trainer)
+        break
+    with pytest.raises(RuntimeError, match=r"party\.epochs"):  # the loop was left early
+        stepped(trainer)
+
+
+def test_passes_for_a_number_of_batches_are_one_epoch() -> None:
+    epochs = Epochs()
+    trainer = trainer_of(epochs)
+    assert [(number, stepped(trainer)) for number in islice(epochs.as_one(), 3)] == [(0, 0.5), (1, 0.5), (2, 0.5)]
+
+
+def test_a_loop_within_a_loop_counts_its_own() -> None:
+    epochs = Epochs()
+    seen = []
+    for _ in epochs.through(2):
+        seen += [epochs.now, *(epochs.now for _ in epochs.through(1)), epochs.now]
+    assert seen == [(0, 2), (0, 1), (0, 2), (1, 2), (0, 1), (1, 2)]

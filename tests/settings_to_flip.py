@@ -1,0 +1,71 @@
+"""What the test of all settings cannot derive from a setting's type: (method or "" for all, field) -> what it needs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+_FAST = {"optimizer": {"kind": "adam", "lr": 0.05}}
+_SCORES = {"scores": True, "exchange": "scores"}
+_SHARED = {"layers": "blocks", "range": "modality"}
+
+VALUES: dict[tuple[str, str], Any] = {
+    ("", "diagnostic_samples"): 4,
+    ("", "digest_batch_size"): 4,
+    ("", "digest_loss"): "mse",
+    ("", "kd_loss"): "mse",
+    ("", "largest_score"): 1e-3,
+    ("", "layers"): "blocks",
+    ("", "public_batch_size"): 4,
+    ("", "public_batches_per_epoch"): 1,
+    ("", "queue"): 4,
+    ("", "rho"): 1e-4,
+    ("creamfl_averaged", "aggregation"): {"name": "sed", "temperature": 0.01},
+    ("creamfl_averaged", "gamma"): 5.0,
+    ("creamfl_averaged", "kd_loss"): "l2",
+    ("fed_mae", "decoder_heads"): 4,
+    ("fed_mae", "decoder_width"): 16,
+    ("fedaid", "local_epochs"): 2,
+    ("fedcola", "layers"): "mlp",
+    ("feddra", "local_epochs"): 2,
+    ("fedet", "largest_update"): 1e-3,
+    ("fediot", "layers"): "mlp",
+    ("fedproto", "largest_norm"): 1.0,
+    ("fedproto", "shared"): {"text": "texts"},
+    ("fedprox", "mu"): 1.0,
+    ("fedtgp", "largest_norm"): 1.0,
+    ("fedtgp", "margin_threshold"): 0.01,
+    ("fedtgp", "server_batch_size"): 2,
+    ("fedtgp", "shared"): {"text": "texts"},
+}
+"""Values that are valid and can make a difference in a tiny federation."""
+
+COMPANIONS: dict[tuple[str, str], dict[str, Any]] = {
+    ("", "compensation"): _SHARED,
+    ("", "denominator"): _SHARED | {"compensation": False},
+    ("", "exchange"): {"scores": True},
+    ("", "factor"): _SHARED,
+    ("", "first_public_epochs"): _SCORES,
+    ("", "largest_score"): _SCORES,
+    ("", "layers"): {"range": "modality"},
+    ("", "names"): _SHARED,
+    ("", "range"): {"layers": "blocks"},
+    ("creamfl_averaged", "aggregation"): {"distillation": _FAST},
+    ("creamfl_averaged", "public_batch_size"): {"gamma": 5.0},
+    ("creamfl_averaged", "tau_inter"): {"gamma": 5.0},
+    ("creamfl_averaged", "tau_intra"): {"gamma": 5.0},
+    ("fedaid", "divergence"): {"rho": 1e-3},
+    ("fedaid", "guidance_weight"): {"local_steps": 3},  # in the first step the anchors are met exactly
+    ("fedaid", "local_epochs"): {"local_steps": None},
+    ("fedaid", "teacher"): {"robust_steps": 50},
+    ("feddra", "contrast_temperature"): {"guidance": "contrastive"},
+    ("feddra", "divergence"): {"rho": 1e-3},
+    ("feddra", "local_epochs"): {"local_steps": None},
+    ("fedprox", "norm"): {"mu": 1.0},
+}
+"""Other settings without which a setting is refused, or makes no difference in a tiny federation."""
+
+EQUAL: dict[tuple[str, str], str] = {
+    ("creamfl", "i_prev"): "memory or time, unless the training view or mode makes them differ, see public_augment",
+    ("fedafd", "cache_global_features"): "memory or time",
+}
+"""Settings that are to leave the result as it is, up to rounding, and why."""
