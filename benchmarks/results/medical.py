@@ -81,8 +81,12 @@ class Plan:
     def test_arguments(self, name: str, judge: Planned | None) -> list[str]:
         """What the test of a row is called with."""
         row = self.rows[name]
-        found = ["--tested", row.tested, "--tasks", *tasks_of(self.table, row)]
+        found = ["--tested", row.tested, "--tasks", *self.tasks(row)]
         return found if judge is None else [*found, "--judged-by", str(self.options.out / judge.name)]
+
+    def tasks(self, row: Row | None = None) -> list[str]:
+        """The tasks of the table, or of one of its rows, that are wanted."""
+        return [task for task in tasks_of(self.table, row) if task in self.options.tasks]
 
     def runs(self, rates: Mapping[str, float]) -> dict[tuple[str, int], Planned]:
         """(row, seed) -> its run, carried out and tested."""
@@ -101,12 +105,17 @@ class Plan:
     def rates(self) -> dict[str, float]:
         """Row -> learning rate, of the grid; printed with the scores that chose it."""
         rows = TABLES[self.table]
-        searched = [name for name, row in rows.items() if not row.rate_of and self._gives_a_rate(name)]
+        given = {preset: float(rate) for preset, _, rate in (text.partition("=") for text in self.options.rate)}
+        searched = [
+            name
+            for name, row in rows.items()
+            if not row.rate_of and row.preset not in given and self._gives_a_rate(name)
+        ]
         half = (self.options.rounds + 1) // 2
         validated = ("clients.hospital.test_split=validation", "server.test_split=validation")
         runs = {(name, rate): self.run(name, SEARCH_SEED, rate, half, validated) for rate in GRID for name in searched}
         self.execute(runs.values())
-        found = self._kept_rates()
+        found = self._kept_rates() | given
         if searched:
             print("| method | " + " | ".join(f"lr {rate:g}" for rate in GRID) + " | chosen |\n|" + "---|" * 5)
         for name in searched:
@@ -224,7 +233,7 @@ def chance(folder: Path) -> list[float]:
 
 def print_table(plan: Plan, runs: Mapping[tuple[str, int], Planned]) -> None:
     """A line a row, chance, and the differences of rows that belong together."""
-    options, tasks = plan.options, tasks_of(plan.table)
+    options, tasks = plan.options, plan.tasks()
 
     def seeds_of(name: str, shown: Sequence[str]) -> list[list[float]]:
         return [figures(options.out / runs[name, seed].name, shown) for seed in range(options.seeds)]
@@ -257,7 +266,8 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--tested", default="server", help=argparse.SUPPRESS)
     parser.add_argument("--judged-by", type=Path, help=argparse.SUPPRESS)
-    parser.add_argument("--tasks", nargs="+", default=list(HEADS), help=argparse.SUPPRESS)
+    parser.add_argument("--tasks", nargs="+", default=list(HEADS), choices=HEADS, help="downstream tasks; default: all")
+    parser.add_argument("--rate", action="append", default=[], metavar="PRESET=RATE", help="this rate, without a search")
     parser.add_argument("--draws", type=int, default=3)
     parser.add_argument("--jobs", type=int, default=2)
     parser.add_argument("--seeds", type=int, default=3)
