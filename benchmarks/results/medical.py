@@ -267,7 +267,9 @@ def main() -> None:
     parser.add_argument("--tested", default="server", help=argparse.SUPPRESS)
     parser.add_argument("--judged-by", type=Path, help=argparse.SUPPRESS)
     parser.add_argument("--tasks", nargs="+", default=list(HEADS), choices=HEADS, help="downstream tasks; default: all")
-    parser.add_argument("--rate", action="append", default=[], metavar="PRESET=RATE", help="this rate, without a search")
+    parser.add_argument(
+        "--rate", action="append", default=[], metavar="PRESET=RATE", help="this rate, without a search"
+    )
     parser.add_argument("--draws", type=int, default=3)
     parser.add_argument("--jobs", type=int, default=2)
     parser.add_argument("--seeds", type=int, default=3)
