@@ -285,6 +285,7 @@ def main() -> None:
     if unknown:
         valid = "; ".join(name for table in options.tables for name in TABLES[table])
         parser.error(f"no row '{unknown[0]}' in {', '.join(options.tables)}; valid: {valid}")
+    options.out.mkdir(parents=True, exist_ok=True)
     with ThreadPoolExecutor(options.jobs) as pool:
         for table in options.tables:
             rows = selected(table, options.only)
