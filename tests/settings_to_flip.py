@@ -53,10 +53,12 @@ COMPANIONS: dict[tuple[str, str], dict[str, Any]] = {
     ("creamfl_averaged", "public_batch_size"): {"gamma": 5.0},
     ("creamfl_averaged", "tau_inter"): {"gamma": 5.0},
     ("creamfl_averaged", "tau_intra"): {"gamma": 5.0},
+    ("fedaid", "aligner_in_stage_two"): {"robust_steps": 3},  # in the first step nothing is distorted yet
     ("fedaid", "divergence"): {"rho": 1e-3},
     ("fedaid", "guidance_weight"): {"local_steps": 3},  # in the first step the anchors are met exactly
     ("fedaid", "local_epochs"): {"local_steps": None},
     ("fedaid", "teacher"): {"robust_steps": 50},
+    ("fedcola", "range"): {},
     ("feddra", "contrast_temperature"): {"guidance": "contrastive"},
     ("feddra", "divergence"): {"rho": 1e-3},
     ("feddra", "local_epochs"): {"local_steps": None},

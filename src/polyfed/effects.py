@@ -40,7 +40,7 @@ class Condition(ABC):
     def holds(self, settings: BaseModel, facts: Facts) -> bool:
         """Whether it is so, given the fellow settings and the known facts; what is not known counts as so."""
 
-    def obstacle(self, settings: BaseModel) -> str:
+    def obstacle(self, settings: BaseModel, facts: Facts) -> str:
         """Why it is not so, as the continuation of 'has no effect'."""
         return f"without {self}"
 
@@ -68,7 +68,7 @@ class Only(Condition):
         """See ``Condition``."""
         return not self._unmet(settings)
 
-    def obstacle(self, settings: BaseModel) -> str:
+    def obstacle(self, settings: BaseModel, facts: Facts) -> str:
         """The values that stand in the way."""
         return "with " + " and ".join(f"{key}: {shown(getattr(settings, key))}" for key in self._unmet(settings))
 
@@ -103,7 +103,7 @@ class Never(Condition):
         """No."""
         return False
 
-    def obstacle(self, settings: BaseModel) -> str:
+    def obstacle(self, settings: BaseModel, facts: Facts) -> str:
         """Why."""
         return f"here ({self.why})"
 
@@ -129,10 +129,10 @@ class _Joined(Condition):
     def holds(self, settings: BaseModel, facts: Facts) -> bool:
         return (all if self._every else any)(part.holds(settings, facts) for part in self._parts)
 
-    def obstacle(self, settings: BaseModel) -> str:
-        """Of the parts that fellow settings decide, those that do not hold; of the others where there is none."""
-        unmet = [part for part in self._parts if not part.holds(settings, {})]
-        return " and ".join(dict.fromkeys(part.obstacle(settings) for part in unmet)) or f"without {self}"
+    def obstacle(self, settings: BaseModel, facts: Facts) -> str:
+        """Of the parts those that do not hold."""
+        unmet = [part for part in self._parts if not part.holds(settings, facts)]
+        return " and ".join(dict.fromkeys(part.obstacle(settings, facts) for part in unmet))
 
     def __str__(self) -> str:
         word = " and " if self._every else " or "
@@ -155,7 +155,8 @@ def conditions_of(kind: type[BaseModel]) -> Mapping[str, Condition]:
     declared: dict[str, Condition] = {}
     for base in reversed(kind.__mro__):
         if issubclass(base, BaseModel):
-            for name in inspect.get_annotations(base).keys() & base.model_fields.keys():
+            own = inspect.get_annotations(base)
+            for name in (name for name in base.model_fields if name in own):
                 declared |= _beside(name, base.model_fields[name])
             declared |= vars(base).get(CONDITIONS, {})
     unknown = [name for name in declared if name.partition(".")[0] not in kind.model_fields]
@@ -180,7 +181,7 @@ def require_effect(settings: BaseModel, facts: Facts, path: str = "") -> None:
         if value is not None and value != default and not condition.holds(settings, facts):
             wanted = "" if isinstance(condition, Never) else f" (it acts only with {condition})"
             raise ValueError(
-                f"{path}{name} has no effect {condition.obstacle(settings)}; it is {shown(value)}: "
+                f"{path}{name} has no effect {condition.obstacle(settings, facts)}; it is {shown(value)}: "
                 f"leave it at {shown(default)}{wanted}"
             )
 
