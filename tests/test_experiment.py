@@ -105,6 +105,30 @@ def test_a_file_extends_a_preset(tmp_path: Path) -> None:
     assert experiment.algorithm.tau_inter == Experiment.load("scenes-demo").algorithm.tau_inter
 
 
+def test_what_an_override_leaves_without_effect_goes_back_to_its_default_and_is_told(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    experiment = Experiment.load("creamfl-flickr8k", ["algorithm.inter=false", "run.rounds=1"])
+    assert experiment.algorithm.tau_inter == type(experiment.algorithm).model_fields["tau_inter"].default
+    assert "algorithm.tau_inter: 0.1 has no effect with inter: false; left at its default, 1.0" in caplog.messages
+    with pytest.raises(ConfigError, match=r"tau_inter has no effect with inter: false; it is 0\.3"):
+        Experiment.load("creamfl-flickr8k", ["algorithm.inter=false", "algorithm.tau_inter=0.3"])
+
+
+def test_a_file_must_give_what_it_sets_itself_an_effect_and_may_switch_off_what_it_extends(tmp_path: Path) -> None:
+    path = tmp_path / "own.yaml"
+    path.write_text("extends: creamfl-flickr8k\nalgorithm: {inter: false}\n")
+    assert Experiment.load(path).algorithm.mask_siblings is False
+    path.write_text("extends: creamfl-flickr8k\nalgorithm: {inter: false, mask_siblings: true}\n")
+    with pytest.raises(ConfigError, match="mask_siblings has no effect with inter: false"):
+        Experiment.load(path)
+
+
+def test_settings_of_every_group_go_back_to_their_defaults() -> None:
+    experiment = Experiment.load("fedcola-paper", ["algorithm.local_steps=20"])
+    assert {group.training.schedule.unit for group in experiment.clients.values()} == {"round"}
+
+
 def test_merging_keeps_settings_of_the_same_component_only() -> None:
     base = {"a": {"name": "x", "k": 1}, "b": {"c": 1, "d": 2}}
     assert merged(base, {"a": {"name": "y"}, "b": {"c": 3}}) == {"a": {"name": "y"}, "b": {"c": 3, "d": 2}}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Mapping
+from functools import reduce
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +19,17 @@ FAMILY = "family"
 """A key of presets alone: under which preset it is listed, where that is not the one that it extends."""
 
 
-def read_config(source: str | Path, extending: tuple[str, ...] = ()) -> dict[str, Any]:
+def read_config(source: str | Path) -> dict[str, Any]:
     """The mapping of a preset or YAML file, with what it ``extends`` merged in (its own keys win).
+
+    Raises:
+        ConfigError: no such preset or file, not YAML, or it extends itself.
+    """
+    return reduce(merged, read_layers(source))
+
+
+def read_layers(source: str | Path, extending: tuple[str, ...] = ()) -> list[dict[str, Any]]:
+    """The mapping of a preset or YAML file, after those of what it ``extends``, the innermost first.
 
     Args:
         source: name of a preset, or path of a file.
@@ -42,9 +52,9 @@ def read_config(source: str | Path, extending: tuple[str, ...] = ()) -> dict[str
     for key in (COST, FAMILY):
         content.pop(key, None)
     if base is None:
-        return content
+        return [content]
     beside = path.parent / str(base)
-    return merged(read_config(beside if beside.is_file() else str(base), way), content)
+    return [*read_layers(beside if beside.is_file() else str(base), way), content]
 
 
 def _instead(source: str) -> str:

@@ -33,6 +33,21 @@ SEVERAL_TYPES = "clients of several types"
 PAIRING = "clients whose task matches pairs"
 
 
+class NoEffectError(ValueError):
+    """A setting has no effect.
+
+    Attributes:
+        name: of the setting, with its path from the settings that were checked.
+        value: as YAML has it.
+        obstacle: why it has none, as the continuation of 'has no effect'.
+        default: its value if it is left out, likewise.
+    """
+
+    def __init__(self, name: str, value: str, obstacle: str, default: str, wanted: str = "") -> None:
+        super().__init__(f"{name} has no effect {obstacle}; it is {value}: leave it at {default}{wanted}")
+        self.name, self.value, self.obstacle, self.default = name, value, obstacle, default
+
+
 class Condition(ABC):
     """What must be so for a setting to have an effect; its text is what one reads after 'only with'."""
 
@@ -174,16 +189,14 @@ def require_effect(settings: BaseModel, facts: Facts, path: str = "") -> None:
         path: of the settings, with a dot at its end, for messages.
 
     Raises:
-        ValueError: one has none; the message says which, why, and what to change.
+        NoEffectError: one has none; the message says which, why, and what to change.
     """
     for name, condition in conditions_of(type(settings)).items():
         value, default = _value(settings, name), _default(type(settings), name)
         if value is not None and value != default and not condition.holds(settings, facts):
             wanted = "" if isinstance(condition, Never) else f" (it acts only with {condition})"
-            raise ValueError(
-                f"{path}{name} has no effect {condition.obstacle(settings, facts)}; it is {shown(value)}: "
-                f"leave it at {shown(default)}{wanted}"
-            )
+            obstacle = condition.obstacle(settings, facts)
+            raise NoEffectError(f"{path}{name}", shown(value), obstacle, shown(default), wanted)
 
 
 def require_effects_beneath(value: Any, facts: Facts, path: str) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from functools import reduce
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
@@ -12,7 +14,8 @@ from pydantic import AfterValidator, Field, SerializeAsAny, ValidationError
 from polyfed.algorithms.algorithm import Algorithm
 from polyfed.config_files import merged as merged
 from polyfed.config_files import read_config as read_config
-from polyfed.effects import Facts
+from polyfed.config_files import read_layers
+from polyfed.effects import Facts, NoEffectError
 from polyfed.engines.engine import EngineSettings
 from polyfed.engines.local import Local
 from polyfed.engines.site import RunCard
@@ -35,6 +38,9 @@ from polyfed.optim.settings import BY_EPOCHS
 from polyfed.reporting.sink import Sink
 from polyfed.settings import Settings
 from polyfed.yaml_text import yaml_content
+
+log = logging.getLogger(__name__)
+_ABSENT = object()
 
 
 def _share(value: int | float | None) -> int | float | None:
@@ -112,13 +118,18 @@ class Experiment(Settings):
     def load(cls, source: str | Path | Mapping[str, Any], overrides: Sequence[str] = ()) -> Experiment:
         """Load a preset by name, a YAML file, or a mapping, and apply ``path.to.key=value`` overrides.
 
+        What an override, or a file, leaves without effect in what it builds on goes back to its default, and a warning
+        says so; what it sets itself must have an effect.
+
         Raises:
-            ConfigError: unknown preset or key, a value out of range, or a file that is not YAML.
+            ConfigError: unknown preset or key, a value out of range or without effect, or a file that is not YAML.
         """
-        content = dict(source) if isinstance(source, Mapping) else read_config(source)
+        layers = [dict(source)] if isinstance(source, Mapping) else read_layers(source)
+        content = reduce(merged, layers)
         for override in overrides:
             content = _override(content, override)
-        return cls.parse(content)
+        named = [override.partition("=")[0] for override in overrides]
+        return parse_settings(cls, _without_idle(cls, content, lambda path: _is_set(path, layers[-1], named)))
 
     @classmethod
     def parse(cls, content: Mapping[str, Any]) -> Experiment:
@@ -177,6 +188,49 @@ def parse_settings(kind: type[S], content: Mapping[str, Any]) -> S:
         raise ConfigError(_first_problem(error)) from error
 
 
+def _without_idle(kind: type[Settings], content: dict[str, Any], is_own: Callable[[str], bool]) -> dict[str, Any]:
+    """The content without settings that were inherited and have no effect beside what was set on top of them."""
+    while (idle := _idle_setting(kind, content)) and not is_own(idle[0]):
+        path, refusal = idle
+        value, default = refusal.value, refusal.default
+        log.warning("%s: %s has no effect %s; left at its default, %s", path, value, refusal.obstacle, default)
+        content = _removed(content, path.split("."))
+    return content
+
+
+def _idle_setting(kind: type[Settings], content: Mapping[str, Any]) -> tuple[str, NoEffectError] | None:
+    """Path of the first setting that is refused for having no effect, and the refusal."""
+    try:
+        kind.model_validate(content)
+    except ValidationError as error:
+        where, cause = _cause(error)
+        if isinstance(cause, NoEffectError):
+            return ".".join((*where, cause.name)), cause
+    return None
+
+
+def _is_set(path: str, top: Mapping[str, Any], overrides: Sequence[str]) -> bool:
+    """Whether a setting is set by an override or, where there are none, by the topmost file."""
+    if overrides:
+        return any(f"{path}.".startswith(f"{name}.") for name in overrides)
+    value: Any = top
+    for key in path.split("."):
+        if isinstance(value, list) and key.isdigit():
+            value = dict(enumerate(value)).get(int(key))
+        else:
+            value = value.get(key, _ABSENT) if isinstance(value, Mapping) else _ABSENT
+    return value is not _ABSENT
+
+
+def _removed(content: Any, keys: Sequence[str]) -> Any:
+    if isinstance(content, list):
+        position = int(keys[0])
+        return [*content[:position], _removed(content[position], keys[1:]), *content[position + 1 :]]
+    if len(keys) == 1:
+        return {key: value for key, value in content.items() if key != keys[0]}
+    return {**content, keys[0]: _removed(content[keys[0]], keys[1:])}
+
+
 def _override(content: Mapping[str, Any], text: str) -> dict[str, Any]:
     path, sign, value = text.partition("=")
     if not sign or not path:
@@ -206,6 +260,16 @@ def _set(content: Any, keys: Sequence[str], value: Any, path: str) -> Any:
     if path != "name" and list(keys) == ["name"] and content.get("name") != value:
         content = {}  # another component: settings of the old one do not apply
     return {**content, keys[0]: _set(content.get(keys[0]), keys[1:], value, path)}
+
+
+def _cause(error: ValidationError, prefix: tuple[str, ...] = ()) -> tuple[tuple[str, ...], Exception]:
+    """Where the first problem is, and what raised it: the innermost error of validation if nothing else did."""
+    problem = error.errors(include_url=False)[0]
+    where = (*prefix, *(str(part) for part in problem["loc"]))
+    inner = problem.get("ctx", {}).get("error")
+    if isinstance(inner, ValidationError):
+        return _cause(inner, where)
+    return where, inner if isinstance(inner, Exception) else error
 
 
 def _first_problem(error: ValidationError, prefix: tuple[str, ...] = ()) -> str:
