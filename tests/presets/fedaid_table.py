@@ -58,7 +58,10 @@ FEDERATION = Table(
         "*.encoders.text.view.drop": (0.0, PAIRS),
         "*.encoders.text.view.delete": (0.0, PAIRS),
         "*.encoders.text.view.tokenizer.name": ("pretrained", PAIRS),
-        "*.encoders.text.view.tokenizer.path": ("google-bert/bert-base-cased", f"{PAIRS}: a vocabulary equal to it"),
+        "*.encoders.text.view.tokenizer.path": (
+            "google-bert/bert-base-cased",
+            f"{PAIRS}: Bio_ClinicalBERT, whose vocabulary is this one",
+        ),
         "*.encoders.*.pooling": ("cls", ENCODER),
         "*.encoders.*.pie": (False, ENCODER),
         "*.aligner.layers": (1, f"{SETUP}: an additional transformer layer"),
