@@ -94,40 +94,6 @@ def test_an_ablation_changes_one_thing(name: str) -> None:
         assert ablated[key] == plain[key]
 
 
-PAPER: dict[str, tuple[object, str]] = {
-    "clients.hospital.count": (5, "section 5.1"),
-    "clients.hospital.partition.alpha": (1.0, "section 5.1: heterogeneity degree 1"),
-    "clients.hospital.training.batch_size": (388, "appendix B.1"),
-    "clients.hospital.training.optimizer.lr": (2e-5, "appendix B.1"),
-    "clients.hospital.training.optimizer.clip": (None, "no clipping is mentioned"),
-    "clients.hospital.task.name": ("convirt", "section 5.1: image-text contrast"),
-    "algorithm.local_steps": (50, "section 5.1: 50 batches a communication"),
-    "algorithm.robust_steps": (50, "section 5.1"),
-    "algorithm.task_weight": (1.0, "appendix B.1: alpha"),
-    "algorithm.guidance_weight": (1.0, "Eq. 2"),
-    "algorithm.guidance": ("l2", "Eq. 1"),
-    "algorithm.guidance_reduction": ("sum", "Eq. 1 and 5"),
-    "algorithm.beta": (2.0, "appendix B.1"),
-    "algorithm.contrast_weight": (1.0, "Eq. 5"),
-    "algorithm.rho": (1.0, "appendix B.1"),
-    "algorithm.divergence": ("chi_square", "Eq. 4, section 4.2"),
-    "algorithm.weight_use": ("aggregate", "Eq. 3"),
-    "algorithm.mean": ("uniform", "Algorithm 1, line 7"),
-    "algorithm.teacher": ("robust", "Algorithm 3"),
-    "algorithm.measured_on": ("aggregated", "Algorithm 1, line 9"),
-    "run.rounds": (25, "section 5.1"),
-}
-
-
-def test_the_mimic_preset_has_the_papers_values() -> None:
-    preset = Experiment.load("fedaid-mimic").model_dump()
-    for path, (expected, source) in PAPER.items():
-        value = preset
-        for key in path.split("."):
-            value = value[key]
-        assert value == expected, f"{path}: {source}"
-
-
 def test_local_epochs_are_possible() -> None:
     assert FedAID(local_steps=None, local_epochs=2).local_epochs == 2
 

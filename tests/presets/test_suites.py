@@ -1,0 +1,64 @@
+"""The suite that claims a paper's downstream protocol has its values, and its description says what differs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from polyfed.downstream.suite import Suite
+
+LINEAR = "MGCA, ssl_finetuner.py and mgca_finetuner.py, whose protocol FedAID's appendix B.2 follows"
+MASKS = "MGCA, ssl_segmenter.py and mgca_segmenter.py, whose masks FedAID's appendix B.2 takes over"
+
+SOURCED: dict[str, dict[str, tuple[Any, str]]] = {
+    "few_shot": {
+        "standardise": (False, f"{LINEAR}: a linear layer on features as they are"),
+        "lr": (5e-4, LINEAR),
+        "weight_decay": (1e-6, LINEAR),
+        "epochs": (50, LINEAR),
+        "patience": (10, LINEAR),
+        "batch_size": (48, LINEAR),
+    },
+    "segmentation": {
+        "focal_weight": (10.0, MASKS),
+        "dice_weight": (1.0, MASKS),
+        "gamma": (2.0, MASKS),
+        "lr": (2e-4, MASKS),
+        "weight_decay": (0.05, MASKS),
+        "epochs": (50, MASKS),
+        "patience": (10, MASKS),
+        "batch_size": (8, MASKS),
+    },
+}
+CHOSEN: dict[str, dict[str, tuple[Any, str]]] = {
+    "few_shot": {"shares": ([0.01, 0.1, 1.0], "all of the labels beside 1 % and 10 %"), "draws": (5, "five draws")},
+    "segmentation": {
+        "shares": ([0.1, 1.0], "masks of 10 % and 100 % instead of 1 % and 10 %"),
+        "draws": (5, "five draws"),
+        "decoder": ([64, 32, 16], "decoders of widths 64, 32 and 16"),
+        "size": (64, "masks of 64 pixels"),
+        "validation": (0.15, "validation and test tested on together"),
+        "test": (["validation", "test"], "validation and test tested on together"),
+    },
+    "retrieval": {"batch": (64, "galleries of 64"), "draws": (5, "five draws")},
+    "out_of_domain": {"batch": (64, "galleries of 64"), "draws": (5, "five draws")},
+    "zero_shot": {"source": ("nih", "zero-shot classification, which the paper does not have")},
+}
+
+
+@pytest.fixture(scope="module")
+def medical() -> Suite:
+    return Suite.load("medical")
+
+
+def test_every_value_is_the_sources_or_declared(medical: Suite) -> None:
+    words, probes = " ".join(medical.description.split()), set()
+    for name, task in medical.tasks.items():
+        settings = task.model_dump(mode="json")
+        probe = str(settings["name"])
+        probes.add(probe)
+        due = SOURCED.get(probe, {}) | CHOSEN.get(probe, {})
+        assert {key: settings[key] for key in due} == {key: value for key, (value, _) in due.items()}, name
+        assert not [phrase for _, phrase in CHOSEN.get(probe, {}).values() if phrase not in words], name
+    assert probes == SOURCED.keys() | CHOSEN.keys()
