@@ -62,6 +62,7 @@ COMPANIONS: dict[tuple[str, str], dict[str, Any]] = {
     ("feddra", "contrast_temperature"): {"guidance": "contrastive"},
     ("feddra", "divergence"): {"rho": 1e-3},
     ("feddra", "local_epochs"): {"local_steps": None},
+    ("fedmd", "server_first"): {"aggregation": "sed"},
     ("fedprox", "norm"): {"mu": 1.0},
 }
 """Other settings without which a setting is refused, or makes no difference in a tiny federation."""

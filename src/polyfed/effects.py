@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import inspect
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -73,8 +73,16 @@ class Not:
     value: Any
 
 
+@dataclass(frozen=True)
+class Such:
+    """Any value of which a test holds, and what that means in words."""
+
+    test: Callable[[Any], bool]
+    words: str
+
+
 class Only(Condition):
-    """Fellow settings have these values: each one value, ``Not`` one, or one of a set."""
+    """Fellow settings have these values: each one value, ``Not`` one, one of a set, or ``Such`` a one."""
 
     def __init__(self, **wanted: Any) -> None:
         self._wanted = wanted
@@ -216,12 +224,16 @@ def shown(value: Any) -> str:
 def _matches(value: Any, wanted: Any) -> bool:
     if isinstance(wanted, Not):
         return bool(value != wanted.value)
+    if isinstance(wanted, Such):
+        return wanted.test(value)
     return value in wanted if isinstance(wanted, set) else bool(value == wanted)
 
 
 def _told(wanted: Any) -> str:
     if isinstance(wanted, Not):
         return f" other than {shown(wanted.value)}"
+    if isinstance(wanted, Such):
+        return f": {wanted.words}"
     return ": " + (" or ".join(map(shown, sorted(wanted))) if isinstance(wanted, set) else shown(wanted))
 
 

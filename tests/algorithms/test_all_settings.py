@@ -13,7 +13,7 @@ import torch
 from pydantic import BaseModel
 from torch import Tensor
 
-from by_hand import outcome
+from by_hand import as_left, copies
 from every_method import METHODS, federation_for
 from polyfed.algorithms.algorithm import Algorithm
 from polyfed.effects import Never, conditions_of
@@ -22,6 +22,7 @@ from polyfed.experiment import Experiment
 from polyfed.federation.ledger import Ledger
 from polyfed.federation.settings import TrainingSettings
 from polyfed.randomness import isolated
+from polyfed.session import Session
 from polyfed.settings import Component
 from sessions import prepared
 from settings_to_flip import COMPANIONS, EQUAL, VALUES
@@ -55,7 +56,7 @@ def declaring(kind: type[BaseModel], field: str) -> type:
     )
 
 
-@pytest.mark.parametrize(("method", "field"), cases())
+@pytest.mark.parametrize(("method", "field"), list(cases()))
 def test_another_value_changes_the_result_or_is_refused(folder: Path, method: str, field: str) -> None:
     kind = Algorithm.named(method)
     condition, value = conditions_of(kind).get(field), another(method, field)
@@ -115,12 +116,19 @@ def _played(folder: Path, config: Config) -> Result:
             numbers[key] = numbers.get(key, 0) + line["bytes"]
     judged = algorithm.evaluate_clients(server, session.cohort(ROUNDS, Ledger()))
     numbers |= {f"{client}-{key}": value for client, found in judged.items() for key, value in found.items()}
-    models = outcome(session) if server.has_model else {}
-    tensors = {f"{party}-{name}": value for party, model in models.items() for name, value in model.items()}
-    weights = {
-        f"{kind}-{name}": value.clone() for kind, model in server.weights.items() for name, value in model.items()
-    }
-    return tensors | weights | {key: torch.tensor(value, dtype=torch.float64) for key, value in numbers.items()}
+    return _tensors(session) | {key: torch.tensor(value, dtype=torch.float64) for key, value in numbers.items()}
+
+
+def _tensors(session: Session) -> dict[str, Tensor]:
+    """Of the models of all, and what else the server has."""
+    server = session.server
+    groups: dict[str, Mapping[str, Tensor]] = dict(server.weights)
+    for name in session.accepted:  # one at a time: clients of one architecture share a live model
+        groups |= copies({name: as_left(session, name).model.state_dict()})
+    groups |= {f"state-{name}": tensors for name, tensors in server.state.items()}
+    if server.has_model:
+        groups["server"] = server.model.state_dict()
+    return {f"{group}-{name}": value.clone() for group, tensors in groups.items() for name, value in tensors.items()}
 
 
 def alike(one: Result, other: Result) -> bool:
@@ -131,7 +139,7 @@ def alike(one: Result, other: Result) -> bool:
 def _close(one: Tensor, other: Tensor) -> bool:
     if one.shape != other.shape:
         return False
-    scale = max(1.0, float(one.abs().max())) if one.numel() else 1.0
+    scale = max(1.0, float(one.double().abs().max())) if one.numel() else 1.0
     return torch.allclose(one.double(), other.double(), rtol=0, atol=TOLERANCE * scale, equal_nan=True)
 
 

@@ -282,7 +282,7 @@ def flat(weights: Tensors) -> Tensor:
     ("settings", "precision"),
     [
         ({}, "bfloat16"),
-        ({"gamma": 0.0, "averaging": "sequential"}, "float32"),
+        ({"gamma": 0.0, "public_batch_size": 128, "averaging": "sequential"}, "float32"),
         ({"server_optimizer": "adam"}, "float32"),
     ],
 )

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from by_hand import RATE, assert_mean, copies, in_steps, plain_sgd, transformers
+from polyfed.algorithms.fed_mae import FedMAE
 from polyfed.errors import ConfigError
 from polyfed.experiment import Experiment
 from polyfed.federation.ledger import Ledger
@@ -158,11 +159,14 @@ def test_who_cannot_rebuild_is_named(config: Config, tmp_path: Path) -> None:
         run(Experiment.parse(config), tmp_path / "run")
 
 
+DEFAULTS = {name: FedMAE.model_fields[name].default for name in SMALL}
+
+
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
         ({"decoder_heads": 5}, "decoder_heads 5 does not divide decoder_width 32"),
-        ({"task_weight": 0.0, "mae_weight": 0.0}, "nothing to train"),
+        ({"task_weight": 0.0, "mae_weight": 0.0} | DEFAULTS, "nothing to train"),
         ({"decoder_width": 30}, "multiple of 4"),
     ],
 )

@@ -250,8 +250,8 @@ def test_the_anchors_keep_their_statistics(tmp_path: Path, monkeypatch: pytest.M
     [
         ({"measure": "guided"}, "needs measured_on 'aggregated'"),
         ({"weighted_stages": "both"}, "weighted_stages has no effect with weight_use: aggregate"),
-        ({"guidance_weight": 0, "guided_stages": "both"}, "guided_stages has no effect with guidance_weight: 0.0"),
-        ({"guidance_weight": 0, "anchor_mode": "evaluation"}, "anchor_mode has no effect with guidance_weight: 0.0"),
+        ({"guidance_weight": 0, "guided_stages": "both"}, "guided_stages has no effect with guidance_weight: 0"),
+        ({"guidance_weight": 0, "anchor_mode": "evaluation"}, "anchor_mode has no effect with guidance_weight: 0"),
     ],
 )
 def test_options_without_effect_are_refused(settings: dict[str, Any], message: str) -> None:

@@ -108,6 +108,8 @@ class Weighting(Component):
     """Whether representations of a modality can only be weighed beside those of another one."""
     needs_labels: ClassVar[bool] = False
     """Whether class scores can only be weighed where the public set has labels."""
+    compares: ClassVar[bool] = False
+    """Whether representations are compared with the server's own."""
 
     @abstractmethod
     def log_weights(self, evidence: Evidence) -> Float[Tensor, " n"] | float:

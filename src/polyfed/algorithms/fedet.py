@@ -89,6 +89,7 @@ class FedET(EitherForm):
     keeps: ClassVar[Mapping[str, Lifetime]] = {}
     only_if: ClassVar[Mapping[str, Condition]] = {
         "kd_joint": Never("the server learns its task and the consensus one after the other"),
+        "server_first": Only(server_epochs=Not(0)) & (OF_FORM | Only(share_head=True)),
         "kd_loss": DISTILS & OF_FORM,
         "temperature": DISTILS & Only(diversity=Not(0)),
     }

@@ -15,7 +15,7 @@ from polyfed.algorithms.algorithm import Lifetime, Reply, client_step, each
 from polyfed.algorithms.either_form import OF_FORM, EitherForm
 from polyfed.algorithms.ensemble_distillation import DISTILS, Gathered
 from polyfed.data.samples import Samples
-from polyfed.effects import Condition, Never, Not, Only
+from polyfed.effects import Condition, Never, Not, Only, Such
 from polyfed.errors import ConfigError
 from polyfed.federation.client import Client
 from polyfed.federation.cohort import Cohort
@@ -24,6 +24,7 @@ from polyfed.federation.payload import Representations, Scores
 from polyfed.federation.server import Server
 from polyfed.losses.distillation import DISTILLATIONS, Distillation
 
+_COMPARING = Such(lambda weighting: weighting.compares, "one that compares with the server")
 DIGESTS = Only(digest_epochs=Not(0))
 """Clients learn from what the others say."""
 
@@ -48,6 +49,7 @@ class FedMD(EitherForm):
 
     only_if: ClassVar[Mapping[str, Condition]] = {
         "temperature": Never("it has no softmax"),
+        "server_first": OF_FORM & Only(kd_joint=False, server_epochs=Not(0), aggregation=_COMPARING),
         "aggregation": DISTILS | DIGESTS,
         "renormalise_target": OF_FORM & (DISTILS | DIGESTS),
         "public_augment": Only(kd_epochs=Not(0)) | DIGESTS,

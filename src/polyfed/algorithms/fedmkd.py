@@ -61,6 +61,7 @@ class FedMKD(EitherForm):
 
     only_if: ClassVar[Mapping[str, Condition]] = {
         "aggregation": Never("an attention weighs the teachers"),
+        "server_first": Never("clients and teachers do not depend on what the server says"),
         "kd_loss": Never("the student learns by contrast"),
         "kd_joint": Never("the student learns without labels"),
         "kd_optimizer": Never("the student has an optimiser of its own"),

@@ -22,6 +22,7 @@ class Entropy(Weighting):
     """
 
     needs_labels: ClassVar[bool] = True
+    compares: ClassVar[bool] = True
 
     tau: float = Field(default=1.0, gt=0, description="temperature of the softmax whose entropy is taken")
     floor: float = Field(

@@ -27,6 +27,7 @@ class GCA(Weighting):
 
     needs_partner: ClassVar[bool] = True
     needs_labels: ClassVar[bool] = True
+    compares: ClassVar[bool] = True
 
     tau: float = Field(default=1.0, gt=0, description="temperature of Eq. 4; below about 0.1 it selects")
     include_self: Annotated[bool, Where(OF_REPRESENTATIONS)] = Field(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 import torch
 from jaxtyping import Float
@@ -21,6 +21,8 @@ class Margin(Weighting):
     On class scores, of (largest - second largest) / tau, without labels. In the spirit of what FedAFD
     (arXiv 2603.04890) compares with as boundary-aware distillation weights (FedDFA), whose formula is unpublished.
     """
+
+    compares: ClassVar[bool] = True
 
     tau: float = Field(default=1.0, gt=0, description="temperature of the softmax over clients")
     mask_siblings: Annotated[bool, Where(OF_REPRESENTATIONS)] = Field(

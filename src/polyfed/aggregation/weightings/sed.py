@@ -21,6 +21,7 @@ class SED(Weighting):
     """
 
     needs_labels: ClassVar[bool] = True
+    compares: ClassVar[bool] = True
 
     temperature: float = Field(default=1.0, gt=0, description="T, by which cosines are divided; the paper has none: 1")
     mask_siblings: Annotated[bool, Where(OF_REPRESENTATIONS)] = Field(

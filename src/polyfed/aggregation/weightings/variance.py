@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 from jaxtyping import Float
 from torch import Tensor
 
@@ -14,6 +16,8 @@ class Variance(Weighting):
     A client that tells classes apart spreads its scores. For representations x is the row of cosines to the server's
     representations of the same modality; that version is unpublished. Temperatures cancel.
     """
+
+    compares: ClassVar[bool] = True
 
     def log_weights(self, evidence: Evidence) -> Float[Tensor, " n"]:
         """Log of the variance; -inf where all scores are equal."""
