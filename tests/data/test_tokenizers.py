@@ -166,7 +166,7 @@ def test_pretrained_vocabulary(tmp_path: Path, path: str) -> None:
 def test_pretrained_that_is_nowhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import transformers
 
-    def fail(*_: object) -> None:
+    def fail(*_: object, **options: object) -> None:
         raise OSError("We couldn't connect to the hub\nand more")
 
     monkeypatch.setattr(transformers.AutoTokenizer, "from_pretrained", fail)
@@ -182,7 +182,7 @@ def test_pretrained_from_the_hub_by_name(tmp_path: Path, monkeypatch: pytest.Mon
     monkeypatch.setattr(
         transformers.AutoTokenizer,
         "from_pretrained",
-        lambda name: transformers.BertTokenizer(vocab=ids) if name == "me/bert" else None,
+        lambda name, **_: transformers.BertTokenizer(vocab=ids) if name == "me/bert" else None,
     )
     found = Pretrained(path="me/bert").ready("anything", context(tmp_path))
     assert found.tokens == ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "", "", "dog"), "gaps keep their ids"
