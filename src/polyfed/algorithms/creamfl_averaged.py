@@ -79,7 +79,8 @@ class CreamFLAveraged(FedAvg):
     def creamfl(self) -> CreamFL:
         """CreamFL's own contrasts, weights and distillation, set as here."""
         names = ("tau_inter", "tau_intra", "aggregation", "kd_loss", "kd_weight", "kd_epochs", "distillation")
-        return CreamFL(**{name: getattr(self, name) for name in names})
+        # checked here already, where other settings decide which have an effect
+        return CreamFL.model_construct(**{name: getattr(self, name) for name in names})
 
     # ---- server half
 
