@@ -140,7 +140,7 @@ def test_the_released_first_round_gates_a_clients_own_weights(config: Config, tm
 
 
 def test_several_other_types_are_averaged_by_samples(config: Config, tmp_path: Path) -> None:
-    more = {**config["clients"]["text"], "count": 1, "items": 12, "source": "more"}
+    more = {**config["clients"]["text"], "count": 1, "items": 12, "source": "more", "type": "more"}
     config["data"]["sources"]["more"] = config["data"]["sources"]["texts"] | {"seed": 9}
     config["clients"]["more"] = more
     session = prepared(config, tmp_path)
@@ -148,7 +148,7 @@ def test_several_other_types_are_averaged_by_samples(config: Config, tmp_path: P
     assert isinstance(algorithm, FedCola)
     for kind, value in (("text", 1.0), ("more", 2.0)):
         server.weights[kind] = {name: torch.full_like(old, value) for name, old in server.weights[kind].items()}
-    sizes = {kind: server.types[kind].samples for kind in ("text", "more")}
+    sizes = {kind: server.weight(*server.types[kind].clients) for kind in ("text", "more")}
     expected = (sizes["text"] + 2 * sizes["more"]) / sum(sizes.values())
     assert all(torch.allclose(v, torch.tensor(expected)) for v in algorithm.out_weights(server, "image").values())
 
@@ -201,7 +201,8 @@ def test_bad_settings_are_named(config: Config, options: Config, message: str) -
     [
         {"train_out": False},
         {"send": "modules", "complement": "mlp"},
-        {"averaging": "sequential", "denominator": "model", "names": "released", "compensation": False},
+        {"averaging": "sequential", "denominator": "model", "compensation": False},
+        {"layers": "mlp", "names": "released"},
         {"layers": "blocks", "range": "all", "server_optimizer": {"name": "momentum", "momentum": 0.5}},
     ],
 )

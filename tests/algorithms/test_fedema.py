@@ -209,7 +209,7 @@ def test_without_byol_and_blending_it_is_fedavg(config: Config, tmp_path: Path) 
     found = {}
     for name, algorithm in (
         ("fedavg", {"name": "fedavg", "local_epochs": 1}),
-        ("fedema", SMALL | {"byol_weight": 0.0, "lam": 0.0}),
+        ("fedema", {"name": "fedema", "local_epochs": 1, "byol_weight": 0.0, "lam": 0.0}),
     ):
         session = prepared(config | {"algorithm": algorithm}, tmp_path / name)
         rounds(session, 1, 2)
@@ -269,7 +269,7 @@ def test_a_client_with_nothing_to_train_stops_the_run(tiny: Config, tmp_path: Pa
     with pytest.raises(ConfigError, match=r"task_weight is 0, .* view of paired-0, paired-1, image is random"):
         run(Experiment.parse(tiny), tmp_path / "run")
     with pytest.raises(ConfigError, match="nothing to train"):
-        Experiment.parse(tiny | {"algorithm": SMALL | {"task_weight": 0.0, "byol_weight": 0.0}})
+        Experiment.parse(tiny | {"algorithm": {"name": "fedema", "task_weight": 0.0, "byol_weight": 0.0}})
 
 
 # ---- runs

@@ -90,7 +90,7 @@ def test_the_recorded_share_is_that_of_the_sample_counts(config: Config, tmp_pat
     config["algorithm"]["factor"] = factor
     session = prepared(config, tmp_path)
     session.experiment.algorithm.round(session.server, first_cohort(session))
-    samples = {kind: members.samples for kind, members in session.server.types.items()}
+    samples = {kind: session.server.weight(*members.clients) for kind, members in session.server.types.items()}
     expected = {
         f"share.{name}": factor * samples["paired"] / (factor * samples["paired"] + samples[name])
         for name in ("image", "text")
