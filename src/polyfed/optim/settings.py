@@ -116,7 +116,8 @@ class Schedule(Settings):
 
         cosine: minimum + (1 - minimum)(1 + cos(pi round / t_max)) / 2, and the minimum after t_max; steps:
         drop^(milestones reached), so milestones (0.5, 0.8) of 30 rounds, or (15, 24), mean x0.1 from round
-        index 15 and x0.01 from 24; exponential: decay^(rounds done), or decay^(rounds done x epochs of a round + epoch).
+        index 15 and x0.01 from 24; exponential: decay^(rounds done), or decay^(rounds done x
+        epochs of a round + epoch).
 
         Args:
             round: index from 0, which is the number of rounds done.
