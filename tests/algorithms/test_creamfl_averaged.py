@@ -272,7 +272,7 @@ def test_both_readings_of_the_weights_act(config: Config, tmp_path: Path) -> Non
     readings = {"paper": (1e-7, 1.0), "script": (1.0, 1e-7), "neither": (1e-12, 1e-12)}
     image, server = {}, {}
     for name, (gamma, kd_weight) in readings.items():
-        config["algorithm"] |= {"gamma": gamma, "kd_weight": kd_weight, "public_batch_size": ROWS if gamma else 128}
+        config["algorithm"] |= {"gamma": gamma, "kd_weight": kd_weight}
         session = prepared(plain_sgd(config, batch_size=12), tmp_path / name)
         one_round(session)
         image[name] = flat(session.server.weights["image"])
