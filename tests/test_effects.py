@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, ClassVar
@@ -9,6 +10,7 @@ from typing import Annotated, Any, ClassVar
 import pytest
 from pydantic import Field, ValidationError
 
+from polyfed.algorithms.algorithm import Algorithm
 from polyfed.catalogue import presets, settings_of
 from polyfed.effects import Always, Condition, Facts, Inner, Never, Not, Only, Where, conditions_of
 from polyfed.errors import ConfigError
@@ -31,6 +33,8 @@ class Base(Settings):
     depth: Annotated[int, Only(on=True)] = 2
     width: Annotated[int, Only(mode={"a", "b"}) & (Only(on=True) | Only(weight=Not(0)))] = 3
     part: Annotated[Part, Inner(size=Never("the whole decides"))] = Field(default=Part())
+    limit: Annotated[int | None, Only(on=True)] = 5
+    spare: Annotated[Part | None, Inner(size=Only(on=True))] = Field(default=Part())
 
     def facts_for(self, key: str) -> Facts:
         return {"a crowd": self.on} if key == "part" else {}
@@ -50,6 +54,8 @@ class Derived(Base):
         (Base, {"width": 4, "mode": "b"}),
         (Base, {"width": 4, "weight": 0, "on": True}),
         (Base, {"on": True, "part": {"crowded": 2}}),
+        (Base, {"on": True, "limit": None}),
+        (Base, {"spare": None}),  # has no size that could be without effect
         (Derived, {"depth": 7, "width": 9, "mode": "c"}),
     ],
 )
@@ -73,6 +79,7 @@ def test_settings_with_an_effect_are_taken(kind: type[Settings], settings: Confi
             {"part": {"size": 5}},
             r"part\.size has no effect here \(the whole decides\); it is 5: leave it at 1 \[",
         ),
+        (Base, {"limit": None}, "limit has no effect with on: false; it is null: leave it at 5"),
         (Base, {"part": {"crowded": 2}}, r"part\.crowded has no effect without a crowd"),
         (Derived, {"depth": 2}, "depth has no effect with on: false; it is 2: leave it at 7"),
         (Derived, {"on": True}, r"on has no effect here \(it is always off\)"),
@@ -81,6 +88,25 @@ def test_settings_with_an_effect_are_taken(kind: type[Settings], settings: Confi
 def test_settings_without_effect_are_refused(kind: type[Settings], settings: Config, message: str) -> None:
     with pytest.raises(ValidationError, match=message):
         kind(**settings)
+
+
+@pytest.mark.parametrize(
+    ("method", "settings", "message"),
+    [
+        ("fedgems", {"kd_weight": 0, "aggregation": "mean"}, None),  # who is taught decides the task's factor too
+        ("fedgems", {"kd_epochs": 0, "aggregation": "mean"}, "aggregation has no effect with kd_epochs: 0"),
+        ("fedgems", {"epsilon": 1, "aggregation": "mean"}, "aggregation has no effect with epsilon: 1.0"),
+        ("fedgems", {"kd_epochs": 0, "public_epochs": 0, "temperature": 2}, "temperature has no effect with kd_epochs"),
+        ("fedmkd", {"contrast_weight": 0, "temperature": None}, "temperature has no effect with contrast_weight: 0.0"),
+    ],
+)
+def test_methods_refuse_what_they_do_not_use_and_no_more(method: str, settings: Config, message: str | None) -> None:
+    kind = Algorithm.named(method)
+    if message is None:
+        kind(**settings)
+    else:
+        with pytest.raises(ValidationError, match=re.escape(message)):
+            kind(**settings)
 
 
 def test_conditions_are_told_in_words() -> None:

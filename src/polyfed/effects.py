@@ -201,7 +201,7 @@ def require_effect(settings: BaseModel, facts: Facts, path: str = "") -> None:
     """
     for name, condition in conditions_of(type(settings)).items():
         value, default = _value(settings, name), _default(type(settings), name)
-        if value is not None and value != default and not condition.holds(settings, facts):
+        if not _is_absent(settings, name) and value != default and not condition.holds(settings, facts):
             wanted = "" if isinstance(condition, Never) else f" (it acts only with {condition})"
             obstacle = condition.obstacle(settings, facts)
             raise NoEffectError(f"{path}{name}", shown(value), obstacle, shown(default), wanted)
@@ -252,6 +252,12 @@ def _value(settings: BaseModel, name: str) -> Any:
     for key in name.split("."):
         value = None if value is None else getattr(value, key)
     return value
+
+
+def _is_absent(settings: BaseModel, name: str) -> bool:
+    """Whether a name is of inner settings that are not there."""
+    outer, _, inner = name.partition(".")
+    return bool(inner) and getattr(settings, outer) is None
 
 
 def _default(kind: type[BaseModel], name: str) -> Any:

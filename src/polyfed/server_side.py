@@ -31,7 +31,7 @@ def build_server(
     """
     common: dict[str, Any] = {
         "name": "server",
-        "clock": Clock(experiment.run.seed, 0, experiment.run.rounds),
+        "clock": Clock(experiment.run.seed, 0, experiment.run.rounds, experiment.algorithm.epochs_a_round),
         "precision": experiment.run.precision,
         "evaluation_batch": experiment.run.evaluation_batch,
         "clients": clients,

@@ -260,6 +260,13 @@ def test_defaults_are_those_of_fedcolas_paper() -> None:
     assert (optimizer.kind, optimizer.lr, optimizer.clip, method.distillation.batch_size) == ("adamw", 1e-4, 2.0, 128)
 
 
+@pytest.mark.parametrize("settings", [{"gamma": 0}, {"kd_weight": 0}, {"kd_epochs": 0}, {"gamma": 0, "kd_epochs": 0}])
+def test_what_is_switched_off_leaves_the_other_half_valid(settings: Config) -> None:
+    method = CreamFLAveraged(**settings)
+    assert method.creamfl.kd_epochs == method.kd_epochs
+    assert method.creamfl.kd_weight == method.kd_weight
+
+
 def test_both_readings_of_the_weights_act(config: Config, tmp_path: Path) -> None:
     """In the paper's the contrasts hardly act on clients; in the script's, distillation hardly acts on the server."""
     readings = {"paper": (1e-7, 1.0), "script": (1.0, 1e-7), "neither": (1e-12, 1e-12)}

@@ -43,9 +43,9 @@ def by_epochs(method: str) -> Config:
     return config
 
 
-@pytest.mark.parametrize("method", METHODS)
-def test_rates_follow_the_schedule_by_epoch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, method: str) -> None:
-    """Of every optimiser, the factors on its rate in both rounds: 1, 1/2, 1/4, then 1/8, 1/16, 1/32, in each loop."""
+@pytest.fixture
+def used(monkeypatch: pytest.MonkeyPatch) -> list[list[float]]:
+    """Of every optimiser that is built, the factors on its rate, step by step."""
     build, used = OptimizerSettings.build, list[list[float]]()
 
     def spied(self: OptimizerSettings, parameters: Any) -> Optimizer:
@@ -55,6 +55,12 @@ def test_rates_follow_the_schedule_by_epoch(tmp_path: Path, monkeypatch: pytest.
         return optimizer
 
     monkeypatch.setattr(OptimizerSettings, "build", spied)
+    return used
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_rates_follow_the_schedule_by_epoch(tmp_path: Path, used: list[list[float]], method: str) -> None:
+    """Of every optimiser, the factors on its rate in both rounds: 1, 1/2, 1/4, then 1/8, 1/16, 1/32, in each loop."""
     session = prepared(by_epochs(method), tmp_path)
     for number in range(1, ROUNDS + 1):
         used.clear()
@@ -63,11 +69,48 @@ def test_rates_follow_the_schedule_by_epoch(tmp_path: Path, monkeypatch: pytest.
         wanted = [begun * 0.5**epoch for epoch in range(EPOCHS)]
         stages = {_stages(factors) for factors in used if factors}
         assert stages, "nothing was trained"
-        once = {(0.5 ** (number - 1),)} if method in IN_STEPS else set()
+        once = {(begun,)} if method in IN_STEPS else set()
         loops = stages - once
         assert loops
         for factors in loops:
             assert list(factors) == wanted * (len(factors) // EPOCHS), method
+
+
+def test_loops_of_any_length_begin_where_the_local_epochs_do(tmp_path: Path, used: list[list[float]]) -> None:
+    config = by_epochs("fedmd")
+    config["algorithm"] |= {"first_private_epochs": 0, "digest_epochs": 2, "server_epochs": 2, "kd_epochs": 4}
+    session = prepared(config, tmp_path)
+    play(session, 1, 1)
+    used.clear()
+    play(session, 2, 2)
+    begun = 0.5**EPOCHS
+    of = {length: tuple(begun * 0.5**epoch for epoch in range(length)) for length in (2, 3, 4)}
+    digested_and_revisited = of[2] + of[3]
+    assert {_stages(factors) for factors in used if factors} == {of[2], of[4], digested_and_revisited}
+
+
+def test_what_is_done_once_is_at_the_rates_of_the_first_epochs(tmp_path: Path, used: list[list[float]]) -> None:
+    """A client that is first drawn in the second round: passes before its first round, then those of the round."""
+    config = federation_for("fedmd", **_scores_by_epoch())
+    for party in (*config["clients"].values(), config["server"]):
+        party["training"] = dict(party.get("training", {})) | {"schedule": SCHEDULE}
+    session = prepared(config, tmp_path)
+    play(session, 2, 2)
+    begun, first = 0.5**EPOCHS, (1.0, 0.5)
+    told = {_stages(factors) for factors in used if factors}
+    assert (*first, *first, 0.25, 0.125) in told  # public, then private passes
+    assert (begun, begun / 2, begun / 4) * 2 in told  # digest and revisit
+
+
+def _scores_by_epoch() -> Config:
+    return {
+        "scores": True,
+        "exchange": "scores",
+        "local_epochs": EPOCHS,
+        "digest_epochs": EPOCHS,
+        "first_public_epochs": 2,
+        "first_private_epochs": 4,
+    }
 
 
 def _stages(factors: list[float]) -> tuple[float, ...]:

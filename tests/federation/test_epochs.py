@@ -18,7 +18,7 @@ SCHEDULE = Schedule(kind="exponential", decay=0.5, unit="epoch")
 
 def trainer_of(epochs: Epochs, rate: float = 1.0) -> Trainer:
     training = TrainingSettings(optimizer=OptimizerSettings(kind="sgd", lr=rate, momentum=0.0), schedule=SCHEDULE)
-    return Trainer(nn.Linear(1, 1), training, Clock(0, 2, 4), epochs)
+    return Trainer(nn.Linear(1, 1), training, Clock(0, 2, 4, 3), epochs)
 
 
 def stepped(trainer: Trainer) -> float:
@@ -49,7 +49,7 @@ def test_a_step_outside_an_epoch_is_refused() -> None:
 def test_passes_for_a_number_of_batches_are_one_epoch() -> None:
     epochs = Epochs()
     trainer = trainer_of(epochs)
-    assert [(number, stepped(trainer)) for number in islice(epochs.as_one(), 3)] == [(0, 0.5), (1, 0.5), (2, 0.5)]
+    assert [(number, stepped(trainer)) for number in islice(epochs.as_one(), 3)] == [(0, 0.125), (1, 0.125), (2, 0.125)]
 
 
 def test_a_loop_within_a_loop_counts_its_own() -> None:
@@ -57,4 +57,10 @@ def test_a_loop_within_a_loop_counts_its_own() -> None:
     seen = []
     for _ in epochs.through(2):
         seen += [epochs.now, *(epochs.now for _ in epochs.through(1)), epochs.now]
-    assert seen == [(0, 2), (0, 1), (0, 2), (1, 2), (0, 1), (1, 2)]
+    assert [epoch[:2] for epoch in seen] == [(0, 2), (0, 1), (0, 2), (1, 2), (0, 1), (1, 2)]
+
+
+def test_a_loop_that_runs_once_is_at_the_first_rates() -> None:
+    epochs = Epochs()
+    trainer = trainer_of(epochs)
+    assert [stepped(trainer) for _ in epochs.through(2, once=True)] == [1.0, 0.5]

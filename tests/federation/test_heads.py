@@ -51,8 +51,15 @@ def test_classes_are_told_by_their_names_whatever_the_source() -> None:
 
 def test_classes_without_names_are_those_of_their_source() -> None:
     names = [head_name(Classification(), split(source)) for source in ("a", "b.c")]
-    assert names == ["classification:label:a", "classification:label:b_c"]
-    assert [class_space(name) for name in names] == ["label:a", "label:b_c"]
+    assert names == ["classification:label:a", "classification:label:b%2Ec"]
+    assert [class_space(name) for name in names] == ["label:a", "label:b%2Ec"]
+
+
+def test_sources_of_similar_names_have_heads_of_their_own() -> None:
+    names = {head_name(Classification(), split(source)) for source in ("ag.news", "ag_news", "ag%2Enews", "ag:news")}
+    assert len(names) == 4
+    assert not [name for name in names if "." in name]
+    assert head_name(Classification(target="a:b"), split("c")) != head_name(Classification(target="a"), split("b:c"))
 
 
 def test_a_task_without_classes_is_told_by_itself() -> None:

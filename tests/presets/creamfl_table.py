@@ -10,6 +10,8 @@ COCO, VIEWS = "code, src/coco.yaml", "code, src/datasets/_transforms.py"
 CNN, GRU = "code, src/networks/resnet_client.py", "code, src/networks/language_model.py"
 CHOICE, SMALL, ONE_VIEW = "public samples in evaluation mode and view", "backbones", "views"
 
+SHARDS = "paired clients have equal shards of pictures, as released (paper - Dirichlet 0.1"
+
 # ---- what views, models and training of the released FedAFD have in common with these: it is built on this code
 
 SCENES: Entries = {
@@ -220,6 +222,11 @@ PAPER_METHOD = Table(
         "algorithm.extraction": ("eval", "public samples in evaluation mode and view"),
         "algorithm.i_prev": ("cached", "previous representations as uploaded"),
         "algorithm.kd_optimizer": ("own", "an optimiser of its own for the distillation"),
+        # section 4.1 has Dirichlet 0.1 for Flickr30k too, which has no classes, and does not say of what
+        "clients.paired.partition.name": ("shards", SHARDS),
+        "clients.paired.partition.order": ("random", SHARDS),
+        "clients.paired.partition.per_client": (10, SHARDS),
+        "clients.paired.partition.total": (150, SHARDS),
     },
 )
 

@@ -38,8 +38,11 @@ FEDERATION = SHARED.changed(
         "clients.paired.partition.per_client": (13, "code, client_flicker30k_noniid.pkl"),
         "clients.paired.partition.total": (200, "code, client_flicker30k_noniid.pkl"),
         "clients.*.task.margin": (0.0, UNI),
+        # methods.md, section 3.2, has no bias and the factor 128 for image clients: the code multiplies features by 128
+        # before it normalises them, where that cancels, and its class_fc is an nn.Linear with its default bias
         "clients.image.task.scale": (1.0, FUSED),
         "clients.text.task.scale": (1.0, FUSED),
+        "clients.*.task.bias": (True, f"{FUSED}; nn.Linear by its default"),
         "clients.image.models.0.encoders.image.view.size": (64, DATA),
         "clients.image.models.0.encoders.image.view.augment.crop.scale": ([0.836, 0.836], f"{DATA}: 64 of 70 pixels"),
         **recurrent("clients.text.models.0.encoders.text", 256, drop=0.0, text="code, dataset_L.py"),

@@ -11,6 +11,7 @@ CLIENT, MOME, SERVER = (
     "code, src/models/mome.py",
     "code, src/server/fedavgserver.py",
 )
+SIZES = "supplement, section B.2: no Dirichlet of classes, which Flickr10k lacks, but a non-IID number of samples"
 DATA, SPLIT = "code, src/loaders/data.py", "code, src/loaders/split.py"
 BACKBONE, ADAPTED = "backbones", "pictures of 64 pixels"
 
@@ -25,7 +26,7 @@ COMMON = Table(
         "clients.text.partition.name": ("dirichlet", FL),
         "clients.*.partition.alpha": (0.5, FL),
         "clients.*.partition.min_size": (10, SPLIT),
-        "clients.paired.partition.name": ("drop", SPLIT),
+        "clients.paired.partition.name": ("drop", f"{SIZES}; {SPLIT}"),
         "clients.*.partition.keep_least": (0.95, SPLIT),
         "clients.*.partition.keep_most": (0.99, SPLIT),
         "clients.image.items": (None, "paper, section 5, datasets"),

@@ -59,6 +59,11 @@ class Algorithm(Component):
         return getattr(self, "local_steps", None) is None
 
     @property
+    def epochs_a_round(self) -> int:
+        """By how many epochs a round advances schedules by epoch: ``local_epochs``, or 1 of so many steps."""
+        return getattr(self, "local_epochs", 1) if self.counts_epochs else 1
+
+    @property
     def is_personal(self) -> bool:
         """Whether ``evaluate_clients`` judges models of the clients' own, which change only when they take part."""
         return "model" in self.keeps

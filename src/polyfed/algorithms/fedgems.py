@@ -17,7 +17,7 @@ from polyfed.aggregation.weighting import Weighting
 from polyfed.aggregation.weightings.entropy import Entropy
 from polyfed.algorithms.algorithm import Reply, client_step, each
 from polyfed.algorithms.either_form import OF_FORM, EitherForm
-from polyfed.algorithms.ensemble_distillation import Gathered
+from polyfed.algorithms.ensemble_distillation import DISTILS, Gathered
 from polyfed.data.samples import Batch
 from polyfed.effects import Condition, Never, Not, Only
 from polyfed.errors import ConfigError
@@ -32,6 +32,8 @@ from polyfed.models.model import Once
 
 _STORE = "store"
 _STUDIES = Only(public_epochs=Not(0))  # clients learn from the server
+_SHARES = Only(epsilon=Not(1))  # there is more to learn than the task
+_LEARNS = Only(kd_epochs=Not(0)) & _SHARES  # who teaches the server decides what it learns
 
 
 class Lesson(NamedTuple):
@@ -73,7 +75,10 @@ class FedGEMS(EitherForm):
             Never("task and distillation are one loss"),
         ),
         "kd_loss": Never("the server learns by divergences"),
-        "temperature": Only(epsilon=Not(1)) | _STUDIES & OF_FORM,
+        "aggregation": _LEARNS,  # whatever kd_weight: a sample that is taught has another share of the task
+        "kd_weight": _LEARNS,
+        "renormalise_target": DISTILS & _SHARES & OF_FORM,
+        "temperature": (DISTILS | _STUDIES) & _SHARES | _STUDIES & OF_FORM,
         "public_augment": Only(kd_epochs=Not(0)) | _STUDIES,
     }
 

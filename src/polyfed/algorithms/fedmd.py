@@ -149,6 +149,6 @@ class FedMD(EitherForm):
 
     def _begin(self, client: Client) -> None:
         if self.first_public_epochs:
-            client.fit(client.public_set, epochs=self.first_public_epochs, purpose="first-public")
+            client.fit(client.public_set, epochs=self.first_public_epochs, once=True, purpose="first-public")
         if self.first_private_epochs:
-            client.fit(client.train, epochs=self.first_private_epochs, purpose="first-private")
+            client.fit(client.train, epochs=self.first_private_epochs, once=True, purpose="first-private")

@@ -20,6 +20,11 @@ class ServerOnly(Algorithm):
 
     server_epochs: int = Field(default=1, ge=1, description="passes over the public set a round")
 
+    @property
+    def epochs_a_round(self) -> int:
+        """Those of the server, as nobody else trains."""
+        return self.server_epochs
+
     def round(self, server: Server, cohort: Cohort) -> None:
         """Train on the public pairs; nobody is asked."""
         server.fit(server.public_set, epochs=self.server_epochs)

@@ -245,7 +245,12 @@ class Simulated:
         return Party(
             name=name,
             provide=lambda weights: loaded(subject.model, weights),
-            clock=Clock(run.seed if seed is None else seed, number, max(run.rounds, number)),
+            clock=Clock(
+                run.seed if seed is None else seed,
+                number,
+                max(run.rounds, number),
+                self.experiment.algorithm.epochs_a_round,
+            ),
             objective=subject.task,
             head_name=subject.head,
             training=training,

@@ -233,7 +233,7 @@ class Site:
             objective=member.settings.task,
             head_name=member.head,
             training=member.settings.training,
-            clock=Clock(self.card.seed, label[0], self.card.rounds),
+            clock=Clock(self.card.seed, label[0], self.card.rounds, self.algorithm.epochs_a_round),
             public=data.public,
             precision=self.card.precision,
             evaluation_batch=self.evaluation_batch,

@@ -4,6 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from itertools import repeat
+from typing import NamedTuple
+
+
+class Epoch(NamedTuple):
+    """A pass of a training loop."""
+
+    index: int
+    """From 0."""
+    of: int
+    """How many passes the loop has."""
+    once: bool = False
+    """Whether the loop runs once in a run, before a party's first round, at the rates with which schedules begin."""
 
 
 class Epochs:
@@ -13,19 +25,19 @@ class Epochs:
     """
 
     def __init__(self) -> None:
-        self.current: tuple[int, int] | None = None
-        """Which epoch it is, from 0, and of how many; None outside of loops."""
+        self.current: Epoch | None = None
+        """None outside of loops."""
 
-    def through(self, epochs: int) -> Iterator[int]:
+    def through(self, epochs: int, *, once: bool = False) -> Iterator[int]:
         """The passes of one loop, from 0; every loop counts its own."""
-        return self._counted((epoch, epochs) for epoch in range(epochs))
+        return self._counted(Epoch(epoch, epochs, once) for epoch in range(epochs))
 
     def as_one(self) -> Iterator[int]:
         """Passes without end, from 0, of a loop over a number of batches: a schedule counts them as one epoch."""
-        return self._counted(repeat((0, 1)))
+        return self._counted(repeat(Epoch(0, 1)))
 
     @property
-    def now(self) -> tuple[int, int]:
+    def now(self) -> Epoch:
         """The current epoch.
 
         Raises:
@@ -35,7 +47,7 @@ class Epochs:
             raise RuntimeError("a trainer steps only within an epoch: loop with 'for epoch in party.epochs(number)'")
         return self.current
 
-    def _counted(self, epochs: Iterable[tuple[int, int]]) -> Iterator[int]:
+    def _counted(self, epochs: Iterable[Epoch]) -> Iterator[int]:
         before = self.current
         try:
             for number, self.current in enumerate(epochs):

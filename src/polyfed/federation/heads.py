@@ -24,12 +24,17 @@ def head_name(task: Task, split: Split, kept_apart: str = "") -> str:
     target = str(getattr(task, "target", ""))
     what = "-".join([task.component_name(), *shaping])
     classes = [target, _classes_of(target, split)] if target else [""]
-    return ":".join([what, *classes, *filter(None, [kept_apart])]).rstrip(":").replace(".", "_")
+    return ":".join(map(_escaped, [what, *classes, *filter(None, [kept_apart])])).rstrip(":")
 
 
 def class_space(head: str) -> str:
     """Which classes a head tells apart, by its name; empty for a task without classes."""
     return head.partition(":")[2]
+
+
+def _escaped(part: str) -> str:
+    """A part of a name without what separates parts (``:``) or names of modules (``.``); of two parts two names."""
+    return part.replace("%", "%25").replace(".", "%2E").replace(":", "%3A")
 
 
 def _classes_of(target: str, split: Split) -> str:

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from polyfed.activity import passed
 from polyfed.data.samples import Batch, Samples
 from polyfed.errors import ConfigError
-from polyfed.federation.epochs import Epochs
+from polyfed.federation.epochs import Epoch, Epochs
 from polyfed.federation.settings import TrainingSettings
 from polyfed.models.gates import undecayed
 from polyfed.models.model import Embedder, Model, Once
@@ -33,11 +33,15 @@ Regulariser = Callable[[Embedder, Batch], Tensor]
 
 @dataclass(frozen=True)
 class Clock:
-    """Which round it is, of how many, in a run with which seed."""
+    """Which round it is, of how many, in a run with which seed.
+
+    ``epochs`` is by how many a round advances the schedules that decay by epoch, for all parties and loops alike.
+    """
 
     seed: int
     round: int
     rounds: int
+    epochs: int = 1
 
 
 class Trainer:
@@ -94,7 +98,9 @@ class Trainer:
         load_optimizer_tensors(self.optimizer, self._named, state)
 
     def _set_rates(self) -> None:
-        factor = self._schedule.factor(self._clock.round - 1, self._clock.rounds, *self._epochs.now)
+        clock, epoch = self._clock, self._epochs.now
+        done = 0 if epoch.once else clock.round - 1
+        factor = self._schedule.factor(done, clock.rounds, epoch.index, clock.epochs)
         for group, base in zip(self.optimizer.param_groups, self._base, strict=True):
             group["lr"] = base * factor
 
@@ -197,9 +203,12 @@ class Party:
             self._trainers[name] = trainer
         return self._trainers[name]
 
-    def epochs(self, number: int) -> Iterator[int]:
-        """The epochs of a training loop, from 0; only within one do trainers step, at their rates for this epoch."""
-        return self._epochs.through(number)
+    def epochs(self, number: int, *, once: bool = False) -> Iterator[int]:
+        """The epochs of a training loop, from 0; only within one do trainers step, at their rates for this epoch.
+
+        A loop that runs ``once``, before a party's first round, has the rates of the first epochs of a schedule.
+        """
+        return self._epochs.through(number, once=once)
 
     def trainer_states(self) -> dict[str, dict[str, Tensor]]:
         """States of all optimisers, those used and those only kept."""
@@ -224,7 +233,7 @@ class Party:
 
     def _counted(self, batches: Iterable[T], purpose: str, a_pass: int) -> Iterator[T]:
         """The batches of a pass, told of as a part of all epochs of the step."""
-        epoch, epochs = self._epochs.current or (0, 1)
+        epoch, epochs, _ = self._epochs.current or Epoch(0, 1)
         what = re.sub(r"(-\d+)+$", "", purpose)
         return passed(self.name, what, batches, epochs * a_pass, before=epoch * a_pass)
 
@@ -266,6 +275,7 @@ class Party:
         *,
         epochs: int,
         steps: int | None = None,
+        once: bool = False,
         purpose: str = "task",
         task_weight: float = 1.0,
         regulariser: Regulariser | None = None,
@@ -278,6 +288,7 @@ class Party:
             samples: to train on.
             epochs: passes over them.
             steps: so many batches instead, in as many passes as that takes; a schedule by epochs counts them as one.
+            once: the training runs once in a run, see ``epochs``.
             purpose: names the random stream.
             task_weight: factor of the task's loss; with 0 it is not even computed.
             regulariser: gives a loss to add, from the model (which embeds a batch only once) and the batch.
@@ -292,7 +303,7 @@ class Party:
         trainer = self.trainer()
         self.model.train()
         done = 0
-        for epoch in self.epochs(epochs) if steps is None else self._epochs.as_one():
+        for epoch in self.epochs(epochs, once=once) if steps is None else self._epochs.as_one():
             before = done
             for batch in islice(self.batches(samples, f"{purpose}-{epoch}"), None if steps is None else steps - done):
                 trainer.step(self._loss(batch, task_weight, regulariser), correct)

@@ -112,17 +112,18 @@ class Schedule(Settings):
         return self
 
     def factor(self, round: int, rounds: int, epoch: int = 0, epochs: int = 1) -> float:
-        """Factor on the learning rate in a round, or in a local epoch of it.
+        """Factor on the learning rate in a round, or in an epoch of it.
 
         cosine: minimum + (1 - minimum)(1 + cos(pi round / t_max)) / 2, and the minimum after t_max; steps:
         drop^(milestones reached), so milestones (0.5, 0.8) of 30 rounds, or (15, 24), mean x0.1 from round
-        index 15 and x0.01 from 24; exponential: decay^(rounds done), or decay^(local epochs done in all rounds).
+        index 15 and x0.01 from 24; exponential: decay^(rounds done), or decay^(rounds done x
+        epochs of a round + epoch).
 
         Args:
             round: index from 0, which is the number of rounds done.
             rounds: of the whole run.
-            epoch: index from 0 of the local epoch in the round; matters to unit ``epoch`` only.
-            epochs: local epochs of a round.
+            epoch: index from 0 of the epoch in its loop; matters to unit ``epoch`` only.
+            epochs: of a round, the same for all loops: the local epochs of the method.
         """
         warm = min(1.0, (round + 1) / (self.warmup + 1))
         if self.kind == "exponential" and self.unit == "epoch":

@@ -31,7 +31,7 @@ class Classification(Task):
     recall of the classes that occur) and ``macro_f1``; further ``loss`` (cross-entropy without margin, mean
     over samples), ``n`` samples and ``classes``. Ties and NaN count against the model.
 
-    The released CreamFL: ``margin: 4, separation: 0.5, non_negative: true, scale: 128, bias: false``.
+    The released CreamFL: ``margin: 4, separation: 0.5, non_negative: true, scale: 128, bias: true``.
     """
 
     shapes_head: ClassVar[tuple[str, ...] | None] = ("classes", "non_negative", "scale", "bias")

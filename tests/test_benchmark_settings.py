@@ -1,0 +1,72 @@
+"""Every run that the programs behind docs/results.md plan has a preset and settings that load."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from polyfed.config_files import read_config
+from polyfed.experiment import Experiment
+
+PROGRAMS = Path(__file__).parents[1] / "benchmarks" / "results"
+OPTIONS = SimpleNamespace(set=[], seed=0, rounds=2, preset="fedcola-flickr8k-features")
+
+
+@pytest.fixture
+def program(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Any:
+    monkeypatch.syspath_prepend(str(PROGRAMS))
+    return importlib.import_module(request.param)
+
+
+def runs_of(program: Any) -> Iterator[tuple[str, list[str]]]:
+    """Preset and overrides of each row."""
+    for planned in _PLANNED[program.__name__](program):
+        yield planned.preset, list(planned.overrides)
+
+
+def _medical(program: Any) -> Iterator[Any]:
+    for table in program.TABLES.values():
+        yield from table.values()
+
+
+def _attackers(program: Any) -> Iterator[Any]:
+    for row in program.ROWS.values():
+        yield SimpleNamespace(preset=program.PRESET, overrides=row.overrides)
+        yield SimpleNamespace(preset=program.PRESET, overrides=[*row.overrides, program.OFF])
+
+
+def _tradeoff(program: Any) -> Iterator[Any]:
+    config = read_config("exchange-creamfl")
+    for samples, dtype in ((0, "float32"), (100, "int8")):
+        point = program.Point(500, 64, samples, dtype)
+        yield SimpleNamespace(preset="exchange-creamfl", overrides=point.overrides(config))
+
+
+_PLANNED = {
+    "attackers": _attackers,
+    "exchange": lambda program: (program.planned(name, 0, 0.002, 2, OPTIONS, ()) for name in program.METHODS),
+    "flickr8k": lambda program: program.planned(1, 1, 1, []),
+    "malicious": lambda program: (
+        program.planned(method, attack, OPTIONS) for method in program.METHODS for attack in program.ATTACKS
+    ),
+    "medical_tables": _medical,
+    "tradeoff": _tradeoff,
+    "transfer": lambda program: (program.planned(name, 0, 0.001, 2, OPTIONS) for name in program.METHODS),
+    "vqa": lambda program: (program.planned(data, row, 0, ()) for data in program.SETS for row in program.ROWS),
+}
+
+
+@pytest.mark.parametrize("program", sorted(_PLANNED), indirect=True)
+def test_what_a_program_plans_loads(program: Any) -> None:
+    wrong = {}
+    for preset, overrides in runs_of(program):
+        try:
+            Experiment.load(PROGRAMS / preset if preset.endswith(".yaml") else preset, overrides)
+        except Exception as error:
+            wrong[f"{preset} {' '.join(overrides)}"] = str(error)
+    assert not wrong

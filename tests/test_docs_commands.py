@@ -1,0 +1,60 @@
+"""Commands of the documentation: what a page has one run loads, with its settings."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from polyfed.catalogue import preset_names
+from polyfed.experiment import Experiment
+
+ROOT = Path(__file__).parents[1]
+PAGES = (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))
+OPTIONS = {"--seed": "run.seed", "--rounds": "run.rounds", "--engine": "run.engine.name"}
+
+
+def commands() -> Iterator[tuple[str, str]]:
+    """Place and text of each ``polyfed run`` in fenced and indented code."""
+    for page in PAGES:
+        fenced = False
+        for number, line in enumerate(page.read_text(encoding="utf-8").splitlines(), 1):
+            fenced ^= line.lstrip().startswith("```")
+            if match := re.search(r"(?:^|\s)(polyfed run .*)", line if fenced or line.startswith("    ") else ""):
+                yield f"{page.name}:{number}", match[1]
+
+
+def of_presets() -> Iterator[tuple[str, str, list[str]]]:
+    """Place, preset and overrides of each command that runs a preset."""
+    known = set(preset_names())
+    for place, text in commands():
+        _, _, source, *words = shlex.split(text, comments=True)
+        if source in known:
+            yield place, source, overrides(words)
+
+
+def overrides(words: list[str]) -> list[str]:
+    """What ``--set`` and the options that are settings say."""
+    found = []
+    for option, value in zip(words, words[1:], strict=False):
+        if option == "--set":
+            found.append(value)
+        elif option in OPTIONS:
+            found.append(f"{OPTIONS[option]}={value}")
+    return found
+
+
+def test_the_commands_are_seen() -> None:
+    places = {place.partition(":")[0] for place, _, _ in of_presets()}
+    assert {"README.md", "quickstart.md", "fedaid.md", "fedcola.md", "results.md", "vqa.md"} <= places
+
+
+@pytest.mark.parametrize(("place", "preset", "settings"), of_presets())
+def test_what_a_page_has_one_run_loads(
+    monkeypatch: pytest.MonkeyPatch, place: str, preset: str, settings: list[str]
+) -> None:
+    monkeypatch.syspath_prepend(str(ROOT / "docs" / "examples"))
+    Experiment.load(preset, settings)
