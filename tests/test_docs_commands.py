@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -39,7 +40,7 @@ def of_presets() -> Iterator[tuple[str, str, list[str]]]:
 def overrides(words: list[str]) -> list[str]:
     """What ``--set`` and the options that are settings say."""
     found = []
-    for option, value in zip(words, words[1:], strict=False):
+    for option, value in pairwise(words):
         if option == "--set":
             found.append(value)
         elif option in OPTIONS:
