@@ -194,10 +194,8 @@ def class_names(schema: pa.Schema, where: str = "table") -> dict[str, tuple[str,
     try:
         features = file_json(raw).get("info", {}).get("features", {})
         found = {column: _labels_of(feature) for column, feature in features.items()}
-    except (ValueError, AttributeError) as error:
-        raise DataError(
-            f"{where}: its metadata 'huggingface', with names of classes, are not readable: {error}"
-        ) from error
+    except (ValueError, AttributeError, KeyError, TypeError) as error:
+        raise DataError(f"{where}: metadata 'huggingface', with names of classes, cannot be read: {error}") from error
     return {column: tuple(names) for column, names in found.items() if names}
 
 
