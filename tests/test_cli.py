@@ -314,6 +314,12 @@ def test_bad_arguments(cli: Cli, tiny_run: Path, arguments: list[str], message: 
     assert out == ""
 
 
+def test_a_run_folder_is_named_only_once_the_run_begins(cli: Cli, config: Path, tiny_run: Path) -> None:
+    code, out, err = cli("run", config, "--out", tiny_run)
+    assert_refused(code, err, "exists and is not empty")
+    assert out == ""
+
+
 def assert_refused(code: int, err: str, message: str) -> None:
     assert code == 2
     assert err.startswith("error: ")

@@ -34,6 +34,13 @@ def test_a_model_comes_back_with_its_weights_in_evaluation_mode(tiny_run: Path, 
     assert all(torch.equal(found[name], value) for name, value in saved.weights.items())
 
 
+def test_a_description_that_is_nested_too_deeply_is_refused(copied: Path) -> None:
+    model = model_folder(copied, "last")
+    (model / "config.json").write_text("[" * 100_000)
+    with pytest.raises(RunError, match=r"no readable model in .*nested too deeply"):
+        load_model(model)
+
+
 def test_building_leaves_the_global_generator_alone(tiny_run: Path, tmp_path: Path) -> None:
     saved = load_model(model_folder(tiny_run))
     before = torch.get_rng_state()

@@ -141,10 +141,11 @@ def run(
 
 
 def _run_into(experiment: Experiment, folder: Path, dashboard: bool, base: Path) -> None:
+    from polyfed.reporting.progress_log import FolderProgress
     from polyfed.runner import run as run_experiment
 
-    typer.echo(f"run folder: {folder}")
-    with _reported(folder, dashboard) as progress:
+    with _reported(folder, dashboard) as shown:
+        progress = FolderProgress(folder, typer.echo, shown)
         if _is_deployed(experiment):
             from polyfed.deploy.launch import launch
 
@@ -337,8 +338,7 @@ def _free_folder(name: str) -> Path:
 def _is_deployed(experiment: Any) -> bool:
     from polyfed.engines.flower import Flower
 
-    engine = experiment.run.engine
-    return isinstance(engine, Flower) and engine.is_deployed
+    return isinstance(experiment.run.engine, Flower) and experiment.run.engine.is_deployed
 
 
 def _records(folder: Path) -> Any:

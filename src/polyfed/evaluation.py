@@ -17,7 +17,7 @@ from polyfed.data.view import DataContext
 from polyfed.device import cpu_threads, resolve_device
 from polyfed.errors import DataError, nearest
 from polyfed.models.model import Model
-from polyfed.saved import Conditions, SavedModel, load_model, model_folder, moved, run_conditions
+from polyfed.saved import Conditions, SavedModel, load_model, model_folder, moved, run_conditions, warn_of_untrained
 
 
 @dataclass(frozen=True)
@@ -88,6 +88,7 @@ def evaluate_model(
     place = resolve_device(device or experiment.run.device)
     with cpu_threads(experiment.run.threads):
         samples = _samples(saved, experiment, target, context)
+        warn_of_untrained(folder)
         metrics = _measure(saved, saved.build(context).to(place), samples, experiment)
     return Evaluation(
         folder.name,

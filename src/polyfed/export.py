@@ -31,7 +31,7 @@ from polyfed.exporting.programs import Program, write_program
 from polyfed.exporting.readme import readme
 from polyfed.models.heads import LinearHead, NonNegativeHead
 from polyfed.models.model import Model
-from polyfed.saved import SavedModel, load_model, model_folder, moved, run_conditions
+from polyfed.saved import SavedModel, load_model, model_folder, moved, run_conditions, warn_of_untrained
 
 
 def export_model(
@@ -60,6 +60,7 @@ def export_model(
     saved, experiment = load_model(folder), moved(run_conditions(Path(run)), None, weights_dir)
     context = saved.context(experiment.data.cache_folder, experiment.data.weights_folder)
     with _new_folder(out) as draft:
+        warn_of_untrained(folder)
         parts = _Parts(saved, saved.build(context), context, draft)
         programs, classes = parts.encoders(), parts.classifiers()
         recipes = parts.recipes(programs)

@@ -33,7 +33,7 @@ from typing import IO, TYPE_CHECKING, Any
 
 from polyfed.errors import ExchangeError, RunError
 from polyfed.federation.files import sync_file, sync_folder, write_atomically
-from polyfed.untrusted import lines, plain
+from polyfed.untrusted import file_json, lines, plain
 
 if TYPE_CHECKING:  # what reads only logs and descriptions, such as a command's help, does not wait for torch
     from torch import Tensor
@@ -95,7 +95,7 @@ class RunFolder:
         if not (path / "config.yaml").is_file() or not (path / "run.json").is_file():
             raise RunError(f"'{path}' is no run folder (no config.yaml and run.json in it); give the folder of a run")
         folder = cls(path)
-        if json.loads((path / "run.json").read_text())["config"] != folder.config_digest():
+        if folder._beginning("config") != folder.config_digest():
             raise RunError(
                 f"'{path / 'config.yaml'}' was edited after the run had started; undo the edit, "
                 "or start a new run from it with polyfed run"
@@ -116,7 +116,16 @@ class RunFolder:
     @property
     def identity(self) -> str:
         """What identifies the run to the places that host its clients."""
-        return str(json.loads((self.path / "run.json").read_text())["run"])
+        return self._beginning("run")
+
+    def _beginning(self, key: str) -> str:
+        """What ``begin`` noted in ``run.json``."""
+        path = self.path / "run.json"
+        try:
+            return str(file_json(path.read_text())[key])
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            reason = f"{type(error).__name__}: {error}"
+            raise RunError(f"'{path}', which identifies the run, cannot be read ({reason}); restore it") from error
 
     def config_digest(self) -> str:
         """SHA-256 of the configuration file."""
@@ -274,13 +283,15 @@ class RunFolder:
         import safetensors.torch
 
         try:
-            facts = json.loads(manifest.read_text())
+            content = file_json(manifest.read_text())
+            checksum, number, facts = content["sha256"], content["round"], content["facts"]
             blob = manifest.with_suffix(".safetensors").read_bytes()
-        except (OSError, ValueError) as error:
-            raise RunError(f"checkpoint {manifest.stem} is damaged ({error})") from error
-        if hashlib.sha256(blob).hexdigest() != facts["sha256"]:
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            reason = f"{type(error).__name__}: {error}"
+            raise RunError(f"checkpoint {manifest.stem} is damaged ({reason})") from error
+        if hashlib.sha256(blob).hexdigest() != checksum:
             raise RunError(f"checkpoint {manifest.stem} is damaged (its content does not match its checksum)")
-        return Checkpoint(facts["round"], safetensors.torch.load(blob), facts["facts"])
+        return Checkpoint(number, safetensors.torch.load(blob), facts)
 
     def _manifests(self) -> list[Path]:
         return sorted((self.path / "checkpoints").glob("round-*.json"))
@@ -300,7 +311,7 @@ def untrained_best(run: Path) -> str:
 def _round_of(config: Path) -> int | None:
     """Round of a saved model; None if there is none, or its description cannot be read."""
     try:
-        return int(json.loads(config.read_text())["round"])
+        return int(file_json(config.read_text())["round"])
     except (OSError, ValueError, KeyError, TypeError):
         return None
 

@@ -33,6 +33,7 @@ from polyfed.randomness import isolated
 from polyfed.runfolder import RunFolder, untrained_best
 from polyfed.settings import Settings
 from polyfed.tasks.task import Task
+from polyfed.untrusted import file_json
 
 KINDS = ("best", "last")
 _JUDGING = ("device", "threads", "precision", "evaluation_batch")
@@ -132,7 +133,7 @@ def load_model(folder: Path) -> SavedModel:
         RunError: there is no model, or it is damaged.
     """
     try:
-        config = json.loads((folder / "config.json").read_text())
+        config = file_json((folder / "config.json").read_text())
         weights = safetensors.torch.load((folder / "model.safetensors").read_bytes())
         saved = SavedModel(weights, config, folder)
         _ = saved.settings, saved.task, config["samples"], config["round"]
@@ -145,8 +146,6 @@ def load_model(folder: Path) -> SavedModel:
 def model_folder(run: Path, which: str | None = None) -> Path:
     """Folder of a run's saved model: ``best`` if there is one, else ``last``, unless ``which`` says.
 
-    A best model that is the untrained one is told in a warning.
-
     Raises:
         RunError: not a run folder, or it has no such model.
     """
@@ -158,9 +157,14 @@ def model_folder(run: Path, which: str | None = None) -> Path:
         wanted = f"model '{which}'" if which else "server model"
         has = f"it has: {', '.join(there)}" if there else "it has none, as its configuration has no server model"
         raise RunError(f"run '{run}' has no {wanted}; {has}, or no round is complete yet (polyfed resume)")
-    if which == "best" and (sentence := untrained_best(run)):
-        log.warning("%s", sentence)
     return models / which
+
+
+def warn_of_untrained(model: Path) -> None:
+    """Tell that a model of a run, the folder ``model``, is the best one and untrained; call it before its use, when
+    nothing is left to be refused."""
+    if model.name == "best" and (sentence := untrained_best(model.parents[1])):
+        log.warning("%s", sentence)
 
 
 def run_experiment(run: Path) -> Experiment:

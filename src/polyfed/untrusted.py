@@ -1,7 +1,8 @@
 """Text that somebody else wrote: JSON read within bounds, and words shown so that they are nothing but words.
 
-Whatever reads text of a client, a site or a server reads it with ``read_json``; whatever shows text of a client, a
-site or a data set, on a terminal, in a log or in a file, passes it through ``plain``, ``lines`` or ``markdown``.
+Whatever reads text of a client, a site or a server reads it with ``read_json``, and the JSON of a file that somebody
+handed over with ``file_json``; whatever shows text of a client, a site or a data set, on a terminal, in a log or in a
+file, passes it through ``plain``, ``lines`` or ``markdown``.
 """
 
 from __future__ import annotations
@@ -20,8 +21,8 @@ _DEPTH = 32  # the deepest honest JSON, a run's card, has about ten levels
 _BYTES_A_VALUE = 16  # one value for so many bytes: parsed, a value takes up to a hundred bytes whatever its text takes
 _LARGEST = 1 << 63
 _DIGITS = 20  # no number of 64 bits has more
-_STRING = re.compile(r'"(?:[^"\\]++|\\.)*+"?', re.DOTALL)  # possessive: linear in whatever is sent
-_BRACKET = re.compile(r"[\[\]{}]")
+# a text, or a sign of structure outside of texts; possessive: linear in whatever is sent
+_TOKEN = re.compile(r'"(?:[^"\\]++|\\.)*+"?|[\[\]{},:]', re.DOTALL)
 
 
 def read_json(text: object, most: int = TEXT_BYTES) -> Any:
@@ -47,15 +48,20 @@ def read_json(text: object, most: int = TEXT_BYTES) -> Any:
 
 
 def _require_bearable(text: str, most: int) -> None:
-    structure = _STRING.sub("", text)
-    values = sum(map(structure.count, "[{,:"))
-    if values > max(most // _BYTES_A_VALUE, 64):
-        raise PayloadError(f"damaged message: JSON of more than {most // _BYTES_A_VALUE:,} values")
-    depth = 0
-    for bracket in _BRACKET.findall(structure):
-        depth += 1 if bracket in "[{" else -1
+    """Reads no further than to what is too much, and keeps nothing of what it has read."""
+    bound = max(most // _BYTES_A_VALUE, 64)
+    depth = values = texts = 0
+    for token in _TOKEN.finditer(text):
+        sign = text[token.start()]
+        depth += (sign in "[{") - (sign in "]}")
+        values += sign in "[{,:"
+        texts += sign == '"'
+        if depth < 0:
+            raise PayloadError("damaged message: JSON with a closing bracket that nothing opened")
         if depth > _DEPTH:
             raise PayloadError(f"damaged message: JSON nested deeper than {_DEPTH} levels")
+        if max(values, texts - 1) > bound:  # every text but the first of a JSON follows a sign that is counted
+            raise PayloadError(f"damaged message: JSON of more than {bound:,} values")
 
 
 def _integer(digits: str) -> int:
@@ -64,16 +70,43 @@ def _integer(digits: str) -> int:
     return int(digits)
 
 
+def file_json(text: str | bytes) -> Any:
+    """The JSON in a file that somebody handed over, which may be as long as its file.
+
+    Raises:
+        ValueError: it is no JSON, or nested deeper than Python reads.
+    """
+    try:
+        return json.loads(text)
+    except RecursionError as error:
+        raise ValueError("JSON that is nested too deeply") from error
+
+
 # ---- shown
 
-_HIDDEN = {  # characters that change how others are shown -> what stands for them, of one column each
+_INVISIBLE = (  # without a column of their own: fillers, joiners, signs of direction, annotations, tags
+    *(0xAD, 0x61C, 0x115F, 0x1160, 0x17B4, 0x17B5, 0x3164, 0xFEFF, 0xFFA0),
+    *range(0x180B, 0x1810),
+    *range(0x200B, 0x2010),
+    *range(0x2028, 0x202F),
+    *range(0x2060, 0x2070),
+    *range(0xFFF0, 0xFFFC),
+    *range(0x1BCA0, 0x1BCA4),
+    *range(0x1D173, 0x1D17B),
+    *range(0xE0000, 0xE1000),
+)
+_HIDDEN = {  # characters that change how others are shown, or hide -> what stands for them, of one column each
     **{code: chr(0x2400 + code) for code in range(0x20)},
     0x7F: "\u2421",
-    **dict.fromkeys((*range(0x80, 0xA0), 0x61C, 0x200E, 0x200F, 0x2028, 0x2029), "\ufffd"),
-    **dict.fromkeys((*range(0x202A, 0x202F), *range(0x2066, 0x206A), *range(0xD800, 0xE000), 0xFEFF), "\ufffd"),
+    **dict.fromkeys((*range(0x80, 0xA0), *range(0xD800, 0xE000), *_INVISIBLE), "\ufffd"),
 }
 _HIDDEN_BUT_LINES = {code: shown for code, shown in _HIDDEN.items() if chr(code) != "\n"}
-_MARKS = {ord(mark): f"\\{mark}" for mark in "\\|`["} | {ord("<"): "&lt;", ord("&"): "&amp;"}
+_MARKS = {ord(mark): f"\\{mark}" for mark in "\\|`[*~$"} | {ord("<"): "&lt;", ord("&"): "&amp;"}
+_OUTER_UNDERSCORE = re.compile(r"(?<![^\W_])_|_(?![^\W_])")  # one between letters or digits is no markup
+_ADDRESS = re.compile(r":(?=//)|(?<=www)\.|(?<=[\w.+-])@(?=[\w-]+\.)|(?<=mailto):|(?<=xmpp):", re.IGNORECASE)
+_BLOCK = re.compile(
+    r"^(\s*)(?:([#>]|[-+=](?=[-+=\s]))|(\d+)([.)])(?=\s))"
+)  # what begins a heading, a list, a quotation
 
 
 def plain(text: str) -> str:
@@ -87,8 +120,17 @@ def lines(text: str, indent: str = "    ") -> str:
 
 
 def markdown(text: str) -> str:
-    """The text as one line of Markdown without markup, HTML, links or further cells."""
-    return plain(text).translate(_MARKS)
+    """The text as one line of Markdown without markup, HTML, links or further cells: what would make some is escaped.
+
+    Underscores within a word, as in ``macro_f1``, make no markup and stay as they are.
+    """
+    escaped = _OUTER_UNDERSCORE.sub(r"\\_", plain(text).translate(_MARKS))
+    return _BLOCK.sub(_escaped_block, _ADDRESS.sub(r"\\\g<0>", escaped))
+
+
+def _escaped_block(start: re.Match[str]) -> str:
+    space, sign, number, end = start.groups()
+    return f"{space}\\{sign}" if sign else f"{space}{number}\\{end}"
 
 
 class PlainFormatter(logging.Formatter):

@@ -284,6 +284,13 @@ def test_class_names_of_plain_sequence_and_list_features() -> None:
     assert class_names(pa.schema([("label", pa.int64())])) == {}
 
 
+@pytest.mark.parametrize("metadata", [b"[" * 100_000, b"{", b"[]", b'{"info": []}', b"\xff"])
+def test_metadata_that_cannot_be_read_are_named(metadata: bytes) -> None:
+    schema = pa.schema([("label", pa.int64())]).with_metadata({"huggingface": metadata})
+    with pytest.raises(DataError, match="pets: metadata 'huggingface', with names of classes, cannot be read"):
+        class_names(schema, "pets")
+
+
 def test_nested_targets_are_checked_and_named() -> None:
     split = of_table(table(), targets={"answer": "answers"})
     assert split.read("answers").nested

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import http.client
 import socket
+import threading
 from base64 import b64decode, b64encode
+from collections.abc import Iterable
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -125,19 +128,31 @@ def test_another_time_than_the_signed_one_is_refused(site: Path, signatures: Sig
 # ---- how the gate asks
 
 
-def asked(address: str, found: dict[str, str]) -> tuple[int, bytes]:
-    class OverSocket(http.client.HTTPConnection):
-        def connect(self) -> None:
-            self.sock = socket.socket(socket.AF_UNIX)
-            self.sock.connect(address.removeprefix("unix/"))
+class OverSocket(http.client.HTTPConnection):
+    """A connection as the gate makes it."""
 
-    connection = OverSocket("gate")
-    try:
-        connection.request("GET", "/", headers=found)
+    def __init__(self, address: str) -> None:
+        super().__init__("gate")
+        self._address = address.removeprefix("unix/")
+
+    def connect(self) -> None:
+        self.sock = socket.socket(socket.AF_UNIX)
+        self.sock.connect(self._address)
+
+
+def answered(address: str, found: Iterable[tuple[str, str]]) -> tuple[int, bytes, dict[str, str]]:
+    """Status, body and headers of the answer to headers, of which some may come twice."""
+    with contextlib.closing(OverSocket(address)) as connection:
+        connection.putrequest("GET", "/")
+        for name, value in found:
+            connection.putheader(name, value)
+        connection.endheaders()
         answer = connection.getresponse()
-        return answer.status, answer.read()
-    finally:
-        connection.close()
+        return answer.status, answer.read(), {name.lower(): value for name, value in answer.getheaders()}
+
+
+def asked(address: str, found: dict[str, str]) -> tuple[int, bytes]:
+    return answered(address, found.items())[:2]
 
 
 def test_the_gate_is_answered_over_a_socket_that_is_this_users(site: Path, signatures: Signatures) -> None:
@@ -150,6 +165,51 @@ def test_the_gate_is_answered_over_a_socket_that_is_this_users(site: Path, signa
         assert asked(address, activation) == (412, REFUSAL.encode())
         assert asked(address, headers(site) | activation) == (200, b"")
     assert not folder.exists()
+
+
+@pytest.mark.parametrize("name", [KEY_HEADER, TIME_HEADER, SIGNATURE_HEADER])
+@pytest.mark.parametrize("is_first", [True, False])
+def test_a_header_that_comes_twice_is_refused(
+    site: Path, signatures: Signatures, tmp_path: Path, name: str, is_first: bool
+) -> None:
+    """The other one could be captured, of another site."""
+    captured = [(name.title(), headers(create_keys(tmp_path / "other"))[name])]
+    own = list(headers(site).items())
+    with answering(signatures.accepts) as address:
+        status, body, _ = answered(address, [*captured, *own] if is_first else [*own, *captured])
+    assert (status, body) == (401, REFUSAL.encode())
+
+
+def test_the_gate_is_told_what_was_checked(site: Path, signatures: Signatures) -> None:
+    own = headers(site)
+    with answering(signatures.accepts) as address:
+        status, _, told = answered(address, own.items())
+        _, _, refused = answered(address, own.items())
+    assert status == 200
+    assert {name: told[name] for name in own} == own
+    assert not own.keys() & refused.keys()
+
+
+@pytest.mark.parametrize("is_accepted", [True, False])
+def test_a_gate_that_hangs_up_leaves_no_word_in_any_log(is_accepted: bool, capfd: pytest.CaptureFixture[str]) -> None:
+    has_arrived, has_hung_up = threading.Event(), threading.Event()
+
+    def accepts(found: object) -> bool:
+        has_arrived.set()
+        assert has_hung_up.wait(60)
+        return is_accepted
+
+    before = set(threading.enumerate())
+    with answering(accepts) as address:
+        with contextlib.closing(OverSocket(address)) as connection:
+            connection.request("GET", "/")
+            assert has_arrived.wait(60)
+            serving = set(threading.enumerate()) - before
+        has_hung_up.set()
+        for thread in serving:
+            if thread.name != "authentication":
+                thread.join(60)
+    assert capfd.readouterr() == ("", "")
 
 
 def test_the_gate_is_answered_without_a_word_in_any_log(

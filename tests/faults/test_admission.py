@@ -20,7 +20,7 @@ from polyfed import __version__
 from polyfed.deploy.host import open_host
 from polyfed.engines.flower_node import Node
 from polyfed.engines.flower_records import from_records, to_records
-from polyfed.errors import ExchangeError, PolyfedError
+from polyfed.errors import ExchangeError, PayloadError, PolyfedError
 from polyfed.federation.wire import SCHEMA
 
 Config = dict[str, Any]
@@ -143,6 +143,15 @@ def test_nothing_that_a_card_names_is_imported_unless_it_is_allowed(
     with pytest.raises((PolyfedError, ValueError), match=r"is not allowed at site 'image'|is no import path"):
         open_host(json.dumps(known | {"algorithm": algorithm}), config)
     assert not {"loud_weights", "loud-dashed"} & set(sys.modules)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [("[" * 100_000, "nested deeper than"), ('{"a":' * 100_000, "nested deeper than"), ("[]]", "bracket")],
+)
+def test_a_card_is_read_within_bounds(federation: InProcess, text: str, message: str) -> None:
+    with pytest.raises(PayloadError, match=f"the run's card: .*{message}"):
+        open_host(text, {"config": str(federation.folder / "image" / "site.yaml")})
 
 
 def test_all_that_polyfed_ships_is_allowed_where_nothing_is_said(federation: InProcess, tmp_path: Path) -> None:

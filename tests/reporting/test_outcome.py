@@ -61,6 +61,33 @@ def test_a_server_that_guesses_is_said_to(tmp_path: Path) -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("metrics", "expected"),
+    [
+        ({"accuracy": 54.0, "classes": 2.0, "n": 10_000.0}, "54.00 %, 1.08 times chance (50.00 %)"),
+        ({"accuracy": 54.0, "classes": 2.0, "n": 100.0}, "54.00 %, no better than chance (50.00 %)"),
+        ({"accuracy": 54.0, "classes": 2.0}, "54.00 %, 1.08 times chance (50.00 %)"),
+        ({"accuracy": 50.0, "classes": 2.0}, "50.00 %, no better than chance (50.00 %)"),
+        (
+            {"image_to_text_r@19": 100.0, "gallery_text": 20.0, "gallery_image": 1000.0}
+            | {"image_to_text_positives_per_query": 1.0},
+            "in 100.00 % of cases, 1.05 times chance (95.00 %)",
+        ),
+        (
+            {"image_to_text_r@19": 100.0, "gallery_text": 20.0, "gallery_image": 20.0}
+            | {"image_to_text_positives_per_query": 1.0},
+            "in 100.00 % of cases, no better than chance (95.00 %)",
+        ),
+    ],
+)
+def test_better_than_chance_depends_on_the_number_of_test_items(
+    tmp_path: Path, metrics: dict[str, float], expected: str
+) -> None:
+    folder = write_run(tmp_path / "run")
+    write_lines(folder / "metrics.jsonl", [{"round": 1, "party": "server", "kind": "test", "metrics": metrics}])
+    assert expected in verdict(records(folder))
+
+
 def test_without_a_server_the_clients_are_judged(tmp_path: Path) -> None:
     folder = write_run(tmp_path / "run")
     lines = [

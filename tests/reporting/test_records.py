@@ -8,6 +8,7 @@ from run_folders import GROUPS, client_ids, write_lines
 
 from polyfed.errors import RunError
 from polyfed.reporting.records import RunRecords
+from polyfed.runfolder import RunFolder
 
 
 def measured(number, value, party="server", kind="test"):
@@ -27,6 +28,23 @@ def test_everything_that_was_written_is_read(run_folder):
     assert records.excluded()[0].reason == "loss is not finite"
     assert records.holdings["paired-0"].labels is None
     assert records.holdings["paired-0"].samples == 5 * records.holdings["paired-0"].items
+
+
+DEEP = "[" * 100_000
+
+
+def test_a_run_that_somebody_handed_over_may_hold_anything(run_folder):
+    with (run_folder / "metrics.jsonl").open("a") as stream:
+        stream.write(f"{DEEP}\n{{}}\n")
+    with pytest.raises(RunError, match=r"metrics.jsonl line \d+ is damaged: JSON that is nested too deeply"):
+        RunRecords.load(run_folder)
+
+
+@pytest.mark.parametrize("text", [DEEP, "{", "[]", "{}"])
+def test_a_run_without_a_readable_identity_is_refused(run_folder, text):
+    (run_folder / "run.json").write_text(text)
+    with pytest.raises(RunError, match=r"run.json', which identifies the run, cannot be read"):
+        RunFolder.existing(run_folder)
 
 
 def test_bytes_add_up(run_folder):

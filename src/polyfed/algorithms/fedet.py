@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, ClassVar, NamedTuple
@@ -32,6 +31,7 @@ from polyfed.federation.server import Server
 from polyfed.losses.distillation import DISTILLATIONS, Distillation
 from polyfed.losses.kl import row_kl
 from polyfed.models.model import Once
+from polyfed.untrusted import read_json
 
 
 class Aim(NamedTuple):
@@ -238,7 +238,7 @@ class FedET(EitherForm):
         client.fit(client.train, epochs=self.local_epochs)
         return Reply(
             weights=Weights(client.model.state_dict()),
-            knowledge=self.say(client, order, json.loads(channels)),
+            knowledge=self.say(client, order, read_json(channels)),
             num_examples=client.num_examples,
         )
 

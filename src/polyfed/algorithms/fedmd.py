@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from typing import Annotated, ClassVar
 
@@ -23,6 +22,7 @@ from polyfed.federation.knowledge import Knowledge
 from polyfed.federation.payload import Representations, Scores
 from polyfed.federation.server import Server
 from polyfed.losses.distillation import DISTILLATIONS, Distillation
+from polyfed.untrusted import read_json
 
 _COMPARING = Such(lambda weighting: weighting.compares, "one that compares with the server")
 DIGESTS = Only(digest_epochs=Not(0))
@@ -120,7 +120,7 @@ class FedMD(EitherForm):
         if "begun" not in client.state:
             self._begin(client)
             client.state["begun"] = {"round": torch.tensor(client.clock.round)}
-        return Reply(knowledge=self.say(client, order, json.loads(channels)), num_examples=client.num_examples)
+        return Reply(knowledge=self.say(client, order, read_json(channels)), num_examples=client.num_examples)
 
     @client_step()
     def learn(self, client: Client, consensus: Representations | Scores) -> Reply:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from typing import Annotated, ClassVar, NamedTuple
 
@@ -27,6 +26,7 @@ from polyfed.losses.queue_contrast import queue_contrast
 from polyfed.models.model import Once
 from polyfed.models.teacher_attention import TeacherAttention
 from polyfed.randomness import isolated
+from polyfed.untrusted import read_json
 
 _OPTIMIZER, _QUEUE = "student", "queue"
 _CONTRASTS, _BYOL = DISTILS & Only(contrast_weight=Not(0)), DISTILS & Only(byol_weight=Not(0))
@@ -138,7 +138,7 @@ class FedMKD(EitherForm):
     def fit(self, client: Client, order: str, channels: str) -> Reply:
         """Train on the client's own task; replies with what it says of the exchanged samples."""
         client.fit(client.train, epochs=self.local_epochs)
-        own = self.say(client, order, json.loads(channels))
+        own = self.say(client, order, read_json(channels))
         return Reply(knowledge=own, num_examples=client.num_examples)
 
 

@@ -20,7 +20,7 @@ from polyfed.experiment import Experiment
 from polyfed.federation.settings import DataSettings
 from polyfed.models.model import Model
 from polyfed.randomness import generator
-from polyfed.saved import SavedModel, load_model, model_folder, moved, run_experiment
+from polyfed.saved import SavedModel, load_model, model_folder, moved, run_experiment, warn_of_untrained
 
 
 @dataclass(frozen=True)
@@ -110,11 +110,14 @@ class OpenedRun:
             ConfigError: the device or a weights folder is not there.
         """
         where = where or Where()
-        saved = load_model(model_folder(run, where.which))
+        folder = model_folder(run, where.which)
+        saved = load_model(folder)
         experiment = moved(run_experiment(run), where.data_dir, where.weights_dir)
         context = saved.context(experiment.data.cache_folder, experiment.data.weights_folder)
         device = resolve_device(where.device or experiment.run.device)
-        return cls(run, experiment, saved, saved.build(context).to(device), context)
+        opened = cls(run, experiment, saved, saved.build(context).to(device), context)
+        warn_of_untrained(folder)
+        return opened
 
     @property
     def name(self) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -17,6 +16,7 @@ from polyfed.data.selection import Kept, Table, kept_rows
 from polyfed.data.source import Column, Selection, Split, is_text
 from polyfed.data.source import is_list as is_list
 from polyfed.errors import DataError, nearest
+from polyfed.untrusted import file_json
 
 
 class LazyColumn(Column):
@@ -104,7 +104,7 @@ def split_of_table(
         DataError: a named column is missing or of the wrong type, an id is missing or not unique, or no row is left.
     """
     selection = selection or Selection()
-    table = Table(read, schema, class_names(schema), f"{where}/{split}", everywhere, filled)
+    table = Table(read, schema, class_names(schema, where), f"{where}/{split}", everywhere, filled)
     for use, column in _uses(ids_column, columns, targets, selection):
         _require(schema, column, f"{table.place} (source '{source}', {use})")
     _require_comparable(table, selection.matches)
@@ -182,13 +182,20 @@ def place_of(column: Column, row: int) -> str:
     return f"{column.where}, row {item}, entry {entry}"
 
 
-def class_names(schema: pa.Schema) -> dict[str, tuple[str, ...]]:
-    """Column name -> class names in label order, from the Hugging Face metadata (ClassLabel features)."""
+def class_names(schema: pa.Schema, where: str = "table") -> dict[str, tuple[str, ...]]:
+    """Column name -> class names in label order, from the Hugging Face metadata (ClassLabel features).
+
+    Raises:
+        DataError: the metadata of the table, which is called ``where``, are not readable.
+    """
     raw = (schema.metadata or {}).get(b"huggingface")
     if raw is None:
         return {}
-    features = json.loads(raw).get("info", {}).get("features", {})
-    found = {column: _labels_of(feature) for column, feature in features.items()}
+    try:
+        features = file_json(raw).get("info", {}).get("features", {})
+        found = {column: _labels_of(feature) for column, feature in features.items()}
+    except (ValueError, AttributeError, KeyError, TypeError) as error:
+        raise DataError(f"{where}: metadata 'huggingface', with names of classes, cannot be read: {error}") from error
     return {column: tuple(names) for column, names in found.items() if names}
 
 

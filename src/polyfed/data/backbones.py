@@ -11,7 +11,6 @@ import contextlib
 import functools
 import hashlib
 import inspect
-import json
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -23,6 +22,7 @@ from torch import Tensor, nn
 
 from polyfed.errors import ConfigError
 from polyfed.randomness import isolated
+from polyfed.untrusted import file_json
 
 Pool = Literal["auto", "cls", "mean", "pooled", "tokens"]
 Tower = Literal["whole", "vision", "text"]
@@ -134,7 +134,7 @@ def read_config(folder: Path, name: str) -> dict[str, Any]:
         ConfigError: it is missing or not JSON.
     """
     try:
-        content: dict[str, Any] = json.loads((folder / name).read_text(encoding="utf-8"))
+        content: dict[str, Any] = file_json((folder / name).read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise ConfigError(f"backbone folder '{folder}' has no readable {name}: {error}") from error
     return content

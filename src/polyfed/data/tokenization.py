@@ -18,6 +18,7 @@ from polyfed.data.source import Column
 from polyfed.data.view import DataContext
 from polyfed.errors import ConfigError, DataError
 from polyfed.settings import Component
+from polyfed.untrusted import file_json
 
 PAD, UNKNOWN = "<pad>", "<unk>"
 
@@ -147,7 +148,7 @@ def _write(path: Path, content: object) -> None:
 
 def _read_tokens(path: Path) -> tuple[str, ...]:
     try:
-        tokens = json.loads(path.read_text(encoding="utf-8"))["tokens"]
+        tokens = file_json(path.read_text(encoding="utf-8"))["tokens"]
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise DataError(f"{path}: not a readable vocabulary ({error}); remove the file to learn it again") from error
     return tuple(tokens)

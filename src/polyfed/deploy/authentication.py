@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import socketserver
+import sys
 import tempfile
 import threading
 from base64 import b64decode, b64encode
@@ -129,6 +130,11 @@ class _Server(socketserver.ThreadingMixIn, socketserver.UnixStreamServer):
         self.accepts = accepts
         super().__init__(path, _Handler)
 
+    def handle_error(self, request: object, client_address: object) -> None:
+        """Nothing where the gate has hung up, as it does when its own client does."""
+        if not isinstance(sys.exception(), ConnectionError):
+            super().handle_error(request, client_address)  # type: ignore[arg-type]
+
 
 class _Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
@@ -136,14 +142,20 @@ class _Handler(BaseHTTPRequestHandler):
     server: _Server
 
     def do_GET(self) -> None:
-        is_accepted = self.server.accepts({name.lower(): value for name, value in self.headers.items()})
+        given = {name: self.headers.get_all(name, []) for name in (KEY_HEADER, TIME_HEADER, SIGNATURE_HEADER)}
+        # of a header that comes twice, SuperLink might read the other one
+        checked = {name: values[0] for name, values in given.items() if len(values) == 1}
+        is_accepted = self.server.accepts(checked)
         # SuperNode says why it ends if it is told so at its activation, and just ends where it is not authorised
         refused = 412 if self.headers.get("X-Forwarded-Uri") == _ACTIVATION else 401
         body = b"" if is_accepted else REFUSAL.encode()
         self.send_response_only(200 if is_accepted else refused)
         self.send_header("Content-Length", str(len(body)))
+        for name, value in checked.items() if is_accepted else ():
+            self.send_header(name, value)  # which the gate hands on in place of what it received
         self.end_headers()
-        self.wfile.write(body)
+        if body:  # the gate may have left once it has the headers of an answer without content
+            self.wfile.write(body)
 
     def log_message(self, format: str, *arguments: object) -> None:
         """Nothing: requests hold signatures."""

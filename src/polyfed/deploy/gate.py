@@ -97,6 +97,8 @@ https://:{port} {{
 			forward_auth {{${variable}}} {{
 				uri /
 				header_up -Expect
+				# what was checked is what SuperLink sees
+				copy_headers Flwr-Public-Key Flwr-Timestamp Flwr-Signature
 				transport http {{
 					dial_timeout 5s
 					max_conns_per_host 64

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 from collections.abc import Iterator, Mapping
 from functools import lru_cache
@@ -17,6 +16,7 @@ from polyfed.engines.site import RunCard, Site
 from polyfed.errors import ConfigError, PayloadError, RunError
 from polyfed.federation.files import write_atomically
 from polyfed.settings import is_import_path
+from polyfed.untrusted import read_json
 
 log = logging.getLogger(__name__)
 
@@ -53,9 +53,9 @@ def require_allowed(card: str, config: SiteConfig) -> None:
         PayloadError: it does not.
     """
     try:
-        content = json.loads(card)
+        content = read_json(card)
         name = str(content["algorithm"]["name"])
-    except (ValueError, KeyError, TypeError) as error:
+    except (PayloadError, KeyError, TypeError) as error:
         raise PayloadError(f"damaged message: the run's card: {error}") from error
     allowed = name in config.algorithms if config.algorithms else "." not in name
     valid = ", ".join(config.algorithms) or "all methods that polyfed ships"

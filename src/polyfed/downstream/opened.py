@@ -24,7 +24,7 @@ from polyfed.federation.types import client_types
 from polyfed.models.model import Model, ModelSettings
 from polyfed.randomness import isolated
 from polyfed.runfolder import Checkpoint, RunFolder
-from polyfed.saved import load_model, model_folder, moved, run_experiment, run_federation
+from polyfed.saved import load_model, model_folder, moved, run_experiment, run_federation, warn_of_untrained
 
 
 class Opened(NamedTuple):
@@ -119,7 +119,9 @@ class _Run:
         saved = load_model(folder)
         context = saved.context(self.experiment.data.cache_folder, self.experiment.data.weights_folder)
         title = f"{self.name}, {folder.name} server model (round {saved.config['round']})"
-        return self._opened(title, saved.build(context), saved.settings, context)
+        opened = self._opened(title, saved.build(context), saved.settings, context)
+        warn_of_untrained(folder)
+        return opened
 
     def client(self, client: str) -> Opened:
         """A client's kept model, or the global model of its type where clients keep none."""

@@ -17,6 +17,7 @@ from polyfed.engines.node_keys import fingerprint_of_pem
 from polyfed.errors import PayloadError, RunError
 from polyfed.federation.client import ClientInfo
 from polyfed.federation.files import write_atomically
+from polyfed.untrusted import file_json
 
 REFUSED = "site_refused"
 """Event of a node that is not what it claims to be, or not what it was."""
@@ -199,7 +200,7 @@ class RegisteredSites:
         try:
             self.joined = {
                 site: Joined(str(entry["key"]), tuple(ClientInfo.from_json(info) for info in entry["clients"]))
-                for site, entry in json.loads(path.read_bytes()).items()
+                for site, entry in file_json(path.read_bytes()).items()
             }
         except (OSError, ValueError, KeyError, TypeError, AttributeError, PayloadError) as error:
             reason = f"{type(error).__name__}: {error}"

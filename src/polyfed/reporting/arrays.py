@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -10,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from polyfed.errors import RunError
+from polyfed.untrusted import file_json
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ def _read(path: Path) -> ClientArray:
     try:
         with safe_open(path, framework="np") as opened:
             values = opened.get_tensor("values")
-            clients = json.loads(opened.metadata()["clients"])
+            clients = file_json(opened.metadata()["clients"])
     except (OSError, SafetensorError, KeyError, TypeError, ValueError) as error:
         raise RunError(f"array {path.parent.name}/{path.name} is damaged: {error}; delete {path}") from error
     if values.ndim != 2 or len(values) != len(clients):

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import math
 import shlex
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from polyfed.errors import RunError
 from polyfed.reporting.client_spread import client_spread, quality_names
-from polyfed.reporting.recalls import find_recalls
+from polyfed.reporting.recalls import Recall, find_recalls
 from polyfed.reporting.records import SERVER, RunRecords
 from polyfed.reporting.tables import TextTable, count, duration, figure, mib
 
@@ -19,7 +19,9 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
 _ROWS = 8  # of the table, below its headings
-_ABOVE_CHANCE = 1.1  # times chance; less is within what a few hundred queries tell
+_DEVIATIONS = 2.0  # standard deviations above chance that count as better than it
+Metrics = Mapping[str, float]
+
 _SAME = ("data", "public", "server", "clients")
 _MAIN = ("accuracy", "r1_sum")
 _TWINS = {SERVER: "server_only", "clients": "local"}
@@ -35,6 +37,8 @@ class Headline:
         value: after the last evaluation; of clients the mean over those that have it.
         chance: what guessing reaches, NaN where that is not known.
         meaning: a clause with a place for the value.
+        trials: test items that the value is a share of, NaN where that is not known; of a mean over clients as many
+            as would deviate as far.
     """
 
     party: str
@@ -42,6 +46,14 @@ class Headline:
     value: float
     chance: float
     meaning: str
+    trials: float = math.nan
+
+    @property
+    def is_above_chance(self) -> bool:
+        """Whether guessing seldom reaches as much on so many test items; on unknown many, whether it is more."""
+        share = self.chance / 100.0
+        deviation = 100.0 * math.sqrt(share * (1.0 - share) / self.trials) if self.trials > 0 else 0.0
+        return self.value > self.chance + _DEVIATIONS * deviation
 
 
 def outcome(records: RunRecords) -> RenderableType:
@@ -78,9 +90,10 @@ def headline(records: RunRecords) -> Headline | None:
         source, _, target = best.direction.partition(" to ")
         first = f"the first {best.cutoff} of {count(best.gallery)}"
         meaning = f"The server finds the {target} of a {source} among {first} in {{}} % of cases"
-        return Headline(SERVER, best.name, best.value, best.chance, meaning)
+        return Headline(SERVER, best.name, best.value, best.chance, meaning, _queries(metrics, best))
     if "accuracy" in metrics:
-        return Headline(SERVER, "accuracy", metrics["accuracy"], _guessing(metrics), "The server's accuracy is {} %")
+        meaning = "The server's accuracy is {} %"
+        return Headline(SERVER, "accuracy", metrics["accuracy"], _guessing(metrics), meaning, _items(metrics))
     return _clients_headline(records)
 
 
@@ -94,11 +107,27 @@ def _clients_headline(records: RunRecords) -> Headline | None:
             chance = chances.pop() if len(chances) == 1 else math.nan
             unit = " %" if metric == "accuracy" else ""
             meaning = f"The mean {metric} of the {len(finite)} clients that have it is {{}}{unit}"
-            return Headline("clients", metric, sum(finite) / len(finite), chance, meaning)
+            trials = _together([_items(last[client]) for client, value in values.items() if math.isfinite(value)])
+            return Headline("clients", metric, sum(finite) / len(finite), chance, meaning, trials)
     return None
 
 
-def _guessing(metrics: Any) -> float:
+def _items(metrics: Metrics) -> float:
+    return metrics.get("n", math.nan)
+
+
+def _queries(metrics: Metrics, recall: Recall) -> float:
+    """Queries of a recall over one gallery: they are the gallery of the other direction."""
+    source = recall.direction.partition(" to ")[0]
+    return metrics.get(f"gallery_{source}", math.nan) if not recall.protocol else math.nan
+
+
+def _together(items: Sequence[float]) -> float:
+    """Items of which one share deviates as far from chance as the mean of the shares of several clients' items."""
+    return len(items) ** 2 / sum(1.0 / each for each in items) if all(each > 0 for each in items) else math.nan
+
+
+def _guessing(metrics: Metrics) -> float:
     classes = metrics.get("classes", math.nan)
     return 100.0 / classes if classes else math.nan
 
@@ -106,10 +135,10 @@ def _guessing(metrics: Any) -> float:
 def _against_chance(best: Headline) -> str:
     if not best.chance > 0:
         return ""
-    times = best.value / best.chance
-    if times < _ABOVE_CHANCE:
+    if not best.is_above_chance:
         return f", no better than chance ({figure(best.chance)} %)"
-    return f", {times:.1f} times chance ({figure(best.chance)} %)"
+    times = best.value / best.chance
+    return f", {times:.{1 if times >= 1.1 else 2}f} times chance ({figure(best.chance)} %)"
 
 
 # ---- the twin: the same federation without federated learning

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO, TextIO
 
 from polyfed.errors import RunError
 from polyfed.reporting.progress import Metrics, Progress
+from polyfed.untrusted import file_json
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -121,6 +122,26 @@ class Both(Relay):
         with contextlib.ExitStack() as stack:
             for progress in self._progresses:
                 stack.callback(progress.close)
+
+
+class FolderProgress(Both):
+    """Tells where a run is once it begins, and so has passed all checks.
+
+    Args:
+        folder: of the run.
+        tell: prints a line.
+        progress: is told everything, after that.
+    """
+
+    def __init__(self, folder: Path, tell: Callable[[str], None], progress: Progress) -> None:
+        super().__init__(progress)
+        self._folder = folder
+        self._tell = tell
+
+    def run_started(self, name: str, rounds: int, clients: int, *, done: int = 0) -> None:
+        """Tell the folder first."""
+        self._tell(f"run folder: {self._folder}")
+        super().run_started(name, rounds, clients, done=done)
 
 
 class LoggedProgress(Relay):
@@ -234,7 +255,7 @@ class _Tail:
 
 def _parsed(path: Path, line: bytes) -> tuple[str, float, dict[str, Any]]:
     try:
-        content = json.loads(line)
+        content = file_json(line)
         call, at = str(content.pop("call")), float(content.pop("at"))
         if call not in CALLS:
             raise ValueError(f"unknown call '{call}', valid: {', '.join(CALLS)}")

@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 from polyfed.errors import RunError
 from polyfed.reporting.arrays import ClientArray, read_arrays
 from polyfed.runfolder import untrained_best
+from polyfed.untrusted import file_json
 from polyfed.yaml_text import yaml_content
 
 SERVER = "server"
@@ -229,7 +230,7 @@ def _lines(path: Path, warnings: list[str]) -> Iterator[tuple[str, Line]]:
         if not line.strip():
             continue
         try:
-            yield f"{path.name} line {number}", json.loads(line)
+            yield f"{path.name} line {number}", file_json(line)
         except ValueError as error:
             if number < len(lines):
                 raise RunError(

@@ -49,8 +49,9 @@ class TextTable:
 
     def markdown(self) -> str:
         """For a file."""
-        head = [self.columns, ["---", *["---:"] * (len(self.columns) - 1)]]
-        body = [f"| {' | '.join(map(markdown, row))} |" for row in (*head, *self.rows)] if self.rows else []
+        names, *rows = ([markdown(cell) for cell in row] for row in (self.columns, *self.rows))
+        ruler = ["---", *["---:"] * (len(self.columns) - 1)]
+        body = [f"| {' | '.join(row)} |" for row in (names, ruler, *rows)] if rows else []
         parts = [f"## {markdown(self.title)}", "\n".join(body), *map(markdown, self.notes)]
         return "\n\n".join(part for part in parts if part) + "\n"
 

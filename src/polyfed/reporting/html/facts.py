@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -11,6 +10,7 @@ from typing import Any
 
 from polyfed.errors import RunError
 from polyfed.reporting.records import RunRecords
+from polyfed.untrusted import file_json
 
 _NUMBER = re.compile(r"-(\d+)$")
 
@@ -58,7 +58,7 @@ def environment(folder: Path) -> Mapping[str, Any]:
     if not path.exists():
         return {}
     try:
-        found = json.loads(path.read_text("utf-8"))
+        found = file_json(path.read_text("utf-8"))
     except ValueError as error:
         raise RunError(f"environment.json is damaged: {error}; restore {path} or delete it") from error
     if not isinstance(found, dict):

@@ -17,6 +17,7 @@ from typing import Any, ClassVar, TypeVar
 from pydantic import Field
 
 from polyfed.reporting.sink import Record, Sink, SinkRun, SinkWriter, flattened, round_points
+from polyfed.untrusted import file_json
 
 T = TypeVar("T")
 _MOST_METRICS, _MOST_PARAMS = 1000, 100  # of one request
@@ -56,7 +57,7 @@ class MLflow(Sink):
         client = mlflow.MlflowClient(tracking_uri=uri)
         note = run.folder / "mlflow.json"
         if note.is_file():
-            identity = str(json.loads(note.read_text(encoding="utf-8"))["run_id"])
+            identity = str(file_json(note.read_text(encoding="utf-8"))["run_id"])
             client.update_run(identity, status="RUNNING")
         else:
             identity = self._created(client, run)
