@@ -10,7 +10,7 @@ from typing import NamedTuple
 class Epoch(NamedTuple):
     """A pass of a training loop."""
 
-    index: int
+    number: int
     """From 0."""
     of: int
     """How many passes the loop has."""

@@ -100,7 +100,7 @@ class Trainer:
     def _set_rates(self) -> None:
         clock, epoch = self._clock, self._epochs.now
         done = 0 if epoch.once else clock.round - 1
-        factor = self._schedule.factor(done, clock.rounds, epoch.index, clock.epochs)
+        factor = self._schedule.factor(done, clock.rounds, epoch.number, clock.epochs)
         for group, base in zip(self.optimizer.param_groups, self._base, strict=True):
             group["lr"] = base * factor
 
