@@ -231,13 +231,14 @@ class Gate:
         known = [now[key], self._known.get(key, {})]
         if not now[key]:
             known += [self._by_all(arrival, name, now) or self._by_all(arrival, name, self._known)]
-        sent = self._sent(arrival, name) if name in self._changes or not any(known) else {}
-        if not any(known) and len(self._seen[key]) >= ENOUGH:
-            known.append(at_rest(arrival.moved[name], arrival.shapes[name], sent))
-        elif name in self._changes and any(known):
-            known.append({tensor: sent[tensor] for tensor in sent if tensor not in (SIZE, SENT)})
         anywhere = _larger([now[self._anywhere(name)], self._known.get(self._anywhere(name), {})])
-        return within_anywhere(_larger(known), anywhere, arrival.shapes[name])
+        lasting = within_anywhere(_larger(known), anywhere, arrival.shapes[name])
+        if not lasting and len(self._seen[key]) >= ENOUGH:
+            return at_rest(arrival.moved[name], arrival.shapes[name], self._sent(arrival, name))
+        if not lasting or name not in self._changes:
+            return lasting
+        sent = self._sent(arrival, name)
+        return _larger([lasting, {tensor: sent[tensor] for tensor in sent if tensor not in (SIZE, SENT)}])
 
     @staticmethod
     def _reason(what: str, ratio: float, reach: float, setting: str, bound: float) -> str:
