@@ -134,7 +134,8 @@ class RegisteredSites:
         before = self.joined.get(site)
         try:
             require_distinct(infos)
-            self._require_few(site, len(infos))
+            if before is None:
+                self._require_few(site, len(infos))
             for info in infos:
                 self._require_own(site, info.id)
                 if before is not None and info.id not in {known.id for known in before.clients}:
