@@ -13,6 +13,7 @@ from torch import Tensor
 from polyfed.errors import ConfigError, PayloadError
 from polyfed.experiment import RunSettings, parse_settings
 from polyfed.federation.bounds import (
+    ALONG,
     SENT,
     SIZE,
     WHOLE,
@@ -81,7 +82,7 @@ def test_who_has_more_samples_may_come_farther() -> None:
 
 def test_lengths_are_norms_of_what_moved() -> None:
     new = {"w": torch.tensor([3.0, 4.0, 0.0, 0.0]), "v": torch.tensor([12.0]), "n": torch.tensor(17)}
-    assert lengths(new, ZERO) == {"w": 5.0, "v": 12.0, "n": 7.0, WHOLE: 13.0, SIZE: 13.0, SENT: 0.0}
+    assert lengths(new, ZERO) == {"w": 5.0, "v": 12.0, "n": 7.0, WHOLE: 13.0, SIZE: 13.0, SENT: 0.0, ALONG: 1.0}
 
 
 @pytest.mark.parametrize(

@@ -107,6 +107,12 @@ def test_a_large_client_is_refused_only_beyond_what_its_samples_allow() -> None:
     assert "for one of 6 times the usual samples" in str(refused)
 
 
+def test_weights_that_point_away_from_what_was_sent_have_no_more_room_for_their_samples() -> None:
+    sent = {"w": vector(10.0)}
+    usual: list[Tensors] = [{"w": torch.tensor([9.0, 5.0, 1.0, 5.0])}] * 4
+    assert judged(sent, [*usual, {"w": -3 * vector(10.0)}], c4=6.0)[4].refused
+
+
 def test_what_was_sent_is_measured_and_never_bounded() -> None:
     known: Usual = {}
     judged({"w": vector(3.0)}, [{"w": vector(4.0)}] * 3, known)

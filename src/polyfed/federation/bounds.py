@@ -18,8 +18,12 @@ from polyfed.settings import Settings
 ENOUGH = 3
 """Clients from which on a median says what is usual: of fewer, one alone could move it."""
 
-WHOLE, SIZE, SENT = "", "=", "<"
-"""Keys, among those of tensors, of the whole update, of the new weights, and of what was sent."""
+WHOLE, SIZE, SENT, ALONG = "", "=", "<", ">"
+"""Keys, among those of tensors, of the whole update, of the new weights, of what was sent, and of how much of that is
+left in the new weights: 1 where they have not moved along it, below 0 where they point away from it."""
+
+OVERALL = (WHOLE, SIZE, SENT, ALONG)
+"""Keys that are no tensors."""
 
 _STATISTICS = ("running_mean", "running_var")  # torch's own names; their size is that of a client's data
 _ROOM = 4.0  # times the bound of other tensors that statistics have
@@ -130,6 +134,7 @@ def lengths(new: Mapping[str, Tensor], old: Mapping[str, Tensor]) -> Lengths:
     moved: dict[str, Tensor] = {}
     sizes: list[Tensor] = []
     sent: list[Tensor] = []
+    products: list[Tensor] = []
     for name, value in new.items():
         start = old.get(name)
         _require_alike(name, value, start)
@@ -138,13 +143,16 @@ def lengths(new: Mapping[str, Tensor], old: Mapping[str, Tensor]) -> Lengths:
             moved[name] = torch.linalg.vector_norm(change)
             if not name.endswith(_STATISTICS):
                 sizes.append(torch.linalg.vector_norm(value.float()))
-                sent.append(torch.zeros(()) if start is None else torch.linalg.vector_norm(start.float()))
+                if start is not None:
+                    sent.append(torch.linalg.vector_norm(start.float()))
+                    products.append((value.float() * start.to(value.device).float()).sum())
         else:
             found[name] = _counted_on(name, value, start)
     found |= dict(zip(moved, _listed(moved.values()), strict=True))
     if moved:
         found[WHOLE] = hypot(*(found[name] for name in moved if not name.endswith(_STATISTICS)))
         found[SIZE], found[SENT] = hypot(*_listed(sizes)), hypot(*_listed(sent))
+        found[ALONG] = sum(_listed(products)) / found[SENT] ** 2 if found[SENT] else 1.0
     return found
 
 
@@ -186,7 +194,7 @@ def usual(seen: Sequence[Lengths], entries: Mapping[str, int]) -> dict[str, floa
         seen: lengths of one update each.
         entries: floating tensor -> its number of entries.
     """
-    names = dict.fromkeys(name for one in seen for name in one if name != SENT)
+    names = dict.fromkeys(name for one in seen for name in one if name not in (SENT, ALONG))
     found = {name: median(one.get(name, 0.0) for one in seen) for name in names} if len(seen) >= ENOUGH else {}
     if not found.get(WHOLE):
         return {}
@@ -226,7 +234,7 @@ def from_anywhere(known: Mapping[str, float], moved: Lengths, shapes: Shapes, se
     """
     if not known:
         return {}
-    found = dict.fromkeys(moved.keys() - shapes.keys() - {WHOLE, SIZE, SENT}, 1.0)  # counters
+    found = dict.fromkeys(moved.keys() - shapes.keys() - set(OVERALL), 1.0)  # counters
     for name, shape in shapes.items():
         entries = known[WHOLE] * prod(shape) ** 0.5
         there = known.get(labelled(name, shape))
@@ -257,7 +265,7 @@ def at_rest(moved: Lengths, shapes: Shapes, sent: Lengths) -> dict[str, float]:
     found = {name: 1.0 for name in moved if name not in shapes}
     entry = total / max(_entries(shapes), 1) ** 0.5
     found |= {name: max(sent.get(name, 0.0) * _AT_REST, entry * prod(shape) ** 0.5) for name, shape in shapes.items()}
-    return {name: value for name, value in found.items() if name not in (SIZE, SENT)} | {WHOLE: total}
+    return {name: value for name, value in found.items() if name not in (SIZE, SENT, ALONG)} | {WHOLE: total}
 
 
 def labelled(name: str, shape: tuple[int, ...]) -> str:
@@ -282,7 +290,9 @@ def room(name: str) -> float:
 def excess(moved: Lengths, known: Mapping[str, float]) -> tuple[float, str]:
     """How many times the usual an update is, and which tensor is farthest beyond it (``WHOLE``: all together)."""
     ratios = {
-        name: times(moved, known, name) / room(name) for name in moved if name in known and name not in (SIZE, SENT)
+        name: times(moved, known, name) / room(name)
+        for name in moved
+        if name in known and name not in (SIZE, SENT, ALONG)
     }
     worst = max(ratios, key=lambda name: ratios[name], default=WHOLE)
     return ratios.get(worst, 0.0), worst

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from polyfed.federation.bounds import (
+    ALONG,
     ENOUGH,
     SENT,
     SIZE,
@@ -186,17 +187,19 @@ class Gate:
                 return replace(arrival, refused=refused)
             if too_long is not None and self._bounds.update is not None:
                 start, item = self.start(arrival.client, name), arrival.payload.artefacts[name]
-                most = self._bounds.update * self._reach(arrival.client)
+                most = self._bounds.update * self._reach(arrival, name)
                 fields[name] = Weights(shortened(item, start, moved, known, most))
                 notes.append(too_long)
         return replace(arrival, payload=Payload(fields), shortened="; ".join(notes)) if notes else arrival
 
-    def _reach(self, client: ClientInfo) -> float:
-        return self._reaches.get(client.id, 1.0)
+    def _reach(self, arrival: Arrival, name: str) -> float:
+        """How much farther an update may be; training, however long, does not turn weights round."""
+        turned = arrival.moved[name].get(ALONG, 1.0) < 0
+        return 1.0 if turned else self._reaches.get(arrival.client.id, 1.0)
 
     def _reasons(self, arrival: Arrival, name: str, known: Mapping[str, float]) -> tuple[str | None, str | None]:
         """Why the weights in a field are to be refused, and why to be shortened."""
-        moved, bounds, reach = arrival.moved[name], self._bounds, self._reach(arrival.client)
+        moved, bounds, reach = arrival.moved[name], self._bounds, self._reach(arrival, name)
         if name not in self._changes:
             length, size = times(moved, known, WHOLE) / reach, self._oversize(moved, known, reach)
             if bounds.refuse is not None and length > bounds.refuse:
@@ -238,7 +241,7 @@ class Gate:
         if not lasting or name not in self._changes:
             return lasting
         sent = self._sent(arrival, name)
-        return _larger([lasting, {tensor: sent[tensor] for tensor in sent if tensor not in (SIZE, SENT)}])
+        return _larger([lasting, {tensor: sent[tensor] for tensor in sent if tensor not in (SIZE, SENT, ALONG)}])
 
     @staticmethod
     def _reason(what: str, ratio: float, reach: float, setting: str, bound: float) -> str:
