@@ -8,7 +8,9 @@ from collections.abc import Callable
 import pytest
 import yaml
 
-from polyfed.catalogue import presets
+from polyfed.catalogue import entries, presets
+from polyfed.experiment import RunSettings
+from polyfed.settings import Component, Settings
 
 Cli = Callable[..., tuple[int, str, str]]
 
@@ -51,6 +53,14 @@ def test_settings_are_listed_with_the_values_that_they_take(
     assert row.endswith(values)
     told = {entry["name"]: entry for entry in json.loads(cli("list", kind, name, "--json")[1])}
     assert told[setting]["allowed"] == values
+
+
+def test_every_section_of_run_is_listed() -> None:
+    kinds = {f"run.{name}": field.default_factory for name, field in RunSettings.model_fields.items()}
+    classes = {name: kind for name, kind in kinds.items() if isinstance(kind, type) and issubclass(kind, Settings)}
+    sections = {name for name, kind in classes.items() if not issubclass(kind, Component)}
+    assert {"run.bounds", "run.limits", "run.sampling", "run.transport"} <= sections
+    assert sections <= set(entries("settings"))
 
 
 def test_the_list_is_a_screen_of_families_with_what_they_need_and_cost(cli: Cli, monkeypatch) -> None:

@@ -53,6 +53,8 @@ def test_a_run_with_liars_resumes_to_the_same_bits(tiny: Config, tmp_path: Path)
     config["run"] = config["run"] | {"rounds": 3}
     complete = run(Experiment.parse(config), tmp_path / "complete")
     assert {(party, event) for _, party, event in happened(complete)} == {(liar, "update_shortened") for liar in LIARS}
+    report = (complete.folder / "report.md").read_text().partition("Shortened updates")[2]
+    assert all(liar in report for liar in LIARS)
     resumed = resume(cut_short(config, tmp_path / "cut"))
     assert left(resumed) == left(complete)
 

@@ -55,6 +55,7 @@ _SECTIONS = {
     "run.phases.STEP": ("polyfed.experiment", "PhaseSettings"),
     "run.transport": ("polyfed.federation.transport", "Transport"),
     "run.limits": ("polyfed.federation.limits", "Limits"),
+    "run.bounds": ("polyfed.federation.bounds", "Bounds"),
 }
 
 

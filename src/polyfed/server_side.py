@@ -7,7 +7,7 @@ from typing import Any
 
 from polyfed.device import resolve_device
 from polyfed.experiment import Experiment
-from polyfed.federation.bounds import counted
+from polyfed.federation.bounds import counted, reaches
 from polyfed.federation.client import ClientInfo
 from polyfed.federation.federation import Federation
 from polyfed.federation.party import Clock
@@ -36,6 +36,7 @@ def build_server(
         "evaluation_batch": experiment.run.evaluation_batch,
         "clients": clients,
         "counted": counted(clients, experiment.run.bounds.weight),
+        "reaches": reaches(clients, experiment.run.bounds.weight),
         "public_order": federation.public_order,
         "blueprint": blueprint,
     }

@@ -251,6 +251,7 @@ class Session:
             bounds=self.experiment.run.bounds,
             usual=self.usual,
             counted=self.server.counted,
+            reaches=self.server.reaches,
             folder=self.folder.path,
             accepted=self.accepted,
             excluded=lambda client, reason, details: self._excluded(number, client, reason, details),

@@ -133,7 +133,6 @@ def test_c_stays_the_mean_of_all_clients(tiny: Config, tmp_path: Path, objective
     tiny["run"] |= {
         "rounds": 4,
         "sampling": {"cohort": 3},
-        "bounds": {"update": None, "refuse": None, "size": None, "weight": None},
     }
     session = prepared(plain_sgd(tiny), tmp_path)
     rounds(session, 1, 2, 3, 4)
@@ -144,11 +143,11 @@ def assert_invariant(session: Session, *, by_samples: bool = False) -> None:
     """c is the (weighted) mean of the c_k as their last accepted steps left them, 0 where there was none."""
     for kind, members in session.server.types.items():
         total: dict[str, Tensor] = {}
-        everybody = sum(info.samples if by_samples else 1 for info in members.clients)
+        shares = {info.id: session.server.weight(info) if by_samples else 1 for info in members.clients}
         for info in members.clients:
             entry = site_of(session).store.load(info.id, session.accepted.get(info.id))
             for name, value in entry.items():
-                part = value * (info.samples if by_samples else 1) / everybody
+                part = value * shares[info.id] / sum(shares.values())
                 total[name.removeprefix("control/")] = total.get(name.removeprefix("control/"), 0) + part
         assert_close(session.server.state.get(f"control:{kind}", {}), total)
 

@@ -74,6 +74,7 @@ def test_the_server_runs_the_same_experiment_over_superlink(tmp_path: Path) -> N
         "superlink": "127.0.0.1:9191",
         "root_certificates": "ca.crt",
         "sites": ["archive", "hospital"],
+        "clients": {"hospital": 2},
     }
     again = Experiment.load(content)
     assert again.algorithm == Experiment.load(experiment_settings()).algorithm

@@ -213,6 +213,17 @@ def test_a_client_that_is_described_more_than_once_is_refused(federation: InProc
         federation.run(tmp_path / "run")
 
 
+def test_a_site_brings_no_more_clients_than_the_operator_says(federation: InProcess, tmp_path: Path) -> None:
+    def three(reply: Reply) -> None:
+        reply["clients"] += [reply["clients"][0] | {"id": f"image-{k}"} for k in (1, 2)]
+
+    lies(federation, "image", three)
+    with pytest.raises(
+        ExchangeError, match=r"it describes 3 clients, and may bring 1; .* set run.engine.clients.image to 3"
+    ):
+        federation.run(tmp_path / "run")
+
+
 @pytest.mark.parametrize(
     "change",
     [

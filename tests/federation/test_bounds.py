@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,19 @@ from torch import Tensor
 
 from polyfed.errors import ConfigError, PayloadError
 from polyfed.experiment import RunSettings, parse_settings
-from polyfed.federation.bounds import SIZE, WHOLE, Bounds, counted, excess, lengths, shortened, usual
+from polyfed.federation.bounds import (
+    ALONG,
+    SENT,
+    SIZE,
+    WHOLE,
+    Bounds,
+    counted,
+    excess,
+    lengths,
+    reaches,
+    shortened,
+    usual,
+)
 from polyfed.federation.client import ClientInfo
 from polyfed.federation.gate import Arrival, Gate, Usual, WaitingRoom
 from polyfed.federation.limits import Limits
@@ -43,12 +56,25 @@ def test_nobody_counts_for_more_than_some_medians(samples: list[int], expected: 
     assert list(counted(clients, None).values()) == samples
 
 
-def test_the_median_is_of_an_architecture_or_of_all_if_it_has_too_few_clients() -> None:
+def test_the_median_is_of_an_architecture_or_of_a_modality_if_it_has_too_few_clients() -> None:
     sizes = {"a": [10, 10, 12], "b": [5000, 6000, 7000], "c": [10**12]}
     clients = [info(f"{kind}{k}", n, kind) for kind, own in sizes.items() for k, n in enumerate(own)]
-    found = counted(clients, 6.0)
-    assert [found[f"b{k}"] for k in range(3)] == sizes["b"]
-    assert found["c0"] == 6 * 5000
+    after = counted(clients, 6.0)
+    assert [after[f"b{k}"] for k in range(3)] == sizes["b"]
+    assert after["c0"] == 6 * 5000
+
+
+def test_sizes_of_other_modalities_say_nothing() -> None:
+    texts = [replace(info(f"t{k}", 200, "text"), modalities=("text",)) for k in range(3)]
+    clients = [info("pictures", 50_000, "image"), *texts]
+    assert counted(clients, 6.0)["pictures"] == 50_000
+    assert reaches(clients, 6.0)["pictures"] == 1.0
+
+
+def test_who_has_more_samples_may_come_farther() -> None:
+    clients = [info(str(k), n) for k, n in enumerate([5, 10, 10, 35, 10**12])]
+    assert list(reaches(clients, 6.0).values()) == [1.0, 1.0, 1.0, 3.5, 6.0]
+    assert reaches(clients[:2], 6.0) == {"0": 1.0, "1": 1.0}
 
 
 # ---- how long updates are
@@ -56,7 +82,7 @@ def test_the_median_is_of_an_architecture_or_of_all_if_it_has_too_few_clients() 
 
 def test_lengths_are_norms_of_what_moved() -> None:
     new = {"w": torch.tensor([3.0, 4.0, 0.0, 0.0]), "v": torch.tensor([12.0]), "n": torch.tensor(17)}
-    assert lengths(new, ZERO) == {"w": 5.0, "v": 12.0, "n": 7.0, WHOLE: 13.0, SIZE: 13.0}
+    assert lengths(new, ZERO) == {"w": 5.0, "v": 12.0, "n": 7.0, WHOLE: 13.0, SIZE: 13.0, SENT: 0.0, ALONG: 1.0}
 
 
 @pytest.mark.parametrize(

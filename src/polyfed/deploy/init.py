@@ -164,6 +164,7 @@ def server_experiment(experiment: Experiment, address: ServerAddress) -> dict[st
         "superlink": f"127.0.0.1:{address.superlink_port}",
         "root_certificates": "ca.crt",
         "sites": list(experiment.clients),
+        "clients": {name: group.count for name, group in experiment.clients.items() if group.count > 1},
     }
     return content
 

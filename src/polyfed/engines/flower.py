@@ -17,7 +17,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, TypeVar, cast
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, TypeVar, cast
 
 import torch
 from pydantic import Field
@@ -53,6 +53,9 @@ class Flower(EngineSettings):
         default=None, description="deployment: certificate of the authority that signed the SuperLink's"
     )
     sites: list[str] = Field(default_factory=list, description="deployment: names of the sites, in client order")
+    clients: dict[str, Annotated[int, Field(ge=1)]] = Field(
+        default_factory=dict, description="deployment: site -> clients that it may bring at most; 1 for those not named"
+    )
     join: float = Field(default=600, gt=0, description="deployment: seconds to wait for all sites before the start")
     absence: float = Field(
         default=180, ge=0, description="seconds that a node may be away before its clients count as failed"
@@ -73,6 +76,11 @@ class Flower(EngineSettings):
                 )
         if self.superlink and not self.sites:
             raise ConfigError("run.engine.sites is empty; a deployment names the sites that take part")
+        if unknown := sorted(self.clients.keys() - self.sites):
+            raise ConfigError(
+                f"run.engine.clients names site '{unknown[0]}', which is not in run.engine.sites ({self.sites}); "
+                "name a site of these"
+            )
 
     @property
     def is_deployed(self) -> bool:
@@ -104,7 +112,7 @@ class Flower(EngineSettings):
             roster = Roster(grid, SimulatedSites(grid), card, self.poll, self.absence)
             roster.require([info.id for info in infos], self.join)
         else:
-            sites = RegisteredSites(grid, self.sites, hosting.noticed)
+            sites = RegisteredSites(grid, self.sites, hosting.noticed, self.clients)
             roster = Roster(grid, sites, card, self.poll, self.absence)
             infos = self._gathered(roster, sites, hosting)
         return FlowerEngine(infos, roster, self, hosting.limits)

@@ -8,7 +8,7 @@ seat that is taken gets nothing, and is named.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
@@ -98,12 +98,14 @@ class RegisteredSites:
         grid: SuperLink's, whose nodes come with the names and keys that they were admitted with.
         names: the sites that take part, in client order.
         refused: told of every node that is refused: its site, ``site_refused``, and the reason.
+        most: site -> clients that it may bring; 1 where it is not among them.
         joined: sites as they joined.
     """
 
     grid: Any
     names: Sequence[str]
     refused: Callable[[str, str, str], None]
+    most: Mapping[str, int] = field(default_factory=dict)
     joined: dict[str, Joined] = field(default_factory=dict)
     _seats: dict[str, int] = field(default_factory=dict)  # site -> its node
     _keys: dict[int, tuple[str, str]] = field(default_factory=dict)  # node -> site, fingerprint
@@ -133,6 +135,8 @@ class RegisteredSites:
         before = self.joined.get(site)
         try:
             require_distinct(infos)
+            if before is None:
+                self._require_few(site, len(infos))
             for info in infos:
                 self._require_own(site, info.id)
                 if before is not None and info.id not in {known.id for known in before.clients}:
@@ -162,6 +166,15 @@ class RegisteredSites:
             return False
         self._seats[site] = number
         return True
+
+    def _require_few(self, site: str, clients: int) -> None:
+        """A site brings as many clients as the operator says, for each has a say in medians and averages."""
+        most = self.most.get(site, 1)
+        if clients > most:
+            raise PayloadError(
+                f"it describes {clients} clients, and may bring {most}; if it is to bring more, "
+                f"set run.engine.clients.{site} to {clients}"
+            )
 
     def _require_own(self, site: str, client: str) -> None:
         owners = [name for name in self.names if client == name or client.startswith(f"{name}-")]

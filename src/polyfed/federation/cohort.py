@@ -227,11 +227,12 @@ class Cohort:
         bounds: on what clients send, relative to what the others of their kind send.
         usual: what updates were last like, by which they are bounded; carried from round to round.
         counted: client -> samples that it counts for in averages, where these are fewer than it has.
+        reaches: client -> how many times longer than usual its updates may be, as it has more samples.
         folder: where replies wait for each other if they are large; None: where temporary files are.
         accepted: client -> label of its last step whose reply was accepted; carried from round to round.
         excluded: told of every client that is dropped, with the reason in a line and in detail.
         shortened: told of every client whose update was scaled down, with the reason.
-        arrived: told of every client whose answer is there, with the step; it may still have to wait, or be refused.
+        arrived: told of every client whose answer is there, with the step; it may yet wait, or be refused.
         answered: told of every client whose answer is accepted, with the step.
         asking: told of every ask, with the step and the clients asked.
         purpose: put before the step's name in the ledger.
@@ -248,6 +249,7 @@ class Cohort:
     bounds: Bounds = field(default_factory=Bounds)
     usual: Usual = field(default_factory=dict)
     counted: Mapping[str, int] = field(default_factory=dict)
+    reaches: Mapping[str, float] = field(default_factory=dict)
     folder: Path | None = None
     accepted: dict[str, Label] = field(default_factory=dict)
     excluded: Callable[[ClientInfo, str, str], None] = lambda client, reason, details: None
@@ -319,11 +321,10 @@ class Cohort:
 
     def _gate(self, step: str, origins: Mapping[str, Any], changes: Collection[str]) -> Gate:
         def origin(client: ClientInfo, name: str) -> Mapping[str, Tensor]:
-            value = origins.get(name)
-            start = value.of(client) if isinstance(value, each) else value
+            start = value.of(client) if isinstance(value := origins.get(name), each) else value
             return start if isinstance(start, Weights) else {}
 
-        return Gate(self.bounds, step, self.clients, self.usual, origin, changes, self.folder)
+        return Gate(self.bounds, step, self.clients, self.usual, origin, changes, self.folder, self.reaches)
 
     def _arrivals(
         self,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from math import hypot, prod
 from pathlib import Path
 from typing import IO
 
@@ -12,7 +13,25 @@ import safetensors.torch
 import torch
 from torch import Tensor
 
-from polyfed.federation.bounds import ENOUGH, SIZE, WHOLE, Bounds, Lengths, excess, lengths, shortened, times, usual
+from polyfed.federation.bounds import (
+    ALONG,
+    ENOUGH,
+    SENT,
+    SIZE,
+    WHOLE,
+    Bounds,
+    Lengths,
+    Shapes,
+    at_rest,
+    excess,
+    from_anywhere,
+    lengths,
+    shortened,
+    times,
+    usual,
+    usual_anywhere,
+    within_anywhere,
+)
 from polyfed.federation.client import ClientInfo
 from polyfed.federation.payload import Artefact, Payload, Weights, settled
 from polyfed.federation.wire import tensor_bytes
@@ -20,7 +39,11 @@ from polyfed.federation.wire import tensor_bytes
 Origin = Callable[[ClientInfo, str], Mapping[str, Tensor]]
 
 Usual = dict[str, dict[str, float]]
-"""Step, field and architecture -> what updates were last like there; see ``bounds.usual``."""
+"""Step, field and architecture -> what updates were last like there; see ``bounds.usual``.
+
+Step and field, after ``_ANYWHERE`` -> what they were like in all architectures; see ``bounds.usual_anywhere``."""
+
+_ANYWHERE = "anywhere "  # no step's name has a blank
 
 
 @dataclass(frozen=True)
@@ -31,6 +54,7 @@ class Arrival:
         client: who sent it.
         payload: what it sent.
         moved: field of weights -> lengths of its update.
+        shapes: field of weights -> shapes of its floating tensors.
         refused: why it does not pass, or None.
         shortened: what was scaled down, or None.
     """
@@ -38,6 +62,7 @@ class Arrival:
     client: ClientInfo
     payload: Payload
     moved: Mapping[str, Lengths]
+    shapes: Mapping[str, Shapes] = field(default_factory=dict)
     refused: str | None = None
     shortened: str | None = None
 
@@ -59,6 +84,7 @@ class Gate:
         origin: Origin,
         changes: Collection[str] = (),
         folder: Path | None = None,
+        reaches: Mapping[str, float] | None = None,
     ) -> None:
         """Open the gate.
 
@@ -70,15 +96,16 @@ class Gate:
             origin: client and field of its reply -> the weights that its update starts from.
             changes: fields of replies that hold no new weights but changes of what their origin is.
             folder: for replies that wait in files.
+            reaches: client -> how many times longer than usual its updates may be; 1 where it is not among them.
         """
         self._bounds, self._step, self._known = bounds, step, known
         self._origin, self._changes = origin, changes
         self._room = WaitingRoom(bounds.waiting, folder)
+        self._reaches = reaches or {}
         self._seen: dict[str, list[Lengths]] = {}
+        self._seen_anywhere: dict[str, list[tuple[Lengths, Shapes]]] = {}
         self._entries: dict[str, dict[str, int]] = {}
-        self._alike = {
-            client.architecture: sum(other.architecture == client.architecture for other in asked) for client in asked
-        }
+        self._is_small = len(asked) < ENOUGH
 
     def arrival(self, client: ClientInfo, payload: Payload) -> Arrival:
         """A reply and how far it moved what was sent.
@@ -87,9 +114,8 @@ class Gate:
             PayloadError: a tensor has another shape or type of numbers than what was sent, or a counter fell.
         """
         weights = {name: item for name, item in payload.artefacts.items() if isinstance(item, Weights)}
-        return Arrival(
-            client, payload, {name: lengths(item, self.start(client, name)) for name, item in weights.items()}
-        )
+        moved = {name: lengths(item, self.start(client, name)) for name, item in weights.items()}
+        return Arrival(client, payload, moved, {name: _shapes(item) for name, item in weights.items()})
 
     def start(self, client: ClientInfo, name: str) -> Mapping[str, Tensor]:
         """What the weights in a field of a client's reply started from; nothing for changes."""
@@ -104,69 +130,132 @@ class Gate:
             else:
                 self._room.add(arrival)
         now = {key: usual(seen, self._entries[key]) for key, seen in self._seen.items()}
+        now |= {key: usual_anywhere(seen) for key, seen in self._seen_anywhere.items()}
         for arrival in self._room.leaving():
             yield self._judged(arrival, now)
-        self._known.update({key: found for key, found in now.items() if found})
+        self._known.update({key: self._lasting(key, values) for key, values in now.items() if values})
+
+    def _lasting(self, key: str, now: dict[str, float]) -> dict[str, float]:
+        """What is known from now on; of changes the most, as first ones are long, and newcomers come at any time."""
+        if key.removeprefix(_ANYWHERE).split("/")[1] not in self._changes:
+            return now
+        return _larger([now, self._known.get(key, {})])
 
     def _key(self, client: ClientInfo, name: str) -> str:
         return f"{self._step}/{name}/{client.architecture}"
 
     def _note(self, arrival: Arrival) -> None:
         for name, moved in arrival.moved.items():
-            key = self._key(arrival.client, name)
+            key, shapes = self._key(arrival.client, name), arrival.shapes[name]
             self._seen.setdefault(key, []).append(moved)
-            floating = {k: v.numel() for k, v in arrival.payload.artefacts[name].items() if v.is_floating_point()}
-            self._entries.setdefault(key, floating)
+            self._seen_anywhere.setdefault(self._anywhere(name), []).append((moved, shapes))
+            self._entries.setdefault(key, {tensor: prod(shape) for tensor, shape in shapes.items()})
+
+    def _anywhere(self, name: str) -> str:
+        return f"{_ANYWHERE}{self._step}/{name}"
 
     def _is_incomparable(self, arrival: Arrival) -> bool:
-        return not self._bounds.bind or not arrival.moved or self._alike[arrival.client.architecture] < ENOUGH
+        keys = [key for name in arrival.moved for key in (self._key(arrival.client, name), self._anywhere(name))]
+        nothing = self._is_small and not any(self._known.get(key) for key in keys)
+        return not self._bounds.bind or not arrival.moved or nothing
 
     def _is_usual(self, arrival: Arrival) -> bool:
-        known = {name: self._known.get(self._key(arrival.client, name), {}) for name in arrival.moved}
-        return all(found and self._reasons(arrival, name, found) == (None, None) for name, found in known.items())
+        known = {name: self._before(arrival, name) for name in arrival.moved}
+        return all(values and self._reasons(arrival, name, values) == (None, None) for name, values in known.items())
+
+    def _before(self, arrival: Arrival, name: str) -> Mapping[str, float]:
+        """What was usual for a reply the last time: in its architecture, else in all."""
+        own = self._known.get(self._key(arrival.client, name), {})
+        if not own:
+            return self._by_all(arrival, name, self._known)
+        return within_anywhere(own, self._known.get(self._anywhere(name), {}), arrival.shapes[name])
+
+    def _by_all(self, arrival: Arrival, name: str, tables: Mapping[str, Mapping[str, float]]) -> Mapping[str, float]:
+        known = tables.get(self._anywhere(name), {})
+        return from_anywhere(known, arrival.moved[name], arrival.shapes[name], self._sent(arrival, name))
+
+    def _sent(self, arrival: Arrival, name: str) -> Lengths:
+        """Lengths of what an update started from, or of what a change changes."""
+        return lengths(self._origin(arrival.client, name), {})
 
     def _judged(self, arrival: Arrival, now: Mapping[str, Mapping[str, float]]) -> Arrival:
         fields, notes = dict(arrival.payload.fields), []
         for name, moved in arrival.moved.items():
-            known = self._expected(arrival.client, name, now)
+            known = self._expected(arrival, name, now)
             refused, too_long = self._reasons(arrival, name, known)
             if refused is not None:
                 return replace(arrival, refused=refused)
             if too_long is not None and self._bounds.update is not None:
                 start, item = self.start(arrival.client, name), arrival.payload.artefacts[name]
-                fields[name] = Weights(shortened(item, start, moved, known, self._bounds.update))
+                most = self._bounds.update * self._reach(arrival, name)
+                fields[name] = Weights(shortened(item, start, moved, known, most))
                 notes.append(too_long)
         return replace(arrival, payload=Payload(fields), shortened="; ".join(notes)) if notes else arrival
 
+    def _reach(self, arrival: Arrival, name: str) -> float:
+        """How much farther an update may be; training, however long, does not turn weights round."""
+        turned = arrival.moved[name].get(ALONG, 1.0) < 0
+        return 1.0 if turned else self._reaches.get(arrival.client.id, 1.0)
+
     def _reasons(self, arrival: Arrival, name: str, known: Mapping[str, float]) -> tuple[str | None, str | None]:
         """Why the weights in a field are to be refused, and why to be shortened."""
-        moved, bounds = arrival.moved[name], self._bounds
+        moved, bounds, reach = arrival.moved[name], self._bounds, self._reach(arrival, name)
         if name not in self._changes:
-            for key, bound, what in ((WHOLE, bounds.refuse, "the update is"), (SIZE, bounds.size, "they are")):
-                found = times(moved, known, key)
-                if bound is not None and found > bound:
-                    setting = "refuse" if key == WHOLE else "size"
-                    return self._reason(f"{name}: {what}", found, setting, bound), None
-        found, worst = excess(moved, known)
-        if bounds.update is None or found <= bounds.update:
+            length, size = times(moved, known, WHOLE) / reach, self._oversize(moved, known, reach)
+            if bounds.refuse is not None and length > bounds.refuse:
+                return self._reason(f"{name}: the update is", length, reach, "refuse", bounds.refuse), None
+            if bounds.size is not None and size > bounds.size:
+                return self._reason(f"{name}: they are", size, 1.0, "size", bounds.size), None
+        ratio, worst = excess(moved, known)
+        if bounds.update is None or ratio / reach <= bounds.update:
             return None, None
         where = "" if worst == WHOLE else f" in '{worst}'"
-        return None, self._reason(f"{name}: the update{where} is", found, "update", bounds.update)
-
-    def _expected(self, client: ClientInfo, name: str, now: Mapping[str, Mapping[str, float]]) -> Mapping[str, float]:
-        """What is usual by this ask or the last; a change may also be as long as what it changes.
-
-        Changes of a control variate, for one, are long when a client takes part for the first time, and short after.
-        """
-        key = self._key(client, name)
-        known = [now[key], self._known.get(key, {})]
-        if name in self._changes and now[key]:
-            known.append(lengths(self._origin(client, name), {}))
-        return {tensor: max(one.get(tensor, 0.0) for one in known) for tensor in now[key]}
+        return None, self._reason(f"{name}: the update{where} is", ratio / reach, reach, "update", bounds.update)
 
     @staticmethod
-    def _reason(what: str, found: float, setting: str, bound: float) -> str:
-        return f"{what} {found:.3g} times as long as usual in its cohort, run.bounds.{setting} is {bound:g}"
+    def _oversize(moved: Lengths, known: Mapping[str, float], reach: float) -> float:
+        """How many times as long as usual new weights are; 0 where they are hardly more than their updates.
+
+        Who may come farther may also arrive at longer weights.
+        """
+        step, sent = known.get(WHOLE, 0.0), moved.get(SENT, 0.0)
+        if sent < step or not known.get(SIZE):
+            return 0.0
+        return moved.get(SIZE, 0.0) / max(known[SIZE], hypot(sent, step * reach) if reach > 1 else 0.0)
+
+    def _expected(self, arrival: Arrival, name: str, now: Mapping[str, Mapping[str, float]]) -> Mapping[str, float]:
+        """What is usual for a reply by this ask or the last.
+
+        By its architecture; where this ask says nothing of that, also by all architectures; and where most clients did
+        not move and nothing is known, by a part of what was sent. A change may also be as long as what it changes:
+        changes of a control variate, for one, are long when a client takes part for the first time, and short after.
+        """
+        key = self._key(arrival.client, name)
+        known = [now[key], self._known.get(key, {})]
+        if not now[key]:
+            known += [self._by_all(arrival, name, now) or self._by_all(arrival, name, self._known)]
+        anywhere = _larger([now[self._anywhere(name)], self._known.get(self._anywhere(name), {})])
+        lasting = within_anywhere(_larger(known), anywhere, arrival.shapes[name])
+        if not lasting and len(self._seen[key]) >= ENOUGH:
+            return at_rest(arrival.moved[name], arrival.shapes[name], self._sent(arrival, name))
+        if not lasting or name not in self._changes:
+            return lasting
+        sent = self._sent(arrival, name)
+        return _larger([lasting, {tensor: sent[tensor] for tensor in sent if tensor not in (SIZE, SENT, ALONG)}])
+
+    @staticmethod
+    def _reason(what: str, ratio: float, reach: float, setting: str, bound: float) -> str:
+        room = f" for one of {reach:.3g} times the usual samples" if reach > 1 else ""
+        return f"{what} {ratio:.3g} times as long as usual in its cohort{room}, run.bounds.{setting} is {bound:g}"
+
+
+def _larger(tables: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    names = {name for table in tables for name in table}
+    return {name: max(table.get(name, 0.0) for table in tables) for name in names}
+
+
+def _shapes(item: Artefact) -> dict[str, tuple[int, ...]]:
+    return {name: tuple(value.shape) for name, value in item.items() if value.is_floating_point()}
 
 
 @dataclass

@@ -205,6 +205,8 @@ def outcome_table(records: RunRecords) -> TextTable:
     left_out = {event.party for event in records.excluded()}
     note = f"{mib(sent)} MiB sent, {len(records.clients)} clients" + (f", {duration(seconds)}" if seconds else "")
     note += f"; left out at times: {len(left_out)}" if left_out else ""
+    held_back = {event.party for event in records.shortened()}
+    note += f"; shortened at times: {len(held_back)}" if held_back else ""
     return TextTable("", ("test", "final", "chance", "best (round)"), rows, (note,))
 
 

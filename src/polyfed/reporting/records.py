@@ -184,6 +184,10 @@ class RunRecords:
         """Clients that were left out of a round, with the reasons."""
         return tuple(event for event in self.events if event.event == "client_excluded")
 
+    def shortened(self) -> tuple[Event, ...]:
+        """Whose updates were scaled down, and when."""
+        return tuple(event for event in self.events if event.event == "update_shortened")
+
     def bytes_per_round(self, direction: str) -> dict[int, int]:
         """Round -> bytes that crossed ``down`` or ``up``, rounds ascending."""
         totals: Counter[int] = Counter()

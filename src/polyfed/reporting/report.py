@@ -54,7 +54,14 @@ def tables(records: RunRecords) -> list[TextTable]:
     """The parts of the report; a part without content is left out."""
     servers = [part for kind in _KINDS for part in server_tables(records, kind)]
     clients = [clients_table(records, kind) for kind in _KINDS]
-    parts = [*servers, *clients, traffic_table(records), exclusions_table(records), refusals_table(records)]
+    parts = [
+        *servers,
+        *clients,
+        traffic_table(records),
+        exclusions_table(records),
+        shortenings_table(records),
+        refusals_table(records),
+    ]
     return [part for part in parts if part.rows]
 
 
@@ -98,11 +105,19 @@ def traffic_table(records: RunRecords) -> TextTable:
 
 def exclusions_table(records: RunRecords) -> TextTable:
     """Clients that were left out of rounds, with the latest reason."""
-    events = records.excluded()
+    return _of_clients("Excluded clients", records.excluded())
+
+
+def shortenings_table(records: RunRecords) -> TextTable:
+    """Clients whose updates were scaled down, with the latest reason."""
+    return _of_clients("Shortened updates", records.shortened())
+
+
+def _of_clients(title: str, events: Sequence[Event]) -> TextTable:
     latest: Mapping[str, Event] = {event.party: event for event in events}
     times = Counter(event.party for event in events)
     rows = [(client, str(times[client]), str(event.round), event.reason) for client, event in latest.items()]
-    return TextTable("Excluded clients", ("client", "rounds", "last in round", "last reason"), rows)
+    return TextTable(title, ("client", "rounds", "last in round", "last reason"), rows)
 
 
 def refusals_table(records: RunRecords) -> TextTable:
