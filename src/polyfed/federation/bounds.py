@@ -246,7 +246,8 @@ def from_anywhere(known: Mapping[str, float], moved: Lengths, shapes: Shapes, se
         alone = _ELSEWHERE * max(entries, known[SENT] * sent.get(name, 0.0))
         found[name] = alone if there is None else max(there, entries)
     found[WHOLE] = hypot(*(found[name] for name in shapes if not name.endswith(_STATISTICS)))
-    return found
+    shared = {name for name, shape in shapes.items() if labelled(name, shape) in known}
+    return {name: value for name, value in found.items() if name not in shapes or name in shared}  # others as a whole
 
 
 def within_anywhere(own: Mapping[str, float], known: Mapping[str, float], shapes: Shapes) -> dict[str, float]:
