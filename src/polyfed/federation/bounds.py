@@ -26,6 +26,7 @@ OVERALL = (WHOLE, SIZE, SENT, ALONG)
 """Keys that are no tensors."""
 
 _STATISTICS = ("running_mean", "running_var")  # torch's own names; their size is that of a client's data
+_COUNTERS = "#"  # key of the usual step of counters, in all architectures
 _ROOM = 4.0  # times the bound of other tensors that statistics have
 _AT_REST = 0.25  # of what was sent: the usual update where most clients did not move and nothing else is known
 _ELSEWHERE = 4.0  # room for what has no counterpart in models of other architectures, which move otherwise
@@ -220,6 +221,9 @@ def usual_anywhere(seen: Sequence[tuple[Lengths, Shapes]]) -> dict[str, float]:
         for name, shape in shapes.items():
             alike.setdefault(labelled(name, shape), []).append(moved[name])
     found = {label: median(values) for label, values in alike.items() if len(values) >= ENOUGH}
+    steps = [max(own) for moved, shapes in seen if (own := [moved[name] for name in _counters(moved, shapes)])]
+    if len(steps) >= ENOUGH:
+        found[_COUNTERS] = max(median(steps), 1.0)
     return found | {WHOLE: entry, SENT: median(shares) if len(shares) >= ENOUGH else 0.0}
 
 
@@ -234,14 +238,16 @@ def from_anywhere(known: Mapping[str, float], moved: Lengths, shapes: Shapes, se
     """
     if not known:
         return {}
-    found = dict.fromkeys(moved.keys() - shapes.keys() - set(OVERALL), 1.0)  # counters
+    counters = _counters(moved, shapes) if _COUNTERS in known else set()
+    found = dict.fromkeys(counters, _ELSEWHERE * known.get(_COUNTERS, 0.0))
     for name, shape in shapes.items():
         entries = known[WHOLE] * prod(shape) ** 0.5
         there = known.get(labelled(name, shape))
         alone = _ELSEWHERE * max(entries, known[SENT] * sent.get(name, 0.0))
         found[name] = alone if there is None else max(there, entries)
     found[WHOLE] = hypot(*(found[name] for name in shapes if not name.endswith(_STATISTICS)))
-    return found
+    shared = {name for name, shape in shapes.items() if labelled(name, shape) in known}
+    return {name: value for name, value in found.items() if name not in shapes or name in shared}  # others as a whole
 
 
 def within_anywhere(own: Mapping[str, float], known: Mapping[str, float], shapes: Shapes) -> dict[str, float]:
@@ -271,6 +277,10 @@ def at_rest(moved: Lengths, shapes: Shapes, sent: Lengths) -> dict[str, float]:
 def labelled(name: str, shape: tuple[int, ...]) -> str:
     """A tensor's name with its shape."""
     return f"{name}{list(shape)}"
+
+
+def _counters(moved: Lengths, shapes: Shapes) -> set[str]:
+    return set(moved) - set(shapes) - set(OVERALL)
 
 
 def _entries(shapes: Shapes) -> int:
