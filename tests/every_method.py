@@ -23,6 +23,8 @@ _SMALL: dict[str, Config] = {
     "feddra": {"local_steps": 1, "robust_steps": 1},
 }
 _TOPICS = {"name": "classification", "target": "topic"}
+_ADAM = {"kind": "adam", "lr": 0.01}
+_SGD = {"kind": "sgd", "lr": 0.001}  # which feels a factor of the loss
 _UNEVEN = {"name": "quantity", "min_size": 3}
 _LITTLE: dict[str, Config] = {"resnet": {"widths": [4], "depths": [1]}, "blocks": {"depth": 1}}
 _RANDOM: dict[str, Config] = {"pixels": {"augment": {"flip": True}}, "tokens": {"drop": 0.2}}
@@ -45,7 +47,7 @@ def federation_for(method: str, *, scores: bool = False, **algorithm: Any) -> Co
         config["data"]["sources"]["scenes"] |= {"targets": {"topic": "topic"}}  # six classes, which all clients have
         config["clients"] = {name: group | {"task": _TOPICS} for name, group in config["clients"].items()}
     else:
-        _shrink(config)
+        _shrink(config, _SGD if build is aligned else _ADAM)
     return one_classification(config) if scores else config
 
 
@@ -65,11 +67,11 @@ def _kind(method: str) -> Any:
     return transformers if exchanges_weights else three_kinds
 
 
-def _shrink(config: Config) -> None:
+def _shrink(config: Config, optimizer: Config) -> None:
     for source in config["data"]["sources"].values():
         source |= {"train": 14, "validation": 4, "test": 4}
     for party in parties(config):
-        party["training"] = {"optimizer": {"kind": "adam", "lr": 0.01}, "batch_size": 4}
+        party["training"] = {"optimizer": optimizer, "batch_size": 4}
         for encoder in party["model"]["encoders"].values():
             encoder |= _LITTLE.get(encoder["name"], {})
             encoder["view"] = encoder["view"] | _RANDOM[encoder["view"]["name"]]

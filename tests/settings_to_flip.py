@@ -27,6 +27,7 @@ VALUES: dict[tuple[str, str], Any] = {
     ("fedaid", "local_epochs"): 2,
     ("fedcola", "layers"): "mlp",
     ("feddra", "local_epochs"): 2,
+    ("feddra", "measure_share"): 1.0,
     ("fedet", "largest_update"): 1e-3,
     ("fediot", "layers"): "mlp",
     ("fedproto", "largest_norm"): 1.0,
@@ -62,6 +63,8 @@ COMPANIONS: dict[tuple[str, str], dict[str, Any]] = {
     ("feddra", "contrast_temperature"): {"guidance": "contrastive"},
     ("feddra", "divergence"): {"rho": 1e-3},
     ("feddra", "local_epochs"): {"local_steps": None},
+    ("feddra", "measure"): {"measured_on": "aggregated"},
+    ("feddra", "weighted_stages"): {"weight_use": "loss"},
     ("fedmd", "server_first"): {"aggregation": "sed"},
     ("fedprox", "norm"): {"mu": 1.0},
 }
