@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
@@ -179,3 +181,8 @@ def test_the_server_s_legend_names_every_kind_of_line(tmp_path) -> None:
         axes.get_legend().get_texts(), axes.get_legend().get_lines(), strict=True)}  # fmt: skip
     assert {name: lines[name] for name in ("test", "validation", "chance")} == {
         "test": "-", "validation": "--", "chance": ":"}  # fmt: skip
+
+
+def test_what_draws_nothing_needs_no_more_of_matplotlib_than_it_has_imported() -> None:
+    code = "from polyfed.reporting.figures import styled; assert styled(lambda: None)() is None"
+    subprocess.run([sys.executable, "-c", code], check=True)

@@ -49,10 +49,11 @@ def styled(draw: Callable[P, R]) -> Callable[P, R]:
     @functools.wraps(draw)
     def wrapped(*args: P.args, **kwargs: P.kwargs) -> R:
         import matplotlib as mpl
+        from matplotlib.figure import Figure
 
         with mpl.rc_context(_STYLE):
             drawn = draw(*args, **kwargs)
-            if isinstance(drawn, mpl.figure.Figure):
+            if isinstance(drawn, Figure):
                 settle_legends(drawn)
             return drawn
 
