@@ -218,17 +218,17 @@ def test_widths_and_classes_must_agree_within_a_space(tmp_path: Path) -> None:
         reasons.clear()
 
 
-@pytest.mark.parametrize("source", ["a b", "a/b", "a:b"])
-def test_any_name_of_a_source_will_do(tmp_path: Path, source: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("source", "space"), [("a b", "label:a b"), ("a/b", "label:a/b"), ("a:b", "label:a%3Ab")])
+def test_any_name_of_a_source_will_do(tmp_path: Path, source: str, space: str, monkeypatch: pytest.MonkeyPatch) -> None:
     config = classifiers()
     config["data"]["sources"] = {source: config["data"]["sources"]["scenes"]}
     for client in config["clients"].values():
         client["source"] = source
     monkeypatch.setattr(heads, "_classes_of", lambda target, split: split.source)  # as if classes had no names
     session = began(config, tmp_path, 2)
-    assert list(by_space(session.server.state["prototypes"], Known)) == [f"label:{source}"]
+    assert list(by_space(session.server.state["prototypes"], Known)) == [space]
     groups = session.server.snapshot()
-    assert by_space(groups["state:prototypes"], Known)[f"label:{source}"].shape[1] == 8
+    assert by_space(groups["state:prototypes"], Known)[space].shape[1] == 8
 
 
 # ---- inference
