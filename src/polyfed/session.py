@@ -252,6 +252,7 @@ class Session:
             usual=self.usual,
             counted=self.server.counted,
             reaches=self.server.reaches,
+            across=self.experiment.algorithm.mixes_types,
             folder=self.folder.path,
             accepted=self.accepted,
             excluded=lambda client, reason, details: self._excluded(number, client, reason, details),

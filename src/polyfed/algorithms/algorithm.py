@@ -37,6 +37,11 @@ class Algorithm(Component):
     """What a client keeps: ``model`` and ``optimizer`` are kept and restored by polyfed, other keys are for
     ``client.state``. A client that keeps no model starts every step from its initial weights."""
 
+    @property
+    def mixes_types(self) -> bool:
+        """Whether weights of clients of one type act on models of another: then their updates are compared as well."""
+        return True
+
     asks_clients: ClassVar[bool] = True
     """Whether clients take part in rounds, and not only in evaluations."""
 

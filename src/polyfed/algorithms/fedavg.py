@@ -96,6 +96,11 @@ class FedAvg(Algorithm):
         """Which slots types exchange, and how."""
         return Scope(self.layers, self.range, self.compensation, self.factor, self.denominator, self.names)
 
+    @property
+    def mixes_types(self) -> bool:
+        """Only where types exchange layers."""
+        return self.layers != "none" and self.range != "own"
+
     def holders(self, server: Server) -> dict[str, Holder]:
         """The global models, as aggregation sees them."""
         return {

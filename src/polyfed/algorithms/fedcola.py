@@ -53,6 +53,11 @@ class FedCola(FedAvg):
         description="what crosses for W_out: the matrices in use, or whole modules, whose bytes the paper counts",
     )
 
+    @property
+    def mixes_types(self) -> bool:
+        """Also by the other modality's weights, which W_out are."""
+        return super().mixes_types or self.complement != "none"
+
     # ---- server half
 
     def setup(self, server: Server) -> None:

@@ -228,6 +228,7 @@ class Cohort:
         usual: what updates were last like, by which they are bounded; carried from round to round.
         counted: client -> samples that it counts for in averages, where these are fewer than it has.
         reaches: client -> how many times longer than usual its updates may be, as it has more samples.
+        across: whether the method averages models of different architectures with each other.
         folder: where replies wait for each other if they are large; None: where temporary files are.
         accepted: client -> label of its last step whose reply was accepted; carried from round to round.
         excluded: told of every client that is dropped, with the reason in a line and in detail.
@@ -250,6 +251,7 @@ class Cohort:
     usual: Usual = field(default_factory=dict)
     counted: Mapping[str, int] = field(default_factory=dict)
     reaches: Mapping[str, float] = field(default_factory=dict)
+    across: bool = True
     folder: Path | None = None
     accepted: dict[str, Label] = field(default_factory=dict)
     excluded: Callable[[ClientInfo, str, str], None] = lambda client, reason, details: None
@@ -324,7 +326,9 @@ class Cohort:
             start = value.of(client) if isinstance(value := origins.get(name), each) else value
             return start if isinstance(start, Weights) else {}
 
-        return Gate(self.bounds, step, self.clients, self.usual, origin, changes, self.folder, self.reaches)
+        return Gate(
+            self.bounds, step, self.clients, self.usual, origin, changes, self.folder, self.reaches, self.across
+        )
 
     def _arrivals(
         self,

@@ -85,6 +85,7 @@ class Gate:
         changes: Collection[str] = (),
         folder: Path | None = None,
         reaches: Mapping[str, float] | None = None,
+        across: bool = True,
     ) -> None:
         """Open the gate.
 
@@ -97,6 +98,8 @@ class Gate:
             changes: fields of replies that hold no new weights but changes of what their origin is.
             folder: for replies that wait in files.
             reaches: client -> how many times longer than usual its updates may be; 1 where it is not among them.
+            across: whether updates of different architectures are compared, as what they change is averaged with each
+                other; where it is not, an architecture of its own harms nobody else's model.
         """
         self._bounds, self._step, self._known = bounds, step, known
         self._origin, self._changes = origin, changes
@@ -106,6 +109,7 @@ class Gate:
         self._seen_anywhere: dict[str, list[tuple[Lengths, Shapes]]] = {}
         self._entries: dict[str, dict[str, int]] = {}
         self._is_small = len(asked) < ENOUGH
+        self._across = across
 
     def arrival(self, client: ClientInfo, payload: Payload) -> Arrival:
         """A reply and how far it moved what was sent.
@@ -148,7 +152,8 @@ class Gate:
         for name, moved in arrival.moved.items():
             key, shapes = self._key(arrival.client, name), arrival.shapes[name]
             self._seen.setdefault(key, []).append(moved)
-            self._seen_anywhere.setdefault(self._anywhere(name), []).append((moved, shapes))
+            if self._across:
+                self._seen_anywhere.setdefault(self._anywhere(name), []).append((moved, shapes))
             self._entries.setdefault(key, {tensor: prod(shape) for tensor, shape in shapes.items()})
 
     def _anywhere(self, name: str) -> str:
@@ -234,7 +239,7 @@ class Gate:
         known = [now[key], self._known.get(key, {})]
         if not now[key]:
             known += [self._by_all(arrival, name, now) or self._by_all(arrival, name, self._known)]
-        anywhere = _larger([now[self._anywhere(name)], self._known.get(self._anywhere(name), {})])
+        anywhere = _larger([now.get(self._anywhere(name), {}), self._known.get(self._anywhere(name), {})])
         lasting = within_anywhere(_larger(known), anywhere, arrival.shapes[name])
         if not lasting and len(self._seen[key]) >= ENOUGH:
             return at_rest(arrival.moved[name], arrival.shapes[name], self._sent(arrival, name))
