@@ -31,7 +31,7 @@ def test_a_client_that_raises_is_excluded_with_its_traceback(keeping: Config, tm
     assert events(folder) == BACK
     assert reasons(folder) == {"image": "ValueError: no GPU left"}
     text = (folder / "tracebacks.log").read_text()
-    assert text.startswith("--- round 2, client image\nTraceback (most recent call last):\n")
+    assert text.startswith("--- round 2, client image\n    Traceback (most recent call last):\n")
     assert 'raise ValueError("no GPU left")' in text
 
 
