@@ -98,8 +98,8 @@ def test_who_is_away_is_remembered_by_a_resumed_run(config: Config, tmp_path: Pa
 def test_what_a_failed_client_told_is_kept_in_detail(config: Config, tmp_path: Path) -> None:
     folder = run(Experiment.parse(failing(config, "raise")), tmp_path / "a").folder
     text = (folder / "tracebacks.log").read_text()
-    assert text.startswith("--- round 2, client paired-0\nTraceback (most recent call last):\n")
-    assert text.endswith('raise ValueError("no GPU left")\nValueError: no GPU left\n')
+    assert text.startswith("--- round 2, client paired-0\n    Traceback (most recent call last):\n")
+    assert text.endswith('raise ValueError("no GPU left")\n    ValueError: no GPU left\n')
 
 
 @pytest.mark.parametrize("how", ["nan", "short"])
