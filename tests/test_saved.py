@@ -10,7 +10,7 @@ import torch
 from polyfed.errors import RunError
 from polyfed.models.heads import LinearHead
 from polyfed.reporting.records import RunRecords
-from polyfed.saved import load_model, model_folder
+from polyfed.saved import load_model, model_folder, warn_of_untrained
 
 
 @pytest.fixture
@@ -144,13 +144,13 @@ def test_saving_again_keeps_the_vocabulary_files(tiny_run: Path) -> None:
 
 def test_a_best_model_that_is_the_untrained_one_is_told(copied: Path, caplog: pytest.LogCaptureFixture) -> None:
     edit(copied / "models" / "best", round=0)
-    assert model_folder(copied).name == "best"
+    warn_of_untrained(model_folder(copied))
     assert "best model by validation is that of round 0, before any training" in caplog.text
     assert "round 0" in RunRecords.load(copied).warnings[-1]
     caplog.clear()
-    model_folder(copied, "last")
+    warn_of_untrained(model_folder(copied, "last"))
     edit(copied / "models" / "best", round=1)
-    model_folder(copied)
+    warn_of_untrained(model_folder(copied))
     assert not caplog.text
     assert RunRecords.load(copied).warnings == ()
 
