@@ -16,10 +16,10 @@ from polyfed.reporting.records import RunRecords
 
 METHODS: dict[str, dict[str, Any]] = {
     "fedavg": {"name": "fedavg", "local_epochs": 1},
-    "creamfl": {"name": "creamfl", "local_epochs": 1},
     "two_phases": {"name": "two_phases.TwoPhases"},
 }
 MORE_METHODS: dict[str, dict[str, Any]] = {
+    "creamfl": {"name": "creamfl", "local_epochs": 1},
     "fedafd": {"name": "fedafd", "local_epochs": 1, "broadcast_every": 2},
     "fedmd": {"name": "fedmd", "local_epochs": 1, "public_samples": 40},
     "local": {"name": "local", "local_epochs": 1},
@@ -106,7 +106,7 @@ def test_every_engine_gives_the_same_bits_with_transformers_and_aligners(
 def test_narrow_transport_and_precision_are_the_same_everywhere(
     tiny: dict[str, Any], tmp_path: Path, dtype: str
 ) -> None:
-    config = tiny | {"algorithm": METHODS["creamfl"]}
+    config = tiny | {"algorithm": MORE_METHODS["creamfl"]}
     settings = {"transport": {"dtype": dtype}, "precision": "bfloat16", "rounds": 1}
     expected = digest(finished(config, tmp_path / "local", **settings))
     for name, engine in ENGINES.items():
