@@ -53,6 +53,8 @@ class Row:
 
 ROWS = {
     "honest": Row("nobody"),
+    "nine": Row("nobody; one sends nothing", 1, "silent"),
+    "eight": Row("nobody; two send nothing", 2, "silent"),
     "negative": Row("two send -3 times the weights", 2, "negative"),
     "huge": Row("two send norms of 0.9e6", 2, "huge"),
     "noise": Row("two send noise of the weights' norms", 2, "noise"),

@@ -97,7 +97,7 @@ FALSE: Mapping[str, Callable[[Tensor, torch.Generator], Tensor]] = {
 
 # ---- several clients that falsify weights, knowing what they were sent
 
-Falsehood = Literal["none", "negative", "huge", "noise", "turned", "turned_far"]
+Falsehood = Literal["none", "silent", "negative", "huge", "noise", "turned", "turned_far"]
 CLAIMED = 10**12
 LENGTH = 0.9e6  # just within the absolute limit
 
@@ -131,6 +131,8 @@ class _Lying:
 
     def _false(self, answer: Answer, request: Request) -> Answer:
         assert answer.payload is not None
+        if self.settings.falsehood == "silent":
+            return Answer(answer.client, error="it says nothing")
         sent, fields = request.payload.artefacts["weights"], dict(answer.payload.fields)
         tensors = {
             name: self._one(value, sent[name], generator(0, request.round, answer.client, name))
