@@ -79,9 +79,13 @@ def folder_of(out: Path, name: str, seed: int, *, bounded: bool) -> Path:
     return folder
 
 
-def accuracy(folder: Path) -> float:
-    """Of the global model, on the test split; any client is asked for it."""
-    return RunRecords.load(folder).last("client-0")["accuracy"]
+def accuracies(folders: list[Path]) -> str:
+    """Of the global models, on the test split; any client is asked for it."""
+    judged = [RunRecords.load(folder).last("client-0").get("accuracy") for folder in folders]
+    measured = [value for value in judged if value is not None]
+    ruined = len(judged) - len(measured)
+    lost = f"not finite in {ruined} of {len(judged)} runs" if ruined else ""
+    return "; ".join(filter(None, [spread(measured) if measured else "", lost]))
 
 
 def told(folders: list[Path], attackers: int) -> str:
@@ -117,7 +121,7 @@ def main() -> None:
             [folder_of(options.out, name, seed, bounded=bounded) for seed in range(options.seeds)]
             for bounded in (False, True)
         ]
-        cells = [spread(accuracy(folder) for folder in group) for group in groups]
+        cells = [accuracies(group) for group in groups]
         events = [told(group, ROWS[name].attackers) for group in groups]
         print("| " + " | ".join([ROWS[name].shown, *cells, *events]) + " |", flush=True)
 

@@ -88,15 +88,21 @@ def test_better_than_chance_depends_on_the_number_of_test_items(
     assert expected in verdict(records(folder))
 
 
-def test_without_a_server_the_clients_are_judged(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("values", "judged"),
+    [
+        ({"image-0": 60.0, "image-1": 40.0}, "The mean accuracy of the 2 clients that have it is 50.00 %, 2.0 times"),
+        ({"image-0": 75.0}, "The accuracy of the one client that has it is 75.00 %, 3.0 times"),
+    ],
+)
+def test_without_a_server_the_clients_are_judged(tmp_path: Path, values: dict[str, float], judged: str) -> None:
     folder = write_run(tmp_path / "run")
     lines = [
         {"round": 1, "party": client, "kind": "test", "metrics": {"accuracy": value, "classes": 4.0}}
-        for client, value in (("image-0", 60.0), ("image-1", 40.0))
+        for client, value in values.items()
     ]
     write_lines(folder / "metrics.jsonl", lines)
-    expected = "The mean accuracy of the 2 clients that have it is 50.00 %, 2.0 times chance (25.00 %), after"
-    assert verdict(records(folder)).startswith(expected)
+    assert verdict(records(folder)).startswith(f"{judged} chance (25.00 %), after")
 
 
 def test_a_run_in_which_nobody_was_measured_says_so(tmp_path: Path) -> None:

@@ -106,10 +106,16 @@ def _clients_headline(records: RunRecords) -> Headline | None:
             chances = {_guessing(last[client]) for client in values} if metric == "accuracy" else {math.nan}
             chance = chances.pop() if len(chances) == 1 else math.nan
             unit = " %" if metric == "accuracy" else ""
-            meaning = f"The mean {metric} of the {len(finite)} clients that have it is {{}}{unit}"
+            meaning = f"The {_shared(metric, finite)} is {{}}{unit}"
             trials = _together([_items(last[client]) for client, value in values.items() if math.isfinite(value)])
             return Headline("clients", metric, sum(finite) / len(finite), chance, meaning, trials)
     return None
+
+
+def _shared(metric: str, values: list[float]) -> str:
+    if len(values) == 1:
+        return f"{metric} of the one client that has it"
+    return f"mean {metric} of the {len(values)} clients that have it"
 
 
 def _items(metrics: Metrics) -> float:
