@@ -6,8 +6,7 @@
 
 Every preset below runs for two rounds on a few generated scenes in place of its data, on one thread. All run on the
 local engine, and again with each message encoded; those in ``DISTRIBUTED`` also on Ray and on Flower. What is compared
-is what a run measured, sent and learned, not how its folder is laid out, so the reading of folders in ``digests`` is the
-one thing here that follows the code.
+is what a run measured, sent and learned, not how its folder is laid out: only ``digests`` knows that.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ from typing import Any
 import torch
 
 from polyfed import Experiment, run
-from polyfed.reporting.progress import SilentProgress
+from polyfed.runs.progress import SilentProgress
 
 ENGINES: Mapping[str, Mapping[str, Any]] = {
     "local": {"name": "local"},
@@ -76,7 +75,7 @@ EXCHANGES = {  # on the data of fedafd-flickr8k, with models from scratch
 _FEDAFD = ("fedafd-flickr8k", "fedafd-gca", "fedafd-k10", "fedafd-no-baa", "fedafd-no-gff")
 _CREAMFL = ("creamfl-flickr8k", "reamfl-mean-flickr8k", "server-only-flickr8k", "local-flickr8k")
 _TRANSFER = ("fedavg", "creamfl", "fed-mae", "fedema", "fediot", "fedprox", "moon", "scaffold", "local")
-_FEDCOLA = ("fedcola-flickr8k", "fedcola-attn", "fedcola-ca-only", *(f"transfer-{name}" for name in _TRANSFER))
+_FEDCOLA = ("fedcola-flickr8k", *(f"transfer-{name}" for name in _TRANSFER))
 _STEPS = ("algorithm.local_steps=2",)
 _ALIGNED = (*FEW_SCENES, "algorithm.local_steps=2", "algorithm.robust_steps=2")
 _DEMO = (

@@ -16,10 +16,10 @@ from typing import Any
 
 import psutil
 
+from polyfed.core.errors import RunError
 from polyfed.deploy.init import create_federation
 from polyfed.deploy.processes import Processes, free_port
-from polyfed.errors import RunError
-from polyfed.experiment import Experiment
+from polyfed.runs.experiment import Experiment
 
 POLYFED = [sys.executable, "-m", "polyfed.cli"]
 MARK = "POLYFED_BENCHMARK"

@@ -21,10 +21,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from polyfed.core.randomness import generator
 from polyfed.data.images import normalised
-from polyfed.federation.ledger import Ledger
-from polyfed.randomness import generator
-from polyfed.session import Session
+from polyfed.runs.session import Session
+from polyfed.wire.ledger import Ledger
 
 TIME_LIMIT = 1.05
 GROWTH_LIMIT = 10_000

@@ -21,7 +21,7 @@ from deployment import Programs, bring_up, ending_properly
 from echo import creamfl, memory
 from echo.legs import Leg, Rival, experiment, rivals, rivals_deployed
 
-from polyfed.errors import PolyfedError
+from polyfed.core.errors import PolyfedError
 
 LIMIT = 1.2
 ENGINES = ("local", "ray", "flower", "deployment")

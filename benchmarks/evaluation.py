@@ -18,11 +18,11 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from polyfed.core.randomness import generator
 from polyfed.federation.cohort import Request
-from polyfed.federation.payload import Payload, Representations
-from polyfed.randomness import generator
-from polyfed.session import Session
+from polyfed.runs.session import Session
 from polyfed.tasks.recall import ranks, recall_at
+from polyfed.wire.payload import Payload, Representations
 
 RECALL_LIMIT = 40.0
 PASS_LIMIT = 0.85

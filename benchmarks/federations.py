@@ -20,11 +20,11 @@ from polyfed.data.view import DataContext, InputSpec, View
 from polyfed.data.views.pixels import Pixels
 from polyfed.engines.local import LocalEngine
 from polyfed.engines.site import Site
-from polyfed.experiment import Experiment
 from polyfed.models.encoder import Encoder
-from polyfed.reporting.progress import SilentProgress
-from polyfed.runfolder import RunFolder
-from polyfed.session import Session
+from polyfed.runs.experiment import Experiment
+from polyfed.runs.folder import RunFolder
+from polyfed.runs.progress import SilentProgress
+from polyfed.runs.session import Session
 
 SIDE, CLASSES, WORDS = 16, 10, 200
 

@@ -24,6 +24,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.profiler import ProfilerActivity, profile
 
+from polyfed.core.randomness import generator
 from polyfed.data.view import DataContext
 from polyfed.data.views.pixels import Pixels
 from polyfed.federation.epochs import Epochs
@@ -33,7 +34,6 @@ from polyfed.models.encoders.blocks import Blocks
 from polyfed.models.gates import ROLES, Gate, gated, linears
 from polyfed.models.model import Model, ModelSettings
 from polyfed.optim.settings import OptimizerSettings
-from polyfed.randomness import generator
 
 TOLERANCE = 1.05
 WIDTH, DEPTH, PIXELS, PATCH, BATCH, CLASSES = 192, 4, 64, 16, 64, 10

@@ -15,7 +15,7 @@ from torch.nn import functional as F
 
 from polyfed.aggregation.gca import Backend, contrastive_scores
 from polyfed.aggregation.tiles import Blocks
-from polyfed.randomness import generator
+from polyfed.core.randomness import generator
 
 TIME_LIMIT = 1.25
 MEMORY_LIMIT = 64e6

@@ -35,7 +35,7 @@ import yaml
 
 from polyfed.deploy.processes import free_port
 
-POLYFED = [sys.executable, "-c", "import sys; from polyfed.cli import main; sys.exit(main())"]
+POLYFED = [sys.executable, "-c", "import sys; from polyfed.cli.main import main; sys.exit(main())"]
 PATIENCE = 900.0  # seconds until a run counts as hung
 ROUNDS = 4
 PAUSE = 5.0  # seconds before a resume; the half that was not killed may still be at work

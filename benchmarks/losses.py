@@ -14,10 +14,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from polyfed.core.randomness import generator
 from polyfed.losses.contrast import inter_modal
 from polyfed.losses.soft_contrastive import SoftContrastive
 from polyfed.optim.adamp import AdamP
-from polyfed.randomness import generator
 
 PAIR_LIMIT = 100.0
 

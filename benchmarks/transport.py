@@ -13,9 +13,9 @@ import harness
 import torch
 from torch import Tensor
 
-from polyfed.federation.payload import Artefact, Payload, Representations, Weights
-from polyfed.federation.transport import Transport
-from polyfed.federation.wire import wire_size
+from polyfed.wire.framing import wire_size
+from polyfed.wire.payload import Artefact, Payload, Representations, Weights
+from polyfed.wire.transport import Transport
 
 ROWS: Mapping[str, Transport] = {
     "float16": Transport(dtype="float16"),

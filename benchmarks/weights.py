@@ -17,7 +17,7 @@ from torch.nn import functional as F
 
 from polyfed.aggregation.statistics import Statistic, row_statistics
 from polyfed.aggregation.tiles import Blocks
-from polyfed.randomness import generator
+from polyfed.core.randomness import generator
 
 TIME_LIMIT = 1.5
 APART_LIMIT = 0.5

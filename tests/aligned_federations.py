@@ -13,9 +13,9 @@ from torch import Tensor
 
 from by_hand import aligned, copies, play
 from polyfed.federation.cohort import Answer, Request
-from polyfed.federation.payload import Payload
 from polyfed.models.binding import Parts
-from polyfed.session import Session
+from polyfed.runs.session import Session
+from polyfed.wire.payload import Payload
 from sessions import prepared, site_of
 
 Config = dict[str, Any]

@@ -8,12 +8,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from polyfed.core.randomness import isolated
 from polyfed.data.samples import Batch
 from polyfed.federation.client import Client
-from polyfed.federation.ledger import Ledger
 from polyfed.models.model import Model
-from polyfed.randomness import isolated
-from polyfed.session import Session
+from polyfed.runs.session import Session
+from polyfed.wire.ledger import Ledger
 from sessions import woken
 
 Config = dict[str, Any]

@@ -9,8 +9,8 @@ from torch import Tensor
 
 from by_hand import three_kinds
 from polyfed.federation.knowledge import Knowledge
-from polyfed.federation.payload import Payload, Weights
-from polyfed.session import Session
+from polyfed.runs.session import Session
+from polyfed.wire.payload import Payload, Weights
 from sessions import prepared, request, site_of
 
 Config = dict[str, Any]

@@ -12,10 +12,10 @@ import torch
 from torch import Tensor, nn
 
 from aligned_federations import RATE, Values, parts_of
+from polyfed.core.randomness import isolated
 from polyfed.data.samples import Batch
 from polyfed.models.model import Model
-from polyfed.randomness import isolated
-from polyfed.session import Session
+from polyfed.runs.session import Session
 from sessions import woken
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from polyfed.aggregation.prototypes import Known, by_space
-from polyfed.session import Session
+from polyfed.runs.session import Session
 from prototype_federations import SPACE
 
 NAMES = ("image", "text-0", "text-1")

@@ -13,11 +13,12 @@ import torch
 from polyfed.algorithms.algorithm import Reply, client_step
 from polyfed.algorithms.creamfl import CreamFL
 from polyfed.algorithms.fedavg import FedAvg
-from polyfed.experiment import Experiment
 from polyfed.federation.client import Client
-from polyfed.federation.payload import Representations, Weights
-from polyfed.reporting.progress import SilentProgress
-from polyfed.runner import Run, run
+from polyfed.reporting.reported import run
+from polyfed.runs.experiment import Experiment
+from polyfed.runs.progress import SilentProgress
+from polyfed.runs.runner import Run
+from polyfed.wire.payload import Representations, Weights
 
 Config = dict[str, Any]
 COMPARED = ("metrics.jsonl", "ledger.jsonl", "partition.json", "models/last/model.safetensors")

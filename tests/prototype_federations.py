@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from polyfed.federation.ledger import Ledger
-from polyfed.runner import Run
-from polyfed.session import Session
+from polyfed.runs.runner import Run
+from polyfed.runs.session import Session
+from polyfed.wire.ledger import Ledger
 from sessions import prepared
 
 Config = dict[str, Any]

@@ -8,21 +8,21 @@ from typing import Any
 
 from polyfed.engines.local import LocalEngine
 from polyfed.engines.site import Site
-from polyfed.experiment import Experiment
 from polyfed.federation.client import Client
 from polyfed.federation.cohort import Cohort, Request
-from polyfed.federation.ledger import Ledger
-from polyfed.federation.payload import Payload
 from polyfed.federation.state import Label
-from polyfed.reporting.progress import SilentProgress
-from polyfed.runfolder import RunFolder
-from polyfed.session import Session
+from polyfed.runs.experiment import Experiment
+from polyfed.runs.folder import RunFolder
+from polyfed.runs.progress import SilentProgress, unreported
+from polyfed.runs.session import Session
+from polyfed.wire.ledger import Ledger
+from polyfed.wire.payload import Payload
 
 
 def prepared(config: Mapping[str, Any], folder: Path) -> Session:
     """A session on the local engine that has entered round 1; nothing is written but what clients keep."""
     folder.mkdir(parents=True, exist_ok=True)
-    session = Session(Experiment.parse(config), RunFolder(folder), SilentProgress(), "a-test")
+    session = Session(Experiment.parse(config), RunFolder(folder), SilentProgress(), "a-test", unreported)
     session.attach(LocalEngine(session.hosting.here()))
     session.experiment.algorithm.setup(session.server)
     session.server.begin(1)

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from polyfed.config_files import read_config
-from polyfed.experiment import Experiment
+from polyfed.runs.config_files import read_config
+from polyfed.runs.experiment import Experiment
 
 PROGRAMS = Path(__file__).parents[1] / "benchmarks" / "results"
 OPTIONS = SimpleNamespace(set=[], seed=0, rounds=2, preset="fedcola-flickr8k-features")

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from polyfed.catalogue import preset_names
-from polyfed.experiment import Experiment
+from polyfed.runs.experiment import Experiment
+from polyfed.runs.presets import preset_names
 
 ROOT = Path(__file__).parents[1]
 PAGES = (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))

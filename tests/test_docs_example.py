@@ -17,13 +17,11 @@ from polyfed import Experiment, resume, run
 from polyfed.algorithms.creamfl import CreamFL
 from polyfed.algorithms.ensemble_distillation import EnsembleDistillation
 from polyfed.algorithms.fedafd import FedAFD
-from polyfed.catalogue import presets
+from polyfed.core.settings import Component, Settings
 from polyfed.engines.flower import Flower
 from polyfed.engines.local import Local
 from polyfed.engines.ray import Ray
-from polyfed.experiment import PhaseSettings, RunSettings
 from polyfed.federation.cohort import SamplingSettings
-from polyfed.federation.limits import Limits
 from polyfed.federation.settings import (
     DataSettings,
     GroupSettings,
@@ -31,11 +29,13 @@ from polyfed.federation.settings import (
     ServerSettings,
     TrainingSettings,
 )
-from polyfed.federation.transport import Transport
 from polyfed.models.model import ModelSettings
 from polyfed.optim.settings import OptimizerSettings, Schedule
-from polyfed.session import Session
-from polyfed.settings import Component, Settings
+from polyfed.runs.experiment import PhaseSettings, RunSettings
+from polyfed.runs.presets import presets
+from polyfed.runs.session import Session
+from polyfed.wire.limits import Limits
+from polyfed.wire.transport import Transport
 from sessions import first_cohort, prepared, woken
 
 DOCS = Path(__file__).parent.parent / "docs"

@@ -15,7 +15,7 @@ import harness
 import yaml
 from deployment import POLYFED, Programs, bring_up
 
-from polyfed.experiment import Experiment
+from polyfed.runs.experiment import Experiment
 
 PRESET = "creamfl-flickr8k"
 _ENGINES: dict[str, dict[str, Any]] = {

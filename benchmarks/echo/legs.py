@@ -16,11 +16,11 @@ from typing import Any
 from deployment import POLYFED, Loopback, Programs
 
 from echo import work
+from polyfed.core.errors import RunError
 from polyfed.deploy.connection import ServerAddress, load
 from polyfed.deploy.files import ServerFolder
 from polyfed.deploy.link import Link
 from polyfed.deploy.registry import link_to
-from polyfed.errors import RunError
 
 WORKERS = 2
 _STATUS_EVERY = 10.0

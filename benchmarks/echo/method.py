@@ -11,8 +11,8 @@ from echo import work
 from polyfed.algorithms.algorithm import Algorithm, Reply, client_step, each
 from polyfed.federation.client import Client
 from polyfed.federation.cohort import Cohort
-from polyfed.federation.payload import Representations
 from polyfed.federation.server import Server
+from polyfed.wire.payload import Representations
 
 
 class Echo(Algorithm):

@@ -17,8 +17,8 @@ import torch
 from runs import spread
 
 from polyfed import Experiment, run
-from polyfed.reporting.progress import SilentProgress
-from polyfed.reporting.records import RunRecords
+from polyfed.runs.progress import SilentProgress
+from polyfed.runs.records import RunRecords
 
 PRESET = str(Path(__file__).with_suffix(".yaml"))
 OFF = "run.bounds={update: null, refuse: null, size: null, weight: null}"

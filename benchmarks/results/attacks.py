@@ -10,12 +10,12 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
+from polyfed.core.randomness import generator
 from polyfed.engines.engine import Hosting
 from polyfed.engines.local import Local, LocalEngine
 from polyfed.federation.client import ClientInfo
 from polyfed.federation.cohort import Answer, Engine, Request
-from polyfed.federation.payload import Artefact, Payload, Weights
-from polyfed.randomness import generator
+from polyfed.wire.payload import Artefact, Payload, Weights
 
 Attack = Literal["random", "flipped", "constant", "scaled", "copied", "nan"]
 T = TypeVar("T")

@@ -18,7 +18,7 @@ from statistics import mean, median
 
 from runs import Planned, client_values, spread
 
-from polyfed.reporting.records import RunRecords
+from polyfed.runs.records import RunRecords
 
 GRID = (0.0005, 0.002, 0.008)
 SEARCH_SEED = 100

@@ -15,7 +15,7 @@ from statistics import mean, median
 
 from runs import Planned, spread
 
-from polyfed.reporting.records import RunRecords
+from polyfed.runs.records import RunRecords
 
 TWINS = ("creamfl", "reamfl-mean", "server-only", "local")
 RECALLS = [f"{a}_to_{b}_r@{k}" for a, b in (("image", "text"), ("text", "image")) for k in (1, 5, 10)]

@@ -18,7 +18,7 @@ from statistics import mean
 
 from runs import Planned
 
-from polyfed.reporting.records import RunRecords
+from polyfed.runs.records import RunRecords
 
 METHODS = ("fedafd", "creamfl", "fedmd", "margin", "fedgems", "fedet", "fedmkd", "fedproto", "fedtgp")
 ATTACKS = ("none", "random", "flipped", "constant", "scaled", "copied", "nan")

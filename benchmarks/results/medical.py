@@ -31,7 +31,7 @@ from runs import Planned, client_values, spread
 
 from polyfed.downstream.opened import Wanted
 from polyfed.downstream.suite import Suite, run_suite
-from polyfed.reporting.records import RunRecords
+from polyfed.runs.records import RunRecords
 
 GRID = (0.0003, 0.001, 0.003)
 SEARCH_SEED = 100

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from statistics import mean, stdev
 
-from polyfed.reporting.records import RunRecords
+from polyfed.runs.records import RunRecords
 
 
 @dataclass(frozen=True)

@@ -17,13 +17,13 @@ import torch
 from torch import Tensor
 
 from polyfed.aggregation.gca import contrastive_scores
+from polyfed.core.randomness import generator
 from polyfed.engines.local import LocalEngine
-from polyfed.experiment import Experiment
 from polyfed.federation.state import StateStore, unflatten
-from polyfed.randomness import generator
-from polyfed.reporting.progress import SilentProgress
-from polyfed.runfolder import RunFolder
-from polyfed.session import Session
+from polyfed.runs.experiment import Experiment
+from polyfed.runs.folder import RunFolder
+from polyfed.runs.progress import SilentProgress, unreported
+from polyfed.runs.session import Session
 
 ROWS = 512  # public samples on which weights are compared; the contrast is with all
 TEMPERATURES = (1.0, 0.5, 0.2, 0.1, 0.05, 0.02, 0.01)
@@ -40,7 +40,8 @@ def uploads(session: Session) -> dict[str, dict[str, Tensor]]:
 
 def analyse(folder: Path) -> list[dict[str, object]]:
     """One record a modality and temperature."""
-    session = Session(Experiment.load(folder / "config.yaml"), RunFolder.existing(folder), SilentProgress())
+    experiment = Experiment.load(folder / "config.yaml")
+    session = Session(experiment, RunFolder.existing(folder), SilentProgress(), "", unreported)
     session.attach(LocalEngine(session.hosting.here()))
     session._restore(session._newest())
     known = session.server.represent_public()

@@ -21,10 +21,10 @@ from typing import Any
 
 from runs import Planned, spread
 
-from polyfed.experiment import read_config
 from polyfed.reporting.figures import COLOURS, figure_grid, legend_below, save, styled
-from polyfed.reporting.records import RunRecords
 from polyfed.reporting.tables import MIB
+from polyfed.runs.experiment import read_config
+from polyfed.runs.records import RunRecords
 
 METRIC = "r1_sum"
 LABELS = {

@@ -17,7 +17,7 @@ from statistics import mean, median
 
 from runs import Planned, spread
 
-from polyfed.reporting.records import RunRecords
+from polyfed.runs.records import RunRecords
 
 BLIND = ("server.task.use=[text]",)
 SETS = ("easy", "daquar")

@@ -10,7 +10,7 @@ from pydantic import Field
 from polyfed.algorithms.algorithm import Reply
 from polyfed.algorithms.fedavg import FedAvg
 from polyfed.federation.cohort import Cohort
-from polyfed.federation.payload import Payload, Weights
+from polyfed.wire.payload import Payload, Weights
 from polyfed.federation.server import Server
 
 

@@ -14,15 +14,16 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from polyfed.errors import PolyfedError
+from polyfed.core.errors import PolyfedError
+from polyfed.core.version import __version__
 
 if TYPE_CHECKING:
-    from polyfed.evaluation import evaluate_model
-    from polyfed.experiment import Experiment
-    from polyfed.export import export_model
-    from polyfed.runner import Run, resume, run
+    from polyfed.export.model import export_model
+    from polyfed.reporting.reported import resume, run
+    from polyfed.runs.evaluation import evaluate_model
+    from polyfed.runs.experiment import Experiment
+    from polyfed.runs.runner import Run
 
-__version__ = "0.1.0"
 __all__ = [
     "Experiment",
     "PolyfedError",
@@ -36,12 +37,12 @@ __all__ = [
 
 # imported when first used: torch takes seconds, and the command line must answer at once
 _HOMES = {
-    "Experiment": "polyfed.experiment",
-    "Run": "polyfed.runner",
-    "evaluate_model": "polyfed.evaluation",
-    "export_model": "polyfed.export",
-    "resume": "polyfed.runner",
-    "run": "polyfed.runner",
+    "Experiment": "polyfed.runs.experiment",
+    "Run": "polyfed.runs.runner",
+    "evaluate_model": "polyfed.runs.evaluation",
+    "export_model": "polyfed.export.model",
+    "resume": "polyfed.reporting.reported",
+    "run": "polyfed.reporting.reported",
 }
 
 

@@ -7,7 +7,7 @@ from itertools import product
 import pytest
 
 from polyfed.aggregation.collaboration import Contribution, Holder, Scope, collaborate, require_exchangeable
-from polyfed.errors import ConfigError
+from polyfed.core.errors import ConfigError
 from polyfed.models.slots import Place, Slot
 
 FEDCOLA = Scope("attention", "modality", compensation=True)

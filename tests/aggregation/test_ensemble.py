@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from polyfed.aggregation.ensemble import Ensemble
-from polyfed.errors import PayloadError
+from polyfed.core.errors import PayloadError
 
 
 def by_loops(values, logs):

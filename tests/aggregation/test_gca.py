@@ -14,7 +14,7 @@ from torch.utils._pytree import tree_leaves
 from polyfed.aggregation.ensemble import Ensemble
 from polyfed.aggregation.gca import contrastive_scores
 from polyfed.aggregation.tiles import Blocks
-from polyfed.errors import ConfigError, PayloadError
+from polyfed.core.errors import ConfigError, PayloadError
 
 SMALL = Blocks(4, 5)
 

@@ -16,7 +16,7 @@ from polyfed.aggregation.prototypes import (
     named,
     table,
 )
-from polyfed.errors import PayloadError
+from polyfed.core.errors import PayloadError
 
 CLASSES, D = 5, 3
 

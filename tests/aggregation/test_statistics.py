@@ -13,7 +13,7 @@ from torch.utils._pytree import tree_leaves
 from polyfed.aggregation.gca import contrastive_scores
 from polyfed.aggregation.statistics import _Rivals, row_statistics, scores_statistics
 from polyfed.aggregation.tiles import Blocks
-from polyfed.errors import ConfigError, PayloadError
+from polyfed.core.errors import ConfigError, PayloadError
 
 ALL = ("positive", "rest", "whole", "best_other", "winner", "entropy", "variance")
 SMALL = Blocks(4, 5)

@@ -11,8 +11,8 @@ from weighting_clients import CLASSES, DIM, SIZE, choose, client, ensemble, evid
 from polyfed.aggregation.ensemble import Ensemble
 from polyfed.aggregation.gca import contrastive_scores
 from polyfed.aggregation.weighting import Evidence, Weighting
-from polyfed.errors import ConfigError, PayloadError
-from polyfed.settings import Settings
+from polyfed.core.errors import ConfigError, PayloadError
+from polyfed.core.settings import Settings
 
 NAMES = ("count", "entropy", "gca", "iot", "margin", "mean", "paired_only", "sed", "variance")
 COMPARING = ("entropy", "gca", "margin", "sed", "variance")

@@ -16,14 +16,14 @@ from torch import Tensor
 from by_hand import as_left, copies
 from every_method import METHODS, federation_for
 from polyfed.algorithms.algorithm import Algorithm
-from polyfed.effects import Never, conditions_of
-from polyfed.errors import ConfigError
-from polyfed.experiment import Experiment
-from polyfed.federation.ledger import Ledger
+from polyfed.core.effects import Never, conditions_of
+from polyfed.core.errors import ConfigError
+from polyfed.core.randomness import isolated
+from polyfed.core.settings import Component
 from polyfed.federation.settings import TrainingSettings
-from polyfed.randomness import isolated
-from polyfed.session import Session
-from polyfed.settings import Component
+from polyfed.runs.experiment import Experiment
+from polyfed.runs.session import Session
+from polyfed.wire.ledger import Ledger
 from sessions import prepared
 from settings_to_flip import COMPANIONS, EQUAL, VALUES
 

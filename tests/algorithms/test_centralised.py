@@ -11,12 +11,12 @@ import torch
 
 from by_hand import Weights, copies, in_steps, transformers
 from misbehaving import contents, cut_short
-from polyfed.errors import ConfigError
-from polyfed.experiment import Experiment
-from polyfed.federation.ledger import Ledger
-from polyfed.federation.wire import tensor_bytes
-from polyfed.runner import resume, run
-from polyfed.session import Session
+from polyfed.core.errors import ConfigError
+from polyfed.reporting.reported import resume, run
+from polyfed.runs.experiment import Experiment
+from polyfed.runs.session import Session
+from polyfed.wire.framing import tensor_bytes
+from polyfed.wire.ledger import Ledger
 from sessions import prepared, woken
 
 Config = dict[str, Any]

@@ -12,11 +12,11 @@ from torch.nn import functional as F
 
 from polyfed.aggregation.ensemble import Ensembled
 from polyfed.algorithms.creamfl import CreamFL
-from polyfed.errors import ConfigError
-from polyfed.experiment import Experiment
-from polyfed.federation.payload import Payload, Representations
-from polyfed.runner import run
-from polyfed.session import Session
+from polyfed.core.errors import ConfigError
+from polyfed.reporting.reported import run
+from polyfed.runs.experiment import Experiment
+from polyfed.runs.session import Session
+from polyfed.wire.payload import Payload, Representations
 from sessions import first_cohort, prepared, request, site_of, woken
 
 Config = dict[str, Any]

@@ -13,16 +13,16 @@ from torch import Tensor
 from by_hand import assert_mean, copies, in_steps, plain_sgd, plain_training, transformers
 from misbehaving import contents
 from polyfed.algorithms.creamfl_averaged import CreamFLAveraged, _Sound
+from polyfed.core.errors import ConfigError, PayloadError
 from polyfed.data.samples import Batch
-from polyfed.errors import ConfigError, PayloadError
-from polyfed.experiment import Experiment
 from polyfed.federation.cohort import Reply
-from polyfed.federation.ledger import Ledger
-from polyfed.federation.payload import Representations, Weights
-from polyfed.federation.wire import tensor_bytes
 from polyfed.models.model import Model
-from polyfed.runner import run
-from polyfed.session import Session
+from polyfed.reporting.reported import run
+from polyfed.runs.experiment import Experiment
+from polyfed.runs.session import Session
+from polyfed.wire.framing import tensor_bytes
+from polyfed.wire.ledger import Ledger
+from polyfed.wire.payload import Representations, Weights
 from sessions import prepared, woken
 
 Config = dict[str, Any]

@@ -12,12 +12,12 @@ from torch import Tensor
 
 from by_hand import RATE, assert_mean, copies, in_steps, plain_sgd, transformers
 from polyfed.algorithms.fed_mae import FedMAE
-from polyfed.errors import ConfigError
-from polyfed.experiment import Experiment
-from polyfed.federation.ledger import Ledger
-from polyfed.randomness import generator
-from polyfed.runner import run
-from polyfed.session import Session
+from polyfed.core.errors import ConfigError
+from polyfed.core.randomness import generator
+from polyfed.reporting.reported import run
+from polyfed.runs.experiment import Experiment
+from polyfed.runs.session import Session
+from polyfed.wire.ledger import Ledger
 from sessions import prepared, woken
 
 Config = dict[str, Any]

@@ -27,15 +27,15 @@ from fedafd_federations import (
     sgd,
 )
 from polyfed.algorithms.fedafd import FedAFD
+from polyfed.core.randomness import isolated
 from polyfed.data.samples import Batch
 from polyfed.federation.client import Client
 from polyfed.federation.knowledge import Knowledge
-from polyfed.federation.ledger import Ledger
-from polyfed.federation.payload import Weights
 from polyfed.models.fused import Guidance
 from polyfed.models.model import Model
-from polyfed.randomness import isolated
-from polyfed.session import Session
+from polyfed.runs.session import Session
+from polyfed.wire.ledger import Ledger
+from polyfed.wire.payload import Weights
 from sessions import prepared, woken
 
 

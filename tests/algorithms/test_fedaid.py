@@ -33,7 +33,7 @@ from polyfed.data.samples import Samples
 from polyfed.federation.client import Client
 from polyfed.federation.state import unflatten
 from polyfed.models.binding import frozen_aligners
-from polyfed.session import Session
+from polyfed.runs.session import Session
 from polyfed.tasks.task import Task
 from sessions import prepared, site_of, woken
 

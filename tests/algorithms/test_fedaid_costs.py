@@ -23,9 +23,6 @@ from by_hand import play
 from polyfed.algorithms.algorithm import Reply
 from polyfed.data.view import DataContext, InputSpec
 from polyfed.federation.cohort import each
-from polyfed.federation.ledger import Ledger
-from polyfed.federation.payload import Payload, Weights
-from polyfed.federation.transport import Transport
 from polyfed.federation.types import Blueprint
 from polyfed.models.aligner import AlignerSettings
 from polyfed.models.binding import Parts
@@ -33,7 +30,10 @@ from polyfed.models.encoders.bert import Bert
 from polyfed.models.encoders.vit import ViT
 from polyfed.models.model import Model
 from polyfed.models.slots import places
-from polyfed.session import Session
+from polyfed.runs.session import Session
+from polyfed.wire.ledger import Ledger
+from polyfed.wire.payload import Payload, Weights
+from polyfed.wire.transport import Transport
 from sessions import prepared
 
 

@@ -18,9 +18,9 @@ from aligned_federations import (
 from by_hand import aligned, copies, play, transformers
 from polyfed.algorithms.fedaid import FedAID
 from polyfed.algorithms.feddra import FedDRA
-from polyfed.errors import ConfigError
-from polyfed.experiment import Experiment
-from polyfed.session import Session
+from polyfed.core.errors import ConfigError
+from polyfed.runs.experiment import Experiment
+from polyfed.runs.session import Session
 from sessions import prepared, woken
 
 

@@ -10,10 +10,10 @@ import pytest
 import torch
 
 from by_hand import assert_mean, copies, plain_sgd, plain_training
-from polyfed.errors import ConfigError
-from polyfed.experiment import Experiment
+from polyfed.core.errors import ConfigError
 from polyfed.federation.cohort import each
-from polyfed.runner import run
+from polyfed.reporting.reported import run
+from polyfed.runs.experiment import Experiment
 from sessions import first_cohort, prepared
 
 Config = dict[str, Any]

@@ -14,14 +14,14 @@ from torch.func import functional_call
 from by_hand import RATE, copies, plain_sgd, plain_training, transformers
 from misbehaving import contents, cut_short
 from polyfed.algorithms.fedcola import FedCola
-from polyfed.errors import ConfigError
-from polyfed.experiment import Experiment
+from polyfed.core.errors import ConfigError
+from polyfed.core.randomness import isolated
 from polyfed.federation.cohort import Answer, Cohort, Patience, Request
-from polyfed.federation.ledger import Ledger
-from polyfed.federation.transport import Transport
-from polyfed.randomness import isolated
-from polyfed.runner import resume, run
-from polyfed.session import Session
+from polyfed.reporting.reported import resume, run
+from polyfed.runs.experiment import Experiment
+from polyfed.runs.session import Session
+from polyfed.wire.ledger import Ledger
+from polyfed.wire.transport import Transport
 from sessions import first_cohort, prepared, woken
 
 Config = dict[str, Any]

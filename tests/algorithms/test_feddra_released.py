@@ -19,11 +19,11 @@ from fedaid_by_hand import without_statistics
 from polyfed.aggregation.robust import mirror_step
 from polyfed.algorithms import feddra
 from polyfed.algorithms.feddra import FedDRA
-from polyfed.config_files import read_config
+from polyfed.core.randomness import isolated
 from polyfed.data.samples import Batch
 from polyfed.models.model import Model
-from polyfed.randomness import isolated
-from polyfed.session import Session
+from polyfed.runs.config_files import read_config
+from polyfed.runs.session import Session
 from sessions import prepared, woken
 
 Values = dict[str, Tensor]

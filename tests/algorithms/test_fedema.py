@@ -16,14 +16,14 @@ from torch.nn import functional as F
 from by_hand import RATE, assert_mean, copies, in_steps, plain_sgd, transformers
 from misbehaving import contents
 from polyfed.algorithms.fedema import FedEMA
-from polyfed.errors import ConfigError
-from polyfed.experiment import Experiment
-from polyfed.federation.ledger import Ledger
+from polyfed.core.errors import ConfigError
+from polyfed.core.randomness import generator
 from polyfed.federation.state import unflatten
 from polyfed.models.model import Model
-from polyfed.randomness import generator
-from polyfed.runner import resume, run
-from polyfed.session import Session
+from polyfed.reporting.reported import resume, run
+from polyfed.runs.experiment import Experiment
+from polyfed.runs.session import Session
+from polyfed.wire.ledger import Ledger
 from sessions import prepared, site_of, woken
 
 Config = dict[str, Any]

@@ -15,12 +15,12 @@ from either import classifying, divergence, topics, unit, unlabelled
 from misbehaving import contents, cut_short
 from polyfed.aggregation.ensemble import Ensembled
 from polyfed.algorithms.fedet import Aim, FedET, Said, limited
-from polyfed.errors import ConfigError
-from polyfed.experiment import Experiment
+from polyfed.core.errors import ConfigError
 from polyfed.federation.knowledge import Knowledge
-from polyfed.federation.payload import Payload
-from polyfed.runner import resume, run
-from polyfed.session import Session
+from polyfed.reporting.reported import resume, run
+from polyfed.runs.experiment import Experiment
+from polyfed.runs.session import Session
+from polyfed.wire.payload import Payload
 from sessions import first_cohort, prepared, request, site_of
 
 Config = dict[str, Any]

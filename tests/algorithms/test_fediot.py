@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 from by_hand import assert_mean, copies, in_steps, plain_sgd, plain_training, transformers
-from polyfed.errors import ConfigError
-from polyfed.experiment import Experiment
-from polyfed.runner import run
-from polyfed.session import Session
+from polyfed.core.errors import ConfigError
+from polyfed.reporting.reported import run
+from polyfed.runs.experiment import Experiment
+from polyfed.runs.session import Session
 from sessions import first_cohort, prepared
 
 Config = dict[str, Any]

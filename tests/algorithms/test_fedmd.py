@@ -12,14 +12,14 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from by_hand import as_left, one_classification, outcome, play, three_kinds
-from polyfed.errors import ConfigError
+from polyfed.core.errors import ConfigError
+from polyfed.core.randomness import isolated
 from polyfed.federation.cohort import Answer, Request
-from polyfed.federation.ledger import Ledger
 from polyfed.federation.party import Party
-from polyfed.federation.payload import Payload, Representations
 from polyfed.models.model import Model
-from polyfed.randomness import isolated
-from polyfed.session import Session
+from polyfed.runs.session import Session
+from polyfed.wire.ledger import Ledger
+from polyfed.wire.payload import Payload, Representations
 from sessions import prepared, site_of, woken
 
 Config = dict[str, Any]

@@ -15,13 +15,13 @@ from torch.nn import functional as F
 from either import classifying, topics, unit
 from misbehaving import contents, cut_short
 from polyfed.algorithms.fedmkd import FedMKD, Student, Teachers
-from polyfed.errors import ConfigError
-from polyfed.experiment import Experiment
-from polyfed.federation.payload import Payload
+from polyfed.core.errors import ConfigError
+from polyfed.core.randomness import generator
 from polyfed.federation.server import Server
-from polyfed.randomness import generator
-from polyfed.runner import resume, run
-from polyfed.session import Session
+from polyfed.reporting.reported import resume, run
+from polyfed.runs.experiment import Experiment
+from polyfed.runs.session import Session
+from polyfed.wire.payload import Payload
 from sessions import first_cohort, prepared, request, site_of, woken
 
 Config = dict[str, Any]

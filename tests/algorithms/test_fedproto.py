@@ -15,14 +15,14 @@ from by_hand import assert_learns_topics, topics, transformers
 from known_prototypes import NAMES, global_of
 from misbehaving import cut_short
 from polyfed.aggregation.prototypes import Known, by_space
-from polyfed.errors import ConfigError
-from polyfed.experiment import Experiment
+from polyfed.core.errors import ConfigError
+from polyfed.core.randomness import isolated
 from polyfed.federation import heads
-from polyfed.federation.ledger import Ledger
 from polyfed.models.model import Once
-from polyfed.randomness import isolated
-from polyfed.runner import resume, run
-from polyfed.session import Session
+from polyfed.reporting.reported import resume, run
+from polyfed.runs.experiment import Experiment
+from polyfed.runs.session import Session
+from polyfed.wire.ledger import Ledger
 from prototype_federations import SPACE, began, classifiers, play, told, with_retrieval
 from sessions import first_cohort, prepared, woken
 

@@ -14,13 +14,13 @@ from known_prototypes import NAMES, global_of, known_of
 from polyfed.aggregation.prototypes import ClassMeans, by_space, named
 from polyfed.algorithms.algorithm import Reply, client_step
 from polyfed.algorithms.fedproto import FedProto, Sound
-from polyfed.errors import PayloadError
-from polyfed.experiment import Experiment
+from polyfed.core.errors import PayloadError
 from polyfed.federation.client import Client
-from polyfed.federation.ledger import Ledger
-from polyfed.federation.payload import Prototypes
-from polyfed.runner import run
-from polyfed.session import Session
+from polyfed.reporting.reported import run
+from polyfed.runs.experiment import Experiment
+from polyfed.runs.session import Session
+from polyfed.wire.ledger import Ledger
+from polyfed.wire.payload import Prototypes
 from prototype_federations import SPACE, began, classifiers, with_retrieval
 from sessions import first_cohort, prepared
 

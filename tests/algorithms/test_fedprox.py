@@ -15,10 +15,10 @@ from by_hand import assert_learns_topics, assert_mean, copies, plain_sgd, plain_
 from misbehaving import contents
 from polyfed.algorithms.fedprox import FedProx
 from polyfed.data.samples import Batch
-from polyfed.experiment import Experiment
-from polyfed.federation.ledger import Ledger
 from polyfed.models.model import Model
-from polyfed.runner import run
+from polyfed.reporting.reported import run
+from polyfed.runs.experiment import Experiment
+from polyfed.wire.ledger import Ledger
 from sessions import first_cohort, prepared
 
 Config = dict[str, Any]

@@ -14,11 +14,11 @@ from by_hand import assert_learns_topics, topics
 from misbehaving import cut_short
 from polyfed.aggregation.prototypes import ClassMeans, Known, by_space
 from polyfed.algorithms.fedtgp import FedTGP
-from polyfed.experiment import Experiment
-from polyfed.federation.ledger import Ledger
-from polyfed.randomness import generator
-from polyfed.runner import resume, run
-from polyfed.session import Session
+from polyfed.core.randomness import generator
+from polyfed.reporting.reported import resume, run
+from polyfed.runs.experiment import Experiment
+from polyfed.runs.session import Session
+from polyfed.wire.ledger import Ledger
 from prototype_federations import SPACE, began, classifiers, play, told, with_retrieval
 from sessions import prepared, woken
 

@@ -14,12 +14,12 @@ from torch.nn import functional as F
 
 from by_hand import RATE, assert_learns_topics, assert_mean, copies, in_steps, plain_sgd, topics, transformers
 from misbehaving import contents, cut_short
-from polyfed.experiment import Experiment
-from polyfed.federation.ledger import Ledger
+from polyfed.core.randomness import isolated
 from polyfed.models.model import Model, Once
-from polyfed.randomness import isolated
-from polyfed.runner import resume, run
-from polyfed.session import Session
+from polyfed.reporting.reported import resume, run
+from polyfed.runs.experiment import Experiment
+from polyfed.runs.session import Session
+from polyfed.wire.ledger import Ledger
 from sessions import first_cohort, prepared, woken
 
 Config = dict[str, Any]

@@ -13,13 +13,13 @@ import torch
 from by_hand import one_classification, outcome, play, three_kinds
 from misbehaving import contents, cut_short
 from polyfed.algorithms.ensemble_distillation import EnsembleDistillation
-from polyfed.experiment import Experiment
 from polyfed.federation.cohort import Answer, Request
-from polyfed.federation.ledger import Ledger
-from polyfed.federation.payload import Payload, Weights
-from polyfed.reporting.records import RunRecords
-from polyfed.runner import resume, run
-from polyfed.session import Session
+from polyfed.reporting.reported import resume, run
+from polyfed.runs.experiment import Experiment
+from polyfed.runs.records import RunRecords
+from polyfed.runs.session import Session
+from polyfed.wire.ledger import Ledger
+from polyfed.wire.payload import Payload, Weights
 from sessions import prepared, request, site_of
 
 Config = dict[str, Any]

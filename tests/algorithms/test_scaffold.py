@@ -15,17 +15,17 @@ from by_hand import RATE, assert_learns_topics, assert_mean, copies, in_steps, p
 from misbehaving import contents, cut_short
 from polyfed.algorithms.algorithm import Reply, client_step
 from polyfed.algorithms.scaffold import Scaffold, _Path
-from polyfed.experiment import Experiment
+from polyfed.core.randomness import isolated
 from polyfed.federation.client import Client
 from polyfed.federation.epochs import Epochs
-from polyfed.federation.ledger import Ledger
 from polyfed.federation.party import Clock, Trainer
-from polyfed.federation.payload import Weights
 from polyfed.federation.settings import TrainingSettings
 from polyfed.optim.settings import OptimizerSettings
-from polyfed.randomness import isolated
-from polyfed.runner import resume, run
-from polyfed.session import Session
+from polyfed.reporting.reported import resume, run
+from polyfed.runs.experiment import Experiment
+from polyfed.runs.session import Session
+from polyfed.wire.ledger import Ledger
+from polyfed.wire.payload import Weights
 from sessions import prepared, site_of, woken
 
 Config = dict[str, Any]

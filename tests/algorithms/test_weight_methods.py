@@ -10,9 +10,9 @@ import pytest
 
 from by_hand import transformers
 from misbehaving import contents, cut_short
-from polyfed.experiment import Experiment
-from polyfed.reporting.records import RunRecords
-from polyfed.runner import resume, run
+from polyfed.reporting.reported import resume, run
+from polyfed.runs.experiment import Experiment
+from polyfed.runs.records import RunRecords
 from sessions import prepared
 
 Config = dict[str, Any]

@@ -8,9 +8,9 @@ import pytest
 import yaml
 
 from polyfed import Experiment
-from polyfed.analysis.commands import app as analyse
-from polyfed.cli import app, main
-from polyfed.runner import run as run_experiment
+from polyfed.cli.analyse import app as analyse
+from polyfed.cli.main import app, main
+from polyfed.reporting.reported import run as run_experiment
 
 Cli = Callable[..., tuple[int, str, str]]
 

@@ -9,7 +9,7 @@ from polyfed.analysis.across import run_across
 from polyfed.analysis.retraining_plots import draw_across
 from polyfed.analysis.retraining_tables import across_tables
 from polyfed.analysis.simulated import Simulated, figures_of
-from polyfed.errors import ConfigError
+from polyfed.core.errors import ConfigError
 
 
 def test_every_model_at_every_client(local_run: Path) -> None:

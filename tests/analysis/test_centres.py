@@ -9,7 +9,7 @@ import torch
 from polyfed import Experiment, run
 from polyfed.analysis.centres import Distances, run_centres
 from polyfed.analysis.opened import OpenedRun
-from polyfed.errors import ConfigError, DataError
+from polyfed.core.errors import ConfigError, DataError
 
 
 def test_distances_by_hand() -> None:

@@ -8,8 +8,8 @@ import torch
 from torch import nn
 
 from polyfed.analysis.depth import chosen, depth_of
+from polyfed.core.errors import ConfigError
 from polyfed.data.view import DataContext, InputSpec
-from polyfed.errors import ConfigError
 from polyfed.models.aligner import AlignerSettings
 from polyfed.models.encoders.bag import Bag
 from polyfed.models.encoders.bert import Bert

@@ -14,7 +14,7 @@ from polyfed.analysis.distortion import Distortion, Seen, run_distortion, simila
 from polyfed.analysis.retraining_plots import draw_distortion
 from polyfed.analysis.retraining_tables import distortion_tables
 from polyfed.analysis.simulated import Simulated
-from polyfed.errors import ConfigError
+from polyfed.core.errors import ConfigError
 
 
 def test_similarity_by_loop(fedavg_run: Path) -> None:

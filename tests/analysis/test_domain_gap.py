@@ -13,7 +13,7 @@ from polyfed import Experiment, run
 from polyfed.analysis.domain_gap import domain_gaps, gap, mean_embedding
 from polyfed.analysis.gap_settings import load_encoders
 from polyfed.analysis.opened import Encoders, OpenedRun, drawn
-from polyfed.errors import ConfigError, DataError
+from polyfed.core.errors import ConfigError, DataError
 
 
 def table(rows: int = 50, seed: int = 0) -> Tensor:

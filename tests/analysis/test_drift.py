@@ -16,7 +16,7 @@ from polyfed.analysis.exchange_plots import draw_drift
 from polyfed.analysis.exchange_tables import drift_tables
 from polyfed.analysis.kept_clients import KeptClients
 from polyfed.analysis.opened import OpenedRun
-from polyfed.errors import ConfigError
+from polyfed.core.errors import ConfigError
 
 
 def unit(*shape: int, seed: int = 0) -> Tensor:

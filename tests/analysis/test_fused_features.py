@@ -15,8 +15,8 @@ from polyfed.analysis.exchange_tables import features_table
 from polyfed.analysis.fused_features import Features, run_features
 from polyfed.analysis.kept_clients import KeptClients
 from polyfed.analysis.separation import Separation
-from polyfed.errors import ConfigError
-from polyfed.reporting.records import RunRecords
+from polyfed.core.errors import ConfigError
+from polyfed.runs.records import RunRecords
 
 
 def algorithm(opened: KeptClients, **changes: object) -> KeptClients:

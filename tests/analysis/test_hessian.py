@@ -7,7 +7,7 @@ from torch.nn import functional as F
 
 from polyfed.analysis.hessian import flat, hessian_product, like, top_eigenvectors
 from polyfed.analysis.lanczos import lanczos
-from polyfed.errors import ConfigError
+from polyfed.core.errors import ConfigError
 
 
 def generator(seed: int = 0) -> torch.Generator:

@@ -8,7 +8,7 @@ import safetensors.torch
 import torch
 
 from polyfed.analysis.kept_clients import KeptClients, one_of_each_item, represented
-from polyfed.errors import ConfigError, DataError, RunError
+from polyfed.core.errors import ConfigError, DataError, RunError
 
 
 def test_models_are_those_that_clients_kept(fedafd_run: Path) -> None:

@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 
 from polyfed.analysis.kernel_alignment import linear_cka
-from polyfed.errors import DataError
+from polyfed.core.errors import DataError
 
 
 def drawn(*shape: int, seed: int = 0) -> Tensor:

@@ -11,7 +11,7 @@ from polyfed import Experiment, run
 from polyfed.analysis.landscape import axis_of, landscape
 from polyfed.analysis.opened import OpenedRun
 from polyfed.analysis.run_landscape import run_landscape
-from polyfed.errors import ConfigError, RunError
+from polyfed.core.errors import ConfigError, RunError
 
 
 def test_a_quadratic_bowl_has_the_values_of_its_formula() -> None:

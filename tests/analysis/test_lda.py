@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 
 from polyfed.analysis.lda import class_means, lda
-from polyfed.errors import DataError
+from polyfed.core.errors import DataError
 
 
 def clouds(classes: int = 4, each: int = 30, dims: int = 6, seed: int = 0) -> tuple[Tensor, Tensor]:

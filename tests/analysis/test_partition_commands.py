@@ -9,7 +9,7 @@ import pytest
 import yaml
 from PIL import Image
 
-from polyfed.reporting.records import RunRecords
+from polyfed.runs.records import RunRecords
 
 Cli = Callable[..., tuple[int, str, str]]
 

@@ -9,7 +9,7 @@ from torch import Tensor
 from polyfed.analysis import projections
 from polyfed.analysis.projections import neighbourhoods, pca, project, similarities, tsne
 from polyfed.analysis.separation import silhouette
-from polyfed.errors import ConfigError, DataError
+from polyfed.core.errors import ConfigError, DataError
 
 
 def drawn(*shape: int, seed: int = 0) -> Tensor:

@@ -14,8 +14,8 @@ from polyfed.analysis.retraining import Plan, Work, run_retraining
 from polyfed.analysis.retraining_plots import draw_retraining
 from polyfed.analysis.retraining_tables import retraining_tables
 from polyfed.analysis.simulated import Simulated, only
+from polyfed.core.errors import ConfigError, DataError, RunError
 from polyfed.data.union import union
-from polyfed.errors import ConfigError, DataError, RunError
 
 # ---- which models
 

@@ -10,7 +10,7 @@ import pytest
 from PIL import Image
 
 from polyfed.analysis.retraining_tables import write_csv
-from polyfed.errors import RunError
+from polyfed.core.errors import RunError
 
 Cli = Callable[..., tuple[int, str, str]]
 

@@ -12,7 +12,7 @@ import safetensors.numpy
 from polyfed.analysis.exchange_plots import draw_weights
 from polyfed.analysis.exchange_tables import weights_tables
 from polyfed.analysis.round_weights import ChannelWeights, run_weights
-from polyfed.errors import ConfigError, RunError
+from polyfed.core.errors import ConfigError, RunError
 
 
 def channel(values: list[list[float]], kinds: tuple[str, ...] = ("uni-modal", "multi-modal")) -> ChannelWeights:

@@ -10,9 +10,9 @@ import pytest
 from polyfed import Experiment, run
 from polyfed.analysis.scaling import scaling, scaling_experiments
 from polyfed.analysis.series import Trial, carry_out, plan
-from polyfed.errors import ConfigError, RunError
-from polyfed.reporting.records import RunRecords
-from polyfed.runfolder import RunFolder
+from polyfed.core.errors import ConfigError, RunError
+from polyfed.runs.folder import RunFolder
+from polyfed.runs.records import RunRecords
 
 
 def loaded(content: dict[str, Any], *overrides: str) -> Experiment:

@@ -19,7 +19,7 @@ from polyfed.analysis.shapley import (
     label_of,
     shapley_values,
 )
-from polyfed.errors import ConfigError
+from polyfed.core.errors import ConfigError
 
 Utility = dict[frozenset[str], float]
 UTILITIES = st.floats(-1e3, 1e3)

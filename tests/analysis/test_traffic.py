@@ -7,8 +7,8 @@ import pytest
 from polyfed.analysis.exchange_plots import draw_traffic
 from polyfed.analysis.exchange_tables import traffic_tables
 from polyfed.analysis.traffic import Traffic, run_traffic
-from polyfed.errors import RunError
-from polyfed.reporting.records import RunRecords, Transfer
+from polyfed.core.errors import RunError
+from polyfed.runs.records import RunRecords, Transfer
 
 
 def moved(number: int, client: str, direction: str, kind: str, size: int, step: str = "fit") -> Transfer:

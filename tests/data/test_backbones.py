@@ -7,9 +7,9 @@ import torch
 from transformers import BertConfig, BertModel, CLIPConfig, CLIPModel, ViTConfig, ViTModel
 from transformers.utils import logging as hf_logging
 
+from polyfed.core.errors import ConfigError
 from polyfed.data.backbone_inputs import ImagePreparation
 from polyfed.data.backbones import digest, frozen, load, locate, outline, pooled, quiet
-from polyfed.errors import ConfigError
 
 SMALL = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 32}
 

@@ -14,10 +14,10 @@ import pyarrow as pa
 import pytest
 from PIL import Image
 
+from polyfed.core.errors import DataError
 from polyfed.data import cache as module
 from polyfed.data.arrow import LazyColumn
 from polyfed.data.cache import decode, decoded
-from polyfed.errors import DataError
 
 
 def encoded(image: Image.Image, kind: str = "PNG", **options: Any) -> bytes:

@@ -9,6 +9,7 @@ import pytest
 import torch
 from item_tables import context_of, opened, table, written
 
+from polyfed.core.errors import DataError
 from polyfed.data.assembly import assemble, of_items
 from polyfed.data.backbones import quiet
 from polyfed.data.tokenizers.words import Words
@@ -16,7 +17,6 @@ from polyfed.data.view import DataContext
 from polyfed.data.views.features import Features
 from polyfed.data.views.pixels import Pixels
 from polyfed.data.views.tokens import Tokens
-from polyfed.errors import DataError
 
 # ---- right answers to each other
 

@@ -14,12 +14,12 @@ import pytest
 import torch
 from PIL import Image
 
+from polyfed.core.errors import DataError
 from polyfed.data.digests import content_digest
 from polyfed.data.source import Column
 from polyfed.data.sources.parquet import Parquet
 from polyfed.data.sources.scenes import Scenes
 from polyfed.data.view import DataContext
-from polyfed.errors import DataError
 
 
 def png(seed: int) -> bytes:

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 import torch
 
+from polyfed.core.errors import DataError
 from polyfed.data.feature_store import remembered, stored
-from polyfed.errors import DataError
 
 
 class Counting:

@@ -11,6 +11,7 @@ import torch
 from PIL import Image
 from transformers import BertConfig, BertModel, BertTokenizerFast, CLIPConfig, RobertaConfig, ViTConfig, ViTModel
 
+from polyfed.core.errors import ConfigError, DataError
 from polyfed.data import feature_store
 from polyfed.data.arrow import LazyColumn
 from polyfed.data.backbone_inputs import TextPreparation
@@ -19,7 +20,6 @@ from polyfed.data.source import Column
 from polyfed.data.view import DataContext, View
 from polyfed.data.views import features as module
 from polyfed.data.views.features import Features
-from polyfed.errors import ConfigError, DataError
 
 SMALL = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 32}
 STATISTICS = {"image_mean": [0.5] * 3, "image_std": [0.5] * 3}

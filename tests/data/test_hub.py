@@ -6,8 +6,8 @@ import datasets
 import pytest
 from huggingface_hub import constants
 
+from polyfed.core.errors import DataError
 from polyfed.data.sources.hub import Hub
-from polyfed.errors import DataError
 
 FEATURES = datasets.Features(
     {

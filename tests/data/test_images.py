@@ -8,6 +8,7 @@ from pydantic import ValidationError
 from torch import Tensor
 from torch.nn import functional as F
 
+from polyfed.core.randomness import generator
 from polyfed.data import images
 from polyfed.data.images import (
     Augment,
@@ -20,7 +21,6 @@ from polyfed.data.images import (
     Shift,
     normalised,
 )
-from polyfed.randomness import generator
 
 ALL = [
     Rotation(),

@@ -14,6 +14,7 @@ import pytest
 from item_tables import context_of, opened, picture, table, written
 from pydantic import ValidationError
 
+from polyfed.core.errors import DataError
 from polyfed.data.selection import lacking
 from polyfed.data.source import Source
 from polyfed.data.sources.hub import Hub
@@ -21,7 +22,6 @@ from polyfed.data.sources.parquet import Parquet
 from polyfed.data.sources.questions import Questions
 from polyfed.data.sources.scenes import Scenes
 from polyfed.data.views.pixels import Pixels
-from polyfed.errors import DataError
 
 # ---- wanted values
 

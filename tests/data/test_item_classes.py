@@ -7,9 +7,9 @@ import pytest
 import torch
 from item_tables import opened, written
 
+from polyfed.core.errors import ConfigError, DataError, nearest
 from polyfed.data.item_classes import ItemClasses, item_classes, item_groups
 from polyfed.data.source import Column, Split
-from polyfed.errors import ConfigError, DataError, nearest
 
 TRAIN = {
     "edema": pa.array([1, 0, 1, 0], pa.int8()),

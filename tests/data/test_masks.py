@@ -9,11 +9,11 @@ import pytest
 import torch
 from PIL import Image
 
+from polyfed.core.errors import DataError
 from polyfed.data.source import Column
 from polyfed.data.view import DataContext
 from polyfed.data.views.masks import Masks
 from polyfed.data.views.pixels import Pixels
-from polyfed.errors import DataError
 
 
 def png(values: np.ndarray) -> dict[str, object]:

@@ -7,11 +7,11 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+from polyfed.core.errors import ConfigError
 from polyfed.data.mentions import mentioning
 from polyfed.data.source import Column
-from polyfed.errors import ConfigError
-from polyfed.experiment import Experiment
 from polyfed.federation.federation import Federation
+from polyfed.runs.experiment import Experiment
 
 CAPTIONS = [["A dog runs .", "Two hot dogs"], ["a Bus"], ["busy street"], [], ["Pine trees", None]]
 

@@ -13,6 +13,7 @@ import torch
 from PIL import Image
 from pydantic import ValidationError
 
+from polyfed.core.errors import DataError
 from polyfed.data.assembly import assemble
 from polyfed.data.source import Source, Split
 from polyfed.data.sources.mimic_cxr import FINDINGS, MimicCxr
@@ -20,7 +21,6 @@ from polyfed.data.tokenizers.hashing import Hashing
 from polyfed.data.view import DataContext
 from polyfed.data.views.pixels import Pixels
 from polyfed.data.views.tokens import Tokens
-from polyfed.errors import DataError
 
 HEADINGS = ["subject_id", "study_id", *FINDINGS.values()]
 REPORT = """                                 FINAL REPORT

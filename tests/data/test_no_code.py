@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 
 import polyfed
+from polyfed.core.errors import ConfigError
 from polyfed.data.backbone_inputs import TextPreparation
 from polyfed.data.backbones import NO_CODE, frozen, outline
 from polyfed.data.tokenizers.pretrained import Pretrained
 from polyfed.data.view import DataContext
-from polyfed.errors import ConfigError
 
 SOURCES = Path(polyfed.__file__).parent
 

@@ -10,10 +10,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from polyfed.core.errors import DataError
 from polyfed.data.arrow import LazyColumn, class_names, flattened, place_of, split_of_table
 from polyfed.data.source import Source, Split
 from polyfed.data.sources.parquet import Parquet
-from polyfed.errors import DataError
 
 FEATURES = {
     "label": {"names": ["cat", "dog"], "_type": "ClassLabel"},

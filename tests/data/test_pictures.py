@@ -16,11 +16,11 @@ import pyarrow.parquet as pq
 import pytest
 from PIL import Image
 
+from polyfed.core.errors import DataError
 from polyfed.data.arrow import LazyColumn
 from polyfed.data.cache import decoded
 from polyfed.data.pictures import opened_picture, picture_bytes
 from polyfed.data.sources.parquet import Parquet
-from polyfed.errors import DataError
 
 
 def png(size: tuple[int, int] = (4, 4)) -> bytes:

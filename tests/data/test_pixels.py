@@ -10,12 +10,12 @@ import torch
 from PIL import Image
 from pydantic import ValidationError
 
+from polyfed.core.randomness import generator
 from polyfed.data.arrow import LazyColumn
 from polyfed.data.images import Augment, Flip, Shift
 from polyfed.data.samples import Inputs
 from polyfed.data.view import DataContext, View
 from polyfed.data.views.pixels import Pixels
-from polyfed.randomness import generator
 
 
 def column(n: int = 6, nested: bool = False) -> LazyColumn:

@@ -9,6 +9,7 @@ import pyarrow.parquet as pq
 import pytest
 from pydantic import ValidationError
 
+from polyfed.core.errors import DataError
 from polyfed.data.answers import OTHER
 from polyfed.data.assembly import assemble
 from polyfed.data.scenery.questions import ANSWERS
@@ -16,7 +17,6 @@ from polyfed.data.source import Source
 from polyfed.data.sources.questions import Questions
 from polyfed.data.view import DataContext
 from polyfed.data.views.tokens import Tokens
-from polyfed.errors import DataError
 
 TRAIN = {
     "questions": [["How many?", "What?"], ["What?"], ["how many?", "how many?"]],

@@ -8,12 +8,12 @@ import pyarrow as pa
 import pytest
 import torch
 
+from polyfed.core.errors import ConfigError, DataError
 from polyfed.data.arrow import split_of_table
 from polyfed.data.assembly import assemble, item_labels, of_column, of_items, order_of, require_disjoint
 from polyfed.data.samples import Batch, Samples
 from polyfed.data.source import Selection, Split
 from polyfed.data.view import DataContext, InputSpec, View
-from polyfed.errors import ConfigError, DataError
 
 TABLE = pa.table(
     {

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from polyfed.core.errors import ConfigError, DataError
 from polyfed.data.arrow import LazyColumn
 from polyfed.data.tokenization import Tokenizer, texts_of, words_of
 from polyfed.data.tokenizers.glove import Glove
@@ -17,7 +18,6 @@ from polyfed.data.tokenizers.pretrained import Pretrained
 from polyfed.data.tokenizers.wordpiece import Wordpiece
 from polyfed.data.tokenizers.words import Words
 from polyfed.data.view import DataContext
-from polyfed.errors import ConfigError, DataError
 
 CAPTIONS = [["A dog runs.", "The dog, running!"], ["A cat sits on the mat"], ["the cat and THE dog"]]
 

@@ -8,14 +8,14 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from polyfed.core.errors import ConfigError, DataError
+from polyfed.core.randomness import generator
 from polyfed.data.arrow import LazyColumn
 from polyfed.data.tokenization import Vocabulary
 from polyfed.data.tokenizers.hashing import Hashing
 from polyfed.data.tokenizers.words import Words
 from polyfed.data.view import DataContext, View
 from polyfed.data.views.tokens import TokenRows, Tokens, matrix_of
-from polyfed.errors import ConfigError, DataError
-from polyfed.randomness import generator
 
 WORDS = Words(min_count=1)
 

@@ -6,9 +6,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from polyfed.core.errors import ConfigError
 from polyfed.data.samples import Inputs, Samples
 from polyfed.data.union import union
-from polyfed.errors import ConfigError
 
 
 class Table:

@@ -12,7 +12,7 @@ from polyfed.deploy.files import ServerFolder, SiteFolder
 from polyfed.deploy.init import create_federation
 from polyfed.deploy.link import Link
 from polyfed.deploy.registry import link_to
-from polyfed.experiment import Experiment
+from polyfed.runs.experiment import Experiment
 
 
 @dataclass(frozen=True)

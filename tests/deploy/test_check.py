@@ -16,22 +16,22 @@ import yaml
 from folders import Folders, Live, make
 from typer.testing import CliRunner
 
+from polyfed.cli.deploy import app
+from polyfed.core.errors import RunError
+from polyfed.core.files import private_files
 from polyfed.deploy import check_network, check_setup
 from polyfed.deploy.authentication import REFUSAL
 from polyfed.deploy.certificates import Identity, create_authority, issue_server
 from polyfed.deploy.check import check_site, failed
 from polyfed.deploy.check_network import FLEET, FORBIDDEN
-from polyfed.deploy.commands import app
 from polyfed.deploy.files import SiteFolder
 from polyfed.deploy.findings import Finding, guarded
 from polyfed.deploy.gate import CLOSED
 from polyfed.deploy.keys import create_keys
 from polyfed.deploy.probe import Answer
 from polyfed.deploy.site_config import SiteConfig
-from polyfed.errors import RunError
 from polyfed.federation.federation import Federation
-from polyfed.federation.files import private_files
-from polyfed.federation.payload import Weights
+from polyfed.wire.payload import Weights
 
 
 def offline(site: SiteFolder) -> list[Finding]:

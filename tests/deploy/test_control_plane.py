@@ -16,6 +16,7 @@ from federations import Started, free_port
 from folders import Live
 from wire import http1, http2, lines, posted, raw
 
+from polyfed.core.errors import RunError
 from polyfed.deploy import flower
 from polyfed.deploy.authentication import REFUSAL, SIGNATURE_HEADER, signed
 from polyfed.deploy.certificates import create_authority
@@ -26,7 +27,6 @@ from polyfed.deploy.gate import BODY_LIMIT, CLOSED
 from polyfed.deploy.keys import create_keys
 from polyfed.deploy.probe import PROTOBUF, ask
 from polyfed.deploy.registry import nodes
-from polyfed.errors import RunError
 
 pytestmark = pytest.mark.slow
 

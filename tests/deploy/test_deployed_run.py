@@ -17,9 +17,9 @@ from federations import experiment_settings, started
 from folders import Folders, Live
 
 from polyfed import Experiment, run
-from polyfed.reporting.records import RunRecords
+from polyfed.runs.records import RunRecords
 
-CLI = "import sys; from polyfed.cli import main; sys.exit(main())"
+CLI = "import sys; from polyfed.cli.main import main; sys.exit(main())"
 
 
 def exchanged(folder: Path) -> list[dict[str, Any]]:

@@ -15,11 +15,11 @@ import pytest
 from federations import MARK, started
 from folders import Live
 
-from polyfed.reporting.records import RunRecords
+from polyfed.runs.records import RunRecords
 
 pytestmark = pytest.mark.slow
 
-CLI = "import sys; from polyfed.cli import main; sys.exit(main())"
+CLI = "import sys; from polyfed.cli.main import main; sys.exit(main())"
 FLOODER = Path(__file__).parent / "flooder"
 FLOOD = 400_000_000
 MIB = 2**20

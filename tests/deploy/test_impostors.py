@@ -15,7 +15,7 @@ from test_deployed_run import CLI
 from polyfed.deploy.init import admit
 from polyfed.deploy.keys import create_keys, read_public
 from polyfed.engines.node_keys import fingerprint
-from polyfed.reporting.records import SITE_REFUSED, RunRecords
+from polyfed.runs.records import SITE_REFUSED, RunRecords
 
 pytestmark = pytest.mark.slow
 

@@ -12,6 +12,7 @@ import yaml
 from federations import experiment_settings
 from folders import Folders
 
+from polyfed.core.errors import ConfigError, RunError
 from polyfed.deploy import flower
 from polyfed.deploy.certificates import hosts_of, read_certificate
 from polyfed.deploy.connection import Connection, ServerAddress, load, to_yaml
@@ -20,8 +21,7 @@ from polyfed.deploy.gate import caddyfile, find_caddy
 from polyfed.deploy.init import admit, create_federation, renew_certificate, site_config
 from polyfed.deploy.keys import create_keys, public_half, read_public
 from polyfed.deploy.site_config import SiteConfig
-from polyfed.errors import ConfigError, RunError
-from polyfed.experiment import Experiment
+from polyfed.runs.experiment import Experiment
 
 
 def create(folder: Path, settings: dict[str, Any] | None = None, **options: Any) -> dict[str, Path]:

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 from folders import Folders
 
-from polyfed.cli import main
-from polyfed.federation.files import private_files
+from polyfed.cli.main import main
+from polyfed.core.files import private_files
 
 
 @pytest.fixture(autouse=True)

@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 from federations import MARK, Started, marked, wait_until
 
+from polyfed.core.errors import RunError
 from polyfed.deploy.processes import Processes, free_port, offspring, stopping
-from polyfed.errors import RunError
 
 SLEEP = "import time; time.sleep(600)"
 DETACHED = f"""

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from polyfed.core.errors import RunError
 from polyfed.deploy import server_app
 from polyfed.deploy.server_app import Launch, Outcome
-from polyfed.errors import RunError
 
 
 @pytest.mark.parametrize(

@@ -13,13 +13,13 @@ import pytest
 from federations import MARK, Started, marked, started, wait_until
 from folders import Folders, Live, make
 
+from polyfed.core.errors import ConfigError, RunError
 from polyfed.deploy import attend, flower, registry, serve
 from polyfed.deploy.files import ServerFolder
 from polyfed.deploy.init import admit
 from polyfed.deploy.keys import create_keys
 from polyfed.deploy.link import Link
 from polyfed.deploy.registry import nodes
-from polyfed.errors import ConfigError, RunError
 
 real = pytest.mark.slow
 

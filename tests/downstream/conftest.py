@@ -8,15 +8,15 @@ import pytest
 import yaml
 
 from polyfed import Experiment
-from polyfed.cli import main
+from polyfed.cli.main import main
+from polyfed.core.randomness import isolated
 from polyfed.data.sources.scenes import Scenes
 from polyfed.data.view import DataContext
 from polyfed.downstream.bench import Bench
 from polyfed.downstream.subject import Subject
 from polyfed.federation.settings import DataSettings
 from polyfed.models.model import ModelSettings
-from polyfed.randomness import isolated
-from polyfed.runner import run as run_experiment
+from polyfed.reporting.reported import run as run_experiment
 
 Cli = Callable[..., tuple[int, str, str]]
 MakeBench = Callable[..., Bench]

@@ -12,10 +12,10 @@ import torch
 import yaml
 from PIL import Image
 
+from polyfed.core.errors import ConfigError
 from polyfed.downstream.opened import Wanted
 from polyfed.downstream.suite import Suite, suites
-from polyfed.errors import ConfigError
-from polyfed.saved import load_model
+from polyfed.runs.saved import load_model
 
 Cli = Callable[..., tuple[int, str, str]]
 
@@ -242,6 +242,6 @@ def test_suites_that_come_with_polyfed_are_valid(name: str) -> None:
 
 
 def test_suites_are_no_presets() -> None:
-    from polyfed.catalogue import presets
+    from polyfed.runs.presets import presets
 
     assert not set(suites()) & set(presets())

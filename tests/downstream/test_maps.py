@@ -8,14 +8,14 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from polyfed.core.errors import ConfigError
+from polyfed.core.randomness import isolated
 from polyfed.data.view import DataContext
 from polyfed.downstream.maps import MapReader
 from polyfed.downstream.subject import Subject
-from polyfed.errors import ConfigError
 from polyfed.models.decoders import GridDecoder, UNetDecoder
 from polyfed.models.model import ModelSettings
 from polyfed.models.towers import Local, from_map
-from polyfed.randomness import isolated
 
 PIXELS = {"name": "pixels", "size": 32}
 

@@ -12,6 +12,8 @@ from PIL import Image
 from probe_outcomes import outcome, values
 from torch.nn import functional as F
 
+from polyfed.core.errors import ConfigError, DataError, PolyfedError
+from polyfed.core.randomness import generator
 from polyfed.data.sources.parquet import Parquet
 from polyfed.data.sources.scenes import Scenes
 from polyfed.downstream.bench import Bench
@@ -20,8 +22,6 @@ from polyfed.downstream.probes.few_shot import FewShot
 from polyfed.downstream.probes.retrieval import Retrieval
 from polyfed.downstream.probes.segmentation import Segmentation
 from polyfed.downstream.probes.zero_shot import ZeroShot
-from polyfed.errors import ConfigError, DataError, PolyfedError
-from polyfed.randomness import generator
 from polyfed.tasks.accuracy import label_ranks, top
 
 VIT = {"name": "blocks", "size": "nano", "depth": 1, "patch": 4, "view": {"name": "pixels", "size": 16}}

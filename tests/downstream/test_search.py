@@ -8,11 +8,11 @@ import pytest
 import torch
 from probe_outcomes import outcome
 
+from polyfed.core.errors import DataError
 from polyfed.data.sources.parquet import Parquet
 from polyfed.data.sources.scenes import Scenes
 from polyfed.downstream.probes.out_of_domain import OutOfDomain
 from polyfed.downstream.probes.retrieval import Retrieval
-from polyfed.errors import DataError
 from polyfed.tasks.retrieval import Retrieval as Task
 
 

@@ -10,8 +10,8 @@ import torch
 from polyfed.algorithms.algorithm import Algorithm, Lifetime, Reply, client_query, client_step
 from polyfed.federation.client import Client
 from polyfed.federation.cohort import Cohort
-from polyfed.federation.payload import Weights
 from polyfed.federation.server import Server
+from polyfed.wire.payload import Weights
 
 
 class Odd(Algorithm):

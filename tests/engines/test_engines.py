@@ -11,8 +11,8 @@ import pytest
 
 from by_hand import aligned, transformers
 from polyfed import Experiment, run
-from polyfed.errors import ExchangeError
-from polyfed.reporting.records import RunRecords
+from polyfed.core.errors import ExchangeError
+from polyfed.runs.records import RunRecords
 
 METHODS: dict[str, dict[str, Any]] = {
     "fedavg": {"name": "fedavg", "local_epochs": 1},

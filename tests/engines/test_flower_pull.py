@@ -19,8 +19,8 @@ from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects, 
 
 from polyfed.engines.flower_pull import Refusal, largest, pulled
 from polyfed.engines.flower_records import from_records, to_records
-from polyfed.federation.limits import Limits
-from polyfed.federation.parts import Part
+from polyfed.wire.limits import Limits
+from polyfed.wire.parts import Part
 
 MOST = 1 << 22
 

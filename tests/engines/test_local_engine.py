@@ -9,14 +9,14 @@ import pytest
 import torch
 from odd_steps import Odd
 
+from polyfed.core.errors import ExchangeError
 from polyfed.engines.local import LocalEngine
 from polyfed.engines.site import Site
-from polyfed.errors import ExchangeError
 from polyfed.federation.cohort import Answer, Request
-from polyfed.federation.ledger import Ledger
-from polyfed.federation.limits import Limits
-from polyfed.federation.payload import Payload, Weights
-from polyfed.session import Session
+from polyfed.runs.session import Session
+from polyfed.wire.ledger import Ledger
+from polyfed.wire.limits import Limits
+from polyfed.wire.payload import Payload, Weights
 from sessions import prepared, request, site_of
 
 Config = dict[str, Any]

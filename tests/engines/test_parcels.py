@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 
+from polyfed.core.errors import PayloadError
 from polyfed.engines.parcels import answer_of, parcel_answer, parcel_requests, request_of
-from polyfed.errors import PayloadError
 from polyfed.federation.client import ClientInfo
 from polyfed.federation.cohort import Answer, Request
-from polyfed.federation.limits import Limits
-from polyfed.federation.payload import Payload
 from polyfed.models.slots import described
+from polyfed.wire.limits import Limits
+from polyfed.wire.payload import Payload
 
 INFO = {"id": "a", "group": "g", "modalities": ["image"], "task": "t", "samples": 3, "architecture": "x/head"}
 

@@ -9,13 +9,13 @@ import pytest
 import torch
 from odd_steps import Odd
 
+from polyfed.core.errors import DataError, PayloadError, RunError
 from polyfed.engines.site import RunCard, Site
-from polyfed.errors import DataError, PayloadError, RunError
-from polyfed.experiment import Experiment
 from polyfed.federation.cohort import Request
-from polyfed.federation.limits import Limits
-from polyfed.federation.payload import Artefact, Payload, Scalar, Weights
 from polyfed.federation.state import Label
+from polyfed.runs.experiment import Experiment
+from polyfed.wire.limits import Limits
+from polyfed.wire.payload import Artefact, Payload, Scalar, Weights
 from sessions import prepared, site_of
 
 Config = dict[str, Any]

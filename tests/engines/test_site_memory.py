@@ -10,8 +10,8 @@ import torch
 
 from by_hand import copies
 from polyfed.federation.cohort import Request
-from polyfed.federation.payload import Payload, Weights
-from polyfed.session import Session
+from polyfed.runs.session import Session
+from polyfed.wire.payload import Payload, Weights
 from sessions import prepared, request, site_of
 
 

@@ -9,8 +9,8 @@ from polyfed.aggregation.mean import WeightedMean
 from polyfed.algorithms.algorithm import Algorithm, Lifetime, Reply, client_step, each
 from polyfed.federation.client import Client
 from polyfed.federation.cohort import Cohort
-from polyfed.federation.payload import Weights
 from polyfed.federation.server import Server
+from polyfed.wire.payload import Weights
 
 
 class TwoPhases(Algorithm):

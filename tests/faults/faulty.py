@@ -13,7 +13,7 @@ import torch
 from polyfed.algorithms.algorithm import Reply, client_step
 from polyfed.algorithms.creamfl import CreamFL
 from polyfed.federation.client import Client
-from polyfed.federation.payload import Artefact, Representations, Weights
+from polyfed.wire.payload import Artefact, Representations, Weights
 
 
 class Struck(CreamFL):

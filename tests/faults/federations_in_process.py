@@ -15,8 +15,9 @@ from polyfed.deploy.host import open_host
 from polyfed.deploy.init import create_federation
 from polyfed.engines.flower import within
 from polyfed.engines.flower_node import Host, Node
-from polyfed.experiment import Experiment
-from polyfed.runner import Run, resume, run
+from polyfed.reporting.reported import resume, run
+from polyfed.runs.experiment import Experiment
+from polyfed.runs.runner import Run
 
 
 class SiteProcess:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from polyfed.reporting.records import RunRecords
+from polyfed.runs.records import RunRecords
 
 LOGS = ("metrics.jsonl", "ledger.jsonl")
 

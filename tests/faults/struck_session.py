@@ -9,14 +9,14 @@ from typing import Any
 from fake_grid import Rule
 from federations_in_process import InProcess
 
+from polyfed.core.errors import PayloadError
 from polyfed.engines.flower import Flower, within
-from polyfed.errors import PayloadError
-from polyfed.experiment import Experiment
 from polyfed.federation.cohort import Cohort, Patience
-from polyfed.federation.ledger import Ledger
-from polyfed.reporting.progress import SilentProgress
-from polyfed.runfolder import RunFolder
-from polyfed.session import Session
+from polyfed.runs.experiment import Experiment
+from polyfed.runs.folder import RunFolder
+from polyfed.runs.progress import SilentProgress, unreported
+from polyfed.runs.session import Session
+from polyfed.wire.ledger import Ledger
 
 
 @dataclass
@@ -40,7 +40,7 @@ class Struck:
         federation = InProcess.made(folder / "federation", config)
         experiment = Experiment.parse(federation.experiment())
         (folder / "run").mkdir()
-        session = Session(experiment, RunFolder(folder / "run"), SilentProgress(), "a-test")
+        session = Session(experiment, RunFolder(folder / "run"), SilentProgress(), "a-test", unreported)
         assert isinstance(experiment.run.engine, Flower)
         with within(federation.grid):
             session.attach(experiment.run.engine.over(federation.grid, session.hosting))

@@ -16,12 +16,12 @@ from federations_in_process import InProcess
 from outcomes import events, reasons
 from test_damaged_messages import facts
 
-from polyfed import __version__
+from polyfed.core.errors import ExchangeError, PayloadError, PolyfedError
+from polyfed.core.version import __version__
 from polyfed.deploy.host import open_host
 from polyfed.engines.flower_node import Node
 from polyfed.engines.flower_records import from_records, to_records
-from polyfed.errors import ExchangeError, PayloadError, PolyfedError
-from polyfed.federation.wire import SCHEMA
+from polyfed.wire.framing import SCHEMA
 
 Config = dict[str, Any]
 

@@ -10,7 +10,7 @@ from engines_under_test import ENGINES, ready
 from outcomes import events, reasons, results
 
 from polyfed import Experiment, resume, run
-from polyfed.errors import ExchangeError
+from polyfed.core.errors import ExchangeError
 
 Config = dict[str, Any]
 ALL = ["local", pytest.param("ray", marks=pytest.mark.slow), pytest.param("flower", marks=pytest.mark.slow)]

@@ -18,7 +18,7 @@ import pytest
 from polyfed.deploy import errand as errands
 from polyfed.deploy.errand import errand
 from polyfed.deploy.worker import serve_errands
-from polyfed.federation.parts import Part
+from polyfed.wire.parts import Part
 
 KILLED = """
 import os, signal, sys

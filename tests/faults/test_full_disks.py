@@ -19,9 +19,9 @@ from federations_in_process import InProcess
 from outcomes import events, reasons, results
 
 from polyfed import Experiment, resume, run
-from polyfed.errors import RunError
-from polyfed.federation.files import write_atomically
-from polyfed.runfolder import RunFolder
+from polyfed.core.errors import RunError
+from polyfed.core.files import write_atomically
+from polyfed.runs.folder import RunFolder
 
 
 @contextlib.contextmanager

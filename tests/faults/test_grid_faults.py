@@ -24,7 +24,7 @@ from fake_grid import (
 from federations_in_process import InProcess
 from outcomes import events, reasons, results
 
-from polyfed.errors import ExchangeError
+from polyfed.core.errors import ExchangeError
 
 Undisturbed = dict[str, bytes]
 

@@ -15,7 +15,7 @@ import yaml
 from engines_under_test import ENGINES, ready
 from outcomes import results
 
-POLYFED = [sys.executable, "-c", "import sys; from polyfed.cli import main; sys.exit(main())"]
+POLYFED = [sys.executable, "-c", "import sys; from polyfed.cli.main import main; sys.exit(main())"]
 PATIENCE = 300.0
 
 

@@ -14,12 +14,12 @@ from fake_grid import DESCRIBE, STEP, Rule, comes_back_as, dies_before, goes_awa
 from federations_in_process import InProcess, SiteProcess
 from outcomes import events, reasons, results
 
+from polyfed.core.errors import ExchangeError
+from polyfed.core.files import write_atomically
 from polyfed.deploy.keys import create_keys, read_public
 from polyfed.engines.flower_node import Node
 from polyfed.engines.node_keys import fingerprint
-from polyfed.errors import ExchangeError
-from polyfed.federation.files import write_atomically
-from polyfed.reporting.records import RunRecords
+from polyfed.runs.records import RunRecords
 
 STRANGER = 7
 Reply = dict[str, Any]

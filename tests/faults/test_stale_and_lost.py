@@ -11,8 +11,8 @@ from fake_grid import Rule, dies_before
 from federations_in_process import InProcess
 from outcomes import events, reasons, results
 
-from polyfed.errors import ExchangeError, RunError
-from polyfed.runfolder import RunFolder
+from polyfed.core.errors import ExchangeError, RunError
+from polyfed.runs.folder import RunFolder
 
 
 def stopped(federation: InProcess, out: Path, number: int) -> None:

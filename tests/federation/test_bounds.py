@@ -10,8 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from polyfed.errors import ConfigError, PayloadError
-from polyfed.experiment import RunSettings, parse_settings
+from polyfed.core.errors import ConfigError, PayloadError
 from polyfed.federation.bounds import (
     ALONG,
     SENT,
@@ -27,8 +26,9 @@ from polyfed.federation.bounds import (
 )
 from polyfed.federation.client import ClientInfo
 from polyfed.federation.gate import Arrival, Gate, Usual, WaitingRoom
-from polyfed.federation.limits import Limits
-from polyfed.federation.payload import Payload, Weights
+from polyfed.runs.experiment import RunSettings, parse_settings
+from polyfed.wire.limits import Limits
+from polyfed.wire.payload import Payload, Weights
 
 ZERO = {"w": torch.zeros(4), "n": torch.tensor(10)}
 

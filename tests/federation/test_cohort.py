@@ -8,16 +8,16 @@ from typing import Any
 import pytest
 import torch
 
-from polyfed.errors import ConfigError, ExchangeError, PayloadError
-from polyfed.experiment import RunSettings
+from polyfed.core.errors import ConfigError, ExchangeError, PayloadError
+from polyfed.core.randomness import generator
 from polyfed.federation.client import ClientInfo
 from polyfed.federation.cohort import Answer, Cohort, Patience, Reply, Request, SamplingSettings, each
-from polyfed.federation.ledger import Ledger
-from polyfed.federation.limits import Limits
-from polyfed.federation.payload import Payload, Representations, Weights
-from polyfed.federation.schema import client_query, client_step
-from polyfed.federation.transport import Transport
-from polyfed.randomness import generator
+from polyfed.runs.experiment import RunSettings
+from polyfed.wire.ledger import Ledger
+from polyfed.wire.limits import Limits
+from polyfed.wire.payload import Payload, Representations, Weights
+from polyfed.wire.schema import client_query, client_step
+from polyfed.wire.transport import Transport
 
 
 def info(name: str, group: str = "g") -> ClientInfo:

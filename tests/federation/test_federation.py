@@ -10,9 +10,9 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
-from polyfed.errors import ConfigError, DataError
-from polyfed.experiment import Experiment
+from polyfed.core.errors import ConfigError, DataError
 from polyfed.federation.federation import Federation
+from polyfed.runs.experiment import Experiment
 
 Config = dict[str, Any]
 

@@ -11,7 +11,7 @@ from torch import Tensor
 from polyfed.federation.bounds import SENT, SIZE, WHOLE, Bounds
 from polyfed.federation.client import ClientInfo
 from polyfed.federation.gate import Arrival, Gate, Usual
-from polyfed.federation.payload import Payload, Weights
+from polyfed.wire.payload import Payload, Weights
 
 Tensors = Mapping[str, Tensor]
 

@@ -9,10 +9,10 @@ import pytest
 import torch
 
 from by_hand import one_classification, three_kinds
-from polyfed.errors import ConfigError
+from polyfed.core.errors import ConfigError
 from polyfed.federation.client import ClientInfo
 from polyfed.federation.knowledge import RepresentationForm, ScoreForm, bounded
-from polyfed.federation.payload import Representations, Scores
+from polyfed.wire.payload import Representations, Scores
 from sessions import prepared, woken
 
 IMAGE = ClientInfo("a", "a", ("image",), "classification", 10, "x")

@@ -11,11 +11,11 @@ import pytest
 import torch
 
 from by_hand import assert_mean, copies, plain_sgd, plain_training, three_kinds, transformers
-from polyfed.errors import ConfigError, DataError
-from polyfed.experiment import Experiment
+from polyfed.core.errors import ConfigError, DataError
 from polyfed.federation import heads
 from polyfed.federation.federation import Federation
-from polyfed.runner import run
+from polyfed.reporting.reported import run
+from polyfed.runs.experiment import Experiment
 from sessions import first_cohort, prepared
 
 Config = dict[str, Any]

@@ -12,8 +12,8 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from polyfed.errors import RunError
-from polyfed.federation.files import write_atomically
+from polyfed.core.errors import RunError
+from polyfed.core.files import write_atomically
 from polyfed.federation.state import ClientState, Label, Lifetime, StateStore, flatten, unflatten
 
 

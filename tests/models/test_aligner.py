@@ -11,8 +11,8 @@ import torch
 from pydantic import ValidationError
 from torch import Tensor, nn
 
+from polyfed.core.errors import ConfigError
 from polyfed.data.view import DataContext, InputSpec
-from polyfed.errors import ConfigError
 from polyfed.models.aligner import Aligner, AlignerSettings, sequence
 from polyfed.models.blocks import Block, PostBlock
 from polyfed.models.encoders.bag import Bag

@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from polyfed.core.errors import ConfigError
 from polyfed.data.view import DataContext, InputSpec
-from polyfed.errors import ConfigError
 from polyfed.models.aligner import Aligned, AlignerSettings, aligned
 from polyfed.models.binding import Parts
 from polyfed.models.blocks import Block, PostBlock

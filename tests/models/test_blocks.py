@@ -9,9 +9,9 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
+from polyfed.core.errors import ConfigError
 from polyfed.data.backbones import quiet
 from polyfed.data.view import DataContext, InputSpec
-from polyfed.errors import ConfigError
 from polyfed.models.blocks import Attention, Block, DropPath, stack
 from polyfed.models.encoder import Encoder
 from polyfed.models.encoders.blocks import Blocks, BlocksModule, _renamed

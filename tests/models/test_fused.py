@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from polyfed.core.errors import ConfigError
 from polyfed.data.samples import Samples
-from polyfed.errors import ConfigError
 from polyfed.models.fused import Fused, Guidance, RowNumbers, Seen, of_batch, of_rows, seen
 from polyfed.models.fusion import GranularityFusion, match_positions
 from polyfed.models.model import Model

@@ -3,8 +3,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from polyfed.core.errors import ConfigError
 from polyfed.data.view import DataContext, InputSpec
-from polyfed.errors import ConfigError
 from polyfed.models.encoders.projection import Projection
 
 CONTEXT = DataContext(Path("unused"))

@@ -6,9 +6,9 @@ import pytest
 import torch
 from pydantic import ValidationError
 
+from polyfed.core.errors import ConfigError
 from polyfed.data.backbones import quiet
 from polyfed.data.view import DataContext, InputSpec
-from polyfed.errors import ConfigError
 from polyfed.models.encoder import Encoder
 from polyfed.models.encoders.bag import Bag
 from polyfed.models.encoders.bert import Bert

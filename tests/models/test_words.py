@@ -4,8 +4,8 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+from polyfed.core.errors import ConfigError
 from polyfed.data.view import DataContext, InputSpec
-from polyfed.errors import ConfigError
 from polyfed.models.words import embedding_table
 
 VOCABULARY = ("<pad>", "<unk>", "dog", "Cat", "zebra")

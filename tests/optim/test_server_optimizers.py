@@ -13,12 +13,12 @@ from torch import Tensor
 
 from by_hand import copies, transformers
 from misbehaving import contents, cut_short
-from polyfed.errors import ConfigError
-from polyfed.experiment import Experiment
-from polyfed.federation.ledger import Ledger
+from polyfed.core.errors import ConfigError
 from polyfed.optim.server import ServerOptimizer
-from polyfed.runner import resume, run
-from polyfed.session import Session
+from polyfed.reporting.reported import resume, run
+from polyfed.runs.experiment import Experiment
+from polyfed.runs.session import Session
+from polyfed.wire.ledger import Ledger
 from sessions import prepared
 
 Config = dict[str, Any]

@@ -2,7 +2,7 @@ import pytest
 import torch
 from safetensors.torch import load, save
 
-from polyfed.errors import PayloadError
+from polyfed.core.errors import PayloadError
 from polyfed.optim.settings import OptimizerSettings
 from polyfed.optim.state import load_optimizer_tensors, optimizer_tensors
 

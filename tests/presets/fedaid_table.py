@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from stated import Entries, Table, hyperparameters
 
-from polyfed.experiment import Experiment
+from polyfed.runs.experiment import Experiment
 
 SETUP, B1 = "paper, section 5.1", "paper, appendix B.1"
 LOOP = "code, mgca/models/mgca/FedAvg_SLIA_HC.py"

@@ -15,10 +15,10 @@ import pytest
 import yaml
 from stated import MECHANICS, Table, default_of, entry_for, hyperparameters, leaves
 
-from polyfed.catalogue import preset_names, preset_text, presets
-from polyfed.config_files import read_config
 from polyfed.data.images import Augment
-from polyfed.experiment import Experiment
+from polyfed.runs.config_files import read_config
+from polyfed.runs.experiment import Experiment
+from polyfed.runs.presets import preset_names, preset_text, presets
 
 TABLES: dict[str, Table] = {
     **creamfl_table.TABLES,

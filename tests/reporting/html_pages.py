@@ -9,7 +9,7 @@ from pathlib import Path
 import yaml
 
 from polyfed.reporting.html.page import html_report
-from polyfed.reporting.records import RunRecords
+from polyfed.runs.records import RunRecords
 
 VOID = {"meta", "img", "input", "br"}
 ALL_PARTS = ["server", "curves", "partition", "traffic", "weights", "clients", "events", "configuration", "reading"]

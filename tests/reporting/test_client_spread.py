@@ -8,7 +8,7 @@ from run_folders import write_lines
 
 from polyfed.reporting.client_spread import ClientSpread, client_spreads, lower_is_better, spreads_json
 from polyfed.reporting.html.page import html_report
-from polyfed.reporting.records import RunRecords
+from polyfed.runs.records import RunRecords
 
 
 def test_figures_are_those_of_the_definition():

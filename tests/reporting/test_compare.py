@@ -17,7 +17,7 @@ from polyfed.reporting.compare import (
     comparison_table,
     draw_comparison,
 )
-from polyfed.reporting.records import RunRecords
+from polyfed.runs.records import RunRecords
 
 
 @pytest.fixture

@@ -15,9 +15,9 @@ from rich.text import Text
 from run_states import mid_round, play, screen
 
 from polyfed.reporting.dashboard import DashboardProgress
-from polyfed.reporting.records import RunRecords
 from polyfed.reporting.run_picture import chosen_curves, plain, sparkline
 from polyfed.reporting.run_state import RunState
+from polyfed.runs.records import RunRecords
 
 # ---- pictures
 
@@ -213,7 +213,7 @@ def test_warnings_are_events_and_are_printed_at_the_end():
     progress.run_started("demo", 3, 2)
     try:
         logging.getLogger("polyfed.data").warning("the cache [is] slow")
-        logging.getLogger("polyfed.session").warning("told as an event already")
+        logging.getLogger("polyfed.runs.session").warning("told as an event already")
         progress._live.refresh()
     finally:
         progress.close()

@@ -13,17 +13,17 @@ from rich.text import Text
 from run_folders import write_lines
 
 import polyfed
-from polyfed.console import in_charge
+from polyfed.cli.console import in_charge
 from polyfed.reporting.bars import BarProgress
 from polyfed.reporting.dashboard import DashboardProgress
 from polyfed.reporting.figures import figure_grid, legend_below, save, styled
 from polyfed.reporting.html.page import write_html_report
 from polyfed.reporting.progress import PlainProgress
-from polyfed.reporting.records import RunRecords
 from polyfed.reporting.report import report, write_report
 from polyfed.reporting.tables import TextTable
 from polyfed.reporting.terminal import Terminal
-from polyfed.runfolder import RunFolder
+from polyfed.runs.folder import RunFolder
+from polyfed.runs.records import RunRecords
 
 HOSTILE = "\x1b[2J\x1b]0;owned\x07<script>alert(1)</script> | ![x](http://tracker)\r\n# forged\u202e"
 EFFECTS = ("\x1b", "\x07", "\r", "\u202e", "\x9b")

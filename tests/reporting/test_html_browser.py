@@ -17,7 +17,7 @@ import pytest
 from run_folders import write_run
 
 from polyfed.reporting.html.page import write_html_report
-from polyfed.reporting.records import RunRecords
+from polyfed.runs.records import RunRecords
 
 NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome", "headless_shell")
 PROGRAM = next((found for found in map(shutil.which, NAMES) if found), None)

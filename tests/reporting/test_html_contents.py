@@ -12,7 +12,7 @@ from run_folders import write_lines
 
 from polyfed.reporting.html.facts import client_kinds
 from polyfed.reporting.html.page import html_report
-from polyfed.reporting.records import RunRecords
+from polyfed.runs.records import RunRecords
 
 
 @pytest.fixture

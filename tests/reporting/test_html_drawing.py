@@ -26,7 +26,7 @@ from polyfed.reporting.html.curves import spread_chart
 from polyfed.reporting.html.heat_map import Frame, HeatMap, palette_bytes
 from polyfed.reporting.html.markup import Markup, escaped, tag
 from polyfed.reporting.html.weights import weights
-from polyfed.reporting.records import RunRecords
+from polyfed.runs.records import RunRecords
 
 # ---- charts
 

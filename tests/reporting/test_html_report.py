@@ -12,9 +12,9 @@ from html_pages import ALL_PARTS, Page, page_of, write_full
 from run_folders import write_lines, write_run
 from safetensors.torch import save_file
 
-from polyfed.errors import RunError
+from polyfed.core.errors import RunError
 from polyfed.reporting.html.page import html_report, write_html_report
-from polyfed.reporting.records import RunRecords
+from polyfed.runs.records import RunRecords
 
 HOSTILE = "</script><script>alert(1)</script>\"'><img src=x onerror=alert(1)>&amp;]]>"
 

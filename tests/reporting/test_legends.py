@@ -33,9 +33,9 @@ from polyfed.reporting.compare import compare, draw_comparison
 from polyfed.reporting.curve_plots import draw_clients, draw_server
 from polyfed.reporting.figures import settle_legends
 from polyfed.reporting.partition_plots import draw_partition
-from polyfed.reporting.records import RunRecords
 from polyfed.reporting.traffic_plots import draw_traffic
 from polyfed.reporting.weight_plots import draw_weights
+from polyfed.runs.records import RunRecords
 
 SLACK = 1.0  # pixels by which rounding may let boxes touch
 LONG = "an exceedingly long name of a condition"

@@ -11,7 +11,7 @@ from rich.console import Console
 from run_folders import write_lines, write_run
 
 from polyfed.reporting.outcome import finished_twin, next_steps, outcome, outcome_table, verdict
-from polyfed.reporting.records import RunRecords
+from polyfed.runs.records import RunRecords
 
 FEDERATION = {"data": {"sources": {}}, "server": {"source": "shop"}, "clients": {"image": {}}}
 

@@ -10,7 +10,7 @@ from polyfed.reporting.html.page import html_report
 from polyfed.reporting.partition_plots import draw_partition
 from polyfed.reporting.partition_tables import classes_of, features, partition_tables, short_names, sources_of
 from polyfed.reporting.plots import draw_all
-from polyfed.reporting.records import Holding, RunRecords
+from polyfed.runs.records import Holding, RunRecords
 
 
 def ill(edema: int, effusion: int, both: int, none: int, **more: object) -> Holding:

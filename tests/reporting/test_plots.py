@@ -11,9 +11,9 @@ from run_folders import write_lines, write_run
 from polyfed.reporting.curve_plots import draw_clients, draw_server, latest_values
 from polyfed.reporting.partition_plots import draw_partition
 from polyfed.reporting.plots import draw_all
-from polyfed.reporting.records import RunRecords
 from polyfed.reporting.traffic_plots import draw_traffic
 from polyfed.reporting.weight_plots import binned
+from polyfed.runs.records import RunRecords
 
 
 def drawn_lines(axes):

@@ -7,13 +7,8 @@ from rich.console import Console
 from rich.text import Text
 
 from polyfed.reporting.bars import BarProgress
-from polyfed.reporting.progress import (
-    PlainProgress,
-    Progress,
-    SilentProgress,
-    progress_for,
-    summaries,
-)
+from polyfed.reporting.progress import PlainProgress, progress_for, summaries
+from polyfed.runs.progress import Progress, SilentProgress
 
 
 def play(progress: Progress, *, done: int = 0) -> None:

@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from polyfed.errors import RunError
-from polyfed.reporting.progress import Progress
+from polyfed.core.errors import RunError
 from polyfed.reporting.progress_log import CALLS, Both, LoggedProgress, Relay, follow
+from polyfed.runs.progress import Progress
 
 
 class Heard(Relay):

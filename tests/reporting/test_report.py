@@ -7,8 +7,8 @@ import pytest
 from rich.console import Console
 from run_folders import write_lines
 
-from polyfed.reporting.records import RunRecords
 from polyfed.reporting.report import clients_table, report, tables, write_report
+from polyfed.runs.records import RunRecords
 
 
 @pytest.fixture

@@ -6,8 +6,8 @@ import math
 
 from run_states import Now, ids, mid_round, play, screen
 
-from polyfed.reporting.records import RunRecords
 from polyfed.reporting.run_state import Curve, RunState
+from polyfed.runs.records import RunRecords
 
 
 def test_a_curve_is_the_mean_of_the_finite_values_of_a_round():

@@ -13,10 +13,10 @@ from typing import Any, ClassVar
 import pytest
 from sink_rounds import CONFIG, EXPECTED, a_round, sink_run
 
-from polyfed.reporting.sink import Sink, SinkRun, SinkSet
 from polyfed.reporting.sinks.mlflow import MLflow, fit
 from polyfed.reporting.sinks.tensorboard import TensorBoard
 from polyfed.reporting.sinks.wandb import WandB
+from polyfed.runs.sink import Sink, SinkRun, SinkSet
 
 # ---- TensorBoard, for real
 

@@ -9,7 +9,7 @@ from task_samples import identity_model, make_samples
 from torch import nn
 from torch.nn import functional as F
 
-from polyfed.errors import ConfigError, DataError
+from polyfed.core.errors import ConfigError, DataError
 from polyfed.losses.classification import class_separation, margin_cross_entropy
 from polyfed.models.heads import LinearHead, NonNegativeHead
 from polyfed.tasks.classification import Classification

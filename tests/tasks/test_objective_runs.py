@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from by_hand import copies, play, three_kinds, transformers
-from polyfed.randomness import isolated
+from polyfed.core.randomness import isolated
 from sessions import prepared, woken
 
 Config = dict[str, Any]

@@ -17,8 +17,8 @@ from torch.nn import functional as F
 from by_hand import aligned as hospitals
 from polyfed import Experiment, run
 from polyfed.aggregation.mean import WeightedMean
+from polyfed.core.errors import ConfigError
 from polyfed.data.samples import Batch, Samples
-from polyfed.errors import ConfigError
 from polyfed.losses.gloria import local_contrast
 from polyfed.losses.info_nce import info_nce
 from polyfed.losses.mgca import prototype_alignment, token_alignment, token_weights, uniform_weights

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.nn import functional as F
 
-from polyfed.errors import DataError
+from polyfed.core.errors import DataError
 from polyfed.tasks.recall import positives_per_query, ranks, recall_at
 
 

@@ -8,11 +8,11 @@ from pydantic import ValidationError
 from task_samples import captioned, identity_model, make_samples
 from torch import nn
 
-from polyfed.errors import ConfigError, DataError
+from polyfed.core.errors import ConfigError, DataError
+from polyfed.core.randomness import generator
 from polyfed.losses.info_nce import InfoNCE, info_nce
 from polyfed.losses.soft_contrastive import SoftContrastive
 from polyfed.models.model import Model
-from polyfed.randomness import generator
 from polyfed.tasks.retrieval import Retrieval
 from polyfed.tasks.task import Task
 

@@ -8,8 +8,8 @@ from pydantic import ValidationError
 from task_samples import identity_model, make_samples
 from torch import nn
 
+from polyfed.core.errors import ConfigError, DataError
 from polyfed.data.answers import OTHER
-from polyfed.errors import ConfigError, DataError
 from polyfed.models.fused_head import FusedHead
 from polyfed.models.model import Model, Once
 from polyfed.tasks.task import Task

@@ -11,10 +11,10 @@ import pytest
 import torch
 
 from polyfed import Experiment, run
+from polyfed.core.errors import DataError
 from polyfed.data.answers import OTHER
-from polyfed.errors import DataError
-from polyfed.evaluation import evaluate_model
-from polyfed.saved import load_model, model_folder
+from polyfed.runs.evaluation import evaluate_model
+from polyfed.runs.saved import load_model, model_folder
 
 Config = dict[str, Any]
 KINDS = [{"name": "count", "question": "^how many"}, {"name": "truth", "answer": "yes|no"}]
@@ -32,7 +32,7 @@ def asking(tiny: Config, algorithm: object, **task: object) -> Config:
 
 @pytest.fixture
 def finished(tiny: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setattr("polyfed.session.draw_all", lambda folder: None)
+    monkeypatch.setattr("polyfed.reporting.reported.draw_all", lambda folder: None)
     content = asking(tiny, {"name": "creamfl", "local_epochs": 1, "kd_joint": True})
     return run(Experiment.load(content), tmp_path / "run").folder
 

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
-from polyfed.errors import ConfigError
+from polyfed.core.errors import ConfigError
 from polyfed.models.slots import BLOCK_ROLES, EXTRA, HEAD, Places, Slot
 
 Layers = Literal["none", "attention", "mlp", "blocks", "encoder"]

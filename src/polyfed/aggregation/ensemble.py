@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from polyfed.errors import PayloadError
+from polyfed.core.errors import PayloadError
 
 RECORDED = 1024
 """Samples whose weights are kept for inspection, unless told which."""

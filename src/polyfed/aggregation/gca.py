@@ -14,7 +14,7 @@ from torch import Tensor
 
 from polyfed.aggregation.approximate import bf16_scores, cumulant_scores, sampled_scores
 from polyfed.aggregation.tiles import Blocks, Contrast, full_product, tiled_scores, working_dtype
-from polyfed.errors import ConfigError, PayloadError
+from polyfed.core.errors import ConfigError, PayloadError
 
 Backend = Literal["exact", "bf16", "cumulant2", "sampled"]
 

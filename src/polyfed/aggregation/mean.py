@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from polyfed.errors import PayloadError
+from polyfed.core.errors import PayloadError
 
 
 class WeightedMean:

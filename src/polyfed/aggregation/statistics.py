@@ -11,7 +11,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from polyfed.aggregation.tiles import RANGE, Blocks, BoundedFold, Fold, full_product, largest_logit, working_dtype
-from polyfed.errors import ConfigError, PayloadError
+from polyfed.core.errors import ConfigError, PayloadError
 
 Statistic = Literal["positive", "rest", "whole", "best_other", "winner", "entropy", "variance"]
 Statistics = dict[Statistic, Tensor]

@@ -15,8 +15,8 @@ from torch.nn import functional as F
 
 from polyfed.aggregation.statistics import Statistic, Statistics, row_statistics, scores_statistics
 from polyfed.aggregation.tiles import working_dtype
-from polyfed.errors import ConfigError
-from polyfed.settings import Component
+from polyfed.core.errors import ConfigError
+from polyfed.core.settings import Component
 
 OF_REPRESENTATIONS = "representations to weigh, not class scores"
 """Fact on which settings of weightings may depend."""

@@ -6,19 +6,19 @@ from abc import abstractmethod
 from collections.abc import Mapping
 from typing import ClassVar
 
-from polyfed.effects import PAIRING, SEVERAL, SEVERAL_TYPES, SINGLE, require_effects_beneath
-from polyfed.errors import ConfigError
+from polyfed.core.effects import PAIRING, SEVERAL, SEVERAL_TYPES, SINGLE, require_effects_beneath
+from polyfed.core.errors import ConfigError
+from polyfed.core.settings import Component
 from polyfed.federation.client import Client
 from polyfed.federation.cohort import Cohort, Reply, each
-from polyfed.federation.payload import Weights
-from polyfed.federation.schema import client_query, client_step, fresh_query
 from polyfed.federation.server import Server
 from polyfed.federation.state import Lifetime
 from polyfed.models.model import Model
 from polyfed.models.slots import describe, places
-from polyfed.settings import Component
 from polyfed.tasks.pairing import PairTask
 from polyfed.tasks.task import Task
+from polyfed.wire.payload import Weights
+from polyfed.wire.schema import client_query, client_step, fresh_query
 
 __all__ = ["Algorithm", "Lifetime", "Reply", "client_query", "client_step", "each"]
 

@@ -10,12 +10,12 @@ import torch
 
 from polyfed.algorithms.algorithm import Lifetime, Reply, client_step, each
 from polyfed.algorithms.fedavg import FedAvg
-from polyfed.effects import Condition, Never
-from polyfed.errors import ConfigError
+from polyfed.core.effects import Condition, Never
+from polyfed.core.errors import ConfigError
 from polyfed.federation.client import Client, ClientInfo
 from polyfed.federation.cohort import Cohort
-from polyfed.federation.payload import Weights
 from polyfed.federation.server import Server
+from polyfed.wire.payload import Weights
 
 BUDGET = ("steps", "epochs", "samples")
 """What training has cost a type so far: optimiser steps, passes over its data, samples seen."""

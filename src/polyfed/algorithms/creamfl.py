@@ -15,17 +15,17 @@ from polyfed.aggregation.weighting import Weighting
 from polyfed.aggregation.weightings.gca import GCA
 from polyfed.algorithms.algorithm import Lifetime, Reply, client_step
 from polyfed.algorithms.ensemble_distillation import EnsembleDistillation, Gathered
+from polyfed.core.effects import Condition, Not, Only
+from polyfed.core.errors import ConfigError
 from polyfed.data.samples import Batch, Samples
-from polyfed.effects import Condition, Not, Only
-from polyfed.errors import ConfigError
 from polyfed.federation.client import Client
 from polyfed.federation.cohort import Cohort
 from polyfed.federation.knowledge import Knowledge
 from polyfed.federation.mixing import Pair, interleave
-from polyfed.federation.payload import Representations
 from polyfed.federation.reference import FrozenCopy, Reference, Stored
 from polyfed.federation.server import Server
 from polyfed.losses.contrast import inter_modal, intra_modal
+from polyfed.wire.payload import Representations
 
 CONTRASTS = Only(gamma=Not(0)) & (Only(inter=True) | Only(intra=True))
 """Clients contrast what they see with what the server sees."""

@@ -15,19 +15,19 @@ from polyfed.algorithms.algorithm import Reply, client_step, each
 from polyfed.algorithms.creamfl import CreamFL
 from polyfed.algorithms.ensemble_distillation import DISTILS, Gathered
 from polyfed.algorithms.fedavg import FedAvg
+from polyfed.core.effects import Not, Only
+from polyfed.core.errors import ConfigError
 from polyfed.data.samples import Batch
-from polyfed.effects import Not, Only
-from polyfed.errors import ConfigError
 from polyfed.federation.client import Client, ClientInfo
 from polyfed.federation.cohort import Cohort
 from polyfed.federation.party import Regulariser
-from polyfed.federation.payload import Representations, Weights
 from polyfed.federation.reference import Stored
 from polyfed.federation.server import Server
 from polyfed.federation.settings import TrainingSettings
 from polyfed.losses.distillation import Distillation
 from polyfed.models.model import Embedder
 from polyfed.optim.settings import OptimizerSettings
+from polyfed.wire.payload import Representations, Weights
 
 _CONTRASTS = Only(gamma=Not(0))
 

@@ -10,9 +10,9 @@ from pydantic import Field
 from torch import Tensor
 
 from polyfed.algorithms.ensemble_distillation import DISTILS, EnsembleDistillation
+from polyfed.core.effects import Condition, Only
+from polyfed.core.errors import ConfigError
 from polyfed.data.samples import Batch
-from polyfed.effects import Condition, Only
-from polyfed.errors import ConfigError
 from polyfed.federation.client import Client, ClientInfo
 from polyfed.federation.knowledge import Form, Knowledge, RepresentationForm, ScoreForm
 from polyfed.federation.party import Party

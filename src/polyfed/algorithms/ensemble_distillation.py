@@ -15,16 +15,16 @@ from polyfed.aggregation.ensemble import Ensemble, Ensembled
 from polyfed.aggregation.weighting import OF_REPRESENTATIONS, Evidence, Weighting
 from polyfed.aggregation.weightings.mean import Mean
 from polyfed.algorithms.algorithm import Algorithm, Lifetime, Reply
+from polyfed.core.effects import Facts, Not, Only
+from polyfed.core.errors import ConfigError
+from polyfed.core.randomness import generator
 from polyfed.data.samples import Batch
-from polyfed.effects import Facts, Not, Only
-from polyfed.errors import ConfigError
 from polyfed.federation.cohort import Cohort
 from polyfed.federation.knowledge import Form, Knowledge, RepresentationForm, ScoreForm, bounded
 from polyfed.federation.party import Trainer
 from polyfed.federation.server import Server
 from polyfed.federation.settings import TrainingSettings
 from polyfed.losses.distillation import DISTILLATIONS, Distillation
-from polyfed.randomness import generator
 
 DISTILS = Only(kd_epochs=Not(0), kd_weight=Not(0))
 """The server learns from what clients say."""

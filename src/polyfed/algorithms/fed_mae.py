@@ -11,12 +11,11 @@ from torch import Tensor
 
 from polyfed.algorithms.algorithm import Reply, client_step
 from polyfed.algorithms.fedavg import FedAvg
+from polyfed.core.effects import Not, Only
+from polyfed.core.errors import ConfigError
 from polyfed.data.samples import Batch
-from polyfed.effects import Not, Only
-from polyfed.errors import ConfigError
 from polyfed.federation.client import Client
 from polyfed.federation.cohort import Cohort
-from polyfed.federation.payload import Weights
 from polyfed.federation.server import Server
 from polyfed.models.masked import (
     PatchDecoder,
@@ -27,6 +26,7 @@ from polyfed.models.masked import (
     reconstruction_loss,
 )
 from polyfed.models.model import Embedder, Model
+from polyfed.wire.payload import Weights
 
 _DECODER = "mae_"
 _REBUILDS = Only(mae_weight=Not(0))

@@ -15,15 +15,14 @@ from polyfed.aggregation.weighting import Weighting
 from polyfed.aggregation.weightings.sed import SED
 from polyfed.algorithms.algorithm import Lifetime, Reply, client_query, client_step, each
 from polyfed.algorithms.ensemble_distillation import EnsembleDistillation, Gathered
+from polyfed.core.effects import PAIRING, SEVERAL, SINGLE, Condition, Inner, Never, Not, Only, Where
+from polyfed.core.errors import RunError
 from polyfed.data.samples import Batch, Samples
-from polyfed.effects import PAIRING, SEVERAL, SINGLE, Condition, Inner, Never, Not, Only, Where
-from polyfed.errors import RunError
 from polyfed.federation.client import Client, ClientInfo, Guide
 from polyfed.federation.cohort import Cohort
 from polyfed.federation.knowledge import Knowledge
 from polyfed.federation.mixing import Pair, interleave
 from polyfed.federation.party import Trainer, step_together
-from polyfed.federation.payload import Representations, Weights
 from polyfed.federation.server import Server
 from polyfed.federation.settings import TrainingSettings
 from polyfed.losses.adversarial import EncoderForm, discriminator_loss, encoder_loss
@@ -32,6 +31,7 @@ from polyfed.models.fused import Fused, Guidance, Partner, Seen, of_batch, of_ro
 from polyfed.models.fusion import GranularityFusion
 from polyfed.models.model import Model
 from polyfed.optim.settings import OptimizerSettings
+from polyfed.wire.payload import Representations, Weights
 
 _DISCRIMINATORS, _FUSION, _VERSION = "discriminator_", "fusion", "version"
 

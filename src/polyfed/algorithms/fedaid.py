@@ -21,12 +21,11 @@ from polyfed.algorithms.robust_alignment import (
     noting,
     parts_of,
 )
+from polyfed.core.effects import Condition, Not, Only
 from polyfed.data.samples import Batch
-from polyfed.effects import Condition, Not, Only
 from polyfed.federation.client import Client, ClientInfo
 from polyfed.federation.cohort import Cohort
 from polyfed.federation.party import Regulariser
-from polyfed.federation.payload import Weights
 from polyfed.federation.server import Server
 from polyfed.losses.guidance import squared_distance
 from polyfed.losses.info_nce import info_nce
@@ -34,6 +33,7 @@ from polyfed.models.aligner import Aligner
 from polyfed.models.binding import Bound, Features, aligners_of, frozen, frozen_aligners
 from polyfed.models.model import Embedder, Model
 from polyfed.tasks.pairing import PairTask
+from polyfed.wire.payload import Weights
 
 _TEACHES = Only(teacher="robust")  # there is a second stage
 

@@ -11,15 +11,15 @@ from torch import Tensor
 from polyfed.aggregation.collaboration import Holder, Layers, Range, Scope, require_exchangeable
 from polyfed.aggregation.exchange import ExactExchange, Exchange, SequentialExchange
 from polyfed.algorithms.algorithm import Algorithm, Reply, client_query, client_step, each
-from polyfed.effects import SEVERAL, SEVERAL_TYPES, SINGLE, Not, Only, Where
-from polyfed.errors import PayloadError
+from polyfed.core.effects import SEVERAL, SEVERAL_TYPES, SINGLE, Not, Only, Where
+from polyfed.core.errors import PayloadError
 from polyfed.federation.client import Client
 from polyfed.federation.cohort import Cohort
-from polyfed.federation.payload import Weights
 from polyfed.federation.server import Server
 from polyfed.federation.types import Outline, outline_of
 from polyfed.optim.server import ServerOptimizer
 from polyfed.optim.servers.replace import Replace
+from polyfed.wire.payload import Weights
 
 EXCHANGES = Only(layers=Not("none"), range=Not("own")) & Where(SEVERAL_TYPES)
 """Types of clients average layers with each other."""

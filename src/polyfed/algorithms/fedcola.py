@@ -12,14 +12,14 @@ from polyfed.aggregation.collaboration import Layers, Range, require_equal
 from polyfed.aggregation.mean import WeightedMean
 from polyfed.algorithms.algorithm import Reply, client_step, each
 from polyfed.algorithms.fedavg import FedAvg
-from polyfed.effects import Not, Only
-from polyfed.errors import ConfigError
+from polyfed.core.effects import Not, Only
+from polyfed.core.errors import ConfigError
 from polyfed.federation.client import Client
 from polyfed.federation.cohort import Cohort
-from polyfed.federation.payload import Weights
 from polyfed.federation.server import Server
 from polyfed.models.gates import ROLES, gated, linears
 from polyfed.models.slots import Slot
+from polyfed.wire.payload import Weights
 
 _COMPLEMENTS = Only(complement=Not("none"))
 

@@ -18,16 +18,16 @@ from polyfed.algorithms.robust_alignment import (
     noting,
     parts_of,
 )
+from polyfed.core.effects import Not, Only
 from polyfed.data.samples import Batch
-from polyfed.effects import Not, Only
 from polyfed.federation.client import Client
 from polyfed.federation.cohort import Cohort
 from polyfed.federation.party import Regulariser
-from polyfed.federation.payload import Weights
 from polyfed.federation.server import Server
 from polyfed.losses.guidance import Reduction
 from polyfed.models.binding import Bound, Features, aligners_of, frozen, frozen_aligners
 from polyfed.models.model import Embedder
+from polyfed.wire.payload import Weights
 
 Mode = Literal["training", "evaluation"]
 

@@ -11,15 +11,15 @@ from torch import Tensor
 
 from polyfed.algorithms.algorithm import Lifetime, Reply, client_step
 from polyfed.algorithms.fedavg import FedAvg
+from polyfed.core.effects import Not, Only
+from polyfed.core.errors import ConfigError
 from polyfed.data.samples import Batch, Inputs
-from polyfed.effects import Not, Only
-from polyfed.errors import ConfigError
 from polyfed.federation.client import Client
 from polyfed.federation.cohort import Cohort
-from polyfed.federation.payload import Weights
 from polyfed.federation.server import Server
 from polyfed.losses.byol import Predictor, Target, symmetric_byol
 from polyfed.models.model import Embedder, Model
+from polyfed.wire.payload import Weights
 
 
 class FedEMA(FedAvg):

@@ -21,17 +21,17 @@ from polyfed.algorithms.algorithm import Lifetime, Reply, client_query, client_s
 from polyfed.algorithms.either_form import OF_FORM, EitherForm
 from polyfed.algorithms.ensemble_distillation import DISTILS, Gathered
 from polyfed.algorithms.fedavg import Like
+from polyfed.core.effects import Condition, Never, Not, Only
+from polyfed.core.untrusted import read_json
 from polyfed.data.samples import Batch
-from polyfed.effects import Condition, Never, Not, Only
 from polyfed.federation.client import Client
 from polyfed.federation.cohort import Cohort
 from polyfed.federation.knowledge import Knowledge, bounded
-from polyfed.federation.payload import Representations, Scores, Weights
 from polyfed.federation.server import Server
 from polyfed.losses.distillation import DISTILLATIONS, Distillation
 from polyfed.losses.kl import row_kl
 from polyfed.models.model import Once
-from polyfed.untrusted import read_json
+from polyfed.wire.payload import Representations, Scores, Weights
 
 
 class Aim(NamedTuple):

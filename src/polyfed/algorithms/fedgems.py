@@ -18,17 +18,17 @@ from polyfed.aggregation.weightings.entropy import Entropy
 from polyfed.algorithms.algorithm import Reply, client_step, each
 from polyfed.algorithms.either_form import OF_FORM, EitherForm
 from polyfed.algorithms.ensemble_distillation import DISTILS, Gathered
+from polyfed.core.effects import Condition, Never, Not, Only
+from polyfed.core.errors import ConfigError
 from polyfed.data.samples import Batch
-from polyfed.effects import Condition, Never, Not, Only
-from polyfed.errors import ConfigError
 from polyfed.federation.client import Client
 from polyfed.federation.cohort import Cohort
 from polyfed.federation.knowledge import Knowledge
-from polyfed.federation.payload import Representations, Scores
 from polyfed.federation.server import Server
 from polyfed.losses.contrast import inter_modal
 from polyfed.losses.kl import row_kl
 from polyfed.models.model import Once
+from polyfed.wire.payload import Representations, Scores
 
 _STORE = "store"
 _STUDIES = Only(public_epochs=Not(0))  # clients learn from the server

@@ -13,16 +13,16 @@ from polyfed.aggregation.ensemble import Ensembled
 from polyfed.algorithms.algorithm import Lifetime, Reply, client_step, each
 from polyfed.algorithms.either_form import OF_FORM, EitherForm
 from polyfed.algorithms.ensemble_distillation import DISTILS, Gathered
+from polyfed.core.effects import Condition, Never, Not, Only, Such
+from polyfed.core.errors import ConfigError
+from polyfed.core.untrusted import read_json
 from polyfed.data.samples import Samples
-from polyfed.effects import Condition, Never, Not, Only, Such
-from polyfed.errors import ConfigError
 from polyfed.federation.client import Client
 from polyfed.federation.cohort import Cohort
 from polyfed.federation.knowledge import Knowledge
-from polyfed.federation.payload import Representations, Scores
 from polyfed.federation.server import Server
 from polyfed.losses.distillation import DISTILLATIONS, Distillation
-from polyfed.untrusted import read_json
+from polyfed.wire.payload import Representations, Scores
 
 _COMPARING = Such(lambda weighting: weighting.compares, "one that compares with the server")
 DIGESTS = Only(digest_epochs=Not(0))

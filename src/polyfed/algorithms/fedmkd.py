@@ -14,19 +14,19 @@ from torch.nn import functional as F
 from polyfed.algorithms.algorithm import Reply, client_step, each
 from polyfed.algorithms.either_form import EitherForm
 from polyfed.algorithms.ensemble_distillation import DISTILS
+from polyfed.core.effects import Condition, Never, Not, Only
+from polyfed.core.randomness import isolated
+from polyfed.core.untrusted import read_json
 from polyfed.data.samples import Batch, Samples
-from polyfed.effects import Condition, Never, Not, Only
 from polyfed.federation.client import Client
 from polyfed.federation.cohort import Cohort
 from polyfed.federation.knowledge import Knowledge, bounded
-from polyfed.federation.payload import Representations, Scores
 from polyfed.federation.server import Server
 from polyfed.losses.byol import Predictor, Target, symmetric_byol
 from polyfed.losses.queue_contrast import queue_contrast
 from polyfed.models.model import Once
 from polyfed.models.teacher_attention import TeacherAttention
-from polyfed.randomness import isolated
-from polyfed.untrusted import read_json
+from polyfed.wire.payload import Representations, Scores
 
 _OPTIMIZER, _QUEUE = "student", "queue"
 _CONTRASTS, _BYOL = DISTILS & Only(contrast_weight=Not(0)), DISTILS & Only(byol_weight=Not(0))

@@ -23,14 +23,13 @@ from polyfed.aggregation.prototypes import (
     table,
 )
 from polyfed.algorithms.algorithm import Algorithm, Lifetime, Reply, client_query, client_step, each
+from polyfed.core.effects import Not, Only
+from polyfed.core.errors import ConfigError, PayloadError, nearest
 from polyfed.data.samples import Batch, Samples
-from polyfed.effects import Not, Only
-from polyfed.errors import ConfigError, PayloadError, nearest
 from polyfed.federation.client import Client, ClientInfo
 from polyfed.federation.cohort import Cohort
 from polyfed.federation.heads import class_space
 from polyfed.federation.party import Regulariser
-from polyfed.federation.payload import Prototypes
 from polyfed.federation.server import Server
 from polyfed.losses.distillation import Distillation
 from polyfed.losses.prototypes import distances, prototype_distance
@@ -38,6 +37,7 @@ from polyfed.models.model import Embedder
 from polyfed.tasks import evaluating
 from polyfed.tasks.accuracy import balanced_accuracy, label_ranks, macro_f1, predictions, top
 from polyfed.tasks.classification import TOP5_CLASSES, Classification
+from polyfed.wire.payload import Prototypes
 
 STATE = "prototypes"
 

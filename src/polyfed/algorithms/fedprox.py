@@ -10,7 +10,7 @@ from pydantic import Field
 from torch import Tensor
 
 from polyfed.algorithms.fedavg import FedAvg
-from polyfed.effects import Not, Only
+from polyfed.core.effects import Not, Only
 from polyfed.federation.client import Client
 
 

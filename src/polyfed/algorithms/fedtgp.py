@@ -12,10 +12,10 @@ from torch import Tensor, nn
 
 from polyfed.aggregation.prototypes import ClassMeans, Known, Weighting, adaptive_margin, mean_prototypes
 from polyfed.algorithms.fedproto import FedProto
-from polyfed.effects import Not, Only
+from polyfed.core.effects import Not, Only
+from polyfed.core.randomness import isolated
 from polyfed.federation.server import Server
 from polyfed.losses.prototypes import distance_contrast
-from polyfed.randomness import isolated
 
 STATE = "generator"
 

@@ -12,8 +12,8 @@ from torch import Tensor, nn
 
 from polyfed.algorithms.algorithm import Lifetime
 from polyfed.algorithms.fedavg import FedAvg
+from polyfed.core.effects import Not, Only
 from polyfed.data.samples import Batch
-from polyfed.effects import Not, Only
 from polyfed.federation.client import Client
 from polyfed.federation.party import Regulariser
 from polyfed.losses.model_contrast import model_contrast

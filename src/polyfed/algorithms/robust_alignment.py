@@ -14,18 +14,18 @@ from polyfed.aggregation.mean import WeightedMean
 from polyfed.aggregation.robust import TINY, chi_square, mirror_step_of
 from polyfed.algorithms.algorithm import Lifetime, Reply
 from polyfed.algorithms.fedavg import FedAvg, unlike
+from polyfed.core.effects import Condition, Never, Not, Only
+from polyfed.core.errors import ConfigError, PayloadError
 from polyfed.data.samples import Batch
-from polyfed.effects import Condition, Never, Not, Only
-from polyfed.errors import ConfigError, PayloadError
 from polyfed.federation.client import Client, ClientInfo
 from polyfed.federation.cohort import Cohort
-from polyfed.federation.payload import Weights
 from polyfed.federation.server import Server
 from polyfed.losses.guidance import Reduction, contrastive_guidance, squared_distance
 from polyfed.models.binding import Bound, Features, Parts, aligners_of
 from polyfed.models.model import Model
 from polyfed.models.slots import places
 from polyfed.tasks.pairing import PairTask
+from polyfed.wire.payload import Weights
 
 _W = "robust_weights"
 

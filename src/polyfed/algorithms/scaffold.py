@@ -12,12 +12,12 @@ from torch import Tensor
 from polyfed.aggregation.mean import WeightedMean
 from polyfed.algorithms.algorithm import Lifetime, Reply, client_step, each
 from polyfed.algorithms.fedavg import FedAvg, Like
-from polyfed.errors import PayloadError
+from polyfed.core.errors import PayloadError
 from polyfed.federation.client import Client, ClientInfo
 from polyfed.federation.cohort import Cohort
-from polyfed.federation.payload import Weights
 from polyfed.federation.server import Server
 from polyfed.federation.types import outline_of
+from polyfed.wire.payload import Weights
 
 Tensors = Mapping[str, Tensor]
 

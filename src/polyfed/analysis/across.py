@@ -8,8 +8,8 @@ from typing import Any
 
 from polyfed.analysis.retraining import Figures, mean_of
 from polyfed.analysis.simulated import Simulated, Subject
-from polyfed.device import cpu_threads
-from polyfed.errors import ConfigError
+from polyfed.core.device import cpu_threads
+from polyfed.core.errors import ConfigError
 
 
 @dataclass(frozen=True)

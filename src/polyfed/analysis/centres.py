@@ -17,10 +17,10 @@ from torch.nn import functional as F
 
 from polyfed.analysis.lda import lda
 from polyfed.analysis.opened import Encoders, OpenedRun, drawn, require_different
+from polyfed.core.device import cpu_threads
+from polyfed.core.errors import ConfigError, nearest
 from polyfed.data.samples import Samples
 from polyfed.data.source import Split
-from polyfed.device import cpu_threads
-from polyfed.errors import ConfigError, nearest
 
 BY = ("data", "class")
 SHOWN = 200

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from torch import nn
 
-from polyfed.errors import ConfigError, nearest
+from polyfed.core.errors import ConfigError, nearest
 from polyfed.models.model import Model
 
 PARTS = ("all", "shallow", "deep")

@@ -12,13 +12,13 @@ import torch
 
 from polyfed.analysis.retraining import Figures, Plan, Work, mean_of
 from polyfed.analysis.simulated import Simulated, Subject
+from polyfed.core.device import cpu_threads
+from polyfed.core.errors import ConfigError
 from polyfed.data.samples import Samples
-from polyfed.device import cpu_threads
-from polyfed.errors import ConfigError
-from polyfed.experiment import Experiment
 from polyfed.federation.federation import Member
 from polyfed.federation.party import Party
-from polyfed.reporting.records import SERVER
+from polyfed.runs.experiment import Experiment
+from polyfed.runs.records import SERVER
 
 
 @dataclass(frozen=True)

@@ -14,8 +14,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from polyfed.analysis.opened import Encoders, drawn, require_different
+from polyfed.core.errors import ConfigError, DataError
 from polyfed.data.source import Split
-from polyfed.errors import ConfigError, DataError
 
 
 def mean_embedding(

@@ -16,10 +16,10 @@ from polyfed.analysis.kept_clients import KeptClients, one_of_each_item, represe
 from polyfed.analysis.kernel_alignment import LEAST, linear_cka
 from polyfed.analysis.opened import OpenedRun, Where, drawn
 from polyfed.analysis.projections import project, require_method
-from polyfed.device import cpu_threads
-from polyfed.errors import ConfigError
+from polyfed.core.device import cpu_threads
+from polyfed.core.errors import ConfigError
 from polyfed.models.model import Model, ModelSettings
-from polyfed.reporting.records import SERVER
+from polyfed.runs.records import SERVER
 
 SAMPLES = 250
 """As many as in the figure of the paper."""

@@ -16,9 +16,9 @@ from polyfed.analysis.kept_clients import KeptClients
 from polyfed.analysis.opened import drawn
 from polyfed.analysis.projections import project, require_method
 from polyfed.analysis.separation import Separation
+from polyfed.core.device import cpu_threads
+from polyfed.core.errors import ConfigError, nearest
 from polyfed.data.samples import Samples
-from polyfed.device import cpu_threads
-from polyfed.errors import ConfigError, nearest
 from polyfed.federation.federation import Member
 from polyfed.models.fused import Fused, Guidance, of_rows
 from polyfed.models.model import Model

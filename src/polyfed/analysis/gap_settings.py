@@ -8,14 +8,14 @@ from typing import Self
 from pydantic import Field, SerializeAsAny, model_validator
 
 from polyfed.analysis.opened import Encoders, Where
+from polyfed.core.device import resolve_device
+from polyfed.core.errors import ConfigError
+from polyfed.core.randomness import isolated
+from polyfed.core.settings import Settings
 from polyfed.data.view import DataContext, View
-from polyfed.device import resolve_device
-from polyfed.errors import ConfigError
-from polyfed.experiment import parse_settings, read_config
 from polyfed.federation.settings import DataSettings
 from polyfed.models.model import ModelSettings
-from polyfed.randomness import isolated
-from polyfed.settings import Settings
+from polyfed.runs.experiment import parse_settings, read_config
 
 
 class GapSettings(Settings):

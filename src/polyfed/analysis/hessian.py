@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from polyfed.analysis.lanczos import Eigenpairs, lanczos
-from polyfed.errors import ConfigError
+from polyfed.core.errors import ConfigError
 
 Loss = Callable[[], Tensor]
 """Scalar loss of a fixed batch at the current values of the parameters."""

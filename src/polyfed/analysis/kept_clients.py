@@ -11,15 +11,15 @@ from jaxtyping import Float, Int64
 from torch import Tensor
 
 from polyfed.analysis.opened import Where
+from polyfed.core.device import resolve_device
+from polyfed.core.errors import ConfigError, DataError, RunError, nearest
 from polyfed.data.samples import Samples
-from polyfed.device import resolve_device
-from polyfed.errors import ConfigError, DataError, RunError, nearest
-from polyfed.experiment import Experiment
 from polyfed.federation.federation import Federation, Member
 from polyfed.federation.state import Label, StateStore, unflatten
 from polyfed.models.model import Model
-from polyfed.runfolder import Checkpoint, RunFolder
-from polyfed.saved import moved, run_experiment, run_federation
+from polyfed.runs.experiment import Experiment
+from polyfed.runs.folder import Checkpoint, RunFolder
+from polyfed.runs.saved import moved, run_experiment, run_federation
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from polyfed.errors import DataError
+from polyfed.core.errors import DataError
 
 LEAST = 4
 """Samples that the debiased estimate needs."""

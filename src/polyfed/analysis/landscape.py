@@ -10,7 +10,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from polyfed.analysis.hessian import Loss, flat, like
-from polyfed.errors import ConfigError
+from polyfed.core.errors import ConfigError
 
 
 def landscape(

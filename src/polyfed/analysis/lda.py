@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Float, Int64
 from torch import Tensor
 
-from polyfed.errors import DataError
+from polyfed.core.errors import DataError
 
 SHRINKAGE = 0.1
 

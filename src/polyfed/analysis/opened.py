@@ -10,17 +10,17 @@ import torch
 from jaxtyping import Float, Int64
 from torch import Tensor
 
+from polyfed.core.device import resolve_device
+from polyfed.core.errors import ConfigError, nearest
+from polyfed.core.randomness import generator
 from polyfed.data.assembly import assemble
 from polyfed.data.samples import Samples
 from polyfed.data.source import Split
 from polyfed.data.view import DataContext, View
-from polyfed.device import resolve_device
-from polyfed.errors import ConfigError, nearest
-from polyfed.experiment import Experiment
 from polyfed.federation.settings import DataSettings
 from polyfed.models.model import Model
-from polyfed.randomness import generator
-from polyfed.saved import SavedModel, load_model, model_folder, moved, run_experiment, warn_of_untrained
+from polyfed.runs.experiment import Experiment
+from polyfed.runs.saved import SavedModel, load_model, model_folder, moved, run_experiment, warn_of_untrained
 
 
 @dataclass(frozen=True)

@@ -6,12 +6,12 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from polyfed.errors import ConfigError, RunError
+from polyfed.core.errors import ConfigError, RunError
 from polyfed.federation.federation import Federation
-from polyfed.reporting.records import Holding, RunRecords
+from polyfed.runs.records import Holding, RunRecords
 
 if TYPE_CHECKING:
-    from polyfed.experiment import Experiment
+    from polyfed.runs.experiment import Experiment
 
 
 def planned(experiment: Experiment) -> RunRecords:

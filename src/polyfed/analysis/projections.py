@@ -6,8 +6,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from polyfed.errors import ConfigError, DataError, nearest
-from polyfed.randomness import generator
+from polyfed.core.errors import ConfigError, DataError, nearest
+from polyfed.core.randomness import generator
 
 METHODS = ("tsne", "pca")
 PERPLEXITY = 30.0

@@ -8,8 +8,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from polyfed.errors import RunError
-from polyfed.federation.files import write_atomically
+from polyfed.core.errors import RunError
+from polyfed.core.files import write_atomically
 from polyfed.reporting.compare import Spread
 
 

@@ -12,14 +12,14 @@ from torch import Tensor
 
 from polyfed.analysis.depth import chosen
 from polyfed.analysis.simulated import Simulated, Subject, only
+from polyfed.core.device import cpu_threads
+from polyfed.core.errors import ConfigError, DataError, nearest
+from polyfed.core.randomness import isolated
 from polyfed.data.samples import Samples
 from polyfed.data.union import union
-from polyfed.device import cpu_threads
-from polyfed.errors import ConfigError, DataError, nearest
 from polyfed.federation.federation import Member
 from polyfed.federation.settings import TrainingSettings
 from polyfed.optim.settings import Schedule
-from polyfed.randomness import isolated
 
 EACH, UNION = "each", "union"
 

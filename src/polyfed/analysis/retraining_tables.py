@@ -10,10 +10,10 @@ from pathlib import Path
 from polyfed.analysis.across import Across, Judged, Table
 from polyfed.analysis.distortion import Distortion
 from polyfed.analysis.retraining import Figures, Retrained, Retraining, mean_of
-from polyfed.errors import RunError
-from polyfed.federation.files import write_atomically
-from polyfed.reporting.records import SERVER
+from polyfed.core.errors import RunError
+from polyfed.core.files import write_atomically
 from polyfed.reporting.tables import TextTable, count, figure
+from polyfed.runs.records import SERVER
 
 SHOWN = 2
 """Figures that are shown, such as R@1 and R@5; the files have all."""

@@ -12,12 +12,12 @@ import torch
 from numpy.typing import NDArray
 
 from polyfed.analysis.opened import drawn
-from polyfed.errors import ConfigError, RunError, nearest
-from polyfed.experiment import Experiment
-from polyfed.reporting.arrays import ClientArray
-from polyfed.reporting.records import RunRecords
-from polyfed.runfolder import RunFolder
-from polyfed.saved import run_experiment
+from polyfed.core.errors import ConfigError, RunError, nearest
+from polyfed.runs.arrays import ClientArray
+from polyfed.runs.experiment import Experiment
+from polyfed.runs.folder import RunFolder
+from polyfed.runs.records import RunRecords
+from polyfed.runs.saved import run_experiment
 
 SAMPLES = 7
 """As many as in the figure of the paper."""

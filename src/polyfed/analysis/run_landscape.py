@@ -15,11 +15,11 @@ from polyfed.analysis.hessian import Loss, flat, top_eigenvectors
 from polyfed.analysis.lanczos import Eigenpairs
 from polyfed.analysis.landscape import axis_of, landscape
 from polyfed.analysis.opened import OpenedRun
+from polyfed.core.device import cpu_threads
+from polyfed.core.errors import ConfigError
+from polyfed.core.randomness import generator, isolated
 from polyfed.data.samples import Batch, Samples
-from polyfed.device import cpu_threads
-from polyfed.errors import ConfigError
 from polyfed.federation.federation import Federation
-from polyfed.randomness import generator, isolated
 
 
 @dataclass(frozen=True)

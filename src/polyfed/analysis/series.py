@@ -10,16 +10,16 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from polyfed.core.errors import ConfigError, RunError, nearest
+from polyfed.core.randomness import generator
 from polyfed.engines.flower import Flower
-from polyfed.errors import ConfigError, RunError, nearest
-from polyfed.experiment import Experiment
 from polyfed.federation.client import ClientInfo
-from polyfed.randomness import generator
 from polyfed.reporting.progress_log import LoggedProgress
-from polyfed.reporting.records import SERVER, RunRecords
+from polyfed.reporting.reported import resume, run
 from polyfed.reporting.tables import figure
-from polyfed.runfolder import Checkpoint, RunFolder
-from polyfed.runner import resume, run
+from polyfed.runs.experiment import Experiment
+from polyfed.runs.folder import Checkpoint, RunFolder
+from polyfed.runs.records import SERVER, RunRecords
 
 Told = Callable[[str], None]
 Found = dict[str, dict[int, float]]

@@ -11,9 +11,9 @@ from typing import Any
 
 from polyfed.analysis.results import spread_json
 from polyfed.analysis.series import Found, Told, carry_out, plan, primary_metric, require_groups, without
-from polyfed.errors import ConfigError
-from polyfed.experiment import Experiment
+from polyfed.core.errors import ConfigError
 from polyfed.reporting.compare import Spread
+from polyfed.runs.experiment import Experiment
 
 NOBODY = "none"
 """Label of the coalition without any player."""

@@ -17,10 +17,9 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from polyfed.analysis.kept_clients import KeptClients
 from polyfed.analysis.opened import OpenedRun, Where
+from polyfed.core.device import resolve_device
+from polyfed.core.errors import ConfigError, RunError, nearest
 from polyfed.data.samples import Samples
-from polyfed.device import resolve_device
-from polyfed.errors import ConfigError, RunError, nearest
-from polyfed.experiment import Experiment
 from polyfed.federation.federation import Federation, Member
 from polyfed.federation.party import Clock, Party
 from polyfed.federation.server import loaded
@@ -29,9 +28,10 @@ from polyfed.federation.state import unflatten
 from polyfed.federation.types import ClientType, client_types
 from polyfed.models.model import Model, ModelSettings
 from polyfed.reporting.recalls import find_recalls
-from polyfed.reporting.records import SERVER
-from polyfed.runfolder import Checkpoint, RunFolder
-from polyfed.saved import moved, run_experiment, run_federation
+from polyfed.runs.experiment import Experiment
+from polyfed.runs.folder import Checkpoint, RunFolder
+from polyfed.runs.records import SERVER
+from polyfed.runs.saved import moved, run_experiment, run_federation
 from polyfed.tasks.task import Task
 
 T = TypeVar("T")

@@ -9,8 +9,8 @@ from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
-from polyfed.errors import RunError
-from polyfed.reporting.records import RunRecords, Transfer
+from polyfed.core.errors import RunError
+from polyfed.runs.records import RunRecords, Transfer
 
 DIRECTIONS = ("down", "up")
 EVALUATION = "evaluation"

@@ -10,7 +10,7 @@ from typing import Any, Literal, NamedTuple, Self
 
 from pydantic import Field, model_validator
 
-from polyfed.settings import Settings
+from polyfed.core.settings import Settings
 
 OTHER = "<other>"
 """Name of the last class of a target: all answers outside the table. No model predicts it."""

@@ -12,11 +12,11 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from polyfed.core.errors import DataError, nearest
+from polyfed.core.untrusted import file_json
 from polyfed.data.selection import Kept, Table, kept_rows
 from polyfed.data.source import Column, Selection, Split, is_text
 from polyfed.data.source import is_list as is_list
-from polyfed.errors import DataError, nearest
-from polyfed.untrusted import file_json
 
 
 class LazyColumn(Column):

@@ -11,12 +11,12 @@ import torch
 from jaxtyping import Int64
 from torch import Tensor
 
+from polyfed.core.errors import ConfigError, DataError
 from polyfed.data.arrow import LazyColumn, fingerprint_of
 from polyfed.data.samples import Samples
 from polyfed.data.selection import lacking
 from polyfed.data.source import Column, Split
 from polyfed.data.view import DataContext, View
-from polyfed.errors import ConfigError, DataError
 
 
 def assemble(split: Split, views: Mapping[str, View], context: DataContext, *, layout: Sequence[str] = ()) -> Samples:

@@ -12,10 +12,10 @@ import torch
 from jaxtyping import Bool, Float, Int64
 from torch import Tensor
 
+from polyfed.core.errors import ConfigError
 from polyfed.data.backbones import NO_CODE, has_tokenizer, quiet, read_config
 from polyfed.data.cache import Fit, Resampling, decode
 from polyfed.data.pictures import PIXELS, picture_bytes
-from polyfed.errors import ConfigError
 
 PREPROCESSOR = "preprocessor_config.json"
 _PILLOW: dict[int, Resampling] = {1: "lanczos", 2: "bilinear", 3: "bicubic"}

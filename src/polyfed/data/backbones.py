@@ -20,9 +20,9 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
-from polyfed.errors import ConfigError
-from polyfed.randomness import isolated
-from polyfed.untrusted import file_json
+from polyfed.core.errors import ConfigError
+from polyfed.core.randomness import isolated
+from polyfed.core.untrusted import file_json
 
 Pool = Literal["auto", "cls", "mean", "pooled", "tokens"]
 Tower = Literal["whole", "vision", "text"]

@@ -18,11 +18,11 @@ import pyarrow as pa
 from jaxtyping import UInt8
 from PIL import Image, ImageOps
 
-from polyfed.activity import prepared
+from polyfed.core.activity import prepared
+from polyfed.core.errors import DataError
 from polyfed.data.arrow import fingerprint_of, flattened, place_of
 from polyfed.data.pictures import PIXELS, opened_picture, picture_bytes
 from polyfed.data.source import Column
-from polyfed.errors import DataError
 
 Fit = Literal["squash", "crop"]
 Resampling = Literal["bilinear", "bicubic", "lanczos"]

@@ -10,12 +10,12 @@ import pyarrow as pa
 from jaxtyping import Int64
 from torch import Tensor
 
+from polyfed.core.errors import DataError
 from polyfed.data.arrow import fingerprint_of
 from polyfed.data.feature_store import remembered
 from polyfed.data.pictures import picture_bytes
 from polyfed.data.source import Column, Split
 from polyfed.data.view import DataContext
-from polyfed.errors import DataError
 
 _VERSION = 1  # raise when the same content gives another digest
 _CHUNK = 512  # items read at a time: bounds memory

@@ -15,8 +15,8 @@ import numpy.typing as npt
 from filelock import FileLock
 from torch import Tensor
 
-from polyfed.activity import prepared
-from polyfed.errors import DataError
+from polyfed.core.activity import prepared
+from polyfed.core.errors import DataError
 
 logger = logging.getLogger(__name__)
 

@@ -17,7 +17,7 @@ from pydantic import Field, field_validator, model_validator
 from torch import Tensor
 from torch.nn import functional as F
 
-from polyfed.settings import Settings
+from polyfed.core.settings import Settings
 
 Normalisation = Literal["half", "imagenet", "cifar100"]
 

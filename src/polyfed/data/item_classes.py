@@ -14,12 +14,12 @@ import torch
 from jaxtyping import Int64
 from torch import Tensor
 
+from polyfed.core.errors import ConfigError, DataError
 from polyfed.data.arrow import is_list
 from polyfed.data.assembly import item_labels, item_target
 from polyfed.data.selection import lacking
 from polyfed.data.source import Column, Split
 from polyfed.data.units import Indices
-from polyfed.errors import ConfigError, DataError
 
 MISSING = "missing"
 """Name of a null value, which is a value of its own."""

@@ -10,8 +10,8 @@ import torch
 from jaxtyping import Bool
 from torch import Tensor
 
+from polyfed.core.errors import ConfigError
 from polyfed.data.source import Column
-from polyfed.errors import ConfigError
 
 
 def mentioning(column: Column, words: Iterable[str]) -> Bool[Tensor, " n"]:

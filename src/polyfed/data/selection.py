@@ -13,8 +13,8 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from polyfed.core.errors import DataError, nearest
 from polyfed.data.source import Selection, Value, is_list, is_text
-from polyfed.errors import DataError, nearest
 
 Mask = npt.NDArray[np.bool_]
 

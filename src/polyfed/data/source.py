@@ -11,8 +11,8 @@ from typing import Annotated, Any, ClassVar, Literal
 import pyarrow as pa
 from pydantic import Field, StrictBool, StrictInt, StrictStr
 
-from polyfed.errors import DataError
-from polyfed.settings import Component
+from polyfed.core.errors import DataError
+from polyfed.core.settings import Component
 
 OTHER_LAYOUTS = (
     "pictures with a metadata.csv (columns file_name, text, ...) load as {name: hub, repository: ./FOLDER}; "

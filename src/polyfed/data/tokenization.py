@@ -13,12 +13,12 @@ from typing import ClassVar
 
 import pyarrow as pa
 
+from polyfed.core.errors import ConfigError, DataError
+from polyfed.core.settings import Component
+from polyfed.core.untrusted import file_json
 from polyfed.data.arrow import fingerprint_of, flattened
 from polyfed.data.source import Column
 from polyfed.data.view import DataContext
-from polyfed.errors import ConfigError, DataError
-from polyfed.settings import Component
-from polyfed.untrusted import file_json
 
 PAD, UNKNOWN = "<pad>", "<unk>"
 

@@ -10,8 +10,8 @@ import torch
 from jaxtyping import Int64
 from torch import Tensor
 
+from polyfed.core.errors import ConfigError
 from polyfed.data.samples import Inputs, Samples
-from polyfed.errors import ConfigError
 
 
 @dataclass(frozen=True)

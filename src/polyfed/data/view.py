@@ -8,10 +8,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import ClassVar
 
+from polyfed.core.settings import Component
 from polyfed.data.pictures import PIXELS
 from polyfed.data.samples import Inputs
 from polyfed.data.source import Column
-from polyfed.settings import Component
 
 
 @dataclass(frozen=True)

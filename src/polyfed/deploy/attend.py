@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+from polyfed.core.errors import RunError
 from polyfed.deploy import flower
 from polyfed.deploy.client_app import WORKER
 from polyfed.deploy.connection import Connection, load
@@ -17,7 +18,6 @@ from polyfed.deploy.files import SiteFolder, is_private, require_file
 from polyfed.deploy.keys import public_half
 from polyfed.deploy.processes import Processes, free_port, stopping
 from polyfed.deploy.site_config import SiteConfig
-from polyfed.errors import RunError
 
 Report = Callable[[str], None]
 

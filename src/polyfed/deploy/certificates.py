@@ -9,7 +9,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from polyfed.errors import ConfigError, RunError
+from polyfed.core.errors import ConfigError, RunError
 
 if TYPE_CHECKING:
     from cryptography import x509

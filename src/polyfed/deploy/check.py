@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
+from polyfed.core.errors import ConfigError
 from polyfed.deploy import check_data, check_network, check_setup
 from polyfed.deploy.connection import Connection, load
 from polyfed.deploy.files import SiteFolder
 from polyfed.deploy.findings import Finding, guarded
 from polyfed.deploy.leaving import what_leaves
 from polyfed.deploy.site_config import SiteConfig
-from polyfed.errors import ConfigError
 
 
 def check_site(folder: Path, *, network: bool = True) -> list[Finding]:

@@ -56,8 +56,8 @@ def check_model(federation: Federation, member: Member, config: SiteConfig) -> I
     """A client's model can be built, and takes one of its batches."""
     import torch
 
-    from polyfed.device import resolve_device
-    from polyfed.randomness import isolated
+    from polyfed.core.device import resolve_device
+    from polyfed.core.randomness import isolated
 
     device = resolve_device(config.run.device)
     model = federation.client_model(member).to(device)

@@ -92,7 +92,7 @@ def check_privacy(config: SiteConfig) -> Iterator[Finding]:
 
 def check_device(config: SiteConfig) -> Iterator[Finding]:
     """The configured device is usable."""
-    from polyfed.device import resolve_device
+    from polyfed.core.device import resolve_device
 
     device = resolve_device(config.run.device)
     yield Finding("ok", "device", f"{device}, {config.run.threads} threads of {os.cpu_count()}")

@@ -12,9 +12,9 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from polyfed.core.untrusted import log_plainly
 from polyfed.engines.flower_client import Facts, client_app
-from polyfed.federation.parts import Part
-from polyfed.untrusted import log_plainly
+from polyfed.wire.parts import Part
 
 WORKER = "POLYFED_WORKER"
 """Environment variable with the socket of the site's worker."""
@@ -30,9 +30,9 @@ def _serve(kind: str, facts: Facts, parts: Sequence[Part], config: Mapping[str, 
         from polyfed.deploy.errand import errand
 
         return errand(address, kind, facts, parts, config)
+    from polyfed.core.files import private_files
     from polyfed.deploy.host import open_host
     from polyfed.engines.flower_node import Node
-    from polyfed.federation.files import private_files
 
     log_plainly(logging.INFO, "%(levelname)s: %(message)s")
     with private_files():

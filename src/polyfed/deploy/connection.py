@@ -8,9 +8,9 @@ from typing import TypeVar
 import yaml
 from pydantic import Field, field_validator
 
-from polyfed.errors import ConfigError
-from polyfed.experiment import parse_settings, read_config
-from polyfed.settings import Settings
+from polyfed.core.errors import ConfigError
+from polyfed.core.settings import Settings
+from polyfed.runs.experiment import parse_settings, read_config
 
 PUBLIC_PORT = 9443
 SUPERLINK_PORT = 9091

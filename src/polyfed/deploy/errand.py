@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from polyfed.engines.flower_client import Facts
-from polyfed.federation.parts import Part
+from polyfed.wire.parts import Part
 
 _BOUNDARY = 64
 _STARTING = 120.0  # seconds that a worker may take to come up, or to come back

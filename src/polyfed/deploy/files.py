@@ -7,8 +7,8 @@ import stat
 from dataclasses import dataclass
 from pathlib import Path
 
-from polyfed.errors import RunError
-from polyfed.federation.files import sync_folder
+from polyfed.core.errors import RunError
+from polyfed.core.files import sync_folder
 
 SECRET_MODE = 0o600
 

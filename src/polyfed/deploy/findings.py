@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Literal
 
-from polyfed.errors import PolyfedError
+from polyfed.core.errors import PolyfedError
 
 Level = Literal["ok", "warning", "error"]
 

@@ -12,11 +12,11 @@ import sysconfig
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from polyfed.core.errors import RunError
 from polyfed.deploy.authentication import VARIABLE
 from polyfed.deploy.connection import Connection, ServerAddress
 from polyfed.deploy.files import ServerFolder, SiteFolder
 from polyfed.engines.quiet import QUIET, SPEED
-from polyfed.errors import RunError
 
 _SETTINGS = {
     **QUIET,

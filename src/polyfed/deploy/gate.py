@@ -13,8 +13,8 @@ import shutil
 import sysconfig
 from pathlib import Path
 
+from polyfed.core.errors import RunError
 from polyfed.deploy.authentication import REFUSAL, VARIABLE
-from polyfed.errors import RunError
 
 CLOSED = "closed"
 """Body of the gate's own refusal, by which a check tells it from an answer of SuperLink."""

@@ -10,13 +10,13 @@ from typing import Any
 
 import torch
 
+from polyfed.core.errors import ConfigError, PayloadError, RunError
+from polyfed.core.files import write_atomically
+from polyfed.core.settings import is_import_path
+from polyfed.core.untrusted import read_json
 from polyfed.deploy.site_config import SiteConfig
 from polyfed.engines.flower_node import Host, read_card
 from polyfed.engines.site import RunCard, Site
-from polyfed.errors import ConfigError, PayloadError, RunError
-from polyfed.federation.files import write_atomically
-from polyfed.settings import is_import_path
-from polyfed.untrusted import read_json
 
 log = logging.getLogger(__name__)
 

@@ -10,6 +10,8 @@ from typing import Any
 
 import yaml
 
+from polyfed.core.errors import ConfigError, PolyfedError, RunError
+from polyfed.core.files import write_atomically
 from polyfed.deploy.certificates import Identity, create_authority, issue_server
 from polyfed.deploy.connection import PUBLIC_PORT, SUPERLINK_PORT, Connection, ServerAddress, load, to_yaml
 from polyfed.deploy.files import ServerFolder, SiteFolder, require_file, write_new
@@ -17,9 +19,7 @@ from polyfed.deploy.gate import caddyfile
 from polyfed.deploy.keys import create_keys, read_public
 from polyfed.deploy.registry import link_to
 from polyfed.deploy.site_config import SiteConfig
-from polyfed.errors import ConfigError, PolyfedError, RunError
-from polyfed.experiment import Experiment, parse_settings
-from polyfed.federation.files import write_atomically
+from polyfed.runs.experiment import Experiment, parse_settings
 
 SERVER = "server"
 """Name of the server's folder; no site can be called so."""

@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from polyfed.core.errors import RunError
 from polyfed.deploy.files import SiteFolder, require_file, write_new
-from polyfed.errors import RunError
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey

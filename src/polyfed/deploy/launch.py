@@ -12,18 +12,18 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
-from polyfed import __version__
+from polyfed.core.errors import ConfigError, PolyfedError, RunError
+from polyfed.core.version import __version__
 from polyfed.deploy.link import Link
 from polyfed.deploy.server_app import Launch, Outcome
 from polyfed.engines.flower import Flower
-from polyfed.errors import ConfigError, PolyfedError, RunError
-from polyfed.experiment import Experiment
 from polyfed.reporting.outcome import outcome as end_of_run
-from polyfed.reporting.progress import Progress, SilentProgress
 from polyfed.reporting.progress_log import follow
-from polyfed.reporting.records import RunRecords
-from polyfed.runfolder import RunFolder
-from polyfed.runner import Run
+from polyfed.runs.experiment import Experiment
+from polyfed.runs.folder import RunFolder
+from polyfed.runs.progress import Progress, SilentProgress
+from polyfed.runs.records import RunRecords
+from polyfed.runs.runner import Run
 
 _STATUS_EVERY = 10.0  # seconds between questions to SuperLink whether the run is alive
 

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from polyfed.algorithms.algorithm import Algorithm
     from polyfed.deploy.site_config import SiteConfig
     from polyfed.federation.federation import Federation, Member
-    from polyfed.federation.schema import Declared, StepSchema
+    from polyfed.wire.schema import Declared, StepSchema
 
 _MIB = 2**20
 
@@ -27,7 +27,7 @@ def allowed_methods(config: SiteConfig) -> dict[str, type[Algorithm]]:
     from typing import cast
 
     from polyfed.algorithms.algorithm import Algorithm
-    from polyfed.errors import ConfigError
+    from polyfed.core.errors import ConfigError
 
     try:
         kinds = {name: Algorithm.named(name) for name in config.algorithms} or Algorithm.available()
@@ -38,7 +38,7 @@ def allowed_methods(config: SiteConfig) -> dict[str, type[Algorithm]]:
 
 def what_leaves(federation: Federation, config: SiteConfig) -> Iterator[Finding]:
     """For every step of an allowed method, what each client replies; then what is known of every client."""
-    from polyfed.federation.schema import steps_of
+    from polyfed.wire.schema import steps_of
 
     for name, kind in allowed_methods(config).items():
         for step, schema in steps_of(kind).items():
@@ -82,7 +82,7 @@ def _reply(schema: StepSchema, federation: Federation, member: Member) -> str:
 
 
 def _field(kind: Declared, federation: Federation, member: Member) -> str:
-    from polyfed.federation.payload import Artefact, Representations, Weights
+    from polyfed.wire.payload import Artefact, Representations, Weights
 
     if isinstance(kind, UnionType):
         return " or ".join(_field(each, federation, member) for each in typing.get_args(kind))

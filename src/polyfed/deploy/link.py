@@ -7,8 +7,8 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
+from polyfed.core.errors import RunError
 from polyfed.deploy.flower import environment, program
-from polyfed.errors import RunError
 
 CONNECTION = "polyfed"
 """Name of the connection in the Flower home of a link."""

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from http.client import HTTPException, HTTPSConnection
 from pathlib import Path
 
-from polyfed.errors import RunError
+from polyfed.core.errors import RunError
 
 PROTOBUF = "application/protobuf"
 _LARGEST = 1 << 16

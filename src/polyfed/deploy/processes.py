@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import FrameType, TracebackType
 
-from polyfed.errors import RunError
+from polyfed.core.errors import RunError
 
 FAMILY = "POLYFED_FAMILY"
 """Environment variable that marks every offspring of a ``Processes``, whatever session or parent it has by now."""

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
+from polyfed.core.errors import PolyfedError, RunError
 from polyfed.deploy import flower, registry
 from polyfed.deploy.authentication import VARIABLE, Signatures, answering
 from polyfed.deploy.connection import ServerAddress, load
@@ -18,7 +19,6 @@ from polyfed.deploy.link import Link
 from polyfed.deploy.probe import ask
 from polyfed.deploy.processes import Processes, stopping
 from polyfed.engines.node_keys import fingerprint
-from polyfed.errors import PolyfedError, RunError
 
 Report = Callable[[str], None]
 

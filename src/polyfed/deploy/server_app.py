@@ -14,13 +14,13 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from polyfed.core.errors import PolyfedError
+from polyfed.core.files import private_files, write_atomically
+from polyfed.core.untrusted import log_plainly
 from polyfed.engines.flower import within
-from polyfed.errors import PolyfedError
-from polyfed.experiment import Experiment
-from polyfed.federation.files import private_files, write_atomically
 from polyfed.reporting.progress_log import Both, LoggedProgress
-from polyfed.runner import resume, run
-from polyfed.untrusted import log_plainly
+from polyfed.reporting.reported import resume, run
+from polyfed.runs.experiment import Experiment
 
 
 @dataclass(frozen=True)

@@ -7,9 +7,9 @@ from typing import Any
 
 from pydantic import Field, model_validator
 
-from polyfed.experiment import parse_settings, read_config
-from polyfed.federation.limits import Limits
 from polyfed.federation.settings import SiteSettings
+from polyfed.runs.experiment import parse_settings, read_config
+from polyfed.wire.limits import Limits
 
 
 class SiteConfig(SiteSettings):

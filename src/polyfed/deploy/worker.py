@@ -12,10 +12,10 @@ from multiprocessing.connection import Connection, Listener
 from pathlib import Path
 from typing import Any
 
+from polyfed.core.files import private_files
+from polyfed.core.untrusted import log_plainly
 from polyfed.deploy.errand import receive, send
 from polyfed.engines.flower_client import Serve
-from polyfed.federation.files import private_files
-from polyfed.untrusted import log_plainly
 
 log = logging.getLogger(__name__)
 

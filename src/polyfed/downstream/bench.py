@@ -10,13 +10,13 @@ import torch
 from jaxtyping import Float, Int64
 from torch import Tensor
 
+from polyfed.core.errors import ConfigError, nearest
+from polyfed.core.randomness import generator
 from polyfed.data.assembly import assemble
 from polyfed.data.samples import Samples
 from polyfed.data.source import Split
 from polyfed.downstream.subject import Subject, computed
-from polyfed.errors import ConfigError, nearest
 from polyfed.federation.settings import DataSettings
-from polyfed.randomness import generator
 
 Kind = Literal["trunk", "embedding"]
 

@@ -9,7 +9,7 @@ from jaxtyping import Float, Int64
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from polyfed.device import cpu_threads
+from polyfed.core.device import cpu_threads
 from polyfed.downstream.bench import Labelled
 from polyfed.downstream.stopping import Stopping
 

@@ -11,8 +11,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from polyfed.core.errors import ConfigError
 from polyfed.data.backbones import channels_last
-from polyfed.errors import ConfigError
 from polyfed.models.decoders import GridDecoder, UNetDecoder
 from polyfed.models.towers import Local
 

@@ -10,21 +10,21 @@ from typing import NamedTuple
 
 from polyfed.analysis.kept_clients import KeptClients
 from polyfed.analysis.opened import Where
+from polyfed.core.device import resolve_device
+from polyfed.core.errors import ConfigError, RunError, nearest
+from polyfed.core.randomness import isolated
 from polyfed.data.samples import Samples
 from polyfed.data.source import Source
 from polyfed.data.view import DataContext, View
-from polyfed.device import resolve_device
 from polyfed.downstream.subject import ClientTests, Subject
-from polyfed.errors import ConfigError, RunError, nearest
-from polyfed.experiment import Experiment, parse_settings, read_config
 from polyfed.federation.federation import Federation
 from polyfed.federation.settings import DataSettings
 from polyfed.federation.state import unflatten
 from polyfed.federation.types import client_types
 from polyfed.models.model import Model, ModelSettings
-from polyfed.randomness import isolated
-from polyfed.runfolder import Checkpoint, RunFolder
-from polyfed.saved import load_model, model_folder, moved, run_experiment, run_federation, warn_of_untrained
+from polyfed.runs.experiment import Experiment, parse_settings, read_config
+from polyfed.runs.folder import Checkpoint, RunFolder
+from polyfed.runs.saved import load_model, model_folder, moved, run_experiment, run_federation, warn_of_untrained
 
 
 class Opened(NamedTuple):

@@ -8,9 +8,9 @@ import torch
 from jaxtyping import Float, Int64, UInt8
 from torch import Tensor
 
+from polyfed.core.errors import DataError
 from polyfed.data.samples import Samples
 from polyfed.downstream.maps import MapReader
-from polyfed.errors import DataError
 
 
 class Pictures:

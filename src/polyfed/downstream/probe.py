@@ -5,9 +5,9 @@ from __future__ import annotations
 from abc import abstractmethod
 from typing import ClassVar
 
+from polyfed.core.settings import Component
 from polyfed.downstream.bench import Bench
 from polyfed.downstream.results import Outcome
-from polyfed.settings import Component
 
 
 class Probe(Component):

@@ -13,13 +13,13 @@ from pydantic import Field, model_validator
 from torch import Tensor
 from torch.nn import functional as F
 
+from polyfed.core.errors import DataError
 from polyfed.data.samples import Samples
 from polyfed.downstream.bench import Bench
 from polyfed.downstream.galleries import Pairs, Side, block_recalls, blocks, chance, full_recalls
 from polyfed.downstream.probe import Probe
 from polyfed.downstream.results import Row
 from polyfed.downstream.subject import Subject, computed
-from polyfed.errors import DataError
 
 
 class Search(Probe):

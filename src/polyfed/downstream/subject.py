@@ -10,10 +10,10 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
+from polyfed.core.errors import DataError
 from polyfed.data.samples import Samples
 from polyfed.data.source import Source
 from polyfed.data.view import DataContext, View
-from polyfed.errors import DataError
 from polyfed.models.model import Model
 from polyfed.models.towers import Local, Splittable
 

@@ -8,15 +8,15 @@ from pathlib import Path
 
 from pydantic import Field, SerializeAsAny
 
+from polyfed.core.errors import ConfigError, nearest
+from polyfed.core.settings import Settings
 from polyfed.data.source import Source
 from polyfed.downstream.bench import Bench
 from polyfed.downstream.probe import Probe
 from polyfed.downstream.results import Findings
 from polyfed.downstream.subject import Subject
-from polyfed.errors import ConfigError, nearest
-from polyfed.experiment import parse_settings, read_config
 from polyfed.federation.settings import DataSettings
-from polyfed.settings import Settings
+from polyfed.runs.experiment import parse_settings, read_config
 
 
 class Suite(Settings):

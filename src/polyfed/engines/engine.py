@@ -8,12 +8,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import ClassVar, TypeVar
 
+from polyfed.core.settings import Component
 from polyfed.engines.site import RunCard, Site
 from polyfed.federation.cohort import Engine
 from polyfed.federation.federation import Federation
-from polyfed.federation.limits import Limits
 from polyfed.federation.settings import SiteSettings
-from polyfed.settings import Component
+from polyfed.wire.limits import Limits
 
 T = TypeVar("T")
 

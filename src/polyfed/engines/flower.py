@@ -22,14 +22,14 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, TypeVar, cast
 import torch
 from pydantic import Field
 
+from polyfed.core.errors import ConfigError, ExchangeError
+from polyfed.core.extras import how_to_install
 from polyfed.engines.engine import EngineSettings, Hosting
 from polyfed.engines.quiet import be_quiet
 from polyfed.engines.ray import ray_here
-from polyfed.errors import ConfigError, ExchangeError
-from polyfed.extras import how_to_install
 from polyfed.federation.client import ClientInfo
 from polyfed.federation.cohort import Answer, Engine, Request
-from polyfed.federation.limits import Limits
+from polyfed.wire.limits import Limits
 
 if TYPE_CHECKING:
     from polyfed.engines.flower_grid import Roster

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from polyfed.core.errors import PayloadError
 from polyfed.engines.flower_records import from_records, to_records
-from polyfed.errors import PayloadError
-from polyfed.federation.parts import Part
+from polyfed.wire.parts import Part
 
 Facts = dict[str, object]
 Serve = Callable[[str, Facts, Sequence[Part], Mapping[str, Any]], tuple[Facts, Sequence[Part]]]

@@ -17,15 +17,15 @@ from typing import Any, Protocol
 
 from flwr.app import Message
 
+from polyfed.core.errors import ExchangeError, PayloadError
+from polyfed.core.untrusted import plain
 from polyfed.engines.flower_pull import DESCRIPTION_BYTES, Refusal, largest, pulled
 from polyfed.engines.flower_records import SharedRecords, from_records, to_records
 from polyfed.engines.flower_sites import Sites
 from polyfed.engines.parcels import Parcel, answer_of, parcel_requests
-from polyfed.errors import ExchangeError, PayloadError
 from polyfed.federation.client import ClientInfo
 from polyfed.federation.cohort import Answer, Request
-from polyfed.federation.limits import Limits
-from polyfed.untrusted import plain
+from polyfed.wire.limits import Limits
 
 log = logging.getLogger(__name__)
 _DESCRIBING = 300.0  # seconds that a node may take to say who it is

@@ -12,18 +12,18 @@ from typing import Any
 import torch
 from pydantic import ValidationError
 
-from polyfed import __version__
+from polyfed.core.errors import PayloadError, PolyfedError
+from polyfed.core.untrusted import read_json
+from polyfed.core.version import __version__
 from polyfed.engines.engine import Hosting
 from polyfed.engines.flower_client import Facts
 from polyfed.engines.parcels import parcel_answer, request_of
 from polyfed.engines.site import RunCard, Site
-from polyfed.errors import PayloadError, PolyfedError
 from polyfed.federation.cohort import Answer
-from polyfed.federation.limits import Limits
-from polyfed.federation.parts import Part
 from polyfed.federation.settings import SiteSettings
-from polyfed.federation.wire import SCHEMA
-from polyfed.untrusted import read_json
+from polyfed.wire.framing import SCHEMA
+from polyfed.wire.limits import Limits
+from polyfed.wire.parts import Part
 
 log = logging.getLogger(__name__)
 

@@ -12,8 +12,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from polyfed.errors import PayloadError
-from polyfed.federation.limits import Limits
+from polyfed.core.errors import PayloadError
+from polyfed.wire.limits import Limits
 
 DESCRIPTION_BYTES = 1 << 22
 """Largest description of a node, bytes."""

@@ -7,9 +7,9 @@ from collections.abc import Callable, Sequence
 
 from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 
-from polyfed.errors import PayloadError
-from polyfed.federation.parts import Part
-from polyfed.untrusted import read_json
+from polyfed.core.errors import PayloadError
+from polyfed.core.untrusted import read_json
+from polyfed.wire.parts import Part
 
 _FACTS = "polyfed"
 _TEXT_BYTES = 1 << 26  # of all clients of a node together

@@ -13,11 +13,11 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
+from polyfed.core.errors import PayloadError, RunError
+from polyfed.core.files import write_atomically
+from polyfed.core.untrusted import file_json
 from polyfed.engines.node_keys import fingerprint_of_pem
-from polyfed.errors import PayloadError, RunError
 from polyfed.federation.client import ClientInfo
-from polyfed.federation.files import write_atomically
-from polyfed.untrusted import file_json
 
 REFUSED = "site_refused"
 """Event of a node that is not what it claims to be, or not what it was."""

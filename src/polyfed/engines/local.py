@@ -9,16 +9,16 @@ from typing import TypeVar
 
 from pydantic import Field
 
-from polyfed.activity import client_started
+from polyfed.core.activity import client_started
+from polyfed.core.errors import PayloadError
 from polyfed.engines.engine import EngineSettings, Hosting
 from polyfed.engines.site import Site
-from polyfed.errors import PayloadError
 from polyfed.federation.client import ClientInfo
 from polyfed.federation.cohort import Answer, Engine, Request
-from polyfed.federation.limits import Limits
-from polyfed.federation.parts import Part
-from polyfed.federation.payload import Payload
-from polyfed.federation.wire import pack, unpack
+from polyfed.wire.framing import pack, unpack
+from polyfed.wire.limits import Limits
+from polyfed.wire.parts import Part
+from polyfed.wire.payload import Payload
 
 T = TypeVar("T")
 M = TypeVar("M", Request, Answer)

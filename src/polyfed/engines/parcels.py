@@ -7,13 +7,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from polyfed.errors import PayloadError
+from polyfed.core.errors import PayloadError
+from polyfed.core.untrusted import plain
 from polyfed.federation.cohort import Answer, Request
-from polyfed.federation.limits import Limits
-from polyfed.federation.parts import Part
-from polyfed.federation.payload import Payload
-from polyfed.federation.wire import pack, parsed, require_within, unpack, whole_number
-from polyfed.untrusted import plain
+from polyfed.wire.framing import pack, parsed, require_within, unpack, whole_number
+from polyfed.wire.limits import Limits
+from polyfed.wire.parts import Part
+from polyfed.wire.payload import Payload
 
 _ERROR, _DETAILS = 1_000, 20_000  # characters that are kept of what went wrong, and of the end of a traceback
 

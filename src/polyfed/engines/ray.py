@@ -24,18 +24,18 @@ import numpy as np
 import torch
 from pydantic import Field
 
-from polyfed.activity import client_started
+from polyfed.core.activity import client_started
+from polyfed.core.errors import ConfigError, ExchangeError, PayloadError
+from polyfed.core.extras import how_to_install
 from polyfed.engines.engine import EngineSettings, Hosting
 from polyfed.engines.parcels import Parcel, answer_of, parcel_answer, parcel_requests, request_of
 from polyfed.engines.quiet import SPEED, be_quiet
 from polyfed.engines.site import RunCard, Site
-from polyfed.errors import ConfigError, ExchangeError, PayloadError
-from polyfed.extras import how_to_install
 from polyfed.federation.client import ClientInfo
 from polyfed.federation.cohort import Answer, Engine, Request
-from polyfed.federation.limits import Limits
-from polyfed.federation.parts import Part
 from polyfed.federation.settings import SiteSettings
+from polyfed.wire.limits import Limits
+from polyfed.wire.parts import Part
 
 T = TypeVar("T")
 log = logging.getLogger(__name__)

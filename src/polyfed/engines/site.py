@@ -13,25 +13,25 @@ import torch
 from pydantic import Field, SerializeAsAny
 from torch import Tensor
 
-from polyfed import __version__
 from polyfed.algorithms.algorithm import Algorithm
+from polyfed.core.device import resolve_device
+from polyfed.core.errors import DataError, PayloadError
+from polyfed.core.randomness import isolated
+from polyfed.core.settings import Settings
+from polyfed.core.version import __version__
 from polyfed.data.samples import Samples
-from polyfed.device import resolve_device
-from polyfed.errors import DataError, PayloadError
 from polyfed.federation.client import Client, ClientInfo
 from polyfed.federation.cohort import Answer, Request
 from polyfed.federation.federation import Federation, Member
-from polyfed.federation.limits import Limits
 from polyfed.federation.party import Clock, Precision
-from polyfed.federation.payload import Artefact, Payload
-from polyfed.federation.schema import StepSchema, steps_of
 from polyfed.federation.settings import SiteSettings
 from polyfed.federation.state import ClientState, Label, Lifetime, StateStore, flatten, unflatten
-from polyfed.federation.transport import Transport
-from polyfed.federation.wire import SCHEMA
 from polyfed.models.model import Model, ModelSettings
-from polyfed.randomness import isolated
-from polyfed.settings import Settings
+from polyfed.wire.framing import SCHEMA
+from polyfed.wire.limits import Limits
+from polyfed.wire.payload import Artefact, Payload
+from polyfed.wire.schema import StepSchema, steps_of
+from polyfed.wire.transport import Transport
 
 log = logging.getLogger(__name__)
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from polyfed.core.errors import ConfigError
 from polyfed.data.samples import Samples
 from polyfed.data.source import Split
 from polyfed.data.union import union
-from polyfed.errors import ConfigError
 from polyfed.federation.settings import GroupSettings, PublicSettings
 from polyfed.tasks.task import Task
 

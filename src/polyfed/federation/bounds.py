@@ -11,9 +11,9 @@ import torch
 from pydantic import Field, model_validator
 from torch import Tensor
 
-from polyfed.errors import PayloadError
+from polyfed.core.errors import PayloadError
+from polyfed.core.settings import Settings
 from polyfed.federation.client import ClientInfo
-from polyfed.settings import Settings
 
 ENOUGH = 3
 """Clients from which on a median says what is usual: of fewer, one alone could move it."""

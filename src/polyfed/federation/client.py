@@ -9,8 +9,8 @@ from typing import Any, Protocol
 
 from torch import Tensor
 
+from polyfed.core.errors import PayloadError
 from polyfed.data.samples import Samples
-from polyfed.errors import PayloadError
 from polyfed.federation.party import Party
 from polyfed.federation.state import ClientState
 from polyfed.models.model import Model

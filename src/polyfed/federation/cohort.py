@@ -13,17 +13,17 @@ import torch
 from pydantic import Field, field_validator, model_validator
 from torch import Tensor
 
-from polyfed.errors import ConfigError, ExchangeError, PayloadError
+from polyfed.core.errors import ConfigError, ExchangeError, PayloadError
+from polyfed.core.settings import Settings
 from polyfed.federation.bounds import Bounds
 from polyfed.federation.client import ClientInfo
 from polyfed.federation.gate import Arrival, Gate, Usual
-from polyfed.federation.ledger import Ledger
-from polyfed.federation.limits import Limits
-from polyfed.federation.payload import Artefact, Payload, Scalar, Weights
-from polyfed.federation.schema import StepSchema, schema_of
 from polyfed.federation.state import Label
-from polyfed.federation.transport import Transport
-from polyfed.settings import Settings
+from polyfed.wire.ledger import Ledger
+from polyfed.wire.limits import Limits
+from polyfed.wire.payload import Artefact, Payload, Scalar, Weights
+from polyfed.wire.schema import StepSchema, schema_of
+from polyfed.wire.transport import Transport
 
 T = TypeVar("T")
 

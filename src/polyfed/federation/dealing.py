@@ -11,14 +11,14 @@ import torch
 from jaxtyping import Int64
 from torch import Tensor
 
+from polyfed.core.errors import ConfigError
+from polyfed.core.randomness import generator
 from polyfed.data.assembly import matched_items
-from polyfed.data.dealing import dealt
 from polyfed.data.item_classes import ItemClasses, item_classes, item_groups
 from polyfed.data.source import Split
 from polyfed.data.units import Indices, Units, grouped
-from polyfed.errors import ConfigError
 from polyfed.federation.settings import GroupSettings
-from polyfed.randomness import generator
+from polyfed.partitions.dealing import dealt
 
 LEAST_DEALT = 2
 """Test items that every client gets where they are dealt out: fewer make neither a ranking nor a batch."""

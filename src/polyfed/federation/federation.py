@@ -11,7 +11,9 @@ import torch
 from jaxtyping import Int64
 from torch import Tensor, nn
 
-from polyfed.activity import preparing
+from polyfed.core.activity import preparing
+from polyfed.core.errors import ConfigError, nearest
+from polyfed.core.randomness import generator, isolated
 from polyfed.data.assembly import (
     assemble,
     of_column,
@@ -23,7 +25,6 @@ from polyfed.data.mentions import mentioning
 from polyfed.data.samples import Samples
 from polyfed.data.source import Split
 from polyfed.data.view import DataContext, View
-from polyfed.errors import ConfigError, nearest
 from polyfed.federation.additional import additional_group, mixed, require_alike
 from polyfed.federation.client import SERVER, ClientInfo
 from polyfed.federation.dealing import Deal
@@ -34,7 +35,6 @@ from polyfed.federation.soundness import require_apart, require_equal_width, req
 from polyfed.federation.types import Blueprint
 from polyfed.models.model import Model, ModelSettings
 from polyfed.models.slots import places
-from polyfed.randomness import generator, isolated
 
 Modalities = Mapping[str, View]
 

@@ -33,8 +33,8 @@ from polyfed.federation.bounds import (
     within_anywhere,
 )
 from polyfed.federation.client import ClientInfo
-from polyfed.federation.payload import Artefact, Payload, Weights, settled
-from polyfed.federation.wire import tensor_bytes
+from polyfed.wire.framing import tensor_bytes
+from polyfed.wire.payload import Artefact, Payload, Weights, settled
 
 Origin = Callable[[ClientInfo, str], Mapping[str, Tensor]]
 

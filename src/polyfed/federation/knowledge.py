@@ -10,13 +10,13 @@ import torch
 from jaxtyping import Int64
 from torch import Tensor
 
+from polyfed.core.errors import ConfigError
 from polyfed.data.samples import Batch, Samples
-from polyfed.errors import ConfigError
 from polyfed.federation.client import ClientInfo
 from polyfed.federation.party import Party
-from polyfed.federation.payload import Representations, Scores
 from polyfed.federation.server import Server
 from polyfed.tasks.classification import Classification
+from polyfed.wire.payload import Representations, Scores
 
 Knowledge = Representations | Scores
 

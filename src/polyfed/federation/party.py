@@ -13,16 +13,16 @@ from typing import Any, Literal, TypeVar
 import torch
 from torch import Tensor, nn
 
-from polyfed.activity import passed
+from polyfed.core.activity import passed
+from polyfed.core.errors import ConfigError
+from polyfed.core.randomness import generator
 from polyfed.data.samples import Batch, Samples
-from polyfed.errors import ConfigError
 from polyfed.federation.epochs import Epoch, Epochs
 from polyfed.federation.settings import TrainingSettings
 from polyfed.models.gates import undecayed
 from polyfed.models.model import Embedder, Model, Once
 from polyfed.optim.settings import clip_gradients
 from polyfed.optim.state import load_optimizer_tensors, optimizer_tensors
-from polyfed.randomness import generator
 from polyfed.tasks.task import Task
 
 T = TypeVar("T")

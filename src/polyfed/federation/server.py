@@ -11,13 +11,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from polyfed.core.errors import ConfigError
 from polyfed.data.samples import Samples
-from polyfed.errors import ConfigError
 from polyfed.federation.client import ClientInfo
 from polyfed.federation.party import Party
-from polyfed.federation.payload import Representations, Weights
 from polyfed.federation.types import Blueprint, ClientType, Outline, client_types, differently_named, outline_of
 from polyfed.models.model import Model
+from polyfed.wire.payload import Representations, Weights
 
 log = logging.getLogger(__name__)
 

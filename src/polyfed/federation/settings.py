@@ -8,13 +8,13 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, SerializeAsAny, field_validator, model_validator
 
-from polyfed.data.partition import Partition
-from polyfed.data.partitions.iid import Iid
+from polyfed.core.settings import Settings
 from polyfed.data.pictures import MOST_PIXELS, PIXELS
 from polyfed.data.source import Source
 from polyfed.models.model import ModelSettings
 from polyfed.optim.settings import OptimizerSettings, Schedule
-from polyfed.settings import Settings
+from polyfed.partitions.iid import Iid
+from polyfed.partitions.partition import Partition
 from polyfed.tasks.task import Task
 
 

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 from jaxtyping import Int64
 from torch import Tensor
 
+from polyfed.core.errors import ConfigError, DataError
 from polyfed.data.assembly import require_disjoint
 from polyfed.data.source import Split
-from polyfed.errors import ConfigError, DataError
 from polyfed.federation.types import Outline, outline_of
 
 if TYPE_CHECKING:

@@ -19,8 +19,8 @@ import safetensors
 import safetensors.torch
 from torch import Tensor
 
-from polyfed.errors import RunError
-from polyfed.federation.files import write_atomically
+from polyfed.core.errors import RunError
+from polyfed.core.files import write_atomically
 
 Entry = dict[str, Tensor]
 Label = tuple[int, int]

@@ -14,11 +14,11 @@ from jaxtyping import Bool, Float
 from pydantic import Field
 from torch import Tensor, nn
 
-from polyfed.effects import Only
-from polyfed.errors import ConfigError
+from polyfed.core.effects import Only
+from polyfed.core.errors import ConfigError
+from polyfed.core.settings import Settings
 from polyfed.models.blocks import Block, PostBlock, initialise
 from polyfed.models.towers import Local, Positions, Splittable
-from polyfed.settings import Settings
 
 ALIGNER = "aligner"
 """Role of all that an align module has, its embedding head included, but its head for positions."""

@@ -9,8 +9,8 @@ import torch
 from jaxtyping import Bool, Float, Int64
 from torch import Tensor, nn
 
+from polyfed.core.errors import ConfigError
 from polyfed.data.view import InputSpec
-from polyfed.errors import ConfigError
 from polyfed.models.blocks import SPREAD
 from polyfed.models.pooling import valid_positions
 

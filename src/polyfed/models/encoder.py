@@ -8,8 +8,8 @@ from typing import ClassVar
 from pydantic import SerializeAsAny
 from torch import nn
 
+from polyfed.core.settings import Component
 from polyfed.data.view import DataContext, InputSpec, View
-from polyfed.settings import Component
 
 
 class Encoder(Component):

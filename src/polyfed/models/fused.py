@@ -11,8 +11,8 @@ from jaxtyping import Bool, Float, Int64
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from polyfed.core.errors import ConfigError
 from polyfed.data.samples import Samples
-from polyfed.errors import ConfigError
 from polyfed.models.fusion import GranularityFusion, match_positions, positioned
 from polyfed.models.model import Model
 

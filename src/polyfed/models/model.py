@@ -14,12 +14,12 @@ from pydantic import Field, SerializeAsAny, model_validator
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from polyfed.core.errors import ConfigError
+from polyfed.core.settings import Settings
 from polyfed.data.view import DataContext
-from polyfed.errors import ConfigError
 from polyfed.models.aligner import Aligned, AlignerSettings, Detail
 from polyfed.models.encoder import Encoder
 from polyfed.models.fusion import Positioned, positioned
-from polyfed.settings import Settings
 
 
 class ModelSettings(Settings):

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from polyfed.core.errors import ConfigError
 from polyfed.data.view import InputSpec
-from polyfed.errors import ConfigError
 
 
 def image_shape(spec: InputSpec, encoder: str) -> tuple[int, int, int]:

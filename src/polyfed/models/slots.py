@@ -14,9 +14,9 @@ from typing import NamedTuple
 
 from torch import nn
 
-from polyfed.errors import PayloadError
+from polyfed.core.errors import PayloadError
+from polyfed.core.untrusted import read_json
 from polyfed.models.model import Model
-from polyfed.untrusted import read_json
 
 HEAD, EXTRA, SHARED, TRUNK = "head", "extra", "final_norm", "trunk"
 

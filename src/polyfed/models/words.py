@@ -9,9 +9,9 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
+from polyfed.core.errors import ConfigError
 from polyfed.data.backbones import local_folder, missing_folder
 from polyfed.data.view import DataContext, InputSpec
-from polyfed.errors import ConfigError
 
 logger = logging.getLogger(__name__)
 

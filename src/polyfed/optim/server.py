@@ -9,7 +9,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from polyfed.settings import Component
+from polyfed.core.settings import Component
 
 Models = Mapping[str, Mapping[str, Tensor]]
 State = dict[str, dict[str, Tensor]]

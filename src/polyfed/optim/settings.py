@@ -13,9 +13,9 @@ from pydantic import Field, model_validator
 from torch import Tensor
 from torch.optim import Optimizer
 
-from polyfed.effects import Not, Only, Where
+from polyfed.core.effects import Not, Only, Where
+from polyfed.core.settings import Settings
 from polyfed.optim.adamp import AdamP
-from polyfed.settings import Settings
 
 BY_EPOCHS = "clients that train for epochs, not for a number of steps"
 """Fact on which the unit of a schedule depends."""

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from torch import Tensor
 from torch.optim import Optimizer
 
-from polyfed.errors import PayloadError, nearest
+from polyfed.core.errors import PayloadError, nearest
 
 SEPARATOR = ":"
 """Between the kind of state and the parameter's name, as in ``exp_avg:encoders.image.conv1.weight``."""

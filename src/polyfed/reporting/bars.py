@@ -6,11 +6,12 @@ from collections.abc import Sequence
 from threading import RLock
 from typing import TYPE_CHECKING, Any
 
-from polyfed.reporting.progress import Metrics, summaries
+from polyfed.core.untrusted import plain
+from polyfed.reporting.progress import summaries
 from polyfed.reporting.progress_log import Relay
 from polyfed.reporting.run_state import RunState
 from polyfed.reporting.wording import PREPARING, doing, ticking
-from polyfed.untrusted import plain
+from polyfed.runs.progress import Metrics
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType

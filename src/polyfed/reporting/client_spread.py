@@ -10,7 +10,7 @@ from statistics import fmean, pstdev
 from typing import Any
 
 from polyfed.reporting.recalls import is_context
-from polyfed.reporting.records import RunRecords
+from polyfed.runs.records import RunRecords
 
 ALL = "all clients"
 

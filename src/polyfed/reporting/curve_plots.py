@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 
 from polyfed.reporting.figures import COLOURS, GREY, figure_grid, legend_below, styled, whole_rounds
 from polyfed.reporting.recalls import Recall, find_recalls, is_context
-from polyfed.reporting.records import SERVER, RunRecords
 from polyfed.reporting.tables import count
+from polyfed.runs.records import SERVER, RunRecords
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

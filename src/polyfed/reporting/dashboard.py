@@ -10,9 +10,9 @@ from threading import RLock
 from typing import TYPE_CHECKING, Any, TextIO
 
 from polyfed.reporting.progress_log import Relay
-from polyfed.reporting.records import RunRecords
 from polyfed.reporting.run_picture import Picture
 from polyfed.reporting.run_state import RunState
+from polyfed.runs.records import RunRecords
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -119,7 +119,7 @@ class _Warnings(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         """Show and keep a record; the runner's warnings are told as events already."""
-        if record.name != "polyfed.session":
+        if record.name != "polyfed.runs.session":
             text = record.getMessage()
             self._lines[f"{record.levelname.lower()}: {text}"] = None
             self._dashboard.event(self._dashboard.state.round, "polyfed", record.levelname.lower(), text)

@@ -8,7 +8,7 @@ from polyfed.reporting.recalls import find_recalls, is_context
 from polyfed.reporting.tables import TextTable, count, figure
 
 if TYPE_CHECKING:
-    from polyfed.evaluation import Evaluation
+    from polyfed.runs.evaluation import Evaluation
 
 
 def evaluation_tables(found: Evaluation) -> list[TextTable]:

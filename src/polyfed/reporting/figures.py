@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
-from polyfed.federation.files import write_atomically
+from polyfed.core.files import write_atomically
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -9,11 +9,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from polyfed.errors import RunError
+from polyfed.core.errors import RunError
 from polyfed.reporting.client_spread import client_spread, quality_names
 from polyfed.reporting.recalls import Recall, find_recalls
-from polyfed.reporting.records import SERVER, RunRecords
 from polyfed.reporting.tables import TextTable, count, duration, figure, mib
+from polyfed.runs.records import SERVER, RunRecords
 
 if TYPE_CHECKING:
     from rich.console import RenderableType

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from polyfed.reporting.figures import COLOURS, SEQUENTIAL, empty_figure, legend_below, styled
 from polyfed.reporting.partition_tables import classes_of, features, groups_of, short_names, sources_of
-from polyfed.reporting.records import Holding, RunRecords
+from polyfed.runs.records import Holding, RunRecords
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping, Sequence
 
-from polyfed.reporting.records import Holding
 from polyfed.reporting.tables import TextTable
+from polyfed.runs.records import Holding
 
 Held = Mapping[str, Holding]
 Counts = Mapping[str, Mapping[str, int]]

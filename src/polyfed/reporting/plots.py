@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 from polyfed.reporting.curve_plots import draw_clients, draw_server
 from polyfed.reporting.figures import save
 from polyfed.reporting.partition_plots import draw_partition
-from polyfed.reporting.records import RunRecords
 from polyfed.reporting.traffic_plots import draw_traffic
 from polyfed.reporting.weight_plots import draw_weights
+from polyfed.runs.records import RunRecords
 
 if TYPE_CHECKING:
     from collections.abc import Callable

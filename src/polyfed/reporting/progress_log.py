@@ -14,9 +14,9 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, TextIO
 
-from polyfed.errors import RunError
-from polyfed.reporting.progress import Metrics, Progress
-from polyfed.untrusted import file_json
+from polyfed.core.errors import RunError
+from polyfed.core.untrusted import file_json
+from polyfed.runs.progress import Metrics, Progress
 
 if TYPE_CHECKING:
     from rich.console import RenderableType

@@ -10,12 +10,12 @@ from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
-from polyfed.federation.files import write_atomically
+from polyfed.core.files import write_atomically
+from polyfed.core.untrusted import markdown, plain
 from polyfed.reporting.client_spread import ClientSpread, client_spread, quality_names, spread_over, spreads_json
 from polyfed.reporting.recalls import Recall, find_recalls, is_context
-from polyfed.reporting.records import SERVER, SITE_REFUSED, Event, RunRecords
 from polyfed.reporting.tables import TextTable, count, duration, figure, mib
-from polyfed.untrusted import markdown, plain
+from polyfed.runs.records import SERVER, SITE_REFUSED, Event, RunRecords
 
 if TYPE_CHECKING:
     from rich.console import RenderableType

@@ -8,10 +8,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from threading import RLock
 from typing import TYPE_CHECKING
 
-from polyfed.reporting.records import SERVER
 from polyfed.reporting.run_state import ClientState, RunState
 from polyfed.reporting.tables import duration, figure, mib
 from polyfed.reporting.wording import PREPARING, doing_in_a_line, ticking
+from polyfed.runs.records import SERVER
 
 if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions, RenderableType

@@ -10,9 +10,10 @@ from dataclasses import dataclass, field, replace
 from statistics import fmean
 from typing import TYPE_CHECKING, Literal
 
-from polyfed.reporting.progress import WINDOW, Metrics, Progress
+from polyfed.reporting.progress import WINDOW
 from polyfed.reporting.recalls import is_context
-from polyfed.reporting.records import SERVER, RunRecords
+from polyfed.runs.progress import Metrics, Progress
+from polyfed.runs.records import SERVER, RunRecords
 
 if TYPE_CHECKING:
     from rich.console import RenderableType

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from polyfed.untrusted import markdown, plain
+from polyfed.core.untrusted import markdown, plain
 
 if TYPE_CHECKING:
     from rich.console import RenderableType

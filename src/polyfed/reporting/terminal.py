@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from rich.console import Console, ConsoleOptions, RenderableType
 from rich.segment import Segment
 
-from polyfed.untrusted import plain
+from polyfed.core.untrusted import plain
 
 
 class Terminal(Console):

@@ -6,8 +6,8 @@ from itertools import accumulate
 from typing import TYPE_CHECKING
 
 from polyfed.reporting.figures import COLOURS, figure_grid, legend_below, styled, whole_rounds
-from polyfed.reporting.records import RunRecords
 from polyfed.reporting.tables import MIB
+from polyfed.runs.records import RunRecords
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from polyfed.reporting.arrays import ClientArray
 from polyfed.reporting.figures import COLOURS, GREY, SEQUENTIAL, empty_figure, legend_beside, styled, whole_rounds
-from polyfed.reporting.records import RunRecords
+from polyfed.runs.arrays import ClientArray
+from polyfed.runs.records import RunRecords
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

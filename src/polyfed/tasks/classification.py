@@ -10,9 +10,9 @@ from pydantic import Field
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from polyfed.core.effects import Only
+from polyfed.core.errors import ConfigError, DataError
 from polyfed.data.samples import Batch, Samples
-from polyfed.effects import Only
-from polyfed.errors import ConfigError, DataError
 from polyfed.losses.classification import class_separation, margin_cross_entropy
 from polyfed.models.heads import LinearHead, NonNegativeHead
 from polyfed.models.model import Embedder

@@ -10,8 +10,8 @@ from pydantic import Field, model_validator
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from polyfed.core.errors import ConfigError
 from polyfed.data.samples import Batch, Samples
-from polyfed.errors import ConfigError
 from polyfed.losses.info_nce import Reduction, info_nce
 from polyfed.losses.mgca import prototype_alignment, token_alignment, token_weights, uniform_weights
 from polyfed.models.aligner import Aligned, Detail

@@ -12,12 +12,12 @@ from jaxtyping import Float, Int64
 from pydantic import Field, field_validator, model_validator
 from torch import Tensor, nn
 
+from polyfed.core.errors import ConfigError, DataError
+from polyfed.core.randomness import generator
 from polyfed.data.samples import Batch, Samples
-from polyfed.errors import ConfigError, DataError
 from polyfed.losses.info_nce import Reduction
 from polyfed.models.aligner import Detail
 from polyfed.models.model import Detailed, Embedder, Model
-from polyfed.randomness import generator
 from polyfed.tasks import evaluating
 from polyfed.tasks.recall import positives_per_query, ranks, recall_at
 from polyfed.tasks.task import Task

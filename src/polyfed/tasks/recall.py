@@ -10,7 +10,7 @@ from jaxtyping import Bool, Float, Int64
 from torch import Tensor
 from torch.nn import functional as F
 
-from polyfed.errors import DataError
+from polyfed.core.errors import DataError
 
 BLOCK_SCORES = 1 << 22  # scores held at a time: 16 MiB in fp32, small enough to stay near the caches
 _TILE = 64  # both sides are padded to this, so that equal rows score bit-equal whatever their position

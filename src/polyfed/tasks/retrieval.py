@@ -7,8 +7,8 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import Field
 from torch import Tensor, nn
 
+from polyfed.core.effects import Only
 from polyfed.data.samples import Batch, Samples
-from polyfed.effects import Only
 from polyfed.losses.info_nce import InfoNCE
 from polyfed.losses.soft_contrastive import SoftContrastive
 from polyfed.models.model import Embedder

@@ -7,9 +7,9 @@ from typing import ClassVar
 
 from torch import Tensor, nn
 
+from polyfed.core.settings import Component
 from polyfed.data.samples import Batch, Samples
 from polyfed.models.model import Embedder, Model
-from polyfed.settings import Component
 
 
 class Task(Component):

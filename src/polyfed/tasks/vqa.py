@@ -12,10 +12,10 @@ from pydantic import Field, field_validator
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from polyfed.core.errors import ConfigError, DataError
 from polyfed.data.answers import OTHER
 from polyfed.data.samples import Batch, Samples
 from polyfed.data.sources.questions import KIND, KIND_PRIOR, PRIOR
-from polyfed.errors import ConfigError, DataError
 from polyfed.losses.precision import in_full_precision
 from polyfed.models.fused_head import FusedHead, Fusion
 from polyfed.models.model import Embedder, Once

@@ -10,7 +10,7 @@ from pydantic import Field
 from torch import Tensor
 
 from polyfed.aggregation.weighting import OF_REPRESENTATIONS, Evidence, Weighting
-from polyfed.effects import Where
+from polyfed.core.effects import Where
 
 
 class Entropy(Weighting):

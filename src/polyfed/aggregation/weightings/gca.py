@@ -13,8 +13,8 @@ from torch import Tensor
 from polyfed.aggregation.gca import Backend, contrastive_scores
 from polyfed.aggregation.statistics import row_statistics
 from polyfed.aggregation.weighting import OF_REPRESENTATIONS, Evidence, Weighting, log_share
-from polyfed.effects import Where
-from polyfed.errors import ConfigError
+from polyfed.core.effects import Where
+from polyfed.core.errors import ConfigError
 
 
 class GCA(Weighting):

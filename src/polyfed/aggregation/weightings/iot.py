@@ -7,7 +7,7 @@ from typing import Annotated
 from pydantic import Field
 
 from polyfed.aggregation.weighting import Evidence, Weighting, log_count
-from polyfed.effects import SEVERAL, SINGLE, Where
+from polyfed.core.effects import SEVERAL, SINGLE, Where
 
 
 class IoT(Weighting):

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from polyfed.aggregation.tiles import working_dtype
 from polyfed.aggregation.weighting import OF_REPRESENTATIONS, Evidence, Weighting
-from polyfed.effects import Where
+from polyfed.core.effects import Where
 
 
 class Margin(Weighting):

@@ -9,7 +9,7 @@ from pydantic import Field
 from torch import Tensor
 
 from polyfed.aggregation.weighting import OF_REPRESENTATIONS, Evidence, Weighting, log_share
-from polyfed.effects import Where
+from polyfed.core.effects import Where
 
 
 class SED(Weighting):

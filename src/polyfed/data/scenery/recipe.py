@@ -8,7 +8,7 @@ from typing import Literal, TypeVar
 
 import numpy as np
 
-from polyfed.randomness import derive_seed
+from polyfed.core.randomness import derive_seed
 
 VERSION = 1
 """Version of the generator; raised whenever the same recipe would give another scene, picture or text."""

@@ -8,9 +8,9 @@ from typing import Any, ClassVar
 import pyarrow as pa
 from pydantic import Field
 
+from polyfed.core.errors import DataError
 from polyfed.data.arrow import fingerprint_of, split_of_table
 from polyfed.data.source import Split, TableSource
-from polyfed.errors import DataError
 
 
 class Hub(TableSource):

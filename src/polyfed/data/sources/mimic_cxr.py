@@ -15,10 +15,10 @@ import pyarrow.compute as pc
 import pyarrow.csv as pcsv
 from pydantic import Field, field_validator
 
+from polyfed.core.errors import DataError, nearest
 from polyfed.data.arrow import fingerprint_of, fingerprint_of_files, split_of_table
 from polyfed.data.report_sections import section_text, words_of
 from polyfed.data.source import Split, TableSource, folder_of
-from polyfed.errors import DataError, nearest
 
 FINDINGS = {
     name.lower().replace(" ", "_"): name

@@ -10,9 +10,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from pydantic import Field
 
+from polyfed.core.errors import DataError, nearest
 from polyfed.data.arrow import fingerprint_of_files, innermost, split_of_table
 from polyfed.data.source import OTHER_LAYOUTS, Split, TableSource, folder_of, is_text
-from polyfed.errors import DataError, nearest
 
 _FILE = re.compile(r"(?P<split>\w+)(-(?P<shard>\d+)-of-(?P<shards>\d+)(-\w+)?)?\.parquet")
 

@@ -13,11 +13,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pydantic import Field, SerializeAsAny, field_validator, model_validator
 
+from polyfed.core.errors import DataError
 from polyfed.data.answers import OTHER, Asked, Kind, Learnt, Several, learn, one_answer, plain
 from polyfed.data.arrow import LazyColumn, fingerprint_of, flattened, is_list, place_of
 from polyfed.data.source import Column, Source, Split
 from polyfed.data.tokenization import texts_of
-from polyfed.errors import DataError
 
 ANSWER, KIND, PRIOR, KIND_PRIOR = "answer", "kind", "prior", "kind_prior"
 """The targets: class of the answer, kind of the question, and the classes of two guesses."""

@@ -12,7 +12,8 @@ from typing import Any, ClassVar
 import pyarrow as pa
 from pydantic import Field
 
-from polyfed.activity import prepared
+from polyfed.core.activity import prepared
+from polyfed.core.errors import DataError, nearest
 from polyfed.data.arrow import fingerprint_of, split_of_table
 from polyfed.data.scenery.drawing import picture, png
 from polyfed.data.scenery.layout import LABELS, Scene, arrange
@@ -21,7 +22,6 @@ from polyfed.data.scenery.recipe import VERSION, Domain, Recipe
 from polyfed.data.scenery.vocabulary import TOPICS
 from polyfed.data.scenery.wording import captions, text, topic
 from polyfed.data.source import Split, TableSource
-from polyfed.errors import DataError, nearest
 
 
 class Scenes(TableSource):

@@ -6,9 +6,9 @@ from pathlib import Path
 
 from pydantic import Field
 
+from polyfed.core.errors import ConfigError
 from polyfed.data.tokenization import PAD, UNKNOWN, Tokenizer, Vocabulary, word_encoder
 from polyfed.data.view import DataContext
-from polyfed.errors import ConfigError
 
 
 class Glove(Tokenizer):

@@ -8,10 +8,10 @@ from typing import Any
 
 from pydantic import Field
 
+from polyfed.core.errors import ConfigError
 from polyfed.data.backbones import NO_CODE
 from polyfed.data.tokenization import Tokenizer, Vocabulary
 from polyfed.data.view import DataContext
-from polyfed.errors import ConfigError
 
 
 class Pretrained(Tokenizer):

@@ -15,6 +15,7 @@ from jaxtyping import Float, Int64
 from pydantic import Field
 from torch import Tensor, nn
 
+from polyfed.core.errors import ConfigError, DataError
 from polyfed.data.arrow import flattened, place_of
 from polyfed.data.backbone_inputs import PREPROCESSOR, ImagePreparation, Prepared, TextPreparation
 from polyfed.data.backbones import (
@@ -33,7 +34,6 @@ from polyfed.data.cache import Fit
 from polyfed.data.feature_store import Rows, remembered, stored
 from polyfed.data.source import Column
 from polyfed.data.view import DataContext, InputSpec, View
-from polyfed.errors import ConfigError, DataError
 
 Preparation = ImagePreparation | TextPreparation
 

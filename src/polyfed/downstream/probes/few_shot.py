@@ -11,6 +11,7 @@ from jaxtyping import Int64
 from pydantic import Field, model_validator
 from torch import Tensor
 
+from polyfed.core.errors import DataError
 from polyfed.data.arrow import flattened
 from polyfed.downstream.bench import Bench, Kind, Labelled
 from polyfed.downstream.linear import Fit, fit_linear, standardised, stratified
@@ -18,7 +19,6 @@ from polyfed.downstream.probe import Probe
 from polyfed.downstream.results import Outcome, Row
 from polyfed.downstream.scores import absent_note, class_metrics
 from polyfed.downstream.splits import Share, require_apart
-from polyfed.errors import DataError
 
 
 class FewShot(Probe):

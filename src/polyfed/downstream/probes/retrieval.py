@@ -7,11 +7,11 @@ from statistics import fmean
 
 from pydantic import Field
 
+from polyfed.core.errors import DataError
 from polyfed.data.samples import Samples
 from polyfed.downstream.bench import Bench
 from polyfed.downstream.results import Outcome, Row
 from polyfed.downstream.search import Search, can_be_missed
-from polyfed.errors import DataError
 
 
 class Retrieval(Search):

@@ -11,6 +11,8 @@ from pyarrow.types import is_binary, is_large_binary, is_struct
 from pydantic import Field, model_validator
 from torch import Tensor
 
+from polyfed.core.errors import ConfigError, DataError
+from polyfed.core.randomness import isolated
 from polyfed.data.cache import Fit
 from polyfed.data.samples import Inputs
 from polyfed.data.views.masks import Masks
@@ -21,9 +23,7 @@ from polyfed.downstream.pictures import Pictures
 from polyfed.downstream.probe import Probe
 from polyfed.downstream.results import Outcome, Row
 from polyfed.downstream.splits import Share, require_apart
-from polyfed.errors import ConfigError, DataError
 from polyfed.losses.segmentation import focal_dice
-from polyfed.randomness import isolated
 from polyfed.tasks.dice import mean_dice
 
 Side = Annotated[int, *Masks.model_fields["size"].metadata]  # bounds as those of the view

@@ -9,6 +9,7 @@ from pydantic import Field, field_validator
 from torch import Tensor
 from torch.nn import functional as F
 
+from polyfed.core.errors import ConfigError, nearest
 from polyfed.data.arrow import fingerprint_of
 from polyfed.data.source import Column
 from polyfed.downstream.bench import Bench
@@ -16,7 +17,6 @@ from polyfed.downstream.probe import Probe
 from polyfed.downstream.results import Outcome, Row
 from polyfed.downstream.scores import absent_note, class_metrics
 from polyfed.downstream.subject import Subject
-from polyfed.errors import ConfigError, nearest
 
 
 class ZeroShot(Probe):

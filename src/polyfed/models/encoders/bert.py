@@ -8,10 +8,10 @@ from jaxtyping import Int64
 from pydantic import Field, SerializeAsAny
 from torch import Tensor, nn
 
+from polyfed.core.errors import ConfigError
 from polyfed.data.backbones import load, locate
 from polyfed.data.view import DataContext, InputSpec, View
 from polyfed.data.views.tokens import Tokens
-from polyfed.errors import ConfigError
 from polyfed.models.encoder import Encoder
 from polyfed.models.pooling import masked_mean, valid_positions
 from polyfed.models.shapes import token_length

@@ -11,10 +11,10 @@ from jaxtyping import Bool, Float
 from pydantic import Field, SerializeAsAny
 from torch import Tensor, nn
 
+from polyfed.core.errors import ConfigError
 from polyfed.data.backbones import load, locate
 from polyfed.data.view import DataContext, InputSpec, View
 from polyfed.data.views.pixels import Pixels
-from polyfed.errors import ConfigError
 from polyfed.models.blocks import EPS, FinalNorm, initialise, stack
 from polyfed.models.embeddings import Embedded, Embedding, PatchEmbedding, embedding_of
 from polyfed.models.encoder import Encoder

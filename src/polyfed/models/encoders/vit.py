@@ -9,10 +9,10 @@ from jaxtyping import Float
 from pydantic import Field, SerializeAsAny
 from torch import Tensor, nn
 
+from polyfed.core.errors import ConfigError
 from polyfed.data.backbones import load, locate
 from polyfed.data.view import DataContext, InputSpec, View
 from polyfed.data.views.pixels import Pixels
-from polyfed.errors import ConfigError
 from polyfed.models.encoder import Encoder
 from polyfed.models.shapes import check_channels, image_shape
 from polyfed.models.towers import Local, Tower

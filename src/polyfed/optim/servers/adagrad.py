@@ -7,7 +7,7 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from polyfed.effects import Condition, Never
+from polyfed.core.effects import Condition, Never
 from polyfed.optim.adaptive import AdaptiveServer
 
 

@@ -13,7 +13,7 @@ from polyfed.reporting.html.events import rounds_of
 from polyfed.reporting.html.facts import ClientKind, client_kinds
 from polyfed.reporting.html.markup import Child, Markup, tag
 from polyfed.reporting.html.traffic import client_bytes
-from polyfed.reporting.records import Event, RunRecords
+from polyfed.runs.records import Event, RunRecords
 
 Row = list[Cell | Child]
 

@@ -11,9 +11,9 @@ from polyfed.reporting.html.cells import folded, text_table
 from polyfed.reporting.html.charts import COLOURS, Band, Key, Line, Series, grid, line_chart
 from polyfed.reporting.html.markup import Markup, tag
 from polyfed.reporting.recalls import Recall, find_recalls, is_context
-from polyfed.reporting.records import SERVER, RunRecords
 from polyfed.reporting.report import clients_table, server_tables
 from polyfed.reporting.tables import count
+from polyfed.runs.records import SERVER, RunRecords
 
 THIN_LINES = 20  # up to so many clients have a line of their own
 _DASHES = {"test": "solid", "validation": "dashed"}

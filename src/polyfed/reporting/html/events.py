@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from polyfed.reporting.html.cells import Column, data_table
 from polyfed.reporting.html.charts import COLOURS, Line, stacked_chart
 from polyfed.reporting.html.markup import Markup, tag
-from polyfed.reporting.records import SITE_REFUSED, Event, RunRecords
+from polyfed.runs.records import SITE_REFUSED, Event, RunRecords
 
 _RETURNED = "client_returned"
 _PURPOSE = ":"  # ends what stands before the names of steps that are no training, such as evaluation

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from polyfed.errors import RunError
-from polyfed.reporting.records import RunRecords
-from polyfed.untrusted import file_json
+from polyfed.core.errors import RunError
+from polyfed.core.untrusted import file_json
+from polyfed.runs.records import RunRecords
 
 _NUMBER = re.compile(r"-(\d+)$")
 

@@ -13,8 +13,8 @@ from polyfed.reporting.html.cells import Column, data_table, folded, size
 from polyfed.reporting.html.curves import chance_of, main_metric
 from polyfed.reporting.html.facts import complete_rounds, component, environment, planned_rounds, setting
 from polyfed.reporting.html.markup import Markup, tag
-from polyfed.reporting.records import SERVER, RunRecords
 from polyfed.reporting.tables import duration, figure
+from polyfed.runs.records import SERVER, RunRecords
 
 
 @dataclass(frozen=True)

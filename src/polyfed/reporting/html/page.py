@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
 
-from polyfed.federation.files import write_atomically
+from polyfed.core.files import write_atomically
 from polyfed.reporting.html.clients import clients
 from polyfed.reporting.html.curves import client_curves, server_curves
 from polyfed.reporting.html.events import events
@@ -18,7 +18,7 @@ from polyfed.reporting.html.partition import partition
 from polyfed.reporting.html.settings import configuration, explanation
 from polyfed.reporting.html.traffic import traffic
 from polyfed.reporting.html.weights import weights
-from polyfed.reporting.records import RunRecords
+from polyfed.runs.records import RunRecords
 
 
 @dataclass(frozen=True)

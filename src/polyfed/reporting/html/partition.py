@@ -13,8 +13,8 @@ from polyfed.reporting.html.curves import group_colour, heading
 from polyfed.reporting.html.heat_map import Frame, HeatMap
 from polyfed.reporting.html.markup import Child, Markup, tag
 from polyfed.reporting.partition_tables import classes_of, features, groups_of, sources_of
-from polyfed.reporting.records import Holding, RunRecords
 from polyfed.reporting.tables import count
+from polyfed.runs.records import Holding, RunRecords
 
 _MOST_BARS = 60
 _MOST_CELLS = 20_000

@@ -6,7 +6,7 @@ import yaml
 
 from polyfed.reporting.html.cells import folded
 from polyfed.reporting.html.markup import Markup, tag
-from polyfed.reporting.records import RunRecords
+from polyfed.runs.records import RunRecords
 
 _EXPLAINED = {
     "Recall at K (R@K)": "The share of queries, in percent, that find one of their positives among the first K of the "

@@ -10,8 +10,8 @@ from polyfed.reporting.html.cells import size
 from polyfed.reporting.html.charts import Line, grid, stacked_chart
 from polyfed.reporting.html.curves import heading
 from polyfed.reporting.html.markup import Markup, tag
-from polyfed.reporting.records import RunRecords, Transfer
 from polyfed.reporting.tables import MIB, duration
+from polyfed.runs.records import RunRecords, Transfer
 
 DIRECTIONS = {"down": "server to clients", "up": "clients to server"}
 _MOST_CLIENTS = 30

@@ -6,12 +6,12 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from polyfed.reporting.arrays import ClientArray
 from polyfed.reporting.html.charts import COLOURS, Key, Line, line_chart
 from polyfed.reporting.html.curves import THIN_LINES, heading, spread_chart
 from polyfed.reporting.html.heat_map import NAMED_ROWS, Frame, HeatMap
 from polyfed.reporting.html.markup import Markup, tag
-from polyfed.reporting.records import RunRecords
+from polyfed.runs.arrays import ClientArray
+from polyfed.runs.records import RunRecords
 
 _MOST_COLUMNS = 200
 _LEAST_COLUMNS = 10

@@ -16,8 +16,8 @@ from typing import Any, ClassVar, TypeVar
 
 from pydantic import Field
 
-from polyfed.reporting.sink import Record, Sink, SinkRun, SinkWriter, flattened, round_points
-from polyfed.untrusted import file_json
+from polyfed.core.untrusted import file_json
+from polyfed.runs.sink import Record, Sink, SinkRun, SinkWriter, flattened, round_points
 
 T = TypeVar("T")
 _MOST_METRICS, _MOST_PARAMS = 1000, 100  # of one request

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 
 import yaml
 
-from polyfed.reporting.sink import Record, Sink, SinkRun, SinkWriter, round_points
+from polyfed.runs.sink import Record, Sink, SinkRun, SinkWriter, round_points
 
 
 class TensorBoard(Sink):

@@ -10,7 +10,7 @@ from typing import Any, ClassVar, Literal
 
 from pydantic import Field
 
-from polyfed.reporting.sink import Record, Sink, SinkRun, SinkWriter, round_points
+from polyfed.runs.sink import Record, Sink, SinkRun, SinkWriter, round_points
 
 # metrics and configuration are all that leaves: no code, git state, console output, packages, host or usage of it
 _PRIVATE = {

@@ -1,0 +1,150 @@
+"""What there is to choose from: presets, and the components of each family with their settings."""
+
+from __future__ import annotations
+
+import importlib
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, cast
+
+from polyfed.core.declarations import ClassDeclaration, class_declarations, components
+from polyfed.core.errors import ConfigError, nearest
+from polyfed.core.extras import how_to_install, is_installed
+from polyfed.runs.presets import presets
+
+if TYPE_CHECKING:
+    from pydantic.fields import FieldInfo
+
+    from polyfed.core.settings import Component, Settings
+
+PRESETS = "presets"
+SETTINGS = "settings"
+
+_FAMILIES = {
+    "methods": ("polyfed.algorithms.algorithm", "Algorithm", "algorithm"),
+    "models": ("polyfed.models.encoder", "Encoder", "encoders of a modality"),
+    "data": ("polyfed.data.source", "Source", "sources of data"),
+    "views": ("polyfed.data.view", "View", "how a modality is presented to its encoder"),
+    "tokenizers": ("polyfed.data.tokenization", "Tokenizer", "how texts become token ids"),
+    "partitions": ("polyfed.partitions.partition", "Partition", "how items are dealt out among clients"),
+    "tasks": ("polyfed.tasks.task", "Task", "what a party is trained for"),
+    "weightings": ("polyfed.aggregation.weighting", "Weighting", "weights over clients, sample by sample"),
+    "server-optimizers": ("polyfed.optim.server", "ServerOptimizer", "how global models follow the averages"),
+    "probes": ("polyfed.downstream.probe", "Probe", "tests of frozen encoders"),
+    "engines": ("polyfed.engines.engine", "EngineSettings", "where client steps execute"),
+    "sinks": ("polyfed.runs.sink", "Sink", "trackers that follow a run"),
+}
+
+
+_SECTIONS = {
+    "experiment": ("polyfed.runs.experiment", "Experiment"),
+    "data": ("polyfed.federation.settings", "DataSettings"),
+    "public": ("polyfed.federation.settings", "PublicSettings"),
+    "server": ("polyfed.federation.settings", "ServerSettings"),
+    "clients.GROUP": ("polyfed.federation.settings", "GroupSettings"),
+    "model": ("polyfed.models.model", "ModelSettings"),
+    "training": ("polyfed.federation.settings", "TrainingSettings"),
+    "training.optimizer": ("polyfed.optim.settings", "OptimizerSettings"),
+    "training.schedule": ("polyfed.optim.settings", "Schedule"),
+    "run": ("polyfed.runs.experiment", "RunSettings"),
+    "run.sampling": ("polyfed.federation.cohort", "SamplingSettings"),
+    "run.phases.STEP": ("polyfed.runs.experiment", "PhaseSettings"),
+    "run.transport": ("polyfed.wire.transport", "Transport"),
+    "run.limits": ("polyfed.wire.limits", "Limits"),
+    "run.bounds": ("polyfed.federation.bounds", "Bounds"),
+}
+
+
+@dataclass(frozen=True)
+class Setting:
+    """One setting of a component or a section.
+
+    Attributes:
+        name: key in a configuration.
+        default: as YAML would have it, or ``required``.
+        description: what it means.
+        allowed: which values it takes.
+    """
+
+    name: str
+    default: str
+    description: str
+    allowed: str
+
+
+def kinds() -> dict[str, str]:
+    """What can be listed, with descriptions."""
+    families = {kind: words for kind, (_, _, words) in _FAMILIES.items()}
+    return {PRESETS: "named experiments", SETTINGS: "sections of a configuration"} | families
+
+
+def entries(kind: str) -> dict[str, str]:
+    """Names and one-line descriptions of a kind, with what must be installed for those whose extra is not there.
+
+    Raises:
+        ConfigError: there is no such kind.
+    """
+    if kind == PRESETS:
+        return presets()
+    if kind == SETTINGS:
+        places = {name: class_declarations(module)[section] for name, (module, section) in _SECTIONS.items()}
+        return {name: _summary(declared) for name, declared in places.items()}
+    return {name: _summary(declared) + _to_install(declared) for name, declared in _declared(kind).items()}
+
+
+def settings_of(kind: str, name: str) -> list[Setting]:
+    """Settings of a component, or of a section of a configuration.
+
+    Raises:
+        ConfigError: there is no such kind or name.
+    """
+    settings = _class_of(kind, name)
+    return [_setting(settings, field, info) for field, info in settings.model_fields.items()]
+
+
+def _class_of(kind: str, name: str) -> type[Settings]:
+    known = _SECTIONS if kind == SETTINGS else _declared(kind)
+    if name not in known:
+        raise ConfigError(f"there is no '{name}' among {kind}; {nearest(name, known)}")
+    module, attribute = _SECTIONS[name] if kind == SETTINGS else _FAMILIES[kind][:2]
+    found: type[Settings] = getattr(importlib.import_module(module), attribute)
+    return found if kind == SETTINGS else cast("type[Component]", found).named(name)
+
+
+def _declared(kind: str) -> dict[str, ClassDeclaration]:
+    """Components of a kind by name, unimported: torch takes seconds."""
+    if kind not in _FAMILIES:
+        raise ConfigError(f"cannot list '{kind}'; {nearest(kind, kinds())}")
+    module, family, _ = _FAMILIES[kind]
+    return components(class_declarations(module)[family].texts["home"], (module, family))
+
+
+def _summary(declared: ClassDeclaration) -> str:
+    """First sentence of the docstring, on one line."""
+    paragraph = declared.documentation.strip().split("\n\n")[0]
+    sentence = re.split(r"\.\s(?=[A-Z])", " ".join(paragraph.split()))[0]
+    return sentence.rstrip(".").replace("``", "`")
+
+
+def _to_install(declared: ClassDeclaration) -> str:
+    extra = declared.texts.get("pip_extra", "")
+    return f" (not installed: {how_to_install(extra)})" if extra and not is_installed(extra) else ""
+
+
+def _setting(settings: type[Settings], name: str, info: FieldInfo) -> Setting:
+    from polyfed.cli.allowed import allowed_values  # pydantic, which names alone do not need
+    from polyfed.core.effects import shown
+
+    default = "required" if info.is_required() else shown(info.get_default(call_default_factory=True))
+    description = "; ".join(filter(None, (info.description, _effect(settings, name))))
+    return Setting(name, default, description, allowed_values(info))
+
+
+def _effect(settings: type[Settings], name: str) -> str:
+    """When a setting has an effect, where that is not always so."""
+    from polyfed.core.effects import Never, conditions_of
+
+    condition = conditions_of(settings).get(name)
+    if condition is None:
+        return ""
+    return f"without effect: {condition}" if isinstance(condition, Never) else f"only with {condition}"

@@ -1,0 +1,123 @@
+"""``polyfed deploy``: the commands of a real federation; parses, calls, prints."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from polyfed.core.untrusted import plain
+
+app = typer.Typer(
+    add_completion=False,
+    no_args_is_help=True,
+    help="Train across institutions: certificates and keys, checks, the server, the sites.",
+)
+
+ServerArgument = Annotated[Path, typer.Argument(metavar="FOLDER", help="folder of the server", show_default=False)]
+SiteArgument = Annotated[Path, typer.Argument(metavar="FOLDER", help="folder of the site", show_default=False)]
+Hosts = Annotated[
+    list[str] | None,
+    typer.Option("--host", help="name or address of the server, as sites reach it; repeatable", show_default=False),
+]
+
+
+@app.command()
+def init(
+    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="new folder", show_default=False)],
+    source: Annotated[str, typer.Option("--from", metavar="PRESET|FILE", help="the experiment", show_default=False)],
+    host: Hosts = None,
+    port: Annotated[int, typer.Option(help="public port of the server")] = 9443,
+    superlink_port: Annotated[int, typer.Option(help="port on the server's loopback")] = 9091,
+    keys: Annotated[
+        bool, typer.Option("--keys", help="make the sites' private keys here too: all sites on this machine")
+    ] = False,
+) -> None:
+    """Make the folders of a federation: the server's, and one for each group of clients."""
+    from polyfed.deploy.init import SERVER, create_federation
+    from polyfed.runs.experiment import Experiment
+
+    made = create_federation(
+        folder, Experiment.load(source), host or [], port=port, superlink_port=superlink_port, keys=keys
+    )
+    for name, path in made.items():
+        typer.echo(f"{'server' if name == SERVER else 'site'}: {path}")
+    if not keys:
+        typer.echo("give each site its folder; there: polyfed deploy key FOLDER")
+        typer.echo(f"with the node.pub that it sends back: polyfed deploy admit {made[SERVER]} NAME node.pub")
+
+
+@app.command()
+def key(folder: SiteArgument) -> None:
+    """Make a site's key pair: node.key stays in the folder, node.pub goes to the server's operator."""
+    from polyfed.deploy.keys import create_keys, read_public
+    from polyfed.engines.node_keys import fingerprint
+
+    public = create_keys(folder, folder.resolve().name)
+    typer.echo(f"give this to the server's operator: {public}")
+    typer.echo(f"fingerprint: {fingerprint(read_public(public))}")
+
+
+@app.command()
+def admit(
+    folder: ServerArgument,
+    name: Annotated[str, typer.Argument(help="name of the site", show_default=False)],
+    public_key: Annotated[Path, typer.Argument(metavar="PUBLIC_KEY", help="its node.pub", show_default=False)],
+) -> None:
+    """Admit a site to the federation; compare the fingerprint with the site's first."""
+    from polyfed.deploy.init import admit as admit_site
+    from polyfed.deploy.keys import read_public
+    from polyfed.engines.node_keys import fingerprint
+
+    path = admit_site(folder, name, public_key)
+    typer.echo(f"admitted: {name} ({fingerprint(read_public(path))}); to expel it, delete {path}")
+
+
+@app.command()
+def renew(folder: ServerArgument, host: Hosts = None) -> None:
+    """Replace the server's certificate by a new one; restart the server then."""
+    from polyfed.deploy.init import renew_certificate
+
+    typer.echo(f"new certificate for {', '.join(renew_certificate(folder, host or []))}; restart the server")
+
+
+@app.command()
+def check(
+    folder: SiteArgument,
+    network: Annotated[bool, typer.Option("--network/--no-network", help="contact the server")] = True,
+    as_json: Annotated[bool, typer.Option("--json", help="print JSON instead of lines")] = False,
+) -> None:
+    """Check a site, and list what will leave it; exit code 2 if anything is wrong."""
+    from polyfed.deploy.check import failed, site_findings
+
+    found = []
+    for finding in site_findings(folder, network=network):
+        found.append(finding)
+        if not as_json:
+            typer.echo(plain(str(finding)))
+    if as_json:
+        typer.echo(json.dumps([vars(finding) for finding in found], indent=1))
+    if failed(found):
+        raise typer.Exit(2)
+
+
+@app.command()
+def server(folder: ServerArgument) -> None:
+    """Serve a federation in the foreground: SuperLink behind its gate, and the admitted sites."""
+    from polyfed.deploy.serve import run_server
+
+    raise typer.Exit(run_server(folder, _say))
+
+
+@app.command()
+def site(folder: SiteArgument) -> None:
+    """Connect a site in the foreground, and again whenever the connection ends."""
+    from polyfed.deploy.attend import run_site
+
+    raise typer.Exit(run_site(folder, _say))
+
+
+def _say(line: str) -> None:
+    typer.echo(plain(f"polyfed: {line}"), err=True)

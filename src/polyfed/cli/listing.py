@@ -1,0 +1,94 @@
+"""What ``polyfed list`` shows: a screen of all there is, the members of a kind, or the settings of one."""
+
+from __future__ import annotations
+
+import shutil
+import textwrap
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict
+from typing import Any
+
+from polyfed.cli import catalogue
+from polyfed.cli.catalogue import PRESETS
+from polyfed.cli.preset_guide import PresetFacts, preset_facts, preset_groups
+from polyfed.runs.presets import preset_text
+
+
+def lines(kind: str = "", name: str = "") -> Iterator[str]:
+    """The answer as lines.
+
+    Raises:
+        ConfigError: there is no such kind, or none of that name.
+    """
+    if not kind:
+        return _overview()
+    if kind == PRESETS:
+        return iter(preset_text(name).splitlines()) if name else _all_presets()
+    return _settings(kind, name) if name else _columns(catalogue.entries(kind))
+
+
+def as_json(kind: str = "", name: str = "") -> Any:
+    """The answer as plain values.
+
+    Raises:
+        ConfigError: there is no such kind, or none of that name.
+    """
+    if not kind:
+        return catalogue.kinds()
+    if kind == PRESETS:
+        members = [facts for group in preset_groups().values() for facts in group]
+        return asdict(preset_facts(name)) if name else [asdict(facts) for facts in members]
+    return [asdict(setting) for setting in catalogue.settings_of(kind, name)] if name else catalogue.entries(kind)
+
+
+def _overview() -> Iterator[str]:
+    """One screen: families of presets with what they need, and the names of everything else."""
+    groups = preset_groups()
+    yield f"presets: {sum(map(len, groups.values()))} named experiments, in {len(groups)} families"
+    yield from _columns({f"  {root}": _in_short(members) for root, members in groups.items()})
+    for kind, meaning in catalogue.kinds().items():
+        if kind != PRESETS:
+            yield from _wrapped(f"{kind}: ", f"{meaning}: {', '.join(catalogue.entries(kind))}")
+    yield "more: polyfed list presets; polyfed list presets scenes-demo; polyfed list models; ... models resnet"
+
+
+def _in_short(members: list[PresetFacts]) -> str:
+    variants = len(members) - 1
+    others = f"; {variants} variant{'s' if variants > 1 else ''}" if variants else ""
+    return f"needs {members[0].needs}; {members[0].cost}{others}"
+
+
+def _all_presets() -> Iterator[str]:
+    """A family after the other: what it needs in its heading, what differs behind its members."""
+    for root, members in preset_groups().items():
+        yield f"{root}: {_in_short(members)}"
+        yield from _columns({f"  {facts.name}": _described(facts, members[0]) for facts in members})
+
+
+def _described(facts: PresetFacts, root: PresetFacts) -> str:
+    differs = [facts.needs if facts.needs != root.needs else "", facts.cost if facts.cost != root.cost else ""]
+    more = "; ".join(filter(None, differs))
+    return facts.description + (f" [{more}]" if more else "")
+
+
+def _settings(kind: str, name: str) -> Iterator[str]:
+    """YAML with the defaults, and behind each its meaning and its values."""
+    head = {} if kind == catalogue.SETTINGS else {f"name: {name}": "# defaults"}
+    rows = {
+        f"{setting.name}: {setting.default}": f"# {setting.description + ': ' if setting.description else ''}"
+        f"{setting.allowed}"
+        for setting in catalogue.settings_of(kind, name)
+    }
+    return _columns(head | rows)
+
+
+def _columns(rows: Mapping[str, str]) -> Iterator[str]:
+    """Two columns, one row a line whatever the width of the terminal, so that grep and less work."""
+    width = max((len(first) for first in rows if len(first) < 40), default=0)
+    for first, second in rows.items():
+        yield f"{first.ljust(width)}  {second}"
+
+
+def _wrapped(label: str, text: str) -> list[str]:
+    width = max(40, shutil.get_terminal_size().columns)
+    return textwrap.wrap(label + text, width, subsequent_indent="  ", break_on_hyphens=False)

@@ -1,0 +1,166 @@
+"""Typed settings, and components: settings that name the class that they configure.
+
+A component is written in YAML as a mapping with a ``name``, or as the bare name:
+
+    algorithm: {name: creamfl, gamma: 0.5}
+    partition: iid
+
+A short name is a module of the component's home package (``creamfl`` is ``polyfed.algorithms.creamfl``); a dotted
+name (``mypackage.mymethod.MyMethod``) is any importable class, so code outside polyfed needs no registration.
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+from collections.abc import Mapping
+from typing import Any, ClassVar, Self, cast
+
+from pydantic import BaseModel, ConfigDict, ModelWrapValidatorHandler, model_serializer, model_validator
+from pydantic_core.core_schema import SerializerFunctionWrapHandler
+
+from polyfed.core.declarations import ClassDeclaration, component, components
+from polyfed.core.effects import Condition, Facts, require_effect, require_effects_beneath
+from polyfed.core.errors import nearest
+from polyfed.core.extras import how_to_install
+
+
+class Settings(BaseModel):
+    """Immutable, validated settings; an unknown key is an error that names the nearest valid one, and so is a value
+    that is not the default and has no effect (``polyfed.core.effects``)."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True)
+
+    only_if: ClassVar[Mapping[str, Condition]] = {}
+    """Conditions of inherited settings in this class; those of its own settings stand beside them."""
+
+    def facts_for(self, key: str) -> Facts:
+        """Facts about the surroundings of the settings beneath ``key``, on which their effect may depend."""
+        return {}
+
+    @model_validator(mode="before")
+    @classmethod
+    def _known_keys(cls, data: Any) -> Any:
+        if isinstance(data, Mapping):
+            unknown = [key for key in data if key not in cls.model_fields]
+            if unknown:
+                raise ValueError(f"unknown key '{unknown[0]}'; {nearest(str(unknown[0]), cls.model_fields)}")
+        return data
+
+    @model_validator(mode="after")
+    def _all_have_an_effect(self) -> Self:
+        require_effect(self, {})
+        for key in type(self).model_fields:
+            if facts := self.facts_for(key):
+                require_effects_beneath(getattr(self, key), facts, key)
+        return self
+
+
+class Component(Settings):
+    """Settings with behaviour, chosen by name in a configuration.
+
+    A family of components is a direct subclass that sets ``home``, the package whose modules are its short names;
+    one module holds one public component of the family. A family is itself usable as a field type: the field then
+    accepts a name, a mapping with a ``name``, or an instance. A component whose packages do not come with polyfed says
+    in ``pip_extra`` which extra brings them; its module imports them only where it uses them.
+    """
+
+    home: ClassVar[str] = ""
+    pip_extra: ClassVar[str] = ""
+
+    @classmethod
+    def family(cls) -> type[Component]:
+        """The ancestor (or self) that sets ``home`` in its own body."""
+        return next(base for base in cls.__mro__ if "home" in vars(base))
+
+    @classmethod
+    def component_name(cls) -> str:
+        """The name that stands for this class in a configuration: short at home, dotted elsewhere."""
+        package, _, module = cls.__module__.rpartition(".")
+        return module if package == cls.family().home else f"{cls.__module__}.{cls.__qualname__}"
+
+    @classmethod
+    def declared(cls) -> dict[str, ClassDeclaration]:
+        """All components at home in this family by short name, as their source declares them: nothing is imported."""
+        return components(cls.family().home, (cls.__module__, cls.__qualname__))
+
+    @classmethod
+    def available(cls) -> dict[str, type[Component]]:
+        """All components at home in this family, by short name."""
+        return {name: cls.named(name) for name in cls.declared()}
+
+    @classmethod
+    def named(cls, name: str) -> type[Component]:
+        """The component class called ``name``; only its own module is imported.
+
+        Raises:
+            ValueError: no such component; the message lists what would be valid. Or it needs a package that is not
+                installed; the message says what to install.
+        """
+        if "." in name:
+            return _imported(name, cls)
+        declared = cls._declaration(name)
+        if declared is None:
+            raise ValueError(f"unknown {cls._family_word()} '{name}'; {nearest(name, cls.declared())}")
+        try:
+            kind: type[Component] = getattr(importlib.import_module(f"{cls.family().home}.{name}"), declared.name)
+        except ModuleNotFoundError as error:
+            hint = f"; {how_to_install(declared.texts['pip_extra'])}" if declared.texts.get("pip_extra") else ""
+            raise ValueError(f"{cls._family_word()} '{name}' needs a package: {error}{hint}") from error
+        return kind
+
+    @classmethod
+    def _declaration(cls, name: str) -> ClassDeclaration | None:
+        return component(cls.family().home, name, (cls.__module__, cls.__qualname__))
+
+    @classmethod
+    def _family_word(cls) -> str:
+        return cls.family().__name__.removesuffix("Settings").lower()
+
+    @model_validator(mode="wrap")
+    @classmethod
+    def _by_name(cls, data: Any, handler: ModelWrapValidatorHandler[Self]) -> Self:
+        if isinstance(data, str):
+            data = {"name": data}
+        if not isinstance(data, Mapping) or "name" not in data:
+            if inspect.isabstract(cls) and not isinstance(data, cls):
+                raise ValueError(f"needs a name; {nearest('', cls.declared())}")
+            return handler(data)
+        kind = cls.named(str(data["name"]))
+        rest = {key: value for key, value in data.items() if key != "name"}
+        return handler(rest) if kind is cls else cast("Self", kind.model_validate(rest))
+
+    @model_serializer(mode="wrap")
+    def _with_name(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        # the declared type of a field is the family: its fields are dumped from the instance's own class
+        fields = {key: getattr(self, key) for key in type(self).model_fields}
+        return {"name": self.component_name(), **{key: _plain(value) for key, value in fields.items()}}
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, BaseModel):
+        return value.model_dump(mode="json")
+    if isinstance(value, Mapping):
+        return {str(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    return value if isinstance(value, str | int | float | bool | type(None)) else str(value)
+
+
+def is_import_path(text: str) -> bool:
+    """Whether a text is the import path of a component, package.module.Class; nothing else is ever imported."""
+    return "." in text and all(part.isidentifier() for part in text.split("."))
+
+
+def _imported(name: str, family: type[Component]) -> type[Component]:
+    if not is_import_path(name):
+        raise ValueError(f"'{name}' is no import path; give it as package.module.Class")
+    path, _, attribute = name.rpartition(".")
+    try:
+        kind = getattr(importlib.import_module(path), attribute)
+    except (ImportError, AttributeError) as error:
+        hint = f"; is the folder of '{path.partition('.')[0]}' on PYTHONPATH?" if isinstance(error, ImportError) else ""
+        raise ValueError(f"cannot import '{name}': {error}{hint}") from error
+    if not (isinstance(kind, type) and issubclass(kind, family)):
+        raise ValueError(f"'{name}' is not a subclass of {family.__module__}.{family.__qualname__}")
+    return kind

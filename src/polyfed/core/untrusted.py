@@ -1,0 +1,148 @@
+"""Text that somebody else wrote: JSON read within bounds, and words shown so that they are nothing but words.
+
+Whatever reads text of a client, a site or a server reads it with ``read_json``, and the JSON of a file that somebody
+handed over with ``file_json``; whatever shows text of a client, a site or a data set, on a terminal, in a log or in a
+file, passes it through ``plain``, ``lines`` or ``markdown``.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import re
+from typing import Any
+
+from polyfed.core.errors import PayloadError
+
+TEXT_BYTES = 1 << 21
+"""Largest text that is parsed unless a caller knows better, bytes."""
+
+_DEPTH = 32  # the deepest honest JSON, a run's card, has about ten levels
+_BYTES_A_VALUE = 16  # one value for so many bytes: parsed, a value takes up to a hundred bytes whatever its text takes
+_LARGEST = 1 << 63
+_DIGITS = 20  # no number of 64 bits has more
+# a text, or a sign of structure outside of texts; possessive: linear in whatever is sent
+_TOKEN = re.compile(r'"(?:[^"\\]++|\\.)*+"?|[\[\]{},:]', re.DOTALL)
+
+
+def read_json(text: object, most: int = TEXT_BYTES) -> Any:
+    """The JSON in a text, once its length, depth and number of values are known to be bearable.
+
+    Args:
+        text: what arrived.
+        most: bytes that it may have, encoded as UTF-8.
+
+    Raises:
+        PayloadError: it is no JSON or beyond the bounds, or a whole number in it has more than 64 bits.
+    """
+    if not isinstance(text, str):
+        raise PayloadError(f"damaged message: {type(text).__name__} where text is expected")
+    size = len(text.encode(errors="surrogatepass"))
+    if size > most:
+        raise PayloadError(f"text of {size:,} bytes, the limit is {most:,} (limits.text_bytes)")
+    _require_bearable(text, most)
+    try:
+        return json.loads(text, parse_int=_integer)
+    except (ValueError, RecursionError) as error:
+        raise PayloadError(f"damaged message: {type(error).__name__}: {error}") from error
+
+
+def _require_bearable(text: str, most: int) -> None:
+    """Reads no further than to what is too much, and keeps nothing of what it has read."""
+    bound = max(most // _BYTES_A_VALUE, 64)
+    depth = values = texts = 0
+    for token in _TOKEN.finditer(text):
+        sign = text[token.start()]
+        depth += (sign in "[{") - (sign in "]}")
+        values += sign in "[{,:"
+        texts += sign == '"'
+        if depth < 0:
+            raise PayloadError("damaged message: JSON with a closing bracket that nothing opened")
+        if depth > _DEPTH:
+            raise PayloadError(f"damaged message: JSON nested deeper than {_DEPTH} levels")
+        if max(values, texts - 1) > bound:  # every text but the first of a JSON follows a sign that is counted
+            raise PayloadError(f"damaged message: JSON of more than {bound:,} values")
+
+
+def _integer(digits: str) -> int:
+    if len(digits) > _DIGITS or not -_LARGEST <= int(digits) < _LARGEST:
+        raise ValueError(f"the whole number {digits[:_DIGITS]}{'...' * (len(digits) > _DIGITS)} is beyond 64 bits")
+    return int(digits)
+
+
+def file_json(text: str | bytes) -> Any:
+    """The JSON in a file that somebody handed over, which may be as long as its file.
+
+    Raises:
+        ValueError: it is no JSON, or nested deeper than Python reads.
+    """
+    try:
+        return json.loads(text)
+    except RecursionError as error:
+        raise ValueError("JSON that is nested too deeply") from error
+
+
+# ---- shown
+
+_INVISIBLE = (  # without a column of their own: fillers, joiners, signs of direction, annotations, tags
+    *(0xAD, 0x61C, 0x115F, 0x1160, 0x17B4, 0x17B5, 0x3164, 0xFEFF, 0xFFA0),
+    *range(0x180B, 0x1810),
+    *range(0x200B, 0x2010),
+    *range(0x2028, 0x202F),
+    *range(0x2060, 0x2070),
+    *range(0xFFF0, 0xFFFC),
+    *range(0x1BCA0, 0x1BCA4),
+    *range(0x1D173, 0x1D17B),
+    *range(0xE0000, 0xE1000),
+)
+_HIDDEN = {  # characters that change how others are shown, or hide -> what stands for them, of one column each
+    **{code: chr(0x2400 + code) for code in range(0x20)},
+    0x7F: "\u2421",
+    **dict.fromkeys((*range(0x80, 0xA0), *range(0xD800, 0xE000), *_INVISIBLE), "\ufffd"),
+}
+_HIDDEN_BUT_LINES = {code: shown for code, shown in _HIDDEN.items() if chr(code) != "\n"}
+_MARKS = {ord(mark): f"\\{mark}" for mark in "\\|`[*~$"} | {ord("<"): "&lt;", ord("&"): "&amp;"}
+_OUTER_UNDERSCORE = re.compile(r"(?<![^\W_])_|_(?![^\W_])")  # one between letters or digits is no markup
+_ADDRESS = re.compile(r":(?=//)|(?<=www)\.|(?<=[\w.+-])@(?=[\w-]+\.)|(?<=mailto):|(?<=xmpp):", re.IGNORECASE)
+_BLOCK = re.compile(
+    r"^(\s*)(?:([#>]|[-+=](?=[-+=\s]))|(\d+)([.)])(?=\s))"
+)  # what begins a heading, a list, a quotation
+
+
+def plain(text: str) -> str:
+    """The text as one line without effect on a terminal: a visible sign stands for each control character."""
+    return text.translate(_HIDDEN)
+
+
+def lines(text: str, indent: str = "    ") -> str:
+    """The text with its line breaks; every line after the first is indented, so that none passes for an entry."""
+    return text.rstrip().translate(_HIDDEN_BUT_LINES).replace("\n", f"\n{indent}")
+
+
+def markdown(text: str) -> str:
+    """The text as one line of Markdown without markup, HTML, links or further cells: what would make some is escaped.
+
+    Underscores within a word, as in ``macro_f1``, make no markup and stay as they are.
+    """
+    escaped = _OUTER_UNDERSCORE.sub(r"\\_", plain(text).translate(_MARKS))
+    return _BLOCK.sub(_escaped_block, _ADDRESS.sub(r"\\\g<0>", escaped))
+
+
+def _escaped_block(start: re.Match[str]) -> str:
+    space, sign, number, end = start.groups()
+    return f"{space}\\{sign}" if sign else f"{space}{number}\\{end}"
+
+
+class PlainFormatter(logging.Formatter):
+    """Formats records of a log that people read: a record of several lines is one entry."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """One entry."""
+        return lines(super().format(record))
+
+
+def log_plainly(level: int, form: str) -> None:
+    """Send the log of this process to stderr, as ``logging.basicConfig`` does, with nothing but text in it."""
+    handler = logging.StreamHandler()
+    handler.setFormatter(PlainFormatter(form))
+    logging.basicConfig(level=level, handlers=[handler])

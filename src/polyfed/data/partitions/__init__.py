@@ -1,1 +1,0 @@
-"""The partitions that ship with polyfed, one a module."""

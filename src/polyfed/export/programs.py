@@ -1,0 +1,139 @@
+"""Traced programs: a network saved with ``torch.export``, loaded again, and compared with the live one."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import warnings
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from io import StringIO
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+from torch.export import Dim, ExportedProgram
+from torch.fx.experimental.symbolic_shapes import is_concrete_int
+from torch.nn import functional as F
+
+from polyfed.core.errors import RunError
+from polyfed.data.view import InputSpec
+
+TOLERANCE = 1e-5
+
+Live = Callable[[Tensor], Tensor]
+
+
+@dataclass(frozen=True)
+class Program:
+    """A program on disk.
+
+    Attributes:
+        path: its file.
+        shape: of its input; a name stands for a dimension that may vary.
+        tokens: whether the input are token ids (int64), else float32.
+    """
+
+    path: Path
+    shape: tuple[str | int, ...]
+    tokens: bool
+
+    @property
+    def fixed_length(self) -> int | None:
+        """Length that token rows must be padded to, if any."""
+        return self.shape[1] if self.tokens and isinstance(self.shape[1], int) else None
+
+
+def write_program(module: nn.Module, live: Live, spec: InputSpec, path: Path, what: str) -> Program:
+    """Trace a network, save it, load it again and compare it with ``live``.
+
+    The program takes any batch size, and any length of token rows where the network can vary it (one that is
+    unrolled over the positions, such as a GRU, cannot).
+
+    Args:
+        module: one tensor in, one out; in evaluation mode afterwards.
+        live: what the program must agree with, to ``TOLERANCE``, on the CPU.
+        spec: of its input.
+        path: file to write.
+        what: its name in messages.
+
+    Raises:
+        RunError: ``torch.export`` cannot handle it, or the program differs.
+    """
+    tokens = bool(spec.vocabulary)
+    traced = _traced(module.eval(), spec, what)
+    with _silent():
+        torch.export.save(traced, path)
+    program = Program(path, _shape(traced, tokens), tokens)
+    _check(program, live, spec, what)
+    return program
+
+
+def example_input(spec: InputSpec, *, rows: int, length: int | None = None, seed: int = 0) -> Tensor:
+    """Random encoder input [rows, ...]: token rows of falling length, the first full; or normal values."""
+    stream = torch.Generator().manual_seed(seed)
+    if not spec.vocabulary:
+        return torch.randn(rows, *spec.shape, generator=stream)
+    longest = length or spec.shape[0]
+    ids = torch.randint(len(spec.vocabulary) - 1, (rows, longest), generator=stream)
+    ids += ids >= spec.pad  # padding stands at the end only
+    used = (longest - torch.arange(rows) * longest // max(rows, 1)).unsqueeze(1)
+    return ids.masked_fill(torch.arange(longest) >= used, spec.pad)
+
+
+def _traced(module: nn.Module, spec: InputSpec, what: str) -> ExportedProgram:
+    dims = {0: Dim.DYNAMIC} | ({1: Dim.AUTO} if spec.vocabulary else {})
+    example = example_input(spec, rows=3)
+    try:
+        with _silent(), torch.no_grad():
+            return torch.export.export(module, (example,), dynamic_shapes=(dims,), strict=False)
+    except Exception as error:  # a network of any kind may fail in any way
+        reason = str(error).strip().split("\n")[0]
+        raise RunError(
+            f"{what} cannot be exported, torch.export says: {reason}; give it a forward pass whose shapes "
+            "and branches do not depend on the data, or use another encoder"
+        ) from error
+
+
+def _shape(traced: ExportedProgram, tokens: bool) -> tuple[str | int, ...]:
+    name = traced.graph_signature.user_inputs[0]
+    node = next(node for node in traced.graph.nodes if node.name == name)
+    names = ("batch", "length" if tokens else "")
+    return tuple(
+        int(size) if is_concrete_int(size) else names[min(place, 1)]
+        for place, size in enumerate(node.meta["val"].shape)
+    )
+
+
+def _check(program: Program, live: Live, spec: InputSpec, what: str) -> None:
+    with _silent():
+        loaded = torch.export.load(program.path).module()
+    half = max(1, spec.shape[0] // 2) if program.tokens else None
+    for rows, length in ((1, None), (5, None), (4, half)):
+        x = example_input(spec, rows=rows, length=length, seed=rows)
+        with torch.no_grad():
+            wanted, found = live(x), loaded(_padded(x, program.fixed_length, spec.pad))
+        error = float((found - wanted).abs().max() / wanted.abs().max().clamp(min=1))
+        if not error <= TOLERANCE:
+            raise RunError(
+                f"{what} cannot be exported: the program differs from the model by {error:.1e} on "
+                f"{list(x.shape)}, more than {TOLERANCE:.0e}; give it a forward pass that depends neither on "
+                "padding nor on chance, or use another encoder"
+            )
+
+
+def _padded(x: Tensor, length: int | None, pad: int) -> Tensor:
+    return x if length is None else F.pad(x, (0, length - x.shape[1]), value=pad)
+
+
+@contextlib.contextmanager
+def _silent() -> Iterator[None]:
+    """Keep torch's warnings, and the graphs that it prints of a failed trace, off the terminal."""
+    before = logging.root.manager.disable
+    logging.disable(logging.CRITICAL)
+    try:
+        with warnings.catch_warnings(), contextlib.redirect_stderr(StringIO()):
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logging.disable(before)

@@ -1,1 +1,0 @@
-"""Parts of an export: traced programs, how their inputs are prepared, and the page that explains both."""

@@ -1,0 +1,38 @@
+"""The mild quantity skew of FedCola: equal parts, of which every client loses a few per cent."""
+
+from __future__ import annotations
+
+from typing import Self
+
+import numpy as np
+from pydantic import Field, model_validator
+
+from polyfed.partitions.partition import Indices, Partition, Units
+
+
+class Drop(Partition):
+    """Equal random parts, then each client keeps a share drawn from U[keep_least, keep_most].
+
+    FedCola (Sun et al. 2024) divides Flickr and COCO pictures so, with 0.95 to 0.99. What is dropped is held
+    by nobody.
+    """
+
+    keep_least: float = Field(default=0.95, gt=0, le=1, description="smallest share of its items that a client keeps")
+    keep_most: float = Field(default=0.99, gt=0, le=1, description="largest share of its items that a client keeps")
+
+    @model_validator(mode="after")
+    def _ordered(self) -> Self:
+        if self.keep_least > self.keep_most:
+            raise ValueError(f"keep_least={self.keep_least} is above keep_most={self.keep_most}; swap them")
+        return self
+
+    def assign(self, units: Units, clients: int, rng: np.random.Generator) -> list[Indices]:
+        """Shorten each equal part by its keep ratio, to one unit at least."""
+        parts = units.cut_evenly(rng.permutation(len(units)), clients)
+        kept = rng.uniform(self.keep_least, self.keep_most, size=clients)
+        return [_shortened(units, part, share) for part, share in zip(parts, kept, strict=True)]
+
+
+def _shortened(units: Units, part: Indices, share: float) -> Indices:
+    kept = units.cut(part, np.array([int(share * units.sizes[part].sum())]))[0]
+    return kept if len(kept) else part[:1]

@@ -1,0 +1,15 @@
+"""Equal random parts."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from polyfed.partitions.partition import Indices, Partition, Units
+
+
+class Iid(Partition):
+    """Every client gets a random part of the items; sizes differ by at most one, or as whole groups allow."""
+
+    def assign(self, units: Units, clients: int, rng: np.random.Generator) -> list[Indices]:
+        """Cut a random order in equal pieces."""
+        return units.cut_evenly(rng.permutation(len(units)), clients)

@@ -1,0 +1,60 @@
+"""What the clients of a deployment told of their models, asked once and kept in the run folder."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from itertools import chain
+
+import torch
+
+from polyfed.core.errors import PayloadError
+from polyfed.federation.client import ClientInfo
+from polyfed.federation.state import flatten, unflatten
+from polyfed.federation.types import Blueprint
+from polyfed.models.slots import describe, described
+from polyfed.runs.folder import RunFolder
+
+_FILE = "blueprint.safetensors"
+_TYPES = (torch.float32, torch.int64, torch.bool)
+"""What the first client of an architecture may tell; all others are held to it."""
+
+
+def told_blueprints(
+    clients: Sequence[ClientInfo],
+    folder: RunFolder,
+    ask: Callable[[tuple[ClientInfo, ...]], Mapping[str, Blueprint]],
+) -> dict[str, Blueprint]:
+    """Architecture -> blueprint; ``ask`` puts the question to one client of each, unless the folder knows.
+
+    Architectures go by number in the file: their names have slashes.
+
+    Raises:
+        PayloadError: a client described its model wrongly.
+    """
+    names = list(dict.fromkeys(client.architecture for client in clients))
+    if folder.tensors(_FILE) is None:
+        first = {client.architecture: client for client in reversed(clients)}
+        _save(names, _sound(ask(tuple(client for client in clients if client in first.values()))), folder)
+    tensors, texts = unflatten(folder.tensors(_FILE) or {}), folder.metadata(_FILE)
+    return {name: Blueprint(tensors[str(k)], described(texts[str(k)])) for k, name in enumerate(names)}
+
+
+def _save(names: Sequence[str], told: Mapping[str, Blueprint], folder: RunFolder) -> None:
+    numbered = {str(k): told[name] for k, name in enumerate(names)}
+    texts = {number: describe(blueprint.places) for number, blueprint in numbered.items()}
+    folder.save_tensors(_FILE, flatten({number: found.tensors for number, found in numbered.items()}), texts)
+
+
+def _sound(told: Mapping[str, Blueprint]) -> Mapping[str, Blueprint]:
+    for architecture, blueprint in told.items():
+        odd = sorted(set(chain(blueprint.tensors, blueprint.places)) - (set(blueprint.tensors) & set(blueprint.places)))
+        if odd:
+            raise PayloadError(f"a client with '{architecture}' told tensor or slot of '{odd[0]}', but not both")
+        for name, tensor in blueprint.tensors.items():
+            if tensor.dtype not in _TYPES:
+                valid = ", ".join(str(dtype).removeprefix("torch.") for dtype in _TYPES)
+                raise PayloadError(
+                    f"a client with '{architecture}' told that '{name}' is {str(tensor.dtype).removeprefix('torch.')}; "
+                    f"models have {valid}"
+                )
+    return told

@@ -1,0 +1,102 @@
+"""Configurations as files: presets and YAML files, and what they extend; nothing is validated here."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping
+from functools import reduce
+from pathlib import Path
+from typing import Any
+
+from polyfed.runs.presets import parsed, preset_bases, preset_names, preset_text
+from polyfed.core.errors import ConfigError
+from polyfed.core.yaml_text import yaml_content
+
+COST = "cost"
+"""A key of presets alone: what a run takes, for people who choose one."""
+
+FAMILY = "family"
+"""A key of presets alone: under which preset it is listed, where that is not the one that it extends."""
+
+
+def read_config(source: str | Path) -> dict[str, Any]:
+    """The mapping of a preset or YAML file, with what it ``extends`` merged in (its own keys win).
+
+    Raises:
+        ConfigError: no such preset or file, not YAML, or it extends itself.
+    """
+    return reduce(merged, read_layers(source))
+
+
+def read_layers(source: str | Path, extending: tuple[str, ...] = ()) -> list[dict[str, Any]]:
+    """The mapping of a preset or YAML file, after those of what it ``extends``, the innermost first.
+
+    Args:
+        source: name of a preset, or path of a file.
+        extending: the files and presets on the way here, each of which extends the next.
+
+    Raises:
+        ConfigError: no such preset or file, not YAML, or it extends itself.
+    """
+    path = Path(source)
+    way = (*extending, str(path.resolve() if path.is_file() else source))
+    if way[-1] in extending:
+        raise ConfigError(f"'{extending[0]}' extends itself: {' -> '.join(way)}; take one 'extends' out")
+    if path.suffix in (".yaml", ".yml") or path.is_file():
+        content = _parse_yaml(_read(path), str(source))
+    elif str(source) in (*preset_names(), *preset_bases()):
+        content = dict(parsed(preset_text(str(source))))  # our own: read fast
+    else:
+        raise ConfigError(f"no preset or file '{source}'; {_instead(str(source))}")
+    base = content.pop("extends", None)
+    for key in (COST, FAMILY):
+        content.pop(key, None)
+    if base is None:
+        return [content]
+    beside = path.parent / str(base)
+    return [*read_layers(beside if beside.is_file() else str(base), way), content]
+
+
+def _instead(source: str) -> str:
+    """What may have been meant: the file beside, or the preset of nearly that name; not all presets, which are many."""
+    beside = [file for file in (f"{source}.yaml", f"{source}.yml") if Path(file).is_file()]
+    close = difflib.get_close_matches(source, preset_names(), n=1)
+    if beside:
+        return f"did you mean the file '{beside[0]}'?"
+    hint = f"did you mean '{close[0]}'? " if close else ""
+    return f"{hint}polyfed list presets shows all; a file of your own ends in .yaml"
+
+
+def merged(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
+    """``base`` with the keys of ``over``, recursively; a component of another name replaces the whole component."""
+    result = dict(base)
+    for key, value in over.items():
+        old = result.get(key)
+        if isinstance(old, Mapping) and isinstance(value, Mapping) and _same_component(old, value):
+            result[key] = merged(old, value)
+        else:
+            result[key] = value
+    return result
+
+
+def _same_component(old: Mapping[str, Any], new: Mapping[str, Any]) -> bool:
+    return "name" not in new or new["name"] == old.get("name")
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(
+            f"cannot read config '{path}': {error.strerror}; give a YAML file or a preset name"
+        ) from error
+
+
+def _parse_yaml(text: str, where: str) -> dict[str, Any]:
+    try:
+        content = yaml_content(text)
+    except ValueError as error:
+        raise ConfigError(f"'{where}' is not YAML: {error}") from error
+    if not isinstance(content, dict):
+        raise ConfigError(f"'{where}' must be a mapping of settings, not {type(content).__name__}")
+    return dict(content)

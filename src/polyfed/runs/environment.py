@@ -1,0 +1,45 @@
+"""Where a run takes place: device, versions, state of the code."""
+
+from __future__ import annotations
+
+import platform
+import subprocess
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from polyfed.core.device import resolve_device
+from polyfed.runs.experiment import Experiment
+
+_PACKAGES = ("polyfed", "torch", "numpy", "transformers", "tokenizers", "datasets", "pyarrow", "pillow")
+
+
+def environment(experiment: Experiment) -> dict[str, Any]:
+    """What one must know to repeat a run beyond its configuration."""
+    return {
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+        "device": str(resolve_device(experiment.run.device)),
+        "threads": experiment.run.threads,
+        "seed": experiment.run.seed,
+        "versions": {name: version(name) for name in _PACKAGES} | {"torch": torch.__version__},  # with its build
+        "git": _git_state(),
+    }
+
+
+def _git_state() -> str | None:
+    here = Path(__file__).parent
+    try:
+        found = subprocess.run(
+            ["git", "describe", "--always", "--dirty"],
+            cwd=here,
+            capture_output=True,
+            text=True,
+            timeout=10,
+            check=True,
+        )
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return found.stdout.strip()

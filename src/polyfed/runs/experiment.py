@@ -1,0 +1,286 @@
+"""Experiments: all settings of a run, validated before any work starts."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from functools import reduce
+from pathlib import Path
+from typing import Annotated, Any, TypeVar
+
+import yaml
+from pydantic import AfterValidator, Field, SerializeAsAny, ValidationError
+
+from polyfed.algorithms.algorithm import Algorithm
+from polyfed.runs.config_files import merged as merged
+from polyfed.runs.config_files import read_config as read_config
+from polyfed.runs.config_files import read_layers
+from polyfed.core.effects import Facts, NoEffectError
+from polyfed.engines.engine import EngineSettings
+from polyfed.engines.local import Local
+from polyfed.engines.site import RunCard
+from polyfed.core.errors import ConfigError
+from polyfed.federation.bounds import Bounds
+from polyfed.federation.cohort import Patience, SamplingSettings
+from polyfed.wire.limits import Limits
+from polyfed.federation.party import Precision
+from polyfed.federation.settings import (
+    DataSettings,
+    GroupName,
+    GroupSettings,
+    HostSettings,
+    PublicSettings,
+    ServerSettings,
+    SiteSettings,
+)
+from polyfed.wire.transport import Transport
+from polyfed.optim.settings import BY_EPOCHS
+from polyfed.runs.sink import Sink
+from polyfed.core.settings import Settings
+from polyfed.core.yaml_text import yaml_content
+
+log = logging.getLogger(__name__)
+_ABSENT = object()
+
+
+def _share(value: int | float | None) -> int | float | None:
+    if isinstance(value, float) and value > 1:
+        raise ValueError("min_clients is a share (a fraction, at most 1.0) or a number of clients (whole)")
+    return value
+
+
+Quorum = Annotated[int | float, Field(ge=0), AfterValidator(_share)]
+
+
+class PhaseSettings(Settings):
+    """Patience with clients in one of a method's steps; what is not given is that of the run."""
+
+    min_clients: Quorum | None = Field(default=None, description="quorum, as run.min_clients")
+    deadline: float | None = Field(default=None, gt=0, description="seconds, as run.deadline")
+
+
+class RunSettings(Settings):
+    """How a run is carried out."""
+
+    rounds: int = Field(default=30, ge=1, description="T, communication rounds")
+    seed: int = Field(default=0, ge=0, description="every random draw of the run derives from it")
+    sampling: SamplingSettings = Field(default_factory=SamplingSettings)
+    engine: SerializeAsAny[EngineSettings] = Field(default_factory=Local, description="where client steps execute")
+    min_clients: Quorum = Field(
+        default=1,
+        description="quorum: fewer usable replies to an ask stop the run; a fraction is a share of those asked",
+    )
+    deadline: float | None = Field(default=None, gt=0, description="seconds a client has for an answer; None: no limit")
+    phases: dict[str, PhaseSettings] = Field(
+        default_factory=dict, description="client step -> quorum and deadline of its own"
+    )
+    limits: Limits = Field(default_factory=Limits)
+    bounds: Bounds = Field(default_factory=Bounds)
+    eval_every: int = Field(default=1, ge=1, description="evaluate every so many rounds, and after the last")
+    evaluate_clients: bool | Annotated[int, Field(ge=1)] = Field(
+        default=True,
+        description="every client's own test metrics at each evaluation; a number: of so many clients of each type "
+        "in each group, which share one model and one test set",
+    )
+    evaluation_batch: int = Field(default=256, ge=1, description="samples a batch when no gradient is needed")
+    device: str = Field(default="auto", description="auto, cpu, cuda, cuda:1, mps, ...")
+    threads: int = Field(default=2, ge=1, description="CPU threads; part of the configuration since sums depend on it")
+    precision: Precision = Field(default="float32", description="autocast type of forward passes")
+    transport: Transport = Field(default_factory=Transport)
+    plots: bool = Field(default=True, description="draw plots at the end")
+    sinks: list[SerializeAsAny[Sink]] = Field(
+        default_factory=list, description="trackers that follow the run: tensorboard, wandb, mlflow"
+    )
+    state_memory: int = Field(default=1 << 30, ge=0, description="bytes of client state held in memory at most")
+
+    def patience(self, step: str) -> Patience:
+        """Quorum and deadline of a client step."""
+        own = self.phases.get(step, PhaseSettings())
+        return Patience(
+            self.min_clients if own.min_clients is None else own.min_clients,
+            self.deadline if own.deadline is None else own.deadline,
+        )
+
+
+class Experiment(Settings):
+    """A complete, validated description of a run; running the same description gives the same result."""
+
+    name: str = Field(default="experiment", description="shown in progress and reports")
+    description: str = ""
+    data: DataSettings
+    public: PublicSettings | None = None
+    server: ServerSettings | None = None
+    clients: dict[GroupName, GroupSettings] = Field(default_factory=dict, description="group name -> clients of a kind")
+    algorithm: SerializeAsAny[Algorithm]
+    run: RunSettings = Field(default_factory=RunSettings)
+
+    @classmethod
+    def load(cls, source: str | Path | Mapping[str, Any], overrides: Sequence[str] = ()) -> Experiment:
+        """Load a preset by name, a YAML file, or a mapping, and apply ``path.to.key=value`` overrides.
+
+        What an override, or a file, leaves without effect in what it builds on goes back to its default, and a warning
+        says so; what it sets itself must have an effect.
+
+        Raises:
+            ConfigError: unknown preset or key, a value out of range or without effect, or a file that is not YAML.
+        """
+        layers = [dict(source)] if isinstance(source, Mapping) else read_layers(source)
+        content = reduce(merged, layers)
+        for override in overrides:
+            content = _override(content, override)
+        named = [override.partition("=")[0] for override in overrides]
+        return parse_settings(cls, _without_idle(cls, content, lambda path: _is_set(path, layers[-1], named)))
+
+    @classmethod
+    def parse(cls, content: Mapping[str, Any]) -> Experiment:
+        """Validate a mapping.
+
+        Raises:
+            ConfigError: naming the first wrong key, its value and what would be valid.
+        """
+        return parse_settings(cls, content)
+
+    def facts_for(self, key: str) -> Facts:
+        """How clients count what they train for."""
+        return {BY_EPOCHS: self.algorithm.counts_epochs} if key == "clients" else {}
+
+    def site(self) -> SiteSettings:
+        """All its clients as one place that hosts them."""
+        run = self.run
+        host = HostSettings(
+            device=run.device,
+            threads=run.threads,
+            evaluation_batch=run.evaluation_batch,
+            state_memory=run.state_memory,
+        )
+        return SiteSettings(data=self.data, public=self.public, clients=self.clients, run=host)
+
+    def card(self, run: str, public_order: str) -> RunCard:
+        """What a place that hosts clients must know of a run of this experiment."""
+        return RunCard(
+            run=run,
+            seed=self.run.seed,
+            rounds=self.run.rounds,
+            algorithm=self.algorithm,
+            precision=self.run.precision,
+            transport=self.run.transport,
+            server_model=self.server.model if self.server and self.algorithm.shares_encoders else None,
+            public_order=public_order,
+        )
+
+    def to_yaml(self) -> str:
+        """The resolved configuration: every default written out."""
+        return yaml.safe_dump(self.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
+
+
+S = TypeVar("S", bound=Settings)
+
+
+def parse_settings(kind: type[S], content: Mapping[str, Any]) -> S:
+    """Settings from a mapping.
+
+    Raises:
+        ConfigError: naming the first wrong key, its value and what would be valid.
+    """
+    try:
+        return kind.model_validate(content)
+    except ValidationError as error:
+        raise ConfigError(_first_problem(error)) from error
+
+
+def _without_idle(kind: type[Settings], content: dict[str, Any], is_own: Callable[[str], bool]) -> dict[str, Any]:
+    """The content without settings that were inherited and have no effect beside what was set on top of them."""
+    while (idle := _idle_setting(kind, content)) and not is_own(idle[0]):
+        path, refusal = idle
+        value, default = refusal.value, refusal.default
+        log.warning("%s: %s has no effect %s; left at its default, %s", path, value, refusal.obstacle, default)
+        content = _removed(content, path.split("."))
+    return content
+
+
+def _idle_setting(kind: type[Settings], content: Mapping[str, Any]) -> tuple[str, NoEffectError] | None:
+    """Path of the first setting that is refused for having no effect, and the refusal."""
+    try:
+        kind.model_validate(content)
+    except ValidationError as error:
+        where, cause = _cause(error)
+        if isinstance(cause, NoEffectError):
+            return ".".join((*where, cause.name)), cause
+    return None
+
+
+def _is_set(path: str, top: Mapping[str, Any], overrides: Sequence[str]) -> bool:
+    """Whether a setting is set by an override or, where there are none, by the topmost file."""
+    if overrides:
+        return any(f"{path}.".startswith(f"{name}.") for name in overrides)
+    value: Any = top
+    for key in path.split("."):
+        if isinstance(value, list) and key.isdigit():
+            value = dict(enumerate(value)).get(int(key))
+        else:
+            value = value.get(key, _ABSENT) if isinstance(value, Mapping) else _ABSENT
+    return value is not _ABSENT
+
+
+def _removed(content: Any, keys: Sequence[str]) -> Any:
+    if isinstance(content, list):
+        position = int(keys[0])
+        return [*content[:position], _removed(content[position], keys[1:]), *content[position + 1 :]]
+    if len(keys) == 1:
+        return {key: value for key, value in content.items() if key != keys[0]}
+    return {**content, keys[0]: _removed(content[keys[0]], keys[1:])}
+
+
+def _override(content: Mapping[str, Any], text: str) -> dict[str, Any]:
+    path, sign, value = text.partition("=")
+    if not sign or not path:
+        raise ConfigError(f"--set {text}: needs the form path.to.key=value")
+    changed: dict[str, Any] = _set(content, path.split("."), _parse_value(value), path)
+    return changed
+
+
+def _parse_value(text: str) -> Any:
+    try:
+        return yaml_content(text)
+    except ValueError:
+        return text
+
+
+def _set(content: Any, keys: Sequence[str], value: Any, path: str) -> Any:
+    if not keys:
+        return value
+    if isinstance(content, list) and keys[0].isdigit() and int(keys[0]) < len(content):
+        position = int(keys[0])
+        return [*content[:position], _set(content[position], keys[1:], value, path), *content[position + 1 :]]
+    if isinstance(content, str):  # a component given by its bare name
+        content = {"name": content}
+    if content is not None and not isinstance(content, Mapping):
+        raise ConfigError(f"--set {path}: '{keys[0]}' is below a value, not a section")
+    content = content or {}
+    if path != "name" and list(keys) == ["name"] and content.get("name") != value:
+        content = {}  # another component: settings of the old one do not apply
+    return {**content, keys[0]: _set(content.get(keys[0]), keys[1:], value, path)}
+
+
+def _cause(error: ValidationError, prefix: tuple[str, ...] = ()) -> tuple[tuple[str, ...], Exception]:
+    """Where the first problem is, and what raised it: the innermost error of validation if nothing else did."""
+    problem = error.errors(include_url=False)[0]
+    where = (*prefix, *(str(part) for part in problem["loc"]))
+    inner = problem.get("ctx", {}).get("error")
+    if isinstance(inner, ValidationError):
+        return _cause(inner, where)
+    return where, inner if isinstance(inner, Exception) else error
+
+
+def _first_problem(error: ValidationError, prefix: tuple[str, ...] = ()) -> str:
+    problem = error.errors(include_url=False)[0]
+    where = (*prefix, *(str(part) for part in problem["loc"]))
+    inner = problem.get("ctx", {}).get("error")
+    if isinstance(inner, ValidationError):
+        return _first_problem(inner, where)
+    message = problem["msg"].removeprefix("Value error, ")
+    value = problem["input"]
+    shown = f" (got {value!r})" if isinstance(value, str | int | float | bool | type(None)) else ""
+    if problem["type"] == "missing":
+        return f"{'.'.join(where)}: is required and missing"
+    return f"{'.'.join(where) or 'config'}: {message}{shown}"

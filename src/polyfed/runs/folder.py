@@ -1,0 +1,362 @@
+"""Run folders: what a run leaves on disk, complete after every round.
+
+config.yaml       resolved configuration: running it again gives the same run
+run.json          identity of the run, digest of the configuration
+environment.json  versions, device, code state
+metrics.jsonl     metrics and events, one JSON object a line
+ledger.jsonl      bytes that crossed the wire
+timing.jsonl      seconds a round
+partition.json    who holds which items
+history.jsonl     what befell the run: resumed, a damaged checkpoint skipped
+progress.jsonl    every call of the progress display, for polyfed watch
+tracebacks.log    what failed clients told in detail
+arrays/           matrices for plots, by name and round
+checkpoints/      state of the server after each of the last two rounds, and what clients keep
+models/           server model, last and best
+vocabulary/       vocabularies learnt from the public set
+plots/, report.md, report.html
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import hashlib
+import json
+import shutil
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Any
+
+from polyfed.core.errors import ExchangeError, RunError
+from polyfed.core.files import sync_file, sync_folder, write_atomically
+from polyfed.core.untrusted import file_json, lines, plain
+
+if TYPE_CHECKING:  # what reads only logs and descriptions, such as a command's help, does not wait for torch
+    from torch import Tensor
+
+LOGS = ("metrics", "ledger", "timing")
+
+_PROBING = 1.0  # seconds; whoever only asks whether a run is worked on holds its lock for far less
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """The server after a complete round: named tensors, and everything else as JSON values."""
+
+    round: int
+    tensors: Mapping[str, Tensor]
+    facts: Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class RunFolder:
+    """The files of one run."""
+
+    path: Path
+
+    @classmethod
+    @contextlib.contextmanager
+    def create(cls, path: Path) -> Iterator[RunFolder]:
+        """A new folder for a run: if its preparations fail, before ``begin``, nothing of it is left.
+
+        Raises:
+            RunError: there is something at ``path`` already, or it cannot be created.
+        """
+        cls.require_free(path)
+        try:
+            path.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise RunError(f"cannot create run folder '{path}': {error.strerror}; choose another --out") from error
+        try:
+            yield cls(path)
+        except BaseException:
+            if not cls(path).has_begun():
+                shutil.rmtree(path, ignore_errors=True)
+            raise
+
+    @classmethod
+    def require_free(cls, path: Path) -> None:
+        """Raise RunError if there is something at ``path`` already."""
+        if path.exists() and not _unused(path):
+            hint = f"'polyfed resume {path}' continues it, or choose another --out"
+            raise RunError(f"run folder '{path}' exists and is not empty; {hint}")
+
+    @classmethod
+    def existing(cls, path: Path) -> RunFolder:
+        """The folder of a run that was started before.
+
+        Raises:
+            RunError: it is no run folder, or its configuration was edited.
+        """
+        if not (path / "config.yaml").is_file() or not (path / "run.json").is_file():
+            raise RunError(f"'{path}' is no run folder (no config.yaml and run.json in it); give the folder of a run")
+        folder = cls(path)
+        if folder._beginning("config") != folder.config_digest():
+            raise RunError(
+                f"'{path / 'config.yaml'}' was edited after the run had started; undo the edit, "
+                "or start a new run from it with polyfed run"
+            )
+        return folder
+
+    def begin(self, run: str, config: str, environment: Mapping[str, Any], partition: Mapping[str, Any]) -> None:
+        """Write what is fixed for the whole run; ``run`` identifies it."""
+        self.write("config.yaml", config)
+        self.write("environment.json", json.dumps(environment, indent=1) + "\n")
+        self.write("partition.json", json.dumps(partition) + "\n")
+        self.write("run.json", json.dumps({"run": run, "config": self.config_digest()}) + "\n")
+
+    def has_begun(self) -> bool:
+        """Whether ``begin`` was completed."""
+        return (self.path / "run.json").is_file()
+
+    @property
+    def identity(self) -> str:
+        """What identifies the run to the places that host its clients."""
+        return self._beginning("run")
+
+    def _beginning(self, key: str) -> str:
+        """What ``begin`` noted in ``run.json``."""
+        path = self.path / "run.json"
+        try:
+            return str(file_json(path.read_text())[key])
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            reason = f"{type(error).__name__}: {error}"
+            raise RunError(f"'{path}', which identifies the run, cannot be read ({reason}); restore it") from error
+
+    def config_digest(self) -> str:
+        """SHA-256 of the configuration file."""
+        return hashlib.sha256((self.path / "config.yaml").read_bytes()).hexdigest()
+
+    def write(self, name: str, text: str) -> None:
+        """Write a text file, completely or not at all."""
+        write_atomically(self.path / name, text.encode())
+
+    @contextlib.contextmanager
+    def lock(self) -> Iterator[None]:
+        """Keep other processes from working on this run.
+
+        Raises:
+            RunError: another process does.
+        """
+        with (self.path / ".lock").open("w") as stream:
+            if not _locked(stream, fcntl.LOCK_EX, _PROBING):
+                raise RunError(f"another process is working on run '{self.path}'; wait for it or stop it")
+            yield
+
+    def is_worked_on(self) -> bool:
+        """Whether a process holds the lock; whoever asks does not look like one that does."""
+        try:
+            with (self.path / ".lock").open() as stream:
+                return not _locked(stream, fcntl.LOCK_SH, 0.0)
+        except FileNotFoundError:
+            return False
+
+    # ---- logs
+
+    def append(self, log: str, records: Sequence[Mapping[str, Any]]) -> None:
+        """Add lines to a log."""
+        with (self.path / f"{log}.jsonl").open("a", encoding="utf-8") as stream:
+            stream.writelines(json.dumps(record) + "\n" for record in records)
+
+    @property
+    def tracebacks(self) -> Path:
+        """What failed clients told in detail."""
+        return self.path / "tracebacks.log"
+
+    def add_traceback(self, round_number: int, client: str, details: str) -> None:
+        """Keep what a failed client told in detail."""
+        with self.tracebacks.open("a", encoding="utf-8") as stream:
+            stream.write(f"--- round {round_number}, client {plain(client)}\n    {lines(details)}\n")
+
+    def log_sizes(self) -> dict[str, int]:
+        """Bytes of each log now."""
+        paths = {log: self.path / f"{log}.jsonl" for log in LOGS}
+        return {log: path.stat().st_size if path.exists() else 0 for log, path in paths.items()}
+
+    def rewind_logs(self, sizes: Mapping[str, int]) -> None:
+        """Cut each log to the size it had.
+
+        Raises:
+            RunError: one is shorter, or what is left of it is damaged; nothing is cut then.
+        """
+        if lost := self.lost_records(sizes):
+            raise RunError(lost)
+        for log, size in sizes.items():
+            with (self.path / f"{log}.jsonl").open("ab") as stream:
+                stream.truncate(size)
+
+    def lost_records(self, sizes: Mapping[str, int]) -> str:
+        """What is missing of the logs as they were at these sizes, one sentence, or nothing.
+
+        A disk that lost its power may have forgotten the end of a file, or have kept its length and zeros in it.
+        """
+        for log, size in sizes.items():
+            path = self.path / f"{log}.jsonl"
+            content = path.read_bytes()[:size] if path.exists() else b""
+            if len(content) < size:
+                return (
+                    f"{path.name} has {len(content):,} bytes of {size:,} (lost with the power?); restore it from a copy"
+                )
+            if content and (b"\0" in content or not content.endswith(b"\n")):
+                return f"{path.name} is damaged in its first {size:,} bytes; restore it from a copy"
+        return ""
+
+    def mend_history(self) -> None:
+        """Take out of ``history.jsonl`` a last line that was cut off, so that the next is a line of its own."""
+        path = self.path / "history.jsonl"
+        if path.exists():
+            content = path.read_bytes().rstrip(b"\0")
+            with path.open("ab") as stream:
+                stream.truncate(content.rfind(b"\n") + 1)
+
+    # ---- arrays and tensors
+
+    def save_tensors(
+        self, name: str, tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None
+    ) -> bytes:
+        """Write a safetensors file, completely or not at all; returns its bytes."""
+        import safetensors.torch
+
+        ready = {key: tensor.detach().cpu().contiguous().clone() for key, tensor in tensors.items()}
+        # a file with neither tensors nor metadata can be read only if it says None
+        blob = safetensors.torch.save(ready, metadata=dict(metadata) if metadata else None)
+        write_atomically(self.path / name, blob)
+        return blob
+
+    def tensors(self, name: str) -> dict[str, Tensor] | None:
+        """The content of a safetensors file of this folder, or None if it is not there."""
+        import safetensors.torch
+
+        path = self.path / name
+        return safetensors.torch.load(path.read_bytes()) if path.is_file() else None
+
+    def metadata(self, name: str) -> dict[str, str]:
+        """The texts in a safetensors file of this folder."""
+        import safetensors
+
+        with safetensors.safe_open(self.path / name, framework="pt") as opened:
+            return dict(opened.metadata() or {})
+
+    # ---- checkpoints
+
+    def save_checkpoint(self, checkpoint: Checkpoint) -> None:
+        """Make a round durable, the logs up to here with it; its manifest, written last, makes it count.
+
+        The last two are kept.
+        """
+        self._sync_logs()
+        name = f"checkpoints/round-{checkpoint.round:06d}"
+        blob = self.save_tensors(f"{name}.safetensors", checkpoint.tensors)
+        manifest = {
+            "round": checkpoint.round,
+            "sha256": hashlib.sha256(blob).hexdigest(),
+            "facts": checkpoint.facts,
+        }
+        self.write(f"{name}.json", json.dumps(manifest) + "\n")
+        for old in self._manifests()[:-2]:
+            old.with_suffix(".safetensors").unlink(missing_ok=True)
+            old.unlink(missing_ok=True)
+
+    def _sync_logs(self) -> None:
+        for log in LOGS:
+            if (path := self.path / f"{log}.jsonl").exists():
+                sync_file(path)
+        sync_folder(self.path)
+
+    def has_checkpoints(self) -> bool:
+        """Whether any round, if only the preparation, was ever completed."""
+        return bool(self._manifests())
+
+    def checkpoints(self) -> Iterator[Checkpoint | RunError]:
+        """Stored checkpoints, newest first; one that is damaged comes as the error that says so."""
+        for manifest in reversed(self._manifests()):
+            try:
+                yield self._load_checkpoint(manifest)
+            except RunError as error:
+                yield error
+
+    def _load_checkpoint(self, manifest: Path) -> Checkpoint:
+        import safetensors.torch
+
+        try:
+            content = file_json(manifest.read_text())
+            checksum, number, facts = content["sha256"], content["round"], content["facts"]
+            blob = manifest.with_suffix(".safetensors").read_bytes()
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            reason = f"{type(error).__name__}: {error}"
+            raise RunError(f"checkpoint {manifest.stem} is damaged ({reason})") from error
+        if hashlib.sha256(blob).hexdigest() != checksum:
+            raise RunError(f"checkpoint {manifest.stem} is damaged (its content does not match its checksum)")
+        return Checkpoint(number, safetensors.torch.load(blob), facts)
+
+    def _manifests(self) -> list[Path]:
+        return sorted((self.path / "checkpoints").glob("round-*.json"))
+
+
+def untrained_best(run: Path) -> str:
+    """A sentence if the model that validation chose is the one before any training, and later ones were judged too."""
+    rounds = [_round_of(run / "models" / kind / "config.json") for kind in ("best", "last")]
+    if rounds[0] != 0 or not rounds[1]:
+        return ""
+    return (
+        "the best model by validation is that of round 0, before any training: no later round was better; "
+        f"the model after round {rounds[1]} is called 'last'"
+    )
+
+
+def _round_of(config: Path) -> int | None:
+    """Round of a saved model; None if there is none, or its description cannot be read."""
+    try:
+        return int(file_json(config.read_text())["round"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+@contextlib.contextmanager
+def disk_errors(folder: RunFolder) -> Iterator[None]:
+    """A disk that is full or gone ends the run with what to do about it."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO):
+            raise
+        remedy = (
+            f"all complete rounds are safe: make room and continue with 'polyfed resume {folder.path}'"
+            if folder.has_begun()
+            else "nothing was begun: make room and start again"
+        )
+        raise RunError(f"cannot write to run folder '{folder.path}': {error.strerror}; {remedy}") from error
+
+
+@contextlib.contextmanager
+def naming_tracebacks(folder: RunFolder) -> Iterator[None]:
+    """A run that ends for want of clients says where they told what happened to them."""
+    try:
+        yield
+    except ExchangeError as error:
+        if not folder.tracebacks.is_file():
+            raise
+        raise ExchangeError(f"{error}; clients' tracebacks: {folder.tracebacks}") from error
+
+
+def _locked(stream: IO[str], kind: int, seconds: float) -> bool:
+    """Lock a file for as long as it is open; False if others still hold it after so long."""
+    end = time.monotonic() + seconds
+    while True:
+        try:
+            fcntl.flock(stream, kind | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if time.monotonic() >= end:
+                return False
+            time.sleep(0.01)
+        else:
+            return True
+
+
+def _unused(path: Path) -> bool:
+    """Whether a folder is empty but for what a run leaves that was killed during its preparations."""
+    return path.is_dir() and {entry.name for entry in path.iterdir()} <= {".lock", "vocabulary", "sites.json"}

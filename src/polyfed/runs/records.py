@@ -1,0 +1,272 @@
+"""What a run wrote into its folder, read back with types; a run that was killed is readable too."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, fields
+from functools import cached_property
+from pathlib import Path
+from typing import Any, TypeVar
+
+from polyfed.core.errors import RunError
+from polyfed.runs.arrays import ClientArray, read_arrays
+from polyfed.runs.folder import untrained_best
+from polyfed.core.untrusted import file_json
+from polyfed.core.yaml_text import yaml_content
+
+SERVER = "server"
+SITE_REFUSED = "site_refused"
+"""Event of a node that claimed to be another site than its key says, or brought another key than it joined with."""
+T = TypeVar("T")
+Line = Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Measurement:
+    """Metrics of one party after one round; ``kind`` is ``test``, ``validation`` or ``train``."""
+
+    round: int
+    party: str
+    kind: str
+    metrics: Mapping[str, float]
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """Something that happened to a party in a round, such as ``client_excluded``."""
+
+    round: int
+    party: str
+    event: str
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Transfer:
+    """One line of the ledger: bytes of one artefact of one message, and those of it whole and in fp32, if known."""
+
+    round: int
+    client: str
+    direction: str
+    step: str
+    artefact: str
+    kind: str
+    dtype: str
+    bytes: int
+    full: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Holding:
+    """What a client holds: items and samples of a source's split, counted by class where there are labels.
+
+    Attributes:
+        columns: column -> value -> items, where the class is made of columns.
+        test: items of its own test, by class likewise, where the test split is dealt out among the clients.
+        left_out: column -> items of the split that were left out of it because they have no value there.
+        also: what of ``items`` and ``samples`` is of the public set or a second source: ``public`` (whether it is of
+            the public set), ``source``, ``split``, ``items``, ``samples``, ``labels`` and ``index``. The other counts
+            are of its own source.
+    """
+
+    group: str
+    source: str
+    split: str
+    items: int
+    samples: int
+    labels: Mapping[str, int] | None = None
+    index: tuple[int, ...] = ()
+    columns: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
+    test: Mapping[str, Any] | None = None
+    left_out: Mapping[str, int] = field(default_factory=dict)
+    also: Mapping[str, Any] | None = None
+
+
+@dataclass(frozen=True)
+class RunRecords:
+    """Records of a run, in the order in which they were written.
+
+    Attributes:
+        folder: the run folder.
+        measurements: all metrics of all parties.
+        events: what befell the run (resumed, a checkpoint skipped), then exclusions and other happenings in it.
+        transfers: the ledger.
+        seconds: round -> wall time.
+        holdings: client id -> what it holds, in the order of the partition.
+        config: the resolved configuration, empty if it was not written.
+        warnings: what could not be read, or must be known of the run, one sentence each.
+    """
+
+    folder: Path
+    measurements: tuple[Measurement, ...] = ()
+    events: tuple[Event, ...] = ()
+    transfers: tuple[Transfer, ...] = ()
+    seconds: Mapping[int, float] = field(default_factory=dict)
+    holdings: Mapping[str, Holding] = field(default_factory=dict)
+    config: Mapping[str, Any] = field(default_factory=dict)
+    warnings: tuple[str, ...] = ()
+
+    @classmethod
+    def load(cls, folder: Path) -> RunRecords:
+        """Read a run folder; files that the run has not written (yet) count as empty.
+
+        Raises:
+            RunError: there is no such folder, or a file is damaged anywhere but in a cut-off last line.
+        """
+        if not folder.is_dir():
+            raise RunError(f"no run folder '{folder}'; give the folder that the run printed at its end")
+        warnings: list[str] = []
+        lines = list(_lines(folder / "metrics.jsonl", warnings))
+        happened = list(_lines(folder / "history.jsonl", warnings))
+        return cls(
+            folder=folder,
+            measurements=tuple(_typed(Measurement, line, at) for at, line in lines if line.get("kind") != "event"),
+            events=tuple(_typed(Event, line, at) for at, line in happened + lines if "event" in line),
+            transfers=tuple(_typed(Transfer, line, at) for at, line in _lines(folder / "ledger.jsonl", warnings)),
+            seconds=dict(_round_time(line, at) for at, line in _lines(folder / "timing.jsonl", warnings)),
+            holdings=_holdings(folder / "partition.json"),
+            config=_parsed(folder / "config.yaml", yaml_content),
+            warnings=(*warnings, *filter(None, [untrained_best(folder)])),
+        )
+
+    @property
+    def name(self) -> str:
+        """Name of the run: that of its folder."""
+        return self.folder.resolve().name
+
+    @cached_property
+    def rounds(self) -> int:
+        """Number of the last round with any record, 0 if there is none."""
+        numbers = [record.round for record in self.measurements]
+        numbers += [transfer.round for transfer in self.transfers]
+        numbers += list(self.seconds)
+        return max(numbers, default=0)
+
+    @cached_property
+    def clients(self) -> tuple[str, ...]:
+        """Client ids: those of the partition, then others in order of appearance."""
+        seen = dict.fromkeys(self.holdings)
+        seen |= dict.fromkeys(record.party for record in self.measurements if record.party != SERVER)
+        return tuple(seen | dict.fromkeys(transfer.client for transfer in self.transfers))
+
+    @cached_property
+    def groups(self) -> dict[str, tuple[str, ...]]:
+        """Group -> its client ids; clients outside the partition form the group ``clients``."""
+        group_of = {
+            client: self.holdings[client].group if client in self.holdings else "clients" for client in self.clients
+        }
+        return {
+            group: tuple(c for c in self.clients if group_of[c] == group) for group in dict.fromkeys(group_of.values())
+        }
+
+    def metric_names(self, party: str, kind: str = "test") -> tuple[str, ...]:
+        """Names of all metrics that a party ever had, in order of appearance."""
+        return tuple(dict.fromkeys(name for record in self._of(party, kind) for name in record.metrics))
+
+    def series(self, party: str, metric: str, kind: str = "test") -> dict[int, float]:
+        """Round -> value, rounds ascending; of two records of one round (a resumed run) the later counts."""
+        values = {record.round: record.metrics[metric] for record in self._of(party, kind) if metric in record.metrics}
+        return dict(sorted(values.items()))
+
+    def last(self, party: str, kind: str = "test") -> Mapping[str, float]:
+        """Metrics of the last round in which the party was measured; empty if it never was."""
+        return max(self._of(party, kind), key=lambda record: record.round, default=_NOTHING).metrics
+
+    def best(self, party: str, metric: str, kind: str = "test") -> tuple[int, float] | None:
+        """Round and value of the highest value (the first, if several), or None; NaN never is the best."""
+        values = {number: value for number, value in self.series(party, metric, kind).items() if not math.isnan(value)}
+        return max(values.items(), key=lambda item: (item[1], -item[0]), default=None)
+
+    def excluded(self) -> tuple[Event, ...]:
+        """Clients that were left out of a round, with the reasons."""
+        return tuple(event for event in self.events if event.event == "client_excluded")
+
+    def shortened(self) -> tuple[Event, ...]:
+        """Whose updates were scaled down, and when."""
+        return tuple(event for event in self.events if event.event == "update_shortened")
+
+    def bytes_per_round(self, direction: str) -> dict[int, int]:
+        """Round -> bytes that crossed ``down`` or ``up``, rounds ascending."""
+        totals: Counter[int] = Counter()
+        for transfer in self.transfers:
+            totals[transfer.round] += transfer.bytes if transfer.direction == direction else 0
+        return dict(sorted(totals.items()))
+
+    def total_bytes(self, direction: str | None = None) -> int:
+        """Bytes of the whole run, in one direction or in both."""
+        return sum(transfer.bytes for transfer in self.transfers if direction in (None, transfer.direction))
+
+    def full_bytes(self) -> int:
+        """Bytes that would have crossed in fp32 and without compression; as they were where a line does not say."""
+        return sum(transfer.bytes if transfer.full is None else transfer.full for transfer in self.transfers)
+
+    def arrays(self) -> dict[str, dict[int, ClientArray]]:
+        """Name -> round -> array [clients, samples] that the run kept, such as aggregation weights.
+
+        Raises:
+            RunError: a file is damaged.
+        """
+        return read_arrays(self.folder / "arrays")
+
+    def _of(self, party: str, kind: str) -> tuple[Measurement, ...]:
+        return self._by_party.get((party, kind), ())
+
+    @cached_property
+    def _by_party(self) -> dict[tuple[str, str], tuple[Measurement, ...]]:
+        found: dict[tuple[str, str], list[Measurement]] = {}
+        for record in self.measurements:
+            found.setdefault((record.party, record.kind), []).append(record)
+        return {key: tuple(records) for key, records in found.items()}
+
+
+_NOTHING = Measurement(round=0, party="", kind="", metrics={})
+
+
+def _lines(path: Path, warnings: list[str]) -> Iterator[tuple[str, Line]]:
+    """Lines of a JSON-lines file with where they stand; a cut-off last line is left out and reported."""
+    if not path.exists():
+        return
+    lines = path.read_bytes().split(b"\n")
+    for number, line in enumerate(lines, start=1):
+        if not line.strip():
+            continue
+        try:
+            yield f"{path.name} line {number}", file_json(line)
+        except ValueError as error:
+            if number < len(lines):
+                raise RunError(
+                    f"{path.name} line {number} is damaged: {error}; restore {path} or delete the line"
+                ) from error
+            warnings.append(f"{path.name}: the last line is cut off (the run was killed) and left out")
+
+
+def _typed(kind: type[T], line: Line, where: str) -> T:
+    known = [item.name for item in fields(kind)]  # type: ignore[arg-type]
+    try:
+        return kind(**{name: line[name] for name in known if name in line})
+    except TypeError as error:
+        raise RunError(
+            f"{where} is no {kind.__name__.lower()}: {error}; is it of another version of polyfed?"
+        ) from error
+
+
+def _round_time(line: Line, where: str) -> tuple[int, float]:
+    try:
+        return int(line["round"]), float(line["seconds"])
+    except KeyError as error:
+        raise RunError(f"{where} lacks {error}; is it of another version of polyfed?") from error
+
+
+def _parsed(path: Path, parse: Callable[[str], Any]) -> dict[str, Any]:
+    try:
+        return dict(parse(path.read_text()) or {}) if path.exists() else {}
+    except (ValueError, RecursionError) as error:
+        raise RunError(f"{path.name} is damaged: {' '.join(str(error).split())}; restore {path}") from error
+
+
+def _holdings(path: Path) -> dict[str, Holding]:
+    clients = _parsed(path, json.loads).items()
+    return {client: _typed(Holding, entry, f"{path.name} entry '{client}'") for client, entry in clients}

@@ -1,0 +1,252 @@
+"""Saved server models: weights as safetensors, a configuration that says how to rebuild them, and evaluation.
+
+models/<best or last>/model.safetensors  weights
+                      config.json        round, architecture, task, and what the head was sized by
+                      vocabulary/        what was learnt from the public set, so that it is not needed
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NoReturn, TypeVar
+
+import safetensors.torch
+import torch
+from jaxtyping import Int64
+from torch import Tensor
+
+from polyfed.data.arrow import LazyColumn
+from polyfed.data.samples import Samples
+from polyfed.data.view import DataContext
+from polyfed.core.errors import RunError
+from polyfed.runs.experiment import Experiment, RunSettings, parse_settings, read_config
+from polyfed.federation.federation import Federation
+from polyfed.core.files import write_atomically
+from polyfed.federation.server import Server
+from polyfed.federation.settings import DataSettings, ServerSettings
+from polyfed.models.model import Model, ModelSettings
+from polyfed.core.randomness import isolated
+from polyfed.runs.folder import RunFolder, untrained_best
+from polyfed.core.settings import Settings
+from polyfed.tasks.task import Task
+from polyfed.core.untrusted import file_json
+
+KINDS = ("best", "last")
+_JUDGING = ("device", "threads", "precision", "evaluation_batch")
+log = logging.getLogger(__name__)
+
+
+class Conditions(Settings):
+    """Under which conditions a saved model is judged: data and device, not the method, whose code may be elsewhere."""
+
+    name: str = "experiment"
+    data: DataSettings
+    server: ServerSettings | None = None
+    run: RunSettings
+
+
+E = TypeVar("E", Experiment, Conditions)
+
+
+@dataclass(frozen=True)
+class SavedModel:
+    """A server model on disk: its weights and what its ``config.json`` says."""
+
+    weights: Mapping[str, Tensor]
+    config: Mapping[str, Any]
+    folder: Path
+
+    @property
+    def settings(self) -> ModelSettings:
+        """Its architecture."""
+        return ModelSettings.model_validate(self.config["model"])
+
+    @property
+    def task(self) -> Task:
+        """What it was trained for."""
+        return Task.model_validate(self.config["task"])
+
+    def context(self, cache: Path, weights: Path | None = None) -> DataContext:
+        """Where its views find what they learnt: beside the weights, so no public set is needed.
+
+        Args:
+            cache: folder of decoded images and features.
+            weights: folder of pretrained weights and vocabularies, where the architecture names any.
+        """
+        learnt = {name: _absent(name, mark) for name, mark in self.config.get("public", {}).items()}
+        return DataContext(cache, weights, public=learnt, artefacts=self.folder / "vocabulary")
+
+    def build(self, context: DataContext) -> Model:
+        """The model with its weights, on the CPU, in evaluation mode.
+
+        Raises:
+            RunError: weights and configuration do not fit each other.
+            ConfigError: the architecture needs a weights folder that is not there.
+        """
+        with isolated("saved"):  # weights are drawn, then replaced
+            head = self.task.head(self.settings.dim, _outline(self.config["samples"]))
+            model = self.settings.build({} if head is None else {str(self.config["head"]): head}, context)
+        try:
+            model.load_state_dict(dict(self.weights))
+        except RuntimeError as error:
+            reason = " ".join(str(error).split())
+            raise RunError(f"'{self.folder}': weights and config.json do not fit each other ({reason})") from error
+        return model.eval()
+
+
+def save_model(folder: RunFolder, name: str, server: Server, experiment: Experiment, context: DataContext) -> None:
+    """Write the server's model below a run folder; nothing if the federation has none.
+
+    Args:
+        folder: of the run.
+        name: path of the model below it.
+        server: whose model.
+        experiment: what is run.
+        context: what the model's views learnt, and from which public set.
+    """
+    if not server.has_model or experiment.server is None:
+        return
+    config = {
+        "round": server.clock.round,
+        "model": experiment.server.model.model_dump(mode="json"),
+        "task": experiment.server.task.model_dump(mode="json"),
+        "head": server.head_name,
+        "samples": None if server.test is None else _facts(server.test),
+        "public": {modality: column.fingerprint for modality, column in context.public.items()},
+    }
+    for file in sorted(context.artefacts.glob("*.json")) if context.artefacts else ():
+        target = folder.path / name / "vocabulary" / file.name
+        if not target.exists():  # named after its content
+            write_atomically(target, file.read_bytes())
+    folder.save_tensors(f"{name}/model.safetensors", server.model.state_dict(), {"format": "pt"})
+    folder.write(f"{name}/config.json", json.dumps(config, indent=1) + "\n")
+
+
+def load_model(folder: Path) -> SavedModel:
+    """Read what ``save_model`` wrote.
+
+    Raises:
+        RunError: there is no model, or it is damaged.
+    """
+    try:
+        config = file_json((folder / "config.json").read_text())
+        weights = safetensors.torch.load((folder / "model.safetensors").read_bytes())
+        saved = SavedModel(weights, config, folder)
+        _ = saved.settings, saved.task, config["samples"], config["round"]
+    except (OSError, ValueError, KeyError, TypeError, safetensors.SafetensorError) as error:
+        reason = " ".join(str(error).split())
+        raise RunError(f"no readable model in '{folder}' ({reason}); finish the run with polyfed resume") from error
+    return saved
+
+
+def model_folder(run: Path, which: str | None = None) -> Path:
+    """Folder of a run's saved model: ``best`` if there is one, else ``last``, unless ``which`` says.
+
+    Raises:
+        RunError: not a run folder, or it has no such model.
+    """
+    models = RunFolder.existing(run).path / "models"
+    there = [kind for kind in KINDS if (models / kind / "config.json").is_file()]
+    if which is None and there:
+        which = there[0]
+    if which not in there:
+        wanted = f"model '{which}'" if which else "server model"
+        has = f"it has: {', '.join(there)}" if there else "it has none, as its configuration has no server model"
+        raise RunError(f"run '{run}' has no {wanted}; {has}, or no round is complete yet (polyfed resume)")
+    return models / which
+
+
+def warn_of_untrained(model: Path) -> None:
+    """Tell that a model of a run, the folder ``model``, is the best one and untrained; call it before its use, when
+    nothing is left to be refused."""
+    if model.name == "best" and (sentence := untrained_best(model.parents[1])):
+        log.warning("%s", sentence)
+
+
+def run_experiment(run: Path) -> Experiment:
+    """The configuration of a run."""
+    return Experiment.load(run / "config.yaml")
+
+
+def run_conditions(run: Path) -> Conditions:
+    """The part of a run's configuration that judging its model takes."""
+    content = read_config(run / "config.yaml")
+    own = {key: value for key, value in content.get("run", {}).items() if key in _JUDGING}
+    kept = {key: content[key] for key in ("name", "data", "server") if key in content}
+    return parse_settings(Conditions, kept | {"run": own})
+
+
+def run_federation(run: Path, experiment: Experiment) -> Federation:
+    """Data and models of a run, with the vocabularies that it learnt."""
+    return Federation(
+        experiment.data,
+        experiment.public,
+        experiment.server,
+        experiment.clients,
+        experiment.run.seed,
+        RunFolder.existing(run).path / "vocabulary",
+        experiment.algorithm.equip,
+    )
+
+
+def moved(experiment: E, data_dir: Path | None, weights_dir: Path | None) -> E:
+    """The same experiment with its data or weights in other folders."""
+    given = {"dir": data_dir, "weights_dir": weights_dir}
+    update = {key: folder.resolve() for key, folder in given.items() if folder is not None}
+    return experiment.model_copy(update={"data": experiment.data.model_copy(update=update)})
+
+
+# ---- what a head is sized by
+
+
+def _facts(samples: Samples) -> dict[str, Any]:
+    """What a task may size its head by: modalities, class names, and type, shape and range of the targets."""
+    return {
+        "modalities": list(samples.modalities),
+        "classes": {name: list(classes) for name, classes in samples.classes.items()},
+        "targets": {
+            name: {
+                "dtype": str(values.dtype).removeprefix("torch."),
+                "shape": list(values.shape[1:]),
+                "greatest": values.max().item() if values.numel() else 0,
+            }
+            for name, values in samples.targets.items()
+        },
+    }
+
+
+def _outline(facts: Mapping[str, Any] | None) -> Samples:
+    """One sample without content that has those facts."""
+    facts = facts or {"modalities": (), "classes": {}, "targets": {}}
+    return Samples(
+        inputs={name: _NoInputs() for name in facts["modalities"]},
+        rows={name: torch.zeros(1, dtype=torch.int64) for name in facts["modalities"]},
+        items=torch.zeros(1, dtype=torch.int64),
+        targets={
+            name: torch.full((1, *fact["shape"]), fact["greatest"], dtype=getattr(torch, fact["dtype"]))
+            for name, fact in facts["targets"].items()
+        },
+        ids=("",),
+        classes={name: tuple(classes) for name, classes in facts["classes"].items()},
+    )
+
+
+class _NoInputs:
+    def __len__(self) -> int:
+        return 1
+
+    def __call__(self, rows: Int64[Tensor, " b"], generator: torch.Generator | None = None) -> Tensor:
+        raise TypeError("an outline of samples has no content")
+
+
+def _absent(modality: str, fingerprint: str) -> LazyColumn:
+    """The public texts that a vocabulary was learnt from, known by their fingerprint alone."""
+
+    def read() -> NoReturn:
+        raise RunError(f"the vocabulary of '{modality}' is missing beside the saved model; copy it from the run folder")
+
+    return LazyColumn(read, fingerprint, f"public set, '{modality}'", nested=False)

@@ -1,0 +1,59 @@
+"""The server of an experiment, put together from its settings."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from polyfed.core.device import resolve_device
+from polyfed.runs.experiment import Experiment
+from polyfed.federation.bounds import counted, reaches
+from polyfed.federation.client import ClientInfo
+from polyfed.federation.federation import Federation
+from polyfed.federation.party import Clock
+from polyfed.federation.server import Server, loaded, no_model
+from polyfed.federation.types import Blueprint
+
+
+def build_server(
+    experiment: Experiment,
+    federation: Federation,
+    clients: tuple[ClientInfo, ...],
+    blueprint: Callable[[], Mapping[str, Blueprint]],
+) -> Server:
+    """The server as it is before the first round.
+
+    Args:
+        experiment: its settings.
+        federation: data and models.
+        clients: everybody there.
+        blueprint: gives what clients' models are like.
+    """
+    common: dict[str, Any] = {
+        "name": "server",
+        "clock": Clock(experiment.run.seed, 0, experiment.run.rounds, experiment.algorithm.epochs_a_round),
+        "precision": experiment.run.precision,
+        "evaluation_batch": experiment.run.evaluation_batch,
+        "clients": clients,
+        "counted": counted(clients, experiment.run.bounds.weight),
+        "reaches": reaches(clients, experiment.run.bounds.weight),
+        "public_order": federation.public_order,
+        "blueprint": blueprint,
+    }
+    settings = experiment.server
+    if settings is None:
+        return Server(provide=no_model, **common)
+    model = federation.server_model().to(resolve_device(experiment.run.device))
+    views = {name: encoder.view for name, encoder in settings.model.encoders.items()}
+    validation = settings.validation_split
+    return Server(
+        provide=lambda weights: loaded(model, weights),
+        objective=settings.task,
+        head_name=federation.server_head,
+        training=settings.training,
+        public=federation.public_samples(views),
+        validation=federation.server_samples(validation) if validation else None,
+        test=federation.server_samples(settings.test_split),
+        has_model=True,
+        **common,
+    )

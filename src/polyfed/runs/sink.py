@@ -1,0 +1,266 @@
+"""Sinks: trackers outside polyfed, such as TensorBoard, that follow a run round by round."""
+
+from __future__ import annotations
+
+import importlib
+import logging
+import math
+from abc import ABC, abstractmethod
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from statistics import fmean
+from types import TracebackType
+from typing import Any, ClassVar, Self
+
+from pydantic import Field
+
+from polyfed.core.errors import ConfigError
+from polyfed.core.extras import how_to_install
+from polyfed.runs.records import SERVER
+from polyfed.core.settings import Component
+
+log = logging.getLogger(__name__)
+Record = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class SinkRun:
+    """What a sink is told of the run that it follows.
+
+    Attributes:
+        folder: the run folder; all that a sink keeps on disk belongs below it.
+        name: name of the run, for people.
+        config: the resolved configuration.
+        resumed_from: last complete round when the run was resumed, 0 for a new run.
+        run_id: the same for all processes that ever work on the run, and for no other run.
+    """
+
+    folder: Path
+    name: str
+    config: Mapping[str, Any]
+    resumed_from: int
+    run_id: str
+
+
+class SinkWriter(ABC):
+    """A sink at work on one run."""
+
+    @abstractmethod
+    def write(self, records: Sequence[Record]) -> None:
+        """Take over one complete round, as ``round_records`` gives it; called once a round, in order."""
+
+    @abstractmethod
+    def close(self, failed: bool) -> None:
+        """The process leaves the run; ``failed`` if by an error."""
+
+
+class Sink(Component):
+    """A tracker that a run reports to. Subclasses live in ``polyfed.reporting.sinks``, one a module."""
+
+    home: ClassVar[str] = "polyfed.reporting.sinks"
+
+    per_client: bool = Field(
+        default=True, description="report each client by its id; otherwise only means over the clients of a round"
+    )
+
+    @property
+    def packages(self) -> tuple[str, ...]:
+        """What it imports, given its settings; empty for a sink that needs nothing."""
+        return ()
+
+    def require(self) -> None:
+        """Check that the packages of this sink are there.
+
+        Raises:
+            ConfigError: one cannot be imported; the message says what to install.
+        """
+        for package in self.packages:
+            try:
+                importlib.import_module(package)
+            except ImportError as error:
+                hint = how_to_install(self.pip_extra) if self.pip_extra else f"pip install {package}"
+                raise ConfigError(
+                    f"the sink '{self.component_name()}' needs the package '{package}' ({error}); "
+                    f"install it ({hint}) or take the sink out of the configuration"
+                ) from error
+
+    @abstractmethod
+    def open(self, run: SinkRun) -> SinkWriter:
+        """Begin to follow a run, or go on with it after ``run.resumed_from``.
+
+        Raises:
+            Exception: whatever the tracker raises; ``SinkSet`` makes it a ConfigError.
+        """
+
+
+class SinkSet:
+    """The sinks of a run, open together; one that fails while the run goes on is switched off.
+
+    Args:
+        sinks: where to report; none is fine.
+    """
+
+    def __init__(self, sinks: Iterable[Sink]) -> None:
+        self._sinks = tuple(sinks)
+        self._writers: dict[int, SinkWriter] = {}
+
+    def __len__(self) -> int:
+        """How many are open."""
+        return len(self._writers)
+
+    def require(self) -> None:
+        """Check that the packages of all sinks are there; see ``Sink.require``."""
+        for sink in self._sinks:
+            sink.require()
+
+    def open(self, run: SinkRun, *, lenient: bool = False) -> None:
+        """Open all.
+
+        Args:
+            run: what to follow.
+            lenient: go on without a sink that cannot be opened, with a warning; for a run that is resumed, since
+                its configuration is fixed and its rounds are worth more than a tracker.
+
+        Raises:
+            ConfigError: a sink cannot be opened; none is left open.
+        """
+        for number, sink in enumerate(self._sinks):
+            try:
+                sink.require()
+                self._writers[number] = sink.open(run)
+            except Exception as error:
+                if not lenient:
+                    self.close(failed=True)
+                    raise _unopened(sink, error) from error
+                log.warning("%s; the run goes on without it", _unopened(sink, error))
+
+    def write(self, records: Sequence[Record]) -> None:
+        """Forward a complete round to all that are still open."""
+        for number, writer in list(self._writers.items()):
+            if not self._tried(number, partial(writer.write, records)):
+                _quietly_closed(self._writers.pop(number))
+
+    def close(self, failed: bool) -> None:
+        """Close all; may be called more than once."""
+        for number, writer in list(self._writers.items()):
+            self._tried(number, partial(writer.close, failed))
+            del self._writers[number]
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close(failed=kind is not None)
+
+    def _tried(self, number: int, call: Callable[[], None]) -> bool:
+        """Whether ``call`` succeeded; a failure of a tracker must not stop hours of training."""
+        try:
+            call()
+        except Exception as error:
+            name = self._sinks[number].component_name()
+            log.warning("the sink '%s' failed and is switched off: %s: %s", name, type(error).__name__, error)
+            return False
+        return True
+
+
+def _unopened(sink: Sink, error: Exception) -> ConfigError:
+    if isinstance(error, ConfigError):
+        return error
+    return ConfigError(
+        f"the sink '{sink.component_name()}' cannot be opened ({type(error).__name__}: {error}); "
+        "mend its settings or take it out of the configuration"
+    )
+
+
+def _quietly_closed(writer: SinkWriter) -> None:
+    try:
+        writer.close(failed=True)
+    except Exception:
+        log.debug("a sink that had failed cannot be closed", exc_info=True)
+
+
+# ---- what a round is made of
+
+
+def round_records(
+    number: int, metrics: Sequence[Record], transfers: Iterable[Record], seconds: float | None = None
+) -> list[Record]:
+    """A round as sinks get it: its lines of metrics.jsonl, and one each of kind ``traffic`` and ``timing``.
+
+    Args:
+        number: the round.
+        metrics: metrics and events.
+        transfers: lines of the ledger.
+        seconds: wall time; None where none is measured, as for round 0.
+    """
+    sizes: Counter[str] = Counter(bytes_up=0, bytes_down=0)
+    for line in transfers:
+        sizes[f"bytes_{line['direction']}"] += line["bytes"]
+    common = {"round": number, "party": SERVER}
+    timing = [] if seconds is None else [{**common, "kind": "timing", "metrics": {"seconds": seconds}}]
+    return [*metrics, {**common, "kind": "traffic", "metrics": dict(sizes)}, *timing]
+
+
+@dataclass(frozen=True)
+class RoundPoints:
+    """A round as points of named curves.
+
+    Attributes:
+        round: its number.
+        values: ``server/test/r1_sum``, ``client/<id>/test/accuracy``, ``clients/test/accuracy`` (the mean over the
+            clients measured in this round whose value is finite), ``events/client_excluded`` (how many).
+        events: ``<event>/<party>`` -> reason.
+    """
+
+    round: int
+    values: Mapping[str, float]
+    events: Mapping[str, str]
+
+
+def round_points(records: Sequence[Record], *, per_client: bool = True) -> RoundPoints:
+    """The points of one round; without clients by id if ``per_client`` is false.
+
+    Args:
+        records: as ``round_records`` gives them, all of one round, not empty.
+        per_client: whether clients are named, in curves and in events.
+    """
+    events = [record for record in records if record["kind"] == "event"]
+    values: dict[str, float] = {}
+    of_clients: dict[str, list[float]] = {}
+    for record in records:
+        server, kind = record["party"] == SERVER, record["kind"]
+        prefix = SERVER if server else f"client/{record['party']}"
+        named = {f"{kind}/{name}": float(value) for name, value in record.get("metrics", {}).items()}
+        if server or per_client:
+            values |= {f"{prefix}/{name}": value for name, value in named.items()}
+        for name, value in {} if server else named.items():
+            of_clients.setdefault(name, []).append(value)
+    values |= {f"clients/{name}": _finite_mean(found) for name, found in of_clients.items()}
+    values |= {f"events/{name}": float(n) for name, n in Counter(event["event"] for event in events).items()}
+    told = {f"{e['event']}/{e['party']}": str(e.get("reason", "")) for e in events if per_client}
+    return RoundPoints(int(records[0]["round"]), values, told)
+
+
+def _finite_mean(values: Sequence[float]) -> float:
+    finite = [value for value in values if math.isfinite(value)]
+    return fmean(finite) if finite else math.nan
+
+
+def flattened(config: Any, prefix: str = "") -> dict[str, Any]:
+    """``{"a": {"b": [1, 2]}}`` as ``{"a.b.0": 1, "a.b.1": 2}``; empty mappings and lists are left out."""
+    if isinstance(config, Mapping):
+        parts: Iterable[tuple[Any, Any]] = config.items()
+    elif isinstance(config, list | tuple):
+        parts = enumerate(config)
+    else:
+        return {prefix: config}
+    return {
+        path: value
+        for key, part in parts
+        for path, value in flattened(part, f"{prefix}.{key}" if prefix else str(key)).items()
+    }

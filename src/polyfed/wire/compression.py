@@ -1,0 +1,241 @@
+"""Artefacts in a compressed form, and back: tensors laid out by role, checked before they are used.
+
+A tensor ``w`` of a ``Coded`` artefact is one or several tensors on the wire, named by their roles:
+
+    w:whole                          as it is, or in a shorter floating type
+    w:codes, w:scales                eight-bit integers, one fp32 scale for each slice of the first dimension
+    w:base                           (empty) what the receiver itself sent in this exchange, unchanged
+    w:base, w:at, w:add              the same, with differences added at some entries of the flattened tensor
+    w:base, w:at, w:codes, w:scales  likewise, differences as eight-bit integers
+
+``w:zero`` in place of ``w:base``: the shape is that of what the receiver sent, its values do not count. So a message
+says by itself how it is read, and nothing in it makes more memory than its own size or that of the receiver's message.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from polyfed.core.errors import PayloadError
+from polyfed.wire.framing import parsed, require_attributes
+from polyfed.wire.limits import Limits
+from polyfed.wire.payload import KINDS, Artefact, Coded, settled
+from polyfed.wire.quantisation import dequantise, kept, largest, quantise
+
+_FLOATS = (torch.float32, torch.float16, torch.bfloat16)
+_MOST = (1 << 31) - 1  # entries that int32 can point at
+Roles = dict[str, Tensor]
+
+
+@dataclass(frozen=True)
+class Form:
+    """How tensors of an artefact cross.
+
+    Attributes:
+        dtype: type of fp32 tensors on the wire; int8: of those with two or more dimensions, others stay as they are.
+        topk: share of the entries that cross of a tensor that the receiver knows in an earlier form, or None.
+        omit: leave out what the receiver knows bit for bit.
+    """
+
+    dtype: torch.dtype = torch.float32
+    topk: float | None = None
+    omit: bool = False
+
+    @property
+    def whole(self) -> torch.dtype:
+        """Type of fp32 tensors that cross whole."""
+        return torch.float32 if self.dtype == torch.int8 else self.dtype
+
+
+# ---- sending
+
+
+@torch.no_grad()
+def encoded(artefact: Artefact, form: Form, known: Mapping[str, Tensor]) -> Artefact:
+    """The artefact as it crosses: itself in a shorter type if nothing else is to be done, or ``Coded``.
+
+    Args:
+        artefact: to send.
+        form: how.
+        known: name -> tensor that the receiver of this message sent in the same exchange.
+    """
+    laid = {name: _laid_out(value, form, _usable(known.get(name), value)) for name, value in artefact.items()}
+    if all(roles.keys() == {"whole"} for roles in laid.values()):
+        tensors = {name: roles["whole"] for name, roles in laid.items()}
+        same = all(value is artefact[name] for name, value in tensors.items())
+        return artefact if same else type(artefact)(tensors=tensors, **artefact.attributes())
+    tensors = {f"{name}:{role}": value for name, roles in laid.items() for role, value in roles.items()}
+    return Coded(tensors, of=artefact.kind, about=json.dumps(artefact.attributes(), separators=(",", ":")))
+
+
+def _usable(known: Tensor | None, value: Tensor) -> Tensor | None:
+    fits = known is not None and known.shape == value.shape and known.dtype == value.dtype
+    return known.to(value.device) if known is not None and fits else None
+
+
+def _laid_out(value: Tensor, form: Form, known: Tensor | None) -> Roles:
+    if known is not None and form.omit and torch.equal(_bits(value), _bits(known)):
+        return {"base": value.new_empty(0)}
+    if known is not None and form.topk is not None and _thins(value, form, form.topk):
+        roles = _thinned(value, known, form, form.topk)
+    else:
+        roles = _dense(value, form)
+    return {role: settled(tensor) for role, tensor in roles.items()}
+
+
+def _dense(value: Tensor, form: Form) -> Roles:
+    if value.dtype != torch.float32:
+        return {"whole": value}
+    if form.dtype == torch.int8 and value.ndim > 1 and 3 * value.numel() > 4 * len(value):  # else scales cost more
+        codes, scales = quantise(value)
+        return {"codes": codes, "scales": scales}
+    return {"whole": value.to(form.whole)}
+
+
+def _thins(value: Tensor, form: Form, share: float) -> bool:
+    """Whether some entries, with their places, are smaller than all; vectors such as biases stay whole."""
+    size, count = form.dtype.itemsize, value.numel()
+    is_matrix = value.dtype == torch.float32 and value.ndim > 1 and count <= _MOST
+    return is_matrix and kept(count, share) * (size + 4) < count * size
+
+
+def _thinned(value: Tensor, known: Tensor, form: Form, share: float) -> Roles:
+    # what a method sends under the name of something else, such as a change, may be nearer to nothing than to that
+    moved = value - known
+    near = bool(torch.linalg.vector_norm(moved) <= torch.linalg.vector_norm(value))
+    moved = moved if near else value
+    at = largest(moved, share)
+    picked = moved.flatten()[at.long()]
+    roles = {"base" if near else "zero": value.new_empty(0), "at": at}
+    if form.dtype != torch.int8:
+        return roles | {"add": picked.to(form.dtype)}
+    codes, scales = quantise(picked[None])
+    return roles | {"codes": codes, "scales": scales}
+
+
+def _bits(value: Tensor) -> Tensor:
+    return value.detach().contiguous().reshape(-1).view(torch.uint8)
+
+
+# ---- receiving
+
+
+def kind_of(artefact: Artefact) -> str:
+    """Kind of an artefact, or of what it stands for; nothing of it need have been checked."""
+    return artefact.of if isinstance(artefact, Coded) and artefact.of in KINDS else artefact.kind
+
+
+def decoded(coded: Coded, form: Form, known: Mapping[str, Tensor], limits: Limits) -> Artefact:
+    """The artefact that ``encoded`` was given, as far as it crossed.
+
+    Args:
+        coded: what arrived; nothing of it is trusted.
+        form: of the artefact for which it stands.
+        known: as the sender has it: name -> tensor that was sent to it in the same exchange.
+        limits: on what it unpacks to.
+
+    Raises:
+        PayloadError: it is of no known kind or layout, its scales or places are out of range, it refers to what was not
+            sent, or it would be larger than ``limits.message_bytes``.
+    """
+    kind, attributes = KINDS.get(coded.of), parsed(coded.about)
+    if kind is None or kind is Coded:
+        raise PayloadError(f"damaged message: coded '{coded.of}', which is no kind of artefact")
+    require_attributes(kind, attributes)
+    grouped = _grouped(coded)
+    _require_within(grouped, known, limits)
+    return kind(tensors={name: _read(name, roles, form, known) for name, roles in grouped.items()}, **attributes)
+
+
+def _grouped(coded: Coded) -> dict[str, Roles]:
+    found: dict[str, Roles] = {}
+    for label, tensor in coded.items():
+        name, _, role = label.rpartition(":")
+        found.setdefault(name, {})[role] = tensor
+    return found
+
+
+def _require_within(grouped: Mapping[str, Roles], known: Mapping[str, Tensor], limits: Limits) -> None:
+    total = sum(_unpacked(name, roles, known) for name, roles in grouped.items())
+    if total > limits.message_bytes:
+        raise PayloadError(
+            f"artefact that unpacks to {total:,} bytes, the limit is {limits.message_bytes:,} (limits.message_bytes)"
+        )
+
+
+def _unpacked(name: str, roles: Roles, known: Mapping[str, Tensor]) -> int:
+    if "base" in roles or "zero" in roles:
+        whole = known[name].nbytes if name in known else 0
+        return max(whole, 4 * roles["codes"].numel()) if "codes" in roles else whole
+    return sum(tensor.numel() * max(tensor.element_size(), 4) for tensor in roles.values())
+
+
+def _read(name: str, roles: Roles, form: Form, known: Mapping[str, Tensor]) -> Tensor:
+    reader = _READERS.get(frozenset(roles))
+    if reader is None:
+        raise PayloadError(f"damaged message: tensor '{name}' is laid out as {sorted(roles)}")
+    return reader(name, roles, form, known)
+
+
+def _whole(name: str, roles: Roles, form: Form, known: Mapping[str, Tensor]) -> Tensor:
+    value = roles["whole"]
+    return value.float() if value.dtype == form.whole else value
+
+
+def _quantised(name: str, roles: Roles, form: Form, known: Mapping[str, Tensor]) -> Tensor:
+    codes, scales = roles["codes"], roles["scales"]
+    fits = codes.ndim and scales.shape == codes.shape[:1]
+    if not fits or (codes.dtype, scales.dtype) != (torch.int8, torch.float32):
+        raise PayloadError(
+            f"damaged message: tensor '{name}' has {codes.dtype} codes {list(codes.shape)} and {scales.dtype} scales "
+            f"{list(scales.shape)}"
+        )
+    if not bool(((scales >= 0) & (scales < torch.inf)).all()):
+        raise PayloadError(f"tensor '{name}' has NaN or infinite values, or negative scales")
+    return dequantise(codes, scales)
+
+
+def _based(name: str, roles: Roles, form: Form, known: Mapping[str, Tensor]) -> Tensor:
+    if name not in known:
+        raise PayloadError(f"tensor '{name}' refers to one that was not sent to it in this exchange")
+    return known[name].to(roles["base" if "base" in roles else "zero"].device)
+
+
+def _completed(name: str, roles: Roles, form: Form, known: Mapping[str, Tensor]) -> Tensor:
+    base = _based(name, roles, form, known)
+    values = roles["add"] if "add" in roles else _quantised(name, roles, form, known).flatten()
+    _require_places(name, roles["at"], values, base)
+    result = base.flatten().clone() if "base" in roles else torch.zeros_like(base).flatten()
+    places = roles["at"].long()
+    result[places] += values.float()
+    return result.view(base.shape)
+
+
+def _require_places(name: str, at: Tensor, values: Tensor, base: Tensor) -> None:
+    if base.dtype != torch.float32 or values.dtype not in _FLOATS:
+        raise PayloadError(f"damaged message: {values.dtype} is added to tensor '{name}' of {base.dtype}")
+    if at.dtype != torch.int32 or at.ndim != 1 or at.shape != values.shape:
+        raise PayloadError(
+            f"damaged message: tensor '{name}' has {at.dtype} places {list(at.shape)} for values {list(values.shape)}"
+        )
+    if len(at) and not bool((at[0] >= 0) & (at[-1] < base.numel()) & (at[1:] > at[:-1]).all()):
+        raise PayloadError(
+            f"damaged message: places in tensor '{name}' do not ascend within its {base.numel()} entries"
+        )
+
+
+_READERS: dict[frozenset[str], Callable[[str, Roles, Form, Mapping[str, Tensor]], Tensor]] = {
+    frozenset({"whole"}): _whole,
+    frozenset({"codes", "scales"}): _quantised,
+    frozenset({"base"}): _based,
+    **{
+        frozenset({base, "at", *values}): _completed
+        for base in ("base", "zero")
+        for values in (("add",), ("codes", "scales"))
+    },
+}

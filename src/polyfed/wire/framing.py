@@ -1,0 +1,284 @@
+"""The layout of messages on a wire: JSON, and the raw little-endian bytes of tensors. Nothing is pickled.
+
+A message is JSON that holds the scalars and refers to *parts*; a part is one artefact, a JSON header and one buffer a
+tensor. An artefact that several messages share is one part, so a broadcast is laid out once however many clients it
+goes to. Packing copies no tensor that is on the CPU and contiguous, and unpacking copies none whose bytes arrived on a
+boundary of 64: its tensors are then read-only views of what arrived.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import warnings
+import zlib
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import fields
+from functools import lru_cache
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from polyfed.core.errors import PayloadError
+from polyfed.core.untrusted import TEXT_BYTES, read_json
+from polyfed.wire.limits import Limits
+from polyfed.wire.parts import Part
+from polyfed.wire.payload import KINDS, Artefact, Payload, Scalar, settled
+
+SCHEMA = 3
+"""Version of this layout; both sides of a message must speak the same."""
+
+_DTYPES = {
+    str(dtype).removeprefix("torch."): dtype
+    for dtype in (
+        torch.bool,
+        torch.uint8,
+        torch.int8,
+        torch.int16,
+        torch.int32,
+        torch.int64,
+        torch.float16,
+        torch.bfloat16,
+        torch.float32,
+        torch.float64,
+    )
+}
+_NAMES = {dtype: name for name, dtype in _DTYPES.items()}
+_UNCHECKED = "-" * 8
+_LONGEST = 1 << 40  # elements along one dimension: beyond it are errors only, some of which torch cannot bear
+
+
+def pack(payloads: Mapping[str, Payload], *, checksums: bool = False) -> tuple[dict[str, str], list[Part]]:
+    """Lay out messages: name -> JSON that refers to parts by position, and the parts, each artefact once.
+
+    Args:
+        payloads: name of a message (a client) -> what it says.
+        checksums: add a CRC-32 of each part's bytes, for wires that do not check by themselves.
+    """
+    parts: list[Part] = []
+    known: dict[Any, int] = {}
+
+    def place(artefact: Artefact) -> int:
+        key = identity(artefact)
+        if key not in known:
+            known[key] = len(parts)
+            parts.append(pack_part(artefact, checksums=checksums))
+        return known[key]
+
+    messages = {
+        name: _message(payload, {field: place(artefact) for field, artefact in payload.artefacts.items()})
+        for name, payload in payloads.items()
+    }
+    return messages, parts
+
+
+def unpack(message: str, parts: Sequence[Part], limits: Limits) -> Payload:
+    """The payload of a message.
+
+    The limits hold for all parts that came with it, whether or not it refers to them.
+
+    Raises:
+        PayloadError: it is damaged, of another schema, of an unknown kind or type, or beyond the limits.
+    """
+    require_within(message, parts, limits)
+    content = parsed(message, limits.text_bytes)
+    if content.get("schema") != SCHEMA:
+        raise PayloadError(
+            f"message of schema {content.get('schema')}, this polyfed speaks {SCHEMA}: use equal versions of polyfed"
+        )
+    try:
+        places, scalars = _mapping(content["parts"]), _mapping(content["scalars"])
+        order = [_text(name) for name in content["fields"]]
+        chosen = {name: parts[whole_number(place)] for name, place in places.items()}
+    except (KeyError, TypeError, ValueError, IndexError) as error:
+        raise PayloadError(f"damaged message: {type(error).__name__}: {error}") from error
+    if sorted(order) != sorted([*places, *scalars]):
+        raise PayloadError(f"damaged message: fields {sorted([*places, *scalars])} where {sorted(order)} are announced")
+    found: dict[str, Artefact | Scalar] = {name: unpack_part(part, limits) for name, part in chosen.items()}
+    found |= {name: _scalar(name, value) for name, value in scalars.items()}
+    return Payload({name: found[name] for name in order})
+
+
+def pack_part(artefact: Artefact, *, checksums: bool = False) -> Part:
+    """An artefact's header and bytes."""
+    buffers = [_bytes_of(tensor) for tensor in artefact.values()]
+    return Part(_header(artefact, _crc(buffers) if checksums else _UNCHECKED), buffers)
+
+
+def unpack_part(part: Part, limits: Limits | None = None) -> Artefact:
+    """The artefact of a part; its tensors are for reading only, and may be views of the part's bytes.
+
+    Raises:
+        PayloadError: the header or the bytes are damaged, or of an unknown kind or type.
+    """
+    header = parsed(part.header, (limits or Limits()).text_bytes)
+    try:
+        kind, attributes, crc = KINDS[header["kind"]], _mapping(header["attributes"]), _text(header["crc"])
+        specs = [(_text(name), _DTYPES[dtype], _shape(shape)) for name, dtype, shape in header["tensors"]]
+    except (KeyError, TypeError, ValueError) as error:
+        raise PayloadError(f"damaged message: part with {type(error).__name__}: {error}") from error
+    require_attributes(kind, attributes)
+    if len(specs) != len(part.buffers) or len({name for name, _, _ in specs}) != len(specs):
+        raise PayloadError(
+            f"damaged message: {len(part.buffers)} tensors where {len(specs)} with names of their own are announced"
+        )
+    if crc not in (_UNCHECKED, _crc(part.buffers) if crc != _UNCHECKED else ""):
+        raise PayloadError("damaged message: the bytes do not match their checksum")
+    raws = zip(specs, part.buffers, strict=True)
+    tensors = {name: _tensor(name, dtype, shape, raw) for (name, dtype, shape), raw in raws}
+    return kind(tensors=tensors, **attributes)
+
+
+def identity(artefact: Artefact) -> Any:
+    """Equal for artefacts that hold the very same tensors under the same names."""
+    attributes = tuple(artefact.attributes().items())
+    return artefact.kind, attributes, tuple((name, id(tensor)) for name, tensor in artefact.items())
+
+
+def wire_size(payload: Payload) -> int:
+    """Bytes of a message and its parts, without packing them."""
+    parts = {identity(artefact): artefact for artefact in payload.artefacts.values()}
+    numbers = {key: number for number, key in enumerate(parts)}
+    places = {name: numbers[identity(artefact)] for name, artefact in payload.artefacts.items()}
+    return len(_message(payload, places).encode()) + sum(_part_size(artefact) for artefact in parts.values())
+
+
+def _part_size(artefact: Artefact) -> int:
+    specs = tuple((name, tensor.dtype, tuple(tensor.shape)) for name, tensor in artefact.items())
+    return _header_size(artefact.kind, tuple(artefact.attributes().items()), specs) + tensor_bytes(artefact)
+
+
+def tensor_bytes(artefact: Artefact) -> int:
+    """Bytes of the tensor data alone."""
+    return sum(tensor.numel() * tensor.element_size() for tensor in artefact.values())
+
+
+@lru_cache(maxsize=64)  # the messages of a round are of few kinds
+def _header_size(kind: str, attributes: tuple[tuple[str, Scalar], ...], specs: tuple[Any, ...]) -> int:
+    return len(_header_text(kind, dict(attributes), specs, _UNCHECKED).encode())
+
+
+def _header(artefact: Artefact, crc: str) -> str:
+    specs = [(name, tensor.dtype, tuple(tensor.shape)) for name, tensor in artefact.items()]
+    return _header_text(artefact.kind, artefact.attributes(), specs, crc)
+
+
+def _header_text(kind: str, attributes: Mapping[str, Scalar], specs: Iterable[Any], crc: str) -> str:
+    tensors = [(name, _name_of(dtype), shape) for name, dtype, shape in specs]
+    content = {"kind": kind, "attributes": attributes, "crc": crc, "tensors": tensors}
+    return json.dumps(content, separators=(",", ":"))
+
+
+def _message(payload: Payload, places: Mapping[str, int]) -> str:
+    content = {"schema": SCHEMA, "fields": list(payload.fields), "scalars": payload.scalars, "parts": places}
+    return json.dumps(content, separators=(",", ":"))
+
+
+def parsed(text: str, most: int = TEXT_BYTES) -> dict[str, Any]:
+    """A JSON object that somebody sent, of so many bytes at most.
+
+    Raises:
+        PayloadError: it is none, or beyond the bounds of ``read_json``.
+    """
+    content = read_json(text, most)
+    if not isinstance(content, dict):
+        raise PayloadError(f"damaged message: {type(content).__name__} where an object is expected")
+    return content
+
+
+def _scalar(name: str, value: Any) -> Scalar:
+    if not isinstance(value, Scalar):
+        raise PayloadError(f"damaged message: {name} is {type(value).__name__}, not a number, text or truth value")
+    return value
+
+
+def _mapping(value: Any) -> dict[str, Any]:
+    if not isinstance(value, dict):  # a list of pairs would make one too, with keys that are no names
+        raise TypeError(f"{type(value).__name__} where an object is expected")
+    return value
+
+
+def _text(value: Any) -> str:
+    if not isinstance(value, str):
+        raise TypeError(f"{value!r} is no text")
+    return value
+
+
+def whole_number(value: Any) -> int:
+    """A whole number from 0.
+
+    Raises:
+        TypeError: it is none.
+    """
+    if type(value) is not int or value < 0:
+        raise TypeError(f"{value!r} is no whole number from 0")
+    return value
+
+
+def _shape(value: Any) -> tuple[int, ...]:
+    return tuple(whole_number(side) for side in value)
+
+
+def _name_of(dtype: torch.dtype) -> str:
+    if dtype not in _NAMES:
+        raise PayloadError(f"tensors of {dtype} cannot cross; valid: {', '.join(_DTYPES)}")
+    return _NAMES[dtype]
+
+
+def require_attributes(kind: type[Artefact], attributes: Mapping[str, Any]) -> None:
+    """Raise PayloadError unless these are the attributes of the kind, each of its type."""
+    wanted = {item.name: item.default for item in fields(kind) if item.name != "tensors"}
+    if attributes.keys() != wanted.keys():
+        raise PayloadError(f"damaged message: {kind.kind} with {sorted(attributes)}, expected {sorted(wanted)}")
+    for name, default in wanted.items():
+        if type(attributes[name]) is not type(default):
+            raise PayloadError(f"damaged message: {kind.kind}.{name} is {type(attributes[name]).__name__}")
+
+
+def _bytes_of(tensor: Tensor) -> memoryview:
+    flat = tensor.detach().cpu().contiguous().reshape(-1)
+    found: memoryview = flat.view(torch.uint8).numpy().data
+    return found
+
+
+def _tensor(name: str, dtype: torch.dtype, shape: tuple[int, ...], raw: memoryview) -> Tensor:
+    wanted = math.prod(shape) * dtype.itemsize
+    found = raw.nbytes
+    if not all(0 <= size < _LONGEST for size in shape) or found != wanted:
+        raise PayloadError(f"damaged message: tensor '{name}' {list(shape)} has {found} bytes, expected {wanted}")
+    if not wanted:
+        return _empty(name, shape, dtype)
+    with warnings.catch_warnings():  # that the memory is read-only is meant: receivers only read
+        warnings.filterwarnings("ignore", message="The given buffer is not writable")
+        return settled(torch.frombuffer(raw, dtype=dtype).reshape(shape))
+
+
+def _empty(name: str, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+    try:
+        return torch.empty(shape, dtype=dtype)
+    except RuntimeError as error:  # strides beyond 64 bits
+        raise PayloadError(f"damaged message: tensor '{name}' {list(shape)}: {error}") from error
+
+
+def _crc(buffers: Sequence[memoryview]) -> str:
+    value = 0
+    for buffer in buffers:
+        value = zlib.crc32(buffer, value)
+    return f"{value:08x}"
+
+
+def require_within(text: str, parts: Sequence[Part], limits: Limits) -> None:
+    """Raise PayloadError if a message's text with the headers of its parts, or its tensors, are beyond the limits."""
+    words = len(text) + sum(len(part.header) for part in parts)
+    if words > limits.text_bytes:
+        raise PayloadError(
+            f"message with text of {words:,} bytes, the limit is {limits.text_bytes:,} (limits.text_bytes)"
+        )
+    buffers = [buffer.nbytes for part in parts for buffer in part.buffers]
+    if len(buffers) > limits.tensors:
+        raise PayloadError(f"message of {len(buffers)} tensors, the limit is {limits.tensors} (limits.tensors)")
+    if sum(buffers) > limits.message_bytes:
+        raise PayloadError(
+            f"message of {sum(buffers):,} bytes, the limit is {limits.message_bytes:,} (limits.message_bytes)"
+        )

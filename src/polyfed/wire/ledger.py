@@ -1,0 +1,62 @@
+"""The ledger: every byte that crosses between server and clients."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from polyfed.wire.compression import kind_of
+from polyfed.wire.framing import identity, tensor_bytes, wire_size
+from polyfed.wire.payload import Payload
+
+Direction = Literal["down", "up"]
+
+
+@dataclass
+class Ledger:
+    """Records of one round, one line an artefact; scalars and framing of a message share a line of kind ``framing``."""
+
+    records: list[dict[str, Any]] = field(default_factory=list)
+
+    def enter(
+        self,
+        round_number: int,
+        client: str,
+        direction: Direction,
+        step: str,
+        payload: Payload,
+        plain: Payload | None = None,
+    ) -> None:
+        """Record a message; the lines of a message add up to its exact size in bytes.
+
+        Args:
+            round_number: from 1.
+            client: who sent or received it.
+            direction: ``down`` to the client, ``up`` from it.
+            step: the client step.
+            payload: as it crossed.
+            plain: as it would have crossed whole and in fp32, for the lines' ``full``; None: as it did.
+        """
+        common = {"round": round_number, "client": client, "direction": direction, "step": step}
+        sizes, framing = _sizes(payload)
+        full, full_framing = (sizes, framing) if plain is None else _sizes(plain)
+        for name, item in payload.artefacts.items():
+            dtypes = sorted({str(tensor.dtype).removeprefix("torch.") for tensor in item.values()})
+            line = {"artefact": name, "kind": kind_of(item), "dtype": "+".join(dtypes), "bytes": sizes[name]}
+            self.records.append(common | line | {"full": full[name]})
+        line = {"artefact": "framing", "kind": "framing", "dtype": "", "bytes": framing, "full": full_framing}
+        self.records.append(common | line)
+
+    def total(self, direction: Direction) -> int:
+        """Bytes that crossed in a direction."""
+        return sum(line["bytes"] for line in self.records if line["direction"] == direction)
+
+
+def _sizes(payload: Payload) -> tuple[dict[str, int], int]:
+    """Bytes of each artefact's tensors, of which one that is named twice crosses once, and of all else."""
+    sizes: dict[str, int] = {}
+    known = set()
+    for name, item in payload.artefacts.items():
+        sizes[name] = tensor_bytes(item) if identity(item) not in known else 0
+        known.add(identity(item))
+    return sizes, wire_size(payload) - sum(sizes.values())

@@ -1,0 +1,26 @@
+"""Limits on what is received: sizes and norms beyond which a message is refused before it is used."""
+
+from __future__ import annotations
+
+from pydantic import Field
+
+from polyfed.core.settings import Settings
+from polyfed.core.untrusted import TEXT_BYTES
+
+
+class Limits(Settings):
+    """Bounds on one message, checked by whoever receives it."""
+
+    message_bytes: int = Field(default=1 << 32, ge=1, description="largest message, bytes of tensors")
+    text_bytes: int = Field(
+        default=TEXT_BYTES,
+        ge=1024,
+        description="largest text (JSON) of a message and the headers of its tensors, bytes",
+    )
+    tensors: int = Field(default=100_000, ge=1, description="most tensors in a message")
+    row_norm: float = Field(
+        default=1e4, gt=0, allow_inf_nan=False, description="largest L2 norm of one row of representations"
+    )
+    tensor_norm: float = Field(
+        default=1e6, gt=0, allow_inf_nan=False, description="largest L2 norm of any other tensor"
+    )

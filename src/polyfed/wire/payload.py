@@ -1,0 +1,213 @@
+"""Payloads: all that crosses between server and clients.
+
+A payload is a set of named fields; a field is a scalar or an artefact, that is, named tensors of a declared kind.
+How it is laid out on a wire is ``wire``'s matter.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, fields
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from polyfed.core.errors import PayloadError
+from polyfed.wire.limits import Limits
+
+_LARGEST = 1 << 63
+_VARIANCE = "running_var"  # torch's own name
+_ALIGNMENT = 64  # bytes, that of torch's own allocations
+
+Scalar = int | float | str | bool
+Field = "Artefact | Scalar"
+
+
+@dataclass(frozen=True)
+class Artefact(Mapping[str, Tensor]):
+    """Named tensors of one kind. The tensors are shared by reference in-process: whoever receives them only reads."""
+
+    tensors: Mapping[str, Tensor]
+    kind: ClassVar[str] = "tensors"
+
+    def __getitem__(self, name: str) -> Tensor:
+        return self.tensors[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.tensors)
+
+    def __len__(self) -> int:
+        return len(self.tensors)
+
+    def attributes(self) -> dict[str, Scalar]:
+        """What the artefact says beside its tensors."""
+        return {item.name: getattr(self, item.name) for item in fields(self) if item.name != "tensors"}
+
+    def require_sound(self, what: str, limits: Limits, sent: Mapping[str, Tensor] | None = None) -> None:
+        """Raise PayloadError if any value is NaN or infinite or cannot be, or a norm is beyond its limit.
+
+        Args:
+            what: name of the field.
+            limits: on norms.
+            sent: what the sender started from: twice its norm is allowed where that is more than the limit, as nobody
+                is to blame for what others made of it.
+        """
+        floating = {name: tensor for name, tensor in self.tensors.items() if tensor.is_floating_point()}
+        if not floating:
+            return
+        norms = self.norms(floating)
+        if bool((norms <= self.bound(limits)).all()):  # one wait for a GPU; a norm that is not finite is not below
+            return
+        for (name, tensor), norm in zip(floating.items(), norms.tolist(), strict=True):
+            if not bool(torch.isfinite(tensor).all()):
+                raise PayloadError(f"{what}: tensor '{name}' has NaN or infinite values")
+            allowed = self.bound(limits)
+            if sent and name in sent:
+                allowed = max(allowed, 2 * float(self.norms({name: sent[name]})))
+            if not norm <= allowed:
+                raise PayloadError(f"{what}: tensor '{name}' has norm {norm:.3g}, the limit is {allowed:g}")
+
+    def norms(self, tensors: Mapping[str, Tensor]) -> Tensor:
+        """L2 norm of each tensor, [len(tensors)]."""
+        found = [torch.linalg.vector_norm(tensor, dtype=_sum_type(tensor)).float() for tensor in tensors.values()]
+        return torch.stack([value.to(found[0].device) for value in found])
+
+    def bound(self, limits: Limits) -> float:
+        """What ``norms`` may be at most."""
+        return limits.tensor_norm
+
+
+def settled(tensor: Tensor) -> Tensor:
+    """The tensor, or a copy of it, in the one memory layout in which all engines hand tensors over.
+
+    Sums over a tensor depend on its strides and on its alignment (vector instructions start elsewhere), so the same
+    values could otherwise give other bits by reference than from a buffer.
+    """
+    whole = tensor if tensor.is_contiguous() else tensor.contiguous()
+    return whole if whole.data_ptr() % _ALIGNMENT == 0 else whole.clone()
+
+
+def _sum_type(tensor: Tensor) -> torch.dtype:
+    return tensor.dtype if tensor.dtype in (torch.float32, torch.float64) else torch.float32
+
+
+@dataclass(frozen=True)
+class Weights(Artefact):
+    """Model parameters and buffers by name."""
+
+    kind: ClassVar[str] = "weights"
+
+    def require_sound(self, what: str, limits: Limits, sent: Mapping[str, Tensor] | None = None) -> None:
+        """As of all artefacts; variances of a batch normalisation must not be negative: their roots would be NaN."""
+        super().require_sound(what, limits, sent)
+        for name, tensor in self.tensors.items():
+            if name.endswith(_VARIANCE) and bool((tensor < 0).any()):
+                raise PayloadError(f"{what}: tensor '{name}' has a variance of {float(tensor.min()):.3g}")
+
+
+@dataclass(frozen=True)
+class Rows(Artefact):
+    """One row a sample of the public set, in the order that ``order`` identifies: name -> [n, w]."""
+
+    order: str = ""
+    kind: ClassVar[str] = "rows"
+
+    def norms(self, tensors: Mapping[str, Tensor]) -> Tensor:
+        """Largest L2 norm of a row of each tensor, [len(tensors)]; one row that is not finite makes it so."""
+        found = [
+            torch.linalg.vector_norm(tensor, dim=-1 if tensor.ndim else None, dtype=_sum_type(tensor)).max().float()
+            if tensor.numel()
+            else torch.zeros((), device=tensor.device)
+            for tensor in tensors.values()
+        ]
+        return torch.stack([value.to(found[0].device) for value in found])
+
+    def bound(self, limits: Limits) -> float:
+        """What a row's norm may be at most."""
+        return limits.row_norm
+
+    def require(self, order: str, rows: int, width: int, names: tuple[str, ...]) -> None:
+        """Raise PayloadError unless these are floating rows [rows, width] of the public set ``order``."""
+        if self.order != order:
+            raise PayloadError(f"{self.kind} of another public set or order ({self.order}, expected {order})")
+        if set(self) != set(names):
+            raise PayloadError(f"{self.kind} of {list(self)}, expected {list(names)}")
+        for name, tensor in self.items():
+            if tuple(tensor.shape) != (rows, width) or not tensor.is_floating_point():
+                raise PayloadError(
+                    f"{self.kind} of '{name}' are {tensor.dtype} {list(tensor.shape)}, expected [{rows}, {width}]"
+                )
+
+
+@dataclass(frozen=True)
+class Representations(Rows):
+    """Representations of public samples, modality -> [n, d]."""
+
+    kind: ClassVar[str] = "representations"
+
+
+@dataclass(frozen=True)
+class Scores(Rows):
+    """Class scores (logits) of public samples, name of the target -> [n, classes]."""
+
+    kind: ClassVar[str] = "scores"
+
+
+@dataclass(frozen=True)
+class Prototypes(Artefact):
+    """Class means and how many samples each stands for: ``<space>.means`` [c, d], ``<space>.counts`` [c] and
+    ``<space>.present`` [classes], true for the c classes that follow; a space is a set of classes."""
+
+    kind: ClassVar[str] = "prototypes"
+
+
+@dataclass(frozen=True)
+class Coded(Artefact):
+    """Another artefact as ``compression`` lays it out; it exists on the wire only.
+
+    Attributes:
+        of: its kind.
+        about: its attributes, JSON.
+    """
+
+    of: str = ""
+    about: str = "{}"
+    kind: ClassVar[str] = "coded"
+
+
+KINDS: dict[str, type[Artefact]] = {
+    cls.kind: cls for cls in (Artefact, Weights, Representations, Scores, Prototypes, Coded)
+}
+
+
+@dataclass(frozen=True)
+class Payload:
+    """Named fields of a message."""
+
+    fields: Mapping[str, Artefact | Scalar] = field(default_factory=dict)
+
+    @property
+    def artefacts(self) -> dict[str, Artefact]:
+        """The fields that hold tensors."""
+        return {name: value for name, value in self.fields.items() if isinstance(value, Artefact)}
+
+    @property
+    def scalars(self) -> dict[str, Scalar]:
+        """The other fields."""
+        return {name: value for name, value in self.fields.items() if not isinstance(value, Artefact)}
+
+    def require_sound(self, limits: Limits, sent: Callable[[str], Mapping[str, Tensor]] = lambda field: {}) -> None:
+        """Raise PayloadError if any tensor or number is NaN or infinite, or a norm is beyond its limit.
+
+        Args:
+            limits: on norms.
+            sent: field -> weights that its sender started from.
+        """
+        for name, artefact in self.artefacts.items():
+            artefact.require_sound(name, limits, sent(name))
+        for name, value in self.scalars.items():
+            if isinstance(value, float) and not value - value == 0.0:
+                raise PayloadError(f"{name} is {value}")
+            if isinstance(value, int) and not -_LARGEST <= value < _LARGEST:
+                raise PayloadError(f"{name} is a whole number beyond 64 bits")

@@ -1,0 +1,146 @@
+"""What client steps receive and return: declared by the method, checked by both sides before anything is used."""
+
+from __future__ import annotations
+
+import inspect
+import typing
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from types import UnionType
+from typing import Any, Literal, TypeVar
+
+from polyfed.core.errors import PayloadError
+from polyfed.core.untrusted import plain
+from polyfed.wire.payload import Artefact, Payload, Scalar
+
+_OTHERS = 1000  # further fields of a reply, such as metrics of every class
+_NAME = 128  # characters of the name of one
+
+F = TypeVar("F", bound=Callable[..., Any])
+Kind = Literal["step", "query", "fresh"]
+Declared = type[Artefact] | type[Scalar] | UnionType
+"""A type of field, or several that it may have (``Representations | Scores``)."""
+
+
+@dataclass(frozen=True)
+class StepSchema:
+    """The declaration of a client step.
+
+    Attributes:
+        kind: a ``step`` may change what a client keeps, a ``query`` may not, and a ``fresh`` query is put to the client
+            as it was before its first step, whatever it keeps by now.
+        returns: field of the reply -> its type.
+        others: type of further scalar fields of the reply whose names are not known beforehand, or None.
+        function: the method itself; the annotations of its parameters say what it receives.
+    """
+
+    kind: Kind
+    returns: Mapping[str, Declared]
+    others: type[Scalar] | None
+    function: Callable[..., Any]
+
+    @cached_property
+    def receives(self) -> dict[str, Declared]:
+        """Field of the request -> its type."""
+        hints = typing.get_type_hints(self.function)
+        return {name: hints[name] for name in self._parameters}
+
+    @cached_property
+    def _parameters(self) -> dict[str, inspect.Parameter]:
+        found = inspect.signature(self.function).parameters
+        return dict(list(found.items())[2:])  # without self and client
+
+    def require_request(self, payload: Payload) -> None:
+        """Raise PayloadError unless the payload is what the step receives."""
+        optional = {name for name, item in self._parameters.items() if item.default is not item.empty}
+        _require(payload, self.receives, None, "request", optional)
+
+    def require_reply(self, payload: Payload) -> None:
+        """Raise PayloadError unless the payload is what the step declares to return."""
+        _require_named(payload)
+        _require(payload, self.returns, self.others, "reply", set())
+
+
+def client_step(others: type[Scalar] | None = None, /, **returns: Declared) -> Callable[[F], F]:
+    """Mark a method ``(self, client, **fields) -> Reply`` as a step that the server may ask for.
+
+    Args:
+        others: type of further scalar fields of the reply whose names are not known beforehand, such as metrics.
+        returns: every other field of the reply with its type; a reply with other fields is refused.
+    """
+    return _marker("step", others, returns)
+
+
+def client_query(others: type[Scalar] | None = None, /, **returns: Declared) -> Callable[[F], F]:
+    """Mark a step that changes nothing a client keeps, such as an evaluation; arguments as ``client_step``."""
+    return _marker("query", others, returns)
+
+
+def fresh_query(others: type[Scalar] | None = None, /, **returns: Declared) -> Callable[[F], F]:
+    """Mark a query to a client that has learnt nothing yet: what it keeps is out of reach; see ``client_step``."""
+    return _marker("fresh", others, returns)
+
+
+def _marker(kind: Kind, others: type[Scalar] | None, returns: Mapping[str, Declared]) -> Callable[[F], F]:
+    def mark(function: F) -> F:
+        function.__client_step__ = StepSchema(kind, dict(returns), others, function)  # type: ignore[attr-defined]
+        return function
+
+    return mark
+
+
+def schema_of(step: Callable[..., Any]) -> StepSchema:
+    """The declaration of a step.
+
+    Raises:
+        TypeError: it is not marked as one.
+    """
+    found = getattr(step, "__client_step__", None)
+    if not isinstance(found, StepSchema):
+        name = getattr(step, "__qualname__", step)
+        raise TypeError(f"{name} is no client step; mark it with @client_step() or @client_query()")
+    return found
+
+
+def steps_of(algorithm: object) -> dict[str, StepSchema]:
+    """All client steps of a method (an instance or its class), by name."""
+    kind = algorithm if isinstance(algorithm, type) else type(algorithm)
+    found = {name: getattr(inspect.getattr_static(kind, name), "__client_step__", None) for name in dir(kind)}
+    return {name: schema for name, schema in found.items() if isinstance(schema, StepSchema)}
+
+
+def _require(
+    payload: Payload, declared: Mapping[str, Declared], others: type[Scalar] | None, what: str, optional: set[str]
+) -> None:
+    missing = [name for name in declared if name not in payload.fields and name not in optional]
+    if missing:
+        raise PayloadError(f"{what} lacks '{missing[0]}' ({_name(declared[missing[0]])})")
+    for name, value in payload.fields.items():
+        wanted = declared.get(name, others)
+        if wanted is None:
+            valid = ", ".join(declared) or "none"
+            raise PayloadError(f"{what} has an undeclared field '{name}' ({_name(type(value))}); declared: {valid}")
+        if not _fits(value, wanted):
+            raise PayloadError(f"{what} field '{name}' is {_name(type(value))}, declared is {_name(wanted)}")
+
+
+def _require_named(payload: Payload) -> None:
+    """Names are shown and stored, once for every client and round: a client chooses few, and words only."""
+    if len(payload.fields) > _OTHERS:
+        raise PayloadError(f"reply of {len(payload.fields)} fields, the limit is {_OTHERS}")
+    for name in payload.fields:
+        if not name.isprintable() or not 0 < len(name) <= _NAME:
+            raise PayloadError(f"reply field {plain(name[:_NAME])!r} has no name of 1 to {_NAME} printable characters")
+
+
+def _fits(value: Artefact | Scalar, wanted: Declared) -> bool:
+    if wanted is float:  # whole numbers lose their point in some encodings
+        return isinstance(value, int | float) and not isinstance(value, bool)
+    return type(value) in (typing.get_args(wanted) if isinstance(wanted, UnionType) else (wanted,))
+
+
+def _name(kind: Declared) -> str:
+    if isinstance(kind, UnionType):
+        return " or ".join(map(_name, typing.get_args(kind)))
+    return kind.kind if issubclass(kind, Artefact) else kind.__name__

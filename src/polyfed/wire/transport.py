@@ -1,0 +1,138 @@
+"""The transport: in what form tensors cross the wire. An option of the payload layer, not of a method."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, Literal
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from polyfed.core.settings import Settings
+from polyfed.wire.compression import Form, decoded, encoded
+from polyfed.wire.framing import identity
+from polyfed.wire.limits import Limits
+from polyfed.wire.payload import KINDS, Artefact, Coded, Payload, Prototypes, Rows, Weights, settled
+
+Encoding = Literal["float32", "float16", "bfloat16", "int8"]
+_WIRE = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16, "int8": torch.int8}
+_NOTHING: Mapping[str, Tensor] = {}
+_REMEMBERED = 8  # artefacts of a broadcast, one for each type of client
+
+
+class Transport(Settings):
+    """How tensors are encoded on the wire; receivers get fp32 back.
+
+    A reply may be encoded against the request that it answers: a field is then a new version of the field of the same
+    name and kind. Both sides have the request, so nothing is remembered from one exchange to the next.
+    """
+
+    dtype: Encoding = Field(
+        default="float32",
+        description="type in which fp32 tensors cross, unless a key below says otherwise; int8: eight-bit integers "
+        "with a scale for each row",
+    )
+    representations: Encoding | None = Field(
+        default=None, description="type of representations, scores and prototypes; None: dtype"
+    )
+    weights: Encoding | None = Field(default=None, description="type of weights; None: dtype")
+    topk: float | None = Field(
+        default=None,
+        gt=0,
+        le=1,
+        description="in replies, the share of each weight matrix's entries that cross, those that moved farthest from "
+        "what was received; None: all",
+    )
+    unchanged: Literal["send", "omit"] = Field(
+        default="send", description="in replies, tensors that are bit for bit as received: sent again, or left out"
+    )
+
+    @property
+    def refers(self) -> bool:
+        """Whether replies are encoded against requests."""
+        return self.topk is not None or self.unchanged == "omit"
+
+    def narrow(self, payload: Payload, received: Payload | None = None) -> Payload:
+        """The payload as it crosses the wire.
+
+        Args:
+            payload: a request, or a reply.
+            received: of a reply: the request that it answers, as the client received it.
+        """
+        return self._each(self._narrowed)(payload, received)
+
+    def narrower(self) -> Callable[[Payload], Payload]:
+        """``narrow`` for several requests: what they share is narrowed once and stays shared."""
+        narrow = self._each(self._narrowed)
+        return lambda payload: narrow(payload, None)
+
+    def widen(self, payload: Payload, received: Payload | None = None, limits: Limits | None = None) -> Payload:
+        """The payload as the receiver sees it.
+
+        Args:
+            payload: what arrived.
+            received: of a reply: the request that it answers, as the client received it.
+            limits: on what it unpacks to.
+
+        Raises:
+            PayloadError: a compressed artefact is damaged, or refers to what was not sent.
+        """
+        return self._each(self._widened(limits or Limits()))(payload, received)
+
+    def widener(self, limits: Limits) -> Callable[[Payload], Payload]:
+        """``widen`` for requests, one after the other: of what they share, the latest is widened once."""
+        widen = self._each(self._widened(limits), _REMEMBERED)
+        return lambda payload: widen(payload, None)
+
+    def _form(self, kind: type[Artefact]) -> Form:
+        own = self.representations if issubclass(kind, Rows | Prototypes) else None
+        is_weights = issubclass(kind, Weights)
+        dtype = _WIRE[(self.weights if is_weights else own) or self.dtype]
+        return Form(dtype, self.topk if is_weights else None, self.unchanged == "omit")
+
+    def _narrowed(self, item: Artefact, known: Mapping[str, Tensor]) -> Artefact:
+        return encoded(item, self._form(type(item)), known)
+
+    def _widened(self, limits: Limits) -> Callable[[Artefact, Mapping[str, Tensor]], Artefact]:
+        def widen(item: Artefact, known: Mapping[str, Tensor]) -> Artefact:
+            if isinstance(item, Coded):
+                return decoded(item, self._form(KINDS.get(item.of, Artefact)), known, limits)
+            return _as_fp32(item, self._form(type(item)).whole)
+
+        return widen
+
+    def _each(
+        self, change: Callable[[Artefact, Mapping[str, Tensor]], Artefact], most: int | None = None
+    ) -> Callable[[Payload, Payload | None], Payload]:
+        """``change`` for every artefact; what is the same is changed once, of the last ``most``."""
+        made: dict[Any, tuple[Artefact, Any, Artefact]] = {}  # with the originals, whose tensors' ids must stay taken
+
+        def changed(item: Artefact, known: Artefact | None) -> Artefact:
+            key = identity(item), None if known is None else identity(known)
+            if key not in made:
+                made[key] = item, known, change(item, _NOTHING if known is None else known)
+            made[key] = made.pop(key)  # the latest come last
+            if most is not None and len(made) > most:
+                del made[next(iter(made))]
+            return made[key][2]
+
+        def changed_all(payload: Payload, received: Payload | None) -> Payload:
+            known = self._known(received)
+            return Payload(
+                {
+                    name: changed(item, known.get(name)) if isinstance(item, Artefact) else item
+                    for name, item in payload.fields.items()
+                }
+            )
+
+        return changed_all
+
+    def _known(self, received: Payload | None) -> Mapping[str, Artefact]:
+        return received.artefacts if received is not None and self.refers else {}
+
+
+def _as_fp32(item: Artefact, old: torch.dtype) -> Artefact:
+    tensors = {name: settled(value.float() if value.dtype == old else value) for name, value in item.items()}
+    same = all(value is item[name] for name, value in tensors.items())
+    return item if same else type(item)(tensors=tensors, **item.attributes())

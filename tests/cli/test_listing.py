@@ -1,0 +1,97 @@
+"""What ``polyfed list`` shows."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+
+import pytest
+import yaml
+
+from polyfed.cli.catalogue import entries
+from polyfed.core.settings import Component, Settings
+from polyfed.runs.experiment import RunSettings
+from polyfed.runs.presets import presets
+
+Cli = Callable[..., tuple[int, str, str]]
+
+
+@pytest.mark.parametrize(
+    ("kind", "name"),
+    [
+        ("presets", "scenes-demo"),
+        ("methods", "fedavg"),
+        ("models", "gru"),
+        ("data", "parquet"),
+        ("tasks", "retrieval"),
+    ],
+)
+def test_the_list_has_each_kind(cli: Cli, kind: str, name: str) -> None:
+    assert kind in cli("list")[1]
+    code, out, _ = cli("list", kind)
+    row = next(line for line in out.splitlines() if line.split()[0] == name)
+    assert code == 0
+    assert len(row.split()) > 3
+
+
+@pytest.mark.parametrize(
+    ("kind", "name", "setting", "values"),
+    [
+        ("models", "resnet", "size", "tiny | small | 18 | 34 | 50 | 101"),
+        ("methods", "fedavg", "local_epochs", "whole number >= 1"),
+        ("partitions", "dirichlet", "alpha", "number > 0 and <= 1e+06"),
+        ("settings", "run", "precision", "float32 | bfloat16"),
+        ("settings", "run", "engine", "flower | local | ray | import path of a class"),
+        ("settings", "run", "deadline", "number > 0 | null"),
+        ("settings", "run", "plots", "true | false"),
+        ("settings", "server", "training", "section of optimizer, schedule, batch_size"),
+    ],
+)
+def test_settings_are_listed_with_the_values_that_they_take(
+    cli: Cli, kind: str, name: str, setting: str, values: str
+) -> None:
+    row = next(line for line in cli("list", kind, name)[1].splitlines() if line.startswith(f"{setting}:"))
+    assert row.endswith(values)
+    told = {entry["name"]: entry for entry in json.loads(cli("list", kind, name, "--json")[1])}
+    assert told[setting]["allowed"] == values
+
+
+def test_every_section_of_run_is_listed() -> None:
+    kinds = {f"run.{name}": field.default_factory for name, field in RunSettings.model_fields.items()}
+    classes = {name: kind for name, kind in kinds.items() if isinstance(kind, type) and issubclass(kind, Settings)}
+    sections = {name for name, kind in classes.items() if not issubclass(kind, Component)}
+    assert {"run.bounds", "run.limits", "run.sampling", "run.transport"} <= sections
+    assert sections <= set(entries("settings"))
+
+
+def test_the_list_is_a_screen_of_families_with_what_they_need_and_cost(cli: Cli, monkeypatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    lines = cli("list")[1].splitlines()
+    assert len(lines) <= 45
+    demo = next(line for line in lines if line.split()[:1] == ["scenes-demo"])
+    assert "needs nothing; 3 minutes on two cores" in demo
+    real = next(line for line in lines if line.split()[:1] == ["creamfl-flickr8k"])
+    assert "needs data: ag_news, cifar100, flickr8k; two cores" in real
+    everything = cli("list", "presets")[1]
+    heading = next(line for line in everything.splitlines() if line.startswith("creamfl-flickr8k: "))
+    assert "variants" in heading
+    assert "[data: ag_news, cifar100, flickr8k; weights]" in everything
+    facts = json.loads(cli("list", "presets", "fedcola-paper", "--json")[1])
+    assert (facts["weights"], facts["cost"], facts["root"]) == (True, "hours on two cores", "fedcola-flickr8k")
+
+
+def test_every_preset_says_what_it_costs(cli: Cli) -> None:
+    assert all(facts["cost"] for facts in json.loads(cli("list", "presets", "--json")[1]))
+
+
+def test_settings_are_listed_with_defaults_that_yaml_understands(cli: Cli) -> None:
+    code, out, _ = cli("list", "methods", "creamfl")
+    assert code == 0
+    assert yaml.safe_load(out)["name"] == "creamfl"
+    assert "local_epochs: 5  " in out
+    assert "# E, " in out
+
+
+def test_a_preset_is_shown_as_a_file_to_start_from(cli: Cli) -> None:
+    name = next(iter(presets()))
+    assert yaml.safe_load(cli("list", "presets", name)[1])["description"] == presets()[name]

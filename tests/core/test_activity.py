@@ -1,0 +1,90 @@
+"""Telling who is at work on what."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from polyfed import Experiment, activity, run
+from polyfed.runs.progress import Progress
+
+
+class Heard(Progress):
+    """Remembers what it is told of work."""
+
+    def __init__(self) -> None:
+        self.told: list[tuple[str, ...]] = []
+
+    def preparing(self, what: str, done: int, total: int) -> None:
+        self.told.append(("preparing", what, f"{done}/{total}"))
+
+    def step_started(self, step: str, clients: Any) -> None:
+        self.told.append(("asked", step))
+
+    def client_started(self, client: str, step: str) -> None:
+        self.told.append(("started", client, step))
+
+    def working(self, party: str, what: str, done: int, total: int) -> None:
+        self.told.append((party, what, f"{done}/{total}"))
+
+    def client_done(self, client: str, step: str, seconds: float) -> None:
+        self.told.append(("done", client, step))
+
+
+def test_unheard_nothing_happens() -> None:
+    activity.preparing("x")
+    assert list(activity.passed("a", "task", "abc", 3)) == ["a", "b", "c"]
+    assert list(activity.prepared("x", "abc", 3)) == ["a", "b", "c"]
+
+
+def test_a_pass_is_told_as_it_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(activity, "_EVERY", 0.0)
+    heard = Heard()
+    with activity.heard_by(heard):
+        assert list(activity.passed("a", "task", "xy", 6, before=2)) == ["x", "y"]
+        list(activity.prepared("reading", range(0, 5, 2), 5, size=2))
+    assert heard.told == [
+        ("a", "task", "2/6"),
+        ("a", "task", "3/6"),
+        ("preparing", "reading", "0/5"),
+        ("preparing", "reading", "2/5"),
+        ("preparing", "reading", "4/5"),
+    ]
+
+
+def test_a_pass_is_told_seldom_however_short_its_parts() -> None:
+    heard = Heard()
+    with activity.heard_by(heard):
+        list(activity.passed("a", "task", range(1000), 1000))
+    assert 1 <= len(heard.told) < 100
+
+
+def test_a_pass_within_a_pass_is_a_part_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(activity, "_EVERY", 0.0)
+    heard = Heard()
+    with activity.heard_by(heard):
+        for _ in activity.passed("a", "task", "x", 1):
+            list(activity.passed("a", "contrast", "uvw", 3))
+        abandoned = activity.passed("a", "left", "xy", 2)
+        next(iter(abandoned))
+        del abandoned
+        list(activity.passed("a", "next", "x", 1))
+    assert [what for _, what, _ in heard.told] == ["task", "left", "next"]
+
+
+def test_a_run_tells_its_preparation_each_client_and_the_server(tiny: dict[str, Any], tmp_path: Path) -> None:
+    heard = Heard()
+    run(Experiment.load(tiny | {"algorithm": {"name": "creamfl", "local_epochs": 1}}), tmp_path / "run", heard)
+    first = next(k for k, told in enumerate(heard.told) if told[0] == "asked")
+    assert any(told[0] == "preparing" and told[1].startswith("reading scenes") for told in heard.told[:first])
+    assert any(told[0] == "preparing" and told[1].startswith("decoding pictures") for told in heard.told)
+    started = [told[1:] for told in heard.told if told[0] == "started"]
+    assert started == [told[1:] for told in heard.told if told[0] == "done"]
+    for one in ("paired-0", "image"):
+        begun = next(k for k, told in enumerate(heard.told) if told[:2] == ("started", one))
+        work = next(k for k, told in enumerate(heard.told) if told[0] == one)
+        assert begun < work < next(k for k, told in enumerate(heard.told) if told[:2] == ("done", one))
+    assert ("server", "measuring (test)", "0/0") in heard.told
+    assert any(told[:2] == ("server", "distil") for told in heard.told)

@@ -1,0 +1,84 @@
+"""What is known of components without importing them."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import pkgutil
+import subprocess
+import sys
+
+import pytest
+
+from polyfed.cli import catalogue
+from polyfed.core.declarations import components
+from polyfed.core.extras import extra_with, how_to_install, is_installed
+from polyfed.core.settings import Component
+
+FAMILIES = {kind: place[:2] for kind, place in catalogue._FAMILIES.items()}
+WITHOUT_EXTRAS = """
+import sys
+
+class Absent:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in {"flwr", "ray", "cryptography", "tensorboard", "wandb", "mlflow"}:
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+
+sys.meta_path.insert(0, Absent())
+"""
+
+
+def imported(family: type[Component]) -> dict[str, str]:
+    """The slow way: import every module at home and look."""
+    home = importlib.import_module(family.family().home)
+    names: dict[str, str] = {}
+    for info in pkgutil.iter_modules(home.__path__):
+        module = importlib.import_module(f"{home.__name__}.{info.name}")
+        kinds = [kind for kind in vars(module).values() if isinstance(kind, type) and issubclass(kind, family)]
+        own = [kind for kind in kinds if kind.__module__ == module.__name__ and not kind.__name__.startswith("_")]
+        names.update((info.name, kind.__name__) for kind in own if not inspect.isabstract(kind))
+    return names
+
+
+@pytest.mark.parametrize("kind", FAMILIES)
+def test_source_tells_the_same_components_as_import(kind: str) -> None:
+    pytest.importorskip("flwr")  # modules of its engine import it
+    module, name = FAMILIES[kind]
+    family: type[Component] = getattr(importlib.import_module(module), name)
+    declared = {short: item.name for short, item in components(family.family().home, (module, name)).items()}
+    assert declared == imported(family)
+    assert {short: kind.__name__ for short, kind in family.available().items()} == declared
+
+
+def without_extras(code: str) -> str:
+    done = subprocess.run([sys.executable, "-c", WITHOUT_EXTRAS + code], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_engines_are_known_where_their_packages_are_not() -> None:
+    code = "from polyfed.engines.engine import EngineSettings as E; print(*E.available(), E.named('ray').pip_extra)"
+    assert without_extras(code) == "flower local ray ray\n"
+
+
+def test_a_command_in_need_of_an_extra_says_how_to_get_it() -> None:
+    code = "from polyfed.cli.main import main; print(main(['deploy', 'key', '.']), end='')"
+    done = subprocess.run([sys.executable, "-c", WITHOUT_EXTRAS + code], capture_output=True, text=True)
+    assert done.stdout == "2"
+    assert done.stderr == (
+        "error: this needs the package 'cryptography', which is not there; pip install \"polyfed[deploy]\"\n"
+    )
+
+
+@pytest.mark.parametrize(("module", "extra"), [("flwr.app", "deploy"), ("ray", "flower"), ("wandb", "wandb")])
+def test_a_module_tells_its_extra(module: str, extra: str) -> None:
+    assert extra_with(module) == extra
+    assert extra_with("os.path") is None
+
+
+def test_a_component_without_its_extra_is_listed_with_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("polyfed.cli.catalogue.is_installed", lambda extra: extra != "ray")
+    entries = catalogue.entries("engines")
+    assert entries["ray"].endswith(f"(not installed: {how_to_install('ray')})")
+    assert "not installed" not in entries["local"] + entries["flower"]
+    assert is_installed("none of that name")

@@ -1,0 +1,130 @@
+"""Text that somebody else wrote: bounds of JSON, and words without effect where they are shown."""
+
+from __future__ import annotations
+
+import json
+import logging
+import tracemalloc
+
+import pytest
+
+from polyfed.core.errors import PayloadError
+from polyfed.core.untrusted import TEXT_BYTES, PlainFormatter, file_json, lines, markdown, plain, read_json
+
+HOSTILE = "a\x1b[31m\x1b]0;title\x07 b\r\nround 3: client 'c' is \u202eexcluded\x9b2J\x7f"
+
+
+@pytest.mark.parametrize("value", [None, True, -(1 << 63), (1 << 63) - 1, 0.5, 'größe \u4e2d \\ " [', [], {"a": [{}]}])
+def test_json_is_read_as_json_reads_it(value: object) -> None:
+    for text in (json.dumps(value), json.dumps(value, ensure_ascii=False)):
+        assert read_json(text) == json.loads(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("[" * 33 + "]" * 33, "nested deeper than 32 levels"),
+        ("[" * 100_000, "nested deeper than 32 levels"),
+        ("[]]", "a closing bracket that nothing opened"),
+        ('{"a":' * 40 + "1" + "}" * 40, "nested deeper"),
+        ('"' + "x" * TEXT_BYTES + '"', r"text of 2,097,154 bytes, the limit is 2,097,152 \(limits\.text_bytes\)"),
+        ('"' + "\u4e2d" * (TEXT_BYTES // 3 + 1) + '"', "text of 2,097,155 bytes"),
+        ("[" + "0," * (TEXT_BYTES // 2 - 2) + "0]", "more than 131,072 values"),
+        (str(1 << 63), r"the whole number 9223372036854775808 is beyond 64 bits"),
+        ("1" + "0" * 400, r"the whole number 10000000000000000000\.\.\. is beyond 64 bits"),
+        ("1" * 100_000, "beyond 64 bits"),
+        ("{", "damaged message: JSONDecodeError"),
+        ('"\\', "damaged message: JSONDecodeError"),
+    ],
+)
+def test_what_cannot_be_borne_is_refused(text: str, message: str) -> None:
+    with pytest.raises(PayloadError, match=message):
+        read_json(text)
+
+
+@pytest.mark.parametrize("value", [None, 7, b"{}", ["{}"]])
+def test_what_is_no_text_is_refused(value: object) -> None:
+    with pytest.raises(PayloadError, match="where text is expected"):
+        read_json(value)
+
+
+def test_brackets_in_texts_do_not_count() -> None:
+    text = json.dumps({"a": "[" * 1000 + '\\"{' * 1000, "b": "\\"})
+    assert read_json(text) == json.loads(text)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "]" * (1 << 21),
+        "{}}}" * (1 << 19),
+        '\\"' * 500_000,
+        '"' + '\\"' * 500_000,
+        '"\\' * 500_000,
+        '""' * 500_000,
+        "[]," * 300_000,
+    ],
+)
+def test_hostile_text_takes_little_memory(text: str) -> None:
+    """The time to refuse it is linear too: were it not, this test would take hours."""
+    tracemalloc.start()
+    with pytest.raises(PayloadError):
+        read_json(text)
+    assert tracemalloc.get_traced_memory()[1] < 4 * len(text) + (1 << 20)
+    tracemalloc.stop()
+
+
+def test_json_of_a_file_may_be_long_but_not_deep() -> None:
+    values = list(range(TEXT_BYTES))
+    assert file_json(json.dumps(values)) == values
+    with pytest.raises(ValueError, match="nested too deeply"):
+        file_json("[" * 100_000)
+
+
+def test_nothing_that_is_shown_has_an_effect() -> None:
+    shown = plain(HOSTILE)
+    assert len(shown) == len(HOSTILE)
+    assert shown.isprintable()
+    assert shown.startswith("a\u241b[31m\u241b]0;title\u2407 b\u240d\u240around 3")
+    assert plain("a\u200bb\u200dc\u2060d\U000e0041e\u00adf") == "a\ufffdb\ufffdc\ufffdd\ufffde\ufffdf"
+    assert plain("größe, 中文 🙂 — 3 < 4") == "größe, 中文 🙂 — 3 < 4"
+
+
+def test_lines_of_an_entry_do_not_pass_for_entries() -> None:
+    assert lines("Traceback\n--- round 1, client b\n  x\x1b[2J\n") == (
+        "Traceback\n    --- round 1, client b\n      x\u241b[2J"
+    )
+
+
+def test_markdown_has_no_markup() -> None:
+    assert markdown("<script>alert(1)</script> | ![x](http://a) `c`\n# d & e") == (
+        "&lt;script>alert(1)&lt;/script> \\| !\\[x](http\\://a) \\`c\\`\u240a# d &amp; e"
+    )
+    assert markdown("image->text R@1 (macro_f1)") == "image->text R@1 (macro_f1)"
+
+
+@pytest.mark.parametrize(
+    ("text", "escaped"),
+    [
+        ("*b* **c** ~~d~~ $e$", r"\*b\* \*\*c\*\* \~\~d\~\~ \$e\$"),
+        ("_c_ __d__ (_e_)", r"\_c\_ \_\_d\_\_ (\_e\_)"),
+        ("text_to_image_r@10 größe_1", "text_to_image_r@10 größe_1"),
+        ("http://a.b, HTTPS://c, www.d.e, Www.f", r"http\://a.b, HTTPS\://c, www\.d.e, Www\.f"),
+        ("mailto:a.b@c.de", r"mailto\:a.b\@c.de"),
+        ("# a", r"\# a"),
+        ("> a", r"\> a"),
+        ("- a", r"\- a"),
+        ("---", r"\---"),
+        ("1. a", r"1\. a"),
+        ("-", "-"),
+        ("-3.5", "-3.5"),
+        ("1.5", "1.5"),
+    ],
+)
+def test_what_would_be_markdown_is_escaped(text: str, escaped: str) -> None:
+    assert markdown(text) == escaped
+
+
+def test_a_record_of_a_log_is_one_entry() -> None:
+    record = logging.LogRecord("polyfed", logging.WARNING, "", 0, "client %s", ("a\nERROR: b\x1b[2J",), None)
+    assert PlainFormatter("%(levelname)s: %(message)s").format(record) == "WARNING: client a\n    ERROR: b\u241b[2J"

@@ -1,0 +1,158 @@
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import safetensors.torch
+import torch
+
+from polyfed.core.errors import RunError
+from polyfed.data.view import InputSpec
+from polyfed.export.model import export_model
+from polyfed.export.programs import Program
+from polyfed.runs.saved import load_model, model_folder
+
+
+@pytest.fixture(scope="session")
+def exported(tiny_run: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return export_model(tiny_run, tmp_path_factory.mktemp("exports") / "tiny", which="last")
+
+
+def example_of(folder: Path) -> str:
+    found = re.search(r"```python\n(.*?)```", (folder / "README.md").read_text(), re.DOTALL)
+    assert found is not None
+    return found[1]
+
+
+def test_everything_is_there_and_nothing_else(exported: Path) -> None:
+    names = {path.name for path in exported.iterdir()}
+    assert names == {
+        "README.md",
+        "config.json",
+        "image.pt2",
+        "model.safetensors",
+        "text.pt2",
+        "vocabulary.json",
+    }
+    assert [path.name for path in exported.parent.iterdir()] == ["tiny"]
+
+
+def test_the_configuration_describes_model_and_inputs(exported: Path) -> None:
+    config = json.loads((exported / "config.json").read_text())
+    assert (config["experiment"], config["model"], config["round"], config["dim"]) == ("tiny", "last", 1, 8)
+    image, text = config["modalities"]["image"], config["modalities"]["text"]
+    assert image["input"] == {"shape": ["batch", 3, 16, 16], "dtype": "float32"}
+    assert image["preparation"]["mean"] == [0.5, 0.5, 0.5]
+    assert image["encoder"]["widths"] == [8, 8]
+    assert text["input"] == {"shape": ["batch", "length"], "dtype": "int64"}
+    assert (text["preparation"]["pad"], text["preparation"]["unknown"]) == (0, 1)
+    tokens = json.loads((exported / text["preparation"]["vocabulary"]).read_text())["tokens"]
+    assert len(tokens) == len(
+        safetensors.torch.load_file(exported / "model.safetensors")["encoders.text.embedding.weight"]
+    )
+
+
+@pytest.mark.parametrize("rows", [1, 2, 7])
+def test_programs_agree_with_the_live_model_on_any_batch(
+    exported: Path, tiny_run: Path, tmp_path: Path, rows: int
+) -> None:
+    saved = load_model(model_folder(tiny_run, "last"))
+    model = saved.build(saved.context(tmp_path))
+    inputs = {"image": torch.randn(rows, 3, 16, 16), "text": torch.randint(20, (rows, 3 + rows))}
+    with torch.no_grad():
+        for modality, x in inputs.items():
+            found = torch.export.load(exported / f"{modality}.pt2").module()(x)
+            assert found.shape == (rows, 8)
+            assert torch.allclose(found, model.represent(modality, x), atol=1e-5)
+
+
+def test_the_example_runs_as_it_stands(
+    exported: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(exported)
+    names: dict[str, torch.Tensor] = {}
+    exec(example_of(exported), names)
+    assert capsys.readouterr().out.startswith("image (1, 8)\ntext (1, 8)\nsimilarity [[")
+    assert torch.allclose(names["image"].norm(dim=1), torch.ones(1))
+
+
+@pytest.mark.slow
+def test_the_example_needs_no_polyfed(exported: Path) -> None:
+    blocked = "import sys; sys.modules['polyfed'] = None\n"
+    done = subprocess.run(
+        [sys.executable, "-c", blocked + example_of(exported)],
+        cwd=exported,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert "similarity" in done.stdout
+
+
+@pytest.mark.slow
+def test_a_classifier_gives_logits_and_the_names_of_its_classes(classifier_run: Path, tmp_path: Path) -> None:
+    folder = export_model(classifier_run, tmp_path / "out", which="last")
+    config = json.loads((folder / "config.json").read_text())
+    assert config["classes"][:2] == ["plain circle", "striped circle"]
+    saved = load_model(model_folder(classifier_run, "last"))
+    model = saved.build(saved.context(tmp_path))
+    x = torch.randn(3, 3, 16, 16)
+    with torch.no_grad():
+        found = torch.export.load(folder / config["modalities"]["image"]["classes_program"]).module()(x)
+        wanted = model.heads[saved.config["head"]](model.embed("image", x))
+    assert found.shape == (3, 18)
+    assert torch.allclose(found, wanted, atol=1e-5)
+    assert not (folder / "vocabulary.json").exists()
+    assert "image-classes.pt2" in (folder / "README.md").read_text()
+
+
+@pytest.fixture
+def cheap(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Programs that are not traced."""
+
+    def write(module: object, live: object, spec: InputSpec, path: Path, what: str) -> Program:
+        path.write_text(what)
+        return Program(path, ("batch", *spec.shape), tokens=False)
+
+    monkeypatch.setattr("polyfed.export.model.write_program", write)
+
+
+@pytest.mark.usefixtures("cheap")
+def test_by_default_it_lies_in_the_run_folder(classifier_run: Path, tmp_path: Path) -> None:
+    run = shutil.copytree(classifier_run, tmp_path / "run")
+    assert export_model(run) == run / "export"
+    assert json.loads((run / "export" / "config.json").read_text())["model"] == "best"
+    with pytest.raises(RunError, match=r"exists and is not empty; remove it or choose another --out"):
+        export_model(run)
+
+
+@pytest.mark.usefixtures("cheap")
+def test_an_empty_folder_is_filled_and_a_full_one_left_alone(classifier_run: Path, tmp_path: Path) -> None:
+    empty, full = tmp_path / "empty", tmp_path / "full"
+    empty.mkdir()
+    full.mkdir()
+    (full / "mine").write_text("kept")
+    assert (export_model(classifier_run, empty) / "image.pt2").is_file()
+    with pytest.raises(RunError, match="not empty"):
+        export_model(classifier_run, full)
+    assert [path.name for path in full.iterdir()] == ["mine"]
+
+
+@pytest.mark.parametrize("failing", ["export", "save"])
+def test_nothing_is_left_of_an_export_that_fails(
+    classifier_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, failing: str
+) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise (RuntimeError("no such operator\nand a long story") if failing == "export" else OSError(28, "No space"))
+
+    monkeypatch.setattr(torch.export, failing, fail)
+    message = r"encoder 'image' \(resnet\) cannot be exported.*no such operator" if failing == "export" else "No space"
+    with pytest.raises(RunError, match=message) as caught:
+        export_model(classifier_run, tmp_path / "below" / "out")
+    assert "\n" not in str(caught.value)
+    assert list((tmp_path / "below").iterdir()) == []

@@ -1,0 +1,133 @@
+from __future__ import annotations
+
+import io
+import json
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+import torch
+from PIL import Image
+
+from polyfed.data.cache import decode
+from polyfed.data.images import normalised
+from polyfed.data.source import Column
+from polyfed.data.tokenization import Tokenizer
+from polyfed.data.tokenizers.glove import Glove
+from polyfed.data.tokenizers.hashing import Hashing
+from polyfed.data.tokenizers.pretrained import Pretrained
+from polyfed.data.tokenizers.wordpiece import Wordpiece
+from polyfed.data.tokenizers.words import Words
+from polyfed.data.view import DataContext, InputSpec, View
+from polyfed.data.views.features import Features
+from polyfed.data.views.pixels import Pixels
+from polyfed.data.views.tokens import Tokens
+from polyfed.export.inputs import Recipe, recipe
+
+TEXTS = [
+    "A red square, above THE blue circle!",
+    "two stars",
+    "",
+    "unheard-of wörds 42",
+    "a a a a a a a a a a a a",
+    "...",
+]
+
+
+def prepare(found: Recipe) -> Any:
+    names: dict[str, Any] = {}
+    exec("\n".join([*found.imports, "import torch", found.code]), names)
+    return names["PREPARE"]
+
+
+@pytest.fixture
+def context(tmp_path: Path) -> DataContext:
+    (tmp_path / "weights" / "vectors").mkdir(parents=True)
+    (tmp_path / "weights" / "vectors" / "words.txt").write_text("a\nred\nsquare\ncircle\n42")
+    (tmp_path / "weights" / "vocab.txt").write_text("[PAD]\n[UNK]\n[CLS]\n[SEP]\na\nred\nsquare\ntwo\n##s\nstar")
+    public = Column(pa.chunked_array([TEXTS * 2]), "public", "public")
+    return DataContext(tmp_path / "cache", tmp_path / "weights", public={"text": public})
+
+
+@pytest.mark.parametrize("fixed", [None, 9])
+@pytest.mark.parametrize(
+    "tokenizer",
+    [
+        Words(),
+        Glove(folders=("vectors",)),
+        Hashing(size=50),
+        Wordpiece(size=100),
+        Pretrained(path="vocab.txt"),
+    ],
+    ids=lambda value: value.component_name(),
+)
+def test_texts_become_what_the_view_makes_of_them(
+    tokenizer: Tokenizer,
+    fixed: int | None,
+    context: DataContext,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    view, out = Tokens(tokenizer=tokenizer, length=9), tmp_path / "out"
+    out.mkdir()
+    spec = view.spec("text", context)
+    found = recipe(view, spec, modality="text", context=context, folder=out, fixed_length=fixed)
+    monkeypatch.chdir(out)
+    inputs = view.open(Column(pa.chunked_array([TEXTS]), "mine", "mine"), "text", context)
+    wanted = inputs(torch.arange(len(TEXTS)))
+    ids = prepare(found)(TEXTS)
+    assert ids.shape[1] == (fixed or wanted.shape[1])
+    assert torch.equal(ids[:, : wanted.shape[1]], wanted)
+    assert (ids[:, wanted.shape[1] :] == spec.pad).all()
+    assert tuple(json.loads((out / "vocabulary.json").read_text())["tokens"]) == spec.vocabulary
+
+
+def test_two_vocabularies_do_not_meet(context: DataContext, tmp_path: Path) -> None:
+    view = Tokens(tokenizer=Hashing(size=5))
+    spec = view.spec("text", context)
+    for modality in ("text", "question"):
+        found = recipe(view, spec, modality=modality, context=context, folder=tmp_path, suffix=f"-{modality}")
+        assert found.facts["vocabulary"] == f"vocabulary-{modality}.json"
+        assert f"vocabulary-{modality}.json" in found.code
+        assert (tmp_path / f"vocabulary-{modality}.json").is_file()
+
+
+@pytest.mark.parametrize("mode", ["RGB", "RGBA", "L", "P"])
+@pytest.mark.parametrize("fit", ["squash", "crop"])
+def test_pictures_become_what_the_view_makes_of_them(fit: Any, mode: str, context: DataContext, tmp_path: Path) -> None:
+    view = Pixels(size=16, fit=fit, resampling="bilinear", normalise="imagenet")
+    found = recipe(view, view.spec("image", context), modality="image", context=context, folder=tmp_path)
+    noise = torch.randint(256, (40, 30, 4), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+    picture = Image.fromarray(noise.numpy(), "RGBA").convert(mode)
+    file = io.BytesIO()
+    picture.save(file, "PNG")
+    pixels = decode(file.getvalue(), 16, fit, "bilinear")
+    wanted = normalised(torch.from_numpy(pixels.copy())[None], "imagenet")
+    assert torch.allclose(prepare(found)([picture]), wanted, atol=1e-5)
+
+
+def test_features_name_the_backbone_that_feeds_them(context: DataContext, tmp_path: Path) -> None:
+    view, spec = Features(backbone="some/backbone", pool="tokens"), InputSpec((7, 5))
+    found = recipe(view, spec, modality="image", context=context, folder=tmp_path)
+    assert found.facts["backbone"] == "some/backbone"
+    assert "frozen backbone `some/backbone`" in found.words
+    assert "not part of this export" in found.words
+    assert prepare(found)(eval(found.example)).shape == (1, 7, 5)
+
+
+class Loudness(View):
+    """A view of somebody else's."""
+
+    def open(self, column: Column, modality: str, context: DataContext) -> Any:
+        """Not needed here."""
+
+    def spec(self, modality: str, context: DataContext) -> InputSpec:
+        """One number."""
+        return InputSpec((1,))
+
+
+def test_a_view_of_somebody_elses_is_named(context: DataContext, tmp_path: Path) -> None:
+    found = recipe(Loudness(), InputSpec((1,)), modality="sound", context=context, folder=tmp_path)
+    assert "Loudness" in found.words
+    assert prepare(found)(eval(found.example)).shape == (1, 1)

@@ -1,0 +1,120 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from polyfed.core.errors import RunError
+from polyfed.data.view import DataContext, InputSpec
+from polyfed.export.programs import example_input, write_program
+from polyfed.models.encoder import Encoder
+from polyfed.models.encoders.bag import Bag
+from polyfed.models.encoders.bert import Bert
+from polyfed.models.encoders.gru import GRU
+from polyfed.models.encoders.mobilenet import MobileNet
+from polyfed.models.encoders.projection import Projection
+from polyfed.models.encoders.resnet import ResNet
+from polyfed.models.encoders.transformer import Transformer
+from polyfed.models.encoders.vit import ViT
+
+TOKENS = InputSpec((6,), tuple(f"word {number}" for number in range(30)), pad=0)
+PIXELS = InputSpec((3, 16, 16))
+
+
+def slow(*values: object) -> object:
+    return pytest.param(*values, marks=pytest.mark.slow)
+
+
+class Networks:
+    """Networks that cannot be exported, each for a reason of its own."""
+
+    class Branching(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return x[:, : int(x.abs().sum()) % 3 + 1]
+
+    class Chance(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return F.dropout(x, 0.5, training=True)
+
+    class OneBatchSize(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return x.reshape(3, -1)
+
+    class Forgetful(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return x * float("nan")
+
+
+@pytest.mark.parametrize(
+    ("encoder", "spec", "shape"),
+    [
+        (Bag(width=4), TOKENS, ("batch", "length")),
+        (GRU(width=4, pie=True), TOKENS, ("batch", 6)),
+        slow(GRU(width=4, readout="last"), TOKENS, ("batch", 6)),
+        slow(
+            Transformer(width=8, heads=2, layers=1, pooling="cls", mask_padding=False),
+            TOKENS,
+            ("batch", "length"),
+        ),
+        slow(Transformer(width=8, heads=2, layers=1, pie=True), TOKENS, ("batch", "length")),
+        slow(Bert(size="tiny", pooling="mean"), TOKENS, ("batch", "length")),
+        slow(ResNet(widths=(4, 4), depths=(1, 1), block="basic", pie=True), PIXELS, ("batch", 3, 16, 16)),
+        slow(ViT(size="nano", pie=True), PIXELS, ("batch", 3, 16, 16)),
+        slow(MobileNet(), PIXELS, ("batch", 3, 16, 16)),
+        (Projection(hidden=4), InputSpec((5,)), ("batch", 5)),
+        (Projection(pie=True), InputSpec((4, 5)), ("batch", 4, 5)),
+    ],
+    ids=lambda value: value.component_name() if isinstance(value, Encoder) else "",
+)
+def test_encoders_of_every_kind_can_be_exported(
+    encoder: Encoder, spec: InputSpec, shape: tuple[str | int, ...], tmp_path: Path
+) -> None:
+    torch.manual_seed(0)
+    module = encoder.build(8, spec, DataContext(tmp_path)).eval()
+    program = write_program(module, module, spec, tmp_path / "x.pt2", "it")
+    assert program.shape == shape
+    loaded = torch.export.load(program.path).module()
+    x = example_input(spec, rows=9, seed=5)
+    with torch.no_grad():
+        assert torch.allclose(loaded(x), module(x), atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("network", "message"),
+    [
+        (Networks.Branching(), "thing cannot be exported, torch.export says: .*forward pass whose shapes"),
+        (Networks.OneBatchSize(), "thing cannot be exported, torch.export says: "),
+        (Networks.Chance(), r"differs from the model by \d.*depends neither on padding nor on chance"),
+        (Networks.Forgetful(), "differs from the model by nan"),
+    ],
+)
+def test_networks_that_cannot_be_exported_are_named(
+    network: nn.Module, message: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(RunError, match=message) as caught:
+        write_program(network, network, InputSpec((4,)), tmp_path / "x.pt2", "thing")
+    assert "\n" not in str(caught.value)
+    assert capfd.readouterr().err == ""  # torch prints graphs
+
+
+def test_another_network_than_the_live_one_is_noticed(tmp_path: Path) -> None:
+    with pytest.raises(RunError, match="differs from the model by"):
+        write_program(nn.Tanh(), lambda x: torch.tanh(x) + 1e-4, InputSpec((4,)), tmp_path / "x.pt2", "it")
+
+
+@pytest.mark.parametrize("length", [None, 1, 4])
+def test_example_tokens_fall_in_length_and_are_never_empty(length: int | None) -> None:
+    x = example_input(InputSpec((6,), ("a", "b"), pad=9), rows=5, length=length)
+    used = (x != 9).sum(1)
+    assert x.shape == (5, length or 6)
+    assert used[0] == x.shape[1]
+    assert used.min() >= 1
+    assert torch.equal(used, used.sort(descending=True).values)
+    assert torch.equal(x == 9, torch.arange(x.shape[1]) >= used[:, None])
+
+
+def test_example_values_are_normal() -> None:
+    assert example_input(InputSpec((2, 3)), rows=4).shape == (4, 2, 3)

@@ -1,0 +1,200 @@
+"""Experiments: loading, overriding, and errors that name the key."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from polyfed.core.errors import ConfigError
+from polyfed.engines.local import Local
+from polyfed.federation.cohort import Patience
+from polyfed.runs.config_files import merged, read_config
+from polyfed.runs.experiment import Experiment
+from polyfed.runs.presets import presets
+from polyfed.wire.limits import Limits
+
+Config = dict[str, Any]
+
+
+@pytest.mark.parametrize("name", sorted(presets()))
+def test_every_preset_is_valid_and_described(name: str) -> None:
+    experiment = Experiment.load(name)
+    assert experiment.name == name
+    assert len(experiment.description) > 20
+    assert Experiment.parse(yaml.safe_load(experiment.to_yaml())) == experiment
+
+
+def test_the_presets_that_are_promised_exist() -> None:
+    promised = {"scenes-demo", "creamfl-paper", "creamfl-released", "creamfl-paper-scale"}
+    for name in ("creamfl-flickr8k", "reamfl-mean-flickr8k", "server-only-flickr8k"):
+        promised |= {name, f"{name}-pretrained"}
+    promised |= {"fedcola-paper", "fedcola-released", "fedcola-attn", "fedcola-ca-only", "fedcola-paper-scale"}
+    promised |= {"fedcola-flickr8k", "fedcola-flickr8k-features", "fedcola-flickr8k-pretrained"}
+    settings = "alpha01 half more-image more-text fewer-paired image-gap text-gap both-gaps more-sets"
+    promised |= {f"fedcola-flickr8k-{setting}" for setting in settings.split()}
+    baselines = "fedavg fedprox fediot moon fedema fed-mae scaffold creamfl local centralised"
+    promised |= {f"transfer-{method}" for method in baselines.split()}
+    personal = "local server-only creamfl fedmd margin fedgems fedet fedmkd fedproto fedtgp"
+    promised |= {f"exchange-{method}" for method in personal.split()}
+    variants = "flickr8k flickr8k-pretrained paper released paper-scale k10 no-baa no-gff no-sed paired-only gca ood"
+    promised |= {f"fedafd-{variant}" for variant in variants.split()}
+    others = "public-fashion public-emoji fewer-image fewer-text fewer-paired"
+    promised |= {f"fedafd-{other}" for other in others.split()}
+    assert promised <= set(presets())
+
+
+def test_released_and_paper_presets_differ_in_the_switches() -> None:
+    paper, released = (Experiment.load(name).algorithm for name in ("creamfl-paper", "creamfl-released"))
+    assert (paper.local_reg, paper.kd_loss, paper.kd_optimizer) == ("joint", "l2", "own")
+    assert (paper.aggregation.include_self, released.aggregation.include_self) == (False, True)
+    assert (released.local_reg, released.kd_loss, released.kd_optimizer) == ("separate_pass", "mse", "shared")
+    assert (released.tau_inter, released.server_first) == (0.5, True)
+
+
+def test_fedafds_released_and_paper_presets_differ_in_the_switches() -> None:
+    switches = {
+        "baa_update": ("joint", "alternate"),
+        "adversarial": ("minimax", "non_saturating"),
+        "double_sigmoid": (False, True),
+        "share_discriminators": (False, True),
+        "shared_global_branch": (False, True),
+        "reset_fusion": (False, True),
+        "renormalise": (True, False),
+        "send_encoders": ("all", "all"),
+        "kd_loss": ("l2", "mse"),
+    }
+    paper, released = (Experiment.load(name).algorithm for name in ("fedafd-paper", "fedafd-released"))
+    for name, values in switches.items():
+        assert (getattr(paper, name), getattr(released, name)) == values, name
+    assert (paper.aggregation.temperature, paper.kd_joint, paper.server_first) == (1.0, False, True)
+
+
+def test_what_presets_extend_holds_data_alone_and_is_no_preset() -> None:
+    assert read_config("bases/flickr8k").keys() == {"data", "server", "clients"}
+    assert not [name for name in presets() if "/" in name]
+    with pytest.raises(ConfigError, match="is required and missing"):
+        Experiment.load("bases/flickr30k")
+    with pytest.raises(ConfigError, match="no preset or file 'bases/flickr30'"):
+        Experiment.load("bases/flickr30")
+
+
+def test_overrides_reach_any_key(tiny: Config) -> None:
+    experiment = Experiment.load(
+        tiny,
+        ["run.rounds=7", "clients.image.partition=iid", "server.training.optimizer.lr=1e-3", "public=null"],
+    )
+    assert experiment.run.rounds == 7
+    assert experiment.server.training.optimizer.lr == 0.001
+    assert experiment.public is None
+
+
+def test_overriding_the_name_of_a_component_drops_the_old_ones_settings() -> None:
+    experiment = Experiment.load("creamfl-flickr8k", ["algorithm.name=local"])
+    assert experiment.algorithm.component_name() == "local"
+    assert experiment.algorithm.local_epochs == 5
+
+
+def test_a_file_extends_a_preset(tmp_path: Path) -> None:
+    path = tmp_path / "own.yaml"
+    path.write_text("extends: scenes-demo\nname: own\nalgorithm: {name: creamfl, gamma: 0.25}\nrun: {rounds: 2}\n")
+    experiment = Experiment.load(path)
+    assert (experiment.name, experiment.run.rounds, experiment.algorithm.gamma) == ("own", 2, 0.25)
+    assert experiment.algorithm.tau_inter == Experiment.load("scenes-demo").algorithm.tau_inter
+
+
+def test_what_an_override_leaves_without_effect_goes_back_to_its_default_and_is_told(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    experiment = Experiment.load("creamfl-flickr8k", ["algorithm.inter=false", "run.rounds=1"])
+    assert experiment.algorithm.tau_inter == type(experiment.algorithm).model_fields["tau_inter"].default
+    assert "algorithm.tau_inter: 0.1 has no effect with inter: false; left at its default, 1.0" in caplog.messages
+    with pytest.raises(ConfigError, match=r"tau_inter has no effect with inter: false; it is 0\.3"):
+        Experiment.load("creamfl-flickr8k", ["algorithm.inter=false", "algorithm.tau_inter=0.3"])
+
+
+def test_a_file_must_give_what_it_sets_itself_an_effect_and_may_switch_off_what_it_extends(tmp_path: Path) -> None:
+    path = tmp_path / "own.yaml"
+    path.write_text("extends: creamfl-flickr8k\nalgorithm: {inter: false}\n")
+    assert Experiment.load(path).algorithm.mask_siblings is False
+    path.write_text("extends: creamfl-flickr8k\nalgorithm: {inter: false, mask_siblings: true}\n")
+    with pytest.raises(ConfigError, match="mask_siblings has no effect with inter: false"):
+        Experiment.load(path)
+
+
+def test_settings_of_every_group_go_back_to_their_defaults() -> None:
+    experiment = Experiment.load("fedcola-paper", ["algorithm.local_steps=20"])
+    assert {group.training.schedule.unit for group in experiment.clients.values()} == {"round"}
+
+
+def test_merging_keeps_settings_of_the_same_component_only() -> None:
+    base = {"a": {"name": "x", "k": 1}, "b": {"c": 1, "d": 2}}
+    assert merged(base, {"a": {"name": "y"}, "b": {"c": 3}}) == {"a": {"name": "y"}, "b": {"c": 3, "d": 2}}
+    assert merged(base, {"a": {"k": 2}})["a"] == {"name": "x", "k": 2}
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("run.ronds=3", "run: unknown key 'ronds'; did you mean 'rounds'"),
+        ("run.rounds=0", "run.rounds: Input should be greater than or equal to 1 (got 0)"),
+        ("algorithm.gama=1", "algorithm: unknown key 'gama'; did you mean 'gamma'"),
+        ("algorithm.gamma=-1", "algorithm.gamma: Input should be greater than or equal to 0 (got -1)"),
+        ("algorithm=creamlf", "algorithm: unknown algorithm 'creamlf'; did you mean 'creamfl'"),
+        ("clients.image.partition.alpha=x", "clients.image.partition.alpha: Input should be a valid number"),
+        ("data.sources.flickr8k.name=parket", "did you mean 'parquet'"),
+        ("run.rounds", "--set run.rounds: needs the form path.to.key=value"),
+        ("run.rounds.x=3", "'x' is below a value"),
+        ("run.serialize=true", "run: unknown key 'serialize'"),
+        ("run.engine=locl", "'locl'; did you mean 'local'"),
+        ("run.engine={name: local, serialise: true}", "unknown key 'serialise'; did you mean 'serialize'"),
+        ("run.min_clients=-1", "run.min_clients"),
+        ("run.deadline=0", "run.deadline: Input should be greater than 0 (got 0)"),
+        ("run.phases.fit.min_client=2", "run.phases.fit: unknown key 'min_client'; did you mean 'min_clients'"),
+        ("run.phases.fit.deadline=-1", "run.phases.fit.deadline: Input should be greater than 0 (got -1)"),
+        ("run.limits.row_norm=0", "run.limits.row_norm: Input should be greater than 0 (got 0)"),
+    ],
+)
+def test_what_is_wrong_is_named_with_its_key_value_and_remedy(override: str, message: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        Experiment.load("creamfl-flickr8k", [override])
+    assert message in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_the_engine_is_chosen_by_name(tiny: Config) -> None:
+    assert Experiment.load(tiny).run.engine == Local(serialize=False)
+    assert Experiment.load(tiny, ["run.engine=local"]).run.engine == Local(serialize=False)
+    chosen = Experiment.load(tiny, ["run.engine={name: local, serialize: true}"])
+    assert chosen.run.engine == Local(serialize=True)
+    assert Experiment.parse(yaml.safe_load(chosen.to_yaml())) == chosen
+
+
+def test_phases_and_limits_survive_the_resolved_configuration(tiny: Config) -> None:
+    tiny["run"] |= {"min_clients": 0.5, "phases": {"fit": {"deadline": 60.0}}, "limits": {"row_norm": 5.0}}
+    experiment = Experiment.parse(tiny)
+    again = Experiment.parse(yaml.safe_load(experiment.to_yaml()))
+    assert again == experiment
+    assert again.run.patience("fit") == Patience(0.5, 60.0)
+    assert again.run.limits == Limits(row_norm=5.0)
+
+
+def test_what_a_place_needs_is_taken_from_the_experiment(tiny: Config) -> None:
+    experiment = Experiment.load(tiny, ["run.threads=3", "run.evaluation_batch=7", "run.state_memory=9"])
+    site = experiment.site()
+    assert (site.data, site.public, site.clients) == (experiment.data, experiment.public, experiment.clients)
+    assert (site.run.device, site.run.threads, site.run.evaluation_batch, site.run.state_memory) == ("cpu", 3, 7, 9)
+
+
+def test_unknown_presets_and_broken_files(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="did you mean 'scenes-demo'"):
+        Experiment.load("scene-demo")
+    broken = tmp_path / "broken.yaml"
+    broken.write_text("a: [1, 2")
+    with pytest.raises(ConfigError, match="is not YAML"):
+        Experiment.load(broken)
+    broken.write_text("- 1")
+    with pytest.raises(ConfigError, match="must be a mapping"):
+        Experiment.load(broken)

@@ -1,0 +1,115 @@
+from __future__ import annotations
+
+import json
+import math
+
+import pytest
+from run_folders import GROUPS, client_ids, write_lines
+
+from polyfed.core.errors import RunError
+from polyfed.runs.folder import RunFolder
+from polyfed.runs.records import RunRecords
+
+
+def measured(number, value, party="server", kind="test"):
+    return {"round": number, "party": party, "kind": kind, "metrics": {"r1_sum": value}}
+
+
+def test_everything_that_was_written_is_read(run_folder):
+    records = RunRecords.load(run_folder)
+    assert records.name == "run"
+    assert records.rounds == 12
+    assert records.clients == tuple(client_ids())
+    assert {group: len(clients) for group, clients in records.groups.items()} == GROUPS
+    assert list(records.series("server", "r1_sum")) == list(range(1, 13))
+    assert records.config["run"]["seed"] == 0
+    assert records.warnings == ()
+    assert [event.round for event in records.excluded()] == [3, 5]
+    assert records.excluded()[0].reason == "loss is not finite"
+    assert records.holdings["paired-0"].labels is None
+    assert records.holdings["paired-0"].samples == 5 * records.holdings["paired-0"].items
+
+
+DEEP = "[" * 100_000
+
+
+def test_a_run_that_somebody_handed_over_may_hold_anything(run_folder):
+    with (run_folder / "metrics.jsonl").open("a") as stream:
+        stream.write(f"{DEEP}\n{{}}\n")
+    with pytest.raises(RunError, match=r"metrics.jsonl line \d+ is damaged: JSON that is nested too deeply"):
+        RunRecords.load(run_folder)
+
+
+@pytest.mark.parametrize("text", [DEEP, "{", "[]", "{}"])
+def test_a_run_without_a_readable_identity_is_refused(run_folder, text):
+    (run_folder / "run.json").write_text(text)
+    with pytest.raises(RunError, match=r"run.json', which identifies the run, cannot be read"):
+        RunFolder.existing(run_folder)
+
+
+def test_bytes_add_up(run_folder):
+    records = RunRecords.load(run_folder)
+    assert records.bytes_per_round("down") == dict.fromkeys(range(1, 13), 9 * 3_000_100)
+    assert records.total_bytes("up") == 12 * 9 * 1_500_100
+    assert records.total_bytes() == records.total_bytes("up") + records.total_bytes("down")
+
+
+def test_series_last_and_best(tmp_path):
+    lines = [measured(2, 5.0), measured(1, 7.0), measured(3, math.nan), measured(4, 7.0), measured(2, 6.0)]
+    write_lines(tmp_path / "metrics.jsonl", [*lines, measured(9, 99.0, kind="validation")])
+    records = RunRecords.load(tmp_path)
+    series = records.series("server", "r1_sum")
+    assert list(series) == [1, 2, 3, 4]
+    assert series[2] == 6.0
+    assert records.last("server") == {"r1_sum": 7.0}
+    assert records.best("server", "r1_sum") == (1, 7.0)
+    assert records.best("server", "accuracy") is None
+    assert records.last("image-0") == {}
+    assert records.metric_names("server", "validation") == ("r1_sum",)
+
+
+def test_a_cut_off_last_line_is_left_out_and_said(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    whole = json.dumps(measured(1, 3.0)) + "\n"
+    for cut in range(1, len(whole) - 1):
+        path.write_text(whole + whole[:cut])
+        records = RunRecords.load(tmp_path)
+        assert records.series("server", "r1_sum") == {1: 3.0}
+        if cut < len(whole) - 2:
+            assert "metrics.jsonl: the last line is cut off" in records.warnings[0]
+
+
+def test_damage_elsewhere_is_an_error_with_file_and_line(tmp_path):
+    path = tmp_path / "ledger.jsonl"
+    path.write_text('{"round": 1, "cli\n{"round": 1}\n')
+    with pytest.raises(RunError, match=r"ledger.jsonl line 1 is damaged"):
+        RunRecords.load(tmp_path)
+    path.write_text('{"round": 1}\n')
+    with pytest.raises(RunError, match=r"ledger.jsonl line 1 is no transfer: .*missing"):
+        RunRecords.load(tmp_path)
+    path.unlink()
+    write_lines(tmp_path / "timing.jsonl", [{"round": 1}])
+    with pytest.raises(RunError, match=r"timing.jsonl line 1 lacks 'seconds'"):
+        RunRecords.load(tmp_path)
+    (tmp_path / "timing.jsonl").unlink()
+    (tmp_path / "partition.json").write_text("{")
+    with pytest.raises(RunError, match=r"partition.json is damaged"):
+        RunRecords.load(tmp_path)
+
+
+def test_an_empty_folder_is_an_empty_run(tmp_path):
+    records = RunRecords.load(tmp_path)
+    assert records.rounds == 0
+    assert records.clients == ()
+    assert records.arrays() == {}
+    assert records.total_bytes() == 0
+
+
+def test_a_missing_folder_is_an_error(tmp_path):
+    with pytest.raises(RunError, match="no run folder"):
+        RunRecords.load(tmp_path / "nowhere")
+
+
+def test_clients_outside_the_partition_are_a_group_of_their_own(tmp_path):
+    write_lines(tmp_path / "metrics.jsonl", [measured(1, 1.0, party="b"), measured(1, 1.0, party="a")])
+    assert RunRecords.load(tmp_path).groups == {"clients": ("b", "a")}

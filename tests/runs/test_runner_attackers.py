@@ -1,0 +1,153 @@
+"""Runs in which a minority of the clients lies: it is named, and nobody else."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from misbehaving import Config, cut_short, happened, lying
+from polyfed import Experiment, run
+from polyfed.engines.local import LocalEngine
+from polyfed.federation.cohort import each
+from polyfed.reporting.reported import resume
+from polyfed.runs.runner import Run
+from polyfed.runs.session import Session
+from polyfed.wire.ledger import Ledger
+from sessions import prepared
+
+LIARS = ("image-0", "image-3")
+
+
+def left(result: Run) -> dict[str, bytes]:
+    """What a run without a server model leaves that must be the same."""
+    files = ("metrics.jsonl", "ledger.jsonl", "partition.json", "checkpoints/round-000002.safetensors")
+    return {name: (result.folder / name).read_bytes() for name in files}
+
+
+def excluded(result: Run) -> list[tuple[int, str]]:
+    return [(number, party) for number, party, event in happened(result) if event == "client_excluded"]
+
+
+@pytest.mark.parametrize("how", ["huge", "negative", "half", "double", "flags", "back"])
+def test_those_who_lie_are_named_in_every_round_and_nobody_else(tiny: Config, tmp_path: Path, how: str) -> None:
+    config = lying(tiny, how, LIARS)
+    result = run(Experiment.parse(config | {"run": config["run"] | {"rounds": 3}}), tmp_path / "run")
+    assert excluded(result) == [(number, liar) for number in (1, 2, 3) for liar in LIARS]
+
+
+@pytest.mark.parametrize("how", ["half", "double", "flags", "counters"])
+def test_the_stored_types_and_counters_are_the_servers(tiny: Config, tmp_path: Path, how: str) -> None:
+    session = prepared(lying(tiny, how, ("image-0",)), tmp_path)
+    before = {name: value.dtype for name, value in session.server.weights["image"].items()}
+    session.experiment.algorithm.round(session.server, session.cohort(1, Ledger()))
+    after = session.server.weights["image"]
+    assert {name: value.dtype for name, value in after.items()} == before
+    assert all(float(value.max()) < 10 for value in after.values() if not value.is_floating_point())
+
+
+def test_a_run_with_liars_resumes_to_the_same_bits(tiny: Config, tmp_path: Path) -> None:
+    config = lying(tiny, "far", LIARS)
+    config["run"] = config["run"] | {"rounds": 3}
+    complete = run(Experiment.parse(config), tmp_path / "complete")
+    assert {(party, event) for _, party, event in happened(complete)} == {(liar, "update_shortened") for liar in LIARS}
+    report = (complete.folder / "report.md").read_text().partition("Shortened updates")[2]
+    assert all(liar in report for liar in LIARS)
+    resumed = resume(cut_short(config, tmp_path / "cut"))
+    assert left(resumed) == left(complete)
+
+
+def test_honest_clients_give_the_same_bits_with_and_without_bounds(tiny: Config, tmp_path: Path) -> None:
+    config = lying(tiny, "huge", ())
+    free = config | {"run": config["run"] | {"bounds": {"update": None, "refuse": None, "size": None, "weight": None}}}
+    filed = config | {"run": config["run"] | {"bounds": {"waiting": 0}}}
+    runs = [run(Experiment.parse(one), tmp_path / str(k)) for k, one in enumerate((config, free, filed))]
+    assert left(runs[0]) == left(runs[1]) == left(runs[2])
+
+
+def claiming(monkeypatch: pytest.MonkeyPatch, client: str, samples: int) -> None:
+    """One client joins with so many samples, and says so in every reply."""
+    infos, exchange = LocalEngine.clients, LocalEngine.exchange
+
+    def clients(self: LocalEngine) -> Any:
+        return tuple(replace(info, samples=samples) if info.id == client else info for info in infos(self))
+
+    def exchanged(self: LocalEngine, requests: Any, deadline: float | None) -> Any:
+        for answer in exchange(self, requests, deadline):
+            fields = dict(answer.payload.fields)
+            if answer.client == client and "num_examples" in fields:
+                fields["num_examples"] = samples
+            yield replace(answer, payload=replace(answer.payload, fields=fields))
+
+    monkeypatch.setattr(LocalEngine, "clients", clients)
+    monkeypatch.setattr(LocalEngine, "exchange", exchanged)
+
+
+def test_who_claims_many_samples_is_capped_and_told_so(
+    tiny: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    claiming(monkeypatch, "image-0", 10**12)
+    result = run(Experiment.parse(lying(tiny, "huge", ())), tmp_path / "run")
+    assert happened(result) == [(0, "image-0", "weight_capped")]
+    (event,) = result.records.events
+    assert event.reason == "joined with 1000000000000 samples, counts for 96 in averages (run.bounds.weight)"
+
+
+@pytest.mark.parametrize("algorithm", ["fedavg", "creamfl"])
+def test_a_method_sees_no_more_samples_than_a_client_counts_for(
+    tiny: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, algorithm: str
+) -> None:
+    claiming(monkeypatch, "paired-0", 10**12)
+    tiny["clients"]["paired"]["count"] = 3
+    session = prepared(tiny | {"algorithm": {"name": algorithm, "local_epochs": 1}}, tmp_path)
+    told: dict[str, int] = examples(session)
+    joined = {info.id: info.samples for info in session.server.clients}
+    assert joined["paired-0"] == 10**12
+    usual = sorted(joined[f"paired-{k}"] for k in range(3))[1]
+    assert told["paired-0"] == 6 * usual
+    assert all(told[client] == joined[client] for client in told if client != "paired-0")
+
+
+def examples(session: Session) -> dict[str, int]:
+    """What replies say, as a method sees them."""
+    method: Any = session.experiment.algorithm
+    cohort = session.cohort(1, Ledger())
+    sent: dict[str, Any] = {}
+    if method.component_name() == "creamfl":
+        sent["representations"] = session.server.represent_public()
+    else:
+        sent["weights"] = each(session.server.weights_for)
+    return {reply.sender.id: reply.num_examples for reply in cohort.ask(method.fit, **sent)}
+
+
+@pytest.mark.parametrize("claimed", [-1, 10**6])
+def test_what_a_client_did_not_join_with_is_refused_for_every_method(
+    tiny: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, claimed: int
+) -> None:
+    exchange = LocalEngine.exchange
+
+    def exchanged(self: LocalEngine, requests: Any, deadline: float | None) -> Any:
+        for answer in exchange(self, requests, deadline):
+            fields = dict(answer.payload.fields) | ({"num_examples": claimed} if answer.client == "image" else {})
+            yield replace(answer, payload=replace(answer.payload, fields=fields))
+
+    monkeypatch.setattr(LocalEngine, "exchange", exchanged)
+    session = prepared(tiny, tmp_path)
+    assert set(examples(session)) == {"paired-0", "paired-1"}
+
+
+def test_who_was_sent_too_much_is_not_to_blame(tiny: Config, tmp_path: Path) -> None:
+    session = prepared(lying(tiny, "huge", (), count=2), tmp_path)
+    limit = session.experiment.run.limits.tensor_norm
+    name = next(name for name in session.server.weights["image"] if name.startswith("heads") and "weight" in name)
+    session.server.weights["image"][name] = torch.full_like(session.server.weights["image"][name], limit / 3)
+    cohort = session.cohort(1, Ledger())
+    norm = float(session.server.weights["image"][name].norm())
+    site: Any = session.engine
+    site.site.limits = session.experiment.run.limits.model_copy(update={"tensor_norm": 1e12})
+    session.experiment.algorithm.round(session.server, cohort)
+    assert norm > limit
+    assert len(cohort.clients) == 2

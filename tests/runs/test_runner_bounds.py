@@ -1,0 +1,70 @@
+"""Runs of clients that differ honestly, and of one that is alone with its architecture."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from misbehaving import Config, happened, lying
+from polyfed import Experiment, run
+from polyfed.wire.ledger import Ledger
+from sessions import prepared
+
+FREE = {"update": None, "refuse": None, "size": None, "weight": None}
+
+
+def unequal(config: Config, rounds: int = 4) -> Config:
+    """Eight honest clients of which some have many times the samples of others."""
+    config = lying(config, "huge", (), count=8)
+    config["clients"]["image"]["partition"] = {"name": "quantity", "alpha": 0.5, "min_size": 4}
+    config["data"]["sources"]["private"]["train"] = 600
+    config["run"] |= {"rounds": rounds, "evaluate_clients": 1, "eval_every": rounds}
+    return config
+
+
+def moved_encoder(config: Config, folder: Path) -> float:
+    """How far one round moves the encoder that is averaged over all types."""
+    session = prepared(config, folder)
+    before = {name: value.clone() for name, value in session.server.weights["image"].items()}
+    session.experiment.algorithm.round(session.server, session.cohort(1, Ledger()))
+    after = session.server.weights["image"]
+    shared = [name for name, value in after.items() if name.startswith("encoders") and value.is_floating_point()]
+    assert shared
+    learned = [name for name in shared if not name.endswith(("running_mean", "running_var"))]
+    return float(torch.cat([(after[name] - before[name]).flatten() for name in learned]).norm())
+
+
+@pytest.mark.parametrize(("odd", "liars"), [(1, ("odd",)), (3, ("odd-0", "odd-1", "odd-2"))])
+def test_an_architecture_of_its_own_frees_nobody(
+    tiny: Config, tmp_path: Path, odd: int, liars: tuple[str, ...]
+) -> None:
+    def with_odd(names: tuple[str, ...]) -> Config:
+        config = lying(tiny, "huge", names, count=6)
+        config["clients"]["image"]["items"] = 96
+        config["algorithm"] |= {"layers": "encoder", "range": "modality"}
+        other = config["clients"]["image"] | {
+            "count": odd,
+            "items": 16 * odd,
+            "task": {"name": "classification", "target": "tone"},
+        }
+        config["data"]["sources"]["private"] |= {"train": 96 + 16 * odd, "targets": {"label": "topic", "tone": "topic"}}
+        return config | {"clients": config["clients"] | {"odd": other}}
+
+    honest = moved_encoder(with_odd(()), tmp_path / "honest")
+    lied = moved_encoder(with_odd(liars), tmp_path / "lied")
+    assert lied < 20 * honest  # honest updates partly cancel in their mean, those of liars add up
+    result = run(Experiment.parse(with_odd(())), tmp_path / "run")
+    assert happened(result) == []
+
+
+def test_honest_clients_of_unequal_sizes_are_left_alone(tiny: Config, tmp_path: Path) -> None:
+    config = unequal(tiny)
+    bounded = run(Experiment.parse(config), tmp_path / "bounded")
+    free = run(Experiment.parse(config | {"run": config["run"] | {"bounds": FREE}}), tmp_path / "free")
+    assert [what for what in happened(bounded) if what[2] != "weight_capped"] == []
+    weightless = config | {"run": config["run"] | {"bounds": {"weight": None}}}
+    lengths_only = run(Experiment.parse(weightless), tmp_path / "lengths")
+    last = "checkpoints/round-000004.safetensors"
+    assert (lengths_only.folder / last).read_bytes() == (free.folder / last).read_bytes()

@@ -1,0 +1,100 @@
+"""Runs after a loss of power: what a manifest counts is on the disk before it, and what is not there is not made up."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from misbehaving import Config, contents, facts, happened, interrupted
+from polyfed.core.errors import RunError
+from polyfed.core.files import write_atomically
+from polyfed.reporting.reported import resume, run
+from polyfed.runs.experiment import Experiment
+from polyfed.runs.folder import LOGS, RunFolder
+
+
+@pytest.fixture
+def config(tiny: Config) -> Config:
+    tiny["algorithm"] = {"name": "creamfl", "local_epochs": 1, "public_batch_size": 16}
+    tiny["run"] |= {"rounds": 3, "sampling": {"cohort": 2}, "plots": False}
+    return tiny
+
+
+def cut(folder: Path, log: str, size: int, zeros: int = 0) -> None:
+    """Of a log only so much has reached the disk, and zeros after it."""
+    path = folder / f"{log}.jsonl"
+    path.write_bytes(path.read_bytes()[:size] + bytes(zeros))
+
+
+class Disk:
+    """What has been synced, in order: the path of a file with its size, or of a folder."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.synced: list[tuple[Path, int]] = []
+        monkeypatch.setattr("os.fsync", self._sync)
+
+    def _sync(self, descriptor: int) -> None:
+        self.synced.append((Path(f"/proc/self/fd/{descriptor}").readlink(), os.fstat(descriptor).st_size))
+
+
+def test_what_a_manifest_counts_is_synced_before_it(
+    config: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    disk, out = Disk(monkeypatch), tmp_path / "run"
+    run(Experiment.parse(config), out)
+    for number in (2, 3):
+        counted = facts(out, number)["logs"]
+        manifests = [k for k, (path, _) in enumerate(disk.synced) if f".round-{number:06d}.json." in path.name]
+        before = disk.synced[: manifests[-1]]
+        assert {log for log in LOGS if (out / f"{log}.jsonl", counted[log]) in before} == set(LOGS)
+        assert out in [path for path, _ in before]  # that the logs are there is in their folder
+        assert out / "checkpoints" in [path for path, _ in disk.synced[manifests[-1] :]]
+
+
+def test_a_file_that_is_complete_is_there_with_its_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    disk = Disk(monkeypatch)
+    write_atomically(tmp_path / "a" / "b" / "file", b"content")
+    paths = [path for path, _ in disk.synced]
+    assert set(paths[1:]) == {tmp_path / "a" / "b", tmp_path / "a", tmp_path}
+    assert paths[0].parent == tmp_path / "a" / "b"
+
+
+@pytest.mark.parametrize("zeros", [0, 9, 100_000])
+@pytest.mark.parametrize("log", LOGS)
+def test_a_round_whose_logs_are_lost_is_done_again(config: Config, tmp_path: Path, log: str, zeros: int) -> None:
+    out = tmp_path / "a"
+    interrupted(config, out, tmp_path / "marker", at=3)
+    cut(out, log, facts(out, 1)["logs"][log] + 5, zeros)
+    result = resume(out)
+    assert contents(result) == contents(run(Experiment.parse(config), tmp_path / "b"))
+    assert (1, "server", "checkpoint_skipped") in happened(result)
+    reasons = [event.reason for event in result.records.events if event.event == "checkpoint_skipped"]
+    assert f"{log}.jsonl" in reasons[0]
+
+
+def test_a_log_is_never_extended(config: Config, tmp_path: Path) -> None:
+    out = tmp_path / "a"
+    interrupted(config, out, tmp_path / "marker", at=3)
+    size = facts(out, 1)["logs"]["metrics"] - 5
+    cut(out, "metrics", size)
+    counted = facts(out, 2)["logs"]["metrics"]
+    with pytest.raises(
+        RunError, match=rf"metrics\.jsonl has {size:,} bytes of {counted:,}.*restore it from a copy"
+    ) as caught:
+        resume(out)
+    assert "\n" not in str(caught.value)
+    assert (out / "metrics.jsonl").stat().st_size == size
+    with pytest.raises(RunError, match=r"metrics\.jsonl"):
+        RunFolder(out).rewind_logs(facts(out, 2)["logs"])
+    assert (out / "metrics.jsonl").stat().st_size == size
+
+
+def test_a_history_that_was_cut_off_goes_on_with_a_new_line(config: Config, tmp_path: Path) -> None:
+    out = tmp_path / "a"
+    interrupted(config, out, tmp_path / "marker", at=2)
+    line = json.dumps({"round": 1, "party": "server", "event": "resumed", "reason": "after round 1"})
+    (out / "history.jsonl").write_text(f"{line}\n{line[:30]}" + "\0" * 20)
+    assert happened(resume(out))[:2] == [(1, "server", "resumed")] * 2

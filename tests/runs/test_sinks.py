@@ -1,0 +1,192 @@
+"""Sinks: what a round is made of, how they are chosen, and several at once."""
+
+from __future__ import annotations
+
+import logging
+import math
+import sys
+from collections.abc import Sequence
+from typing import Any, ClassVar
+
+import pytest
+from sink_rounds import CONFIG, EXPECTED, a_round, sink_run
+
+from polyfed.core.errors import ConfigError
+from polyfed.reporting.sinks.mlflow import MLflow
+from polyfed.reporting.sinks.tensorboard import TensorBoard
+from polyfed.reporting.sinks.wandb import WandB
+from polyfed.runs.sink import Record, Sink, SinkRun, SinkSet, SinkWriter, flattened, round_points, round_records
+
+# ---- what a round is made of
+
+
+def test_a_round_as_points():
+    points = round_points(a_round(1))
+    values = dict(points.values)
+    assert math.isnan(values.pop("client/image-1/test/loss"))
+    assert math.isnan(values.pop("clients/test/loss"))
+    assert (points.round, values) == (1, EXPECTED)
+    assert points.events == {"client_excluded/image-2": "no answer"}
+
+
+def test_a_round_without_clients_by_id():
+    points = round_points(a_round(1), per_client=False)
+    assert not any("image-" in name for name in (*points.values, *points.events))
+    assert points.values["clients/test/accuracy"] == 30.0
+    assert points.values["events/client_excluded"] == 1.0
+
+
+def test_a_mean_is_over_the_finite_values():
+    lines = [
+        {"round": 1, "party": f"c-{k}", "kind": "test", "metrics": {"x": v}} for k, v in enumerate((1.0, math.inf))
+    ]
+    assert round_points(lines).values["clients/test/x"] == 1.0
+
+
+def test_round_zero_sends_nothing_and_takes_no_time():
+    assert round_records(0, [], []) == [
+        {"round": 0, "party": "server", "kind": "traffic", "metrics": {"bytes_up": 0, "bytes_down": 0}}
+    ]
+
+
+def test_flattened():
+    assert flattened(CONFIG) == {
+        "name": "demo",
+        "run.rounds": 3,
+        "run.seed": 0,
+        "clients.0.dim": 8,
+        "clients.1.dim": 16,
+        "server": None,
+    }
+    assert flattened({"a": {}, "b": []}) == {}
+
+
+# ---- the family
+
+
+def test_sinks_are_chosen_by_name():
+    assert Sink.available() == {"mlflow": MLflow, "tensorboard": TensorBoard, "wandb": WandB}
+    chosen = Sink.model_validate({"name": "wandb", "project": "mine"})
+    assert isinstance(chosen, WandB)
+    assert (chosen.project, chosen.mode) == ("mine", "offline")
+    assert Sink.model_validate(chosen.model_dump()) == chosen
+    with pytest.raises(ValueError, match=r"unknown key 'projekt'.*project"):
+        Sink.model_validate({"name": "wandb", "projekt": "mine"})
+
+
+@pytest.mark.parametrize("name", ["tensorboard", "wandb", "mlflow"])
+def test_a_missing_package_is_told_with_what_to_install(name, monkeypatch):
+    sink = Sink.model_validate(name)
+    monkeypatch.setitem(sys.modules, sink.packages[0], None)  # as if it were not installed
+    with pytest.raises(ConfigError, match=rf"sink '{name}' needs .*pip install \"polyfed\[{name}\]\""):
+        sink.require()
+
+
+def test_mlflow_needs_a_database_only_where_it_keeps_one():
+    assert MLflow().packages == ("mlflow", "sqlalchemy", "alembic")
+    assert MLflow(tracking_uri="https://example.org").packages == ("mlflow",)
+
+
+# ---- several sinks
+
+
+class Memory(Sink):
+    """Keeps what it is told; fails on demand."""
+
+    label: str = ""
+    fails: str = ""
+
+    told: ClassVar[list[tuple[Any, ...]]] = []
+
+    def open(self, run: SinkRun) -> SinkWriter:
+        if self.fails == "open":
+            raise OSError("no route")
+        return MemoryWriter(self)
+
+
+class MemoryWriter(SinkWriter):
+    def __init__(self, sink: Memory) -> None:
+        self.sink = sink
+
+    def _hear(self, call: str, *content: Any) -> None:
+        self.sink.told.append((self.sink.label, call, *content))
+        if self.sink.fails == call:
+            raise OSError("disk full")
+
+    def write(self, records: Sequence[Record]) -> None:
+        self._hear("write", records[0]["round"])
+
+    def close(self, failed: bool) -> None:
+        self._hear("close", failed)
+
+
+@pytest.fixture
+def told(monkeypatch) -> list[tuple[Any, ...]]:
+    monkeypatch.setattr(Memory, "told", [])
+    return Memory.told
+
+
+def test_all_sinks_are_told_everything(told, tmp_path):
+    with SinkSet([Memory(label="a"), Memory(label="b")]) as sinks:
+        sinks.require()
+        sinks.open(sink_run(tmp_path))
+        sinks.write(a_round(1))
+    assert told == [("a", "write", 1), ("b", "write", 1), ("a", "close", False), ("b", "close", False)]
+
+
+def test_an_exception_closes_them_as_failed_and_once(told, tmp_path):
+    sinks = SinkSet([Memory(label="a")])
+    sinks.open(sink_run(tmp_path))
+    with pytest.raises(ZeroDivisionError), sinks:
+        1 / 0  # noqa: B018
+    sinks.close(failed=False)
+    assert told == [("a", "close", True)]
+
+
+def test_a_sink_that_fails_is_switched_off_with_one_warning(told, tmp_path, caplog):
+    with caplog.at_level(logging.WARNING), SinkSet([Memory(label="a", fails="write"), Memory(label="b")]) as sinks:
+        sinks.open(sink_run(tmp_path))
+        for number in (1, 2, 3):
+            sinks.write(a_round(number))
+        assert len(sinks) == 1
+    assert [entry for entry in told if entry[0] == "a"] == [("a", "write", 1), ("a", "close", True)]
+    assert [entry for entry in told if entry[0] == "b"] == [("b", "write", k) for k in (1, 2, 3)] + [
+        ("b", "close", False)
+    ]
+    assert len(caplog.records) == 1
+    assert caplog.records[0].getMessage().endswith("Memory' failed and is switched off: OSError: disk full")
+
+
+def test_a_sink_that_cannot_be_closed_keeps_no_other_from_it(told, tmp_path, caplog):
+    sinks = SinkSet([Memory(label="a", fails="close"), Memory(label="b")])
+    sinks.open(sink_run(tmp_path))
+    sinks.close(failed=False)
+    assert told == [("a", "close", False), ("b", "close", False)]
+    assert len(caplog.records) == 1
+
+
+def test_an_interruption_is_not_swallowed(told, tmp_path, monkeypatch):
+    def interrupted(self, records):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(MemoryWriter, "write", interrupted)
+    sinks = SinkSet([Memory()])
+    sinks.open(sink_run(tmp_path))
+    with pytest.raises(KeyboardInterrupt):
+        sinks.write(a_round(1))
+
+
+def test_a_sink_that_cannot_be_opened_is_an_error_before_work_starts(told, tmp_path):
+    sinks = SinkSet([Memory(label="a"), Memory(label="b", fails="open")])
+    with pytest.raises(ConfigError, match=r"Memory' cannot be opened \(OSError: no route\); mend its settings"):
+        sinks.open(sink_run(tmp_path))
+    assert told == [("a", "close", True)]
+    assert len(sinks) == 0
+
+
+def test_a_resumed_run_goes_on_without_a_sink_that_cannot_be_opened(told, tmp_path, caplog):
+    sinks = SinkSet([Memory(label="a", fails="open"), Memory(label="b")])
+    sinks.open(sink_run(tmp_path, 1), lenient=True)
+    sinks.write(a_round(2))
+    assert told == [("b", "write", 2)]
+    assert "the run goes on without it" in caplog.text

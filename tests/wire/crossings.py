@@ -1,0 +1,55 @@
+"""Payloads, and what comes of them on the other side of a transport."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from polyfed.wire.framing import pack, unpack
+from polyfed.wire.limits import Limits
+from polyfed.wire.parts import Part
+from polyfed.wire.payload import Artefact, Payload, Weights
+from polyfed.wire.transport import Transport
+
+LIMITS = Limits()
+
+
+def drawn(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+def model(seed: int = 0) -> dict[str, Tensor]:
+    """Weights of all sorts."""
+    return {
+        "conv": drawn(4, 3, 5, 5, seed=seed),
+        "linear": drawn(40, 30, seed=seed + 1),
+        "bias": drawn(40, seed=seed + 2),
+        "steps": torch.tensor(7 + seed),
+        "empty": torch.zeros(0, 3),
+    }
+
+
+def trained(before: dict[str, Tensor]) -> dict[str, Tensor]:
+    """The linear layer and the bias have moved, all else is as before."""
+    moved = {"linear": before["linear"] + 0.01 * drawn(40, 30, seed=9), "bias": before["bias"] + 1}
+    return {name: moved.get(name, value.clone()) for name, value in before.items()}
+
+
+def crossed(payload: Payload) -> Payload:
+    """The payload after its bytes went through another process."""
+    messages, parts = pack({"it": payload}, checksums=True)
+    copied = [Part(part.header, [memoryview(bytes(buffer)) for buffer in part.buffers]) for part in parts]
+    return unpack(messages["it"], copied, LIMITS)
+
+
+def received(transport: Transport, payload: Payload, request: Payload | None = None) -> Payload:
+    """What comes of a payload on the other side."""
+    return transport.widen(crossed(transport.narrow(payload, request)), request)
+
+
+def of(payload: Payload, name: str = "weights") -> Artefact:
+    return payload.artefacts[name]
+
+
+def weights(tensors: dict[str, Tensor]) -> Payload:
+    return Payload({"weights": Weights(tensors), "n": 3})

@@ -1,0 +1,253 @@
+"""The layout of messages: what is unpacked is what was packed, each artefact once, and damage is refused."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from polyfed.core.errors import PayloadError
+from polyfed.wire.framing import pack, pack_part, unpack, unpack_part, wire_size
+from polyfed.wire.ledger import Ledger
+from polyfed.wire.limits import Limits
+from polyfed.wire.parts import Part
+from polyfed.wire.payload import Artefact, Payload, Representations, Scalar, Weights
+
+DTYPES = [
+    *(torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64),
+    *(torch.float16, torch.bfloat16, torch.float32, torch.float64),
+]
+LIMITS = Limits()
+
+
+def crossed(payload: Payload, *, checksums: bool = False) -> Payload:
+    """The payload after its bytes went through another process."""
+    messages, parts = pack({"it": payload}, checksums=checksums)
+    return unpack(messages["it"], [through_bytes(part) for part in parts], LIMITS)
+
+
+def through_bytes(part: Part) -> Part:
+    return Part(part.header, [memoryview(bytes(buffer)) for buffer in part.buffers])
+
+
+def laid_out(payload: Payload) -> int:
+    """Bytes of what ``pack`` made, counted one by one."""
+    messages, parts = pack({"it": payload})
+    headers = sum(len(part.header.encode()) for part in parts)
+    return len(messages["it"].encode()) + headers + sum(len(bytes(buffer)) for part in parts for buffer in part.buffers)
+
+
+def require_equal(back: Payload, payload: Payload) -> None:
+    assert list(back.fields) == list(payload.fields)
+    for name, value in payload.scalars.items():
+        assert type(back.scalars[name]) is type(value)
+        assert back.scalars[name] == value
+    for name, artefact in payload.artefacts.items():
+        other = back.artefacts[name]
+        assert type(other) is type(artefact)
+        assert other.attributes() == artefact.attributes()
+        assert list(other) == list(artefact)
+        for key, tensor in artefact.items():
+            assert other[key].dtype == tensor.dtype
+            assert other[key].shape == tensor.shape
+            assert torch.equal(bits(other[key]), bits(tensor))
+
+
+def bits(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.detach().contiguous().reshape(-1).view(torch.uint8)
+
+
+# ---- there and back
+
+NAMES = st.text(st.characters(codec="utf-8", exclude_categories=["Cs"]), min_size=1, max_size=8)
+SHAPES = st.lists(st.integers(0, 4), max_size=3)
+SCALARS = st.one_of(
+    st.booleans(), st.integers(-(1 << 63), (1 << 63) - 1), st.floats(allow_nan=False), st.text(max_size=8)
+)
+
+
+@st.composite
+def tensors(draw: st.DrawFn) -> torch.Tensor:
+    """Any bytes as any type, in any order of memory."""
+    dtype, shape = draw(st.sampled_from(DTYPES)), draw(SHAPES)
+    count = int(torch.Size(shape).numel())
+    stream = torch.Generator().manual_seed(draw(st.integers(0, 1 << 30)))
+    top = 2 if dtype is torch.bool else 256
+    raw = torch.randint(top, (count * dtype.itemsize,), generator=stream, dtype=torch.uint8)
+    made = raw.view(dtype).reshape(shape) if count else torch.zeros(shape, dtype=dtype)
+    return made.permute(draw(st.permutations(range(len(shape)))))
+
+
+ARTEFACTS = st.one_of(
+    st.builds(Artefact, st.dictionaries(NAMES, tensors(), max_size=4)),
+    st.builds(Weights, st.dictionaries(NAMES, tensors(), max_size=4)),
+    st.builds(Representations, st.dictionaries(NAMES, tensors(), max_size=3), order=st.text(max_size=8)),
+)
+PAYLOADS = st.builds(Payload, st.dictionaries(NAMES, st.one_of(SCALARS, ARTEFACTS), max_size=8))
+
+
+@settings(max_examples=150, deadline=None)
+@given(PAYLOADS, st.booleans())
+def test_what_is_unpacked_is_what_was_packed(payload: Payload, checksums: bool) -> None:
+    require_equal(crossed(payload, checksums=checksums), payload)
+
+
+@settings(max_examples=150, deadline=None)
+@given(PAYLOADS)
+def test_the_size_is_that_of_what_is_laid_out(payload: Payload) -> None:
+    assert wire_size(payload) == laid_out(payload)
+
+
+def test_the_size_of_a_message_of_many_artefacts() -> None:
+    payload = Payload({f"w{k}": Weights({"a": torch.tensor(k)}) for k in range(12)})
+    assert wire_size(payload) == laid_out(payload)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("shape", [(), (0,), (1,), (3, 0, 2), (2, 3, 4)])
+def test_every_type_and_shape_crosses(dtype: torch.dtype, shape: tuple[int, ...]) -> None:
+    tensor = torch.arange(max(int(torch.Size(shape).numel()), 1))[: torch.Size(shape).numel()].reshape(shape).to(dtype)
+    require_equal(crossed(Payload({"w": Weights({"a": tensor})})), Payload({"w": Weights({"a": tensor})}))
+
+
+@pytest.mark.parametrize(
+    "order",
+    [
+        lambda x: x.T,
+        lambda x: x[::2, 1:],
+        lambda x: x[0].expand(5, 6),
+        lambda x: x.view(1, 4, 6, 1).to(memory_format=torch.channels_last),
+    ],
+)
+def test_the_order_in_memory_does_not_matter(order: Callable[[torch.Tensor], torch.Tensor]) -> None:
+    tensor = order(torch.arange(24.0).view(4, 6))
+    back = crossed(Payload({"w": Weights({"a": tensor})})).artefacts["w"]["a"]
+    assert torch.equal(back, tensor)
+    assert back.is_contiguous()
+
+
+def test_values_that_json_has_no_word_for_cross_too() -> None:
+    tensor = torch.tensor([float("nan"), float("inf"), -0.0])
+    payload = Payload({"w": Weights({"a": tensor}), "high": float("inf"), "big": 1 << 62})
+    require_equal(crossed(payload), payload)
+    assert str(crossed(Payload({"x": float("nan")})).scalars["x"]) == "nan"
+
+
+def test_parameters_cross_without_their_gradients() -> None:
+    live = torch.nn.Parameter(torch.ones(2))
+    back = crossed(Payload({"w": Weights({"a": live})})).artefacts["w"]["a"]
+    assert not back.requires_grad
+
+
+def test_numbers_stay_what_they_are() -> None:
+    back = crossed(Payload({"whole": 1, "real": 1.0, "truth": True, "text": "1"})).scalars
+    assert [type(back[name]) for name in ("whole", "real", "truth", "text")] == [int, float, bool, str]
+
+
+def test_a_type_that_cannot_cross_is_refused_by_name() -> None:
+    with pytest.raises(PayloadError, match="complex64"):
+        pack({"it": Payload({"w": Weights({"a": torch.zeros(1, dtype=torch.complex64)})})})
+
+
+def test_scalars_that_are_sent_are_those_of_the_type() -> None:
+    value: Scalar = 0.1 + 0.2
+    assert crossed(Payload({"x": value})).scalars["x"] == value  # not a digit is lost
+
+
+# ---- each artefact once
+
+
+def test_a_broadcast_is_one_part_however_many_it_goes_to() -> None:
+    weights = Weights({"a": torch.randn(100)})
+    messages, parts = pack({f"c{k}": Payload({"weights": weights, "n": k}) for k in range(30)})
+    assert len(parts) == 1
+    assert len(messages) == 30
+    found = [unpack(messages[f"c{k}"], parts, LIMITS) for k in range(30)]
+    assert [payload.scalars["n"] for payload in found] == list(range(30))
+    assert all(torch.equal(payload.artefacts["weights"]["a"], weights["a"]) for payload in found)
+
+
+def test_artefacts_made_for_each_client_of_the_same_tensors_are_one_part() -> None:
+    """As FedAvg's ``each(server.weights_for)`` makes them: a new artefact a client, tensors by reference."""
+    weights = {"image": torch.randn(50), "text": torch.randn(50)}
+    kinds = [("image",), ("image", "text"), ("text",)]
+    payloads = {
+        f"c{k}": Payload({"weights": Weights({name: weights[name] for name in kinds[k % 3]})}) for k in range(9)
+    }
+    messages, parts = pack(payloads)
+    assert len(parts) == 3
+    for k, (name, payload) in enumerate(payloads.items()):
+        require_equal(unpack(messages[name], parts, LIMITS), payload)
+        assert tuple(unpack(messages[name], parts, LIMITS).artefacts["weights"]) == kinds[k % 3]
+
+
+def test_equal_tensors_under_other_names_kinds_or_attributes_are_parts_of_their_own() -> None:
+    tensor = torch.randn(4, 2)
+    fields: dict[str, Artefact] = {
+        "a": Weights({"x": tensor}),
+        "b": Weights({"y": tensor}),
+        "c": Artefact({"x": tensor}),
+        "d": Representations({"x": tensor}, order="one"),
+        "e": Representations({"x": tensor}, order="two"),
+        "f": Weights({"x": tensor.clone()}),
+    }
+    payload = Payload(fields)
+    messages, parts = pack({"it": payload})
+    assert len(parts) == len(fields)
+    require_equal(unpack(messages["it"], parts, LIMITS), payload)
+
+
+def test_a_view_of_a_tensor_is_not_taken_for_the_tensor() -> None:
+    tensor = torch.arange(4.0)
+    payloads = {"a": Payload({"w": Weights({"x": tensor})}), "b": Payload({"w": Weights({"x": tensor.flip(0)})})}
+    messages, parts = pack(payloads)
+    assert unpack(messages["b"], parts, LIMITS).artefacts["w"]["x"].tolist() == [3, 2, 1, 0]
+
+
+def test_the_ledger_counts_what_every_client_gets() -> None:
+    weights = Weights({"a": torch.randn(100)})
+    ledger = Ledger()
+    for name in ("x", "y"):
+        ledger.enter(1, name, "down", "fit", Payload({"weights": weights}))
+    assert [line["bytes"] for line in ledger.records if line["artefact"] == "weights"] == [400, 400]
+
+
+def test_a_message_that_repeats_an_artefact_is_entered_as_it_is_laid_out() -> None:
+    weights = Weights({"a": torch.randn(100)})
+    payload, ledger = Payload({"first": weights, "again": weights}), Ledger()
+    ledger.enter(1, "x", "down", "fit", payload)
+    assert sum(line["bytes"] for line in ledger.records) == wire_size(payload) == laid_out(payload)
+    assert all(line["bytes"] >= 0 for line in ledger.records)
+
+
+# ---- no copies
+
+
+def test_packing_and_unpacking_copy_nothing() -> None:
+    tensor = torch.randn(64, 32)
+    messages, parts = pack({"it": Payload({"w": Weights({"a": tensor, "b": tensor[8:]})})})
+    back = unpack(messages["it"], parts, LIMITS).artefacts["w"]
+    assert back["a"].data_ptr() == tensor.data_ptr()
+    assert back["b"].data_ptr() == tensor[8:].data_ptr()
+
+
+def test_what_arrives_is_a_view_of_the_bytes_that_arrived() -> None:
+    part = pack_part(Weights({"a": torch.zeros(3)}))
+    place = torch.zeros(12, dtype=torch.uint8)  # on a boundary of 64
+    received = unpack_part(Part(part.header, [place.numpy().data]))["a"]
+    place[:4] = torch.tensor([5.0]).view(torch.uint8)
+    assert received.tolist() == [5.0, 0.0, 0.0]
+
+
+@pytest.mark.parametrize("offset", [1, 4, 16, 32])
+def test_what_arrives_off_a_boundary_is_moved_to_one(offset: int) -> None:
+    artefact = Weights({"a": torch.randn(3)})
+    part = pack_part(artefact)
+    place = torch.zeros(offset + 12, dtype=torch.uint8)
+    place[offset:] = bits(artefact["a"])
+    received = unpack_part(Part(part.header, [place.numpy().data[offset:]]))["a"]
+    assert torch.equal(received, artefact["a"])
+    assert received.data_ptr() % 64 == 0

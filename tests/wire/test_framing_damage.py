@@ -1,0 +1,277 @@
+"""Damaged and hostile messages: refused with a reason, and never more than that."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from polyfed.core.errors import PayloadError
+from polyfed.wire.framing import SCHEMA, pack, pack_part, unpack, unpack_part
+from polyfed.wire.ledger import Ledger
+from polyfed.wire.limits import Limits
+from polyfed.wire.parts import Part
+from polyfed.wire.payload import Artefact, Payload, Representations, Weights
+
+LIMITS = Limits()
+NAMES = st.text(min_size=1, max_size=8)
+SCALARS = st.one_of(st.booleans(), st.integers(), st.floats(allow_nan=False), st.text(max_size=8))
+JSON: st.SearchStrategy[Any] = st.recursive(
+    st.one_of(st.none(), SCALARS), lambda inner: st.lists(inner, max_size=3) | st.dictionaries(NAMES, inner, max_size=2)
+)
+
+
+def sample() -> Payload:
+    weights = Weights({"a.weight": torch.randn(3, 4), "a.count": torch.tensor(7), "empty": torch.zeros(0, 2)})
+    reps = Representations({"image": torch.randn(5, 2), "text": torch.randn(5, 2)}, order="abc")
+    return Payload({"n": 12, "weights": weights, "loss": 0.5, "reps": reps, "name": "größe", "ok": True})
+
+
+def damaged(payload: Payload, damage: Callable[[dict[str, Any]], None], limits: Limits = LIMITS) -> Payload:
+    """What comes of a message whose text was changed."""
+    messages, parts = pack({"it": payload})
+    content = json.loads(messages["it"])
+    damage(content)
+    return unpack(json.dumps(content), parts, limits)
+
+
+def damaged_part(artefact: Artefact, damage: Callable[[dict[str, Any]], None], *buffers: bytes) -> Artefact:
+    """What comes of a part whose header was changed, and its bytes if there are any."""
+    part = pack_part(artefact)
+    header = json.loads(part.header)
+    damage(header)
+    return unpack_part(Part(json.dumps(header), [memoryview(raw) for raw in buffers] or part.buffers))
+
+
+def test_checksums_find_every_flipped_bit() -> None:
+    artefact = Weights({"a": torch.randn(3), "b": torch.tensor([1, 2], dtype=torch.int16)})
+    part = pack_part(artefact, checksums=True)
+    assert list(unpack_part(part)) == ["a", "b"]
+    for which, buffer in enumerate(part.buffers):
+        for position in range(len(buffer)):
+            for bit in range(8):
+                raw = [bytearray(other) for other in part.buffers]
+                raw[which][position] ^= 1 << bit
+                with pytest.raises(PayloadError, match="checksum"):
+                    unpack_part(Part(part.header, [memoryview(bytes(other)) for other in raw]))
+
+
+def test_without_checksums_nothing_is_checked_or_paid() -> None:
+    part = pack_part(Weights({"a": torch.zeros(2)}))
+    raw = bytearray(part.buffers[0])
+    raw[3] ^= 0x40
+    assert unpack_part(Part(part.header, [memoryview(bytes(raw))]))["a"].tolist() == [2.0, 0.0]
+
+
+@pytest.mark.parametrize("cut", [1, 3, 4, 12])
+def test_bytes_that_were_cut_off_are_missed(cut: int) -> None:
+    part = pack_part(Weights({"a": torch.zeros(3)}))
+    with pytest.raises(PayloadError, match=rf"tensor 'a' \[3\] has {12 - cut} bytes, expected 12"):
+        unpack_part(Part(part.header, [memoryview(bytes(part.buffers[0])[:-cut])]))
+
+
+def test_bytes_too_many_are_noticed() -> None:
+    part = pack_part(Weights({"a": torch.zeros(3)}))
+    with pytest.raises(PayloadError, match="has 13 bytes, expected 12"):
+        unpack_part(Part(part.header, [memoryview(bytes(part.buffers[0]) + b"\0")]))
+
+
+@pytest.mark.parametrize("count", [0, 1, 3])
+def test_buffers_are_counted(count: int) -> None:
+    part = pack_part(Weights({"a": torch.zeros(3), "b": torch.zeros(3)}))
+    with pytest.raises(PayloadError, match=f"{count} tensors where 2 .*are announced"):
+        unpack_part(Part(part.header, [part.buffers[0]] * count))
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", "5", "null", "\xff" * 40, '"text"'])
+def test_text_that_is_no_message(text: str) -> None:
+    with pytest.raises(PayloadError, match="damaged message"):
+        unpack(text, [], LIMITS)
+    with pytest.raises(PayloadError, match="damaged message"):
+        unpack_part(Part(text, []))
+
+
+def test_text_that_is_nested_without_end() -> None:
+    for text in ("[" * 100_000, '{"a":' * 100_000):
+        with pytest.raises(PayloadError, match="damaged message"):
+            unpack(text, [], LIMITS)
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda content: content.pop("parts"),
+        lambda content: content.pop("scalars"),
+        lambda content: content.pop("fields"),
+        lambda content: content["parts"].update(weights=7),
+        lambda content: content["parts"].update(weights="0"),
+        lambda content: content["parts"].update(weights=[0]),
+        lambda content: content["parts"].update(more=0),
+        lambda content: content["parts"].pop("reps"),
+        lambda content: content["scalars"].pop("n"),
+        lambda content: content["scalars"].update(more=1),
+        lambda content: content["fields"].append("more"),
+        lambda content: content["fields"].append("n"),
+        lambda content: content["fields"].append(["n"]),
+        lambda content: content.update(parts=5),
+        lambda content: content.update(scalars="text"),
+        lambda content: content.update(fields=None),
+    ],
+)
+def test_a_message_that_contradicts_itself_is_refused(damage: Callable[[dict[str, Any]], None]) -> None:
+    with pytest.raises(PayloadError, match="damaged message"):
+        damaged(sample(), damage)
+
+
+def test_names_that_are_no_names_are_refused() -> None:
+    with pytest.raises(PayloadError, match="damaged message"):
+        damaged(sample(), lambda content: content["fields"].append(3))
+
+
+def test_a_name_cannot_stand_for_a_number_and_for_tensors() -> None:
+    with pytest.raises(PayloadError, match="damaged message"):
+        damaged(sample(), lambda content: content["scalars"].update(weights=1))
+
+
+def test_parts_are_not_counted_from_the_end() -> None:
+    with pytest.raises(PayloadError, match="damaged message"):
+        damaged(sample(), lambda content: content["parts"].update(weights=-1))
+
+
+@pytest.mark.parametrize("value", [[1], {"a": 1}, None, []])
+def test_scalars_are_scalars(value: Any) -> None:
+    with pytest.raises(PayloadError, match=r"n is \w+, not a number, text or truth value"):
+        damaged(sample(), lambda content: content["scalars"].update(n=value))
+
+
+@pytest.mark.parametrize("schema", [SCHEMA - 1, SCHEMA + 1, None, "2"])
+def test_another_layout_is_refused_with_a_remedy(schema: Any) -> None:
+    with pytest.raises(PayloadError, match=rf"schema {schema}, this polyfed speaks {SCHEMA}: use equal versions"):
+        damaged(sample(), lambda content: content.update(schema=schema))
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda header: header.update(kind="gradients"),
+        lambda header: header.update(kind=["weights"]),
+        lambda header: header.pop("kind"),
+        lambda header: header.pop("crc"),
+        lambda header: header.update(crc="00000000"),
+        lambda header: header.update(attributes={"order": "abc"}),
+        lambda header: header.update(attributes={"tensors": 1}),
+        lambda header: header.update(attributes=None),
+        lambda header: header.update(tensors=[["a", "complex64", [2]]]),
+        lambda header: header.update(tensors=[["a", "float31", [2]]]),
+        lambda header: header.update(tensors=[["a", ["float32"], [2]]]),
+        lambda header: header.update(tensors=[["a", "float32"]]),
+        lambda header: header.update(tensors=[["a", "float32", 2]]),
+        lambda header: header.update(tensors=[["a", "float32", ["two"]]]),
+        lambda header: header.update(tensors=[["a", "float32", [-2]]]),
+        lambda header: header.update(tensors=[["a", "float32", [-1, -2]]]),
+        lambda header: header.update(tensors=[["a", "float32", [3]]]),
+        lambda header: header.update(tensors=[["a", "float64", [2]]]),
+        lambda header: header.update(tensors=5),
+    ],
+)
+def test_a_part_that_contradicts_itself_is_refused(damage: Callable[[dict[str, Any]], None]) -> None:
+    with pytest.raises(PayloadError, match="damaged message"):
+        damaged_part(Weights({"a": torch.zeros(2)}), damage)
+
+
+@pytest.mark.parametrize(
+    "shape", [[1 << 32, 1 << 32], [0, 10**30], [0, 1 << 62, 4], [float("inf")], [0, 1 << 62, 1 << 62]]
+)
+def test_shapes_beyond_any_memory_are_refused(shape: list[int]) -> None:
+    with pytest.raises(PayloadError, match="damaged message"):
+        damaged_part(Weights({"a": torch.zeros(0)}), lambda header: header.update(tensors=[["a", "float32", shape]]))
+
+
+def test_a_shape_has_whole_numbers() -> None:
+    with pytest.raises(PayloadError, match="damaged message"):
+        damaged_part(Weights({"a": torch.zeros(1)}), lambda header: header.update(tensors=[["a", "float32", [1.7]]]))
+
+
+def test_two_tensors_of_one_name_are_refused() -> None:
+    with pytest.raises(PayloadError, match="damaged message"):
+        damaged_part(
+            Weights({"a": torch.zeros(1), "b": torch.zeros(1)}),
+            lambda header: header.update(tensors=[["a", "float32", [1]]] * 2),
+        )
+
+
+@pytest.mark.parametrize("order", [[1], {"a": 1}, None, 3])
+def test_attributes_are_of_the_declared_type(order: Any) -> None:
+    """One that is a list could not even be entered in the ledger."""
+    with pytest.raises(PayloadError, match="damaged message"):
+        damaged_part(Representations({"a": torch.zeros(1, 1)}), lambda header: header["attributes"].update(order=order))
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.data())
+def test_any_other_text_is_refused_or_read_but_never_breaks_the_receiver(data: st.DataObject) -> None:
+    """One place of a valid message or header replaced by any JSON: PayloadError, or a payload that can be entered."""
+    messages, parts = pack({"it": Payload({"w": Representations({"a": torch.zeros(2, 1)}, order="o"), "n": 1})})
+    value = data.draw(JSON)
+    content, header = json.loads(messages["it"]), json.loads(parts[0].header)
+    target = data.draw(st.sampled_from([content, content["parts"], content["scalars"], header, header["attributes"]]))
+    target[data.draw(st.sampled_from(sorted(target)))] = value
+    try:
+        found = unpack(json.dumps(content), [Part(json.dumps(header), parts[0].buffers)], LIMITS)
+    except PayloadError:
+        return
+    Ledger().enter(1, "c", "up", "fit", found)
+    found.require_sound(LIMITS)
+
+
+# ---- limits
+
+
+def test_messages_are_bounded_before_they_are_read() -> None:
+    payload = Payload({"w": Weights({"a": torch.zeros(10), "b": torch.zeros(10)}), "v": Weights({"c": torch.ones(5)})})
+    assert damaged(payload, lambda content: None, Limits(message_bytes=100, tensors=3)).artefacts["v"]["c"].sum() == 5
+    with pytest.raises(PayloadError, match=r"message of 100 bytes, the limit is 99 \(limits.message_bytes\)"):
+        damaged(payload, lambda content: None, Limits(message_bytes=99))
+    with pytest.raises(PayloadError, match=r"message of 3 tensors, the limit is 2 \(limits.tensors\)"):
+        damaged(payload, lambda content: None, Limits(tensors=2))
+
+
+# ---- bounds
+
+
+def test_what_came_with_a_message_counts_referred_to_or_not() -> None:
+    messages, parts = pack({"it": Payload({"n": 1})})
+    flood = pack_part(Weights({"a": torch.zeros(1000)}))
+    assert unpack(messages["it"], [*parts, flood], Limits(message_bytes=4000)).fields == {"n": 1}
+    with pytest.raises(PayloadError, match=r"message of 8,000 bytes, the limit is 7,999 \(limits\.message_bytes\)"):
+        unpack(messages["it"], [*parts, flood, flood], Limits(message_bytes=7999))
+    with pytest.raises(PayloadError, match=r"message of 3 tensors, the limit is 2 \(limits\.tensors\)"):
+        unpack(messages["it"], [*parts, flood, flood, flood], Limits(tensors=2))
+
+
+def test_text_counts_that_of_headers_too() -> None:
+    limits = Limits(text_bytes=2000)
+    messages, parts = pack({"it": Payload({"n": "x" * 1000})})
+    assert unpack(messages["it"], parts, limits).fields["n"] == "x" * 1000
+    wordy = Part(" " * 1000, [])
+    for text, own in ((messages["it"], [wordy]), (messages["it"] + " " * 1000, []), ("", [wordy, wordy, wordy])):
+        with pytest.raises(PayloadError, match=r"with text of .* bytes, the limit is 2,000 \(limits\.text_bytes\)"):
+            unpack(text, own, limits)
+
+
+@pytest.mark.parametrize("number", [1 << 63, -(1 << 63) - 1, 10**400])
+def test_whole_numbers_have_64_bits(number: int) -> None:
+    with pytest.raises(PayloadError, match="beyond 64 bits"):
+        damaged(sample(), lambda content: content["scalars"].update(n=number))
+
+
+def test_a_deep_header_is_refused() -> None:
+    part = pack_part(Weights({"a": torch.zeros(1)}))
+    deep = part.header.replace("[1]", "[" * 500 + "]" * 500)
+    with pytest.raises(PayloadError, match="nested deeper than 32 levels"):
+        unpack_part(Part(deep, part.buffers))

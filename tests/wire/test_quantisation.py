@@ -1,0 +1,167 @@
+"""Eight-bit integers and largest entries, against loops written from the formulas, and their error bounds."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from polyfed.wire.quantisation import dequantise, kept, largest, quantise
+
+SLACK = 1 + 2**-15  # of fp32: the scale, the quotient and the product are rounded
+
+
+def drawn(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+def naive(values: Tensor) -> tuple[list[list[int]], list[float]]:
+    """Python numbers (64 bits), row by row, entry by entry."""
+    codes, scales = [], []
+    for row in values.flatten(1).tolist():
+        scale = float(torch.tensor(max(abs(value) for value in row) / 127, dtype=torch.float32))
+        scales.append(scale)
+        codes.append([round(value / scale) if scale else 0 for value in row])
+    return codes, scales
+
+
+@pytest.mark.parametrize("shape", [(1, 1), (1, 300), (7, 5), (3, 2, 4), (2, 3, 2, 2)])
+def test_codes_and_scales_are_those_of_the_formula(shape: tuple[int, ...]) -> None:
+    values = drawn(*shape)
+    codes, scales = quantise(values)
+    expected_codes, expected_scales = naive(values)
+    assert codes.shape == values.shape
+    assert codes.flatten(1).tolist() == expected_codes
+    assert scales.tolist() == pytest.approx(expected_scales, rel=1e-7)
+    back = dequantise(codes, scales).flatten(1)
+    for i, row in enumerate(expected_codes):
+        assert back[i].tolist() == pytest.approx([code * expected_scales[i] for code in row], rel=1e-6)
+
+
+@settings(max_examples=150, deadline=None)
+@given(rows=st.integers(1, 5), width=st.integers(1, 40), power=st.integers(-110, 120), seed=st.integers(0, 10**6))
+def test_no_entry_is_off_by_more_than_the_bound(rows: int, width: int, power: int, seed: int) -> None:
+    values = drawn(rows, width, seed=seed).clamp(-8, 8) * 2.0**power
+    off = (dequantise(*quantise(values)).double() - values.double()).abs().amax(1)
+    assert bool((off <= values.double().abs().amax(1) / 254 * SLACK).all())
+
+
+def test_the_bound_is_reached() -> None:
+    values = torch.tensor([[127.0, 0.4999, 10.4999]])
+    off = (dequantise(*quantise(values)) - values).abs().amax()
+    assert float(off) > 0.999 * 127 / 254
+
+
+@pytest.mark.parametrize("width", [64, 256, 512])
+def test_unit_rows_keep_their_direction(width: int) -> None:
+    """Off by sqrt(d) max|x| / 254 at most; by some 0.7 % for rows that point anywhere."""
+    rows = torch.nn.functional.normalize(drawn(500, width), dim=1)
+    relative = (dequantise(*quantise(rows)) - rows).norm(dim=1)
+    assert bool((relative <= math.sqrt(width) * rows.abs().amax(1) / 254 * SLACK).all())
+    assert 0.004 < float(relative.mean()) < 0.008
+
+
+def test_rows_do_not_depend_on_each_other() -> None:
+    values, order = drawn(6, 9), torch.tensor([3, 0, 5, 1, 2, 4])
+    codes, scales = quantise(values)
+    shuffled = quantise(values[order])
+    assert torch.equal(shuffled[0], codes[order])
+    assert torch.equal(shuffled[1], scales[order])
+    assert torch.equal(quantise(values[2:3])[0], codes[2:3])
+
+
+def test_a_factor_is_in_the_scales_alone() -> None:
+    values = drawn(4, 30)
+    codes, scales = quantise(values)
+    other_codes, other_scales = quantise(values * -8)
+    assert torch.equal(other_codes, -codes)
+    assert torch.equal(other_scales, scales * 8)
+
+
+def test_zeros_and_whole_numbers_are_exact() -> None:
+    values = torch.tensor([[0.0, 0.0, 0.0], [127.0, -127.0, 3.0], [0.0, -254.0, 2.0]])
+    codes, scales = quantise(values)
+    assert scales.tolist() == [0.0, 1.0, 2.0]
+    assert codes.tolist() == [[0, 0, 0], [127, -127, 3], [0, -127, 1]]
+    assert torch.equal(dequantise(codes, scales), values)
+
+
+def test_ties_go_to_even_codes() -> None:
+    assert quantise(torch.tensor([[127.0, 0.5, 1.5, 2.5, -0.5, -1.5]]))[0].tolist() == [[127, 0, 2, 2, 0, -2]]
+
+
+def test_rows_too_small_for_a_scale_become_zero() -> None:
+    values = torch.tensor([[1e-40, -1e-40], [1e-30, 5e-31]])
+    codes, scales = quantise(values)
+    assert float(scales[0]) == 0
+    assert codes[0].tolist() == [0, 0]
+    assert codes[1].tolist() == [127, 64]
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+def test_a_row_that_is_not_finite_says_so_and_spoils_no_other(value: float) -> None:
+    values = drawn(3, 4)
+    expected = quantise(values)
+    values[1, 2] = value
+    codes, scales = quantise(values)
+    assert torch.isfinite(scales).tolist() == [True, False, True]
+    assert torch.equal(codes[[0, 2]], expected[0][[0, 2]])
+
+
+@pytest.mark.parametrize("shape", [(0, 4), (3, 0), (0, 0), (2, 0, 5)])
+def test_nothing_stays_nothing(shape: tuple[int, ...]) -> None:
+    codes, scales = quantise(torch.zeros(shape))
+    assert codes.shape == shape
+    assert scales.tolist() == [0.0] * shape[0]
+    assert dequantise(codes, scales).shape == shape
+
+
+def test_strides_do_not_matter() -> None:
+    values = drawn(8, 6)
+    for found, expected in zip(quantise(values.T), quantise(values.T.contiguous()), strict=True):
+        assert torch.equal(found, expected)
+
+
+# ---- the largest entries
+
+
+def naive_largest(values: list[float], count: int) -> list[int]:
+    order = sorted(range(len(values)), key=lambda k: (-abs(values[k]), k))  # of equal ones the first
+    return sorted(order[:count])
+
+
+@settings(max_examples=200, deadline=None)
+@given(values=st.lists(st.integers(-4, 4), min_size=1, max_size=30), share=st.floats(0.01, 1))
+def test_the_largest_are_found_and_of_equal_ones_the_first(values: list[int], share: float) -> None:
+    tensor = torch.tensor(values, dtype=torch.float32)
+    found = largest(tensor, share)
+    assert found.dtype == torch.int32
+    assert found.tolist() == naive_largest([float(value) for value in values], kept(len(values), share))
+
+
+def test_what_is_left_out_is_the_smallest_error_possible() -> None:
+    values = drawn(20, 10)
+    at = largest(values, 0.1).long()
+    rest = values.flatten().clone()
+    rest[at] = 0
+    smallest = values.flatten().abs().sort().values[:180]
+    assert float(rest.norm()) == pytest.approx(float(smallest.norm()))
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+def test_what_is_not_finite_is_always_among_them(value: float) -> None:
+    values = torch.full((100,), 3e38)
+    values[71] = value
+    assert largest(values, 0.01).tolist() == [71]
+
+
+@pytest.mark.parametrize(
+    ("entries", "share", "count"), [(10, 0.1, 1), (10, 0.11, 2), (3, 1.0, 3), (0, 0.5, 0), (5, 1e-3, 1)]
+)
+def test_shares_are_rounded_up(entries: int, share: float, count: int) -> None:
+    assert kept(entries, share) == count
+    assert len(largest(torch.zeros(entries), share)) == count

@@ -1,0 +1,166 @@
+"""The transport in exchanges and in runs: both sides agree, and the ledger has both sizes."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from crossings import crossed, model, of, weights
+
+from polyfed import Experiment, run
+from polyfed.federation.client import ClientInfo
+from polyfed.federation.cohort import Answer, Cohort, Patience, Reply, Request
+from polyfed.reporting.report import traffic_table
+from polyfed.runs.records import RunRecords
+from polyfed.wire.framing import wire_size
+from polyfed.wire.ledger import Ledger
+from polyfed.wire.payload import Coded, Payload, Weights
+from polyfed.wire.schema import client_step
+from polyfed.wire.transport import Transport
+
+# ---- the exchange
+
+
+@client_step(weights=Weights)
+def fit(algorithm: object, client: object, weights: Weights) -> Reply:
+    """What clients are asked for; the engine below performs it."""
+    raise NotImplementedError
+
+
+class Adding:
+    """Clients that add a little to one entry of what they receive."""
+
+    def __init__(self, transport: Transport, spoil: Callable[[Payload], Payload] = lambda wire: wire) -> None:
+        self.transport, self.spoil = transport, spoil
+
+    def exchange(self, requests: Sequence[Request], deadline: float | None) -> Iterator[Answer]:
+        for number, request in enumerate(requests):
+            request = replace(request, payload=crossed(request.payload))
+            content = self.transport.widen(request.payload)
+            new = {name: value.clone() for name, value in of(content).items()}
+            new["linear"][number, 0] += 0.5
+            wire = self.transport.narrow(Payload({"weights": Weights(new)}), content)
+            yield Answer(request.client, crossed(self.spoil(wire)))
+
+
+def cohort_of(engine: Adding, **options: Any) -> Cohort:
+    clients = tuple(ClientInfo(name, "g", ("image",), "classification", 10, "arch") for name in "abc")
+    defaults: dict[str, Any] = {"transport": engine.transport, "ledger": Ledger(), "round": 1}
+    return Cohort(clients, engine.exchange, **defaults | options)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16", "int8"])
+def test_the_server_rebuilds_against_what_clients_received(dtype: str) -> None:
+    """Not against what it sent: with a lossy way down these differ."""
+    transport = Transport.model_validate({"weights": dtype, "topk": 0.01, "unchanged": "omit"})
+    sent = model()
+    cohort = cohort_of(Adding(transport))
+    theirs = of(transport.widen(transport.narrow(weights(sent))))
+    for number, reply in enumerate(cohort.ask(fit, weights=Weights(sent))):
+        moved = reply.weights["linear"] - theirs["linear"]
+        assert float(moved[number, 0]) == pytest.approx(0.5, abs=1e-3)
+        moved[number, 0] = 0
+        assert not moved.any()
+        assert all(torch.equal(reply.weights[name], theirs[name]) for name in sent if name != "linear")
+
+
+def test_the_ledger_has_both_sizes() -> None:
+    transport = Transport(weights="int8", topk=0.01, unchanged="omit")
+    cohort = cohort_of(Adding(transport))
+    list(cohort.ask(fit, weights=Weights(model())))
+    lines = [line for line in cohort.ledger.records if line["client"] == "a"]
+    whole = sum(value.nbytes for value in model().values())
+    data = {(line["direction"], line["kind"]): (line["bytes"], line["full"], line["dtype"]) for line in lines}
+    quantised = 300 + 1200 + 4 * (4 + 40) + 4 * 40 + 8
+    assert data["down", "weights"] == (quantised, whole, "float32+int64+int8")
+    assert data["up", "weights"] == (12 * (4 + 1) + 4, whole, "float32+int32+int64+int8")
+    content = Payload({"weights": Weights(model())})
+    for way in ("down", "up"):
+        found = [line for line in lines if line["direction"] == way]
+        assert sum(line["full"] for line in found) == wire_size(content)
+    plain = Ledger()
+    plain.enter(1, "a", "down", "fit", content)
+    assert all(line["full"] == line["bytes"] for line in plain.records)
+
+
+def test_a_damaged_reply_excludes_its_sender_and_has_crossed() -> None:
+    def spoil(wire: Payload) -> Payload:
+        coded = of(wire)
+        assert isinstance(coded, Coded)
+        tensors = {name: value + 5000 if name.endswith(":at") else value for name, value in coded.items()}
+        return Payload({"weights": replace(coded, tensors=tensors)})
+
+    dropped: list[str] = []
+    engine = Adding(Transport(topk=0.01), spoil)
+    cohort = cohort_of(
+        engine, patience=lambda step: Patience(0), excluded=lambda client, reason, details: dropped.append(reason)
+    )
+    assert not list(cohort.ask(fit, weights=Weights(model())))
+    assert len(dropped) == 3
+    assert "places in tensor" in dropped[0]
+    entered = [line for line in cohort.ledger.records if (line["direction"], line["kind"]) == ("up", "weights")]
+    assert len(entered) == 3
+    assert all(line["bytes"] == line["full"] > 0 for line in entered)
+
+
+# ---- runs
+
+
+def digest(folder: Path, *files: str) -> dict[str, str]:
+    names = files or ("metrics.jsonl", "ledger.jsonl", "models/last/model.safetensors")
+    return {name: hashlib.sha256((folder / name).read_bytes()).hexdigest() for name in names}
+
+
+def finished(tiny: dict[str, Any], folder: Path, **settings: Any) -> RunRecords:
+    """A run of FedAvg in which the text encoder's embedding is frozen."""
+    text = {"name": "bag", "width": 8, "freeze_embedding": True, "view": {"name": "tokens", "length": 16}}
+    for party in (tiny["server"], tiny["clients"]["paired"]):
+        party["model"] = party["model"] | {"encoders": party["model"]["encoders"] | {"text": text}}
+    return run(Experiment.parse(tiny | {"run": tiny["run"] | settings}), folder).records
+
+
+ALL = {"dtype": "float16", "weights": "int8", "topk": 0.05, "unchanged": "omit"}
+
+
+def engines() -> list[Any]:
+    yield_slow = [{"name": "ray", "workers": 2}, {"name": "flower", "nodes": 2}]
+    return [{"name": "local", "serialize": True}, *[pytest.param(one, marks=pytest.mark.slow) for one in yield_slow]]
+
+
+@pytest.mark.parametrize("engine", engines(), ids=lambda engine: str(engine["name"]))
+def test_all_options_give_the_same_bits_on_every_engine(
+    tiny: dict[str, Any], tmp_path: Path, engine: dict[str, Any]
+) -> None:
+    if engine["name"] != "local":
+        pytest.importorskip("ray", reason="ray is not installed")
+        pytest.importorskip("flwr", reason="flwr is not installed")
+    plain = finished(tiny, tmp_path / "plain", transport=ALL)
+    other = finished(tiny, tmp_path / "other", transport=ALL, engine=engine)
+    assert digest(plain.folder) == digest(other.folder)
+    assert not plain.excluded()
+
+
+def test_leaving_out_what_did_not_change_changes_no_bit(tiny: dict[str, Any], tmp_path: Path) -> None:
+    whole = finished(tiny, tmp_path / "whole")
+    short = finished(tiny, tmp_path / "short", transport={"unchanged": "omit"})
+    assert digest(whole.folder, "metrics.jsonl", "models/last/model.safetensors") == digest(
+        short.folder, "metrics.jsonl", "models/last/model.safetensors"
+    )
+    assert short.total_bytes("down") == whole.total_bytes("down")
+    assert short.total_bytes("up") < whole.total_bytes("up")
+    assert short.full_bytes() == whole.full_bytes() == whole.total_bytes()
+
+
+def test_the_report_says_what_was_saved(tiny: dict[str, Any], tmp_path: Path) -> None:
+    whole = finished(tiny, tmp_path / "whole")
+    short = finished(tiny, tmp_path / "short", transport=ALL)
+    assert traffic_table(whole).notes == ()
+    mib = [f"{size / 2**20:,.2f}" for size in (short.total_bytes(), whole.total_bytes())]
+    assert traffic_table(short).notes == (f"{mib[0]} MiB instead of {mib[1]} MiB (fp32, everything whole).",)
+    assert short.total_bytes() < 0.6 * whole.total_bytes()
+    assert (short.folder / "report.md").read_text().count(" MiB instead of ") == 1
