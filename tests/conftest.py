@@ -11,6 +11,7 @@ import torch
 
 from polyfed import Experiment, run
 from polyfed.cli.main import main
+from run_folders import write_run
 from tiny_federation import tiny_experiment
 
 Cli = Callable[..., tuple[int, str, str]]
@@ -24,6 +25,12 @@ def tiny(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     for variable in ("POLYFED_DATA", "POLYFED_WEIGHTS"):
         monkeypatch.delenv(variable, raising=False)
     return tiny_experiment()
+
+
+@pytest.fixture
+def run_folder(tmp_path: Path) -> Path:
+    """A run folder as it is written, with made-up results."""
+    return write_run(tmp_path / "run")
 
 
 @pytest.fixture(scope="session")

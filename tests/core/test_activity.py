@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from polyfed import Experiment, activity, run
+from polyfed import Experiment, run
+from polyfed.core import activity
 from polyfed.runs.progress import Progress
 
 

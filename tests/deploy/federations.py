@@ -14,11 +14,7 @@ from typing import Any
 
 from polyfed.deploy.processes import free_port
 
-COMMAND = [
-    sys.executable,
-    "-c",
-    "import sys; from polyfed.cli.main import main; sys.exit(main(['deploy', *sys.argv[1:]]))",
-]
+COMMAND = [sys.executable, "-m", "polyfed.cli", "deploy"]
 MARK = "POLYFED_TEST"
 
 
