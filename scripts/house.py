@@ -1,0 +1,202 @@
+"""The figures of the house, against what docs/decisions.md says that they should be: ``make house``.
+
+    python scripts/house.py            # all figures; exit status 1 if one slips
+    python scripts/house.py --worst    # with the places that spoil each
+
+Lines of code are read as tokens and as syntax trees; complexity is McCabe's as radon counts it (ruff counts its own, with
+``ruff check``); duplication is the share of lines in runs of six or more that stand twice, names and all.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import sys
+import tokenize
+from collections import Counter, defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from statistics import median, quantiles
+
+from imports import Module, cycles, modules, upward
+
+SOURCE = Path("src/polyfed")
+RUN = 6  # lines that make a duplicate
+FUNCTION = ast.FunctionDef | ast.AsyncFunctionDef
+
+
+@dataclass
+class Figure:
+    """One figure and its limits."""
+
+    name: str
+    value: float
+    most: float
+    least: float = 0
+    worst: list[str] = field(default_factory=list)
+
+    @property
+    def holds(self) -> bool:
+        """Whether it is within its limits."""
+        return self.least <= self.value <= self.most
+
+    def __str__(self) -> str:
+        bounds = f"{self.least:g} to {self.most:g}" if self.least else f"at most {self.most:g}"
+        return f"{'ok  ' if self.holds else 'OVER'}  {self.name:45} {self.value:>9.4g}   {bounds}"
+
+
+def function_lines(module: Module) -> Iterator[tuple[int, str]]:
+    """Lines of each function without its docstring and without those of functions within it."""
+    for node in ast.walk(module.tree):
+        if isinstance(node, FUNCTION):
+            body = node.body[1:] if ast.get_docstring(node) is not None else node.body
+            inner = {
+                line
+                for child in ast.walk(node)
+                if child is not node and isinstance(child, FUNCTION)
+                for line in _span(child)
+            }
+            lines = {line for statement in body for line in _span(statement)} - inner
+            code = sum(bool(module.lines[line - 1].strip()) for line in lines)
+            yield code, f"{module.path}:{node.lineno} {node.name}"
+
+
+def _span(node: ast.stmt) -> range:
+    return range(node.lineno, (node.end_lineno or node.lineno) + 1)
+
+
+def comment_lines(module: Module) -> int:
+    """Comments, without those that speak to tools."""
+    with module.path.open("rb") as file:
+        tokens = [token for token in tokenize.tokenize(file.readline) if token.type == tokenize.COMMENT]
+    return sum(not token.string.startswith(("# noqa", "# type:", "# pragma")) for token in tokens)
+
+
+def code_lines(module: Module) -> list[str]:
+    """Lines that hold code: no docstrings, comments, imports or blank ones."""
+    hidden: set[int] = set()
+    for node in ast.walk(module.tree):
+        if isinstance(node, ast.Import | ast.ImportFrom) or (
+            isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)
+        ):
+            hidden |= set(_span(node))
+    kept = [line.strip() for number, line in enumerate(module.lines, 1) if number not in hidden]
+    return [line for line in kept if line and not line.startswith("#")]
+
+
+def duplicated(parts: list[Module]) -> tuple[float, list[str]]:
+    """Share of the lines of code that are in runs which stand twice, per cent, and where."""
+    seen: dict[tuple[str, ...], list[tuple[Path, int]]] = defaultdict(list)
+    total = 0
+    for module in parts:
+        lines = [line for line in code_lines(module) if len(line) > 3]  # brackets alone say nothing
+        total += len(lines)
+        for start in range(len(lines) - RUN + 1):
+            seen[tuple(lines[start : start + RUN])].append((module.path, start))
+    twice = {
+        (path, start + step)
+        for places in seen.values()
+        if len(places) > 1
+        for path, start in places
+        for step in range(RUN)
+    }
+    counts = Counter(str(path) for path, _ in twice)
+    return 100 * len(twice) / total, [f"{path}: {count} lines" for path, count in counts.most_common(8)]
+
+
+def public_names(parts: list[Module]) -> dict[str, list[str]]:
+    """Public classes, functions and constants at the top of modules -> where they are defined."""
+    places: dict[str, list[str]] = defaultdict(list)
+    for module in parts:
+        for node in module.tree.body:
+            for name in _defined(node):
+                if not name.startswith("_"):
+                    places[name].append(module.name)
+    return places
+
+
+def _defined(node: ast.stmt) -> list[str]:
+    if isinstance(node, ast.ClassDef | ast.FunctionDef):
+        return [node.name]
+    targets = node.targets if isinstance(node, ast.Assign) else [node.target] if isinstance(node, ast.AnnAssign) else []
+    return [target.id for target in targets if isinstance(target, ast.Name)]
+
+
+def figures() -> Iterator[Figure]:
+    """All of them."""
+    parts = modules(SOURCE)
+    functions = sorted((pair for module in parts for pair in function_lines(module)), reverse=True)
+    sizes = [size for size, _ in functions]
+    files = sorted(((len(module.lines), str(module.path)) for module in parts), reverse=True)
+    worst = [f"{place}: {size}" for size, place in functions[:8]]
+    yield Figure("lines of a function, median", median(sizes), 8)
+    yield Figure("lines of a function, 90th percentile", quantiles(sizes, n=10)[-1], 28, worst=worst)
+    yield Figure("lines of the longest file", files[0][0], 400, worst=[f"{path}: {size}" for size, path in files[:8]])
+    yield _complexity(parts)
+    yield Figure("imports that run upwards", len(up := upward(parts)), 0, worst=up)
+    yield Figure(
+        "modules in cycles of imports",
+        sum(map(len, loops := cycles(parts))),
+        0,
+        worst=[" ".join(loop) for loop in loops],
+    )
+    share, places = duplicated(parts)
+    yield Figure("lines in duplicates, per cent", share, 3, worst=places)
+    total = sum(len(module.lines) for module in parts)
+    yield Figure(
+        "comments in 100 lines of code",
+        100 * sum(map(comment_lines, parts)) / sum(len(code_lines(m)) for m in parts),
+        9,
+        4,
+    )
+    several = {name: where for name, where in public_names(parts).items() if len(where) > 1}
+    yield Figure(
+        "public names defined twice",
+        len(several),
+        0,
+        worst=[f"{name}: {', '.join(where)}" for name, where in several.items()],
+    )
+    yield Figure("lines of source", total, 34_000)
+    yield Figure(
+        "lines of tests", sum(len(path.read_text().splitlines()) for path in Path("tests").rglob("*.py")), total
+    )
+
+
+def _complexity(parts: list[Module]) -> Figure:
+    from radon.complexity import cc_visit
+
+    found = [
+        (block.complexity, f"{module.path}:{block.lineno} {block.name}")
+        for module in parts
+        for block in _blocks(cc_visit("\n".join(module.lines)))
+    ]
+    found.sort(reverse=True)
+    return Figure(
+        "McCabe's complexity, as radon counts", found[0][0], 10, worst=[f"{place}: {c}" for c, place in found if c > 10]
+    )
+
+
+def _blocks(found: list) -> Iterator:  # type: ignore[type-arg]
+    for block in found:
+        if hasattr(block, "methods"):
+            yield from block.methods
+        else:
+            yield block
+
+
+def main() -> int:
+    """Print the figures."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--worst", action="store_true")
+    options = parser.parse_args()
+    measured = list(figures())
+    for figure in measured:
+        print(figure)
+        for place in figure.worst if options.worst else ():
+            print(f"          {place}")
+    return 0 if all(figure.holds for figure in measured) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
