@@ -16,11 +16,12 @@ import hashlib
 import json
 import sys
 import tempfile
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors.torch import load_file
 
 from polyfed import Experiment, run
 from polyfed.runs.progress import SilentProgress
@@ -110,10 +111,21 @@ def digests(folder: Path) -> dict[str, str]:
     ledger = [json.loads(line) for line in (folder / "ledger.jsonl").read_text().splitlines()]
     kept = {"ledger": _hash(ledger)}
     for kind in sorted({record["kind"] for record in metrics}):
-        kept[f"metrics {kind}"] = _hash(record for record in metrics if record["kind"] == kind)
+        kept[f"metrics {kind}"] = _hash(_measured(record) for record in metrics if record["kind"] == kind)
     for path in sorted((folder / "models").rglob("*.safetensors")):
-        kept[str(path.relative_to(folder))] = hashlib.sha256(path.read_bytes()).hexdigest()[:16]
+        kept[str(path.relative_to(folder))] = _hash(_tensors(path))
     return kept
+
+
+def _measured(record: Mapping[str, Any]) -> list[Any]:
+    """A measurement or event, without the words in which it is told."""
+    who = record.get("participant", record.get("party"))
+    return [record["round"], who, record.get("event"), record.get("metrics")]
+
+
+def _tensors(path: Path) -> Iterator[list[Any]]:
+    for name, value in load_file(path).items():
+        yield [name, str(value.dtype), list(value.shape), hashlib.sha256(value.numpy().tobytes()).hexdigest()]
 
 
 def _hash(records: Iterable[Any]) -> str:

@@ -166,7 +166,7 @@ def bench_public_pass(public: int, repeats: int) -> None:
             for name, session in sessions.items()
         }
         times = harness.interleaved(works, repeats)
-        ends = [participation(session, 2).artefacts["representations"]["image"] for session in sessions.values()]
+        ends = [participation(session, 2).bundles["representations"]["image"] for session in sessions.values()]
         ratio = times["cached"].cpu / times["on_the_fly"].cpu
         harness.report(
             "public_pass",

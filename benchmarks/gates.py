@@ -28,7 +28,7 @@ from polyfed.core.randomness import generator
 from polyfed.data.view import DataContext
 from polyfed.data.views.pixels import Pixels
 from polyfed.federation.epochs import Epochs
-from polyfed.federation.party import Clock, Trainer
+from polyfed.federation.participant import Clock, Trainer
 from polyfed.federation.settings import TrainingSettings
 from polyfed.models.encoders.blocks import Blocks
 from polyfed.models.gates import ROLES, Gate, gated, linears

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from polyfed.wire.framing import wire_size
-from polyfed.wire.payload import Artefact, Payload, Representations, Weights
+from polyfed.wire.payload import Payload, Representations, TensorBundle, Weights
 from polyfed.wire.transport import Transport
 
 ROWS: Mapping[str, Transport] = {
@@ -50,19 +50,19 @@ def update(layers: int, width: int, frozen: int) -> tuple[Payload, Payload]:
     return Payload({"content": Weights(before)}), Payload({"content": Weights(after)})
 
 
-def copied(item: Artefact) -> dict[str, Tensor]:
+def copied(item: TensorBundle) -> dict[str, Tensor]:
     """The rival: every byte once."""
     return {name: value.clone() for name, value in item.items()}
 
 
 def bench(name: str, payload: Payload, received: Payload | None, forms: Mapping[str, Transport], repeats: int) -> None:
     """One line a form."""
-    content = payload.artefacts["content"]
+    content = payload.bundles["content"]
     works: dict[str, harness.Work] = {"copy": lambda: copied(content)}
-    wires = {form: transport.narrow(payload, received) for form, transport in forms.items()}
+    wires = {form: transport.encode(payload, received) for form, transport in forms.items()}
     for form, transport in forms.items():
-        works[f"make {form}"] = lambda transport=transport: transport.narrow(payload, received)  # type: ignore[misc]
-        works[f"read {form}"] = lambda transport=transport, form=form: transport.widen(  # type: ignore[misc]
+        works[f"make {form}"] = lambda transport=transport: transport.encode(payload, received)  # type: ignore[misc]
+        works[f"read {form}"] = lambda transport=transport, form=form: transport.decode(  # type: ignore[misc]
             wires[form], received
         )
     times = harness.interleaved(works, repeats)

@@ -3,8 +3,8 @@
     python scripts/house.py            # all figures; exit status 1 if one slips
     python scripts/house.py --worst    # with the places that spoil each
 
-Lines of code are read as tokens and as syntax trees; complexity is McCabe's as radon counts it (ruff counts its own, with
-``ruff check``); duplication is the share of lines in runs of six or more that stand twice, names and all.
+Complexity is McCabe's as radon counts it (``ruff check`` counts its own); duplication is the share of lines in runs of
+six or more that stand twice, names and all.
 """
 
 from __future__ import annotations

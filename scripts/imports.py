@@ -106,7 +106,9 @@ def upward(parts: list[Module]) -> list[str]:
     for module in parts:
         for name in sorted(imports(module, known)) if module.package else ():
             other = known[name].package
-            if name not in (PUBLIC, PRESETS) and (not other or DEPTH[other] < DEPTH[module.package]) or name == PUBLIC:
+            if (
+                name not in (PUBLIC, PRESETS) and (not other or DEPTH[other] < DEPTH[module.package])
+            ) or name == PUBLIC:
                 found.append(f"{module.name} -> {name}")
     return found
 

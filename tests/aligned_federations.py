@@ -29,8 +29,8 @@ def config_of(*, task: Config | None = None, optimizer: Config | None = None, **
     config = copy.deepcopy(aligned(**({"local_steps": 2, "robust_steps": 2} | algorithm)))
     sgd = {"kind": "sgd", "lr": RATE, "momentum": 0.0, "clip": None}
     config["clients"]["hospital"]["training"]["optimizer"] = optimizer or sgd
-    for party in (config["server"], config["clients"]["hospital"]):
-        party["task"] = task if task and "name" in task else party["task"] | (task or {})
+    for participant in (config["server"], config["clients"]["hospital"]):
+        participant["task"] = task if task and "name" in task else participant["task"] | (task or {})
     return config
 
 
@@ -63,7 +63,7 @@ def metrics(session: Session) -> dict[str, float]:
 
 
 def events(session: Session) -> list[tuple[str, str]]:
-    return [(record["party"], record["event"]) for record in session.server.records if record["kind"] == "event"]
+    return [(record["participant"], record["event"]) for record in session.server.records if record["kind"] == "event"]
 
 
 class Said(NamedTuple):
@@ -99,7 +99,7 @@ def heard(
 
 def fields(payload: Payload) -> dict[str, Any]:
     """Copies of its tensors, and its scalars."""
-    known = {name: {key: value.clone() for key, value in item.items()} for name, item in payload.artefacts.items()}
+    known = {name: {key: value.clone() for key, value in item.items()} for name, item in payload.bundles.items()}
     return known | payload.scalars
 
 

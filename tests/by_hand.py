@@ -120,15 +120,15 @@ def aligned(**algorithm: Any) -> Config:
     text = {"name": "bag", "width": 8, "view": tokens}
     model = {"dim": 8, "aligner": {"hidden": 16}, "encoders": {"image": image, "text": text}}
     task = {"name": "retrieval", "objective": "info_nce", "learn_temperature": False, "mask_siblings": True}
-    party = {"source": "scenes", "model": model, "task": task}
+    participant = {"source": "scenes", "model": model, "task": task}
     training = {"optimizer": {"kind": "adamw", "lr": 0.01}, "batch_size": 12}
     columns = {"image": "image", "text": "captions"}
     scenes = {"name": "scenes", "train": 18, "validation": 8, "test": 12, "size": 16, "columns": columns}
     return {
         "name": "aligned",
         "data": {"sources": {"scenes": scenes}},
-        "server": party,
-        "clients": {"hospital": party | {"count": 3, "training": training}},
+        "server": participant,
+        "clients": {"hospital": participant | {"count": 3, "training": training}},
         "algorithm": {"name": "fedaid"} | algorithm,
         "run": {"rounds": 2, "threads": 1, "device": "cpu", "plots": False, "bounds": UNBOUND},
     }
@@ -138,7 +138,7 @@ def one_classification(config: Config) -> Config:
     """``three_kinds`` whose clients and server all tell the same classes, which public samples have too."""
     task = {"name": "classification", "target": "label", "classes": 18}
     config["data"]["sources"]["texts"]["targets"] = {"label": "label"}
-    clients = {name: party | {"task": task} for name, party in config["clients"].items()}
+    clients = {name: participant | {"task": task} for name, participant in config["clients"].items()}
     return config | {"clients": clients, "server": config["server"] | {"task": task}}
 
 

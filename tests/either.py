@@ -1,4 +1,4 @@
-"""Federations whose parties exchange class scores, for tests of methods that have both forms."""
+"""Federations whose participants exchange class scores, for tests of methods that have both forms."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ Config = dict[str, Any]
 def classifying(tiny: Config) -> Config:
     """``tiny`` with one classification everywhere, and a public set that has its classes."""
     config = copy.deepcopy(tiny)
-    for party in (config["server"], *config["clients"].values()):
-        party["task"] = "classification"
+    for participant in (config["server"], *config["clients"].values()):
+        participant["task"] = "classification"
     return config
 
 

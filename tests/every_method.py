@@ -33,7 +33,7 @@ _RANDOM: dict[str, Config] = {"pixels": {"augment": {"flip": True}}, "tokens": {
 def federation_for(method: str, *, scores: bool = False, **algorithm: Any) -> Config:
     """A federation that suits a method, with its settings; those that only cost time are small.
 
-    With ``scores`` all parties tell the same classes, as methods need that exchange class scores.
+    With ``scores`` all participants tell the same classes, as methods need that exchange class scores.
     """
     build = _kind(method)
     config = build(name=method, **_SMALL.get(method, {}) | algorithm)
@@ -51,7 +51,7 @@ def federation_for(method: str, *, scores: bool = False, **algorithm: Any) -> Co
     return one_classification(config) if scores else config
 
 
-def parties(config: Config) -> Iterator[Config]:
+def participants(config: Config) -> Iterator[Config]:
     """Sections of the server and of all groups."""
     yield from config["clients"].values()
     if "server" in config:
@@ -70,9 +70,9 @@ def _kind(method: str) -> Any:
 def _shrink(config: Config, optimizer: Config) -> None:
     for source in config["data"]["sources"].values():
         source |= {"train": 14, "validation": 4, "test": 4}
-    for party in parties(config):
-        party["training"] = {"optimizer": optimizer, "batch_size": 4}
-        for encoder in party["model"]["encoders"].values():
+    for participant in participants(config):
+        participant["training"] = {"optimizer": optimizer, "batch_size": 4}
+        for encoder in participant["model"]["encoders"].values():
             encoder |= _LITTLE.get(encoder["name"], {})
             encoder["view"] = encoder["view"] | _RANDOM[encoder["view"]["name"]]
     for group in config["clients"].values():

@@ -1,4 +1,4 @@
-"""Small federations of FedAFD, and what their parties send each other."""
+"""Small federations of FedAFD, and what their participants send each other."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 from torch import Tensor
 
 from by_hand import three_kinds
-from polyfed.federation.knowledge import Knowledge
+from polyfed.federation.public_outputs import PublicOutputs
 from polyfed.runs.session import Session
 from polyfed.wire.payload import Payload, Weights
 from sessions import prepared, request, site_of
@@ -38,7 +38,7 @@ def session_of(folder: Path, **algorithm: Any) -> Session:
     return prepared(config, folder)
 
 
-def known_of(session: Session) -> Knowledge:
+def known_of(session: Session) -> PublicOutputs:
     return session.experiment.algorithm.known(session.server)
 
 
@@ -48,7 +48,9 @@ def encoders_of(session: Session, *modalities: str) -> Values:
     return {name: x.clone() for name, x in session.server.model.state_dict().items() if name.startswith(wanted)}
 
 
-def asked(session: Session, client: str, known: Knowledge, encoders: Values | None = None, number: int = 1) -> Payload:
+def asked(
+    session: Session, client: str, known: PublicOutputs, encoders: Values | None = None, number: int = 1
+) -> Payload:
     """What a client answers that is asked to train."""
     fields = {"representations": known, "encoders": Weights(encoders or {}), "version": 1}
     return site_of(session).handle(request(client, Payload(fields), (number, 0), session.accepted.get(client)))

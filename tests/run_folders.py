@@ -38,20 +38,20 @@ def write_run(folder: Path, *, rounds: int = 12, seed: int = 0, gain: float = 30
     metrics, ledger, timing = [], [], []
     for number in range(1, rounds + 1):
         value = gain * (1 - 0.8**number) + draw.uniform(-1, 1)
-        test = {"round": number, "party": "server", "kind": "test", "metrics": server_metrics(value)}
+        test = {"round": number, "participant": "server", "kind": "test", "metrics": server_metrics(value)}
         metrics += [test, test | {"kind": "validation", "metrics": server_metrics(value + 1)}]
         for client, group in clients.items():
             if draw.random() < 0.7:
                 accuracy = gain + draw.uniform(-9, 9) + number
                 name = "r1_sum" if group == "paired" else "accuracy"
                 found = {name: accuracy, "loss": 2.0 / number, "n": 50.0}
-                metrics.append({"round": number, "party": client, "kind": "test", "metrics": found})
+                metrics.append({"round": number, "participant": client, "kind": "test", "metrics": found})
             for direction, size in (("down", 3_000_000), ("up", 1_500_000)):
                 line = {"round": number, "client": client, "direction": direction, "step": "fit"}
-                ledger.append(line | {"artefact": "z", "kind": "representations", "dtype": "float32", "bytes": size})
-                ledger.append(line | {"artefact": "framing", "kind": "framing", "dtype": "", "bytes": 100})
+                ledger.append(line | {"bundle": "z", "kind": "representations", "dtype": "float32", "bytes": size})
+                ledger.append(line | {"bundle": "framing", "kind": "framing", "dtype": "", "bytes": 100})
         timing.append({"round": number, "seconds": 10 + draw.random()})
-    event = {"party": "text-1", "kind": "event", "event": "client_excluded", "reason": "loss is not finite"}
+    event = {"participant": "text-1", "kind": "event", "event": "client_excluded", "reason": "loss is not finite"}
     metrics += [event | {"round": 3}, event | {"round": 5, "reason": "no answer in 60 s"}]
     write_lines(folder / "metrics.jsonl", metrics)
     write_lines(folder / "ledger.jsonl", ledger)

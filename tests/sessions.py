@@ -10,7 +10,7 @@ from polyfed.engines.local import LocalEngine
 from polyfed.engines.site import Site
 from polyfed.federation.client import Client
 from polyfed.federation.cohort import Cohort, Request
-from polyfed.federation.state import Label
+from polyfed.federation.state import StateVersion
 from polyfed.runs.experiment import Experiment
 from polyfed.runs.folder import RunFolder
 from polyfed.runs.progress import SilentProgress, unreported
@@ -40,11 +40,11 @@ def first_cohort(session: Session) -> Cohort:
     return session.cohort(1, Ledger())
 
 
-def woken(session: Session, client: str, label: Label = (1, 0), after: Label | None = None) -> Client:
+def woken(session: Session, client: str, label: StateVersion = (1, 0), after: StateVersion | None = None) -> Client:
     """A client as a step finds it."""
     return site_of(session)._wake(session.federation.members[client], label, after)
 
 
-def request(client: str, payload: Payload, label: Label = (1, 0), after: Label | None = None) -> Request:
+def request(client: str, payload: Payload, label: StateVersion = (1, 0), after: StateVersion | None = None) -> Request:
     """What an engine carries to a client that is asked to ``fit``."""
     return Request(client, "fit", *label, after, payload)

@@ -17,10 +17,10 @@ def sink_run(folder: Path, resumed_from: int = 0) -> SinkRun:
 
 def a_round(number: int) -> list[Record]:
     metrics = [
-        {"round": number, "party": "server", "kind": "test", "metrics": {"image_to_text_r@1": 10.0 * number}},
-        {"round": number, "party": "image-0", "kind": "test", "metrics": {"accuracy": 20.0}},
-        {"round": number, "party": "image-1", "kind": "test", "metrics": {"accuracy": 40.0, "loss": math.nan}},
-        {"round": number, "party": "image-2", "kind": "event", "event": "client_excluded", "reason": "no answer"},
+        {"round": number, "participant": "server", "kind": "test", "metrics": {"image_to_text_r@1": 10.0 * number}},
+        {"round": number, "participant": "image-0", "kind": "test", "metrics": {"accuracy": 20.0}},
+        {"round": number, "participant": "image-1", "kind": "test", "metrics": {"accuracy": 40.0, "loss": math.nan}},
+        {"round": number, "participant": "image-2", "kind": "event", "event": "client_excluded", "reason": "no answer"},
     ]
     ledger = [{"direction": way, "bytes": size} for way, size in (("up", 3), ("down", 5), ("up", 4))]
     return round_records(number, metrics, ledger, 1.5)

@@ -27,7 +27,7 @@ _SITE_COPIES = 10
 2 in SuperNode: the message and its reply, as chunks.
 4 in the process of a message, of Flower: what arrives as chunks, without headers, joined, and as bytes; or, later,
    what arrived, the reply from the worker, as bytes for Flower, and as chunks.
-4 in the worker: what arrived, as it arrives and aligned; and the reply, whose memory is that of the last errand
+4 in the worker: what arrived, as it arrives and aligned; and the reply, whose memory is that of the last message
    until the next is done.
 """
 

@@ -14,11 +14,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from runs import spread
 
 from polyfed import Experiment, run
 from polyfed.runs.progress import SilentProgress
 from polyfed.runs.records import RunRecords
+from runs import spread
 
 PRESET = str(Path(__file__).with_suffix(".yaml"))
 OFF = "run.bounds={update: null, refuse: null, size: null, weight: null}"
@@ -94,7 +94,7 @@ def told(folders: list[Path], attackers: int) -> str:
     counts: dict[tuple[str, bool], int] = {}
     for folder in folders:
         for event in RunRecords.load(folder).events:
-            key = event.event, event.party in names
+            key = event.event, event.participant in names
             counts[key] = counts.get(key, 0) + 1
     words = {"client_excluded": "excluded", "update_shortened": "shortened", "weight_capped": "capped"}
     parts = [

@@ -15,7 +15,7 @@ from polyfed.engines.engine import Hosting
 from polyfed.engines.local import Local, LocalEngine
 from polyfed.federation.client import ClientInfo
 from polyfed.federation.cohort import Answer, Engine, Request
-from polyfed.wire.payload import Artefact, Payload, Weights
+from polyfed.wire.payload import Payload, TensorBundle, Weights
 
 Attack = Literal["random", "flipped", "constant", "scaled", "copied", "nan"]
 T = TypeVar("T")
@@ -54,14 +54,14 @@ class _Falsifying:
                 yield answer
 
     def _remember(self, payload: Payload) -> None:
-        for name, artefact in payload.artefacts.items():
-            self.seen |= {f"{name}/{key}": value for key, value in artefact.items()}
+        for name, bundle in payload.bundles.items():
+            self.seen |= {f"{name}/{key}": value for key, value in bundle.items()}
 
     def _false(self, payload: Payload, number: int) -> Payload:
         fields = dict(payload.fields)
-        for name, artefact in payload.artefacts.items():
-            tensors = {key: self._one(f"{name}/{key}", value, number) for key, value in artefact.items()}
-            fields[name] = _like(artefact, tensors)
+        for name, bundle in payload.bundles.items():
+            tensors = {key: self._one(f"{name}/{key}", value, number) for key, value in bundle.items()}
+            fields[name] = _like(bundle, tensors)
         return Payload(fields)
 
     def _one(self, name: str, value: Tensor, number: int) -> Tensor:
@@ -73,8 +73,8 @@ class _Falsifying:
         return FALSE[self.attack](value, generator(0, number, name))
 
 
-def _like(artefact: Artefact, tensors: Mapping[str, Tensor]) -> Artefact:
-    return type(artefact)(tensors=dict(tensors), **artefact.attributes())
+def _like(bundle: TensorBundle, tensors: Mapping[str, Tensor]) -> TensorBundle:
+    return type(bundle)(tensors=dict(tensors), **bundle.attributes())
 
 
 def _norms(value: Tensor) -> Tensor:
@@ -133,10 +133,10 @@ class _Lying:
         assert answer.payload is not None
         if self.settings.falsehood == "silent":
             return Answer(answer.client, error="it says nothing")
-        sent, fields = request.payload.artefacts["weights"], dict(answer.payload.fields)
+        sent, fields = request.payload.bundles["weights"], dict(answer.payload.fields)
         tensors = {
             name: self._one(value, sent[name], generator(0, request.round, answer.client, name))
-            for name, value in answer.payload.artefacts["weights"].items()
+            for name, value in answer.payload.bundles["weights"].items()
         }
         variances = {name: value.abs() for name, value in tensors.items() if name.endswith("running_var")}
         fields["weights"] = Weights(tensors | variances)  # a negative one would be refused for that

@@ -13,9 +13,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from statistics import mean, median
 
-from runs import Planned, spread
-
 from polyfed.runs.records import RunRecords
+from runs import Planned, spread
 
 TWINS = ("creamfl", "reamfl-mean", "server-only", "local")
 RECALLS = [f"{a}_to_{b}_r@{k}" for a, b in (("image", "text"), ("text", "image")) for k in (1, 5, 10)]

@@ -16,9 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from statistics import mean
 
-from runs import Planned
-
 from polyfed.runs.records import RunRecords
+from runs import Planned
 
 METHODS = ("fedafd", "creamfl", "fedmd", "margin", "fedgems", "fedet", "fedmkd", "fedproto", "fedtgp")
 ATTACKS = ("none", "random", "flipped", "constant", "scaled", "copied", "nan")
@@ -52,7 +51,7 @@ def cell(folder: Path, method: str) -> Cell:
     group = who.partition("-")[0]
     metric = "accuracy" if group == "image" else "r1_sum"
     others = [records.last(client).get(metric) for client in records.groups[group] if client != who]
-    excluded = sum(event.event == "client_excluded" and event.party == who for event in records.events)
+    excluded = sum(event.event == "client_excluded" and event.participant == who for event in records.events)
     return Cell(records.last("server").get("r1_sum", float("nan")), mean(v for v in others if v is not None), excluded)
 
 

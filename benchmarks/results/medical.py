@@ -27,11 +27,11 @@ from statistics import mean
 from typing import Any
 
 from medical_tables import HEADS, PAIRS, RATE, TABLES, Row, selected, tasks_of
-from runs import Planned, client_values, spread
 
 from polyfed.downstream.opened import Wanted
 from polyfed.downstream.suite import Suite, run_suite
 from polyfed.runs.records import RunRecords
+from runs import Planned, client_values, spread
 
 GRID = (0.0003, 0.001, 0.003)
 SEARCH_SEED = 100

@@ -43,7 +43,7 @@ def _fedavg(*overrides: str) -> Row:
 
 def _task(row: Row, task: str) -> Row:
     """The same with another objective."""
-    both = tuple(f"{party}.task={task}" for party in ("server", "clients.hospital"))
+    both = tuple(f"{participant}.task={task}" for participant in ("server", "clients.hospital"))
     return replace(row, overrides=(*row.overrides, *both))
 
 

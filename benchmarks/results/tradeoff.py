@@ -19,12 +19,11 @@ from pathlib import Path
 from statistics import mean
 from typing import Any
 
-from runs import Planned, spread
-
 from polyfed.reporting.figures import COLOURS, figure_grid, legend_below, save, styled
 from polyfed.reporting.tables import MIB
 from polyfed.runs.experiment import read_config
 from polyfed.runs.records import RunRecords
+from runs import Planned, spread
 
 METRIC = "r1_sum"
 LABELS = {

@@ -16,9 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from statistics import mean, median
 
-from runs import Planned, client_values, spread
-
 from polyfed.runs.records import RunRecords
+from runs import Planned, client_values, spread
 
 GRID = (0.0005, 0.001, 0.002)
 SEARCH_SEED = 100

@@ -15,9 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from statistics import mean, median
 
-from runs import Planned, spread
-
 from polyfed.runs.records import RunRecords
+from runs import Planned, spread
 
 BLIND = ("server.task.use=[text]",)
 SETS = ("easy", "daquar")

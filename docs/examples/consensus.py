@@ -55,16 +55,16 @@ class Consensus(Algorithm):
         own = client.represent(client.public_set)
         return Reply(representations=Representations(own, order=consensus.order))
 
-    def digest(self, party: Client | Server, targets: Mapping[str, Tensor]) -> None:
-        """Move a party's representations of the public set towards the targets."""
-        shared = [modality for modality in party.public_set.modalities if modality in targets]
-        known = {modality: targets[modality].to(party.device) for modality in shared}
-        trainer = party.trainer("digest")
-        party.model.train()
-        for epoch in party.epochs(self.digest_epochs if known else 0):
-            for batch in party.batches(party.public_set, f"digest-{epoch}"):
+    def digest(self, participant: Client | Server, targets: Mapping[str, Tensor]) -> None:
+        """Move a participant's representations of the public set towards the targets."""
+        shared = [modality for modality in participant.public_set.modalities if modality in targets]
+        known = {modality: targets[modality].to(participant.device) for modality in shared}
+        trainer = participant.trainer("digest")
+        participant.model.train()
+        for epoch in participant.epochs(self.digest_epochs if known else 0):
+            for batch in participant.batches(participant.public_set, f"digest-{epoch}"):
                 distances = [
-                    l2(party.model.represent(name, batch.inputs[name]), target[batch.index])
+                    l2(participant.model.represent(name, batch.inputs[name]), target[batch.index])
                     for name, target in known.items()
                 ]
                 trainer.step(sum(distances[1:], distances[0]))

@@ -1,4 +1,4 @@
-"""Scores against Eq. 4 in float64, and Eq. 4-6 end to end."""
+"""Logits against Eq. 4 in float64, and Eq. 4-6 end to end."""
 
 import logging
 import math

@@ -322,10 +322,10 @@ def test_the_server_learns_from_its_clients(creamfl: Config, tmp_path: Path) -> 
     creamfl["public"]["items"] = 150
     creamfl["clients"] = {"paired": creamfl["clients"]["paired"]}
     training = {"optimizer": {"kind": "adamp", "lr": 0.003}, "batch_size": 32}
-    for party in (creamfl["server"], creamfl["clients"]["paired"]):
-        party["training"] = training
-        party["task"] = {"name": "retrieval", "objective": "info_nce", "mask_siblings": True}
-        party["model"] = wide(party["model"])
+    for participant in (creamfl["server"], creamfl["clients"]["paired"]):
+        participant["training"] = training
+        participant["task"] = {"name": "retrieval", "objective": "info_nce", "mask_siblings": True}
+        participant["model"] = wide(participant["model"])
     creamfl["algorithm"] |= {"server_epochs": 0, "local_epochs": 2, "kd_epochs": 2, "tau_inter": 0.1}
     creamfl["run"] |= {"rounds": 4}
     result = run(Experiment.parse(creamfl), tmp_path / "run")

@@ -64,7 +64,7 @@ def naive_contrasts(
     client = woken(session, client_id)
     (modality,) = client.info.modalities
     (partner,) = [name for name in known if name != modality]
-    client.receive(start)
+    client.load_weights(start)
     previous = client.represent(client.public_set)[modality].clone()
     passes = iter([client.public_batches(f"contrast-{k}", ROWS) for k in range(2)])
 

@@ -29,9 +29,9 @@ FINE = {"patch": 4}  # 16 patches a picture of 16 pixels
 def config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Config:
     monkeypatch.setenv("POLYFED_CACHE", str(tmp_path / "cache"))
     found = transformers(name="fed_mae", **SMALL)
-    for party in (found["server"], found["clients"]["image"], found["clients"]["paired"]):
-        party["model"] = copy.deepcopy(party["model"])
-        party["model"]["encoders"]["image"] |= FINE
+    for participant in (found["server"], found["clients"]["image"], found["clients"]["paired"]):
+        participant["model"] = copy.deepcopy(participant["model"])
+        participant["model"]["encoders"]["image"] |= FINE
     return found
 
 

@@ -30,7 +30,7 @@ from polyfed.algorithms.fedafd import FedAFD
 from polyfed.core.randomness import isolated
 from polyfed.data.samples import Batch
 from polyfed.federation.client import Client
-from polyfed.federation.knowledge import Knowledge
+from polyfed.federation.public_outputs import PublicOutputs
 from polyfed.models.fused import Guidance
 from polyfed.models.model import Model
 from polyfed.runs.session import Session
@@ -58,7 +58,7 @@ def parts(client: Client) -> dict[str, float]:
     return dict(squares)
 
 
-def scene(session: Session, name: str) -> tuple[FedAFD, Client, Knowledge, Batch, Guidance]:
+def scene(session: Session, name: str) -> tuple[FedAFD, Client, PublicOutputs, Batch, Guidance]:
     algorithm, client, known = session.experiment.algorithm, woken(session, name), known_of(session)
     assert isinstance(algorithm, FedAFD)
     guidance = algorithm._received(client, Weights(encoders_of(session, *client.info.modalities)), 1)

@@ -132,10 +132,12 @@ def test_kept_features_change_nothing(tmp_path: Path, fusion: str) -> None:
         settings = {"broadcast_every": every, "cache_global_features": cached, "fusion": fusion}
         runs[every, cached] = outcome(play(session_of(tmp_path / f"{every}{cached}", **settings), 1, 3))
     furthest = 0.0
-    for party, values in runs[10, True].items():
+    for participant, values in runs[10, True].items():
         for key, value in values.items():
-            torch.testing.assert_close(value, runs[10, False][party][key], atol=1e-6, rtol=1e-6, msg=f"{party} {key}")
-            furthest = max(furthest, float((value - runs[1, True][party][key]).abs().max()))
+            torch.testing.assert_close(
+                value, runs[10, False][participant][key], atol=1e-6, rtol=1e-6, msg=f"{participant} {key}"
+            )
+            furthest = max(furthest, float((value - runs[1, True][participant][key]).abs().max()))
     assert furthest > 1e-3
 
 

@@ -83,7 +83,7 @@ def test_anchors_are_the_teachers_and_do_not_learn(tmp_path: Path) -> None:
     """In round 2 too the anchors are what the server sent, not what trains."""
     session = session_of(tmp_path)
     algorithm, client = session.experiment.algorithm, woken(session, CLIENTS[0])
-    client.receive(global_model(session))
+    client.load_weights(global_model(session))
     teacher = {name: value + 0.1 for name, value in global_model(session).items() if value.is_floating_point()}
     weights = {name: teacher.get(name, value) for name, value in global_model(session).items()}
     anchors = frozen_aligners(client.model, {name: weights[name] for name in parts_of(session).aligner})
@@ -105,7 +105,7 @@ def test_gradients_reach_the_distorted_encoder_and_the_teacher_alone(
 ) -> None:
     session = session_of(tmp_path, task={"learn_temperature": True})
     algorithm, client, still = session.experiment.algorithm, woken(session, CLIENTS[0]), []
-    client.receive(global_model(session))
+    client.load_weights(global_model(session))
     g = frozen_aligners(client.model, client.model.state_dict())
     freeze = fedaid.frozen
     monkeypatch.setattr(fedaid, "frozen", lambda module: still.append(freeze(module)) or still[-1])
@@ -149,7 +149,7 @@ def test_the_contrast_weighs_as_much_as_a_task_that_is_a_contrast(tmp_path: Path
     task = {"name": "convirt", "learn_temperature": False, "reduction": reduction}
     session = session_of(tmp_path, task=task)
     algorithm, client = session.experiment.algorithm, woken(session, CLIENTS[0])
-    client.receive(global_model(session))
+    client.load_weights(global_model(session))
     client.model.eval()
     batch, view = next(client.batches(client.train, "x")), local_view(client.model)
     z = {name: view.represent(name, x) for name, x in batch.inputs.items()}
@@ -191,9 +191,9 @@ def test_heads_for_positions_learn_in_stage_one_and_no_teacher_resets_them(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config = copy.deepcopy(config_of())
-    for party in (config["server"], config["clients"]["hospital"]):
-        party["model"] = party["model"] | {"aligner": {"hidden": 16, "local": True}}
-        party["task"] = {"name": "gloria"}
+    for participant in (config["server"], config["clients"]["hospital"]):
+        participant["model"] = participant["model"] | {"aligner": {"hidden": 16, "local": True}}
+        participant["task"] = {"name": "gloria"}
     session = prepared(config, tmp_path)
     said = heard(session, monkeypatch)
     names = {f"encoders.{side}.aligner.local.{kind}" for side in ("image", "text") for kind in ("weight", "bias")}
@@ -293,11 +293,11 @@ def test_without_a_robust_teacher_it_is_guided_averaging(tmp_path: Path, monkeyp
 def learning(folder: Path, batch: int = 32, scenes: int = 180, **algorithm: Any) -> Session:
     """Two clients with easy pairs, five a scene."""
     config = copy.deepcopy(aligned(**({"local_steps": 20, "robust_steps": 20} | algorithm)))
-    for party in (config["server"], config["clients"]["hospital"]):
-        model = party["model"] | {"dim": 32, "aligner": {"head": "linear"}}
+    for participant in (config["server"], config["clients"]["hospital"]):
+        model = participant["model"] | {"dim": 32, "aligner": {"head": "linear"}}
         model["encoders"]["image"] |= {"widths": [16, 32]}
         model["encoders"]["text"] |= {"width": 32}
-        party["model"] = model
+        participant["model"] = model
     config["clients"]["hospital"] |= {"count": 2}
     optimizer = {"kind": "adamw", "lr": 0.003, "clip": 2.0}
     config["clients"]["hospital"]["training"] = {"optimizer": optimizer, "batch_size": batch}

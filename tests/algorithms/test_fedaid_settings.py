@@ -101,8 +101,8 @@ def test_local_epochs_are_possible() -> None:
 @pytest.mark.parametrize("method", ["fedaid", "feddra"])
 def test_federations_that_do_not_suit_are_refused(tmp_path: Path, method: str) -> None:
     plain, several, single = (copy.deepcopy(aligned(name=method)) for _ in range(3))
-    for party in (plain["server"], plain["clients"]["hospital"]):
-        party["model"] = {key: value for key, value in party["model"].items() if key != "aligner"}
+    for participant in (plain["server"], plain["clients"]["hospital"]):
+        participant["model"] = {key: value for key, value in participant["model"].items() if key != "aligner"}
     with pytest.raises(ConfigError, match=rf"'{method}' needs an align module for 'image'; set aligner"):
         prepared(plain, tmp_path / "plain")
     several["clients"]["other"] = copy.deepcopy(several["clients"]["hospital"])

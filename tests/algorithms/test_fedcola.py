@@ -16,7 +16,7 @@ from misbehaving import contents, cut_short
 from polyfed.algorithms.fedcola import FedCola
 from polyfed.core.errors import ConfigError
 from polyfed.core.randomness import isolated
-from polyfed.federation.cohort import Answer, Cohort, Patience, Request
+from polyfed.federation.cohort import Answer, Cohort, ReplyPolicy, Request
 from polyfed.reporting.reported import resume, run
 from polyfed.runs.experiment import Experiment
 from polyfed.runs.session import Session
@@ -226,7 +226,7 @@ def downloads(config: Config, folder: Path) -> dict[str, int]:
     """Bytes of tensors that each client receives in round 1."""
     session = prepared(config, folder)
     ledger = Ledger()
-    cohort = Cohort(session.server.clients, failing, 1, Transport(), ledger, lambda step: Patience(min_clients=0))
+    cohort = Cohort(session.server.clients, failing, 1, Transport(), ledger, lambda step: ReplyPolicy(min_clients=0))
     session.experiment.algorithm.round(session.server, cohort)
     found: dict[str, int] = {}
     for line in ledger.records:

@@ -67,7 +67,7 @@ def heard(session: Session, monkeypatch: pytest.MonkeyPatch) -> dict[tuple[int, 
     def exchange(requests: Sequence[Request], deadline: float | None) -> Iterator[Answer]:
         for one, answer in zip(requests, carry(requests, deadline), strict=True):
             assert answer.payload is not None, answer.error
-            both = tuple(copies(payload.artefacts) | payload.scalars for payload in (one.payload, answer.payload))
+            both = tuple(copies(payload.bundles) | payload.scalars for payload in (one.payload, answer.payload))
             found[one.round, one.step, one.client] = both
             yield answer
 
@@ -275,7 +275,7 @@ def test_a_client_lost_between_the_stages_keeps_its_weight(tmp_path: Path, monke
 
     monkeypatch.setattr(session.engine, "exchange", losing)
     play(session, 1, 1)
-    assert [record["party"] for record in session.server.records if record["kind"] == "event"] == [lost]
+    assert [record["participant"] for record in session.server.records if record["kind"] == "event"] == [lost]
     assert metrics(session)[f"weight.{lost}"] == 1 / 3
     assert f"loss.{lost}" not in metrics(session)
     play(session, 2, 2)

@@ -213,13 +213,13 @@ def test_equal_weights_are_at_distance_zero_in_training_mode(tmp_path: Path, nor
     distances = {}
     for mode in ("training", "evaluation"):
         config = copy.deepcopy(config_of(name="feddra", anchor_mode=mode, guidance_reduction="mean", task_weight=0))
-        for party in (config["server"], config["clients"]["hospital"]):
-            party["model"] = copy.deepcopy(party["model"])
-            party["model"]["aligner"] |= {"head_norm": norm}
-            party["model"]["encoders"]["text"] |= {"dropout": 0.0}
+        for participant in (config["server"], config["clients"]["hospital"]):
+            participant["model"] = copy.deepcopy(participant["model"])
+            participant["model"]["aligner"] |= {"head_norm": norm}
+            participant["model"]["encoders"]["text"] |= {"dropout": 0.0}
         session = prepared(config, tmp_path / mode)
         client, algorithm = woken(session, CLIENTS[0]), session.experiment.algorithm
-        client.receive(global_model(session))
+        client.load_weights(global_model(session))
         loss = algorithm.guided_loss(client)
         client.model.train()
         distances[mode] = loss(client.model, next(client.batches(client.train, "x"))).item()
@@ -232,7 +232,7 @@ def test_the_anchors_keep_their_statistics(tmp_path: Path, monkeypatch: pytest.M
     """What the second stage is measured by and sends does not depend on how often anchors were computed."""
     session = session_of(tmp_path, anchor_mode="training")
     client, algorithm = woken(session, CLIENTS[0]), session.experiment.algorithm
-    client.receive(global_model(session))
+    client.load_weights(global_model(session))
     copies: list[nn.Module] = []
     freeze = feddra.frozen
     monkeypatch.setattr(feddra, "frozen", lambda module, **mode: copies.append(freeze(module, **mode)) or copies[-1])

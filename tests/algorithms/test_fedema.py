@@ -34,9 +34,9 @@ SMALL = {"name": "fedema", "local_epochs": 1, "predictor_width": 16}
 @pytest.fixture
 def config(tiny: Config) -> Config:
     """``tiny`` with augmented pictures; texts have no random view."""
-    for party in (tiny["server"], *tiny["clients"].values()):
-        party["model"] = copy.deepcopy(party["model"])
-        party["model"]["encoders"]["image"]["view"]["augment"] = AUGMENT
+    for participant in (tiny["server"], *tiny["clients"].values()):
+        participant["model"] = copy.deepcopy(participant["model"])
+        participant["model"]["encoders"]["image"]["view"]["augment"] = AUGMENT
     tiny["algorithm"] = SMALL
     return tiny
 
@@ -276,10 +276,10 @@ def test_a_client_with_nothing_to_train_stops_the_run(tiny: Config, tmp_path: Pa
 
 
 def augmented(config: Config) -> Config:
-    parties = [config["server"], *config["clients"].values()] if "server" in config else config["clients"].values()
-    for party in parties:
-        party["model"] = copy.deepcopy(party["model"])
-        for modality, encoder in party["model"]["encoders"].items():
+    participants = [config["server"], *config["clients"].values()] if "server" in config else config["clients"].values()
+    for participant in participants:
+        participant["model"] = copy.deepcopy(participant["model"])
+        for modality, encoder in participant["model"]["encoders"].items():
             encoder["view"] |= {"augment": AUGMENT} if modality == "image" else {"drop": 0.1, "delete": 0.1}
     return config
 

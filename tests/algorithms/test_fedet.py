@@ -16,7 +16,7 @@ from misbehaving import contents, cut_short
 from polyfed.aggregation.ensemble import Ensembled
 from polyfed.algorithms.fedet import Aim, FedET, Said, limited
 from polyfed.core.errors import ConfigError
-from polyfed.federation.knowledge import Knowledge
+from polyfed.federation.public_outputs import PublicOutputs
 from polyfed.reporting.reported import resume, run
 from polyfed.runs.experiment import Experiment
 from polyfed.runs.session import Session
@@ -51,7 +51,7 @@ def session_of(tiny: Config, folder: Path, form: str, **algorithm: Any) -> tuple
     return session, method
 
 
-def asked(session: Session, method: FedET, client: str, known: Knowledge) -> dict[str, Any]:
+def asked(session: Session, method: FedET, client: str, known: PublicOutputs) -> dict[str, Any]:
     """What a client replies in round 1."""
     (info,) = (info for info in session.server.clients if info.id == client)
     weights, channels = session.server.weights_for(info), method.wanted(known)(info)
@@ -98,7 +98,7 @@ def test_consensus_and_who_contradicts_it(tiny: Config, tmp_path: Path, form: st
 
 def test_clients_that_agree_leave_no_dissent_and_their_order_does_not_matter(tiny: Config, tmp_path: Path) -> None:
     session, method = session_of(tiny, tmp_path, "scores")
-    known = method.form.artefact({"label": torch.zeros(3, 4)}, "x")
+    known = method.form.bundle({"label": torch.zeros(3, 4)}, "x")
     said = [Said(name, unit(3, 4, seed=seed), float(seed)) for seed, name in enumerate("abc")]
     (first, second) = (method.aims(session.server, known, {"label": order})["label"] for order in (said, said[::-1]))
     assert torch.allclose(first.consensus.values, second.consensus.values)
@@ -110,7 +110,7 @@ def test_clients_that_agree_leave_no_dissent_and_their_order_does_not_matter(tin
 
 def test_a_client_whose_scores_are_all_equal_says_nothing(tiny: Config, tmp_path: Path) -> None:
     session, method = session_of(tiny, tmp_path, "scores")
-    known = method.form.artefact({"label": torch.zeros(3, 4)}, "x")
+    known = method.form.bundle({"label": torch.zeros(3, 4)}, "x")
     silent = Said("a", torch.zeros(3, 4), torch.zeros(3).log())
     aim = method.aims(session.server, known, {"label": [silent]})["label"]
     assert not aim.consensus.valid.any()

@@ -14,7 +14,7 @@ from misbehaving import contents, cut_short
 from polyfed.aggregation.ensemble import Ensembled
 from polyfed.algorithms.fedgems import FedGEMS, Lesson
 from polyfed.core.errors import ConfigError
-from polyfed.federation.knowledge import Knowledge
+from polyfed.federation.public_outputs import PublicOutputs
 from polyfed.reporting.reported import resume, run
 from polyfed.runs.experiment import Experiment
 from polyfed.runs.session import Session
@@ -38,7 +38,7 @@ def session_of(tiny: Config, folder: Path, form: str, **algorithm: Any) -> tuple
     return session, method
 
 
-def asked(session: Session, client: str, known: Knowledge) -> Knowledge:
+def asked(session: Session, client: str, known: PublicOutputs) -> PublicOutputs:
     (info,) = (info for info in session.server.clients if info.id == client)
     own = session.experiment.algorithm.share(known)(info)
     return site_of(session).handle(request(client, Payload({"knowledge": own}))).fields["knowledge"]
@@ -62,7 +62,7 @@ def test_the_ensemble_counts_the_right_by_their_certainty(tiny: Config, tmp_path
     other, _ = session_of(tiny, tmp_path / "b", form, local_epochs=3)
     server, found = session.server, {}
 
-    def seen(server: Any, known: Knowledge, targets: dict[str, Ensembled]) -> dict[str, Lesson]:
+    def seen(server: Any, known: PublicOutputs, targets: dict[str, Ensembled]) -> dict[str, Lesson]:
         found.update(targets)
         return {}
 
@@ -93,7 +93,7 @@ def test_the_ensemble_counts_the_right_by_their_certainty(tiny: Config, tmp_path
 def test_the_server_is_right_where_the_own_sample_or_a_sibling_is_nearest(tiny: Config, tmp_path: Path) -> None:
     session, method = session_of(tiny, tmp_path, "representations")
     server = session.server
-    known = method.form.artefact({"image": unit(80, 8, seed=1), "text": unit(80, 8, seed=2)}, "x")
+    known = method.form.bundle({"image": unit(80, 8, seed=1), "text": unit(80, 8, seed=2)}, "x")
     known["text"][:20] = known["image"][:20]  # the server knows these
     found, items = method.right(server, known), server.public_set.items.tolist()
     for name, other in (("image", "text"), ("text", "image")):
@@ -122,7 +122,7 @@ def test_the_four_cases_and_the_store(tiny: Config, tmp_path: Path) -> None:
     session, method = session_of(tiny, tmp_path, "scores", public_samples=4)
     server = session.server
     place = server.exchanged_index(4)
-    first = method.form.artefact({"label": torch.arange(8.0).view(4, 2)}, "x")
+    first = method.form.bundle({"label": torch.arange(8.0).view(4, 2)}, "x")
     ensemble = Ensembled(-torch.ones(4, 2), torch.tensor([True, True, True, False]))
     Fixed(method, [True, False, True, False])
     lesson = method.lessons(server, first, {"label": ensemble})["label"]
@@ -135,7 +135,7 @@ def test_the_four_cases_and_the_store(tiny: Config, tmp_path: Path) -> None:
     assert store["values.label"][place[2]].tolist() == [4, 5]
 
     Fixed(method, [False, False, True, False])
-    second = method.form.artefact({"label": 10 + torch.arange(8.0).view(4, 2)}, "x")
+    second = method.form.bundle({"label": 10 + torch.arange(8.0).view(4, 2)}, "x")
     lesson = method.lessons(server, second, {"label": ensemble})["label"]
     assert lesson.taught.tolist() == [True, True, False, False]  # stored, ensemble, right, alone
     assert lesson.teacher[:2].tolist() == [[0, 1], [-1, -1]]  # of round 1, although an ensemble is there

@@ -15,7 +15,7 @@ from by_hand import as_left, one_classification, outcome, play, three_kinds
 from polyfed.core.errors import ConfigError
 from polyfed.core.randomness import isolated
 from polyfed.federation.cohort import Answer, Request
-from polyfed.federation.party import Party
+from polyfed.federation.participant import Participant
 from polyfed.models.model import Model
 from polyfed.runs.session import Session
 from polyfed.wire.ledger import Ledger
@@ -242,15 +242,15 @@ def test_clients_begin_once_public_set_first(tmp_path: Path, monkeypatch: pytest
     config["run"] |= {"sampling": {"cohort": 2}}
     session = prepared(config, tmp_path)
     fits: list[tuple[int, str, str, int]] = []
-    fit = Party.fit
+    fit = Participant.fit
 
-    def noted(party: Party, samples: Any, *, epochs: int, purpose: str = "task", **more: Any) -> int:
-        if party.name != "server" and purpose != "task":
-            assert len(samples) == len(party.public_set if purpose == "first-public" else party.train)
-            fits.append((party.clock.round, party.name, purpose, epochs))
-        return fit(party, samples, epochs=epochs, purpose=purpose, **more)
+    def noted(participant: Participant, samples: Any, *, epochs: int, purpose: str = "task", **more: Any) -> int:
+        if participant.name != "server" and purpose != "task":
+            assert len(samples) == len(participant.public_set if purpose == "first-public" else participant.train)
+            fits.append((participant.clock.round, participant.name, purpose, epochs))
+        return fit(participant, samples, epochs=epochs, purpose=purpose, **more)
 
-    monkeypatch.setattr(Party, "fit", noted)
+    monkeypatch.setattr(Participant, "fit", noted)
     play(session, 1, 5)
     rounds = {client: number for number, client, *_ in reversed(fits)}
     assert fits == [
@@ -329,8 +329,8 @@ def test_options_run_and_two_sessions_agree(tmp_path: Path, options: Config) -> 
         outcome(play(session_of(tmp_path / name, **({"exchange": "representations"} | options)), 1, 2)) for name in "ab"
     ]
     assert set(found[0]) == {*CLIENTS, "server"}
-    for party, values in found[0].items():
-        assert all(torch.equal(value, found[1][party][key]) for key, value in values.items()), party
+    for participant, values in found[0].items():
+        assert all(torch.equal(value, found[1][participant][key]) for key, value in values.items()), participant
 
 
 def test_loud_clients_are_bounded_in_the_mean(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,7 +18,7 @@ from polyfed.aggregation.prototypes import Known, by_space
 from polyfed.core.errors import ConfigError
 from polyfed.core.randomness import isolated
 from polyfed.federation import heads
-from polyfed.models.model import Once
+from polyfed.models.model import CachedModel
 from polyfed.reporting.reported import resume, run
 from polyfed.runs.experiment import Experiment
 from polyfed.runs.session import Session
@@ -51,7 +51,7 @@ class ByHand:
         model, client = self.model.train(), woken(self.session, self.name, (number, 0))
         with isolated(0, number, self.name, "fit", 0):
             for batch in client.batches(client.train, "task-0"):
-                once = Once(model)
+                once = CachedModel(model)
                 loss = member.settings.task.loss(once, model.heads[member.head], batch)
                 (modality,) = batch.inputs
                 features, labels = once.embed(modality, batch.inputs[modality]), batch.targets["label"].tolist()

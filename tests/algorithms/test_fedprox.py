@@ -92,7 +92,7 @@ def test_only_weights_cross(config: Config, tmp_path: Path) -> None:
     ledger = Ledger()
     session.experiment.algorithm.round(session.server, session.cohort(1, ledger))
     sent = [line for line in ledger.records if line["kind"] != "framing"]
-    assert {line["artefact"] for line in sent} == {"weights"}
+    assert {line["bundle"] for line in sent} == {"weights"}
     for line in sent:
         kind = next(name for name, members in session.server.types.items() if line["client"] in ids(members))
         weights = session.server.weights[kind].values()

@@ -15,7 +15,7 @@ from torch.nn import functional as F
 from by_hand import RATE, assert_learns_topics, assert_mean, copies, in_steps, plain_sgd, topics, transformers
 from misbehaving import contents, cut_short
 from polyfed.core.randomness import isolated
-from polyfed.models.model import Model, Once
+from polyfed.models.model import CachedModel, Model
 from polyfed.reporting.reported import resume, run
 from polyfed.runs.experiment import Experiment
 from polyfed.runs.session import Session
@@ -45,7 +45,7 @@ def by_hand(session: Session, name: str, start: Weights, number: int, previous: 
     with isolated(0, number, name, "fit", 0):
         for batch in islice(client.batches(client.train, "task-0"), 2):
             model.zero_grad()
-            once = Once(model)
+            once = CachedModel(model)
             loss = member.settings.task.loss(once, model.heads[member.head], batch)
             for modality, x in batch.inputs.items() if previous else ():
                 z = projected(model, modality, once.embed(modality, x))
@@ -120,7 +120,7 @@ def test_encoders_run_once_a_batch_and_frozen_models_learn_nothing(tiny: Config,
     algorithm = session.experiment.algorithm
     algorithm.round(session.server, first_cohort(session))
     client = woken(session, "paired-0", (2, 0), after=(1, 0))
-    client.receive(session.server.weights["paired"])
+    client.load_weights(session.server.weights["paired"])
     modes: list[bool] = []
     client.model.encoders["image"].register_forward_hook(lambda module, *_: modes.append(module.training))
     regulariser = algorithm.contrast(client)  # copies take the hook with them
@@ -136,7 +136,7 @@ def test_only_weights_cross(config: Config, tmp_path: Path) -> None:
         ledger = Ledger()
         session.experiment.algorithm.round(session.server, session.cohort(number, ledger))
         sent = [line for line in ledger.records if line["kind"] != "framing"]
-        assert {line["artefact"] for line in sent} == {"weights"}
+        assert {line["bundle"] for line in sent} == {"weights"}
         for info in session.server.clients:
             weights = session.server.weights_for(info).values()
             size = sum(value.numel() * value.element_size() for value in weights)

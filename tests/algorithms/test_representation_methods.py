@@ -125,8 +125,8 @@ def test_every_switch_runs_and_two_sessions_agree(tmp_path: Path, name: str) -> 
         judged = session.experiment.algorithm.evaluate_clients(session.server, session.cohort(3, Ledger()))
         found.append((outcome(session), judged))
     assert found[0][1] == found[1][1]
-    for party, values in found[0][0].items():
-        assert all(torch.equal(value, found[1][0][party][key]) for key, value in values.items()), party
+    for participant, values in found[0][0].items():
+        assert all(torch.equal(value, found[1][0][participant][key]) for key, value in values.items()), participant
 
 
 def test_switches_change_what_a_client_learns(tmp_path: Path) -> None:

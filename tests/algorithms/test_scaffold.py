@@ -18,7 +18,7 @@ from polyfed.algorithms.scaffold import Scaffold, _Path
 from polyfed.core.randomness import isolated
 from polyfed.federation.client import Client
 from polyfed.federation.epochs import Epochs
-from polyfed.federation.party import Clock, Trainer
+from polyfed.federation.participant import Clock, Trainer
 from polyfed.federation.settings import TrainingSettings
 from polyfed.optim.settings import OptimizerSettings
 from polyfed.reporting.reported import resume, run
@@ -200,7 +200,7 @@ def test_weights_and_controls_cross(config: Config, tmp_path: Path) -> None:
             model = session.federation.client_model(session.federation.members[info.id])
             whole = size(model.state_dict().values())
             parameters = size(model.parameters())
-            found = {(line["direction"], line["artefact"]): line["bytes"] for line in sent if line["client"] == info.id}
+            found = {(line["direction"], line["bundle"]): line["bytes"] for line in sent if line["client"] == info.id}
             assert found == {
                 ("down", "weights"): whole,
                 ("down", "controls"): parameters if number > 1 else 0,  # zero at first: nothing to send

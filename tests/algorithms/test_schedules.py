@@ -38,8 +38,8 @@ def by_epochs(method: str) -> Config:
         if isinstance(field.default, TrainingSettings):
             settings[name] = field.default.model_dump(mode="json") | {"schedule": SCHEDULE}
     config = federation_for(method, **settings)
-    for party in (*config["clients"].values(), *([config["server"]] if "server" in config else [])):
-        party["training"] = dict(party.get("training", {})) | {"schedule": SCHEDULE}
+    for participant in (*config["clients"].values(), *([config["server"]] if "server" in config else [])):
+        participant["training"] = dict(participant.get("training", {})) | {"schedule": SCHEDULE}
     return config
 
 
@@ -92,8 +92,8 @@ def test_loops_of_any_length_begin_where_the_local_epochs_do(tmp_path: Path, use
 def test_what_is_done_once_is_at_the_rates_of_the_first_epochs(tmp_path: Path, used: list[list[float]]) -> None:
     """A client that is first drawn in the second round: passes before its first round, then those of the round."""
     config = federation_for("fedmd", **_scores_by_epoch())
-    for party in (*config["clients"].values(), config["server"]):
-        party["training"] = dict(party.get("training", {})) | {"schedule": SCHEDULE}
+    for participant in (*config["clients"].values(), config["server"]):
+        participant["training"] = dict(participant.get("training", {})) | {"schedule": SCHEDULE}
     session = prepared(config, tmp_path)
     play(session, 2, 2)
     begun, first = 0.5**EPOCHS, (1.0, 0.5)

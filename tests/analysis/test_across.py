@@ -52,7 +52,7 @@ def test_global_models_only(fedavg_run: Path) -> None:
 def test_a_client_s_figures_are_those_of_the_run(tiny_run: Path) -> None:
     """Every client of the tiny run was evaluated in its last round by the global model of its type."""
     lines = [json.loads(line) for line in (tiny_run / "metrics.jsonl").read_text().splitlines()]
-    told = {line["party"]: line["metrics"] for line in lines if line["kind"] == "test" and line["round"] == 1}
+    told = {line["participant"]: line["metrics"] for line in lines if line["kind"] == "test" and line["round"] == 1}
     for table in run_across(Simulated.of(tiny_run)).tables:
         for client, figures in table.models[0].figures.items():
             primary = "r1_sum" if "r1_sum" in told[client] else "accuracy"

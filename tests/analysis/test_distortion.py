@@ -27,8 +27,8 @@ def test_similarity_by_loop(fedavg_run: Path) -> None:
         batch = test.batch(torch.tensor([k]))
         u, v = (subject.model.embed(name, batch.inputs[name])[0].double().tolist() for name in ("image", "text"))
         total += sum(a * b for a, b in zip(u, v, strict=True)) / (math.hypot(*u) * math.hypot(*v))
-    party = opened.party(subject, "paired-1", member.settings.training)
-    assert similarity(party, test) == pytest.approx(total / len(test), abs=1e-6)
+    participant = opened.participant(subject, "paired-1", member.settings.training)
+    assert similarity(participant, test) == pytest.approx(total / len(test), abs=1e-6)
 
 
 def test_similarity_of_three_modalities_is_the_mean_over_pairs() -> None:

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from polyfed import Experiment, run
-from polyfed.analysis.drift import Party, drift, mean_distances, run_drift
+from polyfed.analysis.drift import Participant, drift, mean_distances, run_drift
 from polyfed.analysis.exchange_plots import draw_drift
 from polyfed.analysis.exchange_tables import drift_tables
 from polyfed.analysis.kept_clients import KeptClients
@@ -23,8 +23,8 @@ def unit(*shape: int, seed: int = 0) -> Tensor:
     return F.normalize(torch.randn(*shape, generator=torch.Generator().manual_seed(seed)), dim=1)
 
 
-def party(name: str, group: str | None, values: Tensor) -> Party:
-    return Party(name, group, 3, {"sound": values})
+def participant(name: str, group: str | None, values: Tensor) -> Participant:
+    return Participant(name, group, 3, {"sound": values})
 
 
 def test_distances_by_hand_and_by_loop() -> None:
@@ -44,7 +44,12 @@ def test_means_over_pairs() -> None:
     same, other = unit(20, 5), unit(20, 5, seed=1)
     found = drift(
         "sound",
-        [party("a-0", "a", same), party("a-1", "a", same), party("b", "b", -same), party("server", None, other)],
+        [
+            participant("a-0", "a", same),
+            participant("a-1", "a", same),
+            participant("b", "b", -same),
+            participant("server", None, other),
+        ],
     )
     assert (found.clients, found.server) == ((0, 1, 2), 3)
     assert found.between("same").count == 1
@@ -62,17 +67,17 @@ def test_means_over_pairs() -> None:
 
 
 def test_one_client_and_the_server_or_no_server() -> None:
-    found = drift("sound", [party("a", "a", unit(9, 3)), party("server", None, unit(9, 3, seed=1))])
+    found = drift("sound", [participant("a", "a", unit(9, 3)), participant("server", None, unit(9, 3, seed=1))])
     assert (found.between("all").count, found.between("server").count) == (0, 1)
     assert math.isnan(found.between("all").distance)
-    alone = drift("sound", [party("a", "a", unit(9, 3)), party("b", "b", unit(9, 3, seed=1))])
+    alone = drift("sound", [participant("a", "a", unit(9, 3)), participant("b", "b", unit(9, 3, seed=1))])
     assert alone.server is None
     assert math.isnan(alone.between("server").alignment)
 
 
 def test_widths_may_differ() -> None:
     sets = [unit(12, 3), unit(12, 5, seed=1), unit(12, 3, seed=2)]
-    found = drift("sound", [party(str(k), "a", values) for k, values in enumerate(sets)])
+    found = drift("sound", [participant(str(k), "a", values) for k, values in enumerate(sets)])
     assert found.distances[1].isnan().tolist() == [True, False, True]
     assert found.alignment.isfinite().all()
     assert found.mapped == (0, 2)

@@ -24,7 +24,7 @@ def test_drift_of_a_run(cli: Cli, fedafd_run: Path) -> None:
     content = written("drift")
     assert (content["samples"], content["method"]) == (8, "pca")
     text = content["modalities"]["text"]
-    assert text["parties"] == ["paired-0", "paired-1", "server"]
+    assert text["participants"] == ["paired-0", "paired-1", "server"]
     assert text["means"]["different"] == {"pairs": 0, "distance": None, "cka": None}
     assert text["means"]["all"]["cka"] == text["cka"][0][1]
 

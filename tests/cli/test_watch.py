@@ -58,7 +58,7 @@ def test_every_moment_of_a_run_can_be_drawn_over_its_records(tiny_run: Path, tmp
     log = tmp_path / "progress.jsonl"
     calls = [
         {"call": "run_started", "name": "tiny", "rounds": 1, "clients": 3, "done": 0},
-        {"call": "evaluated", "round_number": 0, "party": "server", "kind": "train", "metrics": {"loss": 1.0}},
+        {"call": "evaluated", "round_number": 0, "participant": "server", "kind": "train", "metrics": {"loss": 1.0}},
         {"call": "round_started", "round_number": 1, "cohort": ["paired-0"]},
         {"call": "run_finished"},
     ]

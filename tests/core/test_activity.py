@@ -27,8 +27,8 @@ class Heard(Progress):
     def client_started(self, client: str, step: str) -> None:
         self.told.append(("started", client, step))
 
-    def working(self, party: str, what: str, done: int, total: int) -> None:
-        self.told.append((party, what, f"{done}/{total}"))
+    def working(self, participant: str, what: str, done: int, total: int) -> None:
+        self.told.append((participant, what, f"{done}/{total}"))
 
     def client_done(self, client: str, step: str, seconds: float) -> None:
         self.told.append(("done", client, step))

@@ -22,7 +22,7 @@ from sessions import prepared
 Config = dict[str, Any]
 
 
-class Part(Settings):
+class Frame(Settings):
     size: int = 1
     crowded: Annotated[int, Where("a crowd")] = 1
 
@@ -33,9 +33,9 @@ class Base(Settings):
     weight: float = 1.0
     depth: Annotated[int, Only(on=True)] = 2
     width: Annotated[int, Only(mode={"a", "b"}) & (Only(on=True) | Only(weight=Not(0)))] = 3
-    part: Annotated[Part, Inner(size=Never("the whole decides"))] = Field(default=Part())
+    part: Annotated[Frame, Inner(size=Never("the whole decides"))] = Field(default=Frame())
     limit: Annotated[int | None, Only(on=True)] = 5
-    spare: Annotated[Part | None, Inner(size=Only(on=True))] = Field(default=Part())
+    spare: Annotated[Frame | None, Inner(size=Only(on=True))] = Field(default=Frame())
 
     def facts_for(self, key: str) -> Facts:
         return {"a crowd": self.on} if key == "part" else {}

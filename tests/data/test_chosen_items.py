@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from item_tables import context_of, opened, table, written
 
+from item_tables import context_of, opened, table, written
 from polyfed.core.errors import DataError
 from polyfed.data.assembly import assemble, of_items
 from polyfed.data.backbones import quiet

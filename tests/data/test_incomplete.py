@@ -11,9 +11,9 @@ import datasets
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from item_tables import context_of, opened, picture, table, written
 from pydantic import ValidationError
 
+from item_tables import context_of, opened, picture, table, written
 from polyfed.core.errors import DataError
 from polyfed.data.selection import lacking
 from polyfed.data.source import Source

@@ -5,8 +5,8 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 import torch
-from item_tables import opened, written
 
+from item_tables import opened, written
 from polyfed.core.errors import ConfigError, DataError, nearest
 from polyfed.data.item_classes import ItemClasses, item_classes, item_groups
 from polyfed.data.source import Column, Split

@@ -168,7 +168,7 @@ def test_file_that_is_not_parquet(folder: Path) -> None:
         parquet().open("test", name="pets", data_dir=folder)
 
 
-# ---- files that are damaged or unlike
+# ---- files that are damaged or shape_mismatch
 
 
 def sharded(folder: Path, *tables: pa.Table, split: str = "train") -> Path:

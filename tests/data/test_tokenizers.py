@@ -103,23 +103,23 @@ class TestLearnt:
 
     def test_kept_in_the_run_folder(self, kind: Tokenizer, tmp_path: Path) -> None:
         run = tmp_path / "run"
-        first = kind.ready("words", context(tmp_path, artefacts=run))
+        first = kind.ready("words", context(tmp_path, bundles=run))
         (file,) = run.iterdir()
         assert json.loads(file.read_text())["tokens"] == list(first.tokens)
         # the same data, but a call that must not happen: the vocabulary comes from the file
         unread = LazyColumn(lambda: pytest.fail("read"), "f", "here", nested=True)
-        again = kind.ready("words", context(tmp_path, artefacts=run, public={"words": unread}))
+        again = kind.ready("words", context(tmp_path, bundles=run, public={"words": unread}))
         assert again.tokens == first.tokens
         assert again.encode(["a dog and a sphinx"], 9) == first.encode(["a dog and a sphinx"], 9)
-        kind.ready("words", context(tmp_path, artefacts=run, public={"words": column(["x"], "other")}))
+        kind.ready("words", context(tmp_path, bundles=run, public={"words": column(["x"], "other")}))
         assert len(list(run.iterdir())) == 2
 
     def test_damaged_file_is_named(self, kind: Tokenizer, tmp_path: Path) -> None:
-        kind.ready("words", context(tmp_path, artefacts=tmp_path))
+        kind.ready("words", context(tmp_path, bundles=tmp_path))
         (file,) = tmp_path.glob("vocabulary-*.json")
         file.write_text("{")
         with pytest.raises(DataError, match=rf"{file.name}: not a readable vocabulary .*remove the file"):
-            kind.ready("words", context(tmp_path, artefacts=tmp_path))
+            kind.ready("words", context(tmp_path, bundles=tmp_path))
 
     def test_needs_the_public_set(self, kind: Tokenizer, tmp_path: Path) -> None:
         message = "learns from the public set, which has no 'notes' .it has: words.; use 'hashing' or 'pretrained'"

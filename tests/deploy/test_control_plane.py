@@ -14,7 +14,6 @@ import psutil
 import pytest
 from federations import Started, free_port
 from folders import Live
-from wire import http1, http2, lines, posted, raw
 
 from polyfed.core.errors import RunError
 from polyfed.deploy import flower
@@ -27,6 +26,7 @@ from polyfed.deploy.gate import BODY_LIMIT, CLOSED
 from polyfed.deploy.keys import create_keys
 from polyfed.deploy.probe import PROTOBUF, ask
 from polyfed.deploy.registry import nodes
+from wire import http1, http2, lines, posted, raw
 
 pytestmark = pytest.mark.slow
 

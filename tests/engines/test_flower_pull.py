@@ -19,8 +19,8 @@ from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects, 
 
 from polyfed.engines.flower_pull import Refusal, largest, pulled
 from polyfed.engines.flower_records import from_records, to_records
+from polyfed.wire.frames import Frame
 from polyfed.wire.limits import Limits
-from polyfed.wire.parts import Part
 
 MOST = 1 << 22
 
@@ -62,7 +62,7 @@ class SuperLink:
 
 
 def honest(size: int = 1000) -> RecordDict:
-    part = Part('{"kind": "x"}', [memoryview(bytes(range(250)) * (size // 250)), memoryview(b"")])
+    part = Frame('{"kind": "x"}', [memoryview(bytes(range(250)) * (size // 250)), memoryview(b"")])
     return to_records({"answers": [{"client": "a", "text": "größe"}]}, [part])
 
 

@@ -67,7 +67,7 @@ def test_messages_that_are_laid_out_share_nothing() -> None:
     assert answer.payload is not None
     pairs = [(site.asked[0].payload, sent[0].payload), (answer.payload, site.payload)]
     for received, original in pairs:
-        ours, theirs = received.artefacts["weights"]["w"], original.artefacts["weights"]["w"]
+        ours, theirs = received.bundles["weights"]["w"], original.bundles["weights"]["w"]
         assert torch.equal(ours, theirs)
         assert ours.data_ptr() != theirs.data_ptr()
     assert answer.payload.scalars == {"n": 3}

@@ -1,4 +1,4 @@
-"""What a parcel may say about a client, a step and an error."""
+"""What a envelope may say about a client, a step and an error."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from polyfed.core.errors import PayloadError
-from polyfed.engines.parcels import answer_of, parcel_answer, parcel_requests, request_of
+from polyfed.engines.envelopes import answer_of, envelope_requests, parcel_answer, request_of
 from polyfed.federation.client import ClientInfo
 from polyfed.federation.cohort import Answer, Request
 from polyfed.models.slots import described
@@ -22,10 +22,10 @@ INFO = {"id": "a", "group": "g", "modalities": ["image"], "task": "t", "samples"
     "change", [{"round": -1}, {"phase": -1}, {"round": 1.5}, {"round": "1"}, {"after": [-1, 0]}, {"after": [1, True]}]
 )
 def test_a_request_has_labels_that_a_file_can_be_called_after(change: dict[str, Any]) -> None:
-    [parcel], _ = parcel_requests([Request("a", "fit", 1, 0, (0, 2), Payload({"n": 1}))])
-    assert request_of(parcel.text, [], Limits()).after == (0, 2)
+    [envelope], _ = envelope_requests([Request("a", "fit", 1, 0, (0, 2), Payload({"n": 1}))])
+    assert request_of(envelope.text, [], Limits()).after == (0, 2)
     with pytest.raises(PayloadError, match="damaged request: TypeError"):
-        request_of(json.dumps(json.loads(parcel.text) | change), [], Limits())
+        request_of(json.dumps(json.loads(envelope.text) | change), [], Limits())
 
 
 def test_what_went_wrong_is_told_in_a_bounded_line() -> None:

@@ -10,12 +10,12 @@ import torch
 from odd_steps import Odd
 
 from polyfed.core.errors import DataError, PayloadError, RunError
-from polyfed.engines.site import RunCard, Site
+from polyfed.engines.site import RunSpec, Site
 from polyfed.federation.cohort import Request
-from polyfed.federation.state import Label
+from polyfed.federation.state import StateVersion
 from polyfed.runs.experiment import Experiment
 from polyfed.wire.limits import Limits
-from polyfed.wire.payload import Artefact, Payload, Scalar, Weights
+from polyfed.wire.payload import Payload, Scalar, TensorBundle, Weights
 from sessions import prepared, site_of
 
 Config = dict[str, Any]
@@ -33,7 +33,12 @@ def site(odd: Config, tmp_path: Path) -> Site:
 
 
 def asked(
-    step: str, label: Label = (1, 0), after: Label | None = None, /, client: str = "image", **fields: Artefact | Scalar
+    step: str,
+    label: StateVersion = (1, 0),
+    after: StateVersion | None = None,
+    /,
+    client: str = "image",
+    **fields: TensorBundle | Scalar,
 ) -> Request:
     return Request(client, step, *label, after, Payload(fields))
 
@@ -65,8 +70,8 @@ def test_what_may_not_be_asked_is_refused_and_changes_nothing(site: Site, reques
 
 def test_limits_are_those_of_the_place(odd: Config, tmp_path: Path) -> None:
     session = prepared(odd, tmp_path / "run")
-    settings, card = session.experiment.site(), session.hosting.card
-    strict = Site.open(settings, card, tmp_path, vocabulary=tmp_path, limits=Limits(tensor_norm=1.0))
+    settings, spec = session.experiment.site(), session.hosting.spec
+    strict = Site.open(settings, spec, tmp_path, vocabulary=tmp_path, limits=Limits(tensor_norm=1.0))
     with pytest.raises(PayloadError, match="norm 2, the limit is 1"):
         strict.handle(asked("diverge", weights=Weights({"w": torch.tensor(2.0)})))
 
@@ -149,15 +154,15 @@ def test_details_can_be_kept_at_home(site: Site) -> None:
 
 
 @pytest.mark.parametrize("after", [None, (1, 0)])
-def test_initial_weights_are_those_of_a_fresh_client(tiny: Config, tmp_path: Path, after: Label | None) -> None:
+def test_initial_weights_are_those_of_a_fresh_client(tiny: Config, tmp_path: Path, after: StateVersion | None) -> None:
     """Whatever it has learnt since: a server may ask again after it lost what it knew."""
     tiny["algorithm"] = {"name": "local", "local_epochs": 1}
     site = site_of(prepared(tiny, tmp_path / "run"))
     site.handle(asked("fit"))
     reply = site.handle(asked("initial", (2, 0), after))
     fresh = site.federation.client_model(site.federation.members["image"]).state_dict()
-    assert reply.artefacts["weights"].keys() == fresh.keys()
-    assert all(torch.equal(value, fresh[name]) for name, value in reply.artefacts["weights"].items())
+    assert reply.bundles["weights"].keys() == fresh.keys()
+    assert all(torch.equal(value, fresh[name]) for name, value in reply.bundles["weights"].items())
 
 
 # ---- opening
@@ -166,20 +171,20 @@ def test_initial_weights_are_those_of_a_fresh_client(tiny: Config, tmp_path: Pat
 def test_a_place_with_another_public_set_says_so(tiny: Config, tmp_path: Path) -> None:
     experiment = Experiment.parse(tiny)
     order = prepared(tiny, tmp_path / "a").federation.public_order
-    Site.open(experiment.site(), experiment.card("r", order), tmp_path / "s", vocabulary=tmp_path / "v")
+    Site.open(experiment.site(), experiment.spec("r", order), tmp_path / "s", vocabulary=tmp_path / "v")
     other = Experiment.parse(tiny | {"public": {"source": "scenes", "items": 15}})
     with pytest.raises(DataError, match=rf"public set here is another one \(\w+, expected {order}\): compare source"):
-        Site.open(other.site(), experiment.card("r", order), tmp_path / "s", vocabulary=tmp_path / "v")
+        Site.open(other.site(), experiment.spec("r", order), tmp_path / "s", vocabulary=tmp_path / "v")
     none = Experiment.parse({key: value for key, value in tiny.items() if key != "public"})
     with pytest.raises(DataError, match=rf"\(none, expected {order}\)"):
-        Site.open(none.site(), experiment.card("r", order), tmp_path / "s", vocabulary=tmp_path / "v")
+        Site.open(none.site(), experiment.spec("r", order), tmp_path / "s", vocabulary=tmp_path / "v")
 
 
 def test_a_place_may_host_some_of_the_clients(odd: Config, tmp_path: Path) -> None:
     """What a client is and holds depends on its group alone, not on who lives beside it."""
     whole = site_of(prepared(odd, tmp_path / "a"))
     part = Experiment.parse(odd | {"clients": {"image": odd["clients"]["image"]}})
-    alone = Site.open(part.site(), whole.card, tmp_path / "s", vocabulary=tmp_path / "v")
+    alone = Site.open(part.site(), whole.spec, tmp_path / "s", vocabulary=tmp_path / "v")
     assert [info.id for info in alone.infos] == ["image"]
     assert alone.infos[0] == whole.infos[2]
     assert torch.equal(alone.federation.members["image"].items, whole.federation.members["image"].items)
@@ -189,7 +194,7 @@ def test_a_place_may_host_some_of_the_clients(odd: Config, tmp_path: Path) -> No
 
 def test_the_card_of_a_run_crosses_as_json(odd: Config) -> None:
     experiment = Experiment.parse(odd)
-    card = experiment.card("some-run", "order")
-    assert RunCard.model_validate_json(card.model_dump_json()) == card
-    assert isinstance(card.algorithm, Odd)
-    assert (card.run, card.seed, card.rounds) == ("some-run", experiment.run.seed, experiment.run.rounds)
+    spec = experiment.spec("some-run", "order")
+    assert RunSpec.model_validate_json(spec.model_dump_json()) == spec
+    assert isinstance(spec.algorithm, Odd)
+    assert (spec.run, spec.seed, spec.rounds) == ("some-run", experiment.run.seed, experiment.run.rounds)

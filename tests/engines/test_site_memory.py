@@ -32,7 +32,7 @@ def test_a_reply_is_not_touched_by_the_clients_after_it(session: Session) -> Non
     answers, then = [], []
     for answer in session.engine.exchange(sent, None):
         assert answer.payload is not None
-        answers.append(answer.payload.artefacts["weights"])
+        answers.append(answer.payload.bundles["weights"])
         then.append({name: value.clone() for name, value in answers[-1].items()})
     assert len(site_of(session)._models) == 1
     assert not torch.equal(*(reply["encoders.image.project.weight"] for reply in answers[:2]))
@@ -47,7 +47,7 @@ def test_clients_give_the_same_whoever_was_there_before(session: Session) -> Non
     *_, after_others = session.engine.exchange(sent, None)
     (alone,) = session.engine.exchange(sent[-1:], None)
     assert alone.client == after_others.client
-    ours, theirs = (answer.payload.artefacts["weights"] for answer in (alone, after_others) if answer.payload)
+    ours, theirs = (answer.payload.bundles["weights"] for answer in (alone, after_others) if answer.payload)
     assert all(torch.equal(ours[name], value) for name, value in theirs.items())
 
 
@@ -60,7 +60,7 @@ def test_no_gradients_are_left_for_the_next_client(session: Session) -> None:
 @pytest.mark.parametrize(("change", "message"), [("drop", "Missing key"), ("shape", "size mismatch")])
 def test_weights_that_do_not_fit_are_named(session: Session, change: str, message: str) -> None:
     sent = requests(session)[0]
-    weights = dict(sent.payload.artefacts["weights"])
+    weights = dict(sent.payload.bundles["weights"])
     name = "encoders.image.project.weight"
     if change == "drop":
         del weights[name]

@@ -43,14 +43,14 @@ class TwoPhases(Algorithm):
 
     @client_step(weights=Weights)
     def fit(self, client: Client, weights: Weights) -> Reply:
-        client.receive(weights)
+        client.load_weights(weights)
         client.fit(client.train, epochs=1)
         client.state["first"] = {name: value.clone() for name, value in client.model.state_dict().items()}
         return Reply(weights=Weights(client.model.state_dict()))
 
     @client_step(loss=float)
     def measure(self, client: Client, weights: Weights) -> Reply:
-        client.receive(weights)
+        client.load_weights(weights)
         gap = sum(float((value - client.state["first"][name]).float().norm()) for name, value in weights.items())
         return Reply(loss=gap + client.num_examples)
 
@@ -61,6 +61,6 @@ class TwoPhases(Algorithm):
             name: value + share * (first[name] - value) if value.is_floating_point() else value
             for name, value in weights.items()
         }
-        client.receive(mixed)
+        client.load_weights(mixed)
         client.fit(client.train, epochs=1, purpose="again")
         return Reply(weights=Weights(client.model.state_dict()))

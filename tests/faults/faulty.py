@@ -13,7 +13,7 @@ import torch
 from polyfed.algorithms.algorithm import Reply, client_step
 from polyfed.algorithms.creamfl import CreamFL
 from polyfed.federation.client import Client
-from polyfed.wire.payload import Artefact, Representations, Weights
+from polyfed.wire.payload import Representations, TensorBundle, Weights
 
 
 class Struck(CreamFL):
@@ -61,7 +61,7 @@ def _falsified(how: str, reply: Reply) -> Reply:
         "huge": {"representations": _each(own, lambda value: value * 1e6)},
         "weights": {"representations": Weights(dict(own))},
         "scalar": {"representations": 1.0},
-        "bare": {"representations": Artefact(dict(own))},
+        "bare": {"representations": TensorBundle(dict(own))},
         "undeclared": {"secret": own},
         "missing": {"num_examples": None},
         "text": {"num_examples": "ten"},

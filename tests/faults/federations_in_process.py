@@ -26,10 +26,10 @@ class SiteProcess:
     def __init__(self) -> None:
         self._opened: dict[str, Host] = {}
 
-    def __call__(self, card: str, config: Mapping[str, Any]) -> Host:
-        if card not in self._opened:
-            self._opened = {card: open_host(card, config)}
-        return self._opened[card]
+    def __call__(self, spec: str, config: Mapping[str, Any]) -> Host:
+        if spec not in self._opened:
+            self._opened = {spec: open_host(spec, config)}
+        return self._opened[spec]
 
     def end(self) -> None:
         """A new process takes its place."""

@@ -17,9 +17,9 @@ def results(folder: Path) -> dict[str, bytes]:
 
 def events(folder: Path) -> list[tuple[int, str, str]]:
     """Round, client and kind of all events."""
-    return [(event.round, event.party, event.event) for event in RunRecords.load(folder).events]
+    return [(event.round, event.participant, event.event) for event in RunRecords.load(folder).events]
 
 
 def reasons(folder: Path) -> dict[str, str]:
     """Client -> why it was excluded, the last time."""
-    return {event.party: event.reason for event in RunRecords.load(folder).excluded()}
+    return {event.participant: event.reason for event in RunRecords.load(folder).excluded()}

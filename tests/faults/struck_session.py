@@ -11,7 +11,7 @@ from federations_in_process import InProcess
 
 from polyfed.core.errors import PayloadError
 from polyfed.engines.flower import Flower, within
-from polyfed.federation.cohort import Cohort, Patience
+from polyfed.federation.cohort import Cohort, ReplyPolicy
 from polyfed.runs.experiment import Experiment
 from polyfed.runs.folder import RunFolder
 from polyfed.runs.progress import SilentProgress, unreported
@@ -59,7 +59,7 @@ class Struck:
     def _cohort(self) -> Cohort:
         cohort = self.session.cohort(self.round, Ledger())
         cohort.clients = tuple(client for client in cohort.clients if client.id == "image")
-        cohort.patience = lambda step: Patience(min_clients=0)
+        cohort.patience = lambda step: ReplyPolicy(min_clients=0)
         cohort.excluded = lambda client, reason, details: self.reasons.append(reason)
         return cohort
 

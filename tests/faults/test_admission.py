@@ -26,50 +26,50 @@ from polyfed.wire.framing import SCHEMA
 Config = dict[str, Any]
 
 
-def card(**values: Any) -> Callable[[Any], Any]:
-    """A change of the run's card in a message."""
+def spec(**values: Any) -> Callable[[Any], Any]:
+    """A change of the run's spec in a message."""
 
     def change(found: dict[str, Any]) -> None:
-        found["card"] = json.dumps(json.loads(found["card"]) | values)
+        found["spec"] = json.dumps(json.loads(found["spec"]) | values)
 
     return facts(change)
 
 
 REFUSED = {
-    "version": (card(polyfed="9.9"), f"the server runs polyfed 9.9 (messages {SCHEMA}), this site"),
-    "schema": (card(schema_version=99), "(messages 99), this site"),
-    "method": (card(algorithm={"name": "evil.Method"}), "method 'evil.Method' is not allowed at site 'image'"),
+    "version": (spec(polyfed="9.9"), f"the server runs polyfed 9.9 (messages {SCHEMA}), this site"),
+    "schema": (spec(schema_version=99), "(messages 99), this site"),
+    "method": (spec(algorithm={"name": "evil.Method"}), "method 'evil.Method' is not allowed at site 'image'"),
     "weighting": (
-        card(algorithm={"name": "creamfl", "aggregation": {"name": "antigravity.Weights"}}),
+        spec(algorithm={"name": "creamfl", "aggregation": {"name": "antigravity.Weights"}}),
         "'antigravity.Weights' is not allowed at site 'image'",
     ),
     "weighting by its bare name": (
-        card(algorithm={"name": "creamfl", "aggregation": "antigravity.Weights"}),
+        spec(algorithm={"name": "creamfl", "aggregation": "antigravity.Weights"}),
         "'antigravity.Weights' is not allowed at site 'image'",
     ),
     "encoder": (
-        card(server_model={"dim": 8, "encoders": {"image": {"name": "antigravity.Net"}}}),
+        spec(server_model={"dim": 8, "encoders": {"image": {"name": "antigravity.Net"}}}),
         "'antigravity.Net' is not allowed at site 'image'",
     ),
     "view of an encoder": (
-        card(server_model={"encoders": {"image": {"name": "resnet", "view": {"name": "antigravity.View"}}}}),
+        spec(server_model={"encoders": {"image": {"name": "resnet", "view": {"name": "antigravity.View"}}}}),
         "'antigravity.View' is not allowed at site 'image'",
     ),
-    "path as a method": (card(algorithm={"name": "../../evil"}), "method '../../evil' is not allowed"),
-    "no method": (card(algorithm=None), "damaged message: the run's card"),
-    "setting": (card(algorithm={"name": "creamfl", "exec": "rm"}), "unknown key 'exec'"),
-    "key": (card(more=1), "unknown key 'more'"),
-    "no card": (facts(lambda found: found.update(card="{")), "damaged message: the run's card"),
-    "pickle": (facts(lambda found: found.update(card="\x80\x04cos\nsystem\n")), "damaged message: the run's card"),
-    "path": (card(run="../elsewhere"), "the run's card: run: String should match pattern"),
+    "path as a method": (spec(algorithm={"name": "../../evil"}), "method '../../evil' is not allowed"),
+    "no method": (spec(algorithm=None), "damaged message: the run's spec"),
+    "setting": (spec(algorithm={"name": "creamfl", "exec": "rm"}), "unknown key 'exec'"),
+    "key": (spec(more=1), "unknown key 'more'"),
+    "no spec": (facts(lambda found: found.update(spec="{")), "damaged message: the run's spec"),
+    "pickle": (facts(lambda found: found.update(spec="\x80\x04cos\nsystem\n")), "damaged message: the run's spec"),
+    "path": (spec(run="../elsewhere"), "the run's spec: run: String should match pattern"),
     "absolute path": (
-        card(run=f"{tempfile.gettempdir()}/elsewhere"),
-        "the run's card: run: String should match pattern",
+        spec(run=f"{tempfile.gettempdir()}/elsewhere"),
+        "the run's spec: run: String should match pattern",
     ),
-    "hidden": (card(run=".."), "the run's card: run: String should match pattern"),
-    "no name": (card(run=""), "the run's card: run: String should match pattern"),
-    "number": (card(run=7), "the run's card: run: Input should be a valid string"),
-    "public set": (card(public_order="0123"), "the public set here is another one"),
+    "hidden": (spec(run=".."), "the run's spec: run: String should match pattern"),
+    "no name": (spec(run=""), "the run's spec: run: String should match pattern"),
+    "number": (spec(run=7), "the run's spec: run: Input should be a valid string"),
+    "public set": (spec(public_order="0123"), "the public set here is another one"),
 }
 
 
@@ -123,7 +123,7 @@ def test_a_method_that_is_not_allowed_is_not_even_imported(
     (tmp_path / "loud_method.py").write_text("raise SystemExit('imported')\n")
     monkeypatch.syspath_prepend(str(tmp_path))
     for name in ("loud_method.Method", "loud_method", "loud_method.X Y", "loud_method.1", "loud_method."):
-        rule = Rule(damages_request(card(algorithm={"name": name})), kind=DESCRIBE, times=2)
+        rule = Rule(damages_request(spec(algorithm={"name": name})), kind=DESCRIBE, times=2)
         federation.grid.rules = [rule]
         with pytest.raises(ExchangeError, match=f"method '{name}' is not allowed at site 'paired'"):
             federation.run(tmp_path / "run")
@@ -150,7 +150,7 @@ def test_nothing_that_a_card_names_is_imported_unless_it_is_allowed(
     [("[" * 100_000, "nested deeper than"), ('{"a":' * 100_000, "nested deeper than"), ("[]]", "bracket")],
 )
 def test_a_card_is_read_within_bounds(federation: InProcess, text: str, message: str) -> None:
-    with pytest.raises(PayloadError, match=f"the run's card: .*{message}"):
+    with pytest.raises(PayloadError, match=f"the run's spec: .*{message}"):
         open_host(text, {"config": str(federation.folder / "image" / "site.yaml")})
 
 
@@ -158,7 +158,7 @@ def test_all_that_polyfed_ships_is_allowed_where_nothing_is_said(federation: InP
     for site in ("paired", "image"):
         federation.edit(site, {"algorithms": []})
     assert events(federation.run(tmp_path / "run", rounds=1).folder) == []
-    rule = Rule(damages_request(card(algorithm={"name": "mine.Method"})), kind=DESCRIBE, times=2)
+    rule = Rule(damages_request(spec(algorithm={"name": "mine.Method"})), kind=DESCRIBE, times=2)
     federation.grid.rules = [rule]
     with pytest.raises(
         ExchangeError, match=r"not allowed at site 'image' \(algorithms: all methods that polyfed ships"
@@ -239,6 +239,6 @@ def test_a_foreign_run_of_the_same_name_is_refused(federation: InProcess, tmp_pa
     federation.restart("paired", "image")
     for node, (serve, config) in list(federation.grid.nodes.items()):
         assert isinstance(serve, Node)
-        federation.grid.nodes[node] = (_changed(federation, node, card(run=identity, seed=5)), config)
+        federation.grid.nodes[node] = (_changed(federation, node, spec(run=identity, seed=5)), config)
     with pytest.raises(ExchangeError, match=rf"run '{identity}' is foreign: it was announced here before with other"):
         federation.run(tmp_path / "another")

@@ -15,10 +15,10 @@ from typing import Any
 
 import pytest
 
-from polyfed.deploy import errand as errands
-from polyfed.deploy.errand import errand
+from polyfed.deploy import worker_ipc
 from polyfed.deploy.worker import serve_errands
-from polyfed.wire.parts import Part
+from polyfed.deploy.worker_ipc import call_worker
+from polyfed.wire.frames import Frame
 
 KILLED = """
 import os, signal, sys
@@ -31,12 +31,12 @@ serve_errands(Path(sys.argv[1]), lambda *message: os.kill(os.getpid(), signal.SI
 
 @pytest.fixture(autouse=True)
 def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(errands, "_STARTING", 20.0)
+    monkeypatch.setattr(worker_ipc, "_STARTING", 20.0)
 
 
 @pytest.fixture
 def address() -> Iterator[Path]:
-    with tempfile.TemporaryDirectory(prefix="errand-") as folder:  # a short path, as sockets need
+    with tempfile.TemporaryDirectory(prefix="worker_ipc-") as folder:  # a short path, as sockets need
         yield Path(folder) / "worker"
 
 
@@ -46,7 +46,7 @@ def echo(kind: str, facts: Any, parts: Any, config: Any) -> Any:
 
 @pytest.fixture
 def worker(address: Path) -> Iterator[Path]:
-    """Serves errands until one is the last, which it must still be able to."""
+    """Serves messages until one is the last, which it must still be able to."""
     ended = threading.Event()
 
     def serve(kind: str, facts: Any, parts: Any, config: Any) -> Any:
@@ -64,7 +64,9 @@ def worker(address: Path) -> Iterator[Path]:
 
 
 def ask(address: Path, **facts: bool) -> Any:
-    return errand(str(address), "step", {"n": 1, **facts}, [Part("header", [memoryview(b"abc")])], {"config": "x"})
+    return call_worker(
+        str(address), "step", {"n": 1, **facts}, [Frame("header", [memoryview(b"abc")])], {"config": "x"}
+    )
 
 
 def test_a_message_reaches_the_worker_and_its_reply_comes_back(worker: Path) -> None:
@@ -116,6 +118,6 @@ def test_a_worker_that_is_killed_over_a_message_is_an_error_that_can_be_mended(a
 
 
 def test_a_worker_that_does_not_come_up_is_an_error(address: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(errands, "_STARTING", 0.3)
+    monkeypatch.setattr(worker_ipc, "_STARTING", 0.3)
     with pytest.raises(ConnectionError, match="the site's worker died"):
         ask(address)

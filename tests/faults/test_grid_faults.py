@@ -92,7 +92,7 @@ def test_a_node_that_is_back_takes_part_again(federation: InProcess, tmp_path: P
     federation.engine["absence"] = 0.0
     federation.grid.rules = [Rule(goes_away(10), client="image", round=2)]
     folder = federation.run(tmp_path / "run", rounds=12, evaluate_clients=False).folder
-    kinds = [event for _, party, event in events(folder) if party == "image"]
+    kinds = [event for _, participant, event in events(folder) if participant == "image"]
     assert kinds[-1] == "client_returned"
     assert len(kinds) == len(events(folder)) >= 2
     assert federation.grid.steps("image")[-1] == ("fit", 12)

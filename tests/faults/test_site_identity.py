@@ -47,7 +47,7 @@ def key_of(federation: InProcess, site: str) -> str:
 def refusals(folder: Path) -> list[tuple[int, str, str]]:
     """Round, site and reason of all refusals in a run's metrics."""
     found = [event for event in RunRecords.load(folder).events if event.event == "site_refused"]
-    return [(event.round, event.party, event.reason) for event in found]
+    return [(event.round, event.participant, event.reason) for event in found]
 
 
 def lies(federation: InProcess, site: str, change: Callable[[Reply], Any]) -> None:
@@ -100,7 +100,7 @@ def test_an_impostor_that_comes_in_mid_run_gets_nothing_and_is_named(federation:
     federation.engine["absence"] = 60.0
     folder = federation.run(tmp_path / "run", rounds=2).folder
     assert received(federation, STRANGER) == []
-    assert [(party, keys[0] in reason) for _, party, reason in refusals(folder)] == [("clinic", True)]
+    assert [(participant, keys[0] in reason) for _, participant, reason in refusals(folder)] == [("clinic", True)]
     assert reasons(folder) == {}
     assert federation.grid.steps("image").count(("fit", 2)) == 2
 
@@ -135,9 +135,9 @@ def test_a_site_keeps_its_key_for_the_whole_run(federation: InProcess, tmp_path:
     new = impostor(federation, tmp_path, admitted_as="image")
     folder = federation.resume(tmp_path / "run").folder
     told = f"its key {new} is not {key_of(federation, 'image')}, with which it joined the run (see sites.json)"
-    assert [(party, reason) for _, party, reason in refusals(folder)] == [("image", told)]
+    assert [(participant, reason) for _, participant, reason in refusals(folder)] == [("image", told)]
     assert received(federation, STRANGER) == []
-    assert {party for _, party, event in events(folder) if event == "client_excluded"} == {"image"}
+    assert {participant for _, participant, event in events(folder) if event == "client_excluded"} == {"image"}
 
 
 def test_the_operator_can_give_a_site_a_new_key_in_mid_run(federation: InProcess, tmp_path: Path) -> None:
@@ -244,7 +244,7 @@ def test_a_site_that_comes_back_as_another_is_refused(
 
     federation.grid.rules = [Rule(turns, client="image", round=2, step="fit")]
     folder = federation.run(tmp_path / "run", rounds=2, evaluate_clients=False).folder
-    assert [(number, party) for number, party, _ in refusals(folder)] == [(2, "image")]
+    assert [(number, participant) for number, participant, _ in refusals(folder)] == [(2, "image")]
     assert key_of(federation, "image") in refusals(folder)[0][2]
     assert set(reasons(folder)) == {"image"}
     assert STEP not in received(federation, 999)

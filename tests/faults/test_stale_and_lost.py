@@ -75,7 +75,7 @@ def test_a_site_that_lost_its_folder_is_left_out_and_told_what_to_do(federation:
         "RunError: state of client 'image' after round 2, phase 0 is not here; there is none of this run: it was lost, "
         "or the run is foreign to this folder; restore the folder"
     )
-    assert {party for _, party, event in events(folder) if event == "client_excluded"} == {"image"}
+    assert {participant for _, participant, event in events(folder) if event == "client_excluded"} == {"image"}
 
 
 def test_a_state_that_is_damaged_is_named(federation: InProcess, tmp_path: Path) -> None:

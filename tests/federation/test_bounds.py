@@ -154,7 +154,7 @@ def passed(
 
 
 def first_entries(arrivals: list[Arrival]) -> list[float]:
-    return [float(one.payload.artefacts["weights"]["w"][0]) for one in arrivals]
+    return [float(one.payload.bundles["weights"]["w"][0]) for one in arrivals]
 
 
 @pytest.mark.parametrize("attackers", [(0, 1), (8, 9), (3, 7)])
@@ -238,7 +238,7 @@ def test_replies_that_wait_in_files_come_back_bit_for_bit(tmp_path: Path, folder
         assert after.client == before.client
         assert after.payload.scalars == before.payload.scalars
         for name, value in tensors.items():
-            assert torch.equal(after.payload.artefacts["weights"][name], value)
+            assert torch.equal(after.payload.bundles["weights"][name], value)
     assert room.is_empty
     assert list(tmp_path.iterdir()) == []
 
@@ -257,7 +257,7 @@ def test_a_change_is_shortened_and_may_be_as_long_as_what_it_changes() -> None:
         pairs = zip(clients, changes, strict=True)
         found = list(gate.passed([gate.arrival(client, payload) for client, payload in pairs]))
         assert not any(one.refused for one in found)
-        assert float(found[3].payload.artefacts["controls"]["w"].norm()) == pytest.approx(allowed)
+        assert float(found[3].payload.bundles["controls"]["w"].norm()) == pytest.approx(allowed)
 
 
 def test_a_negative_variance_is_refused() -> None:

@@ -11,7 +11,7 @@ import torch
 from polyfed.core.errors import ConfigError, ExchangeError, PayloadError
 from polyfed.core.randomness import generator
 from polyfed.federation.client import ClientInfo
-from polyfed.federation.cohort import Answer, Cohort, Patience, Reply, Request, SamplingSettings, each
+from polyfed.federation.cohort import Answer, Cohort, Reply, ReplyPolicy, Request, SamplingSettings, each
 from polyfed.runs.experiment import RunSettings
 from polyfed.wire.ledger import Ledger
 from polyfed.wire.limits import Limits
@@ -47,7 +47,7 @@ class FakeEngine:
             elif answer is not None:
                 yield Answer(request.client, answer)
             else:
-                weights = request.payload.artefacts["weights"]
+                weights = request.payload.bundles["weights"]
                 yield Answer(request.client, Payload({"weights": Weights({k: v + 1 for k, v in weights.items()})}))
 
 
@@ -172,14 +172,14 @@ def test_a_reply_that_arrives_narrow_is_judged_as_it_is_used() -> None:
 def test_every_message_is_entered_in_both_directions() -> None:
     cohort, _ = cohort_of("ab", FakeEngine({"b": "lost"}))
     list(cohort.ask(step, weights=Weights({"w": torch.zeros(10)})))
-    data = [(line["client"], line["direction"]) for line in cohort.ledger.records if line["artefact"] == "weights"]
+    data = [(line["client"], line["direction"]) for line in cohort.ledger.records if line["bundle"] == "weights"]
     assert data == [("a", "down"), ("b", "down"), ("a", "up")]
 
 
 def test_what_is_refused_has_crossed_and_is_entered() -> None:
-    cohort, _ = cohort_of("a", FakeEngine({"a": bad(weights=weights(float("nan")))}), patience=lambda _: Patience(0))
+    cohort, _ = cohort_of("a", FakeEngine({"a": bad(weights=weights(float("nan")))}), patience=lambda _: ReplyPolicy(0))
     list(cohort.ask(step, weights=weights()))
-    assert [line["direction"] for line in cohort.ledger.records if line["artefact"] == "weights"] == ["down", "up"]
+    assert [line["direction"] for line in cohort.ledger.records if line["bundle"] == "weights"] == ["down", "up"]
 
 
 # ---- accepted labels
@@ -250,7 +250,7 @@ def failing(count: int) -> FakeEngine:
 
 
 def test_too_few_answers_stop_the_round_with_the_causes() -> None:
-    cohort, _ = cohort_of("ab", failing(1), patience=lambda name: Patience(min_clients=2))
+    cohort, _ = cohort_of("ab", failing(1), patience=lambda name: ReplyPolicy(min_clients=2))
     with pytest.raises(
         ExchangeError,
         match=r"1 of 2 clients .* to 'step', the quorum \(run.min_clients\) is 2 \(a: ValueError: boom\)",
@@ -274,12 +274,12 @@ def test_a_federation_without_clients_says_that_nobody_was_asked() -> None:
     ],
 )
 def test_a_fraction_is_a_share_of_those_asked(quorum: float, asked: int, needed: int) -> None:
-    assert Patience(min_clients=quorum).quorum(asked) == needed
+    assert ReplyPolicy(min_clients=quorum).quorum(asked) == needed
 
 
 @pytest.mark.parametrize(("broken", "enough"), [(5, True), (6, False)])
 def test_a_quorum_of_half_holds_to_the_last_client(broken: int, enough: bool) -> None:
-    cohort, dropped = cohort_of("abcdefghij", failing(broken), patience=lambda name: Patience(min_clients=0.5))
+    cohort, dropped = cohort_of("abcdefghij", failing(broken), patience=lambda name: ReplyPolicy(min_clients=0.5))
     if enough:
         assert len(list(cohort.ask(step, weights=weights()))) == 5
     else:
@@ -290,7 +290,7 @@ def test_a_quorum_of_half_holds_to_the_last_client(broken: int, enough: bool) ->
 
 def test_the_share_is_of_those_still_in_the_round() -> None:
     engine = failing(5)
-    cohort, _ = cohort_of("abcdefghij", engine, patience=lambda name: Patience(min_clients=0.5))
+    cohort, _ = cohort_of("abcdefghij", engine, patience=lambda name: ReplyPolicy(min_clients=0.5))
     list(cohort.ask(step, weights=weights()))
     engine.broken = {"f": "lost", "g": "lost"}
     assert len(list(cohort.ask(step, weights=weights()))) == 3  # of five; of ten it would be too few
@@ -304,9 +304,9 @@ def test_each_step_has_its_own_patience() -> None:
             "phases": {"step": {"min_clients": 2, "deadline": 5.0}, "query": {"min_clients": 0}},
         }
     )
-    assert settings.patience("step") == Patience(2, 5.0)
-    assert settings.patience("query") == Patience(0, 60.0)
-    assert settings.patience("other") == Patience(0.5, 60.0)
+    assert settings.patience("step") == ReplyPolicy(2, 5.0)
+    assert settings.patience("query") == ReplyPolicy(0, 60.0)
+    assert settings.patience("other") == ReplyPolicy(0.5, 60.0)
     engine = failing(2)
     cohort, _ = cohort_of("abc", engine, patience=settings.patience)
     assert len(list(cohort.ask(query, weights=weights()))) == 1
@@ -316,8 +316,8 @@ def test_each_step_has_its_own_patience() -> None:
 
 
 def test_a_whole_number_stays_a_number_and_a_fraction_a_share() -> None:
-    assert Patience(RunSettings.model_validate({"min_clients": 1}).min_clients).quorum(4) == 1
-    assert Patience(RunSettings.model_validate({"min_clients": 1.0}).min_clients).quorum(4) == 4
+    assert ReplyPolicy(RunSettings.model_validate({"min_clients": 1}).min_clients).quorum(4) == 1
+    assert ReplyPolicy(RunSettings.model_validate({"min_clients": 1.0}).min_clients).quorum(4) == 4
 
 
 @pytest.mark.parametrize("setting", [{"min_clients": 1.5}, {"phases": {"fit": {"min_clients": 2.5}}}])

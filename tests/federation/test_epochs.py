@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from polyfed.federation.epochs import Epochs
-from polyfed.federation.party import Clock, Trainer
+from polyfed.federation.participant import Clock, Trainer
 from polyfed.federation.settings import TrainingSettings
 from polyfed.optim.settings import OptimizerSettings, Schedule
 
@@ -37,12 +37,12 @@ def test_all_trainers_of_a_party_follow_one_count() -> None:
 def test_a_step_outside_an_epoch_is_refused() -> None:
     epochs = Epochs()
     trainer = trainer_of(epochs)
-    with pytest.raises(RuntimeError, match=r"party\.epochs"):
+    with pytest.raises(RuntimeError, match=r"participant\.epochs"):
         stepped(trainer)
     for _ in epochs.through(2):
         stepped(trainer)
         break
-    with pytest.raises(RuntimeError, match=r"party\.epochs"):  # the loop was left early
+    with pytest.raises(RuntimeError, match=r"participant\.epochs"):  # the loop was left early
         stepped(trainer)
 
 

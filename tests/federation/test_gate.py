@@ -48,7 +48,7 @@ def test_who_is_alone_with_an_architecture_is_compared_with_all_that_have_the_te
     assert judged(sent, [*usual, ("odd", {"encoder": vector(103.0), "other": vector(1.0, 9)})])[4].refused
     part = judged(sent, [*usual, ("odd", {"encoder": vector(9.0), "other": vector(1.0, 9)})])[4]
     assert "'encoder'" in str(part.shortened)
-    assert float(part.payload.artefacts["weights"]["encoder"].norm()) == pytest.approx(7.0)
+    assert float(part.payload.bundles["weights"]["encoder"].norm()) == pytest.approx(7.0)
     own = judged(sent, [*usual, ("odd", {"encoder": vector(4.0), "other": vector(1e4, 9)})])[4]
     assert own.refused  # a tensor that nobody else has
 
@@ -59,7 +59,7 @@ def test_three_who_share_an_architecture_are_held_to_all_in_what_all_have() -> N
     liars = [("odd", {"encoder": vector(1e5)})] * 3
     after = judged(sent, [*usual, *liars])
     assert touched(after) == ["c6", "c7", "c8"]
-    assert float(after[6].payload.artefacts["weights"]["encoder"].norm()) == pytest.approx(3.0 + 16.0)
+    assert float(after[6].payload.bundles["weights"]["encoder"].norm()) == pytest.approx(3.0 + 16.0)
 
 
 def test_what_was_usual_last_holds_where_few_replies_arrive() -> None:
@@ -95,7 +95,7 @@ def test_statistics_of_normalisation_have_more_room_and_a_bound() -> None:
     assert touched([after(11.0)]) == []
     bounded = after(1e5)
     assert "running_var" in str(bounded.shortened)
-    assert float(bounded.payload.artefacts["weights"]["norm.running_var"].norm()) == pytest.approx(1.0 + 16.0)
+    assert float(bounded.payload.bundles["weights"]["norm.running_var"].norm()) == pytest.approx(1.0 + 16.0)
 
 
 def test_a_large_client_is_refused_only_beyond_what_its_samples_allow() -> None:

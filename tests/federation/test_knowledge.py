@@ -1,4 +1,4 @@
-"""What parties say of public samples: bounds, both forms, who has which channel."""
+"""What participants say of public samples: bounds, both forms, who has which channel."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ import torch
 from by_hand import one_classification, three_kinds
 from polyfed.core.errors import ConfigError
 from polyfed.federation.client import ClientInfo
-from polyfed.federation.knowledge import RepresentationForm, ScoreForm, bounded
-from polyfed.wire.payload import Representations, Scores
+from polyfed.federation.public_outputs import LogitKind, RepresentationKind, bounded
+from polyfed.wire.payload import Logits, Representations
 from sessions import prepared, woken
 
 IMAGE = ClientInfo("a", "a", ("image",), "classification", 10, "x")
@@ -61,13 +61,13 @@ def test_bounding_keeps_directions_and_is_idempotent() -> None:
 
 def test_representations_have_unit_norm_and_are_the_models(tmp_path: Path) -> None:
     client = woken(prepared(three_kinds(name="fedmd"), tmp_path), "paired-0")
-    found = RepresentationForm().of(client, client.public_set)
+    found = RepresentationKind().of(client, client.public_set)
     assert set(found) == {"image", "text"}
     client.model.eval()
     batch = client.public_set.batch(torch.tensor([2, 5]))
     for name, values in found.items():
         torch.testing.assert_close(values.norm(dim=1), torch.ones(16))
-        again = RepresentationForm().outputs(client, batch, [name])[name]
+        again = RepresentationKind().outputs(client, batch, [name])[name]
         assert again.requires_grad
         torch.testing.assert_close(again, values[[2, 5]], atol=1e-6, rtol=1e-5)
 
@@ -77,7 +77,7 @@ def test_scores_are_the_centred_logits(tmp_path: Path, name: str) -> None:
     client = woken(prepared(one_classification(three_kinds(name="fedmd", exchange="scores")), tmp_path), name)
     client.evaluation_batch = 5  # 16 samples in four batches
     client.model.train()
-    found = ScoreForm().of(client, client.public_set)
+    found = LogitKind().of(client, client.public_set)
     assert client.model.training
     assert not found["label"].requires_grad
     client.model.eval()
@@ -87,7 +87,7 @@ def test_scores_are_the_centred_logits(tmp_path: Path, name: str) -> None:
         logits = client.head(embedding)[0].detach()
         torch.testing.assert_close(found["label"][k], logits - logits.mean(), atol=1e-6, rtol=1e-5)
     batch = client.public_set.batch(torch.tensor([3, 0]))
-    out = ScoreForm().outputs(client, batch, ["label"])["label"]
+    out = LogitKind().outputs(client, batch, ["label"])["label"]
     assert out.requires_grad
     torch.testing.assert_close(out, found["label"][[3, 0]], atol=1e-6, rtol=1e-5)
 
@@ -95,26 +95,26 @@ def test_scores_are_the_centred_logits(tmp_path: Path, name: str) -> None:
 def test_forms_know_their_channels_labels_and_anchors(tmp_path: Path) -> None:
     client = woken(prepared(one_classification(three_kinds(name="fedmd", exchange="scores")), tmp_path), "paired-0")
     samples, known = client.public_set, {"image": torch.ones(2, 2)}
-    assert RepresentationForm().channels(PAIRED, ["text"]) == ("text",)
-    assert RepresentationForm().channels(IMAGE, ["text"]) == ()
-    assert ScoreForm().channels(IMAGE, ["label"]) == ("label",)
-    assert RepresentationForm().labels(client, samples) is None
-    assert torch.equal(ScoreForm().labels(client, samples), samples.targets["label"].long())
+    assert RepresentationKind().channels(PAIRED, ["text"]) == ("text",)
+    assert RepresentationKind().channels(IMAGE, ["text"]) == ()
+    assert LogitKind().channels(IMAGE, ["label"]) == ("label",)
+    assert RepresentationKind().labels(client, samples) is None
+    assert torch.equal(LogitKind().labels(client, samples), samples.targets["label"].long())
     bare = SimpleNamespace(targets={})
-    assert ScoreForm().labels(client, bare) is None  # type: ignore[arg-type]
-    assert RepresentationForm().anchors(known) is known
-    assert ScoreForm().anchors(known) == {}
+    assert LogitKind().labels(client, bare) is None  # type: ignore[arg-type]
+    assert RepresentationKind().anchors(known) is known
+    assert LogitKind().anchors(known) == {}
 
 
 def test_artefacts_are_of_the_forms_kind() -> None:
     values = {"a": torch.ones(2, 3)}
-    assert isinstance(RepresentationForm().artefact(values, "x"), Representations)
-    scores = ScoreForm().artefact(values, "x")
-    assert isinstance(scores, Scores)
+    assert isinstance(RepresentationKind().bundle(values, "x"), Representations)
+    scores = LogitKind().bundle(values, "x")
+    assert isinstance(scores, Logits)
     assert scores.order == "x"
 
 
 def test_scores_of_another_task_are_refused(tmp_path: Path) -> None:
     client = woken(prepared(three_kinds(name="fedmd"), tmp_path), "paired-0")
     with pytest.raises(ConfigError, match="the task of 'paired-0' is 'retrieval'; give it a classification"):
-        ScoreForm().of(client, client.public_set)
+        LogitKind().of(client, client.public_set)

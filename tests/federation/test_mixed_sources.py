@@ -141,7 +141,7 @@ def test_a_group_holds_a_second_share(change: Any) -> None:
         assert member.also is not None
         names = {samples.ids[item] for item in samples.items.tolist()}
         own = {federation.split("scenes", "train").ids[item] for item in member.items.tolist()}
-        more = {federation.also_deal(member).split.ids[item] for item in member.also.tolist()}
+        more = {federation.also_assignment(member).split.ids[item] for item in member.also.tolist()}
         assert names == own | more
         assert not own & more
         assert not names & tests
@@ -227,7 +227,7 @@ def swapped(config: Config) -> None:
         (lambda c: c["clients"]["paired"].update(also={"source": "texts"}), ConfigError, "has no 'image', which these"),
         (
             lambda c: c["clients"]["paired"].update(also={"source": "scenes", "split": "test"}),
-            DataError, "items of client 'paired-0' are in 'scenes' test, which parties are judged on",
+            DataError, "items of client 'paired-0' are in 'scenes' test, which participants are judged on",
         ),
         (
             lambda c: (c.update(public=None), c["clients"]["paired"].update(also="public")),

@@ -14,14 +14,14 @@ from hypothesis import strategies as st
 
 from polyfed.core.errors import RunError
 from polyfed.core.files import write_atomically
-from polyfed.federation.state import ClientState, Label, Lifetime, StateStore, flatten, unflatten
+from polyfed.federation.state import ClientState, Lifetime, StateStore, StateVersion, flatten, unflatten
 
 
 def entry(value: float, size: int = 4) -> dict[str, torch.Tensor]:
     return {"model/w": torch.full((size,), value)}
 
 
-def value_of(store: StateStore, client: str, label: Label | None) -> float | None:
+def value_of(store: StateStore, client: str, label: StateVersion | None) -> float | None:
     found = store.load(client, label)
     return float(found["model/w"][0]) if found else None
 
@@ -146,9 +146,9 @@ class Model:
     """A run as it should be: nothing is ever dropped, and the server remembers what it accepted."""
 
     round: int = 0
-    kept: dict[tuple[str, Label], float] = field(default_factory=dict)
-    accepted: dict[str, Label] = field(default_factory=dict)
-    checkpoints: dict[int, dict[str, Label]] = field(default_factory=lambda: {0: {}})
+    kept: dict[tuple[str, StateVersion], float] = field(default_factory=dict)
+    accepted: dict[str, StateVersion] = field(default_factory=dict)
+    checkpoints: dict[int, dict[str, StateVersion]] = field(default_factory=lambda: {0: {}})
     steps: int = 0
 
 

@@ -13,9 +13,9 @@ from item_tables import opened, written
 from polyfed.analysis.partitions import planned
 from polyfed.core.errors import ConfigError
 from polyfed.data.units import Indices, Units, filled, grouped
-from polyfed.federation.dealing import Deal
-from polyfed.partitions.dealing import dealt, largest_remainder
+from polyfed.federation.assignment import Deal
 from polyfed.partitions.iid import Iid
+from polyfed.partitions.proportional import dealt, largest_remainder
 from polyfed.runs.experiment import Experiment
 
 

@@ -76,7 +76,7 @@ INERT: dict[str, tuple[str, dict[str, tuple[str, ...]]]] = {
         {"soft_contrastive": ("shift", "scale", "reduction"), "info_nce": ("temperature", "learn_temperature")},
     ),
 }
-"""Part -> the setting that decides, and which others act under each of its values."""
+"""Frame -> the setting that decides, and which others act under each of its values."""
 
 MECHANICS: dict[str, Any] = {
     # torch's defaults, which no source changes

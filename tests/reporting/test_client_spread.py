@@ -4,11 +4,11 @@ import math
 from statistics import fmean
 
 import pytest
-from run_folders import write_lines
 
 from polyfed.reporting.client_spread import ClientSpread, client_spreads, lower_is_better, spreads_json
 from polyfed.reporting.html.page import html_report
 from polyfed.runs.records import RunRecords
+from run_folders import write_lines
 
 
 def test_figures_are_those_of_the_definition():
@@ -55,8 +55,8 @@ def test_every_group_and_metric_of_a_run(run_folder):
 
 def test_the_page_names_the_worst_client_at_its_top(tmp_path):
     lines = [
-        {"round": 1, "party": party, "kind": "test", "metrics": {"accuracy": value}}
-        for party, value in (("here", 80.0), ("there", 30.0))
+        {"round": 1, "participant": participant, "kind": "test", "metrics": {"accuracy": value}}
+        for participant, value in (("here", 80.0), ("there", 30.0))
     ]
     write_lines(tmp_path / "metrics.jsonl", lines)
     page = html_report(RunRecords.load(tmp_path))

@@ -7,7 +7,6 @@ from statistics import fmean, stdev
 import pytest
 from PIL import Image
 from rich.console import Console
-from run_folders import write_run
 
 from polyfed.reporting.compare import (
     Spread,
@@ -18,6 +17,7 @@ from polyfed.reporting.compare import (
     draw_comparison,
 )
 from polyfed.runs.records import RunRecords
+from run_folders import write_run
 
 
 @pytest.fixture

@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 from matplotlib.figure import Figure
 from rich.text import Text
-from run_folders import write_lines
 
 import polyfed
 from polyfed.cli.console import in_charge
@@ -24,6 +23,7 @@ from polyfed.reporting.tables import TextTable
 from polyfed.reporting.terminal import Terminal
 from polyfed.runs.folder import RunFolder
 from polyfed.runs.records import RunRecords
+from run_folders import write_lines
 
 HOSTILE = "\x1b[2J\x1b]0;owned\x07<script>alert(1)</script> | ![x](http://tracker)\r\n# forged\u202e"
 EFFECTS = ("\x1b", "\x07", "\r", "\u202e", "\x9b")
@@ -37,9 +37,14 @@ def require_harmless(text: str) -> None:
 @pytest.fixture
 def records(tmp_path: Path) -> RunRecords:
     """A run with hostile words in every place that takes words."""
-    event = {"round": 1, "party": f"a{HOSTILE}", "kind": "event", "event": "client_excluded", "reason": HOSTILE}
-    measured = {"round": 1, "party": f"b{HOSTILE}", "kind": "test", "metrics": {f"m{HOSTILE}": 0.5, "accuracy": 1.0}}
-    server = measured | {"party": "server"}
+    event = {"round": 1, "participant": f"a{HOSTILE}", "kind": "event", "event": "client_excluded", "reason": HOSTILE}
+    measured = {
+        "round": 1,
+        "participant": f"b{HOSTILE}",
+        "kind": "test",
+        "metrics": {f"m{HOSTILE}": 0.5, "accuracy": 1.0},
+    }
+    server = measured | {"participant": "server"}
     write_lines(tmp_path / "metrics.jsonl", [event, measured, server])
     return RunRecords.load(tmp_path)
 

@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from run_folders import write_run
 
 from polyfed.reporting.html.page import write_html_report
 from polyfed.runs.records import RunRecords
+from run_folders import write_run
 
 NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome", "headless_shell")
 PROGRAM = next((found for found in map(shutil.which, NAMES) if found), None)
@@ -152,9 +152,9 @@ def records(tmp_path_factory: pytest.TempPathFactory) -> RunRecords:
     folder = write_run(
         tmp_path_factory.mktemp("runs") / "run", name=HOSTILE, description=HOSTILE, algorithm={"name": "creamfl"}
     )
-    event = {"round": 4, "party": HOSTILE, "kind": "event", "event": "client_excluded", "reason": HOSTILE}
-    measured = {"round": 12, "party": HOSTILE, "kind": "test", "metrics": {"accuracy": 1.0}}
-    sent = {"round": 12, "client": HOSTILE, "direction": "up", "step": HOSTILE, "artefact": HOSTILE, "kind": HOSTILE}
+    event = {"round": 4, "participant": HOSTILE, "kind": "event", "event": "client_excluded", "reason": HOSTILE}
+    measured = {"round": 12, "participant": HOSTILE, "kind": "test", "metrics": {"accuracy": 1.0}}
+    sent = {"round": 12, "client": HOSTILE, "direction": "up", "step": HOSTILE, "bundle": HOSTILE, "kind": HOSTILE}
     with (folder / "metrics.jsonl").open("a") as stream:
         stream.writelines(json.dumps(line) + "\n" for line in (event, measured))
     with (folder / "ledger.jsonl").open("a") as stream:
@@ -302,12 +302,12 @@ def test_pointing_at_a_map_shows_the_weight(page, records):
 
 
 def test_events_are_filtered_by_party(page):
-    assert len(cells(page, "timeline", "party")) > 2
+    assert len(cells(page, "timeline", "participant")) > 2
     select = "document.querySelector('[data-filter]')"
     page.js(f"{select}.value = 'text-1'; {select}.dispatchEvent(new Event('change'))")
-    assert set(cells(page, "timeline", "party")) == {"text-1"}
+    assert set(cells(page, "timeline", "participant")) == {"text-1"}
     page.js(f"{select}.value = {json.dumps(HOSTILE)}; {select}.dispatchEvent(new Event('change'))")
-    assert set(cells(page, "timeline", "party")) == {HOSTILE}
+    assert set(cells(page, "timeline", "participant")) == {HOSTILE}
 
 
 def test_clients_are_found_by_text(page):

@@ -8,11 +8,11 @@ import re
 import pytest
 import yaml
 from html_pages import ALL_PARTS, page_of, write_full
-from run_folders import write_lines
 
 from polyfed.reporting.html.facts import client_kinds
 from polyfed.reporting.html.page import html_report
 from polyfed.runs.records import RunRecords
+from run_folders import write_lines
 
 
 @pytest.fixture
@@ -74,7 +74,7 @@ def test_the_table_of_clients(full):
 def test_returns_are_read_off_the_ledger(full):
     lines = [json.loads(line) for line in (full / "ledger.jsonl").read_text().splitlines()]
     silent = [line for line in lines if line["client"] != "text-1" or line["round"] not in (4, 5, 6)]
-    evaluated = {"round": 4, "client": "text-1", "direction": "up", "step": "evaluate:assess", "artefact": "framing"}
+    evaluated = {"round": 4, "client": "text-1", "direction": "up", "step": "evaluate:assess", "bundle": "framing"}
     write_lines(full / "ledger.jsonl", [*silent, evaluated | {"kind": "framing", "dtype": "", "bytes": 9}])
     text = page_of(full).text
     assert "7 text-1 client returned first answer after its exclusion in round 5" in text
@@ -82,7 +82,13 @@ def test_returns_are_read_off_the_ledger(full):
 
 
 def test_recorded_returns_are_not_shown_twice(full):
-    event = {"round": 3, "party": "text-1", "kind": "event", "event": "client_returned", "reason": "answered 'fit'"}
+    event = {
+        "round": 3,
+        "participant": "text-1",
+        "kind": "event",
+        "event": "client_returned",
+        "reason": "answered 'fit'",
+    }
     with (full / "metrics.jsonl").open("a") as stream:
         stream.write(json.dumps(event) + "\n")
     text = page_of(full).text
@@ -94,7 +100,7 @@ def test_recorded_returns_are_not_shown_twice(full):
 @pytest.mark.parametrize("clients", [3, 12, 30])
 def test_what_a_method_recorded_of_each_client_is_shown_of_few_and_of_many(tmp_path, clients):
     metrics = {f"weight.h-{k}": (k + 1) / 100 for k in range(clients)}
-    lines = [{"round": n, "party": "server", "kind": "train", "metrics": metrics} for n in (1, 2)]
+    lines = [{"round": n, "participant": "server", "kind": "train", "metrics": metrics} for n in (1, 2)]
     write_lines(tmp_path / "metrics.jsonl", lines)
     page = page_of(tmp_path)
     (chart,) = (
@@ -113,7 +119,7 @@ def test_what_a_method_recorded_of_each_client_is_shown_of_few_and_of_many(tmp_p
 
 
 def test_chance_of_accuracy_is_a_uniform_guess(tmp_path):
-    line = {"round": 1, "party": "server", "kind": "validation", "metrics": {"accuracy": 60.0, "classes": 8.0}}
+    line = {"round": 1, "participant": "server", "kind": "validation", "metrics": {"accuracy": 60.0, "classes": 8.0}}
     write_lines(tmp_path / "metrics.jsonl", [line])
     text = page_of(tmp_path).text
     assert "server accuracy, validation 60.00 % best 60.00 in round 1 · chance 12.50" in text

@@ -9,12 +9,12 @@ import pytest
 import torch
 import yaml
 from html_pages import ALL_PARTS, Page, page_of, write_full
-from run_folders import write_lines, write_run
 from safetensors.torch import save_file
 
 from polyfed.core.errors import RunError
 from polyfed.reporting.html.page import html_report, write_html_report
 from polyfed.runs.records import RunRecords
+from run_folders import write_lines, write_run
 
 HOSTILE = "</script><script>alert(1)</script>\"'><img src=x onerror=alert(1)>&amp;]]>"
 
@@ -75,15 +75,15 @@ def test_text_of_the_run_is_escaped_everywhere(tmp_path):
     (folder / "environment.json").write_text(json.dumps({"device": HOSTILE, "versions": {HOSTILE: HOSTILE}}))
     metrics = {HOSTILE: 1.0, f"{HOSTILE}_to_b_r@1": 2.0, "accuracy": 3.0}
     lines = [
-        {"round": number, "party": party, "kind": kind, "metrics": metrics}
+        {"round": number, "participant": participant, "kind": kind, "metrics": metrics}
         for number in (1, 2)
-        for party in ("server", HOSTILE)
+        for participant in ("server", HOSTILE)
         for kind in ("test", "train")
     ]
-    event = {"round": 1, "party": HOSTILE, "kind": "event", "event": HOSTILE, "reason": HOSTILE}
+    event = {"round": 1, "participant": HOSTILE, "kind": "event", "event": HOSTILE, "reason": HOSTILE}
     write_lines(folder / "metrics.jsonl", [*lines, *[event] * 9, event | {"event": "client_excluded"}])
     sent = {"round": 2, "client": HOSTILE, "direction": "up", "bytes": 9}
-    sent |= {key: HOSTILE for key in ("step", "artefact", "kind", "dtype")}
+    sent |= {key: HOSTILE for key in ("step", "bundle", "kind", "dtype")}
     write_lines(folder / "ledger.jsonl", [sent])
     arrays = folder / "arrays" / "weights"
     arrays.mkdir(parents=True)
@@ -152,7 +152,7 @@ def test_without_ledger_time_is_shown_and_without_both_nothing(full):
 
 def test_a_run_without_server_model_shows_its_clients(full):
     lines = [json.loads(line) for line in (full / "metrics.jsonl").read_text().splitlines()]
-    write_lines(full / "metrics.jsonl", [line for line in lines if line["party"] != "server"])
+    write_lines(full / "metrics.jsonl", [line for line in lines if line["participant"] != "server"])
     page = page_of(full)
     assert set(page.parts) == set(ALL_PARTS) - {"server"}
     assert "server r1_sum" not in page.text
@@ -160,7 +160,7 @@ def test_a_run_without_server_model_shows_its_clients(full):
 
 
 def test_a_run_without_clients_shows_its_server(tmp_path):
-    lines = [{"round": n, "party": "server", "kind": "test", "metrics": {"accuracy": 3.0 * n}} for n in (0, 1, 2)]
+    lines = [{"round": n, "participant": "server", "kind": "test", "metrics": {"accuracy": 3.0 * n}} for n in (0, 1, 2)]
     write_lines(tmp_path / "metrics.jsonl", lines)
     page = page_of(tmp_path)
     assert page.parts == ["server", "reading"]
@@ -197,17 +197,17 @@ def test_a_thousand_clients_fit(tmp_path):
     for number in range(1, 21):
         for client in clients:
             found = {"accuracy": draw.random(), "loss": 1.0}
-            metrics.append({"round": number, "party": client, "kind": "test", "metrics": found})
+            metrics.append({"round": number, "participant": client, "kind": "test", "metrics": found})
             if draw.random() < 0.3:
                 event = {
                     "round": number,
-                    "party": client,
+                    "participant": client,
                     "kind": "event",
                     "event": "client_excluded",
                     "reason": "late",
                 }
                 metrics.append(event)
-            line = {"round": number, "client": client, "direction": "up", "step": "fit", "artefact": "w"}
+            line = {"round": number, "client": client, "direction": "up", "step": "fit", "bundle": "w"}
             ledger.append(line | {"kind": "weights", "dtype": "float32", "bytes": 1000})
     write_lines(tmp_path / "metrics.jsonl", metrics)
     write_lines(tmp_path / "ledger.jsonl", ledger)

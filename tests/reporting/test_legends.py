@@ -14,7 +14,6 @@ import pytest
 import torch
 from matplotlib.figure import Figure
 from matplotlib.transforms import Bbox
-from run_folders import write_run
 
 from polyfed.analysis.centres import Centres, Picture
 from polyfed.analysis.drift import Drift, ModalityDrift
@@ -36,6 +35,7 @@ from polyfed.reporting.partition_plots import draw_partition
 from polyfed.reporting.traffic_plots import draw_traffic
 from polyfed.reporting.weight_plots import draw_weights
 from polyfed.runs.records import RunRecords
+from run_folders import write_run
 
 SLACK = 1.0  # pixels by which rounding may let boxes touch
 LONG = "an exceedingly long name of a condition"

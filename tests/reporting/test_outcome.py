@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 from rich.console import Console
-from run_folders import write_lines, write_run
 
 from polyfed.reporting.outcome import finished_twin, next_steps, outcome, outcome_table, verdict
 from polyfed.runs.records import RunRecords
+from run_folders import write_lines, write_run
 
 FEDERATION = {"data": {"sources": {}}, "server": {"source": "shop"}, "clients": {"image": {}}}
 
@@ -55,7 +55,7 @@ def test_the_sentence_says_what_the_server_can_do_beside_chance_and_its_twin(tmp
 def test_a_server_that_guesses_is_said_to(tmp_path: Path) -> None:
     folder = write_run(tmp_path / "run", gain=1.0)
     found = {"accuracy": 10.0, "classes": 10.0, "n": 50.0}
-    write_lines(folder / "metrics.jsonl", [{"round": 1, "party": "server", "kind": "test", "metrics": found}])
+    write_lines(folder / "metrics.jsonl", [{"round": 1, "participant": "server", "kind": "test", "metrics": found}])
     assert verdict(records(folder)).startswith(
         "The server's accuracy is 10.00 %, no better than chance (10.00 %), after"
     )
@@ -84,7 +84,7 @@ def test_better_than_chance_depends_on_the_number_of_test_items(
     tmp_path: Path, metrics: dict[str, float], expected: str
 ) -> None:
     folder = write_run(tmp_path / "run")
-    write_lines(folder / "metrics.jsonl", [{"round": 1, "party": "server", "kind": "test", "metrics": metrics}])
+    write_lines(folder / "metrics.jsonl", [{"round": 1, "participant": "server", "kind": "test", "metrics": metrics}])
     assert expected in verdict(records(folder))
 
 
@@ -98,7 +98,7 @@ def test_better_than_chance_depends_on_the_number_of_test_items(
 def test_without_a_server_the_clients_are_judged(tmp_path: Path, values: dict[str, float], judged: str) -> None:
     folder = write_run(tmp_path / "run")
     lines = [
-        {"round": 1, "party": client, "kind": "test", "metrics": {"accuracy": value, "classes": 4.0}}
+        {"round": 1, "participant": client, "kind": "test", "metrics": {"accuracy": value, "classes": 4.0}}
         for client, value in values.items()
     ]
     write_lines(folder / "metrics.jsonl", lines)
@@ -136,7 +136,7 @@ def test_a_twin_that_is_not_finished_or_is_damaged_is_left_alone(tmp_path: Path)
 def test_the_table_has_ten_lines_at_most_however_many_groups_there_are(tmp_path: Path) -> None:
     folder = write_run(tmp_path / "run")
     lines = [
-        {"round": 1, "party": f"site{k}", "kind": "test", "metrics": {"accuracy": 1.0 * k, "classes": 4.0}}
+        {"round": 1, "participant": f"site{k}", "kind": "test", "metrics": {"accuracy": 1.0 * k, "classes": 4.0}}
         for k in range(40)
     ]
     write_lines(folder / "metrics.jsonl", lines)

@@ -6,7 +6,6 @@ import matplotlib as mpl
 import numpy as np
 import pytest
 from PIL import Image
-from run_folders import write_lines, write_run
 
 from polyfed.reporting.curve_plots import draw_clients, draw_server, latest_values
 from polyfed.reporting.partition_plots import draw_partition
@@ -14,6 +13,7 @@ from polyfed.reporting.plots import draw_all
 from polyfed.reporting.traffic_plots import draw_traffic
 from polyfed.reporting.weight_plots import binned
 from polyfed.runs.records import RunRecords
+from run_folders import write_lines, write_run
 
 
 def drawn_lines(axes):
@@ -51,8 +51,8 @@ def test_server_curves_show_the_recorded_values_and_chance(run_folder):
 
 
 def test_clients_mean_uses_each_clients_latest_value(tmp_path):
-    def line(number, party, value):
-        return {"round": number, "party": party, "kind": "test", "metrics": {"n": 3.0, "accuracy": value}}
+    def line(number, participant, value):
+        return {"round": number, "participant": participant, "kind": "test", "metrics": {"n": 3.0, "accuracy": value}}
 
     write_lines(tmp_path / "metrics.jsonl", [line(1, "a", 10.0), line(2, "b", 30.0), line(3, "a", 20.0)])
     (axes,) = draw_clients(RunRecords.load(tmp_path)).axes

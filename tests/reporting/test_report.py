@@ -5,10 +5,10 @@ import json
 
 import pytest
 from rich.console import Console
-from run_folders import write_lines
 
 from polyfed.reporting.report import clients_table, report, tables, write_report
 from polyfed.runs.records import RunRecords
+from run_folders import write_lines
 
 
 @pytest.fixture
@@ -55,8 +55,8 @@ def test_clients_are_summed_up_by_group(records):
 
 def test_clients_without_a_finite_value_are_counted_as_missing(tmp_path):
     lines = [
-        {"round": 1, "party": party, "kind": "test", "metrics": {"loss": value, "accuracy": 5.0}}
-        for party, value in (("a", float("nan")), ("b", 2.0))
+        {"round": 1, "participant": participant, "kind": "test", "metrics": {"loss": value, "accuracy": 5.0}}
+        for participant, value in (("a", float("nan")), ("b", 2.0))
     ]
     write_lines(tmp_path / "metrics.jsonl", lines)
     rows = {row[0]: row[1:] for row in clients_table(RunRecords.load(tmp_path), "test").rows}
@@ -74,7 +74,7 @@ def test_the_report_leaves_the_clients_spread_for_scripts(records):
 
 
 def test_a_metric_without_finite_values_is_null_for_scripts(tmp_path):
-    line = {"round": 1, "party": "a", "kind": "test", "metrics": {"loss": float("nan"), "accuracy": 5.0}}
+    line = {"round": 1, "participant": "a", "kind": "test", "metrics": {"loss": float("nan"), "accuracy": 5.0}}
     write_lines(tmp_path / "metrics.jsonl", [line])
     write_report(RunRecords.load(tmp_path))
     found = json.loads((tmp_path / "client_spread.json").read_text())["test"]["clients"]
@@ -118,8 +118,13 @@ def test_warnings_are_shown(tmp_path):
 
 def test_what_clients_were_measured_with_has_a_range_where_they_differ(tmp_path):
     lines = [
-        {"round": 1, "party": party, "kind": "test", "metrics": {"gallery_text": size, "folds": 1.0, "r1_sum": 9.0}}
-        for party, size in (("a", 20.0), ("b", 40.0))
+        {
+            "round": 1,
+            "participant": participant,
+            "kind": "test",
+            "metrics": {"gallery_text": size, "folds": 1.0, "r1_sum": 9.0},
+        }
+        for participant, size in (("a", 20.0), ("b", 40.0))
     ]
     write_lines(tmp_path / "metrics.jsonl", lines)
     notes = clients_table(RunRecords.load(tmp_path), "test").notes
@@ -128,7 +133,7 @@ def test_what_clients_were_measured_with_has_a_range_where_they_differ(tmp_path)
 
 def test_sites_that_are_groups_of_their_own_are_summed_up_together(tmp_path):
     lines = [
-        {"round": 1, "party": name, "kind": "test", "metrics": {"accuracy": value}}
+        {"round": 1, "participant": name, "kind": "test", "metrics": {"accuracy": value}}
         for name, value in (("north", 40.0), ("south", 70.0))
     ]
     write_lines(tmp_path / "metrics.jsonl", lines)

@@ -12,8 +12,8 @@ from polyfed.runs.records import RunRecords
 
 def test_a_curve_is_the_mean_of_the_finite_values_of_a_round():
     curve = Curve()
-    for party, value in (("a", 1.0), ("b", math.nan), ("c", 3.0), ("a", 5.0)):
-        curve.add(1, party, value)
+    for participant, value in (("a", 1.0), ("b", math.nan), ("c", 3.0), ("a", 5.0)):
+        curve.add(1, participant, value)
     curve.add(2, "a", math.nan)
     curve.add(3, "a", 7.0)
     values = curve.by_round()

@@ -11,12 +11,12 @@ from types import ModuleType, SimpleNamespace
 from typing import Any, ClassVar
 
 import pytest
-from sink_rounds import CONFIG, EXPECTED, a_round, sink_run
 
 from polyfed.reporting.sinks.mlflow import MLflow, fit
 from polyfed.reporting.sinks.tensorboard import TensorBoard
 from polyfed.reporting.sinks.wandb import WandB
 from polyfed.runs.sink import Sink, SinkRun, SinkSet
+from sink_rounds import CONFIG, EXPECTED, a_round, sink_run
 
 # ---- TensorBoard, for real
 
@@ -175,7 +175,7 @@ def test_mlflow_requests_hold_no_more_than_it_takes(fake_mlflow, tmp_path):
     run = SinkRun(run.folder, run.name, {str(k): "v" * 999 for k in range(250)}, 0, run.run_id)
     writer = MLflow().open(run)
     metrics = {f"m{k}": 1.0 for k in range(2300)}
-    writer.write([{"round": 1, "party": "server", "kind": "test", "metrics": metrics}])
+    writer.write([{"round": 1, "participant": "server", "kind": "test", "metrics": metrics}])
     sizes = [len(next(iter(named.values()))) for name, _, named in fake_mlflow.calls if name == "log_batch"]
     assert sizes == [100, 100, 50, 1000, 1000, 300]
     assert max(len(value) for _, value in fake_mlflow.calls[2][2]["params"]) == 500

@@ -10,7 +10,7 @@ import yaml
 
 from polyfed.core.errors import ConfigError
 from polyfed.engines.local import Local
-from polyfed.federation.cohort import Patience
+from polyfed.federation.cohort import ReplyPolicy
 from polyfed.runs.config_files import merged, read_config
 from polyfed.runs.experiment import Experiment
 from polyfed.runs.presets import presets
@@ -177,7 +177,7 @@ def test_phases_and_limits_survive_the_resolved_configuration(tiny: Config) -> N
     experiment = Experiment.parse(tiny)
     again = Experiment.parse(yaml.safe_load(experiment.to_yaml()))
     assert again == experiment
-    assert again.run.patience("fit") == Patience(0.5, 60.0)
+    assert again.run.patience("fit") == ReplyPolicy(0.5, 60.0)
     assert again.run.limits == Limits(row_norm=5.0)
 
 

@@ -11,8 +11,8 @@ from polyfed.runs.folder import RunFolder
 from polyfed.runs.records import RunRecords
 
 
-def measured(number, value, party="server", kind="test"):
-    return {"round": number, "party": party, "kind": kind, "metrics": {"r1_sum": value}}
+def measured(number, value, participant="server", kind="test"):
+    return {"round": number, "participant": participant, "kind": kind, "metrics": {"r1_sum": value}}
 
 
 def test_everything_that_was_written_is_read(run_folder):
@@ -111,5 +111,5 @@ def test_a_missing_folder_is_an_error(tmp_path):
 
 
 def test_clients_outside_the_partition_are_a_group_of_their_own(tmp_path):
-    write_lines(tmp_path / "metrics.jsonl", [measured(1, 1.0, party="b"), measured(1, 1.0, party="a")])
+    write_lines(tmp_path / "metrics.jsonl", [measured(1, 1.0, participant="b"), measured(1, 1.0, participant="a")])
     assert RunRecords.load(tmp_path).groups == {"clients": ("b", "a")}

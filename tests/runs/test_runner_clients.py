@@ -34,7 +34,7 @@ def test_a_failing_client_is_left_out_of_the_round_and_named(
 ) -> None:
     result = run(Experiment.parse(failing(config, how)), tmp_path / "a")
     excluded = result.records.excluded()
-    assert [(event.round, event.party) for event in excluded] == [(2, "paired-0")]
+    assert [(event.round, event.participant) for event in excluded] == [(2, "paired-0")]
     assert reason in excluded[0].reason
     assert "client paired-0 is excluded" in caplog.text
     senders = result.records.series("server", "senders.image", "train")

@@ -108,7 +108,7 @@ def test_a_client_without_room_is_left_out_and_goes_on_from_where_it_stood(
     config["run"]["sampling"] = {"cohort": None}
     filling(monkeypatch, "polyfed.federation.state", "image/000002-00")
     result = run(Experiment.parse(config), tmp_path / "a")
-    assert [(event.round, event.party) for event in result.records.excluded()] == [(2, "image")]
+    assert [(event.round, event.participant) for event in result.records.excluded()] == [(2, "image")]
     assert "No space left on device" in result.records.excluded()[0].reason
     labels = sorted(path.stem for path in (result.folder / "checkpoints/clients/image").iterdir())
     assert labels == ["000001-00", "000003-00"]

@@ -95,6 +95,6 @@ def test_a_log_is_never_extended(config: Config, tmp_path: Path) -> None:
 def test_a_history_that_was_cut_off_goes_on_with_a_new_line(config: Config, tmp_path: Path) -> None:
     out = tmp_path / "a"
     interrupted(config, out, tmp_path / "marker", at=2)
-    line = json.dumps({"round": 1, "party": "server", "event": "resumed", "reason": "after round 1"})
+    line = json.dumps({"round": 1, "participant": "server", "event": "resumed", "reason": "after round 1"})
     (out / "history.jsonl").write_text(f"{line}\n{line[:30]}" + "\0" * 20)
     assert happened(resume(out))[:2] == [(1, "server", "resumed")] * 2

@@ -38,14 +38,14 @@ def test_a_round_without_clients_by_id():
 
 def test_a_mean_is_over_the_finite_values():
     lines = [
-        {"round": 1, "party": f"c-{k}", "kind": "test", "metrics": {"x": v}} for k, v in enumerate((1.0, math.inf))
+        {"round": 1, "participant": f"c-{k}", "kind": "test", "metrics": {"x": v}} for k, v in enumerate((1.0, math.inf))
     ]
     assert round_points(lines).values["clients/test/x"] == 1.0
 
 
 def test_round_zero_sends_nothing_and_takes_no_time():
     assert round_records(0, [], []) == [
-        {"round": 0, "party": "server", "kind": "traffic", "metrics": {"bytes_up": 0, "bytes_down": 0}}
+        {"round": 0, "participant": "server", "kind": "traffic", "metrics": {"bytes_up": 0, "bytes_down": 0}}
     ]
 
 

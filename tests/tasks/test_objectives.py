@@ -23,7 +23,7 @@ from polyfed.losses.gloria import local_contrast
 from polyfed.losses.info_nce import info_nce
 from polyfed.losses.mgca import prototype_alignment, token_alignment, token_weights, uniform_weights
 from polyfed.models.aligner import Detail
-from polyfed.models.model import Model, Once
+from polyfed.models.model import CachedModel, Model
 from polyfed.tasks.convirt import ConVIRT
 from polyfed.tasks.gloria import GLoRIA
 from polyfed.tasks.mgca import MGCA, Prototypes
@@ -255,16 +255,16 @@ def test_models_without_positions_are_refused(samples: Samples, task: Task) -> N
 @pytest.mark.parametrize(
     ("task", "without"), [("gloria", "aligner.local"), ("mgca", "aligner.local"), ("mgca", "aligner")]
 )
-@pytest.mark.parametrize("party", ["server", "hospital"])
+@pytest.mark.parametrize("participant", ["server", "hospital"])
 def test_a_model_that_cannot_be_trained_stops_a_run_before_it_begins(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, task: str, without: str, party: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, task: str, without: str, participant: str
 ) -> None:
     monkeypatch.setenv("POLYFED_CACHE", str(tmp_path / "cache"))
     config = copy.deepcopy(hospitals(name="local"))
     for own in (config["server"], config["clients"]["hospital"]):
         own["task"] = {"name": task}
         own["model"] = own["model"] | {"aligner": {"hidden": 16, "local": True}}
-    own = config["server"] if party == "server" else config["clients"]["hospital"]
+    own = config["server"] if participant == "server" else config["clients"]["hospital"]
     own["model"] = own["model"] | {"aligner": {"hidden": 16} if without == "aligner.local" else None}
     with pytest.raises(ConfigError, match=r"set model\.aligner(\.| with )local"):
         run(Experiment.parse(config), tmp_path / "run")
@@ -284,7 +284,7 @@ def test_one_pass_serves_the_task_and_the_method() -> None:
     inputs = {name: torch.randn(4, 3, DIM, generator=stream) for name in ("image", "text")}
     items = torch.arange(4)
     batch = Batch(inputs, {}, items, items)
-    once, task = Once(model), GLoRIA()
+    once, task = CachedModel(model), GLoRIA()
     torch.testing.assert_close(task.loss(once, None, batch), task.loss(model, None, batch))
     assert once.embed("image", inputs["image"]) is once.detail("image", inputs["image"]).embedding
 

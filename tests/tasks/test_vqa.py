@@ -11,7 +11,7 @@ from torch import nn
 from polyfed.core.errors import ConfigError, DataError
 from polyfed.data.answers import OTHER
 from polyfed.models.fused_head import FusedHead
-from polyfed.models.model import Model, Once
+from polyfed.models.model import CachedModel, Model
 from polyfed.tasks.task import Task
 from polyfed.tasks.vqa import VQA, answer_loss
 
@@ -217,7 +217,7 @@ def test_frozen_encoders_learn_nothing_and_keep_their_statistics(wrapped):
     before = {name: value.clone() for name, value in model.state_dict().items()}
     model.train()
     batch = samples.batch(torch.arange(4))
-    loss = task.loss(Once(model) if wrapped else model, head, batch)
+    loss = task.loss(CachedModel(model) if wrapped else model, head, batch)
     loss.backward()
     assert all(value.grad is None for value in model.parameters())
     assert all(value.grad is not None for value in head.parameters())
@@ -232,7 +232,7 @@ def test_frozen_encoders_learn_nothing_and_keep_their_statistics(wrapped):
 
 def test_a_frozen_task_leaves_the_gradients_of_other_losses_alone():
     samples, task, model = asked([0, 1, 2, 0]), VQA(encoders="frozen"), noisy_model()
-    once, batch = Once(model), samples.batch(torch.arange(4))
+    once, batch = CachedModel(model), samples.batch(torch.arange(4))
     (task.loss(once, built(task, samples), batch) + once.embed("image", batch.inputs["image"]).sum()).backward()
     assert model.encoders["image"].linear.weight.grad is not None
     assert model.encoders["text"].linear.weight.grad is None

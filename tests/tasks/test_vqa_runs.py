@@ -24,8 +24,8 @@ def asking(tiny: Config, algorithm: object, **task: object) -> Config:
     """``tiny``, whose server and paired clients answer questions on generated scenes."""
     scenes = tiny["data"]["sources"]["scenes"] | {"columns": {"image": "image", "text": "questions"}}
     tiny["data"]["sources"]["scenes"] = {"name": "questions", "of": scenes, "most": 12, "kinds": KINDS}
-    for party in (tiny["server"], tiny["clients"]["paired"]):
-        party["task"] = {"name": "vqa", "hidden": 8} | task
+    for participant in (tiny["server"], tiny["clients"]["paired"]):
+        participant["task"] = {"name": "vqa", "hidden": 8} | task
     tiny["run"]["rounds"] = 1
     return tiny | {"algorithm": algorithm}
 
@@ -40,12 +40,12 @@ def finished(tiny: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> P
 def test_creamfl_trains_a_server_that_answers_and_its_saved_model_says_the_same(finished: Path) -> None:
     found = evaluate_model(finished, "scenes", which="last")
     lines = [json.loads(line) for line in (finished / "metrics.jsonl").read_text().splitlines()]
-    told = next(line for line in reversed(lines) if line["kind"] == "test" and line["party"] == "server")
+    told = next(line for line in reversed(lines) if line["kind"] == "test" and line["participant"] == "server")
     assert found.metrics == pytest.approx(told["metrics"])
     assert {"accuracy", "prior", "accuracy_count", "prior_count", "n_truth", "answerable"} <= set(found.metrics)
     assert found.metrics["answers"] == 12
     assert 0 < found.metrics["answerable"] < 100
-    clients = [line["metrics"] for line in lines if line["party"].startswith("paired") and line["kind"] == "test"]
+    clients = [line["metrics"] for line in lines if line["participant"].startswith("paired") and line["kind"] == "test"]
     assert all(0 <= metrics["accuracy"] <= 100 for metrics in clients)
     assert len(clients) == 2
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from polyfed.wire.frames import Frame
 from polyfed.wire.framing import pack, unpack
 from polyfed.wire.limits import Limits
-from polyfed.wire.parts import Part
-from polyfed.wire.payload import Artefact, Payload, Weights
+from polyfed.wire.payload import Payload, TensorBundle, Weights
 from polyfed.wire.transport import Transport
 
 LIMITS = Limits()
@@ -38,17 +38,17 @@ def trained(before: dict[str, Tensor]) -> dict[str, Tensor]:
 def crossed(payload: Payload) -> Payload:
     """The payload after its bytes went through another process."""
     messages, parts = pack({"it": payload}, checksums=True)
-    copied = [Part(part.header, [memoryview(bytes(buffer)) for buffer in part.buffers]) for part in parts]
+    copied = [Frame(part.header, [memoryview(bytes(buffer)) for buffer in part.buffers]) for part in parts]
     return unpack(messages["it"], copied, LIMITS)
 
 
 def received(transport: Transport, payload: Payload, request: Payload | None = None) -> Payload:
     """What comes of a payload on the other side."""
-    return transport.widen(crossed(transport.narrow(payload, request)), request)
+    return transport.decode(crossed(transport.encode(payload, request)), request)
 
 
-def of(payload: Payload, name: str = "weights") -> Artefact:
-    return payload.artefacts[name]
+def of(payload: Payload, name: str = "weights") -> TensorBundle:
+    return payload.bundles[name]
 
 
 def weights(tensors: dict[str, Tensor]) -> Payload:

@@ -1,4 +1,4 @@
-"""The layout of messages: what is unpacked is what was packed, each artefact once, and damage is refused."""
+"""The layout of messages: what is unpacked is what was packed, each bundle once, and damage is refused."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from polyfed.core.errors import PayloadError
+from polyfed.wire.frames import Frame
 from polyfed.wire.framing import pack, pack_part, unpack, unpack_part, wire_size
 from polyfed.wire.ledger import Ledger
 from polyfed.wire.limits import Limits
-from polyfed.wire.parts import Part
-from polyfed.wire.payload import Artefact, Payload, Representations, Scalar, Weights
+from polyfed.wire.payload import Payload, Representations, Scalar, TensorBundle, Weights
 
 DTYPES = [
     *(torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64),
@@ -29,8 +29,8 @@ def crossed(payload: Payload, *, checksums: bool = False) -> Payload:
     return unpack(messages["it"], [through_bytes(part) for part in parts], LIMITS)
 
 
-def through_bytes(part: Part) -> Part:
-    return Part(part.header, [memoryview(bytes(buffer)) for buffer in part.buffers])
+def through_bytes(part: Frame) -> Frame:
+    return Frame(part.header, [memoryview(bytes(buffer)) for buffer in part.buffers])
 
 
 def laid_out(payload: Payload) -> int:
@@ -45,12 +45,12 @@ def require_equal(back: Payload, payload: Payload) -> None:
     for name, value in payload.scalars.items():
         assert type(back.scalars[name]) is type(value)
         assert back.scalars[name] == value
-    for name, artefact in payload.artefacts.items():
-        other = back.artefacts[name]
-        assert type(other) is type(artefact)
-        assert other.attributes() == artefact.attributes()
-        assert list(other) == list(artefact)
-        for key, tensor in artefact.items():
+    for name, bundle in payload.bundles.items():
+        other = back.bundles[name]
+        assert type(other) is type(bundle)
+        assert other.attributes() == bundle.attributes()
+        assert list(other) == list(bundle)
+        for key, tensor in bundle.items():
             assert other[key].dtype == tensor.dtype
             assert other[key].shape == tensor.shape
             assert torch.equal(bits(other[key]), bits(tensor))
@@ -82,7 +82,7 @@ def tensors(draw: st.DrawFn) -> torch.Tensor:
 
 
 ARTEFACTS = st.one_of(
-    st.builds(Artefact, st.dictionaries(NAMES, tensors(), max_size=4)),
+    st.builds(TensorBundle, st.dictionaries(NAMES, tensors(), max_size=4)),
     st.builds(Weights, st.dictionaries(NAMES, tensors(), max_size=4)),
     st.builds(Representations, st.dictionaries(NAMES, tensors(), max_size=3), order=st.text(max_size=8)),
 )
@@ -124,7 +124,7 @@ def test_every_type_and_shape_crosses(dtype: torch.dtype, shape: tuple[int, ...]
 )
 def test_the_order_in_memory_does_not_matter(order: Callable[[torch.Tensor], torch.Tensor]) -> None:
     tensor = order(torch.arange(24.0).view(4, 6))
-    back = crossed(Payload({"w": Weights({"a": tensor})})).artefacts["w"]["a"]
+    back = crossed(Payload({"w": Weights({"a": tensor})})).bundles["w"]["a"]
     assert torch.equal(back, tensor)
     assert back.is_contiguous()
 
@@ -138,7 +138,7 @@ def test_values_that_json_has_no_word_for_cross_too() -> None:
 
 def test_parameters_cross_without_their_gradients() -> None:
     live = torch.nn.Parameter(torch.ones(2))
-    back = crossed(Payload({"w": Weights({"a": live})})).artefacts["w"]["a"]
+    back = crossed(Payload({"w": Weights({"a": live})})).bundles["w"]["a"]
     assert not back.requires_grad
 
 
@@ -157,7 +157,7 @@ def test_scalars_that_are_sent_are_those_of_the_type() -> None:
     assert crossed(Payload({"x": value})).scalars["x"] == value  # not a digit is lost
 
 
-# ---- each artefact once
+# ---- each bundle once
 
 
 def test_a_broadcast_is_one_part_however_many_it_goes_to() -> None:
@@ -167,11 +167,11 @@ def test_a_broadcast_is_one_part_however_many_it_goes_to() -> None:
     assert len(messages) == 30
     found = [unpack(messages[f"c{k}"], parts, LIMITS) for k in range(30)]
     assert [payload.scalars["n"] for payload in found] == list(range(30))
-    assert all(torch.equal(payload.artefacts["weights"]["a"], weights["a"]) for payload in found)
+    assert all(torch.equal(payload.bundles["weights"]["a"], weights["a"]) for payload in found)
 
 
 def test_artefacts_made_for_each_client_of_the_same_tensors_are_one_part() -> None:
-    """As FedAvg's ``each(server.weights_for)`` makes them: a new artefact a client, tensors by reference."""
+    """As FedAvg's ``each(server.weights_for)`` makes them: a new bundle a client, tensors by reference."""
     weights = {"image": torch.randn(50), "text": torch.randn(50)}
     kinds = [("image",), ("image", "text"), ("text",)]
     payloads = {
@@ -181,15 +181,15 @@ def test_artefacts_made_for_each_client_of_the_same_tensors_are_one_part() -> No
     assert len(parts) == 3
     for k, (name, payload) in enumerate(payloads.items()):
         require_equal(unpack(messages[name], parts, LIMITS), payload)
-        assert tuple(unpack(messages[name], parts, LIMITS).artefacts["weights"]) == kinds[k % 3]
+        assert tuple(unpack(messages[name], parts, LIMITS).bundles["weights"]) == kinds[k % 3]
 
 
 def test_equal_tensors_under_other_names_kinds_or_attributes_are_parts_of_their_own() -> None:
     tensor = torch.randn(4, 2)
-    fields: dict[str, Artefact] = {
+    fields: dict[str, TensorBundle] = {
         "a": Weights({"x": tensor}),
         "b": Weights({"y": tensor}),
-        "c": Artefact({"x": tensor}),
+        "c": TensorBundle({"x": tensor}),
         "d": Representations({"x": tensor}, order="one"),
         "e": Representations({"x": tensor}, order="two"),
         "f": Weights({"x": tensor.clone()}),
@@ -204,7 +204,7 @@ def test_a_view_of_a_tensor_is_not_taken_for_the_tensor() -> None:
     tensor = torch.arange(4.0)
     payloads = {"a": Payload({"w": Weights({"x": tensor})}), "b": Payload({"w": Weights({"x": tensor.flip(0)})})}
     messages, parts = pack(payloads)
-    assert unpack(messages["b"], parts, LIMITS).artefacts["w"]["x"].tolist() == [3, 2, 1, 0]
+    assert unpack(messages["b"], parts, LIMITS).bundles["w"]["x"].tolist() == [3, 2, 1, 0]
 
 
 def test_the_ledger_counts_what_every_client_gets() -> None:
@@ -212,7 +212,7 @@ def test_the_ledger_counts_what_every_client_gets() -> None:
     ledger = Ledger()
     for name in ("x", "y"):
         ledger.enter(1, name, "down", "fit", Payload({"weights": weights}))
-    assert [line["bytes"] for line in ledger.records if line["artefact"] == "weights"] == [400, 400]
+    assert [line["bytes"] for line in ledger.records if line["bundle"] == "weights"] == [400, 400]
 
 
 def test_a_message_that_repeats_an_artefact_is_entered_as_it_is_laid_out() -> None:
@@ -229,7 +229,7 @@ def test_a_message_that_repeats_an_artefact_is_entered_as_it_is_laid_out() -> No
 def test_packing_and_unpacking_copy_nothing() -> None:
     tensor = torch.randn(64, 32)
     messages, parts = pack({"it": Payload({"w": Weights({"a": tensor, "b": tensor[8:]})})})
-    back = unpack(messages["it"], parts, LIMITS).artefacts["w"]
+    back = unpack(messages["it"], parts, LIMITS).bundles["w"]
     assert back["a"].data_ptr() == tensor.data_ptr()
     assert back["b"].data_ptr() == tensor[8:].data_ptr()
 
@@ -237,17 +237,17 @@ def test_packing_and_unpacking_copy_nothing() -> None:
 def test_what_arrives_is_a_view_of_the_bytes_that_arrived() -> None:
     part = pack_part(Weights({"a": torch.zeros(3)}))
     place = torch.zeros(12, dtype=torch.uint8)  # on a boundary of 64
-    received = unpack_part(Part(part.header, [place.numpy().data]))["a"]
+    received = unpack_part(Frame(part.header, [place.numpy().data]))["a"]
     place[:4] = torch.tensor([5.0]).view(torch.uint8)
     assert received.tolist() == [5.0, 0.0, 0.0]
 
 
 @pytest.mark.parametrize("offset", [1, 4, 16, 32])
 def test_what_arrives_off_a_boundary_is_moved_to_one(offset: int) -> None:
-    artefact = Weights({"a": torch.randn(3)})
-    part = pack_part(artefact)
+    bundle = Weights({"a": torch.randn(3)})
+    part = pack_part(bundle)
     place = torch.zeros(offset + 12, dtype=torch.uint8)
-    place[offset:] = bits(artefact["a"])
-    received = unpack_part(Part(part.header, [place.numpy().data[offset:]]))["a"]
-    assert torch.equal(received, artefact["a"])
+    place[offset:] = bits(bundle["a"])
+    received = unpack_part(Frame(part.header, [place.numpy().data[offset:]]))["a"]
+    assert torch.equal(received, bundle["a"])
     assert received.data_ptr() % 64 == 0

@@ -12,11 +12,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from polyfed.core.errors import PayloadError
+from polyfed.wire.frames import Frame
 from polyfed.wire.framing import SCHEMA, pack, pack_part, unpack, unpack_part
 from polyfed.wire.ledger import Ledger
 from polyfed.wire.limits import Limits
-from polyfed.wire.parts import Part
-from polyfed.wire.payload import Artefact, Payload, Representations, Weights
+from polyfed.wire.payload import Payload, Representations, TensorBundle, Weights
 
 LIMITS = Limits()
 NAMES = st.text(min_size=1, max_size=8)
@@ -40,17 +40,17 @@ def damaged(payload: Payload, damage: Callable[[dict[str, Any]], None], limits: 
     return unpack(json.dumps(content), parts, limits)
 
 
-def damaged_part(artefact: Artefact, damage: Callable[[dict[str, Any]], None], *buffers: bytes) -> Artefact:
+def damaged_part(bundle: TensorBundle, damage: Callable[[dict[str, Any]], None], *buffers: bytes) -> TensorBundle:
     """What comes of a part whose header was changed, and its bytes if there are any."""
-    part = pack_part(artefact)
+    part = pack_part(bundle)
     header = json.loads(part.header)
     damage(header)
-    return unpack_part(Part(json.dumps(header), [memoryview(raw) for raw in buffers] or part.buffers))
+    return unpack_part(Frame(json.dumps(header), [memoryview(raw) for raw in buffers] or part.buffers))
 
 
 def test_checksums_find_every_flipped_bit() -> None:
-    artefact = Weights({"a": torch.randn(3), "b": torch.tensor([1, 2], dtype=torch.int16)})
-    part = pack_part(artefact, checksums=True)
+    bundle = Weights({"a": torch.randn(3), "b": torch.tensor([1, 2], dtype=torch.int16)})
+    part = pack_part(bundle, checksums=True)
     assert list(unpack_part(part)) == ["a", "b"]
     for which, buffer in enumerate(part.buffers):
         for position in range(len(buffer)):
@@ -58,34 +58,34 @@ def test_checksums_find_every_flipped_bit() -> None:
                 raw = [bytearray(other) for other in part.buffers]
                 raw[which][position] ^= 1 << bit
                 with pytest.raises(PayloadError, match="checksum"):
-                    unpack_part(Part(part.header, [memoryview(bytes(other)) for other in raw]))
+                    unpack_part(Frame(part.header, [memoryview(bytes(other)) for other in raw]))
 
 
 def test_without_checksums_nothing_is_checked_or_paid() -> None:
     part = pack_part(Weights({"a": torch.zeros(2)}))
     raw = bytearray(part.buffers[0])
     raw[3] ^= 0x40
-    assert unpack_part(Part(part.header, [memoryview(bytes(raw))]))["a"].tolist() == [2.0, 0.0]
+    assert unpack_part(Frame(part.header, [memoryview(bytes(raw))]))["a"].tolist() == [2.0, 0.0]
 
 
 @pytest.mark.parametrize("cut", [1, 3, 4, 12])
 def test_bytes_that_were_cut_off_are_missed(cut: int) -> None:
     part = pack_part(Weights({"a": torch.zeros(3)}))
     with pytest.raises(PayloadError, match=rf"tensor 'a' \[3\] has {12 - cut} bytes, expected 12"):
-        unpack_part(Part(part.header, [memoryview(bytes(part.buffers[0])[:-cut])]))
+        unpack_part(Frame(part.header, [memoryview(bytes(part.buffers[0])[:-cut])]))
 
 
 def test_bytes_too_many_are_noticed() -> None:
     part = pack_part(Weights({"a": torch.zeros(3)}))
     with pytest.raises(PayloadError, match="has 13 bytes, expected 12"):
-        unpack_part(Part(part.header, [memoryview(bytes(part.buffers[0]) + b"\0")]))
+        unpack_part(Frame(part.header, [memoryview(bytes(part.buffers[0]) + b"\0")]))
 
 
 @pytest.mark.parametrize("count", [0, 1, 3])
 def test_buffers_are_counted(count: int) -> None:
     part = pack_part(Weights({"a": torch.zeros(3), "b": torch.zeros(3)}))
     with pytest.raises(PayloadError, match=f"{count} tensors where 2 .*are announced"):
-        unpack_part(Part(part.header, [part.buffers[0]] * count))
+        unpack_part(Frame(part.header, [part.buffers[0]] * count))
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", "5", "null", "\xff" * 40, '"text"'])
@@ -93,7 +93,7 @@ def test_text_that_is_no_message(text: str) -> None:
     with pytest.raises(PayloadError, match="damaged message"):
         unpack(text, [], LIMITS)
     with pytest.raises(PayloadError, match="damaged message"):
-        unpack_part(Part(text, []))
+        unpack_part(Frame(text, []))
 
 
 def test_text_that_is_nested_without_end() -> None:
@@ -222,7 +222,7 @@ def test_any_other_text_is_refused_or_read_but_never_breaks_the_receiver(data: s
     target = data.draw(st.sampled_from([content, content["parts"], content["scalars"], header, header["attributes"]]))
     target[data.draw(st.sampled_from(sorted(target)))] = value
     try:
-        found = unpack(json.dumps(content), [Part(json.dumps(header), parts[0].buffers)], LIMITS)
+        found = unpack(json.dumps(content), [Frame(json.dumps(header), parts[0].buffers)], LIMITS)
     except PayloadError:
         return
     Ledger().enter(1, "c", "up", "fit", found)
@@ -234,7 +234,7 @@ def test_any_other_text_is_refused_or_read_but_never_breaks_the_receiver(data: s
 
 def test_messages_are_bounded_before_they_are_read() -> None:
     payload = Payload({"w": Weights({"a": torch.zeros(10), "b": torch.zeros(10)}), "v": Weights({"c": torch.ones(5)})})
-    assert damaged(payload, lambda content: None, Limits(message_bytes=100, tensors=3)).artefacts["v"]["c"].sum() == 5
+    assert damaged(payload, lambda content: None, Limits(message_bytes=100, tensors=3)).bundles["v"]["c"].sum() == 5
     with pytest.raises(PayloadError, match=r"message of 100 bytes, the limit is 99 \(limits.message_bytes\)"):
         damaged(payload, lambda content: None, Limits(message_bytes=99))
     with pytest.raises(PayloadError, match=r"message of 3 tensors, the limit is 2 \(limits.tensors\)"):
@@ -258,7 +258,7 @@ def test_text_counts_that_of_headers_too() -> None:
     limits = Limits(text_bytes=2000)
     messages, parts = pack({"it": Payload({"n": "x" * 1000})})
     assert unpack(messages["it"], parts, limits).fields["n"] == "x" * 1000
-    wordy = Part(" " * 1000, [])
+    wordy = Frame(" " * 1000, [])
     for text, own in ((messages["it"], [wordy]), (messages["it"] + " " * 1000, []), ("", [wordy, wordy, wordy])):
         with pytest.raises(PayloadError, match=r"with text of .* bytes, the limit is 2,000 \(limits\.text_bytes\)"):
             unpack(text, own, limits)
@@ -274,4 +274,4 @@ def test_a_deep_header_is_refused() -> None:
     part = pack_part(Weights({"a": torch.zeros(1)}))
     deep = part.header.replace("[1]", "[" * 500 + "]" * 500)
     with pytest.raises(PayloadError, match="nested deeper than 32 levels"):
-        unpack_part(Part(deep, part.buffers))
+        unpack_part(Frame(deep, part.buffers))

@@ -9,7 +9,7 @@ from polyfed.core.errors import PayloadError
 from polyfed.wire.framing import tensor_bytes, wire_size
 from polyfed.wire.ledger import Ledger
 from polyfed.wire.limits import Limits
-from polyfed.wire.payload import Artefact, Payload, Representations, Weights
+from polyfed.wire.payload import Payload, Representations, TensorBundle, Weights
 from polyfed.wire.transport import Transport
 
 LIMITS = Limits()
@@ -28,8 +28,8 @@ def test_a_payload_that_is_sound_passes() -> None:
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
-@pytest.mark.parametrize("kind", [Artefact, Weights, Representations])
-def test_values_that_are_not_finite_are_named(kind: type[Artefact], dtype: torch.dtype, value: float) -> None:
+@pytest.mark.parametrize("kind", [TensorBundle, Weights, Representations])
+def test_values_that_are_not_finite_are_named(kind: type[TensorBundle], dtype: torch.dtype, value: float) -> None:
     tensors = {"image": torch.zeros(3, 2, dtype=dtype), "text": torch.zeros(3, 2, dtype=dtype)}
     tensors["text"][2, 1] = value
     with pytest.raises(PayloadError, match="reps: tensor 'text' has NaN or infinite values"):
@@ -97,38 +97,38 @@ def test_representations_know_their_set_shape_and_modalities() -> None:
 def test_transport_halves_the_bytes_and_gives_fp32_back() -> None:
     payload = Payload({"reps": Representations({"image": torch.randn(8, 4)}, order="o"), "n": 3})
     transport = Transport(dtype="float16")
-    wire = transport.narrow(payload)
-    assert tensor_bytes(wire.artefacts["reps"]) == 8 * 4 * 2
-    received = transport.widen(wire)
-    back = received.artefacts["reps"]["image"]
+    wire = transport.encode(payload)
+    assert tensor_bytes(wire.bundles["reps"]) == 8 * 4 * 2
+    received = transport.decode(wire)
+    back = received.bundles["reps"]["image"]
     assert back.dtype == torch.float32
-    assert torch.allclose(back, payload.artefacts["reps"]["image"], atol=1e-3)
-    assert received.artefacts["reps"].attributes() == {"order": "o"}
+    assert torch.allclose(back, payload.bundles["reps"]["image"], atol=1e-3)
+    assert received.bundles["reps"].attributes() == {"order": "o"}
     assert received.scalars == {"n": 3}
 
 
 def test_what_payloads_share_is_narrowed_once() -> None:
     shared = {"w": torch.randn(4), "steps": torch.tensor(3)}
-    narrow = Transport(dtype="bfloat16").narrower()
+    encode = Transport(dtype="bfloat16").encoder()
     first, second, other = (
-        narrow(Payload({"weights": Weights(tensors)}))
+        encode(Payload({"weights": Weights(tensors)}))
         for tensors in (dict(shared), dict(shared), {"w": shared["w"].clone()})
     )
-    assert first.artefacts["weights"]["w"] is second.artefacts["weights"]["w"]
-    assert first.artefacts["weights"]["steps"] is shared["steps"]
-    assert first.artefacts["weights"]["w"] is not other.artefacts["weights"]["w"]
+    assert first.bundles["weights"]["w"] is second.bundles["weights"]["w"]
+    assert first.bundles["weights"]["steps"] is shared["steps"]
+    assert first.bundles["weights"]["w"] is not other.bundles["weights"]["w"]
 
 
 def test_what_is_narrowed_does_not_depend_on_what_was_freed_before() -> None:
-    narrow = Transport(dtype="float16").narrower()
+    encode = Transport(dtype="float16").encoder()
     for number in range(50):  # each tensor may get the address of one before it
-        wire = narrow(Payload({"weights": Weights({"w": torch.full((3,), float(number))})}))
-        assert wire.artefacts["weights"]["w"].tolist() == [number] * 3
+        wire = encode(Payload({"weights": Weights({"w": torch.full((3,), float(number))})}))
+        assert wire.bundles["weights"]["w"].tolist() == [number] * 3
 
 
 def test_fp32_crosses_by_reference() -> None:
     payload = sample()
-    for received in (Transport().narrow(payload), Transport().widen(payload)):
+    for received in (Transport().encode(payload), Transport().decode(payload)):
         assert list(received.fields) == list(payload.fields)
         assert all(received.fields[name] is value for name, value in payload.fields.items())
 
@@ -138,8 +138,8 @@ def test_tensors_cross_in_one_layout_of_memory(dtype: str) -> None:
     """Sums depend on strides and alignment: what is handed over by reference is laid out as if it came off a wire."""
     whole = torch.arange(60.0)
     odd = {"transposed": whole.view(6, 10).T, "unaligned": whole[1:9], "strided": whole[::2], "one": whole[3]}
-    wire = Transport.model_validate({"dtype": dtype}).narrow(Payload({"w": Weights(odd), "n": 1}))
-    for name, value in wire.artefacts["w"].items():
+    wire = Transport.model_validate({"dtype": dtype}).encode(Payload({"w": Weights(odd), "n": 1}))
+    for name, value in wire.bundles["w"].items():
         assert value.is_contiguous()
         assert value.data_ptr() % 64 == 0
         assert torch.equal(value.float(), odd[name])
@@ -150,8 +150,8 @@ def test_ledger_lines_of_a_message_add_up_to_its_bytes() -> None:
     ledger = Ledger()
     ledger.enter(3, "c-1", "up", "fit", sample())
     assert sum(line["bytes"] for line in ledger.records) == wire_size(sample())
-    assert {line["artefact"] for line in ledger.records} == {"weights", "reps", "framing"}
+    assert {line["bundle"] for line in ledger.records} == {"weights", "reps", "framing"}
     assert all((line["round"], line["client"], line["direction"]) == (3, "c-1", "up") for line in ledger.records)
-    sizes = {line["artefact"]: line["bytes"] for line in ledger.records}
+    sizes = {line["bundle"]: line["bytes"] for line in ledger.records}
     assert sizes["weights"] == 3 * 4 * 4 + 8
     assert sizes["reps"] == 2 * 5 * 2 * 4

@@ -15,7 +15,7 @@ from polyfed.core.errors import PayloadError
 from polyfed.federation.client import Client
 from polyfed.federation.cohort import Cohort, Reply
 from polyfed.federation.server import Server
-from polyfed.wire.payload import Artefact, Payload, Representations, Scalar, Weights
+from polyfed.wire.payload import Payload, Representations, Scalar, TensorBundle, Weights
 from polyfed.wire.schema import client_query, client_step, schema_of, steps_of
 
 
@@ -51,7 +51,7 @@ class Derived(Base):
 WEIGHTS = Weights({"a": torch.zeros(1)})
 
 
-def reply(**fields: Artefact | Scalar) -> Payload:
+def reply(**fields: TensorBundle | Scalar) -> Payload:
     return Payload(fields)
 
 
@@ -126,12 +126,12 @@ def test_a_request_has_what_the_step_receives_and_may_leave_out_defaults() -> No
         ({"weights": WEIGHTS, "more": 1}, r"undeclared field 'more' \(int\); declared: weights, rate, label"),
         ({"weights": 3}, "request field 'weights' is int, declared is weights"),
         ({"weights": Representations({})}, "is representations, declared is weights"),
-        ({"weights": Artefact({})}, "is tensors, declared is weights"),
+        ({"weights": TensorBundle({})}, "is tensors, declared is weights"),
         ({"weights": WEIGHTS, "rate": "fast"}, "request field 'rate' is str, declared is float"),
         ({"weights": WEIGHTS, "rate": WEIGHTS}, "request field 'rate' is weights, declared is float"),
     ],
 )
-def test_another_request_is_refused(fields: dict[str, Artefact | Scalar], message: str) -> None:
+def test_another_request_is_refused(fields: dict[str, TensorBundle | Scalar], message: str) -> None:
     with pytest.raises(PayloadError, match=message):
         schema_of(Base().fit).require_request(reply(**fields))
 
@@ -158,7 +158,7 @@ def test_a_reply_has_exactly_what_is_declared() -> None:
         (float, [0.5, 3, -1], [True, "0.5", WEIGHTS]),
         (bool, [True, False], [1, 0.0, "yes"]),
         (str, ["", "x"], [1, True, WEIGHTS]),
-        (Weights, [WEIGHTS, Weights({})], [Artefact({}), Representations({}), 1]),
+        (Weights, [WEIGHTS, Weights({})], [TensorBundle({}), Representations({}), 1]),
     ],
 )
 def test_types_are_exact_but_for_whole_numbers(declared: type, fits: list[Any], refused: list[Any]) -> None:
@@ -174,7 +174,7 @@ def test_types_are_exact_but_for_whole_numbers(declared: type, fits: list[Any], 
 
 
 def schema_name(declared: type) -> str:
-    return declared.kind if issubclass(declared, Artefact) else declared.__name__
+    return declared.kind if issubclass(declared, TensorBundle) else declared.__name__
 
 
 def test_further_scalars_are_of_the_type_that_was_declared_for_them() -> None:

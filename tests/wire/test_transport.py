@@ -15,7 +15,7 @@ from torch import Tensor
 
 from polyfed.core.errors import PayloadError
 from polyfed.wire.framing import pack, tensor_bytes, wire_size
-from polyfed.wire.payload import Artefact, Payload, Prototypes, Representations, Scores, Weights
+from polyfed.wire.payload import Logits, Payload, Prototypes, Representations, TensorBundle, Weights
 from polyfed.wire.quantisation import dequantise, quantise
 from polyfed.wire.transport import Transport
 
@@ -24,7 +24,7 @@ from polyfed.wire.transport import Transport
 
 def test_representations_shrink_almost_four_times_framing_included() -> None:
     payload = Payload({"representations": Representations({"image": drawn(10_000, 256)}, order="o"), "n": 3})
-    wire = Transport(dtype="int8").narrow(payload)
+    wire = Transport(dtype="int8").encode(payload)
     assert tensor_bytes(of(wire, "representations")) == 10_000 * (256 + 4)
     assert wire_size(payload) / wire_size(wire) > 3.9
     codes, scales = quantise(of(payload, "representations")["image"])
@@ -35,7 +35,7 @@ def test_representations_shrink_almost_four_times_framing_included() -> None:
     assert back.scalars == {"n": 3}
 
 
-@pytest.mark.parametrize("kind", [Artefact, Weights, Representations, Scores, Prototypes])
+@pytest.mark.parametrize("kind", [TensorBundle, Weights, Representations, Logits, Prototypes])
 @pytest.mark.parametrize(
     ("chosen", "of_weights", "of_rows", "of_others"),
     [
@@ -48,13 +48,13 @@ def test_representations_shrink_almost_four_times_framing_included() -> None:
     ],
 )
 def test_each_kind_has_its_type(
-    kind: type[Artefact], chosen: dict[str, str], of_weights: float, of_rows: float, of_others: float
+    kind: type[TensorBundle], chosen: dict[str, str], of_weights: float, of_rows: float, of_others: float
 ) -> None:
     item = kind({"a": drawn(10, 50)})
-    expected = {Artefact: of_others, Weights: of_weights}.get(kind, of_rows)
+    expected = {TensorBundle: of_others, Weights: of_weights}.get(kind, of_rows)
     transport = Transport.model_validate(chosen)
     scales = 40 if expected == 1 else 0
-    assert tensor_bytes(of(transport.narrow(Payload({"x": item})), "x")) == 500 * expected + scales
+    assert tensor_bytes(of(transport.encode(Payload({"x": item})), "x")) == 500 * expected + scales
     back = of(received(transport, Payload({"x": item})), "x")
     assert type(back) is kind
     assert back["a"].dtype == torch.float32
@@ -85,21 +85,21 @@ def test_integers_vectors_and_empty_tensors_stay_as_they_are_beside_eight_bits()
 
 def test_a_column_is_sent_as_it_is_since_scales_would_cost_more() -> None:
     payload = weights({"w": drawn(9, 1)})
-    assert Transport(dtype="int8").narrow(payload).fields["weights"] is payload.fields["weights"]
+    assert Transport(dtype="int8").encode(payload).fields["weights"] is payload.fields["weights"]
 
 
 def test_what_requests_share_is_quantised_once() -> None:
     shared = model()
-    narrow = Transport(dtype="int8").narrower()
-    first, second = (narrow(weights(dict(shared))) for _ in range(2))
+    encode = Transport(dtype="int8").encoder()
+    first, second = (encode(weights(dict(shared))) for _ in range(2))
     assert all(value is of(second)[name] for name, value in of(first).items())
 
 
 def test_an_artefact_under_two_names_stays_one() -> None:
     both = Representations({"image": drawn(5, 8)}, order="o")
-    wire = Transport(dtype="int8").narrow(Payload({"a": both, "b": both}))
+    wire = Transport(dtype="int8").encode(Payload({"a": both, "b": both}))
     assert wire.fields["a"] is wire.fields["b"]
-    back = Transport(dtype="int8").widen(wire)
+    back = Transport(dtype="int8").decode(wire)
     assert back.fields["a"] is back.fields["b"]
 
 
@@ -165,10 +165,10 @@ def test_vectors_and_numbers_cross_whole_beside_the_largest_entries() -> None:
 @pytest.mark.parametrize(("dtype", "least"), [("float32", 0.5), ("float16", 1 / 3), ("int8", 0.2)])
 def test_where_places_would_cost_more_than_they_save_all_entries_cross(dtype: str, least: float) -> None:
     before, after = weights({"w": drawn(40, 30)}), weights({"w": drawn(40, 30, seed=1)})
-    dense = Transport.model_validate({"dtype": dtype}).narrow(after)
+    dense = Transport.model_validate({"dtype": dtype}).encode(after)
     size = tensor_bytes(of(dense))
     for share in (least - 0.01, least + 0.01, 1.0):
-        wire = Transport.model_validate({"dtype": dtype, "topk": share}).narrow(after, before)
+        wire = Transport.model_validate({"dtype": dtype, "topk": share}).encode(after, before)
         assert (tensor_bytes(of(wire)) < size) == (share < least)
         if share > least:
             assert all(torch.equal(value, of(dense)[name]) for name, value in of(wire).items())
@@ -190,12 +190,12 @@ def test_without_an_earlier_form_everything_crosses(reference: str) -> None:
 
 def test_only_weights_are_thinned() -> None:
     request, reply = (Payload({"x": Representations({"image": drawn(30, 20, seed=seed)})}) for seed in (0, 1))
-    assert Transport(topk=0.05).narrow(reply, request).fields == reply.fields
+    assert Transport(topk=0.05).encode(reply, request).fields == reply.fields
 
 
 def test_requests_are_sent_whole() -> None:
     payload = weights(model())
-    assert Transport(topk=0.1, unchanged="omit").narrower()(payload).fields == payload.fields
+    assert Transport(topk=0.1, unchanged="omit").encoder()(payload).fields == payload.fields
 
 
 def test_a_change_under_the_name_of_what_it_changes_is_thinned_as_it_is() -> None:
@@ -211,7 +211,7 @@ def test_what_did_not_change_is_left_out_and_comes_back_bit_for_bit() -> None:
     transport, before = Transport(unchanged="omit"), model()
     before["conv"][0, 0, 0, 0] = -0.0
     after = trained(before)
-    wire = transport.narrow(weights(after), weights(before))
+    wire = transport.encode(weights(after), weights(before))
     assert tensor_bytes(of(wire)) == 4 * (40 * 30 + 40)
     back = of(received(transport, weights(after), weights(before)))
     assert list(back) == list(after)
@@ -245,9 +245,9 @@ def test_by_reference_and_by_bytes_are_the_same_bits(options: dict[str, Any], ro
     transport = Transport.model_validate(options)
     old = {"a": drawn(rows, width, seed=seed), "b": drawn(3, seed=seed), "n": torch.tensor(3), "f": drawn(2, 2)}
     new = {"a": drawn(rows, width, seed=seed + 1), "b": drawn(3, seed=seed), "n": torch.tensor(4), "f": drawn(2, 2)}
-    request = transport.widen(transport.narrow(weights(old)))
-    wire = transport.narrow(weights(new), request)
-    here, there = transport.widen(wire, request), transport.widen(crossed(wire), request)
+    request = transport.decode(transport.encode(weights(old)))
+    wire = transport.encode(weights(new), request)
+    here, there = transport.decode(wire, request), transport.decode(crossed(wire), request)
     assert list(here.fields) == list(there.fields)
     for name, value in of(here).items():
         assert torch.equal(bits(value), bits(of(there)[name]))

@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from polyfed.core.errors import PayloadError
+from polyfed.wire.frames import Frame
 from polyfed.wire.framing import pack, unpack
 from polyfed.wire.ledger import Ledger
 from polyfed.wire.limits import Limits
-from polyfed.wire.parts import Part
 from polyfed.wire.payload import Coded, Payload
 from polyfed.wire.transport import Transport
 
@@ -30,7 +30,7 @@ def read(tensors: dict[str, Tensor], limits: Limits = LIMITS, **attributes: str)
     request = weights({"w": torch.zeros(2, 3), "n": torch.tensor(3)})
     transport = Transport(dtype="float16", topk=0.1, unchanged="omit")
     coded = Coded(tensors, **{"of": "weights"} | attributes)
-    return transport.widen(Payload({"weights": coded}), request, limits)
+    return transport.decode(Payload({"weights": coded}), request, limits)
 
 
 def test_what_is_damaged_below_is_read_when_it_is_not() -> None:
@@ -111,7 +111,7 @@ def test_what_stands_for_nothing_known_is_refused(attributes: dict[str, str]) ->
 def test_nothing_refers_to_a_request_where_that_is_not_agreed() -> None:
     coded = Payload({"weights": Coded({"w:base": ZERO}, of="weights")})
     with pytest.raises(PayloadError, match="'w' refers to one that was not sent"):
-        Transport().widen(coded, weights({"w": torch.zeros(2, 3)}))
+        Transport().decode(coded, weights({"w": torch.zeros(2, 3)}))
 
 
 @pytest.mark.parametrize(
@@ -134,7 +134,7 @@ def test_a_shape_that_torch_cannot_bear_is_refused() -> None:
     header["tensors"][0][2] = [0, 1 << 39, 1 << 39]
     message = pack({"it": weights({"a": torch.zeros(0)})})[0]["it"]
     with pytest.raises(PayloadError, match="damaged message"):
-        unpack(message, [Part(json.dumps(header), part.buffers)], LIMITS)
+        unpack(message, [Frame(json.dumps(header), part.buffers)], LIMITS)
 
 
 ROLES = ["whole", "codes", "scales", "base", "zero", "at", "add", "", "more"]

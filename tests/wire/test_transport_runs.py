@@ -14,7 +14,7 @@ from crossings import crossed, model, of, weights
 
 from polyfed import Experiment, run
 from polyfed.federation.client import ClientInfo
-from polyfed.federation.cohort import Answer, Cohort, Patience, Reply, Request
+from polyfed.federation.cohort import Answer, Cohort, Reply, ReplyPolicy, Request
 from polyfed.reporting.report import traffic_table
 from polyfed.runs.records import RunRecords
 from polyfed.wire.framing import wire_size
@@ -41,10 +41,10 @@ class Adding:
     def exchange(self, requests: Sequence[Request], deadline: float | None) -> Iterator[Answer]:
         for number, request in enumerate(requests):
             request = replace(request, payload=crossed(request.payload))
-            content = self.transport.widen(request.payload)
+            content = self.transport.decode(request.payload)
             new = {name: value.clone() for name, value in of(content).items()}
             new["linear"][number, 0] += 0.5
-            wire = self.transport.narrow(Payload({"weights": Weights(new)}), content)
+            wire = self.transport.encode(Payload({"weights": Weights(new)}), content)
             yield Answer(request.client, crossed(self.spoil(wire)))
 
 
@@ -60,7 +60,7 @@ def test_the_server_rebuilds_against_what_clients_received(dtype: str) -> None:
     transport = Transport.model_validate({"weights": dtype, "topk": 0.01, "unchanged": "omit"})
     sent = model()
     cohort = cohort_of(Adding(transport))
-    theirs = of(transport.widen(transport.narrow(weights(sent))))
+    theirs = of(transport.decode(transport.encode(weights(sent))))
     for number, reply in enumerate(cohort.ask(fit, weights=Weights(sent))):
         moved = reply.weights["linear"] - theirs["linear"]
         assert float(moved[number, 0]) == pytest.approx(0.5, abs=1e-3)
@@ -98,7 +98,7 @@ def test_a_damaged_reply_excludes_its_sender_and_has_crossed() -> None:
     dropped: list[str] = []
     engine = Adding(Transport(topk=0.01), spoil)
     cohort = cohort_of(
-        engine, patience=lambda step: Patience(0), excluded=lambda client, reason, details: dropped.append(reason)
+        engine, patience=lambda step: ReplyPolicy(0), excluded=lambda client, reason, details: dropped.append(reason)
     )
     assert not list(cohort.ask(fit, weights=Weights(model())))
     assert len(dropped) == 3
@@ -119,8 +119,8 @@ def digest(folder: Path, *files: str) -> dict[str, str]:
 def finished(tiny: dict[str, Any], folder: Path, **settings: Any) -> RunRecords:
     """A run of FedAvg in which the text encoder's embedding is frozen."""
     text = {"name": "bag", "width": 8, "freeze_embedding": True, "view": {"name": "tokens", "length": 16}}
-    for party in (tiny["server"], tiny["clients"]["paired"]):
-        party["model"] = party["model"] | {"encoders": party["model"]["encoders"] | {"text": text}}
+    for participant in (tiny["server"], tiny["clients"]["paired"]):
+        participant["model"] = participant["model"] | {"encoders": participant["model"]["encoders"] | {"text": text}}
     return run(Experiment.parse(tiny | {"run": tiny["run"] | settings}), folder).records
 
 

@@ -54,7 +54,7 @@ class Algorithm(Component):
     shares_encoders: ClassVar[bool] = False
     """Whether clients get the server's encoders; they then know its architecture (``Client.guide``)."""
 
-    def equip(self, model: Model) -> None:
+    def add_modules(self, model: Model) -> None:
         """Add to a client's new model what the method trains besides it, as ``model.extras``; draws from torch's
         global generator."""
 

@@ -66,7 +66,7 @@ class Centralised(FedAvg):
     def fit(self, client: Client, weights: Weights) -> Reply:
         """Train on from where the client is; from ``weights`` if there are any."""
         if weights:
-            client.receive(weights)
+            client.load_weights(weights)
         steps = client.fit(client.train, epochs=self.local_epochs, steps=self.local_steps)
         return Reply(
             weights=Weights(client.model.state_dict()),

@@ -20,8 +20,8 @@ from polyfed.core.errors import ConfigError
 from polyfed.data.samples import Batch, Samples
 from polyfed.federation.client import Client
 from polyfed.federation.cohort import Cohort
-from polyfed.federation.knowledge import Knowledge
 from polyfed.federation.mixing import Pair, interleave
+from polyfed.federation.public_outputs import PublicOutputs
 from polyfed.federation.reference import FrozenCopy, Reference, Stored
 from polyfed.federation.server import Server
 from polyfed.losses.contrast import inter_modal, intra_modal
@@ -104,7 +104,7 @@ class CreamFL(EnsembleDistillation):
                 "add an encoder, or set algorithm.inter=false"
             )
 
-    def aggregate(self, server: Server, cohort: Cohort, known: Knowledge) -> dict[str, Ensembled]:
+    def aggregate(self, server: Server, cohort: Cohort, known: PublicOutputs) -> dict[str, Ensembled]:
         """Ask the cohort to train, and fold its representations into one target a modality (Eq. 4-6)."""
         gathered: dict[str, Gathered] = {}
         check = self.check(server, known, "representations")

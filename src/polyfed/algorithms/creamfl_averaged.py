@@ -20,7 +20,7 @@ from polyfed.core.errors import ConfigError
 from polyfed.data.samples import Batch
 from polyfed.federation.client import Client, ClientInfo
 from polyfed.federation.cohort import Cohort
-from polyfed.federation.party import Regulariser
+from polyfed.federation.participant import Regulariser
 from polyfed.federation.reference import Stored
 from polyfed.federation.server import Server
 from polyfed.federation.settings import TrainingSettings
@@ -126,7 +126,7 @@ class CreamFLAveraged(FedAvg):
     @client_step(weights=Weights, representations=Representations, num_examples=int)
     def contrasted_fit(self, client: Client, weights: Weights, representations: Representations) -> Reply:
         """Train the received model, with the contrasts if there are representations, and send these in return."""
-        client.receive(weights)
+        client.load_weights(weights)
         known = {name: value.to(client.device) for name, value in representations.items()}
         contrast = self.contrast(client, known) if known and self.gamma else None
         client.fit(client.train, epochs=self.local_epochs, steps=self.local_steps, regulariser=contrast)

@@ -14,10 +14,10 @@ from polyfed.core.effects import Condition, Only
 from polyfed.core.errors import ConfigError
 from polyfed.data.samples import Batch
 from polyfed.federation.client import Client, ClientInfo
-from polyfed.federation.knowledge import Form, Knowledge, RepresentationForm, ScoreForm
-from polyfed.federation.party import Party
+from polyfed.federation.participant import Participant
+from polyfed.federation.public_outputs import LogitKind, OutputKind, PublicOutputs, RepresentationKind
 from polyfed.federation.server import Server
-from polyfed.models.model import Once
+from polyfed.models.model import CachedModel
 
 Exchange = Literal["representations", "scores"]
 
@@ -26,7 +26,7 @@ OF_FORM = Only(exchange="representations")
 
 
 class EitherForm(EnsembleDistillation):
-    """Methods over a public set whose parties exchange class scores, or representations by modality.
+    """Methods over a public set whose participants exchange class scores, or representations by modality.
 
     In the second form every exchanged sample is a class of its own: the scores of a representation u are its
     similarities u G^T / tau, G being the server's representations of the exchanged samples in the same modality as they
@@ -47,9 +47,9 @@ class EitherForm(EnsembleDistillation):
     )
 
     @property
-    def form(self) -> Form:
+    def form(self) -> OutputKind:
         """Representations or scores."""
-        return ScoreForm(self.largest_score) if self.exchange == "scores" else RepresentationForm()
+        return LogitKind(self.largest_score) if self.exchange == "scores" else RepresentationKind()
 
     @property
     def tau(self) -> float:
@@ -69,32 +69,34 @@ class EitherForm(EnsembleDistillation):
                 "server is to learn; name their column under the source's targets, or set algorithm.server_epochs=0"
             )
 
-    def anchors(self, known: Knowledge, channel: str) -> Tensor | None:
+    def anchors(self, known: PublicOutputs, channel: str) -> Tensor | None:
         """What rows of a channel are compared with; None: they are class scores."""
         return self.form.anchors(known).get(channel)
 
-    def share(self, known: Knowledge) -> Callable[[ClientInfo], Knowledge]:
+    def share(self, known: PublicOutputs) -> Callable[[ClientInfo], PublicOutputs]:
         """What of some knowledge each client gets: that of its own channels."""
 
-        def of(client: ClientInfo) -> Knowledge:
+        def of(client: ClientInfo) -> PublicOutputs:
             own = self.form.channels(client, list(known))
-            return self.form.artefact({name: known[name] for name in own}, known.order)
+            return self.form.bundle({name: known[name] for name in own}, known.order)
 
         return of
 
-    def wanted(self, known: Knowledge) -> Callable[[ClientInfo], str]:
+    def wanted(self, known: PublicOutputs) -> Callable[[ClientInfo], str]:
         """The channels on which each client is to speak, JSON."""
         return lambda client: json.dumps(self.form.channels(client, list(known)))
 
-    def say(self, client: Client, order: str, channels: Sequence[str]) -> Knowledge:
+    def say(self, client: Client, order: str, channels: Sequence[str]) -> PublicOutputs:
         """What the client says of the exchanged samples."""
         samples = client.exchanged(self.public_samples)
         own = self.form.of(client, samples, training=self.extraction == "train")
-        return self.form.artefact({name: value for name, value in own.items() if name in channels}, order)
+        return self.form.bundle({name: value for name, value in own.items() if name in channels}, order)
 
-    def outputs(self, party: Party, model: Once, batch: Batch, channels: Sequence[str]) -> dict[str, Tensor]:
-        """What the party says of a batch, with gradient; representations come from embeddings that ``model`` shares."""
+    def outputs(
+        self, participant: Participant, model: CachedModel, batch: Batch, channels: Sequence[str]
+    ) -> dict[str, Tensor]:
+        """Outputs on a batch, with gradient; representations come from embeddings that ``model`` shares."""
         if self.exchange == "scores":
-            return self.form.outputs(party, batch, channels)
-        with party.autocast():
+            return self.form.outputs(participant, batch, channels)
+        with participant.autocast():
             return {name: model.represent(name, batch.inputs[name]) for name in channels}

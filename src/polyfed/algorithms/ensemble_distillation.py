@@ -20,8 +20,8 @@ from polyfed.core.errors import ConfigError
 from polyfed.core.randomness import generator
 from polyfed.data.samples import Batch
 from polyfed.federation.cohort import Cohort
-from polyfed.federation.knowledge import Form, Knowledge, RepresentationForm, ScoreForm, bounded
-from polyfed.federation.party import Trainer
+from polyfed.federation.participant import Trainer
+from polyfed.federation.public_outputs import LogitKind, OutputKind, PublicOutputs, RepresentationKind, clip_row_norms
 from polyfed.federation.server import Server
 from polyfed.federation.settings import TrainingSettings
 from polyfed.losses.distillation import DISTILLATIONS, Distillation
@@ -88,13 +88,13 @@ class EnsembleDistillation(Algorithm):
     diagnostic_samples: int = Field(default=1024, ge=0, description="public samples on which KD progress is measured")
 
     @property
-    def form(self) -> Form:
+    def form(self) -> OutputKind:
         """What crosses: representations, unless a method says otherwise."""
-        return RepresentationForm()
+        return RepresentationKind()
 
     def facts_for(self, key: str) -> Facts:
         """What crosses, for weightings."""
-        return {OF_REPRESENTATIONS: not isinstance(self.form, ScoreForm)} if key == "aggregation" else {}
+        return {OF_REPRESENTATIONS: not isinstance(self.form, LogitKind)} if key == "aggregation" else {}
 
     # ---- server half
 
@@ -137,17 +137,17 @@ class EnsembleDistillation(Algorithm):
             server.fit(server.public_set, epochs=self.server_epochs)
         self.distil(server, targets)
 
-    def known(self, server: Server) -> Knowledge:
+    def known(self, server: Server) -> PublicOutputs:
         """What the server itself says of the samples that are exchanged in this round."""
         samples = server.exchanged(self.public_samples)
         own = self.form.of(server, samples, training=self.extraction == "train")
-        return self.form.artefact(own, server.order(self.public_samples))
+        return self.form.bundle(own, server.order(self.public_samples))
 
     @abstractmethod
-    def aggregate(self, server: Server, cohort: Cohort, known: Knowledge) -> dict[str, Ensembled]:
+    def aggregate(self, server: Server, cohort: Cohort, known: PublicOutputs) -> dict[str, Ensembled]:
         """Ask the cohort, and fold what it says into one target a channel; a channel that nobody sent has none."""
 
-    def check(self, server: Server, known: Knowledge, name: str) -> Callable[[Reply], None]:
+    def check(self, server: Server, known: PublicOutputs, name: str) -> Callable[[Reply], None]:
         """Raises PayloadError for a reply whose field ``name`` is not what its sender was to say."""
         rows, width = next(iter(known.values())).shape
 
@@ -157,18 +157,23 @@ class EnsembleDistillation(Algorithm):
         return check
 
     def gather(
-        self, server: Server, reply: Reply, said: Mapping[str, Tensor], known: Knowledge, gathered: dict[str, Gathered]
+        self,
+        server: Server,
+        reply: Reply,
+        said: Mapping[str, Tensor],
+        known: PublicOutputs,
+        gathered: dict[str, Gathered],
     ) -> None:
-        """Fold what one client said into the ensembles of its channels; norms are bounded first."""
+        """Fold what one client said into the ensembles of its channels; norms are clip_row_norms first."""
         for channel, rows in said.items():
             if channel not in gathered:
                 gathered[channel] = Gathered(self._ensemble(server, known[channel]))
-            values = bounded(rows.to(server.device), self.form.largest)
+            values = clip_row_norms(rows.to(server.device), self.form.largest)
             evidence = self.evidence(server, reply, channel, values, known)
             gathered[channel].ensemble.add(values, self.aggregation.log_weights(evidence))
             gathered[channel].senders.append(reply.sender.id)
 
-    def evidence(self, server: Server, reply: Reply, channel: str, values: Tensor, known: Knowledge) -> Evidence:
+    def evidence(self, server: Server, reply: Reply, channel: str, values: Tensor, known: PublicOutputs) -> Evidence:
         """What the weight of a client may depend on."""
         samples = server.exchanged(self.public_samples)
         labels = self.form.labels(server, samples)

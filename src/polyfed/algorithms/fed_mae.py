@@ -68,7 +68,7 @@ class FedMAE(FedAvg):
             raise ValueError("task_weight and mae_weight are both 0: there is nothing to train; set one above 0")
         return self
 
-    def equip(self, model: Model) -> None:
+    def add_modules(self, model: Model) -> None:
         """A decoder for each encoder that can leave out patches."""
         for modality, encoder in model.encoders.items():
             blocks = maskable(encoder)
@@ -109,7 +109,7 @@ class FedMAE(FedAvg):
     @client_step(float, weights=Weights, num_examples=int)
     def fit(self, client: Client, weights: Weights) -> Reply:
         """Train the received model and decoder; replies with the mean ``reconstruction`` loss if there is one."""
-        client.receive(weights)
+        client.load_weights(weights)
         found = self._trained(client)
         means = {"reconstruction": float(torch.stack(found).mean())} if found else {}
         return Reply(weights=Weights(client.model.state_dict()), num_examples=client.num_examples, **means)

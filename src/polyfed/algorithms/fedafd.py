@@ -20,9 +20,9 @@ from polyfed.core.errors import RunError
 from polyfed.data.samples import Batch, Samples
 from polyfed.federation.client import Client, ClientInfo, Guide
 from polyfed.federation.cohort import Cohort
-from polyfed.federation.knowledge import Knowledge
 from polyfed.federation.mixing import Pair, interleave
-from polyfed.federation.party import Trainer, step_together
+from polyfed.federation.participant import Trainer, step_together
+from polyfed.federation.public_outputs import PublicOutputs
 from polyfed.federation.server import Server
 from polyfed.federation.settings import TrainingSettings
 from polyfed.losses.adversarial import EncoderForm, discriminator_loss, encoder_loss
@@ -126,7 +126,7 @@ class FedAFD(EnsembleDistillation):
     server_first: bool = Field(default=True, description="train on P before the broadcast (Algorithm 1), not after")
     kd_weight: float = Field(default=0.4, ge=0, description="gamma, factor of the distillation loss")
 
-    def equip(self, model: Model) -> None:
+    def add_modules(self, model: Model) -> None:
         """The discriminators of each modality, and the fusion."""
         names = ["every"] if self.share_discriminators else list(model.encoders)
         for name in names if self.beta else []:
@@ -142,7 +142,7 @@ class FedAFD(EnsembleDistillation):
 
     # ---- server half
 
-    def aggregate(self, server: Server, cohort: Cohort, known: Knowledge) -> dict[str, Ensembled]:
+    def aggregate(self, server: Server, cohort: Cohort, known: PublicOutputs) -> dict[str, Ensembled]:
         """Send representations, and encoders to those who lack the current ones; weigh what comes back (SED)."""
         version, encoders = self._current(server)
         had = {client.id for client in cohort.clients if self._has(server, client, version)}

@@ -25,7 +25,7 @@ from polyfed.core.effects import Condition, Not, Only
 from polyfed.data.samples import Batch
 from polyfed.federation.client import Client, ClientInfo
 from polyfed.federation.cohort import Cohort
-from polyfed.federation.party import Regulariser
+from polyfed.federation.participant import Regulariser
 from polyfed.federation.server import Server
 from polyfed.losses.guidance import squared_distance
 from polyfed.losses.info_nce import info_nce
@@ -164,7 +164,7 @@ class FedAID(RobustAlignment):
     def guide(self, client: Client, weights: Weights, teacher: Weights) -> Reply:
         """Stage 1 (Algorithm 2): minimise L_guide + alpha L_task (Eq. 2)."""
         parts = parts_of(client)
-        client.receive({**client.state.pop("encoder", {}), **weights})
+        client.load_weights({**client.state.pop("encoder", {}), **weights})
         anchors = dict(teacher or chosen(weights, parts.aligner))
         client.state["teacher"] = anchors
         loss = self.guided_loss(client, frozen_aligners(client.model, anchors))
@@ -179,7 +179,7 @@ class FedAID(RobustAlignment):
     def judge(self, client: Client, weights: Weights) -> Reply:
         """v_k: the loss of the aggregated model on the client's own data (Algorithm 1, line 9)."""
         self._keep(client, weights)
-        client.receive(weights)
+        client.load_weights(weights)
         return Reply(**self.measured(client, self._robust_measure(client)))
 
     @client_step(weights=Weights)
@@ -189,7 +189,7 @@ class FedAID(RobustAlignment):
             self._keep(client, weights)
         parts, kept = parts_of(client), client.state
         rest = kept["aligner"]
-        client.receive({**kept["encoder"], **rest, **kept["teacher"]})
+        client.load_weights({**kept["encoder"], **rest, **kept["teacher"]})
         trained = {*parts.encoder, *parts.aligner}
         client.trainer(only=lambda name: name in trained)  # what fit will use
         loss = self.robust_loss(client, frozen_aligners(client.model, rest))

@@ -122,9 +122,9 @@ class FedAvg(Algorithm):
             asked[kind] = asked.get(kind, 0.0) + server.weight(client)
         return SequentialExchange(server.weights, self.holders(server), self.scope, asked)
 
-    def like(self, server: Server) -> Like:
+    def like(self, server: Server) -> ShapeCheck:
         """The check that a reply's weights are those of its sender's architecture."""
-        return Like(server)
+        return ShapeCheck(server)
 
     @property
     def is_personal(self) -> bool:
@@ -141,7 +141,7 @@ class FedAvg(Algorithm):
     @client_step(weights=Weights, num_examples=int)
     def fit(self, client: Client, weights: Weights) -> Reply:
         """Train the received model on the client's own task."""
-        client.receive(weights)
+        client.load_weights(weights)
         self.train(client)
         return Reply(weights=Weights(client.model.state_dict()), num_examples=client.num_examples)
 
@@ -152,11 +152,11 @@ class FedAvg(Algorithm):
     @client_query(float)
     def assess_global(self, client: Client, weights: Weights) -> Reply:
         """Evaluate the received model on the client's test samples."""
-        client.receive(weights)
+        client.load_weights(weights)
         return self.assess(client)
 
 
-class Like:
+class ShapeCheck:
     """Raises PayloadError for a reply whose weights are not those of its sender's architecture."""
 
     def __init__(self, server: Server) -> None:
@@ -164,12 +164,12 @@ class Like:
 
     def __call__(self, reply: Reply) -> None:
         """Check a reply with ``weights``."""
-        wrong = unlike(reply.weights, self._server.outline(self._server.type_of(reply.sender)))
+        wrong = shape_mismatch(reply.weights, self._server.outline(self._server.type_of(reply.sender)))
         if wrong is not None:
             raise PayloadError(f"weights do not match the architecture, first at '{wrong}'")
 
 
-def unlike(weights: Mapping[str, Tensor], outline: Outline) -> str | None:
+def shape_mismatch(weights: Mapping[str, Tensor], outline: Outline) -> str | None:
     """The first tensor that is missing, too much, or of another shape or type of numbers than it must be; or None.
 
     Types of numbers are the server's: a mean takes on that of the first tensor in it.

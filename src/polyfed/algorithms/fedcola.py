@@ -132,7 +132,7 @@ class FedCola(FedAvg):
     @client_step(weights=Weights, num_examples=int)
     def complemented_fit(self, client: Client, weights: Weights, others: Weights) -> Reply:
         """Train with W + g W_out in place of W, then send W + g W_out as W (section 4.2, compression trick)."""
-        client.receive(weights)
+        client.load_weights(weights)
         if not others:
             self.train(client)
         else:

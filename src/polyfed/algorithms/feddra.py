@@ -22,7 +22,7 @@ from polyfed.core.effects import Not, Only
 from polyfed.data.samples import Batch
 from polyfed.federation.client import Client
 from polyfed.federation.cohort import Cohort
-from polyfed.federation.party import Regulariser
+from polyfed.federation.participant import Regulariser
 from polyfed.federation.server import Server
 from polyfed.losses.guidance import Reduction
 from polyfed.models.binding import Bound, Features, aligners_of, frozen, frozen_aligners
@@ -137,7 +137,7 @@ class FedDRA(RobustAlignment):
     def align(self, client: Client, weights: Weights, teacher: Weights, factor: float) -> Reply:
         """Train align modules and heads, on features of the frozen encoder."""
         parts = parts_of(client)
-        client.receive(weights)
+        client.load_weights(weights)
         client.state["encoder"] = dict(chosen(weights, parts.encoder))
         trained = set(parts.without_encoder)
         client.trainer(only=lambda name: name in trained)  # what fit will use
@@ -159,13 +159,13 @@ class FedDRA(RobustAlignment):
     def bind(self, client: Client, aligner: Weights, factor: float) -> Reply:
         """Train all on the task under guidance by what was received."""
         encoder = client.state.pop("encoder")
-        client.receive({**encoder, **aligner})
+        client.load_weights({**encoder, **aligner})
         told = self.measured(client, self._task_loss(client)) if self.measured_on == "received" else {}
         loss = self.guided_loss(client)
         if self.measure == "guided":
             client.state["teacher"] = layers_of(aligner)
         if self.aligner_in_stage_two == "local":
-            client.receive({**encoder, **client.state.pop("aligner")})
+            client.load_weights({**encoder, **client.state.pop("aligner")})
         client.fit(
             client.train,
             epochs=self.local_epochs,
@@ -178,7 +178,7 @@ class FedDRA(RobustAlignment):
     @client_step(float)
     def judge(self, client: Client, weights: Weights) -> Reply:
         """v_k: the loss of the aggregated model on the client's own data."""
-        client.receive(weights)
+        client.load_weights(weights)
         return Reply(**self.measured(client, self._aggregated_loss(client)))
 
     def aligner_loss(self, client: Client, teacher: Mapping[str, Tensor]) -> Regulariser:

@@ -63,7 +63,7 @@ class FedEMA(FedAvg):
             raise ValueError("task_weight and byol_weight are both 0: there is nothing to train; set one above 0")
         return self
 
-    def equip(self, model: Model) -> None:
+    def add_modules(self, model: Model) -> None:
         """A predictor for each modality; whether its view is random is not known here."""
         for modality in model.modalities:
             model.extras[f"predictor_{modality}"] = Predictor(model.dim, self.predictor_width)
@@ -119,7 +119,7 @@ class FedEMA(FedAvg):
         """
         kept = client.state.get("blending")
         if kept is None:
-            client.receive(weights)
+            client.load_weights(weights)
             client.state["blending"] = {"lambda": torch.zeros((), dtype=torch.float64)}  # not known yet
             return None
         gap = self.gap(client.model, weights)
@@ -128,7 +128,7 @@ class FedEMA(FedAvg):
             scale = self.tau / gap
             client.state["blending"] = {"lambda": torch.tensor(scale, dtype=torch.float64)}
         m = min(scale * gap, 1.0)
-        client.receive(mixed(client.model.state_dict(), weights, m))
+        client.load_weights(mixed(client.model.state_dict(), weights, m))
         return m
 
     @torch.no_grad()

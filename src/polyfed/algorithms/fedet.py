@@ -20,18 +20,18 @@ from polyfed.aggregation.weightings.variance import Variance
 from polyfed.algorithms.algorithm import Lifetime, Reply, client_query, client_step, each
 from polyfed.algorithms.either_form import OF_FORM, EitherForm
 from polyfed.algorithms.ensemble_distillation import DISTILS, Gathered
-from polyfed.algorithms.fedavg import Like
+from polyfed.algorithms.fedavg import ShapeCheck
 from polyfed.core.effects import Condition, Never, Not, Only
 from polyfed.core.untrusted import read_json
 from polyfed.data.samples import Batch
 from polyfed.federation.client import Client
 from polyfed.federation.cohort import Cohort
-from polyfed.federation.knowledge import Knowledge, bounded
+from polyfed.federation.public_outputs import PublicOutputs, clip_row_norms
 from polyfed.federation.server import Server
 from polyfed.losses.distillation import DISTILLATIONS, Distillation
 from polyfed.losses.kl import row_kl
-from polyfed.models.model import Once
-from polyfed.wire.payload import Representations, Scores, Weights
+from polyfed.models.model import CachedModel
+from polyfed.wire.payload import Logits, Representations, Weights
 
 
 class Aim(NamedTuple):
@@ -123,7 +123,7 @@ class FedET(EitherForm):
         self.return_head(server)
 
     def aggregate(  # type: ignore[override]
-        self, server: Server, cohort: Cohort, known: Knowledge
+        self, server: Server, cohort: Cohort, known: PublicOutputs
     ) -> dict[str, Aim]:
         """Average models by type and the head over all, and find consensus and dissent."""
         said: dict[str, list[Said]] = {}
@@ -138,7 +138,7 @@ class FedET(EitherForm):
         for reply in asked:
             self._average(server, reply, averages)
             for channel, rows in reply.knowledge.items():
-                values = bounded(rows.to(server.device), self.form.largest)
+                values = clip_row_norms(rows.to(server.device), self.form.largest)
                 logs = self.aggregation.log_weights(self.evidence(server, reply, channel, values, known))
                 said.setdefault(channel, []).append(Said(reply.sender.id, values, logs))
         server.weights |= {kind: mean.take() for kind, mean in averages.models.items()}
@@ -146,9 +146,9 @@ class FedET(EitherForm):
             _load(server, averages.head.take())
         return self.aims(server, known, said)
 
-    def sound(self, server: Server, known: Knowledge) -> Callable[[Reply], None]:
+    def sound(self, server: Server, known: PublicOutputs) -> Callable[[Reply], None]:
         """Raises PayloadError for a reply whose weights or knowledge are not what its sender was to send."""
-        like, told = Like(server), self.check(server, known, "knowledge")
+        like, told = ShapeCheck(server), self.check(server, known, "knowledge")
 
         def check(reply: Reply) -> None:
             like(reply)
@@ -156,7 +156,7 @@ class FedET(EitherForm):
 
         return check
 
-    def aims(self, server: Server, known: Knowledge, said: Mapping[str, Sequence[Said]]) -> dict[str, Aim]:
+    def aims(self, server: Server, known: PublicOutputs, said: Mapping[str, Sequence[Said]]) -> dict[str, Aim]:
         """Consensus of what clients said, and of those who contradict it."""
         gathered = {}
         for channel, all_said in said.items():
@@ -189,7 +189,7 @@ class FedET(EitherForm):
     def aim_loss(self, server: Server, batch: Batch, aims: Mapping[str, Aim]) -> Tensor:
         """Distance to the consensus + lambda x divergence from who contradicts it, mean over samples that have a
         consensus, added over channels."""
-        said, losses = self.outputs(server, Once(server.model), batch, list(aims)), []
+        said, losses = self.outputs(server, CachedModel(server.model), batch, list(aims)), []
         for name, (consensus, others, anchors) in aims.items():
             own, goal, valid = said[name], consensus.values[batch.index], consensus.valid[batch.index]
             if anchors is None:
@@ -231,10 +231,10 @@ class FedET(EitherForm):
 
     # ---- client half
 
-    @client_step(weights=Weights, knowledge=Representations | Scores, num_examples=int)
+    @client_step(weights=Weights, knowledge=Representations | Logits, num_examples=int)
     def fit(self, client: Client, weights: Weights, order: str, channels: str) -> Reply:
         """Train the received model on the client's own task; replies with it and what it says of public samples."""
-        client.receive(weights)
+        client.load_weights(weights)
         client.fit(client.train, epochs=self.local_epochs)
         return Reply(
             weights=Weights(client.model.state_dict()),
@@ -245,7 +245,7 @@ class FedET(EitherForm):
     @client_query(float)
     def assess_global(self, client: Client, weights: Weights) -> Reply:
         """Evaluate the received model on the client's test samples."""
-        client.receive(weights)
+        client.load_weights(weights)
         return self.assess(client)
 
 

@@ -23,12 +23,12 @@ from polyfed.core.errors import ConfigError
 from polyfed.data.samples import Batch
 from polyfed.federation.client import Client
 from polyfed.federation.cohort import Cohort
-from polyfed.federation.knowledge import Knowledge
+from polyfed.federation.public_outputs import PublicOutputs
 from polyfed.federation.server import Server
 from polyfed.losses.contrast import inter_modal
 from polyfed.losses.kl import row_kl
-from polyfed.models.model import Once
-from polyfed.wire.payload import Representations, Scores
+from polyfed.models.model import CachedModel
+from polyfed.wire.payload import Logits, Representations
 
 _STORE = "store"
 _STUDIES = Only(public_epochs=Not(0))  # clients learn from the server
@@ -119,7 +119,7 @@ class FedGEMS(EitherForm):
         super().setup(server)
 
     def aggregate(  # type: ignore[override]
-        self, server: Server, cohort: Cohort, known: Knowledge
+        self, server: Server, cohort: Cohort, known: PublicOutputs
     ) -> dict[str, Lesson]:
         """Ask the cohort to train and to say what it thinks, and choose who teaches what."""
         gathered: dict[str, Gathered] = {}
@@ -128,7 +128,7 @@ class FedGEMS(EitherForm):
             self.gather(server, reply, reply.knowledge, known, gathered)
         return self.lessons(server, known, self.targets(server, gathered))
 
-    def lessons(self, server: Server, known: Knowledge, targets: Mapping[str, Ensembled]) -> dict[str, Lesson]:
+    def lessons(self, server: Server, known: PublicOutputs, targets: Mapping[str, Ensembled]) -> dict[str, Lesson]:
         """The four cases, sample by sample; keeps what the server is right with."""
         index = server.exchanged_index(self.public_samples).to(server.device)
         found, store = {}, {name: value.to(server.device) for name, value in server.state.get(_STORE, {}).items()}
@@ -148,7 +148,7 @@ class FedGEMS(EitherForm):
         server.state[_STORE] = store
         return found
 
-    def right(self, server: Server, known: Knowledge) -> dict[str, Bool[Tensor, " n"]]:
+    def right(self, server: Server, known: PublicOutputs) -> dict[str, Bool[Tensor, " n"]]:
         """Of which exchanged samples the server is right, by channel."""
         samples = server.exchanged(self.public_samples)
         labels = self.form.labels(server, samples) if self.exchange == "scores" else None
@@ -190,7 +190,7 @@ class FedGEMS(EitherForm):
             lessons: by channel.
             place: of each sample of the batch among the exchanged ones; -1: it is not one of them.
         """
-        model, row = Once(server.model), place.clamp_min(0)
+        model, row = CachedModel(server.model), place.clamp_min(0)
         said = self.outputs(server, model, batch, list(lessons))
         factors, parts = [], []
         for name, (teacher, taught, anchors) in lessons.items():
@@ -212,8 +212,8 @@ class FedGEMS(EitherForm):
 
     # ---- client half
 
-    @client_step(knowledge=Representations | Scores, num_examples=int)
-    def fit(self, client: Client, knowledge: Representations | Scores) -> Reply:
+    @client_step(knowledge=Representations | Logits, num_examples=int)
+    def fit(self, client: Client, knowledge: Representations | Logits) -> Reply:
         """Own data, then public samples; replies with what the client says of these."""
         client.fit(client.train, epochs=self.local_epochs)
         self.study(client, knowledge)

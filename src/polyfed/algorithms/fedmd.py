@@ -19,10 +19,10 @@ from polyfed.core.untrusted import read_json
 from polyfed.data.samples import Samples
 from polyfed.federation.client import Client
 from polyfed.federation.cohort import Cohort
-from polyfed.federation.knowledge import Knowledge
+from polyfed.federation.public_outputs import PublicOutputs
 from polyfed.federation.server import Server
 from polyfed.losses.distillation import DISTILLATIONS, Distillation
-from polyfed.wire.payload import Representations, Scores
+from polyfed.wire.payload import Logits, Representations
 
 _COMPARING = Such(lambda weighting: weighting.compares, "one that compares with the server")
 DIGESTS = Only(digest_epochs=Not(0))
@@ -37,8 +37,9 @@ class FedMD(EitherForm):
     the consensus) and *revisit* their own data.
 
     The paper exchanges class scores of one classification and has no server model. Here the server has one, which
-    distils the same consensus, as CreamFL and FedAFD compare it; and with ``exchange: representations`` parties of any
-    task agree on representations instead, by modality (a reconstruction: how those papers did it is not published).
+    distils the same consensus, as CreamFL and FedAFD compare it; and with ``exchange: representations`` participants
+    of any task agree on representations instead, by modality (a reconstruction: how those papers did it is not
+    published).
     """
 
     keeps: ClassVar[Mapping[str, Lifetime]] = {
@@ -90,7 +91,7 @@ class FedMD(EitherForm):
                 "labelled public set of their own classification: it needs exchange: scores and labels; set it to 0"
             )
 
-    def aggregate(self, server: Server, cohort: Cohort, known: Knowledge) -> dict[str, Ensembled]:
+    def aggregate(self, server: Server, cohort: Cohort, known: PublicOutputs) -> dict[str, Ensembled]:
         """Ask what clients think, take the consensus, and have them digest it and revisit their own data."""
         gathered: dict[str, Gathered] = {}
         replies = cohort.ask(
@@ -106,14 +107,14 @@ class FedMD(EitherForm):
         agreed = {name: target.values for name, target in targets.items() if bool(target.valid.any())}
         server.record(**{f"consensus.{name}": float(found.valid.float().mean()) for name, found in targets.items()})
 
-        consensus = self.form.artefact(agreed, known.order)
+        consensus = self.form.bundle(agreed, known.order)
         for _ in cohort.ask(self.learn, consensus=each(self.share(consensus))):
             pass
         return targets
 
     # ---- client half
 
-    @client_step(knowledge=Representations | Scores, num_examples=int)
+    @client_step(knowledge=Representations | Logits, num_examples=int)
     def tell(self, client: Client, order: str, channels: str) -> Reply:
         """What the client thinks of the exchanged samples, on channels that are listed as JSON; a client that is new
         here trains first."""
@@ -123,7 +124,7 @@ class FedMD(EitherForm):
         return Reply(knowledge=self.say(client, order, read_json(channels)), num_examples=client.num_examples)
 
     @client_step()
-    def learn(self, client: Client, consensus: Representations | Scores) -> Reply:
+    def learn(self, client: Client, consensus: Representations | Logits) -> Reply:
         """Digest, then revisit."""
         self.digest(client, client.exchanged(self.public_samples), consensus)
         client.fit(client.train, epochs=self.local_epochs)

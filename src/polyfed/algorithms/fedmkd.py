@@ -20,13 +20,13 @@ from polyfed.core.untrusted import read_json
 from polyfed.data.samples import Batch, Samples
 from polyfed.federation.client import Client
 from polyfed.federation.cohort import Cohort
-from polyfed.federation.knowledge import Knowledge, bounded
+from polyfed.federation.public_outputs import PublicOutputs, clip_row_norms
 from polyfed.federation.server import Server
 from polyfed.losses.byol import Predictor, Target, symmetric_byol
 from polyfed.losses.queue_contrast import queue_contrast
-from polyfed.models.model import Once
+from polyfed.models.model import CachedModel
 from polyfed.models.teacher_attention import TeacherAttention
-from polyfed.wire.payload import Representations, Scores
+from polyfed.wire.payload import Logits, Representations
 
 _OPTIMIZER, _QUEUE = "student", "queue"
 _CONTRASTS, _BYOL = DISTILS & Only(contrast_weight=Not(0)), DISTILS & Only(byol_weight=Not(0))
@@ -91,7 +91,7 @@ class FedMKD(EitherForm):
     # ---- server half
 
     def aggregate(  # type: ignore[override]
-        self, server: Server, cohort: Cohort, known: Knowledge
+        self, server: Server, cohort: Cohort, known: PublicOutputs
     ) -> dict[str, Teachers]:
         """Ask the cohort to train and to say what it thinks; a channel of which nobody spoke has no teachers."""
         said: dict[str, list[Tensor]] = {name: [values[:0]] for name, values in known.items()}
@@ -99,7 +99,7 @@ class FedMKD(EitherForm):
         check = self.check(server, known, "knowledge")
         for reply in cohort.ask(self.fit, check=check, order=known.order, channels=each(self.wanted(known))):
             for channel, rows in reply.knowledge.items():
-                values = bounded(rows.to(server.device), self.form.largest).float()
+                values = clip_row_norms(rows.to(server.device), self.form.largest).float()
                 said[channel].append(F.normalize(values, dim=1))
                 senders[channel].append(reply.sender.id)
         server.record(**{f"senders.{name}": float(len(ids)) for name, ids in senders.items() if ids})
@@ -134,7 +134,7 @@ class FedMKD(EitherForm):
 
     # ---- client half
 
-    @client_step(knowledge=Representations | Scores, num_examples=int)
+    @client_step(knowledge=Representations | Logits, num_examples=int)
     def fit(self, client: Client, order: str, channels: str) -> Reply:
         """Train on the client's own task; replies with what it says of the exchanged samples."""
         client.fit(client.train, epochs=self.local_epochs)
@@ -174,7 +174,7 @@ class Student:
 
     def learn(self, batch: Batch, teachers: Mapping[str, Teachers]) -> None:
         """One step."""
-        once, method = Once(self._server.model), self._method
+        once, method = CachedModel(self._server.model), self._method
         said = method.outputs(self._server, once, batch, list(teachers))
         contrasts = [self.contrast(name, said[name], teachers[name].values[:, batch.index], batch) for name in teachers]
         parts = {"contrast": torch.stack(contrasts).sum()}
@@ -197,7 +197,7 @@ class Student:
         self._queue[f"items.{channel}"] = torch.cat([batch.items, items])[kept]
         return loss
 
-    def byol(self, once: Once, batch: Batch) -> Tensor:
+    def byol(self, once: CachedModel, batch: Batch) -> Tensor:
         """Agreement of the batch with a second view of its samples, added over modalities with a random view."""
         server, losses = self._server, []
         again = self._samples.batch(batch.index.cpu(), self._stream, self._random).to(server.device)

@@ -29,7 +29,7 @@ from polyfed.data.samples import Batch, Samples
 from polyfed.federation.client import Client, ClientInfo
 from polyfed.federation.cohort import Cohort
 from polyfed.federation.heads import class_space
-from polyfed.federation.party import Regulariser
+from polyfed.federation.participant import Regulariser
 from polyfed.federation.server import Server
 from polyfed.losses.distillation import Distillation
 from polyfed.losses.prototypes import distances, prototype_distance

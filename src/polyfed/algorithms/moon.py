@@ -15,7 +15,7 @@ from polyfed.algorithms.fedavg import FedAvg
 from polyfed.core.effects import Not, Only
 from polyfed.data.samples import Batch
 from polyfed.federation.client import Client
-from polyfed.federation.party import Regulariser
+from polyfed.federation.participant import Regulariser
 from polyfed.losses.model_contrast import model_contrast
 from polyfed.models.model import Embedder, Model
 
@@ -40,7 +40,7 @@ class MOON(FedAvg):
         default=None, ge=1, description="width of a projection head for the contrast (paper: 256); None: no such head"
     )
 
-    def equip(self, model: Model) -> None:
+    def add_modules(self, model: Model) -> None:
         """Add the projection heads, d -> d -> projection, one for each modality."""
         for modality in model.modalities if self.projection is not None else ():
             layers = nn.Linear(model.dim, model.dim), nn.ReLU(), nn.Linear(model.dim, self.projection or 0)

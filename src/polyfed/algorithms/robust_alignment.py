@@ -13,7 +13,7 @@ from torch import Tensor
 from polyfed.aggregation.mean import WeightedMean
 from polyfed.aggregation.robust import TINY, chi_square, mirror_step_of
 from polyfed.algorithms.algorithm import Lifetime, Reply
-from polyfed.algorithms.fedavg import FedAvg, unlike
+from polyfed.algorithms.fedavg import FedAvg, shape_mismatch
 from polyfed.core.effects import Condition, Never, Not, Only
 from polyfed.core.errors import ConfigError, PayloadError
 from polyfed.data.samples import Batch
@@ -244,7 +244,7 @@ class LikePart:
         """Check a reply with ``weights``."""
         outline = self._server.outline(self._server.type_of(reply.sender))
         expected = {name: shape for name, shape in outline.items() if name in self._names}
-        wrong = unlike(reply.weights, expected)
+        wrong = shape_mismatch(reply.weights, expected)
         if wrong is not None:
             raise PayloadError(f"weights are not the part that was asked for, first at '{wrong}'")
 

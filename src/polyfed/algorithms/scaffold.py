@@ -11,7 +11,7 @@ from torch import Tensor
 
 from polyfed.aggregation.mean import WeightedMean
 from polyfed.algorithms.algorithm import Lifetime, Reply, client_step, each
-from polyfed.algorithms.fedavg import FedAvg, Like
+from polyfed.algorithms.fedavg import FedAvg, ShapeCheck
 from polyfed.core.errors import PayloadError
 from polyfed.federation.client import Client, ClientInfo
 from polyfed.federation.cohort import Cohort
@@ -84,16 +84,16 @@ class Scaffold(FedAvg):
         """The control variate of a client's type; empty while it is zero."""
         return Weights(server.state.get(_key(server.type_of(client)), {}))
 
-    def like(self, server: Server) -> Like:
+    def like(self, server: Server) -> ShapeCheck:
         """The check that a reply's weights and changes are those of its sender's architecture."""
-        return _LikeBoth(server)
+        return _ShapeCheckBoth(server)
 
     # ---- client half
 
     @client_step(weights=Weights, controls=Weights, num_examples=int)
     def controlled_fit(self, client: Client, weights: Weights, controls: Weights) -> Reply:
         """Train the received model with corrected gradients; send it, and the change of c_k."""
-        client.receive(weights)
+        client.load_weights(weights)
         own, common = _filled(client, client.state.get("control", {})), _filled(client, controls)
         whole = self.gradient(client, weights) if self.variate == "full" else None
         path = _Path({name: common[name] - own[name] for name in own})
@@ -118,7 +118,7 @@ class Scaffold(FedAvg):
             seen += len(batch)
         sums = {name: value.grad for name, value in client.model.named_parameters() if value.grad is not None}
         client.model.zero_grad(set_to_none=True)
-        client.receive(weights)
+        client.load_weights(weights)
         return _filled(client, {name: value / seen for name, value in sums.items()})
 
 
@@ -140,7 +140,7 @@ class _Path:
         return {name: value / max(steps, 1) for name, value in self._sums.items()}
 
 
-class _LikeBoth(Like):
+class _ShapeCheckBoth(ShapeCheck):
     def __call__(self, reply: Reply) -> None:
         super().__call__(reply)
         outline = self._server.outline(self._server.type_of(reply.sender))

@@ -16,7 +16,7 @@ from polyfed.core.device import cpu_threads
 from polyfed.core.errors import ConfigError
 from polyfed.data.samples import Samples
 from polyfed.federation.federation import Member
-from polyfed.federation.party import Party
+from polyfed.federation.participant import Participant
 from polyfed.runs.experiment import Experiment
 from polyfed.runs.records import SERVER
 
@@ -125,9 +125,9 @@ def run_distortion(
     return Distortion(opened.name, subject.name, subject.round, done, before, after)
 
 
-def similarity(party: Party, samples: Samples) -> float:
+def similarity(participant: Participant, samples: Samples) -> float:
     """Mean cosine of a sample's representations in two modalities: over samples, then over pairs of modalities."""
-    found = [values.double() for values in party.represent(samples).values()]
+    found = [values.double() for values in participant.represent(samples).values()]
     means = [torch.linalg.vecdot(first, second).mean() for first, second in combinations(found, 2)]
     return float(torch.stack(means).mean())
 

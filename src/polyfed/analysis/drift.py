@@ -24,11 +24,11 @@ from polyfed.runs.records import SERVER
 SAMPLES = 250
 """As many as in the figure of the paper."""
 SHOWN = 1000
-"""Points on a map, of all parties together."""
+"""Points on a map, of all participants together."""
 
 
 @dataclass(frozen=True)
-class Party:
+class Participant:
     """A client or the server, and how it represents the samples.
 
     Attributes:
@@ -46,7 +46,7 @@ class Party:
 
 @dataclass(frozen=True)
 class Pairs:
-    """Means over pairs of parties; NaN where there is no pair."""
+    """Means over pairs of participants; NaN where there is no pair."""
 
     count: int
     distance: float
@@ -59,13 +59,13 @@ class ModalityDrift:
 
     Attributes:
         modality: its name.
-        names: of the p parties.
-        groups: of the parties; None: the server.
+        names: of the p participants.
+        groups: of the participants; None: the server.
         rounds: after which their models were kept.
-        distances: mean over the samples of the distance of two parties' representations, 0 to 2; NaN between
+        distances: mean over the samples of the distance of two participants' representations, 0 to 2; NaN between
             different widths.
         alignment: debiased linear CKA.
-        mapped: positions of the parties on the map, those of the most frequent width.
+        mapped: positions of the participants on the map, those of the most frequent width.
         points: their samples on the map, the same few of each.
     """
 
@@ -108,7 +108,7 @@ class ModalityDrift:
     def to_json(self) -> dict[str, Any]:
         """All figures, without the map."""
         return {
-            "parties": list(self.names),
+            "participants": list(self.names),
             "groups": list(self.groups),
             "rounds": list(self.rounds),
             "distances": self.distances.tolist(),
@@ -125,7 +125,7 @@ class Drift:
         run: its name.
         samples: public samples that everybody represented.
         method: of the maps.
-        modalities: those that two parties or more encode.
+        modalities: those that two participants or more encode.
     """
 
     run: str
@@ -151,33 +151,35 @@ def run_drift(
         method: of the maps, ``tsne`` or ``pca``.
 
     Raises:
-        ConfigError: no public set, too few samples, no such method, or no modality that two parties encode.
+        ConfigError: no public set, too few samples, no such method, or no modality that two participants encode.
         RunError: a kept model is missing or damaged.
         DataError: a model has diverged.
     """
     require_method(method)
     index = _public_index(opened, samples)
     with cpu_threads(opened.experiment.run.threads):
-        parties = list(_parties(opened, where, index))
-        modalities = dict.fromkeys(modality for party in parties for modality in party.values)
-        shared = {name: [party for party in parties if name in party.values] for name in modalities}
+        participants = list(_participants(opened, where, index))
+        modalities = dict.fromkeys(modality for participant in participants for modality in participant.values)
+        shared = {
+            name: [participant for participant in participants if name in participant.values] for name in modalities
+        }
         found = tuple(drift(name, who, method) for name, who in shared.items() if len(who) > 1)
     if not found:
-        raise ConfigError(f"no two parties of '{opened.folder}' encode the same modality of the public set")
+        raise ConfigError(f"no two participants of '{opened.folder}' encode the same modality of the public set")
     return Drift(opened.name, len(index), method, found)
 
 
-def drift(modality: str, parties: Sequence[Party], method: str = "pca") -> ModalityDrift:
-    """Compare parties that represent the same samples in ``modality``; at least two, clients before the server."""
-    values = [party.values[modality] for party in parties]
+def drift(modality: str, participants: Sequence[Participant], method: str = "pca") -> ModalityDrift:
+    """Compare participants that represent the same samples in ``modality``; at least two, clients before the server."""
+    values = [participant.values[modality] for participant in participants]
     widths = [rows.shape[1] for rows in values]
     mapped = tuple(place for place, width in enumerate(widths) if width == max(widths, key=widths.count))
     shown = torch.stack([values[place] for place in mapped])[:, : max(1, SHOWN // len(mapped))]
     return ModalityDrift(
         modality=modality,
-        names=tuple(party.name for party in parties),
-        groups=tuple(party.group for party in parties),
-        rounds=tuple(party.round for party in parties),
+        names=tuple(participant.name for participant in participants),
+        groups=tuple(participant.group for participant in participants),
+        rounds=tuple(participant.round for participant in participants),
         distances=mean_distances(values),
         alignment=linear_cka(values),
         mapped=mapped,
@@ -210,16 +212,16 @@ def _public_index(opened: KeptClients, samples: int) -> Int64[Tensor, " n"]:
     return first[drawn(len(first), samples, "drift")]
 
 
-def _parties(opened: KeptClients, where: Where | None, index: Int64[Tensor, " n"]) -> Iterator[Party]:
+def _participants(opened: KeptClients, where: Where | None, index: Int64[Tensor, " n"]) -> Iterator[Participant]:
     members = opened.federation.members
     for client, (number, _) in opened.labels.items():
         model, settings = opened.model(client), members[client].model
         values = _represented(opened, model, settings, index, f"client '{client}'")
-        yield Party(client, members[client].group, number, values)
+        yield Participant(client, members[client].group, number, values)
     if opened.experiment.server is not None:
         server = OpenedRun.of(opened.folder, where)
         values = _represented(opened, server.model, server.saved.settings, index, "the server")
-        yield Party(SERVER, None, server.round, values)
+        yield Participant(SERVER, None, server.round, values)
 
 
 def _represented(

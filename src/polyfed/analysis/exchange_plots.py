@@ -36,10 +36,10 @@ _METHODS = {"tsne": "t-SNE", "pca": "principal components"}
 
 @styled
 def draw_drift(found: Drift) -> Figure:
-    """A row a modality: the samples on a map, a colour and marker for each client, and CKA of every two parties."""
+    """A row a modality: a map of the samples, a colour and marker for each client, and CKA of all pairs."""
     rows = len(found.modalities)
-    parties = max(len(each.names) for each in found.modalities)
-    size = max(4.2, 0.3 * parties)
+    participants = max(len(each.names) for each in found.modalities)
+    size = max(4.2, 0.3 * participants)
     title = f"{found.run}: {found.samples} public samples as everybody represents them"
     drawing = empty_figure(2.4 * size + 2, size * rows, title)
     axes = drawing.subplots(rows, 2, squeeze=False)

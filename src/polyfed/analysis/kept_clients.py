@@ -15,7 +15,7 @@ from polyfed.core.device import resolve_device
 from polyfed.core.errors import ConfigError, DataError, RunError, nearest
 from polyfed.data.samples import Samples
 from polyfed.federation.federation import Federation, Member
-from polyfed.federation.state import Label, StateStore, unflatten
+from polyfed.federation.state import StateStore, StateVersion, unflatten
 from polyfed.models.model import Model
 from polyfed.runs.experiment import Experiment
 from polyfed.runs.folder import Checkpoint, RunFolder
@@ -37,7 +37,7 @@ class KeptClients:
     folder: Path
     experiment: Experiment
     federation: Federation
-    labels: Mapping[str, Label]
+    labels: Mapping[str, StateVersion]
     device: torch.device
 
     @classmethod
@@ -131,8 +131,8 @@ def _require_kept(experiment: Experiment, run: Path) -> None:
         raise ConfigError(f"the clients of '{run}' live at other sites, and so do their models; give a simulated run")
 
 
-def _accepted(folder: RunFolder) -> Mapping[str, Label]:
-    """Label of the last accepted step of each client, by the newest readable checkpoint."""
+def _accepted(folder: RunFolder) -> Mapping[str, StateVersion]:
+    """StateVersion of the last accepted step of each client, by the newest readable checkpoint."""
     newest = next((found for found in folder.checkpoints() if isinstance(found, Checkpoint)), None)
     accepted: Mapping[str, Sequence[int]] = newest.facts["accepted"] if newest else {}
     if not accepted:

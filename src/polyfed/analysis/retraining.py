@@ -180,11 +180,11 @@ class Work:
             DataError: there is no batch to train on.
         """
         plan, model = self.plan, self.subject.model
-        party = self.opened.party(self.subject, name, plan.training(training), plan.seed)
+        participant = self.opened.participant(self.subject, name, plan.training(training), plan.seed)
         try:
             # what a simulated client's first step of that round would draw
-            with isolated(party.clock.seed, party.clock.round, name, "fit", 0), only(model, self.names):
-                done = 0 if plan.steps == 0 else party.fit(samples, epochs=plan.epochs, steps=plan.steps)
+            with isolated(participant.clock.seed, participant.clock.round, name, "fit", 0), only(model, self.names):
+                done = 0 if plan.steps == 0 else participant.fit(samples, epochs=plan.epochs, steps=plan.steps)
             if not done and plan.steps != 0:
                 raise DataError(f"the {len(samples)} samples of '{name}' make no batch to train on; leave it out")
             model.zero_grad(set_to_none=True)

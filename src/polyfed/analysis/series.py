@@ -23,7 +23,7 @@ from polyfed.runs.records import SERVER, RunRecords
 
 Told = Callable[[str], None]
 Found = dict[str, dict[int, float]]
-"""Label of an experiment -> seed -> final value of the server's primary metric."""
+"""StateVersion of an experiment -> seed -> final value of the server's primary metric."""
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from polyfed.reporting.compare import Spread
 from polyfed.runs.experiment import Experiment
 
 NOBODY = "none"
-"""Label of the coalition without any player."""
+"""StateVersion of the coalition without any player."""
 
 
 def shapley_values(utility: Mapping[frozenset[str], float]) -> dict[str, float]:

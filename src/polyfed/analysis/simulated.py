@@ -21,7 +21,7 @@ from polyfed.core.device import resolve_device
 from polyfed.core.errors import ConfigError, RunError, nearest
 from polyfed.data.samples import Samples
 from polyfed.federation.federation import Federation, Member
-from polyfed.federation.party import Clock, Party
+from polyfed.federation.participant import Clock, Participant
 from polyfed.federation.server import loaded
 from polyfed.federation.settings import TrainingSettings
 from polyfed.federation.state import unflatten
@@ -239,12 +239,14 @@ class Simulated:
 
     # ---- work
 
-    def party(self, subject: Subject, name: str, training: TrainingSettings, seed: int | None = None) -> Party:
+    def participant(
+        self, subject: Subject, name: str, training: TrainingSettings, seed: int | None = None
+    ) -> Participant:
         """The model at work: with a fresh optimiser, at the learning rate and the random draws of the next round."""
         run, number = self.experiment.run, subject.round + 1
-        return Party(
+        return Participant(
             name=name,
-            provide=lambda weights: loaded(subject.model, weights),
+            load_model=lambda weights: loaded(subject.model, weights),
             clock=Clock(
                 run.seed if seed is None else seed,
                 number,
@@ -261,10 +263,12 @@ class Simulated:
     def figures(self, subject: Subject, members: Mapping[str, Member]) -> dict[str, dict[str, float]]:
         """Client -> figures of the model as it is on that client's test samples."""
         primary = subject.task.primary
-        return self.measured(subject, members, lambda party, test: figures_of(party.evaluate(test), primary))
+        return self.measured(
+            subject, members, lambda participant, test: figures_of(participant.evaluate(test), primary)
+        )
 
     def measured(
-        self, subject: Subject, members: Mapping[str, Member], measure: Callable[[Party, Samples], T]
+        self, subject: Subject, members: Mapping[str, Member], measure: Callable[[Participant, Samples], T]
     ) -> dict[str, T]:
         """Client -> a measure of the model on its test samples; once for clients that share them."""
         known: dict[int, T] = {}
@@ -272,7 +276,7 @@ class Simulated:
         for name, member in members.items():
             test = self.test(subject, member)
             if id(test) not in known:
-                known[id(test)] = measure(self.party(subject, name, member.settings.training), test)
+                known[id(test)] = measure(self.participant(subject, name, member.settings.training), test)
             found[name] = known[id(test)]
         return found
 

@@ -27,7 +27,7 @@ class Traffic:
         method: its algorithm.
         rounds: complete rounds with transfers.
         by_round: direction -> round -> bytes of the method.
-        by_kind: kind of artefact -> direction -> bytes of the method.
+        by_kind: kind of bundle -> direction -> bytes of the method.
         by_client: client -> direction -> bytes of the method.
         takings: client -> rounds in which it took part.
         beside: bytes of evaluation and preparation.
@@ -80,7 +80,7 @@ class Traffic:
         return self.total(direction) / sum(self.takings.values())
 
     def kind_a_round(self, kind: str, direction: str) -> float:
-        """Of these, bytes of one kind of artefact."""
+        """Of these, bytes of one kind of bundle."""
         return self.by_kind[kind][direction] / sum(self.takings.values())
 
     def cumulative(self) -> dict[int, int]:

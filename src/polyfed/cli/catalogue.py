@@ -27,7 +27,7 @@ _FAMILIES = {
     "views": ("polyfed.data.view", "View", "how a modality is presented to its encoder"),
     "tokenizers": ("polyfed.data.tokenization", "Tokenizer", "how texts become token ids"),
     "partitions": ("polyfed.partitions.partition", "Partition", "how items are dealt out among clients"),
-    "tasks": ("polyfed.tasks.task", "Task", "what a party is trained for"),
+    "tasks": ("polyfed.tasks.task", "Task", "what a participant is trained for"),
     "weightings": ("polyfed.aggregation.weighting", "Weighting", "weights over clients, sample by sample"),
     "server-optimizers": ("polyfed.optim.server", "ServerOptimizer", "how global models follow the averages"),
     "probes": ("polyfed.downstream.probe", "Probe", "tests of frozen encoders"),

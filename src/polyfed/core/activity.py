@@ -25,8 +25,8 @@ class Listener(Protocol):
     def client_started(self, client: str, step: str) -> None:
         """A client begins to work on a step."""
 
-    def working(self, party: str, what: str, done: int, total: int) -> None:
-        """A party has done ``done`` of ``total`` parts of something, 0 if nobody knows how many."""
+    def working(self, participant: str, what: str, done: int, total: int) -> None:
+        """A participant has done ``done`` of ``total`` parts of something, 0 if nobody knows how many."""
 
 
 class _Ear:
@@ -56,10 +56,10 @@ def client_started(client: str, step: str) -> None:
         ear.listener.client_started(client, step)
 
 
-def at_work(party: str, what: str) -> None:
-    """A party begins something whose length nobody knows."""
+def at_work(participant: str, what: str) -> None:
+    """A participant begins something whose length nobody knows."""
     if (ear := _EAR.get()) is not None:
-        ear.listener.working(party, what, 0, 0)
+        ear.listener.working(participant, what, 0, 0)
 
 
 def preparing(what: str) -> None:
@@ -76,12 +76,12 @@ def prepared(what: str, items: Iterable[T], total: int, *, size: int = 1, before
     yield from _told(ear, items, lambda done: ear.listener.preparing(what, min(before + done * size, total), total))
 
 
-def passed(party: str, what: str, items: Iterable[T], total: int, *, before: int = 0) -> Iterator[T]:
-    """The parts of a party's pass, telling how many of ``total`` it has done, ``before`` of them earlier."""
+def passed(participant: str, what: str, items: Iterable[T], total: int, *, before: int = 0) -> Iterator[T]:
+    """The parts of a participant's pass, telling how many of ``total`` it has done, ``before`` of them earlier."""
     if (ear := _EAR.get()) is None or ear.occupied:
         yield from items
         return
-    yield from _told(ear, items, lambda done: ear.listener.working(party, what, min(before + done, total), total))
+    yield from _told(ear, items, lambda done: ear.listener.working(participant, what, min(before + done, total), total))
 
 
 def _told(ear: _Ear, items: Iterable[T], tell: Callable[[int], None]) -> Iterator[T]:

@@ -24,7 +24,7 @@ def assemble(split: Split, views: Mapping[str, View], context: DataContext, *, l
 
     An item with a list of values (captions, questions) makes one sample a value, and its other modalities repeat;
     all lists of an item must be equally long. Modalities in ``layout`` shape the samples without being loaded, so
-    that a party that has only pictures still counts a sample for every caption of the public set.
+    that a participant that has only pictures still counts a sample for every caption of the public set.
 
     Where the split names a column of ``matches``, samples of items with equal values in it get equal numbers.
 
@@ -92,8 +92,8 @@ def of_column(column: Column, items: Int64[Tensor, " k"]) -> Column:
 
 
 def order_of(samples: Samples, contents: Sequence[str] = ()) -> str:
-    """A digest of which samples these are, what is in them, and in which order: parties compare it before they exchange
-    rows.
+    """A digest of which samples these are, what is in them, and in which order; participants compare it before rows
+    are exchanged.
 
     Args:
         samples: of a public set.

@@ -1,4 +1,4 @@
-"""Samples: what a party trains or is tested on, whatever its modalities."""
+"""Samples: what a participant trains or is tested on, whatever its modalities."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ class Samples:
     """A fixed, ordered set of n samples over any number of modalities.
 
     Attributes:
-        inputs: modality -> opened inputs; a modality that the party does not own is simply absent.
+        inputs: modality -> opened inputs; a modality that the participant does not own is simply absent.
         rows: modality -> row of each sample in those inputs; siblings point at the same row of a shared picture.
         items: number of the item of each sample.
         targets: target name -> values, first dimension n.

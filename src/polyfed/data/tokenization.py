@@ -86,10 +86,10 @@ class LearntTokenizer(Tokenizer):
     def load(self, modality: str, context: DataContext) -> Vocabulary:
         """Read the vocabulary from the run folder, or learn it and write it there."""
         column = self._public_texts(modality, context)
-        if context.artefacts is None:
+        if context.bundles is None:
             return self.build(self.learn(texts_of(column)))
         name = f"vocabulary-{self.component_name()}-{self.key(modality, context)}.json"
-        path = context.artefacts / name
+        path = context.bundles / name
         if not path.exists():
             _write(path, {"settings": self.model_dump(mode="json"), "tokens": self.learn(texts_of(column))})
         return self.build(_read_tokens(path))

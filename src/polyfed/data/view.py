@@ -36,9 +36,9 @@ class DataContext:
     Attributes:
         cache: folder of decoded images and frozen features, shared by all runs of this machine.
         weights: folder that relative paths of pretrained weights and vocabularies start from, or None.
-        public: modality -> column of the public set's training texts or images, which every party may see; what a
+        public: modality -> column of the public set's training texts or images, which every participant may see; what a
             view learns from data (a vocabulary) it learns from here.
-        artefacts: folder of the run in which learnt vocabularies are kept, or None.
+        bundles: folder of the run in which learnt vocabularies are kept, or None.
         fitted: in-memory memo of what views learnt, keyed by their settings.
         pixels: most pixels of a picture.
     """
@@ -46,7 +46,7 @@ class DataContext:
     cache: Path
     weights: Path | None = None
     public: Mapping[str, Column] = field(default_factory=dict)
-    artefacts: Path | None = None
+    bundles: Path | None = None
     fitted: dict[str, object] = field(default_factory=dict)
     pixels: int = PIXELS
 

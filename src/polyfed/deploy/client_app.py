@@ -14,7 +14,7 @@ from typing import Any
 
 from polyfed.core.untrusted import log_plainly
 from polyfed.engines.flower_client import Facts, client_app
-from polyfed.wire.parts import Part
+from polyfed.wire.frames import Frame
 
 WORKER = "POLYFED_WORKER"
 """Environment variable with the socket of the site's worker."""
@@ -25,11 +25,11 @@ def site_app() -> Any:
     return client_app(_serve)
 
 
-def _serve(kind: str, facts: Facts, parts: Sequence[Part], config: Mapping[str, Any]) -> tuple[Facts, Sequence[Part]]:
+def _serve(kind: str, facts: Facts, parts: Sequence[Frame], config: Mapping[str, Any]) -> tuple[Facts, Sequence[Frame]]:
     if address := os.environ.get(WORKER):
-        from polyfed.deploy.errand import errand
+        from polyfed.deploy.worker_ipc import call_worker
 
-        return errand(address, kind, facts, parts, config)
+        return call_worker(address, kind, facts, parts, config)
     from polyfed.core.files import private_files
     from polyfed.deploy.host import open_host
     from polyfed.engines.flower_node import Node

@@ -15,14 +15,14 @@ from polyfed.core.files import write_atomically
 from polyfed.core.settings import is_import_path
 from polyfed.core.untrusted import read_json
 from polyfed.deploy.site_config import SiteConfig
-from polyfed.engines.flower_node import Host, read_card
-from polyfed.engines.site import RunCard, Site
+from polyfed.engines.flower_node import Host, read_spec
+from polyfed.engines.site import RunSpec, Site
 
 log = logging.getLogger(__name__)
 
 
-def open_host(card: str, config: Mapping[str, Any]) -> Host:
-    """The site of this node, for the run of a card.
+def open_host(spec: str, config: Mapping[str, Any]) -> Host:
+    """The site of this node, for the run of a spec.
 
     Raises:
         PolyfedError: the node names no readable site file, the run asks for what the site does not allow, it is
@@ -31,7 +31,7 @@ def open_host(card: str, config: Mapping[str, Any]) -> Host:
     path = config.get("config")
     if not isinstance(path, str):
         raise ConfigError('this node was started without its site file; add config="/path/of/site.yaml"')
-    return _opened(Path(path), card)
+    return _opened(Path(path), spec)
 
 
 @lru_cache(maxsize=1)
@@ -39,24 +39,24 @@ def _opened(path: Path, text: str) -> Host:
     config = SiteConfig.load(path)
     torch.set_num_threads(config.run.threads)
     require_allowed(text, config)
-    card = read_card(text)
-    folder = config.state_dir / card.run
-    _require_same_run(folder, card)
-    site = Site.open(config, card, folder / "clients", vocabulary=folder / "vocabulary", limits=config.limits)
+    spec = read_spec(text)
+    folder = config.state_dir / spec.run
+    _require_same_run(folder, spec)
+    site = Site.open(config, spec, folder / "clients", vocabulary=folder / "vocabulary", limits=config.limits)
     return Host(config.name, site, [info.id for info in site.infos], config.tracebacks)
 
 
-def require_allowed(card: str, config: SiteConfig) -> None:
+def require_allowed(spec: str, config: SiteConfig) -> None:
     """Check, before anything of it is imported, that the site allows the run's method and all components it names.
 
     Raises:
         PayloadError: it does not.
     """
     try:
-        content = read_json(card)
+        content = read_json(spec)
         name = str(content["algorithm"]["name"])
     except (PayloadError, KeyError, TypeError) as error:
-        raise PayloadError(f"damaged message: the run's card: {error}") from error
+        raise PayloadError(f"damaged message: the run's spec: {error}") from error
     allowed = name in config.algorithms if config.algorithms else "." not in name
     valid = ", ".join(config.algorithms) or "all methods that polyfed ships"
     if not allowed:
@@ -67,7 +67,7 @@ def require_allowed(card: str, config: SiteConfig) -> None:
 
 
 def _importable(content: object) -> Iterator[str]:
-    """Every text in a run's card that could be the import path of a component: of a weighting, an encoder, a view."""
+    """Every text in a run's spec that could be the import path of a component: of a weighting, an encoder, a view."""
     if isinstance(content, str) and is_import_path(content):
         yield content
     parts = content.values() if isinstance(content, dict) else content if isinstance(content, list) else ()
@@ -75,15 +75,15 @@ def _importable(content: object) -> Iterator[str]:
         yield from _importable(part)
 
 
-def _require_same_run(folder: Path, card: RunCard) -> None:
+def _require_same_run(folder: Path, spec: RunSpec) -> None:
     """A run keeps its settings; the same name with others is another run, whose states must not be mixed."""
-    path, text = folder / "run.json", card.model_dump_json()
+    path, text = folder / "run.json", spec.model_dump_json()
     if not path.is_file():
         write_atomically(path, text.encode())
-    elif RunCard.model_validate_json(path.read_bytes()) != card:
-        raise RunError(f"run '{card.run}' is foreign: it was announced here before with other settings ({path})")
-    _note(card)
+    elif RunSpec.model_validate_json(path.read_bytes()) != spec:
+        raise RunError(f"run '{spec.run}' is foreign: it was announced here before with other settings ({path})")
+    _note(spec)
 
 
-def _note(card: RunCard) -> None:
-    log.info("run %s: %s, %d rounds", card.run, card.algorithm.component_name(), card.rounds)
+def _note(spec: RunSpec) -> None:
+    log.info("run %s: %s, %d rounds", spec.run, spec.algorithm.component_name(), spec.rounds)

@@ -82,11 +82,11 @@ def _reply(schema: StepSchema, federation: Federation, member: Member) -> str:
 
 
 def _field(kind: Declared, federation: Federation, member: Member) -> str:
-    from polyfed.wire.payload import Artefact, Representations, Weights
+    from polyfed.wire.payload import Representations, TensorBundle, Weights
 
     if isinstance(kind, UnionType):
         return " or ".join(_field(each, federation, member) for each in typing.get_args(kind))
-    if not issubclass(kind, Artefact):
+    if not issubclass(kind, TensorBundle):
         return f"one {kind.__name__}"
     if issubclass(kind, Representations):
         return _representations(federation, member)

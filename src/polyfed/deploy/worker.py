@@ -14,7 +14,7 @@ from typing import Any
 
 from polyfed.core.files import private_files
 from polyfed.core.untrusted import log_plainly
-from polyfed.deploy.errand import receive, send
+from polyfed.deploy.worker_ipc import receive, send
 from polyfed.engines.flower_client import Serve
 
 log = logging.getLogger(__name__)

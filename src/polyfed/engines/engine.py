@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import ClassVar, TypeVar
 
 from polyfed.core.settings import Component
-from polyfed.engines.site import RunCard, Site
+from polyfed.engines.site import RunSpec, Site
 from polyfed.federation.cohort import Engine
 from polyfed.federation.federation import Federation
 from polyfed.federation.settings import SiteSettings
@@ -24,7 +24,7 @@ class Hosting:
 
     Attributes:
         settings: the clients with their data.
-        card: the run.
+        spec: the run.
         folder: the run folder; a cluster needs to see it under one path on all machines.
         federation: data and models, opened in this process.
         limits: on what is received.
@@ -33,12 +33,12 @@ class Hosting:
     """
 
     settings: SiteSettings
-    card: RunCard
+    spec: RunSpec
     folder: Path
     federation: Federation
     limits: Limits = field(default_factory=Limits)
     has_begun: bool = False
-    noticed: Callable[[str, str, str], None] = lambda party, event, reason: None
+    noticed: Callable[[str, str, str], None] = lambda participant, event, reason: None
 
     @property
     def states(self) -> Path:
@@ -54,7 +54,7 @@ class Hosting:
         """All clients in this process."""
         return Site.open(
             self.settings,
-            self.card,
+            self.spec,
             self.states,
             vocabulary=self.vocabulary,
             federation=self.federation,

@@ -1,7 +1,7 @@
 """The flower engine: the same steps through Flower's Message API, simulated here or deployed across institutions.
 
 A node (a SuperNode) hosts one or more clients. What the server asks of a node's clients travels as one message, or as
-a few if it is large, in which each artefact appears once; Flower stores equal bytes once, so a bank that all clients
+a few if it is large, in which each bundle appears once; Flower stores equal bytes once, so a bank that all clients
 receive is encoded and uploaded once per exchange. Clients are known by their own ids; Flower's node ids, which change,
 are looked up. What clients keep stays on the node's disk, never in Flower's context.
 """
@@ -107,13 +107,13 @@ class Flower(EngineSettings):
         from polyfed.engines.flower_grid import Roster
         from polyfed.engines.flower_sites import RegisteredSites, SimulatedSites
 
-        card = hosting.card.model_dump_json()
+        spec = hosting.spec.model_dump_json()
         if infos := hosting.federation.infos:  # a simulation: the server knows who there is
-            roster = Roster(grid, SimulatedSites(grid), card, self.poll, self.absence)
+            roster = Roster(grid, SimulatedSites(grid), spec, self.poll, self.absence)
             roster.require([info.id for info in infos], self.join)
         else:
             sites = RegisteredSites(grid, self.sites, hosting.noticed, self.clients)
-            roster = Roster(grid, sites, card, self.poll, self.absence)
+            roster = Roster(grid, sites, spec, self.poll, self.absence)
             infos = self._gathered(roster, sites, hosting)
         return FlowerEngine(infos, roster, self, hosting.limits)
 

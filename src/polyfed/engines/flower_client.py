@@ -7,10 +7,10 @@ from typing import Any
 
 from polyfed.core.errors import PayloadError
 from polyfed.engines.flower_records import from_records, to_records
-from polyfed.wire.parts import Part
+from polyfed.wire.frames import Frame
 
 Facts = dict[str, object]
-Serve = Callable[[str, Facts, Sequence[Part], Mapping[str, Any]], tuple[Facts, Sequence[Part]]]
+Serve = Callable[[str, Facts, Sequence[Frame], Mapping[str, Any]], tuple[Facts, Sequence[Frame]]]
 """From the kind of a message (describe or step), its facts and parts, and the node's configuration, to the reply's."""
 
 

@@ -19,10 +19,10 @@ from flwr.app import Message
 
 from polyfed.core.errors import ExchangeError, PayloadError
 from polyfed.core.untrusted import plain
+from polyfed.engines.envelopes import Envelope, answer_of, envelope_requests
 from polyfed.engines.flower_pull import DESCRIPTION_BYTES, Refusal, largest, pulled
 from polyfed.engines.flower_records import SharedRecords, from_records, to_records
 from polyfed.engines.flower_sites import Sites
-from polyfed.engines.parcels import Parcel, answer_of, parcel_requests
 from polyfed.federation.client import ClientInfo
 from polyfed.federation.cohort import Answer, Request
 from polyfed.wire.limits import Limits
@@ -58,14 +58,14 @@ class Roster:
     Attributes:
         grid: Flower's grid.
         sites: who its nodes are.
-        card: the run's card, JSON.
+        spec: the run's spec, JSON.
         poll: seconds between looks.
         absence: seconds that a node may be away.
     """
 
     grid: Any
     sites: Sites
-    card: str
+    spec: str
     poll: float
     absence: float
     node_of: dict[str, int] = field(default_factory=dict)
@@ -130,7 +130,7 @@ class Roster:
 
     def _describe(self, nodes: Sequence[int], seconds: float) -> None:
         self._asked.update(nodes)
-        content = to_records({"card": self.card}, [])
+        content = to_records({"spec": self.spec}, [])
         questions = [Message(content, node, "query.describe", group_id="describe") for node in nodes]
         sent = {name: node for name, node in zip(push(self.grid, questions), nodes, strict=True) if name}
         end = time.monotonic() + seconds
@@ -183,7 +183,7 @@ class _Bundle:
     """Requests to clients of one node that travel as one message."""
 
     requests: list[Request]
-    parcels: list[Parcel]
+    envelopes: list[Envelope]
     message: str = ""
     pushed: float = 0.0
     sent: int = 0
@@ -216,13 +216,13 @@ class Exchange:
     ) -> None:
         self._roster, self._deadline, self._settings = roster, deadline, settings
         self._limits, self._stopped = limits, stopped
-        parcels, self._parts = parcel_requests(requests, checksums=settings.is_deployed)
+        envelopes, self._parts = envelope_requests(requests, checksums=settings.is_deployed)
         self._records = SharedRecords()
         self._answers: dict[str, Answer] = {}
         self._queues: dict[int | None, deque[_Bundle]] = {}
         self._bundle_of: dict[str, _Bundle] = {}
         self._online = set(roster.online())
-        for bundle in list(self._bundles(requests, parcels)):
+        for bundle in list(self._bundles(requests, envelopes)):
             self._queues.setdefault(roster.node_of.get(bundle.first), deque()).append(bundle)
             self._bundle_of |= dict.fromkeys((request.client for request in bundle.requests), bundle)
         self._top_up(*self._queues)
@@ -241,23 +241,23 @@ class Exchange:
 
     # ---- sending
 
-    def _bundles(self, requests: Sequence[Request], parcels: Sequence[Parcel]) -> Iterator[_Bundle]:
+    def _bundles(self, requests: Sequence[Request], envelopes: Sequence[Envelope]) -> Iterator[_Bundle]:
         open_bundles: dict[int | None, _Bundle] = {}
-        for request, parcel in zip(requests, parcels, strict=True):
+        for request, envelope in zip(requests, envelopes, strict=True):
             node = self._roster.node_of.get(request.client)
             bundle = open_bundles.get(node)
-            if bundle is None or self._bytes([*bundle.parcels, parcel]) > self._settings.message_bytes:
+            if bundle is None or self._bytes([*bundle.envelopes, envelope]) > self._settings.message_bytes:
                 bundle = open_bundles[node] = _Bundle([], [])
                 bundle.requests.append(request)
-                bundle.parcels.append(parcel)
+                bundle.envelopes.append(envelope)
                 yield bundle
             else:
                 bundle.requests.append(request)
-                bundle.parcels.append(parcel)
+                bundle.envelopes.append(envelope)
 
-    def _bytes(self, parcels: Sequence[Parcel]) -> int:
+    def _bytes(self, envelopes: Sequence[Envelope]) -> int:
         # replies are counted as large as requests: what limits a message limits its reply
-        return sum(raw.nbytes for parcel in parcels for k in parcel.places for raw in self._parts[k].buffers)
+        return sum(raw.nbytes for envelope in envelopes for k in envelope.places for raw in self._parts[k].buffers)
 
     def _top_up(self, *nodes: int | None) -> None:
         """Keep nodes a few messages ahead; one that is not taken is offered again when its answer is wanted."""
@@ -279,17 +279,17 @@ class Exchange:
             bundle.sent += bool(name)
 
     def _message(self, bundle: _Bundle, node: int) -> Any:
-        own = sorted({place for parcel in bundle.parcels for place in parcel.places})
+        own = sorted({place for envelope in bundle.envelopes for place in envelope.places})
         entries = [
             {
                 "client": request.client,
-                "text": parcel.text,
-                "places": [own.index(place) for place in parcel.places],
+                "text": envelope.text,
+                "places": [own.index(place) for place in envelope.places],
             }
-            for request, parcel in zip(bundle.requests, bundle.parcels, strict=True)
+            for request, envelope in zip(bundle.requests, bundle.envelopes, strict=True)
         ]
         checked = self._settings.is_deployed  # what does not leave this machine needs no checksums
-        facts: dict[str, object] = {"card": self._roster.card, "checked": checked, "requests": entries}
+        facts: dict[str, object] = {"spec": self._roster.spec, "checked": checked, "requests": entries}
         content = to_records(facts, [self._parts[place] for place in own], self._records)
         group = str(bundle.requests[0].round)
         ttl = None if self._deadline is None else self._patience(bundle) + 60.0

@@ -16,14 +16,14 @@ from polyfed.core.errors import PayloadError, PolyfedError
 from polyfed.core.untrusted import read_json
 from polyfed.core.version import __version__
 from polyfed.engines.engine import Hosting
+from polyfed.engines.envelopes import parcel_answer, request_of
 from polyfed.engines.flower_client import Facts
-from polyfed.engines.parcels import parcel_answer, request_of
-from polyfed.engines.site import RunCard, Site
+from polyfed.engines.site import RunSpec, Site
 from polyfed.federation.cohort import Answer
 from polyfed.federation.settings import SiteSettings
+from polyfed.wire.frames import Frame
 from polyfed.wire.framing import SCHEMA
 from polyfed.wire.limits import Limits
-from polyfed.wire.parts import Part
 
 log = logging.getLogger(__name__)
 
@@ -46,7 +46,7 @@ class Host:
 
 
 Opener = Callable[[str, Mapping[str, Any]], Host]
-"""From the run's card (JSON) and the node's configuration to the host."""
+"""From the run's spec (JSON) and the node's configuration to the host."""
 
 
 @dataclass(frozen=True)
@@ -56,8 +56,8 @@ class Node:
     opener: Opener
 
     def __call__(
-        self, kind: str, facts: Facts, parts: Sequence[Part], config: Mapping[str, Any]
-    ) -> tuple[Facts, Sequence[Part]]:
+        self, kind: str, facts: Facts, parts: Sequence[Frame], config: Mapping[str, Any]
+    ) -> tuple[Facts, Sequence[Frame]]:
         """Describe the node's clients, or perform their requests."""
         if kind == "describe":
             return self._describe(facts, config), []
@@ -65,21 +65,23 @@ class Node:
 
     def _describe(self, facts: Facts, config: Mapping[str, Any]) -> Facts:
         try:
-            host = self.opener(str(facts["card"]), config)
+            host = self.opener(str(facts["spec"]), config)
         except Exception as error:
             log.exception("this site cannot take part")
             return {"site": named(config), "error": f"{type(error).__name__}: {error}"}
         infos = [asdict(info) for info in host.site.infos if info.id in host.clients]
         return {"site": host.name, "clients": infos}
 
-    def _perform(self, facts: Facts, parts: Sequence[Part], config: Mapping[str, Any]) -> tuple[Facts, Sequence[Part]]:
+    def _perform(
+        self, facts: Facts, parts: Sequence[Frame], config: Mapping[str, Any]
+    ) -> tuple[Facts, Sequence[Frame]]:
         try:
             asked: list[dict[str, Any]] = list(facts["requests"])  # type: ignore[call-overload]
-            card, checked = str(facts["card"]), bool(facts.get("checked", True))
+            spec, checked = str(facts["spec"]), bool(facts.get("checked", True))
         except (KeyError, TypeError) as error:
             return {"error": f"damaged message: {error}"}, []
         try:
-            host = self.opener(card, config)
+            host = self.opener(spec, config)
         except Exception as error:
             log.exception("this site cannot take part")
             reason = f"{type(error).__name__}: {error}"
@@ -87,7 +89,7 @@ class Node:
         return _replies([_one(host, entry, parts) for entry in asked], checksums=checked)
 
 
-def _one(host: Host, entry: dict[str, Any], parts: Sequence[Part]) -> Answer:
+def _one(host: Host, entry: dict[str, Any], parts: Sequence[Frame]) -> Answer:
     client = str(entry.get("client"))
     try:
         own = [parts[place] for place in entry["places"]]
@@ -103,10 +105,10 @@ def _one(host: Host, entry: dict[str, Any], parts: Sequence[Part]) -> Answer:
     return answer
 
 
-def _replies(answers: Sequence[Answer], *, checksums: bool = False) -> tuple[Facts, Sequence[Part]]:
+def _replies(answers: Sequence[Answer], *, checksums: bool = False) -> tuple[Facts, Sequence[Frame]]:
     """All answers as one reply; answers share nothing, so their parts follow each other."""
     entries: list[dict[str, object]] = []
-    parts: list[Part] = []
+    parts: list[Frame] = []
     for answer in answers:
         text, own = parcel_answer(answer, checksums=checksums)
         entries.append({"client": answer.client, "text": text, "parts": [len(parts), len(parts) + len(own)]})
@@ -123,28 +125,28 @@ def named(config: Mapping[str, Any]) -> str:
 # ---- opening
 
 
-def read_card(text: str) -> RunCard:
-    """The run's card, of a server that speaks this site's language.
+def read_spec(text: str) -> RunSpec:
+    """The run's spec, of a server that speaks this site's language.
 
     Raises:
-        PayloadError: another version of polyfed or of the message layout, or not a card.
+        PayloadError: another version of polyfed or of the message layout, or not a spec.
     """
     try:
         content: Any = read_json(text)
         theirs = (str(content["polyfed"]), int(content["schema_version"]))
     except (PayloadError, ValueError, KeyError, TypeError) as error:
-        raise PayloadError(f"damaged message: the run's card: {error}") from error
+        raise PayloadError(f"damaged message: the run's spec: {error}") from error
     if theirs != (__version__, SCHEMA):
         raise PayloadError(
             f"the server runs polyfed {theirs[0]} (messages {theirs[1]}), this site {__version__} "
             f"(messages {SCHEMA}); install equal versions"
         )
     try:
-        return RunCard.model_validate(content)
+        return RunSpec.model_validate(content)
     except ValidationError as error:
         problem = error.errors(include_url=False)[0]
         where = ".".join(str(part) for part in problem["loc"])
-        raise PayloadError(f"damaged message: the run's card: {where}: {problem['msg']}") from error
+        raise PayloadError(f"damaged message: the run's spec: {where}: {problem['msg']}") from error
 
 
 @dataclass(frozen=True)
@@ -157,9 +159,9 @@ class _Simulated:
     vocabulary: str
     clients: tuple[str, ...]
 
-    def __call__(self, card: str, config: Mapping[str, Any]) -> Host:
+    def __call__(self, spec: str, config: Mapping[str, Any]) -> Host:
         number, count = int(config["partition-id"]), int(config["num-partitions"])
-        site = _open(self, card)
+        site = _open(self, spec)
         return Host(f"node-{number}", site, self.clients[number::count])
 
 
@@ -175,12 +177,12 @@ def simulated(hosting: Hosting) -> Opener:
 
 
 @lru_cache(maxsize=1)  # a process serves one run, message after message
-def _open(place: _Simulated, card: str) -> Site:
+def _open(place: _Simulated, spec: str) -> Site:
     settings = SiteSettings.model_validate_json(place.settings)
     torch.set_num_threads(settings.run.threads)
     return Site.open(
         settings,
-        read_card(card),
+        read_spec(spec),
         Path(place.states),
         vocabulary=Path(place.vocabulary),
         limits=Limits.model_validate_json(place.limits),

@@ -9,14 +9,14 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 
 from polyfed.core.errors import PayloadError
 from polyfed.core.untrusted import read_json
-from polyfed.wire.parts import Part
+from polyfed.wire.frames import Frame
 
 _FACTS = "polyfed"
 _TEXT_BYTES = 1 << 26  # of all clients of a node together
 
 
 def to_records(
-    facts: dict[str, object], parts: Sequence[Part], record: Callable[[Part], ArrayRecord] | None = None
+    facts: dict[str, object], parts: Sequence[Frame], record: Callable[[Frame], ArrayRecord] | None = None
 ) -> RecordDict:
     """Facts (anything that JSON holds) and parts as the content of a message.
 
@@ -37,21 +37,21 @@ class SharedRecords:
     """Records of parts that several messages have: each is made once, and copied never."""
 
     def __init__(self) -> None:
-        self._made: dict[int, tuple[Part, ArrayRecord]] = {}  # with the part, whose id must stay taken
+        self._made: dict[int, tuple[Frame, ArrayRecord]] = {}  # with the part, whose id must stay taken
 
-    def __call__(self, part: Part) -> ArrayRecord:
+    def __call__(self, part: Frame) -> ArrayRecord:
         """The part's record."""
         if id(part) not in self._made:
             self._made[id(part)] = part, array_record(part)
         return self._made[id(part)][1]
 
 
-def array_record(part: Part) -> ArrayRecord:
+def array_record(part: Frame) -> ArrayRecord:
     """A part's tensors as raw bytes."""
     return ArrayRecord({f"{k}": _array(raw) for k, raw in enumerate(part.buffers)})
 
 
-def from_records(content: RecordDict, most: int = _TEXT_BYTES) -> tuple[dict[str, object], list[Part]]:
+def from_records(content: RecordDict, most: int = _TEXT_BYTES) -> tuple[dict[str, object], list[Frame]]:
     """The facts and parts of ``to_records``; the parts are views of the message's bytes.
 
     Args:
@@ -64,7 +64,7 @@ def from_records(content: RecordDict, most: int = _TEXT_BYTES) -> tuple[dict[str
     try:
         facts = read_json(str(content.config_records[_FACTS]["json"]), most)
         headers = [str(header) for header in facts.pop("parts")]
-        parts = [Part(header, _buffers(content, number)) for number, header in enumerate(headers)]
+        parts = [Frame(header, _buffers(content, number)) for number, header in enumerate(headers)]
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise PayloadError(f"damaged message: {type(error).__name__}: {error}") from error
     _require_announced(content, len(parts))

@@ -15,9 +15,9 @@ from polyfed.engines.engine import EngineSettings, Hosting
 from polyfed.engines.site import Site
 from polyfed.federation.client import ClientInfo
 from polyfed.federation.cohort import Answer, Engine, Request
+from polyfed.wire.frames import Frame
 from polyfed.wire.framing import pack, unpack
 from polyfed.wire.limits import Limits
-from polyfed.wire.parts import Part
 from polyfed.wire.payload import Payload
 
 T = TypeVar("T")
@@ -74,5 +74,5 @@ class LocalEngine:
 
 def _through_bytes(payload: Payload, limits: Limits) -> Payload:
     messages, parts = pack({"it": payload}, checksums=True)
-    copied = [Part(part.header, [memoryview(bytes(buffer)) for buffer in part.buffers]) for part in parts]
+    copied = [Frame(part.header, [memoryview(bytes(buffer)) for buffer in part.buffers]) for part in parts]
     return unpack(messages["it"], copied, limits)

@@ -28,14 +28,14 @@ from polyfed.core.activity import client_started
 from polyfed.core.errors import ConfigError, ExchangeError, PayloadError
 from polyfed.core.extras import how_to_install
 from polyfed.engines.engine import EngineSettings, Hosting
-from polyfed.engines.parcels import Parcel, answer_of, parcel_answer, parcel_requests, request_of
+from polyfed.engines.envelopes import Envelope, answer_of, envelope_requests, parcel_answer, request_of
 from polyfed.engines.quiet import SPEED, be_quiet
-from polyfed.engines.site import RunCard, Site
+from polyfed.engines.site import RunSpec, Site
 from polyfed.federation.client import ClientInfo
 from polyfed.federation.cohort import Answer, Engine, Request
 from polyfed.federation.settings import SiteSettings
+from polyfed.wire.frames import Frame
 from polyfed.wire.limits import Limits
-from polyfed.wire.parts import Part
 
 T = TypeVar("T")
 log = logging.getLogger(__name__)
@@ -134,10 +134,10 @@ def _shut_down() -> None:
 class Worker:
     """A process that hosts the clients that stick to it."""
 
-    def __init__(self, settings: str, card: str, limits: str, states: str, vocabulary: str) -> None:
+    def __init__(self, settings: str, spec: str, limits: str, states: str, vocabulary: str) -> None:
         opened = SiteSettings.model_validate_json(settings)
         torch.set_num_threads(opened.run.threads)
-        parsed = RunCard.model_validate_json(card)
+        parsed = RunSpec.model_validate_json(spec)
         bounds = Limits.model_validate_json(limits)
         self.site = Site.open(opened, parsed, Path(states), vocabulary=Path(vocabulary), limits=bounds)
 
@@ -176,7 +176,7 @@ class _Pool:
         self._kind = ray.remote(**options)(Worker)
         self._arguments = (
             hosting.settings.model_dump_json(),
-            hosting.card.model_dump_json(),
+            hosting.spec.model_dump_json(),
             hosting.limits.model_dump_json(),
             str(hosting.states),
             str(hosting.vocabulary),
@@ -213,7 +213,7 @@ class _Pending:
     """A request under way."""
 
     request: Request
-    parcel: Parcel
+    envelope: Envelope
     worker: int
     reply: Any = None
     deaths: int = 0
@@ -234,13 +234,13 @@ class RayEngine:
 
     def exchange(self, requests: Sequence[Request], deadline: float | None) -> Iterator[Answer]:
         """Run the step in the clients' workers; see ``Engine.exchange``. Time in a worker's queue does not count."""
-        parcels, parts = parcel_requests(requests)
-        uses = Counter(place for parcel in parcels for place in parcel.places)
+        envelopes, parts = envelope_requests(requests)
+        uses = Counter(place for envelope in envelopes for place in envelope.places)
         round_trip = _RoundTrip(self._pool, parts, uses, deadline, self._retries)
-        for request, parcel in zip(requests, parcels, strict=True):
+        for request, envelope in zip(requests, envelopes, strict=True):
             if round_trip.is_full():
                 yield round_trip.next()
-            round_trip.submit(_Pending(request, parcel, self._home[request.client]))
+            round_trip.submit(_Pending(request, envelope, self._home[request.client]))
         while round_trip.under_way:
             yield round_trip.next()
 
@@ -250,7 +250,7 @@ class _RoundTrip:
     """One exchange: requests under way in the order of submission, and the parts that they share."""
 
     pool: _Pool
-    parts: list[Part]
+    parts: list[Frame]
     uses: Counter[int]
     deadline: float | None
     retries: int
@@ -281,8 +281,8 @@ class _RoundTrip:
         if following is not None:  # it is at the head of the worker's queue now, if not for longer
             client_started(following.request.client, following.request.step)
         self._free_since[pending.worker] = time.monotonic()
-        self.uses.subtract(pending.parcel.places)
-        for place in pending.parcel.places:
+        self.uses.subtract(pending.envelope.places)
+        for place in pending.envelope.places:
             if not self.uses[place]:
                 self._placed.pop(place, None)
         return answer
@@ -331,9 +331,9 @@ class _RoundTrip:
                 self._send(pending)
 
     def _send(self, pending: _Pending) -> None:
-        parts = [self._place(number) for number in pending.parcel.places]
+        parts = [self._place(number) for number in pending.envelope.places]
         worker = self.pool.workers[pending.worker]
-        pending.reply = worker.run.remote(pending.request.client, pending.parcel.text, *parts)
+        pending.reply = worker.run.remote(pending.request.client, pending.envelope.text, *parts)
 
     def _place(self, number: int) -> Any:
         import ray
@@ -345,11 +345,11 @@ class _RoundTrip:
         return self._placed[number]
 
 
-def _portable(part: Part) -> Portable:
+def _portable(part: Frame) -> Portable:
     """A part as Ray carries it without copies: arrays, whose bytes it takes out of band."""
     return part.header, [np.frombuffer(buffer, dtype=np.uint8) for buffer in part.buffers]
 
 
-def _part(portable: Portable) -> Part:
+def _part(portable: Portable) -> Frame:
     header, arrays = portable
-    return Part(header, [array.data for array in arrays])
+    return Frame(header, [array.data for array in arrays])

@@ -23,13 +23,13 @@ from polyfed.data.samples import Samples
 from polyfed.federation.client import Client, ClientInfo
 from polyfed.federation.cohort import Answer, Request
 from polyfed.federation.federation import Federation, Member
-from polyfed.federation.party import Clock, Precision
+from polyfed.federation.participant import Clock, Precision
 from polyfed.federation.settings import SiteSettings
-from polyfed.federation.state import ClientState, Label, Lifetime, StateStore, flatten, unflatten
+from polyfed.federation.state import ClientState, Lifetime, StateStore, StateVersion, flatten, unflatten
 from polyfed.models.model import Model, ModelSettings
 from polyfed.wire.framing import SCHEMA
 from polyfed.wire.limits import Limits
-from polyfed.wire.payload import Artefact, Payload
+from polyfed.wire.payload import Payload, TensorBundle
 from polyfed.wire.schema import StepSchema, steps_of
 from polyfed.wire.transport import Transport
 
@@ -67,7 +67,7 @@ class _Data:
     public: Samples | None
 
 
-class RunCard(Settings):
+class RunSpec(Settings):
     """What a place must know of a run to host clients in it; the same for all clients and rounds."""
 
     run: str = Field(
@@ -94,7 +94,7 @@ class Site:
 
     Attributes:
         federation: data and models.
-        card: the run.
+        spec: the run.
         store: kept states.
         device: where models run.
         evaluation_batch: samples a batch without gradients.
@@ -102,7 +102,7 @@ class Site:
     """
 
     federation: Federation
-    card: RunCard
+    spec: RunSpec
     store: StateStore
     device: torch.device
     evaluation_batch: int = 256
@@ -115,7 +115,7 @@ class Site:
     def open(
         cls,
         settings: SiteSettings,
-        card: RunCard,
+        spec: RunSpec,
         folder: Path,
         *,
         vocabulary: Path,
@@ -126,7 +126,7 @@ class Site:
 
         Args:
             settings: the clients that live here, and their data.
-            card: the run.
+            spec: the run.
             folder: where clients keep their states.
             vocabulary: folder of what is learnt from the public set.
             federation: data and models, if they are open already.
@@ -136,16 +136,16 @@ class Site:
             PolyfedError: data or device are not there, or the public set is another one.
         """
         opened = federation or Federation(
-            settings.data, settings.public, None, settings.clients, card.seed, vocabulary, card.algorithm.equip
+            settings.data, settings.public, None, settings.clients, spec.seed, vocabulary, spec.algorithm.add_modules
         )
-        if card.public_order and opened.public_order != card.public_order:
+        if spec.public_order and opened.public_order != spec.public_order:
             raise DataError(
-                f"the public set here is another one ({opened.public_order or 'none'}, expected {card.public_order}): "
+                f"the public set here is another one ({opened.public_order or 'none'}, expected {spec.public_order}): "
                 "compare source, split, items and per_item of 'public', and the files of the source"
             )
         return cls(
             federation=opened,
-            card=card,
+            spec=spec,
             store=StateStore(folder, settings.run.state_memory),
             device=resolve_device(settings.run.device),
             evaluation_batch=settings.run.evaluation_batch,
@@ -155,7 +155,7 @@ class Site:
     @property
     def algorithm(self) -> Algorithm:
         """Whose client steps are run."""
-        return self.card.algorithm
+        return self.spec.algorithm
 
     @property
     def infos(self) -> tuple[ClientInfo, ...]:
@@ -187,11 +187,11 @@ class Site:
             Exception: whatever the step raises.
         """
         schema, member = self._schema(request), self._member(request)
-        received = self.card.transport.widen(request.payload, limits=self.limits)
+        received = self.spec.transport.decode(request.payload, limits=self.limits)
         schema.require_request(received)
         received.require_sound(self.limits)
         label = (request.round, request.phase)
-        with isolated(self.card.seed, request.round, request.client, request.step, request.phase):
+        with isolated(self.spec.seed, request.round, request.client, request.step, request.phase):
             client = self._wake(member, label, None if schema.kind == "fresh" else request.after)
             try:
                 reply = getattr(self.algorithm, request.step)(client, **received.fields)
@@ -201,7 +201,7 @@ class Site:
                 reply.payload.require_sound(self.limits)  # the server checks every reply; this guards what is kept
                 self._keep(client, label, request.after)
         content = _detached(reply.payload, self._models.get(client.info.architecture))
-        return self.card.transport.narrow(content, received)
+        return self.spec.transport.encode(content, received)
 
     def _schema(self, request: Request) -> StepSchema:
         if request.step not in self._steps:
@@ -222,20 +222,20 @@ class Site:
         if (model := self._models.get(client.info.architecture)) is not None:
             model.zero_grad(set_to_none=True)
 
-    def _wake(self, member: Member, label: Label, after: Label | None = None) -> Client:
+    def _wake(self, member: Member, label: StateVersion, after: StateVersion | None = None) -> Client:
         kept = self._kept(member.id, label, after)
         own = kept.pop("model", None)
         data = self._data_of(member)
         declared = {key: life for key, life in self.algorithm.keeps.items() if key not in ("model", "optimizer")}
         return Client(
             name=member.id,
-            provide=lambda weights: self._model(member, own if weights is None else weights),
+            load_model=lambda weights: self._model(member, own if weights is None else weights),
             objective=member.settings.task,
             head_name=member.head,
             training=member.settings.training,
-            clock=Clock(self.card.seed, label[0], self.card.rounds, self.algorithm.epochs_a_round),
+            clock=Clock(self.spec.seed, label[0], self.spec.rounds, self.algorithm.epochs_a_round),
             public=data.public,
-            precision=self.card.precision,
+            precision=self.spec.precision,
             evaluation_batch=self.evaluation_batch,
             optimizer_state=_groups(kept.pop("optimizer", {})),
             info=self._info[member.id],
@@ -246,22 +246,22 @@ class Site:
         )
 
     def _guide(self, member: Member) -> _Guide | None:
-        settings = self.card.server_model
+        settings = self.spec.server_model
         return None if settings is None else _Guide(self.federation, member, settings, lambda: self._shared)
 
     @cached_property
     def _shared(self) -> Model:
-        assert self.card.server_model is not None
-        return self.federation.shared_model(self.card.server_model).to(self.device)
+        assert self.spec.server_model is not None
+        return self.federation.shared_model(self.spec.server_model).to(self.device)
 
-    def _kept(self, client_id: str, label: Label, after: Label | None) -> dict[str, dict[str, Tensor]]:
+    def _kept(self, client_id: str, label: StateVersion, after: StateVersion | None) -> dict[str, dict[str, Tensor]]:
         if not self.algorithm.keeps or after is None:
             return {}
         entry = self.store.load(client_id, after)
         current = {key for key, life in self.algorithm.keeps.items() if life is Lifetime.RUN or after[0] == label[0]}
         return {key: value for key, value in unflatten(entry).items() if key in current}
 
-    def _keep(self, client: Client, label: Label, after: Label | None) -> None:
+    def _keep(self, client: Client, label: StateVersion, after: StateVersion | None) -> None:
         keeps = self.algorithm.keeps
         values = {key: dict(value) for key, value in client.state.items()}
         if "model" in keeps:
@@ -321,12 +321,12 @@ def _detached(payload: Payload, model: Model | None) -> Payload:
             return value
         return value.clone()
 
-    def all_own(artefact: Artefact) -> Artefact:
-        tensors = {name: own(value) for name, value in artefact.items()}
-        return type(artefact)(tensors=tensors, **artefact.attributes())
+    def all_own(bundle: TensorBundle) -> TensorBundle:
+        tensors = {name: own(value) for name, value in bundle.items()}
+        return type(bundle)(tensors=tensors, **bundle.attributes())
 
     return Payload(
-        {name: all_own(item) if isinstance(item, Artefact) else item for name, item in payload.fields.items()}
+        {name: all_own(item) if isinstance(item, TensorBundle) else item for name, item in payload.fields.items()}
     )
 
 

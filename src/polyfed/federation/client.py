@@ -11,7 +11,7 @@ from torch import Tensor
 
 from polyfed.core.errors import PayloadError
 from polyfed.data.samples import Samples
-from polyfed.federation.party import Party
+from polyfed.federation.participant import Participant
 from polyfed.federation.state import ClientState
 from polyfed.models.model import Model
 
@@ -88,7 +88,7 @@ class Guide(Protocol):
 
 
 @dataclass(kw_only=True)
-class Client(Party):
+class Client(Participant):
     """A client during one step; rebuilt for every step from its data and its kept state.
 
     Attributes:

@@ -18,10 +18,10 @@ from polyfed.core.settings import Settings
 from polyfed.federation.bounds import Bounds
 from polyfed.federation.client import ClientInfo
 from polyfed.federation.gate import Arrival, Gate, Usual
-from polyfed.federation.state import Label
+from polyfed.federation.state import StateVersion
 from polyfed.wire.ledger import Ledger
 from polyfed.wire.limits import Limits
-from polyfed.wire.payload import Artefact, Payload, Scalar, Weights
+from polyfed.wire.payload import Payload, Scalar, TensorBundle, Weights
 from polyfed.wire.schema import StepSchema, schema_of
 from polyfed.wire.transport import Transport
 
@@ -29,9 +29,9 @@ T = TypeVar("T")
 
 
 class Reply:
-    """What a client step returns: artefacts and scalars by name, read as attributes."""
+    """What a client step returns: bundles and scalars by name, read as attributes."""
 
-    def __init__(self, **fields: Artefact | Scalar) -> None:
+    def __init__(self, **fields: TensorBundle | Scalar) -> None:
         self.payload = Payload(fields)
         self.client: ClientInfo | None = None
 
@@ -79,7 +79,7 @@ class Request:
     step: str
     round: int
     phase: int
-    after: Label | None
+    after: StateVersion | None
     payload: Payload
 
 
@@ -196,7 +196,7 @@ def _apportioned(total: int, groups: list[int]) -> list[int]:
 
 
 @dataclass(frozen=True)
-class Patience:
+class ReplyPolicy:
     """How long and for whom an ask waits.
 
     Attributes:
@@ -222,7 +222,7 @@ class Cohort:
         round: number of the round, from 1.
         transport: encoding on the wire.
         ledger: where bytes are entered.
-        patience: step -> quorum and deadline.
+        reply_policy: step -> quorum and deadline.
         limits: on what clients send.
         bounds: on what clients send, relative to what the others of their kind send.
         usual: what updates were last like, by which they are bounded; carried from round to round.
@@ -245,7 +245,7 @@ class Cohort:
     round: int
     transport: Transport
     ledger: Ledger
-    patience: Callable[[str], Patience] = lambda step: Patience()
+    reply_policy: Callable[[str], ReplyPolicy] = lambda step: ReplyPolicy()
     limits: Limits = field(default_factory=Limits)
     bounds: Bounds = field(default_factory=Bounds)
     usual: Usual = field(default_factory=dict)
@@ -253,7 +253,7 @@ class Cohort:
     reaches: Mapping[str, float] = field(default_factory=dict)
     across: bool = True
     folder: Path | None = None
-    accepted: dict[str, Label] = field(default_factory=dict)
+    accepted: dict[str, StateVersion] = field(default_factory=dict)
     excluded: Callable[[ClientInfo, str, str], None] = lambda client, reason, details: None
     shortened: Callable[[ClientInfo, str], None] = lambda client, reason: None
     arrived: Callable[[ClientInfo, str], None] = lambda client, step: None
@@ -283,7 +283,7 @@ class Cohort:
                 is sent; tensors that are in neither start from 0.
             changes: fields of the reply that hold changes of these weights instead of new ones; they are shortened,
                 but never refused.
-            fields: artefacts and scalars to send, the same for all or ``each(function of ClientInfo)``.
+            fields: bundles and scalars to send, the same for all or ``each(function of ClientInfo)``.
 
         Raises:
             ExchangeError: once all have answered, if fewer replies were usable than the quorum.
@@ -294,7 +294,7 @@ class Cohort:
         gate = self._gate(name, fields | dict(origins or {}), changes)
         requests = self._requests(name, phase, fields)
         self.asking(name, list(asked))
-        patience = self.patience(name)
+        reply_policy = self.reply_policy(name)
         reasons: list[str] = []
 
         def drop(client: ClientInfo, reason: str, details: str = "") -> None:
@@ -302,7 +302,7 @@ class Cohort:
             self.clients = tuple(other for other in self.clients if other.id != client.id)
             self.excluded(client, reason, details)
 
-        answers = self.exchange(requests, patience.deadline)
+        answers = self.exchange(requests, reply_policy.deadline)
         for arrival in gate.passed(self._arrivals(requests, answers, gate, schema, check, drop)):
             client = arrival.client
             if arrival.refused is not None:
@@ -314,7 +314,7 @@ class Cohort:
                 self.accepted[client.id] = (self.round, phase)
             self.answered(client, name)
             yield Reply.received(arrival.payload, client)
-        usable, needed = len(asked) - len(reasons), patience.quorum(len(asked))
+        usable, needed = len(asked) - len(reasons), reply_policy.quorum(len(asked))
         if usable < needed:
             raise ExchangeError(
                 f"round {self.round}: {usable} of {len(asked)} clients gave a usable reply to '{name}', "
@@ -358,19 +358,19 @@ class Cohort:
             yield arrival
 
     def _requests(self, step: str, phase: int, fields: Mapping[str, Any]) -> list[Request]:
-        narrow = self.transport.narrower()
+        encode = self.transport.encoder()
         made = []
         for client in self.clients:
             content = {name: value.of(client) if isinstance(value, each) else value for name, value in fields.items()}
             plain = Payload(content)
-            wire = narrow(plain)
+            wire = encode(plain)
             self.ledger.enter(self.round, client.id, "down", self.purpose + step, wire, plain)
             made.append(Request(client.id, step, self.round, phase, self.accepted.get(client.id), wire))
         return made
 
     def _received(self) -> Callable[[Payload], Payload | None]:
         """Requests as clients received them, where replies are encoded against them."""
-        return self.transport.widener(self.limits) if self.transport.refers else lambda wire: None
+        return self.transport.decoder(self.limits) if self.transport.refers else lambda wire: None
 
     def _receive(
         self,
@@ -384,7 +384,7 @@ class Cohort:
             raise PayloadError(answer.error or "no answer")
         plain = None
         try:
-            plain = self.transport.widen(wire, received, self.limits)
+            plain = self.transport.decode(wire, received, self.limits)
             return plain
         finally:  # what is refused has crossed too
             self.ledger.enter(self.round, client.id, "up", self.purpose + step, wire, plain)

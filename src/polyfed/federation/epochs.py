@@ -15,11 +15,11 @@ class Epoch(NamedTuple):
     of: int
     """How many passes the loop has."""
     once: bool = False
-    """Whether the loop runs once in a run, before a party's first round, at the rates with which schedules begin."""
+    """Whether the loop runs once in a run, before a participant's first round, at the initial rates of schedules."""
 
 
 class Epochs:
-    """Counts the passes of a party's training loops; all its trainers take their rates from here.
+    """Counts the passes of a participant's training loops; all its trainers take their rates from here.
 
     A step outside a loop over epochs is refused, so that no method can leave a schedule by epochs out.
     """
@@ -44,7 +44,9 @@ class Epochs:
             RuntimeError: no loop over epochs is under way.
         """
         if self.current is None:
-            raise RuntimeError("a trainer steps only within an epoch: loop with 'for epoch in party.epochs(number)'")
+            raise RuntimeError(
+                "a trainer steps only within an epoch: loop with 'for epoch in participant.epochs(number)'"
+            )
         return self.current
 
     def _counted(self, epochs: Iterable[Epoch]) -> Iterator[int]:

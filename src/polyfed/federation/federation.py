@@ -26,8 +26,8 @@ from polyfed.data.samples import Samples
 from polyfed.data.source import Split
 from polyfed.data.view import DataContext, View
 from polyfed.federation.additional import additional_group, mixed, require_alike
+from polyfed.federation.assignment import Assignment
 from polyfed.federation.client import SERVER, ClientInfo
-from polyfed.federation.dealing import Deal
 from polyfed.federation.heads import head_name
 from polyfed.federation.holdings import holding
 from polyfed.federation.settings import DataSettings, GroupSettings, PublicSettings, ServerSettings
@@ -66,8 +66,8 @@ class Federation:
     """Everybody's data and models, opened when first asked for.
 
     A site of a real federation opens only what belongs to its own clients; a simulation opens what it needs, and
-    parties that use one column through one view share it. ``equip`` adds to clients' models what the method trains
-    besides them.
+    participants that use one column through one view share it. ``add_modules`` adds to clients' models what the
+    method trains besides them.
     """
 
     def __init__(
@@ -77,17 +77,17 @@ class Federation:
         server: ServerSettings | None,
         groups: Mapping[str, GroupSettings],
         seed: int,
-        artefacts: Path | None = None,
-        equip: Callable[[Model], None] = lambda model: None,
+        bundles: Path | None = None,
+        add_modules: Callable[[Model], None] = lambda model: None,
     ) -> None:
         self.data, self.public, self.server, self.groups, self.seed = data, public, server, groups, seed
-        self._artefacts = artefacts
-        self._equip = equip
+        self._bundles = bundles
+        self._add_modules = add_modules
         self._splits: dict[tuple[str, str], Split] = {}
         self._samples: dict[tuple[str, str, str], Samples] = {}
         self._tests: dict[tuple[str, str], Samples] = {}
-        self._deals = {name: self._deal_of(name, group) for name, group in groups.items()}
-        self._also = {name: self._also_deal_of(name, group) for name, group in groups.items() if group.also}
+        self._deals = {name: self._assignment_of(name, group) for name, group in groups.items()}
+        self._also = {name: self._also_assignment_of(name, group) for name, group in groups.items() if group.also}
 
     # ---- who
 
@@ -118,10 +118,10 @@ class Federation:
             architecture=f"{member.model.architecture}/{member.head}",
         )
 
-    def _deal_of(self, name: str, group: GroupSettings) -> Deal:
-        return Deal(name, group, self.seed, self.split, lambda: self._private_items(name, group))
+    def _assignment_of(self, name: str, group: GroupSettings) -> Assignment:
+        return Assignment(name, group, self.seed, self.split, lambda: self._private_items(name, group))
 
-    def _also_deal_of(self, name: str, group: GroupSettings) -> Deal:
+    def _also_assignment_of(self, name: str, group: GroupSettings) -> Assignment:
         """How what a group holds in addition is dealt out among its clients."""
         key, dealt = f"{name}.also", additional_group(name, group, self.public)
         is_public = group.also is not None and group.also.public
@@ -130,13 +130,13 @@ class Federation:
             require_alike(name, group, self.split(group.source, group.split), self.split(dealt.source, dealt.split))
             return self._chosen(key, dealt, self.public_items) if is_public else self._private_items(key, dealt)
 
-        return Deal(key, dealt, self.seed, self.split, private)
+        return Assignment(key, dealt, self.seed, self.split, private)
 
-    def deal(self, member: Member) -> Deal:
+    def assignment(self, member: Member) -> Assignment:
         """How the items of a client's group are dealt out."""
         return self._deals[member.group]
 
-    def also_deal(self, member: Member) -> Deal:
+    def also_assignment(self, member: Member) -> Assignment:
         """How what its group holds in addition is dealt out."""
         return self._also[member.group]
 
@@ -209,7 +209,7 @@ class Federation:
         return found
 
     def public_samples(self, views: Modalities) -> Samples | None:
-        """The public set in a party's own views (of the modalities that it has), or None."""
+        """The public set in a participant's own views (of the modalities that it has), or None."""
         if self.public is None:
             return None
         split = self.split(self.public.source, self.public.split)
@@ -253,7 +253,7 @@ class Federation:
     def context(self) -> DataContext:
         """Where views find caches, weights and the public columns."""
         folders = self.data.cache_folder, self.data.weights_folder
-        context = DataContext(*folders, artefacts=self._artefacts, pixels=self.data.max_pixels)
+        context = DataContext(*folders, bundles=self._bundles, pixels=self.data.max_pixels)
         if self.public is None:
             return context
         split = self.split(self.public.source, self.public.split)
@@ -293,7 +293,7 @@ class Federation:
     def _additional(self, member: Member, model: ModelSettings | None) -> Samples:
         """All that a client's group holds in addition, in the views in which it sees its own."""
         if member.settings.also is None or not member.settings.also.public:
-            return self._seen(self.also_deal(member).split, member, model)
+            return self._seen(self.also_assignment(member).split, member, model)
         views = {name: view for name, view in _views(model or member.model).items() if name in member.model.encoders}
         return self._require_public(views)
 
@@ -343,7 +343,7 @@ class Federation:
             head = member.settings.task.head(member.model.dim, self.train(member))
             model = member.model.build(_heads(member.head, head), self.context)
             member.settings.task.require_model(model)
-            self._equip(model)
+            self._add_modules(model)
         return model
 
     def shared_model(self, model: ModelSettings) -> Model:

@@ -34,7 +34,7 @@ from polyfed.federation.bounds import (
 )
 from polyfed.federation.client import ClientInfo
 from polyfed.wire.framing import tensor_bytes
-from polyfed.wire.payload import Artefact, Payload, Weights, settled
+from polyfed.wire.payload import Payload, TensorBundle, Weights, settled
 
 Origin = Callable[[ClientInfo, str], Mapping[str, Tensor]]
 
@@ -117,7 +117,7 @@ class Gate:
         Raises:
             PayloadError: a tensor has another shape or type of numbers than what was sent, or a counter fell.
         """
-        weights = {name: item for name, item in payload.artefacts.items() if isinstance(item, Weights)}
+        weights = {name: item for name, item in payload.bundles.items() if isinstance(item, Weights)}
         moved = {name: lengths(item, self.start(client, name)) for name, item in weights.items()}
         return Arrival(client, payload, moved, {name: _shapes(item) for name, item in weights.items()})
 
@@ -191,7 +191,7 @@ class Gate:
             if refused is not None:
                 return replace(arrival, refused=refused)
             if too_long is not None and self._bounds.update is not None:
-                start, item = self.start(arrival.client, name), arrival.payload.artefacts[name]
+                start, item = self.start(arrival.client, name), arrival.payload.bundles[name]
                 most = self._bounds.update * self._reach(arrival, name)
                 fields[name] = Weights(shortened(item, start, moved, known, most))
                 notes.append(too_long)
@@ -259,7 +259,7 @@ def _larger(tables: Sequence[Mapping[str, float]]) -> dict[str, float]:
     return {name: max(table.get(name, 0.0) for table in tables) for name in names}
 
 
-def _shapes(item: Artefact) -> dict[str, tuple[int, ...]]:
+def _shapes(item: TensorBundle) -> dict[str, tuple[int, ...]]:
     return {name: tuple(value.shape) for name, value in item.items() if value.is_floating_point()}
 
 
@@ -284,7 +284,7 @@ class WaitingRoom:
 
     def add(self, arrival: Arrival) -> None:
         """Let a reply wait."""
-        size = sum(tensor_bytes(item) for item in arrival.payload.artefacts.values())
+        size = sum(tensor_bytes(item) for item in arrival.payload.bundles.values())
         if self._bytes + size <= self.limit:
             self._bytes += size
             self._held.append(arrival)
@@ -309,11 +309,11 @@ class _Filed:
 
     @classmethod
     def of(cls, arrival: Arrival, folder: Path | None) -> _Filed:
-        artefacts = arrival.payload.artefacts
-        tensors = {f"{name}/{key}": value for name, item in artefacts.items() for key, value in item.items()}
+        bundles = arrival.payload.bundles
+        tensors = {f"{name}/{key}": value for name, item in bundles.items() for key, value in item.items()}
         file = tempfile.TemporaryFile(dir=folder)  # noqa: SIM115 - closed by ``read``
         file.write(safetensors.torch.save({key: value.cpu().contiguous().clone() for key, value in tensors.items()}))
-        empty = {name: _with_tensors(item, {}) for name, item in artefacts.items()}
+        empty = {name: _with_tensors(item, {}) for name, item in bundles.items()}
         outline = replace(arrival, payload=Payload({**arrival.payload.fields, **empty}))
         return cls(outline, file, {key: value.device for key, value in tensors.items()})
 
@@ -321,13 +321,13 @@ class _Filed:
         with self.file:
             self.file.seek(0)
             loaded = safetensors.torch.load(self.file.read())
-        tensors: dict[str, dict[str, Tensor]] = {name: {} for name in self.arrival.payload.artefacts}
+        tensors: dict[str, dict[str, Tensor]] = {name: {} for name in self.arrival.payload.bundles}
         for path, device in self.devices.items():
             name, _, key = path.partition("/")
             tensors[name][key] = settled(loaded[path].to(device))
-        full = {name: _with_tensors(item, tensors[name]) for name, item in self.arrival.payload.artefacts.items()}
+        full = {name: _with_tensors(item, tensors[name]) for name, item in self.arrival.payload.bundles.items()}
         return replace(self.arrival, payload=Payload({**self.arrival.payload.fields, **full}))
 
 
-def _with_tensors(item: Artefact, tensors: Mapping[str, Tensor]) -> Artefact:
+def _with_tensors(item: TensorBundle, tensors: Mapping[str, Tensor]) -> TensorBundle:
     return type(item)(tensors=tensors, **item.attributes())

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from polyfed.data.samples import Samples
 from polyfed.data.source import Split
-from polyfed.federation.dealing import Deal
+from polyfed.federation.assignment import Assignment
 
 if TYPE_CHECKING:
     from polyfed.federation.federation import Federation, Member
@@ -22,14 +22,14 @@ def holding(federation: Federation, member: Member) -> dict[str, object]:
     ``items`` and ``samples`` are all that it holds; of these, ``also`` says what is of the public set or of a second
     source. ``index`` and the counts by class are of its own source.
     """
-    deal = federation.deal(member)
-    split, shaping = deal.split, tuple(member.model.encoders)
-    own = _held(deal, split, federation.laid_out(split, shaping), member.items)
+    assignment = federation.assignment(member)
+    split, shaping = assignment.split, tuple(member.model.encoders)
+    own = _held(assignment, split, federation.laid_out(split, shaping), member.items)
     entry: dict[str, object] = {"group": member.group, **own}
     if member.settings.test == "dealt":
-        entry["test"] = deal.test_counts(federation.test_items(member))
+        entry["test"] = assignment.test_counts(federation.test_items(member))
     if member.also is not None and member.settings.also is not None:
-        second = federation.also_deal(member)
+        second = federation.also_assignment(member)
         layout = federation.public_samples({}) if member.settings.also.public else None
         layout = layout or federation.laid_out(second.split, shaping)
         also = _held(second, second.split, layout, member.also)
@@ -39,12 +39,12 @@ def holding(federation: Federation, member: Member) -> dict[str, object]:
     return entry | ({"left_out": left_out} if left_out else {})
 
 
-def _held(deal: Deal, split: Split, layout: Samples, items: Int64[Tensor, " k"]) -> dict[str, Any]:
+def _held(assignment: Assignment, split: Split, layout: Samples, items: Int64[Tensor, " k"]) -> dict[str, Any]:
     return {
         "source": split.source,
         "split": split.name,
         "items": len(items),
         "samples": int(torch.isin(layout.items, items).sum()),
-        **deal.counts(items),
+        **assignment.counts(items),
         "index": items.tolist(),
     }

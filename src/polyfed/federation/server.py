@@ -14,7 +14,7 @@ from torch import Tensor
 from polyfed.core.errors import ConfigError
 from polyfed.data.samples import Samples
 from polyfed.federation.client import ClientInfo
-from polyfed.federation.party import Party
+from polyfed.federation.participant import Participant
 from polyfed.federation.types import Blueprint, ClientType, Outline, client_types, differently_named, outline_of
 from polyfed.models.model import Model
 from polyfed.wire.payload import Representations, Weights
@@ -23,7 +23,7 @@ log = logging.getLogger(__name__)
 
 
 @dataclass(kw_only=True)
-class Server(Party):
+class Server(Participant):
     """The server during a run. It knows clients by their ``ClientInfo`` only.
 
     Attributes:
@@ -81,7 +81,7 @@ class Server(Party):
     def restore(self, round_number: int, groups: Mapping[str, Mapping[str, Tensor]]) -> None:
         """Be as after ``round_number``, given its snapshot."""
         if "model" in groups:
-            self.receive(groups["model"])
+            self.load_weights(groups["model"])
         self.weights = _section(groups, "weights:", self.device)
         self.optimizer_state = _section(groups, "optimizer:")
         self.state = _section(groups, "state:")
@@ -184,9 +184,9 @@ class Server(Party):
         if metrics:
             self.log("train", metrics=metrics)
 
-    def log(self, kind: str, party: str = "server", **content: Any) -> None:
+    def log(self, kind: str, participant: str = "server", **content: Any) -> None:
         """Add a record of this round."""
-        self.records.append({"round": self.clock.round, "party": party, "kind": kind, **content})
+        self.records.append({"round": self.clock.round, "participant": participant, "kind": kind, **content})
 
 
 def _section(

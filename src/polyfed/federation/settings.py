@@ -50,7 +50,7 @@ class DataSettings(Settings):
 
 
 class PublicSettings(Settings):
-    """The public set P: paired samples that every party may see, in a fixed order."""
+    """The public set P: paired samples that every participant may see, in a fixed order."""
 
     source: str = Field(description="name of a source")
     split: str = Field(default="train", description="split that the items are drawn from")
@@ -64,7 +64,7 @@ class PublicSettings(Settings):
 
 
 class TrainingSettings(Settings):
-    """How a party's model is optimised."""
+    """How a participant's model is optimised."""
 
     optimizer: OptimizerSettings = Field(default_factory=OptimizerSettings)
     schedule: Schedule = Field(default_factory=Schedule)
@@ -104,10 +104,12 @@ class ServerSettings(Settings):
 class AlsoSettings(Settings):
     """What a group's clients hold in addition: items of the public set, or of a second source, dealt out among them."""
 
-    public: bool = Field(default=False, description="deal out the public set; ``also: public`` is short for it")
+    public: bool = Field(default=False, description="assignment out the public set; ``also: public`` is short for it")
     source: str | None = Field(default=None, description="source that is dealt out in addition")
     split: str = Field(default="train", description="split of that source")
-    items: int | None = Field(default=None, ge=1, description="deal out only so many items; None: all that there are")
+    items: int | None = Field(
+        default=None, ge=1, description="assignment out only so many items; None: all that there are"
+    )
     partition: SerializeAsAny[Partition] = Field(default_factory=Iid)
 
     @model_validator(mode="after")
@@ -135,7 +137,7 @@ class GroupSettings(Settings):
         default=None, ge=1, description="at most so many test items a client, drawn once for the group"
     )
     items: int | None = Field(
-        default=None, ge=1, description="deal out only so many items; None: all that are not public"
+        default=None, ge=1, description="assignment out only so many items; None: all that are not public"
     )
     partition: SerializeAsAny[Partition] = Field(default_factory=Iid)
     also: AlsoSettings | None = Field(
@@ -162,7 +164,7 @@ class GroupSettings(Settings):
         if value == "public":
             return {"public": True}
         if isinstance(value, str):
-            raise ValueError(f"'{value}' is not 'public'; to deal out a source, write {{source: {value}}}")
+            raise ValueError(f"'{value}' is not 'public'; to assignment out a source, write {{source: {value}}}")
         return value
 
     @model_validator(mode="after")

@@ -54,15 +54,18 @@ def require_apart(federation: Federation) -> None:
         for private in _private_ids(federation, member):
             require_disjoint(public, private, f"client '{member.id}'")
     for what, ids in judged:
-        require_disjoint(public, ids, f"{what}, which parties are judged on")
+        require_disjoint(public, ids, f"{what}, which participants are judged on")
 
 
 def _require_additional(federation: Federation, member: Member, judged: Sequence[tuple[str, Sequence[str]]]) -> None:
     if member.also is None:
         return
-    also = set(_ids(federation.also_deal(member).split, member.also))
+    also = set(_ids(federation.also_assignment(member).split, member.also))
     own = _ids(federation.split(member.settings.source, member.settings.split), member.items)
-    for what, others in (*((f"{what}, which parties are judged on", ids) for what, ids in judged), ("its own", own)):
+    for what, others in (
+        *((f"{what}, which participants are judged on", ids) for what, ids in judged),
+        ("its own", own),
+    ):
         if shared := also & set(others):
             raise DataError(
                 f"clients.{member.group}.also: {len(shared)} items of client '{member.id}' are in {what}, for example "
@@ -74,7 +77,7 @@ def _private_ids(federation: Federation, member: Member) -> Iterator[list[str]]:
     yield _ids(federation.split(member.settings.source, member.settings.split), member.items)
     also = member.settings.also
     if also is not None and not also.public and member.also is not None:
-        yield _ids(federation.also_deal(member).split, member.also)
+        yield _ids(federation.also_assignment(member).split, member.also)
 
 
 def _ids(split: Split, items: Int64[Tensor, " k"]) -> list[str]:
@@ -90,7 +93,7 @@ def _judged(federation: Federation) -> set[tuple[str, str]]:
 
 
 def require_equal_width(federation: Federation) -> None:
-    """Check that all parties of a federation with a public set have representations of one width.
+    """Check that all participants of a federation with a public set have representations of one width.
 
     Raises:
         ConfigError: they differ.

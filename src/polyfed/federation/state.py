@@ -23,7 +23,7 @@ from polyfed.core.errors import RunError
 from polyfed.core.files import write_atomically
 
 Entry = dict[str, Tensor]
-Label = tuple[int, int]
+StateVersion = tuple[int, int]
 
 _NAME = re.compile(r"(\d{6,})-(\d{2,})\.safetensors")
 
@@ -74,10 +74,10 @@ class StateStore:
     def __init__(self, folder: Path, memory: int = 1 << 30) -> None:
         self.folder = folder
         self.memory = memory
-        self._held: OrderedDict[str, tuple[Label, Entry]] = OrderedDict()
+        self._held: OrderedDict[str, tuple[StateVersion, Entry]] = OrderedDict()
         self._bytes = 0
 
-    def load(self, client: str, label: Label | None) -> Entry:
+    def load(self, client: str, label: StateVersion | None) -> Entry:
         """The state that a client's step ``label`` left; empty for None, before its first.
 
         Raises:
@@ -93,7 +93,7 @@ class StateStore:
         self._hold(client, label, entry)
         return entry
 
-    def save(self, client: str, label: Label, entry: Entry, after: Label | None) -> None:
+    def save(self, client: str, label: StateVersion, entry: Entry, after: StateVersion | None) -> None:
         """Make a state durable and drop those that no resume can ask for.
 
         Args:
@@ -110,19 +110,19 @@ class StateStore:
         for stale in set(self.labels(client)) - wanted:
             self._path(client, stale).unlink(missing_ok=True)
 
-    def labels(self, client: str) -> list[Label]:
+    def labels(self, client: str) -> list[StateVersion]:
         """Labels of the client's stored states, oldest first; a file that is called otherwise is none of them."""
         names = (_NAME.fullmatch(path.name) for path in (self.folder / client).glob("*.safetensors"))
         return sorted((int(name[1]), int(name[2])) for name in names if name)
 
-    def damaged(self, expected: Mapping[str, Label]) -> str | None:
+    def damaged(self, expected: Mapping[str, StateVersion]) -> str | None:
         """Name of a client whose expected state cannot be read, or None."""
         for client, label in expected.items():
             if not _readable(self._path(client, label)):
                 return client
         return None
 
-    def _history(self, client: str, newest: int, after: Label | None) -> Iterator[Label]:
+    def _history(self, client: str, newest: int, after: StateVersion | None) -> Iterator[StateVersion]:
         # a run resumes from one of its last two complete rounds; asked for round t, these are t-1 and t-2
         while after is not None:
             yield after
@@ -130,7 +130,7 @@ class StateStore:
                 return
             after = self._before(client, after)
 
-    def _before(self, client: str, label: Label) -> Label | None:
+    def _before(self, client: str, label: StateVersion) -> StateVersion | None:
         try:
             with safetensors.safe_open(self._path(client, label), framework="pt") as opened:
                 text = (opened.metadata() or {}).get("after", "")
@@ -138,7 +138,7 @@ class StateStore:
             return None
         return _label(text) if text else None
 
-    def _hold(self, client: str, label: Label, entry: Entry) -> None:
+    def _hold(self, client: str, label: StateVersion, entry: Entry) -> None:
         previous = self._held.pop(client, None)
         self._bytes += _size(entry) - (_size(previous[1]) if previous else 0)
         self._held[client] = (label, entry)
@@ -146,10 +146,10 @@ class StateStore:
             _, (_, dropped) = self._held.popitem(last=False)
             self._bytes -= _size(dropped)
 
-    def _path(self, client: str, label: Label) -> Path:
+    def _path(self, client: str, label: StateVersion) -> Path:
         return self.folder / client / f"{_text(label)}.safetensors"
 
-    def _read(self, client: str, label: Label) -> Entry:
+    def _read(self, client: str, label: StateVersion) -> Entry:
         path = self._path(client, label)
         where = f"state of client '{client}' after round {label[0]}, phase {label[1]}"
         if not path.is_file():
@@ -159,7 +159,7 @@ class StateStore:
         except (OSError, safetensors.SafetensorError) as error:
             raise RunError(f"{where} is damaged: {path.name}: {error}; restore the file from a copy") from error
 
-    def _found(self, client: str, wanted: Label) -> str:
+    def _found(self, client: str, wanted: StateVersion) -> str:
         labels = self.labels(client)
         if not labels:
             return "there is none of this run: it was lost, or the run is foreign to this folder; restore the folder"
@@ -169,11 +169,11 @@ class StateStore:
         return f"there are others (rounds {rounds}); restore the folder from a copy"
 
 
-def _text(label: Label) -> str:
+def _text(label: StateVersion) -> str:
     return f"{label[0]:06d}-{label[1]:02d}"
 
 
-def _label(text: str) -> Label:
+def _label(text: str) -> StateVersion:
     first, second = text.split("-")
     return int(first), int(second)
 

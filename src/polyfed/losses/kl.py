@@ -1,4 +1,4 @@
-"""Kullback-Leibler divergence of what two parties say of samples, as class scores or as representations."""
+"""Kullback-Leibler divergence of what two participants say of samples, as class scores or as representations."""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from polyfed.models.aligner import ALIGNER, POSITIONS, Aligner, Detail, aligned
-from polyfed.models.model import Model, Remembering
+from polyfed.models.model import CachedEmbedder, Model
 from polyfed.models.slots import EXTRA, HEAD, Places
 from polyfed.models.towers import Local
 
@@ -42,7 +42,7 @@ class Features:
         return known[1]
 
 
-class Bound(Remembering):
+class Bound(CachedEmbedder):
     """Embeddings that given align modules make of given features; tasks take it as a model.
 
     Args:

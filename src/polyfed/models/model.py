@@ -1,4 +1,4 @@
-"""The model of a party: one encoder a modality, and the heads of its tasks."""
+"""The model of a participant: one encoder a modality, and the heads of its tasks."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from polyfed.models.fusion import Positioned, positioned
 
 
 class ModelSettings(Settings):
-    """Architecture of a party's model."""
+    """Architecture of a participant's model."""
 
     dim: int = Field(default=256, ge=1, description="width d of the representations; equal for all who exchange them")
     encoders: dict[str, SerializeAsAny[Encoder]] = Field(description="modality -> encoder")
@@ -169,7 +169,7 @@ class Model(nn.Module):
             )
 
 
-class Remembering(ABC):
+class CachedEmbedder(ABC):
     """A model for the losses of one batch, which embeds each input only once; made for the batch, then dropped."""
 
     def __init__(self) -> None:
@@ -209,7 +209,7 @@ class Remembering(ABC):
         return known[1]
 
 
-class Once(Remembering):
+class CachedModel(CachedEmbedder):
     """A whole model that embeds each input only once."""
 
     def __init__(self, model: Model) -> None:

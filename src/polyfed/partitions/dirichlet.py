@@ -1,4 +1,4 @@
-"""Label skew by a Dirichlet distribution."""
+"""StateVersion skew by a Dirichlet distribution."""
 
 from __future__ import annotations
 

@@ -51,17 +51,17 @@ class BarProgress(Relay):
         resumed = f", resumed after round {done}" if done else ""
         self._print(f"{name}: {rounds} rounds, {clients} clients{resumed}")
 
-    def event(self, round_number: int, party: str, event: str, reason: str) -> None:
+    def event(self, round_number: int, participant: str, event: str, reason: str) -> None:
         """Events stand above the bars."""
-        super().event(round_number, party, event, reason)
-        self._print(f"round {round_number}: {event.replace('_', ' ')}: {party}: {reason}", style="yellow")
+        super().event(round_number, participant, event, reason)
+        self._print(f"round {round_number}: {event.replace('_', ' ')}: {participant}: {reason}", style="yellow")
 
-    def evaluated(self, round_number: int, party: str, kind: str, metrics: Metrics) -> None:
+    def evaluated(self, round_number: int, participant: str, kind: str, metrics: Metrics) -> None:
         """The latest metrics stand above the bars, but for those of training."""
-        super().evaluated(round_number, party, kind, metrics)
+        super().evaluated(round_number, participant, kind, metrics)
         if kind != "train":
             with self._lock:
-                self._metrics[party, kind] = metrics
+                self._metrics[participant, kind] = metrics
 
     def run_finished(self, summary: RenderableType) -> None:
         """The bars make room for the result."""
@@ -85,8 +85,8 @@ class BarProgress(Relay):
 
         with self._lock:
             metrics = Table.grid(padding=(0, 2))
-            for party, text in summaries(dict(self._metrics)).items():
-                metrics.add_row(self._text(party, "bold"), self._text(text))
+            for participant, text in summaries(dict(self._metrics)).items():
+                metrics.add_row(self._text(participant, "bold"), self._text(text))
             lines = Table.grid(padding=(0, 1))
             for column in (self._label_width, self._bar_width):
                 lines.add_column(width=column, no_wrap=True)

@@ -90,7 +90,9 @@ def compare(runs: Sequence[RunRecords], metric: str | None = None, kind: str = "
 def _require_known(runs: Sequence[RunRecords], metric: str | None, kind: str) -> None:
     if kind not in KINDS:
         raise ConfigError(f"--kind {kind}: {nearest(kind, KINDS)}")
-    known = {name for run in runs for party in (SERVER, *run.clients) for name in run.metric_names(party, kind)}
+    known = {
+        name for run in runs for participant in (SERVER, *run.clients) for name in run.metric_names(participant, kind)
+    }
     if metric is not None and metric not in known:
         raise ConfigError(f"--metric {metric}: nobody has it in these runs; {nearest(metric, known)}")
 
@@ -139,30 +141,34 @@ def draw_comparison(
     Lines are means over seeds, bands one standard deviation, a group's value the mean of its clients.
     """
     runs = [run for item in comparisons for run in item.runs]
-    parties = {SERVER: (SERVER,)} | {group: clients for run in runs for group, clients in run.groups.items()}
-    names = {party: metric or _metric_of(runs, members, kind) for party, members in parties.items()}
-    known = [party for party in parties if any(_curve(run, party, names[party], kind) for run in runs)]
+    participants = {SERVER: (SERVER,)} | {group: clients for run in runs for group, clients in run.groups.items()}
+    names = {participant: metric or _metric_of(runs, members, kind) for participant, members in participants.items()}
+    known = [
+        participant
+        for participant in participants
+        if any(_curve(run, participant, names[participant], kind) for run in runs)
+    ]
     drawing, axes = figure_grid(max(1, len(known)), 2)
-    for party, left, right in zip(known, axes[::2], axes[1::2], strict=False):
+    for participant, left, right in zip(known, axes[::2], axes[1::2], strict=False):
         for item, colour in zip(comparisons, cycle(COLOURS), strict=False):
-            curve = _mean_curve([_curve(run, party, names[party], kind) for run in item.runs])
+            curve = _mean_curve([_curve(run, participant, names[participant], kind) for run in item.runs])
             sent = _mean_curve([_sent(run) for run in item.runs])
             _draw_band(left, list(curve), list(curve.values()), item.label, colour)
             both = [number for number in curve if number in sent]
             _draw_band(right, [sent[n].mean for n in both], [curve[n] for n in both], item.label, colour)
-        ylabel = f"{party} {kind} {names[party]}"
-        left.set(title=f"{party}: by round", xlabel="round", ylabel=ylabel)
-        right.set(title=f"{party}: by communication", xlabel="MiB sent, both directions", ylabel=ylabel)
+        ylabel = f"{participant} {kind} {names[participant]}"
+        left.set(title=f"{participant}: by round", xlabel="round", ylabel=ylabel)
+        right.set(title=f"{participant}: by communication", xlabel="MiB sent, both directions", ylabel=ylabel)
         whole_rounds(left)
     legend_below(axes[0], columns=3)
     return save(drawing, path)
 
 
-def _curve(run: RunRecords, party: str, metric: str, kind: str) -> dict[int, float]:
+def _curve(run: RunRecords, participant: str, metric: str, kind: str) -> dict[int, float]:
     """Round -> the server's value, or the mean over a group of its clients' latest values."""
-    if party == SERVER:
+    if participant == SERVER:
         return run.series(SERVER, metric, kind)
-    series = [run.series(client, metric, kind) for client in run.groups.get(party, ())]
+    series = [run.series(client, metric, kind) for client in run.groups.get(participant, ())]
     return {n: fmean(latest_values(series, n)) for n in sorted({n for values in series for n in values})}
 
 
@@ -196,9 +202,9 @@ def _figures(run: RunRecords, metric: str | None, kind: str) -> dict[str, float]
     return {name: value for name, value in found.items() if not math.isnan(value)}
 
 
-def _metric_of(runs: Sequence[RunRecords], parties: Sequence[str], kind: str) -> str:
-    """The main metric of some parties: the first of the preferred ones that any of them has."""
-    known = {name for run in runs for party in parties for name in run.metric_names(party, kind)}
+def _metric_of(runs: Sequence[RunRecords], participants: Sequence[str], kind: str) -> str:
+    """The main metric of some participants: the first of the preferred ones that any of them has."""
+    known = {name for run in runs for participant in participants for name in run.metric_names(participant, kind)}
     return next((name for name in PREFERRED if name in known), PREFERRED[0])
 
 

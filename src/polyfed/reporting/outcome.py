@@ -32,7 +32,7 @@ class Headline:
     """The one figure that a run is judged by.
 
     Attributes:
-        party: ``server`` or ``clients``.
+        participant: ``server`` or ``clients``.
         metric: its name.
         value: after the last evaluation; of clients the mean over those that have it.
         chance: what guessing reaches, NaN where that is not known.
@@ -41,7 +41,7 @@ class Headline:
             as would deviate as far.
     """
 
-    party: str
+    participant: str
     metric: str
     value: float
     chance: float
@@ -151,13 +151,13 @@ def _against_chance(best: Headline) -> str:
 
 
 def _against_twin(records: RunRecords, best: Headline) -> str:
-    twin = finished_twin(records, _TWINS[best.party])
+    twin = finished_twin(records, _TWINS[best.participant])
     if twin is None:
         return ""
-    other = twin.last(SERVER).get(best.metric, math.nan) if best.party == SERVER else _mean(twin, best.metric)
+    other = twin.last(SERVER).get(best.metric, math.nan) if best.participant == SERVER else _mean(twin, best.metric)
     if not math.isfinite(other):
         return ""
-    alone = "training it alone" if best.party == SERVER else "every client alone"
+    alone = "training it alone" if best.participant == SERVER else "every client alone"
     above = best.value - other
     apart = "above" if above > 0 else "below"
     how = "as much as" if figure(abs(above)) == figure(0.0) else f"{figure(abs(above))} {apart}"
@@ -208,10 +208,10 @@ def outcome_table(records: RunRecords) -> TextTable:
     if len(rows) > _ROWS:
         rows = [*rows[: _ROWS - 1], ("... more in the report", "", "", "")]
     seconds, sent = sum(records.seconds.values()), records.total_bytes()
-    left_out = {event.party for event in records.excluded()}
+    left_out = {event.participant for event in records.excluded()}
     note = f"{mib(sent)} MiB sent, {len(records.clients)} clients" + (f", {duration(seconds)}" if seconds else "")
     note += f"; left out at times: {len(left_out)}" if left_out else ""
-    held_back = {event.party for event in records.shortened()}
+    held_back = {event.participant for event in records.shortened()}
     note += f"; shortened at times: {len(held_back)}" if held_back else ""
     return TextTable("", ("test", "final", "chance", "best (round)"), rows, (note,))
 

@@ -52,21 +52,21 @@ class PlainProgress(Progress):
         """Forget the round before."""
         self._metrics, self._cohort, self._excluded = {}, len(cohort), 0
 
-    def event(self, round_number: int, party: str, event: str, reason: str) -> None:
+    def event(self, round_number: int, participant: str, event: str, reason: str) -> None:
         """Print the event."""
         self._excluded += event == "client_excluded"
-        self._print(f"round {round_number}: {event.replace('_', ' ')}: {party}: {reason}")
+        self._print(f"round {round_number}: {event.replace('_', ' ')}: {participant}: {reason}")
 
-    def evaluated(self, round_number: int, party: str, kind: str, metrics: Metrics) -> None:
+    def evaluated(self, round_number: int, participant: str, kind: str, metrics: Metrics) -> None:
         """Keep the metrics for the line of the round."""
-        self._metrics[party, kind] = metrics
+        self._metrics[participant, kind] = metrics
 
     def round_finished(self, round_number: int, seconds: float) -> None:
         """Print the line of the round."""
         self._clock.tick(round_number, seconds)
         answered = f"{self._cohort - self._excluded}/{self._cohort} clients" if self._cohort else "no client is asked"
         parts = [f"round {round_number}/{self._clock.rounds}", duration(seconds), answered]
-        parts += [f"{party}: {text}" for party, text in summaries(self._metrics).items()]
+        parts += [f"{participant}: {text}" for participant, text in summaries(self._metrics).items()]
         left = self._clock.left
         self._print("  ".join(parts + ([f"{duration(left)} left"] if left else [])))
 
@@ -89,11 +89,13 @@ def summaries(latest: Mapping[tuple[str, str], Metrics]) -> dict[str, str]:
     """One short text for the server and each kind of measurement, and one for all clients together.
 
     Args:
-        latest: (party, kind) -> its latest metrics.
+        latest: (participant, kind) -> its latest metrics.
     """
-    texts = {f"{SERVER} {kind}": _brief(metrics) for (party, kind), metrics in latest.items() if party == SERVER}
-    for kind in dict.fromkeys(kind for party, kind in latest if party != SERVER):
-        measured = [metrics for (party, k), metrics in latest.items() if party != SERVER and k == kind]
+    texts = {
+        f"{SERVER} {kind}": _brief(metrics) for (participant, kind), metrics in latest.items() if participant == SERVER
+    }
+    for kind in dict.fromkeys(kind for participant, kind in latest if participant != SERVER):
+        measured = [metrics for (participant, k), metrics in latest.items() if participant != SERVER and k == kind]
         names = dict.fromkeys(name for metrics in measured for name in metrics)
         found = {name: [metrics[name] for metrics in measured if name in metrics] for name in names}
         means = {name: fmean(values) for name, values in found.items()}

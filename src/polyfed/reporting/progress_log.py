@@ -69,21 +69,21 @@ class Relay(Progress, ABC):
         """Hand on."""
         self.relay("client_started", client=client, step=step)
 
-    def working(self, party: str, what: str, done: int, total: int) -> None:
+    def working(self, participant: str, what: str, done: int, total: int) -> None:
         """Hand on."""
-        self.relay("working", party=party, what=what, done=done, total=total)
+        self.relay("working", participant=participant, what=what, done=done, total=total)
 
     def client_done(self, client: str, step: str, seconds: float) -> None:
         """Hand on."""
         self.relay("client_done", client=client, step=step, seconds=seconds)
 
-    def event(self, round_number: int, party: str, event: str, reason: str) -> None:
+    def event(self, round_number: int, participant: str, event: str, reason: str) -> None:
         """Hand on."""
-        self.relay("event", round_number=round_number, party=party, event=event, reason=reason)
+        self.relay("event", round_number=round_number, participant=participant, event=event, reason=reason)
 
-    def evaluated(self, round_number: int, party: str, kind: str, metrics: Metrics) -> None:
+    def evaluated(self, round_number: int, participant: str, kind: str, metrics: Metrics) -> None:
         """Hand on."""
-        self.relay("evaluated", round_number=round_number, party=party, kind=kind, metrics=metrics)
+        self.relay("evaluated", round_number=round_number, participant=participant, kind=kind, metrics=metrics)
 
     def traffic(self, round_number: int, up: int, down: int) -> None:
         """Hand on."""
@@ -148,7 +148,7 @@ class LoggedProgress(Relay):
     """Appends a JSON line a call to a file, for ``follow`` to replay in another process.
 
     The file is opened when the run begins, when its folder must be there; what is told before is not written. How far a
-    party is with its work is written once a second at most. What an earlier process of the run wrote is
+    participant is with its work is written once a second at most. What an earlier process of the run wrote is
     kept but for a last line that was cut off. If the file cannot be written, one warning is logged and the run goes on.
 
     Args:

@@ -114,15 +114,17 @@ def shortenings_table(records: RunRecords) -> TextTable:
 
 
 def _of_clients(title: str, events: Sequence[Event]) -> TextTable:
-    latest: Mapping[str, Event] = {event.party: event for event in events}
-    times = Counter(event.party for event in events)
+    latest: Mapping[str, Event] = {event.participant: event for event in events}
+    times = Counter(event.participant for event in events)
     rows = [(client, str(times[client]), str(event.round), event.reason) for client, event in latest.items()]
     return TextTable(title, ("client", "rounds", "last in round", "last reason"), rows)
 
 
 def refusals_table(records: RunRecords) -> TextTable:
     """Nodes of a deployment that were not what they claimed to be."""
-    rows = [(event.party, str(event.round), event.reason) for event in records.events if event.event == SITE_REFUSED]
+    rows = [
+        (event.participant, str(event.round), event.reason) for event in records.events if event.event == SITE_REFUSED
+    ]
     return TextTable("Refused sites", ("site", "round", "reason"), rows)
 
 

@@ -134,10 +134,10 @@ class _Painter:
             for (key, course), text in zip(courses.items(), figures, strict=True)
         }
         parts: list[Text] = []
-        for (party, kind), keys in chosen.items():
-            total = sum(key[:2] == (party, kind) for key in known)
+        for (participant, kind), keys in chosen.items():
+            total = sum(key[:2] == (participant, kind) for key in known)
             some = "" if len(keys) == total else f" ({len(keys)} of {total})"
-            parts += [self._text(plain(f"{party} {kind}") + some, "bold"), *(lines[key] for key in keys)]
+            parts += [self._text(plain(f"{participant} {kind}") + some, "bold"), *(lines[key] for key in keys)]
         return self._panel(parts, "metrics: last and change")
 
     def _columns(self, courses: Mapping[Curve, Sequence[float]], width: int) -> tuple[int, int]:
@@ -230,8 +230,8 @@ class _Painter:
     def _events(self, rows: int) -> RenderableType:
         latest = list(self._state.events)[-rows:] if rows > 0 else []
         lines = [
-            self._text(plain(f"round {number}: {event.replace('_', ' ')}: {party}: {reason}"), "yellow")
-            for number, party, event, reason in reversed(latest)
+            self._text(plain(f"round {number}: {event.replace('_', ' ')}: {participant}: {reason}"), "yellow")
+            for number, participant, event, reason in reversed(latest)
         ]
         return self._panel(lines or [self._text("none", "dim")], "events, latest first")
 
@@ -249,15 +249,15 @@ class _Painter:
 
 
 def chosen_curves(known: Sequence[Curve], rows: int) -> dict[tuple[str, str], list[Curve]]:
-    """Curves (party, kind, metric) by party and kind, as many as there are rows for with a heading each.
+    """Curves (participant, kind, metric) by participant and kind, as many as there are rows for with a heading each.
 
-    Of every party and kind the first metrics come before the later ones of any; tests stand first, then the server,
-    then the main metrics of tasks.
+    Of every participant and kind the first metrics come before the later ones of any; tests stand first, then the
+    server, then the main metrics of tasks.
     """
 
     def order(key: Curve) -> tuple[int, bool, bool]:
-        party, kind, metric = key
-        return _KINDS.index(kind) if kind in _KINDS else len(_KINDS), party != SERVER, metric not in _MAIN
+        participant, kind, metric = key
+        return _KINDS.index(kind) if kind in _KINDS else len(_KINDS), participant != SERVER, metric not in _MAIN
 
     groups: dict[tuple[str, str], list[Curve]] = {}
     for key in sorted(known, key=order):

@@ -49,14 +49,14 @@ class Work:
     """What goes on: who is at work on what.
 
     Attributes:
-        party: ``server``, a client id, or empty while data are prepared.
+        participant: ``server``, a client id, or empty while data are prepared.
         what: in a few words.
         since: when it began, seconds since 1970.
         done: parts that are done.
         total: parts there are, 0 if nobody knows.
     """
 
-    party: str
+    participant: str
     what: str
     since: float
     done: int = 0
@@ -76,11 +76,11 @@ class Curve:
         self._round = 0
         self._values: dict[str, float] = {}
 
-    def add(self, round_number: int, party: str, value: float) -> None:
-        """Enter a party's value; a second one of a round replaces the first."""
+    def add(self, round_number: int, participant: str, value: float) -> None:
+        """Enter a participant's value; a second one of a round replaces the first."""
         if round_number != self._round:
             self._settled, self._round, self._values = self.by_round(), round_number, {}
-        self._values[party] = value
+        self._values[participant] = value
 
     def cut(self, done: int) -> None:
         """Forget what came after round ``done``."""
@@ -111,7 +111,7 @@ class RunState(Progress):
         curves: (``server`` or ``clients``, kind, metric) -> its course.
         seconds: round -> wall time.
         sent: round -> bytes up and down.
-        events: round, party, event and reason, in the order in which they happened.
+        events: round, participant, event and reason, in the order in which they happened.
         clock: gives the time, in seconds since 1970.
     """
 
@@ -140,9 +140,9 @@ class RunState(Progress):
         state = cls(name=records.name, round=max(records.seconds, default=0), total_clients=len(records.clients))
         state.rounds = int(records.config.get("run", {}).get("rounds", 0))
         for record in records.measurements:
-            state.evaluated(record.round, record.party, record.kind, record.metrics)
+            state.evaluated(record.round, record.participant, record.kind, record.metrics)
         for event in records.events:
-            state.event(event.round, event.party, event.event, event.reason)
+            state.event(event.round, event.participant, event.event, event.reason)
         up, down = records.bytes_per_round("up"), records.bytes_per_round("down")
         state.sent = {number: (up[number], down[number]) for number in up}
         state.seconds = dict(records.seconds)
@@ -185,12 +185,12 @@ class RunState(Progress):
         self.clients[client] = ClientState("working", step, since=self._now())
         self.work = Work(client, step, self._now())
 
-    def working(self, party: str, what: str, done: int, total: int) -> None:
+    def working(self, participant: str, what: str, done: int, total: int) -> None:
         """It is what goes on; a client's step is as far as its work."""
-        self._at_work(party, what, done, total)
-        client = self.clients.get(party)
+        self._at_work(participant, what, done, total)
+        client = self.clients.get(participant)
         if client is not None and client.status == "working" and self.work is not None:
-            self.clients[party] = replace(client, share=self.work.share)
+            self.clients[participant] = replace(client, share=self.work.share)
             self._expect()
 
     def client_done(self, client: str, step: str, seconds: float) -> None:
@@ -201,18 +201,18 @@ class RunState(Progress):
         self.work = Work(SERVER, "", self._now()) if done else None
         self._expect()
 
-    def event(self, round_number: int, party: str, event: str, reason: str) -> None:
+    def event(self, round_number: int, participant: str, event: str, reason: str) -> None:
         """Remember it; who is excluded is so until the next round."""
-        self.events[round_number, party, event, reason] = None
+        self.events[round_number, participant, event, reason] = None
         if event == "client_excluded" and self.running and round_number == self.round:
-            self.clients[party] = ClientState("excluded", self.step, reason=reason)
+            self.clients[participant] = ClientState("excluded", self.step, reason=reason)
 
-    def evaluated(self, round_number: int, party: str, kind: str, metrics: Metrics) -> None:
+    def evaluated(self, round_number: int, participant: str, kind: str, metrics: Metrics) -> None:
         """Extend the curves."""
-        group = SERVER if party == SERVER else CLIENTS
+        group = SERVER if participant == SERVER else CLIENTS
         for name, value in metrics.items():
             if not is_context(name):
-                self.curves.setdefault((group, kind, name), Curve()).add(round_number, party, value)
+                self.curves.setdefault((group, kind, name), Curve()).add(round_number, participant, value)
 
     def traffic(self, round_number: int, up: int, down: int) -> None:
         """Remember it."""
@@ -304,10 +304,10 @@ class RunState(Progress):
         if self.running and share > 0:
             self._expected = max(0.0, self._now() - self._began) / share
 
-    def _at_work(self, party: str, what: str, done: int, total: int) -> None:
+    def _at_work(self, participant: str, what: str, done: int, total: int) -> None:
         current = self.work
-        same = current is not None and (current.party, current.what) == (party, what)
-        self.work = Work(party, what, current.since if same and current is not None else self._now(), done, total)
+        same = current is not None and (current.participant, current.what) == (participant, what)
+        self.work = Work(participant, what, current.since if same and current is not None else self._now(), done, total)
 
     @property
     def _spent(self) -> float:

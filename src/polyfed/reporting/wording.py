@@ -27,7 +27,7 @@ class Activity:
     """One line of a display.
 
     Attributes:
-        who: the party at work, or what they are together.
+        who: the participant at work, or what they are together.
         words: what it does and since when.
         count: parts done of parts there are, where they are known.
         share: how much of it is done, or None where nobody knows.
@@ -51,14 +51,14 @@ def doing(state: RunState) -> Activity | None:
         return None
     known = f"{work.done:,}/{work.total:,}" if work.total else ""
     words = f"{ticking(max(0.0, state.clock() - work.since))}  {_WORDS.get(work.what, work.what) or 'at work'}"
-    who = work.party or next(iter(at_work), PREPARING)  # what a client at work needs is read for it
+    who = work.participant or next(iter(at_work), PREPARING)  # what a client at work needs is read for it
     return Activity(who, words, known, work.share if work.total else None)
 
 
-def doing_in_a_line(state: RunState, *parties: str) -> str:
-    """What goes on if one of ``parties`` does it, as one line; else empty."""
+def doing_in_a_line(state: RunState, *participants: str) -> str:
+    """What goes on if one of ``participants`` does it, as one line; else empty."""
     activity = doing(state)
-    if activity is None or activity.who not in parties:
+    if activity is None or activity.who not in participants:
         return ""
     return "  ".join(filter(None, [activity.who, activity.count, activity.words]))
 

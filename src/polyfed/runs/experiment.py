@@ -18,12 +18,12 @@ from polyfed.runs.config_files import read_layers
 from polyfed.core.effects import Facts, NoEffectError
 from polyfed.engines.engine import EngineSettings
 from polyfed.engines.local import Local
-from polyfed.engines.site import RunCard
+from polyfed.engines.site import RunSpec
 from polyfed.core.errors import ConfigError
 from polyfed.federation.bounds import Bounds
-from polyfed.federation.cohort import Patience, SamplingSettings
+from polyfed.federation.cohort import ReplyPolicy, SamplingSettings
 from polyfed.wire.limits import Limits
-from polyfed.federation.party import Precision
+from polyfed.federation.participant import Precision
 from polyfed.federation.settings import (
     DataSettings,
     GroupName,
@@ -53,7 +53,7 @@ Quorum = Annotated[int | float, Field(ge=0), AfterValidator(_share)]
 
 
 class PhaseSettings(Settings):
-    """Patience with clients in one of a method's steps; what is not given is that of the run."""
+    """ReplyPolicy with clients in one of a method's steps; what is not given is that of the run."""
 
     min_clients: Quorum | None = Field(default=None, description="quorum, as run.min_clients")
     deadline: float | None = Field(default=None, gt=0, description="seconds, as run.deadline")
@@ -93,10 +93,10 @@ class RunSettings(Settings):
     )
     state_memory: int = Field(default=1 << 30, ge=0, description="bytes of client state held in memory at most")
 
-    def patience(self, step: str) -> Patience:
+    def reply_policy(self, step: str) -> ReplyPolicy:
         """Quorum and deadline of a client step."""
         own = self.phases.get(step, PhaseSettings())
-        return Patience(
+        return ReplyPolicy(
             self.min_clients if own.min_clients is None else own.min_clients,
             self.deadline if own.deadline is None else own.deadline,
         )
@@ -155,9 +155,9 @@ class Experiment(Settings):
         )
         return SiteSettings(data=self.data, public=self.public, clients=self.clients, run=host)
 
-    def card(self, run: str, public_order: str) -> RunCard:
+    def spec(self, run: str, public_order: str) -> RunSpec:
         """What a place that hosts clients must know of a run of this experiment."""
-        return RunCard(
+        return RunSpec(
             run=run,
             seed=self.run.seed,
             rounds=self.run.rounds,

@@ -26,33 +26,33 @@ Line = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Measurement:
-    """Metrics of one party after one round; ``kind`` is ``test``, ``validation`` or ``train``."""
+    """Metrics of one participant after one round; ``kind`` is ``test``, ``validation`` or ``train``."""
 
     round: int
-    party: str
+    participant: str
     kind: str
     metrics: Mapping[str, float]
 
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """Something that happened to a party in a round, such as ``client_excluded``."""
+    """Something that happened to a participant in a round, such as ``client_excluded``."""
 
     round: int
-    party: str
+    participant: str
     event: str
     reason: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class Transfer:
-    """One line of the ledger: bytes of one artefact of one message, and those of it whole and in fp32, if known."""
+    """One line of the ledger: bytes of one bundle of one message, and those of it whole and in fp32, if known."""
 
     round: int
     client: str
     direction: str
     step: str
-    artefact: str
+    bundle: str
     kind: str
     dtype: str
     bytes: int
@@ -91,7 +91,7 @@ class RunRecords:
 
     Attributes:
         folder: the run folder.
-        measurements: all metrics of all parties.
+        measurements: all metrics of all participants.
         events: what befell the run (resumed, a checkpoint skipped), then exclusions and other happenings in it.
         transfers: the ledger.
         seconds: round -> wall time.
@@ -149,7 +149,7 @@ class RunRecords:
     def clients(self) -> tuple[str, ...]:
         """Client ids: those of the partition, then others in order of appearance."""
         seen = dict.fromkeys(self.holdings)
-        seen |= dict.fromkeys(record.party for record in self.measurements if record.party != SERVER)
+        seen |= dict.fromkeys(record.participant for record in self.measurements if record.participant != SERVER)
         return tuple(seen | dict.fromkeys(transfer.client for transfer in self.transfers))
 
     @cached_property
@@ -162,22 +162,22 @@ class RunRecords:
             group: tuple(c for c in self.clients if group_of[c] == group) for group in dict.fromkeys(group_of.values())
         }
 
-    def metric_names(self, party: str, kind: str = "test") -> tuple[str, ...]:
-        """Names of all metrics that a party ever had, in order of appearance."""
-        return tuple(dict.fromkeys(name for record in self._of(party, kind) for name in record.metrics))
+    def metric_names(self, participant: str, kind: str = "test") -> tuple[str, ...]:
+        """Names of all metrics that a participant ever had, in order of appearance."""
+        return tuple(dict.fromkeys(name for record in self._of(participant, kind) for name in record.metrics))
 
-    def series(self, party: str, metric: str, kind: str = "test") -> dict[int, float]:
+    def series(self, participant: str, metric: str, kind: str = "test") -> dict[int, float]:
         """Round -> value, rounds ascending; of two records of one round (a resumed run) the later counts."""
-        values = {record.round: record.metrics[metric] for record in self._of(party, kind) if metric in record.metrics}
+        values = {record.round: record.metrics[metric] for record in self._of(participant, kind) if metric in record.metrics}
         return dict(sorted(values.items()))
 
-    def last(self, party: str, kind: str = "test") -> Mapping[str, float]:
-        """Metrics of the last round in which the party was measured; empty if it never was."""
-        return max(self._of(party, kind), key=lambda record: record.round, default=_NOTHING).metrics
+    def last(self, participant: str, kind: str = "test") -> Mapping[str, float]:
+        """Metrics of the last round in which the participant was measured; empty if it never was."""
+        return max(self._of(participant, kind), key=lambda record: record.round, default=_NOTHING).metrics
 
-    def best(self, party: str, metric: str, kind: str = "test") -> tuple[int, float] | None:
+    def best(self, participant: str, metric: str, kind: str = "test") -> tuple[int, float] | None:
         """Round and value of the highest value (the first, if several), or None; NaN never is the best."""
-        values = {number: value for number, value in self.series(party, metric, kind).items() if not math.isnan(value)}
+        values = {number: value for number, value in self.series(participant, metric, kind).items() if not math.isnan(value)}
         return max(values.items(), key=lambda item: (item[1], -item[0]), default=None)
 
     def excluded(self) -> tuple[Event, ...]:
@@ -211,18 +211,18 @@ class RunRecords:
         """
         return read_arrays(self.folder / "arrays")
 
-    def _of(self, party: str, kind: str) -> tuple[Measurement, ...]:
-        return self._by_party.get((party, kind), ())
+    def _of(self, participant: str, kind: str) -> tuple[Measurement, ...]:
+        return self._by_participant.get((participant, kind), ())
 
     @cached_property
-    def _by_party(self) -> dict[tuple[str, str], tuple[Measurement, ...]]:
+    def _by_participant(self) -> dict[tuple[str, str], tuple[Measurement, ...]]:
         found: dict[tuple[str, str], list[Measurement]] = {}
         for record in self.measurements:
-            found.setdefault((record.party, record.kind), []).append(record)
+            found.setdefault((record.participant, record.kind), []).append(record)
         return {key: tuple(records) for key, records in found.items()}
 
 
-_NOTHING = Measurement(round=0, party="", kind="", metrics={})
+_NOTHING = Measurement(round=0, participant="", kind="", metrics={})
 
 
 def _lines(path: Path, warnings: list[str]) -> Iterator[tuple[str, Line]]:

@@ -27,9 +27,9 @@ class Run:
         """Metrics, events, bytes and partition."""
         return RunRecords.load(self.folder)
 
-    def metrics(self, party: str = "server", kind: str = "test") -> Mapping[str, float]:
-        """The last metrics of a party."""
-        return self.records.last(party, kind)
+    def metrics(self, participant: str = "server", kind: str = "test") -> Mapping[str, float]:
+        """The last metrics of a participant."""
+        return self.records.last(participant, kind)
 
 
 def run(

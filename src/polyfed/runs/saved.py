@@ -78,7 +78,7 @@ class SavedModel:
             weights: folder of pretrained weights and vocabularies, where the architecture names any.
         """
         learnt = {name: _absent(name, mark) for name, mark in self.config.get("public", {}).items()}
-        return DataContext(cache, weights, public=learnt, artefacts=self.folder / "vocabulary")
+        return DataContext(cache, weights, public=learnt, bundles=self.folder / "vocabulary")
 
     def build(self, context: DataContext) -> Model:
         """The model with its weights, on the CPU, in evaluation mode.
@@ -118,7 +118,7 @@ def save_model(folder: RunFolder, name: str, server: Server, experiment: Experim
         "samples": None if server.test is None else _facts(server.test),
         "public": {modality: column.fingerprint for modality, column in context.public.items()},
     }
-    for file in sorted(context.artefacts.glob("*.json")) if context.artefacts else ():
+    for file in sorted(context.bundles.glob("*.json")) if context.bundles else ():
         target = folder.path / name / "vocabulary" / file.name
         if not target.exists():  # named after its content
             write_atomically(target, file.read_bytes())
@@ -189,7 +189,7 @@ def run_federation(run: Path, experiment: Experiment) -> Federation:
         experiment.clients,
         experiment.run.seed,
         RunFolder.existing(run).path / "vocabulary",
-        experiment.algorithm.equip,
+        experiment.algorithm.add_modules,
     )
 
 

@@ -10,7 +10,7 @@ from polyfed.runs.experiment import Experiment
 from polyfed.federation.bounds import counted, reaches
 from polyfed.federation.client import ClientInfo
 from polyfed.federation.federation import Federation
-from polyfed.federation.party import Clock
+from polyfed.federation.participant import Clock
 from polyfed.federation.server import Server, loaded, no_model
 from polyfed.federation.types import Blueprint
 
@@ -42,12 +42,12 @@ def build_server(
     }
     settings = experiment.server
     if settings is None:
-        return Server(provide=no_model, **common)
+        return Server(load_model=no_model, **common)
     model = federation.server_model().to(resolve_device(experiment.run.device))
     views = {name: encoder.view for name, encoder in settings.model.encoders.items()}
     validation = settings.validation_split
     return Server(
-        provide=lambda weights: loaded(model, weights),
+        load_model=lambda weights: loaded(model, weights),
         objective=settings.task,
         head_name=federation.server_head,
         training=settings.training,

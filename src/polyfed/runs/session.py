@@ -18,13 +18,13 @@ from polyfed.runs.environment import environment
 from polyfed.core.errors import ConfigError, RunError, nearest
 from polyfed.runs.experiment import Experiment
 from polyfed.federation.client import ClientInfo
-from polyfed.federation.cohort import Cohort, Engine, Patience
+from polyfed.federation.cohort import Cohort, Engine, ReplyPolicy
 from polyfed.federation.federation import Federation
 from polyfed.federation.gate import Usual
 from polyfed.wire.ledger import Ledger
 from polyfed.wire.schema import steps_of
 from polyfed.federation.server import Server
-from polyfed.federation.state import Label, StateStore, flatten, unflatten
+from polyfed.federation.state import StateVersion, StateStore, flatten, unflatten
 from polyfed.federation.types import Blueprint
 from polyfed.models.slots import described, require_described
 from polyfed.core.randomness import generator, isolated
@@ -52,7 +52,7 @@ class Session:
     stale: set[str] = field(default_factory=set)
     away: set[str] = field(default_factory=set)
     best: dict[str, float] = field(default_factory=dict)
-    accepted: dict[str, Label] = field(default_factory=dict)
+    accepted: dict[str, StateVersion] = field(default_factory=dict)
     notices: list[tuple[str, str, str]] = field(default_factory=list)
     _waiting_since: float = 0.0
     usual: Usual = field(default_factory=dict)
@@ -73,16 +73,16 @@ class Session:
     def federation(self) -> Federation:
         """Data and models of everybody."""
         cfg = self.experiment
-        artefacts, equip = self.folder.path / "vocabulary", cfg.algorithm.equip
-        return Federation(cfg.data, cfg.public, cfg.server, cfg.clients, cfg.run.seed, artefacts, equip)
+        bundles, add_modules = self.folder.path / "vocabulary", cfg.algorithm.add_modules
+        return Federation(cfg.data, cfg.public, cfg.server, cfg.clients, cfg.run.seed, bundles, add_modules)
 
     @cached_property
     def hosting(self) -> Hosting:
         """The clients, for an engine."""
-        card = self.experiment.card(self.identity, self.federation.public_order)
+        spec = self.experiment.spec(self.identity, self.federation.public_order)
         return Hosting(
             self.experiment.site(),
-            card,
+            spec,
             self.folder.path.resolve(),
             self.federation,
             limits=self.experiment.run.limits,
@@ -141,8 +141,8 @@ class Session:
         return told_blueprints(self.server.clients, self.folder, self._ask_initial)
 
     def _ask_initial(self, asked: tuple[ClientInfo, ...]) -> dict[str, Blueprint]:
-        patience = Patience(min_clients=len(asked))
-        cohort = self._cohort_of(0, asked, Ledger(), lambda step: patience, purpose="setup:")
+        reply_policy = ReplyPolicy(min_clients=len(asked))
+        cohort = self._cohort_of(0, asked, Ledger(), lambda step: reply_policy, purpose="setup:")
         algorithm: Any = self.experiment.algorithm
         found = {
             reply.sender.architecture: Blueprint(reply.weights.tensors, described(reply.slots))
@@ -212,7 +212,7 @@ class Session:
             cfg.algorithm.round(self.server, cohort)
         for record in self.server.records:  # metrics of training, so that a live view has all that the records have
             if record["kind"] == "train":
-                self.progress.evaluated(number, record["party"], "train", record["metrics"])
+                self.progress.evaluated(number, record["participant"], "train", record["metrics"])
         self.stale |= asked if cfg.algorithm.is_personal else {client.id for client in self.server.clients}
         if number % cfg.run.eval_every == 0 or number == cfg.run.rounds:
             self._evaluate_server()
@@ -224,14 +224,14 @@ class Session:
         """The clients of a round."""
         run = self.experiment.run
         drawn = run.sampling.draw(self.server.clients, generator(run.seed, number, "cohort"))
-        return self._cohort_of(number, drawn, ledger, run.patience)
+        return self._cohort_of(number, drawn, ledger, run.reply_policy)
 
     def _cohort_of(
         self,
         number: int,
         clients: tuple[ClientInfo, ...],
         ledger: Ledger,
-        patience: Callable[[str], Patience],
+        reply_policy: Callable[[str], ReplyPolicy],
         *,
         purpose: str = "",
         first_phase: int = 0,
@@ -242,7 +242,7 @@ class Session:
             round=number,
             transport=self.experiment.run.transport,
             ledger=ledger,
-            patience=patience,
+            reply_policy=reply_policy,
             limits=self.experiment.run.limits,
             bounds=self.experiment.run.bounds,
             usual=self.usual,
@@ -280,20 +280,20 @@ class Session:
             self.away.discard(client.id)
             self._event(number, client.id, "client_returned", f"answered '{step}'")
 
-    def _noticed(self, party: str, event: str, reason: str) -> None:
+    def _noticed(self, participant: str, event: str, reason: str) -> None:
         """What the engine noticed beside the clients' answers: an event of the next round to be complete."""
-        log.warning("%s: %s: %s", event.replace("_", " "), party, reason)
-        self.notices.append((party, event, reason))
+        log.warning("%s: %s: %s", event.replace("_", " "), participant, reason)
+        self.notices.append((participant, event, reason))
 
     def _record_notices(self, number: int) -> None:
         told, self.notices = self.notices, []
-        for party, event, reason in told:
-            self._event(number, party, event, reason)
+        for participant, event, reason in told:
+            self._event(number, participant, event, reason)
 
-    def _event(self, number: int, party: str, event: str, reason: str) -> None:
+    def _event(self, number: int, participant: str, event: str, reason: str) -> None:
         reason = plain(reason)  # others' words, which are recorded and shown in many places
-        self.server.log("event", party=party, event=event, reason=reason)
-        self.progress.event(number, party, event, reason)
+        self.server.log("event", participant=participant, event=event, reason=reason)
+        self.progress.event(number, participant, event, reason)
 
     # ---- evaluation
 
@@ -304,10 +304,10 @@ class Session:
                 at_work("server", f"measuring ({kind})")
                 self._measured(number, "server", kind, self.server.evaluate(samples))
 
-    def _measured(self, number: int, party: str, kind: str, metrics: Mapping[str, float]) -> None:
-        self.server.log(kind, party=party, metrics=dict(metrics))
-        self.progress.evaluated(number, party, kind, metrics)
-        if party == "server" and kind == "validation":
+    def _measured(self, number: int, participant: str, kind: str, metrics: Mapping[str, float]) -> None:
+        self.server.log(kind, participant=participant, metrics=dict(metrics))
+        self.progress.evaluated(number, participant, kind, metrics)
+        if participant == "server" and kind == "validation":
             self._select(number, metrics[self.server.task.primary])
 
     def _select(self, number: int, score: float) -> None:
@@ -321,10 +321,10 @@ class Session:
         if not clients:
             return
 
-        def patience(step: str) -> Patience:
-            return replace(cfg.run.patience(step), min_clients=0)
+        def reply_policy(step: str) -> ReplyPolicy:
+            return replace(cfg.run.reply_policy(step), min_clients=0)
 
-        cohort = self._cohort_of(number, clients, ledger, patience, purpose="evaluate:", first_phase=90)
+        cohort = self._cohort_of(number, clients, ledger, reply_policy, purpose="evaluate:", first_phase=90)
         found = cfg.algorithm.evaluate_clients(self.server, cohort)
         for client, metrics in found.items():
             if metrics:
@@ -414,7 +414,7 @@ class Session:
 
     def _happened(self, number: int, event: str, reason: str) -> None:
         """What befell the run, not the federation: kept apart, since it is no part of the run's result."""
-        self.folder.append("history", [{"round": number, "party": "server", "event": event, "reason": reason}])
+        self.folder.append("history", [{"round": number, "participant": "server", "event": event, "reason": reason}])
         self.progress.event(number, "server", event, reason)
 
     def finish(self) -> None:
@@ -424,7 +424,7 @@ class Session:
         self.progress.run_finished(summary)
 
 
-def _labels(facts: Mapping[str, Any]) -> dict[str, Label]:
+def _labels(facts: Mapping[str, Any]) -> dict[str, StateVersion]:
     return {client: (label[0], label[1]) for client, label in facts["accepted"].items()}
 
 

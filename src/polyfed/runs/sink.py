@@ -201,7 +201,7 @@ def round_records(
     sizes: Counter[str] = Counter(bytes_up=0, bytes_down=0)
     for line in transfers:
         sizes[f"bytes_{line['direction']}"] += line["bytes"]
-    common = {"round": number, "party": SERVER}
+    common = {"round": number, "participant": SERVER}
     timing = [] if seconds is None else [{**common, "kind": "timing", "metrics": {"seconds": seconds}}]
     return [*metrics, {**common, "kind": "traffic", "metrics": dict(sizes)}, *timing]
 
@@ -214,7 +214,7 @@ class RoundPoints:
         round: its number.
         values: ``server/test/r1_sum``, ``client/<id>/test/accuracy``, ``clients/test/accuracy`` (the mean over the
             clients measured in this round whose value is finite), ``events/client_excluded`` (how many).
-        events: ``<event>/<party>`` -> reason.
+        events: ``<event>/<participant>`` -> reason.
     """
 
     round: int
@@ -233,8 +233,8 @@ def round_points(records: Sequence[Record], *, per_client: bool = True) -> Round
     values: dict[str, float] = {}
     of_clients: dict[str, list[float]] = {}
     for record in records:
-        server, kind = record["party"] == SERVER, record["kind"]
-        prefix = SERVER if server else f"client/{record['party']}"
+        server, kind = record["participant"] == SERVER, record["kind"]
+        prefix = SERVER if server else f"client/{record['participant']}"
         named = {f"{kind}/{name}": float(value) for name, value in record.get("metrics", {}).items()}
         if server or per_client:
             values |= {f"{prefix}/{name}": value for name, value in named.items()}
@@ -242,7 +242,7 @@ def round_points(records: Sequence[Record], *, per_client: bool = True) -> Round
             of_clients.setdefault(name, []).append(value)
     values |= {f"clients/{name}": _finite_mean(found) for name, found in of_clients.items()}
     values |= {f"events/{name}": float(n) for name, n in Counter(event["event"] for event in events).items()}
-    told = {f"{e['event']}/{e['party']}": str(e.get("reason", "")) for e in events if per_client}
+    told = {f"{e['event']}/{e['participant']}": str(e.get("reason", "")) for e in events if per_client}
     return RoundPoints(int(records[0]["round"]), values, told)
 
 

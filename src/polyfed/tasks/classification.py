@@ -124,7 +124,7 @@ class Classification(Task):
                 f"{sorted(samples.targets)}; set target, or name its column under the source's targets"
             )
         if len(samples) == 0:
-            raise DataError(f"no samples to classify by '{self.target}'; enlarge this party's share of the data")
+            raise DataError(f"no samples to classify by '{self.target}'; enlarge this participant's share of the data")
         return samples.targets[self.target].long()
 
     def _classes(self, samples: Samples) -> int:

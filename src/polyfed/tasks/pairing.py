@@ -109,7 +109,7 @@ class PairTask(Task):
         if missing:
             raise ConfigError(
                 f"{self.component_name()} between {list(self.between)} needs '{missing[0]}', which samples with "
-                f"{list(samples.modalities)} lack; give this party another task or that modality"
+                f"{list(samples.modalities)} lack; give this participant another task or that modality"
             )
 
     def represent(self, model: Embedder, batch: Batch) -> tuple[Float[Tensor, "b d"], Float[Tensor, "b d"]]:

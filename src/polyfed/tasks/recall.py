@@ -27,7 +27,7 @@ def ranks(
     """Rank from 0 of each query's best positive: how many non-positives score at least as high.
 
     A gallery entry is a positive of a query when both have the same item number; a query may have any
-    number of them. Scores are dot products, in fp32 at least. A tie counts against the model, and so does a
+    number of them. Logits are dot products, in fp32 at least. A tie counts against the model, and so does a
     score that is NaN, of a positive or of another entry. Memory beyond the arguments is one copy of the
     gallery and a few times ``block_scores`` scores (64 queries at a time at least).
 

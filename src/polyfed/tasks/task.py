@@ -13,7 +13,7 @@ from polyfed.models.model import Embedder, Model
 
 
 class Task(Component):
-    """What a party's model is trained for. Subclasses live in ``polyfed.tasks``, one a module (``task.py`` apart)."""
+    """What a participant's model is trained for. Subclasses live in ``polyfed.tasks``, one a module."""
 
     home: ClassVar[str] = "polyfed.tasks"
     shapes_head: ClassVar[tuple[str, ...] | None] = None

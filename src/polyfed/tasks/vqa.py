@@ -18,7 +18,7 @@ from polyfed.data.samples import Batch, Samples
 from polyfed.data.sources.questions import KIND, KIND_PRIOR, PRIOR
 from polyfed.losses.precision import in_full_precision
 from polyfed.models.fused_head import FusedHead, Fusion
-from polyfed.models.model import Embedder, Once
+from polyfed.models.model import CachedModel, Embedder
 from polyfed.tasks import evaluating
 from polyfed.tasks.accuracy import label_ranks
 from polyfed.tasks.task import Task
@@ -104,7 +104,7 @@ class VQA(Task):
         modalities = self._modalities(tuple(batch.inputs))
         if self.encoders == "fine_tuned":
             return [model.embed(modality, batch.inputs[modality]) for modality in modalities]
-        plain = model.model if isinstance(model, Once) else model  # no other loss may get what has no gradient
+        plain = model.model if isinstance(model, CachedModel) else model  # no other loss may get what has no gradient
         if not isinstance(plain, nn.Module):
             raise ConfigError(
                 f"task.encoders 'frozen' cannot be combined with a method that trains through {type(plain).__name__}; "
@@ -135,7 +135,7 @@ class VQA(Task):
 
     def _require_answers(self, samples: Samples, head: FusedHead) -> None:
         if len(samples) == 0:
-            raise DataError("no questions to answer; enlarge this party's share of the data")
+            raise DataError("no questions to answer; enlarge this participant's share of the data")
         answers = self._answers(samples)
         if answers != head.answers:
             raise DataError(

@@ -1,6 +1,6 @@
-"""Artefacts in a compressed form, and back: tensors laid out by role, checked before they are used.
+"""Bundles in a compressed form, and back: tensors laid out by role, checked before they are used.
 
-A tensor ``w`` of a ``Coded`` artefact is one or several tensors on the wire, named by their roles:
+A tensor ``w`` of a ``Coded`` bundle is one or several tensors on the wire, named by their roles:
 
     w:whole                          as it is, or in a shorter floating type
     w:codes, w:scales                eight-bit integers, one fp32 scale for each slice of the first dimension
@@ -24,7 +24,7 @@ from torch import Tensor
 from polyfed.core.errors import PayloadError
 from polyfed.wire.framing import parsed, require_attributes
 from polyfed.wire.limits import Limits
-from polyfed.wire.payload import KINDS, Artefact, Coded, settled
+from polyfed.wire.payload import KINDS, Coded, TensorBundle, settled
 from polyfed.wire.quantisation import dequantise, kept, largest, quantise
 
 _FLOATS = (torch.float32, torch.float16, torch.bfloat16)
@@ -33,8 +33,8 @@ Roles = dict[str, Tensor]
 
 
 @dataclass(frozen=True)
-class Form:
-    """How tensors of an artefact cross.
+class OutputKind:
+    """How tensors of a bundle cross.
 
     Attributes:
         dtype: type of fp32 tensors on the wire; int8: of those with two or more dimensions, others stay as they are.
@@ -56,21 +56,21 @@ class Form:
 
 
 @torch.no_grad()
-def encoded(artefact: Artefact, form: Form, known: Mapping[str, Tensor]) -> Artefact:
-    """The artefact as it crosses: itself in a shorter type if nothing else is to be done, or ``Coded``.
+def encoded(bundle: TensorBundle, form: OutputKind, known: Mapping[str, Tensor]) -> TensorBundle:
+    """The bundle as it crosses: itself in a shorter type if nothing else is to be done, or ``Coded``.
 
     Args:
-        artefact: to send.
+        bundle: to send.
         form: how.
         known: name -> tensor that the receiver of this message sent in the same exchange.
     """
-    laid = {name: _laid_out(value, form, _usable(known.get(name), value)) for name, value in artefact.items()}
+    laid = {name: _laid_out(value, form, _usable(known.get(name), value)) for name, value in bundle.items()}
     if all(roles.keys() == {"whole"} for roles in laid.values()):
         tensors = {name: roles["whole"] for name, roles in laid.items()}
-        same = all(value is artefact[name] for name, value in tensors.items())
-        return artefact if same else type(artefact)(tensors=tensors, **artefact.attributes())
+        same = all(value is bundle[name] for name, value in tensors.items())
+        return bundle if same else type(bundle)(tensors=tensors, **bundle.attributes())
     tensors = {f"{name}:{role}": value for name, roles in laid.items() for role, value in roles.items()}
-    return Coded(tensors, of=artefact.kind, about=json.dumps(artefact.attributes(), separators=(",", ":")))
+    return Coded(tensors, of=bundle.kind, about=json.dumps(bundle.attributes(), separators=(",", ":")))
 
 
 def _usable(known: Tensor | None, value: Tensor) -> Tensor | None:
@@ -78,7 +78,7 @@ def _usable(known: Tensor | None, value: Tensor) -> Tensor | None:
     return known.to(value.device) if known is not None and fits else None
 
 
-def _laid_out(value: Tensor, form: Form, known: Tensor | None) -> Roles:
+def _laid_out(value: Tensor, form: OutputKind, known: Tensor | None) -> Roles:
     if known is not None and form.omit and torch.equal(_bits(value), _bits(known)):
         return {"base": value.new_empty(0)}
     if known is not None and form.topk is not None and _thins(value, form, form.topk):
@@ -88,7 +88,7 @@ def _laid_out(value: Tensor, form: Form, known: Tensor | None) -> Roles:
     return {role: settled(tensor) for role, tensor in roles.items()}
 
 
-def _dense(value: Tensor, form: Form) -> Roles:
+def _dense(value: Tensor, form: OutputKind) -> Roles:
     if value.dtype != torch.float32:
         return {"whole": value}
     if form.dtype == torch.int8 and value.ndim > 1 and 3 * value.numel() > 4 * len(value):  # else scales cost more
@@ -97,14 +97,14 @@ def _dense(value: Tensor, form: Form) -> Roles:
     return {"whole": value.to(form.whole)}
 
 
-def _thins(value: Tensor, form: Form, share: float) -> bool:
+def _thins(value: Tensor, form: OutputKind, share: float) -> bool:
     """Whether some entries, with their places, are smaller than all; vectors such as biases stay whole."""
     size, count = form.dtype.itemsize, value.numel()
     is_matrix = value.dtype == torch.float32 and value.ndim > 1 and count <= _MOST
     return is_matrix and kept(count, share) * (size + 4) < count * size
 
 
-def _thinned(value: Tensor, known: Tensor, form: Form, share: float) -> Roles:
+def _thinned(value: Tensor, known: Tensor, form: OutputKind, share: float) -> Roles:
     # what a method sends under the name of something else, such as a change, may be nearer to nothing than to that
     moved = value - known
     near = bool(torch.linalg.vector_norm(moved) <= torch.linalg.vector_norm(value))
@@ -125,17 +125,17 @@ def _bits(value: Tensor) -> Tensor:
 # ---- receiving
 
 
-def kind_of(artefact: Artefact) -> str:
-    """Kind of an artefact, or of what it stands for; nothing of it need have been checked."""
-    return artefact.of if isinstance(artefact, Coded) and artefact.of in KINDS else artefact.kind
+def kind_of(bundle: TensorBundle) -> str:
+    """Kind of a bundle, or of what it stands for; nothing of it need have been checked."""
+    return bundle.of if isinstance(bundle, Coded) and bundle.of in KINDS else bundle.kind
 
 
-def decoded(coded: Coded, form: Form, known: Mapping[str, Tensor], limits: Limits) -> Artefact:
-    """The artefact that ``encoded`` was given, as far as it crossed.
+def decoded(coded: Coded, form: OutputKind, known: Mapping[str, Tensor], limits: Limits) -> TensorBundle:
+    """The bundle that ``encoded`` was given, as far as it crossed.
 
     Args:
         coded: what arrived; nothing of it is trusted.
-        form: of the artefact for which it stands.
+        form: of the bundle for which it stands.
         known: as the sender has it: name -> tensor that was sent to it in the same exchange.
         limits: on what it unpacks to.
 
@@ -145,7 +145,7 @@ def decoded(coded: Coded, form: Form, known: Mapping[str, Tensor], limits: Limit
     """
     kind, attributes = KINDS.get(coded.of), parsed(coded.about)
     if kind is None or kind is Coded:
-        raise PayloadError(f"damaged message: coded '{coded.of}', which is no kind of artefact")
+        raise PayloadError(f"damaged message: coded '{coded.of}', which is no kind of bundle")
     require_attributes(kind, attributes)
     grouped = _grouped(coded)
     _require_within(grouped, known, limits)
@@ -164,7 +164,7 @@ def _require_within(grouped: Mapping[str, Roles], known: Mapping[str, Tensor], l
     total = sum(_unpacked(name, roles, known) for name, roles in grouped.items())
     if total > limits.message_bytes:
         raise PayloadError(
-            f"artefact that unpacks to {total:,} bytes, the limit is {limits.message_bytes:,} (limits.message_bytes)"
+            f"bundle that unpacks to {total:,} bytes, the limit is {limits.message_bytes:,} (limits.message_bytes)"
         )
 
 
@@ -175,19 +175,19 @@ def _unpacked(name: str, roles: Roles, known: Mapping[str, Tensor]) -> int:
     return sum(tensor.numel() * max(tensor.element_size(), 4) for tensor in roles.values())
 
 
-def _read(name: str, roles: Roles, form: Form, known: Mapping[str, Tensor]) -> Tensor:
+def _read(name: str, roles: Roles, form: OutputKind, known: Mapping[str, Tensor]) -> Tensor:
     reader = _READERS.get(frozenset(roles))
     if reader is None:
         raise PayloadError(f"damaged message: tensor '{name}' is laid out as {sorted(roles)}")
     return reader(name, roles, form, known)
 
 
-def _whole(name: str, roles: Roles, form: Form, known: Mapping[str, Tensor]) -> Tensor:
+def _whole(name: str, roles: Roles, form: OutputKind, known: Mapping[str, Tensor]) -> Tensor:
     value = roles["whole"]
     return value.float() if value.dtype == form.whole else value
 
 
-def _quantised(name: str, roles: Roles, form: Form, known: Mapping[str, Tensor]) -> Tensor:
+def _quantised(name: str, roles: Roles, form: OutputKind, known: Mapping[str, Tensor]) -> Tensor:
     codes, scales = roles["codes"], roles["scales"]
     fits = codes.ndim and scales.shape == codes.shape[:1]
     if not fits or (codes.dtype, scales.dtype) != (torch.int8, torch.float32):
@@ -200,13 +200,13 @@ def _quantised(name: str, roles: Roles, form: Form, known: Mapping[str, Tensor])
     return dequantise(codes, scales)
 
 
-def _based(name: str, roles: Roles, form: Form, known: Mapping[str, Tensor]) -> Tensor:
+def _based(name: str, roles: Roles, form: OutputKind, known: Mapping[str, Tensor]) -> Tensor:
     if name not in known:
         raise PayloadError(f"tensor '{name}' refers to one that was not sent to it in this exchange")
     return known[name].to(roles["base" if "base" in roles else "zero"].device)
 
 
-def _completed(name: str, roles: Roles, form: Form, known: Mapping[str, Tensor]) -> Tensor:
+def _completed(name: str, roles: Roles, form: OutputKind, known: Mapping[str, Tensor]) -> Tensor:
     base = _based(name, roles, form, known)
     values = roles["add"] if "add" in roles else _quantised(name, roles, form, known).flatten()
     _require_places(name, roles["at"], values, base)
@@ -229,7 +229,7 @@ def _require_places(name: str, at: Tensor, values: Tensor, base: Tensor) -> None
         )
 
 
-_READERS: dict[frozenset[str], Callable[[str, Roles, Form, Mapping[str, Tensor]], Tensor]] = {
+_READERS: dict[frozenset[str], Callable[[str, Roles, OutputKind, Mapping[str, Tensor]], Tensor]] = {
     frozenset({"whole"}): _whole,
     frozenset({"codes", "scales"}): _quantised,
     frozenset({"base"}): _based,

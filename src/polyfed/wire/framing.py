@@ -1,7 +1,7 @@
 """The layout of messages on a wire: JSON, and the raw little-endian bytes of tensors. Nothing is pickled.
 
-A message is JSON that holds the scalars and refers to *parts*; a part is one artefact, a JSON header and one buffer a
-tensor. An artefact that several messages share is one part, so a broadcast is laid out once however many clients it
+A message is JSON that holds the scalars and refers to *parts*; a part is one bundle, a JSON header and one buffer a
+tensor. A bundle that several messages share is one part, so a broadcast is laid out once however many clients it
 goes to. Packing copies no tensor that is on the CPU and contiguous, and unpacking copies none whose bytes arrived on a
 boundary of 64: its tensors are then read-only views of what arrived.
 """
@@ -22,9 +22,9 @@ from torch import Tensor
 
 from polyfed.core.errors import PayloadError
 from polyfed.core.untrusted import TEXT_BYTES, read_json
+from polyfed.wire.frames import Frame
 from polyfed.wire.limits import Limits
-from polyfed.wire.parts import Part
-from polyfed.wire.payload import KINDS, Artefact, Payload, Scalar, settled
+from polyfed.wire.payload import KINDS, Payload, Scalar, TensorBundle, settled
 
 SCHEMA = 3
 """Version of this layout; both sides of a message must speak the same."""
@@ -49,31 +49,31 @@ _UNCHECKED = "-" * 8
 _LONGEST = 1 << 40  # elements along one dimension: beyond it are errors only, some of which torch cannot bear
 
 
-def pack(payloads: Mapping[str, Payload], *, checksums: bool = False) -> tuple[dict[str, str], list[Part]]:
-    """Lay out messages: name -> JSON that refers to parts by position, and the parts, each artefact once.
+def pack(payloads: Mapping[str, Payload], *, checksums: bool = False) -> tuple[dict[str, str], list[Frame]]:
+    """Lay out messages: name -> JSON that refers to parts by position, and the parts, each bundle once.
 
     Args:
         payloads: name of a message (a client) -> what it says.
         checksums: add a CRC-32 of each part's bytes, for wires that do not check by themselves.
     """
-    parts: list[Part] = []
+    parts: list[Frame] = []
     known: dict[Any, int] = {}
 
-    def place(artefact: Artefact) -> int:
-        key = identity(artefact)
+    def place(bundle: TensorBundle) -> int:
+        key = identity(bundle)
         if key not in known:
             known[key] = len(parts)
-            parts.append(pack_part(artefact, checksums=checksums))
+            parts.append(pack_part(bundle, checksums=checksums))
         return known[key]
 
     messages = {
-        name: _message(payload, {field: place(artefact) for field, artefact in payload.artefacts.items()})
+        name: _message(payload, {field: place(bundle) for field, bundle in payload.bundles.items()})
         for name, payload in payloads.items()
     }
     return messages, parts
 
 
-def unpack(message: str, parts: Sequence[Part], limits: Limits) -> Payload:
+def unpack(message: str, parts: Sequence[Frame], limits: Limits) -> Payload:
     """The payload of a message.
 
     The limits hold for all parts that came with it, whether or not it refers to them.
@@ -95,19 +95,19 @@ def unpack(message: str, parts: Sequence[Part], limits: Limits) -> Payload:
         raise PayloadError(f"damaged message: {type(error).__name__}: {error}") from error
     if sorted(order) != sorted([*places, *scalars]):
         raise PayloadError(f"damaged message: fields {sorted([*places, *scalars])} where {sorted(order)} are announced")
-    found: dict[str, Artefact | Scalar] = {name: unpack_part(part, limits) for name, part in chosen.items()}
+    found: dict[str, TensorBundle | Scalar] = {name: unpack_part(part, limits) for name, part in chosen.items()}
     found |= {name: _scalar(name, value) for name, value in scalars.items()}
     return Payload({name: found[name] for name in order})
 
 
-def pack_part(artefact: Artefact, *, checksums: bool = False) -> Part:
-    """An artefact's header and bytes."""
-    buffers = [_bytes_of(tensor) for tensor in artefact.values()]
-    return Part(_header(artefact, _crc(buffers) if checksums else _UNCHECKED), buffers)
+def pack_part(bundle: TensorBundle, *, checksums: bool = False) -> Frame:
+    """A bundle's header and bytes."""
+    buffers = [_bytes_of(tensor) for tensor in bundle.values()]
+    return Frame(_header(bundle, _crc(buffers) if checksums else _UNCHECKED), buffers)
 
 
-def unpack_part(part: Part, limits: Limits | None = None) -> Artefact:
-    """The artefact of a part; its tensors are for reading only, and may be views of the part's bytes.
+def unpack_part(part: Frame, limits: Limits | None = None) -> TensorBundle:
+    """The bundle of a part; its tensors are for reading only, and may be views of the part's bytes.
 
     Raises:
         PayloadError: the header or the bytes are damaged, or of an unknown kind or type.
@@ -130,28 +130,28 @@ def unpack_part(part: Part, limits: Limits | None = None) -> Artefact:
     return kind(tensors=tensors, **attributes)
 
 
-def identity(artefact: Artefact) -> Any:
-    """Equal for artefacts that hold the very same tensors under the same names."""
-    attributes = tuple(artefact.attributes().items())
-    return artefact.kind, attributes, tuple((name, id(tensor)) for name, tensor in artefact.items())
+def identity(bundle: TensorBundle) -> Any:
+    """Equal for bundles that hold the very same tensors under the same names."""
+    attributes = tuple(bundle.attributes().items())
+    return bundle.kind, attributes, tuple((name, id(tensor)) for name, tensor in bundle.items())
 
 
 def wire_size(payload: Payload) -> int:
     """Bytes of a message and its parts, without packing them."""
-    parts = {identity(artefact): artefact for artefact in payload.artefacts.values()}
+    parts = {identity(bundle): bundle for bundle in payload.bundles.values()}
     numbers = {key: number for number, key in enumerate(parts)}
-    places = {name: numbers[identity(artefact)] for name, artefact in payload.artefacts.items()}
-    return len(_message(payload, places).encode()) + sum(_part_size(artefact) for artefact in parts.values())
+    places = {name: numbers[identity(bundle)] for name, bundle in payload.bundles.items()}
+    return len(_message(payload, places).encode()) + sum(_part_size(bundle) for bundle in parts.values())
 
 
-def _part_size(artefact: Artefact) -> int:
-    specs = tuple((name, tensor.dtype, tuple(tensor.shape)) for name, tensor in artefact.items())
-    return _header_size(artefact.kind, tuple(artefact.attributes().items()), specs) + tensor_bytes(artefact)
+def _part_size(bundle: TensorBundle) -> int:
+    specs = tuple((name, tensor.dtype, tuple(tensor.shape)) for name, tensor in bundle.items())
+    return _header_size(bundle.kind, tuple(bundle.attributes().items()), specs) + tensor_bytes(bundle)
 
 
-def tensor_bytes(artefact: Artefact) -> int:
+def tensor_bytes(bundle: TensorBundle) -> int:
     """Bytes of the tensor data alone."""
-    return sum(tensor.numel() * tensor.element_size() for tensor in artefact.values())
+    return sum(tensor.numel() * tensor.element_size() for tensor in bundle.values())
 
 
 @lru_cache(maxsize=64)  # the messages of a round are of few kinds
@@ -159,9 +159,9 @@ def _header_size(kind: str, attributes: tuple[tuple[str, Scalar], ...], specs: t
     return len(_header_text(kind, dict(attributes), specs, _UNCHECKED).encode())
 
 
-def _header(artefact: Artefact, crc: str) -> str:
-    specs = [(name, tensor.dtype, tuple(tensor.shape)) for name, tensor in artefact.items()]
-    return _header_text(artefact.kind, artefact.attributes(), specs, crc)
+def _header(bundle: TensorBundle, crc: str) -> str:
+    specs = [(name, tensor.dtype, tuple(tensor.shape)) for name, tensor in bundle.items()]
+    return _header_text(bundle.kind, bundle.attributes(), specs, crc)
 
 
 def _header_text(kind: str, attributes: Mapping[str, Scalar], specs: Iterable[Any], crc: str) -> str:
@@ -226,7 +226,7 @@ def _name_of(dtype: torch.dtype) -> str:
     return _NAMES[dtype]
 
 
-def require_attributes(kind: type[Artefact], attributes: Mapping[str, Any]) -> None:
+def require_attributes(kind: type[TensorBundle], attributes: Mapping[str, Any]) -> None:
     """Raise PayloadError unless these are the attributes of the kind, each of its type."""
     wanted = {item.name: item.default for item in fields(kind) if item.name != "tensors"}
     if attributes.keys() != wanted.keys():
@@ -268,7 +268,7 @@ def _crc(buffers: Sequence[memoryview]) -> str:
     return f"{value:08x}"
 
 
-def require_within(text: str, parts: Sequence[Part], limits: Limits) -> None:
+def require_within(text: str, parts: Sequence[Frame], limits: Limits) -> None:
     """Raise PayloadError if a message's text with the headers of its parts, or its tensors, are beyond the limits."""
     words = len(text) + sum(len(part.header) for part in parts)
     if words > limits.text_bytes:

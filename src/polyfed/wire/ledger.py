@@ -14,7 +14,7 @@ Direction = Literal["down", "up"]
 
 @dataclass
 class Ledger:
-    """Records of one round, one line an artefact; scalars and framing of a message share a line of kind ``framing``."""
+    """Records of one round, one line a bundle; scalars and framing of a message share a line of kind ``framing``."""
 
     records: list[dict[str, Any]] = field(default_factory=list)
 
@@ -40,11 +40,11 @@ class Ledger:
         common = {"round": round_number, "client": client, "direction": direction, "step": step}
         sizes, framing = _sizes(payload)
         full, full_framing = (sizes, framing) if plain is None else _sizes(plain)
-        for name, item in payload.artefacts.items():
+        for name, item in payload.bundles.items():
             dtypes = sorted({str(tensor.dtype).removeprefix("torch.") for tensor in item.values()})
-            line = {"artefact": name, "kind": kind_of(item), "dtype": "+".join(dtypes), "bytes": sizes[name]}
+            line = {"bundle": name, "kind": kind_of(item), "dtype": "+".join(dtypes), "bytes": sizes[name]}
             self.records.append(common | line | {"full": full[name]})
-        line = {"artefact": "framing", "kind": "framing", "dtype": "", "bytes": framing, "full": full_framing}
+        line = {"bundle": "framing", "kind": "framing", "dtype": "", "bytes": framing, "full": full_framing}
         self.records.append(common | line)
 
     def total(self, direction: Direction) -> int:
@@ -53,10 +53,10 @@ class Ledger:
 
 
 def _sizes(payload: Payload) -> tuple[dict[str, int], int]:
-    """Bytes of each artefact's tensors, of which one that is named twice crosses once, and of all else."""
+    """Bytes of each bundle's tensors, of which one that is named twice crosses once, and of all else."""
     sizes: dict[str, int] = {}
     known = set()
-    for name, item in payload.artefacts.items():
+    for name, item in payload.bundles.items():
         sizes[name] = tensor_bytes(item) if identity(item) not in known else 0
         known.add(identity(item))
     return sizes, wire_size(payload) - sum(sizes.values())

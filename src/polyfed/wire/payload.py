@@ -1,6 +1,6 @@
 """Payloads: all that crosses between server and clients.
 
-A payload is a set of named fields; a field is a scalar or an artefact, that is, named tensors of a declared kind.
+A payload is a set of named fields; a field is a scalar or a bundle, that is, named tensors of a declared kind.
 How it is laid out on a wire is ``wire``'s matter.
 """
 
@@ -21,11 +21,11 @@ _VARIANCE = "running_var"  # torch's own name
 _ALIGNMENT = 64  # bytes, that of torch's own allocations
 
 Scalar = int | float | str | bool
-Field = "Artefact | Scalar"
+Field = "TensorBundle | Scalar"
 
 
 @dataclass(frozen=True)
-class Artefact(Mapping[str, Tensor]):
+class TensorBundle(Mapping[str, Tensor]):
     """Named tensors of one kind. The tensors are shared by reference in-process: whoever receives them only reads."""
 
     tensors: Mapping[str, Tensor]
@@ -41,7 +41,7 @@ class Artefact(Mapping[str, Tensor]):
         return len(self.tensors)
 
     def attributes(self) -> dict[str, Scalar]:
-        """What the artefact says beside its tensors."""
+        """What the bundle says beside its tensors."""
         return {item.name: getattr(self, item.name) for item in fields(self) if item.name != "tensors"}
 
     def require_sound(self, what: str, limits: Limits, sent: Mapping[str, Tensor] | None = None) -> None:
@@ -93,13 +93,13 @@ def _sum_type(tensor: Tensor) -> torch.dtype:
 
 
 @dataclass(frozen=True)
-class Weights(Artefact):
+class Weights(TensorBundle):
     """Model parameters and buffers by name."""
 
     kind: ClassVar[str] = "weights"
 
     def require_sound(self, what: str, limits: Limits, sent: Mapping[str, Tensor] | None = None) -> None:
-        """As of all artefacts; variances of a batch normalisation must not be negative: their roots would be NaN."""
+        """As of all bundles; variances of a batch normalisation must not be negative: their roots would be NaN."""
         super().require_sound(what, limits, sent)
         for name, tensor in self.tensors.items():
             if name.endswith(_VARIANCE) and bool((tensor < 0).any()):
@@ -107,7 +107,7 @@ class Weights(Artefact):
 
 
 @dataclass(frozen=True)
-class Rows(Artefact):
+class Rows(TensorBundle):
     """One row a sample of the public set, in the order that ``order`` identifies: name -> [n, w]."""
 
     order: str = ""
@@ -148,14 +148,14 @@ class Representations(Rows):
 
 
 @dataclass(frozen=True)
-class Scores(Rows):
+class Logits(Rows):
     """Class scores (logits) of public samples, name of the target -> [n, classes]."""
 
     kind: ClassVar[str] = "scores"
 
 
 @dataclass(frozen=True)
-class Prototypes(Artefact):
+class Prototypes(TensorBundle):
     """Class means and how many samples each stands for: ``<space>.means`` [c, d], ``<space>.counts`` [c] and
     ``<space>.present`` [classes], true for the c classes that follow; a space is a set of classes."""
 
@@ -163,8 +163,8 @@ class Prototypes(Artefact):
 
 
 @dataclass(frozen=True)
-class Coded(Artefact):
-    """Another artefact as ``compression`` lays it out; it exists on the wire only.
+class Coded(TensorBundle):
+    """Another bundle as ``compression`` lays it out; it exists on the wire only.
 
     Attributes:
         of: its kind.
@@ -176,8 +176,8 @@ class Coded(Artefact):
     kind: ClassVar[str] = "coded"
 
 
-KINDS: dict[str, type[Artefact]] = {
-    cls.kind: cls for cls in (Artefact, Weights, Representations, Scores, Prototypes, Coded)
+KINDS: dict[str, type[TensorBundle]] = {
+    cls.kind: cls for cls in (TensorBundle, Weights, Representations, Logits, Prototypes, Coded)
 }
 
 
@@ -185,17 +185,17 @@ KINDS: dict[str, type[Artefact]] = {
 class Payload:
     """Named fields of a message."""
 
-    fields: Mapping[str, Artefact | Scalar] = field(default_factory=dict)
+    fields: Mapping[str, TensorBundle | Scalar] = field(default_factory=dict)
 
     @property
-    def artefacts(self) -> dict[str, Artefact]:
+    def bundles(self) -> dict[str, TensorBundle]:
         """The fields that hold tensors."""
-        return {name: value for name, value in self.fields.items() if isinstance(value, Artefact)}
+        return {name: value for name, value in self.fields.items() if isinstance(value, TensorBundle)}
 
     @property
     def scalars(self) -> dict[str, Scalar]:
         """The other fields."""
-        return {name: value for name, value in self.fields.items() if not isinstance(value, Artefact)}
+        return {name: value for name, value in self.fields.items() if not isinstance(value, TensorBundle)}
 
     def require_sound(self, limits: Limits, sent: Callable[[str], Mapping[str, Tensor]] = lambda field: {}) -> None:
         """Raise PayloadError if any tensor or number is NaN or infinite, or a norm is beyond its limit.
@@ -204,8 +204,8 @@ class Payload:
             limits: on norms.
             sent: field -> weights that its sender started from.
         """
-        for name, artefact in self.artefacts.items():
-            artefact.require_sound(name, limits, sent(name))
+        for name, bundle in self.bundles.items():
+            bundle.require_sound(name, limits, sent(name))
         for name, value in self.scalars.items():
             if isinstance(value, float) and not value - value == 0.0:
                 raise PayloadError(f"{name} is {value}")

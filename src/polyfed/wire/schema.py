@@ -12,15 +12,15 @@ from typing import Any, Literal, TypeVar
 
 from polyfed.core.errors import PayloadError
 from polyfed.core.untrusted import plain
-from polyfed.wire.payload import Artefact, Payload, Scalar
+from polyfed.wire.payload import Payload, Scalar, TensorBundle
 
 _OTHERS = 1000  # further fields of a reply, such as metrics of every class
 _NAME = 128  # characters of the name of one
 
 F = TypeVar("F", bound=Callable[..., Any])
 Kind = Literal["step", "query", "fresh"]
-Declared = type[Artefact] | type[Scalar] | UnionType
-"""A type of field, or several that it may have (``Representations | Scores``)."""
+Declared = type[TensorBundle] | type[Scalar] | UnionType
+"""A type of field, or several that it may have (``Representations | Logits``)."""
 
 
 @dataclass(frozen=True)
@@ -134,7 +134,7 @@ def _require_named(payload: Payload) -> None:
             raise PayloadError(f"reply field {plain(name[:_NAME])!r} has no name of 1 to {_NAME} printable characters")
 
 
-def _fits(value: Artefact | Scalar, wanted: Declared) -> bool:
+def _fits(value: TensorBundle | Scalar, wanted: Declared) -> bool:
     if wanted is float:  # whole numbers lose their point in some encodings
         return isinstance(value, int | float) and not isinstance(value, bool)
     return type(value) in (typing.get_args(wanted) if isinstance(wanted, UnionType) else (wanted,))
@@ -143,4 +143,4 @@ def _fits(value: Artefact | Scalar, wanted: Declared) -> bool:
 def _name(kind: Declared) -> str:
     if isinstance(kind, UnionType):
         return " or ".join(map(_name, typing.get_args(kind)))
-    return kind.kind if issubclass(kind, Artefact) else kind.__name__
+    return kind.kind if issubclass(kind, TensorBundle) else kind.__name__

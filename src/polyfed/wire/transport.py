@@ -10,15 +10,15 @@ from pydantic import Field
 from torch import Tensor
 
 from polyfed.core.settings import Settings
-from polyfed.wire.compression import Form, decoded, encoded
+from polyfed.wire.compression import OutputKind, decoded, encoded
 from polyfed.wire.framing import identity
 from polyfed.wire.limits import Limits
-from polyfed.wire.payload import KINDS, Artefact, Coded, Payload, Prototypes, Rows, Weights, settled
+from polyfed.wire.payload import KINDS, Coded, Payload, Prototypes, Rows, TensorBundle, Weights, settled
 
 Encoding = Literal["float32", "float16", "bfloat16", "int8"]
 _WIRE = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16, "int8": torch.int8}
 _NOTHING: Mapping[str, Tensor] = {}
-_REMEMBERED = 8  # artefacts of a broadcast, one for each type of client
+_REMEMBERED = 8  # bundles of a broadcast, one for each type of client
 
 
 class Transport(Settings):
@@ -53,7 +53,7 @@ class Transport(Settings):
         """Whether replies are encoded against requests."""
         return self.topk is not None or self.unchanged == "omit"
 
-    def narrow(self, payload: Payload, received: Payload | None = None) -> Payload:
+    def encode(self, payload: Payload, received: Payload | None = None) -> Payload:
         """The payload as it crosses the wire.
 
         Args:
@@ -62,12 +62,12 @@ class Transport(Settings):
         """
         return self._each(self._narrowed)(payload, received)
 
-    def narrower(self) -> Callable[[Payload], Payload]:
-        """``narrow`` for several requests: what they share is narrowed once and stays shared."""
-        narrow = self._each(self._narrowed)
-        return lambda payload: narrow(payload, None)
+    def encoder(self) -> Callable[[Payload], Payload]:
+        """``encode`` for several requests: what they share is narrowed once and stays shared."""
+        encode = self._each(self._narrowed)
+        return lambda payload: encode(payload, None)
 
-    def widen(self, payload: Payload, received: Payload | None = None, limits: Limits | None = None) -> Payload:
+    def decode(self, payload: Payload, received: Payload | None = None, limits: Limits | None = None) -> Payload:
         """The payload as the receiver sees it.
 
         Args:
@@ -76,39 +76,41 @@ class Transport(Settings):
             limits: on what it unpacks to.
 
         Raises:
-            PayloadError: a compressed artefact is damaged, or refers to what was not sent.
+            PayloadError: a compressed bundle is damaged, or refers to what was not sent.
         """
         return self._each(self._widened(limits or Limits()))(payload, received)
 
-    def widener(self, limits: Limits) -> Callable[[Payload], Payload]:
-        """``widen`` for requests, one after the other: of what they share, the latest is widened once."""
-        widen = self._each(self._widened(limits), _REMEMBERED)
-        return lambda payload: widen(payload, None)
+    def decoder(self, limits: Limits) -> Callable[[Payload], Payload]:
+        """``decode`` for requests, one after the other: of what they share, the latest is widened once."""
+        decode = self._each(self._widened(limits), _REMEMBERED)
+        return lambda payload: decode(payload, None)
 
-    def _form(self, kind: type[Artefact]) -> Form:
+    def _form(self, kind: type[TensorBundle]) -> OutputKind:
         own = self.representations if issubclass(kind, Rows | Prototypes) else None
         is_weights = issubclass(kind, Weights)
         dtype = _WIRE[(self.weights if is_weights else own) or self.dtype]
-        return Form(dtype, self.topk if is_weights else None, self.unchanged == "omit")
+        return OutputKind(dtype, self.topk if is_weights else None, self.unchanged == "omit")
 
-    def _narrowed(self, item: Artefact, known: Mapping[str, Tensor]) -> Artefact:
+    def _narrowed(self, item: TensorBundle, known: Mapping[str, Tensor]) -> TensorBundle:
         return encoded(item, self._form(type(item)), known)
 
-    def _widened(self, limits: Limits) -> Callable[[Artefact, Mapping[str, Tensor]], Artefact]:
-        def widen(item: Artefact, known: Mapping[str, Tensor]) -> Artefact:
+    def _widened(self, limits: Limits) -> Callable[[TensorBundle, Mapping[str, Tensor]], TensorBundle]:
+        def decode(item: TensorBundle, known: Mapping[str, Tensor]) -> TensorBundle:
             if isinstance(item, Coded):
-                return decoded(item, self._form(KINDS.get(item.of, Artefact)), known, limits)
+                return decoded(item, self._form(KINDS.get(item.of, TensorBundle)), known, limits)
             return _as_fp32(item, self._form(type(item)).whole)
 
-        return widen
+        return decode
 
     def _each(
-        self, change: Callable[[Artefact, Mapping[str, Tensor]], Artefact], most: int | None = None
+        self, change: Callable[[TensorBundle, Mapping[str, Tensor]], TensorBundle], most: int | None = None
     ) -> Callable[[Payload, Payload | None], Payload]:
-        """``change`` for every artefact; what is the same is changed once, of the last ``most``."""
-        made: dict[Any, tuple[Artefact, Any, Artefact]] = {}  # with the originals, whose tensors' ids must stay taken
+        """``change`` for every bundle; what is the same is changed once, of the last ``most``."""
+        made: dict[
+            Any, tuple[TensorBundle, Any, TensorBundle]
+        ] = {}  # with the originals, whose tensors' ids must stay taken
 
-        def changed(item: Artefact, known: Artefact | None) -> Artefact:
+        def changed(item: TensorBundle, known: TensorBundle | None) -> TensorBundle:
             key = identity(item), None if known is None else identity(known)
             if key not in made:
                 made[key] = item, known, change(item, _NOTHING if known is None else known)
@@ -121,18 +123,18 @@ class Transport(Settings):
             known = self._known(received)
             return Payload(
                 {
-                    name: changed(item, known.get(name)) if isinstance(item, Artefact) else item
+                    name: changed(item, known.get(name)) if isinstance(item, TensorBundle) else item
                     for name, item in payload.fields.items()
                 }
             )
 
         return changed_all
 
-    def _known(self, received: Payload | None) -> Mapping[str, Artefact]:
-        return received.artefacts if received is not None and self.refers else {}
+    def _known(self, received: Payload | None) -> Mapping[str, TensorBundle]:
+        return received.bundles if received is not None and self.refers else {}
 
 
-def _as_fp32(item: Artefact, old: torch.dtype) -> Artefact:
+def _as_fp32(item: TensorBundle, old: torch.dtype) -> TensorBundle:
     tensors = {name: settled(value.float() if value.dtype == old else value) for name, value in item.items()}
     same = all(value is item[name] for name, value in tensors.items())
     return item if same else type(item)(tensors=tensors, **item.attributes())

@@ -32,7 +32,7 @@ class Tokens(View):
     delete: float = Field(default=0.0, ge=0, lt=1, description="share of the tokens then deleted, rounded down")
 
     def open(self, column: Column, modality: str, context: DataContext) -> Inputs:
-        """Open texts; they are tokenised once for all parties of the process."""
+        """Open texts; they are tokenised once for all participants of the process."""
         vocabulary = self.tokenizer.ready(modality, context)
         stamp = fingerprint_of(self.tokenizer.key(modality, context), self.length, column.fingerprint)
         key = f"tokens:{stamp}"

@@ -9,7 +9,7 @@ from polyfed.reporting.html.markup import Markup, tag
 
 
 @dataclass(frozen=True)
-class Part:
+class Segment:
     """A piece of a bar: how long, what it stands for, its colour, and how strong that is (0 to 1)."""
 
     value: float
@@ -18,7 +18,7 @@ class Part:
     strength: float = 1.0
 
 
-def bar_table(caption: str, rows: Mapping[str, Sequence[Part]], figures: Mapping[str, str], heading: str) -> Markup:
+def bar_table(caption: str, rows: Mapping[str, Sequence[Segment]], figures: Mapping[str, str], heading: str) -> Markup:
     """One bar a row, all on one scale from zero.
 
     Args:
@@ -47,7 +47,7 @@ def bar_table(caption: str, rows: Mapping[str, Sequence[Part]], figures: Mapping
     )
 
 
-def _part(part: Part, longest: float) -> Markup:
+def _part(part: Segment, longest: float) -> Markup:
     style = f"width:{100 * part.value / longest:.3g}%"
     strength = f";--strength:{100 * part.strength:.0f}%" if part.strength < 1 else ""
     return tag("span", class_=f"part c{part.colour}", style=style + strength, title=part.label)

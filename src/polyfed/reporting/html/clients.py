@@ -46,7 +46,7 @@ def clients(records: RunRecords) -> Markup:
 def _known(records: RunRecords) -> _Known:
     excluded: dict[str, list[Event]] = {}
     for event in records.excluded():
-        excluded.setdefault(event.party, []).append(event)
+        excluded.setdefault(event.participant, []).append(event)
     group_of = {client: group for group, members in records.groups.items() for client in members}
     return _Known(client_kinds(records), group_of, rounds_of(records), client_bytes(records), excluded)
 

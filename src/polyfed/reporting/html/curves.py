@@ -46,9 +46,9 @@ def client_curves(records: RunRecords) -> Markup:
     return Markup(grid(*charts) + shown)
 
 
-def main_metric(records: RunRecords, parties: Iterable[str], kind: str = "test") -> str:
-    """The metric that says most of some parties, empty if they have none."""
-    names = dict.fromkeys(name for party in parties for name in records.metric_names(party, kind))
+def main_metric(records: RunRecords, participants: Iterable[str], kind: str = "test") -> str:
+    """The metric that says most of some participants, empty if they have none."""
+    names = dict.fromkeys(name for participant in participants for name in records.metric_names(participant, kind))
     quality = [name for name in names if not is_context(name) and name != "loss"]
     return next((name for name in PREFERRED if name in names), quality[0] if quality else "")
 

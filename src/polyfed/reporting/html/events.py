@@ -16,22 +16,26 @@ _MOST_ROWS = 2000
 _FEW = 8  # up to so many events need no chart
 _COLUMNS = [
     Column("round", numeric=False),
-    Column("party", numeric=False),
+    Column("participant", numeric=False),
     Column("event", numeric=False),
     Column("reason", numeric=False),
 ]
 
 
 def events(records: RunRecords) -> Markup:
-    """A timeline that can be narrowed to one party; nothing if nothing happened."""
+    """A timeline that can be narrowed to one participant; nothing if nothing happened."""
     found = sorted([*records.events, *_returns(records)], key=lambda event: event.round)
     if not found:
         return Markup()
     shown = found[-_MOST_ROWS:]
-    rows = [[str(event.round), event.party, _pill(event.event), event.reason] for event in shown]
+    rows = [[str(event.round), event.participant, _pill(event.event), event.reason] for event in shown]
     caption = f"Events{'' if len(shown) == len(found) else f' (the last {len(shown):,} of {len(found):,})'}"
     table = data_table(
-        _COLUMNS, rows, caption=caption, id_="timeline", filters=[{"data_party": event.party} for event in shown]
+        _COLUMNS,
+        rows,
+        caption=caption,
+        id_="timeline",
+        filters=[{"data_participant": event.participant} for event in shown],
     )
     return Markup(_chart(found) + _filter(shown) + table)
 
@@ -47,14 +51,14 @@ def rounds_of(records: RunRecords) -> dict[str, list[int]]:
 
 def _returns(records: RunRecords) -> list[Event]:
     """Read off the ledger, where the run did not record it: a client that was excluded answers again."""
-    recorded = {(event.party, event.round) for event in records.events if event.event == _RETURNED}
+    recorded = {(event.participant, event.round) for event in records.events if event.event == _RETURNED}
     rounds = rounds_of(records)
     returns: dict[tuple[str, int], Event] = {}
     for event in records.excluded():
-        later = next((number for number in rounds.get(event.party, ()) if number > event.round), None)
-        if later is not None and not any((event.party, n) in recorded for n in range(event.round, later + 1)):
+        later = next((number for number in rounds.get(event.participant, ()) if number > event.round), None)
+        if later is not None and not any((event.participant, n) in recorded for n in range(event.round, later + 1)):
             reason = f"first answer after its exclusion in round {event.round}"
-            returns[event.party, later] = Event(later, event.party, _RETURNED, reason)
+            returns[event.participant, later] = Event(later, event.participant, _RETURNED, reason)
     return list(returns.values())
 
 
@@ -72,10 +76,13 @@ def _chart(found: Sequence[Event]) -> Markup:
 
 
 def _filter(shown: Sequence[Event]) -> Markup:
-    parties = sorted({event.party for event in shown})
-    options = [tag("option", "everybody", value=""), *(tag("option", party, value=party) for party in parties)]
+    participants = sorted({event.participant for event in shown})
+    options = [
+        tag("option", "everybody", value=""),
+        *(tag("option", participant, value=participant) for participant in participants),
+    ]
     control = tag("select", options, data_filter="timeline")
-    return tag("label", "party ", control, tag("output", f"{len(shown):,} events"), class_="filter scripted")
+    return tag("label", "participant ", control, tag("output", f"{len(shown):,} events"), class_="filter scripted")
 
 
 def _pill(kind: str) -> Markup:

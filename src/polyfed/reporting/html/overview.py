@@ -137,6 +137,6 @@ def _effort(records: RunRecords) -> Iterator[Card]:
         groups = " · ".join(f"{len(members):,} {group}" for group, members in records.groups.items())
         yield Card("clients", f"{len(records.clients):,}", groups)
         excluded = records.excluded()
-        parties = len({event.party for event in excluded})
-        more = f"of {parties:,} client{'s' if parties > 1 else ''}" if excluded else "nobody was left out"
+        participants = len({event.participant for event in excluded})
+        more = f"of {participants:,} client{'s' if participants > 1 else ''}" if excluded else "nobody was left out"
         yield Card("exclusions", f"{len(excluded):,}", more)

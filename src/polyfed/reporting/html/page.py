@@ -22,7 +22,7 @@ from polyfed.runs.records import RunRecords
 
 
 @dataclass(frozen=True)
-class Part:
+class Section:
     """A section of the page; it is left out, also from the menu, if it has no content."""
 
     id: str
@@ -73,17 +73,17 @@ def html_report(records: RunRecords) -> str:
     return f"<!DOCTYPE html>\n{tag('html', _head(title(records), script), body, lang='en')}\n"
 
 
-def _parts(records: RunRecords) -> list[Part]:
+def _parts(records: RunRecords) -> list[Section]:
     return [
-        Part("server", "Server", server_curves(records)),
-        Part("curves", "Client curves", client_curves(records)),
-        Part("partition", "Partition", partition(records)),
-        Part("traffic", "Bytes and time", traffic(records)),
-        Part("weights", "Aggregation weights", weights(records)),
-        Part("clients", "Clients", clients(records)),
-        Part("events", "Events", events(records)),
-        Part("configuration", "Configuration", configuration(records)),
-        Part("reading", "How to read the figures", explanation()),
+        Section("server", "Server", server_curves(records)),
+        Section("curves", "Client curves", client_curves(records)),
+        Section("partition", "Partition", partition(records)),
+        Section("traffic", "Bytes and time", traffic(records)),
+        Section("weights", "Aggregation weights", weights(records)),
+        Section("clients", "Clients", clients(records)),
+        Section("events", "Events", events(records)),
+        Section("configuration", "Configuration", configuration(records)),
+        Section("reading", "How to read the figures", explanation()),
     ]
 
 

@@ -7,7 +7,7 @@ from itertools import islice
 
 import numpy as np
 
-from polyfed.reporting.html.bars import Part, bar_table
+from polyfed.reporting.html.bars import Segment, bar_table
 from polyfed.reporting.html.cells import Cell, Column, data_table, folded
 from polyfed.reporting.html.curves import group_colour, heading
 from polyfed.reporting.html.heat_map import Frame, HeatMap
@@ -55,14 +55,16 @@ def _bars(group: str, held: Mapping[str, Holding], classes: Sequence[str], colou
     )
 
 
-def _parts(holding: Holding, classes: Sequence[str], strengths: Mapping[str, float], colour: int) -> list[Part]:
+def _parts(holding: Holding, classes: Sequence[str], strengths: Mapping[str, float], colour: int) -> list[Segment]:
     also = holding.also["items"] if holding.also else 0
-    more = [Part(also, f"in addition, of {holding.also['source']}: {also:,}", colour, 0.2)] if holding.also else []
+    more = [Segment(also, f"in addition, of {holding.also['source']}: {also:,}", colour, 0.2)] if holding.also else []
     if not holding.labels:
-        return [Part(holding.items - also, f"{holding.items - also:,} items", colour), *more]
+        return [Segment(holding.items - also, f"{holding.items - also:,} items", colour), *more]
     counts = holding.labels
     own = [
-        Part(counts[name], f"{name}: {counts[name]:,}", colour, strengths[name]) for name in classes if name in counts
+        Segment(counts[name], f"{name}: {counts[name]:,}", colour, strengths[name])
+        for name in classes
+        if name in counts
     ]
     return [*own, *more]
 
@@ -80,7 +82,7 @@ def _many(group: str, held: Mapping[str, Holding], classes: Sequence[str], colou
 def _sizes(held: Mapping[str, Holding], colour: int) -> Markup:
     sizes = np.array([holding.items for holding in held.values()])
     found = {name: float(np.quantile(sizes, share)) for name, share in _QUANTILES.items()}
-    rows = {name: [Part(size, count(size), colour)] for name, size in found.items()}
+    rows = {name: [Segment(size, count(size), colour)] for name, size in found.items()}
     return bar_table("Items of a client", rows, {name: count(size) for name, size in found.items()}, "client")
 
 

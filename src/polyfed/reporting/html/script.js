@@ -113,7 +113,7 @@
     });
   }
 
-  /* Filters: the rows of one party, or those with a text in them. */
+  /* Filters: the rows of one participant, or those with a text in them. */
   const filter = (control, id, noun, keep) => {
     const rows = [...document.getElementById(id).tBodies[0].rows];
     let kept = 0;
@@ -126,7 +126,7 @@
   };
   for (const control of all("[data-filter]")) {
     control.addEventListener("change", () =>
-      filter(control, control.dataset.filter, "events", (row) => !control.value || row.dataset.party === control.value));
+      filter(control, control.dataset.filter, "events", (row) => !control.value || row.dataset.participant === control.value));
   }
   for (const control of all("[data-search]")) {
     control.addEventListener("input", () => {

@@ -1,11 +1,11 @@
-"""Bytes and time: by round, by kind of artefact, by step and by client."""
+"""Bytes and time: by round, by kind of bundle, by step and by client."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping
 
-from polyfed.reporting.html.bars import Part, bar_table
+from polyfed.reporting.html.bars import Segment, bar_table
 from polyfed.reporting.html.cells import size
 from polyfed.reporting.html.charts import Line, grid, stacked_chart
 from polyfed.reporting.html.curves import heading
@@ -45,7 +45,7 @@ def _seconds(records: RunRecords) -> Markup:
 
 def _tables(records: RunRecords) -> Markup:
     kinds = _totals(records, lambda transfer: _named(transfer.kind))
-    artefacts = _totals(records, lambda transfer: f"{transfer.artefact} ({transfer.dtype or transfer.kind})")
+    bundles = _totals(records, lambda transfer: f"{transfer.bundle} ({transfer.dtype or transfer.kind})")
     steps = _totals(records, lambda transfer: _named(transfer.step))
     clients = client_bytes(records)
     shown = dict(sorted(clients.items(), key=lambda item: -item[1].total())[:_MOST_CLIENTS])
@@ -55,8 +55,8 @@ def _tables(records: RunRecords) -> Markup:
     else:
         caption = f"By client: the {_MOST_CLIENTS} with most bytes of {len(clients):,}"
     parts = [
-        _bars("By kind of artefact", _largest_first(kinds), "kind"),
-        _bars("By artefact", _largest_first(artefacts), "artefact") if len(artefacts) > len(kinds) else None,
+        _bars("By kind of bundle", _largest_first(kinds), "kind"),
+        _bars("By bundle", _largest_first(bundles), "bundle") if len(bundles) > len(kinds) else None,
         _bars("By step", _largest_first(steps), "step"),
     ]
     columns = [tag("div", parts), _bars(caption, shown, "client")]
@@ -70,7 +70,7 @@ def _tables(records: RunRecords) -> Markup:
 def _bars(caption: str, totals: Mapping[str, Counter[str]], heading: str) -> Markup:
     rows = {
         name: [
-            Part(counts[direction], f"{label}: {size(counts[direction])}", place)
+            Segment(counts[direction], f"{label}: {size(counts[direction])}", place)
             for place, (direction, label) in enumerate(DIRECTIONS.items(), start=1)
         ]
         for name, counts in totals.items()

@@ -77,7 +77,7 @@ class MLflow(Sink):
         found = client.get_experiment_by_name(self.experiment)
         if found is not None:
             return str(found.experiment_id)
-        # a server has a place for artefacts; the default of a local file would be below the working directory
+        # a server has a place for bundles; the default of a local file would be below the working directory
         place = {"artifact_location": (folder / "mlflow").resolve().as_uri()} if self.tracking_uri is None else {}
         return str(client.create_experiment(self.experiment, **place))
 

@@ -12,15 +12,15 @@ from typing import Any
 import numpy as np
 
 from polyfed.engines.flower_client import Facts
-from polyfed.wire.parts import Part
+from polyfed.wire.frames import Frame
 
 _BOUNDARY = 64
 _STARTING = 120.0  # seconds that a worker may take to come up, or to come back
 
 
-def errand(
-    address: str, kind: str, facts: Facts, parts: Sequence[Part], config: Mapping[str, Any]
-) -> tuple[Facts, Sequence[Part]]:
+def call_worker(
+    address: str, kind: str, facts: Facts, parts: Sequence[Frame], config: Mapping[str, Any]
+) -> tuple[Facts, Sequence[Frame]]:
     """Have the worker serve a message; see ``flower_client.Serve``.
 
     Raises:
@@ -35,7 +35,7 @@ def errand(
     return dict(found["facts"]), made
 
 
-def send(connection: Connection[Any, Any], content: Mapping[str, Any], parts: Sequence[Part]) -> None:
+def send(connection: Connection[Any, Any], content: Mapping[str, Any], parts: Sequence[Frame]) -> None:
     """Send JSON, then the bytes of the parts as they are."""
     layout = [(part.header, [buffer.nbytes for buffer in part.buffers]) for part in parts]
     connection.send_bytes(json.dumps({**content, "layout": layout}).encode())
@@ -44,11 +44,11 @@ def send(connection: Connection[Any, Any], content: Mapping[str, Any], parts: Se
             _write(connection, buffer)
 
 
-def receive(connection: Connection[Any, Any]) -> tuple[dict[str, Any], list[Part]]:
+def receive(connection: Connection[Any, Any]) -> tuple[dict[str, Any], list[Frame]]:
     """What ``send`` sent."""
     content = json.loads(connection.recv_bytes())
     layout = content.pop("layout")
-    parts = [Part(str(header), [_read(connection, int(size)) for size in sizes]) for header, sizes in layout]
+    parts = [Frame(str(header), [_read(connection, int(size)) for size in sizes]) for header, sizes in layout]
     return content, parts
 
 

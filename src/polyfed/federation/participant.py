@@ -20,7 +20,7 @@ from polyfed.data.samples import Batch, Samples
 from polyfed.federation.epochs import Epoch, Epochs
 from polyfed.federation.settings import TrainingSettings
 from polyfed.models.gates import undecayed
-from polyfed.models.model import Embedder, Model, Once
+from polyfed.models.model import CachedModel, Embedder, Model
 from polyfed.optim.settings import clip_gradients
 from polyfed.optim.state import load_optimizer_tensors, optimizer_tensors
 from polyfed.tasks.task import Task
@@ -35,7 +35,7 @@ Regulariser = Callable[[Embedder, Batch], Tensor]
 class Clock:
     """Which round it is, of how many, in a run with which seed.
 
-    ``epochs`` is by how many a round advances the schedules that decay by epoch, for all parties and loops alike.
+    ``epochs`` is by how many a round advances the schedules that decay by epoch, for all participants and loops alike.
     """
 
     seed: int
@@ -45,7 +45,7 @@ class Clock:
 
 
 class Trainer:
-    """One optimiser over a party's parameters, with its clipping, schedule and state.
+    """One optimiser over a participant's parameters, with its clipping, schedule and state.
 
     It steps only while ``epochs`` counts an epoch, at the rates that the schedule has for this one.
     """
@@ -117,23 +117,23 @@ def step_together(
 
 
 @dataclass(kw_only=True)
-class Party:
+class Participant:
     """A server or a client while it works in a round.
 
     Attributes:
         name: ``server`` or the client id; part of every random stream.
-        provide: gives the model, on its device: with the given weights, or else with the party's own.
-        objective: the task, if the party has one.
+        load_model: gives the model, on its device: with the given weights, or else with the participant's own.
+        objective: the task, if the participant has one.
         head_name: name of the task's head in ``model.heads``.
         training: optimiser, schedule and batch size.
         clock: seed and round.
-        public: the public set in the party's own views, if the federation has one.
+        public: the public set in the participant's own views, if the federation has one.
         precision: autocast type of forward passes.
         evaluation_batch: samples a batch when no gradient is needed.
     """
 
     name: str
-    provide: Callable[[Mapping[str, Tensor] | None], Model]
+    load_model: Callable[[Mapping[str, Tensor] | None], Model]
     clock: Clock
     objective: Task | None = None
     head_name: str = ""
@@ -148,14 +148,14 @@ class Party:
 
     @property
     def model(self) -> Model:
-        """The party's model; a party that has neither kept nor received weights starts from its initial ones."""
+        """The participant's model; with initial weights if it has neither kept nor received any."""
         if self._model is None:
-            self._model = self.provide(None)
+            self._model = self.load_model(None)
         return self._model
 
-    def receive(self, weights: Mapping[str, Tensor]) -> None:
+    def load_weights(self, weights: Mapping[str, Tensor]) -> None:
         """Take over the weights of the whole model; initial or kept ones are not even loaded."""
-        self._model = self.provide(weights)
+        self._model = self.load_model(weights)
 
     @property
     def device(self) -> torch.device:
@@ -182,7 +182,7 @@ class Party:
         return self.public
 
     def generator(self, purpose: str) -> torch.Generator:
-        """The random stream of this party for one purpose in this round."""
+        """The random stream of this participant for one purpose in this round."""
         return generator(self.clock.seed, self.clock.round, self.name, purpose)
 
     def trainer(
@@ -206,7 +206,7 @@ class Party:
     def epochs(self, number: int, *, once: bool = False) -> Iterator[int]:
         """The epochs of a training loop, from 0; only within one do trainers step, at their rates for this epoch.
 
-        A loop that runs ``once``, before a party's first round, has the rates of the first epochs of a schedule.
+        A loop that runs ``once``, before a participant's first round, has the rates of the first epochs of a schedule.
         """
         return self._epochs.through(number, once=once)
 
@@ -238,8 +238,8 @@ class Party:
         return passed(self.name, what, batches, epochs * a_pass, before=epoch * a_pass)
 
     def exchanged_index(self, count: int | None = None) -> Tensor:
-        """Which public samples parties exchange in this round, ascending: all, or ``count`` of them, drawn anew each
-        round and by all parties alike, so that no index need cross."""
+        """Which public samples are exchanged in this round, ascending: all, or ``count`` of them, drawn anew each round
+        and by all participants alike, so that no index need cross."""
         total = len(self.public_set)
         if count is None or count >= total:
             return torch.arange(total)
@@ -247,7 +247,7 @@ class Party:
         return order[:count].sort().values
 
     def exchanged(self, count: int | None = None) -> Samples:
-        """The public samples that parties exchange in this round, in public order."""
+        """The public samples that participants exchange in this round, in public order."""
         if count is None or count >= len(self.public_set):
             return self.public_set
         return self.public_set.subset(self.exchanged_index(count))
@@ -265,7 +265,7 @@ class Party:
                 yield chosen.batch(index, stream if augment else None).to(self.device)
 
     def task_loss(self, batch: Batch) -> Tensor:
-        """The party's own objective on a batch."""
+        """The participant's own objective on a batch."""
         with self.autocast():
             return self.task.loss(self.model, self.head, batch)
 
@@ -314,7 +314,7 @@ class Party:
         return done
 
     def _loss(self, batch: Batch, task_weight: float, regulariser: Regulariser | None) -> Tensor:
-        model, losses = Once(self.model), []
+        model, losses = CachedModel(self.model), []
         with self.autocast():
             if task_weight:
                 losses.append(task_weight * self.task.loss(model, self.head, batch))

@@ -1,4 +1,4 @@
-"""What parties say of public samples: representations by modality, or class scores."""
+"""What participants say of public samples: representations by modality, or class scores."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from torch import Tensor
 from polyfed.core.errors import ConfigError
 from polyfed.data.samples import Batch, Samples
 from polyfed.federation.client import ClientInfo
-from polyfed.federation.party import Party
+from polyfed.federation.participant import Participant
 from polyfed.federation.server import Server
 from polyfed.tasks.classification import Classification
-from polyfed.wire.payload import Representations, Scores
+from polyfed.wire.payload import Logits, Representations
 
-Knowledge = Representations | Scores
+PublicOutputs = Representations | Logits
 
 
-class Form(Protocol):
+class OutputKind(Protocol):
     """One kind of knowledge, by channel: a modality, or the target of the scores."""
 
     @property
@@ -29,15 +29,15 @@ class Form(Protocol):
         """L2 norm that a row may have in an average; longer ones are scaled down to it."""
         ...
 
-    def of(self, party: Party, samples: Samples, *, training: bool = False) -> dict[str, Tensor]:
-        """What a party knows of samples, channel -> [n, w], without gradient, on its device."""
+    def of(self, participant: Participant, samples: Samples, *, training: bool = False) -> dict[str, Tensor]:
+        """What a participant knows of samples, channel -> [n, w], without gradient, on its device."""
         ...
 
-    def outputs(self, party: Party, batch: Batch, channels: Sequence[str]) -> dict[str, Tensor]:
+    def outputs(self, participant: Participant, batch: Batch, channels: Sequence[str]) -> dict[str, Tensor]:
         """The same of a batch of public samples, [b, w], with gradient."""
         ...
 
-    def artefact(self, values: Mapping[str, Tensor], order: str) -> Knowledge:
+    def bundle(self, values: Mapping[str, Tensor], order: str) -> PublicOutputs:
         """As it crosses."""
         ...
 
@@ -45,7 +45,7 @@ class Form(Protocol):
         """Which of the channels that the server knows a client has."""
         ...
 
-    def labels(self, party: Party, samples: Samples) -> Int64[Tensor, " n"] | None:
+    def labels(self, participant: Participant, samples: Samples) -> Int64[Tensor, " n"] | None:
         """The true class of each sample, where classes are those of a target and the samples have it."""
         ...
 
@@ -54,7 +54,7 @@ class Form(Protocol):
         ...
 
     def require(self, server: Server) -> None:
-        """Check that all parties have such knowledge.
+        """Check that all participants have such knowledge.
 
         Raises:
             ConfigError: one has not.
@@ -63,21 +63,21 @@ class Form(Protocol):
 
 
 @dataclass(frozen=True)
-class RepresentationForm:
+class RepresentationKind:
     """Representations of unit norm, by modality."""
 
     largest: float = 1.0
 
-    def of(self, party: Party, samples: Samples, *, training: bool = False) -> dict[str, Tensor]:
-        """Representations of all modalities that party and samples have."""
-        return party.represent(samples, training=training)
+    def of(self, participant: Participant, samples: Samples, *, training: bool = False) -> dict[str, Tensor]:
+        """Representations of all modalities that participant and samples have."""
+        return participant.represent(samples, training=training)
 
-    def outputs(self, party: Party, batch: Batch, channels: Sequence[str]) -> dict[str, Tensor]:
+    def outputs(self, participant: Participant, batch: Batch, channels: Sequence[str]) -> dict[str, Tensor]:
         """Representations of a batch."""
-        with party.autocast():
-            return {name: party.model.represent(name, batch.inputs[name]) for name in channels}
+        with participant.autocast():
+            return {name: participant.model.represent(name, batch.inputs[name]) for name in channels}
 
-    def artefact(self, values: Mapping[str, Tensor], order: str) -> Representations:
+    def bundle(self, values: Mapping[str, Tensor], order: str) -> Representations:
         """A message of them."""
         return Representations(dict(values), order=order)
 
@@ -85,7 +85,7 @@ class RepresentationForm:
         """The client's modalities, as far as the server encodes them."""
         return tuple(name for name in client.modalities if name in known)
 
-    def labels(self, party: Party, samples: Samples) -> None:
+    def labels(self, participant: Participant, samples: Samples) -> None:
         """There are none: sample k is a class of its own."""
         return
 
@@ -98,8 +98,8 @@ class RepresentationForm:
 
 
 @dataclass(frozen=True)
-class ScoreForm:
-    """Class scores (logits) of one classification that all parties have.
+class LogitKind:
+    """Class scores (logits) of one classification that all participants have.
 
     Attributes:
         largest: norm of a row of scores at most; its mean is taken off first, which no softmax feels.
@@ -107,42 +107,42 @@ class ScoreForm:
 
     largest: float = 100.0
 
-    def of(self, party: Party, samples: Samples, *, training: bool = False) -> dict[str, Tensor]:
-        """Scores of all samples, in evaluation mode (or training mode and view)."""
-        task, was = _classification(party), party.model.training
-        stream = party.generator("scores") if training else None
-        party.model.train(training)
+    def of(self, participant: Participant, samples: Samples, *, training: bool = False) -> dict[str, Tensor]:
+        """Logits of all samples, in evaluation mode (or training mode and view)."""
+        task, was = _classification(participant), participant.model.training
+        stream = participant.generator("scores") if training else None
+        participant.model.train(training)
         parts = []
         try:
             with torch.no_grad():
-                for index in torch.split(torch.arange(len(samples)), party.evaluation_batch):
-                    parts.append(self._scores(party, task, samples.batch(index, stream).to(party.device)))
+                for index in torch.split(torch.arange(len(samples)), participant.evaluation_batch):
+                    parts.append(self._scores(participant, task, samples.batch(index, stream).to(participant.device)))
         finally:
-            party.model.train(was)
+            participant.model.train(was)
         return {task.target: torch.cat(parts)}
 
-    def outputs(self, party: Party, batch: Batch, channels: Sequence[str]) -> dict[str, Tensor]:
-        """Scores of a batch."""
-        task = _classification(party)
+    def outputs(self, participant: Participant, batch: Batch, channels: Sequence[str]) -> dict[str, Tensor]:
+        """Logits of a batch."""
+        task = _classification(participant)
         foreign = [name for name in channels if name != task.target]
         if foreign:
             raise ConfigError(
-                f"scores of '{foreign[0]}' are exchanged, but '{party.name}' classifies '{task.target}'; give all "
-                "parties one target"
+                f"scores of '{foreign[0]}' are exchanged, but '{participant.name}' classifies '{task.target}'; "
+                "give all participants one target"
             )
-        return {name: self._scores(party, task, batch) for name in channels}
+        return {name: self._scores(participant, task, batch) for name in channels}
 
-    def artefact(self, values: Mapping[str, Tensor], order: str) -> Scores:
+    def bundle(self, values: Mapping[str, Tensor], order: str) -> Logits:
         """A message of them."""
-        return Scores(dict(values), order=order)
+        return Logits(dict(values), order=order)
 
     def channels(self, client: ClientInfo, known: Sequence[str]) -> tuple[str, ...]:
         """All of them."""
         return tuple(known)
 
-    def labels(self, party: Party, samples: Samples) -> Int64[Tensor, " n"] | None:
+    def labels(self, participant: Participant, samples: Samples) -> Int64[Tensor, " n"] | None:
         """The samples' own classes, if they have any."""
-        found = samples.targets.get(_classification(party).target)
+        found = samples.targets.get(_classification(participant).target)
         return None if found is None else found.long()
 
     def anchors(self, known: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
@@ -163,23 +163,24 @@ class ScoreForm:
                     "clients and the server one classification, or set algorithm.exchange=representations"
                 )
 
-    def _scores(self, party: Party, task: Classification, batch: Batch) -> Tensor:
-        with party.autocast():
-            found = task.scores(party.model, party.head, batch)
+    def _scores(self, participant: Participant, task: Classification, batch: Batch) -> Tensor:
+        with participant.autocast():
+            found = task.scores(participant.model, participant.head, batch)
         found = found.float()
         return found - found.mean(1, keepdim=True)
 
 
-def _classification(party: Party) -> Classification:
-    if not isinstance(party.task, Classification):
+def _classification(participant: Participant) -> Classification:
+    if not isinstance(participant.task, Classification):
         raise ConfigError(
-            f"algorithm.exchange is scores, but the task of '{party.name}' is '{party.task.component_name()}'; give it "
-            "a classification, or set algorithm.exchange=representations"
+            f"algorithm.exchange is scores, but the task of '{participant.name}' is "
+            f"'{participant.task.component_name()}'; give it a classification, or set "
+            "algorithm.exchange=representations"
         )
-    return party.task
+    return participant.task
 
 
-def bounded(values: Tensor, largest: float) -> Tensor:
+def clip_row_norms(values: Tensor, largest: float) -> Tensor:
     """Rows [n, w] whose norm is at most ``largest``: longer ones are scaled down, so that no sender outweighs others.
 
     A hundredth more is let pass, as honest rows of unit norm are that much longer after rounding on the wire.

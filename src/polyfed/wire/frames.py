@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
-class Part:
-    """One artefact as it crosses: JSON, and the bytes of its tensors in the order of the JSON."""
+class Frame:
+    """One bundle as it crosses: JSON, and the bytes of its tensors in the order of the JSON."""
 
     header: str
     buffers: Sequence[memoryview]

@@ -18,14 +18,14 @@ from polyfed.data.item_classes import ItemClasses, item_classes, item_groups
 from polyfed.data.source import Split
 from polyfed.data.units import Indices, Units, grouped
 from polyfed.federation.settings import GroupSettings
-from polyfed.partitions.dealing import dealt
+from polyfed.partitions.proportional import dealt
 
 LEAST_DEALT = 2
 """Test items that every client gets where they are dealt out: fewer make neither a ranking nor a batch."""
 
 
 @dataclass(frozen=True)
-class Deal:
+class Assignment:
     """How the items of one group of clients are dealt out.
 
     Attributes:

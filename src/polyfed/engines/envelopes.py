@@ -10,16 +10,16 @@ from typing import Any
 from polyfed.core.errors import PayloadError
 from polyfed.core.untrusted import plain
 from polyfed.federation.cohort import Answer, Request
+from polyfed.wire.frames import Frame
 from polyfed.wire.framing import pack, parsed, require_within, unpack, whole_number
 from polyfed.wire.limits import Limits
-from polyfed.wire.parts import Part
 from polyfed.wire.payload import Payload
 
 _ERROR, _DETAILS = 1_000, 20_000  # characters that are kept of what went wrong, and of the end of a traceback
 
 
 @dataclass(frozen=True)
-class Parcel:
+class Envelope:
     """A request or an answer on its way: JSON, and which parts its message refers to.
 
     Attributes:
@@ -31,14 +31,14 @@ class Parcel:
     places: tuple[int, ...] = ()
 
 
-def parcel_requests(requests: Sequence[Request], *, checksums: bool = False) -> tuple[list[Parcel], list[Part]]:
+def envelope_requests(requests: Sequence[Request], *, checksums: bool = False) -> tuple[list[Envelope], list[Frame]]:
     """Requests ready to be carried; what they share is one part."""
     messages, parts = pack({request.client: request.payload for request in requests}, checksums=checksums)
-    return [_parcel(_facts(request), messages[request.client]) for request in requests], parts
+    return [_envelope(_facts(request), messages[request.client]) for request in requests], parts
 
 
-def request_of(text: str, parts: Sequence[Part], limits: Limits) -> Request:
-    """The request of a parcel's text and its own parts, in the order of ``places``.
+def request_of(text: str, parts: Sequence[Frame], limits: Limits) -> Request:
+    """The request of a envelope's text and its own parts, in the order of ``places``.
 
     Raises:
         PayloadError: it is damaged or beyond the limits.
@@ -58,16 +58,16 @@ def request_of(text: str, parts: Sequence[Part], limits: Limits) -> Request:
         raise PayloadError(f"damaged request: {type(error).__name__}: {error}") from error
 
 
-def parcel_answer(answer: Answer, *, checksums: bool = False) -> tuple[str, list[Part]]:
+def parcel_answer(answer: Answer, *, checksums: bool = False) -> tuple[str, list[Frame]]:
     """An answer ready to be carried."""
     facts = {"client": answer.client, "error": answer.error, "details": answer.details}
     if answer.payload is None:
         return json.dumps(facts), []
     messages, parts = pack({"": answer.payload}, checksums=checksums)
-    return _parcel(facts, messages[""]).text, parts
+    return _envelope(facts, messages[""]).text, parts
 
 
-def answer_of(client: str, text: str, parts: Sequence[Part], limits: Limits) -> Answer:
+def answer_of(client: str, text: str, parts: Sequence[Frame], limits: Limits) -> Answer:
     """The answer of a client, or what is wrong with it as one."""
     try:
         require_within(text, parts, limits)
@@ -82,12 +82,12 @@ def answer_of(client: str, text: str, parts: Sequence[Part], limits: Limits) -> 
         return Answer(client, error=str(error))
 
 
-def _parcel(facts: dict[str, Any], message: str) -> Parcel:
+def _envelope(facts: dict[str, Any], message: str) -> Envelope:
     """The message is made to refer to parts by their place among its own, not among those of all messages."""
     content = json.loads(message)
     own = sorted(set(content["parts"].values()))
     content["parts"] = {name: own.index(place) for name, place in content["parts"].items()}
-    return Parcel(json.dumps(facts | {"message": json.dumps(content, separators=(",", ":"))}), tuple(own))
+    return Envelope(json.dumps(facts | {"message": json.dumps(content, separators=(",", ":"))}), tuple(own))
 
 
 def _facts(request: Request) -> dict[str, Any]:
@@ -100,7 +100,7 @@ def _facts(request: Request) -> dict[str, Any]:
     }
 
 
-def _payload(content: dict[str, Any], parts: Sequence[Part], limits: Limits) -> Payload:
+def _payload(content: dict[str, Any], parts: Sequence[Frame], limits: Limits) -> Payload:
     if not isinstance(content.get("message"), str):
         raise PayloadError("damaged message: there is no message in it")
     return unpack(content["message"], parts, limits)
