@@ -8,7 +8,7 @@ export HF_HUB_DISABLE_TELEMETRY := 1
 export TOKENIZERS_PARALLELISM := false
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test test-all bench lint clean
+.PHONY: help install demo test test-all bench lint house clean
 
 help:
 	@echo "make demo      train a small multimodal federation on generated data, with a report at the end"
@@ -42,9 +42,13 @@ bench-deployed: install
 	$(BIN)/python benchmarks/kills.py --kills 20
 
 lint: install
-	$(BIN)/ruff check src tests benchmarks
-	$(BIN)/ruff format --check src tests benchmarks
+	$(BIN)/ruff check src tests benchmarks scripts
+	$(BIN)/ruff format --check src tests benchmarks scripts
 	$(BIN)/mypy
+
+# sizes, complexity, imports, duplicates, names: fails when one slips
+house: install
+	$(BIN)/python scripts/house.py --worst
 
 clean:
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache

@@ -1,0 +1,60 @@
+"""Imports run downwards only, in no circles, and nothing stands at the root; what reads them sees it if not."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from imports import cycles, modules, upward
+
+SOURCE = Path(__file__).parents[2] / "src" / "polyfed"
+
+
+def test_imports_run_downwards() -> None:
+    assert upward(modules(SOURCE)) == []
+
+
+def test_no_modules_or_packages_import_each_other() -> None:
+    assert cycles(modules(SOURCE)) == []
+
+
+def tree(root: Path, **sources: str) -> Path:
+    """A package ``polyfed`` with modules by name (``core__a`` is ``core/a.py``, ``public`` the package's own)."""
+    for name, source in sources.items():
+        path = root / "polyfed" / f"{'__init__' if name == 'public' else name.replace('__', '/')}.py"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(source)
+    return root / "polyfed"
+
+
+@pytest.mark.parametrize(
+    ("sources", "expected"),
+    [
+        ({"core__a": "from polyfed.data.b import x", "data__b": ""}, ["polyfed.core.a -> polyfed.data.b"]),
+        ({"core__a": "def f():\n    import polyfed.data.b", "data__b": ""}, ["polyfed.core.a -> polyfed.data.b"]),
+        ({"loose": "", "core__a": ""}, ["polyfed.loose stands at the root"]),
+        ({"public": "", "data__b": "import polyfed"}, ["polyfed.data.b -> polyfed"]),
+        ({"core__a": "", "data__b": "from polyfed.core import a"}, []),
+    ],
+)
+def test_an_upward_import_is_seen(tmp_path: Path, sources: dict[str, str], expected: list[str]) -> None:
+    assert upward(modules(tree(tmp_path, **sources))) == expected
+
+
+@pytest.mark.parametrize(
+    ("sources", "expected"),
+    [
+        (
+            {"core__a": "from polyfed.core.b import x", "core__b": "from polyfed.core import a"},
+            [["polyfed.core.a", "polyfed.core.b"]],
+        ),
+        ({"core__a": "def f():\n    from polyfed.core.b import x", "core__b": "from polyfed.core import a"}, []),
+        (
+            {"models__a": "from polyfed.optim.b import x", "optim__b": "def f():\n    from polyfed.models import a"},
+            [["models", "optim"]],
+        ),
+    ],
+)
+def test_a_circle_is_seen(tmp_path: Path, sources: dict[str, str], expected: list[list[str]]) -> None:
+    assert cycles(modules(tree(tmp_path, **sources))) == expected
