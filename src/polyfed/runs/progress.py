@@ -33,17 +33,17 @@ class Progress:
     def client_started(self, client: str, step: str) -> None:
         """A client begins to work on a step."""
 
-    def working(self, party: str, what: str, done: int, total: int) -> None:
+    def working(self, participant: str, what: str, done: int, total: int) -> None:
         """A client or the server has done ``done`` of ``total`` parts of something (0: nobody knows how many)."""
 
     def client_done(self, client: str, step: str, seconds: float) -> None:
         """A client has answered a step of the round."""
 
-    def event(self, round_number: int, party: str, event: str, reason: str) -> None:
+    def event(self, round_number: int, participant: str, event: str, reason: str) -> None:
         """Something noteworthy happened, such as the exclusion of a client."""
 
-    def evaluated(self, round_number: int, party: str, kind: str, metrics: Metrics) -> None:
-        """A party was measured."""
+    def evaluated(self, round_number: int, participant: str, kind: str, metrics: Metrics) -> None:
+        """A participant was measured."""
 
     def traffic(self, round_number: int, up: int, down: int) -> None:
         """Bytes that crossed the wire in a round, told before it is finished."""
