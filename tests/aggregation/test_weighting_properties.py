@@ -91,18 +91,6 @@ def test_gca_is_the_contrastive_score_bit_for_bit():
     assert torch.equal(ours, contrastive_scores(one.values, two["b"], tau=0.1, include_self=True))
 
 
-def test_gca_passes_its_backend_and_generator_on():
-    def run(seed):
-        draw = torch.Generator().manual_seed(seed)
-        one = client(0, size=300)
-        return choose("gca", backend="sampled").log_weights(evidence(one, of=known(300), generator=draw))
-
-    one = client(0, size=300)
-    assert torch.equal(run(0), run(0))
-    with pytest.raises(ConfigError, match="generator"):
-        choose("gca", backend="sampled").log_weights(evidence(one))
-
-
 # ---- edges
 
 
@@ -221,7 +209,6 @@ def test_a_modality_that_the_server_lacks_is_refused(name):
     ("fields", "match"),
     [
         ({"name": "gca", "tau": 0}, "greater than 0"),
-        ({"name": "gca", "backend": "bf16", "mask_siblings": True}, "mask_siblings needs backend 'exact'"),
         ({"name": "sed", "temperature": -1}, "greater than 0"),
         ({"name": "entropy", "floor": 0}, "greater than 0"),
         ({"name": "sedd"}, "did you mean 'sed'"),

@@ -43,8 +43,6 @@ class Evidence:
     """True classes, for class scores, where the public set has them."""
     items: Int64[Tensor, " n"] | None = None
     """Ascending number of the item behind each sample."""
-    generator: torch.Generator | None = None
-    """On the CPU; what an approximation draws with."""
 
     @property
     def is_scores(self) -> bool:
@@ -121,8 +119,8 @@ class Weighting(Component):
 
 
 def log_share(found: Statistics) -> Float[Tensor, " n"]:
-    """x_kk - log sum_j exp x_kj over the own anchor and its rivals, from ``positive`` and ``rest``."""
-    return found["positive"] - torch.logaddexp(found["positive"], found["rest"])
+    """x_kk - log sum_j exp x_kj over the own anchor and its rivals, from ``positive`` and ``negatives_lse``."""
+    return found["positive"] - torch.logaddexp(found["positive"], found["negatives_lse"])
 
 
 def log_count(examples: float) -> float:

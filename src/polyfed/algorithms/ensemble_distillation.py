@@ -185,7 +185,6 @@ class EnsembleDistillation(Algorithm):
             channels=len(reply.sender.modalities),
             labels=None if labels is None else labels.to(values.device),
             items=samples.items.to(values.device),
-            generator=generator(server.clock.seed, server.clock.round, reply.sender.id, "scores"),
         )
 
     def targets(self, server: Server, gathered: Mapping[str, Gathered]) -> dict[str, Ensembled]:

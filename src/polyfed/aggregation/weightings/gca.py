@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import math
-from typing import Annotated, ClassVar, Self
+from typing import Annotated, ClassVar
 
 import torch
 from jaxtyping import Float
-from pydantic import Field, model_validator
+from pydantic import Field
 from torch import Tensor
 
-from polyfed.aggregation.gca import Backend, contrastive_scores
+from polyfed.aggregation.gca import contrastive_scores
 from polyfed.aggregation.statistics import row_statistics
 from polyfed.aggregation.weighting import OF_REPRESENTATIONS, Evidence, Weighting, log_share
 from polyfed.core.effects import Where
@@ -33,23 +33,14 @@ class GCA(Weighting):
     include_self: Annotated[bool, Where(OF_REPRESENTATIONS)] = Field(
         default=False, description="keep j = k in the sum of Eq. 4, as released"
     )
-    backend: Annotated[Backend, Where(OF_REPRESENTATIONS)] = Field(
-        default="exact", description="how Eq. 4 is evaluated"
-    )
     mask_siblings: Annotated[bool, Where(OF_REPRESENTATIONS)] = Field(
         default=False, description="leave captions of the same picture out of Eq. 4's sum"
     )
 
-    @model_validator(mode="after")
-    def _exact(self) -> Self:
-        if self.mask_siblings and self.backend != "exact":
-            raise ValueError(f"mask_siblings needs backend 'exact', not '{self.backend}'")
-        return self
-
     def log_weights(self, evidence: Evidence) -> Float[Tensor, " n"]:
         """Mean over the other modalities of Eq. 4's score; 0 for a sample without negatives."""
         if evidence.is_scores:
-            return log_share(evidence.statistics({"positive", "rest"}, tau=self.tau))
+            return log_share(evidence.statistics({"positive", "negatives_lse"}, tau=self.tau))
         others = [values for modality, values in evidence.known.items() if modality != evidence.channel]
         if not others:
             raise ConfigError(
@@ -65,10 +56,8 @@ class GCA(Weighting):
                 *(evidence.values, other),
                 tau=self.tau,
                 include_self=self.include_self,
-                backend=self.backend,
-                generator=evidence.generator,
             )
-        found = row_statistics(evidence.values, other, {"positive", "rest"}, tau=self.tau, items=items)
+        found = row_statistics(evidence.values, other, {"positive", "negatives_lse"}, tau=self.tau, items=items)
         if self.include_self:
             return log_share(found)
-        return (found["positive"] - found["rest"]).masked_fill_(found["rest"] == -math.inf, 0)
+        return (found["positive"] - found["negatives_lse"]).masked_fill_(found["negatives_lse"] == -math.inf, 0)
