@@ -153,7 +153,7 @@ class _Sound:
     """Raises PayloadError for weights or representations that are not what their sender was to send."""
 
     def __init__(self, method: FedAvg, server: Server, known: Representations) -> None:
-        self._like, self._known = method.like(server), known
+        self._like, self._known = method.shape_check(server), known
         self._rows, self._dim = len(server.public_set), server.model.dim
 
     def __call__(self, reply: Reply) -> None:

@@ -20,7 +20,7 @@ from polyfed.aggregation.weightings.variance import Variance
 from polyfed.algorithms.algorithm import Lifetime, Reply, client_query, client_step, each
 from polyfed.algorithms.either_form import OF_FORM, EitherForm
 from polyfed.algorithms.ensemble_distillation import DISTILS, Gathered
-from polyfed.algorithms.fedavg import ShapeCheck
+from polyfed.algorithms.shared.global_models import ShapeCheck
 from polyfed.core.effects import Condition, Never, Not, Only
 from polyfed.core.untrusted import read_json
 from polyfed.data.samples import Batch
