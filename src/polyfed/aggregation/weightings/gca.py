@@ -41,10 +41,10 @@ class GCA(Weighting):
         """Mean over the other modalities of Eq. 4's score; 0 for a sample without negatives."""
         if evidence.is_scores:
             return log_share(evidence.statistics({"positive", "negatives_lse"}, tau=self.tau))
-        others = [values for modality, values in evidence.known.items() if modality != evidence.channel]
+        others = [values for modality, values in evidence.server_outputs.items() if modality != evidence.output]
         if not others:
             raise ConfigError(
-                f"weighting 'gca' contrasts '{evidence.channel}' with another modality, but the server has none; "
+                f"weighting 'gca' contrasts '{evidence.output}' with another modality, but the server has none; "
                 "choose 'sed', which needs no other"
             )
         return torch.stack([self._scores(evidence, other) for other in others]).mean(0)
@@ -52,12 +52,9 @@ class GCA(Weighting):
     def _scores(self, evidence: Evidence, other: Float[Tensor, "n d"]) -> Float[Tensor, " n"]:
         items = evidence.siblings(self.mask_siblings)
         if items is None:
-            return contrastive_scores(
-                *(evidence.values, other),
-                tau=self.tau,
-                include_self=self.include_self,
-            )
-        found = row_statistics(evidence.values, other, {"positive", "negatives_lse"}, tau=self.tau, items=items)
+            return contrastive_scores(evidence.values, other, tau=self.tau, include_self=self.include_self)
+        statistics = row_statistics(evidence.values, other, {"positive", "negatives_lse"}, tau=self.tau, items=items)
         if self.include_self:
-            return log_share(found)
-        return (found["positive"] - found["negatives_lse"]).masked_fill_(found["negatives_lse"] == -math.inf, 0)
+            return log_share(statistics)
+        positive, negatives = statistics["positive"], statistics["negatives_lse"]
+        return (positive - negatives).masked_fill_(negatives == -math.inf, 0)
