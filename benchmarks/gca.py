@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from polyfed.aggregation.gca import Backend, contrastive_scores
+from polyfed.aggregation.gca import contrastive_scores
 from polyfed.aggregation.tiles import Blocks
 from polyfed.core.randomness import generator
 
@@ -67,28 +67,6 @@ def bench_exact(local: Tensor, other: Tensor, repeats: int) -> None:
     )
 
 
-def bench_approximate(local: Tensor, other: Tensor, repeats: int) -> None:
-    """The approximate backends against the exact scores: time, scratch and largest error."""
-    exact = contrastive_scores(local, other)
-    approximate: tuple[Backend, ...] = ("bf16", "cumulant2", "sampled")
-    for backend in approximate:
-
-        def work(backend: Backend = backend) -> Tensor:
-            return contrastive_scores(local, other, backend=backend, generator=generator(0, "bench"))
-
-        times = harness.interleaved({"exact": lambda: contrastive_scores(local, other), backend: work}, repeats)
-        harness.report(
-            f"gca_{backend}",
-            ratio=times["exact"].cpu / times[backend].cpu,
-            against="exact scores (larger is faster)",
-            samples=len(local),
-            dim=local.shape[1],
-            seconds=times[backend].cpu,
-            largest_error=float((work() - exact).abs().max()),
-            peak_extra_bytes=harness.peak_extra(work, local.device),
-        )
-
-
 def main() -> None:
     """Run all sizes."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -101,8 +79,6 @@ def main() -> None:
         draw = generator(0, size, dim)
         local, other = (F.normalize(torch.randn(size, dim, generator=draw), dim=1).to(arguments.device) for _ in "uv")
         bench_exact(local, other, repeats=9 if size <= 5_000 else 3 if size <= 20_000 else 1)
-        if size <= 5_000:
-            bench_approximate(local, other, repeats=3)
 
 
 if __name__ == "__main__":

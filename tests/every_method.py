@@ -63,7 +63,7 @@ def _kind(method: str) -> Any:
         return classifiers
     if method in ("fedaid", "feddra"):
         return aligned
-    exchanges_weights = issubclass(Algorithm.named(method), FedAvg) and method != "centralised"
+    exchanges_weights = issubclass(Algorithm.named(method), FedAvg)
     return transformers if exchanges_weights else three_kinds
 
 

@@ -39,7 +39,7 @@ def session_of(folder: Path, **algorithm: Any) -> Session:
 
 
 def known_of(session: Session) -> PublicOutputs:
-    return session.experiment.algorithm.known(session.server)
+    return session.experiment.algorithm.server_outputs(session.server)
 
 
 def encoders_of(session: Session, *modalities: str) -> Values:

@@ -6,15 +6,15 @@ from typing import Any
 
 _FAST = {"optimizer": {"kind": "adam", "lr": 0.05}}
 _SCORES = {"scores": True, "exchange": "scores"}
-_SHARED = {"layers": "blocks", "range": "modality"}
+_SHARED = {"name": "by_slot", "layers": "blocks", "range": "modality"}
 
 VALUES: dict[tuple[str, str], Any] = {
+    ("", "averaging"): _SHARED,
     ("", "diagnostic_samples"): 4,
     ("", "digest_batch_size"): 4,
     ("", "digest_loss"): "mse",
     ("", "kd_loss"): "mse",
     ("", "largest_score"): 1e-3,
-    ("", "layers"): "blocks",
     ("", "public_batch_size"): 4,
     ("", "public_batches_per_epoch"): 1,
     ("", "queue"): 4,
@@ -25,11 +25,11 @@ VALUES: dict[tuple[str, str], Any] = {
     ("fed_mae", "decoder_heads"): 4,
     ("fed_mae", "decoder_width"): 16,
     ("fedaid", "local_epochs"): 2,
-    ("fedcola", "layers"): "mlp",
+    ("fedcola", "averaging"): "by_type",
     ("feddra", "local_epochs"): 2,
     ("feddra", "measure_share"): 1.0,
     ("fedet", "largest_update"): 1e-3,
-    ("fediot", "layers"): "mlp",
+    ("fediot", "averaging"): "by_type",
     ("fedproto", "largest_norm"): 1.0,
     ("fedproto", "shared"): {"text": "texts"},
     ("fedprox", "mu"): 1.0,
@@ -41,15 +41,9 @@ VALUES: dict[tuple[str, str], Any] = {
 """Values that are valid and can make a difference in a tiny federation."""
 
 COMPANIONS: dict[tuple[str, str], dict[str, Any]] = {
-    ("", "compensation"): _SHARED,
-    ("", "denominator"): _SHARED | {"compensation": False},
     ("", "exchange"): {"scores": True},
-    ("", "factor"): _SHARED,
     ("", "first_public_epochs"): _SCORES,
     ("", "largest_score"): _SCORES,
-    ("", "layers"): {"range": "modality"},
-    ("", "names"): _SHARED,
-    ("", "range"): {"layers": "blocks"},
     ("creamfl_averaged", "aggregation"): {"distillation": _FAST},
     ("creamfl_averaged", "public_batch_size"): {"gamma": 5.0},
     ("creamfl_averaged", "tau_inter"): {"gamma": 5.0},
@@ -59,7 +53,6 @@ COMPANIONS: dict[tuple[str, str], dict[str, Any]] = {
     ("fedaid", "guidance_weight"): {"local_steps": 3},  # in the first step the anchors are met exactly
     ("fedaid", "local_epochs"): {"local_steps": None},
     ("fedaid", "teacher"): {"robust_steps": 50},
-    ("fedcola", "range"): {},
     ("feddra", "contrast_temperature"): {"guidance": "contrastive"},
     ("feddra", "divergence"): {"rho": 1e-3},
     ("feddra", "local_epochs"): {"local_steps": None},
@@ -69,6 +62,18 @@ COMPANIONS: dict[tuple[str, str], dict[str, Any]] = {
     ("fedprox", "norm"): {"mu": 1.0},
 }
 """Other settings without which a setting is refused, or makes no difference in a tiny federation."""
+
+AVERAGINGS: dict[tuple[str, str], tuple[dict[str, Any], Any]] = {
+    ("by_slot", "compensation"): (_SHARED, True),
+    ("by_slot", "denominator"): (_SHARED, "model"),
+    ("by_slot", "factor"): (_SHARED, 0.5),
+    ("by_slot", "layers"): ({"name": "by_slot", "range": "modality"}, "blocks"),
+    ("by_slot", "names"): (_SHARED, "released"),
+    ("by_slot", "range"): ({"name": "by_slot", "layers": "blocks"}, "modality"),
+    ("fedcola", "layers"): ({"name": "fedcola"}, "mlp"),
+    ("fediot", "layers"): ({"name": "fediot"}, "mlp"),
+}
+"""(averaging, field) -> other settings of it, and a value that makes a difference; others are derived."""
 
 EQUAL: dict[tuple[str, str], str] = {
     ("creamfl", "i_prev"): "memory or time, unless the training view or mode makes them differ, see public_augment",

@@ -15,8 +15,8 @@ from torch import Tensor
 
 from polyfed import Experiment, resume, run
 from polyfed.algorithms.creamfl import CreamFL
-from polyfed.algorithms.ensemble_distillation import EnsembleDistillation
 from polyfed.algorithms.fedafd import FedAFD
+from polyfed.algorithms.shared.ensemble_distillation import EnsembleDistillation
 from polyfed.core.settings import Component, Settings
 from polyfed.engines.flower import Flower
 from polyfed.engines.local import Local

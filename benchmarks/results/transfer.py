@@ -43,7 +43,7 @@ METHODS: Mapping[str, Method] = {
     "scaffold": Method(("algorithm.name=scaffold",)),
     "creamfl": Method(("algorithm.name=creamfl_averaged",)),
     "fedcola": Method(()),
-    "ca": Method(("algorithm.complement=none", "algorithm.compensation=false")),
+    "ca": Method(("algorithm.complement=none", "algorithm.averaging={name: fedcola, compensation: false}")),
     "ca+comp": Method(("algorithm.complement=none",), "fedcola"),
     "local": Method(("algorithm.name=local", *ALL_TESTED)),
     "centralised": Method(("algorithm.name=centralised", "run.sampling.cohort=null", *POOLED)),

@@ -15,7 +15,7 @@ from polyfed.aggregation.statistics import _Rivals, row_statistics, scores_stati
 from polyfed.aggregation.tiles import Blocks
 from polyfed.core.errors import ConfigError, PayloadError
 
-ALL = ("positive", "rest", "whole", "best_other", "winner", "entropy", "variance")
+ALL = ("positive", "negatives_lse", "lse", "best_negative", "winner", "entropy", "variance")
 SMALL = Blocks(4, 5)
 
 
@@ -35,9 +35,9 @@ def naive_row(logits, own, kin):
     whole, mean, winner = log_sum(logits), sum(logits) / len(logits), logits.index(max(logits))
     return {
         "positive": logits[own],
-        "rest": log_sum(others),
-        "whole": whole,
-        "best_other": max(others, default=-math.inf),
+        "negatives_lse": log_sum(others),
+        "lse": whole,
+        "best_negative": max(others, default=-math.inf),
         "winner": own if winner in kin or logits[own] == logits[winner] else winner,
         "entropy": -sum(math.exp(x - whole) * (x - whole) for x in logits),
         "variance": sum((x - mean) ** 2 for x in logits) / len(logits),
@@ -113,9 +113,9 @@ def test_half_precision_is_raised_to_fp32():
 
 def test_the_contrastive_score_is_positive_less_rest():
     rows, anchors = unit(40, 6, dtype=torch.float32), unit(40, 6, seed=1, dtype=torch.float32)
-    found = row_statistics(rows, anchors, {"positive", "rest"}, tau=0.1)
+    found = row_statistics(rows, anchors, {"positive", "negatives_lse"}, tau=0.1)
     score = contrastive_scores(rows, anchors, tau=0.1)
-    torch.testing.assert_close(found["positive"] - found["rest"], score, rtol=0, atol=2e-6)
+    torch.testing.assert_close(found["positive"] - found["negatives_lse"], score, rtol=0, atol=2e-6)
 
 
 def test_rows_of_several_clients_share_a_pass():
@@ -161,11 +161,11 @@ def test_duplicates_tie_though_products_round_differently_in_different_tiles():
 def test_a_sibling_that_wins_counts_as_the_sample_itself():
     anchors = torch.eye(3)[[0, 1, 2]]
     rows = torch.tensor([[0.5, 0.9, 0.1], [0.2, 0.3, 0.8], [0.0, 0.4, 0.3]])
-    plain = row_statistics(rows, anchors, ["winner", "best_other"])
-    masked = row_statistics(rows, anchors, ["winner", "best_other"], items=torch.tensor([0, 0, 1]))
+    plain = row_statistics(rows, anchors, ["winner", "best_negative"])
+    masked = row_statistics(rows, anchors, ["winner", "best_negative"], items=torch.tensor([0, 0, 1]))
     assert plain["winner"].tolist() == [1, 2, 1]
     assert masked["winner"].tolist() == [0, 2, 1]
-    assert masked["best_other"].tolist() == pytest.approx([0.1, 0.8, 0.4])
+    assert masked["best_negative"].tolist() == pytest.approx([0.1, 0.8, 0.4])
 
 
 def test_both_searches_find_the_same_rivals():
@@ -191,10 +191,10 @@ def test_both_searches_find_the_same_rivals():
 def test_an_anchor_without_rivals_has_no_rest():
     anchors = unit(4, 3)
     ours = row_statistics(anchors, anchors, ALL, items=torch.zeros(4, dtype=torch.int64), blocks=Blocks(3, 2))
-    assert ours["rest"].tolist() == [-math.inf] * 4
-    assert ours["best_other"].tolist() == [-math.inf] * 4
+    assert ours["negatives_lse"].tolist() == [-math.inf] * 4
+    assert ours["best_negative"].tolist() == [-math.inf] * 4
     assert ours["winner"].tolist() == [0, 1, 2, 3]
-    torch.testing.assert_close(ours["whole"], (anchors @ anchors.T).logsumexp(1))
+    torch.testing.assert_close(ours["lse"], (anchors @ anchors.T).logsumexp(1))
 
 
 def test_no_rows_give_no_statistics():
@@ -284,11 +284,11 @@ def test_class_scores_equal_the_loop(classes, tau):
 
 def test_class_scores_without_labels():
     scores = torch.tensor([[1.0, 3.0, 3.0], [2.0, 0.0, 1.0]], dtype=torch.float64)
-    ours = scores_statistics(scores, ("winner", "whole", "entropy", "variance"))
+    ours = scores_statistics(scores, ("winner", "lse", "entropy", "variance"))
     assert ours["winner"].tolist() == [1, 0]
     close({k: v for k, v in ours.items() if k != "winner"}, naive(scores, torch.eye(3)))
-    with pytest.raises(ConfigError, match=r"best_other.*need the true classes"):
-        scores_statistics(scores, ("winner", "best_other"))
+    with pytest.raises(ConfigError, match=r"best_negative.*need the true classes"):
+        scores_statistics(scores, ("winner", "best_negative"))
 
 
 def test_the_true_class_wins_ties():

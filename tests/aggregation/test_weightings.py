@@ -77,9 +77,9 @@ def share(row, k):
 REPRESENTATIONS = [
     ("mean", {}, lambda sent, k: 1.0),
     ("count", {}, lambda sent, k: sent.examples),
-    ("iot", {}, lambda sent, k: sent.examples * (100 if sent.channels > 1 else 1)),
-    ("iot", {"factor": 3}, lambda sent, k: sent.examples * (3 if sent.channels > 1 else 1)),
-    ("paired_only", {}, lambda sent, k: float(sent.channels > 1)),
+    ("iot", {}, lambda sent, k: sent.examples * (100 if sent.modalities > 1 else 1)),
+    ("iot", {"factor": 3}, lambda sent, k: sent.examples * (3 if sent.modalities > 1 else 1)),
+    ("paired_only", {}, lambda sent, k: float(sent.modalities > 1)),
     ("gca", {}, gca),
     ("gca", {"tau": 0.5}, lambda sent, k: gca(sent, k, tau=0.5)),
     ("gca", {"include_self": True}, lambda sent, k: gca(sent, k, ratio=share)),
@@ -125,7 +125,7 @@ def label(case):
 @pytest.mark.parametrize("clients", [1, 4])
 def test_representations_are_weighed_by_the_formula(case, clients):
     name, fields, formula = case
-    sent = [client(seed, channels=1 + seed % 2) for seed in range(1, 1 + clients)]
+    sent = [client(seed, modalities=1 + seed % 2) for seed in range(1, 1 + clients)]
     found = ensemble(choose(name, **fields), sent).result().values
     torch.testing.assert_close(found, naive_ensemble(formula, sent), rtol=1e-6, atol=1e-6)
 
@@ -134,8 +134,8 @@ def test_representations_are_weighed_by_the_formula(case, clients):
 @pytest.mark.parametrize("clients", [1, 4])
 def test_class_scores_are_weighed_by_the_formula(case, clients):
     name, fields, formula = case
-    sent = [voter(seed, channels=1 + seed % 2) for seed in range(1, 1 + clients)]
-    found = ensemble(choose(name, **fields), sent, channel="class", of={}, labels=labels()).result().values
+    sent = [voter(seed, modalities=1 + seed % 2) for seed in range(1, 1 + clients)]
+    found = ensemble(choose(name, **fields), sent, output="class", of={}, labels=labels()).result().values
     torch.testing.assert_close(found, naive_ensemble(formula, sent), rtol=1e-6, atol=1e-6)
 
 
@@ -167,7 +167,7 @@ def test_single_precision_is_enough(case):
 def test_siblings_are_rivals_unless_masked(name):
     items = torch.arange(SIZE) // 3
     server = {modality: g[items * 3] + 0.01 * g for modality, g in known().items()}  # captions are near duplicates
-    one = SimpleNamespace(values=server["a"].roll(1, 0).contiguous(), examples=1, channels=1)  # often the sibling's
+    one = SimpleNamespace(values=server["a"].roll(1, 0).contiguous(), examples=1, modalities=1)  # often the sibling's
     plain = choose(name).log_weights(evidence(one, of=server, items=items))
     masked = choose(name, mask_siblings=True).log_weights(evidence(one, of=server, items=items))
     within = torch.arange(SIZE) % 3 > 0  # rows that hold the representation of a sibling

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from by_hand import as_left, copies
 from every_method import METHODS, federation_for
+from polyfed.aggregation.averaging import Averaging
 from polyfed.algorithms.algorithm import Algorithm
 from polyfed.core.effects import Never, conditions_of
 from polyfed.core.errors import ConfigError
@@ -25,7 +26,7 @@ from polyfed.runs.experiment import Experiment
 from polyfed.runs.session import Session
 from polyfed.wire.ledger import Ledger
 from sessions import prepared
-from settings_to_flip import COMPANIONS, EQUAL, VALUES
+from settings_to_flip import AVERAGINGS, COMPANIONS, EQUAL, VALUES
 
 Config = dict[str, Any]
 Result = Mapping[str, Tensor]
@@ -67,6 +68,27 @@ def test_another_value_changes_the_result_or_is_refused(folder: Path, method: st
         alone = {} if refused(method, companion) else companion  # of two settings that need each other
         before, after = played(folder, method, alone), played(folder, method, {**companion, field: value})
         assert alike(before, after) == ((method, field) in EQUAL)
+
+
+def averaging_cases() -> Iterator[Any]:
+    """Each field of each averaging; those that it inherits as they are only once."""
+    met = set()
+    for name in sorted(Averaging.available()):
+        kind = Averaging.named(name)
+        for field in kind.model_fields:
+            place = declaring(kind, field), field
+            if place not in met:
+                yield pytest.param(name, field, id=f"{name}-{field}")
+            met.add(place)
+
+
+@pytest.mark.parametrize(("name", "field"), list(averaging_cases()))
+def test_another_value_of_an_averaging_changes_the_result(folder: Path, name: str, field: str) -> None:
+    info = Averaging.named(name).model_fields[field]
+    fellows, value = AVERAGINGS.get((name, field), ({"name": name}, _flipped(info.annotation, info.default)))
+    alone = {"name": name} if refused("fedavg", {"averaging": fellows}) else fellows  # of two that need each other
+    before = played(folder, "fedavg", {"averaging": alone})
+    assert not alike(before, played(folder, "fedavg", {"averaging": fellows | {field: value}}))
 
 
 def refused(method: str, settings: Config) -> bool:

@@ -283,7 +283,7 @@ def test_public_batches_of_an_epoch(
         {"kd_joint": True, "renormalise_target": True, "kd_loss": "cosine"},
         {"local_reg": "separate_pass", "i_prev": "on_the_fly", "extraction": "train", "public_augment": True},
         {"inter": False},
-        {"intra": False, "aggregation": {"name": "gca", "include_self": True, "backend": "bf16"}},
+        {"intra": False, "aggregation": {"name": "gca", "include_self": True}},
     ],
 )
 def test_every_switch_runs_and_two_runs_agree(creamfl: Config, tmp_path: Path, settings: Config) -> None:

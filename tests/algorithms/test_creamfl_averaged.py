@@ -289,8 +289,8 @@ def flat(weights: Tensors) -> Tensor:
     ("settings", "precision"),
     [
         ({}, "bfloat16"),
-        ({"gamma": 0.0, "public_batch_size": 128, "averaging": "sequential"}, "float32"),
-        ({"server_optimizer": "adam"}, "float32"),
+        ({"gamma": 0.0, "public_batch_size": 128, "averaging": {"name": "by_type", "mean": "sequential"}}, "float32"),
+        ({"averaging": {"name": "by_type", "server_optimizer": "adam"}}, "float32"),
     ],
 )
 def test_it_runs_the_same_on_a_real_wire(config: Config, tmp_path: Path, settings: Config, precision: str) -> None:

@@ -176,7 +176,8 @@ def test_settings_that_cannot_be(config: Config, settings: Config, message: str)
 
 
 def test_bfloat16_and_exchange_between_types(config: Config, tmp_path: Path) -> None:
-    config["algorithm"] |= {"layers": "encoder", "range": "modality", "server_optimizer": "adam", "mask_ratio": 0.6}
+    averaging = {"name": "by_slot", "layers": "encoder", "range": "modality", "server_optimizer": "adam"}
+    config["algorithm"] |= {"averaging": averaging, "mask_ratio": 0.6}
     config["run"] |= {"precision": "bfloat16"}
     config["clients"]["paired"]["model"]["final_norm"] = config["server"]["model"]["final_norm"] = False
     for encoder in config["clients"]["paired"]["model"]["encoders"].values():

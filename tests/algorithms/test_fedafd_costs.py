@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from by_hand import three_kinds
-from polyfed.algorithms.fedafd import FedAFD
+from polyfed.algorithms.shared.ensembles import Ensembles
 from polyfed.data.view import DataContext, InputSpec
 from polyfed.federation.cohort import Answer, Request
 from polyfed.models.discriminators import Discriminator
@@ -62,7 +62,7 @@ def test_costs_are_the_papers(
             yield Answer(one.client, Payload(fields))
 
     monkeypatch.setattr(session.engine, "exchange", exchange)
-    monkeypatch.setattr(FedAFD, "gather", lambda *arguments: None)
+    monkeypatch.setattr(Ensembles, "add", lambda *arguments: None)
     for number in range(1, 11):
         server.begin(number)
         session.experiment.algorithm.aggregate(server, session.cohort(number, ledger), known)

@@ -28,7 +28,7 @@ from aligned_federations import (
 from by_hand import aligned, assert_mean, play
 from fedaid_by_hand import contrast, guided, taught, without_statistics
 from polyfed.algorithms import fedaid
-from polyfed.algorithms.robust_alignment import local_view
+from polyfed.algorithms.shared.robust_alignment import local_view
 from polyfed.data.samples import Samples
 from polyfed.federation.client import Client
 from polyfed.federation.state import unflatten

@@ -19,7 +19,7 @@ from sessions import first_cohort, prepared
 Config = dict[str, Any]
 
 
-ACROSS = {"layers": "encoder", "range": "modality"}
+ACROSS = {"averaging": {"name": "by_slot", "layers": "encoder", "range": "modality"}}
 
 
 def test_a_round_equals_a_plain_loop(tiny: Config, tmp_path: Path) -> None:

@@ -34,6 +34,11 @@ def config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Config:
     return transformers(name="fedcola")
 
 
+def averaged(**settings: Any) -> Config:
+    """Settings of FedCola's averages."""
+    return {"averaging": {"name": "fedcola", **settings}}
+
+
 def gated_by_hand(session: Session, client_id: str, start: Weights, other: Weights) -> Weights:
     """SGD on W, g and W_out, with W + g W_out computed anew for every batch, then merged."""
     member = session.federation.members[client_id]
@@ -173,7 +178,7 @@ def test_blocks_that_do_not_match_are_named(config: Config, tmp_path: Path) -> N
     config["clients"]["text"]["model"] = text | {"encoders": {"text": text["encoders"]["text"] | {"depth": 3}}}
     with pytest.raises(ConfigError, match=r"'text/attention' of clients text-0, text-1 cannot be averaged .* paired"):
         prepared(config, tmp_path / "a")
-    config["algorithm"] |= {"layers": "none"}
+    config["algorithm"] |= {"averaging": "by_type"}
     with pytest.raises(ConfigError, match=r"slot 'image/\w+' of clients image cannot be averaged with slot 'text/\w+'"):
         prepared(config, tmp_path / "b")
     config["algorithm"] |= {"complement": "none"}
@@ -183,10 +188,10 @@ def test_blocks_that_do_not_match_are_named(config: Config, tmp_path: Path) -> N
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"layers": "atention"}, r"algorithm.layers: Input should be 'none', 'attention', 'mlp'"),
-        ({"range": "world"}, r"algorithm.range: Input should be 'own', 'modality' or 'all'"),
-        ({"factor": 0}, r"algorithm.factor: Input should be greater than 0"),
-        ({"factor": -1.0}, r"algorithm.factor: Input should be greater than 0"),
+        (averaged(layers="atention"), r"algorithm.averaging.layers: Input should be 'none', 'attention', 'mlp'"),
+        (averaged(range="world"), r"algorithm.averaging.range: Input should be 'own', 'modality' or 'all'"),
+        (averaged(factor=0), r"algorithm.averaging.factor: Input should be greater than 0"),
+        (averaged(factor=-1.0), r"algorithm.averaging.factor: Input should be greater than 0"),
         ({"complement": "norms"}, r"algorithm.complement: Input should be 'none', 'attention', 'mlp' or 'blocks'"),
     ],
 )
@@ -201,9 +206,9 @@ def test_bad_settings_are_named(config: Config, options: Config, message: str) -
     [
         {"train_out": False},
         {"send": "modules", "complement": "mlp"},
-        {"averaging": "sequential", "denominator": "model", "compensation": False},
-        {"layers": "mlp", "names": "released"},
-        {"layers": "blocks", "range": "all", "server_optimizer": {"name": "momentum", "momentum": 0.5}},
+        averaged(mean="sequential", denominator="model", compensation=False),
+        averaged(layers="mlp", names="released"),
+        averaged(layers="blocks", range="all", server_optimizer={"name": "momentum", "momentum": 0.5}),
     ],
 )
 def test_options_run_and_change_the_result(config: Config, tmp_path: Path, options: Config) -> None:
@@ -267,7 +272,7 @@ BLOCKS, MLP, ATTENTION = 12 * 1_774_464 * 4, 12 * 1_181_568 * 4, 12 * 591_360 * 
 def test_costs_are_the_papers_to_the_byte(
     config: Config, tmp_path: Path, options: Config, out: int, mib: float
 ) -> None:
-    config["algorithm"] |= options | ({"layers": "none"} if not out else {})
+    config["algorithm"] |= options | ({"averaging": "by_type"} if not out else {})
     found = downloads(paper_size(config), tmp_path)
     found["text"] -= TWO_MORE_CLASSES
     assert found == {"image": OWN[0] + out, "text": OWN[1] + out}

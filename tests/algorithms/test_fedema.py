@@ -289,7 +289,8 @@ def test_pictures_texts_and_pairs_of_transformers(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, precision: str
 ) -> None:
     monkeypatch.setenv("POLYFED_CACHE", str(tmp_path / "cache"))
-    config = augmented(transformers(**SMALL, layers="attention", range="all", server_optimizer="adam"))
+    averaging = {"name": "by_slot", "layers": "attention", "range": "all", "server_optimizer": "adam"}
+    config = augmented(transformers(**SMALL, averaging=averaging))
     config["run"] |= {"precision": precision}
     result = run(Experiment.parse(config), tmp_path / "run")
     assert result.records.excluded() == ()

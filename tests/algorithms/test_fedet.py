@@ -14,7 +14,7 @@ from torch.nn import functional as F
 from either import classifying, divergence, topics, unit, unlabelled
 from misbehaving import contents, cut_short
 from polyfed.aggregation.ensemble import Ensembled
-from polyfed.algorithms.fedet import Aim, FedET, Said, limited
+from polyfed.algorithms.fedet import Aim, FedET, Vote, limited
 from polyfed.core.errors import ConfigError
 from polyfed.federation.public_outputs import PublicOutputs
 from polyfed.reporting.reported import resume, run
@@ -54,7 +54,7 @@ def session_of(tiny: Config, folder: Path, form: str, **algorithm: Any) -> tuple
 def asked(session: Session, method: FedET, client: str, known: PublicOutputs) -> dict[str, Any]:
     """What a client replies in round 1."""
     (info,) = (info for info in session.server.clients if info.id == client)
-    weights, channels = session.server.weights_for(info), method.wanted(known)(info)
+    weights, channels = session.server.weights_for(info), method.asked_outputs(known)(info)
     payload = Payload({"weights": weights, "order": known.order, "channels": channels})
     return dict(site_of(session).handle(request(client, payload)).fields)
 
@@ -73,7 +73,7 @@ def test_consensus_and_who_contradicts_it(tiny: Config, tmp_path: Path, form: st
     tiny["public"]["per_item"] = 1  # captions of one picture would tie
     session, method = session_of(tiny, tmp_path / "a", form, diversity=0.5)
     twin, _ = session_of(tiny, tmp_path / "b", form, diversity=0.5)
-    known = method.known(session.server)
+    known = method.server_outputs(session.server)
     channel = "label" if form == "scores" else "image"
     aim = method.aggregate(session.server, first_cohort(session), known)[channel]
     replies = [asked(twin, method, info.id, known) for info in twin.server.clients]
@@ -98,8 +98,8 @@ def test_consensus_and_who_contradicts_it(tiny: Config, tmp_path: Path, form: st
 
 def test_clients_that_agree_leave_no_dissent_and_their_order_does_not_matter(tiny: Config, tmp_path: Path) -> None:
     session, method = session_of(tiny, tmp_path, "scores")
-    known = method.form.bundle({"label": torch.zeros(3, 4)}, "x")
-    said = [Said(name, unit(3, 4, seed=seed), float(seed)) for seed, name in enumerate("abc")]
+    known = method.output_kind.bundle({"label": torch.zeros(3, 4)}, "x")
+    said = [Vote(name, unit(3, 4, seed=seed), float(seed)) for seed, name in enumerate("abc")]
     (first, second) = (method.aims(session.server, known, {"label": order})["label"] for order in (said, said[::-1]))
     assert torch.allclose(first.consensus.values, second.consensus.values)
     assert torch.allclose(first.others.values, second.others.values)
@@ -110,8 +110,8 @@ def test_clients_that_agree_leave_no_dissent_and_their_order_does_not_matter(tin
 
 def test_a_client_whose_scores_are_all_equal_says_nothing(tiny: Config, tmp_path: Path) -> None:
     session, method = session_of(tiny, tmp_path, "scores")
-    known = method.form.bundle({"label": torch.zeros(3, 4)}, "x")
-    silent = Said("a", torch.zeros(3, 4), torch.zeros(3).log())
+    known = method.output_kind.bundle({"label": torch.zeros(3, 4)}, "x")
+    silent = Vote("a", torch.zeros(3, 4), torch.zeros(3).log())
     aim = method.aims(session.server, known, {"label": [silent]})["label"]
     assert not aim.consensus.valid.any()
     assert not aim.others.valid.any()
@@ -125,7 +125,7 @@ def test_the_servers_loss(tiny: Config, tmp_path: Path, form: str, diversity: fl
     )
     server = session.server
     server.model.eval()
-    known, aims = method.known(server), {}
+    known, aims = method.server_outputs(server), {}
     batch = server.public_set.batch(torch.tensor([4, 0, 33]))
     valid, differs = torch.ones(80, dtype=torch.bool), torch.zeros(80, dtype=torch.bool)
     valid[0], differs[33] = False, True  # one nobody spoke for, one that somebody contradicts
@@ -134,7 +134,7 @@ def test_the_servers_loss(tiny: Config, tmp_path: Path, form: str, diversity: fl
         aims[name] = Aim(goal, others, method.anchors(known, name))
     loss = method.aim_loss(server, batch, aims)
     total = 0.0
-    for name, own in method.form.outputs(server, batch, list(known)).items():
+    for name, own in method.output_kind.outputs(server, batch, list(known)).items():
         own, (goal, others, anchors) = own.detach().double(), aims[name]
         for row, k in ((0, 4), (2, 33)):
             target = goal.values[k].double()
@@ -154,7 +154,7 @@ def test_the_servers_loss(tiny: Config, tmp_path: Path, form: str, diversity: fl
 def test_the_server_comes_closer_to_the_consensus(tiny: Config, tmp_path: Path) -> None:
     session, method = session_of(tiny, tmp_path, "representations", kd_epochs=6)
     server, valid = session.server, torch.ones(80, dtype=torch.bool)
-    known = method.known(server)
+    known = method.server_outputs(server)
     goal = Ensembled(unit(8).expand(80, 8).contiguous(), valid)
     method.distil(server, {name: Aim(goal, Ensembled(goal.values, ~valid), known[name]) for name in known})
     metrics = {name: value for record in server.records for name, value in record["metrics"].items()}
@@ -168,7 +168,7 @@ def test_the_server_comes_closer_to_the_consensus(tiny: Config, tmp_path: Path) 
 def test_models_by_type_and_the_head_over_all(tiny: Config, tmp_path: Path) -> None:
     session, method = session_of(tiny, tmp_path / "a", "scores")
     twin, _ = session_of(tiny, tmp_path / "b", "scores")
-    server, known = session.server, method.known(session.server)
+    server, known = session.server, method.server_outputs(session.server)
     sizes = {info.id: info.samples for info in server.clients}
     assert len(set(sizes.values())) > 1
     sent = {name: asked(twin, method, name, known)["weights"] for name in sizes}
@@ -232,7 +232,7 @@ def test_updates_are_bounded(largest: float) -> None:
 def test_one_wild_client_cannot_carry_its_type_away(tiny: Config, tmp_path: Path) -> None:
     session, method = session_of(tiny, tmp_path, "scores", largest_update=0.01)
     server, before = session.server, copy.deepcopy(session.server.weights)
-    method.aggregate(server, first_cohort(session), method.known(server))
+    method.aggregate(server, first_cohort(session), method.server_outputs(server))
     for kind, model in server.weights.items():
         names = [name for name, value in model.items() if value.is_floating_point()]
         change = torch.cat([(model[name] - before[kind][name]).flatten() for name in names]).norm()
@@ -284,7 +284,7 @@ def test_unlabelled_public_sets_are_enough_without_a_task_of_the_servers_own(tin
     session.experiment.algorithm.round(session.server, first_cohort(session))
     metrics = {name: value for record in session.server.records for name, value in record["metrics"].items()}
     assert metrics["kd_distance_after.label"] != metrics["kd_distance_before.label"]
-    with pytest.raises(ConfigError, match="kd_joint has no effect here"):
+    with pytest.raises(ConfigError, match="unknown key 'kd_joint'"):
         Experiment.parse(tiny | {"algorithm": METHOD | {"kd_joint": True}})
 
 

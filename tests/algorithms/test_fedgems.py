@@ -40,7 +40,7 @@ def session_of(tiny: Config, folder: Path, form: str, **algorithm: Any) -> tuple
 
 def asked(session: Session, client: str, known: PublicOutputs) -> PublicOutputs:
     (info,) = (info for info in session.server.clients if info.id == client)
-    own = session.experiment.algorithm.share(known)(info)
+    own = session.experiment.algorithm.outputs_for(known)(info)
     return site_of(session).handle(request(client, Payload({"knowledge": own}))).fields["knowledge"]
 
 
@@ -66,12 +66,12 @@ def test_the_ensemble_counts_the_right_by_their_certainty(tiny: Config, tmp_path
         found.update(targets)
         return {}
 
-    known = method.known(server)
+    known = method.server_outputs(server)
     object.__setattr__(method, "lessons", seen)
     method.aggregate(server, first_cohort(session), known)
     channel = "label" if form == "scores" else "image"
     said = [asked(other, info.id, known)[channel].double() for info in other.server.clients]
-    labels = method.form.labels(server, server.public_set)
+    labels = method.output_kind.labels(server, server.public_set)
     counted = 0
     for k in range(len(said[0])):
         truth = k if labels is None else int(labels[k])
@@ -93,7 +93,7 @@ def test_the_ensemble_counts_the_right_by_their_certainty(tiny: Config, tmp_path
 def test_the_server_is_right_where_the_own_sample_or_a_sibling_is_nearest(tiny: Config, tmp_path: Path) -> None:
     session, method = session_of(tiny, tmp_path, "representations")
     server = session.server
-    known = method.form.bundle({"image": unit(80, 8, seed=1), "text": unit(80, 8, seed=2)}, "x")
+    known = method.output_kind.bundle({"image": unit(80, 8, seed=1), "text": unit(80, 8, seed=2)}, "x")
     known["text"][:20] = known["image"][:20]  # the server knows these
     found, items = method.right(server, known), server.public_set.items.tolist()
     for name, other in (("image", "text"), ("text", "image")):
@@ -106,7 +106,7 @@ def test_the_server_is_right_where_the_own_sample_or_a_sibling_is_nearest(tiny: 
 def test_of_scores_it_is_right_where_the_true_class_is_first(tiny: Config, tmp_path: Path) -> None:
     session, method = session_of(tiny, tmp_path, "scores")
     server = session.server
-    known = method.known(server)
+    known = method.server_outputs(server)
     labels = server.public_set.targets["label"]
     assert method.right(server, known)["label"].tolist() == (known["label"].argmax(1) == labels).tolist()
 
@@ -122,7 +122,7 @@ def test_the_four_cases_and_the_store(tiny: Config, tmp_path: Path) -> None:
     session, method = session_of(tiny, tmp_path, "scores", public_samples=4)
     server = session.server
     place = server.exchanged_index(4)
-    first = method.form.bundle({"label": torch.arange(8.0).view(4, 2)}, "x")
+    first = method.output_kind.bundle({"label": torch.arange(8.0).view(4, 2)}, "x")
     ensemble = Ensembled(-torch.ones(4, 2), torch.tensor([True, True, True, False]))
     Fixed(method, [True, False, True, False])
     lesson = method.lessons(server, first, {"label": ensemble})["label"]
@@ -135,7 +135,7 @@ def test_the_four_cases_and_the_store(tiny: Config, tmp_path: Path) -> None:
     assert store["values.label"][place[2]].tolist() == [4, 5]
 
     Fixed(method, [False, False, True, False])
-    second = method.form.bundle({"label": 10 + torch.arange(8.0).view(4, 2)}, "x")
+    second = method.output_kind.bundle({"label": 10 + torch.arange(8.0).view(4, 2)}, "x")
     lesson = method.lessons(server, second, {"label": ensemble})["label"]
     assert lesson.taught.tolist() == [True, True, False, False]  # stored, ensemble, right, alone
     assert lesson.teacher[:2].tolist() == [[0, 1], [-1, -1]]  # of round 1, although an ensemble is there
@@ -157,7 +157,7 @@ def test_the_servers_loss(tiny: Config, tmp_path: Path, form: str) -> None:
     session, method = session_of(tiny, tmp_path, form, epsilon=0.6, kd_weight=0.5, temperature=0.4)
     server = session.server
     server.model.eval()
-    known = method.known(server)
+    known = method.server_outputs(server)
     batch = server.public_set.batch(torch.tensor([0, 11, 25, 60]))
     place = torch.tensor([0, 5, -1, 30])  # the third is not exchanged
     lessons = {}
@@ -168,7 +168,7 @@ def test_the_servers_loss(tiny: Config, tmp_path: Path, form: str) -> None:
     loss = method.lesson_loss(server, batch, lessons, place)
     eps, factors = 0.6, torch.tensor([1.0, 0.6, 1.0, 0.6], dtype=torch.float64)
     total = torch.zeros((), dtype=torch.float64)
-    said = method.form.outputs(server, batch, list(known))
+    said = method.output_kind.outputs(server, batch, list(known))
     for name, lesson in lessons.items():
         own, teacher = said[name].double(), lesson.teacher[place.clamp_min(0)].double()
         if form == "scores":
@@ -187,12 +187,12 @@ def test_the_servers_loss(tiny: Config, tmp_path: Path, form: str) -> None:
 @pytest.mark.parametrize("masked", [True, False])
 def test_the_clients_loss(tiny: Config, tmp_path: Path, form: str, masked: bool) -> None:
     session, method = session_of(tiny, tmp_path, form, epsilon=0.6, temperature=0.4)
-    known, client = method.known(session.server), woken(session, "paired-0")
+    known, client = method.server_outputs(session.server), woken(session, "paired-0")
     client.model.eval()
     batch, items = client.public.batch(torch.tensor([3, 40, 7])), client.public.items
     loss = method.study_loss(client, batch, known, items if masked else None)
     expected = 0.0
-    for name, own in method.form.outputs(client, batch, list(known)).items():
+    for name, own in method.output_kind.outputs(client, batch, list(known)).items():
         for row, k in enumerate(batch.index.tolist()):
             mine, theirs = own[row].detach().double(), known[name][k].double()
             seen, truth = mine, int(batch.targets["label"][row])
@@ -213,7 +213,7 @@ def test_public_passes_move_a_client_and_0_of_them_do_not(tiny: Config, tmp_path
     for epochs in (0, 1):
         settings = {"public_epochs": epochs} | ({} if epochs else {"public_batch_size": 128})
         session, method = session_of(tiny, tmp_path / str(epochs), "representations", **settings)
-        said[epochs] = asked(session, "image", method.known(session.server))["image"]
+        said[epochs] = asked(session, "image", method.server_outputs(session.server))["image"]
     session, _ = session_of(tiny, tmp_path / "plain", "representations")
     client = woken(session, "image")
     client.fit(client.train, epochs=1)
@@ -226,7 +226,7 @@ def test_lessons_bring_the_server_closer(tiny: Config, tmp_path: Path) -> None:
     tiny["server"]["training"] = {"optimizer": {"kind": "adam", "lr": 0.01}, "batch_size": 16}
     session, method = session_of(tiny, tmp_path, "representations", epsilon=0.0, kd_epochs=6)
     server, taught = session.server, torch.ones(80, dtype=torch.bool)
-    known = method.known(server)
+    known = method.server_outputs(server)
     lessons = {name: Lesson(unit(80, 8, seed=1), taught, method.anchors(known, name)) for name in known}
     place, batch = torch.arange(80), server.public_set.batch(torch.arange(80))
     before = float(method.lesson_loss(server, batch, lessons, place).detach())
@@ -273,7 +273,7 @@ def test_what_it_cannot_work_with(tiny: Config, tmp_path: Path) -> None:
         prepared(unlabelled(tiny) | {"algorithm": METHOD | {"exchange": "scores"}}, tmp_path / "a")
     with pytest.raises(ConfigError, match=r"fedgems with exchange: representations matches modalities.*\['image'\]"):
         prepared(unlabelled(tiny) | {"algorithm": METHOD}, tmp_path / "b")
-    with pytest.raises(ConfigError, match="kd_loss has no effect here"):
+    with pytest.raises(ConfigError, match="unknown key 'kd_loss'"):
         Experiment.parse(tiny | {"algorithm": METHOD | {"kd_loss": "mse"}})
 
 

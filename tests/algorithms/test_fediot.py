@@ -24,6 +24,11 @@ def config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Config:
     return transformers(name="fediot")
 
 
+def averaged(**settings: Any) -> Config:
+    """Settings of FedIoT's averages."""
+    return {"averaging": {"name": "fediot", **settings}}
+
+
 def trained_by_hand(session: Session) -> dict[str, dict[str, Any]]:
     server = session.server
     start = copies(server.weights)
@@ -66,7 +71,7 @@ def test_all_but_blocks_stays_with_its_type(config: Config, tmp_path: Path) -> N
 
 
 def test_encoders_without_blocks_are_shared_whole_if_so_set(tiny: Config, tmp_path: Path) -> None:
-    tiny["algorithm"] = {"name": "fediot", "local_epochs": 1, "layers": "encoder"}
+    tiny["algorithm"] = {"name": "fediot", "local_epochs": 1} | averaged(layers="encoder")
     session = prepared(plain_sgd(tiny), tmp_path)
     trained, samples = trained_by_hand(session), counts(session)
     session.experiment.algorithm.round(session.server, first_cohort(session))
@@ -79,7 +84,7 @@ def test_encoders_without_blocks_are_shared_whole_if_so_set(tiny: Config, tmp_pa
 
 def test_encoders_without_blocks_are_refused_with_what_to_set(tiny: Config, tmp_path: Path) -> None:
     tiny["algorithm"] = "fediot"
-    with pytest.raises(ConfigError, match=r"no client's model has such layers.*set algorithm\.layers=encoder"):
+    with pytest.raises(ConfigError, match=r"no client's model has such layers.*averaging\.layers=encoder"):
         run(Experiment.parse(tiny), tmp_path / "run")
     assert not (tmp_path / "run").exists()
 
@@ -87,7 +92,7 @@ def test_encoders_without_blocks_are_refused_with_what_to_set(tiny: Config, tmp_
 @pytest.mark.parametrize("factor", [1.0, 100.0])
 def test_the_recorded_share_is_that_of_the_sample_counts(config: Config, tmp_path: Path, factor: float) -> None:
     config["clients"]["image"]["items"] = 6  # few: the share depends on quantity, not on alpha alone
-    config["algorithm"]["factor"] = factor
+    config["algorithm"] |= averaged(factor=factor)
     session = prepared(config, tmp_path)
     session.experiment.algorithm.round(session.server, first_cohort(session))
     samples = {kind: session.server.weight(*members.clients) for kind, members in session.server.types.items()}
@@ -113,15 +118,15 @@ def test_the_share_is_of_those_who_came(
 
 
 def test_nothing_shared_has_no_share(config: Config, tmp_path: Path) -> None:
-    config["algorithm"]["range"] = "own"
+    config["algorithm"] |= averaged(range="own")
     session = prepared(config, tmp_path)
     session.experiment.algorithm.round(session.server, first_cohort(session))
     assert recorded(session) == {}
 
 
-@pytest.mark.parametrize("settings", [{"range": "all"}, {"averaging": "sequential"}, {"server_optimizer": "yogi"}])
+@pytest.mark.parametrize("settings", [{"range": "all"}, {"mean": "sequential"}, {"server_optimizer": "yogi"}])
 def test_every_switch_runs_in_bf16(config: Config, tmp_path: Path, settings: Config) -> None:
-    config["algorithm"] = in_steps(config["algorithm"] | settings, 1)
+    config["algorithm"] = in_steps(config["algorithm"] | averaged(**settings), 1)
     config["run"] |= {"precision": "bfloat16", "rounds": 1}
     result = run(Experiment.parse(config), tmp_path / "run")
     assert 0.9 < result.records.last("server", "train")["share.image"] < 1
@@ -139,8 +144,8 @@ def test_traffic_is_that_of_fedavg(config: Config, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("key", "value"), [("factor", 0), ("range", "modal"), ("layers", "block")])
 def test_bad_settings(config: Config, key: str, value: object) -> None:
-    config["algorithm"][key] = value
-    with pytest.raises(ConfigError, match=rf"algorithm\.{key}"):
+    config["algorithm"] |= averaged(**{key: value})
+    with pytest.raises(ConfigError, match=rf"algorithm\.averaging\.{key}"):
         Experiment.parse(config)
 
 

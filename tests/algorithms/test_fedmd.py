@@ -98,7 +98,7 @@ def descend(model: Model, loss: Tensor) -> None:
 def test_a_round_equals_plain_loops(tmp_path: Path, exchange: str) -> None:
     session = session_of(tmp_path, exchange, digest_epochs=2, digest_batch_size=10)
     algorithm, server = session.experiment.algorithm, session.server
-    targets = algorithm.aggregate(server, session.cohort(1, Ledger()), algorithm.known(server))
+    targets = algorithm.aggregate(server, session.cohort(1, Ledger()), algorithm.server_outputs(server))
     agreed = consensus(session, exchange)
     assert targets.keys() == agreed.keys() == ({"label"} if exchange == "scores" else {"image", "text"})
     for channel, values in agreed.items():
@@ -132,7 +132,7 @@ def test_a_digest_makes_clients_agree(tmp_path: Path, exchange: str) -> None:
         settings = {"digest_epochs": epochs} | digest
         session = session_of(tmp_path / str(epochs), exchange, **settings)
         play(session, 1, 2)
-        form, said = session.experiment.algorithm.form, []
+        form, said = session.experiment.algorithm.output_kind, []
         for name in ("image", "paired-0"):
             client = as_left(session, name)
             said.append(next(iter(form.of(client, client.public_set).values())))
@@ -350,7 +350,7 @@ def test_loud_clients_are_bounded_in_the_mean(tmp_path: Path, monkeypatch: pytes
             yield Answer(answer.client, Payload(answer.payload.fields | {"knowledge": changed}))
 
     monkeypatch.setattr(session.engine, "exchange", shouting)
-    targets = algorithm.aggregate(session.server, session.cohort(1, Ledger()), algorithm.known(session.server))
+    targets = algorithm.aggregate(session.server, session.cohort(1, Ledger()), algorithm.server_outputs(session.server))
     expected = torch.zeros_like(said[0], dtype=torch.float64)
     for values in said:
         for k, row in enumerate(values.double()):

@@ -48,7 +48,7 @@ def session_of(tiny: Config, folder: Path, form: str, **algorithm: Any) -> tuple
 
 def student_of(method: FedMKD, server: Server) -> tuple[Student, dict[str, Teachers]]:
     """A student, and three teachers who say anything."""
-    known = method.known(server)
+    known = method.server_outputs(server)
     teachers = {name: Teachers(unit(3, *values.shape, seed=7), list("abc")) for name, values in known.items()}
     widths = {name: values.shape[1] for name, values in known.items()}
     return Student(method, server, server.exchanged(method.public_samples), widths), teachers
@@ -61,14 +61,14 @@ def student_of(method: FedMKD, server: Server) -> tuple[Student, dict[str, Teach
 def test_teachers_are_those_who_have_the_channel_with_unit_norm(tiny: Config, tmp_path: Path, form: str) -> None:
     session, method = session_of(tiny, tmp_path / "a", form)
     twin, _ = session_of(tiny, tmp_path / "b", form)
-    known = method.known(session.server)
+    known = method.server_outputs(session.server)
     found = method.aggregate(session.server, first_cohort(session), known)
     for name, teachers in found.items():
         ids = [info.id for info in twin.server.clients if form == "scores" or name in info.modalities]
         assert teachers.senders == ids
         assert teachers.values.shape == (len(ids), *known[name].shape)
     for place, info in enumerate(twin.server.clients):
-        payload = Payload({"order": known.order, "channels": method.wanted(known)(info)})
+        payload = Payload({"order": known.order, "channels": method.asked_outputs(known)(info)})
         said = site_of(twin).handle(request(info.id, payload)).fields["knowledge"]
         name = next(iter(said))
         rows = said[name] / said[name].norm(dim=1, keepdim=True)
@@ -118,7 +118,7 @@ def test_the_contrast_and_its_queue(tiny: Config, tmp_path: Path, form: str) -> 
     seen: dict[str, list[int]] = {name: [] for name in teachers}
     for index in (torch.tensor([0, 1, 40, 77]), torch.tensor([3, 20, 41, 60])):  # captions 0, 1 and 3 of one picture
         batch = server.public_set.batch(index)
-        for name, own in method.form.outputs(server, batch, list(teachers)).items():
+        for name, own in method.output_kind.outputs(server, batch, list(teachers)).items():
             said, items = teachers[name].values[:, index], batch.items.tolist()
             expected = contrast_by_hand(student, name, own, said, items, 0.2)
             assert float(student.contrast(name, own, said, batch).detach()) == pytest.approx(
@@ -156,7 +156,7 @@ def test_one_step_is_that_of_the_weighted_sum(tiny: Config, tmp_path: Path, form
     stream = server.generator("second-views")
     again = server.public_set.batch(batch.index, stream, ["image"])
     torch.manual_seed(3)  # of the dropout
-    said = method.form.outputs(server, batch, list(teachers))
+    said = method.output_kind.outputs(server, batch, list(teachers))
     contrast = sum(
         contrast_by_hand(student, name, own, teachers[name].values[:, batch.index], batch.items.tolist(), 0.1)
         for name, own in said.items()
@@ -241,7 +241,7 @@ def test_a_channel_comes_later_than_the_first_round(tiny: Config, tmp_path: Path
 
 
 def test_settings_without_effect_are_refused(tiny: Config) -> None:
-    with pytest.raises(ConfigError, match="aggregation has no effect here"):
+    with pytest.raises(ConfigError, match="unknown key 'aggregation'"):
         Experiment.parse(tiny | {"algorithm": METHOD | {"aggregation": "sed"}})
     again = Experiment.parse(tiny | {"algorithm": METHOD})  # what a run folder says can be read again
     assert Experiment.parse(again.model_dump(mode="json")).algorithm == again.algorithm
@@ -254,7 +254,7 @@ def test_the_student_comes_closer_to_its_teachers(tiny: Config, tmp_path: Path) 
     session, method = session_of(tiny, tmp_path, "representations", augment=False, kd_epochs=15)
     server = session.server
     _, place = server.public_set.items.unique(return_inverse=True)  # a teacher who knows one picture from another
-    teachers = {name: Teachers(unit(16, 8)[place][None], ["a"]) for name in method.known(server)}
+    teachers = {name: Teachers(unit(16, 8)[place][None], ["a"]) for name in method.server_outputs(server)}
     before = {name: preference(method, server, name, teachers) for name in teachers}
     method.distil(server, teachers)
     for name, gap in before.items():
@@ -264,7 +264,7 @@ def test_the_student_comes_closer_to_its_teachers(tiny: Config, tmp_path: Path) 
 
 def preference(method: FedMKD, server: Server, name: str, teachers: dict[str, Teachers]) -> float:
     """By how much cosines to the teacher of a sample's own target exceed those to all targets."""
-    matches = method.known(server)[name] @ teachers[name].values[0].T
+    matches = method.server_outputs(server)[name] @ teachers[name].values[0].T
     return float(matches.diagonal().mean() - matches.mean())
 
 

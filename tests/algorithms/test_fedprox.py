@@ -103,9 +103,12 @@ def ids(members: Any) -> set[str]:
     return {client.id for client in members.clients}
 
 
+ACROSS = {"name": "by_slot", "layers": "blocks", "range": "modality", "server_optimizer": "momentum"}
+
+
 @pytest.mark.parametrize("norm", ["squared", "plain"])
 def test_half_precision_and_exchange_between_types(tiny: Config, tmp_path: Path, norm: str) -> None:
-    config = transformers(name="fedprox", norm=norm, layers="blocks", range="modality", server_optimizer="momentum")
+    config = transformers(name="fedprox", norm=norm, averaging=ACROSS)
     config["run"]["precision"] = "bfloat16"
     result = run(Experiment.parse(config), tmp_path / "run")
     assert result.records.excluded() == ()

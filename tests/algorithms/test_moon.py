@@ -143,10 +143,12 @@ def test_only_weights_cross(config: Config, tmp_path: Path) -> None:
             assert [line["bytes"] for line in sent if line["client"] == info.id] == [size, size]
 
 
+ACROSS = {"name": "by_slot", "layers": "blocks", "range": "modality", "server_optimizer": "momentum"}
+
+
 @pytest.mark.parametrize("projection", [None, 4])
 def test_half_precision_and_exchange_between_types(tiny: Config, tmp_path: Path, projection: int | None) -> None:
-    config = transformers(name="moon", projection=projection, layers="blocks", range="modality")
-    config["algorithm"]["server_optimizer"] = "momentum"
+    config = transformers(name="moon", projection=projection, averaging=ACROSS)
     config["run"]["precision"] = "bfloat16"
     result = run(Experiment.parse(config), tmp_path / "run")
     assert result.records.excluded() == ()

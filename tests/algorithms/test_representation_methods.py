@@ -12,7 +12,7 @@ import torch
 
 from by_hand import one_classification, outcome, play, three_kinds
 from misbehaving import contents, cut_short
-from polyfed.algorithms.ensemble_distillation import EnsembleDistillation
+from polyfed.algorithms.shared.ensemble_distillation import EnsembleDistillation
 from polyfed.federation.cohort import Answer, Request
 from polyfed.reporting.reported import resume, run
 from polyfed.runs.experiment import Experiment
@@ -137,7 +137,7 @@ def test_switches_change_what_a_client_learns(tmp_path: Path) -> None:
         session = prepared(three_kinds(name="fedafd", **{key: value}), tmp_path / key)
         model = session.server.model.state_dict()
         encoders = Weights({name: x for name, x in model.items() if name.startswith("encoders.text.")})
-        known = session.experiment.algorithm.known(session.server)
+        known = session.experiment.algorithm.server_outputs(session.server)
         asked = request("text", Payload({"representations": known, "encoders": encoders, "version": 1}))
         found[key] = site_of(session).handle(asked).fields["representations"]["text"]
     default = found.pop("beta")
@@ -169,7 +169,7 @@ def test_every_weighting_serves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     session = prepared(three_kinds(name="fedafd", fusion="none", beta=0.0), tmp_path)
     server, algorithm = session.server, session.experiment.algorithm
     assert isinstance(algorithm, EnsembleDistillation)
-    known, answers = algorithm.known(server), list[Answer]()
+    known, answers = algorithm.server_outputs(server), list[Answer]()
     carry = session.engine.exchange
 
     def remembered(requests: Sequence[Request], deadline: float | None) -> Iterator[Answer]:
@@ -201,7 +201,7 @@ def test_joint_distillation_trains_on_all_of_the_public_set(tmp_path: Path) -> N
     server, algorithm = session.server, session.experiment.algorithm
     seen: list[tuple[list[int], list[bool]]] = []
     inner = algorithm.__class__.distillation_loss
-    known = algorithm.known(server)
+    known = algorithm.server_outputs(server)
 
     def noted(self: Any, server: Any, batch: Any, targets: Any) -> Any:
         target = targets["image"]

@@ -213,10 +213,12 @@ def size(tensors: Any) -> int:
     return sum(value.numel() * value.element_size() for value in tensors)
 
 
+ACROSS = {"name": "by_slot", "layers": "blocks", "range": "modality", "server_optimizer": "momentum"}
+
+
 @pytest.mark.parametrize("variate", ["path", "full"])
 def test_half_precision_and_exchange_between_types(tiny: Config, tmp_path: Path, variate: str) -> None:
-    config = transformers(name="scaffold", variate=variate, layers="blocks", range="modality")
-    config["algorithm"]["server_optimizer"] = "momentum"
+    config = transformers(name="scaffold", variate=variate, averaging=ACROSS)
     config["run"]["precision"] = "bfloat16"
     result = run(Experiment.parse(config), tmp_path / "run")
     assert result.records.excluded() == ()

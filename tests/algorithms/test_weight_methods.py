@@ -103,7 +103,7 @@ def test_rounds_without_a_type_of_clients(config: Config, tmp_path: Path) -> Non
 def test_server_optimisers_go_with_any_method(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, optimizer: str) -> None:
     monkeypatch.setenv("POLYFED_CACHE", str(tmp_path / "cache"))
     config = federation("fedcola")
-    config["algorithm"] |= {"server_optimizer": optimizer}
+    config["algorithm"] |= {"averaging": {"name": "fedcola", "server_optimizer": optimizer}}
     whole = contents(run(Experiment.parse(config), tmp_path / "a"))
     assert contents(resume(cut_short(config, tmp_path / "b"))) == whole  # momenta outlast the interruption
     plain = run(Experiment.parse(federation("fedcola")), tmp_path / "c")

@@ -14,6 +14,7 @@ from polyfed import Experiment, run
 from polyfed.core.errors import ExchangeError
 from polyfed.runs.records import RunRecords
 
+SEQUENTIAL = {"name": "fedcola", "mean": "sequential"}
 METHODS: dict[str, dict[str, Any]] = {
     "fedavg": {"name": "fedavg", "local_epochs": 1},
     "two_phases": {"name": "two_phases.TwoPhases"},
@@ -35,11 +36,11 @@ MORE_METHODS: dict[str, dict[str, Any]] = {
     "scaffold": {"name": "scaffold", "local_epochs": 1},
     "fedema": {"name": "fedema", "local_epochs": 1},
     "creamfl_averaged": {"name": "creamfl_averaged", "local_epochs": 1, "gamma": 0.5},
-    "server_adam": {"name": "fedavg", "local_epochs": 1, "server_optimizer": "adam"},
+    "server_adam": {"name": "fedavg", "local_epochs": 1, "averaging": {"name": "by_type", "server_optimizer": "adam"}},
 }
 BLOCKS: dict[str, dict[str, Any]] = {
     "fedcola": {"name": "fedcola"},
-    "fedcola-sequential": {"name": "fedcola", "averaging": "sequential", "send": "modules", "train_out": False},
+    "fedcola-sequential": {"name": "fedcola", "averaging": SEQUENTIAL, "send": "modules", "train_out": False},
     "fediot": {"name": "fediot"},
     "fed_mae": {"name": "fed_mae", "decoder_depth": 1, "decoder_width": 32, "decoder_heads": 4},
 }

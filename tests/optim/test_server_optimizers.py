@@ -165,9 +165,17 @@ def momenta(session: Session, kind: str) -> dict[str, Tensor]:
     }
 
 
-@pytest.mark.parametrize(("name", "averaging"), [*((name, "exact") for name in STATEFUL), ("momentum", "sequential")])
-def test_an_absent_type_is_left_alone_momenta_too(config: Config, tmp_path: Path, name: str, averaging: str) -> None:
-    config["algorithm"] |= {"server_optimizer": SETTINGS[name], "averaging": averaging}
+AVERAGING = {"fedavg": "by_type", "fediot": "fediot"}
+
+
+def followed_by(optimizer: Any, averaging: str = "by_type", **settings: Any) -> Config:
+    """Settings of a method whose global models follow the averages by a server optimiser."""
+    return {"averaging": {"name": averaging, "server_optimizer": optimizer, **settings}}
+
+
+@pytest.mark.parametrize(("name", "mean"), [*((name, "exact") for name in STATEFUL), ("momentum", "sequential")])
+def test_an_absent_type_is_left_alone_momenta_too(config: Config, tmp_path: Path, name: str, mean: str) -> None:
+    config["algorithm"] |= followed_by(SETTINGS[name], mean=mean)
     session = prepared(config, tmp_path)
     one_round(session, 1)
     weights, before = copies(session.server.weights), momenta(session, "text")
@@ -181,7 +189,7 @@ def test_an_absent_type_is_left_alone_momenta_too(config: Config, tmp_path: Path
 
 
 def test_what_an_absent_type_shares_moves_and_the_rest_does_not(config: Config, tmp_path: Path) -> None:
-    config["algorithm"] |= {"name": "fediot", "server_optimizer": "momentum"}
+    config["algorithm"] |= {"name": "fediot"} | followed_by("momentum", "fediot")
     session = prepared(config, tmp_path)
     one_round(session, 1)
     weights, before = copies(session.server.weights)["text"], momenta(session, "text")
@@ -195,7 +203,7 @@ def test_what_an_absent_type_shares_moves_and_the_rest_does_not(config: Config, 
 
 @pytest.mark.parametrize("name", STATEFUL)
 def test_a_restored_server_goes_on_with_the_same_bits(config: Config, tmp_path: Path, name: str) -> None:
-    config["algorithm"]["server_optimizer"] = SETTINGS[name]
+    config["algorithm"] |= followed_by(SETTINGS[name])
     whole, other = (prepared(config, tmp_path / which) for which in ("whole", "other"))
     one_round(whole, 1)
     one_round(whole, 2)
@@ -215,7 +223,7 @@ def test_a_restored_server_goes_on_with_the_same_bits(config: Config, tmp_path: 
 
 @pytest.mark.parametrize(("method", "name"), [("fedavg", "yogi"), ("fediot", "momentum")])
 def test_a_resumed_run_ends_in_the_same_bits(config: Config, tmp_path: Path, method: str, name: str) -> None:
-    config["algorithm"] |= {"name": method, "server_optimizer": SETTINGS[name]}
+    config["algorithm"] |= {"name": method} | followed_by(SETTINGS[name], AVERAGING[method])
     config["run"] |= {"rounds": 3, "evaluate_clients": False, "sampling": {"cohort": 3}}
     whole = run(Experiment.parse(config), tmp_path / "whole")
     assert contents(resume(cut_short(config, tmp_path / "stopped", at=3))) == contents(whole)
@@ -226,7 +234,7 @@ def test_each_goes_with_any_method(config: Config, tmp_path: Path, method: str) 
     """One round from equal weights: the methods' aggregates are the same, what is made of them differs."""
     found = {}
     for name in SETTINGS:
-        config["algorithm"] |= {"name": method, "server_optimizer": name}
+        config["algorithm"] |= {"name": method} | followed_by(name, AVERAGING[method])
         session = prepared(config, tmp_path / name)
         one_round(session, 1)
         one_round(session, 2)
@@ -246,8 +254,7 @@ def test_clients_learn(config: Config, tmp_path: Path, name: str) -> None:
     """Few texts, tested on those that it trains on; chance is 17 percent."""
     config["clients"] = {"text": config["clients"]["text"] | {"items": 48, "test_split": "train"}}
     del config["server"]
-    config["algorithm"] = {"name": "fedavg", "local_epochs": 5, "server_optimizer": {"name": name}}
-    config["algorithm"]["server_optimizer"] |= RATES[name]
+    config["algorithm"] = {"name": "fedavg", "local_epochs": 5} | followed_by({"name": name} | RATES[name])
     config["run"] |= {"rounds": 5, "eval_every": 5, "evaluate_clients": 1}
     result = run(Experiment.parse(config), tmp_path / "run").records
     assert result.last("text-0")["accuracy"] > 60
@@ -264,6 +271,6 @@ def test_clients_learn(config: Config, tmp_path: Path, name: str) -> None:
     ],
 )
 def test_bad_settings(config: Config, settings: Any, expected: str) -> None:
-    config["algorithm"]["server_optimizer"] = settings
+    config["algorithm"] |= followed_by(settings)
     with pytest.raises(ConfigError, match=expected):
         Experiment.parse(config)

@@ -210,7 +210,6 @@ PAPER_METHOD = Table(
         "algorithm.aggregation.name": ("gca", "paper, section 3.3"),
         "algorithm.aggregation.tau": (1.0, "paper, Eq. 4 has none"),
         "algorithm.aggregation.include_self": (False, "paper, Eq. 4: j != k"),
-        "algorithm.aggregation.backend": ("exact", "paper, Eq. 4"),
         "algorithm.server_first": (False, "paper, Algorithm 1, lines 3 and 11"),
         "algorithm.kd_loss": ("l2", "paper, Eq. 7"),
         "algorithm.kd_weight": (1.0, "paper, Eq. 7 has none"),

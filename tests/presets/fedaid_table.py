@@ -79,7 +79,6 @@ FEDERATION = Table(
         "clients.hospital.training.optimizer.clip": (None, f"{LOOP}: the trainer is given none"),
         "clients.hospital.training.schedule.kind": ("constant", f"{MODULE}, configure_optimizers"),
         # the method
-        "algorithm.server_optimizer.name": ("replace", "paper, Algorithm 1, line 7"),
         "algorithm.mean": ("uniform", f"paper, Algorithm 1, line 7; {LOOP}, avg_param"),
         "algorithm.guidance": ("l2", "paper, Eq. 1"),
         "algorithm.gamma": (0.5, f"{LOOP}: gamma 0.01 for each of step_per_com 50"),
@@ -103,13 +102,6 @@ FEDERATION = Table(
         "server.expected_test_items": "the paper's recalls are within batches",
         "server.training.*": "the server trains nothing (paper, Algorithm 1)",
         "algorithm.local_epochs": "batches are counted (local_steps)",
-        **dict.fromkeys(
-            (
-                *("algorithm.layers", "algorithm.range", "algorithm.compensation", "algorithm.factor"),
-                *("algorithm.denominator", "algorithm.names", "algorithm.averaging"),
-            ),
-            "there is one type of clients",
-        ),
     },
 )
 

@@ -82,14 +82,15 @@ COMMON = Table(
         "algorithm.name": ("fedcola", "paper, section 4"),
         "algorithm.local_epochs": (5, FL),
         "algorithm.local_steps": (None, FL),
-        "algorithm.layers": ("attention", "paper, section 4.3"),
-        "algorithm.range": ("modality", "paper, section 4.3"),
-        "algorithm.compensation": (True, "paper, section 4.3"),
-        "algorithm.factor": (1.0, "paper, section 4.3"),
+        "algorithm.averaging.name": ("fedcola", "paper, section 4.3"),
+        "algorithm.averaging.layers": ("attention", "paper, section 4.3"),
+        "algorithm.averaging.range": ("modality", "paper, section 4.3"),
+        "algorithm.averaging.compensation": (True, "paper, section 4.3"),
+        "algorithm.averaging.factor": (1.0, "paper, section 4.3"),
         "algorithm.complement": ("blocks", "paper, section 4.2 and Table 3"),
         "algorithm.train_out": (True, "paper, section 6.1 and Table 3"),
         "algorithm.send": ("modules", "paper, section 4.2: the transformer blocks; Table 3: 371.26 MB"),
-        "algorithm.server_optimizer.name": ("replace", "paper, section 3"),
+        "algorithm.averaging.server_optimizer.name": ("replace", "paper, section 3"),
     },
     chosen={"*.encoders.image.pretrained_embedding": (True, "the ViT's patch embedding too")},
     idle={
@@ -100,15 +101,15 @@ COMMON = Table(
         "clients.*.task.scale": "a plain linear classifier has none",
         "clients.paired.task.folds": "paired clients are not tested",
         "server.training.*": "the server trains nothing (paper, section 3)",
-        "algorithm.denominator": "acts only without compensation",
-        "algorithm.names": "acts only on other layers than attention",
+        "algorithm.averaging.denominator": "acts only without compensation",
+        "algorithm.averaging.names": "acts only on other layers than attention",
     },
 )
 
 PAPER_METHOD = Table(
     sourced={
         "algorithm.first_out": ("other", "paper, section 4.2"),
-        "algorithm.averaging": ("exact", "paper, section 3"),
+        "algorithm.averaging.mean": ("exact", "paper, section 3"),
         "*.training.schedule.unit": ("epoch", f"{B1}: every epoch"),
     },
     chosen={
@@ -133,7 +134,7 @@ PAPER = COMMON.changed(PAPER_METHOD.sourced, PAPER_METHOD.chosen | SMALL)
 RELEASED = COMMON.changed(
     {
         "algorithm.first_out": ("own", "code, mome.py and fedavgserver.py: not yet replaced in round 1"),
-        "algorithm.averaging": ("sequential", "code, src/algorithm/fedavg.py"),
+        "algorithm.averaging.mean": ("sequential", "code, src/algorithm/fedavg.py"),
         "*.training.schedule.unit": ("round", f"{SCRIPT}, lr_decay_step 1"),
         "*.task.learn_temperature": (False, f"{CLIENT}: a new loss at each step"),
         "*.encoders.text.mask_padding": (False, f"{MOME}: no mask is passed"),

@@ -43,7 +43,7 @@ def test_an_architecture_of_its_own_frees_nobody(
     def with_odd(names: tuple[str, ...]) -> Config:
         config = lying(tiny, "huge", names, count=6)
         config["clients"]["image"]["items"] = 96
-        config["algorithm"] |= {"layers": "encoder", "range": "modality"}
+        config["algorithm"] |= {"averaging": {"name": "by_slot", "layers": "encoder", "range": "modality"}}
         other = config["clients"]["image"] | {
             "count": odd,
             "items": 16 * odd,

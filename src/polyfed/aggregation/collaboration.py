@@ -173,8 +173,8 @@ def require_exchangeable(
     if scope.range != "own" and scope.layers != "none" and not _any_covered(holders, scope):
         roles = sorted({slot.role for holder in holders.values() for slot in holder.keys})
         raise ConfigError(
-            f"algorithm.layers is '{scope.layers}', but no client's model has such layers; roles there are: "
-            f"{', '.join(roles)}; give clients encoders 'blocks', or set algorithm.layers=encoder"
+            f"algorithm.averaging.layers is '{scope.layers}', but no client's model has such layers; roles there are: "
+            f"{', '.join(roles)}; give clients encoders 'blocks', or set algorithm.averaging.layers=encoder"
         )
     for target, holder in holders.items():
         for slot in holder.keys:
@@ -208,7 +208,7 @@ def require_equal(
         raise ConfigError(
             f"slot '{slot}' of clients {_some(holders[target].clients)} cannot be averaged with slot '{other}' of "
             f"clients {_some(holders[source].clients)}: '{key}' is {_shape(here.get(key))} and "
-            f"{_shape(there.get(key))}; give them equal encoders, or set algorithm.range=own"
+            f"{_shape(there.get(key))}; give them equal encoders, or set algorithm.averaging.range=own"
         )
 
 

@@ -11,12 +11,10 @@ from torch import Tensor
 from polyfed.aggregation.collaboration import Contribution, Holder, Rule, Scope, collaborate
 from polyfed.aggregation.mean import WeightedMean, accumulator
 from polyfed.models.slots import Place, Slot
-
-Models = Mapping[str, Mapping[str, Tensor]]
-"""Type -> global model, as named tensors."""
+from polyfed.optim.server import Models
 
 
-class Exchange(Protocol):
+class WeightExchange(Protocol):
     """One round's way from clients' weights to new global models."""
 
     def add(self, kind: str, tensors: Mapping[str, Tensor], samples: float) -> None:
@@ -41,13 +39,13 @@ class ExactExchange:
         self._sizes = dict.fromkeys(weights, 0.0)
 
     def add(self, kind: str, tensors: Mapping[str, Tensor], samples: float) -> None:
-        """See ``Exchange``."""
+        """See ``WeightExchange``."""
         self._means[kind].add(tensors, samples)
         self._sizes[kind] += samples
 
     @torch.no_grad()
     def result(self) -> dict[str, dict[str, Tensor]]:
-        """See ``Exchange``."""
+        """See ``WeightExchange``."""
         rule = collaborate(self._holders, self._sizes, self._scope)
         means = {kind: mean.take() for kind, mean in self._means.items() if self._sizes[kind] > 0}
         return {
@@ -94,7 +92,7 @@ class SequentialExchange:
 
     @torch.no_grad()
     def add(self, kind: str, tensors: Mapping[str, Tensor], samples: float) -> None:
-        """See ``Exchange``."""
+        """See ``WeightExchange``."""
         for (target, slot), shares in self._rule.items():
             for share in (share for share in shares if share.source == kind):
                 self._moved.add((target, slot))
@@ -111,7 +109,7 @@ class SequentialExchange:
             running.copy_(running.double().lerp(towards.to(running.device).double(), share).round())
 
     def result(self) -> dict[str, dict[str, Tensor]]:
-        """See ``Exchange``."""
+        """See ``WeightExchange``."""
         return {
             kind: {
                 name: self._running[kind][name] if (kind, place.slot) in self._moved else self._weights[kind][name]

@@ -10,23 +10,22 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from polyfed.aggregation.tiles import RANGE, Blocks, BoundedFold, Fold, full_product, largest_logit, working_dtype
+from polyfed.aggregation.tiles import RANGE, Blocks, largest_logit, working_dtype
 from polyfed.core.errors import ConfigError, PayloadError
+from polyfed.losses.running_log_sum_exp import BoundedLogSumExp, RunningEntropy, RunningLogSumExp
 
-Statistic = Literal["positive", "rest", "whole", "best_other", "winner", "entropy", "variance"]
+Statistic = Literal["positive", "negatives_lse", "lse", "best_negative", "winner", "entropy", "variance"]
 Statistics = dict[Statistic, Tensor]
 
-SCANNED: frozenset[Statistic] = frozenset(("positive", "rest", "whole", "best_other", "winner", "entropy"))
+SCANNED: frozenset[Statistic] = frozenset(("positive", "negatives_lse", "lse", "best_negative", "winner", "entropy"))
 """Those that need every logit; the variance follows from the anchors' covariance."""
-FOLDED: frozenset[Statistic] = frozenset(("rest", "whole", "entropy"))
-RIVALS: frozenset[Statistic] = frozenset(("best_other", "winner"))
-LABELLED: frozenset[Statistic] = frozenset(("positive", "rest", "best_other"))
+SUMS: frozenset[Statistic] = frozenset(("negatives_lse", "lse", "entropy"))
+RIVALS: frozenset[Statistic] = frozenset(("best_negative", "winner"))
+LABELLED: frozenset[Statistic] = frozenset(("positive", "negatives_lse", "best_negative"))
 """Those of class scores that mean nothing where the true class is unknown."""
 
 CHUNK = 1024
 """Vectors at a time, where there is no tile."""
-VANISHED = -4096.0
-"""Logit in bits whose power of two is 0 in any type, and whose product with that 0 is a number."""
 ROUNDING = 4.0
 """Logits that differ by so many times eps |u| |g| are ties: products of one pair vary by that between tiles."""
 
@@ -47,9 +46,9 @@ def row_statistics(
     and in fp32 at least; o is the row's own anchor:
 
     * ``positive``: x_ko;
-    * ``rest``: log sum_{j != o} exp x_kj, -inf where there is no other anchor;
-    * ``whole``: log sum_j exp x_kj;
-    * ``best_other``: max_{j != o} x_kj, -inf where there is no other anchor;
+    * ``negatives_lse``: log sum_{j != o} exp x_kj, -inf where there is no other anchor;
+    * ``lse``: log sum_j exp x_kj;
+    * ``best_negative``: max_{j != o} x_kj, -inf where there is no other anchor;
     * ``winner``: argmax_j x_kj as int64; o where it ties for the largest, else the lowest index that does;
     * ``entropy``: of softmax_j x_kj;
     * ``variance``: of x_kj over j (population); O(n d^2), without the pass.
@@ -61,7 +60,7 @@ def row_statistics(
         own: index of each row's own anchor; None: row k's is k.
         tau: temperature.
         items: ascending item number of each anchor. Anchors of one item (captions of a picture) are no rivals of
-            each other: left out of ``rest`` and ``best_other``, and where one of them wins, o does.
+            each other: left out of ``negatives_lse`` and ``best_negative``, and where one of them wins, o does.
         blocks: size of a tile; None: suited to the device.
 
     Raises:
@@ -72,14 +71,14 @@ def row_statistics(
     _check(rows, anchors, own, tau)
     if len(rows) == 0:
         return {name: _none(name, working_dtype(rows, anchors), rows.device) for name in wanted}
-    found: Statistics = {}
+    statistics: Statistics = {}
     if SCANNED & set(wanted):
         scan = _Scan(rows, anchors, wanted, tau, items, blocks or Blocks.suited(rows.device))
         parts = list(scan.parts(rows, own))
-        found.update({name: torch.cat([part[name] for part in parts]) for name in parts[0]})
+        statistics.update({name: torch.cat([part[name] for part in parts]) for name in parts[0]})
     if "variance" in wanted:
-        found["variance"] = _variances(rows, anchors, tau)
-    return {name: found[name] for name in wanted}
+        statistics["variance"] = _variances(rows, anchors, tau)
+    return {name: statistics[name] for name in wanted}
 
 
 def scores_statistics(
@@ -93,7 +92,7 @@ def scores_statistics(
 
     Args:
         scores: unnormalised, one row a sample.
-        wanted: which statistics; without labels not ``positive``, ``rest`` and ``best_other``.
+        wanted: which statistics; without labels not ``positive``, ``negatives_lse`` and ``best_negative``.
         labels: true class of each sample.
         tau: temperature.
 
@@ -106,13 +105,13 @@ def scores_statistics(
         lacking = sorted(LABELLED & set(wanted))
         if lacking:
             raise ConfigError(f"statistics {lacking} of class scores need the true classes; the public set has none")
-        found: Statistics = {"winner": logits.argmax(1)}
+        statistics: Statistics = {"winner": logits.argmax(1)}
     else:
-        found = _labelled(logits, _classes(logits, labels))
-    found["whole"] = logits.logsumexp(1)
-    found["entropy"] = torch.special.entr(logits.softmax(1)).sum(1)
-    found["variance"] = logits.var(1, correction=0)
-    return {name: found[name] for name in wanted}
+        statistics = _labelled(logits, _classes(logits, labels))
+    statistics["lse"] = logits.logsumexp(1)
+    statistics["entropy"] = torch.special.entr(logits.softmax(1)).sum(1)
+    statistics["variance"] = logits.var(1, correction=0)
+    return {name: statistics[name] for name in wanted}
 
 
 def _labelled(logits: Float[Tensor, "n C"], labels: Int[Tensor, " n"]) -> Statistics:
@@ -121,8 +120,8 @@ def _labelled(logits: Float[Tensor, "n C"], labels: Int[Tensor, " n"]) -> Statis
     best, index = others.max(1)
     return {
         "positive": positive,
-        "rest": others.logsumexp(1),
-        "best_other": best,
+        "negatives_lse": others.logsumexp(1),
+        "best_negative": best,
         "winner": torch.where(best > positive, index, labels),
     }
 
@@ -146,7 +145,7 @@ class _Scan:
         self.reach = torch.linalg.vector_norm(anchors, dim=1, dtype=self.dtype).amax()
         self.workspace = torch.empty(blocks.rows * blocks.columns, dtype=self.dtype, device=rows.device)
         # allocating it tile by tile would leave the heap full of holes
-        self.spare = torch.empty_like(self.workspace) if "entropy" in self.wanted else self.workspace[:0]
+        self.scratch = torch.empty_like(self.workspace) if "entropy" in self.wanted else self.workspace[:0]
 
     def parts(self, rows: Float[Tensor, "n d"], own: Int[Tensor, " n"]) -> Iterator[Statistics]:
         """The statistics of block after block of rows."""
@@ -156,21 +155,22 @@ class _Scan:
 
     def part(self, vectors: Float[Tensor, "r d"], own: Int[Tensor, " r"]) -> Statistics:
         """The statistics of one block, whose ``vectors`` are scaled to bits."""
-        kin, fold, rivals = _Kin(self.starts[own], self.sizes[own], vectors), self.fold(vectors), None
+        siblings = _Siblings(self.starts[own], self.sizes[own], vectors)
+        running, rivals = self.running_sum(vectors), None
         if RIVALS & self.wanted:
             rivals = _Rivals(self.hurdle(vectors, own))
         for first, tile in self.tiles(vectors):
-            kin.take(tile, first)
-            top = None if rivals is None else rivals.add(tile, first)
-            if fold is not None:
-                fold.add(tile, top)
-        found: Statistics = {"positive": kin.logit(own)}
+            siblings.take(tile, first)
+            largest = None if rivals is None else rivals.add(tile, first)
+            if running is not None:
+                running.add(tile, largest)
+        statistics: Statistics = {"positive": siblings.logit(own)}
         if rivals is not None:
-            wins = rivals.best > kin.logits.amax(1) + self.slack(vectors)
-            found |= {"best_other": rivals.best, "winner": torch.where(wins, rivals.index, own.to(wins.device))}
-        if fold is not None:
-            found |= _folded(fold, kin.logits)
-        return {name: value if name == "winner" else value * math.log(2) for name, value in found.items()}
+            wins = rivals.best > siblings.logits.amax(1) + self.slack(vectors)
+            statistics |= {"best_negative": rivals.best, "winner": torch.where(wins, rivals.index, own.to(wins.device))}
+        if running is not None:
+            statistics |= _sums(running, siblings.logits)
+        return {name: value if name == "winner" else value * math.log(2) for name, value in statistics.items()}
 
     def slack(self, vectors: Float[Tensor, "r d"]) -> Float[Tensor, " r"]:
         """By how much a row's logits may differ and be ties."""
@@ -185,25 +185,25 @@ class _Scan:
         logits: Tensor = torch.linalg.vecdot(vectors, partners)
         return logits - self.slack(vectors)
 
-    def fold(self, vectors: Float[Tensor, "r d"]) -> Fold | None:
+    def running_sum(self, vectors: Float[Tensor, "r d"]) -> RunningLogSumExp | None:
         """What sums the powers, if anybody asks for the sum."""
-        if not FOLDED & self.wanted:
+        if not SUMS & self.wanted:
             return None
         like = vectors.new_empty(len(vectors))
         if "entropy" in self.wanted:
-            return _EntropyFold(like, self.spare)
-        return BoundedFold(like) if self.bounded else Fold(like)
+            return RunningEntropy(like, self.scratch)
+        return BoundedLogSumExp(like, 2) if self.bounded else RunningLogSumExp(like, 2)
 
     def tiles(self, vectors: Float[Tensor, "r d"]) -> Iterator[tuple[int, Float[Tensor, "r m"]]]:
         """First column and logits of tile after tile, all in the same memory."""
         for first in range(0, len(self.anchors), self.blocks.columns):
             anchors = self.anchors[first : first + self.blocks.columns].to(self.dtype)
             tile = self.workspace[: len(vectors) * len(anchors)].view(len(vectors), len(anchors))
-            full_product(vectors, anchors, tile)
+            torch.mm(vectors, anchors.T, out=tile)
             yield first, tile
 
 
-class _Kin:
+class _Siblings:
     """Logits of a block's rows against the anchors of their own item, a run of columns, the own one among them."""
 
     def __init__(self, starts: Int[Tensor, " r"], sizes: Int[Tensor, " r"], vectors: Float[Tensor, "r d"]) -> None:
@@ -250,38 +250,14 @@ class _Rivals:
         return top
 
 
-class _EntropyFold(Fold):
-    """A log-sum-exp that also sums logit x power, both relative to the running maximum: exact where H is small."""
-
-    def __init__(self, like: Float[Tensor, " r"], spare: Float[Tensor, " s"]) -> None:
-        super().__init__(like)
-        self.spare = spare
-        self.moment = torch.zeros_like(like)
-
-    def add(self, tile: Float[Tensor, "r n"], top: Float[Tensor, " r"] | None = None) -> None:
-        peak = torch.maximum(self.peak, tile.amax(1) if top is None else top)
-        step = self.peak - peak
-        shrink = step.exp2()
-        tile.sub_(peak[:, None]).clamp_(min=VANISHED)
-        room = self.spare[: tile.numel()].view_as(tile) if tile.numel() <= len(self.spare) else None
-        powers = torch.exp2(tile, out=room)
-        self.moment.addcmul_(step, self.total).mul_(shrink).add_(tile.mul_(powers).sum(1))
-        self.total.mul_(shrink).add_(powers.sum(1))
-        self.peak = peak
-
-    def entropy(self) -> Float[Tensor, " r"]:
-        """Entropy of the softmax over all tiles, in bits."""
-        return (self.total.log2() - self.moment / self.total).clamp_(min=0)
-
-
-def _folded(fold: Fold, kin: Float[Tensor, "r f"]) -> Statistics:
+def _sums(running: RunningLogSumExp, siblings: Float[Tensor, "r f"]) -> Statistics:
     """The sums without and with a row's own item, whose logits are overwritten."""
-    found: Statistics = {"rest": fold.result()}
-    fold.add(kin)
-    found["whole"] = fold.result()
-    if isinstance(fold, _EntropyFold):
-        found["entropy"] = fold.entropy()
-    return found
+    statistics: Statistics = {"negatives_lse": running.result()}
+    running.add(siblings)
+    statistics["lse"] = running.result()
+    if isinstance(running, RunningEntropy):
+        statistics["entropy"] = running.entropy()
+    return statistics
 
 
 def _variances(rows: Float[Tensor, "n d"], anchors: Float[Tensor, "P d"], tau: float) -> Float[Tensor, " n"]:
@@ -293,12 +269,12 @@ def _variances(rows: Float[Tensor, "n d"], anchors: Float[Tensor, "P d"], tau: f
         centred = part.to(dtype) - mean
         covariance.addmm_(centred.T, centred)
     covariance.div_(len(anchors))
-    found, product = mean.new_empty(len(rows)), mean.new_empty(CHUNK, len(mean))
-    for part, out in zip(torch.split(rows, CHUNK), torch.split(found, CHUNK), strict=True):
+    variances, product = mean.new_empty(len(rows)), mean.new_empty(CHUNK, len(mean))
+    for part, out in zip(torch.split(rows, CHUNK), torch.split(variances, CHUNK), strict=True):
         vectors = part.to(dtype)
         turned = torch.mm(vectors, covariance, out=product[: len(part)])
         torch.sum(turned.mul_(vectors), 1, out=out)
-    return found.clamp_(min=0).div_(tau**2)
+    return variances.clamp_(min=0).div_(tau**2)
 
 
 def _none(name: Statistic, dtype: torch.dtype, device: torch.device) -> Tensor:

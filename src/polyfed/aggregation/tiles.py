@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import NamedTuple
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
+
+from polyfed.losses.running_log_sum_exp import BoundedLogSumExp, RunningLogSumExp
 
 RANGE = 80.0
 """Logits within +-80 bits need no shift: 2^80 x 10^9 terms and 2^-80 are both normal fp32 numbers."""
@@ -47,10 +49,6 @@ class Rows(NamedTuple):
     """Their logit against their own partner."""
 
 
-Product = Callable[[Tensor, Tensor, Tensor], None]
-"""(rows [r, d], anchors [n, d], out [r, n]): writes rows anchors^T into out."""
-
-
 def row_blocks(
     local: Float[Tensor, "P d"], other: Float[Tensor, "P d"], own: Int[Tensor, " n"], scale: float, size: int
 ) -> Iterator[Rows]:
@@ -73,7 +71,6 @@ def tiled_scores(
     other: Float[Tensor, "P d"],
     own: Int[Tensor, " n"],
     contrast: Contrast,
-    product: Product,
 ) -> Float[Tensor, " n"]:
     """x_kk - log sum_j exp(x_kj), x = local other^T / tau, for the rows k in ``own``, in their order.
 
@@ -85,64 +82,23 @@ def tiled_scores(
         other: anchors, in the same order.
         own: indices of the rows, ascending, on the CPU.
         contrast: temperature, whether j = k counts, size of a tile.
-        product: how a tile is multiplied.
     """
     dtype, blocks = working_dtype(local, other), contrast.blocks
     scale = 1 / (contrast.tau * math.log(2))
-    fold_type = BoundedFold if largest_logit(local, other) * scale <= RANGE else Fold
+    sum_type = BoundedLogSumExp if largest_logit(local, other) * scale <= RANGE else RunningLogSumExp
     workspace = torch.empty(blocks.rows * blocks.columns, dtype=dtype, device=local.device)
     scores = []
     for rows in row_blocks(local, other, own, scale, blocks.rows):
-        fold = fold_type(rows.positive)
+        running = sum_type(rows.positive, 2)
         for first in range(0, len(other), blocks.columns):
             anchors = other[first : first + blocks.columns].to(dtype)
             tile = workspace[: len(rows.own) * len(anchors)].view(len(rows.own), len(anchors))
-            product(rows.vectors, anchors, tile)
+            torch.mm(rows.vectors, anchors.T, out=tile)
             if not contrast.include_self:
                 _hide_own(tile, rows.own, first)
-            fold.add(tile)
-        scores.append((rows.positive - fold.result()).mul_(math.log(2)))
+            running.add(tile)
+        scores.append((rows.positive - running.result()).mul_(math.log(2)))
     return torch.cat(scores)
-
-
-def full_product(rows: Float[Tensor, "r d"], anchors: Float[Tensor, "n d"], out: Float[Tensor, "r n"]) -> None:
-    """The product in the operands' own precision."""
-    torch.mm(rows, anchors.T, out=out)
-
-
-def bf16_product(rows: Float[Tensor, "r d"], anchors: Float[Tensor, "n d"], out: Float[Tensor, "r n"]) -> None:
-    """The product of operands rounded to bf16."""
-    out.copy_(torch.mm(rows.bfloat16(), anchors.bfloat16().T))
-
-
-class Fold:
-    """Log-sum-exp in base 2 with a running maximum, for any logits."""
-
-    def __init__(self, like: Float[Tensor, " r"]) -> None:
-        self.total = torch.zeros_like(like)
-        self.peak = torch.full_like(like, torch.finfo(like.dtype).min)
-
-    def add(self, tile: Float[Tensor, "r n"], top: Float[Tensor, " r"] | None = None) -> None:
-        """Fold a tile in; it is overwritten. ``top`` is the largest logit of each row, where it is known."""
-        peak = torch.maximum(self.peak, tile.amax(1) if top is None else top)
-        self.total.mul_((self.peak - peak).exp2_()).add_(tile.sub_(peak[:, None]).exp2_().sum(1))
-        self.peak = peak
-
-    def result(self) -> Float[Tensor, " r"]:
-        """The log-sum-exp of all tiles."""
-        return self.peak + self.total.log2()
-
-
-class BoundedFold(Fold):
-    """The same for logits within +-RANGE bits: two passes over a tile instead of four."""
-
-    def add(self, tile: Float[Tensor, "r n"], top: Float[Tensor, " r"] | None = None) -> None:
-        """Fold a tile in; it is overwritten."""
-        self.total.add_(tile.exp2_().sum(1))
-
-    def result(self) -> Float[Tensor, " r"]:
-        """The log-sum-exp of all tiles."""
-        return self.total.log2()
 
 
 def largest_logit(local: Tensor, other: Tensor) -> float:

@@ -24,32 +24,30 @@ OF_REPRESENTATIONS = "representations to weigh, not class scores"
 
 @dataclass(frozen=True)
 class Evidence:
-    """What one client says of the public samples on one channel, beside what the server knows.
+    """One client's rows for one output on the public samples, beside the server's own outputs.
 
-    A channel is a modality (the client sends representations) or a target (it sends class scores).
+    An output is a modality (the client sends representations) or a target (it sends logits).
     """
 
     values: Float[Tensor, "n w"]
     """Representations of all public samples in order, or unnormalised class scores."""
-    channel: str
+    output: str
     """The modality, or the target."""
-    known: Mapping[str, Float[Tensor, "n d"]]
+    server_outputs: Mapping[str, Float[Tensor, "n d"]]
     """The server's representations of the same samples by modality; empty for class scores."""
     examples: int
     """The client's private samples."""
-    channels: int
-    """Modalities that the client encodes."""
+    modalities: int
+    """How many the client encodes."""
     labels: Int64[Tensor, " n"] | None = None
     """True classes, for class scores, where the public set has them."""
     items: Int64[Tensor, " n"] | None = None
     """Ascending number of the item behind each sample."""
-    generator: torch.Generator | None = None
-    """On the CPU; what an approximation draws with."""
 
     @property
     def is_scores(self) -> bool:
         """Whether ``values`` are class scores."""
-        return not self.known
+        return not self.server_outputs
 
     def statistics(self, wanted: Collection[Statistic], *, tau: float = 1.0, mask_siblings: bool = False) -> Statistics:
         """Statistics of the cosines to the server's representations of this modality, or of the class scores.
@@ -65,11 +63,12 @@ class Evidence:
         """
         if self.is_scores:
             return scores_statistics(self.values, wanted, labels=self.labels, tau=tau)
-        if self.channel not in self.known:
+        if self.output not in self.server_outputs:
             raise ConfigError(
-                f"the server has no representations of '{self.channel}' to compare with; it has {sorted(self.known)}"
+                f"the server has no representations of '{self.output}' to compare with; it has "
+                f"{sorted(self.server_outputs)}"
             )
-        anchors = self.known[self.channel]
+        anchors = self.server_outputs[self.output]
         dtype = working_dtype(self.values, anchors)
         rows, anchors = (F.normalize(side.to(dtype), dim=1) for side in (self.values, anchors))
         return row_statistics(rows, anchors, wanted, tau=tau, items=self.siblings(mask_siblings))
@@ -93,7 +92,7 @@ class Evidence:
         if not self.is_scores:
             return torch.arange(len(self.values), device=self.values.device)
         if self.labels is None:
-            raise ConfigError(f"weights by the true classes of '{self.channel}' need labels; the public set has none")
+            raise ConfigError(f"weights by the true classes of '{self.output}' need labels; the public set has none")
         return self.labels.to(self.values.device)
 
 
@@ -120,9 +119,9 @@ class Weighting(Component):
         """
 
 
-def log_share(found: Statistics) -> Float[Tensor, " n"]:
-    """x_kk - log sum_j exp x_kj over the own anchor and its rivals, from ``positive`` and ``rest``."""
-    return found["positive"] - torch.logaddexp(found["positive"], found["rest"])
+def log_share(statistics: Statistics) -> Float[Tensor, " n"]:
+    """x_kk - log sum_j exp x_kj over the own anchor and its rivals, from ``positive`` and ``negatives_lse``."""
+    return statistics["positive"] - torch.logaddexp(statistics["positive"], statistics["negatives_lse"])
 
 
 def log_count(examples: float) -> float:

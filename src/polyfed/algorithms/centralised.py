@@ -8,9 +8,9 @@ from typing import ClassVar
 
 import torch
 
+from polyfed.aggregation.averagings.by_type import ByType
 from polyfed.algorithms.algorithm import Lifetime, Reply, client_step, each
-from polyfed.algorithms.fedavg import FedAvg
-from polyfed.core.effects import Condition, Never
+from polyfed.algorithms.shared.global_models import GlobalModels, average
 from polyfed.core.errors import ConfigError
 from polyfed.federation.client import Client, ClientInfo
 from polyfed.federation.cohort import Cohort
@@ -21,7 +21,7 @@ BUDGET = ("steps", "epochs", "samples")
 """What training has cost a type so far: optimiser steps, passes over its data, samples seen."""
 
 
-class Centralised(FedAvg):
+class Centralised(GlobalModels):
     """All data of a type of clients at one place; the upper bound for what federation reaches.
 
     Every group has one client, which holds all of the group's data. Its model and optimiser last for the run: T rounds
@@ -33,10 +33,6 @@ class Centralised(FedAvg):
     """
 
     keeps: ClassVar[Mapping[str, Lifetime]] = {"model": Lifetime.RUN, "optimizer": Lifetime.RUN}
-
-    only_if: ClassVar[Mapping[str, Condition]] = dict.fromkeys(
-        FedAvg.model_fields.keys() - {"local_epochs", "local_steps"}, Never("centralised training exchanges nothing")
-    )
 
     # ---- server half
 
@@ -56,8 +52,8 @@ class Centralised(FedAvg):
             begun = server.type_of(client) in server.state.get("budget", {})
             return Weights({}) if begun else server.weights_for(client)
 
-        replies = cohort.ask(self.fit, check=self.like(server), weights=each(initial))
-        self.aggregate(server, cohort, _accounted(server, replies))
+        replies = cohort.ask(self.fit, check=self.shape_check(server), weights=each(initial))
+        average(server, cohort, _accounted(server, replies), ByType())
         server.record(**_budget(server))
 
     # ---- client half

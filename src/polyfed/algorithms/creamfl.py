@@ -14,7 +14,7 @@ from polyfed.aggregation.ensemble import Ensembled
 from polyfed.aggregation.weighting import Weighting
 from polyfed.aggregation.weightings.gca import GCA
 from polyfed.algorithms.algorithm import Lifetime, Reply, client_step
-from polyfed.algorithms.ensemble_distillation import EnsembleDistillation, Gathered
+from polyfed.algorithms.shared.ensemble_distillation import EnsembleDistillation
 from polyfed.core.effects import Condition, Not, Only
 from polyfed.core.errors import ConfigError
 from polyfed.data.samples import Batch, Samples
@@ -104,20 +104,20 @@ class CreamFL(EnsembleDistillation):
                 "add an encoder, or set algorithm.inter=false"
             )
 
-    def aggregate(self, server: Server, cohort: Cohort, known: PublicOutputs) -> dict[str, Ensembled]:
+    def aggregate(self, server: Server, cohort: Cohort, server_outputs: PublicOutputs) -> dict[str, Ensembled]:
         """Ask the cohort to train, and fold its representations into one target a modality (Eq. 4-6)."""
-        gathered: dict[str, Gathered] = {}
-        check = self.check(server, known, "representations")
-        for reply in cohort.ask(self.fit, check=check, representations=known):
-            self.gather(server, reply, reply.representations, known, gathered)
-        return self.targets(server, gathered)
+        ensembles = self.ensembles(server, server_outputs)
+        check = self.outputs_check(server_outputs, "representations")
+        for reply in cohort.ask(self.fit, check=check, representations=server_outputs):
+            ensembles.add(reply, reply.representations)
+        return ensembles.targets()
 
     # ---- client half
 
     @client_step(representations=Representations, num_examples=int)
     def fit(self, client: Client, representations: Representations) -> Reply:
         """ClientLocalTraining of Algorithm 1: E epochs of Eq. 3, then representations of the public set."""
-        known = {name: value.to(client.device) for name, value in representations.items()}
+        server_outputs = {name: value.to(client.device) for name, value in representations.items()}
         samples = client.exchanged(self.public_samples)
         reference = self._reference(client, samples)
         trainer = client.trainer()
@@ -128,9 +128,9 @@ class CreamFL(EnsembleDistillation):
                 if private is not None:
                     loss = loss + client.task_loss(private)
                 if public is not None:
-                    loss = loss + self.gamma * self.contrasts(client, public, samples, known, reference)
+                    loss = loss + self.gamma * self.contrasts(client, public, samples, server_outputs, reference)
                 trainer.step(loss)
-        own = client.represent(samples, list(known), training=self.extraction == "train")
+        own = client.represent(samples, list(server_outputs), training=self.extraction == "train")
         if self._caches:
             client.state["previous"] = own
         return Reply(
@@ -143,29 +143,29 @@ class CreamFL(EnsembleDistillation):
         client: Client,
         batch: Batch,
         samples: Samples,
-        known: Mapping[str, Tensor],
+        server_outputs: Mapping[str, Tensor],
         reference: Reference,
     ) -> Tensor:
         """Sum over the client's modalities of the inter-modal (Eq. 1) and intra-modal (Eq. 2) contrasts.
 
-        ``batch`` is one of the exchanged ``samples``, ``known`` what the server says of these. The intra-modal
+        ``batch`` is one of the exchanged ``samples``, ``server_outputs`` are the server's own of these. The intra-modal
         contrasts are summed or averaged, as ``intra_reduction`` says; the inter-modal ones always are summed.
         """
         items = samples.items.to(client.device) if self.mask_siblings else None
         total = torch.zeros((), device=client.device)
-        shared = [name for name in batch.inputs if name in known]  # those that the server encodes
+        shared = [name for name in batch.inputs if name in server_outputs]  # those that the server encodes
         intra_factor = 1.0 if self.intra_reduction == "sum" else 1.0 / max(1, len(shared))
         for modality in shared:
             inputs = batch.inputs[modality]
             with client.autocast():
                 local = client.model.represent(modality, inputs)
             if self.inter:
-                for other in known:
-                    if other != modality:
-                        total = total + inter_modal(local, known[other], batch.index, tau=self.tau_inter, items=items)
+                for other in (name for name in server_outputs if name != modality):
+                    anchors = server_outputs[other]
+                    total = total + inter_modal(local, anchors, batch.index, tau=self.tau_inter, items=items)
             if self.intra:
                 previous = reference(modality, batch)
-                contrast = intra_modal(local, known[modality][batch.index], previous, tau=self.tau_intra)
+                contrast = intra_modal(local, server_outputs[modality][batch.index], previous, tau=self.tau_intra)
                 total = total + intra_factor * contrast
         return total
 

@@ -13,8 +13,9 @@ from polyfed.aggregation.weighting import Weighting
 from polyfed.aggregation.weightings.gca import GCA
 from polyfed.algorithms.algorithm import Reply, client_step, each
 from polyfed.algorithms.creamfl import CreamFL
-from polyfed.algorithms.ensemble_distillation import DISTILS, Gathered
 from polyfed.algorithms.fedavg import FedAvg
+from polyfed.algorithms.shared.ensembles import Ensembles
+from polyfed.algorithms.shared.public_exchange import DISTILS
 from polyfed.core.effects import Not, Only
 from polyfed.core.errors import ConfigError
 from polyfed.data.samples import Batch
@@ -90,36 +91,27 @@ class CreamFLAveraged(FedAvg):
         Raises:
             ConfigError: the server's model has one modality, so there is nothing to contrast with.
         """
-        if len(found := server.model.modalities) < 2:
+        if len(modalities := server.model.modalities) < 2:
             raise ConfigError(
-                f"contrasts between modalities need two, but server.model encodes {list(found)}; give it the model and "
-                "task of clients with several modalities"
+                f"contrasts between modalities need two, but server.model encodes {list(modalities)}; give it the "
+                "model and task of clients with several modalities"
             )
         super().setup(server)
 
     def round(self, server: Server, cohort: Cohort) -> None:
         """Broadcast, train, average, and distil what the clients of one modality see in the public set."""
-        known = server.represent_public()
-        gathered: dict[str, Gathered] = {}
+        server_outputs = server.represent_public()
+        ensembles = self.creamfl.ensembles(server, server_outputs)
         replies = cohort.ask(
             self.contrasted_fit,
-            check=_Sound(self, server, known),
+            check=_ReplyCheck(self, server, server_outputs),
             weights=each(server.weights_for),
-            representations=each(lambda client: known if _is_single(client) else _nothing(known)),
+            representations=each(lambda client: server_outputs if _is_single(client) else _nothing(server_outputs)),
         )
-        self.aggregate(server, cohort, self._gathered(server, replies, known, gathered))
-        self.creamfl.distil(server, self.creamfl.targets(server, gathered))
+        self.aggregate(server, cohort, _weighed(replies, ensembles))
+        self.creamfl.distil(server, ensembles.targets())
         distilled = {name: value.clone() for name, value in server.model.state_dict().items()}
         server.update_weights({server.own_type: server.weights[server.own_type] | distilled})
-
-    def _gathered(
-        self, server: Server, replies: Iterable[Reply], known: Representations, gathered: dict[str, Gathered]
-    ) -> Iterator[Reply]:
-        """The replies, whose representations are folded in as they pass."""
-        creamfl = self.creamfl
-        for reply in replies:
-            creamfl.gather(server, reply, reply.representations, known, gathered)
-            yield reply
 
     # ---- client half
 
@@ -127,44 +119,53 @@ class CreamFLAveraged(FedAvg):
     def contrasted_fit(self, client: Client, weights: Weights, representations: Representations) -> Reply:
         """Train the received model, with the contrasts if there are representations, and send these in return."""
         client.load_weights(weights)
-        known = {name: value.to(client.device) for name, value in representations.items()}
-        contrast = self.contrast(client, known) if known and self.gamma else None
+        server_outputs = {name: value.to(client.device) for name, value in representations.items()}
+        contrast = self.contrast(client, server_outputs) if server_outputs and self.gamma else None
         client.fit(client.train, epochs=self.local_epochs, steps=self.local_steps, regulariser=contrast)
-        own = client.represent(client.public_set, list(known)) if known else {}
+        own = client.represent(client.public_set, list(server_outputs)) if server_outputs else {}
         return Reply(
             weights=Weights(client.model.state_dict()),
             representations=Representations(own, order=representations.order),
             num_examples=client.num_examples,
         )
 
-    def contrast(self, client: Client, known: dict[str, Tensor]) -> Regulariser:
+    def contrast(self, client: Client, server_outputs: dict[str, Tensor]) -> Regulariser:
         """gamma (l_inter + l_intra) of a public batch, the next at every step (CreamFL, Eq. 1-3)."""
-        creamfl, previous = self.creamfl, Stored(client.represent(client.public_set, list(known)))
+        creamfl, previous = self.creamfl, Stored(client.represent(client.public_set, list(server_outputs)))
         passes = (client.public_batches(f"contrast-{number}", self.public_batch_size) for number in count())
         batches = chain.from_iterable(passes)
 
         def regularise(model: Embedder, batch: Batch) -> Tensor:
-            return self.gamma * creamfl.contrasts(client, next(batches), client.public_set, known, previous)
+            public = next(batches)
+            return self.gamma * creamfl.contrasts(client, public, client.public_set, server_outputs, previous)
 
         return regularise
 
 
-class _Sound:
+def _weighed(replies: Iterable[Reply], ensembles: Ensembles) -> Iterator[Reply]:
+    """The replies, whose representations are folded in as they pass."""
+    for reply in replies:
+        ensembles.add(reply, reply.representations)
+        yield reply
+
+
+class _ReplyCheck:
     """Raises PayloadError for weights or representations that are not what their sender was to send."""
 
-    def __init__(self, method: FedAvg, server: Server, known: Representations) -> None:
-        self._like, self._known = method.like(server), known
+    def __init__(self, method: FedAvg, server: Server, server_outputs: Representations) -> None:
+        self._shape_check, self._server_outputs = method.shape_check(server), server_outputs
         self._rows, self._dim = len(server.public_set), server.model.dim
 
     def __call__(self, reply: Reply) -> None:
-        self._like(reply)
-        own = tuple(name for name in reply.sender.modalities if name in self._known and _is_single(reply.sender))
-        reply.representations.require(self._known.order, self._rows, self._dim, own)
+        self._shape_check(reply)
+        sender, order = reply.sender, self._server_outputs.order
+        own = tuple(name for name in sender.modalities if name in self._server_outputs and _is_single(sender))
+        reply.representations.require(order, self._rows, self._dim, own)
 
 
 def _is_single(client: ClientInfo) -> bool:
     return len(client.modalities) == 1
 
 
-def _nothing(known: Representations) -> Representations:
-    return Representations({}, order=known.order)
+def _nothing(server_outputs: Representations) -> Representations:
+    return Representations({}, order=server_outputs.order)

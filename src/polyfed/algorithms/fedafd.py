@@ -14,7 +14,7 @@ from polyfed.aggregation.ensemble import Ensembled
 from polyfed.aggregation.weighting import Weighting
 from polyfed.aggregation.weightings.sed import SED
 from polyfed.algorithms.algorithm import Lifetime, Reply, client_query, client_step, each
-from polyfed.algorithms.ensemble_distillation import EnsembleDistillation, Gathered
+from polyfed.algorithms.shared.ensemble_distillation import EnsembleDistillation
 from polyfed.core.effects import PAIRING, SEVERAL, SINGLE, Condition, Inner, Never, Not, Only, Where
 from polyfed.core.errors import RunError
 from polyfed.data.samples import Batch, Samples
@@ -142,22 +142,22 @@ class FedAFD(EnsembleDistillation):
 
     # ---- server half
 
-    def aggregate(self, server: Server, cohort: Cohort, known: PublicOutputs) -> dict[str, Ensembled]:
+    def aggregate(self, server: Server, cohort: Cohort, server_outputs: PublicOutputs) -> dict[str, Ensembled]:
         """Send representations, and encoders to those who lack the current ones; weigh what comes back (SED)."""
         version, encoders = self._current(server)
         had = {client.id for client in cohort.clients if self._has(server, client, version)}
-        gathered: dict[str, Gathered] = {}
+        ensembles = self.ensembles(server, server_outputs)
         replies = cohort.ask(
             self.fit,
-            check=self.check(server, known, "representations"),
-            representations=known,
+            check=self.outputs_check(server_outputs, "representations"),
+            representations=server_outputs,
             encoders=each(lambda client: Weights({} if client.id in had else self._for(client, encoders))),
             version=version,
         )
         for reply in replies:
             server.state.setdefault("received", {})[reply.sender.id] = torch.tensor(version)
-            self.gather(server, reply, reply.representations, known, gathered)
-        return self.targets(server, gathered)
+            ensembles.add(reply, reply.representations)
+        return ensembles.targets()
 
     def _current(self, server: Server) -> tuple[int, dict[str, Tensor]]:
         """The encoders that clients are to have, and the round of their broadcast."""
@@ -173,8 +173,8 @@ class FedAFD(EnsembleDistillation):
         return version, server.state["broadcast"]
 
     def _has(self, server: Server, client: ClientInfo, version: int) -> bool:
-        found = server.state.get("received", {}).get(client.id)
-        return self.fusion == "none" or (found is not None and int(found) == version)
+        received = server.state.get("received", {}).get(client.id)
+        return self.fusion == "none" or (received is not None and int(received) == version)
 
     def _for(self, client: ClientInfo, encoders: Mapping[str, Tensor]) -> dict[str, Tensor]:
         if self.send_encoders == "all":
@@ -187,7 +187,7 @@ class FedAFD(EnsembleDistillation):
     @client_step(representations=Representations, num_examples=int)
     def fit(self, client: Client, representations: Representations, encoders: Weights, version: int) -> Reply:
         """E epochs of task and alignment (supplement, Eq. 1), then representations of the public set, unfused."""
-        known = {name: value.to(client.device) for name, value in representations.items()}
+        server_outputs = {name: value.to(client.device) for name, value in representations.items()}
         guidance = self._received(client, encoders, version)
         samples = client.exchanged(self.public_samples)
         if self.reset_fusion and self.fusion != "none":
@@ -195,10 +195,10 @@ class FedAFD(EnsembleDistillation):
             client.optimizer_state.pop(_FUSION, None)
         client.model.train()
         for epoch in client.epochs(self.local_epochs):
-            for private, public in self._steps(client, samples, known, epoch):
-                self._step(client, private, public, known, guidance)
-        found = client.represent(samples, list(known), training=self.extraction == "train")
-        own = {name: found[name] for name in client.model.modalities if name in found}
+            for private, public in self._steps(client, samples, server_outputs, epoch):
+                self._step(client, private, public, server_outputs, guidance)
+        outputs = client.represent(samples, list(server_outputs), training=self.extraction == "train")
+        own = {name: outputs[name] for name in client.model.modalities if name in outputs}
         return Reply(
             representations=Representations(own, order=representations.order), num_examples=client.num_examples
         )
@@ -215,63 +215,63 @@ class FedAFD(EnsembleDistillation):
         partner, samples = of_rows(guidance, client.test)
         fused = self.fused(client.model, partner)
         with client.autocast():
-            found = client.task.evaluate(fused, client.head, samples, batch_size=client.evaluation_batch)
-        return Reply(**found)
+            metrics = client.task.evaluate(fused, client.head, samples, batch_size=client.evaluation_batch)
+        return Reply(**metrics)
 
     def _step(
         self,
         client: Client,
         private: Batch | None,
         public: Batch | None,
-        known: Mapping[str, Tensor],
+        server_outputs: Mapping[str, Tensor],
         guidance: Guidance | None,
     ) -> None:
         trainers = self._trainers(client)
         losses = []
         if public is not None:
-            local = self._local(client, public, known)
+            local = self._local(client, public, server_outputs)
             factor = self.beta if self.baa_update == "alternate" else 1.0
-            trainers["discriminator"].step(factor * self.discriminating(client, public, local, known))
-            losses.append(self.beta * self.alignment(client, public, local, known))
+            trainers["discriminator"].step(factor * self.discriminating(client, public, local, server_outputs))
+            losses.append(self.beta * self.alignment(client, public, local, server_outputs))
         if private is not None:
             losses.append(self._task_loss(client, private, guidance))
         moved = ("optimizer", _FUSION) if private is not None else ("optimizer",)
         step_together(torch.stack(losses).sum(), *(trainers[name] for name in moved if name in trainers))
 
     def discriminating(
-        self, client: Client, batch: Batch, local: Mapping[str, Tensor], known: Mapping[str, Tensor]
+        self, client: Client, batch: Batch, local: Mapping[str, Tensor], server_outputs: Mapping[str, Tensor]
     ) -> Tensor:
         """What the discriminators minimise: -L_adv, summed over modalities and levels."""
         parts = [
             discriminator_loss(judge, real[batch.index], local[modality])
-            for modality, judge, real in self._levels(client, local, known)
+            for modality, judge, real in self._levels(client, local, server_outputs)
         ]
         return torch.stack(parts).sum()
 
     def alignment(
-        self, client: Client, batch: Batch, local: Mapping[str, Tensor], known: Mapping[str, Tensor]
+        self, client: Client, batch: Batch, local: Mapping[str, Tensor], server_outputs: Mapping[str, Tensor]
     ) -> Tensor:
         """What the encoders minimise: L_adv = mean_k (L_in + L_cr), summed over the client's modalities."""
         parts = [
             encoder_loss(judge, real[batch.index], local[modality], self.adversarial)
-            for modality, judge, real in self._levels(client, local, known)
+            for modality, judge, real in self._levels(client, local, server_outputs)
         ]
         return torch.stack(parts).sum()
 
     def _levels(
-        self, client: Client, local: Mapping[str, Tensor], known: Mapping[str, Tensor]
+        self, client: Client, local: Mapping[str, Tensor], server_outputs: Mapping[str, Tensor]
     ) -> Iterator[tuple[str, torch.nn.Module, Tensor]]:
         """(modality, discriminator, its real representations): the same modality, then each other one."""
         for modality in local:
             name = "every" if self.share_discriminators else modality
-            yield modality, client.model.extras[f"{_DISCRIMINATORS}own_{name}"], known[modality]
-            for other in known:
+            yield modality, client.model.extras[f"{_DISCRIMINATORS}own_{name}"], server_outputs[modality]
+            for other in server_outputs:
                 if other != modality:
-                    yield modality, client.model.extras[f"{_DISCRIMINATORS}cross_{name}"], known[other]
+                    yield modality, client.model.extras[f"{_DISCRIMINATORS}cross_{name}"], server_outputs[other]
 
-    def _local(self, client: Client, batch: Batch, known: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    def _local(self, client: Client, batch: Batch, server_outputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
         with client.autocast():
-            return {name: client.model.represent(name, x) for name, x in batch.inputs.items() if name in known}
+            return {name: client.model.represent(name, x) for name, x in batch.inputs.items() if name in server_outputs}
 
     def _task_loss(self, client: Client, batch: Batch, guidance: Guidance | None) -> Tensor:
         if guidance is None:
@@ -281,20 +281,22 @@ class FedAFD(EnsembleDistillation):
 
     def _trainers(self, client: Client) -> dict[str, Trainer]:
         """One optimiser each for encoders with classifier, for the fusion and for the discriminators."""
-        found = {"optimizer": client.trainer(only=lambda name: not name.startswith("extras."))}
+        trainers = {"optimizer": client.trainer(only=lambda name: not name.startswith("extras."))}
         if self.fusion != "none":
             settings = self.fusion_training_several if len(client.model.modalities) > 1 else self.fusion_training
-            found[_FUSION] = client.trainer(_FUSION, settings, lambda name: name.startswith(f"extras.{_FUSION}"))
+            trainers[_FUSION] = client.trainer(_FUSION, settings, lambda name: name.startswith(f"extras.{_FUSION}"))
         if self.beta:
-            found["discriminator"] = client.trainer(
+            trainers["discriminator"] = client.trainer(
                 "discriminator", self.discriminator, lambda name: name.startswith(f"extras.{_DISCRIMINATORS}")
             )
-        return found
+        return trainers
 
-    def _steps(self, client: Client, samples: Samples, known: Mapping[str, Tensor], epoch: int) -> Iterator[Pair]:
+    def _steps(
+        self, client: Client, samples: Samples, server_outputs: Mapping[str, Tensor], epoch: int
+    ) -> Iterator[Pair]:
         """Private and public batches of one epoch, as ``baa_update`` combines them."""
         private = client.batches(client.train, f"task-{epoch}")
-        able = any(name in known for name in client.model.modalities)
+        able = any(name in server_outputs for name in client.model.modalities)
         if not self.beta or not able:
             yield from ((batch, None) for batch in private)
             return
@@ -317,8 +319,8 @@ class FedAFD(EnsembleDistillation):
             client.state["encoders"] = {**encoders, _VERSION: torch.tensor(version)}
         kept = client.state.get("encoders", {})
         if not kept or int(kept[_VERSION]) != version:
-            found = f"those of round {int(kept[_VERSION])}" if kept else "none"
-            raise RunError(f"the server's encoders of round {version} are needed, but this client has {found}")
+            held = f"those of round {int(kept[_VERSION])}" if kept else "none"
+            raise RunError(f"the server's encoders of round {version} are needed, but this client has {held}")
         guidance = self._guidance(client, self._guide(client).train, kept)
         if self.cache_global_features:
             self._remember(client, guidance, version)

@@ -11,10 +11,10 @@ from pydantic import Field, model_validator
 from torch import Tensor
 
 from polyfed.algorithms.algorithm import Reply, client_step, each
-from polyfed.algorithms.robust_alignment import (
+from polyfed.algorithms.shared.robust_alignment import (
     CONTRASTIVE,
     SQUARED,
-    LikePart,
+    PartShapeCheck,
     RobustAlignment,
     chosen,
     local_view,
@@ -120,7 +120,7 @@ class FedAID(RobustAlignment):
         had = {client.id for client in cohort.clients if self._holds(server, client) and not whole}
         replies = cohort.ask(
             self.guide,
-            check=self.like(server),
+            check=self.shape_check(server),
             origins={"weights": Weights(now)},
             weights=each(lambda client: chosen(now, parts.without_encoder) if client.id in had else Weights(now)),
             teacher=chosen(now, parts.aligner if self.broadcast == "repeated" else ()),
@@ -140,7 +140,7 @@ class FedAID(RobustAlignment):
         sent = Weights(aggregated if self.measured_on == "local" else {})
         asked = cohort.ask(
             self.teach,
-            check=LikePart(server, names),
+            check=PartShapeCheck(server, names),
             origins={"weights": chosen(server.weights[self.kind(server)], names)},
             weights=sent,
             factor=each(self.loss_factor(server)),

@@ -5,13 +5,16 @@ from __future__ import annotations
 from functools import cache
 from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import Field, SerializeAsAny
 from torch import Tensor
 
-from polyfed.aggregation.collaboration import Layers, Range, require_equal
+from polyfed.aggregation.averaging import Averaging
+from polyfed.aggregation.averagings.fedcola import CollaborativeAveraging
+from polyfed.aggregation.collaboration import require_equal
 from polyfed.aggregation.mean import WeightedMean
 from polyfed.algorithms.algorithm import Reply, client_step, each
 from polyfed.algorithms.fedavg import FedAvg
+from polyfed.algorithms.shared.global_models import holders_of, shapes_of
 from polyfed.core.effects import Not, Only
 from polyfed.core.errors import ConfigError
 from polyfed.federation.client import Client
@@ -36,9 +39,10 @@ class FedCola(FedAvg):
     ``fedcola-released`` has them all.
     """
 
-    layers: Layers = Field(default="attention", description="what types average with each other (Omega_attn)")
-    range: Range = Field(default="modality", description="with whom: own type, the modality (paper), all stacks")
-    compensation: bool = Field(default=True, description="scale the other layers like attention (Omega_comp)")
+    averaging: SerializeAsAny[Averaging] = Field(
+        default=CollaborativeAveraging(),
+        description="how weights become the global models; the paper's: fedcola",
+    )
     complement: Literal["none", "attention", "mlp", "blocks"] = Field(
         default="blocks", description="linear layers that get another modality's weights behind a gate"
     )
@@ -79,7 +83,7 @@ class FedCola(FedAvg):
             return self.out_weights(server, kind)
 
         weights, others = each(server.weights_for), each[Weights](lambda client: out(server.type_of(client)))
-        replies = cohort.ask(self.complemented_fit, check=self.like(server), weights=weights, others=others)
+        replies = cohort.ask(self.complemented_fit, check=self.shape_check(server), weights=weights, others=others)
         self.aggregate(server, cohort, replies)
 
     def sources(self, server: Server, kind: str) -> list[str]:
@@ -108,15 +112,14 @@ class FedCola(FedAvg):
         tensors = server.weights[kind]
         return {
             key: tensors[name]
-            for slot, keys in self.holders(server)[kind].keys.items()
+            for slot, keys in holders_of(server)[kind].keys.items()
             if slot.role in ROLES[self.complement]
             for key, name in keys.items()
             if self.send == "modules" or tensors[name].ndim == 2
         }
 
     def _require_complement(self, server: Server, kind: str, source: str) -> None:
-        holders = self.holders(server)
-        shapes = {name: {key: tuple(shape) for key, shape in server.shapes(name).items()} for name in (kind, source)}
+        holders, shapes = holders_of(server), shapes_of(server)
         (own,), (other,) = server.types[kind].modalities, server.types[source].modalities
         roles = sorted({slot.role for slot in holders[kind].keys} & ROLES[self.complement])
         if not roles:

@@ -9,8 +9,8 @@ from pydantic import Field, model_validator
 from torch import Tensor
 
 from polyfed.algorithms.algorithm import Lifetime, Reply, client_step, each
-from polyfed.algorithms.robust_alignment import (
-    LikePart,
+from polyfed.algorithms.shared.robust_alignment import (
+    PartShapeCheck,
     RobustAlignment,
     chosen,
     layers_of,
@@ -104,7 +104,7 @@ class FedDRA(RobustAlignment):
         factor = each(self.loss_factor(server)) if self.weighted_stages == "both" else 1.0
         replies = cohort.ask(
             self.bind,
-            check=self.like(server),
+            check=self.shape_check(server),
             origins={"weights": Weights(server.weights[self.kind(server)] | robust)},
             aligner=Weights(robust),
             factor=factor,
@@ -121,7 +121,7 @@ class FedDRA(RobustAlignment):
         names = self.parts(server).without_encoder
         replies = cohort.ask(
             self.align,
-            check=LikePart(server, names),
+            check=PartShapeCheck(server, names),
             weights=server.weights_for(cohort.clients[0]),
             teacher=Weights(server.state.get("teacher", {})),
             factor=each(self.loss_factor(server)),

@@ -18,15 +18,16 @@ from polyfed.aggregation.statistics import row_statistics
 from polyfed.aggregation.weighting import Weighting
 from polyfed.aggregation.weightings.variance import Variance
 from polyfed.algorithms.algorithm import Lifetime, Reply, client_query, client_step, each
-from polyfed.algorithms.either_form import OF_FORM, EitherForm
-from polyfed.algorithms.ensemble_distillation import DISTILS, Gathered
-from polyfed.algorithms.fedavg import ShapeCheck
-from polyfed.core.effects import Condition, Never, Not, Only
+from polyfed.algorithms.shared.either_form import OF_FORM, SoftmaxForm
+from polyfed.algorithms.shared.ensemble_distillation import AlternatingDistillation
+from polyfed.algorithms.shared.global_models import ShapeCheck
+from polyfed.algorithms.shared.public_exchange import DISTILS
+from polyfed.core.effects import Condition, Not, Only
 from polyfed.core.untrusted import read_json
 from polyfed.data.samples import Batch
 from polyfed.federation.client import Client
 from polyfed.federation.cohort import Cohort
-from polyfed.federation.public_outputs import PublicOutputs, clip_row_norms
+from polyfed.federation.public_outputs import PublicOutputs
 from polyfed.federation.server import Server
 from polyfed.losses.distillation import DISTILLATIONS, Distillation
 from polyfed.losses.kl import row_kl
@@ -35,7 +36,7 @@ from polyfed.wire.payload import Logits, Representations, Weights
 
 
 class Aim(NamedTuple):
-    """What the server learns on one channel of the exchanged samples."""
+    """What the server learns for one output on the exchanged samples."""
 
     consensus: Ensembled
     others: Ensembled
@@ -44,8 +45,8 @@ class Aim(NamedTuple):
     """What rows are compared with; None: they are class scores."""
 
 
-class Said(NamedTuple):
-    """What one client said on one channel, and what weight it has."""
+class Vote(NamedTuple):
+    """One client's rows for one output, and what weight they have."""
 
     sender: str
     values: Float[Tensor, "n w"]
@@ -62,7 +63,7 @@ class Averages:
     """Of the representation layer, over clients of all types."""
 
 
-class FedET(EitherForm):
+class FedET(SoftmaxForm, AlternatingDistillation):
     """Ensemble knowledge transfer to a large server model (FedET, Cho et al., IJCAI 2022).
 
     A round: each client trains its type's small model, as in FedAvg, and also says what that thinks of the exchanged
@@ -80,17 +81,17 @@ class FedET(EitherForm):
     and shape: their mean over all clients enters the server's model before the distillation, and the types' models get
     what it makes of them.
 
-    All that clients of a round say is held until the consensus is known: clients x exchanged samples x w x 4 bytes a
-    channel. A client's update whose norm exceeds ``largest_update`` times that of the model it received is scaled down
-    to it. Clients keep nothing and are judged by the model of their type. Metric: ``contradicted`` by channel, the
+    All that clients of a round say is held until the consensus is known: clients x exchanged samples x w x 4 bytes an
+    output. A client's update whose norm exceeds ``largest_update`` times that of the model it received is scaled down
+    to it. Clients keep nothing and are judged by the model of their type. Metric: ``contradicted`` by output, the
     share of samples on which some client contradicts the consensus.
     """
 
     keeps: ClassVar[Mapping[str, Lifetime]] = {}
     only_if: ClassVar[Mapping[str, Condition]] = {
-        "kd_joint": Never("the server learns its task and the consensus one after the other"),
         "server_first": Only(server_epochs=Not(0)) & (OF_FORM | Only(share_head=True)),
         "kd_loss": DISTILS & OF_FORM,
+        "renormalise_target": DISTILS & OF_FORM,
         "temperature": DISTILS & Only(diversity=Not(0)),
     }
 
@@ -122,76 +123,76 @@ class FedET(EitherForm):
         }
         self.return_head(server)
 
-    def aggregate(  # type: ignore[override]
-        self, server: Server, cohort: Cohort, known: PublicOutputs
-    ) -> dict[str, Aim]:
+    def aggregate(self, server: Server, cohort: Cohort, server_outputs: PublicOutputs) -> dict[str, Aim]:
         """Average models by type and the head over all, and find consensus and dissent."""
-        said: dict[str, list[Said]] = {}
-        averages, wanted = Averages(), self.wanted(known)
+        votes: dict[str, list[Vote]] = {}
+        averages, ensembles = Averages(), self.ensembles(server, server_outputs)
         asked = cohort.ask(
             self.fit,
-            check=self.sound(server, known),
+            check=self.reply_check(server, server_outputs),
             weights=each(server.weights_for),
-            order=known.order,
-            channels=each(wanted),
+            order=server_outputs.order,
+            channels=each(self.asked_outputs(server_outputs)),
         )
         for reply in asked:
             self._average(server, reply, averages)
-            for channel, rows in reply.knowledge.items():
-                values = clip_row_norms(rows.to(server.device), self.form.largest)
-                logs = self.aggregation.log_weights(self.evidence(server, reply, channel, values, known))
-                said.setdefault(channel, []).append(Said(reply.sender.id, values, logs))
+            for output, rows in reply.knowledge.items():
+                values = ensembles.clipped(rows)
+                vote = Vote(reply.sender.id, values, ensembles.log_weights(reply, output, values))
+                votes.setdefault(output, []).append(vote)
         server.weights |= {kind: mean.take() for kind, mean in averages.models.items()}
         if averages.head is not None:
             _load(server, averages.head.take())
-        return self.aims(server, known, said)
+        return self.aims(server, server_outputs, votes)
 
-    def sound(self, server: Server, known: PublicOutputs) -> Callable[[Reply], None]:
-        """Raises PayloadError for a reply whose weights or knowledge are not what its sender was to send."""
-        like, told = ShapeCheck(server), self.check(server, known, "knowledge")
+    def reply_check(self, server: Server, server_outputs: PublicOutputs) -> Callable[[Reply], None]:
+        """Raises PayloadError for a reply whose weights or outputs are not what its sender was asked for."""
+        check_weights, check_outputs = ShapeCheck(server), self.outputs_check(server_outputs, "knowledge")
 
         def check(reply: Reply) -> None:
-            like(reply)
-            told(reply)
+            check_weights(reply)
+            check_outputs(reply)
 
         return check
 
-    def aims(self, server: Server, known: PublicOutputs, said: Mapping[str, Sequence[Said]]) -> dict[str, Aim]:
-        """Consensus of what clients said, and of those who contradict it."""
-        gathered = {}
-        for channel, all_said in said.items():
-            gathered[channel] = Gathered(self._ensemble(server, known[channel]), [one.sender for one in all_said])
-            for one in all_said:
-                gathered[channel].ensemble.add(one.values, one.log_weights)
-        found = {}
-        for channel, consensus in self.targets(server, gathered).items():
-            anchors = self.anchors(known, channel)
+    def aims(
+        self, server: Server, server_outputs: PublicOutputs, votes: Mapping[str, Sequence[Vote]]
+    ) -> dict[str, Aim]:
+        """Consensus of the clients' votes, and of those who contradict it."""
+        ensembles = self.ensembles(server, server_outputs)
+        for output, ballot in votes.items():
+            for vote in ballot:
+                ensembles.add_weighed(output, *vote)
+        aims = {}
+        for output, consensus in ensembles.targets().items():
+            anchors = self.anchors(server_outputs, output)
             agreed = answers(consensus.values, anchors)
             others = Ensemble(len(agreed), consensus.values.shape[1], server.device)
-            for one in said[channel]:
-                others.add(one.values, one.log_weights, consensus.valid & (answers(one.values, anchors) != agreed))
-            found[channel] = Aim(consensus, others.result(), anchors)
-            server.record(**{f"contradicted.{channel}": float(found[channel].others.valid.float().mean())})
-        return found
+            for vote in votes[output]:
+                contradicts = consensus.valid & (answers(vote.values, anchors) != agreed)
+                others.add(vote.values, vote.log_weights, contradicts)
+            aims[output] = Aim(consensus, others.result(), anchors)
+            server.record(**{f"contradicted.{output}": float(aims[output].others.valid.float().mean())})
+        return aims
 
-    def distil(self, server: Server, targets: Mapping[str, Aim]) -> None:  # type: ignore[override]
+    def distil(self, server: Server, targets: Mapping[str, Aim]) -> None:
         """Passes over the exchanged samples towards the aims; then the types get the server's head."""
         goals = {name: aim.consensus for name, aim in targets.items()}
-        server.record(**self._distances(server, goals, "before"))
+        server.record(**self.distances(server, goals, "before"))
         (trainer, size), samples = self.distiller(server), server.exchanged(self.public_samples)
         server.model.train()
         for epoch in server.epochs(self.kd_epochs if targets else 0):
             for batch in server.public_batches(f"distil-{epoch}", size, augment=self.public_augment, samples=samples):
                 trainer.step(self.kd_weight * self.aim_loss(server, batch, targets))
-        server.record(**self._distances(server, goals, "after"))
+        server.record(**self.distances(server, goals, "after"))
         self.return_head(server)
 
     def aim_loss(self, server: Server, batch: Batch, aims: Mapping[str, Aim]) -> Tensor:
         """Distance to the consensus + lambda x divergence from who contradicts it, mean over samples that have a
-        consensus, added over channels."""
-        said, losses = self.outputs(server, CachedModel(server.model), batch, list(aims)), []
+        consensus, added over outputs."""
+        outputs, losses = self.batch_outputs(server, CachedModel(server.model), batch, list(aims)), []
         for name, (consensus, others, anchors) in aims.items():
-            own, goal, valid = said[name], consensus.values[batch.index], consensus.valid[batch.index]
+            own, goal, valid = outputs[name], consensus.values[batch.index], consensus.valid[batch.index]
             if anchors is None:
                 wrong = F.cross_entropy(own, goal.argmax(1), reduction="none")
                 losses.append((wrong * valid).sum() / valid.sum().clamp_min(1))
@@ -238,7 +239,7 @@ class FedET(EitherForm):
         client.fit(client.train, epochs=self.local_epochs)
         return Reply(
             weights=Weights(client.model.state_dict()),
-            knowledge=self.say(client, order, read_json(channels)),
+            knowledge=self.client_outputs(client, order, read_json(channels)),
             num_examples=client.num_examples,
         )
 
@@ -262,13 +263,13 @@ def limited(received: Mapping[str, Tensor], trained: Mapping[str, Tensor], large
 
     An update within the bound comes out bit for bit.
     """
-    found = {name: value.to(received[name].device) for name, value in trained.items()}
-    floating = [name for name, value in found.items() if value.is_floating_point()]
-    change = _norm([found[name].float() - received[name].float() for name in floating])
+    moved = {name: value.to(received[name].device) for name, value in trained.items()}
+    floating = [name for name, value in moved.items() if value.is_floating_point()]
+    change = _norm([moved[name].float() - received[name].float() for name in floating])
     bound = largest * _norm([received[name].float() for name in floating])
     if change <= bound:
-        return found
-    return found | {name: torch.lerp(received[name], found[name], bound / change) for name in floating}
+        return moved
+    return moved | {name: torch.lerp(received[name], moved[name], bound / change) for name in floating}
 
 
 def _norm(tensors: Sequence[Tensor]) -> float:

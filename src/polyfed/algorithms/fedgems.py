@@ -16,9 +16,10 @@ from polyfed.aggregation.statistics import row_statistics
 from polyfed.aggregation.weighting import Weighting
 from polyfed.aggregation.weightings.entropy import Entropy
 from polyfed.algorithms.algorithm import Reply, client_step, each
-from polyfed.algorithms.either_form import OF_FORM, EitherForm
-from polyfed.algorithms.ensemble_distillation import DISTILS, Gathered
-from polyfed.core.effects import Condition, Never, Not, Only
+from polyfed.algorithms.shared.either_form import OF_FORM, SoftmaxForm
+from polyfed.algorithms.shared.ensembles import EnsembleTeacher
+from polyfed.algorithms.shared.public_exchange import DISTILS
+from polyfed.core.effects import Condition, Not, Only
 from polyfed.core.errors import ConfigError
 from polyfed.data.samples import Batch
 from polyfed.federation.client import Client
@@ -37,7 +38,7 @@ _LEARNS = Only(kd_epochs=Not(0)) & _SHARES  # who teaches the server decides wha
 
 
 class Lesson(NamedTuple):
-    """What the server learns on one channel of the exchanged samples."""
+    """What the server learns for one output on the exchanged samples."""
 
     teacher: Float[Tensor, "n w"]
     """What it is to say; anything finite where it is taught nothing."""
@@ -47,7 +48,7 @@ class Lesson(NamedTuple):
     """What rows are compared with; None: they are class scores."""
 
 
-class FedGEMS(EitherForm):
+class FedGEMS(SoftmaxForm, EnsembleTeacher):
     """Federated learning of larger server models via selective knowledge fusion (Cheng et al., arXiv 2110.11027).
 
     A round: a client trains on its own data, then on the exchanged public samples with eps x task + (1 - eps) x
@@ -65,16 +66,11 @@ class FedGEMS(EitherForm):
     is exact, and the task is the plain cross-entropy. Divergences are averaged over samples and added over modalities.
     Public samples that are not exchanged in a round are learnt by the task alone.
 
-    Server state: what it was right with, |P| x w numbers a channel. Metrics, by channel: shares of exchanged samples
+    Server state: what it was right with, |P| x w numbers an output. Metrics, by output: shares of exchanged samples
     that are ``right``, taught from the store (``stored``) or by the ``ensemble``, and learnt ``alone``.
     """
 
     only_if: ClassVar[Mapping[str, Condition]] = {
-        **dict.fromkeys(
-            ("kd_joint", "server_first", "server_epochs", "kd_optimizer", "distillation"),
-            Never("task and distillation are one loss"),
-        ),
-        "kd_loss": Never("the server learns by divergences"),
         "aggregation": _LEARNS,  # whatever kd_weight: a sample that is taught has another share of the task
         "kd_weight": _LEARNS,
         "renormalise_target": DISTILS & _SHARES & OF_FORM,
@@ -95,7 +91,6 @@ class FedGEMS(EitherForm):
     aggregation: SerializeAsAny[Weighting] = Field(
         default=Entropy(), description="weights over clients; the paper's: entropy, of those that are right"
     )
-    kd_joint: bool = Field(default=True, description="task and distillation are one loss")
     kd_epochs: int = Field(default=1, ge=0, description="the server's passes over P a round")
 
     # ---- server half
@@ -106,7 +101,7 @@ class FedGEMS(EitherForm):
         Raises:
             ConfigError: there are no classes, or there is no other modality.
         """
-        if self.exchange == "scores" and self.form.labels(server, server.public_set) is None:
+        if self.exchange == "scores" and self.output_kind.labels(server, server.public_set) is None:
             raise ConfigError(
                 "algorithm fedgems with exchange: scores asks who is right, but the public set has no classes; name "
                 "their column under the source's targets, or set algorithm.exchange=representations"
@@ -118,22 +113,22 @@ class FedGEMS(EitherForm):
             )
         super().setup(server)
 
-    def aggregate(  # type: ignore[override]
-        self, server: Server, cohort: Cohort, known: PublicOutputs
-    ) -> dict[str, Lesson]:
-        """Ask the cohort to train and to say what it thinks, and choose who teaches what."""
-        gathered: dict[str, Gathered] = {}
-        check = self.check(server, known, "knowledge")
-        for reply in cohort.ask(self.fit, check=check, knowledge=each(self.share(known))):
-            self.gather(server, reply, reply.knowledge, known, gathered)
-        return self.lessons(server, known, self.targets(server, gathered))
+    def aggregate(self, server: Server, cohort: Cohort, server_outputs: PublicOutputs) -> dict[str, Lesson]:
+        """Ask the cohort to train and for its outputs, and choose who teaches what."""
+        ensembles = self.ensembles(server, server_outputs)
+        check = self.outputs_check(server_outputs, "knowledge")
+        for reply in cohort.ask(self.fit, check=check, knowledge=each(self.outputs_for(server_outputs))):
+            ensembles.add(reply, reply.knowledge)
+        return self.lessons(server, server_outputs, ensembles.targets())
 
-    def lessons(self, server: Server, known: PublicOutputs, targets: Mapping[str, Ensembled]) -> dict[str, Lesson]:
+    def lessons(
+        self, server: Server, server_outputs: PublicOutputs, targets: Mapping[str, Ensembled]
+    ) -> dict[str, Lesson]:
         """The four cases, sample by sample; keeps what the server is right with."""
         index = server.exchanged_index(self.public_samples).to(server.device)
-        found, store = {}, {name: value.to(server.device) for name, value in server.state.get(_STORE, {}).items()}
-        for name, right in self.right(server, known).items():
-            own = known[name]
+        lessons, store = {}, {name: value.to(server.device) for name, value in server.state.get(_STORE, {}).items()}
+        for name, right in self.right(server, server_outputs).items():
+            own = server_outputs[name]
             kept = store.setdefault(f"values.{name}", own.new_zeros(len(server.public_set), own.shape[1]))
             has = store.setdefault(f"known.{name}", right.new_zeros(len(server.public_set)))
             stored, ensemble = ~right & has[index], torch.zeros_like(right)
@@ -141,36 +136,36 @@ class FedGEMS(EitherForm):
             if name in targets:
                 ensemble = ~right & ~stored & targets[name].valid
                 teacher = torch.where(ensemble[:, None], targets[name].values, teacher)
-            found[name] = Lesson(teacher, stored | ensemble, self.anchors(known, name))
+            lessons[name] = Lesson(teacher, stored | ensemble, self.anchors(server_outputs, name))
             self._record(server, name, right, stored, ensemble)
             store[f"values.{name}"] = kept.index_copy(0, index[right], own[right])
             store[f"known.{name}"] = has.index_fill(0, index[right], True)
         server.state[_STORE] = store
-        return found
+        return lessons
 
-    def right(self, server: Server, known: PublicOutputs) -> dict[str, Bool[Tensor, " n"]]:
-        """Of which exchanged samples the server is right, by channel."""
+    def right(self, server: Server, server_outputs: PublicOutputs) -> dict[str, Bool[Tensor, " n"]]:
+        """Of which exchanged samples the server is right, by output."""
         samples = server.exchanged(self.public_samples)
-        labels = self.form.labels(server, samples) if self.exchange == "scores" else None
+        labels = self.output_kind.labels(server, samples) if self.exchange == "scores" else None
         if labels is not None:
-            return {name: values.argmax(1) == labels.to(values.device) for name, values in known.items()}
+            return {name: values.argmax(1) == labels.to(values.device) for name, values in server_outputs.items()}
         items, own = samples.items, torch.arange(len(samples), device=server.device)
         return {
             name: torch.stack(
                 [
                     row_statistics(values, partner, {"winner"}, items=items)["winner"] == own
-                    for other, partner in known.items()
+                    for other, partner in server_outputs.items()
                     if other != name
                 ]
             ).all(0)
-            for name, values in known.items()
+            for name, values in server_outputs.items()
         }
 
-    def distil(self, server: Server, targets: Mapping[str, Lesson]) -> None:  # type: ignore[override]
+    def distil(self, server: Server, targets: Mapping[str, Lesson]) -> None:
         """Passes over P with task and lessons together."""
         goals = {name: Ensembled(lesson.teacher, lesson.taught) for name, lesson in targets.items()}
-        server.record(**self._distances(server, goals, "before"))
-        trainer, size = self.distiller(server)
+        server.record(**self.distances(server, goals, "before"))
+        trainer, size = server.trainer(), server.training.batch_size
         place = torch.full((len(server.public_set),), -1).index_copy_(
             0, index := server.exchanged_index(self.public_samples), torch.arange(len(index))
         )
@@ -179,7 +174,7 @@ class FedGEMS(EitherForm):
         for epoch in server.epochs(self.kd_epochs):
             for batch in server.public_batches(f"distil-{epoch}", size, augment=self.public_augment):
                 trainer.step(self.lesson_loss(server, batch, targets, place[batch.index]))
-        server.record(**self._distances(server, goals, "after"))
+        server.record(**self.distances(server, goals, "after"))
 
     def lesson_loss(self, server: Server, batch: Batch, lessons: Mapping[str, Lesson], place: Tensor) -> Tensor:
         """Task and divergence from the teachers, each sample with its own shares.
@@ -187,28 +182,28 @@ class FedGEMS(EitherForm):
         Args:
             server: that learns.
             batch: of the public set.
-            lessons: by channel.
+            lessons: by output.
             place: of each sample of the batch among the exchanged ones; -1: it is not one of them.
         """
         model, row = CachedModel(server.model), place.clamp_min(0)
-        said = self.outputs(server, model, batch, list(lessons))
+        outputs = self.batch_outputs(server, model, batch, list(lessons))
         factors, parts = [], []
         for name, (teacher, taught, anchors) in lessons.items():
             lesson = taught[row] & (place >= 0)
             factors.append(torch.where(lesson, self.epsilon, 1.0))
-            parts.append(((1 - factors[-1]) * row_kl(said[name], teacher[row], anchors, self.tau)).mean())
+            parts.append(((1 - factors[-1]) * row_kl(outputs[name], teacher[row], anchors, self.tau)).mean())
         if self.exchange == "scores":
-            ((name, scores),) = said.items()
-            task = (factors[0] * F.cross_entropy(scores, batch.targets[name].long(), reduction="none")).mean()
+            ((name, logits),) = outputs.items()
+            task = (factors[0] * F.cross_entropy(logits, batch.targets[name].long(), reduction="none")).mean()
         else:
             with server.autocast():
                 task = torch.stack(factors).mean() * server.task.loss(model, server.head, batch)
         return task + self.kd_weight * torch.stack(parts).sum()
 
-    def _record(self, server: Server, channel: str, right: Tensor, stored: Tensor, ensemble: Tensor) -> None:
+    def _record(self, server: Server, output: str, right: Tensor, stored: Tensor, ensemble: Tensor) -> None:
         alone = ~(right | stored | ensemble)
         cases = {"right": right, "stored": stored, "ensemble": ensemble, "alone": alone}
-        server.record(**{f"{case}.{channel}": float(mask.float().mean()) for case, mask in cases.items()})
+        server.record(**{f"{case}.{output}": float(mask.float().mean()) for case, mask in cases.items()})
 
     # ---- client half
 
@@ -217,34 +212,34 @@ class FedGEMS(EitherForm):
         """Own data, then public samples; replies with what the client says of these."""
         client.fit(client.train, epochs=self.local_epochs)
         self.study(client, knowledge)
-        own = self.say(client, knowledge.order, list(knowledge))
+        own = self.client_outputs(client, knowledge.order, list(knowledge))
         return Reply(knowledge=own, num_examples=client.num_examples)
 
     def study(self, client: Client, knowledge: Mapping[str, Tensor]) -> None:
         """Passes over the exchanged samples with what the server says of them."""
-        known = {name: values.to(client.device) for name, values in knowledge.items()}
+        server_outputs = {name: values.to(client.device) for name, values in knowledge.items()}
         samples, trainer = client.exchanged(self.public_samples), client.trainer()
         items = samples.items.to(client.device) if self.mask_siblings else None
         size, view = self.public_batch_size, self.public_augment
         client.model.train()
-        for epoch in client.epochs(self.public_epochs if known else 0):
+        for epoch in client.epochs(self.public_epochs if server_outputs else 0):
             for batch in client.public_batches(f"study-{epoch}", size, augment=view, samples=samples):
-                trainer.step(self.study_loss(client, batch, known, items))
+                trainer.step(self.study_loss(client, batch, server_outputs, items))
 
     def study_loss(
-        self, client: Client, batch: Batch, known: Mapping[str, Tensor], items: Tensor | None = None
+        self, client: Client, batch: Batch, server_outputs: Mapping[str, Tensor], items: Tensor | None = None
     ) -> Tensor:
-        """eps x task + (1 - eps) x KL(server || client), mean over the batch, added over channels.
+        """eps x task + (1 - eps) x KL(server || client), mean over the batch, added over outputs.
 
         With ``items``, those of the exchanged samples, siblings are no rivals in the task of representations.
         """
-        anchors, losses = self.form.anchors(known), []
-        for name, own in self.form.outputs(client, batch, list(known)).items():
+        anchors, losses = self.output_kind.anchors(server_outputs), []
+        for name, own in self.output_kind.outputs(client, batch, list(server_outputs)).items():
             among = anchors.get(name)
             if among is None:
                 task = F.cross_entropy(own, batch.targets[name].long())
             else:  # the contrast that CreamFL has between modalities, here within one
                 task = inter_modal(own, among, batch.index, tau=self.tau, items=items)
-            told = row_kl(own, known[name][batch.index], among, self.tau).mean()
+            told = row_kl(own, server_outputs[name][batch.index], among, self.tau).mean()
             losses.append(self.epsilon * task + (1 - self.epsilon) * told)
         return torch.stack(losses).sum()

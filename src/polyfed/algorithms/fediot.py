@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from pydantic import Field
+from pydantic import Field, SerializeAsAny
 
-from polyfed.aggregation.collaboration import Layers, Range, collaborate
+from polyfed.aggregation.averaging import Averaging
+from polyfed.aggregation.averagings.fediot import MultimodalAveraging
+from polyfed.aggregation.collaboration import collaborate
 from polyfed.algorithms.algorithm import Reply
 from polyfed.algorithms.fedavg import FedAvg
+from polyfed.algorithms.shared.global_models import holders_of
 from polyfed.federation.cohort import Cohort
 from polyfed.federation.server import Server
 
@@ -17,23 +20,20 @@ class FedIoT(FedAvg):
     """Multimodal federated averaging (Zhao et al., IoTDI 2022), on transformers as FedCola's authors adapt it.
 
     Blocks of a modality A are averaged over all who have it, and the sample counts of clients with several modalities
-    AB are multiplied by alpha (``factor``):
+    AB are multiplied by alpha (``averaging.factor``):
 
         W_A <- (sum_{k in A} n_k W_k + alpha sum_{k in AB} n_k W_k,A) / (sum_{k in A} n_k + alpha sum_{k in AB} n_k).
 
-    Heads and embeddings stay with their type. Encoders that have no blocks are shared whole with ``layers: encoder``,
+    Heads and embeddings stay with their type. Encoders that have no blocks are shared whole with
+    ``averaging: {name: fediot, layers: encoder}``,
     as in the original. Of the original, the split auto-encoders and the labels on the server are not part of this.
 
     As alpha multiplies n, what it amounts to depends on how many samples either side has: the share of clients with
     several modalities in the average of a round is recorded for every modality that is shared, ``share.<modality>``.
     """
 
-    layers: Layers = Field(default="blocks", description="what types of clients average with each other")
-    range: Range = Field(
-        default="modality", description="with whom: own type, all who have the modality, or the stacks of all"
-    )
-    factor: float = Field(
-        default=100.0, gt=0, le=1e6, description="alpha, on sample counts of clients with several modalities"
+    averaging: SerializeAsAny[Averaging] = Field(
+        default=MultimodalAveraging(), description="how weights become the global models; the paper's: fediot"
     )
 
     def aggregate(self, server: Server, cohort: Cohort, replies: Iterable[Reply]) -> None:
@@ -55,10 +55,10 @@ class FedIoT(FedAvg):
             server: knows the types.
             sizes: type -> samples of the clients that replied.
         """
-        holders, scope = self.holders(server), self.scope
-        found: dict[str, float] = {}
+        holders, scope = holders_of(server), self.averaging.scope
+        shares: dict[str, float] = {}
         for (_, slot), contributions in collaborate(holders, sizes, scope).items():
-            if contributions and scope.covers(slot) and slot.modality not in found:
+            if contributions and scope.covers(slot) and slot.modality not in shares:
                 parts = [(len(holders[part.source].modalities) > 1, part.coefficient) for part in contributions]
-                found[slot.modality] = sum(part for several, part in parts if several) / sum(part for _, part in parts)
-        return found
+                shares[slot.modality] = sum(part for several, part in parts if several) / sum(part for _, part in parts)
+        return shares

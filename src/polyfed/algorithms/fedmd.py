@@ -11,9 +11,10 @@ from torch import Tensor
 
 from polyfed.aggregation.ensemble import Ensembled
 from polyfed.algorithms.algorithm import Lifetime, Reply, client_step, each
-from polyfed.algorithms.either_form import OF_FORM, EitherForm
-from polyfed.algorithms.ensemble_distillation import DISTILS, Gathered
-from polyfed.core.effects import Condition, Never, Not, Only, Such
+from polyfed.algorithms.shared.either_form import OF_FORM, EitherForm
+from polyfed.algorithms.shared.ensemble_distillation import EnsembleDistillation
+from polyfed.algorithms.shared.public_exchange import DISTILS
+from polyfed.core.effects import Condition, Not, Only, Such
 from polyfed.core.errors import ConfigError
 from polyfed.core.untrusted import read_json
 from polyfed.data.samples import Samples
@@ -29,7 +30,7 @@ DIGESTS = Only(digest_epochs=Not(0))
 """Clients learn from what the others say."""
 
 
-class FedMD(EitherForm):
+class FedMD(EitherForm, EnsembleDistillation):
     """Heterogeneous federated learning by model distillation (FedMD, Li and Wang, 2019).
 
     Before its first round a client trains on the labelled public set, then on its own data. A round: clients say what
@@ -49,7 +50,6 @@ class FedMD(EitherForm):
     }
 
     only_if: ClassVar[Mapping[str, Condition]] = {
-        "temperature": Never("it has no softmax"),
         "server_first": OF_FORM & Only(kd_joint=False, server_epochs=Not(0), aggregation=_COMPARING),
         "aggregation": DISTILS | DIGESTS,
         "renormalise_target": OF_FORM & (DISTILS | DIGESTS),
@@ -84,31 +84,31 @@ class FedMD(EitherForm):
                 "algorithm.digest_loss is kl, which compares class scores, not representations; choose l1"
             )
         if self.first_public_epochs and (
-            self.exchange != "scores" or self.form.labels(server, server.public_set) is None
+            self.exchange != "scores" or self.output_kind.labels(server, server.public_set) is None
         ):
             raise ConfigError(
                 f"algorithm.first_public_epochs is {self.first_public_epochs}, but clients can only train on a "
                 "labelled public set of their own classification: it needs exchange: scores and labels; set it to 0"
             )
 
-    def aggregate(self, server: Server, cohort: Cohort, known: PublicOutputs) -> dict[str, Ensembled]:
+    def aggregate(self, server: Server, cohort: Cohort, server_outputs: PublicOutputs) -> dict[str, Ensembled]:
         """Ask what clients think, take the consensus, and have them digest it and revisit their own data."""
-        gathered: dict[str, Gathered] = {}
+        ensembles = self.ensembles(server, server_outputs)
         replies = cohort.ask(
             self.tell,
-            check=self.check(server, known, "knowledge"),
-            order=known.order,
-            channels=each(self.wanted(known)),
+            check=self.outputs_check(server_outputs, "knowledge"),
+            order=server_outputs.order,
+            channels=each(self.asked_outputs(server_outputs)),
         )
         for reply in replies:
-            self.gather(server, reply, reply.knowledge, known, gathered)
-        targets = self.targets(server, gathered)
+            ensembles.add(reply, reply.knowledge)
+        targets = ensembles.targets()
         # rows of 0 where everybody's weight is 0: there is no consensus on these samples
         agreed = {name: target.values for name, target in targets.items() if bool(target.valid.any())}
-        server.record(**{f"consensus.{name}": float(found.valid.float().mean()) for name, found in targets.items()})
+        server.record(**{f"consensus.{name}": float(target.valid.float().mean()) for name, target in targets.items()})
 
-        consensus = self.form.bundle(agreed, known.order)
-        for _ in cohort.ask(self.learn, consensus=each(self.share(consensus))):
+        consensus = self.output_kind.bundle(agreed, server_outputs.order)
+        for _ in cohort.ask(self.learn, consensus=each(self.outputs_for(consensus))):
             pass
         return targets
 
@@ -116,12 +116,14 @@ class FedMD(EitherForm):
 
     @client_step(knowledge=Representations | Logits, num_examples=int)
     def tell(self, client: Client, order: str, channels: str) -> Reply:
-        """What the client thinks of the exchanged samples, on channels that are listed as JSON; a client that is new
+        """The client's outputs on the exchanged samples, those that ``channels`` lists as JSON; a client that is new
         here trains first."""
         if "begun" not in client.state:
             self._begin(client)
             client.state["begun"] = {"round": torch.tensor(client.clock.round)}
-        return Reply(knowledge=self.say(client, order, read_json(channels)), num_examples=client.num_examples)
+        return Reply(
+            knowledge=self.client_outputs(client, order, read_json(channels)), num_examples=client.num_examples
+        )
 
     @client_step()
     def learn(self, client: Client, consensus: Representations | Logits) -> Reply:
@@ -141,7 +143,7 @@ class FedMD(EitherForm):
                 f"digest-{epoch}", self.digest_batch_size, augment=self.public_augment, samples=samples
             )
             for batch in batches:
-                own = self.form.outputs(client, batch, list(agreed))
+                own = self.output_kind.outputs(client, batch, list(agreed))
                 losses = [
                     distance(own[name], values[batch.index], valid[name][batch.index])
                     for name, values in agreed.items()

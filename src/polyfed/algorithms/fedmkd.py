@@ -12,9 +12,11 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from polyfed.algorithms.algorithm import Reply, client_step, each
-from polyfed.algorithms.either_form import EitherForm
-from polyfed.algorithms.ensemble_distillation import DISTILS
-from polyfed.core.effects import Condition, Never, Not, Only
+from polyfed.algorithms.shared.either_form import SoftmaxForm
+from polyfed.algorithms.shared.ensemble_distillation import ServerTask
+from polyfed.algorithms.shared.ensembles import HEAT_MAP_SAMPLES
+from polyfed.algorithms.shared.public_exchange import DISTILS, fixed_sample
+from polyfed.core.effects import Condition, Not, Only
 from polyfed.core.randomness import isolated
 from polyfed.core.untrusted import read_json
 from polyfed.data.samples import Batch, Samples
@@ -22,6 +24,7 @@ from polyfed.federation.client import Client
 from polyfed.federation.cohort import Cohort
 from polyfed.federation.public_outputs import PublicOutputs, clip_row_norms
 from polyfed.federation.server import Server
+from polyfed.federation.settings import TrainingSettings
 from polyfed.losses.byol import Predictor, Target, symmetric_byol
 from polyfed.losses.queue_contrast import queue_contrast
 from polyfed.models.model import CachedModel
@@ -33,17 +36,17 @@ _CONTRASTS, _BYOL = DISTILS & Only(contrast_weight=Not(0)), DISTILS & Only(byol_
 
 
 class Teachers(NamedTuple):
-    """What clients said on one channel of the exchanged samples, rows of unit norm."""
+    """Clients' rows for one output on the exchanged samples, of unit norm."""
 
     values: Float[Tensor, "t n w"]
     senders: list[str]
 
 
-class FedMKD(EitherForm):
+class FedMKD(SoftmaxForm, ServerTask):
     """Multi-teacher knowledge distillation on unlabelled public data (FedMKD, NeurIPS 2024).
 
     Clients train on their own tasks and say what they think of the exchanged samples. The server's model learns from
-    them in ``kd_epochs`` passes, with a target for each sample and channel that an attention over the teachers makes:
+    them in ``kd_epochs`` passes, with a target for each sample and output that an attention over the teachers makes:
 
         0.1 BYOL + 0.9 InfoNCE(student, target; queue of past targets).
 
@@ -55,30 +58,26 @@ class FedMKD(EitherForm):
     those of the queue, and leaving out negatives of the same item are inferences.
 
     Server state: adapters and predictors, the slow encoders, the queues. What the teachers of a round say is held at
-    once, twice for a moment: teachers x exchanged samples x w x 4 bytes a channel. Metrics: mean ``byol`` and
+    once, twice for a moment: teachers x exchanged samples x w x 4 bytes an output. Metrics: mean ``byol`` and
     ``contrast``; the weights of teachers as arrays.
     """
 
     only_if: ClassVar[Mapping[str, Condition]] = {
-        "aggregation": Never("an attention weighs the teachers"),
-        "server_first": Never("clients and teachers do not depend on what the server says"),
-        "kd_loss": Never("the student learns by contrast"),
-        "kd_joint": Never("the student learns without labels"),
-        "kd_optimizer": Never("the student has an optimiser of its own"),
-        "renormalise_target": Never("targets have unit length"),
-        "diagnostic_samples": Never("it records the losses themselves"),
         "temperature": _CONTRASTS,
     }
 
     kd_epochs: int = Field(default=5, ge=0, description="passes over the exchanged samples that distil a round")
     public_augment: bool = Field(default=True, description="training view of the samples that the student learns by")
+    distillation: Annotated[TrainingSettings | None, Only(kd_epochs=Not(0))] = Field(
+        default=None, description="optimiser of the distillation; None: settings of the server's training"
+    )
     byol_weight: Annotated[float, DISTILS] = Field(default=0.1, ge=0, description="factor of BYOL; 0: none")
     contrast_weight: Annotated[float, DISTILS] = Field(
         default=0.9, ge=0, description="factor of the contrast with the teachers' target"
     )
     temperature: float | None = Field(default=0.1, gt=0, description="of the contrast; None: 1 for scores, else 0.1")
     queue: Annotated[int, _CONTRASTS] = Field(
-        default=1024, ge=0, description="past targets a channel that serve as negatives"
+        default=1024, ge=0, description="past targets an output that serve as negatives"
     )
     momentum: Annotated[float, _BYOL] = Field(
         default=0.99, ge=0, le=1, description="of the slow encoders of BYOL, at each step"
@@ -90,23 +89,26 @@ class FedMKD(EitherForm):
 
     # ---- server half
 
-    def aggregate(  # type: ignore[override]
-        self, server: Server, cohort: Cohort, known: PublicOutputs
-    ) -> dict[str, Teachers]:
-        """Ask the cohort to train and to say what it thinks; a channel of which nobody spoke has no teachers."""
-        said: dict[str, list[Tensor]] = {name: [values[:0]] for name, values in known.items()}
-        senders: dict[str, list[str]] = {name: [] for name in known}
-        check = self.check(server, known, "knowledge")
-        for reply in cohort.ask(self.fit, check=check, order=known.order, channels=each(self.wanted(known))):
-            for channel, rows in reply.knowledge.items():
-                values = clip_row_norms(rows.to(server.device), self.form.largest).float()
-                said[channel].append(F.normalize(values, dim=1))
-                senders[channel].append(reply.sender.id)
+    def aggregate(self, server: Server, cohort: Cohort, server_outputs: PublicOutputs) -> dict[str, Teachers]:
+        """Ask the cohort to train and for its outputs; an output that nobody sent has no teachers."""
+        rows: dict[str, list[Tensor]] = {name: [values[:0]] for name, values in server_outputs.items()}
+        senders: dict[str, list[str]] = {name: [] for name in server_outputs}
+        replies = cohort.ask(
+            self.fit,
+            check=self.outputs_check(server_outputs, "knowledge"),
+            order=server_outputs.order,
+            channels=each(self.asked_outputs(server_outputs)),
+        )
+        for reply in replies:
+            for name, values in reply.knowledge.items():
+                clipped = clip_row_norms(values.to(server.device), self.output_kind.largest).float()
+                rows[name].append(F.normalize(clipped, dim=1))
+                senders[name].append(reply.sender.id)
         server.record(**{f"senders.{name}": float(len(ids)) for name, ids in senders.items() if ids})
-        shapes = {name: (-1, *values.shape) for name, values in known.items()}
-        return {name: Teachers(torch.cat(parts).view(shapes[name]), senders[name]) for name, parts in said.items()}
+        shapes = {name: (-1, *values.shape) for name, values in server_outputs.items()}
+        return {name: Teachers(torch.cat(parts).view(shapes[name]), senders[name]) for name, parts in rows.items()}
 
-    def distil(self, server: Server, targets: Mapping[str, Teachers]) -> None:  # type: ignore[override]
+    def distil(self, server: Server, targets: Mapping[str, Teachers]) -> None:
         """The student's passes over the exchanged samples."""
         present = {name: teachers for name, teachers in targets.items() if teachers.senders}
         if not self.kd_epochs or not present:
@@ -124,8 +126,8 @@ class FedMKD(EitherForm):
         self._show(server, student, samples, present)
 
     def _show(self, server: Server, student: Student, samples: Samples, teachers: Mapping[str, Teachers]) -> None:
-        index = self._sample(server, len(samples), min(256, len(samples)))  # for the heat map of weights
-        own = self.form.of(server, samples.subset(index))
+        index = fixed_sample(server, len(samples), min(HEAT_MAP_SAMPLES, len(samples)))
+        own = self.output_kind.of(server, samples.subset(index))
         for name, (values, senders) in teachers.items():
             with torch.no_grad():
                 rows = F.normalize(own[name], dim=1)
@@ -136,9 +138,9 @@ class FedMKD(EitherForm):
 
     @client_step(knowledge=Representations | Logits, num_examples=int)
     def fit(self, client: Client, order: str, channels: str) -> Reply:
-        """Train on the client's own task; replies with what it says of the exchanged samples."""
+        """Train on the client's own task; replies with its outputs on the exchanged samples."""
         client.fit(client.train, epochs=self.local_epochs)
-        own = self.say(client, order, read_json(channels))
+        own = self.client_outputs(client, order, read_json(channels))
         return Reply(knowledge=own, num_examples=client.num_examples)
 
 
@@ -175,8 +177,10 @@ class Student:
     def learn(self, batch: Batch, teachers: Mapping[str, Teachers]) -> None:
         """One step."""
         once, method = CachedModel(self._server.model), self._method
-        said = method.outputs(self._server, once, batch, list(teachers))
-        contrasts = [self.contrast(name, said[name], teachers[name].values[:, batch.index], batch) for name in teachers]
+        outputs = method.batch_outputs(self._server, once, batch, list(teachers))
+        contrasts = [
+            self.contrast(name, outputs[name], teachers[name].values[:, batch.index], batch) for name in teachers
+        ]
         parts = {"contrast": torch.stack(contrasts).sum()}
         if self._random:
             parts["byol"] = self.byol(once, batch)
@@ -186,15 +190,15 @@ class Student:
         for name, loss in parts.items():
             self._losses[name].append(loss.detach())
 
-    def contrast(self, channel: str, own: Tensor, teachers: Tensor, batch: Batch) -> Tensor:
-        """InfoNCE of what the student says with the teachers' target, which then joins the queue."""
+    def contrast(self, output: str, own: Tensor, teachers: Tensor, batch: Batch) -> Tensor:
+        """InfoNCE of the student's outputs with the teachers' target, which then joins the queue."""
         own = F.normalize(own.float(), dim=1)
-        targets = F.normalize(self.attention(channel, own, teachers)[0], dim=1)
-        values, items = self._queue[f"values.{channel}"], self._queue[f"items.{channel}"]
+        targets = F.normalize(self.attention(output, own, teachers)[0], dim=1)
+        values, items = self._queue[f"values.{output}"], self._queue[f"items.{output}"]
         loss = queue_contrast(own, targets, values, batch.items, items, self._method.tau)
         kept = slice(self._method.queue)
-        self._queue[f"values.{channel}"] = torch.cat([targets.detach(), values])[kept]
-        self._queue[f"items.{channel}"] = torch.cat([batch.items, items])[kept]
+        self._queue[f"values.{output}"] = torch.cat([targets.detach(), values])[kept]
+        self._queue[f"items.{output}"] = torch.cat([batch.items, items])[kept]
         return loss
 
     def byol(self, once: CachedModel, batch: Batch) -> Tensor:
@@ -221,8 +225,8 @@ class Student:
         return {name: float(torch.stack(values).mean()) for name, values in self._losses.items() if values}
 
     def _modules(self) -> dict[str, nn.Module]:
-        found = {"attention": self.attention, "predictors": self.predictors, "target": self.target}
-        return {name: module for name, module in found.items() if module.state_dict()}
+        modules = {"attention": self.attention, "predictors": self.predictors, "target": self.target}
+        return {name: module for name, module in modules.items() if module.state_dict()}
 
 
 def _empty(widths: Mapping[str, int], device: torch.device) -> dict[str, Tensor]:

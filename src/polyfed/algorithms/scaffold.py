@@ -11,7 +11,8 @@ from torch import Tensor
 
 from polyfed.aggregation.mean import WeightedMean
 from polyfed.algorithms.algorithm import Lifetime, Reply, client_step, each
-from polyfed.algorithms.fedavg import FedAvg, ShapeCheck
+from polyfed.algorithms.fedavg import FedAvg
+from polyfed.algorithms.shared.global_models import ShapeCheck
 from polyfed.core.errors import PayloadError
 from polyfed.federation.client import Client, ClientInfo
 from polyfed.federation.cohort import Cohort
@@ -36,8 +37,8 @@ class Scaffold(FedAvg):
     Unlike the left side, the right one means the same with momentum, adaptive steps, clipping and learning rates that
     change. ``variate: full`` is option I, the gradient at W over the whole local data.
 
-    The server's learning rate is that of ``server_optimizer``. Weights are averaged by sample count, as FedAvg does;
-    but it is c that decides whose optimum is a fixed point, see ``objective``.
+    The server's learning rate is that of ``averaging.server_optimizer``. Weights are averaged by sample count, as
+    FedAvg does; but it is c that decides whose optimum is a fixed point, see ``objective``.
     """
 
     keeps: ClassVar[Mapping[str, Lifetime]] = {"control": Lifetime.RUN}
@@ -66,7 +67,7 @@ class Scaffold(FedAvg):
         weights, controls = each(server.weights_for), each[Weights](lambda client: self.control_for(server, client))
         replies = cohort.ask(
             self.controlled_fit,
-            check=self.like(server),
+            check=self.shape_check(server),
             changes=("controls",),
             weights=weights,
             controls=controls,
@@ -84,7 +85,7 @@ class Scaffold(FedAvg):
         """The control variate of a client's type; empty while it is zero."""
         return Weights(server.state.get(_key(server.type_of(client)), {}))
 
-    def like(self, server: Server) -> ShapeCheck:
+    def shape_check(self, server: Server) -> ShapeCheck:
         """The check that a reply's weights and changes are those of its sender's architecture."""
         return _ShapeCheckBoth(server)
 

@@ -10,6 +10,8 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from polyfed.losses.running_log_sum_exp import RunningLogSumExp, RunningSoftmaxMean
+
 
 def log_partition(
     u: Float[Tensor, "b d"],
@@ -50,40 +52,26 @@ class _LogPartition(torch.autograd.Function):
         include_self: bool,
         chunk: int,
     ) -> Tensor:
-        fold = _Fold(u, with_mean=ctx.needs_input_grad[0])
+        running = RunningSoftmaxMean(u, "e") if ctx.needs_input_grad[0] else RunningLogSumExp(u.new_empty(len(u)), "e")
         for start in range(0, len(anchors), chunk):
             part = anchors[start : start + chunk]
             logits = (u @ part.T).div_(tau)
             hidden = _hidden(positive, start, len(part), items, include_self)
-            fold.add(logits if hidden is None else logits.masked_fill_(hidden, -math.inf), part)
-        if fold.mean is not None:
-            ctx.save_for_backward(fold.mean.div_(fold.total.clamp_min(1e-30)[:, None] * tau))
-        return fold.peak.add_(fold.total.log())
+            if hidden is not None:
+                logits.masked_fill_(hidden, -math.inf)
+            if isinstance(running, RunningSoftmaxMean):
+                running.add_weighted(logits, part)
+            else:
+                running.add(logits)
+        if isinstance(running, RunningSoftmaxMean):
+            ctx.save_for_backward(running.mean(tau))
+        return running.result()
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         (mean,) = ctx.saved_tensors
         return gradient[:, None] * mean, None, None, None, None, None, None
-
-
-class _Fold:
-    """Running maximum, sum of exponentials and (optionally) exponential-weighted sum of anchors."""
-
-    def __init__(self, u: Tensor, *, with_mean: bool) -> None:
-        self.peak = u.new_full((len(u),), torch.finfo(u.dtype).min)
-        self.total = u.new_zeros(len(u))
-        self.mean = torch.zeros_like(u) if with_mean else None
-
-    def add(self, logits: Float[Tensor, "b n"], anchors: Float[Tensor, "n d"]) -> None:
-        """Fold a chunk in; ``logits`` are overwritten."""
-        peak = torch.maximum(self.peak, logits.amax(1))
-        shrink = (self.peak - peak).exp_()
-        weights = logits.sub_(peak[:, None]).exp_()
-        self.total.mul_(shrink).add_(weights.sum(1))
-        if self.mean is not None:
-            self.mean.mul_(shrink[:, None]).addmm_(weights, anchors)
-        self.peak = peak
 
 
 def _hidden(

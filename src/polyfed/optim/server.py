@@ -12,6 +12,7 @@ from torch import Tensor
 from polyfed.core.settings import Component
 
 Models = Mapping[str, Mapping[str, Tensor]]
+"""Type of clients -> global model, as named tensors."""
 State = dict[str, dict[str, Tensor]]
 
 

@@ -35,6 +35,6 @@ class Entropy(Weighting):
     def log_weights(self, evidence: Evidence) -> Float[Tensor, " n"]:
         """1 / H, since the softmax over clients is taken of it; -inf where the client is wrong."""
         truth = evidence.truth()
-        found = evidence.statistics({"winner", "entropy"}, tau=self.tau, mask_siblings=self.mask_siblings)
-        certainty = found["entropy"].clamp(min=self.floor).reciprocal()
-        return certainty.masked_fill_(found["winner"] != truth, -math.inf)
+        statistics = evidence.statistics({"winner", "entropy"}, tau=self.tau, mask_siblings=self.mask_siblings)
+        certainty = statistics["entropy"].clamp(min=self.floor).reciprocal()
+        return certainty.masked_fill_(statistics["winner"] != truth, -math.inf)

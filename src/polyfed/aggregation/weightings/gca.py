@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import math
-from typing import Annotated, ClassVar, Self
+from typing import Annotated, ClassVar
 
 import torch
 from jaxtyping import Float
-from pydantic import Field, model_validator
+from pydantic import Field
 from torch import Tensor
 
-from polyfed.aggregation.gca import Backend, contrastive_scores
+from polyfed.aggregation.gca import contrastive_scores
 from polyfed.aggregation.statistics import row_statistics
 from polyfed.aggregation.weighting import OF_REPRESENTATIONS, Evidence, Weighting, log_share
 from polyfed.core.effects import Where
@@ -33,27 +33,18 @@ class GCA(Weighting):
     include_self: Annotated[bool, Where(OF_REPRESENTATIONS)] = Field(
         default=False, description="keep j = k in the sum of Eq. 4, as released"
     )
-    backend: Annotated[Backend, Where(OF_REPRESENTATIONS)] = Field(
-        default="exact", description="how Eq. 4 is evaluated"
-    )
     mask_siblings: Annotated[bool, Where(OF_REPRESENTATIONS)] = Field(
         default=False, description="leave captions of the same picture out of Eq. 4's sum"
     )
 
-    @model_validator(mode="after")
-    def _exact(self) -> Self:
-        if self.mask_siblings and self.backend != "exact":
-            raise ValueError(f"mask_siblings needs backend 'exact', not '{self.backend}'")
-        return self
-
     def log_weights(self, evidence: Evidence) -> Float[Tensor, " n"]:
         """Mean over the other modalities of Eq. 4's score; 0 for a sample without negatives."""
         if evidence.is_scores:
-            return log_share(evidence.statistics({"positive", "rest"}, tau=self.tau))
-        others = [values for modality, values in evidence.known.items() if modality != evidence.channel]
+            return log_share(evidence.statistics({"positive", "negatives_lse"}, tau=self.tau))
+        others = [values for modality, values in evidence.server_outputs.items() if modality != evidence.output]
         if not others:
             raise ConfigError(
-                f"weighting 'gca' contrasts '{evidence.channel}' with another modality, but the server has none; "
+                f"weighting 'gca' contrasts '{evidence.output}' with another modality, but the server has none; "
                 "choose 'sed', which needs no other"
             )
         return torch.stack([self._scores(evidence, other) for other in others]).mean(0)
@@ -61,14 +52,9 @@ class GCA(Weighting):
     def _scores(self, evidence: Evidence, other: Float[Tensor, "n d"]) -> Float[Tensor, " n"]:
         items = evidence.siblings(self.mask_siblings)
         if items is None:
-            return contrastive_scores(
-                *(evidence.values, other),
-                tau=self.tau,
-                include_self=self.include_self,
-                backend=self.backend,
-                generator=evidence.generator,
-            )
-        found = row_statistics(evidence.values, other, {"positive", "rest"}, tau=self.tau, items=items)
+            return contrastive_scores(evidence.values, other, tau=self.tau, include_self=self.include_self)
+        statistics = row_statistics(evidence.values, other, {"positive", "negatives_lse"}, tau=self.tau, items=items)
         if self.include_self:
-            return log_share(found)
-        return (found["positive"] - found["rest"]).masked_fill_(found["rest"] == -math.inf, 0)
+            return log_share(statistics)
+        positive, negatives = statistics["positive"], statistics["negatives_lse"]
+        return (positive - negatives).masked_fill_(negatives == -math.inf, 0)

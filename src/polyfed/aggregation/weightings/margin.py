@@ -33,9 +33,9 @@ class Margin(Weighting):
         """The margin over tau; 0 for a sample, or a class, that has no rival."""
         if evidence.is_scores:
             return self._lead(evidence.values.to(working_dtype(evidence.values, evidence.values)))
-        found = evidence.statistics({"positive", "best_other"}, tau=self.tau, mask_siblings=self.mask_siblings)
-        margin = found["positive"] - found["best_other"]
-        return margin.masked_fill_(found["best_other"] == -math.inf, 0)
+        statistics = evidence.statistics({"positive", "best_negative"}, tau=self.tau, mask_siblings=self.mask_siblings)
+        margin = statistics["positive"] - statistics["best_negative"]
+        return margin.masked_fill_(statistics["best_negative"] == -math.inf, 0)
 
     def _lead(self, scores: Float[Tensor, "n C"]) -> Float[Tensor, " n"]:
         top = scores.topk(min(2, scores.shape[1]), dim=1).values

@@ -13,4 +13,4 @@ class PairedOnly(Weighting):
 
     def log_weights(self, evidence: Evidence) -> float:
         """0, or -inf for a client of one modality."""
-        return 0.0 if evidence.channels > 1 else -math.inf
+        return 0.0 if evidence.modalities > 1 else -math.inf

@@ -30,5 +30,7 @@ class SED(Weighting):
 
     def log_weights(self, evidence: Evidence) -> Float[Tensor, " n"]:
         """The log softmax, the own anchor included."""
-        found = evidence.statistics({"positive", "rest"}, tau=self.temperature, mask_siblings=self.mask_siblings)
-        return log_share(found)
+        statistics = evidence.statistics(
+            {"positive", "negatives_lse"}, tau=self.temperature, mask_siblings=self.mask_siblings
+        )
+        return log_share(statistics)

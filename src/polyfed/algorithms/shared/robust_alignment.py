@@ -13,8 +13,8 @@ from torch import Tensor
 from polyfed.aggregation.mean import WeightedMean
 from polyfed.aggregation.robust import TINY, chi_square, mirror_step_of
 from polyfed.algorithms.algorithm import Lifetime, Reply
-from polyfed.algorithms.fedavg import FedAvg, shape_mismatch
-from polyfed.core.effects import Condition, Never, Not, Only
+from polyfed.algorithms.shared.global_models import GlobalModels, shape_mismatch
+from polyfed.core.effects import Not, Only
 from polyfed.core.errors import ConfigError, PayloadError
 from polyfed.data.samples import Batch
 from polyfed.federation.client import Client, ClientInfo
@@ -33,12 +33,11 @@ SQUARED = Only(guidance="l2", guidance_weight=Not(0))
 CONTRASTIVE = Only(guidance="contrastive", guidance_weight=Not(0))
 
 
-class RobustAlignment(FedAvg):
+class RobustAlignment(GlobalModels):
     """Base of the methods that bind local alignment to a distributionally robust teacher.
 
     All clients train one model whose encoders have align modules (``model.aligner``). The server keeps, besides that
-    model, a weight w_k for every client, which grows with the client's loss (Eq. 4). What FedAvg offers for types of
-    clients has no place here.
+    model, a weight w_k for every client, which grows with the client's loss (Eq. 4).
     """
 
     keeps: ClassVar[Mapping[str, Lifetime]] = {
@@ -46,10 +45,6 @@ class RobustAlignment(FedAvg):
         "aligner": Lifetime.ROUND,
         "teacher": Lifetime.ROUND,
     }
-
-    only_if: ClassVar[Mapping[str, Condition]] = dict.fromkeys(
-        FedAvg.model_fields.keys() - {"local_epochs", "local_steps"}, Never("it trains one model of one type")
-    )
 
     local_steps: int | None = Field(
         default=50, ge=1, description="batches of guided training a round; None: local_epochs"
@@ -234,7 +229,7 @@ class RobustAlignment(FedAvg):
         return {"loss": float(found @ torch.tensor(sizes, dtype=torch.float64)) / sum(sizes)}
 
 
-class LikePart:
+class PartShapeCheck:
     """Raises PayloadError for a reply whose weights are not the named tensors of its sender's architecture."""
 
     def __init__(self, server: Server, names: Iterable[str]) -> None:

@@ -1,0 +1,71 @@
+"""How trained weights become new global models: the family of averagings, a setting of methods that average weights."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import ClassVar, Literal
+
+from pydantic import Field, SerializeAsAny
+from torch import Tensor
+
+from polyfed.aggregation.collaboration import Holder, Scope, require_exchangeable
+from polyfed.aggregation.exchange import ExactExchange, SequentialExchange, WeightExchange
+from polyfed.core.settings import Component
+from polyfed.optim.server import Models, ServerOptimizer, State
+from polyfed.optim.servers.replace import Replace
+
+
+class Averaging(Component):
+    """Averages what clients have trained: each type of clients (one architecture, task and classes) has a global model.
+
+    Subclasses live in ``polyfed.aggregation.averagings``, one a module; they say in ``scope`` what types average with
+    each other.
+    """
+
+    home: ClassVar[str] = "polyfed.aggregation.averagings"
+
+    mean: Literal["exact", "sequential"] = Field(
+        default="exact", description="weighted mean, or one client after the other into the running model, as released"
+    )
+    server_optimizer: SerializeAsAny[ServerOptimizer] = Field(
+        default=Replace(),
+        description="how the global models follow the averages: replace, momentum, adam, yogi, adagrad",
+    )
+
+    @property
+    def scope(self) -> Scope:
+        """Which slots types average with each other, and how; none unless a subclass says so."""
+        return Scope()
+
+    @property
+    def mixes_types(self) -> bool:
+        """Whether weights of clients of one type act on the global model of another."""
+        return self.scope.layers != "none" and self.scope.range != "own"
+
+    def require(self, holders: Mapping[str, Holder], shapes: Mapping[str, Mapping[str, tuple[int, ...]]]) -> None:
+        """Check that slots that are to be averaged between types have the same tensors.
+
+        Args:
+            holders: type -> its global model.
+            shapes: type -> name -> shape of a tensor.
+
+        Raises:
+            ConfigError: they have not, or nobody has such slots.
+        """
+        require_exchangeable(holders, shapes, self.scope)
+
+    def start(self, weights: Models, holders: Mapping[str, Holder], asked: Mapping[str, float]) -> WeightExchange:
+        """Take up a round's weights as they come.
+
+        Args:
+            weights: type -> its global model, as broadcast.
+            holders: type -> what is known of it.
+            asked: type -> samples of its clients that are asked.
+        """
+        if self.mean == "exact":
+            return ExactExchange(weights, holders, self.scope)
+        return SequentialExchange(weights, holders, self.scope, asked)
+
+    def finish(self, exchange: WeightExchange, weights: Models, state: State) -> dict[str, dict[str, Tensor]]:
+        """The new global models, after the server optimiser's step; its momenta last in ``state``."""
+        return self.server_optimizer.step(weights, exchange.result(), state)

@@ -1,0 +1,1 @@
+"""Averagings of trained weights, one a module."""

@@ -1,0 +1,45 @@
+"""Averages of named slots between types of clients."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from polyfed.aggregation.averaging import Averaging
+from polyfed.aggregation.collaboration import Layers, Range, Scope
+from polyfed.core.effects import SEVERAL, SEVERAL_TYPES, SINGLE, Not, Only, Where
+
+MIXES = Only(layers=Not("none"), range=Not("own")) & Where(SEVERAL_TYPES)
+"""Types of clients average layers with each other."""
+
+
+class BySlot(Averaging):
+    """Types of clients average some layers with each other, the other layers among their own clients.
+
+    ``layers: encoder, range: modality`` averages encoders over all who have the modality (CreamFL, section 4.1).
+    """
+
+    layers: Annotated[Layers, Only(range=Not("own")) & Where(SEVERAL_TYPES)] = Field(
+        default="none", description="what types of clients average with each other"
+    )
+    range: Annotated[Range, Only(layers=Not("none")) & Where(SEVERAL_TYPES)] = Field(
+        default="own", description="with whom: own type, all who have the modality, or the stacks of all modalities"
+    )
+    compensation: Annotated[bool, MIXES] = Field(
+        default=False, description="scale the other layers as those that are averaged between types (FedCola)"
+    )
+    factor: Annotated[float, MIXES & Where(SINGLE) & Where(SEVERAL)] = Field(
+        default=1.0, gt=0, le=1e6, description="on sample counts of clients with several modalities (FedIoT: 100)"
+    )
+    denominator: Annotated[Literal["slot", "model"], MIXES & Only(compensation=False) & Where(SEVERAL)] = Field(
+        default="slot", description="without compensation: shares add up to one; model: as FedCola's released code"
+    )
+    names: Annotated[Literal["role", "released"], MIXES & Only(layers={"blocks", "mlp"})] = Field(
+        default="role", description="layers by role; released: as FedCola's code matches names (no attention in blocks)"
+    )
+
+    @property
+    def scope(self) -> Scope:
+        """As set."""
+        return Scope(self.layers, self.range, self.compensation, self.factor, self.denominator, self.names)

@@ -1,0 +1,90 @@
+"""Methods that were published for logits and can exchange representations instead."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from typing import Annotated, Literal
+
+from pydantic import Field
+from torch import Tensor
+
+from polyfed.algorithms.shared.public_exchange import PublicExchange
+from polyfed.core.effects import Only
+from polyfed.data.samples import Batch
+from polyfed.federation.client import Client, ClientInfo
+from polyfed.federation.participant import Participant
+from polyfed.federation.public_outputs import LogitKind, OutputKind, PublicOutputs, RepresentationKind
+from polyfed.models.model import CachedModel
+
+Exchanged = Literal["representations", "scores"]
+
+OF_FORM = Only(exchange="representations")
+"""Representations cross."""
+
+
+class EitherForm(PublicExchange):
+    """Methods over a public set whose participants exchange logits, or representations by modality.
+
+    In the second form every exchanged sample is a class of its own: the logits of a representation u are its
+    similarities u G^T / tau, G being the server's representations of the exchanged samples in the same modality as they
+    were at the start of the round. None of these methods was published in that form.
+    """
+
+    exchange: Exchanged = Field(
+        default="representations",
+        description="what crosses: representations by modality, or scores of one classification",
+    )
+    largest_score: Annotated[float, Only(exchange="scores")] = Field(
+        default=100.0, gt=0, description="scores: L2 norm of a row in an average; longer rows are scaled down to it"
+    )
+
+    @property
+    def output_kind(self) -> OutputKind:
+        """Representations or logits."""
+        return LogitKind(self.largest_score) if self.exchange == "scores" else RepresentationKind()
+
+    def anchors(self, server_outputs: PublicOutputs, output: str) -> Tensor | None:
+        """What rows [., d] of an output are compared with, [n, d]; None: they are logits."""
+        return self.output_kind.anchors(server_outputs).get(output)
+
+    def outputs_for(self, public_outputs: PublicOutputs) -> Callable[[ClientInfo], PublicOutputs]:
+        """Client -> those of the public outputs that it has itself."""
+
+        def of(client: ClientInfo) -> PublicOutputs:
+            names = self.output_kind.channels(client, list(public_outputs))
+            return self.output_kind.bundle({name: public_outputs[name] for name in names}, public_outputs.order)
+
+        return of
+
+    def asked_outputs(self, server_outputs: PublicOutputs) -> Callable[[ClientInfo], str]:
+        """Client -> names of the outputs that it is to send, JSON."""
+        return lambda client: json.dumps(self.output_kind.channels(client, list(server_outputs)))
+
+    def client_outputs(self, client: Client, order: str, names: Sequence[str]) -> PublicOutputs:
+        """The client's outputs on the exchanged samples, name -> [n, w]."""
+        samples = client.exchanged(self.public_samples)
+        outputs = self.output_kind.of(client, samples, training=self.extraction == "train")
+        return self.output_kind.bundle({name: value for name, value in outputs.items() if name in names}, order)
+
+    def batch_outputs(
+        self, participant: Participant, model: CachedModel, batch: Batch, names: Sequence[str]
+    ) -> dict[str, Tensor]:
+        """Outputs on a batch, [b, w], with gradient; representations come from embeddings that ``model`` shares."""
+        if self.exchange == "scores":
+            return self.output_kind.outputs(participant, batch, names)
+        with participant.autocast():
+            return {name: model.represent(name, batch.inputs[name]) for name in names}
+
+
+class SoftmaxForm(EitherForm):
+    """Those of them that take softmaxes: over classes, or over similarities to the exchanged samples."""
+
+    temperature: float | None = Field(
+        default=None, gt=0, description="of softmaxes over classes; None: 1 for scores, 0.1 for similarities"
+    )
+
+    @property
+    def tau(self) -> float:
+        """The temperature."""
+        return self.temperature or (1.0 if self.exchange == "scores" else 0.1)

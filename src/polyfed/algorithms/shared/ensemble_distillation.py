@@ -1,0 +1,160 @@
+"""Distillation of the clients' ensemble into the server's model, beside the server's own task."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, ClassVar, Literal
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from polyfed.aggregation.ensemble import Ensembled
+from polyfed.algorithms.shared.ensembles import EnsembleTeacher
+from polyfed.algorithms.shared.public_exchange import DISTILS, PublicExchange
+from polyfed.core.effects import Condition, Not, Only
+from polyfed.core.errors import ConfigError
+from polyfed.data.samples import Batch
+from polyfed.federation.cohort import Cohort
+from polyfed.federation.participant import Trainer
+from polyfed.federation.server import Server
+from polyfed.federation.settings import TrainingSettings
+from polyfed.losses.distillation import DISTILLATIONS, Distillation
+
+
+class ServerTask(PublicExchange):
+    """Methods whose server also trains on the public set, with a task of its own."""
+
+    server_epochs: int = Field(default=1, ge=0, description="passes over P with the server's own task a round")
+
+    def setup(self, server: Server) -> None:
+        """Check also that the server can train its task on the public set.
+
+        Raises:
+            ConfigError: its classes are to be learnt, and the public set has none.
+        """
+        super().setup(server)
+        if not self.exchanges_logits or not self.server_epochs:
+            return
+        if self.output_kind.labels(server, server.public_set) is None:
+            raise ConfigError(
+                f"algorithm.server_epochs is {self.server_epochs}, but the public set lacks the classes that the "
+                "server is to learn; name their column under the source's targets, or set algorithm.server_epochs=0"
+            )
+
+    def round(self, server: Server, cohort: Cohort) -> None:
+        """Ask the cohort, train on P, and learn from what clients sent."""
+        targets = self.aggregate(server, cohort, self.server_outputs(server))
+        self.train_task(server)
+        self.distil(server, targets)
+
+    def train_task(self, server: Server) -> None:
+        """Passes over P with the server's own task."""
+        server.fit(server.public_set, epochs=self.server_epochs)
+
+
+class AlternatingDistillation(ServerTask, EnsembleTeacher):
+    """Methods whose server learns its task and the ensemble one after the other."""
+
+    server_first: Annotated[bool, Only(server_epochs=Not(0))] = Field(
+        default=False, description="train on P before the broadcast, as released, not after"
+    )
+    kd_loss: Annotated[Distillation, DISTILS] = Field(
+        default="l2", description="distance to the targets; l2: unsquared norm, mean over P"
+    )
+    kd_optimizer: Annotated[Literal["own", "shared"], Only(kd_epochs=Not(0))] = Field(
+        default="own", description="optimiser state of its own, or that of the server's task training"
+    )
+    distillation: Annotated[TrainingSettings | None, Only(kd_optimizer="own", kd_epochs=Not(0))] = Field(
+        default=None, description="optimiser of the distillation; None: settings of the server's training"
+    )
+
+    # ---- server half
+
+    def setup(self, server: Server) -> None:
+        """Check also that the distance suits what crosses.
+
+        Raises:
+            ConfigError: it does not.
+        """
+        super().setup(server)
+        if self.kd_loss == "kl" and not self.exchanges_logits:
+            raise ConfigError("algorithm.kd_loss is kl, which compares class scores, not representations; choose l2")
+
+    def round(self, server: Server, cohort: Cohort) -> None:
+        """Train on P, ask the cohort, distil its ensemble; with ``server_first: false`` train after the asking."""
+        if not self.server_first:
+            super().round(server, cohort)
+            return
+        self.train_task(server)
+        self.distil(server, self.aggregate(server, cohort, self.server_outputs(server)))
+
+    def distiller(self, server: Server) -> tuple[Trainer, int]:
+        """The optimiser of the distillation and its batch size."""
+        if self.kd_optimizer == "shared":
+            return server.trainer(), server.training.batch_size
+        return server.trainer("distillation", self.distillation), (self.distillation or server.training).batch_size
+
+
+class EnsembleDistillation(AlternatingDistillation):
+    """The server distils the ensemble: its outputs move towards the clients', in passes of their own or with its task.
+
+    A method replaces the client half and what the server asks for (``aggregate``); it may replace the weights
+    (``aggregation``).
+    """
+
+    only_if: ClassVar[Mapping[str, Condition]] = {
+        "server_epochs": Only(kd_joint=False),
+        "server_first": Only(kd_joint=False, server_epochs=Not(0)),
+        "kd_optimizer": Only(kd_joint=False, kd_epochs=Not(0)),
+        "distillation": Only(kd_joint=False, kd_optimizer="own", kd_epochs=Not(0)),
+    }
+
+    kd_joint: bool = Field(default=False, description="one pass with task and distillation loss together")
+
+    # ---- server half
+
+    def train_task(self, server: Server) -> None:
+        """Passes over P with the server's own task, unless the distillation has it."""
+        if not self.kd_joint:
+            super().train_task(server)
+
+    def distil(self, server: Server, targets: Mapping[str, Ensembled]) -> None:
+        """Move the server's outputs on the exchanged samples towards the targets."""
+        server.record(**self.distances(server, targets, "before"))
+        trainer, size = self.distiller(server)
+        samples = server.exchanged(self.public_samples)
+        if self.kd_joint and len(samples) < len(server.public_set):  # the task is trained on all of P
+            index, samples = server.exchanged_index(self.public_samples), server.public_set
+            targets = scattered(targets, index, len(samples))
+        server.model.train()
+        for epoch in server.epochs(self.kd_epochs if targets or self.kd_joint else 0):
+            for batch in server.public_batches(f"distil-{epoch}", size, augment=self.public_augment, samples=samples):
+                loss = self.kd_weight * self.distillation_loss(server, batch, targets)
+                trainer.step(loss + server.task_loss(batch) if self.kd_joint else loss)
+        server.record(**self.distances(server, targets, "after"))
+
+    def distiller(self, server: Server) -> tuple[Trainer, int]:
+        """The optimiser of the distillation and its batch size; jointly with the task, those of the task."""
+        return (server.trainer(), server.training.batch_size) if self.kd_joint else super().distiller(server)
+
+    def distillation_loss(self, server: Server, batch: Batch, targets: Mapping[str, Ensembled]) -> Tensor:
+        """Sum over outputs of the distance to the targets; samples without a target do not count."""
+        outputs = self.output_kind.outputs(server, batch, list(targets))
+        losses = [
+            DISTILLATIONS[self.kd_loss](outputs[name], target.values[batch.index], target.valid[batch.index])
+            for name, target in targets.items()
+        ]
+        return torch.stack(losses).sum() if losses else torch.zeros((), device=server.device)
+
+
+def scattered(targets: Mapping[str, Ensembled], index: Tensor, total: int) -> dict[str, Ensembled]:
+    """Targets of the samples at ``index`` as targets of the whole public set; the others have none."""
+    result = {}
+    for name, (values, valid) in targets.items():
+        rows = index.to(values.device)
+        result[name] = Ensembled(
+            values.new_zeros(total, values.shape[1]).index_copy_(0, rows, values),
+            valid.new_zeros(total).index_copy_(0, rows, valid),
+        )
+    return result

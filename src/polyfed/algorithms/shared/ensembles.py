@@ -1,0 +1,146 @@
+"""Ensembles of clients' outputs on the public set: the teacher of server models."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated
+
+from jaxtyping import Float
+from pydantic import Field, SerializeAsAny
+from torch import Tensor
+from torch.nn import functional as F
+
+from polyfed.aggregation.ensemble import Ensemble, Ensembled
+from polyfed.aggregation.weighting import OF_REPRESENTATIONS, Evidence, Weighting
+from polyfed.aggregation.weightings.mean import Mean
+from polyfed.algorithms.algorithm import Reply
+from polyfed.algorithms.shared.public_exchange import DISTILS, PublicExchange, fixed_sample
+from polyfed.core.effects import Facts
+from polyfed.core.errors import ConfigError
+from polyfed.federation.public_outputs import PublicOutputs, clip_row_norms
+from polyfed.federation.server import Server
+from polyfed.losses.distillation import DISTILLATIONS
+
+HEAT_MAP_SAMPLES = 256
+"""Public samples whose weights over clients are kept, for the heat map of the report."""
+
+
+class EnsembleTeacher(PublicExchange):
+    """Methods whose server weighs clients' outputs into one ensemble, sample by sample, and learns from that."""
+
+    aggregation: Annotated[SerializeAsAny[Weighting], DISTILS] = Field(
+        default=Mean(), description="weights over clients: gca, sed, entropy, variance, margin, mean, count, iot, ..."
+    )
+    renormalise_target: Annotated[bool, DISTILS] = Field(
+        default=False, description="scale aggregated targets to unit length"
+    )
+    diagnostic_samples: int = Field(default=1024, ge=0, description="public samples on which KD progress is measured")
+
+    def facts_for(self, key: str) -> Facts:
+        """What crosses, for weightings."""
+        return {OF_REPRESENTATIONS: not self.exchanges_logits} if key == "aggregation" else {}
+
+    # ---- server half
+
+    def setup(self, server: Server) -> None:
+        """Check also that the weights over clients suit what crosses.
+
+        Raises:
+            ConfigError: they do not.
+        """
+        super().setup(server)
+        if self.aggregation.needs_partner and not self.exchanges_logits and len(server.model.modalities) < 2:
+            raise ConfigError(
+                f"algorithm.aggregation '{self.aggregation.component_name()}' contrasts modalities, but server.model "
+                f"encodes {list(server.model.modalities)}; add an encoder, or choose mean or sed"
+            )
+        has_labels = not self.exchanges_logits or self.output_kind.labels(server, server.public_set) is not None
+        if self.aggregation.needs_labels and not has_labels:
+            raise ConfigError(
+                f"algorithm.aggregation '{self.aggregation.component_name()}' weighs scores by the true class, which "
+                "the public set lacks; name its column under the source's targets, or choose mean or variance"
+            )
+
+    def ensembles(self, server: Server, server_outputs: PublicOutputs) -> Ensembles:
+        """Where the outputs of this round's clients go."""
+        return Ensembles(self, server, server_outputs)
+
+    def distances(self, server: Server, targets: Mapping[str, Ensembled], when: str) -> dict[str, float]:
+        """``kd_distance_<when>.<output>``: mean distance of the server's outputs to the targets, on a few samples."""
+        samples = server.exchanged(self.public_samples)
+        count = min(self.diagnostic_samples, len(samples))
+        if not count or not targets:
+            return {}
+        index = fixed_sample(server, len(samples), count)
+        outputs, rows = self.output_kind.of(server, samples.subset(index)), index.to(server.device)
+        return {
+            f"kd_distance_{when}.{name}": float(
+                DISTILLATIONS["l2"](outputs[name], target.values[rows], target.valid[rows])
+            )
+            for name, target in targets.items()
+        }
+
+
+class Ensembles:
+    """One weighted ensemble an output, into which clients' replies are folded as they come.
+
+    Args:
+        method: says how clients are weighed.
+        server: for whom.
+        server_outputs: the server's own, output -> [n, w], beside which clients are weighed.
+    """
+
+    def __init__(self, method: EnsembleTeacher, server: Server, server_outputs: PublicOutputs) -> None:
+        self._method, self._server, self._server_outputs = method, server, server_outputs
+        samples = server.exchanged(method.public_samples)
+        self._items, self._labels = samples.items, method.output_kind.labels(server, samples)
+        self._ensembles: dict[str, Ensemble] = {}
+        self._senders: dict[str, list[str]] = {}
+
+    def add(self, reply: Reply, client_outputs: Mapping[str, Float[Tensor, "n w"]]) -> None:
+        """Fold in one client's outputs; no row outweighs others by its norm."""
+        for output, rows in client_outputs.items():
+            values = self.clipped(rows)
+            self.add_weighed(output, reply.sender.id, values, self.log_weights(reply, output, values))
+
+    def clipped(self, rows: Float[Tensor, "n w"]) -> Float[Tensor, "n w"]:
+        """Rows on the server's device, with norms as large as they may be."""
+        return clip_row_norms(rows.to(self._server.device), self._method.output_kind.largest)
+
+    def log_weights(self, reply: Reply, output: str, values: Float[Tensor, "n w"]) -> Float[Tensor, " n"] | float:
+        """Log weight of a client on each sample, or one for all."""
+        labels = self._labels
+        evidence = Evidence(
+            values=values,
+            output=output,
+            server_outputs=self._method.output_kind.anchors(self._server_outputs),
+            examples=reply.num_examples,
+            modalities=len(reply.sender.modalities),
+            labels=None if labels is None else labels.to(values.device),
+            items=self._items.to(values.device),
+        )
+        return self._method.aggregation.log_weights(evidence)
+
+    def add_weighed(
+        self, output: str, sender: str, values: Float[Tensor, "n w"], log_weights: Float[Tensor, " n"] | float
+    ) -> None:
+        """Fold in rows whose weights are known."""
+        if output not in self._ensembles:
+            count, width = self._server_outputs[output].shape
+            shown = fixed_sample(self._server, count, min(HEAT_MAP_SAMPLES, count))
+            self._ensembles[output] = Ensemble(count, width, self._server.device, record=shown)
+        self._ensembles[output].add(values, log_weights)
+        self._senders.setdefault(output, []).append(sender)
+
+    def targets(self) -> dict[str, Ensembled]:
+        """What the server is to learn, for each output that somebody sent; records who sent and with which weight."""
+        senders = self._senders
+        for output, ensemble in self._ensembles.items():
+            self._server.arrays[f"weights.{output}"] = (ensemble.weights(), senders[output])
+        self._server.record(**{f"senders.{output}": float(len(names)) for output, names in senders.items()})
+        return {output: self._target(ensemble.result()) for output, ensemble in self._ensembles.items()}
+
+    def _target(self, ensembled: Ensembled) -> Ensembled:
+        if not self._method.renormalise_target:
+            return ensembled
+        return ensembled._replace(values=F.normalize(ensembled.values, dim=-1))

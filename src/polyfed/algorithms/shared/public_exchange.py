@@ -1,0 +1,112 @@
+"""The base of methods whose participants exchange what they see in a public set."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable, Mapping
+from typing import Annotated, Any, ClassVar, Literal
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from polyfed.algorithms.algorithm import Algorithm, Lifetime, Reply
+from polyfed.core.effects import Not, Only
+from polyfed.core.errors import ConfigError
+from polyfed.core.randomness import generator
+from polyfed.federation.cohort import Cohort
+from polyfed.federation.public_outputs import LogitKind, OutputKind, PublicOutputs, RepresentationKind
+from polyfed.federation.server import Server
+
+DISTILS = Only(kd_epochs=Not(0), kd_weight=Not(0))
+"""The server learns from what clients send."""
+
+
+class PublicExchange(Algorithm):
+    """Personal clients of any architecture, and a server model that learns from their outputs on a public set.
+
+    An *output* is a modality (participants exchange representations [n, d]) or a target (they exchange logits [n, C]).
+    A method says what the server asks for (``aggregate``), and what it makes of that (``distil``).
+    """
+
+    keeps: ClassVar[Mapping[str, Lifetime]] = {"model": Lifetime.RUN, "optimizer": Lifetime.RUN}
+    needs_public: ClassVar[bool] = True
+    needs_server: ClassVar[bool] = True
+
+    local_epochs: int = Field(default=5, ge=1, description="E, local epochs a round")
+    public_samples: int | None = Field(
+        default=None, ge=2, description="so many public samples cross in a round, drawn anew each; None: all of P"
+    )
+    extraction: Literal["eval", "train"] = Field(
+        default="eval", description="mode and view in which exchanged representations are computed"
+    )
+    public_augment: Annotated[bool, Only(kd_epochs=Not(0))] = Field(
+        default=False, description="training view of public samples in contrasts and in (joint) distillation"
+    )
+    kd_weight: Annotated[float, Only(kd_epochs=Not(0))] = Field(
+        default=1.0, ge=0, description="factor of the distillation loss"
+    )
+    kd_epochs: int = Field(default=1, ge=0, description="passes over P that distil a round")
+
+    @property
+    def output_kind(self) -> OutputKind:
+        """What crosses: representations, unless a method says otherwise."""
+        return RepresentationKind()
+
+    @property
+    def exchanges_logits(self) -> bool:
+        """Whether logits of one classification cross, in place of representations."""
+        return isinstance(self.output_kind, LogitKind)
+
+    # ---- server half
+
+    def setup(self, server: Server) -> None:
+        """Check that the public set is large enough, and that all participants have what crosses.
+
+        Raises:
+            ConfigError: one of them is not so.
+        """
+        if len(server.public_set) < 2:
+            raise ConfigError(
+                f"the public set has {len(server.public_set)} samples, too few to learn from; raise public.items"
+            )
+        if self.public_samples is not None and self.public_samples > len(server.public_set):
+            raise ConfigError(
+                f"algorithm.public_samples is {self.public_samples}, but the public set has {len(server.public_set)}; "
+                "lower it, or leave it out for all"
+            )
+        self.output_kind.require(server)
+
+    def round(self, server: Server, cohort: Cohort) -> None:
+        """Ask the cohort, and learn from what it sends."""
+        self.distil(server, self.aggregate(server, cohort, self.server_outputs(server)))
+
+    def server_outputs(self, server: Server) -> PublicOutputs:
+        """The server's own outputs on the samples that are exchanged in this round, output -> [n, w]."""
+        samples = server.exchanged(self.public_samples)
+        own = self.output_kind.of(server, samples, training=self.extraction == "train")
+        return self.output_kind.bundle(own, server.order(self.public_samples))
+
+    @abstractmethod
+    def aggregate(self, server: Server, cohort: Cohort, server_outputs: PublicOutputs) -> Mapping[str, Any]:
+        """Ask the cohort, and make of its replies what the server is to learn, by output."""
+
+    @abstractmethod
+    def distil(self, server: Server, targets: Mapping[str, Any]) -> None:
+        """Teach the server's model what ``aggregate`` made."""
+
+    def outputs_check(self, server_outputs: PublicOutputs, field: str) -> Callable[[Reply], None]:
+        """Raises PayloadError for a reply whose ``field`` is not what its sender was asked for."""
+        rows, width = next(iter(server_outputs.values())).shape
+
+        def check(reply: Reply) -> None:
+            expected = self.output_kind.channels(reply.sender, list(server_outputs))
+            getattr(reply, field).require(server_outputs.order, rows, width, expected)
+
+        return check
+
+
+def fixed_sample(server: Server, total: int, count: int) -> Tensor:
+    """Ascending indices of ``count`` among ``total`` exchanged samples, the same in every round, for diagnostics."""
+    order = torch.randperm(total, generator=generator(server.clock.seed, "diagnostic"))
+    return order[:count].sort().values
