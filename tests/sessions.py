@@ -9,8 +9,9 @@ from typing import Any
 from polyfed.engines.local import LocalEngine
 from polyfed.engines.site import Site
 from polyfed.federation.client import Client
-from polyfed.federation.cohort import Cohort, Request
-from polyfed.federation.state import StateVersion
+from polyfed.federation.cohort import Cohort
+from polyfed.wire.messages import Request
+from polyfed.wire.messages import StateVersion
 from polyfed.runs.experiment import Experiment
 from polyfed.runs.folder import RunFolder
 from polyfed.runs.progress import SilentProgress, unreported

@@ -12,7 +12,7 @@ import torch
 from by_hand import three_kinds
 from polyfed.algorithms.fedafd import FedAFD
 from polyfed.data.view import DataContext, InputSpec
-from polyfed.federation.cohort import Answer, Request
+from polyfed.wire.messages import Answer, Request
 from polyfed.models.discriminators import Discriminator
 from polyfed.models.encoders.bert import Bert
 from polyfed.models.encoders.resnet import ResNet

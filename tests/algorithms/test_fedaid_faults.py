@@ -31,7 +31,7 @@ from by_hand import aligned, assert_mean, play
 from misbehaving import contents
 from polyfed.core.errors import ExchangeError
 from polyfed.data.samples import Samples
-from polyfed.federation.cohort import Answer, Request
+from polyfed.wire.messages import Answer, Request
 from polyfed.federation.state import unflatten
 from polyfed.reporting.reported import resume, run
 from polyfed.runs.experiment import Experiment

@@ -13,7 +13,7 @@ import torch
 from by_hand import one_classification, outcome, play, three_kinds
 from misbehaving import contents, cut_short
 from polyfed.algorithms.ensemble_distillation import EnsembleDistillation
-from polyfed.federation.cohort import Answer, Request
+from polyfed.wire.messages import Answer, Request
 from polyfed.reporting.reported import resume, run
 from polyfed.runs.experiment import Experiment
 from polyfed.runs.records import RunRecords

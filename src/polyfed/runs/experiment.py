@@ -21,7 +21,8 @@ from polyfed.engines.local import Local
 from polyfed.engines.site import RunSpec
 from polyfed.core.errors import ConfigError
 from polyfed.federation.bounds import Bounds
-from polyfed.federation.cohort import ReplyPolicy, SamplingSettings
+from polyfed.federation.cohort import ReplyPolicy
+from polyfed.federation.sampling import SamplingSettings
 from polyfed.wire.limits import Limits
 from polyfed.federation.participant import Precision
 from polyfed.federation.settings import (

@@ -24,7 +24,7 @@ from polyfed.data.samples import Samples
 from polyfed.data.view import DataContext
 from polyfed.core.errors import RunError
 from polyfed.runs.experiment import Experiment, RunSettings, parse_settings, read_config
-from polyfed.federation.federation import Federation
+from polyfed.federation.population import Population
 from polyfed.core.files import write_atomically
 from polyfed.federation.server import Server
 from polyfed.federation.settings import DataSettings, ServerSettings
@@ -180,9 +180,9 @@ def run_conditions(run: Path) -> Conditions:
     return parse_settings(Conditions, kept | {"run": own})
 
 
-def run_federation(run: Path, experiment: Experiment) -> Federation:
+def run_federation(run: Path, experiment: Experiment) -> Population:
     """Data and models of a run, with the vocabularies that it learnt."""
-    return Federation(
+    return Population(
         experiment.data,
         experiment.public,
         experiment.server,

@@ -9,7 +9,7 @@ from polyfed.core.device import resolve_device
 from polyfed.runs.experiment import Experiment
 from polyfed.federation.bounds import counted, reaches
 from polyfed.federation.client import ClientInfo
-from polyfed.federation.federation import Federation
+from polyfed.federation.population import Population
 from polyfed.federation.participant import Clock
 from polyfed.federation.server import Server, loaded, no_model
 from polyfed.federation.types import Blueprint
@@ -17,7 +17,7 @@ from polyfed.federation.types import Blueprint
 
 def build_server(
     experiment: Experiment,
-    federation: Federation,
+    federation: Population,
     clients: tuple[ClientInfo, ...],
     blueprint: Callable[[], Mapping[str, Blueprint]],
 ) -> Server:

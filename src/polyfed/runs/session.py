@@ -19,12 +19,13 @@ from polyfed.core.errors import ConfigError, RunError, nearest
 from polyfed.runs.experiment import Experiment
 from polyfed.federation.client import ClientInfo
 from polyfed.federation.cohort import Cohort, Engine, ReplyPolicy
-from polyfed.federation.federation import Federation
+from polyfed.federation.population import Population
 from polyfed.federation.gate import Usual
 from polyfed.wire.ledger import Ledger
 from polyfed.wire.schema import steps_of
 from polyfed.federation.server import Server
-from polyfed.federation.state import StateVersion, StateStore, flatten, unflatten
+from polyfed.wire.messages import StateVersion
+from polyfed.federation.state import StateStore, flatten, unflatten
 from polyfed.federation.types import Blueprint
 from polyfed.models.slots import described, require_described
 from polyfed.core.randomness import generator, isolated
@@ -70,11 +71,11 @@ class Session:
     # ---- preparation
 
     @cached_property
-    def federation(self) -> Federation:
+    def federation(self) -> Population:
         """Data and models of everybody."""
         cfg = self.experiment
         bundles, add_modules = self.folder.path / "vocabulary", cfg.algorithm.add_modules
-        return Federation(cfg.data, cfg.public, cfg.server, cfg.clients, cfg.run.seed, bundles, add_modules)
+        return Population(cfg.data, cfg.public, cfg.server, cfg.clients, cfg.run.seed, bundles, add_modules)
 
     @cached_property
     def hosting(self) -> Hosting:
@@ -402,7 +403,7 @@ class Session:
         return None if client is None else f"the state of client '{client}' is damaged"
 
     def _save_server(self, which: str) -> None:
-        save_model(self.folder, f"models/{which}", self.server, self.experiment, self.federation.context)
+        save_model(self.folder, f"models/{which}", self.server, self.experiment, self.federation.data.context)
 
     # ---- the ends
 
