@@ -9,13 +9,13 @@ from typing import Any
 from polyfed.engines.local import LocalEngine
 from polyfed.engines.site import Site
 from polyfed.federation.client import Client
-from polyfed.federation.cohort import Cohort, Request
-from polyfed.federation.state import StateVersion
+from polyfed.federation.cohort import Cohort
 from polyfed.runs.experiment import Experiment
 from polyfed.runs.folder import RunFolder
 from polyfed.runs.progress import SilentProgress, unreported
 from polyfed.runs.session import Session
 from polyfed.wire.ledger import Ledger
+from polyfed.wire.messages import Request, StateVersion
 from polyfed.wire.payload import Payload
 
 

@@ -21,7 +21,7 @@ from polyfed.core.settings import Component, Settings
 from polyfed.engines.flower import Flower
 from polyfed.engines.local import Local
 from polyfed.engines.ray import Ray
-from polyfed.federation.cohort import SamplingSettings
+from polyfed.federation.sampling import SamplingSettings
 from polyfed.federation.settings import (
     DataSettings,
     GroupSettings,

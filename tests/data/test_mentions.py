@@ -10,7 +10,7 @@ import pytest
 from polyfed.core.errors import ConfigError
 from polyfed.data.mentions import mentioning
 from polyfed.data.source import Column
-from polyfed.federation.federation import Federation
+from polyfed.federation.population import Population
 from polyfed.runs.experiment import Experiment
 
 CAPTIONS = [["A dog runs .", "Two hot dogs"], ["a Bus"], ["busy street"], [], ["Pine trees", None]]
@@ -47,26 +47,26 @@ def test_no_words_are_never_mentioned_and_blank_ones_are_refused() -> None:
             mentioning(column(CAPTIONS), ["dog", blank])
 
 
-def federation(tiny: dict[str, Any], without: dict[str, list[str]], items: int | None = None) -> Federation:
+def federation(tiny: dict[str, Any], without: dict[str, list[str]], items: int | None = None) -> Population:
     tiny["public"] = {"source": "scenes", "items": items, "without": without}
     cfg = Experiment.parse(tiny)
-    return Federation(cfg.data, cfg.public, cfg.server, cfg.clients, cfg.run.seed)
+    return Population(cfg.data, cfg.public, cfg.server, cfg.clients, cfg.run.seed)
 
 
 def test_the_public_set_is_without_what_it_must_not_mention(tiny: dict[str, Any]) -> None:
     colours = ["red", "green"]
     some = federation(tiny, {"text": colours})
-    split = some.split("scenes", "train")
+    split = some.data.split("scenes", "train")
     texts = split.modality("text").values.to_pylist()
     mentions = [any(colour in text.split() for colour in colours for text in item) for item in texts]
     assert 0 < sum(mentions) < len(texts)
-    assert some.public_items.tolist() == [k for k, found in enumerate(mentions) if not found]
+    assert some.public.items.tolist() == [k for k, found in enumerate(mentions) if not found]
 
 
 def test_class_names_of_a_source_stand_for_their_words(tiny: dict[str, Any]) -> None:
-    names = [name for kind in federation(tiny, {}).split("private", "train").classes.values() for name in kind]
+    names = [name for kind in federation(tiny, {}).data.split("private", "train").classes.values() for name in kind]
     by_source, by_words = federation(tiny, {"text": ["@private"]}), federation(tiny, {"text": names})
-    assert by_source.public_items.tolist() == by_words.public_items.tolist()
+    assert by_source.public.items.tolist() == by_words.public.items.tolist()
 
 
 @pytest.mark.parametrize(
@@ -81,4 +81,4 @@ def test_what_cannot_be_left_out(
     tiny: dict[str, Any], without: dict[str, list[str]], items: int | None, message: str
 ) -> None:
     with pytest.raises(ConfigError, match=message):
-        _ = federation(tiny, without, items).public_items
+        _ = federation(tiny, without, items).public.items

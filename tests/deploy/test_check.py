@@ -30,7 +30,7 @@ from polyfed.deploy.gate import CLOSED
 from polyfed.deploy.keys import create_keys
 from polyfed.deploy.probe import Answer
 from polyfed.deploy.site_config import SiteConfig
-from polyfed.federation.federation import Federation
+from polyfed.federation.population import Population
 from polyfed.wire.payload import Weights
 
 
@@ -68,7 +68,7 @@ def test_a_healthy_site_has_no_error_and_says_what_it_holds(made: Folders) -> No
     assert the(found, "site.yaml").detail == "site 'hospital' with clients hospital (2)"
     assert the(found, "public set").detail.endswith("as agreed")
     config = SiteConfig.load(made.site("hospital").config)
-    federation = Federation(config.data, config.public, None, config.clients, 0)
+    federation = Population(config.data, config.public, None, config.clients, 0)
     for member in federation.members.values():
         count = sum(value.numel() for value in federation.client_model(member).parameters())
         assert (
@@ -80,7 +80,7 @@ def test_a_healthy_site_has_no_error_and_says_what_it_holds(made: Folders) -> No
 
 def test_classes_are_counted(made: Folders) -> None:
     config = SiteConfig.load(made.site("archive").config)
-    federation = Federation(config.data, config.public, None, config.clients, 0)
+    federation = Population(config.data, config.public, None, config.clients, 0)
     detail = the(offline(made.site("archive")), "data of archive").detail
     labels = federation.holding(federation.members["archive"])["labels"]
     assert isinstance(labels, dict)
@@ -98,7 +98,7 @@ def leaving(site: SiteFolder, method: str) -> dict[str, str]:
 
 def test_what_leaves_is_what_the_allowed_method_declares(made: Folders) -> None:
     config = SiteConfig.load(made.site("archive").config)
-    federation = Federation(config.data, config.public, None, config.clients, 0)
+    federation = Population(config.data, config.public, None, config.clients, 0)
     weights = Weights(federation.client_model(federation.members["archive"]).state_dict())
     found = leaving(made.site("archive"), "fedavg")
     size = sum(value.numel() * value.element_size() for value in weights.values()) / 2**20

@@ -12,10 +12,10 @@ from odd_steps import Odd
 from polyfed.core.errors import ExchangeError
 from polyfed.engines.local import LocalEngine
 from polyfed.engines.site import Site
-from polyfed.federation.cohort import Answer, Request
 from polyfed.runs.session import Session
 from polyfed.wire.ledger import Ledger
 from polyfed.wire.limits import Limits
+from polyfed.wire.messages import Answer, Request
 from polyfed.wire.payload import Payload, Weights
 from sessions import prepared, request, site_of
 

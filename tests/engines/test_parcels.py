@@ -10,9 +10,9 @@ import pytest
 from polyfed.core.errors import PayloadError
 from polyfed.engines.envelopes import answer_of, envelope_requests, parcel_answer, request_of
 from polyfed.federation.client import ClientInfo
-from polyfed.federation.cohort import Answer, Request
 from polyfed.models.slots import described
 from polyfed.wire.limits import Limits
+from polyfed.wire.messages import Answer, Request
 from polyfed.wire.payload import Payload
 
 INFO = {"id": "a", "group": "g", "modalities": ["image"], "task": "t", "samples": 3, "architecture": "x/head"}

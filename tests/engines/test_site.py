@@ -11,10 +11,9 @@ from odd_steps import Odd
 
 from polyfed.core.errors import DataError, PayloadError, RunError
 from polyfed.engines.site import RunSpec, Site
-from polyfed.federation.cohort import Request
-from polyfed.federation.state import StateVersion
 from polyfed.runs.experiment import Experiment
 from polyfed.wire.limits import Limits
+from polyfed.wire.messages import Request, StateVersion
 from polyfed.wire.payload import Payload, Scalar, TensorBundle, Weights
 from sessions import prepared, site_of
 

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from by_hand import copies
-from polyfed.federation.cohort import Request
 from polyfed.runs.session import Session
+from polyfed.wire.messages import Request
 from polyfed.wire.payload import Payload, Weights
 from sessions import prepared, request, site_of
 

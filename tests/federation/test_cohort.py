@@ -1,4 +1,4 @@
-"""Cohorts: asking, excluding, accepting, patience, sampling."""
+"""Cohorts: asking, excluding, accepting, reply policies."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from typing import Any
 import pytest
 import torch
 
-from polyfed.core.errors import ConfigError, ExchangeError, PayloadError
-from polyfed.core.randomness import generator
+from polyfed.core.errors import ExchangeError, PayloadError
 from polyfed.federation.client import ClientInfo
-from polyfed.federation.cohort import Answer, Cohort, Reply, ReplyPolicy, Request, SamplingSettings, each
+from polyfed.federation.cohort import Cohort, Reply, ReplyPolicy, each
 from polyfed.runs.experiment import RunSettings
 from polyfed.wire.ledger import Ledger
 from polyfed.wire.limits import Limits
+from polyfed.wire.messages import Answer, Request
 from polyfed.wire.payload import Payload, Representations, Weights
 from polyfed.wire.schema import client_query, client_step
 from polyfed.wire.transport import Transport
@@ -177,7 +177,9 @@ def test_every_message_is_entered_in_both_directions() -> None:
 
 
 def test_what_is_refused_has_crossed_and_is_entered() -> None:
-    cohort, _ = cohort_of("a", FakeEngine({"a": bad(weights=weights(float("nan")))}), patience=lambda _: ReplyPolicy(0))
+    cohort, _ = cohort_of(
+        "a", FakeEngine({"a": bad(weights=weights(float("nan")))}), reply_policy=lambda _: ReplyPolicy(0)
+    )
     list(cohort.ask(step, weights=weights()))
     assert [line["direction"] for line in cohort.ledger.records if line["bundle"] == "weights"] == ["down", "up"]
 
@@ -242,7 +244,7 @@ def test_a_reply_that_was_not_taken_is_not_accepted() -> None:
     assert set(accepted) == {"a", "b"}
 
 
-# ---- patience
+# ---- reply policies
 
 
 def failing(count: int) -> FakeEngine:
@@ -250,7 +252,7 @@ def failing(count: int) -> FakeEngine:
 
 
 def test_too_few_answers_stop_the_round_with_the_causes() -> None:
-    cohort, _ = cohort_of("ab", failing(1), patience=lambda name: ReplyPolicy(min_clients=2))
+    cohort, _ = cohort_of("ab", failing(1), reply_policy=lambda name: ReplyPolicy(min_clients=2))
     with pytest.raises(
         ExchangeError,
         match=r"1 of 2 clients .* to 'step', the quorum \(run.min_clients\) is 2 \(a: ValueError: boom\)",
@@ -279,7 +281,7 @@ def test_a_fraction_is_a_share_of_those_asked(quorum: float, asked: int, needed:
 
 @pytest.mark.parametrize(("broken", "enough"), [(5, True), (6, False)])
 def test_a_quorum_of_half_holds_to_the_last_client(broken: int, enough: bool) -> None:
-    cohort, dropped = cohort_of("abcdefghij", failing(broken), patience=lambda name: ReplyPolicy(min_clients=0.5))
+    cohort, dropped = cohort_of("abcdefghij", failing(broken), reply_policy=lambda name: ReplyPolicy(min_clients=0.5))
     if enough:
         assert len(list(cohort.ask(step, weights=weights()))) == 5
     else:
@@ -290,13 +292,13 @@ def test_a_quorum_of_half_holds_to_the_last_client(broken: int, enough: bool) ->
 
 def test_the_share_is_of_those_still_in_the_round() -> None:
     engine = failing(5)
-    cohort, _ = cohort_of("abcdefghij", engine, patience=lambda name: ReplyPolicy(min_clients=0.5))
+    cohort, _ = cohort_of("abcdefghij", engine, reply_policy=lambda name: ReplyPolicy(min_clients=0.5))
     list(cohort.ask(step, weights=weights()))
     engine.broken = {"f": "lost", "g": "lost"}
     assert len(list(cohort.ask(step, weights=weights()))) == 3  # of five; of ten it would be too few
 
 
-def test_each_step_has_its_own_patience() -> None:
+def test_each_step_has_its_own_reply_policy() -> None:
     settings = RunSettings.model_validate(
         {
             "min_clients": 0.5,
@@ -304,11 +306,11 @@ def test_each_step_has_its_own_patience() -> None:
             "phases": {"step": {"min_clients": 2, "deadline": 5.0}, "query": {"min_clients": 0}},
         }
     )
-    assert settings.patience("step") == ReplyPolicy(2, 5.0)
-    assert settings.patience("query") == ReplyPolicy(0, 60.0)
-    assert settings.patience("other") == ReplyPolicy(0.5, 60.0)
+    assert settings.reply_policy("step") == ReplyPolicy(2, 5.0)
+    assert settings.reply_policy("query") == ReplyPolicy(0, 60.0)
+    assert settings.reply_policy("other") == ReplyPolicy(0.5, 60.0)
     engine = failing(2)
-    cohort, _ = cohort_of("abc", engine, patience=settings.patience)
+    cohort, _ = cohort_of("abc", engine, reply_policy=settings.reply_policy)
     assert len(list(cohort.ask(query, weights=weights()))) == 1
     with pytest.raises(ExchangeError, match=r"1 of 1 clients gave a usable reply to 'step', the quorum .* is 2"):
         list(cohort.ask(step, weights=weights()))
@@ -324,39 +326,3 @@ def test_a_whole_number_stays_a_number_and_a_fraction_a_share() -> None:
 def test_a_share_beyond_everybody_is_refused(setting: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match="min_clients"):
         RunSettings.model_validate(setting)
-
-
-# ---- sampling
-
-CLIENTS = tuple(info(f"{group}{k}", group) for group, count in (("i", 10), ("t", 10), ("p", 15)) for k in range(count))
-
-
-def test_uniform_sampling_is_without_replacement_in_client_order_and_seeded() -> None:
-    sampling = SamplingSettings(cohort=10)
-    drawn = sampling.draw(CLIENTS, generator(1))
-    assert len({client.id for client in drawn}) == 10
-    assert list(drawn) == [client for client in CLIENTS if client in drawn]
-    assert drawn == sampling.draw(CLIENTS, generator(1))
-    assert drawn != sampling.draw(CLIENTS, generator(2))
-    assert SamplingSettings().draw(CLIENTS, generator(1)) == CLIENTS
-
-
-def test_stratified_sampling_takes_a_share_of_every_group() -> None:
-    federation = tuple(info(f"{g}{k}", g) for g, count in (("v", 12), ("l", 12), ("vl", 8)) for k in range(count))
-    drawn = SamplingSettings(kind="stratified", cohort=0.25).draw(federation, generator(3))
-    assert [sum(client.group == g for client in drawn) for g in ("v", "l", "vl")] == [3, 3, 2]
-    few = SamplingSettings(kind="stratified", cohort=0.01).draw(federation, generator(3))
-    assert [sum(client.group == g for client in few) for g in ("v", "l", "vl")] == [1, 1, 1]
-
-
-def test_a_cohort_larger_than_the_federation_is_refused() -> None:
-    with pytest.raises(ConfigError, match="cohort is 36, but there are 35"):
-        SamplingSettings(cohort=36).draw(CLIENTS, generator(1))
-    with pytest.raises(ConfigError, match="set 3 to 35"):
-        SamplingSettings(kind="stratified", cohort=2).draw(CLIENTS, generator(1))
-
-
-@pytest.mark.parametrize(("cohort", "expected"), [(10, [3, 3, 4]), (3, [1, 1, 1]), (35, [10, 10, 15]), (4, [1, 1, 2])])
-def test_a_stratified_number_is_met_in_proportion(cohort: int, expected: list[int]) -> None:
-    drawn = SamplingSettings(kind="stratified", cohort=cohort).draw(CLIENTS, generator(5))
-    assert [sum(client.group == g for client in drawn) for g in ("i", "t", "p")] == expected

@@ -13,7 +13,7 @@ import torch
 from by_hand import assert_mean, copies, plain_sgd, plain_training, three_kinds, transformers
 from polyfed.core.errors import ConfigError, DataError
 from polyfed.federation import heads
-from polyfed.federation.federation import Federation
+from polyfed.federation.population import Population
 from polyfed.reporting.reported import run
 from polyfed.runs.experiment import Experiment
 from sessions import first_cohort, prepared
@@ -46,9 +46,9 @@ def with_second(config: Config) -> Config:
     return config
 
 
-def federation_of(config: Config) -> Federation:
+def federation_of(config: Config) -> Population:
     cfg = Experiment.parse(config)
-    return Federation(cfg.data, cfg.public, cfg.server, cfg.clients, 0)
+    return Population(cfg.data, cfg.public, cfg.server, cfg.clients, 0)
 
 
 # ---- a server judged on another source
@@ -73,7 +73,7 @@ def test_the_server_shows_the_type_that_it_is_judged_for_on_another_source(confi
     shown = server.model.state_dict()
     assert all(torch.equal(value, server.weights["paired"][name]) for name, value in shown.items())
     assert server.test is not None
-    assert server.test.ids == session.federation.split("other", "test").ids
+    assert server.test.ids == session.federation.data.split("other", "test").ids
     assert server.evaluate(server.test)["r1_sum"] >= 0
 
 
@@ -130,18 +130,18 @@ def test_a_group_holds_a_second_share(change: Any) -> None:
     federation.require_sound()
     clients = [member for member in federation.members.values() if member.group == "paired"]
     also = [member.also for member in clients]
-    pool = federation.public_items if change is with_public else torch.arange(20)
+    pool = federation.public.items if change is with_public else torch.arange(20)
     dealt = torch.cat([items for items in also if items is not None])
     assert len(dealt.unique()) == len(dealt) == (8 if change is with_public else 10)
     assert torch.isin(dealt, pool).all()
     tests = {name for source in ("scenes", "other") if source in config["data"]["sources"]
-             for name in federation.split(source, "test").ids}  # fmt: skip
+             for name in federation.data.split(source, "test").ids}  # fmt: skip
     for member in clients:
         samples = federation.train(member)
         assert member.also is not None
         names = {samples.ids[item] for item in samples.items.tolist()}
-        own = {federation.split("scenes", "train").ids[item] for item in member.items.tolist()}
-        more = {federation.also_assignment(member).split.ids[item] for item in member.also.tolist()}
+        own = {federation.data.split("scenes", "train").ids[item] for item in member.items.tolist()}
+        more = {federation.membership.also_assignments[member.group].split.ids[item] for item in member.also.tolist()}
         assert names == own | more
         assert not own & more
         assert not names & tests

@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 
 from polyfed.core.errors import RunError
 from polyfed.core.files import write_atomically
-from polyfed.federation.state import ClientState, Lifetime, StateStore, StateVersion, flatten, unflatten
+from polyfed.federation.state import ClientState, Lifetime, StateStore, flatten, unflatten
+from polyfed.wire.messages import StateVersion
 
 
 def entry(value: float, size: int = 4) -> dict[str, torch.Tensor]:

@@ -14,11 +14,12 @@ from crossings import crossed, model, of, weights
 
 from polyfed import Experiment, run
 from polyfed.federation.client import ClientInfo
-from polyfed.federation.cohort import Answer, Cohort, Reply, ReplyPolicy, Request
+from polyfed.federation.cohort import Cohort, Reply, ReplyPolicy
 from polyfed.reporting.report import traffic_table
 from polyfed.runs.records import RunRecords
 from polyfed.wire.framing import wire_size
 from polyfed.wire.ledger import Ledger
+from polyfed.wire.messages import Answer, Request
 from polyfed.wire.payload import Coded, Payload, Weights
 from polyfed.wire.schema import client_step
 from polyfed.wire.transport import Transport
@@ -98,7 +99,9 @@ def test_a_damaged_reply_excludes_its_sender_and_has_crossed() -> None:
     dropped: list[str] = []
     engine = Adding(Transport(topk=0.01), spoil)
     cohort = cohort_of(
-        engine, patience=lambda step: ReplyPolicy(0), excluded=lambda client, reason, details: dropped.append(reason)
+        engine,
+        reply_policy=lambda step: ReplyPolicy(0),
+        excluded=lambda client, reason, details: dropped.append(reason),
     )
     assert not list(cohort.ask(fit, weights=Weights(model())))
     assert len(dropped) == 3

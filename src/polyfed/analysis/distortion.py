@@ -15,7 +15,7 @@ from polyfed.analysis.simulated import Simulated, Subject
 from polyfed.core.device import cpu_threads
 from polyfed.core.errors import ConfigError
 from polyfed.data.samples import Samples
-from polyfed.federation.federation import Member
+from polyfed.federation.membership import Member
 from polyfed.federation.participant import Participant
 from polyfed.runs.experiment import Experiment
 from polyfed.runs.records import SERVER

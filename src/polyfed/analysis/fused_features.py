@@ -19,7 +19,7 @@ from polyfed.analysis.separation import Separation
 from polyfed.core.device import cpu_threads
 from polyfed.core.errors import ConfigError, nearest
 from polyfed.data.samples import Samples
-from polyfed.federation.federation import Member
+from polyfed.federation.membership import Member
 from polyfed.models.fused import Fused, Guidance, of_rows
 from polyfed.models.model import Model
 from polyfed.tasks.classification import Classification

@@ -14,12 +14,14 @@ from polyfed.analysis.opened import Where
 from polyfed.core.device import resolve_device
 from polyfed.core.errors import ConfigError, DataError, RunError, nearest
 from polyfed.data.samples import Samples
-from polyfed.federation.federation import Federation, Member
-from polyfed.federation.state import StateStore, StateVersion, unflatten
+from polyfed.federation.membership import Member
+from polyfed.federation.population import Population
+from polyfed.federation.state import StateStore, unflatten
 from polyfed.models.model import Model
 from polyfed.runs.experiment import Experiment
 from polyfed.runs.folder import Checkpoint, RunFolder
 from polyfed.runs.saved import moved, run_experiment, run_federation
+from polyfed.wire.messages import StateVersion
 
 
 @dataclass(frozen=True)
@@ -36,7 +38,7 @@ class KeptClients:
 
     folder: Path
     experiment: Experiment
-    federation: Federation
+    federation: Population
     labels: Mapping[str, StateVersion]
     device: torch.device
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from polyfed.core.errors import ConfigError, RunError
-from polyfed.federation.federation import Federation
+from polyfed.federation.population import Population
 from polyfed.runs.records import Holding, RunRecords
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ def planned(experiment: Experiment) -> RunRecords:
     cfg = experiment
     if not cfg.clients:
         raise ConfigError(f"'{cfg.name}' has no clients of its own to deal items out to; add groups under 'clients'")
-    federation = Federation(cfg.data, cfg.public, cfg.server, cfg.clients, cfg.run.seed)
+    federation = Population(cfg.data, cfg.public, cfg.server, cfg.clients, cfg.run.seed)
     entries: dict[str, Any] = {name: federation.holding(member) for name, member in federation.members.items()}
     return RunRecords(Path(cfg.name), holdings={name: Holding(**entry) for name, entry in entries.items()})
 

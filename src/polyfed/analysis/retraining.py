@@ -17,7 +17,7 @@ from polyfed.core.errors import ConfigError, DataError, nearest
 from polyfed.core.randomness import isolated
 from polyfed.data.samples import Samples
 from polyfed.data.union import union
-from polyfed.federation.federation import Member
+from polyfed.federation.membership import Member
 from polyfed.federation.settings import TrainingSettings
 from polyfed.optim.settings import Schedule
 

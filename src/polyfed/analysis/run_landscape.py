@@ -19,7 +19,7 @@ from polyfed.core.device import cpu_threads
 from polyfed.core.errors import ConfigError
 from polyfed.core.randomness import generator, isolated
 from polyfed.data.samples import Batch, Samples
-from polyfed.federation.federation import Federation
+from polyfed.federation.population import Population
 
 
 @dataclass(frozen=True)
@@ -130,7 +130,7 @@ def _chosen(opened: OpenedRun, most: int) -> tuple[str, list[Batch]]:
 def _samples(opened: OpenedRun) -> tuple[str, Samples]:
     cfg = opened.experiment
     assert cfg.server is not None
-    places = Federation(cfg.data, cfg.public, cfg.server, {}, cfg.run.seed, opened.saved.folder / "vocabulary")
+    places = Population(cfg.data, cfg.public, cfg.server, {}, cfg.run.seed, opened.saved.folder / "vocabulary")
     views = {name: encoder.view for name, encoder in opened.saved.settings.encoders.items()}
     public = places.public_samples(views)
     if cfg.public is not None and public is not None and _suits(opened, public):

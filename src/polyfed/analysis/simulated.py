@@ -20,8 +20,9 @@ from polyfed.analysis.opened import OpenedRun, Where
 from polyfed.core.device import resolve_device
 from polyfed.core.errors import ConfigError, RunError, nearest
 from polyfed.data.samples import Samples
-from polyfed.federation.federation import Federation, Member
+from polyfed.federation.membership import Member
 from polyfed.federation.participant import Clock, Participant
+from polyfed.federation.population import Population
 from polyfed.federation.server import loaded
 from polyfed.federation.settings import TrainingSettings
 from polyfed.federation.state import unflatten
@@ -75,7 +76,7 @@ class Simulated:
     folder: Path
     where: Where
     experiment: Experiment
-    federation: Federation
+    federation: Population
     device: torch.device
 
     @classmethod

@@ -48,7 +48,7 @@ def failed(findings: Iterable[Finding]) -> bool:
 
 
 def _site(site: SiteFolder, seed: int) -> Iterator[Finding]:
-    from polyfed.federation.federation import Federation
+    from polyfed.federation.population import Population
 
     config = SiteConfig.load(site.config)
     names = ", ".join(f"{name} ({group.count})" for name, group in config.clients.items())
@@ -56,15 +56,15 @@ def _site(site: SiteFolder, seed: int) -> Iterator[Finding]:
     yield from guarded("state folder", lambda: check_setup.check_state_folder(config))
     yield from guarded("private files", lambda: check_setup.check_privacy(config))
     yield from guarded("device", lambda: check_setup.check_device(config))
-    federation = Federation(config.data, config.public, None, config.clients, seed)
-    yield from guarded("public set", lambda: check_data.check_public(federation, config))
-    for member in federation.members.values():
+    population = Population(config.data, config.public, None, config.clients, seed)
+    yield from guarded("public set", lambda: check_data.check_public(population, config))
+    for member in population.members.values():
         yield from guarded(
             f"data of {member.id}",
-            lambda member=member: check_data.check_holding(federation, member),  # type: ignore[misc]
+            lambda member=member: check_data.check_holding(population, member),  # type: ignore[misc]
         )
         yield from guarded(
             f"model of {member.id}",
-            lambda member=member: check_data.check_model(federation, member, config),  # type: ignore[misc]
+            lambda member=member: check_data.check_model(population, member, config),  # type: ignore[misc]
         )
-    yield from guarded("what leaves", lambda: what_leaves(federation, config))
+    yield from guarded("what leaves", lambda: what_leaves(population, config))

@@ -10,15 +10,16 @@ from polyfed.deploy.findings import Finding
 
 if TYPE_CHECKING:
     from polyfed.deploy.site_config import SiteConfig
-    from polyfed.federation.federation import Federation, Member
+    from polyfed.federation.membership import Member
+    from polyfed.federation.population import Population
 
 _SHOWN_CLASSES = 12
 
 
-def check_holding(federation: Federation, member: Member) -> Iterator[Finding]:
+def check_holding(population: Population, member: Member) -> Iterator[Finding]:
     """A client's private samples, by class where there are labels, and its test samples."""
-    held = federation.holding(member)
-    test = federation.test(member)
+    held = population.holding(member)
+    test = population.test(member)
     detail = f"{held['items']:,} items, {held['samples']:,} samples of '{held['source']}' {held['split']}"
     if isinstance(also := held.get("also"), dict):
         of = "the public set" if also["public"] else f"'{also['source']}' {also['split']}"
@@ -29,18 +30,17 @@ def check_holding(federation: Federation, member: Member) -> Iterator[Finding]:
     yield Finding("ok", f"data of {member.id}", detail)
 
 
-def check_public(federation: Federation, config: SiteConfig) -> Iterator[Finding]:
+def check_public(population: Population, config: SiteConfig) -> Iterator[Finding]:
     """The public set is here, in the agreed order, and disjoint from what is private."""
-    if config.public is None:
+    public = population.public
+    if public is None:
         yield Finding("ok", "public set", "none")
         return
-    samples = federation.public_samples({})
-    assert samples is not None
-    order = federation.public_order
-    detail = f"{len(federation.public_items):,} items, {len(samples):,} samples of '{config.public.source}', {order}"
+    samples = len(public.samples({}))
+    detail = f"{len(public.items):,} items, {samples:,} samples of '{public.settings.source}', {public.order}"
     if config.public_digest is None:
         yield Finding("ok", "public set", f"{detail}; no public_digest in site.yaml to compare with")
-    elif order == config.public_digest:
+    elif public.order == config.public_digest:
         yield Finding("ok", "public set", f"{detail}, as agreed")
     else:
         yield Finding(
@@ -49,10 +49,10 @@ def check_public(federation: Federation, config: SiteConfig) -> Iterator[Finding
             f"{detail}, but agreed is {config.public_digest}",
             "compare 'public', its source's files, and 'seed' in connection.yaml with the server's",
         )
-    federation.require_sound()
+    population.require_sound()
 
 
-def check_model(federation: Federation, member: Member, config: SiteConfig) -> Iterator[Finding]:
+def check_model(population: Population, member: Member, config: SiteConfig) -> Iterator[Finding]:
     """A client's model can be built, and takes one of its batches."""
     import torch
 
@@ -60,11 +60,11 @@ def check_model(federation: Federation, member: Member, config: SiteConfig) -> I
     from polyfed.core.randomness import isolated
 
     device = resolve_device(config.run.device)
-    model = federation.client_model(member).to(device)
-    samples = federation.train(member)
+    model = population.client_model(member).to(device)
+    samples = population.train(member)
     batch = samples.batch(torch.arange(min(len(samples), member.settings.training.batch_size)), None).to(device)
     head = model.heads[member.head] if member.head in model.heads else None
-    with isolated(federation.seed, "check", member.id):
+    with isolated(population.seed, "check", member.id):
         loss = float(member.settings.task.loss(model, head, batch).detach())
     count = sum(value.numel() for value in model.parameters())
     detail = f"{count:,} parameters, width {model.dim}, {'+'.join(model.modalities)}"

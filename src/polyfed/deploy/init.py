@@ -117,13 +117,13 @@ def renew_certificate(server: Path, hosts: Sequence[str] = ()) -> tuple[str, ...
 
 def public_digest(experiment: Experiment) -> str | None:
     """Digest of the public set and its order; None without one, or where its data are not at hand."""
-    from polyfed.federation.federation import Federation
+    from polyfed.federation.population import Population
 
     if experiment.public is None:
         return None
-    federation = Federation(experiment.data, experiment.public, None, {}, experiment.run.seed)
+    population = Population(experiment.data, experiment.public, None, {}, experiment.run.seed)
     try:
-        return federation.public_order
+        return population.public_order
     except PolyfedError:  # the data may be at the sites alone; the digest is then not compared
         return None
 

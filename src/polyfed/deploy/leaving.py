@@ -12,7 +12,8 @@ from polyfed.deploy.findings import Finding
 if TYPE_CHECKING:
     from polyfed.algorithms.algorithm import Algorithm
     from polyfed.deploy.site_config import SiteConfig
-    from polyfed.federation.federation import Federation, Member
+    from polyfed.federation.membership import Member
+    from polyfed.federation.population import Population
     from polyfed.wire.schema import Declared, StepSchema
 
 _MIB = 2**20
@@ -36,18 +37,18 @@ def allowed_methods(config: SiteConfig) -> dict[str, type[Algorithm]]:
     return cast("dict[str, type[Algorithm]]", kinds)
 
 
-def what_leaves(federation: Federation, config: SiteConfig) -> Iterator[Finding]:
+def what_leaves(population: Population, config: SiteConfig) -> Iterator[Finding]:
     """For every step of an allowed method, what each client replies; then what is known of every client."""
     from polyfed.wire.schema import steps_of
 
     for name, kind in allowed_methods(config).items():
         for step, schema in steps_of(kind).items():
             senders: dict[str, list[str]] = {}
-            for member in federation.members.values():
-                senders.setdefault(_reply(schema, federation, member), []).append(member.id)
+            for member in population.members.values():
+                senders.setdefault(_reply(schema, population, member), []).append(member.id)
             for reply, ids in senders.items():
                 yield Finding("ok", f"leaves with {name}", f"{', '.join(ids)}: {step}: {reply}")
-    for info in federation.infos:
+    for info in population.infos:
         yield Finding("ok", "leaves at the start", ", ".join(f"{key} {value}" for key, value in _shown(info)))
     yield _errors(config)
     yield Finding(
@@ -74,29 +75,29 @@ def _errors(config: SiteConfig) -> Finding:
     return Finding("ok", "leaves on failure", "the message of a failed step, which may show a path or a value")
 
 
-def _reply(schema: StepSchema, federation: Federation, member: Member) -> str:
-    fields = [f"{name} ({_field(kind, federation, member)})" for name, kind in schema.returns.items()]
+def _reply(schema: StepSchema, population: Population, member: Member) -> str:
+    fields = [f"{name} ({_field(kind, population, member)})" for name, kind in schema.returns.items()]
     if schema.others is not None:
         fields.append(f"numbers such as metrics of its test ({schema.others.__name__} each)")
     return ", ".join(fields) or "nothing but that it is done"
 
 
-def _field(kind: Declared, federation: Federation, member: Member) -> str:
+def _field(kind: Declared, population: Population, member: Member) -> str:
     from polyfed.wire.payload import Representations, TensorBundle, Weights
 
     if isinstance(kind, UnionType):
-        return " or ".join(_field(each, federation, member) for each in typing.get_args(kind))
+        return " or ".join(_field(each, population, member) for each in typing.get_args(kind))
     if not issubclass(kind, TensorBundle):
         return f"one {kind.__name__}"
     if issubclass(kind, Representations):
-        return _representations(federation, member)
+        return _representations(population, member)
     if issubclass(kind, Weights):
-        return _weights(federation, member)
+        return _weights(population, member)
     return f"{kind.kind}: named tensors whose sizes the method decides"
 
 
-def _representations(federation: Federation, member: Member) -> str:
-    samples = federation.public_samples({name: encoder.view for name, encoder in member.model.encoders.items()})
+def _representations(population: Population, member: Member) -> str:
+    samples = population.public_samples({name: encoder.view for name, encoder in member.model.encoders.items()})
     if samples is None:
         return "of the public set, which there is none of"
     rows, width, names = len(samples), member.model.dim, list(samples.modalities)
@@ -104,8 +105,8 @@ def _representations(federation: Federation, member: Member) -> str:
     return f"{'+'.join(names)}: {rows:,} x {width} float32 each, {size:,.2f} MiB in all"
 
 
-def _weights(federation: Federation, member: Member) -> str:
-    state = federation.client_model(member).state_dict()
+def _weights(population: Population, member: Member) -> str:
+    state = population.client_model(member).state_dict()
     kinds = sorted({str(value.dtype).removeprefix("torch.") for value in state.values()})
     size = sum(value.numel() * value.element_size() for value in state.values()) / _MIB
     return f"{len(state):,} tensors of the model, {'+'.join(kinds)}, {size:,.2f} MiB"

@@ -17,7 +17,7 @@ from polyfed.data.samples import Samples
 from polyfed.data.source import Source
 from polyfed.data.view import DataContext, View
 from polyfed.downstream.subject import ClientTests, Subject
-from polyfed.federation.federation import Federation
+from polyfed.federation.population import Population
 from polyfed.federation.settings import DataSettings
 from polyfed.federation.state import unflatten
 from polyfed.federation.types import client_types
@@ -97,7 +97,7 @@ class _Run:
 
     folder: Path
     experiment: Experiment
-    federation: Federation
+    federation: Population
     wanted: Wanted
 
     @classmethod
@@ -133,10 +133,10 @@ class _Run:
         else:
             model, title = self._of_type(client)
             settings = self.federation.members[client].model
-        return self._opened(title, model, settings, self.federation.context)
+        return self._opened(title, model, settings, self.federation.data.context)
 
     def with_encoders(self, settings: ModelSettings, name: str, seed: int) -> Opened:
-        context = self.federation.context
+        context = self.federation.data.context
         return self._opened(name, _drawn(settings, context, seed), settings, context)
 
     def _of_type(self, client: str) -> tuple[Model, str]:

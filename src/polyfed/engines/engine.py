@@ -11,7 +11,7 @@ from typing import ClassVar, TypeVar
 from polyfed.core.settings import Component
 from polyfed.engines.site import RunSpec, Site
 from polyfed.federation.cohort import Engine
-from polyfed.federation.federation import Federation
+from polyfed.federation.population import Population
 from polyfed.federation.settings import SiteSettings
 from polyfed.wire.limits import Limits
 
@@ -35,7 +35,7 @@ class Hosting:
     settings: SiteSettings
     spec: RunSpec
     folder: Path
-    federation: Federation
+    federation: Population
     limits: Limits = field(default_factory=Limits)
     has_begun: bool = False
     noticed: Callable[[str, str, str], None] = lambda participant, event, reason: None

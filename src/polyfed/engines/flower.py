@@ -28,8 +28,9 @@ from polyfed.engines.engine import EngineSettings, Hosting
 from polyfed.engines.quiet import be_quiet
 from polyfed.engines.ray import ray_here
 from polyfed.federation.client import ClientInfo
-from polyfed.federation.cohort import Answer, Engine, Request
+from polyfed.federation.cohort import Engine
 from polyfed.wire.limits import Limits
+from polyfed.wire.messages import Answer, Request
 
 if TYPE_CHECKING:
     from polyfed.engines.flower_grid import Roster

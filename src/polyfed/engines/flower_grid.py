@@ -24,8 +24,8 @@ from polyfed.engines.flower_pull import DESCRIPTION_BYTES, Refusal, largest, pul
 from polyfed.engines.flower_records import SharedRecords, from_records, to_records
 from polyfed.engines.flower_sites import Sites
 from polyfed.federation.client import ClientInfo
-from polyfed.federation.cohort import Answer, Request
 from polyfed.wire.limits import Limits
+from polyfed.wire.messages import Answer, Request
 
 log = logging.getLogger(__name__)
 _DESCRIBING = 300.0  # seconds that a node may take to say who it is

@@ -19,11 +19,11 @@ from polyfed.engines.engine import Hosting
 from polyfed.engines.envelopes import parcel_answer, request_of
 from polyfed.engines.flower_client import Facts
 from polyfed.engines.site import RunSpec, Site
-from polyfed.federation.cohort import Answer
 from polyfed.federation.settings import SiteSettings
 from polyfed.wire.frames import Frame
 from polyfed.wire.framing import SCHEMA
 from polyfed.wire.limits import Limits
+from polyfed.wire.messages import Answer
 
 log = logging.getLogger(__name__)
 

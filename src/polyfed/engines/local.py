@@ -14,10 +14,11 @@ from polyfed.core.errors import PayloadError
 from polyfed.engines.engine import EngineSettings, Hosting
 from polyfed.engines.site import Site
 from polyfed.federation.client import ClientInfo
-from polyfed.federation.cohort import Answer, Engine, Request
+from polyfed.federation.cohort import Engine
 from polyfed.wire.frames import Frame
 from polyfed.wire.framing import pack, unpack
 from polyfed.wire.limits import Limits
+from polyfed.wire.messages import Answer, Request
 from polyfed.wire.payload import Payload
 
 T = TypeVar("T")

@@ -32,10 +32,11 @@ from polyfed.engines.envelopes import Envelope, answer_of, envelope_requests, pa
 from polyfed.engines.quiet import SPEED, be_quiet
 from polyfed.engines.site import RunSpec, Site
 from polyfed.federation.client import ClientInfo
-from polyfed.federation.cohort import Answer, Engine, Request
+from polyfed.federation.cohort import Engine
 from polyfed.federation.settings import SiteSettings
 from polyfed.wire.frames import Frame
 from polyfed.wire.limits import Limits
+from polyfed.wire.messages import Answer, Request
 
 T = TypeVar("T")
 log = logging.getLogger(__name__)

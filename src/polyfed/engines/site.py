@@ -21,14 +21,15 @@ from polyfed.core.settings import Settings
 from polyfed.core.version import __version__
 from polyfed.data.samples import Samples
 from polyfed.federation.client import Client, ClientInfo
-from polyfed.federation.cohort import Answer, Request
-from polyfed.federation.federation import Federation, Member
+from polyfed.federation.membership import Member
 from polyfed.federation.participant import Clock, Precision
+from polyfed.federation.population import Population
 from polyfed.federation.settings import SiteSettings
-from polyfed.federation.state import ClientState, Lifetime, StateStore, StateVersion, flatten, unflatten
+from polyfed.federation.state import ClientState, Lifetime, StateStore, flatten, unflatten
 from polyfed.models.model import Model, ModelSettings
 from polyfed.wire.framing import SCHEMA
 from polyfed.wire.limits import Limits
+from polyfed.wire.messages import Answer, Request, StateVersion
 from polyfed.wire.payload import Payload, TensorBundle
 from polyfed.wire.schema import StepSchema, steps_of
 from polyfed.wire.transport import Transport
@@ -40,7 +41,7 @@ log = logging.getLogger(__name__)
 class _Guide:
     """The server's encoders at a client's site; one live module serves all clients there."""
 
-    federation: Federation
+    federation: Population
     member: Member
     settings: ModelSettings
     live: Callable[[], Model]
@@ -101,7 +102,7 @@ class Site:
         limits: on what is received.
     """
 
-    federation: Federation
+    federation: Population
     spec: RunSpec
     store: StateStore
     device: torch.device
@@ -119,7 +120,7 @@ class Site:
         folder: Path,
         *,
         vocabulary: Path,
-        federation: Federation | None = None,
+        federation: Population | None = None,
         limits: Limits | None = None,
     ) -> Site:
         """A site on this machine.
@@ -135,7 +136,7 @@ class Site:
         Raises:
             PolyfedError: data or device are not there, or the public set is another one.
         """
-        opened = federation or Federation(
+        opened = federation or Population(
             settings.data, settings.public, None, settings.clients, spec.seed, vocabulary, spec.algorithm.add_modules
         )
         if spec.public_order and opened.public_order != spec.public_order:

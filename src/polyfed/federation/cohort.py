@@ -7,20 +7,17 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any, Generic, Literal, Protocol, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
-import torch
-from pydantic import Field, field_validator, model_validator
 from torch import Tensor
 
-from polyfed.core.errors import ConfigError, ExchangeError, PayloadError
-from polyfed.core.settings import Settings
+from polyfed.core.errors import ExchangeError, PayloadError
 from polyfed.federation.bounds import Bounds
 from polyfed.federation.client import ClientInfo
 from polyfed.federation.gate import Arrival, Gate, Usual
-from polyfed.federation.state import StateVersion
 from polyfed.wire.ledger import Ledger
 from polyfed.wire.limits import Limits
+from polyfed.wire.messages import Answer, Request, StateVersion
 from polyfed.wire.payload import Payload, Scalar, TensorBundle, Weights
 from polyfed.wire.schema import StepSchema, schema_of
 from polyfed.wire.transport import Transport
@@ -63,36 +60,6 @@ class each(Generic[T]):  # noqa: N801 - reads as a word in cohort.ask(..., weigh
     of: Callable[[ClientInfo], T]
 
 
-@dataclass(frozen=True)
-class Request:
-    """What one client is asked to do.
-
-    Attributes:
-        client: its id.
-        step: name of the client step.
-        round, phase: number of the round, from 1, and of the ask in it; together they label what the client keeps.
-        after: label of the client's last step whose reply the server accepted, from which it goes on, or None.
-        payload: the step's fields, as they cross the wire.
-    """
-
-    client: str
-    step: str
-    round: int
-    phase: int
-    after: StateVersion | None
-    payload: Payload
-
-
-@dataclass(frozen=True)
-class Answer:
-    """An engine's answer for one client: a payload, or what went wrong, in one line and in detail (a traceback)."""
-
-    client: str
-    payload: Payload | None = None
-    error: str | None = None
-    details: str = ""
-
-
 class Engine(Protocol):
     """Where client steps execute."""
 
@@ -106,93 +73,6 @@ class Engine(Protocol):
         Whatever happens on a client, within ``deadline`` seconds, is an answer and never an exception.
         """
         ...
-
-
-class SamplingSettings(Settings):
-    """Which clients take part in a round."""
-
-    kind: Literal["uniform", "stratified"] = Field(
-        default="uniform", description="from all clients together, or a share of every group (at least one)"
-    )
-    cohort: int | float | dict[str, int | float] | None = Field(
-        default=None,
-        description="clients a round: a number (integer), a share of each group, at least one (fraction), either by "
-        "group (a mapping that names every group; stratified), None: all",
-    )
-
-    @field_validator("cohort")
-    @classmethod
-    def _positive(
-        cls, value: int | float | dict[str, int | float] | None
-    ) -> int | float | dict[str, int | float] | None:
-        for share in value.values() if isinstance(value, dict) else (value,):
-            if share is not None and not share > 0:
-                raise ValueError(f"a cohort is a number of clients or a share of them, greater than 0, not {share}")
-        return value
-
-    @model_validator(mode="after")
-    def _strata(self) -> SamplingSettings:
-        if isinstance(self.cohort, dict) and self.kind != "stratified":
-            raise ValueError("cohort is given by group, which needs kind: stratified")
-        return self
-
-    def draw(self, clients: tuple[ClientInfo, ...], stream: torch.Generator) -> tuple[ClientInfo, ...]:
-        """A cohort, without replacement, in client order.
-
-        Raises:
-            ConfigError: the cohort is larger than the federation.
-        """
-        groups: dict[str, tuple[ClientInfo, ...]] = {"": clients}
-        if self.kind == "stratified":
-            names = dict.fromkeys(client.group for client in clients)
-            groups = {name: tuple(client for client in clients if client.group == name) for name in names}
-        chosen: set[str] = set()
-        sizes = self._sizes({name: len(group) for name, group in groups.items()})
-        for group, size in zip(groups.values(), sizes, strict=True):
-            order = torch.randperm(len(group), generator=stream).tolist()
-            chosen.update(group[k].id for k in order[:size])
-        return tuple(client for client in clients if client.id in chosen)
-
-    def _sizes(self, named: Mapping[str, int]) -> list[int]:
-        groups, everybody = list(named.values()), sum(named.values())
-        if self.cohort is None or not everybody:
-            return groups
-        if isinstance(self.cohort, dict):
-            return [_of_group(self.cohort, name, named) for name in named]
-        if isinstance(self.cohort, float):
-            return [_part(self.cohort, size) for size in groups]
-        if not len(groups) <= self.cohort <= everybody:
-            valid = f"{len(groups)} to {everybody}" if len(groups) > 1 else f"at most {everybody}"
-            raise ConfigError(
-                f"run.sampling.cohort is {self.cohort}, but there are {everybody} clients in {len(groups)} "
-                f"group(s) to draw from; set {valid}"
-            )
-        return _apportioned(self.cohort, groups)
-
-
-def _part(share: float, size: int) -> int:
-    return min(max(int(share * size + 1e-9), 1), size)
-
-
-def _of_group(cohort: Mapping[str, int | float], name: str, named: Mapping[str, int]) -> int:
-    if set(cohort) != set(named):
-        raise ConfigError(f"run.sampling.cohort names the groups {sorted(cohort)}, but there are {sorted(named)}")
-    share = cohort[name]
-    if isinstance(share, int) and share > named[name]:
-        raise ConfigError(f"run.sampling.cohort.{name} is {share}, but the group has {named[name]} clients; lower it")
-    return share if isinstance(share, int) else _part(share, named[name])
-
-
-def _apportioned(total: int, groups: list[int]) -> list[int]:
-    """``total`` places for the groups in proportion to their size, by largest remainder, at least one each."""
-    exact = [total * size / sum(groups) for size in groups]
-    places = [max(int(share), 1) for share in exact]
-    while sum(places) != total:
-        step = 1 if sum(places) < total else -1
-        gaps = [step * (share - place) for share, place in zip(exact, places, strict=True)]
-        open_to = [k for k, place in enumerate(places) if (place < groups[k] if step > 0 else place > 1)]
-        places[max(open_to, key=lambda k: gaps[k])] += step
-    return places
 
 
 @dataclass(frozen=True)
@@ -230,7 +110,7 @@ class Cohort:
         reaches: client -> how many times longer than usual its updates may be, as it has more samples.
         across: whether the method averages models of different architectures with each other.
         folder: where replies wait for each other if they are large; None: where temporary files are.
-        accepted: client -> label of its last step whose reply was accepted; carried from round to round.
+        accepted: client -> version of its state after its last accepted step; carried from round to round.
         excluded: told of every client that is dropped, with the reason in a line and in detail.
         shortened: told of every client whose update was scaled down, with the reason.
         arrived: told of every client whose answer is there, with the step; it may yet wait, or be refused.

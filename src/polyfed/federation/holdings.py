@@ -13,25 +13,26 @@ from polyfed.data.source import Split
 from polyfed.federation.assignment import Assignment
 
 if TYPE_CHECKING:
-    from polyfed.federation.federation import Federation, Member
+    from polyfed.federation.membership import Member
+    from polyfed.federation.population import Population
 
 
-def holding(federation: Federation, member: Member) -> dict[str, object]:
+def holding(population: Population, member: Member) -> dict[str, object]:
     """What a client holds; nothing but columns of classes and lists is read for it.
 
     ``items`` and ``samples`` are all that it holds; of these, ``also`` says what is of the public set or of a second
     source. ``index`` and the counts by class are of its own source.
     """
-    assignment = federation.assignment(member)
+    assignment = population.membership.assignments[member.group]
     split, shaping = assignment.split, tuple(member.model.encoders)
-    own = _held(assignment, split, federation.laid_out(split, shaping), member.items)
+    own = _held(assignment, split, population.data.samples(split, {}, layout=shaping), member.items)
     entry: dict[str, object] = {"group": member.group, **own}
     if member.settings.test == "dealt":
-        entry["test"] = assignment.test_counts(federation.test_items(member))
+        entry["test"] = assignment.test_counts(population.test_items(member))
     if member.also is not None and member.settings.also is not None:
-        second = federation.also_assignment(member)
-        layout = federation.public_samples({}) if member.settings.also.public else None
-        layout = layout or federation.laid_out(second.split, shaping)
+        second = population.membership.also_assignments[member.group]
+        layout = population.public_samples({}) if member.settings.also.public else None
+        layout = layout or population.data.samples(second.split, {}, layout=shaping)
         also = _held(second, second.split, layout, member.also)
         entry["also"] = {"public": member.settings.also.public, **also}
         entry |= {key: own[key] + also[key] for key in ("items", "samples")}

@@ -104,12 +104,10 @@ class ServerSettings(Settings):
 class AlsoSettings(Settings):
     """What a group's clients hold in addition: items of the public set, or of a second source, dealt out among them."""
 
-    public: bool = Field(default=False, description="assignment out the public set; ``also: public`` is short for it")
+    public: bool = Field(default=False, description="deal out the public set; ``also: public`` is short for it")
     source: str | None = Field(default=None, description="source that is dealt out in addition")
     split: str = Field(default="train", description="split of that source")
-    items: int | None = Field(
-        default=None, ge=1, description="assignment out only so many items; None: all that there are"
-    )
+    items: int | None = Field(default=None, ge=1, description="deal out only so many items; None: all that there are")
     partition: SerializeAsAny[Partition] = Field(default_factory=Iid)
 
     @model_validator(mode="after")
@@ -137,7 +135,7 @@ class GroupSettings(Settings):
         default=None, ge=1, description="at most so many test items a client, drawn once for the group"
     )
     items: int | None = Field(
-        default=None, ge=1, description="assignment out only so many items; None: all that are not public"
+        default=None, ge=1, description="deal out only so many items; None: all that are not public"
     )
     partition: SerializeAsAny[Partition] = Field(default_factory=Iid)
     also: AlsoSettings | None = Field(
@@ -164,7 +162,7 @@ class GroupSettings(Settings):
         if value == "public":
             return {"public": True}
         if isinstance(value, str):
-            raise ValueError(f"'{value}' is not 'public'; to assignment out a source, write {{source: {value}}}")
+            raise ValueError(f"'{value}' is not 'public'; to deal out a source, write {{source: {value}}}")
         return value
 
     @model_validator(mode="after")

@@ -14,20 +14,21 @@ from polyfed.data.source import Split
 from polyfed.federation.types import Outline, outline_of
 
 if TYPE_CHECKING:
-    from polyfed.federation.federation import Federation, Member
+    from polyfed.federation.membership import Member
+    from polyfed.federation.population import Population
 
 
-def require_models(federation: Federation) -> None:
+def require_models(population: Population) -> None:
     """Check that each group's model can be built and trained for its task, and has the tensors of its type.
 
     Raises:
         ConfigError: it is not so.
     """
     known: dict[str, tuple[str, Outline]] = {}
-    infos = {info.id: info for info in federation.infos}
-    for member in {member.group: member for member in federation.members.values()}.values():
+    infos = {info.id: info for info in population.infos}
+    for member in {member.group: member for member in population.members.values()}.values():
         architecture = infos[member.id].architecture
-        outline = outline_of(federation.client_model(member).state_dict())
+        outline = outline_of(population.client_model(member).state_dict())
         other, expected = known.setdefault(architecture, (member.group, outline))
         if outline != expected:
             raise ConfigError(
@@ -36,32 +37,32 @@ def require_models(federation: Federation) -> None:
             )
 
 
-def require_apart(federation: Federation) -> None:
+def require_apart(population: Population) -> None:
     """Check that what clients hold in addition is not tested on nor held twice, and that public items are only public.
 
     Raises:
         DataError: items are where they must not be.
     """
     judged = [
-        (f"'{source}' {name}", federation.split(source, name).ids) for source, name in sorted(_judged(federation))
+        (f"'{source}' {name}", population.data.split(source, name).ids) for source, name in sorted(_judged(population))
     ]
-    for member in federation.members.values():
-        _require_additional(federation, member, judged)
-    if federation.public is None:
+    for member in population.members.values():
+        _require_additional(population, member, judged)
+    if population.public is None:
         return
-    public = _ids(federation.split(federation.public.source, federation.public.split), federation.public_items)
-    for member in federation.members.values():
-        for private in _private_ids(federation, member):
+    public = _ids(population.public.split, population.public.items)
+    for member in population.members.values():
+        for private in _private_ids(population, member):
             require_disjoint(public, private, f"client '{member.id}'")
     for what, ids in judged:
         require_disjoint(public, ids, f"{what}, which participants are judged on")
 
 
-def _require_additional(federation: Federation, member: Member, judged: Sequence[tuple[str, Sequence[str]]]) -> None:
+def _require_additional(population: Population, member: Member, judged: Sequence[tuple[str, Sequence[str]]]) -> None:
     if member.also is None:
         return
-    also = set(_ids(federation.also_assignment(member).split, member.also))
-    own = _ids(federation.split(member.settings.source, member.settings.split), member.items)
+    also = set(_ids(population.membership.also_assignments[member.group].split, member.also))
+    own = _ids(population.data.split(member.settings.source, member.settings.split), member.items)
     for what, others in (
         *((f"{what}, which participants are judged on", ids) for what, ids in judged),
         ("its own", own),
@@ -73,34 +74,34 @@ def _require_additional(federation: Federation, member: Member, judged: Sequence
             )
 
 
-def _private_ids(federation: Federation, member: Member) -> Iterator[list[str]]:
-    yield _ids(federation.split(member.settings.source, member.settings.split), member.items)
+def _private_ids(population: Population, member: Member) -> Iterator[list[str]]:
+    yield _ids(population.data.split(member.settings.source, member.settings.split), member.items)
     also = member.settings.also
     if also is not None and not also.public and member.also is not None:
-        yield _ids(federation.also_assignment(member).split, member.also)
+        yield _ids(population.membership.also_assignments[member.group].split, member.also)
 
 
 def _ids(split: Split, items: Int64[Tensor, " k"]) -> list[str]:
     return [split.ids[item] for item in items.tolist()]
 
 
-def _judged(federation: Federation) -> set[tuple[str, str]]:
-    judged = {(group.source, group.test_split) for group in federation.groups.values()}
-    server = federation.server
+def _judged(population: Population) -> set[tuple[str, str]]:
+    judged = {(group.source, group.test_split) for group in population.groups.values()}
+    server = population.server
     if server is not None:
         judged |= {(server.source, server.test_split), (server.source, server.validation_split)}
     return {(source, name) for source, name in judged if name is not None}
 
 
-def require_equal_width(federation: Federation) -> None:
+def require_equal_width(population: Population) -> None:
     """Check that all participants of a federation with a public set have representations of one width.
 
     Raises:
         ConfigError: they differ.
     """
-    widths = {member.id: member.model.dim for member in federation.members.values()}
-    if federation.server is not None:
-        widths["server"] = federation.server.model.dim
+    widths = {member.id: member.model.dim for member in population.members.values()}
+    if population.server is not None:
+        widths["server"] = population.server.model.dim
     if len(set(widths.values())) > 1:
         low, high = min(widths, key=widths.__getitem__), max(widths, key=widths.__getitem__)
         raise ConfigError(
@@ -109,16 +110,16 @@ def require_equal_width(federation: Federation) -> None:
         )
 
 
-def require_test_items(federation: Federation) -> None:
+def require_test_items(population: Population) -> None:
     """Check that the server is tested on as many items as it expects.
 
     Raises:
         ConfigError: there are more or fewer.
     """
-    settings = federation.server
+    settings = population.server
     if settings is None or settings.expected_test_items is None:
         return
-    count = len(federation.split(settings.source, settings.test_split))
+    count = len(population.data.split(settings.source, settings.test_split))
     if count != settings.expected_test_items:
         raise ConfigError(
             f"server.expected_test_items is {settings.expected_test_items}, but '{settings.source}' "

@@ -21,9 +21,9 @@ from torch import Tensor
 
 from polyfed.core.errors import RunError
 from polyfed.core.files import write_atomically
+from polyfed.wire.messages import StateVersion
 
 Entry = dict[str, Tensor]
-StateVersion = tuple[int, int]
 
 _NAME = re.compile(r"(\d{6,})-(\d{2,})\.safetensors")
 

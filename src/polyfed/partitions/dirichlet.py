@@ -1,4 +1,4 @@
-"""StateVersion skew by a Dirichlet distribution."""
+"""Label skew by a Dirichlet distribution."""
 
 from __future__ import annotations
 

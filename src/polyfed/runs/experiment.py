@@ -20,8 +20,9 @@ from polyfed.engines.engine import EngineSettings
 from polyfed.engines.local import Local
 from polyfed.engines.site import RunSpec
 from polyfed.federation.bounds import Bounds
-from polyfed.federation.cohort import ReplyPolicy, SamplingSettings
+from polyfed.federation.cohort import ReplyPolicy
 from polyfed.federation.participant import Precision
+from polyfed.federation.sampling import SamplingSettings
 from polyfed.federation.settings import (
     DataSettings,
     GroupName,

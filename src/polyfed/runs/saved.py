@@ -27,7 +27,7 @@ from polyfed.core.untrusted import file_json
 from polyfed.data.arrow import LazyColumn
 from polyfed.data.samples import Samples
 from polyfed.data.view import DataContext
-from polyfed.federation.federation import Federation
+from polyfed.federation.population import Population
 from polyfed.federation.server import Server
 from polyfed.federation.settings import DataSettings, ServerSettings
 from polyfed.models.model import Model, ModelSettings
@@ -180,9 +180,9 @@ def run_conditions(run: Path) -> Conditions:
     return parse_settings(Conditions, kept | {"run": own})
 
 
-def run_federation(run: Path, experiment: Experiment) -> Federation:
+def run_federation(run: Path, experiment: Experiment) -> Population:
     """Data and models of a run, with the vocabularies that it learnt."""
-    return Federation(
+    return Population(
         experiment.data,
         experiment.public,
         experiment.server,

@@ -8,8 +8,8 @@ from typing import Any
 from polyfed.core.device import resolve_device
 from polyfed.federation.bounds import counted, reaches
 from polyfed.federation.client import ClientInfo
-from polyfed.federation.federation import Federation
 from polyfed.federation.participant import Clock
+from polyfed.federation.population import Population
 from polyfed.federation.server import Server, loaded, no_model
 from polyfed.federation.types import Blueprint
 from polyfed.runs.experiment import Experiment
@@ -17,7 +17,7 @@ from polyfed.runs.experiment import Experiment
 
 def build_server(
     experiment: Experiment,
-    federation: Federation,
+    federation: Population,
     clients: tuple[ClientInfo, ...],
     blueprint: Callable[[], Mapping[str, Blueprint]],
 ) -> Server:

@@ -18,10 +18,10 @@ from polyfed.core.untrusted import plain
 from polyfed.engines.engine import Hosting
 from polyfed.federation.client import ClientInfo
 from polyfed.federation.cohort import Cohort, Engine, ReplyPolicy
-from polyfed.federation.federation import Federation
 from polyfed.federation.gate import Usual
+from polyfed.federation.population import Population
 from polyfed.federation.server import Server
-from polyfed.federation.state import StateStore, StateVersion, flatten, unflatten
+from polyfed.federation.state import StateStore, flatten, unflatten
 from polyfed.federation.types import Blueprint
 from polyfed.models.slots import described, require_described
 from polyfed.runs.blueprints import told_blueprints
@@ -33,6 +33,7 @@ from polyfed.runs.saved import save_model
 from polyfed.runs.server_side import build_server
 from polyfed.runs.sink import SinkRun, SinkSet, round_records
 from polyfed.wire.ledger import Ledger
+from polyfed.wire.messages import StateVersion
 from polyfed.wire.schema import steps_of
 
 log = logging.getLogger(__name__)
@@ -70,11 +71,11 @@ class Session:
     # ---- preparation
 
     @cached_property
-    def federation(self) -> Federation:
+    def federation(self) -> Population:
         """Data and models of everybody."""
         cfg = self.experiment
         bundles, add_modules = self.folder.path / "vocabulary", cfg.algorithm.add_modules
-        return Federation(cfg.data, cfg.public, cfg.server, cfg.clients, cfg.run.seed, bundles, add_modules)
+        return Population(cfg.data, cfg.public, cfg.server, cfg.clients, cfg.run.seed, bundles, add_modules)
 
     @cached_property
     def hosting(self) -> Hosting:
@@ -402,7 +403,7 @@ class Session:
         return None if client is None else f"the state of client '{client}' is damaged"
 
     def _save_server(self, which: str) -> None:
-        save_model(self.folder, f"models/{which}", self.server, self.experiment, self.federation.context)
+        save_model(self.folder, f"models/{which}", self.server, self.experiment, self.federation.data.context)
 
     # ---- the ends
 

@@ -11,24 +11,24 @@ import pytest
 import torch
 
 from polyfed.core.errors import ConfigError, DataError
-from polyfed.federation.federation import Federation
+from polyfed.federation.population import Population
 from polyfed.runs.experiment import Experiment
 
 Config = dict[str, Any]
 
 
-def federation_of(config: Config, seed: int = 0) -> Federation:
+def federation_of(config: Config, seed: int = 0) -> Population:
     cfg = Experiment.parse(config)
-    return Federation(cfg.data, cfg.public, cfg.server, cfg.clients, seed)
+    return Population(cfg.data, cfg.public, cfg.server, cfg.clients, seed)
 
 
 def test_public_and_private_items_are_disjoint_and_complete(tiny: Config) -> None:
     federation = federation_of(tiny)
     federation.require_sound()
     held = [member.items for member in federation.members.values() if member.group == "paired"]
-    everything = torch.cat([*held, federation.public_items])
+    everything = torch.cat([*held, federation.public.items])
     assert sorted(everything.tolist()) == list(range(48))
-    assert len(federation.public_items) == 16
+    assert len(federation.public.items) == 16
 
 
 def test_a_server_refuses_a_test_split_of_another_size_than_its_recalls_are_named_after(tiny: Config) -> None:
@@ -46,8 +46,8 @@ def test_a_server_refuses_a_test_split_of_another_size_than_its_recalls_are_name
 
 def test_a_seed_decides_who_holds_what(tiny: Config) -> None:
     first, again, other = (federation_of(tiny, seed) for seed in (0, 0, 1))
-    assert torch.equal(first.public_items, again.public_items)
-    assert not torch.equal(first.public_items, other.public_items)
+    assert torch.equal(first.public.items, again.public.items)
+    assert not torch.equal(first.public.items, other.public.items)
     assert all(torch.equal(member.items, again.members[name].items) for name, member in first.members.items())
 
 
@@ -67,7 +67,7 @@ def test_a_few_samples_an_item(tiny: Config) -> None:
     tiny["public"]["per_item"] = 2
     federation = federation_of(tiny)
     samples = federation.public_samples({})
-    assert torch.equal(torch.bincount(samples.items)[federation.public_items], torch.full((16,), 2))
+    assert torch.equal(torch.bincount(samples.items)[federation.public.items], torch.full((16,), 2))
     order = federation.public_order
     tiny["public"]["per_item"] = 3
     assert federation_of(tiny).public_order != order

@@ -11,7 +11,7 @@ import torch
 from by_hand import one_classification, three_kinds
 from polyfed.core.errors import ConfigError
 from polyfed.federation.client import ClientInfo
-from polyfed.federation.public_outputs import LogitKind, RepresentationKind, bounded
+from polyfed.federation.public_outputs import LogitKind, RepresentationKind, clip_row_norms
 from polyfed.wire.payload import Logits, Representations
 from sessions import prepared, woken
 
@@ -30,7 +30,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_bounded_rows_equal_a_plain_loop() -> None:
     stream = torch.Generator().manual_seed(0)
     values = torch.randn(40, 5, generator=stream) * torch.logspace(-2, 2, 40)[:, None]
-    found = bounded(values, 3.0)
+    found = clip_row_norms(values, 3.0)
     for row, result in zip(values.double(), found.double(), strict=True):
         norm = float(row.square().sum()) ** 0.5
         expected = row * 3.0 / norm if norm > 1.01 * 3.0 else row
@@ -39,20 +39,20 @@ def test_bounded_rows_equal_a_plain_loop() -> None:
 
 def test_a_hundredth_more_is_let_pass_bit_for_bit() -> None:
     rows = torch.tensor([[0.6, 0.8], [0.6, 0.8]]) * torch.tensor([[1.009], [1.02]])
-    found = bounded(rows, 1.0)
+    found = clip_row_norms(rows, 1.0)
     assert torch.equal(found[0], rows[0])
     assert float(found[1].norm()) == pytest.approx(1.0)
 
 
 def test_zero_rows_and_no_rows_stay() -> None:
-    assert torch.equal(bounded(torch.zeros(2, 3), 1.0), torch.zeros(2, 3))
-    assert bounded(torch.zeros(0, 3), 1.0).shape == (0, 3)
+    assert torch.equal(clip_row_norms(torch.zeros(2, 3), 1.0), torch.zeros(2, 3))
+    assert clip_row_norms(torch.zeros(0, 3), 1.0).shape == (0, 3)
 
 
 def test_bounding_keeps_directions_and_is_idempotent() -> None:
     rows = torch.randn(8, 4, generator=torch.Generator().manual_seed(1)) * 10
-    once = bounded(rows, 1.0)
-    torch.testing.assert_close(bounded(once, 1.0), once)
+    once = clip_row_norms(rows, 1.0)
+    torch.testing.assert_close(clip_row_norms(once, 1.0), once)
     torch.testing.assert_close(once / once.norm(dim=1, keepdim=True), rows / rows.norm(dim=1, keepdim=True))
 
 

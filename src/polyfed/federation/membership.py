@@ -1,0 +1,152 @@
+"""Who belongs to a federation: its clients by group, and which items each of them holds."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+from jaxtyping import Int64
+from torch import Tensor
+
+from polyfed.core.errors import ConfigError
+from polyfed.core.randomness import generator
+from polyfed.federation.additional import additional_group, require_alike
+from polyfed.federation.assignment import Assignment
+from polyfed.federation.client import SERVER
+from polyfed.federation.heads import head_name
+from polyfed.federation.opened_data import OpenedData
+from polyfed.federation.public_set import PublicSet
+from polyfed.federation.settings import GroupSettings
+from polyfed.models.model import ModelSettings
+
+
+@dataclass(frozen=True)
+class Member:
+    """A client of the federation.
+
+    Attributes:
+        id: its name.
+        group: name of its group.
+        settings: of its group.
+        model: its own model settings.
+        items: its private items.
+        head: name of its head: clients with one task and the same classes share it, whatever their sources.
+        also: items of the public set, or of a second source, that it holds in addition.
+    """
+
+    id: str
+    group: str
+    settings: GroupSettings
+    model: ModelSettings
+    items: Int64[Tensor, " k"]
+    head: str
+    also: Int64[Tensor, " j"] | None = None
+
+
+@dataclass(frozen=True)
+class Membership:
+    """The groups of a federation and how their items are assigned to clients.
+
+    Attributes:
+        groups: settings of the groups by name, in client order.
+        public: the public set, which nobody holds privately unless a group says so.
+        data: opens the groups' splits.
+        seed: of the run.
+    """
+
+    groups: Mapping[str, GroupSettings]
+    public: PublicSet | None
+    data: OpenedData
+    seed: int
+
+    @cached_property
+    def members(self) -> dict[str, Member]:
+        """All clients by id, in client order.
+
+        Raises:
+            ConfigError: two clients have one name, or one that the server has.
+        """
+        everybody = [member for name in self.groups for member in self._members_of(name)]
+        by_id = {member.id: member for member in everybody}
+        if len(by_id) < len(everybody):
+            twice = next(member.id for member in everybody if by_id[member.id] is not member)
+            raise ConfigError(f"two clients are called '{twice}'; rename one of the groups under 'clients'")
+        if SERVER in by_id:
+            raise ConfigError(f"clients.{SERVER}: a client cannot be called '{SERVER}'; rename the group")
+        return by_id
+
+    @cached_property
+    def assignments(self) -> dict[str, Assignment]:
+        """Group -> how its items are assigned to its clients."""
+        return {name: self._assignment(name, group) for name, group in self.groups.items()}
+
+    @cached_property
+    def also_assignments(self) -> dict[str, Assignment]:
+        """Group -> how what it holds in addition is assigned, for groups that do.
+
+        Raises:
+            ConfigError: a group should hold public items, and there is no public set.
+        """
+        return {name: self._also_assignment(name, group) for name, group in self.groups.items() if group.also}
+
+    def test_items(self, member: Member) -> Int64[Tensor, " k"]:
+        """Items of its test split that a client is tested on."""
+        ids = _member_ids(member.group, member.settings.count)
+        return self.assignments[member.group].test_items(ids.index(member.id))
+
+    def _members_of(self, name: str) -> list[Member]:
+        group = self.groups[name]
+        own = self.assignments[name].parts
+        also = self.also_assignments[name].parts if name in self.also_assignments else [None] * len(own)
+        head = head_name(group.task, self.data.split(group.source, group.split), group.type)
+        return [
+            Member(member_id, name, group, group.models[k % len(group.models)], items, head, more)
+            for k, (member_id, items, more) in enumerate(zip(_member_ids(name, group.count), own, also, strict=True))
+        ]
+
+    def _assignment(self, name: str, group: GroupSettings) -> Assignment:
+        return Assignment(name, group, self.seed, self.data.split, lambda: self._private_items(name, group))
+
+    def _also_assignment(self, name: str, group: GroupSettings) -> Assignment:
+        key = f"{name}.also"
+        second = additional_group(name, group, None if self.public is None else self.public.settings)
+
+        def items() -> Int64[Tensor, " n"]:
+            own, also = (self.data.split(one.source, one.split) for one in (group, second))
+            require_alike(name, group, own, also)
+            if group.also is None or not group.also.public or self.public is None:
+                return self._private_items(key, second)
+            return self._drawn(key, second, self.public.items)
+
+        return Assignment(key, second, self.seed, self.data.split, items)
+
+    def _private_items(self, name: str, group: GroupSettings) -> Int64[Tensor, " n"]:
+        items = torch.arange(len(self.data.split(group.source, group.split)))
+        if self.public is not None:
+            settings = self.public.settings
+            if (group.source, group.split) == (settings.source, settings.split):
+                items = items[~torch.isin(items, self.public.items)]
+        return self._drawn(name, group, items)
+
+    def _drawn(self, name: str, group: GroupSettings, items: Int64[Tensor, " n"]) -> Int64[Tensor, " m"]:
+        """As many of the items as the group's clients share, in split order."""
+        if group.items is not None:
+            if group.items > len(items):
+                raise ConfigError(
+                    f"clients.{name}.items is {group.items}, but '{group.source}' has {len(items)} that can be dealt "
+                    "out; lower it"
+                )
+            order = torch.randperm(len(items), generator=generator(self.seed, "items", name))
+            items = items[order[: group.items]].sort().values
+        if group.count > len(items):
+            what = f"clients.{name.removesuffix('.also')}.count is {group.count}"
+            raise ConfigError(f"{what}, but there are {len(items)} samples of '{group.source}'; lower it")
+        return items
+
+
+def _member_ids(group: str, count: int) -> list[str]:
+    """Names of a group's clients; a group of one gives its client the group's name."""
+    width = len(str(count - 1))
+    return [group] if count == 1 else [f"{group}-{k:0{width}d}" for k in range(count)]

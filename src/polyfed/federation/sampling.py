@@ -1,0 +1,107 @@
+"""Which clients take part in a round: settings, and the drawing of a cohort."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Literal
+
+import torch
+from pydantic import Field, field_validator, model_validator
+
+from polyfed.core.errors import ConfigError
+from polyfed.core.settings import Settings
+from polyfed.federation.client import ClientInfo
+
+
+class SamplingSettings(Settings):
+    """Which clients take part in a round."""
+
+    kind: Literal["uniform", "stratified"] = Field(
+        default="uniform", description="from all clients together, or a share of every group (at least one)"
+    )
+    cohort: int | float | dict[str, int | float] | None = Field(
+        default=None,
+        description="clients a round: a number (integer), a share of each group, at least one (fraction), either by "
+        "group (a mapping that names every group; stratified), None: all",
+    )
+
+    @field_validator("cohort")
+    @classmethod
+    def _positive(
+        cls, value: int | float | dict[str, int | float] | None
+    ) -> int | float | dict[str, int | float] | None:
+        for share in value.values() if isinstance(value, dict) else (value,):
+            if share is not None and not share > 0:
+                raise ValueError(f"a cohort is a number of clients or a share of them, greater than 0, not {share}")
+        return value
+
+    @model_validator(mode="after")
+    def _strata(self) -> SamplingSettings:
+        if isinstance(self.cohort, dict) and self.kind != "stratified":
+            raise ValueError("cohort is given by group, which needs kind: stratified")
+        return self
+
+    def draw(self, clients: tuple[ClientInfo, ...], stream: torch.Generator) -> tuple[ClientInfo, ...]:
+        """A cohort, without replacement, in client order.
+
+        Raises:
+            ConfigError: the cohort is larger than the federation.
+        """
+        groups = self._groups(clients)
+        sizes = self._sizes({name: len(group) for name, group in groups.items()})
+        drawn = [_drawn(group, size, stream) for group, size in zip(groups.values(), sizes, strict=True)]
+        chosen = {client.id for group in drawn for client in group}
+        return tuple(client for client in clients if client.id in chosen)
+
+    def _groups(self, clients: tuple[ClientInfo, ...]) -> dict[str, tuple[ClientInfo, ...]]:
+        """What is drawn from separately: all clients together, or each group of them."""
+        if self.kind != "stratified":
+            return {"": clients}
+        names = dict.fromkeys(client.group for client in clients)
+        return {name: tuple(client for client in clients if client.group == name) for name in names}
+
+    def _sizes(self, clients: Mapping[str, int]) -> list[int]:
+        """How many to draw from each group, given how many ``clients`` it has."""
+        groups, everybody = list(clients.values()), sum(clients.values())
+        if self.cohort is None or not everybody:
+            return groups
+        if isinstance(self.cohort, dict):
+            return [_of_group(self.cohort, name, clients) for name in clients]
+        if isinstance(self.cohort, float):
+            return [_share_of(self.cohort, size) for size in groups]
+        if not len(groups) <= self.cohort <= everybody:
+            valid = f"{len(groups)} to {everybody}" if len(groups) > 1 else f"at most {everybody}"
+            raise ConfigError(
+                f"run.sampling.cohort is {self.cohort}, but there are {everybody} clients in {len(groups)} "
+                f"group(s) to draw from; set {valid}"
+            )
+        return _apportioned(self.cohort, groups)
+
+
+def _drawn(group: tuple[ClientInfo, ...], size: int, stream: torch.Generator) -> list[ClientInfo]:
+    return [group[k] for k in torch.randperm(len(group), generator=stream).tolist()[:size]]
+
+
+def _share_of(share: float, size: int) -> int:
+    return min(max(int(share * size + 1e-9), 1), size)  # 0.29 * 100 is 28.999999999999996
+
+
+def _of_group(cohort: Mapping[str, int | float], name: str, clients: Mapping[str, int]) -> int:
+    if set(cohort) != set(clients):
+        raise ConfigError(f"run.sampling.cohort names the groups {sorted(cohort)}, but there are {sorted(clients)}")
+    share = cohort[name]
+    if isinstance(share, int) and share > clients[name]:
+        raise ConfigError(f"run.sampling.cohort.{name} is {share}, but the group has {clients[name]} clients; lower it")
+    return share if isinstance(share, int) else _share_of(share, clients[name])
+
+
+def _apportioned(total: int, groups: list[int]) -> list[int]:
+    """``total`` places for the groups in proportion to their size, by largest remainder, at least one each."""
+    exact = [total * size / sum(groups) for size in groups]
+    places = [max(int(share), 1) for share in exact]
+    while sum(places) != total:
+        step = 1 if sum(places) < total else -1
+        gaps = [step * (share - place) for share, place in zip(exact, places, strict=True)]
+        open_to = [k for k, place in enumerate(places) if (place < groups[k] if step > 0 else place > 1)]
+        places[max(open_to, key=lambda k: gaps[k])] += step
+    return places
