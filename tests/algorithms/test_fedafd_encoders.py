@@ -15,7 +15,7 @@ from fedafd_federations import CLIENTS, Values, asked, encoders_of, known_of, se
 from polyfed.core.errors import RunError
 from polyfed.federation.client import Client
 from polyfed.federation.cohort import Answer, Request
-from polyfed.models.fused import Guidance, Seen
+from polyfed.models.fused import Guidance, SampleFeatures
 from polyfed.runs.session import Session
 from polyfed.wire.ledger import Ledger
 from polyfed.wire.payload import Payload, Weights
@@ -148,7 +148,7 @@ def test_private_data_are_encoded_once_a_broadcast(
     encoded: list[int] = []
     encode = Guidance._encode
 
-    def counted(guidance: Guidance, name: str, rows: Tensor) -> Seen:
+    def counted(guidance: Guidance, name: str, rows: Tensor) -> SampleFeatures:
         encoded.append(len(rows))
         return encode(guidance, name, rows)
 

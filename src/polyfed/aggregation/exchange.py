@@ -10,7 +10,7 @@ from torch import Tensor
 
 from polyfed.aggregation.collaboration import Contribution, Holder, Rule, Scope, collaborate
 from polyfed.aggregation.mean import WeightedMean, accumulator
-from polyfed.models.slots import Place, Slot
+from polyfed.models.slots import Slot, TensorPlace
 from polyfed.optim.server import Models
 
 
@@ -53,7 +53,7 @@ class ExactExchange:
             for kind, holder in self._holders.items()
         }
 
-    def _new(self, rule: Rule, means: Models, kind: str, name: str, place: Place) -> Tensor:
+    def _new(self, rule: Rule, means: Models, kind: str, name: str, place: TensorPlace) -> Tensor:
         old, shares = self._weights[kind][name], rule[kind, place.slot]
         if not shares:  # the very tensor: server optimisers leave alone what nobody has moved
             return old

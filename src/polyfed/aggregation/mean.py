@@ -67,10 +67,10 @@ class WeightedMean:
         Raises:
             PayloadError: as ``result``.
         """
-        found, self._entries = self._entries, {}
-        if not found:
+        entries, self._entries = self._entries, {}
+        if not entries:
             raise PayloadError("no client contributed a positive weight; there is no mean of nothing")
-        return {name: entry.value(copy=False) for name, entry in found.items()}
+        return {name: entry.value(copy=False) for name, entry in entries.items()}
 
     def _fold(self, name: str, tensor: Tensor, weight: float) -> None:
         entry = self._entries.get(name)

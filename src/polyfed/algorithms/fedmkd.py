@@ -25,7 +25,7 @@ from polyfed.federation.cohort import Cohort
 from polyfed.federation.public_outputs import PublicOutputs, clip_row_norms
 from polyfed.federation.server import Server
 from polyfed.federation.settings import TrainingSettings
-from polyfed.losses.byol import Predictor, Target, symmetric_byol
+from polyfed.losses.byol import Predictor, TargetNetwork, symmetric_byol
 from polyfed.losses.queue_contrast import queue_contrast
 from polyfed.models.model import CachedModel
 from polyfed.models.teacher_attention import TeacherAttention
@@ -163,7 +163,7 @@ class Student:
             self.predictors = nn.ModuleDict(
                 {name: Predictor(model.dim, method.predictor_width) for name in self._random}
             ).to(device)
-        self.target = Target({name: model.tower(name) for name in self._random}, method.momentum)
+        self.target = TargetNetwork({name: model.tower(name) for name in self._random}, method.momentum)
         for name, module in self._modules().items():
             if name in server.state:
                 module.load_state_dict(server.state[name])

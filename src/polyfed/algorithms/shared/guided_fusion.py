@@ -17,7 +17,7 @@ from polyfed.federation.client import Client, ClientInfo, Guide
 from polyfed.federation.participant import Trainer
 from polyfed.federation.server import Server
 from polyfed.federation.settings import TrainingSettings
-from polyfed.models.fused import Fused, Guidance, Partner, Seen, of_batch, of_rows
+from polyfed.models.fused import Fused, Guidance, Partner, SampleFeatures, of_batch, of_rows
 from polyfed.models.fusion import GranularityFusion
 from polyfed.models.model import Model
 from polyfed.optim.settings import OptimizerSettings
@@ -180,7 +180,7 @@ class GuidedFusion(Algorithm):
             for name in guidance.samples.modalities:
                 mask = kept.get(f"{name}/mask")
                 there = client.device
-                guidance.tables[name] = Seen(kept[name].to(there), None if mask is None else mask.to(there))
+                guidance.tables[name] = SampleFeatures(kept[name].to(there), None if mask is None else mask.to(there))
             return
         with client.autocast():
             guidance.compute()
