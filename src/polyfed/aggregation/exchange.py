@@ -59,6 +59,7 @@ class ExactExchange:
             return old
         if shares == (Contribution(kind, place.slot, 1.0),) or not old.is_floating_point():
             return means[kind][name] if kind in means else old
+        # shares need not add up to one, so that the old model is moved by differences and not replaced by a mean
         total = old.to(accumulator(old.dtype), copy=True)
         for share in shares:
             source = self._holders[share.source].keys[share.slot][place.key]
@@ -95,7 +96,7 @@ class SequentialExchange:
         """See ``WeightExchange``."""
         for (target, slot), shares in self._rule.items():
             for share in (share for share in shares if share.source == kind):
-                self._moved.add((target, slot))
+                self._moved.add((target, slot))  # even by 0: a client came, so that momenta may follow
                 share_of_client = share.coefficient * samples / self._sizes[kind]
                 for key, name in self._holders[target].keys[slot].items():
                     source = tensors[self._holders[kind].keys[share.slot][key]]

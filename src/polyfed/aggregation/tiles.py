@@ -86,6 +86,7 @@ def tiled_scores(
     dtype, blocks = working_dtype(local, other), contrast.blocks
     scale = 1 / (contrast.tau * math.log(2))
     sum_type = BoundedLogSumExp if largest_logit(local, other) * scale <= RANGE else RunningLogSumExp
+    # one tile for all: allocating it anew each time would leave the heap full of holes
     workspace = torch.empty(blocks.rows * blocks.columns, dtype=dtype, device=local.device)
     scores = []
     for rows in row_blocks(local, other, own, scale, blocks.rows):

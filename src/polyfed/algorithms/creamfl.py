@@ -131,7 +131,7 @@ class CreamFL(EnsembleDistillation):
                     loss = loss + self.gamma * self.contrasts(client, public, samples, server_outputs, reference)
                 trainer.step(loss)
         own = client.represent(samples, list(server_outputs), training=self.extraction == "train")
-        if self._caches:
+        if self._caches:  # what was just sent is what Eq. 2 calls previous the next time
             client.state["previous"] = own
         return Reply(
             representations=Representations(own, order=representations.order),

@@ -16,7 +16,6 @@ from polyfed.algorithms.shared.robust_alignment import (
     SQUARED,
     PartShapeCheck,
     RobustAlignment,
-    local_view,
     noting,
     parts_of,
     selected,
@@ -172,7 +171,7 @@ class FedAID(RobustAlignment):
         trained = client.model.state_dict()
         if self.aligner_in_stage_two == "local":
             client.state["aligner"] = dict(selected(trained, parts.without_encoder))
-        told = self.measured(client, self._task_loss(client)) if self.measured_on == "local" else {}
+        told = self.measured(client, self.task_loss(client)) if self.measured_on == "local" else {}
         return Reply(weights=Weights(trained), num_examples=client.num_examples, **told)
 
     @client_step(float)
@@ -215,7 +214,7 @@ class FedAID(RobustAlignment):
     def _robust_measure(self, client: Client) -> Callable[[Model, Batch], Tensor]:
         """v_k: the task's loss, or L_dro(g*, P_k, f*) (Eq. 4), whose first term is 0 where f~ is f* itself."""
         if self.measure == "task":
-            return self._task_loss(client)
+            return self.task_loss(client)
         teacher = frozen_aligners(client.model, client.state["teacher"], training=False)
 
         def loss(model: Model, batch: Batch) -> Tensor:
@@ -224,9 +223,6 @@ class FedAID(RobustAlignment):
             return task + self.contrast(client, Bound(features, teacher), batch)
 
         return loss
-
-    def _task_loss(self, client: Client) -> Callable[[Model, Batch], Tensor]:
-        return lambda model, batch: client.task.loss(local_view(model), client.head, batch)
 
     def guided_loss(self, client: Client, anchors: Mapping[str, Aligner]) -> Regulariser:
         """Eq. 2; the anchors are those of the moving encoder, to which their gradient flows."""

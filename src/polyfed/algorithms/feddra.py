@@ -160,7 +160,7 @@ class FedDRA(RobustAlignment):
         """Train all on the task under guidance by what was received."""
         encoder = client.state.pop("encoder")
         client.load_weights({**encoder, **aligner})
-        told = self.measured(client, self._task_loss(client)) if self.measured_on == "received" else {}
+        told = self.measured(client, self.task_loss(client)) if self.measured_on == "received" else {}
         loss = self.guided_loss(client)
         if self.measure == "guided":
             client.state["teacher"] = layers_of(aligner)
@@ -209,7 +209,7 @@ class FedDRA(RobustAlignment):
 
     def _aggregated_loss(self, client: Client) -> Regulariser:
         if self.measure == "task":
-            return self._task_loss(client)
+            return self.task_loss(client)
         weights = {**client.model.state_dict(), **client.state["teacher"]}
         teacher = frozen_aligners(client.model, weights, training=False)
 
@@ -219,6 +219,3 @@ class FedDRA(RobustAlignment):
             return self.local_loss(client, local, anchors, batch)
 
         return loss
-
-    def _task_loss(self, client: Client) -> Regulariser:
-        return lambda model, batch: client.task.loss(local_view(client.model), client.head, batch)

@@ -11,9 +11,10 @@ from torch import Tensor
 
 from polyfed.algorithms.algorithm import Lifetime, Reply, client_step
 from polyfed.algorithms.fedavg import FedAvg
+from polyfed.algorithms.shared.random_views import random_views
 from polyfed.core.effects import Not, Only
 from polyfed.core.errors import ConfigError
-from polyfed.data.samples import Batch, Inputs
+from polyfed.data.samples import Batch
 from polyfed.federation.client import Client
 from polyfed.federation.cohort import Cohort
 from polyfed.federation.server import Server
@@ -177,7 +178,7 @@ class ViewPairs:
 
     def __init__(self, client: Client, momentum: float) -> None:
         samples = client.train
-        self.names = [name for name in samples.modalities if _draws(samples.inputs[name], samples.rows[name][:1])]
+        self.names = random_views(samples)
         self.target = TargetNetwork({name: client.model.tower(name) for name in self.names}, momentum)
         if "target" in client.state:
             self.target.load_state_dict(dict(client.state["target"]))
@@ -203,11 +204,3 @@ def blended(own: Mapping[str, Tensor], received: Mapping[str, Tensor], m: float)
         name: torch.lerp(value.to(own[name].device), own[name], m) if value.is_floating_point() else value
         for name, value in received.items()
     }
-
-
-def _draws(inputs: Inputs, rows: Tensor) -> bool:
-    """Whether the training view of some rows takes anything from its random stream."""
-    stream = torch.Generator()
-    before = stream.get_state()
-    inputs(rows, stream)
-    return not torch.equal(before, stream.get_state())

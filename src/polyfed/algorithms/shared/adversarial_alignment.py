@@ -127,6 +127,7 @@ class AdversarialAlignment(PublicExchange):
             yield from ((batch, None) for batch in private)
             return
         size, view = self.public_batch_size, self.public_augment
+        # as many passes over P as private batches call for; each has a draw of its own
         passes = (
             client.public_batches(f"align-{epoch}-{number}", size, augment=view, samples=samples) for number in count()
         )

@@ -90,7 +90,7 @@ class GuidedFusion(Algorithm):
         if version == server.clock.round:
             own = server.model.state_dict()
             now = {name: value for name, value in own.items() if name.startswith(("encoders.", "final_norm."))}
-            if self.broadcast_every == 1:
+            if self.broadcast_every == 1:  # nobody will ask for them later: no copy
                 return version, now
             server.state["broadcast"] = {name: value.detach().clone() for name, value in now.items()}
         return version, server.state["broadcast"]
@@ -135,7 +135,7 @@ class GuidedFusion(Algorithm):
         """Start the round with a new fusion, if so asked."""
         if self.reset_fusion and self.fusion != "none":
             client.model.extras[FUSION] = self._new_fusion(client.model.dim).to(client.device)
-            client.optimizer_state.pop(FUSION, None)
+            client.optimizer_state.pop(FUSION, None)  # moments of other weights
 
     def fusion_trainer(self, client: Client) -> Trainer:
         """The optimiser of the fusion."""

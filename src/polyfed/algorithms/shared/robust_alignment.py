@@ -22,7 +22,7 @@ from polyfed.federation.cohort import Cohort
 from polyfed.federation.server import Server
 from polyfed.losses.guidance import GuidanceReduction, contrastive_guidance, squared_distance
 from polyfed.models.binding import Bound, EncoderFeatures, Parts, aligners_of
-from polyfed.models.model import Model
+from polyfed.models.model import Embedder, Model
 from polyfed.models.slots import places
 from polyfed.tasks.pairing import PairTask
 from polyfed.wire.payload import Weights
@@ -115,6 +115,7 @@ class RobustAlignment(GlobalModels):
             )
         super().setup(server)
         share = 1 / len(server.clients)
+        # in fp64, in which the mirror step computes
         server.state[_W] = {client.id: torch.tensor(share, dtype=torch.float64) for client in server.clients}
 
     @abstractmethod
@@ -191,6 +192,10 @@ class RobustAlignment(GlobalModels):
         if self.guidance_weight:
             parts.append(self.guidance_weight * self.guidance_loss(client, local, anchors, batch))
         return torch.stack(parts).sum()
+
+    def task_loss(self, client: Client) -> Callable[[Embedder, Batch], Tensor]:
+        """The task's loss of the model under training, each input encoded only once."""
+        return lambda model, batch: client.task.loss(local_view(client.model), client.head, batch)
 
     def guidance_loss(self, client: Client, local: Bound, anchors: Bound, batch: Batch) -> Tensor:
         """L_guide: distance of local and anchor representations, summed over modalities (Eq. 1)."""
