@@ -31,7 +31,7 @@ from polyfed.federation.epochs import Epochs
 from polyfed.federation.participant import Clock, Trainer
 from polyfed.federation.settings import TrainingSettings
 from polyfed.models.encoders.blocks import Blocks
-from polyfed.models.gates import ROLES, Gate, gated, linears
+from polyfed.models.gates import ROLES, GatedWeight, gated, linears
 from polyfed.models.model import Model, ModelSettings
 from polyfed.optim.settings import OptimizerSettings
 
@@ -54,7 +54,7 @@ class Case:
     """
 
     model: Model
-    gates: Mapping[str, Gate]
+    gates: Mapping[str, GatedWeight]
     outs: Mapping[str, Tensor]
     trainable: bool
 

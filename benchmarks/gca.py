@@ -14,17 +14,17 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from polyfed.aggregation.gca import contrastive_scores
-from polyfed.aggregation.tiles import Blocks
+from polyfed.aggregation.tiles import TileSize
 from polyfed.core.randomness import generator
 
 TIME_LIMIT = 1.25
 MEMORY_LIMIT = 64e6
 SIZES = [(size, dim) for size in (5_000, 20_000, 50_000) for dim in (256, 512)]
 QUICK_SIZES = [(5_000, 256), (5_000, 512)]
-LARGE = Blocks(2048, 2048)
+LARGE = TileSize(2048, 2048)
 
 
-def bare_product(local: Tensor, other: Tensor, blocks: Blocks) -> Callable[[], None]:
+def bare_product(local: Tensor, other: Tensor, blocks: TileSize) -> Callable[[], None]:
     """The product alone, tile by tile into one buffer that is never read."""
     buffer = torch.empty(blocks.rows * blocks.columns, device=local.device)
 
@@ -40,7 +40,7 @@ def bench_exact(local: Tensor, other: Tensor, repeats: int) -> None:
     """The exact scores against the bare product in the same tiles, and at smaller sizes in large ones too."""
     works: dict[str, harness.Work] = {
         "scores": lambda: contrastive_scores(local, other),
-        "tiles": bare_product(local, other, Blocks.suited(local.device)),
+        "tiles": bare_product(local, other, TileSize.suited(local.device)),
     }
     if len(local) < SIZES[-1][0]:
         works["large"] = bare_product(local, other, LARGE)

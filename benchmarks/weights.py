@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from polyfed.aggregation.statistics import Statistic, row_statistics
-from polyfed.aggregation.tiles import Blocks
+from polyfed.aggregation.tiles import TileSize
 from polyfed.core.randomness import generator
 
 TIME_LIMIT = 1.5
@@ -37,7 +37,7 @@ ROWS = 2_000
 
 def bare_product(rows: Tensor, anchors: Tensor) -> Callable[[], None]:
     """The products alone, tile by tile into one buffer that is never read."""
-    blocks = Blocks.suited(rows.device)
+    blocks = TileSize.suited(rows.device)
     buffer = torch.empty(blocks.rows * blocks.columns, device=rows.device)
 
     def work() -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from polyfed.aggregation.collaboration import Contribution, Holder, Scope, collaborate, require_exchangeable
 from polyfed.core.errors import ConfigError
-from polyfed.models.slots import Place, Slot
+from polyfed.models.slots import Slot, TensorPlace
 
 FEDCOLA = Scope("attention", "modality", compensation=True)
 CA_ONLY = Scope("attention", "modality")
@@ -18,10 +18,10 @@ SHAPE = (4, 4)
 
 def holder(*modalities: str, head: str) -> Holder:
     roles = ("embedding", "attention", "mlp", "norm", "projection")
-    found = {f"{m}.{role}": Place(Slot(m, role), f"{role}.weight") for m in modalities for role in roles}
+    found = {f"{m}.{role}": TensorPlace(Slot(m, role), f"{role}.weight") for m in modalities for role in roles}
     if len(modalities) > 1:
-        found["shared"] = Place(Slot("+".join(modalities), "final_norm"), "weight")
-    found["head"] = Place(Slot(head, "head"), "weight")
+        found["shared"] = TensorPlace(Slot("+".join(modalities), "final_norm"), "weight")
+    found["head"] = TensorPlace(Slot(head, "head"), "weight")
     return Holder(modalities, found, (f"{head}-0", f"{head}-1"))
 
 
@@ -156,7 +156,7 @@ def test_slots_that_differ_are_named_with_their_clients() -> None:
 
 
 def test_layers_that_nobody_has_are_an_error() -> None:
-    bare = {"image": Holder(("image",), {"w": Place(Slot("image", "trunk"), "w")}, ("a",))}
+    bare = {"image": Holder(("image",), {"w": TensorPlace(Slot("image", "trunk"), "w")}, ("a",))}
     with pytest.raises(ConfigError, match="no client's model has such layers; roles there are: trunk"):
         require_exchangeable(bare, {"image": {"w": SHAPE}}, CA_ONLY)
     require_exchangeable(bare, {"image": {"w": SHAPE}}, Scope())

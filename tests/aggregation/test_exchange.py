@@ -8,14 +8,14 @@ from torch import Tensor
 
 from polyfed.aggregation.collaboration import Holder, Scope, collaborate
 from polyfed.aggregation.exchange import ExactExchange, SequentialExchange
-from polyfed.models.slots import Place, Slot
+from polyfed.models.slots import Slot, TensorPlace
 
 ROLES = ("attention", "mlp")
 
 
 def holder(*modalities: str) -> Holder:
-    places = {f"{m}.{role}": Place(Slot(m, role), role) for m in modalities for role in ROLES}
-    return Holder(modalities, places | {"count": Place(Slot("+".join(modalities), "head"), "count")})
+    places = {f"{m}.{role}": TensorPlace(Slot(m, role), role) for m in modalities for role in ROLES}
+    return Holder(modalities, places | {"count": TensorPlace(Slot("+".join(modalities), "head"), "count")})
 
 
 HOLDERS = {"image": holder("image"), "text": holder("text"), "paired": holder("image", "text")}

@@ -12,10 +12,10 @@ from torch.utils._pytree import tree_leaves
 
 from polyfed.aggregation.ensemble import Ensemble
 from polyfed.aggregation.gca import contrastive_scores
-from polyfed.aggregation.tiles import Blocks
+from polyfed.aggregation.tiles import TileSize
 from polyfed.core.errors import ConfigError, PayloadError
 
-SMALL = Blocks(4, 5)
+SMALL = TileSize(4, 5)
 
 
 def unit(*shape, seed=0):
@@ -62,7 +62,7 @@ def test_equals_eq4_whether_or_not_blocks_divide_the_public_set(size, include_se
 )
 def test_any_block_size_and_temperature(size, rows, columns, tau, seed):
     local, other = unit(size, 4, seed=seed), unit(size, 4, seed=seed + 100)
-    ours = contrastive_scores(local, other, tau=tau, blocks=Blocks(rows, columns))
+    ours = contrastive_scores(local, other, tau=tau, blocks=TileSize(rows, columns))
     close(ours, naive_scores(local, other, tau), 1e-5 / min(tau, 1))
 
 

@@ -13,7 +13,7 @@ from polyfed.aggregation.prototypes import (
     bounded,
     by_space,
     mean_prototypes,
-    named,
+    prototype_tensors,
     table,
 )
 from polyfed.core.errors import PayloadError
@@ -232,11 +232,11 @@ def test_what_it_cannot_have_is_refused(clients, change, message):
 
 
 def test_names_of_tensors_lead_back_to_spaces(clients):
-    tensors = named("a.b:c", clients[0]) | named("d", clients[1])
+    tensors = prototype_tensors("a.b:c", clients[0]) | prototype_tensors("d", clients[1])
     found = by_space(tensors, ClassMeans)
     assert list(found) == ["a.b:c", "d"]
     assert all(x is y for x, y in zip(found["d"], clients[1], strict=True))
-    known = by_space(named("d", Known(clients[1].means, clients[1].present)), Known)
+    known = by_space(prototype_tensors("d", Known(clients[1].means, clients[1].present)), Known)
     assert known["d"].shape == (CLASSES, D)
     for wrong in ({"d.means": clients[1].means}, tensors | {"d.more": clients[1].means}, {"means": clients[1].means}):
         with pytest.raises(PayloadError, match="expected"):

@@ -12,11 +12,11 @@ from torch.utils._pytree import tree_leaves
 
 from polyfed.aggregation.gca import contrastive_scores
 from polyfed.aggregation.statistics import _Rivals, row_statistics, scores_statistics
-from polyfed.aggregation.tiles import Blocks
+from polyfed.aggregation.tiles import TileSize
 from polyfed.core.errors import ConfigError, PayloadError
 
 ALL = ("positive", "negatives_lse", "lse", "best_negative", "winner", "entropy", "variance")
-SMALL = Blocks(4, 5)
+SMALL = TileSize(4, 5)
 
 
 def unit(*shape, seed=0, dtype=torch.float64):
@@ -85,7 +85,7 @@ def test_equal_the_loop_whether_or_not_tiles_divide_the_public_set(size):
 def test_any_tile_temperature_and_family_size(size, height, width, tau, siblings, seed):
     rows, anchors = unit(size, 4, seed=seed), unit(size, 4, seed=seed + 100)
     items = torch.arange(size) // siblings
-    ours = row_statistics(rows, anchors, ALL, tau=tau, items=items, blocks=Blocks(height, width))
+    ours = row_statistics(rows, anchors, ALL, tau=tau, items=items, blocks=TileSize(height, width))
     close(ours, naive(rows, anchors, tau=tau, items=items))
 
 
@@ -140,7 +140,7 @@ def test_permuting_the_public_set_permutes_the_rows():
 # ---- ties
 
 
-@pytest.mark.parametrize("blocks", [Blocks(1, 1), Blocks(2, 3), Blocks(8, 8)])
+@pytest.mark.parametrize("blocks", [TileSize(1, 1), TileSize(2, 3), TileSize(8, 8)])
 def test_the_own_anchor_wins_ties_and_else_the_lowest_index(blocks):
     # anchors 0, 1 and 3 are one vector, 2 and 4 another
     anchors = torch.eye(2)[[0, 0, 1, 0, 1]]
@@ -152,7 +152,7 @@ def test_the_own_anchor_wins_ties_and_else_the_lowest_index(blocks):
 def test_duplicates_tie_though_products_round_differently_in_different_tiles():
     half = unit(170, 37, dtype=torch.float32)
     anchors = torch.cat([half, half])
-    for blocks in (Blocks(64, 48), Blocks(31, 333), Blocks(340, 7)):
+    for blocks in (TileSize(64, 48), TileSize(31, 333), TileSize(340, 7)):
         for tau in (1.0, 0.01):
             winner = row_statistics(anchors, anchors, ["winner"], tau=tau, blocks=blocks)["winner"]
             assert torch.equal(winner, torch.arange(340))
@@ -190,7 +190,7 @@ def test_both_searches_find_the_same_rivals():
 
 def test_an_anchor_without_rivals_has_no_rest():
     anchors = unit(4, 3)
-    ours = row_statistics(anchors, anchors, ALL, items=torch.zeros(4, dtype=torch.int64), blocks=Blocks(3, 2))
+    ours = row_statistics(anchors, anchors, ALL, items=torch.zeros(4, dtype=torch.int64), blocks=TileSize(3, 2))
     assert ours["negatives_lse"].tolist() == [-math.inf] * 4
     assert ours["best_negative"].tolist() == [-math.inf] * 4
     assert ours["winner"].tolist() == [0, 1, 2, 3]

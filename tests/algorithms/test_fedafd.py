@@ -61,7 +61,7 @@ def parts(client: Client) -> dict[str, float]:
 def scene(session: Session, name: str) -> tuple[FedAFD, Client, PublicOutputs, Batch, Guidance]:
     algorithm, client, known = session.experiment.algorithm, woken(session, name), known_of(session)
     assert isinstance(algorithm, FedAFD)
-    guidance = algorithm._received(client, Weights(encoders_of(session, *client.info.modalities)), 1)
+    guidance = algorithm.receive_encoders(client, Weights(encoders_of(session, *client.info.modalities)), 1)
     assert guidance is not None
     client.model.train()
     return algorithm, client, known, client.public_set.batch(torch.arange(10)), guidance
@@ -70,7 +70,7 @@ def scene(session: Session, name: str) -> tuple[FedAFD, Client, PublicOutputs, B
 @pytest.mark.parametrize("name", CLIENTS)
 def test_the_task_teaches_encoders_head_and_fusion(tmp_path: Path, name: str) -> None:
     algorithm, client, _, _, guidance = scene(session_of(tmp_path), name)
-    algorithm._task_loss(client, client.train.batch(torch.arange(10)), guidance).backward()
+    algorithm.fused_task_loss(client, client.train.batch(torch.arange(10)), guidance).backward()
     found = parts(client)
     assert found["discriminator"] == -1
     assert min(found[part] for part in ("encoders", "heads", "fusion")) > 0
@@ -81,7 +81,7 @@ def test_the_task_teaches_encoders_head_and_fusion(tmp_path: Path, name: str) ->
 @pytest.mark.parametrize("name", CLIENTS)
 def test_the_alignment_teaches_encoders_alone(tmp_path: Path, name: str, form: str) -> None:
     algorithm, client, known, public, _ = scene(session_of(tmp_path, adversarial=form), name)
-    local = algorithm._local(client, public, known)
+    local = algorithm.local_representations(client, public, known)
     assert tuple(local) == client.info.modalities
     algorithm.alignment(client, public, local, known).backward()
     found = parts(client)
@@ -94,7 +94,7 @@ def test_the_alignment_teaches_encoders_alone(tmp_path: Path, name: str, form: s
 @pytest.mark.parametrize("name", CLIENTS)
 def test_discriminators_teach_themselves_alone(tmp_path: Path, name: str) -> None:
     algorithm, client, known, public, _ = scene(session_of(tmp_path), name)
-    algorithm.discriminating(client, public, algorithm._local(client, public, known), known).backward()
+    algorithm.discriminating(client, public, algorithm.local_representations(client, public, known), known).backward()
     found = parts(client)
     assert found.pop("discriminator") > 0
     assert set(found.values()) == {-1}
@@ -239,8 +239,8 @@ def value_of(model: Model, key: str) -> Tensor:
 def test_released_clients_share_one_pair_of_discriminators(tmp_path: Path) -> None:
     session = session_of(tmp_path, share_discriminators=True)
     algorithm, client, known, public, _ = scene(session, "paired")
-    local = algorithm._local(client, public, known)
-    found = [(modality, id(judge), id(real)) for modality, judge, real in algorithm._levels(client, local, known)]
+    local = algorithm.local_representations(client, public, known)
+    found = [(modality, id(judge), id(real)) for modality, judge, real in algorithm.levels(client, local, known)]
     own, cross = (id(client.model.extras[f"discriminator_{kind}_every"]) for kind in ("own", "cross"))
     image, text = (id(known[name]) for name in ("image", "text"))
     assert found == [("image", own, image), ("image", cross, text), ("text", own, text), ("text", cross, image)]
@@ -259,7 +259,7 @@ def test_new_fusions_a_round_forget_their_optimiser(tmp_path: Path) -> None:
 def test_public_batches_are_spread_over_an_epoch(tmp_path: Path, wanted: int | None, public: int) -> None:
     session = session_of(tmp_path, public_batches_per_epoch=wanted)
     client = woken(session, "image")
-    steps = list(session.experiment.algorithm._steps(client, client.public_set, known_of(session), 0))
+    steps = list(session.experiment.algorithm.batch_pairs(client, client.public_set, known_of(session), 0))
     assert sum(batch is not None for batch, _ in steps) == 2
     assert sum(batch is not None for _, batch in steps) == public
 

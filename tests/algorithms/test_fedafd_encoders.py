@@ -14,7 +14,7 @@ from by_hand import as_left, outcome, play, three_kinds
 from fedafd_federations import CLIENTS, Values, asked, encoders_of, known_of, session_of
 from polyfed.core.errors import RunError
 from polyfed.federation.client import Client
-from polyfed.models.fused import Guidance, Seen
+from polyfed.models.fused import Guidance, SampleFeatures
 from polyfed.runs.session import Session
 from polyfed.wire.ledger import Ledger
 from polyfed.wire.messages import Answer, Request
@@ -148,7 +148,7 @@ def test_private_data_are_encoded_once_a_broadcast(
     encoded: list[int] = []
     encode = Guidance._encode
 
-    def counted(guidance: Guidance, name: str, rows: Tensor) -> Seen:
+    def counted(guidance: Guidance, name: str, rows: Tensor) -> SampleFeatures:
         encoded.append(len(rows))
         return encode(guidance, name, rows)
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from known_prototypes import NAMES, global_of, known_of
-from polyfed.aggregation.prototypes import ClassMeans, by_space, named
+from polyfed.aggregation.prototypes import ClassMeans, by_space, prototype_tensors
 from polyfed.algorithms.algorithm import Reply, client_step
 from polyfed.algorithms.fedproto import FedProto, Sound
 from polyfed.core.errors import PayloadError
@@ -92,21 +92,23 @@ class Lies(FedProto):
 
 
 def _counts(own: ClassMeans, add: int) -> dict[str, Tensor]:
-    return named(SPACE, own._replace(counts=own.counts + add))
+    return prototype_tensors(SPACE, own._replace(counts=own.counts + add))
 
 
 LIES: dict[str, Any] = {
-    "nan": lambda own: named(SPACE, own._replace(means=own.means * math.nan)),
-    "huge": lambda own: named(SPACE, own._replace(means=own.means * 1e9)),
+    "nan": lambda own: prototype_tensors(SPACE, own._replace(means=own.means * math.nan)),
+    "huge": lambda own: prototype_tensors(SPACE, own._replace(means=own.means * 1e9)),
     "many": lambda own: _counts(own, 100),
     "none": lambda own: _counts(own, -100),
-    "float counts": lambda own: named(SPACE, own._replace(counts=own.counts.float())),
-    "short": lambda own: named(SPACE, own._replace(means=own.means[:-1])),
-    "flags": lambda own: named(SPACE, own._replace(present=~own.present)),
-    "wide": lambda own: named(SPACE, own._replace(means=torch.cat([own.means, own.means], 1))),
-    "other": lambda own: named("label:18x00000000", own),
-    "two": lambda own: named(SPACE, own) | named("topic:6x453400fc", own),
-    "empty": lambda own: named(SPACE, ClassMeans(own.means[:0], own.counts[:0], torch.zeros_like(own.present))),
+    "float counts": lambda own: prototype_tensors(SPACE, own._replace(counts=own.counts.float())),
+    "short": lambda own: prototype_tensors(SPACE, own._replace(means=own.means[:-1])),
+    "flags": lambda own: prototype_tensors(SPACE, own._replace(present=~own.present)),
+    "wide": lambda own: prototype_tensors(SPACE, own._replace(means=torch.cat([own.means, own.means], 1))),
+    "other": lambda own: prototype_tensors("label:18x00000000", own),
+    "two": lambda own: prototype_tensors(SPACE, own) | prototype_tensors("topic:6x453400fc", own),
+    "empty": lambda own: prototype_tensors(
+        SPACE, ClassMeans(own.means[:0], own.counts[:0], torch.zeros_like(own.present))
+    ),
     "part": lambda own: {f"{SPACE}.means": own.means},
 }
 
@@ -133,7 +135,7 @@ def test_what_cannot_be_is_left_out(tmp_path: Path, how: str) -> None:
 
 
 def test_long_rows_are_bounded_and_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(LIES, "long", lambda own: named(SPACE, own._replace(means=own.means * 1000)))
+    monkeypatch.setitem(LIES, "long", lambda own: prototype_tensors(SPACE, own._replace(means=own.means * 1000)))
     session, reasons = lying(tmp_path / "a", "long")
     assert not reasons
     honest = known_of(began(classifiers(), tmp_path / "b"))
@@ -152,6 +154,6 @@ def test_a_reply_is_checked_against_what_the_space_is(tmp_path: Path) -> None:
     assert isinstance(method, FedProto)
     info = session.server.clients[0]
     fewer = ClassMeans(torch.ones(1, 8), torch.ones(1, dtype=torch.int32), torch.tensor([True, False]))
-    reply = Reply.received(Reply(prototypes=Prototypes(named(SPACE, fewer))).payload, info)
+    reply = Reply.received(Reply(prototypes=Prototypes(prototype_tensors(SPACE, fewer))).payload, info)
     with pytest.raises(PayloadError, match=f"have 2 classes of width 8, expected {known.shape[0]} of width 8"):
         Sound(method, session.server)(reply)

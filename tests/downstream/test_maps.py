@@ -15,7 +15,7 @@ from polyfed.downstream.maps import MapReader
 from polyfed.downstream.subject import Subject
 from polyfed.models.decoders import GridDecoder, UNetDecoder
 from polyfed.models.model import ModelSettings
-from polyfed.models.towers import Local, from_map
+from polyfed.models.towers import LocalFeatures, from_map
 
 PIXELS = {"name": "pixels", "size": 32}
 
@@ -47,7 +47,7 @@ def test_a_resnet_gives_every_resolution(tmp_path: Path, aligned: bool) -> None:
     assert (reader.channels, reader.sides) == ((16, 12, 8), (4, 8, 16))
     maps = reader(x)
     assert [tuple(value.shape) for value in maps] == [(3, 16, 4, 4), (3, 12, 8, 8), (3, 8, 16, 16)]
-    local: Local = reader.trunk(x)
+    local: LocalFeatures = reader.trunk(x)
     torch.testing.assert_close(maps[0].mean((2, 3)), local.pooled)
     assert isinstance(reader.decoder((8, 4), 32), UNetDecoder)
 
@@ -79,7 +79,7 @@ def test_a_last_map_that_no_module_gives_is_refused() -> None:
             super().__init__()
             self.first, self.last = nn.Conv2d(3, 4, 3, padding=1), nn.Conv2d(4, 8, 3, stride=2, padding=1)
 
-        def forward(self, x: Tensor) -> Local:
+        def forward(self, x: Tensor) -> LocalFeatures:
             return from_map(self.last(self.first(x)).square())  # ends in a function, not in a module
 
     with pytest.raises(
@@ -95,7 +95,7 @@ def test_a_transformer_gives_its_grid(tmp_path: Path, encoder: dict[str, Any]) -
     reader = reader_of(which, x)
     assert (reader.modules, reader.channels, reader.sides) == ((), (96,), (4,))
     (grid,) = reader(x)
-    local: Local = reader.trunk(x)
+    local: LocalFeatures = reader.trunk(x)
     torch.testing.assert_close(grid[1, :, 2, 3], local.local[1, 2 * 4 + 3])
     assert isinstance(reader.decoder((8, 4), 32), GridDecoder)
 
@@ -112,8 +112,8 @@ def test_reading_leaves_no_hooks_and_changes_nothing(tmp_path: Path) -> None:
 
 def test_words_are_no_grid() -> None:
     class Words(nn.Module):
-        def forward(self, x: Tensor) -> Local:
-            return Local(x.mean(1), x)
+        def forward(self, x: Tensor) -> LocalFeatures:
+            return LocalFeatures(x.mean(1), x)
 
     with pytest.raises(ConfigError, match="6 positions are no square grid"):
         MapReader.of(Words(), torch.zeros(1, 6, 4), "test")

@@ -7,7 +7,7 @@ from polyfed.losses.adversarial import (
     ENCODER_FORMS,
     discriminator_loss,
     encoder_loss,
-    frozen,
+    frozen_output,
     minimax,
     non_saturating,
     separation,
@@ -148,7 +148,7 @@ def test_frozen_leaves_a_module_as_it_was_after_an_error(parts):
     discriminator = parts[0]
     before = dict(discriminator.named_parameters())
     with pytest.raises(RuntimeError):
-        frozen(discriminator, torch.zeros(2, 7))
+        frozen_output(discriminator, torch.zeros(2, 7))
     after = dict(discriminator.named_parameters())
     assert all(after[name] is value and value.requires_grad for name, value in before.items())
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from polyfed.losses.byol import Predictor, Target, byol, symmetric_byol
+from polyfed.losses.byol import Predictor, TargetNetwork, byol, symmetric_byol
 
 
 def by_loops(predictions, targets):
@@ -77,7 +77,7 @@ def test_the_predictor_exchanges_parameters_only_and_works_on_its_batch():
 
 def test_the_target_starts_equal_and_follows_slowly():
     online = {"a": nn.Linear(3, 2), "b": nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2))}
-    target = Target(online, momentum=0.9)
+    target = TargetNetwork(online, momentum=0.9)
     before = {name: value.clone() for name, value in target.named_parameters()}
     with torch.no_grad():
         for module in online.values():

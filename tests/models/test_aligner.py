@@ -14,10 +14,10 @@ from torch import Tensor, nn
 from polyfed.core.errors import ConfigError
 from polyfed.data.view import DataContext, InputSpec
 from polyfed.models.aligner import Aligner, AlignerSettings, sequence
-from polyfed.models.blocks import Block, PostBlock
+from polyfed.models.blocks import PostBlock, TransformerBlock
 from polyfed.models.encoders.bag import Bag
 from polyfed.models.model import ModelSettings
-from polyfed.models.towers import Local
+from polyfed.models.towers import LocalFeatures
 
 CONTEXT = DataContext(Path("unused"))
 TEXTS = InputSpec((12,), ("<pad>", "<unk>", *(f"w{i}" for i in range(20))), pad=0)
@@ -40,9 +40,9 @@ def lively(module: nn.Module) -> nn.Module:
     return module
 
 
-def some_features(batch: int = 3, length: int = 5, width: int = 8) -> Local:
+def some_features(batch: int = 3, length: int = 5, width: int = 8) -> LocalFeatures:
     mask = torch.arange(length) < torch.tensor([length, 1, 3])[:batch, None]
-    return Local(torch.randn(batch, width), torch.randn(batch, length, width), mask)
+    return LocalFeatures(torch.randn(batch, width), torch.randn(batch, length, width), mask)
 
 
 def made(width: int = 8, heads: int = 2, norm: Any = "pre", **settings: Any) -> Aligner:
@@ -89,7 +89,7 @@ def mlp(x: Tensor, layer: nn.Module) -> Tensor:
 
 def layer_by_hand(tokens: list[Tensor], valid: list[bool], layer: nn.Module) -> list[Tensor]:
     heads = layer.attention.heads
-    if isinstance(layer, Block):
+    if isinstance(layer, TransformerBlock):
         moved = attended([normed(x, layer.norm1) for x in tokens], valid, layer.attention, heads)
         tokens = [x + y for x, y in zip(tokens, moved, strict=True)]
         return [x + mlp(normed(x, layer.norm2), layer.mlp) for x in tokens]
@@ -113,7 +113,9 @@ def head_by_hand(x: Tensor, head: nn.Module) -> Tensor:
 @torch.no_grad()
 def test_the_embedding_is_that_of_a_plain_computation(norm: str, layers: int) -> None:
     aligner = made(norm=norm, layers=layers).double()
-    features = Local(*(x.double() if torch.is_tensor(x) and x.is_floating_point() else x for x in some_features()))
+    features = LocalFeatures(
+        *(x.double() if torch.is_tensor(x) and x.is_floating_point() else x for x in some_features())
+    )
     for k, found in enumerate(aligner(features)):
         tokens = [features.pooled[k], *features.local[k]]
         valid = [True, *features.mask[k].tolist()]
@@ -128,7 +130,10 @@ def test_pre_norm_layers_are_those_of_a_vit() -> None:
     config = ViTConfig(
         hidden_size=8, num_hidden_layers=1, num_attention_heads=2, intermediate_size=32, image_size=16, patch_size=8
     )
-    theirs, ours = lively(ViTModel(config, add_pooling_layer=False)).eval(), Block(8, 2, 32, eps=config.layer_norm_eps)
+    theirs, ours = (
+        lively(ViTModel(config, add_pooling_layer=False)).eval(),
+        TransformerBlock(8, 2, 32, eps=config.layer_norm_eps),
+    )
     found = theirs(torch.randn(2, 3, 16, 16), output_hidden_states=True).hidden_states
     take(ours, theirs, {"norm1": "layernorm_before", "norm2": "layernorm_after"})
     torch.testing.assert_close(ours(found[0]), found[1], rtol=1e-4, atol=1e-5)
@@ -195,7 +200,7 @@ def test_the_summary_attends_to_what_is_there(norm: str) -> None:
 @torch.no_grad()
 def test_attention_is_that_of_the_last_layer() -> None:
     aligner, features = made(local=True, layers=2).double(), some_features()
-    features = Local(features.pooled.double(), features.local.double(), features.mask)
+    features = LocalFeatures(features.pooled.double(), features.local.double(), features.mask)
     first, last = aligner.layers
     tokens = [features.pooled[2], *features.local[2]]
     valid = [True, *features.mask[2].tolist()]
@@ -218,7 +223,7 @@ def test_attention_is_that_of_the_last_layer() -> None:
 @pytest.mark.parametrize("norm", ["pre", "post"])
 def test_padding_changes_nothing(norm: str) -> None:
     aligner, features = made(norm=norm, local=True, layers=2), some_features()
-    padded = Local(
+    padded = LocalFeatures(
         features.pooled,
         torch.cat([torch.where(features.mask[..., None], features.local, 7.0), torch.randn(3, 2, 8)], dim=1),
         nn.functional.pad(features.mask, (0, 2)),
@@ -238,7 +243,7 @@ def test_positions_matter_to_the_embedding() -> None:
 
 def test_the_summary_and_positions_need_one_width() -> None:
     with pytest.raises(ValueError, match="summary has width 8 and positions 6"):
-        sequence(Local(torch.zeros(2, 8), torch.zeros(2, 4, 6)))
+        sequence(LocalFeatures(torch.zeros(2, 8), torch.zeros(2, 4, 6)))
 
 
 def test_without_a_head_for_positions_there_are_none() -> None:
@@ -307,7 +312,7 @@ def test_what_shapes_a_projection_has_no_place_beside_an_aligner(name: str, key:
 def test_norms_by_modality() -> None:
     settings = AlignerSettings(norm={"report": "post"})
     made = [settings.around(Bag(width=8).build(DIM, TEXTS, CONTEXT), name, DIM) for name in ("notes", "report")]
-    assert [type(encoder.aligner.layers[0]) for encoder in made] == [Block, PostBlock]
+    assert [type(encoder.aligner.layers[0]) for encoder in made] == [TransformerBlock, PostBlock]
 
 
 def test_an_architecture_tells_its_aligner() -> None:

@@ -13,7 +13,7 @@ from polyfed.core.errors import ConfigError
 from polyfed.data.view import DataContext, InputSpec
 from polyfed.models.aligner import Aligned, AlignerSettings, aligned
 from polyfed.models.binding import Parts
-from polyfed.models.blocks import Block, PostBlock
+from polyfed.models.blocks import PostBlock, TransformerBlock
 from polyfed.models.encoders.bag import Bag
 from polyfed.models.encoders.bert import Bert
 from polyfed.models.encoders.blocks import Blocks
@@ -54,7 +54,7 @@ def test_sizes_are_the_papers() -> None:
         text = settings.around(Bert(size="base").build(128, words, CONTEXT), "text", 128)
     assert count(image.trunk) == 85_798_656
     assert count(text.trunk) == 107_719_680
-    assert [type(encoder.aligner.layers[0]) for encoder in (image, text)] == [Block, PostBlock]
+    assert [type(encoder.aligner.layers[0]) for encoder in (image, text)] == [TransformerBlock, PostBlock]
     for encoder in (image, text):
         assert count(encoder.aligner.layers) == 7_087_872
         assert count(encoder.aligner.head) == 1_841_280

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from polyfed.data.view import DataContext, InputSpec
 from polyfed.models.aligner import AlignerSettings
-from polyfed.models.binding import Bound, Features, Parts, aligners_of, frozen, frozen_aligners
+from polyfed.models.binding import Bound, EncoderFeatures, Parts, aligners_of, frozen_aligners, frozen_copy
 from polyfed.models.encoders.bag import Bag
 from polyfed.models.heads import LinearHead
 from polyfed.models.model import Model
@@ -49,7 +49,7 @@ def counted(model: Model) -> list[str]:
 
 
 def test_the_own_align_modules_give_the_models_embedding(model: Model) -> None:
-    view = Bound(Features(model.eval()), aligners_of(model))
+    view = Bound(EncoderFeatures(model.eval()), aligners_of(model))
     assert view.device == model.device
     for name, x in BATCH.items():
         torch.testing.assert_close(view.embed(name, x), model.embed(name, x), rtol=0, atol=0)
@@ -62,7 +62,7 @@ def test_the_own_align_modules_give_the_models_embedding(model: Model) -> None:
 def test_other_align_modules_give_another(model: Model) -> None:
     other = aligners_of(made(1).eval())
     model.eval()
-    features = Features(model)
+    features = EncoderFeatures(model)
     for name, x in BATCH.items():
         found = Bound(features, other).embed(name, x)
         torch.testing.assert_close(found, other[name](model.encoders[name].trunk(x)))
@@ -70,7 +70,7 @@ def test_other_align_modules_give_another(model: Model) -> None:
 
 
 def test_a_batch_is_encoded_once_for_several_align_modules(model: Model) -> None:
-    calls, features = counted(model), Features(model)
+    calls, features = counted(model), EncoderFeatures(model)
     views = [Bound(features, aligners_of(model)), Bound(features, frozen_aligners(model, model.state_dict()))]
     for view in views:
         for name, x in BATCH.items():
@@ -82,7 +82,7 @@ def test_a_batch_is_encoded_once_for_several_align_modules(model: Model) -> None
 
 def test_the_last_embedding_is_remembered(model: Model) -> None:
     x = BATCH["notes"]
-    view = Bound(Features(model.train()), aligners_of(model))  # in training, another pass would drop other words
+    view = Bound(EncoderFeatures(model.train()), aligners_of(model))  # in training, another pass would drop other words
     first = view.embed("notes", x)
     assert view.embed("notes", x) is first
     detail = view.detail("notes", x)
@@ -95,7 +95,7 @@ def test_the_last_embedding_is_remembered(model: Model) -> None:
 def test_gradients_reach_trunks_unless_frozen(model: Model) -> None:
     for is_frozen in (False, True):
         model.zero_grad()
-        view = Bound(Features(model, frozen=is_frozen), aligners_of(model))
+        view = Bound(EncoderFeatures(model, frozen=is_frozen), aligners_of(model))
         sum(view.embed(name, x).square().sum() for name, x in BATCH.items()).backward()
         reached = {name: value.grad is not None for name, value in model.named_parameters()}
         assert all(reached[name] for name in reached if ".aligner.layers" in name)
@@ -117,7 +117,7 @@ def test_frozen_align_modules_pass_gradient_on(model: Model) -> None:
         assert {f"encoders.{name}.aligner.{key}" for key in anchor.state_dict()} == set(expected)
         for key, value in anchor.state_dict().items():
             assert torch.equal(value, expected[f"encoders.{name}.aligner.{key}"])
-    view = Bound(Features(model), anchors)
+    view = Bound(EncoderFeatures(model), anchors)
     (view.embed("notes", BATCH["notes"]) * torch.arange(DIM)).sum().backward()
     reached = [name for name, value in model.named_parameters() if value.grad is not None]
     assert reached == ["encoders.notes.trunk.embedding.weight"]
@@ -135,7 +135,7 @@ def test_frozen_align_modules_need_all_their_tensors(model: Model) -> None:
 
 def test_a_frozen_copy_stays_as_it_is(model: Model) -> None:
     model.train()
-    kept = frozen(model)
+    kept = frozen_copy(model)
     before = {name: value.clone() for name, value in kept.state_dict().items()}
     optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
     model.embed("notes", BATCH["notes"]).square().sum().backward()
@@ -187,7 +187,7 @@ def test_frozen_align_modules_of_modalities_called_alike() -> None:
 def test_equal_weights_give_equal_representations_whatever_the_batch_norms_remember() -> None:
     model = made(1).train()
     anchors = frozen_aligners(model, model.state_dict())
-    features = Features(model)
+    features = EncoderFeatures(model)
     local, view = Bound(features, aligners_of(model)), Bound(features, anchors)
     remembered = copy.deepcopy({name: anchor.state_dict() for name, anchor in anchors.items()})
     for name, x in BATCH.items():

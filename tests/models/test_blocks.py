@@ -12,7 +12,7 @@ from torch.nn import functional as F
 from polyfed.core.errors import ConfigError
 from polyfed.data.backbones import quiet
 from polyfed.data.view import DataContext, InputSpec
-from polyfed.models.blocks import Attention, Block, DropPath, stack
+from polyfed.models.blocks import Attention, DropPath, TransformerBlock, stack
 from polyfed.models.encoder import Encoder
 from polyfed.models.encoders.blocks import Blocks, BlocksModule, _renamed
 from polyfed.models.heads import LinearHead
@@ -116,7 +116,7 @@ def test_attention_equals_a_loop():
 
 
 def test_a_block_is_written_as_in_the_paper():
-    block, x = Block(6, 2, 12).eval(), torch.randn(2, 5, 6)
+    block, x = TransformerBlock(6, 2, 12).eval(), torch.randn(2, 5, 6)
     middle = x + block.attention(F.layer_norm(x, (6,), eps=1e-6))
     hidden = F.linear(F.layer_norm(middle, (6,), eps=1e-6), block.mlp.fc1.weight, block.mlp.fc1.bias)
     gelu = hidden * (1 + torch.erf(hidden / math.sqrt(2))) / 2

@@ -11,7 +11,7 @@ from torch.nn import functional as F
 
 from polyfed.core.errors import ConfigError
 from polyfed.data.samples import Samples
-from polyfed.models.fused import Fused, Guidance, RowNumbers, Seen, of_batch, of_rows, seen
+from polyfed.models.fused import Fused, Guidance, RowNumbers, SampleFeatures, of_batch, of_rows, seen
 from polyfed.models.fusion import GranularityFusion, match_positions
 from polyfed.models.model import Model
 from polyfed.tasks import evaluating
@@ -221,11 +221,11 @@ def test_a_final_norm_belongs_to_maps_too(parts: Parts) -> None:
 
 
 def test_units_and_choices(parts: Parts) -> None:
-    found = Seen(torch.tensor([[3.0, 4.0], [0.0, 0.0]]), None)
+    found = SampleFeatures(torch.tensor([[3.0, 4.0], [0.0, 0.0]]), None)
     torch.testing.assert_close(found.unit().values, torch.tensor([[0.6, 0.8], [0.0, 0.0]]))
-    half = Seen(found.values.bfloat16()).unit().values
+    half = SampleFeatures(found.values.bfloat16()).unit().values
     assert half.dtype == torch.float32
-    masked = Seen(torch.randn(3, 2, 4), torch.tensor([[True, False], [True, True], [False, True]]))
+    masked = SampleFeatures(torch.randn(3, 2, 4), torch.tensor([[True, False], [True, True], [False, True]]))
     chosen = masked.at(torch.tensor([2, 0]))
     assert chosen.mask is not None
     assert torch.equal(chosen.mask, masked.mask[[2, 0]])

@@ -18,7 +18,7 @@ from polyfed.models.encoders.transformer import Transformer
 from polyfed.models.encoders.vit import ViT
 from polyfed.models.fusion import GranularityFusion, positioned
 from polyfed.models.pooling import last_valid, masked_mean
-from polyfed.models.towers import Local, Tower
+from polyfed.models.towers import EncoderTower, LocalFeatures
 
 CONTEXT = DataContext(Path("unused"))
 TEXTS = InputSpec((12,), ("<pad>", "<unk>", *(f"w{i}" for i in range(20))), pad=0)
@@ -130,8 +130,8 @@ def test_without_positions_an_encoder_says_so():
 
 def test_local_features_of_another_width_are_refused():
     class Trunk(nn.Module):
-        def forward(self, x: torch.Tensor) -> Local:
-            return Local(x.mean(1), x[..., :2])
+        def forward(self, x: torch.Tensor) -> LocalFeatures:
+            return LocalFeatures(x.mean(1), x[..., :2])
 
     with pytest.raises(ValueError, match="width 2 do not fit the projection from 6"):
-        Tower(Trunk(), 6, 4).positions(torch.zeros(2, 3, 6))
+        EncoderTower(Trunk(), 6, 4).positions(torch.zeros(2, 3, 6))

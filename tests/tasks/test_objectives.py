@@ -26,7 +26,7 @@ from polyfed.models.aligner import Detail
 from polyfed.models.model import CachedModel, Model
 from polyfed.tasks.convirt import ConVIRT
 from polyfed.tasks.gloria import GLoRIA
-from polyfed.tasks.mgca import MGCA, Prototypes
+from polyfed.tasks.mgca import MGCA, PrototypeLayer
 from polyfed.tasks.task import Task
 
 Config = dict[str, Any]
@@ -305,7 +305,7 @@ class _Positioned(nn.Module):
 
 
 def test_prototypes_have_unit_norm_and_are_frozen_at_first() -> None:
-    head = Prototypes(9, DIM, frozen_steps=2)
+    head = PrototypeLayer(9, DIM, frozen_steps=2)
     torch.testing.assert_close(head.weight.norm(dim=1), torch.ones(9))
     reached = []
     for _ in range(4):
@@ -317,7 +317,7 @@ def test_prototypes_have_unit_norm_and_are_frozen_at_first() -> None:
 
 
 def test_only_training_counts() -> None:
-    head = Prototypes(3, DIM, frozen_steps=1)
+    head = PrototypeLayer(3, DIM, frozen_steps=1)
     with torch.no_grad():
         assert torch.equal(head(), head.weight)
     assert head.eval()() is head.weight
@@ -327,7 +327,7 @@ def test_only_training_counts() -> None:
 def test_averaged_prototypes_stand_for_the_mean_number_of_steps() -> None:
     mean = WeightedMean()
     for steps, weight in ((4, 1), (8, 3)):
-        head = Prototypes(3, DIM)
+        head = PrototypeLayer(3, DIM)
         head.steps += steps
         mean.add(head.state_dict(), weight)
     assert mean.result()["steps"] == torch.tensor(7)

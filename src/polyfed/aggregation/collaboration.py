@@ -138,7 +138,7 @@ def stacks(holders: Mapping[str, Holder], target: str, slot: Slot, scope: Scope)
     """Type -> its slots that contribute to a slot of ``target``; a type's several stacks share its weight."""
     if not scope.covers(slot):
         return {target: [slot]}
-    found = {
+    slots_of = {
         name: [
             other
             for other in holder.keys
@@ -146,15 +146,15 @@ def stacks(holders: Mapping[str, Holder], target: str, slot: Slot, scope: Scope)
         ]
         for name, holder in holders.items()
     }
-    return {name: slots for name, slots in found.items() if slots}
+    return {name: slots for name, slots in slots_of.items() if slots}
 
 
 def _partners(holders: Mapping[str, Holder], target: str, scope: Scope) -> set[str]:
     """Everybody who contributes to any slot of a type's model, the type itself included."""
-    found = {target}
+    partners = {target}
     for slot in holders[target].keys:
-        found |= stacks(holders, target, slot, scope).keys()
-    return found
+        partners |= stacks(holders, target, slot, scope).keys()
+    return partners
 
 
 def require_exchangeable(

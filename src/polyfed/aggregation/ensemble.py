@@ -82,9 +82,9 @@ class Ensemble:
         logs = self._checked(values, log_weights)
         if valid is not None:
             logs = logs.masked_fill(~valid.to(logs.device), -math.inf)
-        self._history.append(logs[self.recorded])
+        self._history.append(logs[self.recorded])  # all samples of all clients would outgrow the ensemble itself
         peak = torch.maximum(self._peak, logs)
-        level = peak.masked_fill(peak == -math.inf, 0)
+        level = peak.masked_fill(peak == -math.inf, 0)  # -inf less -inf is NaN; nobody counts there so far
         weight, shrink = (logs - level).exp_(), (self._peak - level).exp_()
         self._denominator.mul_(shrink).add_(weight)
         self._total.mul_(shrink[:, None]).addcmul_(self._counted(values, logs), weight[:, None])

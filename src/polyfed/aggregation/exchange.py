@@ -10,7 +10,7 @@ from torch import Tensor
 
 from polyfed.aggregation.collaboration import Contribution, Holder, Rule, Scope, collaborate
 from polyfed.aggregation.mean import WeightedMean, accumulator
-from polyfed.models.slots import Place, Slot
+from polyfed.models.slots import Slot, TensorPlace
 from polyfed.optim.server import Models
 
 
@@ -53,12 +53,13 @@ class ExactExchange:
             for kind, holder in self._holders.items()
         }
 
-    def _new(self, rule: Rule, means: Models, kind: str, name: str, place: Place) -> Tensor:
+    def _new(self, rule: Rule, means: Models, kind: str, name: str, place: TensorPlace) -> Tensor:
         old, shares = self._weights[kind][name], rule[kind, place.slot]
         if not shares:  # the very tensor: server optimisers leave alone what nobody has moved
             return old
         if shares == (Contribution(kind, place.slot, 1.0),) or not old.is_floating_point():
             return means[kind][name] if kind in means else old
+        # shares need not add up to one, so that the old model is moved by differences and not replaced by a mean
         total = old.to(accumulator(old.dtype), copy=True)
         for share in shares:
             source = self._holders[share.source].keys[share.slot][place.key]
@@ -95,7 +96,7 @@ class SequentialExchange:
         """See ``WeightExchange``."""
         for (target, slot), shares in self._rule.items():
             for share in (share for share in shares if share.source == kind):
-                self._moved.add((target, slot))
+                self._moved.add((target, slot))  # even by 0: a client came, so that momenta may follow
                 share_of_client = share.coefficient * samples / self._sizes[kind]
                 for key, name in self._holders[target].keys[slot].items():
                     source = tensors[self._holders[kind].keys[share.slot][key]]

@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from polyfed.aggregation.tiles import Blocks, Contrast, tiled_scores, working_dtype
+from polyfed.aggregation.tiles import Contrast, TileSize, tiled_scores, working_dtype
 from polyfed.core.errors import ConfigError, PayloadError
 
 
@@ -19,7 +19,7 @@ def contrastive_scores(
     tau: float = 1.0,
     include_self: bool = False,
     valid: Bool[Tensor, " P"] | None = None,
-    blocks: Blocks | None = None,
+    blocks: TileSize | None = None,
 ) -> Float[Tensor, " P"]:
     """s_k = log exp(u_k . g_k / tau) / sum_{j != k} exp(u_k . g_j / tau) for every public sample k (Eq. 4).
 
@@ -44,7 +44,7 @@ def contrastive_scores(
     scores = local.new_full((len(local),), -math.inf, dtype=working_dtype(local, other))
     if len(own) == 0:
         return scores
-    contrast = Contrast(tau, include_self, blocks or Blocks.suited(local.device))
+    contrast = Contrast(tau, include_self, blocks or TileSize.suited(local.device))
     return scores.index_copy_(0, own.to(scores.device), tiled_scores(local, other, own, contrast))
 
 

@@ -44,7 +44,7 @@ class WeightedMean:
         """
         if not (math.isfinite(weight) and weight >= 0):
             raise PayloadError(f"weight of a client is {weight}; it must be finite and not negative")
-        self._check_shapes(tensors)
+        self._check_shapes(tensors)  # of all tensors first: a client counts as a whole or not at all
         if weight == 0:
             return
         with torch.no_grad():
@@ -67,10 +67,10 @@ class WeightedMean:
         Raises:
             PayloadError: as ``result``.
         """
-        found, self._entries = self._entries, {}
-        if not found:
+        entries, self._entries = self._entries, {}
+        if not entries:
             raise PayloadError("no client contributed a positive weight; there is no mean of nothing")
-        return {name: entry.value(copy=False) for name, entry in found.items()}
+        return {name: entry.value(copy=False) for name, entry in entries.items()}
 
     def _fold(self, name: str, tensor: Tensor, weight: float) -> None:
         entry = self._entries.get(name)
@@ -79,6 +79,7 @@ class WeightedMean:
             self._entries[name] = _Entry(mean, weight, tensor.dtype)
             return
         entry.total += weight
+        # the mean so far, not a sum to be divided at the end, which would grow with the number of samples
         entry.mean.lerp_(tensor.to(entry.mean), weight / entry.total)
 
     def _check_shapes(self, tensors: Mapping[str, Tensor]) -> None:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from polyfed.core.errors import PayloadError
 
-Weighting = Literal["count", "uniform"]
+MeanWeighting = Literal["count", "uniform"]
 
 
 class ClassMeans(NamedTuple):
@@ -31,6 +31,17 @@ class ClassMeans(NamedTuple):
 
     def require(self, samples: int) -> None:
         """Raise PayloadError unless this can be what somebody with so many samples, each of one class, has."""
+        self._require_shapes()
+        counts = self.counts
+        if not len(counts):
+            raise PayloadError("no class is flagged; who has none sends no prototypes at all")
+        if int(counts.min()) < 1 or int(counts.sum()) > samples:
+            raise PayloadError(
+                f"class counts are {int(counts.min())} or more and {int(counts.sum())} in sum, expected at least 1 and "
+                f"at most {samples}, with which the client joined"
+            )
+
+    def _require_shapes(self) -> None:
         means, counts, present = self
         if present.dtype != torch.bool or present.ndim != 1:
             raise PayloadError(f"flags of classes are {_kind(present)}, expected bool [classes]")
@@ -39,13 +50,6 @@ class ClassMeans(NamedTuple):
             raise PayloadError(f"class means are {_kind(means)}, expected float32 [{expected}, d] as flagged")
         if counts.dtype != torch.int32 or tuple(counts.shape) != (expected,):
             raise PayloadError(f"class counts are {_kind(counts)}, expected int32 [{expected}] as flagged")
-        if not expected:
-            raise PayloadError("no class is flagged; who has none sends no prototypes at all")
-        if int(counts.min()) < 1 or int(counts.sum()) > samples:
-            raise PayloadError(
-                f"class counts are {int(counts.min())} or more and {int(counts.sum())} in sum, expected at least 1 and "
-                f"at most {samples}, with which the client joined"
-            )
 
     def at_most(self, samples: int) -> ClassMeans:
         """The same with counts that add up to no more than ``samples``, scaled down alike, but at least one each."""
@@ -70,15 +74,15 @@ class Known(NamedTuple):
         return len(self.present), self.means.shape[1]
 
 
-Kind = TypeVar("Kind", ClassMeans, Known)
+PrototypeTable = TypeVar("PrototypeTable", ClassMeans, Known)
 
 
-def named(space: str, prototypes: ClassMeans | Known) -> dict[str, Tensor]:
+def prototype_tensors(space: str, prototypes: ClassMeans | Known) -> dict[str, Tensor]:
     """Tensors of a class space by name, ``<space>.means`` and so on; what ``by_space`` reads."""
     return {f"{space}.{part}": tensor for part, tensor in prototypes._asdict().items()}
 
 
-def by_space(tensors: Mapping[str, Tensor], kind: type[Kind]) -> dict[str, Kind]:
+def by_space(tensors: Mapping[str, Tensor], kind: type[PrototypeTable]) -> dict[str, PrototypeTable]:
     """Prototypes by class space.
 
     Raises:
@@ -88,10 +92,10 @@ def by_space(tensors: Mapping[str, Tensor], kind: type[Kind]) -> dict[str, Kind]
     for name, tensor in tensors.items():
         space, _, part = name.rpartition(".")
         parts.setdefault(space, {})[part] = tensor
-    for space, found in parts.items():
-        if found.keys() != set(kind._fields):
-            raise PayloadError(f"prototypes of '{space}' have {sorted(found)}, expected {sorted(kind._fields)}")
-    return {space: kind(**found) for space, found in parts.items()}
+    for space, fields in parts.items():
+        if fields.keys() != set(kind._fields):
+            raise PayloadError(f"prototypes of '{space}' have {sorted(fields)}, expected {sorted(kind._fields)}")
+    return {space: kind(**fields) for space, fields in parts.items()}
 
 
 class ClassAverage:
@@ -130,7 +134,7 @@ def table(means: Float[Tensor, "c d"], present: Bool[Tensor, " classes"]) -> Flo
     return rows
 
 
-def mean_prototypes(sent: Sequence[ClassMeans], weighting: Weighting = "count") -> ClassMeans:
+def mean_prototypes(sent: Sequence[ClassMeans], weighting: MeanWeighting = "count") -> ClassMeans:
     """Mean over clients of each class that any of them has.
 
     By sample count, sum_k n_kc p_kc / sum_k n_kc, which is the mean over all samples; or uniform, the sum of p_kc over

@@ -17,9 +17,9 @@ from torch import Tensor
 Divergence = Literal["chi_square", "kl", "none", "released"]
 """What keeps the weights near each other; ``none``: nothing, ``released``: ``released_chi_square_projection``."""
 
-STEPS = 64
+BISECTION_STEPS = 64
 """Halvings of log s: from any bracket within float64 to its last bit."""
-TINY = torch.finfo(torch.float64).tiny
+SMALLEST_WEIGHT = torch.finfo(torch.float64).tiny
 DEEPEST = -745.0
 """e to this is the smallest positive float64."""
 
@@ -84,7 +84,7 @@ def released_chi_square_projection(v: Real[Tensor, " n"], rho: float) -> Float[T
     if rho == 0:
         raise ValueError("rho is 0; the released routine needs it positive")
     v, rho = _finite(v, "v"), _radius(rho)
-    lowest = math.sqrt(2 * rho + 1) / (len(v) * v.max()).clamp(min=TINY)
+    lowest = math.sqrt(2 * rho + 1) / (len(v) * v.max()).clamp(min=SMALLEST_WEIGHT)
     return _in_chi_square_ball(v, rho, lowest.clamp(max=1))
 
 
@@ -216,7 +216,7 @@ def _in_chi_square_ball(
     gaps = (v - v.max()).clamp(min=-torch.finfo(v.dtype).max)
     if lowest is None:
         # no weight is further than s times the spread of v from 1/n, so D <= n^2 (s spread)^2 / 2
-        lowest = (math.sqrt(2 * rho) / len(v) / (-gaps.min()).clamp(min=TINY)).clamp(max=1)
+        lowest = (math.sqrt(2 * rho) / len(v) / (-gaps.min()).clamp(min=SMALLEST_WEIGHT)).clamp(max=1)
     return _largest_fitting(lambda s: _nearest_in_simplex(s * gaps, 1.0), chi_square, rho, lowest)
 
 
@@ -228,7 +228,7 @@ def _in_kl_ball(logs: Float[Tensor, " n"], rho: float) -> Float[Tensor, " n"]:
     exponents = torch.where(within, (logs - logs.max()).masked_fill(~counted, 0), DEEPEST * ~counted)
     absent = ~counted & within
     # D <= log(n / m) + t spread
-    lowest = (rho - floor * within) / (-exponents.min()).clamp(min=TINY)
+    lowest = (rho - floor * within) / (-exponents.min()).clamp(min=SMALLEST_WEIGHT)
     return _largest_fitting(
         lambda t: (t * exponents).masked_fill(absent, -math.inf).softmax(0), kl_divergence, rho, lowest.clamp(max=1)
     )
@@ -243,7 +243,7 @@ def _largest_fitting(
     """
     high = torch.ones_like(low)
     low = torch.where(divergence(path(high)) <= rho, high, low)
-    for _ in range(STEPS):
+    for _ in range(BISECTION_STEPS):
         middle = low.sqrt() * high.sqrt()
         fits = divergence(path(middle)) <= rho
         low, high = torch.where(fits, middle, low), torch.where(fits, high, middle)
@@ -254,21 +254,21 @@ def _finite(v: Real[Tensor, " n"], name: str) -> Float[Tensor, " n"]:
     """Copy in float64."""
     if v.ndim != 1 or not len(v):
         raise ValueError(f"{name} has shape {tuple(v.shape)}; give a vector, one number a client")
-    found = v.detach().to(torch.float64, copy=True)
-    if not bool(found.isfinite().all()):
-        at = int(found.isfinite().logical_not().nonzero()[0])
-        raise ValueError(f"{name}[{at}] is {found[at].item()}; leave out clients without a finite value")
-    return found
+    values = v.detach().to(torch.float64, copy=True)
+    if not bool(values.isfinite().all()):
+        at = int(values.isfinite().logical_not().nonzero()[0])
+        raise ValueError(f"{name}[{at}] is {values[at].item()}; leave out clients without a finite value")
+    return values
 
 
 def _weights(w: Real[Tensor, " n"], name: str) -> Float[Tensor, " n"]:
-    found = _finite(w, name)
-    if bool((found < 0).any()):
-        at = int((found < 0).nonzero()[0])
-        raise ValueError(f"{name}[{at}] is {found[at].item()}; a weight must not be negative")
-    if not bool((found > 0).any()):
-        raise ValueError(f"{name} is 0 for all {len(found)} clients; at least one must have a positive weight")
-    return found
+    weights = _finite(w, name)
+    if bool((weights < 0).any()):
+        at = int((weights < 0).nonzero()[0])
+        raise ValueError(f"{name}[{at}] is {weights[at].item()}; a weight must not be negative")
+    if not bool((weights > 0).any()):
+        raise ValueError(f"{name} is 0 for all {len(weights)} clients; at least one must have a positive weight")
+    return weights
 
 
 def _radius(rho: float) -> float:

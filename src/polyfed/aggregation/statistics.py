@@ -10,7 +10,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from polyfed.aggregation.tiles import RANGE, Blocks, largest_logit, working_dtype
+from polyfed.aggregation.tiles import RANGE, TileSize, largest_logit, working_dtype
 from polyfed.core.errors import ConfigError, PayloadError
 from polyfed.losses.running_log_sum_exp import BoundedLogSumExp, RunningEntropy, RunningLogSumExp
 
@@ -38,7 +38,7 @@ def row_statistics(
     own: Int[Tensor, " n"] | None = None,
     tau: float = 1.0,
     items: Int[Tensor, " P"] | None = None,
-    blocks: Blocks | None = None,
+    blocks: TileSize | None = None,
 ) -> Statistics:
     """Statistics of the logits x_kj = u_k . g_j / tau of each row k, in one pass; no matrix is held.
 
@@ -73,7 +73,7 @@ def row_statistics(
         return {name: _none(name, working_dtype(rows, anchors), rows.device) for name in wanted}
     statistics: Statistics = {}
     if SCANNED & set(wanted):
-        scan = _Scan(rows, anchors, wanted, tau, items, blocks or Blocks.suited(rows.device))
+        scan = _Scan(rows, anchors, wanted, tau, items, blocks or TileSize.suited(rows.device))
         parts = list(scan.parts(rows, own))
         statistics.update({name: torch.cat([part[name] for part in parts]) for name in parts[0]})
     if "variance" in wanted:
@@ -136,7 +136,7 @@ class _Scan:
         wanted: Collection[Statistic],
         tau: float,
         items: Int[Tensor, " P"] | None,
-        blocks: Blocks,
+        blocks: TileSize,
     ) -> None:
         self.anchors, self.wanted, self.blocks = anchors, set(wanted), blocks
         self.scale, self.dtype = 1 / (tau * math.log(2)), working_dtype(rows, anchors)

@@ -16,14 +16,14 @@ RANGE = 80.0
 """Logits within +-80 bits need no shift: 2^80 x 10^9 terms and 2^-80 are both normal fp32 numbers."""
 
 
-class Blocks(NamedTuple):
+class TileSize(NamedTuple):
     """Size of a tile."""
 
     rows: int
     columns: int
 
     @classmethod
-    def suited(cls, device: torch.device) -> Blocks:
+    def suited(cls, device: torch.device) -> TileSize:
         """1 MiB tiles that stay in a core's cache, or 32 MiB ones that fill a GPU."""
         return cls(256, 1024) if device.type == "cpu" else cls(4096, 2048)
 
@@ -35,10 +35,10 @@ class Contrast(NamedTuple):
     """Temperature."""
     include_self: bool
     """Whether j = k is part of the sum."""
-    blocks: Blocks
+    blocks: TileSize
 
 
-class Rows(NamedTuple):
+class RowBlock(NamedTuple):
     """A block of the rows to score."""
 
     own: Int[Tensor, " r"]
@@ -51,14 +51,14 @@ class Rows(NamedTuple):
 
 def row_blocks(
     local: Float[Tensor, "P d"], other: Float[Tensor, "P d"], own: Int[Tensor, " n"], scale: float, size: int
-) -> Iterator[Rows]:
+) -> Iterator[RowBlock]:
     """The rows ``own`` of ``local`` times ``scale``, in blocks, at least in fp32."""
     dtype = working_dtype(local, other)
     for part in torch.split(own, size):
         index = part.to(local.device)
         vectors = local.index_select(0, index).to(dtype).mul(scale)
         partners = other.index_select(0, index).to(dtype)
-        yield Rows(part, vectors, torch.linalg.vecdot(vectors, partners))
+        yield RowBlock(part, vectors, torch.linalg.vecdot(vectors, partners))
 
 
 def working_dtype(local: Tensor, other: Tensor) -> torch.dtype:
@@ -86,6 +86,7 @@ def tiled_scores(
     dtype, blocks = working_dtype(local, other), contrast.blocks
     scale = 1 / (contrast.tau * math.log(2))
     sum_type = BoundedLogSumExp if largest_logit(local, other) * scale <= RANGE else RunningLogSumExp
+    # one tile for all: allocating it anew each time would leave the heap full of holes
     workspace = torch.empty(blocks.rows * blocks.columns, dtype=dtype, device=local.device)
     scores = []
     for rows in row_blocks(local, other, own, scale, blocks.rows):

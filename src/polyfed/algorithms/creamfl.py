@@ -131,7 +131,7 @@ class CreamFL(EnsembleDistillation):
                     loss = loss + self.gamma * self.contrasts(client, public, samples, server_outputs, reference)
                 trainer.step(loss)
         own = client.represent(samples, list(server_outputs), training=self.extraction == "train")
-        if self._caches:
+        if self._caches:  # what was just sent is what Eq. 2 calls previous the next time
             client.state["previous"] = own
         return Reply(
             representations=Representations(own, order=representations.order),
@@ -159,15 +159,17 @@ class CreamFL(EnsembleDistillation):
             inputs = batch.inputs[modality]
             with client.autocast():
                 local = client.model.represent(modality, inputs)
-            if self.inter:
-                for other in (name for name in server_outputs if name != modality):
-                    anchors = server_outputs[other]
-                    total = total + inter_modal(local, anchors, batch.index, tau=self.tau_inter, items=items)
+            for other in self._contrasted(modality, server_outputs):
+                total = total + inter_modal(local, other, batch.index, tau=self.tau_inter, items=items)
             if self.intra:
                 previous = reference(modality, batch)
                 contrast = intra_modal(local, server_outputs[modality][batch.index], previous, tau=self.tau_intra)
                 total = total + intra_factor * contrast
         return total
+
+    def _contrasted(self, modality: str, server_outputs: Mapping[str, Tensor]) -> list[Tensor]:
+        """The server's representations of the other modalities, if there is an inter-modal contrast."""
+        return [values for name, values in server_outputs.items() if self.inter and name != modality]
 
     def _steps(self, client: Client, samples: Samples, epoch: int) -> Iterator[Pair]:
         """Private and public batches of one epoch, as ``local_reg`` combines them."""

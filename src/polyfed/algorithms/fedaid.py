@@ -16,10 +16,9 @@ from polyfed.algorithms.shared.robust_alignment import (
     SQUARED,
     PartShapeCheck,
     RobustAlignment,
-    chosen,
-    local_view,
     noting,
     parts_of,
+    selected,
 )
 from polyfed.core.effects import Condition, Not, Only
 from polyfed.data.samples import Batch
@@ -30,7 +29,7 @@ from polyfed.federation.server import Server
 from polyfed.losses.guidance import squared_distance
 from polyfed.losses.info_nce import info_nce
 from polyfed.models.aligner import Aligner
-from polyfed.models.binding import Bound, Features, aligners_of, frozen, frozen_aligners
+from polyfed.models.binding import Bound, EncoderFeatures, aligners_of, frozen_aligners, frozen_copy
 from polyfed.models.model import Embedder, Model
 from polyfed.tasks.pairing import PairTask
 from polyfed.wire.payload import Weights
@@ -116,14 +115,14 @@ class FedAID(RobustAlignment):
         Where replies are encoded against what was sent for them, all of it is.
         """
         parts, now = self.parts(server), server.weights[self.kind(server)]
-        whole = cohort.transport.refers
-        had = {client.id for client in cohort.clients if self._holds(server, client) and not whole}
+        sends_all = cohort.transport.refers
+        had = {client.id for client in cohort.clients if self._holds(server, client) and not sends_all}
         replies = cohort.ask(
             self.guide,
             check=self.shape_check(server),
             origins={"weights": Weights(now)},
-            weights=each(lambda client: chosen(now, parts.without_encoder) if client.id in had else Weights(now)),
-            teacher=chosen(now, parts.aligner if self.broadcast == "repeated" else ()),
+            weights=each(lambda client: selected(now, parts.without_encoder) if client.id in had else Weights(now)),
+            teacher=selected(now, parts.aligner if self.broadcast == "repeated" else ()),
         )
         return self.averaged(noting(replies, losses))
 
@@ -141,7 +140,7 @@ class FedAID(RobustAlignment):
         asked = cohort.ask(
             self.teach,
             check=PartShapeCheck(server, names),
-            origins={"weights": chosen(server.weights[self.kind(server)], names)},
+            origins={"weights": selected(server.weights[self.kind(server)], names)},
             weights=sent,
             factor=each(self.loss_factor(server)),
         )
@@ -155,8 +154,8 @@ class FedAID(RobustAlignment):
 
     def _holds(self, server: Server, client: ClientInfo) -> bool:
         """Whether a client has the encoder of the last round, sent to be measured."""
-        found = server.state.get("holding", {}).get(client.id)
-        return self.broadcast == "shared" and found is not None and int(found) == server.clock.round - 1
+        held = server.state.get("holding", {}).get(client.id)
+        return self.broadcast == "shared" and held is not None and int(held) == server.clock.round - 1
 
     # ---- client half
 
@@ -165,14 +164,14 @@ class FedAID(RobustAlignment):
         """Stage 1 (Algorithm 2): minimise L_guide + alpha L_task (Eq. 2)."""
         parts = parts_of(client)
         client.load_weights({**client.state.pop("encoder", {}), **weights})
-        anchors = dict(teacher or chosen(weights, parts.aligner))
+        anchors = dict(teacher or selected(weights, parts.aligner))
         client.state["teacher"] = anchors
         loss = self.guided_loss(client, frozen_aligners(client.model, anchors))
         client.fit(client.train, epochs=self.local_epochs, steps=self.local_steps, task_weight=0, regulariser=loss)
         trained = client.model.state_dict()
         if self.aligner_in_stage_two == "local":
-            client.state["aligner"] = dict(chosen(trained, parts.without_encoder))
-        told = self.measured(client, self._task_loss(client)) if self.measured_on == "local" else {}
+            client.state["aligner"] = dict(selected(trained, parts.without_encoder))
+        told = self.measured(client, self.task_loss(client)) if self.measured_on == "local" else {}
         return Reply(weights=Weights(trained), num_examples=client.num_examples, **told)
 
     @client_step(float)
@@ -188,11 +187,11 @@ class FedAID(RobustAlignment):
         if weights:
             self._keep(client, weights)
         parts, kept = parts_of(client), client.state
-        rest = kept["aligner"]
-        client.load_weights({**kept["encoder"], **rest, **kept["teacher"]})
+        averaged = kept["aligner"]
+        client.load_weights({**kept["encoder"], **averaged, **kept["teacher"]})
         trained = {*parts.encoder, *parts.aligner}
         client.trainer(only=lambda name: name in trained)  # what fit will use
-        loss = self.robust_loss(client, frozen_aligners(client.model, rest))
+        loss = self.robust_loss(client, frozen_aligners(client.model, averaged))
         client.fit(
             client.train,
             epochs=1,
@@ -203,47 +202,44 @@ class FedAID(RobustAlignment):
         )
         if self.broadcast == "repeated":
             del client.state["encoder"]
-        return Reply(weights=chosen(client.model.state_dict(), parts.aligner))
+        return Reply(weights=selected(client.model.state_dict(), parts.aligner))
 
     def _keep(self, client: Client, weights: Weights) -> None:
         """Remember the aggregated model for stage 2, and its encoder for the next round."""
         parts = parts_of(client)
         own = client.state.get("aligner", {})
-        client.state["aligner"] = {**chosen(weights, parts.without_encoder), **own}
-        client.state["encoder"] = dict(chosen(weights, parts.encoder))
+        client.state["aligner"] = {**selected(weights, parts.without_encoder), **own}
+        client.state["encoder"] = dict(selected(weights, parts.encoder))
 
     def _robust_measure(self, client: Client) -> Callable[[Model, Batch], Tensor]:
         """v_k: the task's loss, or L_dro(g*, P_k, f*) (Eq. 4), whose first term is 0 where f~ is f* itself."""
         if self.measure == "task":
-            return self._task_loss(client)
+            return self.task_loss(client)
         teacher = frozen_aligners(client.model, client.state["teacher"], training=False)
 
         def loss(model: Model, batch: Batch) -> Tensor:
-            features = Features(model)
+            features = EncoderFeatures(model)
             task = client.task.loss(Bound(features, aligners_of(model)), client.head, batch)
             return task + self.contrast(client, Bound(features, teacher), batch)
 
         return loss
 
-    def _task_loss(self, client: Client) -> Callable[[Model, Batch], Tensor]:
-        return lambda model, batch: client.task.loss(local_view(model), client.head, batch)
-
     def guided_loss(self, client: Client, anchors: Mapping[str, Aligner]) -> Regulariser:
         """Eq. 2; the anchors are those of the moving encoder, to which their gradient flows."""
 
         def loss(model: Embedder, batch: Batch) -> Tensor:
-            features = Features(client.model)
+            features = EncoderFeatures(client.model)
             return self.local_loss(client, Bound(features, aligners_of(client.model)), Bound(features, anchors), batch)
 
         return loss
 
     def robust_loss(self, client: Client, local: Mapping[str, Aligner]) -> Regulariser:
         """L_dro (Eq. 5), of the client's model as distorted encoder and teacher aligner."""
-        reference, head = frozen(client.model), None if client.head is None else frozen(client.head)
+        reference, head = frozen_copy(client.model), None if client.head is None else frozen_copy(client.head)
 
         def loss(model: Embedder, batch: Batch) -> Tensor:
-            features, teacher = Features(client.model), aligners_of(client.model)
-            undistorted = Bound(Features(reference, frozen=True), teacher)
+            features, teacher = EncoderFeatures(client.model), aligners_of(client.model)
+            undistorted = Bound(EncoderFeatures(reference, frozen=True), teacher)
             distorted = Bound(features, teacher)
             gaps = [
                 squared_distance(distorted.represent(name, x), undistorted.represent(name, x), self.guidance_reduction)

@@ -12,11 +12,11 @@ from polyfed.algorithms.algorithm import Lifetime, Reply, client_step, each
 from polyfed.algorithms.shared.robust_alignment import (
     PartShapeCheck,
     RobustAlignment,
-    chosen,
     layers_of,
     local_view,
     noting,
     parts_of,
+    selected,
 )
 from polyfed.core.effects import Not, Only
 from polyfed.data.samples import Batch
@@ -24,8 +24,8 @@ from polyfed.federation.client import Client
 from polyfed.federation.cohort import Cohort
 from polyfed.federation.participant import Regulariser
 from polyfed.federation.server import Server
-from polyfed.losses.guidance import Reduction
-from polyfed.models.binding import Bound, Features, aligners_of, frozen, frozen_aligners
+from polyfed.losses.guidance import GuidanceReduction
+from polyfed.models.binding import Bound, EncoderFeatures, aligners_of, frozen_aligners, frozen_copy
 from polyfed.models.model import Embedder
 from polyfed.wire.payload import Weights
 
@@ -54,7 +54,7 @@ class FedDRA(RobustAlignment):
     }
 
     robust_steps: int = Field(default=20, ge=1, description="batches of the first stage, which trains aligners alone")
-    guidance_reduction: Reduction = Field(
+    guidance_reduction: GuidanceReduction = Field(
         default="element", description="of squared distances: the released code's mean over elements, mean, or sum"
     )
     measure_share: float = Field(
@@ -138,10 +138,10 @@ class FedDRA(RobustAlignment):
         """Train align modules and heads, on features of the frozen encoder."""
         parts = parts_of(client)
         client.load_weights(weights)
-        client.state["encoder"] = dict(chosen(weights, parts.encoder))
+        client.state["encoder"] = dict(selected(weights, parts.encoder))
         trained = set(parts.without_encoder)
         client.trainer(only=lambda name: name in trained)  # what fit will use
-        loss = self.aligner_loss(client, {**chosen(weights, parts.aligner), **teacher})
+        loss = self.aligner_loss(client, {**selected(weights, parts.aligner), **teacher})
         client.fit(
             client.train,
             epochs=1,
@@ -150,7 +150,7 @@ class FedDRA(RobustAlignment):
             task_weight=0,
             regulariser=lambda model, batch: factor * loss(model, batch),
         )
-        learnt = chosen(client.model.state_dict(), parts.without_encoder)
+        learnt = selected(client.model.state_dict(), parts.without_encoder)
         if self.aligner_in_stage_two == "local":
             client.state["aligner"] = dict(learnt)
         return Reply(weights=learnt)
@@ -160,7 +160,7 @@ class FedDRA(RobustAlignment):
         """Train all on the task under guidance by what was received."""
         encoder = client.state.pop("encoder")
         client.load_weights({**encoder, **aligner})
-        told = self.measured(client, self._task_loss(client)) if self.measured_on == "received" else {}
+        told = self.measured(client, self.task_loss(client)) if self.measured_on == "received" else {}
         loss = self.guided_loss(client)
         if self.measure == "guided":
             client.state["teacher"] = layers_of(aligner)
@@ -184,41 +184,38 @@ class FedDRA(RobustAlignment):
     def aligner_loss(self, client: Client, teacher: Mapping[str, Tensor]) -> Regulariser:
         """Loss of the first stage: the task's; with ``guided_stages: both`` also the distance to the teacher's."""
         redrawn = self.frozen_encoder_mode == "training"
-        encoder = frozen(client.model, training=redrawn)
+        encoder = frozen_copy(client.model, training=redrawn)
         anchors = frozen_aligners(client.model, teacher, training=self.anchor_mode == "training")
 
         def loss(model: Embedder, batch: Batch) -> Tensor:
-            features = Features(encoder, frozen=True)
+            features = EncoderFeatures(encoder, frozen=True)
             local = Bound(features, aligners_of(client.model))
             if self.guided_stages == "second" or not self.guidance_weight:
                 return client.task.loss(local, client.head, batch)
-            own = Features(encoder, frozen=True) if redrawn else features  # dropout draws for the anchors anew
+            own = EncoderFeatures(encoder, frozen=True) if redrawn else features  # dropout draws for the anchors anew
             return self.local_loss(client, local, Bound(own, anchors), batch)
 
         return loss
 
     def guided_loss(self, client: Client) -> Regulariser:
         """Loss of the second stage: the task's, and the distance to what the present model gives."""
-        received = frozen(client.model, training=self.anchor_mode == "training")
+        received = frozen_copy(client.model, training=self.anchor_mode == "training")
 
         def loss(model: Embedder, batch: Batch) -> Tensor:
-            anchors = Bound(Features(received, frozen=True), aligners_of(received))
+            anchors = Bound(EncoderFeatures(received, frozen=True), aligners_of(received))
             return self.local_loss(client, local_view(client.model), anchors, batch)
 
         return loss
 
     def _aggregated_loss(self, client: Client) -> Regulariser:
         if self.measure == "task":
-            return self._task_loss(client)
+            return self.task_loss(client)
         weights = {**client.model.state_dict(), **client.state["teacher"]}
         teacher = frozen_aligners(client.model, weights, training=False)
 
         def loss(model: Embedder, batch: Batch) -> Tensor:
-            features = Features(client.model)
+            features = EncoderFeatures(client.model)
             local, anchors = Bound(features, aligners_of(client.model)), Bound(features, teacher)
             return self.local_loss(client, local, anchors, batch)
 
         return loss
-
-    def _task_loss(self, client: Client) -> Regulariser:
-        return lambda model, batch: client.task.loss(local_view(client.model), client.head, batch)

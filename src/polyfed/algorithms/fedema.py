@@ -11,13 +11,14 @@ from torch import Tensor
 
 from polyfed.algorithms.algorithm import Lifetime, Reply, client_step
 from polyfed.algorithms.fedavg import FedAvg
+from polyfed.algorithms.shared.random_views import random_views
 from polyfed.core.effects import Not, Only
 from polyfed.core.errors import ConfigError
-from polyfed.data.samples import Batch, Inputs
+from polyfed.data.samples import Batch
 from polyfed.federation.client import Client
 from polyfed.federation.cohort import Cohort
 from polyfed.federation.server import Server
-from polyfed.losses.byol import Predictor, Target, symmetric_byol
+from polyfed.losses.byol import Predictor, TargetNetwork, symmetric_byol
 from polyfed.models.model import Embedder, Model
 from polyfed.wire.payload import Weights
 
@@ -76,16 +77,16 @@ class FedEMA(FedAvg):
         Raises:
             ConfigError: without a task there is nothing to train for a client, as only it can tell.
         """
-        said: dict[str, list[float]] = {"byol": [], "blending": []}
-        super().aggregate(server, cohort, self._heard(replies, said))
-        means = {name: sum(values) / len(values) for name, values in said.items() if values}
-        server.record(byol_clients=float(len(said["byol"])), **means)
+        scalars: dict[str, list[float]] = {"byol": [], "blending": []}
+        super().aggregate(server, cohort, self._heard(replies, scalars))
+        means = {name: sum(values) / len(values) for name, values in scalars.items() if values}
+        server.record(byol_clients=float(len(scalars["byol"])), **means)
 
-    def _heard(self, replies: Iterable[Reply], said: Mapping[str, list[float]]) -> Iterator[Reply]:
+    def _heard(self, replies: Iterable[Reply], scalars: Mapping[str, list[float]]) -> Iterator[Reply]:
         idle = []
         for reply in replies:
-            for name in said.keys() & reply.payload.scalars.keys():
-                said[name].append(float(getattr(reply, name)))
+            for name in scalars.keys() & reply.payload.scalars.keys():
+                scalars[name].append(float(getattr(reply, name)))
             if self.task_weight == 0 and not reply.random_views:
                 idle.append(reply.sender.id)
             yield reply
@@ -101,16 +102,16 @@ class FedEMA(FedAvg):
     def fit(self, client: Client, weights: Weights) -> Reply:
         """Blend, then train; replies with the mean ``byol`` loss and with m (``blending``) where there are any."""
         m = self.blend(client, weights)
-        told = {} if m is None else {"blending": m}
-        pairs = Pairs(client, self.momentum) if self.byol_weight else None
-        found = self._trained(client, pairs)
-        if found:
-            told["byol"] = float(torch.stack(found).mean())
+        scalars = {} if m is None else {"blending": m}
+        pairs = ViewPairs(client, self.momentum) if self.byol_weight else None
+        byol_losses = self._trained(client, pairs)
+        if byol_losses:
+            scalars["byol"] = float(torch.stack(byol_losses).mean())
         if pairs is not None:
             client.state["target"] = pairs.target.state_dict()
         views = len(pairs.names) if pairs is not None else 0
         trained = Weights(client.model.state_dict())
-        return Reply(weights=trained, num_examples=client.num_examples, random_views=views, **told)
+        return Reply(weights=trained, num_examples=client.num_examples, random_views=views, **scalars)
 
     def blend(self, client: Client, weights: Weights) -> float | None:
         """Load m W_k + (1 - m) W_g into the client's model and return m, or W_g and None the first time.
@@ -128,7 +129,7 @@ class FedEMA(FedAvg):
             scale = self.tau / gap
             client.state["blending"] = {"lambda": torch.tensor(scale, dtype=torch.float64)}
         m = min(scale * gap, 1.0)
-        client.load_weights(mixed(client.model.state_dict(), weights, m))
+        client.load_weights(blended(client.model.state_dict(), weights, m))
         return m
 
     @torch.no_grad()
@@ -142,7 +143,7 @@ class FedEMA(FedAvg):
         norms = torch.stack([difference.norm() for difference in differences])
         return float(norms.norm() if self.divergence == "norm" else norms.mean())
 
-    def _trained(self, client: Client, pairs: Pairs | None) -> list[Tensor]:
+    def _trained(self, client: Client, pairs: ViewPairs | None) -> list[Tensor]:
         """Local training; gives the BYOL loss of each step, if there is any."""
         losses: list[Tensor] = []
 
@@ -167,7 +168,7 @@ class FedEMA(FedAvg):
         return losses
 
 
-class Pairs:
+class ViewPairs:
     """BYOL of a client in one step: second views of its batches, and the target network.
 
     Attributes:
@@ -177,8 +178,8 @@ class Pairs:
 
     def __init__(self, client: Client, momentum: float) -> None:
         samples = client.train
-        self.names = [name for name in samples.modalities if _draws(samples.inputs[name], samples.rows[name][:1])]
-        self.target = Target({name: client.model.tower(name) for name in self.names}, momentum)
+        self.names = random_views(samples)
+        self.target = TargetNetwork({name: client.model.tower(name) for name in self.names}, momentum)
         if "target" in client.state:
             self.target.load_state_dict(dict(client.state["target"]))
         self._client, self._stream = client, client.generator("second-views")
@@ -197,17 +198,9 @@ class Pairs:
         return symmetric_byol(predictions, targets)
 
 
-def mixed(own: Mapping[str, Tensor], received: Mapping[str, Tensor], m: float) -> dict[str, Tensor]:
+def blended(own: Mapping[str, Tensor], received: Mapping[str, Tensor], m: float) -> dict[str, Tensor]:
     """m x own + (1 - m) x received, exactly either at m = 1 or 0; whole numbers as received."""
     return {
         name: torch.lerp(value.to(own[name].device), own[name], m) if value.is_floating_point() else value
         for name, value in received.items()
     }
-
-
-def _draws(inputs: Inputs, rows: Tensor) -> bool:
-    """Whether the training view of some rows takes anything from its random stream."""
-    stream = torch.Generator()
-    before = stream.get_state()
-    inputs(rows, stream)
-    return not torch.equal(before, stream.get_state())

@@ -138,6 +138,7 @@ class FedET(SoftmaxForm, AlternatingDistillation):
             self._average(server, reply, averages)
             for output, rows in reply.knowledge.items():
                 values = ensembles.clipped(rows)
+                # held, not folded in: who contradicts is known once the consensus is
                 vote = Vote(reply.sender.id, values, ensembles.log_weights(reply, output, values))
                 votes.setdefault(output, []).append(vote)
         server.weights |= {kind: mean.take() for kind, mean in averages.models.items()}

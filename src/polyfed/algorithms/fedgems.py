@@ -132,7 +132,7 @@ class FedGEMS(SoftmaxForm, EnsembleTeacher):
             kept = store.setdefault(f"values.{name}", own.new_zeros(len(server.public_set), own.shape[1]))
             has = store.setdefault(f"known.{name}", right.new_zeros(len(server.public_set)))
             stored, ensemble = ~right & has[index], torch.zeros_like(right)
-            teacher = kept[index]
+            teacher = kept[index]  # zeros where nothing is stored, of which nobody is taught
             if name in targets:
                 ensemble = ~right & ~stored & targets[name].valid
                 teacher = torch.where(ensemble[:, None], targets[name].values, teacher)
@@ -169,7 +169,7 @@ class FedGEMS(SoftmaxForm, EnsembleTeacher):
         place = torch.full((len(server.public_set),), -1).index_copy_(
             0, index := server.exchanged_index(self.public_samples), torch.arange(len(index))
         )
-        place = place.to(server.device)
+        place = place.to(server.device)  # of each public sample among the exchanged ones; -1: it is not one
         server.model.train()
         for epoch in server.epochs(self.kd_epochs):
             for batch in server.public_batches(f"distil-{epoch}", size, augment=self.public_augment):

@@ -16,6 +16,7 @@ from polyfed.algorithms.shared.either_form import SoftmaxForm
 from polyfed.algorithms.shared.ensemble_distillation import ServerTask
 from polyfed.algorithms.shared.ensembles import HEAT_MAP_SAMPLES
 from polyfed.algorithms.shared.public_exchange import DISTILS, fixed_sample
+from polyfed.algorithms.shared.random_views import random_views
 from polyfed.core.effects import Condition, Not, Only
 from polyfed.core.randomness import isolated
 from polyfed.core.untrusted import read_json
@@ -25,7 +26,7 @@ from polyfed.federation.cohort import Cohort
 from polyfed.federation.public_outputs import PublicOutputs, clip_row_norms
 from polyfed.federation.server import Server
 from polyfed.federation.settings import TrainingSettings
-from polyfed.losses.byol import Predictor, Target, symmetric_byol
+from polyfed.losses.byol import Predictor, TargetNetwork, symmetric_byol
 from polyfed.losses.queue_contrast import queue_contrast
 from polyfed.models.model import CachedModel
 from polyfed.models.teacher_attention import TeacherAttention
@@ -157,13 +158,13 @@ class Student:
     def __init__(self, method: FedMKD, server: Server, samples: Samples, widths: Mapping[str, int]) -> None:
         self._method, self._server, self._samples = method, server, samples
         model, device = server.model, server.device
-        self._random = _random_views(samples) if method.byol_weight else []
+        self._random = random_views(samples) if method.byol_weight else []
         with isolated(server.clock.seed, "student"):  # what is kept replaces them from the second round on
             self.attention = TeacherAttention(widths, method.adapter_outputs).to(device)
             self.predictors = nn.ModuleDict(
                 {name: Predictor(model.dim, method.predictor_width) for name in self._random}
             ).to(device)
-        self.target = Target({name: model.tower(name) for name in self._random}, method.momentum)
+        self.target = TargetNetwork({name: model.tower(name) for name in self._random}, method.momentum)
         for name, module in self._modules().items():
             if name in server.state:
                 module.load_state_dict(server.state[name])
@@ -196,7 +197,7 @@ class Student:
         targets = F.normalize(self.attention(output, own, teachers)[0], dim=1)
         values, items = self._queue[f"values.{output}"], self._queue[f"items.{output}"]
         loss = queue_contrast(own, targets, values, batch.items, items, self._method.tau)
-        kept = slice(self._method.queue)
+        kept = slice(self._method.queue)  # newest first, so that the oldest fall out
         self._queue[f"values.{output}"] = torch.cat([targets.detach(), values])[kept]
         self._queue[f"items.{output}"] = torch.cat([batch.items, items])[kept]
         return loss
@@ -232,15 +233,3 @@ class Student:
 def _empty(widths: Mapping[str, int], device: torch.device) -> dict[str, Tensor]:
     values = {f"values.{name}": torch.zeros(0, width, device=device) for name, width in widths.items()}
     return values | {f"items.{name}": torch.zeros(0, dtype=torch.int64, device=device) for name in widths}
-
-
-def _random_views(samples: Samples) -> list[str]:
-    """Modalities whose training view of some rows takes anything from its random stream."""
-
-    def draws(modality: str) -> bool:
-        stream = torch.Generator()
-        before = stream.get_state()
-        samples.inputs[modality](samples.rows[modality][:1], stream)
-        return not torch.equal(before, stream.get_state())
-
-    return list(filter(draws, samples.modalities))

@@ -15,11 +15,11 @@ from polyfed.aggregation.prototypes import (
     ClassAverage,
     ClassMeans,
     Known,
-    Weighting,
+    MeanWeighting,
     bounded,
     by_space,
     mean_prototypes,
-    named,
+    prototype_tensors,
     table,
 )
 from polyfed.algorithms.algorithm import Algorithm, Lifetime, Reply, client_query, client_step, each
@@ -39,7 +39,7 @@ from polyfed.tasks.accuracy import balanced_accuracy, label_ranks, macro_f1, pre
 from polyfed.tasks.classification import TOP5_CLASSES, Classification
 from polyfed.wire.payload import Prototypes
 
-STATE = "prototypes"
+PROTOTYPES = "prototypes"
 
 
 class FedProto(Algorithm):
@@ -67,7 +67,7 @@ class FedProto(Algorithm):
         default="l2", description="to the prototype: the norm; mse: squared, mean over dimensions, as released; cosine"
     )
     normalise: bool = Field(default=False, description="features of unit length in prototypes and distances")
-    weighting: Weighting = Field(
+    weighting: MeanWeighting = Field(
         default="count", description="of clients in the mean of a class: by samples, or uniform, as released"
     )
     inference: Literal["prototypes", "classifier"] = Field(
@@ -103,14 +103,14 @@ class FedProto(Algorithm):
             for space, sent in by_space(reply.prototypes, ClassMeans).items():
                 means = sent.at_most(server.weight(reply.sender))
                 gathered.setdefault(space, []).append(ClassMeans(*(part.to(server.device) for part in means)))
-        if not gathered and STATE not in server.state and cohort.clients == server.clients:
+        if not gathered and PROTOTYPES not in server.state and cohort.clients == server.clients:
             raise ConfigError(
                 f"no client of the federation sent prototypes: none has a task with classes, or algorithm.min_count "
                 f"({self.min_count}) is more than any has of a class; give some the task 'classification', or lower it"
             )
         scaled = [self.update(server, space, sent) for space, sent in gathered.items()]
-        known = [space.present.sum() for space in by_space(server.state.get(STATE, {}), Known).values()]
-        server.record(prototypes=float(sum(known)), bounded=float(sum(scaled)))
+        present = [space.present.sum() for space in by_space(server.state.get(PROTOTYPES, {}), Known).values()]
+        server.record(prototypes=float(sum(present)), bounded=float(sum(scaled)))
 
     def update(self, server: Server, space: str, sent: Sequence[ClassMeans]) -> int:
         """Make new global prototypes of a space from those of clients; how many rows were scaled."""
@@ -118,23 +118,23 @@ class FedProto(Algorithm):
         if self.largest_norm is not None:
             rows, number = bounded(rows, self.largest_norm)
         sent = [one._replace(means=means) for one, means in zip(sent, rows, strict=True)]
-        old = by_space(server.state.get(STATE, {}), Known).get(space)
+        old = by_space(server.state.get(PROTOTYPES, {}), Known).get(space)
         new = self.learn(server, space, sent, old)
-        server.state[STATE] = dict(server.state.get(STATE, {})) | named(space, new)
+        server.state[PROTOTYPES] = dict(server.state.get(PROTOTYPES, {})) | prototype_tensors(space, new)
         return number
 
     def learn(self, server: Server, space: str, sent: Sequence[ClassMeans], old: Known | None) -> Known:
         """The mean of what clients sent, and the old prototypes of the other classes."""
-        found = mean_prototypes(sent, self.weighting)
+        averages = mean_prototypes(sent, self.weighting)
         if old is None:
-            return Known(found.means, found.present)
-        rows = torch.where(found.present[:, None], table(found.means, found.present), table(*old))
-        present = found.present | old.present
+            return Known(averages.means, averages.present)
+        rows = torch.where(averages.present[:, None], table(averages.means, averages.present), table(*old))
+        present = averages.present | old.present
         return Known(rows[present], present)
 
     def known_to(self, server: Server, client: ClientInfo) -> Prototypes:
         """Global prototypes of the classes of a client; empty while there are none."""
-        kept = server.state.get(STATE, {})
+        kept = server.state.get(PROTOTYPES, {})
         return Prototypes({name: kept[name] for name in kept if self.admits(client, name.rpartition(".")[0])})
 
     def admits(self, client: ClientInfo, space: str) -> bool:
@@ -165,10 +165,10 @@ class FedProto(Algorithm):
 
     def pull(self, client: Client, prototypes: Prototypes) -> Regulariser | None:
         """lambda times the distance to the global prototypes; None while the client knows of none."""
-        known, task = self.received(client, prototypes), client.task
-        if known is None or not isinstance(task, Classification):
+        prototypes_of_classes, task = self.received(client, prototypes), client.task
+        if prototypes_of_classes is None or not isinstance(task, Classification):
             return None
-        rows, present, target = table(*known), known.present, task.target
+        rows, present, target = table(*prototypes_of_classes), prototypes_of_classes.present, task.target
 
         def regularise(model: Embedder, batch: Batch) -> Tensor:
             features = self.feature(model, task, batch)
@@ -182,12 +182,12 @@ class FedProto(Algorithm):
         """Means of the features of the client's training samples by class; empty if there are no classes."""
         if not isinstance(client.task, Classification):
             return Prototypes({})
-        average = ClassAverage(classes_of(client), client.model.dim, client.device)
+        average = ClassAverage(class_count(client), client.model.dim, client.device)
         for features, labels in self.features(client, client.task, client.train):
             average.add(features, labels)
         means = average.result(self.min_count)
         space = self.space_of(client)
-        return Prototypes(named(space, means) if len(means.counts) else {})
+        return Prototypes(prototype_tensors(space, means) if len(means.counts) else {})
 
     def space_of(self, client: Client) -> str:
         """Name of a client's class space: of its target and classes, or what ``shared`` calls it."""
@@ -202,20 +202,20 @@ class FedProto(Algorithm):
         if not isinstance(client.task, Classification):
             return None
         space = self.space_of(client)
-        known = by_space(prototypes, Known).get(space)
-        if known is None:
+        prototypes_of_space = by_space(prototypes, Known).get(space)
+        if prototypes_of_space is None:
             return None
-        found, expected = known.shape, (classes_of(client), client.model.dim)
-        if found != expected:
-            raise PayloadError(_differing(space, found, expected))
-        return Known(*(part.to(client.device) for part in known))
+        shape, expected = prototypes_of_space.shape, (class_count(client), client.model.dim)
+        if shape != expected:
+            raise PayloadError(_differing(space, shape, expected))
+        return Known(*(part.to(client.device) for part in prototypes_of_space))
 
     def feature(self, model: Embedder, task: Classification, batch: Batch) -> Float[Tensor, "b d"]:
         """What the classifier takes of a batch, of unit length if so asked."""
         modalities = tuple(batch.inputs) if task.modality is None else (task.modality,)
         embeddings = [model.embed(name, batch.inputs[name]) for name in modalities]
-        found = torch.stack(embeddings).mean(0) if len(embeddings) > 1 else embeddings[0]
-        return F.normalize(found.float(), dim=-1) if self.normalise else found
+        feature = torch.stack(embeddings).mean(0) if len(embeddings) > 1 else embeddings[0]
+        return F.normalize(feature.float(), dim=-1) if self.normalise else feature
 
     def features(self, client: Client, task: Classification, samples: Samples) -> Iterator[tuple[Tensor, Tensor]]:
         """Features and classes of samples, batch by batch in order, in evaluation mode and view."""
@@ -231,25 +231,27 @@ class FedProto(Algorithm):
         metrics: dict[str, float] = dict(self.assess(client).payload.scalars)  # type: ignore[arg-type]
         if client.test is None or not isinstance(client.task, Classification):
             return Reply(**metrics)
-        known = self.received(client, prototypes)
-        nearby = self.nearest(client, client.task, client.test, known)
-        counted = len(known.means) if known is not None else 0
+        received = self.received(client, prototypes)
+        nearby = self.nearest(client, client.task, client.test, received)
+        counted = len(received.means) if received is not None else 0
         beside = {"classifier_accuracy": metrics["accuracy"], "prototype_accuracy": nearby["accuracy"]}
         chosen = nearby if self.inference == "prototypes" else {}
         return Reply(**metrics | chosen | beside, prototype_classes=float(counted))
 
-    def nearest(self, client: Client, task: Classification, samples: Samples, known: Known | None) -> dict[str, float]:
+    def nearest(
+        self, client: Client, task: Classification, samples: Samples, received: Known | None
+    ) -> dict[str, float]:
         """Metrics of naming the class of the nearest prototype; classes without one are never named."""
-        classes, ranks, guesses, truth = classes_of(client), [], [], []
+        classes, ranks, guesses, truth = class_count(client), [], [], []
         for features, labels in self.features(client, task, samples):
             scores = features.new_full((len(features), classes), torch.finfo(features.dtype).min)
-            if known is not None:
-                scores[:, known.present] = -distances(features, known.means)
+            if received is not None:
+                scores[:, received.present] = -distances(features, received.means)
             ranks.append(label_ranks(scores, labels))
             guesses.append(predictions(scores, labels, ranks[-1]))
             truth.append(labels)
-        found, predicted, labels = (torch.cat(part).cpu() for part in (ranks, guesses, truth))
-        metrics = {"accuracy": top(found, 1)} | ({"top5": top(found, 5)} if classes >= TOP5_CLASSES else {})
+        positions, predicted, labels = (torch.cat(part).cpu() for part in (ranks, guesses, truth))
+        metrics = {"accuracy": top(positions, 1)} | ({"top5": top(positions, 5)} if classes >= TOP5_CLASSES else {})
         metrics["balanced_accuracy"] = balanced_accuracy(predicted, labels, classes)
         metrics["macro_f1"] = macro_f1(predicted, labels, classes)
         return {name: float(value) for name, value in metrics.items()}
@@ -263,7 +265,9 @@ class Sound:
 
     def __init__(self, method: FedProto, server: Server) -> None:
         self._admits = method.admits
-        self._shapes = {space: known.shape for space, known in by_space(server.state.get(STATE, {}), Known).items()}
+        self._shapes = {
+            space: known.shape for space, known in by_space(server.state.get(PROTOTYPES, {}), Known).items()
+        }
 
     def __call__(self, reply: Reply) -> None:
         """Check a reply with ``prototypes``."""
@@ -279,14 +283,14 @@ class Sound:
                 raise PayloadError(_differing(space, means.shape, expected))
 
 
-def classes_of(client: Client) -> int:
+def class_count(client: Client) -> int:
     """Number of classes of a client's classifier."""
     assert client.head is not None
     return len(client.head.get_parameter("weight"))
 
 
-def _differing(space: str, found: tuple[int, int], expected: tuple[int, int]) -> str:
+def _differing(space: str, shape: tuple[int, int], expected: tuple[int, int]) -> str:
     return (
-        f"prototypes of the class space '{space}' have {found[0]} classes of width {found[1]}, expected {expected[0]} "
+        f"prototypes of the class space '{space}' have {shape[0]} classes of width {shape[1]}, expected {expected[0]} "
         f"of width {expected[1]}: set task.classes and model.dim alike for all whose classes are the same"
     )

@@ -10,7 +10,7 @@ from jaxtyping import Float
 from pydantic import Field
 from torch import Tensor, nn
 
-from polyfed.aggregation.prototypes import ClassMeans, Known, Weighting, adaptive_margin, mean_prototypes
+from polyfed.aggregation.prototypes import ClassMeans, Known, MeanWeighting, adaptive_margin, mean_prototypes
 from polyfed.algorithms.fedproto import FedProto
 from polyfed.core.effects import Not, Only
 from polyfed.core.randomness import isolated
@@ -31,7 +31,7 @@ class FedTGP(FedProto):
     Plain SGD, as released, has no state: the generator is all that lasts.
     """
 
-    weighting: Annotated[Weighting, Only(margin_threshold=Not(0))] = Field(
+    weighting: Annotated[MeanWeighting, Only(margin_threshold=Not(0))] = Field(
         default="uniform", description="of clients in the class means that gaps are measured between; as released"
     )
     server_epochs: int = Field(default=100, ge=1, description="S, passes over the clients' prototypes a round")
@@ -63,15 +63,15 @@ class FedTGP(FedProto):
     def generator(self, server: Server, space: str, classes: int, dim: int) -> Generator:
         """The generator of a class space as the last round left it, or new."""
         with isolated(server.clock.seed, "init", f"prototypes-{space}"):
-            found = Generator(classes, dim, self.server_width or dim).to(server.device)
+            generator = Generator(classes, dim, self.server_width or dim).to(server.device)
         kept = {
             name.removeprefix(f"{space}."): value
             for name, value in server.state.get(STATE, {}).items()
             if name.startswith(f"{space}.")
         }
         if kept:
-            found.load_state_dict(kept)
-        return found
+            generator.load_state_dict(kept)
+        return generator
 
     def _keep(self, server: Server, space: str, generator: Generator) -> None:
         tensors = {f"{space}.{name}": value for name, value in generator.state_dict().items()}

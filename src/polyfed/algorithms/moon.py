@@ -65,14 +65,14 @@ class MOON(FedAvg):
         def regularise(model: Embedder, batch: Batch) -> Tensor:
             losses = []
             for modality, x in batch.inputs.items():
-                z = project(live, modality, model.embed(modality, x))
+                z = project_embedding(live, modality, model.embed(modality, x))
                 losses.append(model_contrast(z, _seen(received, modality, x), _seen(previous, modality, x), self.tau))
             return self.mu * torch.stack(losses).sum()
 
         return regularise
 
 
-def project(model: Model, modality: str, embedding: Tensor) -> Tensor:
+def project_embedding(model: Model, modality: str, embedding: Tensor) -> Tensor:
     """What is contrasted of an embedding: its projection if the model has one, or else itself."""
     name = _head(modality)
     projected: Tensor = model.extras[name](embedding) if name in model.extras else embedding
@@ -81,7 +81,7 @@ def project(model: Model, modality: str, embedding: Tensor) -> Tensor:
 
 @torch.no_grad()
 def _seen(model: Model, modality: str, x: Tensor) -> Tensor:
-    return project(model, modality, model.embed(modality, x))
+    return project_embedding(model, modality, model.embed(modality, x))
 
 
 def _frozen(model: Model) -> Model:

@@ -96,10 +96,10 @@ class Scaffold(FedAvg):
         """Train the received model with corrected gradients; send it, and the change of c_k."""
         client.load_weights(weights)
         own, common = _filled(client, client.state.get("control", {})), _filled(client, controls)
-        whole = self.gradient(client, weights) if self.variate == "full" else None
+        full = self.gradient(client, weights) if self.variate == "full" else None
         path = _Path({name: common[name] - own[name] for name in own})
         steps = client.fit(client.train, epochs=self.local_epochs, steps=self.local_steps, correct=path)
-        new = path.mean(steps) if whole is None else whole
+        new = path.mean(steps) if full is None else full
         client.state["control"] = new
         return Reply(
             weights=Weights(client.model.state_dict()),
@@ -150,10 +150,10 @@ class _ShapeCheckBoth(ShapeCheck):
                 raise PayloadError(f"controls do not match the architecture, first at '{name}'")
 
 
-def _filled(client: Client, known: Tensors) -> dict[str, Tensor]:
+def _filled(client: Client, values: Tensors) -> dict[str, Tensor]:
     """A value for every trained parameter, on the client's device: 0 for those that are not known."""
     return {
-        name: known[name].to(client.device) if name in known else torch.zeros_like(value)
+        name: values[name].to(client.device) if name in values else torch.zeros_like(value)
         for name, value in client.model.named_parameters()
         if value.requires_grad
     }

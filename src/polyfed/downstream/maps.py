@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from polyfed.core.errors import ConfigError
 from polyfed.data.backbones import channels_last
 from polyfed.models.decoders import GridDecoder, UNetDecoder
-from polyfed.models.towers import Local
+from polyfed.models.towers import LocalFeatures
 
 _Found = dict[str, Float[Tensor, "b c h w"]]
 
@@ -24,7 +24,7 @@ class MapReader:
     """Reads maps off a trunk.
 
     Attributes:
-        trunk: input -> ``Local``, in evaluation mode.
+        trunk: input -> ``LocalFeatures``, in evaluation mode.
         modules: names of the modules whose outputs are the maps, the coarsest first; none: the grid of positions.
         channels: of the maps.
         sides: their heights.
@@ -59,7 +59,7 @@ class MapReader:
     def __call__(self, x: Tensor) -> list[Float[Tensor, "b c h w"]]:
         """Maps of a batch, the coarsest first."""
         if not self.modules:
-            local: Local = self.trunk(x)
+            local: LocalFeatures = self.trunk(x)
             side = self.sides[0]
             return [local.local[:, -side * side :].transpose(1, 2).reshape(len(x), -1, side, side)]
         found, _ = _watched(self.trunk, x, self.modules)
@@ -72,7 +72,7 @@ class MapReader:
 
 
 @torch.no_grad()
-def _watched(trunk: nn.Module, x: Tensor, names: Sequence[str] | None = None) -> tuple[_Found, Local]:
+def _watched(trunk: nn.Module, x: Tensor, names: Sequence[str] | None = None) -> tuple[_Found, LocalFeatures]:
     """Outputs [b, c, h, w] of modules, in the order in which these end, and what the trunk gives."""
     found: _Found = {}
 
@@ -87,14 +87,14 @@ def _watched(trunk: nn.Module, x: Tensor, names: Sequence[str] | None = None) ->
     watched = {name: module for name, module in trunk.named_modules() if names is None or name in names}
     handles = [module.register_forward_hook(note(name)) for name, module in watched.items()]
     try:
-        local: Local = trunk(x)
+        local: LocalFeatures = trunk(x)
     finally:
         for handle in handles:
             handle.remove()
     return found, local
 
 
-def _by_resolution(found: _Found, local: Local) -> _Found:
+def _by_resolution(found: _Found, local: LocalFeatures) -> _Found:
     """The last map that is the trunk's positions, then that of every finer resolution; none if no map is those.
 
     What is coarser, as what a pooling module gives of that map, is left out.
@@ -112,7 +112,7 @@ def _count(value: Float[Tensor, "b c h w"]) -> int:
     return value.shape[-2:].numel()
 
 
-def _require_nothing_finer(trunk: nn.Module, found: _Found, local: Local, what: str) -> None:
+def _require_nothing_finer(trunk: nn.Module, found: _Found, local: LocalFeatures, what: str) -> None:
     """Refuse a convolutional trunk whose last map no module gives; a transformer's patches are as many as its tokens.
 
     Raises:
@@ -128,12 +128,12 @@ def _require_nothing_finer(trunk: nn.Module, found: _Found, local: Local, what: 
         )
 
 
-def _is_last_map(local: Local, last: Float[Tensor, "b c h w"]) -> bool:
+def _is_last_map(local: LocalFeatures, last: Float[Tensor, "b c h w"]) -> bool:
     flat = last.flatten(2).transpose(1, 2)
     return flat.shape == local.local.shape and torch.equal(flat, local.local)
 
 
-def _side(local: Local, what: str) -> int:
+def _side(local: LocalFeatures, what: str) -> int:
     count = local.local.shape[1]
     side = math.isqrt(count)
     if side * side not in (count, count - 1) or (local.mask is not None and not bool(local.mask.all())):

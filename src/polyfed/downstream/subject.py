@@ -15,7 +15,7 @@ from polyfed.data.samples import Samples
 from polyfed.data.source import Source
 from polyfed.data.view import DataContext, View
 from polyfed.models.model import Model
-from polyfed.models.towers import Local, Splittable
+from polyfed.models.towers import LocalFeatures, Splittable
 
 ClientTests = Callable[[], Mapping[str, Samples]]
 
@@ -66,7 +66,7 @@ class Subject:
         return source.identity(data_dir) in (known.identity(data_dir) for known in self.known)
 
     def trunk(self, modality: str) -> nn.Module | None:
-        """The encoder before its projection or align module, input -> ``Local``; None if it cannot be split."""
+        """The encoder before its projection or align module, input -> ``LocalFeatures``; None if it cannot be split."""
         if modality not in self._trunks:
             encoder = self.model.encoders[modality]
             # of a copy, as a split uses its encoder up
@@ -84,8 +84,8 @@ class Subject:
         return None if trunk is None else lambda x: _local(trunk, x).pooled
 
 
-def _local(trunk: nn.Module, x: Tensor) -> Local:
-    found: Local = trunk(x)
+def _local(trunk: nn.Module, x: Tensor) -> LocalFeatures:
+    found: LocalFeatures = trunk(x)
     return found
 
 

@@ -54,7 +54,7 @@ def encoder_loss(
     Raises:
         ValueError: there is no fake representation, or no real one for ``minimax``.
     """
-    return ENCODER_FORMS[form](frozen(discriminator, real.detach()), frozen(discriminator, fake))
+    return ENCODER_FORMS[form](frozen_output(discriminator, real.detach()), frozen_output(discriminator, fake))
 
 
 @in_full_precision
@@ -87,7 +87,7 @@ ENCODER_FORMS: Mapping[EncoderForm, Callable[[Tensor, Tensor], Tensor]] = Mappin
 """The encoder's losses on logits (real, fake) by name."""
 
 
-def frozen(module: nn.Module, x: Tensor) -> Tensor:
+def frozen_output(module: nn.Module, x: Tensor) -> Tensor:
     """What ``module`` gives for ``x``, its parameters being constants of this call.
 
     ``requires_grad`` is never touched, so that nothing has to be put back after an error, and autocast keeps no

@@ -44,7 +44,7 @@ class Predictor(nn.Sequential):
         super().__init__(nn.Linear(dim, width, bias=False), norm, nn.ReLU(), nn.Linear(width, dim))
 
 
-class Target(nn.ModuleDict):
+class TargetNetwork(nn.ModuleDict):
     """The target network: a copy of online networks, by name, that learns nothing and follows them slowly.
 
     Args:

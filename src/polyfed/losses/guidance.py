@@ -10,12 +10,12 @@ from torch import Tensor
 from polyfed.losses.info_nce import info_nce
 from polyfed.losses.precision import in_full_precision
 
-Reduction = Literal["sum", "mean", "element"]
+GuidanceReduction = Literal["sum", "mean", "element"]
 
 
 @in_full_precision
 def squared_distance(
-    z: Float[Tensor, "b d"], anchors: Float[Tensor, "b d"], reduction: Reduction = "sum"
+    z: Float[Tensor, "b d"], anchors: Float[Tensor, "b d"], reduction: GuidanceReduction = "sum"
 ) -> Float[Tensor, ""]:
     """Sum over the batch of ||z - z*||^2 (Eq. 1); gradient to both.
 

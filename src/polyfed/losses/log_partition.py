@@ -57,7 +57,7 @@ class _LogPartition(torch.autograd.Function):
             part = anchors[start : start + chunk]
             logits = (u @ part.T).div_(tau)
             hidden = _hidden(positive, start, len(part), items, include_self)
-            if hidden is not None:
+            if hidden is not None:  # in place: the tile is not needed again
                 logits.masked_fill_(hidden, -math.inf)
             if isinstance(running, RunningSoftmaxMean):
                 running.add_weighted(logits, part)

@@ -10,15 +10,15 @@ from typing import ParamSpec, TypeVar
 import torch
 from torch import Tensor
 
-P = ParamSpec("P")
-R = TypeVar("R")
+Parameters = ParamSpec("Parameters")
+Returned = TypeVar("Returned")
 
 
-def in_full_precision(function: Callable[P, R]) -> Callable[P, R]:
+def in_full_precision(function: Callable[Parameters, Returned]) -> Callable[Parameters, Returned]:
     """Run ``function`` with autocast off and its 16-bit floating arguments raised to fp32."""
 
     @functools.wraps(function)
-    def wrapped(*args: P.args, **kwargs: P.kwargs) -> R:
+    def wrapped(*args: Parameters.args, **kwargs: Parameters.kwargs) -> Returned:
         device = next(value.device.type for value in args if isinstance(value, Tensor))
         off = torch.autocast(device, enabled=False) if torch.is_autocast_enabled(device) else nullcontext()
         with off:

@@ -28,6 +28,7 @@ class RunningLogSumExp:
 
     def __init__(self, like: Float[Tensor, " r"], base: Literal["e", 2]) -> None:
         self.total = torch.zeros_like(like)
+        # not -inf: a row whose logits are all -inf would have a drop of -inf less -inf
         self.peak = torch.full_like(like, torch.finfo(like.dtype).min)
         self._power = torch.exp_ if base == "e" else torch.Tensor.exp2_
         self._log = torch.log if base == "e" else torch.log2
@@ -118,7 +119,7 @@ class RunningEntropy(RunningLogSumExp):
         return shrink
 
     def _powers(self, logits: Float[Tensor, "r n"]) -> Float[Tensor, "r n"]:
-        logits.clamp_(min=VANISHING_BITS)
+        logits.clamp_(min=VANISHING_BITS)  # -inf x 0 is NaN
         fits = logits.numel() <= len(self._scratch)
         powers = torch.exp2(logits, out=self._scratch[: logits.numel()].view_as(logits) if fits else None)
         self._moment.add_(logits.mul_(powers).sum(1))

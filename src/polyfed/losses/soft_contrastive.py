@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Literal
-
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from polyfed.losses.info_nce import Reduction
 from polyfed.losses.precision import in_full_precision
-
-Reduction = Literal["sum", "mean"]
 
 EPSILON = 1e-6
 """Added to squared distances, so that the root has a gradient where two representations coincide."""

@@ -17,8 +17,8 @@ from torch import Tensor, nn
 from polyfed.core.effects import Only
 from polyfed.core.errors import ConfigError
 from polyfed.core.settings import Settings
-from polyfed.models.blocks import Block, PostBlock, initialise
-from polyfed.models.towers import Local, Positions, Splittable
+from polyfed.models.blocks import PostBlock, TransformerBlock, initialise
+from polyfed.models.towers import LocalFeatures, Positions, Splittable
 
 ALIGNER = "aligner"
 """Role of all that an align module has, its embedding head included, but its head for positions."""
@@ -106,7 +106,7 @@ class Aligner(nn.Module):
 
     def __init__(self, width: int, dim: int, heads: int, norm: Norm, settings: AlignerSettings) -> None:
         super().__init__()
-        kind, hidden = Block if norm == "pre" else PostBlock, round(settings.expansion * width)
+        kind, hidden = TransformerBlock if norm == "pre" else PostBlock, round(settings.expansion * width)
         self.width = width
         self.layers = nn.ModuleList(kind(width, heads, hidden) for _ in range(settings.layers))
         self.head = embedding_head(width, dim, settings)
@@ -117,7 +117,7 @@ class Aligner(nn.Module):
         if self.local is not None:
             self.local.role = POSITIONS  # type: ignore[assignment]
 
-    def forward(self, features: Local) -> Float[Tensor, "b d"]:
+    def forward(self, features: LocalFeatures) -> Float[Tensor, "b d"]:
         """Embedding, not normalised."""
         tokens, mask = sequence(features)
         for layer in self.layers:
@@ -131,7 +131,7 @@ class Aligner(nn.Module):
             raise ConfigError("the task needs features by position, which this aligner lacks; set model.aligner.local")
         return self.local
 
-    def detail(self, features: Local) -> Detail:
+    def detail(self, features: LocalFeatures) -> Detail:
         """Embedding, positions, and how the last layer's summary attends to these, without gradient.
 
         Raises:
@@ -152,9 +152,9 @@ class Aligner(nn.Module):
 @torch.no_grad()
 def _shares(layer: nn.Module, tokens: Float[Tensor, "b l+1 w"], mask: Tensor | None) -> Float[Tensor, "b l"]:
     """How the summary attends to the positions alone."""
-    assert isinstance(layer, Block | PostBlock)
-    found = layer.leading(tokens, mask)[:, 1:]
-    return found / found.sum(1, keepdim=True).clamp(min=torch.finfo(found.dtype).tiny)
+    assert isinstance(layer, TransformerBlock | PostBlock)
+    attention = layer.leading(tokens, mask)[:, 1:]
+    return attention / attention.sum(1, keepdim=True).clamp(min=torch.finfo(attention.dtype).tiny)
 
 
 class Aligned(nn.Module):
@@ -176,15 +176,15 @@ class Aligned(nn.Module):
 
     def positions(self, x: Tensor) -> Positions:
         """Features by position of width d."""
-        found = self.detail(x)
-        return found.positions, found.mask
+        detail = self.detail(x)
+        return detail.positions, detail.mask
 
     def detail(self, x: Tensor) -> Detail:
         """The embedding and what there is by position, in one pass."""
         return self.aligner.detail(self.trunk(x))
 
 
-def sequence(features: Local) -> tuple[Float[Tensor, "b l+1 w"], Bool[Tensor, "b l+1"] | None]:
+def sequence(features: LocalFeatures) -> tuple[Float[Tensor, "b l+1 w"], Bool[Tensor, "b l+1"] | None]:
     """The pooled vector as a first token before the positions, and which of them are valid.
 
     A position that is the pooled vector itself (CLS) comes once.

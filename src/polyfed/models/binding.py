@@ -14,12 +14,12 @@ from torch import Tensor, nn
 from polyfed.models.aligner import ALIGNER, POSITIONS, Aligner, Detail, aligned
 from polyfed.models.model import CachedEmbedder, Model
 from polyfed.models.slots import EXTRA, HEAD, Places
-from polyfed.models.towers import Local
+from polyfed.models.towers import LocalFeatures
 
-M = TypeVar("M", bound=nn.Module)
+AnyModule = TypeVar("AnyModule", bound=nn.Module)
 
 
-class Features:
+class EncoderFeatures:
     """What the trunks of a model give of a batch, each input encoded only once; made for the batch, then dropped.
 
     Args:
@@ -31,15 +31,15 @@ class Features:
         self.device = model.device
         self._encoders = aligned(model.encoders)
         self._frozen = frozen
-        self._known: dict[str, tuple[Tensor, Local]] = {}
+        self._known: dict[str, tuple[Tensor, LocalFeatures]] = {}
 
-    def __call__(self, modality: str, x: Tensor) -> Local:
+    def __call__(self, modality: str, x: Tensor) -> LocalFeatures:
         """Features of ``x``."""
-        known = self._known.get(modality)
-        if known is None or known[0] is not x:
+        cached = self._known.get(modality)
+        if cached is None or cached[0] is not x:
             with torch.no_grad() if self._frozen else nullcontext():
-                known = self._known[modality] = (x, self._encoders[modality].trunk(x))
-        return known[1]
+                cached = self._known[modality] = (x, self._encoders[modality].trunk(x))
+        return cached[1]
 
 
 class Bound(CachedEmbedder):
@@ -50,7 +50,7 @@ class Bound(CachedEmbedder):
         aligners: modality -> align module.
     """
 
-    def __init__(self, features: Features, aligners: Mapping[str, Aligner]) -> None:
+    def __init__(self, features: EncoderFeatures, aligners: Mapping[str, Aligner]) -> None:
         super().__init__()
         self._features, self._aligners = features, aligners
 
@@ -97,20 +97,20 @@ def frozen_aligners(model: Model, weights: Mapping[str, Tensor], *, training: bo
         model: whose align modules they are.
         weights: names as in the model's state dict -> tensors; those of other parts are passed over. Heads for
             positions, which no teacher has, are the model's own if they are not among them.
-        training: see ``frozen``. Beside modules in training mode choose it: equal weights then give equal
+        training: see ``frozen_copy``. Beside modules in training mode choose it: equal weights then give equal
             representations, and the distance between both is that of the weights.
     """
     made = {}
     for modality, aligner in aligners_of(model).items():
         prefix = f"encoders.{modality}.aligner."
-        made[modality] = frozen(aligner, training=training)
+        made[modality] = frozen_copy(aligner, training=training)
         given = {name.removeprefix(prefix): value for name, value in weights.items() if name.startswith(prefix)}
         own = {name: value for name, value in made[modality].state_dict().items() if name.startswith("local.")}
         made[modality].load_state_dict(own | given)
     return made
 
 
-def frozen(module: M, *, training: bool = False) -> M:
+def frozen_copy(module: AnyModule, *, training: bool = False) -> AnyModule:
     """A copy that does not learn.
 
     Args:

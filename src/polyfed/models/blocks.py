@@ -102,7 +102,7 @@ class DropPath(nn.Module):
         return f"rate={self.rate:g}"
 
 
-class Block(nn.Module):
+class TransformerBlock(nn.Module):
     """Pre-norm transformer block (ViT): ``x + attention(norm1(x))``, then ``x + mlp(norm2(x))``."""
 
     def __init__(self, width: int, heads: int, hidden: int, drop_path: float = 0.0, eps: float = EPS) -> None:
@@ -150,7 +150,7 @@ def stack(
 ) -> nn.ModuleList:
     """``depth`` blocks; stochastic depth grows linearly from 0 in the first to ``drop_path`` in the last."""
     rates = [drop_path * number / max(1, depth - 1) for number in range(depth)]
-    return nn.ModuleList(Block(width, heads, round(expansion * width), rate, eps) for rate in rates)
+    return nn.ModuleList(TransformerBlock(width, heads, round(expansion * width), rate, eps) for rate in rates)
 
 
 def initialise(module: nn.Module) -> None:

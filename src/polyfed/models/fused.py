@@ -17,29 +17,29 @@ from polyfed.models.fusion import GranularityFusion, match_positions, positioned
 from polyfed.models.model import Model
 
 
-class Seen(NamedTuple):
+class SampleFeatures(NamedTuple):
     """What encoders give of samples: vectors [b, d], or features by position [b, l, d] and which are valid."""
 
     values: Float[Tensor, "b *l d"]
     mask: Bool[Tensor, "b l"] | None = None
 
-    def at(self, index: Int64[Tensor, " k"]) -> Seen:
+    def at(self, index: Int64[Tensor, " k"]) -> SampleFeatures:
         """Of the samples at ``index``."""
-        return Seen(self.values[index], None if self.mask is None else self.mask[index])
+        return SampleFeatures(self.values[index], None if self.mask is None else self.mask[index])
 
-    def unit(self) -> Seen:
+    def unit(self) -> SampleFeatures:
         """Each vector with unit norm."""
         return self._replace(values=F.normalize(self.values.float(), dim=-1))
 
 
-def seen(model: Model, modality: str, x: Tensor, *, maps: bool) -> Seen:
+def seen(model: Model, modality: str, x: Tensor, *, maps: bool) -> SampleFeatures:
     """What a model's encoder gives of a batch, before normalisation.
 
     Raises:
         ConfigError: features by position are wanted of an encoder that has none.
     """
     if not maps:
-        return Seen(model.embed(modality, x))
+        return SampleFeatures(model.embed(modality, x))
     encoder = model.encoders[modality]
     if not positioned(encoder):
         raise ConfigError(
@@ -47,7 +47,7 @@ def seen(model: Model, modality: str, x: Tensor, *, maps: bool) -> Seen:
             "by position; choose another encoder, or fusion: vectors"
         )
     values, mask = encoder.positions(x)
-    return Seen(values if model.final_norm is None else model.final_norm(values), mask)
+    return SampleFeatures(values if model.final_norm is None else model.final_norm(values), mask)
 
 
 @dataclass
@@ -66,7 +66,7 @@ class Guidance:
     samples: Samples
     maps: bool
     batch: int
-    tables: dict[str, Seen]
+    tables: dict[str, SampleFeatures]
     _rows: dict[str, Tensor] = field(default_factory=dict, init=False, repr=False)
     _places: dict[str, Tensor] = field(default_factory=dict, init=False, repr=False)
 
@@ -77,9 +77,9 @@ class Guidance:
             parts = [self._encode(modality, rows) for rows in torch.split(self._distinct(modality), self.batch)]
             masks = [part.mask for part in parts if part.mask is not None]
             values = torch.cat([part.values for part in parts])
-            self.tables[modality] = Seen(values, torch.cat(masks) if masks else None)
+            self.tables[modality] = SampleFeatures(values, torch.cat(masks) if masks else None)
 
-    def of_samples(self, modality: str, index: Int64[Tensor, " b"]) -> Seen:
+    def of_samples(self, modality: str, index: Int64[Tensor, " b"]) -> SampleFeatures:
         """What is seen of the samples at ``index``; encoded now if it is not known."""
         table = self.tables.get(modality)
         if table is None:
@@ -89,7 +89,7 @@ class Guidance:
             self._places[modality] = place.to(table.values.device)
         return table.at(self._places[modality][index.to(table.values.device)])
 
-    def of_rows(self, modality: str, rows: Int64[Tensor, " b"]) -> Seen:
+    def of_rows(self, modality: str, rows: Int64[Tensor, " b"]) -> SampleFeatures:
         """What is seen of rows of a modality."""
         table = self.tables.get(modality)
         if table is None:
@@ -98,7 +98,7 @@ class Guidance:
         return table.at(place.to(table.values.device))
 
     @torch.no_grad()
-    def _encode(self, modality: str, rows: Int64[Tensor, " b"]) -> Seen:
+    def _encode(self, modality: str, rows: Int64[Tensor, " b"]) -> SampleFeatures:
         x = self.samples.inputs[modality](rows).to(self.model.device, non_blocking=True)
         return seen(self.model, modality, x, maps=self.maps)
 
@@ -108,7 +108,7 @@ class Guidance:
         return self._rows[modality]
 
 
-Partner = Callable[[str, Tensor], tuple[Tensor, Seen | None]]
+Partner = Callable[[str, Tensor], tuple[Tensor, SampleFeatures | None]]
 """(modality, what a task hands over) -> input of the model, and what the other encoders see of it, if they do."""
 
 
@@ -166,9 +166,9 @@ class Fused(nn.Module):
 def of_batch(guidance: Guidance, index: Int64[Tensor, " b"]) -> Partner:
     """The partner of a batch of training samples, which are handed over themselves."""
 
-    def partner(modality: str, x: Tensor) -> tuple[Tensor, Seen | None]:
-        known = modality in guidance.samples.modalities
-        return x, guidance.of_samples(modality, index) if known else None
+    def partner(modality: str, x: Tensor) -> tuple[Tensor, SampleFeatures | None]:
+        is_guided = modality in guidance.samples.modalities
+        return x, guidance.of_samples(modality, index) if is_guided else None
 
     return partner
 
@@ -192,9 +192,9 @@ def of_rows(guidance: Guidance, samples: Samples) -> tuple[Partner, Samples]:
     inputs, device = samples.inputs, guidance.model.device
     numbered: Mapping[str, RowNumbers] = {name: RowNumbers(len(values)) for name, values in inputs.items()}
 
-    def partner(modality: str, rows: Tensor) -> tuple[Tensor, Seen | None]:
+    def partner(modality: str, rows: Tensor) -> tuple[Tensor, SampleFeatures | None]:
         x = inputs[modality](rows.cpu()).to(device, non_blocking=True)
-        known = modality in guidance.samples.modalities
-        return x, guidance.of_rows(modality, rows) if known else None
+        is_guided = modality in guidance.samples.modalities
+        return x, guidance.of_rows(modality, rows) if is_guided else None
 
     return partner, replace(samples, inputs=numbered)

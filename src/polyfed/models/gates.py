@@ -13,7 +13,7 @@ from torch.nn.utils import parametrize
 from polyfed.models.slots import BLOCK_ROLES
 
 
-class Gate(nn.Module):
+class GatedWeight(nn.Module):
     """The effective weight W + g W_out of a linear layer (FedCola, section 4.2).
 
     With the gate g at zero, where it starts, it is W bit for bit, and W_out gets no gradient.
@@ -45,7 +45,7 @@ def linears(module: nn.Module, roles: frozenset[str]) -> dict[str, nn.Linear]:
 
 
 @contextlib.contextmanager
-def gated(module: nn.Module, outs: Mapping[str, Tensor], *, trainable: bool = True) -> Iterator[dict[str, Gate]]:
+def gated(module: nn.Module, outs: Mapping[str, Tensor], *, trainable: bool = True) -> Iterator[dict[str, GatedWeight]]:
     """Give linear layers of a module gates for the length of a block; afterwards W + g W_out is their plain weight.
 
     After an error the layers are plain again, with whatever weights.
@@ -58,13 +58,13 @@ def gated(module: nn.Module, outs: Mapping[str, Tensor], *, trainable: bool = Tr
     Yields:
         The gates by the name of their layer.
     """
-    gates: dict[str, Gate] = {}
+    gates: dict[str, GatedWeight] = {}
     orders: dict[str, list[str]] = {}
     try:
         for name, out in outs.items():
             layer = module.get_submodule(name)
             orders[name] = list(layer._parameters)
-            gates[name] = Gate(out.to(layer.weight), trainable=trainable)  # type: ignore[arg-type]
+            gates[name] = GatedWeight(out.to(layer.weight), trainable=trainable)  # type: ignore[arg-type]
             parametrize.register_parametrization(layer, "weight", gates[name])
         yield gates
     finally:
@@ -81,7 +81,7 @@ def undecayed(model: nn.Module) -> list[nn.Parameter]:
 
     W_out gets no gradient while its gate is shut; decay would shrink it all the same.
     """
-    return [value for part in model.modules() if isinstance(part, Gate) for value in part.parameters()]
+    return [value for part in model.modules() if isinstance(part, GatedWeight) for value in part.parameters()]
 
 
 ROLES: Mapping[str, frozenset[str]] = {

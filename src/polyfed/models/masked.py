@@ -49,10 +49,10 @@ def random_masking(batch: int, patches: int, ratio: float, generator: torch.Gene
 def maskable(encoder: nn.Module) -> BlocksModule | None:
     """What of an encoder can leave out patches: blocks over two or more patches or features, or None."""
     trunk = encoder.trunk if isinstance(encoder, Aligned) else encoder
-    found = trunk.blocks if isinstance(trunk, BlocksTrunk) else trunk
-    embedding = found.embedding if isinstance(found, BlocksModule) else None
-    whole = isinstance(embedding, PatchEmbedding | FeatureEmbedding) and embedding.grid[0] * embedding.grid[1] > 1
-    return found if isinstance(found, BlocksModule) and whole else None
+    blocks = trunk.blocks if isinstance(trunk, BlocksTrunk) else trunk
+    embedding = blocks.embedding if isinstance(blocks, BlocksModule) else None
+    has_grid = isinstance(embedding, PatchEmbedding | FeatureEmbedding) and embedding.grid[0] * embedding.grid[1] > 1
+    return blocks if isinstance(blocks, BlocksModule) and has_grid else None
 
 
 def patches_of(encoder: BlocksModule, x: Float[Tensor, "b c h w"]) -> Float[Tensor, "b n p*p*c"]:
@@ -64,8 +64,8 @@ def patches_of(encoder: BlocksModule, x: Float[Tensor, "b c h w"]) -> Float[Tens
 def encode_visible(encoder: BlocksModule, x: Float[Tensor, "b c h w"], masking: Masking) -> Float[Tensor, "b k+1 w"]:
     """CLS and the visible patches after the blocks, which see nothing else."""
     tokens, _ = encoder.tokens(x)
-    lead, rest = tokens[:, : encoder.embedding.prefix], tokens[:, encoder.embedding.prefix :]
-    seen = rest.gather(1, masking.visible[..., None].expand(-1, -1, rest.shape[-1]))
+    lead, patches = tokens[:, : encoder.embedding.prefix], tokens[:, encoder.embedding.prefix :]
+    seen = patches.gather(1, masking.visible[..., None].expand(-1, -1, patches.shape[-1]))
     return encoder.encode(torch.cat([lead, seen], dim=1))
 
 
@@ -103,8 +103,8 @@ class PatchDecoder(nn.Module):
         lead, seen = tokens[:, :1], tokens[:, 1:]
         blank = self.mask.expand(len(seen), restore.shape[1] - seen.shape[1], -1).to(seen.dtype)
         mixed = torch.cat([seen, blank], dim=1)
-        whole = mixed.gather(1, restore[..., None].expand(-1, -1, mixed.shape[-1])) + self.positions
-        tokens = torch.cat([lead.to(whole.dtype), whole], dim=1)
+        restored = mixed.gather(1, restore[..., None].expand(-1, -1, mixed.shape[-1])) + self.positions
+        tokens = torch.cat([lead.to(restored.dtype), restored], dim=1)
         for block in self.blocks:
             tokens = block(tokens)
         out: Tensor = self.pixels(self.norm(tokens)[:, 1:])

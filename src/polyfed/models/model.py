@@ -191,10 +191,10 @@ class CachedEmbedder(ABC):
 
     def embed(self, modality: str, x: Tensor) -> Float[Tensor, "b d"]:
         """Embedding before normalisation, remembered for the last ``x`` of each modality."""
-        known = self._known.get(modality)
-        if known is None or known[0] is not x:
-            known = self._known[modality] = (x, self._embed(modality, x))
-        return known[1]
+        cached = self._known.get(modality)
+        if cached is None or cached[0] is not x:
+            cached = self._known[modality] = (x, self._embed(modality, x))
+        return cached[1]
 
     def represent(self, modality: str, x: Tensor) -> Float[Tensor, "b d"]:
         """Embedding of unit norm (in fp32 also under autocast)."""
@@ -202,11 +202,11 @@ class CachedEmbedder(ABC):
 
     def detail(self, modality: str, x: Tensor) -> Detail:
         """Embedding and features by position, remembered likewise."""
-        known = self._details.get(modality)
-        if known is None or known[0] is not x:
-            known = self._details[modality] = (x, self._detail(modality, x))
-            self._known[modality] = (x, known[1].embedding)
-        return known[1]
+        cached = self._details.get(modality)
+        if cached is None or cached[0] is not x:
+            cached = self._details[modality] = (x, self._detail(modality, x))
+            self._known[modality] = (x, cached[1].embedding)
+        return cached[1]
 
 
 class CachedModel(CachedEmbedder):

@@ -42,10 +42,10 @@ def feature_shape(spec: InputSpec, encoder: str, *, positions: bool = False) -> 
     return spec.shape
 
 
-def check_channels(found: int, needed: int, encoder: str, weights: str | None) -> None:
+def check_channels(given: int, needed: int, encoder: str, weights: str | None) -> None:
     """Raise ConfigError if pretrained weights take ``needed`` channels and the view gives ``found``."""
-    if found != needed:
-        raise ConfigError(f"encoder '{encoder}': weights '{weights}' take {needed} channels, its view gives {found}")
+    if given != needed:
+        raise ConfigError(f"encoder '{encoder}': weights '{weights}' take {needed} channels, its view gives {given}")
 
 
 def _mismatch(encoder: str, needs: str, spec: InputSpec, view: str) -> ConfigError:

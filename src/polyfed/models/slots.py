@@ -38,7 +38,7 @@ class Slot(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Place:
+class TensorPlace:
     """Where a tensor belongs: its slot, and which it is there.
 
     Attributes:
@@ -50,25 +50,25 @@ class Place:
     key: str
 
 
-Places = Mapping[str, Place]
+Places = Mapping[str, TensorPlace]
 """Name of a tensor in the state dict -> its place."""
 
 
-def places(model: Model) -> dict[str, Place]:
+def places(model: Model) -> dict[str, TensorPlace]:
     """The place of every tensor of a model's state dict."""
-    found: dict[str, Place] = {}
+    tensor_places: dict[str, TensorPlace] = {}
     for modality, encoder in model.encoders.items():
         prefix = f"encoders.{modality}."
         roles = _roles(encoder)
-        found |= {f"{prefix}{key}": Place(Slot(modality, role), key) for key, role in roles.items()}
+        tensor_places |= {f"{prefix}{key}": TensorPlace(Slot(modality, role), key) for key, role in roles.items()}
     for name, module in model.heads.items():
-        found |= {f"heads.{name}.{key}": Place(Slot(name, HEAD), key) for key in module.state_dict()}
+        tensor_places |= {f"heads.{name}.{key}": TensorPlace(Slot(name, HEAD), key) for key in module.state_dict()}
     for name, module in model.extras.items():
-        found |= {f"extras.{name}.{key}": Place(Slot(name, EXTRA), key) for key in module.state_dict()}
+        tensor_places |= {f"extras.{name}.{key}": TensorPlace(Slot(name, EXTRA), key) for key in module.state_dict()}
     if model.final_norm is not None:
         slot = Slot("+".join(model.modalities), SHARED)
-        found |= {f"final_norm.{key}": Place(slot, key) for key in model.final_norm.state_dict()}
-    return {name: found[name] for name in model.state_dict()}
+        tensor_places |= {f"final_norm.{key}": TensorPlace(slot, key) for key in model.final_norm.state_dict()}
+    return {name: tensor_places[name] for name in model.state_dict()}
 
 
 def _roles(encoder: nn.Module) -> dict[str, str]:
@@ -76,16 +76,16 @@ def _roles(encoder: nn.Module) -> dict[str, str]:
 
 
 def _role(module: nn.Module, key: str) -> str:
-    found = getattr(module, "role", TRUNK)
+    role = getattr(module, "role", TRUNK)
     for part in key.split(".")[:-1]:
         module = module.get_submodule(part)
-        found = getattr(module, "role", found)
-    return str(found)
+        role = getattr(module, "role", role)
+    return str(role)
 
 
-def describe(found: Places) -> str:
+def describe(tensor_places: Places) -> str:
     """Places as JSON, for a message: every slot with its names and keys."""
-    return json.dumps([[name, *place.slot, place.key] for name, place in found.items()])
+    return json.dumps([[name, *place.slot, place.key] for name, place in tensor_places.items()])
 
 
 def require_described(text: str) -> None:
@@ -93,7 +93,7 @@ def require_described(text: str) -> None:
     described(text)
 
 
-def described(text: str) -> dict[str, Place]:
+def described(text: str) -> dict[str, TensorPlace]:
     """The inverse of ``describe``.
 
     Raises:
@@ -101,9 +101,9 @@ def described(text: str) -> dict[str, Place]:
     """
     try:
         rows = read_json(text)
-        found = {name: Place(Slot(modality, role), key) for name, modality, role, key in rows}
+        tensor_places = {name: TensorPlace(Slot(modality, role), key) for name, modality, role, key in rows}
     except (ValueError, TypeError) as error:
         raise PayloadError(f"not a description of a model's parameters: {error}") from error
     if not all(isinstance(part, str) for row in rows for part in row):
         raise PayloadError("not a description of a model's parameters: a name is no text")
-    return found
+    return tensor_places

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from polyfed.models.pie import PIE
 
 
-class Local(NamedTuple):
+class LocalFeatures(NamedTuple):
     """What a trunk says of a batch.
 
     Attributes:
@@ -35,20 +35,20 @@ class Splittable(Protocol):
     """An encoder whose trunk can be had without what projects it to width d."""
 
     def split(self) -> tuple[nn.Module, int]:
-        """The trunk, input -> ``Local``, and the width of its pooled vector; the encoder itself is used up."""
+        """The trunk, input -> ``LocalFeatures``, and the width of its pooled vector; the encoder itself is used up."""
         ...
 
 
-def from_map(features: Float[Tensor, "b c h w"]) -> Local:
+def from_map(features: Float[Tensor, "b c h w"]) -> LocalFeatures:
     """Mean and positions of a convolution map."""
-    return Local(features.mean((2, 3)), features.flatten(2).transpose(1, 2))
+    return LocalFeatures(features.mean((2, 3)), features.flatten(2).transpose(1, 2))
 
 
-class Tower(nn.Module):
+class EncoderTower(nn.Module):
     """Trunk, then a linear layer on the pooled vector, then (with ``pie``) attention over the local features.
 
     Args:
-        trunk: maps the input to ``Local``.
+        trunk: maps the input to ``LocalFeatures``.
         width: width c of its pooled vector.
         dim: width d of the embedding.
         pie: width e of its local features if a PIE block is wanted, else None.

@@ -13,7 +13,7 @@ from polyfed.core.errors import ConfigError
 from polyfed.data.backbones import local_folder, missing_folder
 from polyfed.data.view import DataContext, InputSpec
 
-logger = logging.getLogger(__name__)
+_logger = logging.getLogger(__name__)
 
 RANDOM_RANGE = 0.1
 # spread of a word without a vector over that of the vectors; 1 costs about a point of recall on Flickr8k
@@ -43,15 +43,15 @@ def embedding_table(
 
 
 def _columns(name: str, vocabulary: Sequence[str], context: DataContext) -> Tensor:
-    known, vectors = _word_vectors(name, context)
-    rows = [known.get(word.lower(), -1) for word in vocabulary]
-    found = torch.tensor(rows)
-    hit = found >= 0
+    row_of, vectors = _word_vectors(name, context)
+    rows = [row_of.get(word.lower(), -1) for word in vocabulary]
+    indices = torch.tensor(rows)
+    hit = indices >= 0
     if not hit.any():
         raise ConfigError(f"vectors '{name}' has none of the {len(rows)} words of the vocabulary; check the tokenizer")
-    logger.debug("vectors %s cover %d of %d words", name, int(hit.sum()), len(rows))
+    _logger.debug("vectors %s cover %d of %d words", name, int(hit.sum()), len(rows))
     table = torch.randn(len(rows), vectors.shape[1]) * (UNSEEN_SPREAD * vectors.std())
-    table[hit] = vectors[found[hit]]
+    table[hit] = vectors[indices[hit]]
     return table
 
 
@@ -59,8 +59,8 @@ def _word_vectors(name: str, context: DataContext) -> tuple[dict[str, int], Tens
     key = f"word vectors {name}"
     if key not in context.fitted:
         context.fitted[key] = _read(_folder(name, context))
-    known: tuple[dict[str, int], Tensor] = context.fitted[key]  # type: ignore[assignment]
-    return known
+    fitted: tuple[dict[str, int], Tensor] = context.fitted[key]  # type: ignore[assignment]
+    return fitted
 
 
 def _folder(name: str, context: DataContext) -> Path:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-TINY = 1e-30
+SMALLEST_NORM = 1e-30
 """Keeps quotients by the norm of a zero weight or gradient finite."""
 
 
@@ -120,11 +120,11 @@ def _project(weight: Tensor, gradient: Tensor, update: Tensor, delta: float) -> 
     wg, wq, ww = torch.linalg.vecdot(w, g), torch.linalg.vecdot(w, q), w_norm.square()
     by_channel = _cosine(wg, w_norm, g_norm).amax() < delta / w.shape[1] ** 0.5
     by_layer = _cosine(wg.sum(), w_norm.norm(), g_norm.norm()) < delta / w.numel() ** 0.5
-    layer = (wq.sum() / ww.sum().clamp_min(TINY)) * by_layer
-    radial = torch.where(by_channel, wq / ww.clamp_min(TINY), layer)
+    layer = (wq.sum() / ww.sum().clamp_min(SMALLEST_NORM)) * by_layer
+    radial = torch.where(by_channel, wq / ww.clamp_min(SMALLEST_NORM), layer)
     update.addcmul_(weight, radial.reshape(-1, *[1] * (weight.ndim - 1)), value=-1)
     return torch.logical_or(by_channel, by_layer)
 
 
 def _cosine(wg: Tensor, w_norm: Tensor, g_norm: Tensor) -> Tensor:
-    return wg.abs() / (w_norm * g_norm).clamp_min(TINY)
+    return wg.abs() / (w_norm * g_norm).clamp_min(SMALLEST_NORM)

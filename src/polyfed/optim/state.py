@@ -48,9 +48,9 @@ def load_optimizer_tensors(
         kind, _, name = key.partition(SEPARATOR)
         _check(name, kind, value, by_name)
         loaded.setdefault(name, {})[kind] = value.detach().clone()
-    whole = optimizer.state_dict()
-    whole["state"] = {index: loaded[name] for index, name in _indices(optimizer, by_name).items() if name in loaded}
-    optimizer.load_state_dict(whole)
+    state = optimizer.state_dict()
+    state["state"] = {index: loaded[name] for index, name in _indices(optimizer, by_name).items() if name in loaded}
+    optimizer.load_state_dict(state)
 
 
 def _indices(optimizer: Optimizer, by_name: Mapping[str, Tensor]) -> dict[int, str]:

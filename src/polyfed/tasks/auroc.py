@@ -36,5 +36,5 @@ def macro_auroc(scores: Float[Tensor, "n c"], labels: Int64[Tensor, " n"]) -> fl
     """
     if scores.shape[1] == 2:
         return auroc(scores[:, 1] - scores[:, 0], labels == 1)
-    known = [value for value in class_aurocs(scores, labels) if value == value]
-    return fmean(known) if known else nan
+    defined = [value for value in class_aurocs(scores, labels) if value == value]
+    return fmean(defined) if defined else nan

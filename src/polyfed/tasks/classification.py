@@ -96,8 +96,8 @@ class Classification(Task):
             for batch in (batch.to(model.device) for batch in samples.batches(batch_size)):
                 logits = self.scores(model, head, batch).float()
                 results.append(_outcome(logits, batch.targets[self.target].long()))
-        found, predicted, losses = (torch.cat(part).cpu() for part in zip(*results, strict=True))
-        return _metrics(found, predicted, losses, labels, classes)
+        positions, predicted, losses = (torch.cat(part).cpu() for part in zip(*results, strict=True))
+        return _metrics(positions, predicted, losses, labels, classes)
 
     def scores(self, model: Embedder, head: nn.Module | None, batch: Batch) -> Float[Tensor, "b c"]:
         """Class scores (logits) of a batch, by the modalities that are classified."""
@@ -152,18 +152,18 @@ def _outcome(
     logits: Float[Tensor, "b c"], labels: Int64[Tensor, " b"]
 ) -> tuple[Int64[Tensor, " b"], Int64[Tensor, " b"], Float[Tensor, " b"]]:
     """Rank of the true class, predicted class and cross-entropy of each sample, left on the device."""
-    found = label_ranks(logits, labels)
-    return found, predictions(logits, labels, found), F.cross_entropy(logits, labels, reduction="none")
+    positions = label_ranks(logits, labels)
+    return positions, predictions(logits, labels, positions), F.cross_entropy(logits, labels, reduction="none")
 
 
 def _metrics(
-    found: Int64[Tensor, " n"],
+    positions: Int64[Tensor, " n"],
     predicted: Int64[Tensor, " n"],
     losses: Float[Tensor, " n"],
     labels: Int64[Tensor, " n"],
     classes: int,
 ) -> dict[str, float]:
-    metrics = {"accuracy": top(found, 1)} | ({"top5": top(found, 5)} if classes >= TOP5_CLASSES else {})
+    metrics = {"accuracy": top(positions, 1)} | ({"top5": top(positions, 5)} if classes >= TOP5_CLASSES else {})
     metrics["balanced_accuracy"] = balanced_accuracy(predicted, labels, classes)
     metrics["macro_f1"] = macro_f1(predicted, labels, classes)
     metrics["loss"] = losses.double().mean()

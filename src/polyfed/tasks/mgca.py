@@ -67,7 +67,7 @@ class MGCA(PairTask):
             ConfigError: the samples lack one of the two modalities.
         """
         self.require(samples)
-        return Prototypes(self.prototypes, dim, frozen_steps=self.freeze_prototypes_steps)
+        return PrototypeLayer(self.prototypes, dim, frozen_steps=self.freeze_prototypes_steps)
 
     def require_model(self, model: Model) -> None:
         """Raise ConfigError if the model gives no features by position, or no attention to them where it is needed."""
@@ -83,7 +83,7 @@ class MGCA(PairTask):
         Raises:
             ConfigError: the model gives no features by position, or no attention to them where that is wanted.
         """
-        if not isinstance(head, Prototypes):
+        if not isinstance(head, PrototypeLayer):
             raise TypeError("mgca needs the module that its head() made")
         sides = self.detail(model, batch)
         u, v = (F.normalize(side.embedding.float(), dim=-1) for side in sides)
@@ -118,7 +118,7 @@ def _no_attention(modality: str) -> ConfigError:
     )
 
 
-class Prototypes(nn.Module):
+class PrototypeLayer(nn.Module):
     """Prototypes [k, d], constants during the first training steps.
 
     ``steps`` counts the calls in training mode with gradients. It is a buffer, and so part of a model's weights: it is

@@ -92,12 +92,12 @@ class PairTask(Task):
         self.require(samples)
         self._require_items(samples.items)
         with evaluating(model):
-            found = {modality: _encode(model, modality, samples, batch_size) for modality in self.between}
-            sides = {modality: side for modality, (side, _) in found.items()}
+            encoded = {modality: _encode(model, modality, samples, batch_size) for modality in self.between}
+            sides = {modality: side for modality, (side, _) in encoded.items()}
             protocols = {self._suffix(count): self._recalls(sides, count) for count in self.folds}
             first = sum(recalls[f"{a}_to_{b}_r@1"] for recalls in protocols.values() for a, b in self._directions)
             if self.in_batch is not None:
-                pairs = {modality: side.at(place) for modality, (side, place) in found.items()}
+                pairs = {modality: side.at(place) for modality, (side, place) in encoded.items()}
                 protocols[f"_batch{self.in_batch}"] = self._in_batches(pairs, self.in_batch)
         return {self.primary: first} | {
             f"{name}{suffix}": value for suffix, recalls in protocols.items() for name, value in recalls.items()
@@ -151,9 +151,9 @@ class PairTask(Task):
         return (first, second), (second, first)
 
     def _require_items(self, items: Int64[Tensor, " n"]) -> None:
-        found, needed = len(set(items.tolist())), max(self.folds)
-        if found < needed:
-            raise DataError(f"{found} items cannot make {needed} folds; lower folds or test on more items")
+        count, needed = len(set(items.tolist())), max(self.folds)
+        if count < needed:
+            raise DataError(f"{count} items cannot make {needed} folds; lower folds or test on more items")
 
     def _suffix(self, folds: int) -> str:
         return "" if len(self.folds) == 1 else "_full" if folds == 1 else f"_{folds}fold"
@@ -185,9 +185,9 @@ class PairTask(Task):
         metrics: dict[str, float] = {}
         for source, target in self._directions:
             queries, gallery = sides[source], sides[target]
-            found = ranks(queries.values, gallery.values, queries.matches, gallery.matches)
+            positions = ranks(queries.values, gallery.values, queries.matches, gallery.matches)
             name = f"{source}_to_{target}"
-            metrics |= {f"{name}_r@{cutoff}": recall for cutoff, recall in recall_at(found, self.cutoffs).items()}
+            metrics |= {f"{name}_r@{cutoff}": recall for cutoff, recall in recall_at(positions, self.cutoffs).items()}
             metrics[f"gallery_{target}"] = float(len(gallery.matches))
             metrics[f"{name}_positives_per_query"] = positives_per_query(queries.matches, gallery.matches)
         return metrics

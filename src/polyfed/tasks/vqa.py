@@ -92,12 +92,12 @@ class VQA(Task):
         labels = samples.targets[self.target].long()
         with evaluating(model, fused):
             sides = [_encode(model, modality, samples, batch_size) for modality in modalities]
-            found = []
+            outcomes = []
             for start in range(0, len(samples), batch_size):
                 rows = slice(start, start + batch_size)
                 logits = fused([values[place[rows]] for values, place in sides]).float()
-                found.append(_outcome(logits, labels[rows].to(model.device)))
-        right, losses = (torch.cat(part).cpu() for part in zip(*found, strict=True))
+                outcomes.append(_outcome(logits, labels[rows].to(model.device)))
+        right, losses = (torch.cat(part).cpu() for part in zip(*outcomes, strict=True))
         return self._metrics(samples, right, losses, fused.answers)
 
     def _embeddings(self, model: Embedder, batch: Batch) -> list[Float[Tensor, "b d"]]:
@@ -164,9 +164,9 @@ class VQA(Task):
 @in_full_precision
 def answer_loss(logits: Float[Tensor, "b answers"], labels: Int64[Tensor, " b"]) -> Float[Tensor, ""]:
     """Cross-entropy, mean over the samples whose class the logits have; 0 (with gradient 0) if there are none."""
-    known = (labels >= 0) & (labels < logits.shape[1])
-    total = F.cross_entropy(logits, labels.where(known, -100), ignore_index=-100, reduction="sum")
-    return total / known.sum().clamp(min=1)
+    answerable = (labels >= 0) & (labels < logits.shape[1])
+    total = F.cross_entropy(logits, labels.where(answerable, -100), ignore_index=-100, reduction="sum")
+    return total / answerable.sum().clamp(min=1)
 
 
 @contextlib.contextmanager
@@ -203,25 +203,25 @@ def _outcome(
     logits: Float[Tensor, "b answers"], labels: Int64[Tensor, " b"]
 ) -> tuple[Bool[Tensor, " b"], Float[Tensor, " b"]]:
     """Whether each answer is right, and its cross-entropy; those outside the classes are wrong, their loss is 0."""
-    known = (labels >= 0) & (labels < logits.shape[1])
-    ranks = label_ranks(logits, labels.where(known, 0))
-    losses = F.cross_entropy(logits, labels.where(known, -100), ignore_index=-100, reduction="none")
-    return (ranks == 0) & known, losses
+    answerable = (labels >= 0) & (labels < logits.shape[1])
+    ranks = label_ranks(logits, labels.where(answerable, 0))
+    losses = F.cross_entropy(logits, labels.where(answerable, -100), ignore_index=-100, reduction="none")
+    return (ranks == 0) & answerable, losses
 
 
 def _by_kind(samples: Samples, right: Bool[Tensor, " n"], guessed: Bool[Tensor, " n"]) -> dict[str, float]:
     """Accuracy, prior and number of questions of every kind that occurs."""
     if KIND not in samples.targets:
         return {}
-    found: dict[str, float] = {}
+    metrics: dict[str, float] = {}
     for number, name in enumerate(samples.classes[KIND]):
         chosen = samples.targets[KIND] == number
         if chosen.any():
-            found[f"accuracy_{name}"] = _percent(right[chosen])
+            metrics[f"accuracy_{name}"] = _percent(right[chosen])
             if KIND_PRIOR in samples.targets:
-                found[f"prior_{name}"] = _percent(guessed[chosen])
-            found[f"n_{name}"] = float(chosen.sum())
-    return found
+                metrics[f"prior_{name}"] = _percent(guessed[chosen])
+            metrics[f"n_{name}"] = float(chosen.sum())
+    return metrics
 
 
 def _percent(hits: Bool[Tensor, " n"]) -> float:

@@ -128,6 +128,7 @@ class EnsembleDistillation(AlternatingDistillation):
             index, samples = server.exchanged_index(self.public_samples), server.public_set
             targets = scattered(targets, index, len(samples))
         server.model.train()
+        # without a target there is still the task to train, if it has no passes of its own
         for epoch in server.epochs(self.kd_epochs if targets or self.kd_joint else 0):
             for batch in server.public_batches(f"distil-{epoch}", size, augment=self.public_augment, samples=samples):
                 loss = self.kd_weight * self.distillation_loss(server, batch, targets)

@@ -71,7 +71,7 @@ class EnsembleTeacher(PublicExchange):
         count = min(self.diagnostic_samples, len(samples))
         if not count or not targets:
             return {}
-        index = fixed_sample(server, len(samples), count)
+        index = fixed_sample(server, len(samples), count)  # the same every round, or rounds could not be compared
         outputs, rows = self.output_kind.of(server, samples.subset(index)), index.to(server.device)
         return {
             f"kd_distance_{when}.{name}": float(

@@ -62,6 +62,7 @@ class GlobalModels(Algorithm):
 
 def average(server: Server, cohort: Cohort, replies: Iterable[Reply], averaging: Averaging) -> None:
     """Fold replies with ``weights`` and ``num_examples`` into the global models as they come."""
+    # sequential means need the sizes before the first reply, so they count those who are asked
     asked: dict[str, float] = {}
     for client in cohort.clients:
         kind = server.type_of(client)

@@ -84,6 +84,7 @@ class PublicExchange(Algorithm):
     def server_outputs(self, server: Server) -> PublicOutputs:
         """The server's own outputs on the samples that are exchanged in this round, output -> [n, w]."""
         samples = server.exchanged(self.public_samples)
+        # once a round: clients are compared with what the server was at its start, whatever it learns meanwhile
         own = self.output_kind.of(server, samples, training=self.extraction == "train")
         return self.output_kind.bundle(own, server.order(self.public_samples))
 

@@ -11,7 +11,7 @@ from pydantic import Field, model_validator
 from torch import Tensor
 
 from polyfed.aggregation.mean import WeightedMean
-from polyfed.aggregation.robust import TINY, chi_square, mirror_step_of
+from polyfed.aggregation.robust import SMALLEST_WEIGHT, chi_square, mirror_step_of
 from polyfed.algorithms.algorithm import Lifetime, Reply
 from polyfed.algorithms.shared.global_models import GlobalModels, shape_mismatch
 from polyfed.core.effects import Not, Only
@@ -20,9 +20,9 @@ from polyfed.data.samples import Batch
 from polyfed.federation.client import Client, ClientInfo
 from polyfed.federation.cohort import Cohort
 from polyfed.federation.server import Server
-from polyfed.losses.guidance import Reduction, contrastive_guidance, squared_distance
-from polyfed.models.binding import Bound, Features, Parts, aligners_of
-from polyfed.models.model import Model
+from polyfed.losses.guidance import GuidanceReduction, contrastive_guidance, squared_distance
+from polyfed.models.binding import Bound, EncoderFeatures, Parts, aligners_of
+from polyfed.models.model import Embedder, Model
 from polyfed.models.slots import places
 from polyfed.tasks.pairing import PairTask
 from polyfed.wire.payload import Weights
@@ -55,7 +55,7 @@ class RobustAlignment(GlobalModels):
     guidance: Annotated[Literal["l2", "contrastive"], Only(guidance_weight=Not(0))] = Field(
         default="l2", description="distance to the anchors: squared, or InfoNCE (ablation)"
     )
-    guidance_reduction: Annotated[Reduction, SQUARED] = Field(
+    guidance_reduction: Annotated[GuidanceReduction, SQUARED] = Field(
         default="sum",
         description="of squared distances (Eq. 1, and Eq. 5): sum over a batch, its mean, or over elements (FedDRA)",
     )
@@ -115,6 +115,7 @@ class RobustAlignment(GlobalModels):
             )
         super().setup(server)
         share = 1 / len(server.clients)
+        # in fp64, in which the mirror step computes
         server.state[_W] = {client.id: torch.tensor(share, dtype=torch.float64) for client in server.clients}
 
     @abstractmethod
@@ -153,7 +154,7 @@ class RobustAlignment(GlobalModels):
         mean, weights = WeightedMean(), server.state[_W]
         by_weight = self.weight_use in ("aggregate", "both")
         for reply in replies:
-            mean.add(reply.weights, max(float(weights[reply.sender.id]), TINY) if by_weight else 1.0)
+            mean.add(reply.weights, max(float(weights[reply.sender.id]), SMALLEST_WEIGHT) if by_weight else 1.0)
         return mean.take()
 
     def loss_factor(self, server: Server) -> Callable[[ClientInfo], float]:
@@ -192,6 +193,10 @@ class RobustAlignment(GlobalModels):
             parts.append(self.guidance_weight * self.guidance_loss(client, local, anchors, batch))
         return torch.stack(parts).sum()
 
+    def task_loss(self, client: Client) -> Callable[[Embedder, Batch], Tensor]:
+        """The task's loss of the model under training, each input encoded only once."""
+        return lambda model, batch: client.task.loss(local_view(client.model), client.head, batch)
+
     def guidance_loss(self, client: Client, local: Bound, anchors: Bound, batch: Batch) -> Tensor:
         """L_guide: distance of local and anchor representations, summed over modalities (Eq. 1)."""
         losses = []
@@ -213,11 +218,11 @@ class RobustAlignment(GlobalModels):
         """
         order = torch.randperm(len(client.train), generator=client.generator("measured"))
         size = client.training.batch_size
-        whole = max(1, round(self.measure_share * len(order)) // size) * size
+        count = max(1, round(self.measure_share * len(order)) // size) * size
         client.model.eval()
         values: list[Tensor] = []
         sizes: list[int] = []
-        for index in torch.split(order[:whole], size):
+        for index in torch.split(order[:count], size):
             if len(index) > 1:
                 batch = client.train.batch(index).to(client.device)
                 with client.autocast():
@@ -225,8 +230,8 @@ class RobustAlignment(GlobalModels):
                 sizes.append(len(index))
         if not sizes:
             return {}
-        found = torch.stack(values).cpu().double()  # one wait for a device, which need not know float64
-        return {"loss": float(found @ torch.tensor(sizes, dtype=torch.float64)) / sum(sizes)}
+        losses = torch.stack(values).cpu().double()  # one wait for a device, which need not know float64
+        return {"loss": float(losses @ torch.tensor(sizes, dtype=torch.float64)) / sum(sizes)}
 
 
 class PartShapeCheck:
@@ -244,7 +249,7 @@ class PartShapeCheck:
             raise PayloadError(f"weights are not the part that was asked for, first at '{wrong}'")
 
 
-def chosen(tensors: Mapping[str, Tensor], names: Iterable[str]) -> Weights:
+def selected(tensors: Mapping[str, Tensor], names: Iterable[str]) -> Weights:
     """The named tensors."""
     return Weights({name: tensors[name] for name in names})
 
@@ -261,7 +266,7 @@ def parts_of(client: Client) -> Parts:
 
 def local_view(model: Model) -> Bound:
     """A model's own representations of a batch, each input encoded only once."""
-    return Bound(Features(model), aligners_of(model))
+    return Bound(EncoderFeatures(model), aligners_of(model))
 
 
 def noting(replies: Iterable[Reply], losses: dict[str, float]) -> Iterator[Reply]:

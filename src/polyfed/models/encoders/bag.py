@@ -11,7 +11,7 @@ from polyfed.data.views.tokens import Tokens
 from polyfed.models.encoder import Encoder
 from polyfed.models.pooling import masked_mean, valid_positions
 from polyfed.models.shapes import token_length
-from polyfed.models.towers import Local, Positions
+from polyfed.models.towers import LocalFeatures, Positions
 from polyfed.models.words import embedding_table
 
 
@@ -68,7 +68,7 @@ class _BagTrunk(nn.Module):
         super().__init__()
         self.embedding, self.pad, self.dropout = embedding, pad, dropout
 
-    def forward(self, tokens: Int64[Tensor, "b l"]) -> Local:
+    def forward(self, tokens: Int64[Tensor, "b l"]) -> LocalFeatures:
         mask = valid_positions(tokens, self.pad)
         words = self.dropout(self.embedding(tokens))
-        return Local(masked_mean(words, mask), words, mask)
+        return LocalFeatures(masked_mean(words, mask), words, mask)

@@ -15,9 +15,9 @@ from polyfed.data.views.tokens import Tokens
 from polyfed.models.encoder import Encoder
 from polyfed.models.pooling import masked_mean, valid_positions
 from polyfed.models.shapes import token_length
-from polyfed.models.towers import Local, Tower
+from polyfed.models.towers import EncoderTower, LocalFeatures
 
-Pooling = Literal["cls", "mean", "pooler"]
+BertPooling = Literal["cls", "mean", "pooler"]
 
 
 class _Preset(NamedTuple):
@@ -41,7 +41,7 @@ class Bert(Encoder):
     size: Literal["tiny", "mini", "small", "base"] = Field(
         default="tiny", description="architecture, unless `weights` bring their own"
     )
-    pooling: Pooling = Field(default="cls", description="which tokens make the embedding")
+    pooling: BertPooling = Field(default="cls", description="which tokens make the embedding")
     positions: int = Field(default=512, ge=1, description="longest text, unless `weights` bring their own")
     dropout: float = Field(default=0.1, ge=0, lt=1, description="dropout within the transformer")
     pie: bool = Field(default=False, description="attention over the tokens (PVSE)")
@@ -58,7 +58,7 @@ class Bert(Encoder):
         model = self._pretrained(context) if self.weights else self._random(len(spec.vocabulary), spec.pad)
         _check_room(model.config, length, len(spec.vocabulary))
         width = int(model.config.hidden_size)
-        return Tower(_BertTrunk(model, spec.pad, self.pooling), width, dim, pie=width if self.pie else None)
+        return EncoderTower(_BertTrunk(model, spec.pad, self.pooling), width, dim, pie=width if self.pie else None)
 
     def _random(self, words: int, pad: int) -> Any:
         from transformers import BertConfig, BertModel
@@ -89,20 +89,20 @@ class Bert(Encoder):
 
 
 class _BertTrunk(nn.Module):
-    def __init__(self, model: Any, pad: int, pooling: Pooling) -> None:
+    def __init__(self, model: Any, pad: int, pooling: BertPooling) -> None:
         super().__init__()
         self.model = model
         self.pad = pad
         self.pooling = pooling
 
-    def forward(self, tokens: Int64[Tensor, "b l"]) -> Local:
+    def forward(self, tokens: Int64[Tensor, "b l"]) -> LocalFeatures:
         mask = valid_positions(tokens, self.pad)
         output = self.model(input_ids=tokens, attention_mask=_attention_mask(mask))
         states: Tensor = output.last_hidden_state
         if self.pooling == "pooler":
-            return Local(output.pooler_output, states, mask)
+            return LocalFeatures(output.pooler_output, states, mask)
         led = self.pooling == "cls"
-        return Local(states[:, 0] if led else masked_mean(states, mask), states, mask, led)
+        return LocalFeatures(states[:, 0] if led else masked_mean(states, mask), states, mask, led)
 
 
 def _attention_mask(mask: Tensor) -> Tensor:

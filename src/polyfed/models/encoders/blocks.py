@@ -20,7 +20,7 @@ from polyfed.models.embeddings import Embedded, Embedding, PatchEmbedding, embed
 from polyfed.models.encoder import Encoder
 from polyfed.models.pooling import masked_mean
 from polyfed.models.shapes import check_channels
-from polyfed.models.towers import Local, Positions
+from polyfed.models.towers import LocalFeatures, Positions
 
 Pooling = Literal["cls", "mean"]
 
@@ -94,12 +94,12 @@ class Blocks(Encoder):
         """
         source = self._source(context) if self.weights else None
         plan = self._plan(source)
-        whole = source is not None and self.pretrained_embedding and len(spec.shape) == 3
-        embedding = embedding_of(spec, plan.width, self._patch(source, spec) if whole else self.patch)
+        pretrains_embedding = source is not None and self.pretrained_embedding and len(spec.shape) == 3
+        embedding = embedding_of(spec, plan.width, self._patch(source, spec) if pretrains_embedding else self.patch)
         module = BlocksModule(embedding, self._stacked(plan), self._norm(plan), dim, self.pooling, self.mask_padding)
         module.apply(initialise)
         if source is not None:
-            _fill(module, _weights_of(source, embedding if whole else None), str(self.weights))
+            _fill(module, _weights_of(source, embedding if pretrains_embedding else None), str(self.weights))
         return module
 
     def _source(self, context: DataContext) -> Any:
@@ -164,7 +164,7 @@ class BlocksModule(nn.Module):
         self.mask_padding = mask_padding
 
     def split(self) -> tuple[nn.Module, int]:
-        """The same without its projection, input -> ``Local``, and the width w of its tokens."""
+        """The same without its projection, input -> ``LocalFeatures``, and the width w of its tokens."""
         return BlocksTrunk(self), self.embedding.width
 
     def tokens(self, x: Tensor) -> Embedded:
@@ -192,10 +192,10 @@ class BlocksModule(nn.Module):
         own = self.encode(tokens, mask)[:, self.embedding.prefix :]
         return own if self.project is None else self.project(own), self._own(mask)
 
-    def local(self, encoded: Float[Tensor, "b l w"], mask: Bool[Tensor, "b l"] | None) -> Local:
+    def local(self, encoded: Float[Tensor, "b l w"], mask: Bool[Tensor, "b l"] | None) -> LocalFeatures:
         """What ``encode`` gave, as a trunk says it."""
         own, led = encoded[:, self.embedding.prefix :], self.pooling == "cls" and not self.embedding.prefix
-        return Local(self._pooled(encoded, mask), own, self._own(mask), led)
+        return LocalFeatures(self._pooled(encoded, mask), own, self._own(mask), led)
 
     def _pooled(self, tokens: Tensor, mask: Tensor | None) -> Tensor:
         if self.pooling == "cls":
@@ -211,12 +211,12 @@ class BlocksModule(nn.Module):
 class BlocksTrunk(nn.Module):
     """The pooled vector and the input's own tokens of blocks, before any projection."""
 
-    def __init__(self, whole: BlocksModule) -> None:
+    def __init__(self, encoder: BlocksModule) -> None:
         super().__init__()
-        whole.project = None
-        self.blocks = whole
+        encoder.project = None
+        self.blocks = encoder
 
-    def forward(self, x: Tensor) -> Local:
+    def forward(self, x: Tensor) -> LocalFeatures:
         """Both after the final norm."""
         tokens, mask = self.blocks.tokens(x)
         return self.blocks.local(self.blocks.encode(tokens, mask), mask)

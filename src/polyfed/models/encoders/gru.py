@@ -17,7 +17,7 @@ from polyfed.models.encoder import Encoder
 from polyfed.models.pie import PIE
 from polyfed.models.pooling import last_valid, lengths_of, reversed_valid, trimmed, valid_positions
 from polyfed.models.shapes import token_length
-from polyfed.models.towers import Local, Positions
+from polyfed.models.towers import LocalFeatures, Positions
 from polyfed.models.words import embedding_table
 
 Readout = Literal["final", "last"]
@@ -83,11 +83,11 @@ class _GRUModule(nn.Module):
         """Final state and states, before the projection and without PIE."""
         return _GRUTrunk(self), self.forwards.hidden_size * (1 if self.backwards is None else 2)
 
-    def local(self, tokens: Int64[Tensor, "b l"]) -> Local:
+    def local(self, tokens: Int64[Tensor, "b l"]) -> LocalFeatures:
         """Final state and states by position."""
         mask = valid_positions(tokens, self.pad)
         words, lengths = self.dropout(self.embedding(trimmed(tokens, self.pad))), lengths_of(mask)
-        return Local(self._state(words, lengths), _padded(self._states(words, lengths), tokens.shape[1]), mask)
+        return LocalFeatures(self._state(words, lengths), _padded(self._states(words, lengths), tokens.shape[1]), mask)
 
     def positions(self, tokens: Int64[Tensor, "b l"]) -> Positions:
         """The states after each word, of a backward GRU those after the words from the end to it, projected."""
@@ -119,12 +119,12 @@ def _padded(local: Tensor, length: int) -> Float[Tensor, "b l h"]:
 
 
 class _GRUTrunk(nn.Module):
-    def __init__(self, whole: _GRUModule) -> None:
+    def __init__(self, encoder: _GRUModule) -> None:
         super().__init__()
-        whole.project, whole.pie = nn.Identity(), None
-        self.gru = whole
+        encoder.project, encoder.pie = nn.Identity(), None
+        self.gru = encoder
 
-    def forward(self, tokens: Int64[Tensor, "b l"]) -> Local:
+    def forward(self, tokens: Int64[Tensor, "b l"]) -> LocalFeatures:
         return self.gru.local(tokens)
 
 

@@ -13,7 +13,7 @@ from polyfed.data.view import DataContext, InputSpec, View
 from polyfed.data.views.pixels import Pixels
 from polyfed.models.encoder import Encoder
 from polyfed.models.shapes import check_channels, image_shape
-from polyfed.models.towers import Local, Tower, from_map
+from polyfed.models.towers import EncoderTower, LocalFeatures, from_map
 
 
 class MobileNet(Encoder):
@@ -51,7 +51,7 @@ class MobileNet(Encoder):
             model = MobileNetV2Model(MobileNetV2Config(num_channels=channels, depth_multiplier=self.multiplier))
         _usual_momentum(model)
         width = int(model.conv_1x1.convolution.out_channels)
-        return Tower(_MobileNetTrunk(model), width, dim, pie=width if self.pie else None, dropout=self.dropout)
+        return EncoderTower(_MobileNetTrunk(model), width, dim, pie=width if self.pie else None, dropout=self.dropout)
 
 
 class _MobileNetTrunk(nn.Module):
@@ -59,7 +59,7 @@ class _MobileNetTrunk(nn.Module):
         super().__init__()
         self.model = model
 
-    def forward(self, x: Float[Tensor, "b c h w"]) -> Local:
+    def forward(self, x: Float[Tensor, "b c h w"]) -> LocalFeatures:
         return from_map(self.model(x).last_hidden_state)
 
 

@@ -14,16 +14,16 @@ from polyfed.data.view import DataContext, InputSpec, View
 from polyfed.data.views.pixels import Pixels
 from polyfed.models.encoder import Encoder
 from polyfed.models.shapes import check_channels, image_shape
-from polyfed.models.towers import Local, Tower, from_map
+from polyfed.models.towers import EncoderTower, LocalFeatures, from_map
 
 Stem = Literal["small", "medium", "large"]
-Block = Literal["basic", "bottleneck"]
+BlockKind = Literal["basic", "bottleneck"]
 
 
 class _Preset(NamedTuple):
     widths: tuple[int, ...]
     depths: tuple[int, ...]
-    block: Block
+    block: BlockKind
 
 
 _WIDE = (256, 512, 1024, 2048)
@@ -54,7 +54,7 @@ class ResNet(Encoder):
     )
     widths: tuple[int, ...] | None = Field(default=None, min_length=1, description="channels by stage, over `size`")
     depths: tuple[int, ...] | None = Field(default=None, min_length=1, description="blocks by stage, over `size`")
-    block: Block | None = Field(default=None, description="kind of block, over `size`")
+    block: BlockKind | None = Field(default=None, description="kind of block, over `size`")
     stem: Literal["auto", "small", "medium", "large"] = Field(default="auto", description="first convolution")
     pie: bool = Field(default=False, description="attention over the map (PVSE, CreamFL)")
     dropout: float = Field(default=0.0, ge=0, lt=1, description="share of the pooled vector dropped in training")
@@ -82,7 +82,7 @@ class ResNet(Encoder):
             _replace_stem(trunk, stem)
         channels_out = int(trunk.config.hidden_sizes[-1])
         pie = channels_out if self.pie else None
-        return Tower(_ResNetTrunk(trunk), channels_out, dim, pie=pie, dropout=self.dropout)
+        return EncoderTower(_ResNetTrunk(trunk), channels_out, dim, pie=pie, dropout=self.dropout)
 
     def _stem(self, side: int) -> Stem:
         if self.stem != "auto":
@@ -128,7 +128,7 @@ class _ResNetTrunk(nn.Module):
         self.encoder = model.encoder
         channels_last(self)
 
-    def forward(self, x: Float[Tensor, "b c h w"]) -> Local:
+    def forward(self, x: Float[Tensor, "b c h w"]) -> LocalFeatures:
         # channels last: 1.2 to 1.6 times the training speed of the default layout on a CPU core
         x = x.contiguous(memory_format=torch.channels_last)
         return from_map(self.encoder(self.embedder(x)).last_hidden_state)

@@ -14,7 +14,7 @@ from polyfed.data.views.tokens import Tokens
 from polyfed.models.encoder import Encoder
 from polyfed.models.pooling import masked_mean, valid_positions
 from polyfed.models.shapes import token_length
-from polyfed.models.towers import Local, Tower
+from polyfed.models.towers import EncoderTower, LocalFeatures
 from polyfed.models.words import embedding_table
 
 
@@ -47,7 +47,7 @@ class Transformer(Encoder):
             ConfigError: the view gives no tokens.
         """
         trunk = _TransformerTrunk(self, spec, token_length(spec, "transformer"), context)
-        return Tower(trunk, self.width, dim, pie=self.width if self.pie else None)
+        return EncoderTower(trunk, self.width, dim, pie=self.width if self.pie else None)
 
 
 class _TransformerTrunk(nn.Module):
@@ -74,7 +74,7 @@ class _TransformerTrunk(nn.Module):
             layer, settings.layers, norm=nn.LayerNorm(width), enable_nested_tensor=False
         )
 
-    def forward(self, tokens: Int64[Tensor, "b l"]) -> Local:
+    def forward(self, tokens: Int64[Tensor, "b l"]) -> LocalFeatures:
         mask = valid_positions(tokens, self.pad)
         x = self.embedding(tokens)
         if self.cls is not None:
@@ -83,7 +83,7 @@ class _TransformerTrunk(nn.Module):
         x = self.dropout(x + self.positions[: x.shape[1]])
         x = self.layers(x, src_key_padding_mask=_ignored(mask) if self.mask_padding else None)
         led = self.pooling != "mean"
-        return Local(x[:, 0] if led else masked_mean(x, mask), x, mask, led)
+        return LocalFeatures(x[:, 0] if led else masked_mean(x, mask), x, mask, led)
 
 
 def _ignored(mask: Tensor) -> Tensor:

@@ -15,7 +15,7 @@ from polyfed.data.view import DataContext, InputSpec, View
 from polyfed.data.views.pixels import Pixels
 from polyfed.models.encoder import Encoder
 from polyfed.models.shapes import check_channels, image_shape
-from polyfed.models.towers import Local, Tower
+from polyfed.models.towers import EncoderTower, LocalFeatures
 
 
 class _Preset(NamedTuple):
@@ -59,7 +59,7 @@ class ViT(Encoder):
         shape = image_shape(spec, "vit")
         trunk = self._pretrained(shape, context) if self.weights else self._random(shape)
         width = int(trunk.config.hidden_size)
-        return Tower(_ViTTrunk(trunk, self.pooling), width, dim, pie=width if self.pie else None)
+        return EncoderTower(_ViTTrunk(trunk, self.pooling), width, dim, pie=width if self.pie else None)
 
     def _random(self, shape: tuple[int, int, int]) -> Any:
         from transformers import ViTConfig, ViTModel
@@ -97,10 +97,10 @@ class _ViTTrunk(nn.Module):
         self.model = model
         self.pooling = pooling
 
-    def forward(self, x: Float[Tensor, "b c h w"]) -> Local:
+    def forward(self, x: Float[Tensor, "b c h w"]) -> LocalFeatures:
         tokens: Tensor = self.model(x).last_hidden_state
         patches = tokens[:, 1:]
-        return Local(tokens[:, 0] if self.pooling == "cls" else patches.mean(1), patches)
+        return LocalFeatures(tokens[:, 0] if self.pooling == "cls" else patches.mean(1), patches)
 
 
 def _check_patches(shape: tuple[int, int, int], patch: int) -> None:
