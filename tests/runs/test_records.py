@@ -4,11 +4,11 @@ import json
 import math
 
 import pytest
-from run_folders import GROUPS, client_ids, write_lines
 
 from polyfed.core.errors import RunError
 from polyfed.runs.folder import RunFolder
 from polyfed.runs.records import RunRecords
+from run_folders import GROUPS, client_ids, write_lines
 
 
 def measured(number, value, participant="server", kind="test"):

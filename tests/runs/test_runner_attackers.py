@@ -53,7 +53,9 @@ def test_a_run_with_liars_resumes_to_the_same_bits(tiny: Config, tmp_path: Path)
     config = lying(tiny, "far", LIARS)
     config["run"] = config["run"] | {"rounds": 3}
     complete = run(Experiment.parse(config), tmp_path / "complete")
-    assert {(participant, event) for _, participant, event in happened(complete)} == {(liar, "update_shortened") for liar in LIARS}
+    assert {(participant, event) for _, participant, event in happened(complete)} == {
+        (liar, "update_shortened") for liar in LIARS
+    }
     report = (complete.folder / "report.md").read_text().partition("Shortened updates")[2]
     assert all(liar in report for liar in LIARS)
     resumed = resume(cut_short(config, tmp_path / "cut"))

@@ -9,13 +9,13 @@ from collections.abc import Sequence
 from typing import Any, ClassVar
 
 import pytest
-from sink_rounds import CONFIG, EXPECTED, a_round, sink_run
 
 from polyfed.core.errors import ConfigError
 from polyfed.reporting.sinks.mlflow import MLflow
 from polyfed.reporting.sinks.tensorboard import TensorBoard
 from polyfed.reporting.sinks.wandb import WandB
 from polyfed.runs.sink import Record, Sink, SinkRun, SinkSet, SinkWriter, flattened, round_points, round_records
+from sink_rounds import CONFIG, EXPECTED, a_round, sink_run
 
 # ---- what a round is made of
 
@@ -38,7 +38,8 @@ def test_a_round_without_clients_by_id():
 
 def test_a_mean_is_over_the_finite_values():
     lines = [
-        {"round": 1, "participant": f"c-{k}", "kind": "test", "metrics": {"x": v}} for k, v in enumerate((1.0, math.inf))
+        {"round": 1, "participant": f"c-{k}", "kind": "test", "metrics": {"x": v}}
+        for k, v in enumerate((1.0, math.inf))
     ]
     assert round_points(lines).values["clients/test/x"] == 1.0
 

@@ -8,9 +8,9 @@ from functools import reduce
 from pathlib import Path
 from typing import Any
 
-from polyfed.runs.presets import parsed, preset_bases, preset_names, preset_text
 from polyfed.core.errors import ConfigError
 from polyfed.core.yaml_text import yaml_content
+from polyfed.runs.presets import parsed, preset_bases, preset_names, preset_text
 
 COST = "cost"
 """A key of presets alone: what a run takes, for people who choose one."""

@@ -9,15 +9,23 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import torch
 
+from polyfed.core.device import cpu_threads, resolve_device
+from polyfed.core.errors import DataError, nearest
 from polyfed.data.assembly import assemble
 from polyfed.data.samples import Samples
 from polyfed.data.source import Source
 from polyfed.data.sources.parquet import Parquet
 from polyfed.data.view import DataContext
-from polyfed.core.device import cpu_threads, resolve_device
-from polyfed.core.errors import DataError, nearest
 from polyfed.models.model import Model
-from polyfed.runs.saved import Conditions, SavedModel, load_model, model_folder, moved, run_conditions, warn_of_untrained
+from polyfed.runs.saved import (
+    Conditions,
+    SavedModel,
+    load_model,
+    model_folder,
+    moved,
+    run_conditions,
+    warn_of_untrained,
+)
 
 
 @dataclass(frozen=True)

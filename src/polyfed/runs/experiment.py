@@ -12,17 +12,15 @@ import yaml
 from pydantic import AfterValidator, Field, SerializeAsAny, ValidationError
 
 from polyfed.algorithms.algorithm import Algorithm
-from polyfed.runs.config_files import merged as merged
-from polyfed.runs.config_files import read_config as read_config
-from polyfed.runs.config_files import read_layers
 from polyfed.core.effects import Facts, NoEffectError
+from polyfed.core.errors import ConfigError
+from polyfed.core.settings import Settings
+from polyfed.core.yaml_text import yaml_content
 from polyfed.engines.engine import EngineSettings
 from polyfed.engines.local import Local
 from polyfed.engines.site import RunSpec
-from polyfed.core.errors import ConfigError
 from polyfed.federation.bounds import Bounds
 from polyfed.federation.cohort import ReplyPolicy, SamplingSettings
-from polyfed.wire.limits import Limits
 from polyfed.federation.participant import Precision
 from polyfed.federation.settings import (
     DataSettings,
@@ -33,11 +31,13 @@ from polyfed.federation.settings import (
     ServerSettings,
     SiteSettings,
 )
-from polyfed.wire.transport import Transport
 from polyfed.optim.settings import BY_EPOCHS
+from polyfed.runs.config_files import merged as merged
+from polyfed.runs.config_files import read_config as read_config
+from polyfed.runs.config_files import read_layers
 from polyfed.runs.sink import Sink
-from polyfed.core.settings import Settings
-from polyfed.core.yaml_text import yaml_content
+from polyfed.wire.limits import Limits
+from polyfed.wire.transport import Transport
 
 log = logging.getLogger(__name__)
 _ABSENT = object()

@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from polyfed.core.errors import RunError
-from polyfed.runs.arrays import ClientArray, read_arrays
-from polyfed.runs.folder import untrained_best
 from polyfed.core.untrusted import file_json
 from polyfed.core.yaml_text import yaml_content
+from polyfed.runs.arrays import ClientArray, read_arrays
+from polyfed.runs.folder import untrained_best
 
 SERVER = "server"
 SITE_REFUSED = "site_refused"
@@ -168,7 +168,9 @@ class RunRecords:
 
     def series(self, participant: str, metric: str, kind: str = "test") -> dict[int, float]:
         """Round -> value, rounds ascending; of two records of one round (a resumed run) the later counts."""
-        values = {record.round: record.metrics[metric] for record in self._of(participant, kind) if metric in record.metrics}
+        values = {
+            record.round: record.metrics[metric] for record in self._of(participant, kind) if metric in record.metrics
+        }
         return dict(sorted(values.items()))
 
     def last(self, participant: str, kind: str = "test") -> Mapping[str, float]:
@@ -177,7 +179,9 @@ class RunRecords:
 
     def best(self, participant: str, metric: str, kind: str = "test") -> tuple[int, float] | None:
         """Round and value of the highest value (the first, if several), or None; NaN never is the best."""
-        values = {number: value for number, value in self.series(participant, metric, kind).items() if not math.isnan(value)}
+        values = {
+            number: value for number, value in self.series(participant, metric, kind).items() if not math.isnan(value)
+        }
         return max(values.items(), key=lambda item: (item[1], -item[0]), default=None)
 
     def excluded(self) -> tuple[Event, ...]:

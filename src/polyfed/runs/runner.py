@@ -10,9 +10,9 @@ from pathlib import Path
 
 from polyfed.core.device import cpu_threads
 from polyfed.runs.experiment import Experiment
+from polyfed.runs.folder import RunFolder
 from polyfed.runs.progress import Progress, Reporter, SilentProgress, unreported
 from polyfed.runs.records import RunRecords
-from polyfed.runs.folder import RunFolder
 from polyfed.runs.session import Session
 
 

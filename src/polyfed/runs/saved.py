@@ -19,21 +19,21 @@ import torch
 from jaxtyping import Int64
 from torch import Tensor
 
+from polyfed.core.errors import RunError
+from polyfed.core.files import write_atomically
+from polyfed.core.randomness import isolated
+from polyfed.core.settings import Settings
+from polyfed.core.untrusted import file_json
 from polyfed.data.arrow import LazyColumn
 from polyfed.data.samples import Samples
 from polyfed.data.view import DataContext
-from polyfed.core.errors import RunError
-from polyfed.runs.experiment import Experiment, RunSettings, parse_settings, read_config
 from polyfed.federation.federation import Federation
-from polyfed.core.files import write_atomically
 from polyfed.federation.server import Server
 from polyfed.federation.settings import DataSettings, ServerSettings
 from polyfed.models.model import Model, ModelSettings
-from polyfed.core.randomness import isolated
+from polyfed.runs.experiment import Experiment, RunSettings, parse_settings, read_config
 from polyfed.runs.folder import RunFolder, untrained_best
-from polyfed.core.settings import Settings
 from polyfed.tasks.task import Task
-from polyfed.core.untrusted import file_json
 
 KINDS = ("best", "last")
 _JUDGING = ("device", "threads", "precision", "evaluation_batch")

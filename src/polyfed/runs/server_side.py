@@ -6,13 +6,13 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from polyfed.core.device import resolve_device
-from polyfed.runs.experiment import Experiment
 from polyfed.federation.bounds import counted, reaches
 from polyfed.federation.client import ClientInfo
 from polyfed.federation.federation import Federation
 from polyfed.federation.participant import Clock
 from polyfed.federation.server import Server, loaded, no_model
 from polyfed.federation.types import Blueprint
+from polyfed.runs.experiment import Experiment
 
 
 def build_server(

@@ -11,29 +11,29 @@ from functools import cached_property
 from typing import Any
 
 from polyfed.core.activity import at_work, heard_by, preparing
-from polyfed.runs.blueprints import told_blueprints
 from polyfed.core.device import resolve_device
-from polyfed.engines.engine import Hosting
-from polyfed.runs.environment import environment
 from polyfed.core.errors import ConfigError, RunError, nearest
-from polyfed.runs.experiment import Experiment
+from polyfed.core.randomness import generator, isolated
+from polyfed.core.untrusted import plain
+from polyfed.engines.engine import Hosting
 from polyfed.federation.client import ClientInfo
 from polyfed.federation.cohort import Cohort, Engine, ReplyPolicy
 from polyfed.federation.federation import Federation
 from polyfed.federation.gate import Usual
-from polyfed.wire.ledger import Ledger
-from polyfed.wire.schema import steps_of
 from polyfed.federation.server import Server
-from polyfed.federation.state import StateVersion, StateStore, flatten, unflatten
+from polyfed.federation.state import StateStore, StateVersion, flatten, unflatten
 from polyfed.federation.types import Blueprint
 from polyfed.models.slots import described, require_described
-from polyfed.core.randomness import generator, isolated
-from polyfed.runs.progress import Progress, Reporter
-from polyfed.runs.sink import SinkRun, SinkSet, round_records
+from polyfed.runs.blueprints import told_blueprints
+from polyfed.runs.environment import environment
+from polyfed.runs.experiment import Experiment
 from polyfed.runs.folder import LOGS, Checkpoint, RunFolder, disk_errors, naming_tracebacks
+from polyfed.runs.progress import Progress, Reporter
 from polyfed.runs.saved import save_model
 from polyfed.runs.server_side import build_server
-from polyfed.core.untrusted import plain
+from polyfed.runs.sink import SinkRun, SinkSet, round_records
+from polyfed.wire.ledger import Ledger
+from polyfed.wire.schema import steps_of
 
 log = logging.getLogger(__name__)
 

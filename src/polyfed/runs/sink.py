@@ -19,8 +19,8 @@ from pydantic import Field
 
 from polyfed.core.errors import ConfigError
 from polyfed.core.extras import how_to_install
-from polyfed.runs.records import SERVER
 from polyfed.core.settings import Component
+from polyfed.runs.records import SERVER
 
 log = logging.getLogger(__name__)
 Record = Mapping[str, Any]

@@ -1,0 +1,1 @@
+"""Experiments and their runs: the loop, the run folder, records, finished runs."""
