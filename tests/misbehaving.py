@@ -16,8 +16,8 @@ from polyfed.algorithms.fedavg import FedAvg
 from polyfed.federation.client import Client
 from polyfed.reporting.reported import run
 from polyfed.runs.experiment import Experiment
+from polyfed.runs.opened import Run
 from polyfed.runs.progress import SilentProgress
-from polyfed.runs.runner import Run
 from polyfed.wire.payload import Representations, Weights
 
 Config = dict[str, Any]

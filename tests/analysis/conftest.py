@@ -62,14 +62,6 @@ def three_groups(tiny: dict[str, Any]) -> dict[str, Any]:
     return tiny
 
 
-@pytest.fixture(scope="session")
-def fedafd_run(tiny_run: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Folder of a finished run of FedAFD with the federation of ``tiny_run``; not to be changed."""
-    content = yaml.safe_load((tiny_run / "config.yaml").read_text())
-    content["algorithm"] = {"name": "fedafd", "local_epochs": 1}
-    return run_experiment(Experiment.load(content), tmp_path_factory.mktemp("fedafd") / "run").folder
-
-
 def _layered(run_folder: Path) -> dict[str, Any]:
     """The federation of ``tiny_run`` with encoders that have layers, and clients with tests of their own."""
     content = dict(yaml.safe_load((run_folder / "config.yaml").read_text()))

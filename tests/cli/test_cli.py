@@ -292,7 +292,7 @@ def test_an_edited_configuration(cli: Cli, copied: Path, command: list[str]) -> 
         (["evaluate", "RUN"], "Missing option '--data'"),
         (["export", "RUN", "--out", "RUN"], "exists and is not empty"),
         (["compare", "RUN", "."], "'.' is no run folder"),
-        (["compare", "nowhere"], "no run folder 'nowhere'"),
+        (["compare", "nowhere"], "'nowhere' is no run folder"),
         (
             ["compare", "RUN", "--metric", "r1_sm"],
             "nobody has it in these runs; did you mean 'r1_sum'?",

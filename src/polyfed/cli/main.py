@@ -17,12 +17,13 @@ from polyfed.cli.console import described, in_charge
 from polyfed.cli.deploy import app as deploy
 from polyfed.cli.downstream import downstream
 from polyfed.cli.options import BestOrLast, DataDir, Device, ExperimentArgument, WeightsDir, numbers_in, pairs_in
-from polyfed.core.errors import ConfigError, PolyfedError, RunError
+from polyfed.core.errors import ConfigError, PolyfedError
 from polyfed.core.extras import extra_with, how_to_install
 from polyfed.core.files import private_files
 from polyfed.core.untrusted import plain
 from polyfed.core.version import __version__
 from polyfed.engines.quiet import SPEED
+from polyfed.runs.opened import open_run
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -160,10 +161,8 @@ def resume(run: RunFolderArgument, dashboard: Dashboard = False) -> None:
     Example: polyfed resume runs/scenes-demo-seed0
     """
     from polyfed.reporting.reported import resume as resume_run
-    from polyfed.runs.experiment import Experiment
-    from polyfed.runs.folder import RunFolder
 
-    deployed = _is_deployed(Experiment.load(RunFolder.existing(run).path / "config.yaml"))
+    deployed = _is_deployed(open_run(run).experiment)
     with _reported(run, dashboard) as progress:
         if deployed:
             from polyfed.deploy.launch import relaunch
@@ -182,18 +181,17 @@ def watch(run: RunFolderArgument) -> None:
     from polyfed.reporting.dashboard import DashboardProgress
     from polyfed.reporting.outcome import outcome
     from polyfed.reporting.progress_log import follow
-    from polyfed.runs.folder import RunFolder
 
-    records = _records(run)
-    folder = RunFolder.existing(run)
-    shown = DashboardProgress(_console(), records)
+    opened = open_run(run)
+    folder = opened.files
+    shown = DashboardProgress(_console(), opened.records)
     with contextlib.closing(shown):
         shown.show()
         ended = follow(
             run / "progress.jsonl",
             shown,
             finished=lambda: not folder.is_worked_on(),
-            summary=lambda: outcome(_records(run)),
+            summary=lambda: outcome(open_run(run).records),
         )
     if not ended:
         typer.echo(f"nobody is working on this run; continue it with: polyfed resume {run}")
@@ -207,7 +205,7 @@ def report(
     """Write the report of a run, finished or not, as one HTML file."""
     from polyfed.reporting.html.page import write_html_report
 
-    typer.echo(f"written: {write_html_report(_records(run), out)}")
+    typer.echo(f"written: {write_html_report(open_run(run).records, out)}")
 
 
 @app.command()
@@ -278,7 +276,7 @@ def compare(
     """
     from polyfed.reporting import compare as comparing
 
-    found = comparing.compare([_records(folder) for folder in runs], metric, kind)
+    found = comparing.compare([open_run(folder).records for folder in runs], metric, kind)
     if as_json:
         typer.echo(json.dumps(comparing.comparison_rows(found), indent=1))
     else:
@@ -338,15 +336,6 @@ def _is_deployed(experiment: Any) -> bool:
     from polyfed.engines.flower import Flower
 
     return isinstance(experiment.run.engine, Flower) and experiment.run.engine.is_deployed
-
-
-def _records(folder: Path) -> Any:
-    from polyfed.runs.records import RunRecords
-
-    records = RunRecords.load(folder)
-    if not records.config:
-        raise RunError(f"'{folder}' is no run folder (no config.yaml in it); give the folder of a run")
-    return records
 
 
 # ---- printing

@@ -21,9 +21,8 @@ from polyfed.reporting.outcome import outcome as end_of_run
 from polyfed.reporting.progress_log import follow
 from polyfed.runs.experiment import Experiment
 from polyfed.runs.folder import RunFolder
+from polyfed.runs.opened import Run, open_run
 from polyfed.runs.progress import Progress, SilentProgress
-from polyfed.runs.records import RunRecords
-from polyfed.runs.runner import Run
 
 _STATUS_EVERY = 10.0  # seconds between questions to SuperLink whether the run is alive
 
@@ -76,10 +75,9 @@ def relaunch(folder: Path, progress: Progress | None = None) -> Run:
     Raises:
         PolyfedError: as ``polyfed.resume``, and if SuperLink cannot be reached or ends.
     """
-    opened = RunFolder.existing(folder)
-    experiment = Experiment.load(opened.path / "config.yaml")
-    with _Launch(_flower(experiment), progress or SilentProgress()) as started:
-        return started.carry_out(Launch(str(opened.path.resolve()), resume=True))
+    opened = open_run(folder)
+    with _Launch(_flower(opened.experiment), progress or SilentProgress()) as started:
+        return started.carry_out(Launch(str(opened.folder.resolve()), resume=True))
 
 
 class _Launch:
@@ -119,7 +117,7 @@ class _Launch:
             self.folder / "progress.jsonl",
             self._progress,
             finished=self._is_over,
-            summary=lambda: end_of_run(RunRecords.load(out)),
+            summary=lambda: end_of_run(open_run(out).records),
         )
         outcome = Outcome.read(self.folder)
         if outcome is None:
@@ -129,7 +127,7 @@ class _Launch:
             )
         if outcome.error:
             raise _failure(outcome)
-        return Run(out)
+        return open_run(out)
 
     def _write_app(self) -> Path:
         app = self.folder / "polyfed-app"

@@ -13,6 +13,7 @@ from polyfed.core.errors import RunError
 from polyfed.reporting.client_spread import client_spread, quality_names
 from polyfed.reporting.recalls import Recall, find_recalls
 from polyfed.reporting.tables import TextTable, count, duration, figure, mib
+from polyfed.runs.opened import open_run
 from polyfed.runs.records import SERVER, RunRecords
 
 if TYPE_CHECKING:
@@ -178,7 +179,7 @@ def finished_twin(records: RunRecords, algorithm: str) -> RunRecords | None:
 
 def _read(folder: Path) -> RunRecords | None:
     try:
-        return RunRecords.load(folder)
+        return open_run(folder).records
     except RunError:  # some other run is damaged: no reason to spoil the end of this one
         return None
 

@@ -11,9 +11,8 @@ from polyfed.reporting.plots import draw_all
 from polyfed.reporting.report import write_report
 from polyfed.runs import runner
 from polyfed.runs.experiment import Experiment
+from polyfed.runs.opened import Run, open_run
 from polyfed.runs.progress import Progress
-from polyfed.runs.records import RunRecords
-from polyfed.runs.runner import Run
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -43,7 +42,7 @@ def write_reports(folder: Path, plots: bool) -> RenderableType:
     Returns:
         how the run came out, for a terminal.
     """
-    records = RunRecords.load(folder)
+    records = open_run(folder).records
     if plots:
         draw_all(folder)
     write_report(records)

@@ -1,35 +1,16 @@
-"""Running experiments, and what a run leaves."""
+"""Running experiments, and going on with runs."""
 
 from __future__ import annotations
 
 import secrets
-from collections.abc import Mapping
-from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
 
 from polyfed.core.device import cpu_threads
 from polyfed.runs.experiment import Experiment
 from polyfed.runs.folder import RunFolder
+from polyfed.runs.opened import Run, open_run
 from polyfed.runs.progress import Progress, Reporter, SilentProgress, unreported
-from polyfed.runs.records import RunRecords
 from polyfed.runs.session import Session
-
-
-@dataclass(frozen=True)
-class Run:
-    """A run on disk."""
-
-    folder: Path
-
-    @cached_property
-    def records(self) -> RunRecords:
-        """Metrics, events, bytes and partition."""
-        return RunRecords.load(self.folder)
-
-    def metrics(self, participant: str = "server", kind: str = "test") -> Mapping[str, float]:
-        """The last metrics of a participant."""
-        return self.records.last(participant, kind)
 
 
 def run(
@@ -51,8 +32,8 @@ def resume(folder: Path | str, progress: Progress | None = None, reporter: Repor
     Raises:
         RunError: not a run folder, its configuration was edited, or no checkpoint is readable.
     """
-    opened = RunFolder.existing(Path(folder))
-    experiment = Experiment.load(opened.path / "config.yaml")
-    with cpu_threads(experiment.run.threads), opened.lock():
-        Session(experiment, opened, progress or SilentProgress(), opened.identity, reporter).resume()
-    return Run(opened.path)
+    opened = open_run(folder)
+    experiment, files = opened.experiment, opened.files
+    with cpu_threads(experiment.run.threads), files.lock():
+        Session(experiment, files, progress or SilentProgress(), files.identity, reporter).resume()
+    return Run(opened.folder)

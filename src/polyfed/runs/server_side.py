@@ -1,4 +1,4 @@
-"""The server of an experiment, put together from its settings."""
+"""The federation and the server of an experiment, put together from its settings."""
 
 from __future__ import annotations
 
@@ -13,6 +13,25 @@ from polyfed.federation.participant import Clock
 from polyfed.federation.server import Server, loaded, no_model
 from polyfed.federation.types import Blueprint
 from polyfed.runs.experiment import Experiment
+from polyfed.runs.folder import RunFolder
+
+
+def build_federation(experiment: Experiment, folder: RunFolder) -> Federation:
+    """Data and models of everybody, with vocabularies in the run folder.
+
+    Args:
+        experiment: its settings.
+        folder: of the run.
+    """
+    return Federation(
+        experiment.data,
+        experiment.public,
+        experiment.server,
+        experiment.clients,
+        experiment.run.seed,
+        folder.path / "vocabulary",
+        experiment.algorithm.add_modules,
+    )
 
 
 def build_server(

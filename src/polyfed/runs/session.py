@@ -30,7 +30,7 @@ from polyfed.runs.experiment import Experiment
 from polyfed.runs.folder import LOGS, Checkpoint, RunFolder, disk_errors, naming_tracebacks
 from polyfed.runs.progress import Progress, Reporter
 from polyfed.runs.saved import save_model
-from polyfed.runs.server_side import build_server
+from polyfed.runs.server_side import build_federation, build_server
 from polyfed.runs.sink import SinkRun, SinkSet, round_records
 from polyfed.wire.ledger import Ledger
 from polyfed.wire.schema import steps_of
@@ -72,9 +72,7 @@ class Session:
     @cached_property
     def federation(self) -> Federation:
         """Data and models of everybody."""
-        cfg = self.experiment
-        bundles, add_modules = self.folder.path / "vocabulary", cfg.algorithm.add_modules
-        return Federation(cfg.data, cfg.public, cfg.server, cfg.clients, cfg.run.seed, bundles, add_modules)
+        return build_federation(self.experiment, self.folder)
 
     @cached_property
     def hosting(self) -> Hosting:
@@ -380,26 +378,23 @@ class Session:
         self.folder.rewind_logs(checkpoint.facts["logs"])
 
     def _newest(self) -> Checkpoint:
-        problems: list[str] = []
-        for found in self.folder.checkpoints():
-            damaged = None if isinstance(found, RunError) else self._damaged(found)
-            if not isinstance(found, RunError) and damaged is None:
-                for problem in problems:
-                    log.warning("%s; continuing from round %d", problem, found.round)
-                    self._happened(found.round, "checkpoint_skipped", problem)
-                return found
-            problems.append(str(found) if isinstance(found, RunError) else str(damaged))
-        reason = "; ".join(problems) or "no round was completed"
-        raise RunError(f"'{self.folder.path}' has no usable checkpoint ({reason}); start the run again")
+        checkpoint, problems = self.folder.newest_checkpoint(self._problem_of)
+        if checkpoint is None:
+            reason = "; ".join(problems) or "no round was completed"
+            raise RunError(f"'{self.folder.path}' has no usable checkpoint ({reason}); start the run again")
+        for problem in problems:
+            log.warning("%s; continuing from round %d", problem, checkpoint.round)
+            self._happened(checkpoint.round, "checkpoint_skipped", problem)
+        return checkpoint
 
-    def _damaged(self, checkpoint: Checkpoint) -> str | None:
+    def _problem_of(self, checkpoint: Checkpoint) -> str:
         """What is not readable of that round: records, or the state of a client that lives here and keeps anything."""
         if lost := self.folder.lost_records(checkpoint.facts["logs"]):
             return f"after round {checkpoint.round} {lost}"
         if not (self.federation.members and self.experiment.algorithm.keeps):
-            return None
+            return ""
         client = StateStore(self.hosting.states).damaged(_labels(checkpoint.facts))
-        return None if client is None else f"the state of client '{client}' is damaged"
+        return "" if client is None else f"the state of client '{client}' is damaged"
 
     def _save_server(self, which: str) -> None:
         save_model(self.folder, f"models/{which}", self.server, self.experiment, self.federation.context)
