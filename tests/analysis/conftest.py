@@ -37,9 +37,9 @@ def started(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Names of the run folders that a series starts, in order."""
     folders: list[str] = []
 
-    def counted(experiment: Any, folder: Path, progress: Any) -> Any:
+    def counted(experiment: Any, folder: Path) -> Any:
         folders.append(folder.name)
-        return run_experiment(experiment, folder, progress)
+        return run_experiment(experiment, folder)
 
     monkeypatch.setattr("polyfed.analysis.series.run", counted)
     return folders

@@ -45,7 +45,7 @@ def test_a_mean_is_over_the_finite_values():
 
 
 def test_round_zero_sends_nothing_and_takes_no_time():
-    assert round_records(0, [], []) == [
+    assert round_records(0, []) == [
         {"round": 0, "participant": "server", "kind": "traffic", "metrics": {"bytes_up": 0, "bytes_down": 0}}
     ]
 

@@ -14,7 +14,6 @@ from polyfed.core.errors import ConfigError, RunError, nearest
 from polyfed.core.randomness import generator
 from polyfed.engines.flower import Flower
 from polyfed.federation.client import ClientInfo
-from polyfed.reporting.progress_log import LoggedProgress
 from polyfed.reporting.reported import resume, run
 from polyfed.reporting.tables import figure
 from polyfed.runs.experiment import Experiment
@@ -72,11 +71,10 @@ class Trial:
 
     def carry_out(self) -> None:
         """Run it, or go on with it."""
-        progress = LoggedProgress(self.folder / "progress.jsonl")
         if self.begun:
-            resume(self.folder, progress)
+            resume(self.folder)
         else:
-            run(self.experiment, self.folder, progress)
+            run(self.experiment, self.folder)
 
     def final(self) -> float:
         """The server's primary test metric after the last round.

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from polyfed.reporting.tables import TextTable
+    from polyfed.runs.events import Callback
     from polyfed.runs.experiment import Experiment
 
 # read when these libraries are first imported, which is later: torch and transformers take seconds
@@ -141,17 +142,17 @@ def run(
 
 
 def _run_into(experiment: Experiment, folder: Path, dashboard: bool, base: Path) -> None:
-    from polyfed.reporting.progress_log import FolderProgress
+    from polyfed.reporting.progress import FolderLine
     from polyfed.reporting.reported import run as run_experiment
 
     with _reported(folder, dashboard) as shown:
-        progress = FolderProgress(folder, typer.echo, shown)
+        callbacks = [FolderLine(folder, typer.echo), shown]
         if _is_deployed(experiment):
             from polyfed.deploy.launch import launch
 
-            launch(experiment, folder, progress, base=base)
+            launch(experiment, folder, callbacks, base=base)
         else:
-            run_experiment(experiment, folder, _logged(folder, progress))
+            run_experiment(experiment, folder, callbacks)
 
 
 @app.command()
@@ -163,13 +164,13 @@ def resume(run: RunFolderArgument, dashboard: Dashboard = False) -> None:
     from polyfed.reporting.reported import resume as resume_run
 
     deployed = _is_deployed(open_run(run).experiment)
-    with _reported(run, dashboard) as progress:
+    with _reported(run, dashboard) as shown:
         if deployed:
             from polyfed.deploy.launch import relaunch
 
-            relaunch(run, progress)
+            relaunch(run, [shown])
         else:
-            resume_run(run, _logged(run, progress))
+            resume_run(run, [shown])
 
 
 @app.command()
@@ -179,20 +180,14 @@ def watch(run: RunFolderArgument) -> None:
     Example: polyfed watch runs/scenes-demo-seed0
     """
     from polyfed.reporting.dashboard import DashboardProgress
-    from polyfed.reporting.outcome import outcome
-    from polyfed.reporting.progress_log import follow
+    from polyfed.runs.event_log import PROGRESS, follow
 
     opened = open_run(run)
     folder = opened.files
     shown = DashboardProgress(_console(), opened.records)
     with contextlib.closing(shown):
         shown.show()
-        ended = follow(
-            run / "progress.jsonl",
-            shown,
-            finished=lambda: not folder.is_worked_on(),
-            summary=lambda: outcome(open_run(run).records),
-        )
+        ended = follow(run / PROGRESS, shown, run, finished=lambda: not folder.is_worked_on())
     if not ended:
         typer.echo(f"nobody is working on this run; continue it with: polyfed resume {run}")
 
@@ -359,8 +354,8 @@ def _fail(message: str, code: int) -> int:
 
 
 @contextlib.contextmanager
-def _reported(folder: Path, dashboard: bool) -> Iterator[Any]:
-    """Progress of a run in ``folder``; an interruption says how to go on."""
+def _reported(folder: Path, dashboard: bool) -> Iterator[Callback]:
+    """What shows a run in ``folder``; an interruption says how to go on."""
     from polyfed.reporting.dashboard import DashboardProgress
     from polyfed.reporting.progress import progress_for
 
@@ -374,10 +369,3 @@ def _reported(folder: Path, dashboard: bool) -> Iterator[Any]:
         raise typer.Exit(_fail(f"interrupted; {hint}", 130)) from None
     finally:
         progress.close()
-
-
-def _logged(folder: Path, progress: Any) -> Any:
-    """Progress that ``polyfed watch`` can follow from elsewhere."""
-    from polyfed.reporting.progress_log import Both, LoggedProgress
-
-    return Both(progress, LoggedProgress(folder / "progress.jsonl"))

@@ -71,6 +71,11 @@ def outcome(records: RunRecords) -> RenderableType:
     return Group(Text(), *warnings, sentence, outcome_table(records).rich(), steps)
 
 
+def outcome_of(folder: Path) -> RenderableType:
+    """How the run in a folder came out."""
+    return outcome(open_run(folder).records)
+
+
 def verdict(records: RunRecords) -> str:
     """What came out, against chance and against the same federation without federated learning, if that was run."""
     seconds = sum(records.seconds.values())

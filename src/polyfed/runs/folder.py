@@ -8,7 +8,7 @@ ledger.jsonl      bytes that crossed the wire
 timing.jsonl      seconds a round
 partition.json    who holds which items
 history.jsonl     what befell the run: resumed, a damaged checkpoint skipped
-progress.jsonl    every call of the progress display, for polyfed watch
+progress.jsonl    events of the run, for polyfed watch
 tracebacks.log    what failed clients told in detail
 arrays/           matrices for plots, by name and round
 checkpoints/      state of the server after each of the last two rounds, and what clients keep

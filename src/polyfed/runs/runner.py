@@ -2,31 +2,32 @@
 
 from __future__ import annotations
 
+import contextlib
 import secrets
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from polyfed.core.device import cpu_threads
+from polyfed.runs.event_log import PROGRESS, EventLog
+from polyfed.runs.events import Callback
 from polyfed.runs.experiment import Experiment
 from polyfed.runs.folder import RunFolder
 from polyfed.runs.opened import Run, open_run
-from polyfed.runs.progress import Progress, Reporter, SilentProgress, unreported
 from polyfed.runs.session import Session
 
 
-def run(
-    experiment: Experiment, out: Path | str, progress: Progress | None = None, reporter: Reporter = unreported
-) -> Run:
+def run(experiment: Experiment, out: Path | str, callbacks: Iterable[Callback] = ()) -> Run:
     """Run an experiment into a new folder; ``polyfed.run`` does, and reports the run as well.
 
     Raises:
         PolyfedError: something does not fit; nothing is left at ``out`` unless the run had begun.
     """
-    with cpu_threads(experiment.run.threads), RunFolder.create(Path(out)) as folder, folder.lock():
-        Session(experiment, folder, progress or SilentProgress(), secrets.token_hex(8), reporter).start()
+    with cpu_threads(experiment.run.threads), RunFolder.create(Path(out)) as folder, _logged(folder) as log:
+        Session(experiment, folder, secrets.token_hex(8), [*callbacks, log]).start()
     return Run(Path(out))
 
 
-def resume(folder: Path | str, progress: Progress | None = None, reporter: Reporter = unreported) -> Run:
+def resume(folder: Path | str, callbacks: Iterable[Callback] = ()) -> Run:
     """Continue a run after its last complete round; the result is that of an uninterrupted run, bit for bit.
 
     Raises:
@@ -34,6 +35,13 @@ def resume(folder: Path | str, progress: Progress | None = None, reporter: Repor
     """
     opened = open_run(folder)
     experiment, files = opened.experiment, opened.files
-    with cpu_threads(experiment.run.threads), files.lock():
-        Session(experiment, files, progress or SilentProgress(), files.identity, reporter).resume()
+    with cpu_threads(experiment.run.threads), _logged(files) as log:
+        Session(experiment, files, files.identity, [*callbacks, log]).resume()
     return Run(opened.folder)
+
+
+@contextlib.contextmanager
+def _logged(folder: RunFolder) -> Iterator[EventLog]:
+    """The log of events of a run that no other process works on."""
+    with folder.lock(), contextlib.closing(EventLog(folder.path / PROGRESS)) as log:
+        yield log

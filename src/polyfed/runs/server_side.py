@@ -12,6 +12,7 @@ from polyfed.federation.federation import Federation
 from polyfed.federation.participant import Clock
 from polyfed.federation.server import Server, loaded, no_model
 from polyfed.federation.types import Blueprint
+from polyfed.runs.events import Metrics
 from polyfed.runs.experiment import Experiment
 from polyfed.runs.folder import RunFolder
 
@@ -39,6 +40,7 @@ def build_server(
     federation: Federation,
     clients: tuple[ClientInfo, ...],
     blueprint: Callable[[], Mapping[str, Blueprint]],
+    measured: Callable[[Metrics], None],
 ) -> Server:
     """The server as it is before the first round.
 
@@ -47,6 +49,7 @@ def build_server(
         federation: data and models.
         clients: everybody there.
         blueprint: gives what clients' models are like.
+        measured: is given the server's metrics of training.
     """
     common: dict[str, Any] = {
         "name": "server",
@@ -58,6 +61,7 @@ def build_server(
         "reaches": reaches(clients, experiment.run.bounds.weight),
         "public_order": federation.public_order,
         "blueprint": blueprint,
+        "measured": measured,
     }
     settings = experiment.server
     if settings is None:

@@ -188,22 +188,19 @@ def _quietly_closed(writer: SinkWriter) -> None:
 
 
 def round_records(
-    number: int, metrics: Sequence[Record], transfers: Iterable[Record], seconds: float | None = None
+    number: int, metrics: Sequence[Record], up: int = 0, down: int = 0, *, seconds: float | None = None
 ) -> list[Record]:
     """A round as sinks get it: its lines of metrics.jsonl, and one each of kind ``traffic`` and ``timing``.
 
     Args:
         number: the round.
         metrics: metrics and events.
-        transfers: lines of the ledger.
+        up, down: bytes that crossed.
         seconds: wall time; None where none is measured, as for round 0.
     """
-    sizes: Counter[str] = Counter(bytes_up=0, bytes_down=0)
-    for line in transfers:
-        sizes[f"bytes_{line['direction']}"] += line["bytes"]
     common = {"round": number, "participant": SERVER}
     timing = [] if seconds is None else [{**common, "kind": "timing", "metrics": {"seconds": seconds}}]
-    return [*metrics, {**common, "kind": "traffic", "metrics": dict(sizes)}, *timing]
+    return [*metrics, {**common, "kind": "traffic", "metrics": {"bytes_up": up, "bytes_down": down}}, *timing]
 
 
 @dataclass(frozen=True)
