@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import singledispatchmethod
 from pathlib import Path
 from statistics import fmean
@@ -140,17 +140,25 @@ def summaries(latest: Mapping[tuple[str, str], Metrics]) -> dict[str, str]:
     Args:
         latest: (participant, kind) -> its latest metrics.
     """
-    texts = {
-        f"{SERVER} {kind}": _brief(metrics) for (participant, kind), metrics in latest.items() if participant == SERVER
-    }
-    for kind in dict.fromkeys(kind for participant, kind in latest if participant != SERVER):
-        measured = [metrics for (participant, k), metrics in latest.items() if participant != SERVER and k == kind]
-        names = dict.fromkeys(name for metrics in measured for name in metrics)
-        found = {name: [metrics[name] for metrics in measured if name in metrics] for name in names}
-        means = {name: fmean(values) for name, values in found.items()}
-        some = {name: f" (of {len(values)})" for name, values in found.items() if len(values) < len(measured)}
-        texts[f"mean of {len(measured)} clients {kind}"] = _brief(means, some)
-    return texts
+    texts: dict[str, str] = {}
+    of_clients: dict[str, list[Metrics]] = {}
+    for (participant, kind), metrics in latest.items():
+        if participant == SERVER:
+            texts[f"{SERVER} {kind}"] = _brief(metrics)
+        else:
+            of_clients.setdefault(kind, []).append(metrics)
+    clients = {f"mean of {len(each)} clients {kind}": _brief_mean(each) for kind, each in of_clients.items()}
+    return texts | clients
+
+
+def _brief_mean(measured: Sequence[Metrics]) -> str:
+    """Means over the clients that have a metric, with their number if these are not all."""
+    values: dict[str, list[float]] = {}
+    for metrics in measured:
+        for name, value in metrics.items():
+            values.setdefault(name, []).append(value)
+    notes = {name: f" (of {len(each)})" for name, each in values.items() if len(each) < len(measured)}
+    return _brief({name: fmean(each) for name, each in values.items()}, notes)
 
 
 def _brief(metrics: Metrics, notes: Mapping[str, str] | None = None, most: int = 4) -> str:

@@ -8,10 +8,10 @@ from pathlib import Path
 from polyfed.reporting.html.page import write_html_report
 from polyfed.reporting.plots import draw_all
 from polyfed.reporting.report import write_report
-from polyfed.runs import runner
 from polyfed.runs.events import Callback, Event, RunComplete
 from polyfed.runs.experiment import Experiment
 from polyfed.runs.opened import Run, open_run
+from polyfed.runs.runner import resume_run, run_experiment
 
 
 def run(experiment: Experiment, out: Path | str, callbacks: Iterable[Callback] = ()) -> Run:
@@ -25,7 +25,7 @@ def run(experiment: Experiment, out: Path | str, callbacks: Iterable[Callback] =
     Raises:
         PolyfedError: something does not fit; nothing is left at ``out`` unless the run had begun.
     """
-    return runner.run(experiment, out, [Reports(), *callbacks])
+    return run_experiment(experiment, out, [Reports(), *callbacks])
 
 
 def resume(folder: Path | str, callbacks: Iterable[Callback] = ()) -> Run:
@@ -34,7 +34,7 @@ def resume(folder: Path | str, callbacks: Iterable[Callback] = ()) -> Run:
     Raises:
         RunError: not a run folder, its configuration was edited, or no checkpoint is readable.
     """
-    return runner.resume(folder, [Reports(), *callbacks])
+    return resume_run(folder, [Reports(), *callbacks])
 
 
 class Reports(Callback):

@@ -224,10 +224,10 @@ class RunRecords:
 
     @cached_property
     def _by_participant(self) -> dict[tuple[str, str], tuple[Measurement, ...]]:
-        found: dict[tuple[str, str], list[Measurement]] = {}
+        by_participant: dict[tuple[str, str], list[Measurement]] = {}
         for record in self.measurements:
-            found.setdefault((record.participant, record.kind), []).append(record)
-        return {key: tuple(records) for key, records in found.items()}
+            by_participant.setdefault((record.participant, record.kind), []).append(record)
+        return {key: tuple(records) for key, records in by_participant.items()}
 
 
 _NOTHING = Measurement(round=0, participant="", kind="", metrics={})

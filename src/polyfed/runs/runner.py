@@ -16,7 +16,7 @@ from polyfed.runs.opened import Run, open_run
 from polyfed.runs.session import Session
 
 
-def run(experiment: Experiment, out: Path | str, callbacks: Iterable[Callback] = ()) -> Run:
+def run_experiment(experiment: Experiment, out: Path | str, callbacks: Iterable[Callback] = ()) -> Run:
     """Run an experiment into a new folder; ``polyfed.run`` does, and reports the run as well.
 
     Raises:
@@ -27,7 +27,7 @@ def run(experiment: Experiment, out: Path | str, callbacks: Iterable[Callback] =
     return Run(Path(out))
 
 
-def resume(folder: Path | str, callbacks: Iterable[Callback] = ()) -> Run:
+def resume_run(folder: Path | str, callbacks: Iterable[Callback] = ()) -> Run:
     """Continue a run after its last complete round; the result is that of an uninterrupted run, bit for bit.
 
     Raises:
