@@ -44,7 +44,7 @@ def holder(*modalities: str) -> tuple[Holder, dict[str, torch.Size]]:
     return Holder(modalities, places(model)), {name: value.shape for name, value in model.state_dict().items()}
 
 
-class Federation:
+class Population:
     """Types of clients, and updates made up on the spot.
 
     Attributes:
@@ -95,7 +95,7 @@ class Federation:
         return work
 
 
-def bench_memory(name: str, federation: Federation, updates: int, limit: float) -> None:
+def bench_memory(name: str, federation: Population, updates: int, limit: float) -> None:
     """Peak memory of a round of so many updates, and of a tenth of them."""
     makes = {"exact": federation.exact, "sequential": federation.sequential}
     together = sum(federation.sizes.values())
@@ -114,7 +114,7 @@ def bench_memory(name: str, federation: Federation, updates: int, limit: float) 
         )
 
 
-def bench_speed(name: str, federation: Federation, updates: int, repeats: int) -> None:
+def bench_speed(name: str, federation: Population, updates: int, repeats: int) -> None:
     """Folding one update in, type by type, against one flat tensor of the same size."""
     models = federation.models()
     exact, sequential = federation.exact(models, updates), federation.sequential(models, updates)
@@ -179,8 +179,8 @@ def main() -> None:
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
     updates, repeats = (20, 5) if arguments.quick else (100, 15)
-    one = Federation(Scope(), ("image",))
-    three = Federation(FEDCOLA, ("image",), ("text",), ("image", "text"))
+    one = Population(Scope(), ("image",))
+    three = Population(FEDCOLA, ("image",), ("text",), ("image", "text"))
     for name, federation in {"one_type": one, "fedcola": three}.items():
         bench_memory(name, federation, updates, limit=3)
         bench_speed(name, federation, updates, repeats)

@@ -24,7 +24,6 @@ import torch
 from safetensors.torch import load_file
 
 from polyfed import Experiment, run
-from polyfed.runs.progress import SilentProgress
 
 ENGINES: Mapping[str, Mapping[str, Any]] = {
     "local": {"name": "local"},
@@ -138,7 +137,7 @@ def measure(name: str, engine: str) -> dict[str, str]:
     preset, overrides = CASES[name]
     overrides = (*overrides, *RUN, f"run.engine={json.dumps(ENGINES[engine])}")
     with tempfile.TemporaryDirectory() as folder:
-        return digests(run(Experiment.load(preset, overrides), Path(folder) / "run", SilentProgress()).folder)
+        return digests(run(Experiment.load(preset, overrides), Path(folder) / "run").folder)
 
 
 def planned(names: Iterable[str], engines: Iterable[str]) -> list[tuple[str, str]]:

@@ -23,6 +23,8 @@ from torch.nn import functional as F
 
 from polyfed.core.randomness import generator
 from polyfed.data.images import normalised
+from polyfed.runs.checkpoints import Checkpoints
+from polyfed.runs.loop import Loop
 from polyfed.runs.session import Session
 from polyfed.wire.ledger import Ledger
 
@@ -39,11 +41,17 @@ RESNET = {  # tiny, with 0.9 million parameters
 # ---- FedAvg
 
 
-class InMemory(Session):
-    """A session that leaves nothing on disk."""
+class InMemory(Checkpoints):
+    """Leaves nothing on disk."""
 
-    def _complete(self, number: int, ledger: Ledger, seconds: float | None) -> None:
-        self.server.forget_records()
+    def save(self, number: int, ledger: Ledger, seconds: float | None) -> None:
+        """Forget the round."""
+        self.recorder.take()
+
+
+def in_memory(loop: Loop) -> Loop:
+    """The loop without a run folder."""
+    return replace(loop, checkpoints=InMemory(**vars(loop.checkpoints)))
 
 
 def fedavg(model: dict[str, Any]) -> dict[str, Any]:
@@ -130,13 +138,13 @@ class PlainLoop:
             optimizer.step()
 
 
-def rounds_of(session: Session, rounds: int) -> Callable[[], None]:
-    """So many rounds of a session from the initial weights."""
+def rounds_of(loop: Loop, rounds: int) -> Callable[[], None]:
+    """So many rounds from the initial weights."""
 
     def work() -> None:
-        session.experiment.algorithm.setup(session.server)
+        loop.experiment.algorithm.setup(loop.server)
         for number in range(1, rounds + 1):
-            session._round(number)
+            loop.round(number)
 
     return work
 
@@ -144,12 +152,12 @@ def rounds_of(session: Session, rounds: int) -> Callable[[], None]:
 def bench_fedavg(name: str, model: dict[str, Any], rounds: int, repeats: int) -> None:
     """Rounds of FedAvg with and without run folder against the plain loop."""
     content = fedavg(model)
-    with federations.prepared(content, InMemory) as bare, federations.prepared(content) as durable:
+    with federations.prepared(content) as bare, federations.prepared(content) as durable:
         plain = PlainLoop(bare)
         works: dict[str, harness.Work] = {
-            "polyfed": rounds_of(bare, rounds),
+            "polyfed": rounds_of(in_memory(bare.loop()), rounds),
             "plain": lambda: plain.run(rounds),
-            "durable": rounds_of(durable, rounds),
+            "durable": rounds_of(durable.loop(), rounds),
         }
         times = harness.interleaved(works, repeats)
         memory = {key: harness.peak_extra(work) for key, work in works.items()}

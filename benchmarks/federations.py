@@ -23,7 +23,6 @@ from polyfed.engines.site import Site
 from polyfed.models.encoder import Encoder
 from polyfed.runs.experiment import Experiment
 from polyfed.runs.folder import RunFolder
-from polyfed.runs.progress import SilentProgress
 from polyfed.runs.session import Session
 
 SIDE, CLASSES, WORDS = 16, 10, 200
@@ -82,13 +81,13 @@ def image_model(dim: int, hidden: int) -> dict[str, Any]:
 
 
 @contextmanager
-def prepared(content: Mapping[str, Any], kind: type[Session] = Session) -> Iterator[Session]:
+def prepared(content: Mapping[str, Any]) -> Iterator[Session]:
     """A session before its first round, in a folder that vanishes."""
     with tempfile.TemporaryDirectory() as place:
         data = {**content["data"], "cache_dir": f"{place}/cache"}
         experiment = Experiment.parse({**content, "data": data})
         with RunFolder.create(Path(place) / "run") as folder:
-            session = kind(experiment, folder, SilentProgress(), "a-benchmark")
+            session = Session(experiment, folder, "a-benchmark")
             session.attach(LocalEngine(session.hosting.here()))
             yield session
 

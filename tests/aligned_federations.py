@@ -16,7 +16,7 @@ from polyfed.models.binding import Parts
 from polyfed.runs.session import Session
 from polyfed.wire.messages import Answer, Request
 from polyfed.wire.payload import Payload
-from sessions import prepared, site_of
+from sessions import prepared, round_records, site_of
 
 Config = dict[str, Any]
 Values = dict[str, Tensor]
@@ -57,13 +57,13 @@ def parts_of(session: Session) -> Parts:
 def metrics(session: Session) -> dict[str, float]:
     """What the server recorded of the round."""
     found: dict[str, float] = {}
-    for record in session.server.records:
+    for record in round_records(session):
         found |= record.get("metrics", {})
     return found
 
 
 def events(session: Session) -> list[tuple[str, str]]:
-    return [(record["participant"], record["event"]) for record in session.server.records if record["kind"] == "event"]
+    return [(record["participant"], record["event"]) for record in round_records(session) if record["kind"] == "event"]
 
 
 class Said(NamedTuple):

@@ -154,13 +154,13 @@ def play(session: Session, first: int, last: int) -> Session:
 
 def as_left(session: Session, client: str) -> Client:
     """A client after its last step."""
-    return woken(session, client, (99, 0), after=session.accepted[client])
+    return woken(session, client, (99, 0), after=session.cohorts.accepted[client])
 
 
 def outcome(session: Session) -> dict[str, dict[str, Tensor]]:
     """The models of the server and of all clients that took part."""
     found = {}
-    for name in session.accepted:  # one at a time: clients of one architecture share a live model
+    for name in session.cohorts.accepted:  # one at a time: clients of one architecture share a live model
         found |= copies({name: as_left(session, name).model.state_dict()})
     return found | copies({"server": session.server.model.state_dict()})
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+import yaml
 
 from polyfed import Experiment, run
 from polyfed.cli.main import main
@@ -47,6 +48,14 @@ def classifier_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     server = {key: private[key] for key in ("model", "task", "source", "training")}
     content |= {"public": None, "server": server, "clients": {"image": private}}
     return _finished(content, tmp_path_factory.mktemp("classifier"))
+
+
+@pytest.fixture(scope="session")
+def fedafd_run(tiny_run: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Folder of a finished run of FedAFD with the federation of ``tiny_run``; not to be changed."""
+    content = yaml.safe_load((tiny_run / "config.yaml").read_text())
+    content["algorithm"] = {"name": "fedafd", "local_epochs": 1}
+    return run(Experiment.load(content), tmp_path_factory.mktemp("fedafd") / "run").folder
 
 
 def _finished(content: dict[str, Any], folder: Path) -> Path:

@@ -53,4 +53,4 @@ def asked(
 ) -> Payload:
     """What a client answers that is asked to train."""
     fields = {"representations": known, "encoders": Weights(encoders or {}), "version": 1}
-    return site_of(session).handle(request(client, Payload(fields), (number, 0), session.accepted.get(client)))
+    return site_of(session).handle(request(client, Payload(fields), (number, 0), session.cohorts.accepted.get(client)))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -15,9 +14,9 @@ from polyfed.algorithms.creamfl import CreamFL
 from polyfed.algorithms.fedavg import FedAvg
 from polyfed.federation.client import Client
 from polyfed.reporting.reported import run
+from polyfed.runs.events import Callback, ClientDone, Event, RoundStarted
 from polyfed.runs.experiment import Experiment
-from polyfed.runs.progress import SilentProgress
-from polyfed.runs.runner import Run
+from polyfed.runs.opened import Run
 from polyfed.wire.payload import Representations, Weights
 
 Config = dict[str, Any]
@@ -38,24 +37,23 @@ def facts(folder: Path, number: int) -> dict[str, Any]:
     return found
 
 
-class Stopping(SilentProgress):
+class Stopping(Callback):
     """Stops the run in the middle of a round: one client has done its step, and keeps what it keeps."""
 
     def __init__(self, at: int) -> None:
         self.at, self.round = at, 0
 
-    def round_started(self, number: int, clients: Sequence[str]) -> None:
-        self.round = number
-
-    def client_done(self, client: str, step: str, seconds: float) -> None:
-        if self.round == self.at:
+    def handle(self, event: Event) -> None:
+        if isinstance(event, RoundStarted):
+            self.round = event.round
+        elif isinstance(event, ClientDone) and self.round == self.at:
             raise KeyboardInterrupt
 
 
 def cut_short(config: Config, folder: Path, at: int = 2) -> Path:
     """A run that was interrupted in the middle of round ``at``; gives its folder."""
     with pytest.raises(KeyboardInterrupt):
-        run(Experiment.parse(config), folder, Stopping(at))
+        run(Experiment.parse(config), folder, [Stopping(at)])
     return folder
 
 

@@ -12,7 +12,6 @@ from polyfed.federation.client import Client
 from polyfed.federation.cohort import Cohort
 from polyfed.runs.experiment import Experiment
 from polyfed.runs.folder import RunFolder
-from polyfed.runs.progress import SilentProgress, unreported
 from polyfed.runs.session import Session
 from polyfed.wire.ledger import Ledger
 from polyfed.wire.messages import Request, StateVersion
@@ -22,11 +21,16 @@ from polyfed.wire.payload import Payload
 def prepared(config: Mapping[str, Any], folder: Path) -> Session:
     """A session on the local engine that has entered round 1; nothing is written but what clients keep."""
     folder.mkdir(parents=True, exist_ok=True)
-    session = Session(Experiment.parse(config), RunFolder(folder), SilentProgress(), "a-test", unreported)
+    session = Session(Experiment.parse(config), RunFolder(folder), "a-test")
     session.attach(LocalEngine(session.hosting.here()))
     session.experiment.algorithm.setup(session.server)
     session.server.begin(1)
     return session
+
+
+def round_records(session: Session) -> list[dict[str, Any]]:
+    """What was recorded of the round that goes on."""
+    return [dict(record) for record in session.recorder.records if record["round"] == session.server.clock.round]
 
 
 def site_of(session: Session) -> Site:

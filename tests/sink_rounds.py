@@ -22,8 +22,7 @@ def a_round(number: int) -> list[Record]:
         {"round": number, "participant": "image-1", "kind": "test", "metrics": {"accuracy": 40.0, "loss": math.nan}},
         {"round": number, "participant": "image-2", "kind": "event", "event": "client_excluded", "reason": "no answer"},
     ]
-    ledger = [{"direction": way, "bytes": size} for way, size in (("up", 3), ("down", 5), ("up", 4))]
-    return round_records(number, metrics, ledger, 1.5)
+    return round_records(number, metrics, 7, 5, seconds=1.5)
 
 
 EXPECTED = {

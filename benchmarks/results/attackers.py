@@ -16,7 +16,6 @@ from pathlib import Path
 import torch
 
 from polyfed import Experiment, run
-from polyfed.runs.progress import SilentProgress
 from polyfed.runs.records import RunRecords
 from runs import spread
 
@@ -74,7 +73,7 @@ def folder_of(out: Path, name: str, seed: int, *, bounded: bool) -> Path:
     if not (folder / "report.md").exists():
         shutil.rmtree(folder, ignore_errors=True)
         overrides = [*ROWS[name].overrides, f"run.seed={seed}", *([] if bounded else [OFF])]
-        run(Experiment.load(PRESET, overrides), folder, SilentProgress())
+        run(Experiment.load(PRESET, overrides), folder)
         shutil.rmtree(folder / "checkpoints")
     return folder
 

@@ -28,7 +28,7 @@ from typing import Any
 
 from medical_tables import HEADS, PAIRS, RATE, TABLES, Row, selected, tasks_of
 
-from polyfed.downstream.opened import Wanted
+from polyfed.downstream.model_choice import ModelChoice
 from polyfed.downstream.suite import Suite, run_suite
 from polyfed.runs.records import RunRecords
 from runs import Planned, client_values, spread
@@ -162,7 +162,7 @@ def _test_apart(folder: Path, arguments: Sequence[str], options: argparse.Namesp
 def test(options: argparse.Namespace) -> None:
     """Put a run to the downstream tasks and write what was found beside its records."""
     suite = Suite.load("medical").chosen(options.tasks)
-    base = Wanted(
+    base = ModelChoice(
         options.out,
         None if options.tested == "clients" else "last",
         None,

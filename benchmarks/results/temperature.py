@@ -22,7 +22,6 @@ from polyfed.engines.local import LocalEngine
 from polyfed.federation.state import StateStore, unflatten
 from polyfed.runs.experiment import Experiment
 from polyfed.runs.folder import RunFolder
-from polyfed.runs.progress import SilentProgress, unreported
 from polyfed.runs.session import Session
 
 ROWS = 512  # public samples on which weights are compared; the contrast is with all
@@ -33,7 +32,7 @@ def uploads(session: Session) -> dict[str, dict[str, Tensor]]:
     """Client -> what it uploaded last, of the clients that ever took part."""
     found = {}
     store = StateStore(session.hosting.states)
-    for client, label in session.accepted.items():
+    for client, label in session.cohorts.accepted.items():
         found[client] = unflatten(store.load(client, label))["previous"]
     return found
 
@@ -41,9 +40,9 @@ def uploads(session: Session) -> dict[str, dict[str, Tensor]]:
 def analyse(folder: Path) -> list[dict[str, object]]:
     """One record a modality and temperature."""
     experiment = Experiment.load(folder / "config.yaml")
-    session = Session(experiment, RunFolder.existing(folder), SilentProgress(), "", unreported)
+    session = Session(experiment, RunFolder.existing(folder), "")
     session.attach(LocalEngine(session.hosting.here()))
-    session._restore(session._newest())
+    session.loop().checkpoints.restore()
     known = session.server.represent_public()
     sent = uploads(session)
     several = {info.id for info in session.server.clients if len(info.modalities) > 1}

@@ -10,8 +10,8 @@ from pydantic import Field
 from polyfed.algorithms.algorithm import Reply
 from polyfed.algorithms.fedavg import FedAvg
 from polyfed.federation.cohort import Cohort
-from polyfed.wire.payload import Payload, Weights
 from polyfed.federation.server import Server
+from polyfed.wire.payload import Payload, Weights
 
 
 class Bounded(FedAvg):

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from polyfed.reporting.reported import resume, run
     from polyfed.runs.evaluation import evaluate_model
     from polyfed.runs.experiment import Experiment
-    from polyfed.runs.runner import Run
+    from polyfed.runs.opened import Run, open_run
 
 __all__ = [
     "Experiment",
@@ -31,6 +31,7 @@ __all__ = [
     "__version__",
     "evaluate_model",
     "export_model",
+    "open_run",
     "resume",
     "run",
 ]
@@ -38,9 +39,10 @@ __all__ = [
 # imported when first used: torch takes seconds, and the command line must answer at once
 _HOMES = {
     "Experiment": "polyfed.runs.experiment",
-    "Run": "polyfed.runs.runner",
+    "Run": "polyfed.runs.opened",
     "evaluate_model": "polyfed.runs.evaluation",
     "export_model": "polyfed.export.model",
+    "open_run": "polyfed.runs.opened",
     "resume": "polyfed.reporting.reported",
     "run": "polyfed.reporting.reported",
 }

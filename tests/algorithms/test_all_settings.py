@@ -25,8 +25,8 @@ from polyfed.federation.settings import TrainingSettings
 from polyfed.runs.experiment import Experiment
 from polyfed.runs.session import Session
 from polyfed.wire.ledger import Ledger
-from sessions import prepared
-from settings_to_flip import AVERAGINGS, COMPANIONS, EQUAL, VALUES
+from sessions import prepared, round_records
+from settings_to_flip import COMPANIONS, EQUAL, VALUES
 
 Config = dict[str, Any]
 Result = Mapping[str, Tensor]
@@ -129,7 +129,7 @@ def _played(folder: Path, config: Config) -> Result:
         ledger = Ledger()
         with isolated(session.experiment.run.seed, number, "server"):
             algorithm.round(server, session.cohort(number, ledger))
-        for record in server.records:
+        for record in round_records(session):
             numbers |= {f"{number}-{key}": value for key, value in record.get("metrics", {}).items()}
         for line in ledger.records:
             key = f"{number}-{line['client']}-{line['direction']}-{line['kind']}"
@@ -143,7 +143,7 @@ def _tensors(session: Session) -> dict[str, Tensor]:
     """Of the models of all, and what else the server has."""
     server = session.server
     groups: dict[str, Mapping[str, Tensor]] = dict(server.weights)
-    for name in session.accepted:  # one at a time: clients of one architecture share a live model
+    for name in session.cohorts.accepted:  # one at a time: clients of one architecture share a live model
         groups |= copies({name: as_left(session, name).model.state_dict()})
     groups |= {f"state-{name}": tensors for name, tensors in server.state.items()}
     if server.has_model:

@@ -17,7 +17,7 @@ from polyfed.reporting.reported import run
 from polyfed.runs.experiment import Experiment
 from polyfed.runs.session import Session
 from polyfed.wire.payload import Payload, Representations
-from sessions import first_cohort, prepared, request, site_of, woken
+from sessions import first_cohort, prepared, request, round_records, site_of, woken
 
 Config = dict[str, Any]
 
@@ -109,7 +109,7 @@ def test_distillation_reduces_the_distance_to_its_targets(creamfl: Config, tmp_p
         for name, value in known.items()
     }
     algorithm.distil(server, targets)
-    metrics = {name: value for record in server.records for name, value in record["metrics"].items()}
+    metrics = {name: value for record in round_records(session) for name, value in record["metrics"].items()}
     for modality in ("image", "text"):
         assert metrics[f"kd_distance_after.{modality}"] < 0.9 * metrics[f"kd_distance_before.{modality}"]
 

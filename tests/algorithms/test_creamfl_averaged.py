@@ -23,7 +23,7 @@ from polyfed.runs.session import Session
 from polyfed.wire.framing import tensor_bytes
 from polyfed.wire.ledger import Ledger
 from polyfed.wire.payload import Representations, Weights
-from sessions import prepared, woken
+from sessions import prepared, round_records, woken
 
 Config = dict[str, Any]
 Tensors = dict[str, Tensor]
@@ -51,7 +51,7 @@ def one_round(session: Session, *, absent: tuple[str, ...] = ()) -> Ledger:
 
 
 def recorded(session: Session) -> dict[str, float]:
-    return {name: value for record in session.server.records for name, value in record["metrics"].items()}
+    return {name: value for record in round_records(session) for name, value in record["metrics"].items()}
 
 
 # ---- by hand

@@ -18,7 +18,7 @@ from polyfed.reporting.reported import run
 from polyfed.runs.experiment import Experiment
 from polyfed.runs.session import Session
 from polyfed.wire.ledger import Ledger
-from sessions import prepared, woken
+from sessions import prepared, round_records, woken
 
 Config = dict[str, Any]
 SMALL = {"decoder_depth": 1, "decoder_width": 32, "decoder_heads": 2}
@@ -107,7 +107,7 @@ def test_two_rounds_equal_a_plain_loop(config: Config, tmp_path: Path, task: flo
         done = {name: by_hand(session, name, start, number, mae=0.5, task=task) for name in samples}
         assert_mean(server.weights[kind], {name: weights for name, (weights, _) in done.items()}, samples)
         mean = sum(samples[name] * loss for name, (_, loss) in done.items()) / sum(samples.values())
-        (line,) = server.records
+        (line,) = round_records(session)
         assert line["metrics"]["mae_clients"] == 2
         assert line["metrics"]["reconstruction"] == pytest.approx(mean, abs=1e-5)
 

@@ -19,7 +19,7 @@ from polyfed.runs.session import Session
 from polyfed.wire.ledger import Ledger
 from polyfed.wire.messages import Answer, Request
 from polyfed.wire.payload import Payload, Weights
-from sessions import prepared, request, site_of, woken
+from sessions import prepared, request, round_records, site_of, woken
 
 
 @pytest.fixture(autouse=True)
@@ -155,7 +155,7 @@ def test_private_data_are_encoded_once_a_broadcast(
     monkeypatch.setattr(Guidance, "_encode", counted)
     session = play(session_of(tmp_path, broadcast_every=every, local_epochs=2), 1, 2)
     distinct = 0
-    for name in session.accepted:
+    for name in session.cohorts.accepted:
         train = session.federation.train(session.federation.members[name])
         distinct += sum(len(rows.unique()) for rows in train.rows.values())
     assert sum(encoded) == times * distinct
@@ -184,7 +184,7 @@ def test_late_clients_get_the_encoders_of_the_current_window_once(
         got[client], late = version, late + (number > version)
         assert number == version or not same(encoders, {name: now[name] for name in encoders})
     assert late > 1
-    assert not [event for event in session.server.records if event["kind"] == "event"]
+    assert not [event for event in round_records(session) if event["kind"] == "event"]
 
 
 def test_a_client_whose_reply_is_lost_gets_the_encoders_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -201,15 +201,15 @@ def test_a_client_whose_reply_is_lost_gets_the_encoders_again(tmp_path: Path, mo
     play(session, 1, 3)
     assert [number for number, client, encoders, _ in sent if client == "text" and encoders] == [1, 2]
     assert [number for number, client, encoders, _ in sent if client == "image" and encoders] == [1]
-    assert session.accepted["text"] == (3, 0)
+    assert session.cohorts.accepted["text"] == (3, 0)
 
 
 def test_a_client_that_lost_its_encoders_says_so(tmp_path: Path) -> None:
     session = play(session_of(tmp_path, broadcast_every=10), 1, 1)
-    session.accepted.pop("image")
+    session.cohorts.accepted.pop("image")
     with pytest.raises(RunError, match="encoders of round 1 are needed, but this client has none"):
         asked(session, "image", known_of(session), number=2)
-    session.accepted["text"] = (1, 0)
+    session.cohorts.accepted["text"] = (1, 0)
     fields = {"representations": known_of(session), "encoders": Weights({}), "version": 11}
     with pytest.raises(RunError, match="encoders of round 11 are needed, but this client has those of round 1"):
         site_of(session).handle(request("text", Payload(fields), (11, 0), (1, 0)))
@@ -231,7 +231,7 @@ def test_a_modality_that_the_server_does_not_encode_goes_unfused(tmp_path: Path)
     task = {"name": "classification", "target": "label"}
     config["server"] |= {"model": server | {"encoders": {"image": server["encoders"]["image"]}}, "task": task}
     session = play(prepared(config, tmp_path), 1, 2)
-    assert not [event for event in session.server.records if event["kind"] == "event"]
+    assert not [event for event in round_records(session) if event["kind"] == "event"]
     found = session.experiment.algorithm.evaluate_clients(session.server, session.cohort(3, Ledger()))
     assert set(found) == {"image", "text", "paired-0", "paired-1"}
 
@@ -242,4 +242,4 @@ def test_modalities_may_stand_in_any_order(tmp_path: Path) -> None:
     encoders = dict(reversed(model["encoders"].items()))
     config["clients"]["paired"] = config["clients"]["paired"] | {"model": model | {"encoders": encoders}}
     session = play(prepared(config, tmp_path), 1, 1)
-    assert set(session.accepted) == {"image", "text", "paired-0", "paired-1"}
+    assert set(session.cohorts.accepted) == {"image", "text", "paired-0", "paired-1"}

@@ -234,7 +234,7 @@ def test_the_distorted_copy_is_dropped(tmp_path: Path, monkeypatch: pytest.Monke
         assert set(reply) == {"weights"}
         assert set(reply["weights"]) == set(parts.aligner)
     for client in CLIENTS:
-        kept = unflatten(site_of(session).store.load(client, session.accepted[client]))
+        kept = unflatten(site_of(session).store.load(client, session.cohorts.accepted[client]))
         if broadcast == "repeated":
             assert "encoder" not in kept
         else:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -33,8 +33,8 @@ from polyfed.core.errors import ExchangeError
 from polyfed.data.samples import Samples
 from polyfed.federation.state import unflatten
 from polyfed.reporting.reported import resume, run
+from polyfed.runs.events import Callback, ClientDone, Event, RoundStarted
 from polyfed.runs.experiment import Experiment
-from polyfed.runs.progress import SilentProgress
 from polyfed.runs.session import Session
 from polyfed.wire.ledger import Ledger
 from polyfed.wire.messages import Answer, Request
@@ -91,7 +91,7 @@ def assert_same_as_told(session: Session, said: list[Said]) -> None:
     """Clients train from the server's model, whatever of it they had already."""
     aggregated = next(one.sent["weights"] for one in said if one.step == "judge")
     for client in CLIENTS:
-        kept = unflatten(site_of(session).store.load(client, session.accepted[client]))
+        kept = unflatten(site_of(session).store.load(client, session.cohorts.accepted[client]))
         assert same(kept["encoder"], {name: aggregated[name] for name in parts_of(session).encoder})
 
 
@@ -185,17 +185,16 @@ def test_clients_whose_weights_have_vanished(tmp_path: Path) -> None:
 # ---- killed, repeated
 
 
-class Dies(SilentProgress):
+class Dies(Callback):
     """Ends the run in round 2, once a client has done a step."""
 
     def __init__(self, step: str, client: str) -> None:
         self.at, self.round = (2, client, step), 0
 
-    def round_started(self, number: int, clients: Sequence[str]) -> None:
-        self.round = number
-
-    def client_done(self, client: str, step: str, seconds: float) -> None:
-        if (self.round, client, step) == self.at:
+    def handle(self, event: Event) -> None:
+        if isinstance(event, RoundStarted):
+            self.round = event.round
+        elif isinstance(event, ClientDone) and (self.round, event.client, event.step) == self.at:
             raise KeyboardInterrupt
 
 
@@ -232,7 +231,7 @@ def test_a_run_killed_between_phases_resumes_to_the_same_bits(
     tmp_path: Path, undisturbed: dict[str, dict[str, bytes]], method: str, step: str, client: str
 ) -> None:
     with pytest.raises(KeyboardInterrupt):
-        run(Experiment.parse(quiet(method)), tmp_path / "run", Dies(step, client))
+        run(Experiment.parse(quiet(method)), tmp_path / "run", [Dies(step, client)])
     assert contents(resume(tmp_path / "run")) == undisturbed[method]
 
 

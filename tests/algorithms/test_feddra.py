@@ -24,7 +24,7 @@ from polyfed.runs.session import Session
 from polyfed.wire.ledger import Ledger
 from polyfed.wire.messages import Answer, Request
 from polyfed.wire.payload import Weights as PayloadWeights
-from sessions import prepared, site_of, woken
+from sessions import prepared, round_records, site_of, woken
 
 Config = dict[str, Any]
 Values = dict[str, Tensor]
@@ -54,7 +54,7 @@ def parts_of(session: Session) -> Parts:
 
 def metrics(session: Session) -> dict[str, float]:
     found: dict[str, float] = {}
-    for record in session.server.records:
+    for record in round_records(session):
         found |= record.get("metrics", {})
     return found
 
@@ -205,7 +205,7 @@ def test_encoders_rest_in_the_first_stage(tmp_path: Path, monkeypatch: pytest.Mo
         assert set(sent["aligner"]) == set(parts.without_encoder)
         assert set(reply) == {"weights", "num_examples", "loss"}
         assert any(not torch.equal(reply["weights"][name], start[name]) for name in parts.encoder)
-        assert not unflatten(site_of(session).store.load(client, session.accepted[client]))  # nothing stays
+        assert not unflatten(site_of(session).store.load(client, session.cohorts.accepted[client]))  # nothing stays
 
 
 def test_gradients_of_the_first_stage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -275,7 +275,7 @@ def test_a_client_lost_between_the_stages_keeps_its_weight(tmp_path: Path, monke
 
     monkeypatch.setattr(session.engine, "exchange", losing)
     play(session, 1, 1)
-    assert [record["participant"] for record in session.server.records if record["kind"] == "event"] == [lost]
+    assert [record["participant"] for record in round_records(session) if record["kind"] == "event"] == [lost]
     assert metrics(session)[f"weight.{lost}"] == 1 / 3
     assert f"loss.{lost}" not in metrics(session)
     play(session, 2, 2)

@@ -24,7 +24,7 @@ from polyfed.reporting.reported import resume, run
 from polyfed.runs.experiment import Experiment
 from polyfed.runs.session import Session
 from polyfed.wire.ledger import Ledger
-from sessions import prepared, site_of, woken
+from sessions import prepared, round_records, site_of, woken
 
 Config = dict[str, Any]
 AUGMENT = {"flip": True, "jitter": True, "shift": 2}
@@ -153,7 +153,7 @@ def test_three_rounds_equal_a_plain_loop(config: Config, tmp_path: Path, setting
         rounds(session, number)
         done = [hand.fit(number, start) for hand in hands.values()]
         assert_mean(server.weights[kind], {name: hand.model for name, hand in hands.items()}, samples)
-        metrics = server.records[-1]["metrics"]
+        metrics = round_records(session)[-1]["metrics"]
         assert metrics["byol_clients"] == 2
         assert metrics["byol"] == pytest.approx(sum(loss for _, loss in done) / 2, abs=1e-5)
         if number > 1:
@@ -173,14 +173,14 @@ def test_three_rounds_equal_a_plain_loop(config: Config, tmp_path: Path, setting
 def test_the_autoscaler_starts_at_tau_and_keeps_lambda(config: Config, tmp_path: Path) -> None:
     session = two_clients(config, tmp_path / "s", tau=0.3)
     rounds(session, 1)
-    assert "blending" not in session.server.records[-1]["metrics"]
+    assert "blending" not in round_records(session)[-1]["metrics"]
     assert float(kept(session, "image-0", 1)["blending"]["lambda"]) == 0
     rounds(session, 2)
-    assert session.server.records[-1]["metrics"]["blending"] == pytest.approx(0.3, rel=1e-6)
+    assert round_records(session)[-1]["metrics"]["blending"] == pytest.approx(0.3, rel=1e-6)
     scale = kept(session, "image-0", 2)["blending"]["lambda"]
     rounds(session, 3)
     assert torch.equal(kept(session, "image-0", 3)["blending"]["lambda"], scale)
-    assert session.server.records[-1]["metrics"]["blending"] != pytest.approx(0.3, rel=1e-6)
+    assert round_records(session)[-1]["metrics"]["blending"] != pytest.approx(0.3, rel=1e-6)
 
 
 def test_m_is_at_most_1_and_then_clients_go_on_alone(config: Config, tmp_path: Path) -> None:
@@ -259,7 +259,7 @@ def test_views_that_are_not_random_are_left_to_the_task(tiny: Config, tmp_path: 
     tiny["server"]["model"] = tokens
     session = prepared(tiny, tmp_path / "s")
     rounds(session, 1)
-    assert session.server.records[-1]["metrics"]["byol_clients"] == 2
+    assert round_records(session)[-1]["metrics"]["byol_clients"] == 2
     assert {name.split(".")[0] for name in kept(session, "paired-0", 1)["target"]} == {"text"}
     assert "target" not in kept(session, "image", 1)
 
@@ -334,7 +334,7 @@ def test_without_any_label_encoders_learn_and_do_not_collapse(config: Config, tm
     losses = []
     for number in range(1, 6):
         rounds(session, number)
-        losses.append(session.server.records[-1]["metrics"]["byol"])
+        losses.append(round_records(session)[-1]["metrics"]["byol"])
     after = judged(session, session.server.weights[kind])
     assert losses[-1] < 0.6 * losses[0]
     assert after["probe"] > max(100 / 3 + 8, before["probe"] + 2)

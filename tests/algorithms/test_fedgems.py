@@ -19,7 +19,7 @@ from polyfed.reporting.reported import resume, run
 from polyfed.runs.experiment import Experiment
 from polyfed.runs.session import Session
 from polyfed.wire.payload import Payload
-from sessions import first_cohort, prepared, request, site_of, woken
+from sessions import first_cohort, prepared, request, round_records, site_of, woken
 
 Config = dict[str, Any]
 METHOD = {"name": "fedgems", "local_epochs": 1, "public_batch_size": 16}
@@ -128,7 +128,7 @@ def test_the_four_cases_and_the_store(tiny: Config, tmp_path: Path) -> None:
     lesson = method.lessons(server, first, {"label": ensemble})["label"]
     assert lesson.taught.tolist() == [False, True, False, False]  # right, ensemble, right, alone
     assert lesson.teacher[1].tolist() == [-1, -1]
-    metrics = server.records[-1]["metrics"]
+    metrics = round_records(session)[-1]["metrics"]
     assert metrics == {"right.label": 0.5, "stored.label": 0.0, "ensemble.label": 0.25, "alone.label": 0.25}
     store = server.state["store"]
     assert store["known.label"].nonzero().flatten().tolist() == [int(place[0]), int(place[2])]

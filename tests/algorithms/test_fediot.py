@@ -12,7 +12,7 @@ from polyfed.core.errors import ConfigError
 from polyfed.reporting.reported import run
 from polyfed.runs.experiment import Experiment
 from polyfed.runs.session import Session
-from sessions import first_cohort, prepared
+from sessions import first_cohort, prepared, round_records
 
 Config = dict[str, Any]
 ALPHA = 100
@@ -40,7 +40,7 @@ def counts(session: Session, factor: float = ALPHA) -> dict[str, float]:
 
 
 def recorded(session: Session) -> dict[str, float]:
-    return {name: value for record in session.server.records for name, value in record["metrics"].items()}
+    return {name: value for record in round_records(session) for name, value in record["metrics"].items()}
 
 
 @pytest.mark.parametrize("modality", ["image", "text"])

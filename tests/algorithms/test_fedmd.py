@@ -20,7 +20,7 @@ from polyfed.runs.session import Session
 from polyfed.wire.ledger import Ledger
 from polyfed.wire.messages import Answer, Request
 from polyfed.wire.payload import Payload, Representations
-from sessions import prepared, site_of, woken
+from sessions import prepared, round_records, site_of, woken
 
 Config = dict[str, Any]
 CLIENTS = ("image", "text", "paired-0", "paired-1")
@@ -115,7 +115,7 @@ def test_a_round_equals_plain_loops(tmp_path: Path, exchange: str) -> None:
 def test_the_server_distils_the_same_consensus(tmp_path: Path, exchange: str) -> None:
     session = session_of(tmp_path, exchange, server_epochs=0, kd_epochs=8)
     play(session, 1, 1)
-    metrics = {key: value for record in session.server.records for key, value in record["metrics"].items()}
+    metrics = {key: value for record in round_records(session) for key, value in record["metrics"].items()}
     channels = ["label"] if exchange == "scores" else ["image", "text"]
     for channel in channels:
         assert metrics[f"kd_distance_after.{channel}"] < 0.97 * metrics[f"kd_distance_before.{channel}"]
@@ -208,8 +208,8 @@ def test_answers_to_another_rounds_samples_are_refused(tmp_path: Path, monkeypat
 
     monkeypatch.setattr(session.engine, "exchange", late)
     play(session, 1, 2)
-    assert session.accepted["text"][0] == 1
-    assert session.accepted["image"] == (2, 1)
+    assert session.cohorts.accepted["text"][0] == 1
+    assert session.cohorts.accepted["image"] == (2, 1)
 
 
 def test_a_modality_that_the_server_lacks_is_not_exchanged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -222,7 +222,7 @@ def test_a_modality_that_the_server_lacks_is_not_exchanged(tmp_path: Path, monke
     play(session, 1, 1)
     sent = {r.client: tuple(reply.fields["knowledge"]) for step, r, reply in found if step == "tell"}
     assert sent == {"image": ("image",), "text": (), "paired-0": ("image",), "paired-1": ("image",)}
-    assert set(session.accepted.values()) == {(1, 1)}
+    assert set(session.cohorts.accepted.values()) == {(1, 1)}
 
 
 def test_where_nobody_counts_there_is_no_consensus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -258,7 +258,7 @@ def test_clients_begin_once_public_set_first(tmp_path: Path, monkeypatch: pytest
         for client in dict.fromkeys(client for _, client, *_ in fits)
         for purpose, epochs in (("first-public", 2), ("first-private", 1))
     ]
-    assert set(rounds) == set(session.accepted)
+    assert set(rounds) == set(session.cohorts.accepted)
     assert len(set(rounds.values())) > 1  # some came later
 
 

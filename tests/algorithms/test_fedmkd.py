@@ -22,7 +22,7 @@ from polyfed.reporting.reported import resume, run
 from polyfed.runs.experiment import Experiment
 from polyfed.runs.session import Session
 from polyfed.wire.payload import Payload
-from sessions import first_cohort, prepared, request, site_of, woken
+from sessions import first_cohort, prepared, request, round_records, site_of, woken
 
 Config = dict[str, Any]
 METHOD = {"name": "fedmkd", "local_epochs": 1, "kd_epochs": 2, "predictor_width": 16}
@@ -190,7 +190,7 @@ def test_without_random_views_the_contrast_is_all(tiny: Config, tmp_path: Path) 
     student, _ = student_of(method, session.server)
     assert len(student.predictors) == len(student.target) == 0
     method.round(session.server, first_cohort(session))
-    names = {name for record in session.server.records for name in record["metrics"]}
+    names = {name for record in round_records(session) for name in record["metrics"]}
     assert "contrast" in names
     assert "byol" not in names
 

@@ -22,7 +22,7 @@ from polyfed.runs.session import Session
 from polyfed.wire.ledger import Ledger
 from polyfed.wire.payload import Prototypes
 from prototype_federations import SPACE, began, classifiers, with_retrieval
-from sessions import first_cohort, prepared
+from sessions import first_cohort, prepared, round_records
 
 
 @pytest.fixture(autouse=True)
@@ -139,7 +139,7 @@ def test_long_rows_are_bounded_and_told(tmp_path: Path, monkeypatch: pytest.Monk
     session, reasons = lying(tmp_path / "a", "long")
     assert not reasons
     honest = known_of(began(classifiers(), tmp_path / "b"))
-    (record,) = session.server.records
+    (record,) = round_records(session)
     assert 0 < record["metrics"]["bounded"] <= len(honest.means)
     assert record["metrics"]["prototypes"] == len(honest.means)
     longest = float(honest.means.norm(dim=1).max())

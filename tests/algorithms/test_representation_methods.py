@@ -20,7 +20,7 @@ from polyfed.runs.session import Session
 from polyfed.wire.ledger import Ledger
 from polyfed.wire.messages import Answer, Request
 from polyfed.wire.payload import Payload, Weights
-from sessions import prepared, request, site_of
+from sessions import prepared, request, round_records, site_of
 
 Config = dict[str, Any]
 
@@ -121,7 +121,7 @@ def test_every_switch_runs_and_two_sessions_agree(tmp_path: Path, name: str) -> 
         config = three_kinds(name="fedafd", **SWITCHES[name])
         config["clients"]["paired"]["count"] = 1
         session = play(prepared(config, tmp_path / place), 1, 2)
-        assert set(session.accepted) == {"image", "text", "paired"}
+        assert set(session.cohorts.accepted) == {"image", "text", "paired"}
         judged = session.experiment.algorithm.evaluate_clients(session.server, session.cohort(3, Ledger()))
         found.append((outcome(session), judged))
     assert found[0][1] == found[1][1]
@@ -150,7 +150,7 @@ def test_federations_of_one_kind(tmp_path: Path, method: str, kept: Sequence[str
     config = three_kinds(name=method)
     config["clients"] = {name: group for name, group in config["clients"].items() if name in kept}
     session = play(prepared(config, tmp_path), 1, 1)
-    metrics = {key for record in session.server.records for key in record["metrics"]}
+    metrics = {key for record in round_records(session) for key in record["metrics"]}
     assert "kd_distance_after.image" in metrics
     assert ("kd_distance_after.text" in metrics) == (kept == ("paired",))
 
@@ -160,8 +160,8 @@ def test_one_client_a_round(tmp_path: Path, method: str) -> None:
     config = three_kinds(name=method)
     config["run"] |= {"sampling": {"cohort": 1}}
     session = play(prepared(config, tmp_path), 1, 4)
-    assert len(session.accepted) > 1
-    assert not [record for record in session.server.records if record["kind"] == "event"]
+    assert len(session.cohorts.accepted) > 1
+    assert not [record for record in round_records(session) if record["kind"] == "event"]
 
 
 def test_every_weighting_serves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -143,7 +143,7 @@ def assert_invariant(session: Session, *, by_samples: bool = False) -> None:
         total: dict[str, Tensor] = {}
         shares = {info.id: session.server.weight(info) if by_samples else 1 for info in members.clients}
         for info in members.clients:
-            entry = site_of(session).store.load(info.id, session.accepted.get(info.id))
+            entry = site_of(session).store.load(info.id, session.cohorts.accepted.get(info.id))
             for name, value in entry.items():
                 part = value * shares[info.id] / sum(shares.values())
                 total[name.removeprefix("control/")] = total.get(name.removeprefix("control/"), 0) + part
@@ -171,11 +171,11 @@ def test_a_refused_reply_changes_nobodys_control(tiny: Config, tmp_path: Path, h
     tiny["algorithm"] = {"name": f"{__name__}.Refused", "local_epochs": 1, "how": how}
     session = prepared(plain_sgd(tiny), tmp_path)
     rounds(session, 1, 2)
-    assert session.accepted["paired-0"] == (1, 0)
-    assert session.accepted["paired-1"] == (2, 0)
+    assert session.cohorts.accepted["paired-0"] == (1, 0)
+    assert session.cohorts.accepted["paired-1"] == (2, 0)
     assert_invariant(session)
     rounds(session, 3)
-    assert session.accepted["paired-0"] == (3, 0)
+    assert session.cohorts.accepted["paired-0"] == (3, 0)
     assert_invariant(session)
 
 

@@ -37,9 +37,9 @@ def started(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Names of the run folders that a series starts, in order."""
     folders: list[str] = []
 
-    def counted(experiment: Any, folder: Path, progress: Any) -> Any:
+    def counted(experiment: Any, folder: Path) -> Any:
         folders.append(folder.name)
-        return run_experiment(experiment, folder, progress)
+        return run_experiment(experiment, folder)
 
     monkeypatch.setattr("polyfed.analysis.series.run", counted)
     return folders
@@ -60,14 +60,6 @@ def three_groups(tiny: dict[str, Any]) -> dict[str, Any]:
     }
     tiny["run"] |= {"rounds": 1, "evaluate_clients": False}
     return tiny
-
-
-@pytest.fixture(scope="session")
-def fedafd_run(tiny_run: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Folder of a finished run of FedAFD with the federation of ``tiny_run``; not to be changed."""
-    content = yaml.safe_load((tiny_run / "config.yaml").read_text())
-    content["algorithm"] = {"name": "fedafd", "local_epochs": 1}
-    return run_experiment(Experiment.load(content), tmp_path_factory.mktemp("fedafd") / "run").folder
 
 
 def _layered(run_folder: Path) -> dict[str, Any]:

@@ -10,10 +10,11 @@ from polyfed.analysis.retraining_plots import draw_across
 from polyfed.analysis.retraining_tables import across_tables
 from polyfed.analysis.simulated import Simulated, figures_of
 from polyfed.core.errors import ConfigError
+from polyfed.runs.opened import open_run
 
 
 def test_every_model_at_every_client(local_run: Path) -> None:
-    opened = Simulated.of(local_run)
+    opened = Simulated(open_run(local_run))
     found = run_across(opened)
     assert found.is_server_untrained
     paired, image = found.tables
@@ -41,7 +42,7 @@ def test_every_model_at_every_client(local_run: Path) -> None:
 
 
 def test_global_models_only(fedavg_run: Path) -> None:
-    opened = Simulated.of(fedavg_run)
+    opened = Simulated(open_run(fedavg_run))
     paired, image = run_across(opened).tables
     assert [model.name for model in paired.rows] == ["server"]
     assert [model.name for model in image.rows] == ["image"]
@@ -53,14 +54,14 @@ def test_a_client_s_figures_are_those_of_the_run(tiny_run: Path) -> None:
     """Every client of the tiny run was evaluated in its last round by the global model of its type."""
     lines = [json.loads(line) for line in (tiny_run / "metrics.jsonl").read_text().splitlines()]
     told = {line["participant"]: line["metrics"] for line in lines if line["kind"] == "test" and line["round"] == 1}
-    for table in run_across(Simulated.of(tiny_run)).tables:
+    for table in run_across(Simulated(open_run(tiny_run))).tables:
         for client, figures in table.models[0].figures.items():
             primary = "r1_sum" if "r1_sum" in told[client] else "accuracy"
             assert figures == figures_of(told[client], primary)
 
 
 def test_nobody_can_judge(local_run: Path) -> None:
-    opened = Simulated.of(local_run)
+    opened = Simulated(open_run(local_run))
     for group in opened.federation.groups.values():
         object.__setattr__(group, "test_split", None)
     with pytest.raises(ConfigError, match="has no model, global or kept, that any client with test samples can judge"):

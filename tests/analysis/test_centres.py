@@ -8,8 +8,9 @@ import torch
 
 from polyfed import Experiment, run
 from polyfed.analysis.centres import Distances, run_centres
-from polyfed.analysis.opened import OpenedRun
+from polyfed.analysis.encoders import encoders_of
 from polyfed.core.errors import ConfigError, DataError
+from polyfed.runs.opened import open_run
 
 
 def test_distances_by_hand() -> None:
@@ -32,11 +33,11 @@ def test_distances_are_symmetric_and_do_not_change_with_a_turn() -> None:
 
 
 def test_centres_of_data_sets_are_means_of_representations(tiny_run: Path) -> None:
-    opened = OpenedRun.of(tiny_run)
+    opened = open_run(tiny_run).server_model("last")
     found = run_centres(opened)
     assert found.names == ("image: scenes", "image: private", "text: scenes", "text: private")
     assert found.counts.tolist() == [12, 8, 60, 40]
-    encoders = opened.encoders(normalise=True)
+    encoders = encoders_of(opened, normalise=True)
     samples = encoders.samples(encoders.split("private", "test"), "text")
     values = torch.cat(list(encoders.embeddings(samples, "text")))
     torch.testing.assert_close(values.norm(dim=1), torch.ones(40))
@@ -53,17 +54,17 @@ def test_centres_of_data_sets_are_means_of_representations(tiny_run: Path) -> No
 
 
 def test_few_samples_are_drawn_at_random_and_the_same_each_time(tiny_run: Path) -> None:
-    opened = OpenedRun.of(tiny_run)
+    opened = open_run(tiny_run).server_model("last")
     found, again = (run_centres(opened, ["scenes", "private"], most=5) for _ in range(2))
     assert found.counts.tolist() == [5, 5, 5, 5]
     assert torch.equal(found.values, again.values)
 
 
 def test_centres_of_classes(tiny_run: Path) -> None:
-    opened = OpenedRun.of(tiny_run)
+    opened = open_run(tiny_run).server_model("last")
     found = run_centres(opened, ["private"], by="class")
-    split = opened.encoders(normalise=True).split("private", "test")
-    names = opened.encoders(normalise=True).samples(split, "image").classes["label"]
+    split = encoders_of(opened, normalise=True).split("private", "test")
+    names = encoders_of(opened, normalise=True).samples(split, "image").classes["label"]
     labels = split.read("label").values.to_pylist()
     pictures = {f"image: private / {names[k]}": labels.count(k) for k in sorted(set(labels))}
     captions = {f"text: private / {names[k]}": 5 * labels.count(k) for k in sorted(set(labels))}
@@ -82,7 +83,7 @@ def test_centres_of_classes(tiny_run: Path) -> None:
 )
 def test_what_cannot_be(tiny_run: Path, options: dict[str, Any], error: type[Exception], message: str) -> None:
     with pytest.raises(error, match=message):
-        run_centres(OpenedRun.of(tiny_run), **options)
+        run_centres(open_run(tiny_run).server_model("last"), **options)
 
 
 def test_data_that_the_model_cannot_encode_or_that_has_no_classes(tiny: dict[str, Any], tmp_path: Path) -> None:
@@ -95,7 +96,7 @@ def test_data_that_the_model_cannot_encode_or_that_has_no_classes(tiny: dict[str
     tiny["server"] = {key: image[key] for key in ("model", "task", "source", "training")}
     tiny |= {"public": None, "clients": {"image": image}}
     tiny["run"]["rounds"] = 1
-    opened = OpenedRun.of(run(Experiment.load(tiny), tmp_path / "run").folder)
+    opened = open_run(run(Experiment.load(tiny), tmp_path / "run").folder).server_model("last")
     with pytest.raises(ConfigError, match=r"'texts' has text, of which the model encodes none \(it encodes image\)"):
         run_centres(opened, ["private", "texts"])
     with pytest.raises(ConfigError, match="'bare' has no targets"):

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,16 +8,18 @@ import pytest
 import torch
 from torch.nn import functional as F
 
+from changed_runs import with_settings
 from polyfed.algorithms.server_only import ServerOnly
 from polyfed.analysis.distortion import Distortion, Seen, run_distortion, similarity
 from polyfed.analysis.retraining_plots import draw_distortion
 from polyfed.analysis.retraining_tables import distortion_tables
 from polyfed.analysis.simulated import Simulated
 from polyfed.core.errors import ConfigError
+from polyfed.runs.opened import open_run
 
 
 def test_similarity_by_loop(fedavg_run: Path) -> None:
-    opened = Simulated.of(fedavg_run)
+    opened = Simulated(open_run(fedavg_run))
     subject = opened.subject("server")
     member = opened.comparable(subject)["paired-1"]
     test = opened.test(subject, member)
@@ -45,14 +46,14 @@ def test_similarity_of_three_modalities_is_the_mean_over_pairs() -> None:
 
 
 def test_without_training_there_is_no_distortion(fedavg_run: Path) -> None:
-    found = run_distortion(Simulated.of(fedavg_run), steps=0)
+    found = run_distortion(Simulated(open_run(fedavg_run)), steps=0)
     assert found.steps == {"paired-0": 0, "paired-1": 0}
     assert all(found.decrease(a, b) == 0 for a in found.clients for b in found.clients)
     assert all(seen.figures == found.before.figures for seen in found.after.values())
 
 
 def test_distortion_is_before_minus_after(fedavg_run: Path) -> None:
-    opened = Simulated.of(fedavg_run)
+    opened = Simulated(open_run(fedavg_run))
     found = run_distortion(opened)
     assert found.clients == ("paired-0", "paired-1")
     members = opened.comparable(opened.subject("server"))
@@ -62,7 +63,7 @@ def test_distortion_is_before_minus_after(fedavg_run: Path) -> None:
     assert found.decrease("paired-1", "paired-0") == found.before.similarity["paired-0"] - after
     content = found.to_json()
     assert content["decrease"]["paired-1"]["paired-0"] == found.decrease("paired-1", "paired-0") != 0
-    assert content == run_distortion(Simulated.of(fedavg_run)).to_json()
+    assert content == run_distortion(Simulated(open_run(fedavg_run))).to_json()
     table, first, _ = distortion_tables(found)
     assert [row[0] for row in table.rows] == ["on paired-0", "on paired-1", "average"]
     assert first.rows[0][0] == "server, round 1"
@@ -79,10 +80,10 @@ def test_means_over_who_trained() -> None:
 
 
 def test_what_cannot_be_distorted(fedavg_run: Path, fedafd_run: Path) -> None:
-    opened = Simulated.of(fedavg_run)
+    opened = Simulated(open_run(fedavg_run))
     with pytest.raises(ConfigError, match="'image' encodes 'image' only; distortion is of the similarity of two"):
         run_distortion(opened, "image")
-    bare = opened.experiment.model_copy(update={"algorithm": ServerOnly()})
+    bare = with_settings(opened.run, algorithm=ServerOnly())
     with pytest.raises(ConfigError, match="'server_only' has no local_epochs to go by; say with --steps"):
-        run_distortion(replace(opened, experiment=bare))
-    assert run_distortion(Simulated.of(fedafd_run), steps=1).steps == {"paired-0": 1, "paired-1": 1}
+        run_distortion(Simulated(bare))
+    assert run_distortion(Simulated(open_run(fedafd_run)), steps=1).steps == {"paired-0": 1, "paired-1": 1}

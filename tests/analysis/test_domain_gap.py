@@ -11,9 +11,10 @@ from torch.nn import functional as F
 
 from polyfed import Experiment, run
 from polyfed.analysis.domain_gap import domain_gaps, gap, mean_embedding
+from polyfed.analysis.encoders import Encoders, drawn, encoders_of
 from polyfed.analysis.gap_settings import load_encoders
-from polyfed.analysis.opened import Encoders, OpenedRun, drawn
 from polyfed.core.errors import ConfigError, DataError
+from polyfed.runs.opened import open_run
 
 
 def table(rows: int = 50, seed: int = 0) -> Tensor:
@@ -79,7 +80,7 @@ def gap_run(tmp_path_factory: pytest.TempPathFactory, tiny_run: Path) -> Path:
 
 
 def test_gaps_of_a_run_are_those_of_its_embeddings(gap_run: Path) -> None:
-    encoders = OpenedRun.of(gap_run).encoders(normalise=False)
+    encoders = encoders_of(open_run(gap_run).server_model("last"), normalise=False)
 
     def mean(source: str, modality: str) -> Tensor:
         samples = encoders.samples(encoders.split(source, "train"), modality)
@@ -98,7 +99,7 @@ def test_gaps_of_a_run_are_those_of_its_embeddings(gap_run: Path) -> None:
 
 
 def test_both_modalities_are_summed(gap_run: Path) -> None:
-    encoders = OpenedRun.of(gap_run).encoders(normalise=False)
+    encoders = encoders_of(open_run(gap_run).server_model("last"), normalise=False)
     found = domain_gaps(encoders, "scenes", ["private"])
     assert set(found.gaps["private"]) == {"image", "text"}
     assert found.total() == sum(found.gaps["private"].values())
@@ -117,12 +118,14 @@ def test_both_modalities_are_summed(gap_run: Path) -> None:
 )
 def test_data_sets_that_cannot_be(gap_run: Path, others: list[str], error: type[Exception], message: str) -> None:
     with pytest.raises(error, match=message):
-        domain_gaps(OpenedRun.of(gap_run).encoders(normalise=False), "scenes", others)
+        domain_gaps(encoders_of(open_run(gap_run).server_model("last"), normalise=False), "scenes", others)
 
 
 def test_a_split_that_is_not_there(gap_run: Path) -> None:
     with pytest.raises(DataError, match="no split 'tset'"):
-        domain_gaps(OpenedRun.of(gap_run).encoders(normalise=False), "scenes", ["pictures"], split="tset")
+        domain_gaps(
+            encoders_of(open_run(gap_run).server_model("last"), normalise=False), "scenes", ["pictures"], split="tset"
+        )
 
 
 # ---- of encoders that belong to no run

@@ -10,13 +10,13 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from changed_runs import with_settings
 from polyfed import Experiment, run
 from polyfed.analysis.drift import Participant, drift, mean_distances, run_drift
 from polyfed.analysis.exchange_plots import draw_drift
 from polyfed.analysis.exchange_tables import drift_tables
-from polyfed.analysis.kept_clients import KeptClients
-from polyfed.analysis.opened import OpenedRun
 from polyfed.core.errors import ConfigError
+from polyfed.runs.opened import open_run
 
 
 def unit(*shape: int, seed: int = 0) -> Tensor:
@@ -86,7 +86,7 @@ def test_widths_may_differ() -> None:
 
 
 def test_drift_of_a_run(fedafd_run: Path) -> None:
-    opened = KeptClients.of(fedafd_run)
+    opened = open_run(fedafd_run).kept_clients()
     found = run_drift(opened, samples=10, method="pca")
     assert (found.run, found.samples) == ("run", 10)
     image, text = found.modalities
@@ -95,10 +95,10 @@ def test_drift_of_a_run(fedafd_run: Path) -> None:
     assert image.groups == ("paired", "paired", "image", None)
     assert image.rounds == (1, 1, 1, 1)
     # another way to the same figure: both models on the whole public set, one picture an item
-    server = OpenedRun.of(fedafd_run)
+    server = open_run(fedafd_run).server_model("last")
     every = run_drift(opened, method="pca").modalities[0]
     views = {name: each.view for name, each in server.saved.settings.encoders.items()}
-    public = opened.federation.public_samples(views)
+    public = opened.run.federation.public_samples(views)
     assert public is not None
     pictures = public.inputs["image"](torch.unique(public.rows["image"]))
     gaps = opened.model("image").represent("image", pictures) - server.model.represent("image", pictures)
@@ -107,7 +107,7 @@ def test_drift_of_a_run(fedafd_run: Path) -> None:
 
 
 def test_it_is_the_same_each_time_and_is_drawn(fedafd_run: Path) -> None:
-    opened = KeptClients.of(fedafd_run)
+    opened = open_run(fedafd_run).kept_clients()
     found, again = (run_drift(opened, samples=6) for _ in range(2))
     assert torch.equal(found.modalities[0].points, again.modalities[0].points)
     assert found.to_json() == again.to_json()
@@ -122,21 +122,21 @@ def test_it_is_the_same_each_time_and_is_drawn(fedafd_run: Path) -> None:
 def test_clients_that_had_their_turn_without_a_server_model(tiny: dict[str, Any], tmp_path: Path) -> None:
     tiny["algorithm"] = {"name": "local", "local_epochs": 1}
     tiny["run"] |= {"sampling": {"cohort": 2}, "rounds": 1, "evaluate_clients": False}
-    opened = KeptClients.of(run(Experiment.load(tiny), tmp_path / "run").folder)
-    assert len(opened.labels) == 2
-    alone = replace(opened, experiment=opened.experiment.model_copy(update={"server": None}))
+    opened = open_run(run(Experiment.load(tiny), tmp_path / "run").folder).kept_clients()
+    assert len(opened.versions) == 2
+    alone = replace(opened, run=with_settings(opened.run, server=None))
     found, beside = (run_drift(each, method="pca").modalities[0] for each in (alone, opened))
-    assert (found.names, found.server) == (tuple(opened.labels), None)
+    assert (found.names, found.server) == (tuple(opened.versions), None)
     assert beside.names == (*found.names, "server")
     assert found.between("all") == beside.between("all")
 
 
 def test_what_cannot_be(fedafd_run: Path) -> None:
-    opened = KeptClients.of(fedafd_run)
+    opened = open_run(fedafd_run).kept_clients()
     with pytest.raises(ConfigError, match="method 'umap'"):
         run_drift(opened, method="umap")
     with pytest.raises(ConfigError, match="3 public samples are too few to compare; it takes 4"):
         run_drift(opened, samples=3)
-    private = replace(opened, experiment=opened.experiment.model_copy(update={"public": None}))
+    private = replace(opened, run=with_settings(opened.run, public=None))
     with pytest.raises(ConfigError, match="has no public set, so there are no samples that all may see"):
         run_drift(private)

@@ -62,7 +62,7 @@ def test_traffic_of_two_runs(cli: Cli, fedafd_run: Path, tiny_run: Path) -> None
         (("features", "RUN", "--client", "paired-1"), "not client 'paired-1' of"),
         (("weights", "FEDAVG"), "has no aggregation weights"),
         (("weights", "RUN", "--at", "1,x"), "--at 1,x: 'x' is no whole number"),
-        (("traffic", "RUN", "nothing"), "no run folder 'nothing'"),
+        (("traffic", "RUN", "nothing"), "'nothing' is no run folder"),
     ],
 )
 def test_bad_input_is_named(

@@ -9,9 +9,9 @@ from torch import Tensor, nn
 
 from polyfed import Experiment, run
 from polyfed.analysis.landscape import axis_of, landscape
-from polyfed.analysis.opened import OpenedRun
 from polyfed.analysis.run_landscape import run_landscape
 from polyfed.core.errors import ConfigError, RunError
+from polyfed.runs.opened import open_run
 
 
 def test_a_quadratic_bowl_has_the_values_of_its_formula() -> None:
@@ -70,13 +70,13 @@ def test_grids_that_cannot_be(grid: int, extent: float) -> None:
 
 
 def test_the_landscape_of_a_run_is_of_its_public_set(tiny_run: Path) -> None:
-    opened = OpenedRun.of(tiny_run)
+    opened = open_run(tiny_run).server_model("last")
     before = {name: value.clone() for name, value in opened.model.state_dict().items()}
     found = run_landscape(opened, samples=20, grid=3, extent=0.5, steps=12)
     assert (found.data, found.samples, found.batch) == ("public set (scenes, train)", 20, 16)
     assert found.values.shape == (3, 3)
     assert all(torch.equal(before[name], value) for name, value in opened.model.state_dict().items())
-    again = run_landscape(OpenedRun.of(tiny_run), samples=20, grid=3, extent=0.5, steps=12)
+    again = run_landscape(open_run(tiny_run).server_model("last"), samples=20, grid=3, extent=0.5, steps=12)
     assert torch.equal(again.values, found.values)
     facts = found.to_json()
     assert facts["loss"] == float(found.values[1, 1])
@@ -84,14 +84,14 @@ def test_the_landscape_of_a_run_is_of_its_public_set(tiny_run: Path) -> None:
 
 
 def test_curvature_along_an_eigenvector_is_its_eigenvalue(classifier_run: Path) -> None:
-    found = run_landscape(OpenedRun.of(classifier_run), samples=8, grid=3, extent=0.01, steps=30)
+    found = run_landscape(open_run(classifier_run).server_model("last"), samples=8, grid=3, extent=0.01, steps=30)
     assert found.data == "private, test"  # without a public set
     second = (found.values[2, 1] - 2 * found.values[1, 1] + found.values[0, 1]) / 0.01**2
     assert float(second) == pytest.approx(float(found.pairs.values[0]), rel=0.1)
 
 
 def test_a_last_batch_of_one_is_left_out(tiny_run: Path) -> None:
-    assert run_landscape(OpenedRun.of(tiny_run), samples=17, grid=3, steps=3).samples == 16
+    assert run_landscape(open_run(tiny_run).server_model("last"), samples=17, grid=3, steps=3).samples == 16
 
 
 def test_a_task_without_its_labels_in_the_public_set_uses_the_test_split(tiny: dict[str, Any], tmp_path: Path) -> None:
@@ -100,11 +100,11 @@ def test_a_task_without_its_labels_in_the_public_set_uses_the_test_split(tiny: d
     tiny["server"] = {key: image[key] for key in ("model", "task", "source", "training")}
     tiny["clients"], tiny["run"]["rounds"] = {"image": image}, 1
     folder = run(Experiment.load(tiny), tmp_path / "run").folder
-    assert run_landscape(OpenedRun.of(folder), samples=8, grid=3, steps=3).data == "private, test"
+    assert run_landscape(open_run(folder).server_model("last"), samples=8, grid=3, steps=3).data == "private, test"
 
 
 def test_what_cannot_be_drawn(tiny_run: Path, tmp_path: Path) -> None:
-    opened = OpenedRun.of(tiny_run)
+    opened = open_run(tiny_run).server_model("last")
     with pytest.raises(ConfigError, match="samples 1: the loss needs at least 2"):
         run_landscape(opened, samples=1)
     with pytest.raises(ConfigError, match="grid 4"):
@@ -112,4 +112,4 @@ def test_what_cannot_be_drawn(tiny_run: Path, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="in 1 steps"):
         run_landscape(opened, steps=1)
     with pytest.raises(RunError, match="no run folder"):
-        OpenedRun.of(tmp_path)
+        open_run(tmp_path).server_model("last")

@@ -50,7 +50,8 @@ def test_a_run_is_counted_from_its_folder(cli: Cli, tiny_run: Path) -> None:
     ("arguments", "message"),
     [
         (("RUN", "--set", "run.seed=1"), "is a run that is over; give its config.yaml instead"),
-        ((".",), "has no partition.json"),
+        ((".",), "'.' is no run folder"),
+        (("BEGUN",), "has no partition.json"),
         (("tiny.yaml", "--set", "clients={}"), "has no clients of its own to deal items out to"),
         (("tiny.yaml", "--set", "clients.image.partition={name: iid, of: [lable]}"), "image.partition.of: 'lable'"),
         (("no-such-preset",), "no preset or file 'no-such-preset'"),
@@ -60,6 +61,8 @@ def test_what_cannot_be_counted_is_told(
     cli: Cli, tiny: dict[str, Any], tiny_run: Path, arguments: tuple[str, ...], message: str
 ) -> None:
     Path("tiny.yaml").write_text(yaml.safe_dump(tiny))
+    Path("BEGUN").mkdir()
+    Path("BEGUN/config.yaml").write_text("name: begun\n")
     code, _, err = cli("partition", *(tiny_run if argument == "RUN" else argument for argument in arguments))
     assert code == 2
     assert message in err

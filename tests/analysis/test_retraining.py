@@ -7,6 +7,7 @@ import pytest
 import torch
 import yaml
 
+from changed_runs import with_settings
 from polyfed import Experiment, run
 from polyfed.analysis.depth import depth_of
 from polyfed.analysis.distortion import run_distortion
@@ -16,12 +17,13 @@ from polyfed.analysis.retraining_tables import retraining_tables
 from polyfed.analysis.simulated import Simulated, only
 from polyfed.core.errors import ConfigError, DataError, RunError
 from polyfed.data.union import union
+from polyfed.runs.opened import open_run
 
 # ---- which models
 
 
 def test_models_are_the_server_s_the_types_and_the_kept_ones(fedavg_run: Path, local_run: Path) -> None:
-    opened = Simulated.of(fedavg_run)
+    opened = Simulated(open_run(fedavg_run))
     assert [subject.name for subject in opened.globals()] == ["server", "image"]  # the server shows that of paired
     server, paired = opened.subject("server"), opened.subject("paired")
     assert (server.round, paired.round, paired.head) == (1, 1, "retrieval")
@@ -29,7 +31,7 @@ def test_models_are_the_server_s_the_types_and_the_kept_ones(fedavg_run: Path, l
     assert not opened.is_server_untrained
     assert list(opened.comparable(server)) == ["paired-0", "paired-1"]
     assert list(opened.comparable(opened.subject("image"))) == ["image"]
-    local = Simulated.of(local_run)
+    local = Simulated(open_run(local_run))
     assert dict(local.keepers) == {"paired-0": 1, "paired-1": 1, "image": 1}
     assert [subject.name for subject in local.globals()] == ["server"]
     assert local.is_server_untrained
@@ -38,11 +40,11 @@ def test_models_are_the_server_s_the_types_and_the_kept_ones(fedavg_run: Path, l
 
 def test_a_run_without_a_server_model(fedavg_run: Path, local_run: Path) -> None:
     def alone(folder: Path, groups: tuple[str, ...]) -> Simulated:
-        opened = Simulated.of(folder)
+        opened = Simulated(open_run(folder))
         clients = {name: opened.experiment.clients[name] for name in groups}
-        experiment = opened.experiment.model_copy(update={"server": None, "clients": clients})
-        opened.federation.groups = clients
-        return replace(opened, experiment=experiment)
+        alone = Simulated(with_settings(opened.run, server=None, clients=clients))
+        alone.federation.groups = clients
+        return alone
 
     one = alone(fedavg_run, ("paired",))
     assert one.subject("server").name == "server"
@@ -54,18 +56,18 @@ def test_a_run_without_a_server_model(fedavg_run: Path, local_run: Path) -> None
 
 
 def test_models_and_runs_that_are_not_there(fedavg_run: Path, tmp_path: Path) -> None:
-    opened = Simulated.of(fedavg_run)
+    opened = Simulated(open_run(fedavg_run))
     with pytest.raises(ConfigError, match=r"--of imge: .* did you mean 'image'\? valid: image, paired, server"):
         opened.subject("imge")
     with pytest.raises(RunError, match="is no run folder"):
-        Simulated.of(tmp_path)
+        Simulated(open_run(tmp_path))
     nobody = replace(opened.subject("server"), settings=opened.subject("image").settings)
     with pytest.raises(ConfigError, match=r"no client of .* has test samples of the task, modalities and classes"):
         opened.comparable(nobody)
 
 
 def test_other_classes_are_not_judged(fedavg_run: Path) -> None:
-    opened = Simulated.of(fedavg_run)
+    opened = Simulated(open_run(fedavg_run))
     image = opened.subject("image")
     assert opened.suited(replace(image, classes={"label": ("other",)})) == {}
 
@@ -74,7 +76,7 @@ def test_other_classes_are_not_judged(fedavg_run: Path) -> None:
 
 
 def test_frozen_layers_stay_as_they_were(fedavg_run: Path) -> None:
-    opened = Simulated.of(fedavg_run)
+    opened = Simulated(open_run(fedavg_run))
     subject = opened.subject("server")
     member = opened.comparable(subject)["paired-0"]
     names = [name for name, value in subject.model.state_dict().items() if value.is_floating_point()]
@@ -98,7 +100,7 @@ def test_frozen_layers_stay_as_they_were(fedavg_run: Path) -> None:
 
 
 def test_batch_norms_outside_are_fixed_functions(fedavg_run: Path) -> None:
-    opened = Simulated.of(fedavg_run)
+    opened = Simulated(open_run(fedavg_run))
     subject = opened.subject("server")
     encoder = subject.model.encoders["image"]
     picture = torch.rand(4, 3, 16, 16, generator=torch.Generator().manual_seed(1))
@@ -115,7 +117,7 @@ def test_batch_norms_outside_are_fixed_functions(fedavg_run: Path) -> None:
 
 
 def test_a_failed_training_leaves_the_model_as_it_was(fedavg_run: Path) -> None:
-    opened = Simulated.of(fedavg_run)
+    opened = Simulated(open_run(fedavg_run))
     subject = opened.subject("server")
     member = opened.comparable(subject)["paired-0"]
     before = {name: value.clone() for name, value in subject.model.state_dict().items()}
@@ -133,9 +135,11 @@ def test_it_is_what_the_next_round_would_have_done(tiny_run: Path, tmp_path: Pat
     content = yaml.safe_load((tiny_run / "config.yaml").read_text())
     content["clients"] = {"paired": content["clients"]["paired"] | {"count": 1}}
     content["run"] |= {"evaluate_clients": False, "rounds": 1}
-    one = Simulated.of(run(Experiment.load(content), tmp_path / "one").folder)
+    one = Simulated(run(Experiment.load(content), tmp_path / "one"))
     content["run"]["rounds"] = 2
-    two = Simulated.of(run(Experiment.load(content), tmp_path / "two").folder).subject("server").model.state_dict()
+    two = (
+        Simulated(open_run(run(Experiment.load(content), tmp_path / "two").folder)).subject("server").model.state_dict()
+    )
     subject = one.subject("server")
     (member,) = one.comparable(subject).values()
     work = Work(one, subject, Plan(steps=None, epochs=1))
@@ -146,7 +150,7 @@ def test_it_is_what_the_next_round_would_have_done(tiny_run: Path, tmp_path: Pat
 
 
 def test_the_union_is_that_of_the_private_samples(local_run: Path) -> None:
-    opened = Simulated.of(local_run)
+    opened = Simulated(open_run(local_run))
     subject = opened.subject("paired-0")
     members = opened.comparable(subject)
     parts = [
@@ -169,7 +173,7 @@ def test_the_union_is_that_of_the_private_samples(local_run: Path) -> None:
 
 
 def test_each_kept_model_on_the_union(local_run: Path) -> None:
-    opened = Simulated.of(local_run)
+    opened = Simulated(open_run(local_run))
     with pytest.raises(ConfigError, match="--of each: 'paired-0' and 'image' differ in task"):
         run_retraining(opened, "each", "union", Plan(steps=1))
     opened.keepers  # noqa: B018  known from here on
@@ -180,7 +184,7 @@ def test_each_kept_model_on_the_union(local_run: Path) -> None:
 
 
 def test_rows_columns_and_differences(fedavg_run: Path) -> None:
-    opened = Simulated.of(fedavg_run)
+    opened = Simulated(open_run(fedavg_run))
     found = run_retraining(opened, "server", "each", Plan("deep", steps=4, lr=0.05))
     assert found.clients == ("paired-0", "paired-1")
     assert [row.on for row in found.rows] == ["paired-0", "paired-1"]
@@ -198,14 +202,14 @@ def test_rows_columns_and_differences(fedavg_run: Path) -> None:
         "server, on paired-1, 4 steps",
     ]
     assert len(draw_retraining(found).axes) == 4
-    again = run_retraining(Simulated.of(fedavg_run), "server", "each", Plan("deep", steps=4, lr=0.05))
+    again = run_retraining(Simulated(open_run(fedavg_run)), "server", "each", Plan("deep", steps=4, lr=0.05))
     assert again.to_json() == found.to_json()
     other = run_retraining(opened, "server", "each", Plan("deep", steps=4, lr=0.05, seed=1))
     assert other.to_json()["rows"] != found.to_json()["rows"]
 
 
 def test_more_steps_at_a_learning_rate(fedavg_run: Path) -> None:
-    opened = Simulated.of(fedavg_run)
+    opened = Simulated(open_run(fedavg_run))
     subject = opened.subject("server")
     member = opened.comparable(subject)["paired-0"]
 
@@ -233,11 +237,11 @@ def test_more_steps_at_a_learning_rate(fedavg_run: Path) -> None:
 )
 def test_what_cannot_be_retrained(fedavg_run: Path, of: str, on: str, plan: Plan, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        run_retraining(Simulated.of(fedavg_run), of, on, plan)
+        run_retraining(Simulated(open_run(fedavg_run)), of, on, plan)
 
 
 def test_layers_without_parameters_to_train(fedavg_run: Path) -> None:
-    opened = Simulated.of(fedavg_run)
+    opened = Simulated(open_run(fedavg_run))
     subject = opened.subject("server")
     subject.model.requires_grad_(False)
     with pytest.raises(ConfigError, match="--layers all: 'server' has no parameters to train in them"):
@@ -246,4 +250,4 @@ def test_layers_without_parameters_to_train(fedavg_run: Path) -> None:
 
 def test_bags_have_no_layers(tiny_run: Path) -> None:
     with pytest.raises(ConfigError, match=r"the encoder of 'text' .* has no layers to tell shallow from deep"):
-        run_retraining(Simulated.of(tiny_run), "server", "each", Plan("deep"))
+        run_retraining(Simulated(open_run(tiny_run)), "server", "each", Plan("deep"))

@@ -13,6 +13,7 @@ from polyfed.analysis.exchange_plots import draw_weights
 from polyfed.analysis.exchange_tables import weights_tables
 from polyfed.analysis.round_weights import ChannelWeights, run_weights
 from polyfed.core.errors import ConfigError, RunError
+from polyfed.runs.opened import open_run
 
 
 def channel(values: list[list[float]], kinds: tuple[str, ...] = ("uni-modal", "multi-modal")) -> ChannelWeights:
@@ -57,7 +58,7 @@ def test_the_order_of_clients_and_samples_does_not_matter() -> None:
 
 
 def test_weights_of_a_run(fedafd_run: Path) -> None:
-    found = run_weights(fedafd_run)
+    found = run_weights(open_run(fedafd_run))
     image, text = found.channels
     assert (image.channel, image.round, image.clients) == ("image", 1, ("paired-0", "paired-1", "image"))
     assert image.kinds == ("multi-modal", "multi-modal", "uni-modal")
@@ -65,34 +66,34 @@ def test_weights_of_a_run(fedafd_run: Path) -> None:
     stored = safetensors.numpy.load_file(fedafd_run / "arrays" / "weights.image" / "round-0001.safetensors")["values"]
     np.testing.assert_array_equal(image.values, stored.astype(np.float64))
     assert len(image.chosen) == 7
-    assert run_weights(fedafd_run).channels[0].chosen == image.chosen
-    chosen = run_weights(fedafd_run, number=1, at=[5, 2]).channels[0]
+    assert run_weights(open_run(fedafd_run)).channels[0].chosen == image.chosen
+    chosen = run_weights(open_run(fedafd_run), number=1, at=[5, 2]).channels[0]
     assert chosen.chosen == (5, 2)
     assert chosen.to_json()["values"] == image.values[:, [5, 2]].tolist()
     json.dumps(found.to_json(), allow_nan=False)
 
 
 def test_a_picture_and_a_table(fedafd_run: Path) -> None:
-    found = run_weights(fedafd_run, samples=3)
+    found = run_weights(open_run(fedafd_run), samples=3)
     map_axes = draw_weights(found).axes[0]
     shown = map_axes.images[0].get_array()
     np.testing.assert_array_equal(shown, found.channels[0].values[:, found.channels[0].chosen])
     assert len(map_axes.texts) == 9
-    assert len(draw_weights(run_weights(fedafd_run, samples=50)).axes[0].texts) == 0
+    assert len(draw_weights(run_weights(open_run(fedafd_run), samples=50)).axes[0].texts) == 0
     names = [row[0] for row in weights_tables(found)[0].rows]
     assert names == ["multi-modal (2)", "uni-modal (1)", "paired-0", "paired-1", "image"]
 
 
 def test_what_cannot_be(fedafd_run: Path, tiny_run: Path, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"round 9 of .* has no weights; valid: 1"):
-        run_weights(fedafd_run, number=9)
+        run_weights(open_run(fedafd_run), number=9)
     with pytest.raises(ConfigError, match="sample 80 of 'image' was not recorded; valid: 0 to 79"):
-        run_weights(fedafd_run, at=[0, 80])
+        run_weights(open_run(fedafd_run), at=[0, 80])
     with pytest.raises(RunError, match="has no aggregation weights: 'fedavg' does not weigh"):
-        run_weights(tiny_run)
+        run_weights(open_run(tiny_run))
     with pytest.raises(RunError, match="is no run folder"):
-        run_weights(tmp_path)
+        run_weights(open_run(tmp_path))
     folder = Path(shutil.copytree(fedafd_run, tmp_path / "copy"))
     (folder / "arrays" / "weights.text" / "round-0001.safetensors").write_bytes(b"no")
     with pytest.raises(RunError, match="is damaged"):
-        run_weights(folder)
+        run_weights(open_run(folder))

@@ -8,6 +8,7 @@ from polyfed.analysis.exchange_plots import draw_traffic
 from polyfed.analysis.exchange_tables import traffic_tables
 from polyfed.analysis.traffic import Traffic, run_traffic
 from polyfed.core.errors import RunError
+from polyfed.runs.opened import Run, open_run
 from polyfed.runs.records import RunRecords, Transfer
 
 
@@ -41,7 +42,7 @@ def test_sums_by_hand() -> None:
 
 
 def test_a_run_and_its_ledger_agree(fedafd_run: Path) -> None:
-    found, records = run_traffic(fedafd_run), RunRecords.load(fedafd_run)
+    found, records = run_traffic(open_run(fedafd_run)), RunRecords.load(fedafd_run)
     assert found.method == "fedafd"
     assert sum(map(found.total, ("down", "up"))) + found.beside == records.total_bytes()
     assert found.beside > 0
@@ -54,7 +55,7 @@ def test_a_run_and_its_ledger_agree(fedafd_run: Path) -> None:
 
 
 def test_runs_side_by_side(fedafd_run: Path, tiny_run: Path) -> None:
-    runs = [run_traffic(fedafd_run), run_traffic(tiny_run)]
+    runs = [run_traffic(open_run(fedafd_run)), run_traffic(open_run(tiny_run))]
     left, right = draw_traffic(runs).axes
     assert [line.get_label() for line in left.lines] == ["run (fedafd)", "run (fedavg)"]
     assert len(right.patches) == 2 * sum(len(run.by_kind) for run in runs)
@@ -65,8 +66,8 @@ def test_runs_side_by_side(fedafd_run: Path, tiny_run: Path) -> None:
 
 def test_what_cannot_be(tmp_path: Path) -> None:
     with pytest.raises(RunError, match="nothing has crossed"):
-        run_traffic(tmp_path)
+        run_traffic(Run(tmp_path))
     with pytest.raises(RunError, match="nothing has crossed"):
         Traffic.of(RunRecords(tmp_path, transfers=LEDGER[-2:]))
     with pytest.raises(RunError, match="no run folder"):
-        run_traffic(tmp_path / "nothing")
+        run_traffic(open_run(tmp_path / "nothing"))

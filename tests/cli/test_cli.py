@@ -13,6 +13,7 @@ import pytest
 import yaml
 
 from polyfed.federation.cohort import Engine
+from polyfed.runs.loop import Loop
 from polyfed.runs.session import Session
 
 Cli = Callable[..., tuple[int, str, str]]
@@ -145,11 +146,11 @@ def test_answers_do_not_wait_for_torch(arguments: list[str]) -> None:
 
 
 def test_an_interrupted_run_says_how_to_go_on(cli: Cli, config: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def interrupt(session: Session, number: int) -> None:
+    def interrupt(loop: Loop, number: int) -> None:
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(Session, "_round", interrupt)
+        patch.setattr(Loop, "round", interrupt)
         code, _, err = cli("run", config, "--out", "here")
     assert (code, err) == (130, "interrupted; continue with: polyfed resume here\n")
     code, out, err = cli("resume", "here")
@@ -292,7 +293,7 @@ def test_an_edited_configuration(cli: Cli, copied: Path, command: list[str]) -> 
         (["evaluate", "RUN"], "Missing option '--data'"),
         (["export", "RUN", "--out", "RUN"], "exists and is not empty"),
         (["compare", "RUN", "."], "'.' is no run folder"),
-        (["compare", "nowhere"], "no run folder 'nowhere'"),
+        (["compare", "nowhere"], "'nowhere' is no run folder"),
         (
             ["compare", "RUN", "--metric", "r1_sm"],
             "nobody has it in these runs; did you mean 'r1_sum'?",

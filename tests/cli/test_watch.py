@@ -16,8 +16,9 @@ from rich.console import Console
 
 from polyfed.cli.main import main
 from polyfed.reporting.dashboard import DashboardProgress
-from polyfed.reporting.progress_log import follow
 from polyfed.reporting.run_picture import Picture
+from polyfed.runs.event_log import follow
+from polyfed.runs.events import Event
 from polyfed.runs.records import RunRecords
 
 
@@ -50,22 +51,22 @@ def test_every_moment_of_a_run_can_be_drawn_over_its_records(tiny_run: Path, tmp
     drawn: list[str] = []
 
     class Drawing(DashboardProgress):
-        def relay(self, call: str, **arguments: Any) -> None:
-            super().relay(call, **arguments)
+        def handle(self, event: Event) -> None:
+            super().handle(event)
             Console(file=io.StringIO(), width=100, height=30).print(Picture(self.state))
-            drawn.append(call)
+            drawn.append(type(event).__name__)
 
     log = tmp_path / "progress.jsonl"
     calls = [
-        {"call": "run_started", "name": "tiny", "rounds": 1, "clients": 3, "done": 0},
-        {"call": "evaluated", "round_number": 0, "participant": "server", "kind": "train", "metrics": {"loss": 1.0}},
-        {"call": "round_started", "round_number": 1, "cohort": ["paired-0"]},
-        {"call": "run_finished"},
+        {"event": "RunStarted", "name": "tiny", "rounds": 1, "clients": 3, "done": 0},
+        {"event": "Measured", "round": 0, "participant": "server", "kind": "train", "metrics": {"loss": 1.0}},
+        {"event": "RoundStarted", "round": 1, "cohort": ["paired-0"]},
+        {"event": "RunComplete"},
     ]
     log.write_text("".join(json.dumps({"at": 1.0 + k, **call}) + "\n" for k, call in enumerate(calls)))
     progress = Drawing(Console(file=io.StringIO(), force_terminal=True), RunRecords.load(tiny_run))
     try:
-        assert follow(log, progress, finished=lambda: True)
+        assert follow(log, progress, tiny_run, finished=lambda: True)
     finally:
         progress.close()
-    assert [call for call in drawn if call != "happened_at"] == [call["call"] for call in calls]
+    assert drawn == [call["event"] for call in calls]

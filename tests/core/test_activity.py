@@ -9,29 +9,36 @@ import pytest
 
 from polyfed import Experiment, run
 from polyfed.core import activity
-from polyfed.runs.progress import Progress
+from polyfed.runs.events import (
+    Callbacks,
+    ClientDone,
+    ClientStarted,
+    Event,
+    Preparing,
+    StepStarted,
+    Working,
+)
 
 
-class Heard(Progress):
+class Heard(Callbacks):
     """Remembers what it is told of work."""
 
     def __init__(self) -> None:
+        super().__init__()
         self.told: list[tuple[str, ...]] = []
 
-    def preparing(self, what: str, done: int, total: int) -> None:
-        self.told.append(("preparing", what, f"{done}/{total}"))
-
-    def step_started(self, step: str, clients: Any) -> None:
-        self.told.append(("asked", step))
-
-    def client_started(self, client: str, step: str) -> None:
-        self.told.append(("started", client, step))
-
-    def working(self, participant: str, what: str, done: int, total: int) -> None:
-        self.told.append((participant, what, f"{done}/{total}"))
-
-    def client_done(self, client: str, step: str, seconds: float) -> None:
-        self.told.append(("done", client, step))
+    def handle(self, event: Event) -> None:
+        match event:
+            case Preparing(what, done, total):
+                self.told.append(("preparing", what, f"{done}/{total}"))
+            case StepStarted(step):
+                self.told.append(("asked", step))
+            case ClientStarted(client, step):
+                self.told.append(("started", client, step))
+            case Working(participant, what, done, total):
+                self.told.append((participant, what, f"{done}/{total}"))
+            case ClientDone(client, step):
+                self.told.append(("done", client, step))
 
 
 def test_unheard_nothing_happens() -> None:
@@ -77,7 +84,7 @@ def test_a_pass_within_a_pass_is_a_part_of_it(monkeypatch: pytest.MonkeyPatch) -
 
 def test_a_run_tells_its_preparation_each_client_and_the_server(tiny: dict[str, Any], tmp_path: Path) -> None:
     heard = Heard()
-    run(Experiment.load(tiny | {"algorithm": {"name": "creamfl", "local_epochs": 1}}), tmp_path / "run", heard)
+    run(Experiment.load(tiny | {"algorithm": {"name": "creamfl", "local_epochs": 1}}), tmp_path / "run", [heard])
     first = next(k for k, told in enumerate(heard.told) if told[0] == "asked")
     assert any(told[0] == "preparing" and told[1].startswith("reading scenes") for told in heard.told[:first])
     assert any(told[0] == "preparing" and told[1].startswith("decoding pictures") for told in heard.told)

@@ -13,7 +13,7 @@ import yaml
 from PIL import Image
 
 from polyfed.core.errors import ConfigError
-from polyfed.downstream.opened import Wanted
+from polyfed.downstream.model_choice import ModelChoice
 from polyfed.downstream.suite import Suite, suites
 from polyfed.runs.saved import load_model
 
@@ -141,7 +141,7 @@ def same(model: torch.nn.Module, tensors: dict[str, torch.Tensor]) -> bool:
 
 @pytest.mark.parametrize("which", ["best", "last"])
 def test_the_server_model_of_a_run(tiny_run: Path, which: str) -> None:
-    found = Wanted(tiny_run, which).open().subject
+    found = ModelChoice(tiny_run, which).open().subject
     assert same(found.model, dict(load_model(tiny_run / "models" / which).weights))
     assert f"{which} server model" in found.name
     assert not found.model.training
@@ -149,7 +149,7 @@ def test_the_server_model_of_a_run(tiny_run: Path, which: str) -> None:
 
 
 def test_the_kept_model_of_a_client(local_run: Path) -> None:
-    found = Wanted(local_run, client="paired-0").open().subject
+    found = ModelChoice(local_run, client="paired-0").open().subject
     (path,) = (local_run / "checkpoints" / "clients" / "paired-0").glob("*.safetensors")
     assert same(found.model, weights(path, "model/"))
     assert found.clients is not None
@@ -157,7 +157,7 @@ def test_the_kept_model_of_a_client(local_run: Path) -> None:
 
 
 def test_the_global_model_of_a_clients_type(typed_run: Path) -> None:
-    found = Wanted(typed_run, client="image").open().subject
+    found = ModelChoice(typed_run, client="image").open().subject
     newest = max((typed_run / "checkpoints").glob("round-*.safetensors"))
     assert same(found.model, weights(newest, "weights:image/"))
     assert "global model of image (round 1)" in found.name
@@ -216,7 +216,7 @@ def test_no_run_and_no_encoders(cli: Cli, small: Path) -> None:
 
 def test_a_run_without_a_server_names_its_clients(local_run: Path) -> None:
     with pytest.raises(ConfigError, match=r"has no server model; test a client's with --client ID, one of: paired-0"):
-        Wanted(local_run).open()
+        ModelChoice(local_run).open()
 
 
 def test_an_interrupted_test_writes_nothing(

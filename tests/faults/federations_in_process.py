@@ -17,7 +17,7 @@ from polyfed.engines.flower import within
 from polyfed.engines.flower_node import Host, Node
 from polyfed.reporting.reported import resume, run
 from polyfed.runs.experiment import Experiment
-from polyfed.runs.runner import Run
+from polyfed.runs.opened import Run
 
 
 class SiteProcess:

@@ -14,7 +14,6 @@ from polyfed.engines.flower import Flower, within
 from polyfed.federation.cohort import Cohort, ReplyPolicy
 from polyfed.runs.experiment import Experiment
 from polyfed.runs.folder import RunFolder
-from polyfed.runs.progress import SilentProgress, unreported
 from polyfed.runs.session import Session
 from polyfed.wire.ledger import Ledger
 
@@ -40,7 +39,7 @@ class Struck:
         federation = InProcess.made(folder / "federation", config)
         experiment = Experiment.parse(federation.experiment())
         (folder / "run").mkdir()
-        session = Session(experiment, RunFolder(folder / "run"), SilentProgress(), "a-test", unreported)
+        session = Session(experiment, RunFolder(folder / "run"), "a-test")
         assert isinstance(experiment.run.engine, Flower)
         with within(federation.grid):
             session.attach(experiment.run.engine.over(federation.grid, session.hosting))
@@ -59,16 +58,16 @@ class Struck:
     def _cohort(self) -> Cohort:
         cohort = self.session.cohort(self.round, Ledger())
         cohort.clients = tuple(client for client in cohort.clients if client.id == "image")
-        cohort.patience = lambda step: ReplyPolicy(min_clients=0)
+        cohort.reply_policy = lambda step: ReplyPolicy(min_clients=0)
         cohort.excluded = lambda client, reason, details: self.reasons.append(reason)
         return cohort
 
     def refuses(self, rule: Rule) -> str:
         """Why the client is out if this happens; it is back at the next ask, and goes on from where it stood."""
-        before = dict(self.session.accepted)
+        before = dict(self.session.cohorts.accepted)
         if self.answers(rule) or rule.times:
             raise AssertionError(f"the reply was used, or nothing happened to it: {rule}")
-        if self.session.accepted != before:
+        if self.session.cohorts.accepted != before:
             raise PayloadError("a step whose reply was refused has moved its client")
         assert self.answers(), self.reasons[-1]
         return self.reasons[-1]

@@ -99,8 +99,9 @@ def test_a_number_of_judged_clients_is_one_of_each_group_of_a_type(tmp_path: Pat
     config["clients"]["more"] = config["clients"]["paired"] | {"source": "other"}
     config["run"]["evaluate_clients"] = 1
     session = prepared(config, tmp_path)
-    session.stale = {client.id for client in session.server.clients}
-    assert [client.id for client in session._judged()] == ["image", "text", "paired-0", "more-0"]
+    evaluations = session.loop().evaluations
+    evaluations.changed()
+    assert [client.id for client in evaluations.due()] == ["image", "text", "paired-0", "more-0"]
 
 
 def test_types_that_differ_in_names_of_classes_alone_are_told(

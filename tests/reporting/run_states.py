@@ -9,6 +9,16 @@ from rich.text import Text
 
 from polyfed.reporting.run_picture import Picture
 from polyfed.reporting.run_state import RunState
+from polyfed.runs.events import (
+    ClientDone,
+    ClientStarted,
+    Incident,
+    Measured,
+    RoundComplete,
+    RoundStarted,
+    RunStarted,
+    StepStarted,
+)
 
 RECALLS = [f"{way}_r@{k}" for way in ("image_to_text", "text_to_image") for k in (1, 5, 10)]
 
@@ -30,32 +40,31 @@ def ids(count: int) -> list[str]:
 def play(state, rounds: int, cohort: list[str], *, first: int = 1) -> None:
     """Whole rounds, the time of each its number of seconds."""
     for number in range(first, rounds + 1):
-        state.round_started(number, cohort)
-        state.step_started("fit", cohort)
+        state.handle(RoundStarted(number, cohort))
+        state.handle(StepStarted("fit", cohort))
         for client in cohort:
-            state.client_started(client, "fit")
-            state.client_done(client, "fit", 1.5)
-        state.evaluated(number, "server", "test", {"r1_sum": 10.0 * number, "gallery_image": 50.0})
-        state.evaluated(number, "server", "validation", dict.fromkeys(RECALLS, 5.0))
+            state.handle(ClientStarted(client, "fit"))
+            state.handle(ClientDone(client, "fit", 1.5))
+        state.handle(Measured(number, "server", "test", {"r1_sum": 10.0 * number, "gallery_image": 50.0}))
+        state.handle(Measured(number, "server", "validation", dict.fromkeys(RECALLS, 5.0)))
         for place, client in enumerate(cohort):
-            state.evaluated(number, client, "test", {"accuracy": float(place)})
-        state.traffic(number, 2**20, 2**21)
-        state.round_finished(number, float(number))
+            state.handle(Measured(number, client, "test", {"accuracy": float(place)}))
+        state.handle(RoundComplete(number, float(number), 2**20, 2**21))
 
 
 def mid_round(count: int = 6) -> RunState:
     """Round 5 of 30: the first half has answered but for one that is excluded; one works for 12 s."""
     clock, cohort = Now(), ids(count)
     state = RunState(clock=clock)
-    state.run_started("scenes-demo", 30, count)
+    state.handle(RunStarted("scenes-demo", 30, count))
     play(state, 4, cohort)
-    state.round_started(5, cohort)
-    state.step_started("distil", cohort)
+    state.handle(RoundStarted(5, cohort))
+    state.handle(StepStarted("distil", cohort))
     for client in cohort[: count // 2]:
-        state.client_started(client, "distil")
-        state.client_done(client, "distil", 2.5)
-    state.event(5, cohort[1], "client_excluded", "loss [red]is\x1b[31m not finite\nat step 3")
-    state.client_started(cohort[count // 2], "distil")
+        state.handle(ClientStarted(client, "distil"))
+        state.handle(ClientDone(client, "distil", 2.5))
+    state.handle(Incident(5, cohort[1], "client_excluded", "loss [red]is\x1b[31m not finite\nat step 3"))
+    state.handle(ClientStarted(cohort[count // 2], "distil"))
     clock.time += 12
     return state
 

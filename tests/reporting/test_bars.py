@@ -4,13 +4,26 @@ from __future__ import annotations
 
 import io
 import re
+from pathlib import Path
 
 import pytest
 from rich.console import Console
-from rich.text import Text
 from run_states import Now
 
 from polyfed.reporting.bars import BarProgress
+from polyfed.runs.events import (
+    ClientDone,
+    ClientStarted,
+    Incident,
+    Measured,
+    Preparing,
+    RoundComplete,
+    RoundStarted,
+    RunComplete,
+    RunStarted,
+    StepStarted,
+    Working,
+)
 
 COHORT = ["image-0", "text-1", "paired-0", "paired-1"]
 
@@ -34,9 +47,9 @@ class Screen:
         return {line.split()[0]: line for line in bare if line}
 
     def begin_round(self) -> None:
-        self.progress.run_started("demo", 12, 7)
-        self.progress.round_started(1, COHORT)
-        self.progress.step_started("fit", COHORT)
+        self.progress.handle(RunStarted("demo", 12, 7))
+        self.progress.handle(RoundStarted(1, COHORT))
+        self.progress.handle(StepStarted("fit", COHORT))
 
 
 @pytest.fixture
@@ -47,21 +60,21 @@ def screen():
 
 
 def test_preparation_is_named_with_a_bar_before_the_run_begins(screen):
-    screen.progress.preparing("reading flickr8k train", 0, 0)
+    screen.progress.handle(Preparing("reading flickr8k train", 0, 0))
     screen.now.time += 3
     assert screen.lines() == {"preparing": "preparing 3 s reading flickr8k train"}
-    screen.progress.preparing("caching features", 1024, 5000)
+    screen.progress.handle(Preparing("caching features", 1024, 5000))
     assert screen.lines()["preparing"] == "preparing 1,024/5,000 0 s caching features"
 
 
 def test_the_client_at_work_is_named_and_not_the_one_that_has_finished(screen):
     screen.begin_round()
-    screen.progress.client_started("image-0", "fit")
+    screen.progress.handle(ClientStarted("image-0", "fit"))
     screen.now.time += 10
-    screen.progress.client_done("image-0", "fit", 10)
-    screen.progress.client_started("text-1", "fit")
+    screen.progress.handle(ClientDone("image-0", "fit", 10))
+    screen.progress.handle(ClientStarted("text-1", "fit"))
     screen.now.time += 4
-    screen.progress.working("text-1", "task", 12, 40)
+    screen.progress.handle(Working("text-1", "task", 12, 40))
     screen.now.time += 2
     lines = screen.lines()
     assert lines["text-1"] == "text-1 12/40 2 s training"
@@ -70,17 +83,17 @@ def test_the_client_at_work_is_named_and_not_the_one_that_has_finished(screen):
 
 def test_what_is_read_for_a_client_is_shown_as_its_work(screen):
     screen.begin_round()
-    screen.progress.client_started("image-0", "fit")
-    screen.progress.preparing("decoding pictures", 3, 40)
+    screen.progress.handle(ClientStarted("image-0", "fit"))
+    screen.progress.handle(Preparing("decoding pictures", 3, 40))
     assert screen.lines()["image-0"] == "image-0 3/40 0 s decoding pictures"
 
 
 def test_there_is_an_estimate_from_the_first_client_on_and_it_counts_down(screen):
     screen.begin_round()
-    screen.progress.client_started("image-0", "fit")
+    screen.progress.handle(ClientStarted("image-0", "fit"))
     screen.now.time += 5
     assert "left" not in screen.lines()["rounds"]
-    screen.progress.working("image-0", "task", 5, 10)  # an eighth of the round took 5 s: 40 s a round
+    screen.progress.handle(Working("image-0", "task", 5, 10))  # an eighth of the round took 5 s: 40 s a round
     assert screen.lines()["rounds"] == "rounds 0/12 5 s, about 7:55 left"
     screen.now.time += 5
     assert screen.lines()["rounds"] == "rounds 0/12 10 s, about 7:50 left"
@@ -89,9 +102,9 @@ def test_there_is_an_estimate_from_the_first_client_on_and_it_counts_down(screen
 def test_the_server_s_work_in_the_first_round_counts_for_the_rounds_that_follow(screen):
     screen.begin_round()
     for client in COHORT:
-        screen.progress.client_started(client, "fit")
+        screen.progress.handle(ClientStarted(client, "fit"))
         screen.now.time += 5
-        screen.progress.client_done(client, "fit", 5)
+        screen.progress.handle(ClientDone(client, "fit", 5))
     assert screen.lines()["rounds"] == "rounds 0/12 20 s, about 3:40 left"  # 11 rounds of 20 s
     screen.now.time += 10
     assert screen.lines()["rounds"] == "rounds 0/12 30 s, about 5:30 left"
@@ -99,10 +112,10 @@ def test_the_server_s_work_in_the_first_round_counts_for_the_rounds_that_follow(
 
 def test_the_bar_of_clients_moves_within_a_long_step(screen):
     screen.begin_round()
-    screen.progress.client_started("image-0", "fit")
+    screen.progress.handle(ClientStarted("image-0", "fit"))
     shares = []
     for done in range(0, 40, 10):
-        screen.progress.working("image-0", "task", done, 40)
+        screen.progress.handle(Working("image-0", "task", done, 40))
         shares.append(screen.progress.state.step_share)
     assert shares == [0, 0.25, 0.5, 0.75]
 
@@ -110,10 +123,10 @@ def test_the_bar_of_clients_moves_within_a_long_step(screen):
 def test_the_server_is_named_with_its_step_once_all_have_answered(screen):
     screen.begin_round()
     for client in COHORT:
-        screen.progress.client_started(client, "fit")
-        screen.progress.client_done(client, "fit", 1)
+        screen.progress.handle(ClientStarted(client, "fit"))
+        screen.progress.handle(ClientDone(client, "fit", 1))
     assert screen.lines()["server"] == "server 0 s at work"
-    screen.progress.working("server", "distil", 3, 12)
+    screen.progress.handle(Working("server", "distil", 3, 12))
     screen.now.time += 20
     assert screen.lines()["server"] == "server 3/12 20 s distilling"
     assert screen.lines()["clients"] == "clients 4/4 fit"
@@ -122,7 +135,7 @@ def test_the_server_is_named_with_its_step_once_all_have_answered(screen):
 def test_several_at_work_are_counted_and_the_first_named(screen):
     screen.begin_round()
     for client in COHORT[:3]:
-        screen.progress.client_started(client, "fit")
+        screen.progress.handle(ClientStarted(client, "fit"))
     screen.now.time += 7
     assert screen.lines()["3"] == "3 clients 7 s fit: image-0, text-1 and 1 more"
 
@@ -130,12 +143,12 @@ def test_several_at_work_are_counted_and_the_first_named(screen):
 def test_the_result_takes_the_place_of_the_bars():
     screen = Screen()
     screen.begin_round()
-    screen.progress.event(1, "text-1", "client_excluded", "loss [nan]")
-    screen.progress.evaluated(1, "server", "test", {"r1_sum": 30.0})
-    screen.progress.evaluated(1, "server", "train", {"distillation": 7.0})
+    screen.progress.handle(Incident(1, "text-1", "client_excluded", "loss [nan]"))
+    screen.progress.handle(Measured(1, "server", "test", {"r1_sum": 30.0}))
+    screen.progress.handle(Measured(1, "server", "train", {"distillation": 7.0}))
     screen.progress._live.refresh()
-    screen.progress.round_finished(1, 1.0)
-    screen.progress.run_finished(Text("the result"))
+    screen.progress.handle(RoundComplete(1, 1.0))
+    screen.progress.handle(RunComplete(Path("the result")))
     screen.progress.close()
     text = screen.stream.getvalue()
     for part in ("demo: 12 rounds, 7 clients", "round 1: client excluded: text-1: loss [nan]", "r1_sum 30.00"):
@@ -149,7 +162,7 @@ def test_a_terminal_of_any_width_can_show_them():
     for width in (20, 40, 60, 120):
         screen = Screen(width)
         screen.begin_round()
-        screen.progress.client_started("paired-1", "fit")
-        screen.progress.working("paired-1", "task", 1, 1000)
+        screen.progress.handle(ClientStarted("paired-1", "fit"))
+        screen.progress.handle(Working("paired-1", "task", 1, 1000))
         assert len(screen.lines()) == 3
         screen.progress.close()

@@ -11,12 +11,12 @@ from pathlib import Path
 
 import pytest
 from rich.console import Console
-from rich.text import Text
 from run_states import mid_round, play, screen
 
 from polyfed.reporting.dashboard import DashboardProgress
 from polyfed.reporting.run_picture import chosen_curves, plain, sparkline
 from polyfed.reporting.run_state import RunState
+from polyfed.runs.events import RoundStarted, RunComplete, RunStarted
 from polyfed.runs.records import RunRecords
 
 # ---- pictures
@@ -87,7 +87,7 @@ def test_eighty_columns_show_metrics_and_cohort_beside_each_other():
 def test_any_size_and_state_can_be_drawn():
     draw = random.Random(0)
     finished = mid_round()
-    finished.run_finished("")
+    finished.handle(RunComplete(Path()))
     for state in (RunState(), mid_round(), mid_round(1000), finished):
         for _ in range(25):
             screen(state, draw.randint(1, 150), draw.randint(1, 50), ascii_only=draw.random() < 0.3)
@@ -101,7 +101,7 @@ def test_a_terminal_without_unicode_gets_ascii_alone():
 
 def test_the_end_is_told():
     state = mid_round()
-    state.run_finished("")
+    state.handle(RunComplete(Path()))
     assert "finished  10 s elapsed" in "\n".join(screen(state, 80, 24))
 
 
@@ -144,7 +144,7 @@ def test_main_metrics_come_first_and_tests_before_others():
 
 def test_groups_are_ids_without_their_numbers():
     state = RunState()
-    state.round_started(1, ["x-ray-07", "x-ray-11", "text", "site-a"])
+    state.handle(RoundStarted(1, ["x-ray-07", "x-ray-11", "text", "site-a"]))
     assert {group: list(found) for group, found in state.groups().items()} == {
         "x-ray": ["x-ray-07", "x-ray-11"],
         "text": ["text"],
@@ -167,10 +167,10 @@ def terminal() -> tuple[Console, io.StringIO]:
 def test_the_terminal_is_taken_and_given_back_with_the_report_below():
     console, stream = terminal()
     progress = DashboardProgress(console)
-    progress.run_started("demo", 3, 2)
+    progress.handle(RunStarted("demo", 3, 2))
     play(progress, 3, ["a-0", "a-1"])
     progress._live.refresh()
-    progress.run_finished(Text("the report"))
+    progress.handle(RunComplete(Path("the report")))
     text = stream.getvalue()
     assert text.count("\x1b[?1049h") == text.count("\x1b[?1049l") == 1
     assert text.count("\x1b[?25l") == text.count("\x1b[?25h") == 1  # the cursor is hidden, and seen again
@@ -182,7 +182,7 @@ def test_an_exception_gives_the_terminal_back():
     console, stream = terminal()
     progress, before = DashboardProgress(console), (sys.stdout, sys.stderr)
     try:
-        progress.run_started("demo", 3, 2)
+        progress.handle(RunStarted("demo", 3, 2))
         with pytest.raises(ZeroDivisionError):
             1 / 0  # noqa: B018
     finally:
@@ -196,7 +196,7 @@ def test_an_exception_gives_the_terminal_back():
 def test_a_changed_size_is_followed():
     console, stream = terminal()
     progress = DashboardProgress(console)
-    progress.run_started("demo", 3, 2)
+    progress.handle(RunStarted("demo", 3, 2))
     try:
         for width, height in ((30, 8), (3, 2), (200, 60)):
             console.size = (width, height)
@@ -210,7 +210,7 @@ def test_a_changed_size_is_followed():
 def test_warnings_are_events_and_are_printed_at_the_end():
     console, stream = terminal()
     progress = DashboardProgress(console)
-    progress.run_started("demo", 3, 2)
+    progress.handle(RunStarted("demo", 3, 2))
     try:
         logging.getLogger("polyfed.data").warning("the cache [is] slow")
         logging.getLogger("polyfed.runs.session").warning("told as an event already")
@@ -226,7 +226,7 @@ def test_warnings_are_events_and_are_printed_at_the_end():
 
 def test_what_is_printed_meanwhile_appears_afterwards(capsys):
     progress = DashboardProgress(Console(force_terminal=True, width=80, height=24, color_system=None))
-    progress.run_started("demo", 3, 2)
+    progress.handle(RunStarted("demo", 3, 2))
     try:
         sys.stdout.write("a stray line\n")
         sys.stderr.write("Traceback\n")

@@ -21,6 +21,7 @@ from polyfed.reporting.progress import PlainProgress
 from polyfed.reporting.report import report, write_report
 from polyfed.reporting.tables import TextTable
 from polyfed.reporting.terminal import Terminal
+from polyfed.runs.events import Incident, Measured, RoundComplete, RoundStarted, RunComplete, RunStarted
 from polyfed.runs.folder import RunFolder
 from polyfed.runs.records import RunRecords
 from run_folders import write_lines
@@ -81,12 +82,12 @@ def test_colours_of_a_terminal_stay() -> None:
 def test_displays(kind: type) -> None:
     stream = io.StringIO()
     progress = kind(Terminal(file=stream, width=200))
-    progress.run_started(f"run{HOSTILE}", 2, 1)
-    progress.round_started(1, ["a"])
-    progress.event(1, f"a{HOSTILE}", "client_excluded", HOSTILE)
-    progress.evaluated(1, "server", "test", {f"m{HOSTILE}": 0.5})
-    progress.round_finished(1, 1.0)
-    progress.run_finished(Text("done"))
+    progress.handle(RunStarted(f"run{HOSTILE}", 2, 1))
+    progress.handle(RoundStarted(1, ["a"]))
+    progress.handle(Incident(1, f"a{HOSTILE}", "client_excluded", HOSTILE))
+    progress.handle(Measured(1, "server", "test", {f"m{HOSTILE}": 0.5}))
+    progress.handle(RoundComplete(1, 1.0))
+    progress.handle(RunComplete(Path("done")))
     progress.close()
     require_harmless(stream.getvalue())
 
@@ -129,4 +130,4 @@ def test_there_is_no_other_way_to_a_terminal_or_a_log() -> None:
     sources = Path(polyfed.__file__).parent
     texts = {path.relative_to(sources).as_posix(): path.read_text("utf-8") for path in sources.rglob("*.py")}
     assert [name for name, text in texts.items() if re.search(r"\bConsole\(\)|\bConsole\(file", text)] == []
-    assert [name for name, text in texts.items() if "basicConfig(" in text] == ["untrusted.py"]
+    assert [name for name, text in texts.items() if "basicConfig(" in text] == ["core/untrusted.py"]

@@ -1,30 +1,40 @@
 from __future__ import annotations
 
 import io
+from pathlib import Path
 
 import pytest
 from rich.console import Console
-from rich.text import Text
 
 from polyfed.reporting.bars import BarProgress
 from polyfed.reporting.progress import PlainProgress, progress_for, summaries
-from polyfed.runs.progress import Progress, SilentProgress
+from polyfed.runs.events import (
+    Callback,
+    ClientDone,
+    Incident,
+    Measured,
+    Preparing,
+    RoundComplete,
+    RoundStarted,
+    RunComplete,
+    RunStarted,
+)
 
 
-def play(progress: Progress, *, done: int = 0) -> None:
-    progress.run_started("my [run]", 3, 4, done=done)
+def play(progress: Callback, *, done: int = 0) -> None:
+    progress.handle(RunStarted("my [run]", 3, 4, done=done))
     for number in range(done + 1, 4):
-        progress.round_started(number, ["a", "b"])
+        progress.handle(RoundStarted(number, ["a", "b"]))
         for step in ("fit", "distil"):
             for client in ("a", "b"):
-                progress.client_done(client, step, 1.5)
+                progress.handle(ClientDone(client, step, 1.5))
         if number == 2:
-            progress.event(number, "b", "client_excluded", "loss [nan]")
-        progress.evaluated(number, "server", "test", {"r1_sum": 10.0 * number, "gallery_image": 50.0})
-        progress.evaluated(number, "a", "test", {"accuracy": 20.0})
-        progress.evaluated(number, "b", "test", {"accuracy": 30.0})
-        progress.round_finished(number, 10.0 * number)
-    progress.run_finished(Text("the report"))
+            progress.handle(Incident(number, "b", "client_excluded", "loss [nan]"))
+        progress.handle(Measured(number, "server", "test", {"r1_sum": 10.0 * number, "gallery_image": 50.0}))
+        progress.handle(Measured(number, "a", "test", {"accuracy": 20.0}))
+        progress.handle(Measured(number, "b", "test", {"accuracy": 30.0}))
+        progress.handle(RoundComplete(number, 10.0 * number))
+    progress.handle(RunComplete(Path("the report")))
     progress.close()
 
 
@@ -51,9 +61,9 @@ def test_plain_progress_names_a_preparation_once_if_it_takes_long():
     target, stream = console(terminal=False)
     times = iter(range(100))
     progress = PlainProgress(target, now=lambda: float(next(times)))
-    progress.preparing("reading a", 0, 0)
+    progress.handle(Preparing("reading a", 0, 0))
     for done in range(10):
-        progress.preparing("decoding pictures", 100 * done, 2000)
+        progress.handle(Preparing("decoding pictures", 100 * done, 2000))
     assert stream.getvalue() == "decoding pictures: 400 of 2,000 ...\n"
 
 
@@ -63,8 +73,8 @@ def test_plain_progress_of_a_resumed_run():
     assert stream.getvalue().startswith("my [run]: 3 rounds, 4 clients, resumed after round 2\nround 3/3")
 
 
-def test_silence():
-    play(SilentProgress())
+def test_a_callback_may_care_for_nothing():
+    play(Callback())
 
 
 @pytest.mark.parametrize(("terminal", "kind"), [(True, BarProgress), (False, PlainProgress)])
@@ -87,8 +97,8 @@ def test_means_say_of_how_many_clients_they_are():
 def test_a_round_that_asks_no_client_says_so():
     target, stream = console(terminal=False)
     progress = PlainProgress(target)
-    progress.run_started("run", 1, 5)
-    progress.round_started(1, [])
-    progress.round_finished(1, 2.0)
+    progress.handle(RunStarted("run", 1, 5))
+    progress.handle(RoundStarted(1, []))
+    progress.handle(RoundComplete(1, 2.0))
     assert "no client is asked" in stream.getvalue()
     assert "5/5" not in stream.getvalue()

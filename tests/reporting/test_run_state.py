@@ -7,6 +7,7 @@ import math
 from run_states import Now, ids, mid_round, play, screen
 
 from polyfed.reporting.run_state import Curve, RunState
+from polyfed.runs.events import ClientDone, ClientStarted, Incident, RoundStarted, RunStarted, StepStarted
 from polyfed.runs.records import RunRecords
 
 
@@ -27,9 +28,9 @@ def test_told_twice_is_as_told_once():
     once, twice = RunState(), RunState()
     for state, times in ((once, 1), (twice, 2)):
         for _ in range(times):
-            state.run_started("run", 30, 6)
+            state.handle(RunStarted("run", 30, 6))
             play(state, 3, ids(6))
-            state.event(2, "text-000", "client_excluded", "late")
+            state.handle(Incident(2, "text-000", "client_excluded", "late"))
     assert (once.bytes, once.elapsed, once.events) == (twice.bytes, twice.elapsed, twice.events)
     assert {key: curve.by_round() for key, curve in once.curves.items()} == {
         key: curve.by_round() for key, curve in twice.curves.items()
@@ -39,8 +40,8 @@ def test_told_twice_is_as_told_once():
 
 def test_a_resumed_run_forgets_what_is_done_again():
     state = mid_round()
-    state.event(5, "text-000", "client_excluded", "late")
-    state.run_started("run", 30, 6, done=2)
+    state.handle(Incident(5, "text-000", "client_excluded", "late"))
+    state.handle(RunStarted("run", 30, 6, done=2))
     assert (state.round, state.clients, state.running) == (2, {}, False)
     assert list(state.seconds) == [1, 2]
     assert state.bytes == (2 * 2**20, 2 * 2**21)
@@ -50,12 +51,12 @@ def test_a_resumed_run_forgets_what_is_done_again():
 
 def test_a_step_that_nobody_announced_begins_with_its_first_client():
     state = RunState()
-    state.run_started("run", 2, 3)
-    state.round_started(1, ["a", "b", "c"])
-    state.client_done("a", "fit", 1.0)
-    state.event(1, "b", "client_excluded", "late")
-    state.client_done("c", "fit", 1.0)
-    state.client_done("a", "distil", 1.0)
+    state.handle(RunStarted("run", 2, 3))
+    state.handle(RoundStarted(1, ["a", "b", "c"]))
+    state.handle(ClientDone("a", "fit", 1.0))
+    state.handle(Incident(1, "b", "client_excluded", "late"))
+    state.handle(ClientDone("c", "fit", 1.0))
+    state.handle(ClientDone("a", "distil", 1.0))
     assert {client: found.status for client, found in state.clients.items()} == {
         "a": "done",
         "c": "waiting",
@@ -65,16 +66,16 @@ def test_a_step_that_nobody_announced_begins_with_its_first_client():
 
 def test_those_asked_may_be_others_than_the_cohort():
     state = RunState()
-    state.round_started(1, ["a", "b"])
-    state.event(1, "b", "client_excluded", "late")
-    state.step_started("evaluate", ["a", "z"])
+    state.handle(RoundStarted(1, ["a", "b"]))
+    state.handle(Incident(1, "b", "client_excluded", "late"))
+    state.handle(StepStarted("evaluate", ["a", "z"]))
     assert list(state.clients) == ["a", "z", "b"]
 
 
 def test_an_event_of_another_round_excludes_nobody_from_this_one():
     state = RunState()
-    state.round_started(2, ["a"])
-    state.event(1, "a", "client_excluded", "late")
+    state.handle(RoundStarted(2, ["a"]))
+    state.handle(Incident(1, "a", "client_excluded", "late"))
     assert state.clients["a"].status == "waiting"
 
 
@@ -82,15 +83,15 @@ def test_replayed_times_count_from_when_they_happened():
     clock = Now()
     state = RunState(clock=clock)
     state.happened_at(940.0)
-    state.round_started(1, ["a"])
+    state.handle(RoundStarted(1, ["a"]))
     state.happened_at(950.0)
-    state.client_started("a", "fit")
+    state.handle(ClientStarted("a", "fit"))
     assert (state.elapsed, state.working_for(state.clients["a"])) == (60.0, 50.0)
 
 
 def test_nothing_tells_how_long_the_first_round_takes():
     state = RunState()
-    state.run_started("run", 5, 1)
+    state.handle(RunStarted("run", 5, 1))
     assert state.left is None
 
 

@@ -14,7 +14,7 @@ from polyfed import Experiment, run
 from polyfed.engines.local import LocalEngine
 from polyfed.federation.cohort import each
 from polyfed.reporting.reported import resume
-from polyfed.runs.runner import Run
+from polyfed.runs.opened import Run
 from polyfed.runs.session import Session
 from polyfed.wire.ledger import Ledger
 from sessions import prepared

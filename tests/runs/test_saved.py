@@ -9,8 +9,9 @@ import torch
 
 from polyfed.core.errors import RunError
 from polyfed.models.heads import LinearHead
+from polyfed.runs.opened import open_run
 from polyfed.runs.records import RunRecords
-from polyfed.runs.saved import load_model, model_folder, warn_of_untrained
+from polyfed.runs.saved import load_model
 
 
 @pytest.fixture
@@ -24,7 +25,7 @@ def edit(folder: Path, **changes: object) -> None:
 
 
 def test_a_model_comes_back_with_its_weights_in_evaluation_mode(tiny_run: Path, tmp_path: Path) -> None:
-    saved = load_model(model_folder(tiny_run, "last"))
+    saved = load_model(open_run(tiny_run).model_folder("last"))
     model = saved.build(saved.context(tmp_path))
     assert saved.config["round"] == 1
     assert model.modalities == ("image", "text")
@@ -35,14 +36,14 @@ def test_a_model_comes_back_with_its_weights_in_evaluation_mode(tiny_run: Path, 
 
 
 def test_a_description_that_is_nested_too_deeply_is_refused(copied: Path) -> None:
-    model = model_folder(copied, "last")
+    model = open_run(copied).model_folder("last")
     (model / "config.json").write_text("[" * 100_000)
     with pytest.raises(RunError, match=r"no readable model in .*nested too deeply"):
         load_model(model)
 
 
 def test_building_leaves_the_global_generator_alone(tiny_run: Path, tmp_path: Path) -> None:
-    saved = load_model(model_folder(tiny_run))
+    saved = load_model(open_run(tiny_run).model_folder())
     before = torch.get_rng_state()
     saved.build(saved.context(tmp_path))
     assert torch.equal(torch.get_rng_state(), before)
@@ -58,7 +59,7 @@ def test_a_model_folder_alone_is_enough_to_rebuild(tiny_run: Path, tmp_path: Pat
 
 
 def test_a_head_is_rebuilt_without_the_data_that_sized_it(classifier_run: Path, tmp_path: Path) -> None:
-    saved = load_model(model_folder(classifier_run))
+    saved = load_model(open_run(classifier_run).model_folder())
     assert saved.task.classes is None  # type: ignore[attr-defined]
     head = saved.build(saved.context(tmp_path)).heads[saved.config["head"]]
     assert isinstance(head, LinearHead)
@@ -81,23 +82,23 @@ def test_labels_size_a_head_where_no_class_names_are_known(
 
 
 def test_best_is_preferred_and_either_can_be_asked_for(copied: Path) -> None:
-    assert model_folder(copied).name == "best"
-    assert model_folder(copied, "last").name == "last"
+    assert open_run(copied).model_folder().name == "best"
+    assert open_run(copied).model_folder("last").name == "last"
     shutil.rmtree(copied / "models" / "best")
-    assert model_folder(copied).name == "last"
+    assert open_run(copied).model_folder().name == "last"
 
 
 def test_a_model_that_is_not_there_is_named(copied: Path) -> None:
     with pytest.raises(RunError, match=r"has no model 'bst'; it has: best, last"):
-        model_folder(copied, "bst")
+        open_run(copied).model_folder("bst")
     shutil.rmtree(copied / "models")
     with pytest.raises(RunError, match="has no server model"):
-        model_folder(copied)
+        open_run(copied).model_folder()
 
 
 def test_what_is_no_run_is_refused(tmp_path: Path) -> None:
     with pytest.raises(RunError, match="no run folder"):
-        model_folder(tmp_path)
+        open_run(tmp_path).model_folder()
 
 
 @pytest.mark.parametrize("damage", ["cut", "no json", "no weights", "no samples", "unknown encoder"])
@@ -131,7 +132,7 @@ def test_weights_of_another_architecture_are_refused(copied: Path, tmp_path: Pat
 
 def test_a_lost_vocabulary_is_not_learnt_anew(copied: Path, tmp_path: Path) -> None:
     shutil.rmtree(copied / "models" / "last" / "vocabulary")
-    saved = load_model(model_folder(copied, "last"))
+    saved = load_model(open_run(copied).model_folder("last"))
     with pytest.raises(RunError, match="vocabulary of 'text' is missing"):
         saved.build(saved.context(tmp_path))
 
@@ -144,13 +145,13 @@ def test_saving_again_keeps_the_vocabulary_files(tiny_run: Path) -> None:
 
 def test_a_best_model_that_is_the_untrained_one_is_told(copied: Path, caplog: pytest.LogCaptureFixture) -> None:
     edit(copied / "models" / "best", round=0)
-    warn_of_untrained(model_folder(copied))
+    open_run(copied).server_model().warn_if_untrained()
     assert "best model by validation is that of round 0, before any training" in caplog.text
     assert "round 0" in RunRecords.load(copied).warnings[-1]
     caplog.clear()
-    warn_of_untrained(model_folder(copied, "last"))
+    open_run(copied).server_model("last").warn_if_untrained()
     edit(copied / "models" / "best", round=1)
-    warn_of_untrained(model_folder(copied))
+    open_run(copied).server_model().warn_if_untrained()
     assert not caplog.text
     assert RunRecords.load(copied).warnings == ()
 

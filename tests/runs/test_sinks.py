@@ -14,7 +14,7 @@ from polyfed.core.errors import ConfigError
 from polyfed.reporting.sinks.mlflow import MLflow
 from polyfed.reporting.sinks.tensorboard import TensorBoard
 from polyfed.reporting.sinks.wandb import WandB
-from polyfed.runs.sink import Record, Sink, SinkRun, SinkSet, SinkWriter, flattened, round_points, round_records
+from polyfed.runs.sink import Record, Sink, SinkRun, SinkSet, SinkWriter, flat_settings, round_points, round_records
 from sink_rounds import CONFIG, EXPECTED, a_round, sink_run
 
 # ---- what a round is made of
@@ -45,13 +45,13 @@ def test_a_mean_is_over_the_finite_values():
 
 
 def test_round_zero_sends_nothing_and_takes_no_time():
-    assert round_records(0, [], []) == [
+    assert round_records(0, []) == [
         {"round": 0, "participant": "server", "kind": "traffic", "metrics": {"bytes_up": 0, "bytes_down": 0}}
     ]
 
 
-def test_flattened():
-    assert flattened(CONFIG) == {
+def test_flat_settings():
+    assert flat_settings(CONFIG) == {
         "name": "demo",
         "run.rounds": 3,
         "run.seed": 0,
@@ -59,7 +59,7 @@ def test_flattened():
         "clients.1.dim": 16,
         "server": None,
     }
-    assert flattened({"a": {}, "b": []}) == {}
+    assert flat_settings({"a": {}, "b": []}) == {}
 
 
 # ---- the family

@@ -123,10 +123,10 @@ def run_across(opened: Simulated) -> Across:
             found.setdefault(tuple(members), []).append(judged)
     if not found:
         raise ConfigError(
-            f"run '{opened.folder}' has no model, global or kept, that any client with test samples can judge"
+            f"run '{opened.run.folder}' has no model, global or kept, that any client with test samples can judge"
         )
     tables = tuple(Table(clients, tuple(models)) for clients, models in found.items())
-    return Across(opened.name, tables, opened.is_server_untrained)
+    return Across(opened.run.name, tables, opened.is_server_untrained)
 
 
 def _subjects(opened: Simulated) -> Iterator[tuple[Subject, bool]]:

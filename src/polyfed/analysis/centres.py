@@ -15,12 +15,13 @@ from jaxtyping import Float, Int64
 from torch import Tensor
 from torch.nn import functional as F
 
+from polyfed.analysis.encoders import Encoders, drawn, encoders_of, require_different
 from polyfed.analysis.lda import lda
-from polyfed.analysis.opened import Encoders, OpenedRun, drawn, require_different
 from polyfed.core.device import cpu_threads
 from polyfed.core.errors import ConfigError, nearest
 from polyfed.data.samples import Samples
 from polyfed.data.source import Split
+from polyfed.runs.opened import ServerModel
 
 BY = ("data", "class")
 SHOWN = 200
@@ -121,7 +122,7 @@ class Centres:
 
 
 def run_centres(
-    opened: OpenedRun,
+    server: ServerModel,
     sources: Sequence[str] | None = None,
     *,
     by: str = "data",
@@ -131,7 +132,7 @@ def run_centres(
     """Centres in the representations (unit norm) of a run's server model.
 
     Args:
-        opened: the run.
+        server: the model.
         sources: data sets; by default all of the run.
         by: one group a modality of a data set, or one for each of its classes (by the first target of the source).
         split: of the data sets.
@@ -144,18 +145,18 @@ def run_centres(
     """
     if by not in BY:
         raise ConfigError(f"by '{by}'; {nearest(by, BY)}")
-    names = list(opened.experiment.data.sources) if sources is None else list(sources)
+    names = list(server.run.conditions.data.sources) if sources is None else list(sources)
     require_different(names, "data sets")
-    encoders = opened.encoders(normalise=True)
+    encoders = encoders_of(server, normalise=True)
     splits = [encoders.split(name, split) for name in names]
     _require(encoders, splits, by)
-    with cpu_threads(opened.experiment.run.threads):
+    with cpu_threads(server.run.conditions.run.threads):
         groups: dict[str, Tensor] = {}
         for modality in encoders.views:
             for part in splits:
                 if modality in part.columns:
                     groups |= _groups(encoders, part, modality, by, most)
-        return _centres(opened, split, groups)
+        return _centres(server, split, groups)
 
 
 def _require(encoders: Encoders, splits: Sequence[Split], by: str) -> None:
@@ -193,11 +194,11 @@ def _labels(samples: Samples, modality: str, target: str) -> tuple[Int64[Tensor,
     return labels, dict(enumerate(samples.classes.get(target, ())))
 
 
-def _centres(opened: OpenedRun, split: str, groups: Mapping[str, Float[Tensor, "n d"]]) -> Centres:
+def _centres(server: ServerModel, split: str, groups: Mapping[str, Float[Tensor, "n d"]]) -> Centres:
     modalities = tuple(name.partition(":")[0] for name in groups)
     return Centres(
-        run=opened.name,
-        round=opened.round,
+        run=server.run.name,
+        round=server.round,
         split=split,
         names=tuple(groups),
         modalities=modalities,

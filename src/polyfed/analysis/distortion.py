@@ -122,7 +122,7 @@ def run_distortion(
             samples = opened.train(subject, member)
             with work.retrained(name, samples, member.settings.training) as done[name]:
                 after[name] = _seen(opened, subject, members)
-    return Distortion(opened.name, subject.name, subject.round, done, before, after)
+    return Distortion(opened.run.name, subject.name, subject.round, done, before, after)
 
 
 def similarity(participant: Participant, samples: Samples) -> float:

@@ -13,7 +13,7 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.nn import functional as F
 
-from polyfed.analysis.opened import Encoders, drawn, require_different
+from polyfed.analysis.encoders import Encoders, drawn, require_different
 from polyfed.core.errors import ConfigError, DataError
 from polyfed.data.source import Split
 

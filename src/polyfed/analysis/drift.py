@@ -12,13 +12,14 @@ import torch
 from jaxtyping import Float, Int64
 from torch import Tensor
 
-from polyfed.analysis.kept_clients import KeptClients, one_of_each_item, represented
+from polyfed.analysis.encoders import drawn
 from polyfed.analysis.kernel_alignment import LEAST, linear_cka
-from polyfed.analysis.opened import OpenedRun, Where, drawn
 from polyfed.analysis.projections import project, require_method
+from polyfed.analysis.public_samples import one_of_each_item, represented
 from polyfed.core.device import cpu_threads
 from polyfed.core.errors import ConfigError
 from polyfed.models.model import Model, ModelSettings
+from polyfed.runs.opened import KeptClients
 from polyfed.runs.records import SERVER
 
 SAMPLES = 250
@@ -139,14 +140,12 @@ class Drift:
         return {"run": self.run, "samples": self.samples, "method": self.method, "modalities": found}
 
 
-def run_drift(
-    opened: KeptClients, where: Where | None = None, *, samples: int = SAMPLES, method: str = "tsne"
-) -> Drift:
+def run_drift(clients: KeptClients, *, which: str = "last", samples: int = SAMPLES, method: str = "tsne") -> Drift:
     """Represent the same public samples with every client's kept model and with the server's, and compare.
 
     Args:
-        opened: the clients.
-        where: which of the server's models, and where things are.
+        clients: they.
+        which: ``last`` or ``best`` server model.
         samples: public items at most, drawn at random, one sample of each.
         method: of the maps, ``tsne`` or ``pca``.
 
@@ -156,17 +155,17 @@ def run_drift(
         DataError: a model has diverged.
     """
     require_method(method)
-    index = _public_index(opened, samples)
-    with cpu_threads(opened.experiment.run.threads):
-        participants = list(_participants(opened, where, index))
+    index = _public_index(clients, samples)
+    with cpu_threads(clients.run.experiment.run.threads):
+        participants = list(_participants(clients, which, index))
         modalities = dict.fromkeys(modality for participant in participants for modality in participant.values)
         shared = {
             name: [participant for participant in participants if name in participant.values] for name in modalities
         }
         found = tuple(drift(name, who, method) for name, who in shared.items() if len(who) > 1)
     if not found:
-        raise ConfigError(f"no two participants of '{opened.folder}' encode the same modality of the public set")
-    return Drift(opened.name, len(index), method, found)
+        raise ConfigError(f"no two participants of '{clients.run.folder}' encode the same modality of the public set")
+    return Drift(clients.run.name, len(index), method, found)
 
 
 def drift(modality: str, participants: Sequence[Participant], method: str = "pca") -> ModalityDrift:
@@ -197,14 +196,14 @@ def mean_distances(values: Sequence[Float[Tensor, "n _"]]) -> Float[Tensor, "p p
     return found
 
 
-def _public_index(opened: KeptClients, samples: int) -> Int64[Tensor, " n"]:
+def _public_index(clients: KeptClients, samples: int) -> Int64[Tensor, " n"]:
     """The same for everybody: public samples have one order."""
-    if opened.experiment.public is None:
+    if clients.run.experiment.public is None:
         raise ConfigError(
-            f"run '{opened.folder}' has no public set, so there are no samples that all may see; "
+            f"run '{clients.run.folder}' has no public set, so there are no samples that all may see; "
             "give a run whose configuration has a 'public' section"
         )
-    public = opened.federation.public_samples({})
+    public = clients.run.federation.public_samples({})
     assert public is not None
     first = one_of_each_item(public.items)
     if min(len(first), samples) < LEAST:
@@ -212,25 +211,26 @@ def _public_index(opened: KeptClients, samples: int) -> Int64[Tensor, " n"]:
     return first[drawn(len(first), samples, "drift")]
 
 
-def _participants(opened: KeptClients, where: Where | None, index: Int64[Tensor, " n"]) -> Iterator[Participant]:
-    members = opened.federation.members
-    for client, (number, _) in opened.labels.items():
-        model, settings = opened.model(client), members[client].model
-        values = _represented(opened, model, settings, index, f"client '{client}'")
+def _participants(clients: KeptClients, which: str, index: Int64[Tensor, " n"]) -> Iterator[Participant]:
+    members = clients.run.federation.members
+    for client, (number, _) in clients.versions.items():
+        model, settings = clients.model(client), members[client].model
+        values = _represented(clients, model, settings, index, f"client '{client}'")
         yield Participant(client, members[client].group, number, values)
-    if opened.experiment.server is not None:
-        server = OpenedRun.of(opened.folder, where)
-        values = _represented(opened, server.model, server.saved.settings, index, "the server")
+    if clients.run.experiment.server is not None:
+        server = clients.run.server_model(which)
+        server.warn_if_untrained()
+        values = _represented(clients, server.model, server.saved.settings, index, "the server")
         yield Participant(SERVER, None, server.round, values)
 
 
 def _represented(
-    opened: KeptClients, model: Model, settings: ModelSettings, index: Int64[Tensor, " n"], whose: str
+    clients: KeptClients, model: Model, settings: ModelSettings, index: Int64[Tensor, " n"], whose: str
 ) -> dict[str, Tensor]:
     views = {name: encoder.view for name, encoder in settings.encoders.items()}
-    public = opened.federation.public_samples(views)
+    public = clients.run.federation.public_samples(views)
     assert public is not None
-    batch = opened.experiment.run.evaluation_batch
+    batch = clients.run.experiment.run.evaluation_batch
     return {name: represented(model, name, public, index, batch, whose) for name in public.modalities}
 
 

@@ -12,8 +12,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from polyfed.algorithms.fedafd import FedAFD
-from polyfed.analysis.kept_clients import KeptClients
-from polyfed.analysis.opened import drawn
+from polyfed.analysis.encoders import drawn
 from polyfed.analysis.projections import project, require_method
 from polyfed.analysis.separation import Separation
 from polyfed.core.device import cpu_threads
@@ -22,6 +21,7 @@ from polyfed.data.samples import Samples
 from polyfed.federation.membership import Member
 from polyfed.models.fused import Fused, Guidance, of_rows
 from polyfed.models.model import Model
+from polyfed.runs.opened import KeptClients
 from polyfed.tasks.classification import Classification
 
 Kind = Literal["local", "global", "fused"]
@@ -116,12 +116,12 @@ class Tabled:
 
 
 def run_features(
-    opened: KeptClients, client: str | None = None, *, samples: int | None = SAMPLES, method: str = "tsne"
+    clients: KeptClients, client: str | None = None, *, samples: int | None = SAMPLES, method: str = "tsne"
 ) -> Features:
     """What a classification client, the server's encoders that it keeps, and their fusion see in its test samples.
 
     Args:
-        opened: the clients.
+        clients: they.
         client: id; None: the first that classifies and took part.
         samples: at most so many, drawn at random; None: all.
         method: of the maps, ``tsne`` or ``pca``.
@@ -133,66 +133,66 @@ def run_features(
         DataError: features are not finite.
     """
     require_method(method)
-    algorithm = opened.experiment.algorithm
+    algorithm = clients.run.experiment.algorithm
     if not isinstance(algorithm, FedAFD) or algorithm.fusion == "none":
         raise ConfigError(
-            f"clients of '{algorithm.component_name()}' in '{opened.folder}' do not fuse their features with the "
+            f"clients of '{algorithm.component_name()}' in '{clients.run.folder}' do not fuse their features with the "
             "server's; give a run of fedafd with a fusion"
         )
-    chosen = _classifier(opened, client)
-    with cpu_threads(opened.experiment.run.threads):
-        tables, numbered = _tables(opened, algorithm, opened.federation.members[chosen], samples)
-        return _features(opened, chosen, tables, numbered, method)
+    chosen = _classifier(clients, client)
+    with cpu_threads(clients.run.experiment.run.threads):
+        tables, numbered = _tables(clients, algorithm, clients.run.federation.members[chosen], samples)
+        return _features(clients, chosen, tables, numbered, method)
 
 
-def _classifier(opened: KeptClients, client: str | None) -> str:
+def _classifier(clients: KeptClients, client: str | None) -> str:
     classifying = [
         name
-        for name in opened.labels
-        if isinstance(opened.federation.members[name].settings.task, Classification)
-        and opened.federation.members[name].settings.test_split is not None
+        for name in clients.versions
+        if isinstance(clients.run.federation.members[name].settings.task, Classification)
+        and clients.run.federation.members[name].settings.test_split is not None
     ]
     if client is not None:
-        opened.member(client)
+        clients.member(client)
     if not classifying or (client is not None and client not in classifying):
         who = "no client" if client is None else f"not client '{client}'"
         raise ConfigError(
-            f"{who} of '{opened.folder}' classifies test samples of its own; {nearest(client or '', classifying)}"
+            f"{who} of '{clients.run.folder}' classifies test samples of its own; {nearest(client or '', classifying)}"
         )
     return classifying[0] if client is None else client
 
 
 def _tables(
-    opened: KeptClients, algorithm: FedAFD, member: Member, most: int | None
+    clients: KeptClients, algorithm: FedAFD, member: Member, most: int | None
 ) -> tuple[dict[Kind, Tabled], Samples]:
     """Embeddings by kind, and the test samples, which hand over rows of these."""
-    kept = opened.kept(member.id)
-    model = opened.model(member.id, kept)
-    test = opened.federation.test(member)
+    kept = clients.state(member.id)
+    model = clients.model(member.id, kept)
+    test = clients.run.federation.test(member)
     assert test is not None
-    guidance = _guidance(opened, algorithm, member, kept)
+    guidance = _guidance(clients, algorithm, member, kept)
     test = test.subset(drawn(len(test), most, "features", member.id)).only(_judged(member, test, guidance))
     partner, numbered = of_rows(guidance, test)
     unit, fused = algorithm.fuse == "representations", algorithm.fused(model, partner).eval()
-    return _encoded(model, guidance, fused, test, unit, opened.experiment.run.evaluation_batch), numbered
+    return _encoded(model, guidance, fused, test, unit, clients.run.experiment.run.evaluation_batch), numbered
 
 
 def _guidance(
-    opened: KeptClients, algorithm: FedAFD, member: Member, kept: Mapping[str, Mapping[str, Tensor]]
+    clients: KeptClients, algorithm: FedAFD, member: Member, kept: Mapping[str, Mapping[str, Tensor]]
 ) -> Guidance:
     """The encoders that the client received last, and its test samples in their views."""
-    server, weights = opened.experiment.server, kept.get("encoders", {})
+    server, weights = clients.run.experiment.server, kept.get("encoders", {})
     assert server is not None
     if not weights:
         raise ConfigError(f"client '{member.id}' has received no encoders of the server; choose another --client")
-    model = opened.federation.shared_model(server.model)
+    model = clients.run.federation.shared_model(server.model)
     own = set(model.state_dict())
     model.load_state_dict({name: value for name, value in weights.items() if name in own}, strict=False)
-    there = opened.federation.test(member, server.model)
+    there = clients.run.federation.test(member, server.model)
     assert there is not None
     sent = [name for name in there.modalities if any(key.startswith(f"encoders.{name}.") for key in weights)]
-    batch = opened.experiment.run.evaluation_batch
-    return Guidance(model.to(opened.device), there.only(sent), algorithm.fusion == "maps", batch, {})
+    batch = clients.run.experiment.run.evaluation_batch
+    return Guidance(model.to(clients.run.place), there.only(sent), algorithm.fusion == "maps", batch, {})
 
 
 def _judged(member: Member, test: Samples, guidance: Guidance) -> Sequence[str]:
@@ -231,13 +231,13 @@ def _encoded(
 
 
 def _features(
-    opened: KeptClients, client: str, tables: Mapping[Kind, Tabled], samples: Samples, method: str
+    clients: KeptClients, client: str, tables: Mapping[Kind, Tabled], samples: Samples, method: str
 ) -> Features:
-    member = opened.federation.members[client]
-    task, head = member.settings.task, opened.model(client).heads[member.head].cpu()
+    member = clients.run.federation.members[client]
+    task, head = member.settings.task, clients.model(client).heads[member.head].cpu()
     assert isinstance(task, Classification)
     labels = samples.targets[task.target].long()
-    batch = opened.experiment.run.evaluation_batch
+    batch = clients.run.experiment.run.evaluation_batch
     found: dict[Kind, Feature] = {}
     for kind, table in tables.items():
         values = torch.stack([table.embed(name, samples.rows[name]) for name in samples.modalities]).mean(0)
@@ -250,9 +250,9 @@ def _features(
     every = torch.cat([each.unit[shown] for each in found.values()])
     maps[TOGETHER] = project(every, method, "features", TOGETHER)
     return Features(
-        run=opened.name,
+        run=clients.run.name,
         client=client,
-        round=opened.labels[client][0],
+        round=clients.versions[client][0],
         primary=task.primary,
         labels=labels,
         classes=dict(enumerate(samples.classes.get(task.target, ()))),

@@ -7,7 +7,7 @@ from typing import Self
 
 from pydantic import Field, SerializeAsAny, model_validator
 
-from polyfed.analysis.opened import Encoders, Where
+from polyfed.analysis.encoders import Encoders
 from polyfed.core.device import resolve_device
 from polyfed.core.errors import ConfigError
 from polyfed.core.randomness import isolated
@@ -58,17 +58,18 @@ class GapSettings(Settings):
         return Encoders(self.name, self.data, views, context, model.embed, device, self.batch)
 
 
-def load_encoders(path: Path, where: Where | None = None) -> Encoders:
-    """Encoders from a YAML file with ``GapSettings``; folders and device of ``where`` come before the file's.
+def load_encoders(
+    path: Path, *, data_dir: Path | None = None, weights_dir: Path | None = None, device: str | None = None
+) -> Encoders:
+    """Encoders from a YAML file with ``GapSettings``; folders and device that are given come before the file's.
 
     Raises:
         ConfigError: it cannot be read, or is wrong; the message names the key.
     """
-    where = where or Where()
     settings = parse_settings(GapSettings, read_config(path))
-    folders = {"dir": where.data_dir, "weights_dir": where.weights_dir}
+    folders = {"dir": data_dir, "weights_dir": weights_dir}
     data = settings.data.model_copy(update={key: path for key, path in folders.items() if path is not None})
-    return settings.model_copy(update={"data": data, "device": where.device or settings.device}).encoders()
+    return settings.model_copy(update={"data": data, "device": device or settings.device}).encoders()
 
 
 def _require_vectors(modality: str, view: View, context: DataContext) -> None:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from polyfed.core.errors import ConfigError, RunError
 from polyfed.federation.population import Population
+from polyfed.runs.opened import Run
 from polyfed.runs.records import Holding, RunRecords
 
 if TYPE_CHECKING:
@@ -28,16 +29,15 @@ def planned(experiment: Experiment) -> RunRecords:
     return RunRecords(Path(cfg.name), holdings={name: Holding(**entry) for name, entry in entries.items()})
 
 
-def recorded(run: Path) -> RunRecords:
+def recorded(run: Run) -> RunRecords:
     """What every client of a run held.
 
     Raises:
-        RunError: it is no run folder, or has no partition.
+        RunError: it has no partition.
     """
-    found = RunRecords.load(run)
-    if not found.holdings:
-        raise RunError(f"'{run}' has no partition.json; give the folder of a run")
-    return found
+    if not run.records.holdings:
+        raise RunError(f"'{run.folder}' has no partition.json; give the folder of a run")
+    return run.records
 
 
 def without_items(holding: Holding) -> dict[str, Any]:

@@ -139,7 +139,7 @@ def run_retraining(opened: Simulated, of: str, on: str, plan: Plan | None = None
                 with work.retrained(name, samples, training) as steps:
                     after = opened.figures(subject, members)
                 rows.append(Retrained(subject.name, subject.round, name, steps, before, after))
-    return Retraining(opened.name, plan, work.trained, tuple(members), tuple(rows))
+    return Retraining(opened.run.name, plan, work.trained, tuple(members), tuple(rows))
 
 
 @dataclass
@@ -199,7 +199,7 @@ def _subjects(opened: Simulated, of: str) -> Iterator[Subject]:
         yield opened.subject(of)
         return
     if not opened.keepers:
-        raise ConfigError(f"--of each: clients of '{opened.folder}' keep no models; give --of server")
+        raise ConfigError(f"--of each: clients of '{opened.run.folder}' keep no models; give --of server")
     for client in opened.keepers:
         yield opened.kept(client)
 

@@ -4,20 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from polyfed.analysis.opened import drawn
+from polyfed.analysis.encoders import drawn
 from polyfed.core.errors import ConfigError, RunError, nearest
 from polyfed.runs.arrays import ClientArray
 from polyfed.runs.experiment import Experiment
-from polyfed.runs.folder import RunFolder
+from polyfed.runs.opened import Run
 from polyfed.runs.records import RunRecords
-from polyfed.runs.saved import run_experiment
 
 SAMPLES = 7
 """As many as in the figure of the paper."""
@@ -122,34 +120,35 @@ class RunWeights:
 
 
 def run_weights(
-    run: Path, *, number: int | None = None, samples: int = SAMPLES, at: Sequence[int] | None = None
+    run: Run, *, number: int | None = None, samples: int = SAMPLES, at: Sequence[int] | None = None
 ) -> RunWeights:
     """The weights that a run recorded of a round, in all channels.
 
     Args:
-        run: its folder.
+        run: opened.
         number: round; None: the last that was recorded.
         samples: so many of the recorded samples are chosen at random ...
         at: ... or these, by their position among the recorded ones, from 0.
 
     Raises:
-        RunError: no run folder, or one whose method records no weights.
+        RunError: its method records no weights.
         ConfigError: no such round or sample.
     """
-    RunFolder.existing(run)
-    records = RunRecords.load(run)
+    experiment, records = run.experiment, run.records
     found = {name.removeprefix(_PREFIX): rounds for name, rounds in records.arrays().items() if _is_weights(name)}
     if not found:
-        method = run_experiment(run).algorithm.component_name()
+        method = experiment.algorithm.component_name()
         raise RunError(
-            f"run '{run}' has no aggregation weights: '{method}' does not weigh what clients say of public samples, "
-            "or no round is complete; give a run of a method that does, such as creamfl or fedafd"
+            f"run '{run.folder}' has no aggregation weights: '{method}' does not weigh what clients say of public "
+            "samples, or no round is complete; give a run of a method that does, such as creamfl or fedafd"
         )
     recorded = sorted({each for rounds in found.values() for each in rounds})
     wanted = recorded[-1] if number is None else number
     if wanted not in recorded:
-        raise ConfigError(f"round {wanted} of '{run}' has no weights; {nearest(str(wanted), map(str, recorded))}")
-    kinds = _kinds(run_experiment(run), records)
+        raise ConfigError(
+            f"round {wanted} of '{run.folder}' has no weights; {nearest(str(wanted), map(str, recorded))}"
+        )
+    kinds = _kinds(experiment, records)
     channels = [
         _channel(channel, wanted, rounds[wanted], kinds, samples, at)
         for channel, rounds in found.items()

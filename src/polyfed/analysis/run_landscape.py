@@ -14,12 +14,11 @@ from torch import Tensor
 from polyfed.analysis.hessian import Loss, flat, top_eigenvectors
 from polyfed.analysis.lanczos import Eigenpairs
 from polyfed.analysis.landscape import axis_of, landscape
-from polyfed.analysis.opened import OpenedRun
 from polyfed.core.device import cpu_threads
 from polyfed.core.errors import ConfigError
 from polyfed.core.randomness import generator, isolated
 from polyfed.data.samples import Batch, Samples
-from polyfed.federation.population import Population
+from polyfed.runs.opened import ServerModel
 
 
 @dataclass(frozen=True)
@@ -72,7 +71,7 @@ class Landscape:
 
 
 def run_landscape(
-    opened: OpenedRun, *, samples: int = 256, grid: int = 21, extent: float = 0.5, steps: int = 40
+    server: ServerModel, *, samples: int = 256, grid: int = 21, extent: float = 0.5, steps: int = 40
 ) -> Landscape:
     """The landscape of the server's task loss on samples of the public set, or of the test split if there is none.
 
@@ -80,7 +79,7 @@ def run_landscape(
     is a function of the weights alone. Only trainable weights are moved.
 
     Args:
-        opened: the run.
+        server: the model.
         samples: number of samples, drawn at random; they come in batches of the server's training batch size.
         grid: points along each direction, odd.
         extent: farthest move, in units of the weights' L2 norm.
@@ -92,18 +91,18 @@ def run_landscape(
     axis_of(grid, extent)
     if samples < 2:
         raise ConfigError(f"samples {samples}: the loss needs at least 2, such as 256")
-    with cpu_threads(opened.experiment.run.threads):
-        data, batches = _chosen(opened, samples)
-        losses = _losses(opened, batches)
-        parameters = [parameter for parameter in opened.model.parameters() if parameter.requires_grad]
+    with cpu_threads(server.run.experiment.run.threads):
+        data, batches = _chosen(server, samples)
+        losses = _losses(server, batches)
+        parameters = [parameter for parameter in server.model.parameters() if parameter.requires_grad]
         pairs = top_eigenvectors(losses, parameters, 2, steps=steps, generator=generator("landscape"))
         values = landscape(losses, parameters, pairs.vectors, grid=grid, extent=extent)
     return Landscape(
-        run=opened.name,
-        round=opened.round,
+        run=server.run.name,
+        round=server.round,
         data=data,
         samples=sum(map(len, batches)),
-        batch=_batch_size(opened),
+        batch=_batch_size(server),
         extent=extent,
         norm=float(flat(parameters).norm()),
         pairs=pairs,
@@ -111,43 +110,42 @@ def run_landscape(
     )
 
 
-def _batch_size(opened: OpenedRun) -> int:
-    assert opened.experiment.server is not None  # there is no saved model without
-    return opened.experiment.server.training.batch_size
+def _batch_size(server: ServerModel) -> int:
+    assert server.run.experiment.server is not None  # there is no saved model without
+    return server.run.experiment.server.training.batch_size
 
 
-def _chosen(opened: OpenedRun, most: int) -> tuple[str, list[Batch]]:
+def _chosen(server: ServerModel, most: int) -> tuple[str, list[Batch]]:
     """What the samples are, and the samples in shuffled batches; a last batch of one, without a contrast, is left out.
 
     Shuffled, since siblings (captions of one picture) in a batch would be each other's negatives.
     """
-    name, samples = _samples(opened)
-    order = torch.randperm(len(samples), generator=generator(opened.experiment.run.seed, "landscape"))
-    batches = samples.subset(order[:most]).batches(_batch_size(opened))
-    return name, [batch.to(opened.model.device) for batch in batches if len(batch) > 1]
+    name, samples = _samples(server)
+    order = torch.randperm(len(samples), generator=generator(server.run.experiment.run.seed, "landscape"))
+    batches = samples.subset(order[:most]).batches(_batch_size(server))
+    return name, [batch.to(server.model.device) for batch in batches if len(batch) > 1]
 
 
-def _samples(opened: OpenedRun) -> tuple[str, Samples]:
-    cfg = opened.experiment
+def _samples(server: ServerModel) -> tuple[str, Samples]:
+    cfg = server.run.experiment
     assert cfg.server is not None
-    places = Population(cfg.data, cfg.public, cfg.server, {}, cfg.run.seed, opened.saved.folder / "vocabulary")
-    views = {name: encoder.view for name, encoder in opened.saved.settings.encoders.items()}
-    public = places.public_samples(views)
-    if cfg.public is not None and public is not None and _suits(opened, public):
+    federation = server.run.federation
+    public = federation.public_samples(server.views)
+    if cfg.public is not None and public is not None and _suits(server, public):
         return f"public set ({cfg.public.source}, {cfg.public.split})", public
-    return f"{cfg.server.source}, {cfg.server.test_split}", places.server_samples(cfg.server.test_split)
+    return f"{cfg.server.source}, {cfg.server.test_split}", federation.server_samples(cfg.server.test_split)
 
 
-def _suits(opened: OpenedRun, samples: Samples) -> bool:
+def _suits(server: ServerModel, samples: Samples) -> bool:
     """Whether the server's task has what it needs in the samples."""
     try:
         with isolated("landscape"):
-            opened.saved.task.head(opened.saved.settings.dim, samples)
+            server.saved.task.head(server.saved.settings.dim, samples)
     except ConfigError:
         return False
     return True
 
 
-def _losses(opened: OpenedRun, batches: Sequence[Batch]) -> list[Loss]:
-    head = dict(opened.model.heads.items()).get(str(opened.saved.config["head"]))
-    return [partial(opened.saved.task.loss, opened.model, head, batch) for batch in batches]
+def _losses(server: ServerModel, batches: Sequence[Batch]) -> list[Loss]:
+    head = dict(server.model.heads.items()).get(server.head_name)
+    return [partial(server.saved.task.loss, server.model, head, batch) for batch in batches]

@@ -14,12 +14,12 @@ from polyfed.core.errors import ConfigError, RunError, nearest
 from polyfed.core.randomness import generator
 from polyfed.engines.flower import Flower
 from polyfed.federation.client import ClientInfo
-from polyfed.reporting.progress_log import LoggedProgress
 from polyfed.reporting.reported import resume, run
 from polyfed.reporting.tables import figure
 from polyfed.runs.experiment import Experiment
-from polyfed.runs.folder import Checkpoint, RunFolder
-from polyfed.runs.records import SERVER, RunRecords
+from polyfed.runs.folder import RunFolder
+from polyfed.runs.opened import open_run
+from polyfed.runs.records import SERVER
 
 Told = Callable[[str], None]
 Found = dict[str, dict[int, float]]
@@ -47,8 +47,8 @@ class Trial:
     @property
     def complete(self) -> bool:
         """Whether its last round is on disk."""
-        newest = next(RunFolder(self.folder).checkpoints(), None) if self.begun else None
-        return isinstance(newest, Checkpoint) and newest.round == self.experiment.run.rounds
+        newest = open_run(self.folder).newest_checkpoint if self.begun else None
+        return newest is not None and newest.round == self.experiment.run.rounds
 
     def require_sound(self) -> None:
         """Check all that can be checked without opening data.
@@ -63,7 +63,7 @@ class Trial:
         _require_cohort(cfg, self.label)
         if not self.begun:
             RunFolder.require_free(self.folder)
-        elif Experiment.load(RunFolder.existing(self.folder).path / "config.yaml").to_yaml() != cfg.to_yaml():
+        elif open_run(self.folder).experiment.to_yaml() != cfg.to_yaml():
             raise ConfigError(
                 f"'{self.folder}' holds a run with other settings than '{self.label}', seed {self.seed}; "
                 "choose another --out, or give the settings that this folder was begun with"
@@ -71,11 +71,10 @@ class Trial:
 
     def carry_out(self) -> None:
         """Run it, or go on with it."""
-        progress = LoggedProgress(self.folder / "progress.jsonl")
         if self.begun:
-            resume(self.folder, progress)
+            resume(self.folder)
         else:
-            run(self.experiment, self.folder, progress)
+            run(self.experiment, self.folder)
 
     def final(self) -> float:
         """The server's primary test metric after the last round.
@@ -85,7 +84,7 @@ class Trial:
         """
         assert self.experiment.server is not None
         metric, rounds = self.experiment.server.task.primary, self.experiment.run.rounds
-        values = RunRecords.load(self.folder).series(SERVER, metric)
+        values = open_run(self.folder).records.series(SERVER, metric)
         if rounds not in values:
             raise RunError(f"run '{self.folder}' has no test {metric} of round {rounds}; remove it to run it again")
         return values[rounds]

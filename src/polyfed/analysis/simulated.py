@@ -7,7 +7,6 @@ import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from pathlib import Path
 from statistics import fmean
 from typing import TypeVar
 
@@ -15,24 +14,18 @@ import torch
 from torch import Tensor
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from polyfed.analysis.kept_clients import KeptClients
-from polyfed.analysis.opened import OpenedRun, Where
-from polyfed.core.device import resolve_device
-from polyfed.core.errors import ConfigError, RunError, nearest
+from polyfed.core.errors import ConfigError, nearest
 from polyfed.data.samples import Samples
 from polyfed.federation.membership import Member
 from polyfed.federation.participant import Clock, Participant
 from polyfed.federation.population import Population
 from polyfed.federation.server import loaded
 from polyfed.federation.settings import TrainingSettings
-from polyfed.federation.state import unflatten
-from polyfed.federation.types import ClientType, client_types
 from polyfed.models.model import Model, ModelSettings
 from polyfed.reporting.recalls import find_recalls
 from polyfed.runs.experiment import Experiment
-from polyfed.runs.folder import Checkpoint, RunFolder
+from polyfed.runs.opened import Run
 from polyfed.runs.records import SERVER
-from polyfed.runs.saved import moved, run_experiment, run_federation
 from polyfed.tasks.task import Task
 
 T = TypeVar("T")
@@ -66,40 +59,32 @@ class Simulated:
     """A run whose clients were simulated, and all that they hold.
 
     Attributes:
-        folder: of the run.
-        where: which server model, and where things are.
-        experiment: its configuration.
-        federation: data and models.
-        device: where models are put.
+        run: opened.
+        which: ``last`` or ``best`` server model.
+
+    Raises:
+        ConfigError: its clients live elsewhere, or the device is not there.
     """
 
-    folder: Path
-    where: Where
-    experiment: Experiment
-    federation: Population
-    device: torch.device
+    run: Run
+    which: str = "last"
 
-    @classmethod
-    def of(cls, run: Path, where: Where | None = None) -> Simulated:
-        """The run with the data that its configuration names.
-
-        Raises:
-            RunError: no run folder.
-            ConfigError: its clients live elsewhere, or the device or a folder is not there.
-        """
-        where = where or Where()
-        RunFolder.existing(run)  # complains if it is none
-        experiment = moved(run_experiment(run), where.data_dir, where.weights_dir)
-        if not experiment.clients:
-            raise ConfigError(f"the clients of '{run}' live at other sites, and so do their data; give a simulated run")
-        device = resolve_device(where.device or experiment.run.device)
-        federation = run_federation(run, experiment)
-        return cls(run, where, experiment, federation, device)
+    def __post_init__(self) -> None:
+        if not self.experiment.clients:
+            raise ConfigError(
+                f"the clients of '{self.run.folder}' live at other sites, and so do their data; give a simulated run"
+            )
+        _ = self.run.place
 
     @property
-    def name(self) -> str:
-        """Name of the run: that of its folder."""
-        return self.folder.resolve().name
+    def experiment(self) -> Experiment:
+        """Settings of the run."""
+        return self.run.experiment
+
+    @property
+    def federation(self) -> Population:
+        """Data and models of everybody."""
+        return self.run.federation
 
     # ---- models
 
@@ -114,30 +99,30 @@ class Simulated:
             return self._server()
         if name in self.keepers:
             return self.kept(name)
-        if name in self._weights:
+        if name in self.run.global_weights:
             return self._global(name)
-        valid = [SERVER, *self.keepers, *self._weights]
-        raise ConfigError(f"--of {name}: run '{self.folder}' has no model of that name; {nearest(name, valid)}")
+        valid = [SERVER, *self.keepers, *self.run.global_weights]
+        raise ConfigError(f"--of {name}: run '{self.run.folder}' has no model of that name; {nearest(name, valid)}")
 
     def globals(self) -> Iterator[Subject]:
         """The server's model, and the global models of types that are not shown by it."""
         server = self._server() if self.experiment.server is not None else None
         if server is not None:
             yield server
-        for kind, weights in self._weights.items():
+        for kind, weights in self.run.global_weights.items():
             if server is None or not _holds(weights, server.model.state_dict()):
                 yield self._global(kind)
 
     @cached_property
     def keepers(self) -> Mapping[str, int]:
         """Client that keeps a model -> round of the last step that it is of."""
-        labels = {} if self._kept is None else self._kept.labels
-        return {client: label[0] for client, label in labels.items()}
+        if "model" not in self.experiment.algorithm.keeps:
+            return {}
+        return {client: version[0] for client, version in self.run.kept_clients().versions.items()}
 
     def kept(self, client: str) -> Subject:
         """The model that a client kept."""
-        assert self._kept is not None
-        model = self._kept.model(client)
+        model = self.run.kept_clients().model(client)
         return self._of_member(client, self.keepers[client], self.federation.members[client], model)
 
     @property
@@ -147,54 +132,23 @@ class Simulated:
             return False
         return _holds(self._server().model.state_dict(), self.federation.server_model().state_dict())
 
-    @cached_property
-    def _kept(self) -> KeptClients | None:
-        if "model" not in self.experiment.algorithm.keeps:
-            return None
-        return KeptClients.of(self.folder, self.where)
-
-    @cached_property
-    def _checkpoint(self) -> Checkpoint:
-        for found in RunFolder(self.folder).checkpoints():
-            if isinstance(found, Checkpoint):
-                return found
-        raise RunError(f"run '{self.folder}' has no readable checkpoint; finish it with polyfed resume")
-
-    @cached_property
-    def _weights(self) -> Mapping[str, Mapping[str, Tensor]]:
-        """Global models of the types, for methods that have them."""
-        groups = unflatten(self._checkpoint.tensors)
-        return {kind: groups[f"weights:{kind}"] for kind in self._types if f"weights:{kind}" in groups}
-
-    @cached_property
-    def _types(self) -> Mapping[str, ClientType]:
-        return client_types(self.federation.infos)
-
     def _server(self) -> Subject:
         if self.experiment.server is None:
-            if len(self._weights) == 1:
-                return self._global(next(iter(self._weights)), SERVER)
-            valid = [*self._weights, *self.keepers]
+            if len(self.run.global_weights) == 1:
+                return self._global(next(iter(self.run.global_weights)), SERVER)
+            valid = [*self.run.global_weights, *self.keepers]
             raise ConfigError(
-                f"run '{self.folder}' has no server model and {len(self._weights)} global models, so --of server says "
-                f"not which; {nearest(SERVER, valid)}"
+                f"run '{self.run.folder}' has no server model and {len(self.run.global_weights)} global models, so "
+                f"--of server says not which; {nearest(SERVER, valid)}"
             )
-        opened = OpenedRun.of(self.folder, self.where)
-        saved = opened.saved
-        facts = (saved.config["samples"] or {}).get("classes", {})
-        classes = {name: tuple(names) for name, names in facts.items()}
-        head = str(saved.config["head"])
-        return Subject(SERVER, opened.round, saved.settings, saved.task, head, classes, opened.model)
+        server = self.run.server_model(self.which)
+        server.warn_if_untrained()
+        saved = server.saved
+        return Subject(SERVER, server.round, saved.settings, saved.task, server.head_name, server.classes, server.model)
 
     def _global(self, kind: str, name: str | None = None) -> Subject:
-        member = self.federation.members[self._types[kind].clients[0].id]
-        model = self.federation.client_model(member)
-        try:
-            model.load_state_dict(dict(self._weights[kind]))
-        except RuntimeError as error:
-            reason = " ".join(str(error).split())
-            raise RunError(f"the global model of '{kind}' does not fit its clients' ({reason})") from error
-        return self._of_member(name or kind, self._checkpoint.round, member, model.to(self.device).eval())
+        member = self.federation.members[self.run.types[kind].clients[0].id]
+        return self._of_member(name or kind, self.run.checkpoint.round, member, self.run.global_model(kind))
 
     def _of_member(self, name: str, number: int, member: Member, model: Model) -> Subject:
         classes = self.federation.train(member).classes
@@ -215,7 +169,7 @@ class Simulated:
         found = self.suited(subject)
         if not found:
             raise ConfigError(
-                f"no client of '{self.folder}' has test samples of the task, modalities and classes of "
+                f"no client of '{self.run.folder}' has test samples of the task, modalities and classes of "
                 f"'{subject.name}'; choose another model"
             )
         return found

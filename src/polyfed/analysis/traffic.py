@@ -6,10 +6,10 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
-from pathlib import Path
 from typing import Any
 
 from polyfed.core.errors import RunError
+from polyfed.runs.opened import Run
 from polyfed.runs.records import RunRecords, Transfer
 
 DIRECTIONS = ("down", "up")
@@ -107,13 +107,13 @@ class Traffic:
         }
 
 
-def run_traffic(run: Path) -> Traffic:
-    """Of a run folder.
+def run_traffic(run: Run) -> Traffic:
+    """Of a run.
 
     Raises:
-        RunError: no run folder, or nothing crossed yet.
+        RunError: nothing crossed yet.
     """
-    return Traffic.of(RunRecords.load(run))
+    return Traffic.of(run.records)
 
 
 def _totals(transfers: Sequence[Transfer], key: Callable[[Transfer], str]) -> dict[str, Counter[str]]:

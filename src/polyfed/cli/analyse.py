@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
@@ -13,6 +13,7 @@ from polyfed.cli.analysing import (
     Folder,
     Overrides,
     Place,
+    Places,
     Projection,
     RunArgument,
     Seeds,
@@ -20,13 +21,12 @@ from polyfed.cli.analysing import (
     Which,
     analysed,
     continuable,
+    server_model,
     show_analysis,
 )
 from polyfed.cli.options import DataDir, Device, WeightsDir, names_in, numbers_in
 from polyfed.core.errors import ConfigError
-
-if TYPE_CHECKING:
-    pass
+from polyfed.runs.opened import open_run
 
 app = typer.Typer(
     add_completion=False,
@@ -109,8 +109,8 @@ def gap(
 ) -> None:
     """Measure the gap between data sets: the distance of their mean embeddings, summed over modalities."""
     from polyfed.analysis.domain_gap import domain_gaps
+    from polyfed.analysis.encoders import encoders_of
     from polyfed.analysis.gap_settings import load_encoders
-    from polyfed.analysis.opened import OpenedRun, Where
     from polyfed.analysis.results import ready_folder
     from polyfed.analysis.tables import gap_table
 
@@ -118,9 +118,11 @@ def gap(
     if len(pair) != 2:
         raise ConfigError(f"--between {between}: needs two sources, as in --between A,B; name more with --against")
     others = [pair[1], *(names_in("--against", against) if against else [])]
-    where = Where(which, data_dir, weights_dir, device)
-    is_run = subject.is_dir()
-    encoders = OpenedRun.of(subject, where).encoders(normalise=False) if is_run else load_encoders(subject, where)
+    is_run, places = subject.is_dir(), Places(data_dir=data_dir, weights_dir=weights_dir, device=device)
+    if is_run:
+        encoders = encoders_of(server_model(subject, which, places), normalise=False)
+    else:
+        encoders = load_encoders(subject, **places)
     folder = ready_folder(out or (subject / "analysis" if is_run else subject.parent))
     found = domain_gaps(encoders, pair[0], others, split=split, normalise=normalise, most=samples)
     show_analysis(folder, "gap", found.to_json(), None, [gap_table(found)])
@@ -142,15 +144,14 @@ def landscape(
     import safetensors.torch
 
     from polyfed.analysis.model_plots import draw_landscape
-    from polyfed.analysis.opened import OpenedRun, Where
     from polyfed.analysis.results import ready_folder
     from polyfed.analysis.run_landscape import run_landscape
     from polyfed.analysis.tables import landscape_table
     from polyfed.core.files import write_atomically
 
-    opened = OpenedRun.of(run, Where(which, data_dir, weights_dir, device))
+    server = server_model(run, which, Places(data_dir=data_dir, weights_dir=weights_dir, device=device))
     folder = ready_folder(out or run / "analysis")
-    found = run_landscape(opened, samples=samples, grid=grid, extent=extent, steps=steps)
+    found = run_landscape(server, samples=samples, grid=grid, extent=extent, steps=steps)
     tensors = {"values": found.values, "axis": found.axis, "eigenvalues": found.pairs.values}
     write_atomically(folder / "landscape.safetensors", safetensors.torch.save(tensors))
     show_analysis(folder, "landscape", found.to_json(), draw_landscape(found), [landscape_table(found)])
@@ -173,15 +174,14 @@ def centres(
     """Measure how far apart a server model keeps data sets or classes, and draw them; several runs side by side."""
     from polyfed.analysis.centres import run_centres
     from polyfed.analysis.model_plots import draw_centres
-    from polyfed.analysis.opened import OpenedRun, Where
     from polyfed.analysis.results import ready_folder
     from polyfed.analysis.tables import centres_table
 
-    where = Where(which, data_dir, weights_dir, device)
-    opened = [OpenedRun.of(run, where) for run in runs]
-    names = names_in("--data", data) if data is not None else list(opened[0].experiment.data.sources)
+    places = Places(data_dir=data_dir, weights_dir=weights_dir, device=device)
+    servers = [server_model(run, which, places) for run in runs]
+    names = names_in("--data", data) if data is not None else list(servers[0].run.conditions.data.sources)
     folder = ready_folder(out or runs[0] / "analysis")
-    found = [run_centres(each, names, by=by, split=split, most=samples) for each in opened]
+    found = [run_centres(each, names, by=by, split=split, most=samples) for each in servers]
     content = {"by": by, "runs": [each.to_json() for each in found]}
     show_analysis(folder, "centres", content, draw_centres(found), [centres_table(each) for each in found])
 
@@ -200,14 +200,11 @@ def drift(
     from polyfed.analysis.drift import run_drift
     from polyfed.analysis.exchange_plots import draw_drift
     from polyfed.analysis.exchange_tables import drift_tables
-    from polyfed.analysis.kept_clients import KeptClients
-    from polyfed.analysis.opened import Where
     from polyfed.analysis.results import ready_folder
 
-    where = Where(which, data_dir, weights_dir, device)
-    opened = KeptClients.of(run, where)
+    clients = open_run(run, data_dir=data_dir, weights_dir=weights_dir, device=device).kept_clients()
     folder = ready_folder(out or run / "analysis")
-    found = run_drift(opened, where, samples=samples, method=method)
+    found = run_drift(clients, which=which, samples=samples, method=method)
     show_analysis(folder, "drift", found.to_json(), draw_drift(found), drift_tables(found))
 
 
@@ -227,13 +224,11 @@ def features(
     from polyfed.analysis.exchange_plots import draw_features
     from polyfed.analysis.exchange_tables import features_table
     from polyfed.analysis.fused_features import run_features
-    from polyfed.analysis.kept_clients import KeptClients
-    from polyfed.analysis.opened import Where
     from polyfed.analysis.results import ready_folder
 
-    opened = KeptClients.of(run, Where("last", data_dir, weights_dir, device))
+    clients = open_run(run, data_dir=data_dir, weights_dir=weights_dir, device=device).kept_clients()
     folder = ready_folder(out or run / "analysis")
-    found = run_features(opened, client, samples=samples, method=method)
+    found = run_features(clients, client, samples=samples, method=method)
     show_analysis(folder, "features", found.to_json(), draw_features(found), [features_table(found)])
 
 
@@ -254,7 +249,7 @@ def weights(
     from polyfed.analysis.round_weights import run_weights
 
     chosen = None if at is None else numbers_in("--at", at)
-    found = run_weights(run, number=number, samples=samples, at=chosen)
+    found = run_weights(open_run(run), number=number, samples=samples, at=chosen)
     folder = ready_folder(out or run / "analysis")
     show_analysis(folder, "weights", found.to_json(), draw_weights(found), weights_tables(found))
 
@@ -269,7 +264,7 @@ def traffic(
     from polyfed.analysis.results import ready_folder
     from polyfed.analysis.traffic import run_traffic
 
-    found = [run_traffic(run) for run in runs]
+    found = [run_traffic(open_run(run)) for run in runs]
     folder = ready_folder(out or runs[0] / "analysis")
     show_analysis(
         folder, "traffic", {"runs": [each.to_json() for each in found]}, draw_traffic(found), traffic_tables(found)

@@ -28,11 +28,12 @@ def partition(
     from polyfed.analysis.results import ready_folder
     from polyfed.reporting.partition_plots import draw_partition
     from polyfed.reporting.partition_tables import partition_tables
+    from polyfed.runs.opened import open_run
 
     if Path(source).is_dir():
         if overrides:
             raise ConfigError(f"--set {overrides[0]}: '{source}' is a run that is over; give its config.yaml instead")
-        found, folder = recorded(Path(source)), out or Path(source) / "analysis"
+        found, folder = recorded(open_run(source)), out or Path(source) / "analysis"
     else:
         experiment = analysed(source, overrides, data_dir, weights_dir)
         found, folder = planned(experiment), out or Path("runs") / f"{experiment.name}-partition"

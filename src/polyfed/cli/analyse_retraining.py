@@ -111,11 +111,11 @@ def _opened(
     run: Path, which: str, out: Path | None, data_dir: Path | None, weights_dir: Path | None, device: str | None
 ) -> tuple[Simulated, Path]:
     """The run, and the folder of results."""
-    from polyfed.analysis.opened import Where
     from polyfed.analysis.results import ready_folder
     from polyfed.analysis.simulated import Simulated
+    from polyfed.runs.opened import open_run
 
-    opened = Simulated.of(run, Where(which, data_dir, weights_dir, device))
+    opened = Simulated(open_run(run, data_dir=data_dir, weights_dir=weights_dir, device=device), which)
     return opened, ready_folder(out or run / "analysis")
 
 

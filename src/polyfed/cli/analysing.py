@@ -6,7 +6,7 @@ import contextlib
 import json
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, TypedDict
 
 import typer
 
@@ -15,6 +15,7 @@ from polyfed.cli.options import ExperimentArgument
 if TYPE_CHECKING:
     from polyfed.reporting.tables import TextTable
     from polyfed.runs.experiment import Experiment
+    from polyfed.runs.opened import ServerModel
 
 Source = ExperimentArgument
 RunArgument = Annotated[Path, typer.Argument(metavar="RUN", help="folder of a run", show_default=False)]
@@ -40,6 +41,23 @@ def analysed(
     folders = {"data.dir": data_dir, "data.weights_dir": weights_dir}
     given = [f"{key}={json.dumps(str(path.resolve()))}" for key, path in folders.items() if path is not None]
     return Experiment.load(source, [*(overrides or []), *given])
+
+
+class Places(TypedDict):
+    """Where data, pretrained weights and models are, if not where a run had them."""
+
+    data_dir: Path | None
+    weights_dir: Path | None
+    device: str | None
+
+
+def server_model(run: Path, which: str, places: Places) -> ServerModel:
+    """The server's model of a run."""
+    from polyfed.runs.opened import open_run
+
+    server = open_run(run, **places).server_model(which)
+    server.warn_if_untrained()
+    return server
 
 
 @contextlib.contextmanager

@@ -14,7 +14,7 @@ from polyfed.cli.options import BestOrLast, DataDir, Device, WeightsDir, names_i
 from polyfed.core.errors import ConfigError, RunError
 
 if TYPE_CHECKING:
-    from polyfed.downstream.opened import Wanted
+    from polyfed.downstream.model_choice import ModelChoice
     from polyfed.downstream.results import Findings
 
 _SEED = 42
@@ -47,16 +47,16 @@ def downstream(
     """Test frozen encoders: few-shot and zero-shot classification, segmentation, retrieval."""
     from polyfed.analysis.results import ready_folder
     from polyfed.core.device import cpu_threads
-    from polyfed.downstream.opened import Wanted
+    from polyfed.downstream.model_choice import ModelChoice
     from polyfed.downstream.suite import Suite, run_suite, suites
 
     if not suite:
         raise ConfigError(f"--suite is missing; give {', '.join(suites())}, or a YAML file")
     names = None if tasks is None else list(dict.fromkeys(names_in("--tasks", tasks)))
     chosen = Suite.load(suite).chosen(names)
-    wanted = Wanted(run, which, client, encoders, seed, data_dir, weights_dir, device)
-    opened = wanted.open()
-    folder = ready_folder(out or _folder(wanted))
+    choice = ModelChoice(run, which, client, encoders, seed, data_dir, weights_dir, device)
+    opened = choice.open()
+    folder = ready_folder(out or _folder(choice))
     with cpu_threads(opened.threads), _interruptible():
         found = run_suite(
             opened.subject, chosen, opened.data, name=Path(suite).stem, seed=seed, draws=draws, tell=typer.echo
@@ -64,10 +64,10 @@ def downstream(
     _finish(folder, _stem(Path(suite).stem, which, seed, draws, names), found)
 
 
-def _folder(wanted: Wanted) -> Path:
+def _folder(choice: ModelChoice) -> Path:
     """Beside the run, apart for models that are not its server's."""
-    parts = [wanted.client] if wanted.client else [wanted.encoders.stem] if wanted.encoders else []
-    start = Path("runs") if wanted.run is None else wanted.run
+    parts = [choice.client] if choice.client else [choice.encoders.stem] if choice.encoders else []
+    start = Path("runs") if choice.run is None else choice.run
     return start.joinpath("downstream", *parts)
 
 

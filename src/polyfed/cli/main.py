@@ -17,17 +17,19 @@ from polyfed.cli.console import described, in_charge
 from polyfed.cli.deploy import app as deploy
 from polyfed.cli.downstream import downstream
 from polyfed.cli.options import BestOrLast, DataDir, Device, ExperimentArgument, WeightsDir, numbers_in, pairs_in
-from polyfed.core.errors import ConfigError, PolyfedError, RunError
+from polyfed.core.errors import ConfigError, PolyfedError
 from polyfed.core.extras import extra_with, how_to_install
 from polyfed.core.files import private_files
 from polyfed.core.untrusted import plain
 from polyfed.core.version import __version__
 from polyfed.engines.quiet import SPEED
+from polyfed.runs.opened import open_run
 
 if TYPE_CHECKING:
     from rich.console import Console
 
     from polyfed.reporting.tables import TextTable
+    from polyfed.runs.events import Callback
     from polyfed.runs.experiment import Experiment
 
 # read when these libraries are first imported, which is later: torch and transformers take seconds
@@ -140,17 +142,17 @@ def run(
 
 
 def _run_into(experiment: Experiment, folder: Path, dashboard: bool, base: Path) -> None:
-    from polyfed.reporting.progress_log import FolderProgress
+    from polyfed.reporting.progress import FolderLine
     from polyfed.reporting.reported import run as run_experiment
 
     with _reported(folder, dashboard) as shown:
-        progress = FolderProgress(folder, typer.echo, shown)
+        callbacks = [FolderLine(folder, typer.echo), shown]
         if _is_deployed(experiment):
             from polyfed.deploy.launch import launch
 
-            launch(experiment, folder, progress, base=base)
+            launch(experiment, folder, callbacks, base=base)
         else:
-            run_experiment(experiment, folder, _logged(folder, progress))
+            run_experiment(experiment, folder, callbacks)
 
 
 @app.command()
@@ -160,17 +162,15 @@ def resume(run: RunFolderArgument, dashboard: Dashboard = False) -> None:
     Example: polyfed resume runs/scenes-demo-seed0
     """
     from polyfed.reporting.reported import resume as resume_run
-    from polyfed.runs.experiment import Experiment
-    from polyfed.runs.folder import RunFolder
 
-    deployed = _is_deployed(Experiment.load(RunFolder.existing(run).path / "config.yaml"))
-    with _reported(run, dashboard) as progress:
+    deployed = _is_deployed(open_run(run).experiment)
+    with _reported(run, dashboard) as shown:
         if deployed:
             from polyfed.deploy.launch import relaunch
 
-            relaunch(run, progress)
+            relaunch(run, [shown])
         else:
-            resume_run(run, _logged(run, progress))
+            resume_run(run, [shown])
 
 
 @app.command()
@@ -180,21 +180,14 @@ def watch(run: RunFolderArgument) -> None:
     Example: polyfed watch runs/scenes-demo-seed0
     """
     from polyfed.reporting.dashboard import DashboardProgress
-    from polyfed.reporting.outcome import outcome
-    from polyfed.reporting.progress_log import follow
-    from polyfed.runs.folder import RunFolder
+    from polyfed.runs.event_log import PROGRESS, follow
 
-    records = _records(run)
-    folder = RunFolder.existing(run)
-    shown = DashboardProgress(_console(), records)
+    opened = open_run(run)
+    folder = opened.files
+    shown = DashboardProgress(_console(), opened.records)
     with contextlib.closing(shown):
         shown.show()
-        ended = follow(
-            run / "progress.jsonl",
-            shown,
-            finished=lambda: not folder.is_worked_on(),
-            summary=lambda: outcome(_records(run)),
-        )
+        ended = follow(run / PROGRESS, shown, run, finished=lambda: not folder.is_worked_on())
     if not ended:
         typer.echo(f"nobody is working on this run; continue it with: polyfed resume {run}")
 
@@ -207,7 +200,7 @@ def report(
     """Write the report of a run, finished or not, as one HTML file."""
     from polyfed.reporting.html.page import write_html_report
 
-    typer.echo(f"written: {write_html_report(_records(run), out)}")
+    typer.echo(f"written: {write_html_report(open_run(run).records, out)}")
 
 
 @app.command()
@@ -278,7 +271,7 @@ def compare(
     """
     from polyfed.reporting import compare as comparing
 
-    found = comparing.compare([_records(folder) for folder in runs], metric, kind)
+    found = comparing.compare([open_run(folder).records for folder in runs], metric, kind)
     if as_json:
         typer.echo(json.dumps(comparing.comparison_rows(found), indent=1))
     else:
@@ -340,15 +333,6 @@ def _is_deployed(experiment: Any) -> bool:
     return isinstance(experiment.run.engine, Flower) and experiment.run.engine.is_deployed
 
 
-def _records(folder: Path) -> Any:
-    from polyfed.runs.records import RunRecords
-
-    records = RunRecords.load(folder)
-    if not records.config:
-        raise RunError(f"'{folder}' is no run folder (no config.yaml in it); give the folder of a run")
-    return records
-
-
 # ---- printing
 
 
@@ -370,8 +354,8 @@ def _fail(message: str, code: int) -> int:
 
 
 @contextlib.contextmanager
-def _reported(folder: Path, dashboard: bool) -> Iterator[Any]:
-    """Progress of a run in ``folder``; an interruption says how to go on."""
+def _reported(folder: Path, dashboard: bool) -> Iterator[Callback]:
+    """What shows a run in ``folder``; an interruption says how to go on."""
     from polyfed.reporting.dashboard import DashboardProgress
     from polyfed.reporting.progress import progress_for
 
@@ -385,10 +369,3 @@ def _reported(folder: Path, dashboard: bool) -> Iterator[Any]:
         raise typer.Exit(_fail(f"interrupted; {hint}", 130)) from None
     finally:
         progress.close()
-
-
-def _logged(folder: Path, progress: Any) -> Any:
-    """Progress that ``polyfed watch`` can follow from elsewhere."""
-    from polyfed.reporting.progress_log import Both, LoggedProgress
-
-    return Both(progress, LoggedProgress(folder / "progress.jsonl"))

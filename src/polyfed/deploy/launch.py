@@ -9,6 +9,7 @@ import json
 import shutil
 import tempfile
 import time
+from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 
@@ -17,13 +18,11 @@ from polyfed.core.version import __version__
 from polyfed.deploy.link import Link
 from polyfed.deploy.server_app import Launch, Outcome
 from polyfed.engines.flower import Flower
-from polyfed.reporting.outcome import outcome as end_of_run
-from polyfed.reporting.progress_log import follow
+from polyfed.runs.event_log import PROGRESS, follow
+from polyfed.runs.events import Callback, Callbacks
 from polyfed.runs.experiment import Experiment
 from polyfed.runs.folder import RunFolder
-from polyfed.runs.progress import Progress, SilentProgress
-from polyfed.runs.records import RunRecords
-from polyfed.runs.runner import Run
+from polyfed.runs.opened import Run, open_run
 
 _STATUS_EVERY = 10.0  # seconds between questions to SuperLink whether the run is alive
 
@@ -50,13 +49,13 @@ _MODULES = {  # one each: a site needs nothing of the server half
 }
 
 
-def launch(experiment: Experiment, out: Path, progress: Progress | None = None, *, base: Path | None = None) -> Run:
+def launch(experiment: Experiment, out: Path, callbacks: Iterable[Callback] = (), *, base: Path | None = None) -> Run:
     """Run a deployed experiment into a new folder on this machine, which must be SuperLink's.
 
     Args:
         experiment: with ``run.engine`` flower and a SuperLink.
         out: run folder.
-        progress: what is shown.
+        callbacks: follow the run.
         base: folder that relative paths of the experiment refer to; by default the current one.
 
     Raises:
@@ -65,31 +64,30 @@ def launch(experiment: Experiment, out: Path, progress: Progress | None = None, 
     experiment.run.engine.require()
     rooted = _rooted(experiment, (base or Path.cwd()).resolve())
     RunFolder.require_free(out)
-    with _Launch(_flower(rooted), progress or SilentProgress()) as started:
+    with _Launch(_flower(rooted), callbacks) as started:
         (started.folder / "experiment.yaml").write_text(rooted.to_yaml(), encoding="utf-8")
         return started.carry_out(Launch(str(out.resolve()), resume=False))
 
 
-def relaunch(folder: Path, progress: Progress | None = None) -> Run:
+def relaunch(folder: Path, callbacks: Iterable[Callback] = ()) -> Run:
     """Continue a deployed run after its last complete round.
 
     Raises:
         PolyfedError: as ``polyfed.resume``, and if SuperLink cannot be reached or ends.
     """
-    opened = RunFolder.existing(folder)
-    experiment = Experiment.load(opened.path / "config.yaml")
-    with _Launch(_flower(experiment), progress or SilentProgress()) as started:
-        return started.carry_out(Launch(str(opened.path.resolve()), resume=True))
+    opened = open_run(folder)
+    with _Launch(_flower(opened.experiment), callbacks) as started:
+        return started.carry_out(Launch(str(opened.folder.resolve()), resume=True))
 
 
 class _Launch:
     """A folder for one launch, and the run that SuperLink makes of it; stopped if it is left early."""
 
-    def __init__(self, engine: Flower, progress: Progress) -> None:
+    def __init__(self, engine: Flower, callbacks: Iterable[Callback]) -> None:
         assert engine.superlink is not None
         self.folder = Path(tempfile.mkdtemp(prefix="polyfed-launch-"))
         self._link = Link(self.folder / "flower", engine.superlink, engine.root_certificates)
-        self._progress = progress
+        self._callbacks = Callbacks(callbacks)
         self._run = ""
         self._asked = 0.0
         self._gone = ""
@@ -115,12 +113,7 @@ class _Launch:
         answer = self._link.call("run", str(app), "--run-config", f"launch={json.dumps(str(self.folder))}")
         self._run = str(answer["run-id"])
         out = Path(launch.out)
-        follow(
-            self.folder / "progress.jsonl",
-            self._progress,
-            finished=self._is_over,
-            summary=lambda: end_of_run(RunRecords.load(out)),
-        )
+        follow(self.folder / PROGRESS, self._callbacks, out, finished=self._is_over)
         outcome = Outcome.read(self.folder)
         if outcome is None:
             raise RunError(
@@ -129,7 +122,7 @@ class _Launch:
             )
         if outcome.error:
             raise _failure(outcome)
-        return Run(out)
+        return open_run(out)
 
     def _write_app(self) -> Path:
         app = self.folder / "polyfed-app"

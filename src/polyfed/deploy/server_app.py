@@ -18,8 +18,8 @@ from polyfed.core.errors import PolyfedError
 from polyfed.core.files import private_files, write_atomically
 from polyfed.core.untrusted import log_plainly
 from polyfed.engines.flower import within
-from polyfed.reporting.progress_log import Both, LoggedProgress
 from polyfed.reporting.reported import resume, run
+from polyfed.runs.event_log import PROGRESS, EventLog
 from polyfed.runs.experiment import Experiment
 
 
@@ -83,22 +83,17 @@ def server_app() -> Any:
     return app
 
 
-def _progress(out: Path, folder: Path) -> Both:
-    """For whoever watches the run, and for whoever launched it, who wants no rounds of launches before."""
-    return Both(LoggedProgress(out / "progress.jsonl"), LoggedProgress(folder / "progress.jsonl"))
-
-
 @private_files()
 def _serve(grid: Any, folder: Path) -> None:
     log_plainly(logging.WARNING, "%(levelname)s: %(message)s")
     launch = Launch.read(folder)
     out = Path(launch.out)
     try:
-        with within(grid), contextlib.closing(_progress(out, folder)) as progress:
+        with within(grid), contextlib.closing(EventLog(folder / PROGRESS)) as log:  # without rounds of launches before
             if launch.resume:
-                resume(out, progress)
+                resume(out, [log])
             else:
-                run(Experiment.load(folder / "experiment.yaml"), out, progress)
+                run(Experiment.load(folder / "experiment.yaml"), out, [log])
     except (KeyboardInterrupt, SystemExit):  # how Flower ends a ServerApp
         remedy = f"start the server again, if it has ended, and continue with 'polyfed resume {out}'"
         Outcome(f"the run was stopped at SuperLink; all complete rounds are safe: {remedy}", mendable=True).write(

@@ -31,7 +31,8 @@ from polyfed.export.programs import Program, write_program
 from polyfed.export.readme import readme
 from polyfed.models.heads import LinearHead, NonNegativeHead
 from polyfed.models.model import Model
-from polyfed.runs.saved import SavedModel, load_model, model_folder, moved, run_conditions, warn_of_untrained
+from polyfed.runs.opened import open_run
+from polyfed.runs.saved import SavedModel
 
 
 def export_model(
@@ -56,15 +57,15 @@ def export_model(
         RunError: no run or model, ``out`` is not empty, or an encoder cannot be exported.
         ConfigError: the architecture needs pretrained weights that are not there.
     """
-    folder, out = model_folder(Path(run), which), Path(out) if out else Path(run) / "export"
-    saved, experiment = load_model(folder), moved(run_conditions(Path(run)), None, weights_dir)
-    context = saved.context(experiment.data.cache_folder, experiment.data.weights_folder)
+    opened, out = open_run(run, weights_dir=weights_dir, device="cpu"), Path(out) if out else Path(run) / "export"
+    server = opened.server_model(which)
+    saved, folder = server.saved, server.saved.folder
     with _new_folder(out) as draft:
-        warn_of_untrained(folder)
-        parts = _Parts(saved, saved.build(context), context, draft)
+        server.warn_if_untrained()
+        parts = _Parts(saved, server.model, server.context, draft)
         programs, classes = parts.encoders(), parts.classifiers()
         recipes = parts.recipes(programs)
-        config = {"experiment": experiment.name, "model": folder.name}
+        config = {"experiment": opened.conditions.name, "model": server.which}
         config |= _config(saved, programs, classes, recipes)
         shutil.copyfile(folder / "model.safetensors", draft / "model.safetensors")
         (draft / "config.json").write_text(json.dumps(config, indent=1, ensure_ascii=False) + "\n", "utf-8")

@@ -1,4 +1,4 @@
-"""The server: its model, its data, the weights it aggregates, and what it records of a round."""
+"""The server: its model, its data, and the weights it aggregates."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -37,7 +36,7 @@ class Server(Participant):
         has_model: whether the federation has a server model at all.
         weights: global models for methods that exchange weights: type of client -> tensors by name.
         state: further named tensors that last for the run.
-        records: metrics and events of the current round.
+        measured: is given metrics of training, which are the current round's.
         arrays: named matrices of the current round, for plots: (values [clients, n], client ids).
     """
 
@@ -51,7 +50,7 @@ class Server(Participant):
     has_model: bool = False
     weights: dict[str, dict[str, Tensor]] = field(default_factory=dict)
     state: dict[str, dict[str, Tensor]] = field(default_factory=dict)
-    records: list[dict[str, Any]] = field(default_factory=list)
+    measured: Callable[[Mapping[str, float]], None] = lambda metrics: None
     arrays: dict[str, tuple[Tensor, list[str]]] = field(default_factory=dict)
 
     @property
@@ -64,11 +63,7 @@ class Server(Participant):
         self.clock = replace(self.clock, round=round_number)
         self.optimizer_state = self.trainer_states()
         self._trainers = {}
-        self.forget_records()
-
-    def forget_records(self) -> None:
-        """Drop what has been written to disk."""
-        self.records, self.arrays = [], {}
+        self.arrays = {}
 
     def snapshot(self) -> dict[str, Mapping[str, Tensor]]:
         """All that lasts, as named groups of named tensors."""
@@ -180,13 +175,9 @@ class Server(Participant):
             self.model.load_state_dict({name: shown[name] for name in self.model.state_dict()})
 
     def record(self, **metrics: float) -> None:
-        """Add training metrics of this round."""
+        """Tell of training metrics of this round."""
         if metrics:
-            self.log("train", metrics=metrics)
-
-    def log(self, kind: str, participant: str = "server", **content: Any) -> None:
-        """Add a record of this round."""
-        self.records.append({"round": self.clock.round, "participant": participant, "kind": kind, **content})
+            self.measured(metrics)
 
 
 def _section(

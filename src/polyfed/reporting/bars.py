@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from threading import RLock
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from polyfed.core.untrusted import plain
-from polyfed.reporting.progress import summaries
-from polyfed.reporting.progress_log import Relay
+from polyfed.reporting.outcome import outcome_of
+from polyfed.reporting.progress import incident_line, started_line, summaries
 from polyfed.reporting.run_state import RunState
 from polyfed.reporting.wording import PREPARING, doing, ticking
-from polyfed.runs.progress import Metrics
+from polyfed.runs.events import Callback, Event, Incident, Measured, Metrics, Preparing, RunComplete, RunStarted
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 _LONGEST_BAR = 30  # columns
 
 
-class BarProgress(Relay):
+class BarProgress(Callback):
     """Bars that move within rounds and steps, below the events; at the end they make room for the result.
 
     Args:
@@ -38,37 +38,26 @@ class BarProgress(Relay):
         self._spinner = Spinner("line" if console.options.ascii_only else "dots")
         self._live = Live(console=console, get_renderable=self._picture, refresh_per_second=5)
 
-    def relay(self, call: str, **arguments: Any) -> None:
-        """Enter what is told; print what stays."""
+    def handle(self, event: Event) -> None:
+        """Enter the event; print what stays above the bars."""
         with self._lock:
-            getattr(self.state, call)(**arguments)
-        if call in ("preparing", "run_started") and not self._live.is_started:
+            self.state.handle(event)
+            if isinstance(event, Measured) and event.kind != "train":
+                self._metrics[event.participant, event.kind] = event.metrics
+        if isinstance(event, Preparing | RunStarted) and not self._live.is_started:
             self._live.start()
+        if isinstance(event, RunStarted):
+            self._print(started_line(event))
+        elif isinstance(event, Incident):
+            self._print(incident_line(event), style="yellow")
+        elif isinstance(event, RunComplete):
+            self._live.transient = True
+            self.close()
+            self._console.print(outcome_of(event.folder))
 
-    def run_started(self, name: str, rounds: int, clients: int, *, done: int = 0) -> None:
-        """Name and size stand above the bars."""
-        super().run_started(name, rounds, clients, done=done)
-        resumed = f", resumed after round {done}" if done else ""
-        self._print(f"{name}: {rounds} rounds, {clients} clients{resumed}")
-
-    def event(self, round_number: int, participant: str, event: str, reason: str) -> None:
-        """Events stand above the bars."""
-        super().event(round_number, participant, event, reason)
-        self._print(f"round {round_number}: {event.replace('_', ' ')}: {participant}: {reason}", style="yellow")
-
-    def evaluated(self, round_number: int, participant: str, kind: str, metrics: Metrics) -> None:
-        """The latest metrics stand above the bars, but for those of training."""
-        super().evaluated(round_number, participant, kind, metrics)
-        if kind != "train":
-            with self._lock:
-                self._metrics[participant, kind] = metrics
-
-    def run_finished(self, summary: RenderableType) -> None:
-        """The bars make room for the result."""
-        super().run_finished(summary)
-        self._live.transient = True
-        self.close()
-        self._console.print(summary)
+    def happened_at(self, when: float) -> None:
+        """Times of what happens next count from then."""
+        self.state.happened_at(when)
 
     def close(self) -> None:
         """Give the terminal back."""

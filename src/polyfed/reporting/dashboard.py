@@ -7,18 +7,21 @@ import io
 import logging
 import sys
 from threading import RLock
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import TYPE_CHECKING, TextIO
 
-from polyfed.reporting.progress_log import Relay
+from polyfed.reporting.outcome import outcome_of
 from polyfed.reporting.run_picture import Picture
 from polyfed.reporting.run_state import RunState
+from polyfed.runs.events import Callback, Event, Incident, Preparing, RunComplete, RunStarted
 from polyfed.runs.records import RunRecords
 
 if TYPE_CHECKING:
     from rich.console import Console
 
+_TOLD_AS_EVENTS = ("polyfed.runs.session", "polyfed.runs.cohorts", "polyfed.runs.checkpoints")
 
-class DashboardProgress(Relay):
+
+class DashboardProgress(Callback):
     """Fills the terminal while a run goes on and gives it back at the end.
 
     It starts with the preparation, or before with ``show``; what is drawn follows the size of the terminal. Warnings of
@@ -54,15 +57,19 @@ class DashboardProgress(Relay):
             self._held.start()
             self._live.start(refresh=True)
 
-    def relay(self, call: str, **arguments: Any) -> None:
-        """Enter what is told; the report at the end is printed below all else."""
+    def handle(self, event: Event) -> None:
+        """Enter the event; how the run came out is printed at the end, below all else."""
         with self._lock:
-            getattr(self.state, call)(**arguments)
-        if call in ("preparing", "run_started"):
+            self.state.handle(event)
+        if isinstance(event, Preparing | RunStarted):
             self.show()
-        if call == "run_finished":
+        elif isinstance(event, RunComplete):
             self.close()
-            self._console.print(arguments["summary"])
+            self._console.print(outcome_of(event.folder))
+
+    def happened_at(self, when: float) -> None:
+        """Times of what happens next count from then."""
+        self.state.happened_at(when)
 
     def close(self) -> None:
         """Give the terminal back."""
@@ -118,11 +125,13 @@ class _Warnings(logging.Handler):
         self._lines: dict[str, None] = {}
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Show and keep a record; the runner's warnings are told as events already."""
-        if record.name != "polyfed.runs.session":
+        """Show and keep a record; the run's own warnings are events already."""
+        if record.name not in _TOLD_AS_EVENTS:
             text = record.getMessage()
             self._lines[f"{record.levelname.lower()}: {text}"] = None
-            self._dashboard.event(self._dashboard.state.round, "polyfed", record.levelname.lower(), text)
+            self._dashboard.handle(
+                Incident(self._dashboard.state.round, "polyfed", record.levelname.lower(), text, is_result=False)
+            )
 
     def take(self) -> list[str]:
         """What was kept since the last time."""

@@ -13,6 +13,7 @@ from polyfed.core.errors import RunError
 from polyfed.reporting.client_spread import client_spread, quality_names
 from polyfed.reporting.recalls import Recall, find_recalls
 from polyfed.reporting.tables import TextTable, count, duration, figure, mib
+from polyfed.runs.opened import open_run
 from polyfed.runs.records import SERVER, RunRecords
 
 if TYPE_CHECKING:
@@ -68,6 +69,11 @@ def outcome(records: RunRecords) -> RenderableType:
     for what, command in next_steps(records):
         steps.add_row(Text(what, style="dim"), Text(command))
     return Group(Text(), *warnings, sentence, outcome_table(records).rich(), steps)
+
+
+def outcome_of(folder: Path) -> RenderableType:
+    """How the run in a folder came out."""
+    return outcome(open_run(folder).records)
 
 
 def verdict(records: RunRecords) -> str:
@@ -178,7 +184,7 @@ def finished_twin(records: RunRecords, algorithm: str) -> RunRecords | None:
 
 def _read(folder: Path) -> RunRecords | None:
     try:
-        return RunRecords.load(folder)
+        return open_run(folder).records
     except RunError:  # some other run is damaged: no reason to spoil the end of this one
         return None
 

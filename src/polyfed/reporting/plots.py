@@ -12,6 +12,7 @@ from polyfed.reporting.figures import save
 from polyfed.reporting.partition_plots import draw_partition
 from polyfed.reporting.traffic_plots import draw_traffic
 from polyfed.reporting.weight_plots import draw_weights
+from polyfed.runs.opened import open_run
 from polyfed.runs.records import RunRecords
 
 if TYPE_CHECKING:
@@ -28,7 +29,7 @@ def draw_all(run_folder: Path) -> list[Path]:
     Raises:
         RunError: the folder is missing or a record is damaged.
     """
-    records = RunRecords.load(run_folder)
+    records = open_run(run_folder).records
     drawn = ((name, drawing(records)) for name, drawing in _drawings(records))
     return [save(figure, run_folder / "plots" / f"{name}.png") for name, figure in drawn if figure is not None]
 

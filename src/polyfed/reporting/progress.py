@@ -6,23 +6,37 @@ import math
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from functools import singledispatchmethod
+from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING
 
 from polyfed.core.untrusted import plain
+from polyfed.reporting.outcome import outcome_of
 from polyfed.reporting.recalls import is_context
 from polyfed.reporting.tables import duration
-from polyfed.runs.progress import Metrics, Progress
+from polyfed.runs.events import (
+    Callback,
+    Event,
+    Incident,
+    Measured,
+    Metrics,
+    Preparing,
+    RoundComplete,
+    RoundStarted,
+    RunComplete,
+    RunStarted,
+)
 from polyfed.runs.records import SERVER
 
 if TYPE_CHECKING:
-    from rich.console import Console, RenderableType
+    from rich.console import Console
 
 _LONG = 3.0  # seconds of preparation that a log file is told of
 WINDOW = 5  # rounds that the estimate of the remaining time looks back
 
 
-class PlainProgress(Progress):
+class PlainProgress(Callback):
     """One line a round and an event, for log files and pipes."""
 
     def __init__(self, console: Console, now: Callable[[], float] = time.monotonic) -> None:
@@ -34,55 +48,90 @@ class PlainProgress(Progress):
         self._excluded = 0
         self._prepared, self._until = "", math.inf
 
-    def preparing(self, what: str, done: int, total: int) -> None:
+    @singledispatchmethod
+    def handle(self, event: Event) -> None:
+        """Print what is worth a line."""
+
+    @handle.register
+    def _(self, event: Preparing) -> None:
         """Print what is read or computed, once, if it takes long."""
-        if what != self._prepared:
-            self._prepared, self._until = what, self._now() + _LONG
+        if event.what != self._prepared:
+            self._prepared, self._until = event.what, self._now() + _LONG
         elif self._now() > self._until:
             self._until = math.inf
-            self._print(f"{what}: {done:,} of {total:,} ..." if total else f"{what} ...")
+            self._print(f"{event.what}: {event.done:,} of {event.total:,} ..." if event.total else f"{event.what} ...")
 
-    def run_started(self, name: str, rounds: int, clients: int, *, done: int = 0) -> None:
-        """Print name and size of the run."""
-        self._clock = _Clock(rounds, done)
-        resumed = f", resumed after round {done}" if done else ""
-        self._print(f"{name}: {rounds} rounds, {clients} clients{resumed}")
+    @handle.register
+    def _(self, event: RunStarted) -> None:
+        self._clock = _Clock(event.rounds, event.done)
+        self._print(started_line(event))
 
-    def round_started(self, round_number: int, cohort: Sequence[str]) -> None:
-        """Forget the round before."""
-        self._metrics, self._cohort, self._excluded = {}, len(cohort), 0
+    @handle.register
+    def _(self, event: RoundStarted) -> None:
+        self._metrics, self._cohort, self._excluded = {}, len(event.cohort), 0
 
-    def event(self, round_number: int, participant: str, event: str, reason: str) -> None:
-        """Print the event."""
-        self._excluded += event == "client_excluded"
-        self._print(f"round {round_number}: {event.replace('_', ' ')}: {participant}: {reason}")
+    @handle.register
+    def _(self, event: Incident) -> None:
+        self._excluded += event.incident == "client_excluded"
+        self._print(incident_line(event))
 
-    def evaluated(self, round_number: int, participant: str, kind: str, metrics: Metrics) -> None:
-        """Keep the metrics for the line of the round."""
-        self._metrics[participant, kind] = metrics
+    @handle.register
+    def _(self, event: Measured) -> None:
+        """Keep the metrics for the line of the round; those of training are in the report."""
+        self._metrics[event.participant, event.kind] = event.metrics
 
-    def round_finished(self, round_number: int, seconds: float) -> None:
-        """Print the line of the round."""
-        self._clock.tick(round_number, seconds)
+    @handle.register
+    def _(self, event: RoundComplete) -> None:
+        if event.seconds is None:
+            return
+        self._clock.tick(event.round, event.seconds)
         answered = f"{self._cohort - self._excluded}/{self._cohort} clients" if self._cohort else "no client is asked"
-        parts = [f"round {round_number}/{self._clock.rounds}", duration(seconds), answered]
+        parts = [f"round {event.round}/{self._clock.rounds}", duration(event.seconds), answered]
         parts += [f"{participant}: {text}" for participant, text in summaries(self._metrics).items()]
         left = self._clock.left
         self._print("  ".join(parts + ([f"{duration(left)} left"] if left else [])))
 
-    def run_finished(self, summary: RenderableType) -> None:
-        """Print the report."""
-        self._console.print(summary)
+    @handle.register
+    def _(self, event: RunComplete) -> None:
+        self._console.print(outcome_of(event.folder))
 
     def _print(self, text: str) -> None:
         self._console.print(plain(text), markup=False, highlight=False, soft_wrap=True)
 
 
-def progress_for(console: Console) -> Progress:
+def progress_for(console: Console) -> Callback:
     """Bars on a terminal, lines elsewhere."""
     from polyfed.reporting.bars import BarProgress
 
     return BarProgress(console) if console.is_terminal else PlainProgress(console)
+
+
+class FolderLine(Callback):
+    """Tells where a run is once it begins, and so has passed all checks.
+
+    Args:
+        folder: of the run.
+        tell: prints a line.
+    """
+
+    def __init__(self, folder: Path, tell: Callable[[str], None]) -> None:
+        self._folder, self._tell = folder, tell
+
+    def handle(self, event: Event) -> None:
+        """Tell the folder."""
+        if isinstance(event, RunStarted):
+            self._tell(f"run folder: {self._folder}")
+
+
+def started_line(event: RunStarted) -> str:
+    """Name and size of the run."""
+    resumed = f", resumed after round {event.done}" if event.done else ""
+    return f"{event.name}: {event.rounds} rounds, {event.clients} clients{resumed}"
+
+
+def incident_line(event: Incident) -> str:
+    """What happened to whom."""
+    return f"round {event.round}: {event.incident.replace('_', ' ')}: {event.participant}: {event.reason}"
 
 
 def summaries(latest: Mapping[tuple[str, str], Metrics]) -> dict[str, str]:
@@ -91,17 +140,25 @@ def summaries(latest: Mapping[tuple[str, str], Metrics]) -> dict[str, str]:
     Args:
         latest: (participant, kind) -> its latest metrics.
     """
-    texts = {
-        f"{SERVER} {kind}": _brief(metrics) for (participant, kind), metrics in latest.items() if participant == SERVER
-    }
-    for kind in dict.fromkeys(kind for participant, kind in latest if participant != SERVER):
-        measured = [metrics for (participant, k), metrics in latest.items() if participant != SERVER and k == kind]
-        names = dict.fromkeys(name for metrics in measured for name in metrics)
-        found = {name: [metrics[name] for metrics in measured if name in metrics] for name in names}
-        means = {name: fmean(values) for name, values in found.items()}
-        some = {name: f" (of {len(values)})" for name, values in found.items() if len(values) < len(measured)}
-        texts[f"mean of {len(measured)} clients {kind}"] = _brief(means, some)
-    return texts
+    texts: dict[str, str] = {}
+    of_clients: dict[str, list[Metrics]] = {}
+    for (participant, kind), metrics in latest.items():
+        if participant == SERVER:
+            texts[f"{SERVER} {kind}"] = _brief(metrics)
+        else:
+            of_clients.setdefault(kind, []).append(metrics)
+    clients = {f"mean of {len(each)} clients {kind}": _brief_mean(each) for kind, each in of_clients.items()}
+    return texts | clients
+
+
+def _brief_mean(measured: Sequence[Metrics]) -> str:
+    """Means over the clients that have a metric, with their number if these are not all."""
+    values: dict[str, list[float]] = {}
+    for metrics in measured:
+        for name, value in metrics.items():
+            values.setdefault(name, []).append(value)
+    notes = {name: f" (of {len(each)})" for name, each in values.items() if len(each) < len(measured)}
+    return _brief({name: fmean(each) for name, each in values.items()}, notes)
 
 
 def _brief(metrics: Metrics, notes: Mapping[str, str] | None = None, most: int = 4) -> str:

@@ -2,50 +2,54 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from polyfed.reporting.html.page import write_html_report
-from polyfed.reporting.outcome import outcome
 from polyfed.reporting.plots import draw_all
 from polyfed.reporting.report import write_report
-from polyfed.runs import runner
+from polyfed.runs.events import Callback, Event, RunComplete
 from polyfed.runs.experiment import Experiment
-from polyfed.runs.progress import Progress
-from polyfed.runs.records import RunRecords
-from polyfed.runs.runner import Run
-
-if TYPE_CHECKING:
-    from rich.console import RenderableType
+from polyfed.runs.opened import Run, open_run
+from polyfed.runs.runner import resume_run, run_experiment
 
 
-def run(experiment: Experiment, out: Path | str, progress: Progress | None = None) -> Run:
+def run(experiment: Experiment, out: Path | str, callbacks: Iterable[Callback] = ()) -> Run:
     """Run an experiment into a new folder, which holds its report at the end.
+
+    Args:
+        experiment: what is run.
+        out: run folder.
+        callbacks: follow the run; the caller closes them.
 
     Raises:
         PolyfedError: something does not fit; nothing is left at ``out`` unless the run had begun.
     """
-    return runner.run(experiment, out, progress, write_reports)
+    return run_experiment(experiment, out, [Reports(), *callbacks])
 
 
-def resume(folder: Path | str, progress: Progress | None = None) -> Run:
+def resume(folder: Path | str, callbacks: Iterable[Callback] = ()) -> Run:
     """Continue a run after its last complete round; the result is that of an uninterrupted run, bit for bit.
 
     Raises:
         RunError: not a run folder, its configuration was edited, or no checkpoint is readable.
     """
-    return runner.resume(folder, progress, write_reports)
+    return resume_run(folder, [Reports(), *callbacks])
 
 
-def write_reports(folder: Path, plots: bool) -> RenderableType:
-    """Write the plots and both reports of a run.
+class Reports(Callback):
+    """Writes the plots and both reports when a run is complete."""
 
-    Returns:
-        how the run came out, for a terminal.
-    """
-    records = RunRecords.load(folder)
-    if plots:
+    def handle(self, event: Event) -> None:
+        """Write them."""
+        if isinstance(event, RunComplete):
+            write_reports(event.folder)
+
+
+def write_reports(folder: Path) -> None:
+    """Write both reports of a run, and its plots unless ``run.plots`` is false."""
+    records = open_run(folder).records
+    if records.config.get("run", {}).get("plots", True):
         draw_all(folder)
     write_report(records)
     write_html_report(records)
-    return outcome(records)

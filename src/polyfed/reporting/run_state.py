@@ -5,18 +5,30 @@ from __future__ import annotations
 import math
 import re
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import singledispatchmethod
 from statistics import fmean
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from polyfed.reporting.progress import WINDOW
 from polyfed.reporting.recalls import is_context
-from polyfed.runs.progress import Metrics, Progress
+from polyfed.runs.events import (
+    Callback,
+    ClientDone,
+    ClientStarted,
+    Event,
+    Incident,
+    Measured,
+    Preparing,
+    RoundComplete,
+    RoundStarted,
+    RunComplete,
+    RunStarted,
+    StepStarted,
+    Working,
+)
 from polyfed.runs.records import SERVER, RunRecords
-
-if TYPE_CHECKING:
-    from rich.console import RenderableType
 
 Status = Literal["waiting", "working", "done", "excluded"]
 CLIENTS = "clients"
@@ -95,8 +107,8 @@ class Curve:
 
 
 @dataclass
-class RunState(Progress):
-    """Fills itself from what it is told; being told twice is the same as once.
+class RunState(Callback):
+    """Fills itself from events; the same event twice is the same as once.
 
     Attributes:
         name: name of the run.
@@ -140,95 +152,105 @@ class RunState(Progress):
         state = cls(name=records.name, round=max(records.seconds, default=0), total_clients=len(records.clients))
         state.rounds = int(records.config.get("run", {}).get("rounds", 0))
         for record in records.measurements:
-            state.evaluated(record.round, record.participant, record.kind, record.metrics)
+            state.handle(Measured(record.round, record.participant, record.kind, record.metrics))
         for event in records.events:
-            state.event(event.round, event.participant, event.event, event.reason)
+            state.handle(Incident(event.round, event.participant, event.event, event.reason))
         up, down = records.bytes_per_round("up"), records.bytes_per_round("down")
         state.sent = {number: (up[number], down[number]) for number in up}
         state.seconds = dict(records.seconds)
         return state
 
-    # ---- what is told
+    # ---- events
 
-    def preparing(self, what: str, done: int, total: int) -> None:
-        """It is what goes on."""
-        self._at_work("", what, done, total)
+    @singledispatchmethod
+    def handle(self, event: Event) -> None:
+        """Take in an event."""
 
-    def run_started(self, name: str, rounds: int, clients: int, *, done: int = 0) -> None:
-        """Forget what came after round ``done``: it is done again."""
-        self.name, self.rounds, self.total_clients, self.round = name, rounds, clients, done
+    @handle.register
+    def _(self, event: Preparing) -> None:
+        self._at_work("", event.what, event.done, event.total)
+
+    @handle.register
+    def _(self, event: RunStarted) -> None:
+        """Forget what came after the last complete round: it is done again."""
+        done = event.done
+        self.name, self.rounds, self.total_clients, self.round = event.name, event.rounds, event.clients, done
         self.running = self.finished = False
         self.clients, self.step, self.work, self._expected = {}, "", None, None
         self.seconds = {number: value for number, value in self.seconds.items() if number <= done}
         self.sent = {number: value for number, value in self.sent.items() if number <= done}
-        self.events = {event: None for event in self.events if event[0] <= done}
+        self.events = {incident: None for incident in self.events if incident[0] <= done}
         for curve in self.curves.values():
             curve.cut(done)
         self.curves = {key: curve for key, curve in self.curves.items() if curve.by_round()}
 
-    def round_started(self, round_number: int, cohort: Sequence[str]) -> None:
+    @handle.register
+    def _(self, event: RoundStarted) -> None:
         """All of the cohort wait."""
-        self.round, self.running, self.step, self.work = round_number, True, "", None
-        self.clients = {client: ClientState() for client in cohort}
+        self.round, self.running, self.step, self.work = event.round, True, "", None
+        self.clients = {client: ClientState() for client in event.cohort}
         self._began, self._steps_done, self._expected = self._now(), 0, None
 
-    def step_started(self, step: str, clients: Sequence[str]) -> None:
+    @handle.register
+    def _(self, event: StepStarted) -> None:
         """Those asked wait; the excluded stay, others are not part of this step."""
         self._steps_done += bool(self.step)
-        self.step, self.work = step, None
+        self.step, self.work = event.step, None
         out = {client: state for client, state in self.clients.items() if state.status == "excluded"}
-        self.clients = {client: ClientState() for client in clients if client not in out} | out
+        self.clients = {client: ClientState() for client in event.clients if client not in out} | out
 
-    def client_started(self, client: str, step: str) -> None:
-        """It works."""
-        self._enter(step)
-        self.clients[client] = ClientState("working", step, since=self._now())
-        self.work = Work(client, step, self._now())
+    @handle.register
+    def _(self, event: ClientStarted) -> None:
+        self._enter(event.step)
+        self.clients[event.client] = ClientState("working", event.step, since=self._now())
+        self.work = Work(event.client, event.step, self._now())
 
-    def working(self, participant: str, what: str, done: int, total: int) -> None:
+    @handle.register
+    def _(self, event: Working) -> None:
         """It is what goes on; a client's step is as far as its work."""
-        self._at_work(participant, what, done, total)
-        client = self.clients.get(participant)
+        self._at_work(event.participant, event.what, event.done, event.total)
+        client = self.clients.get(event.participant)
         if client is not None and client.status == "working" and self.work is not None:
-            self.clients[participant] = replace(client, share=self.work.share)
+            self.clients[event.participant] = replace(client, share=self.work.share)
             self._expect()
 
-    def client_done(self, client: str, step: str, seconds: float) -> None:
-        """It has answered."""
-        self._enter(step)
-        self.clients[client] = ClientState("done", step, seconds=seconds)
+    @handle.register
+    def _(self, event: ClientDone) -> None:
+        self._enter(event.step)
+        self.clients[event.client] = ClientState("done", event.step, seconds=event.seconds)
         done = all(state.status in ("done", "excluded") for state in self.clients.values())
         self.work = Work(SERVER, "", self._now()) if done else None
         self._expect()
 
-    def event(self, round_number: int, participant: str, event: str, reason: str) -> None:
+    @handle.register
+    def _(self, event: Incident) -> None:
         """Remember it; who is excluded is so until the next round."""
-        self.events[round_number, participant, event, reason] = None
-        if event == "client_excluded" and self.running and round_number == self.round:
-            self.clients[participant] = ClientState("excluded", self.step, reason=reason)
+        self.events[event.round, event.participant, event.incident, event.reason] = None
+        if event.incident == "client_excluded" and self.running and event.round == self.round:
+            self.clients[event.participant] = ClientState("excluded", self.step, reason=event.reason)
 
-    def evaluated(self, round_number: int, participant: str, kind: str, metrics: Metrics) -> None:
+    @handle.register
+    def _(self, event: Measured) -> None:
         """Extend the curves."""
-        group = SERVER if participant == SERVER else CLIENTS
-        for name, value in metrics.items():
+        group = SERVER if event.participant == SERVER else CLIENTS
+        for name, value in event.metrics.items():
             if not is_context(name):
-                self.curves.setdefault((group, kind, name), Curve()).add(round_number, participant, value)
+                self.curves.setdefault((group, event.kind, name), Curve()).add(event.round, event.participant, value)
 
-    def traffic(self, round_number: int, up: int, down: int) -> None:
-        """Remember it."""
-        self.sent[round_number] = (up, down)
+    @handle.register
+    def _(self, event: RoundComplete) -> None:
+        """Its time counts; round 0 has none."""
+        if event.seconds is not None:
+            self.round, self.running, self.work = event.round, False, None
+            self.seconds[event.round] = event.seconds
+            self.sent[event.round] = (event.up, event.down)
 
-    def round_finished(self, round_number: int, seconds: float) -> None:
-        """Its time counts."""
-        self.round, self.running, self.work = round_number, False, None
-        self.seconds[round_number] = seconds
-
-    def run_finished(self, summary: RenderableType) -> None:
-        """The end."""
+    @handle.register
+    def _(self, event: RunComplete) -> None:
         self.running, self.finished, self.work = False, True, None
 
     def happened_at(self, when: float) -> None:
-        """Times of what is told next count from then."""
+        """Times of what happens next count from then."""
         self._at = when
 
     # ---- what follows from it
@@ -319,4 +341,4 @@ class RunState(Progress):
     def _enter(self, step: str) -> None:
         """A step that nobody announced: all who are not excluded wait."""
         if step != self.step:
-            self.step_started(step, list(self.clients))
+            self.handle(StepStarted(step, list(self.clients)))

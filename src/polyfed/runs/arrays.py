@@ -31,10 +31,10 @@ def read_arrays(folder: Path) -> dict[str, dict[int, ClientArray]]:
     Raises:
         RunError: a file is damaged.
     """
-    found: dict[str, dict[int, ClientArray]] = {}
+    arrays: dict[str, dict[int, ClientArray]] = {}
     for path in sorted(folder.glob("*/round-*.safetensors")):
-        found.setdefault(path.parent.name, {})[int(path.stem.removeprefix("round-"))] = _read(path)
-    return found
+        arrays.setdefault(path.parent.name, {})[int(path.stem.removeprefix("round-"))] = _read(path)
+    return arrays
 
 
 def _read(path: Path) -> ClientArray:

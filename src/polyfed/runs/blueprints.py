@@ -39,22 +39,22 @@ def told_blueprints(
     return {name: Blueprint(tensors[str(k)], described(texts[str(k)])) for k, name in enumerate(names)}
 
 
-def _save(names: Sequence[str], told: Mapping[str, Blueprint], folder: RunFolder) -> None:
-    numbered = {str(k): told[name] for k, name in enumerate(names)}
+def _save(names: Sequence[str], blueprints: Mapping[str, Blueprint], folder: RunFolder) -> None:
+    numbered = {str(k): blueprints[name] for k, name in enumerate(names)}
     texts = {number: describe(blueprint.places) for number, blueprint in numbered.items()}
-    folder.save_tensors(_FILE, flatten({number: found.tensors for number, found in numbered.items()}), texts)
+    folder.save_tensors(_FILE, flatten({number: blueprint.tensors for number, blueprint in numbered.items()}), texts)
 
 
-def _sound(told: Mapping[str, Blueprint]) -> Mapping[str, Blueprint]:
-    for architecture, blueprint in told.items():
+def _sound(blueprints: Mapping[str, Blueprint]) -> Mapping[str, Blueprint]:
+    for architecture, blueprint in blueprints.items():
         odd = sorted(set(chain(blueprint.tensors, blueprint.places)) - (set(blueprint.tensors) & set(blueprint.places)))
         if odd:
-            raise PayloadError(f"a client with '{architecture}' told tensor or slot of '{odd[0]}', but not both")
+            raise PayloadError(f"a client with '{architecture}' describes tensor or slot of '{odd[0]}', but not both")
         for name, tensor in blueprint.tensors.items():
             if tensor.dtype not in _TYPES:
                 valid = ", ".join(str(dtype).removeprefix("torch.") for dtype in _TYPES)
                 raise PayloadError(
-                    f"a client with '{architecture}' told that '{name}' is {str(tensor.dtype).removeprefix('torch.')}; "
+                    f"a client with '{architecture}' says that '{name}' is {str(tensor.dtype).removeprefix('torch.')}; "
                     f"models have {valid}"
                 )
-    return told
+    return blueprints

@@ -32,7 +32,7 @@ def environment(experiment: Experiment) -> dict[str, Any]:
 def _git_state() -> str | None:
     here = Path(__file__).parent
     try:
-        found = subprocess.run(
+        completed = subprocess.run(
             ["git", "describe", "--always", "--dirty"],
             cwd=here,
             capture_output=True,
@@ -42,4 +42,4 @@ def _git_state() -> str | None:
         )
     except (OSError, subprocess.SubprocessError):
         return None
-    return found.stdout.strip()
+    return completed.stdout.strip()

@@ -9,23 +9,14 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import torch
 
-from polyfed.core.device import cpu_threads, resolve_device
+from polyfed.core.device import cpu_threads
 from polyfed.core.errors import DataError, nearest
 from polyfed.data.assembly import assemble
 from polyfed.data.samples import Samples
 from polyfed.data.source import Source
 from polyfed.data.sources.parquet import Parquet
-from polyfed.data.view import DataContext
-from polyfed.models.model import Model
-from polyfed.runs.saved import (
-    Conditions,
-    SavedModel,
-    load_model,
-    model_folder,
-    moved,
-    run_conditions,
-    warn_of_untrained,
-)
+from polyfed.runs.conditions import Conditions
+from polyfed.runs.opened import ServerModel, open_run
 
 
 @dataclass(frozen=True)
@@ -90,17 +81,15 @@ def evaluate_model(
         DataError, ConfigError: the data set is not there or lacks what the model or its task needs.
     """
     target = Target(target) if isinstance(target, str) else target
-    folder = model_folder(Path(run), which)
-    saved, experiment = load_model(folder), moved(run_conditions(Path(run)), data_dir, weights_dir)
-    context = saved.context(experiment.data.cache_folder, experiment.data.weights_folder)
-    place = resolve_device(device or experiment.run.device)
-    with cpu_threads(experiment.run.threads):
-        samples = _samples(saved, experiment, target, context)
-        warn_of_untrained(folder)
-        metrics = _measure(saved, saved.build(context).to(place), samples, experiment)
+    opened = open_run(run, data_dir=data_dir, weights_dir=weights_dir, device=device)
+    server, conditions = opened.server_model(which), opened.conditions
+    with cpu_threads(conditions.run.threads):
+        samples = _samples(server, target)
+        server.warn_if_untrained()
+        metrics = _measure(server, samples)
     return Evaluation(
-        folder.name,
-        int(saved.config["round"]),
+        server.which,
+        server.round,
         target.data,
         target.split,
         items=len(set(samples.items.tolist())),
@@ -109,24 +98,25 @@ def evaluate_model(
     )
 
 
-def _measure(saved: SavedModel, model: Model, samples: Samples, experiment: Conditions) -> dict[str, float]:
-    head = dict(model.heads.items()).get(str(saved.config["head"]))
-    half = experiment.run.precision != "float32"
+def _measure(server: ServerModel, samples: Samples) -> dict[str, float]:
+    model, run = server.model, server.run.conditions.run
+    head = dict(model.heads.items()).get(server.head_name)
+    half = run.precision != "float32"
     with torch.autocast(model.device.type, dtype=torch.bfloat16, enabled=half):
-        return saved.task.evaluate(model, head, samples, batch_size=experiment.run.evaluation_batch)
+        return server.saved.task.evaluate(model, head, samples, batch_size=run.evaluation_batch)
 
 
-def _samples(saved: SavedModel, experiment: Conditions, target: Target, context: DataContext) -> Samples:
-    views = {modality: encoder.view for modality, encoder in saved.settings.encoders.items()}
-    source = _source(experiment, target, tuple(views))
-    split = source.open(target.split, name=target.data, data_dir=experiment.data.data_folder)
-    samples = assemble(split, views, context)
-    _require_same_classes(saved, samples, target)
+def _samples(server: ServerModel, target: Target) -> Samples:
+    conditions = server.run.conditions
+    source = _source(conditions, target, tuple(server.views))
+    split = source.open(target.split, name=target.data, data_dir=conditions.data.data_folder)
+    samples = assemble(split, server.views, server.context)
+    _require_same_classes(server, samples, target)
     return samples
 
 
-def _source(experiment: Conditions, target: Target, modalities: Sequence[str]) -> Source:
-    known = experiment.data.sources
+def _source(conditions: Conditions, target: Target, modalities: Sequence[str]) -> Source:
+    known = conditions.data.sources
     if target.data in known:
         source = known[target.data]
         update = {
@@ -134,28 +124,28 @@ def _source(experiment: Conditions, target: Target, modalities: Sequence[str]) -
             "targets": {**source.targets, **target.targets},
         }
         return source.model_copy(update=update)
-    path = _parquet_folder(experiment, target)
+    path = _parquet_folder(conditions, target)
     bare = Parquet(path=str(path))
     bare.open(target.split, name=target.data, data_dir=None)  # complains if there is no such split
     there = pq.read_schema(min(path.glob(f"{target.split}[-.]*parquet"))).names
-    columns = {name: _column(experiment, target, name, there) for name in modalities}
-    return bare.model_copy(update={"columns": columns, "targets": _target_columns(experiment, target, there)})
+    columns = {name: _column(conditions, target, name, there) for name in modalities}
+    return bare.model_copy(update={"columns": columns, "targets": _target_columns(conditions, target, there)})
 
 
-def _parquet_folder(experiment: Conditions, target: Target) -> Path:
-    below = experiment.data.data_folder
+def _parquet_folder(conditions: Conditions, target: Target) -> Path:
+    below = conditions.data.data_folder
     places = [Path(target.data).expanduser(), *([below / target.data] if below is not None else [])]
     for place in places:
         if place.is_dir():
             return place.resolve()
     looked = f"nor one below the data folder '{below}'" if below else "and no data folder is set (--data-dir)"
-    hint = nearest(target.data, experiment.data.sources)
+    hint = nearest(target.data, conditions.data.sources)
     raise DataError(f"--data '{target.data}' is neither a source of the run nor a folder, {looked}; {hint}")
 
 
-def _column(experiment: Conditions, target: Target, modality: str, there: Sequence[str]) -> str:
+def _column(conditions: Conditions, target: Target, modality: str, there: Sequence[str]) -> str:
     """What the user says, else what a source of the run calls it (the server's first), else its own name."""
-    sources = [*_server_source(experiment), *experiment.data.sources.values()]
+    sources = [*_server_source(conditions), *conditions.data.sources.values()]
     known = [source.columns[modality] for source in sources if modality in source.columns]
     given = target.columns.get(modality)
     wanted = dict.fromkeys([given] if given else [*known, modality])
@@ -168,21 +158,21 @@ def _column(experiment: Conditions, target: Target, modality: str, there: Sequen
     )
 
 
-def _target_columns(experiment: Conditions, target: Target, there: Sequence[str]) -> dict[str, str]:
-    known = {name: column for source in _server_source(experiment) for name, column in source.targets.items()}
+def _target_columns(conditions: Conditions, target: Target, there: Sequence[str]) -> dict[str, str]:
+    known = {name: column for source in _server_source(conditions) for name, column in source.targets.items()}
     return {name: column for name, column in known.items() if column in there} | dict(target.targets)
 
 
-def _server_source(experiment: Conditions) -> list[Source]:
-    return [experiment.data.sources[experiment.server.source]] if experiment.server else []
+def _server_source(conditions: Conditions) -> list[Source]:
+    return [conditions.data.sources[conditions.server.source]] if conditions.server else []
 
 
-def _require_same_classes(saved: SavedModel, samples: Samples, target: Target) -> None:
+def _require_same_classes(server: ServerModel, samples: Samples, target: Target) -> None:
     """Labels mean what the model learnt; a task without ``target`` uses none."""
-    name = getattr(saved.task, "target", "")
-    learnt, found = (saved.config["samples"] or {}).get("classes", {}).get(name), samples.classes.get(name)
-    if learnt and found and tuple(learnt) != tuple(found):
-        first = next((a, b) for a, b in zip([*learnt, None], [*found, None], strict=False) if a != b)
+    name = getattr(server.saved.task, "target", "")
+    learnt, there = server.classes.get(name), samples.classes.get(name)
+    if learnt and there and learnt != tuple(there):
+        first = next((a, b) for a, b in zip([*learnt, None], [*there, None], strict=False) if a != b)
         raise DataError(
             f"classes of '{name}' in '{target.data}' are not those that the model learnt (first difference: "
             f"learnt {first[0]!r}, found {first[1]!r}); renumber the labels, or evaluate on another data set"

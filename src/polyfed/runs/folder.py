@@ -8,7 +8,7 @@ ledger.jsonl      bytes that crossed the wire
 timing.jsonl      seconds a round
 partition.json    who holds which items
 history.jsonl     what befell the run: resumed, a damaged checkpoint skipped
-progress.jsonl    every call of the progress display, for polyfed watch
+progress.jsonl    events of the run, for polyfed watch
 tracebacks.log    what failed clients told in detail
 arrays/           matrices for plots, by name and round
 checkpoints/      state of the server after each of the last two rounds, and what clients keep
@@ -26,7 +26,7 @@ import hashlib
 import json
 import shutil
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
@@ -271,13 +271,25 @@ class RunFolder:
         """Whether any round, if only the preparation, was ever completed."""
         return bool(self._manifests())
 
-    def checkpoints(self) -> Iterator[Checkpoint | RunError]:
-        """Stored checkpoints, newest first; one that is damaged comes as the error that says so."""
+    def newest_checkpoint(
+        self, problem_of: Callable[[Checkpoint], str] = lambda checkpoint: ""
+    ) -> tuple[Checkpoint | None, list[str]]:
+        """The newest checkpoint that can be used, if any, and what is wrong with those that are newer.
+
+        Args:
+            problem_of: says what keeps a readable checkpoint from being used; empty if nothing does.
+        """
+        problems: list[str] = []
         for manifest in reversed(self._manifests()):
             try:
-                yield self._load_checkpoint(manifest)
+                checkpoint = self._load_checkpoint(manifest)
             except RunError as error:
-                yield error
+                problems.append(str(error))
+                continue
+            if not (problem := problem_of(checkpoint)):
+                return checkpoint, problems
+            problems.append(problem)
+        return None, problems
 
     def _load_checkpoint(self, manifest: Path) -> Checkpoint:
         import safetensors.torch

@@ -9,13 +9,15 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, fields
 from functools import cached_property
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from polyfed.core.errors import RunError
 from polyfed.core.untrusted import file_json
 from polyfed.core.yaml_text import yaml_content
-from polyfed.runs.arrays import ClientArray, read_arrays
 from polyfed.runs.folder import untrained_best
+
+if TYPE_CHECKING:
+    from polyfed.runs.arrays import ClientArray
 
 SERVER = "server"
 SITE_REFUSED = "site_refused"
@@ -213,6 +215,8 @@ class RunRecords:
         Raises:
             RunError: a file is damaged.
         """
+        from polyfed.runs.arrays import read_arrays  # numpy takes a quarter of a second, which few commands need
+
         return read_arrays(self.folder / "arrays")
 
     def _of(self, participant: str, kind: str) -> tuple[Measurement, ...]:
@@ -220,10 +224,10 @@ class RunRecords:
 
     @cached_property
     def _by_participant(self) -> dict[tuple[str, str], tuple[Measurement, ...]]:
-        found: dict[tuple[str, str], list[Measurement]] = {}
+        by_participant: dict[tuple[str, str], list[Measurement]] = {}
         for record in self.measurements:
-            found.setdefault((record.participant, record.kind), []).append(record)
-        return {key: tuple(records) for key, records in found.items()}
+            by_participant.setdefault((record.participant, record.kind), []).append(record)
+        return {key: tuple(records) for key, records in by_participant.items()}
 
 
 _NOTHING = Measurement(round=0, participant="", kind="", metrics={})

@@ -1,4 +1,4 @@
-"""Saved server models: weights as safetensors, a configuration that says how to rebuild them, and evaluation.
+"""Saved server models: weights as safetensors, and a configuration that says how to rebuild them.
 
 models/<best or last>/model.safetensors  weights
                       config.json        round, architecture, task, and what the head was sized by
@@ -8,11 +8,10 @@ models/<best or last>/model.safetensors  weights
 from __future__ import annotations
 
 import json
-import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NoReturn, TypeVar
+from typing import Any, NoReturn
 
 import safetensors.torch
 import torch
@@ -22,34 +21,15 @@ from torch import Tensor
 from polyfed.core.errors import RunError
 from polyfed.core.files import write_atomically
 from polyfed.core.randomness import isolated
-from polyfed.core.settings import Settings
 from polyfed.core.untrusted import file_json
 from polyfed.data.arrow import LazyColumn
 from polyfed.data.samples import Samples
 from polyfed.data.view import DataContext
-from polyfed.federation.population import Population
 from polyfed.federation.server import Server
-from polyfed.federation.settings import DataSettings, ServerSettings
 from polyfed.models.model import Model, ModelSettings
-from polyfed.runs.experiment import Experiment, RunSettings, parse_settings, read_config
-from polyfed.runs.folder import RunFolder, untrained_best
+from polyfed.runs.experiment import Experiment
+from polyfed.runs.folder import RunFolder
 from polyfed.tasks.task import Task
-
-KINDS = ("best", "last")
-_JUDGING = ("device", "threads", "precision", "evaluation_batch")
-log = logging.getLogger(__name__)
-
-
-class Conditions(Settings):
-    """Under which conditions a saved model is judged: data and device, not the method, whose code may be elsewhere."""
-
-    name: str = "experiment"
-    data: DataSettings
-    server: ServerSettings | None = None
-    run: RunSettings
-
-
-E = TypeVar("E", Experiment, Conditions)
 
 
 @dataclass(frozen=True)
@@ -141,63 +121,6 @@ def load_model(folder: Path) -> SavedModel:
         reason = " ".join(str(error).split())
         raise RunError(f"no readable model in '{folder}' ({reason}); finish the run with polyfed resume") from error
     return saved
-
-
-def model_folder(run: Path, which: str | None = None) -> Path:
-    """Folder of a run's saved model: ``best`` if there is one, else ``last``, unless ``which`` says.
-
-    Raises:
-        RunError: not a run folder, or it has no such model.
-    """
-    models = RunFolder.existing(run).path / "models"
-    there = [kind for kind in KINDS if (models / kind / "config.json").is_file()]
-    if which is None and there:
-        which = there[0]
-    if which not in there:
-        wanted = f"model '{which}'" if which else "server model"
-        has = f"it has: {', '.join(there)}" if there else "it has none, as its configuration has no server model"
-        raise RunError(f"run '{run}' has no {wanted}; {has}, or no round is complete yet (polyfed resume)")
-    return models / which
-
-
-def warn_of_untrained(model: Path) -> None:
-    """Tell that a model of a run, the folder ``model``, is the best one and untrained; call it before its use, when
-    nothing is left to be refused."""
-    if model.name == "best" and (sentence := untrained_best(model.parents[1])):
-        log.warning("%s", sentence)
-
-
-def run_experiment(run: Path) -> Experiment:
-    """The configuration of a run."""
-    return Experiment.load(run / "config.yaml")
-
-
-def run_conditions(run: Path) -> Conditions:
-    """The part of a run's configuration that judging its model takes."""
-    content = read_config(run / "config.yaml")
-    own = {key: value for key, value in content.get("run", {}).items() if key in _JUDGING}
-    kept = {key: content[key] for key in ("name", "data", "server") if key in content}
-    return parse_settings(Conditions, kept | {"run": own})
-
-
-def run_federation(run: Path, experiment: Experiment) -> Population:
-    """Data and models of a run, with the vocabularies that it learnt."""
-    return Population(
-        experiment.data,
-        experiment.public,
-        experiment.server,
-        experiment.clients,
-        experiment.run.seed,
-        RunFolder.existing(run).path / "vocabulary",
-        experiment.algorithm.add_modules,
-    )
-
-
-def moved(experiment: E, data_dir: Path | None, weights_dir: Path | None) -> E:
-    """The same experiment with its data or weights in other folders."""
-    given = {"dir": data_dir, "weights_dir": weights_dir}
-    update = {key: folder.resolve() for key, folder in given.items() if folder is not None}
-    return experiment.model_copy(update={"data": experiment.data.model_copy(update=update)})
 
 
 # ---- what a head is sized by

@@ -1,4 +1,4 @@
-"""The server of an experiment, put together from its settings."""
+"""The federation and the server of an experiment, put together from its settings."""
 
 from __future__ import annotations
 
@@ -12,7 +12,27 @@ from polyfed.federation.participant import Clock
 from polyfed.federation.population import Population
 from polyfed.federation.server import Server, loaded, no_model
 from polyfed.federation.types import Blueprint
+from polyfed.runs.events import Metrics
 from polyfed.runs.experiment import Experiment
+from polyfed.runs.folder import RunFolder
+
+
+def build_federation(experiment: Experiment, folder: RunFolder) -> Population:
+    """Data and models of everybody, with vocabularies in the run folder.
+
+    Args:
+        experiment: its settings.
+        folder: of the run.
+    """
+    return Population(
+        experiment.data,
+        experiment.public,
+        experiment.server,
+        experiment.clients,
+        experiment.run.seed,
+        folder.path / "vocabulary",
+        experiment.algorithm.add_modules,
+    )
 
 
 def build_server(
@@ -20,6 +40,7 @@ def build_server(
     federation: Population,
     clients: tuple[ClientInfo, ...],
     blueprint: Callable[[], Mapping[str, Blueprint]],
+    measured: Callable[[Metrics], None],
 ) -> Server:
     """The server as it is before the first round.
 
@@ -28,6 +49,7 @@ def build_server(
         federation: data and models.
         clients: everybody there.
         blueprint: gives what clients' models are like.
+        measured: is given the server's metrics of training.
     """
     common: dict[str, Any] = {
         "name": "server",
@@ -39,6 +61,7 @@ def build_server(
         "reaches": reaches(clients, experiment.run.bounds.weight),
         "public_order": federation.public_order,
         "blueprint": blueprint,
+        "measured": measured,
     }
     settings = experiment.server
     if settings is None:

@@ -188,22 +188,19 @@ def _quietly_closed(writer: SinkWriter) -> None:
 
 
 def round_records(
-    number: int, metrics: Sequence[Record], transfers: Iterable[Record], seconds: float | None = None
+    number: int, metrics: Sequence[Record], up: int = 0, down: int = 0, *, seconds: float | None = None
 ) -> list[Record]:
     """A round as sinks get it: its lines of metrics.jsonl, and one each of kind ``traffic`` and ``timing``.
 
     Args:
         number: the round.
         metrics: metrics and events.
-        transfers: lines of the ledger.
+        up, down: bytes that crossed.
         seconds: wall time; None where none is measured, as for round 0.
     """
-    sizes: Counter[str] = Counter(bytes_up=0, bytes_down=0)
-    for line in transfers:
-        sizes[f"bytes_{line['direction']}"] += line["bytes"]
     common = {"round": number, "participant": SERVER}
     timing = [] if seconds is None else [{**common, "kind": "timing", "metrics": {"seconds": seconds}}]
-    return [*metrics, {**common, "kind": "traffic", "metrics": dict(sizes)}, *timing]
+    return [*metrics, {**common, "kind": "traffic", "metrics": {"bytes_up": up, "bytes_down": down}}, *timing]
 
 
 @dataclass(frozen=True)
@@ -230,20 +227,37 @@ def round_points(records: Sequence[Record], *, per_client: bool = True) -> Round
         per_client: whether clients are named, in curves and in events.
     """
     events = [record for record in records if record["kind"] == "event"]
-    values: dict[str, float] = {}
-    of_clients: dict[str, list[float]] = {}
-    for record in records:
-        server, kind = record["participant"] == SERVER, record["kind"]
-        prefix = SERVER if server else f"client/{record['participant']}"
-        named = {f"{kind}/{name}": float(value) for name, value in record.get("metrics", {}).items()}
-        if server or per_client:
-            values |= {f"{prefix}/{name}": value for name, value in named.items()}
-        for name, value in {} if server else named.items():
-            of_clients.setdefault(name, []).append(value)
-    values |= {f"clients/{name}": _finite_mean(found) for name, found in of_clients.items()}
+    measured = [record for record in records if record["participant"] != SERVER]
+    values = {
+        name: value
+        for record in records
+        if per_client or record["participant"] == SERVER
+        for name, value in _points_of(record).items()
+    }
+    values |= _client_means(measured)
     values |= {f"events/{name}": float(n) for name, n in Counter(event["event"] for event in events).items()}
-    told = {f"{e['event']}/{e['participant']}": str(e.get("reason", "")) for e in events if per_client}
-    return RoundPoints(int(records[0]["round"]), values, told)
+    reasons = {f"{e['event']}/{e['participant']}": str(e.get("reason", "")) for e in events if per_client}
+    return RoundPoints(int(records[0]["round"]), values, reasons)
+
+
+def _points_of(record: Record) -> dict[str, float]:
+    """Metrics of a participant by the names of their curves."""
+    who = record["participant"]
+    prefix = SERVER if who == SERVER else f"client/{who}"
+    return {f"{prefix}/{name}": value for name, value in _by_kind(record).items()}
+
+
+def _by_kind(record: Record) -> dict[str, float]:
+    return {f"{record['kind']}/{name}": float(value) for name, value in record.get("metrics", {}).items()}
+
+
+def _client_means(records: Sequence[Record]) -> dict[str, float]:
+    """Means over clients, each over those that have the metric."""
+    values: dict[str, list[float]] = {}
+    for record in records:
+        for name, value in _by_kind(record).items():
+            values.setdefault(name, []).append(value)
+    return {f"clients/{name}": _finite_mean(of_clients) for name, of_clients in values.items()}
 
 
 def _finite_mean(values: Sequence[float]) -> float:
@@ -251,7 +265,7 @@ def _finite_mean(values: Sequence[float]) -> float:
     return fmean(finite) if finite else math.nan
 
 
-def flattened(config: Any, prefix: str = "") -> dict[str, Any]:
+def flat_settings(config: Any, prefix: str = "") -> dict[str, Any]:
     """``{"a": {"b": [1, 2]}}`` as ``{"a.b.0": 1, "a.b.1": 2}``; empty mappings and lists are left out."""
     if isinstance(config, Mapping):
         parts: Iterable[tuple[Any, Any]] = config.items()
@@ -262,5 +276,5 @@ def flattened(config: Any, prefix: str = "") -> dict[str, Any]:
     return {
         path: value
         for key, part in parts
-        for path, value in flattened(part, f"{prefix}.{key}" if prefix else str(key)).items()
+        for path, value in flat_settings(part, f"{prefix}.{key}" if prefix else str(key)).items()
     }

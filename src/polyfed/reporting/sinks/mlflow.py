@@ -17,7 +17,7 @@ from typing import Any, ClassVar, TypeVar
 from pydantic import Field
 
 from polyfed.core.untrusted import file_json
-from polyfed.runs.sink import Record, Sink, SinkRun, SinkWriter, flattened, round_points
+from polyfed.runs.sink import Record, Sink, SinkRun, SinkWriter, flat_settings, round_points
 
 T = TypeVar("T")
 _MOST_METRICS, _MOST_PARAMS = 1000, 100  # of one request
@@ -68,7 +68,7 @@ class MLflow(Sink):
         entities: Any = importlib.import_module("mlflow.entities")
         experiment = self._experiment(client, run.folder)
         identity = str(client.create_run(experiment, run_name=run.name, tags={"polyfed.run": run.run_id}).info.run_id)
-        params = flattened(run.config).items()
+        params = flat_settings(run.config).items()
         for some in _batches(params, _MOST_PARAMS):
             client.log_batch(identity, params=[entities.Param(fit(name), str(v)[:_MOST_TEXT]) for name, v in some])
         return identity

@@ -1,16 +1,14 @@
-"""What analyses look at: the model of a run, and encoders of any kind, with the data that they are shown."""
+"""What analyses look at: encoders of any kind, with the data that they are shown."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 import torch
 from jaxtyping import Float, Int64
 from torch import Tensor
 
-from polyfed.core.device import resolve_device
 from polyfed.core.errors import ConfigError, nearest
 from polyfed.core.randomness import generator
 from polyfed.data.assembly import assemble
@@ -18,25 +16,7 @@ from polyfed.data.samples import Samples
 from polyfed.data.source import Split
 from polyfed.data.view import DataContext, View
 from polyfed.federation.settings import DataSettings
-from polyfed.models.model import Model
-from polyfed.runs.experiment import Experiment
-from polyfed.runs.saved import SavedModel, load_model, model_folder, moved, run_experiment, warn_of_untrained
-
-
-@dataclass(frozen=True)
-class Where:
-    """Where a run is opened: folders and a device other than the run's own.
-
-    Attributes:
-        which: ``last`` (the final model) or ``best``.
-        data_dir, weights_dir: as for ``evaluate_model``.
-        device: by default the run's.
-    """
-
-    which: str = "last"
-    data_dir: Path | None = None
-    weights_dir: Path | None = None
-    device: str | None = None
+from polyfed.runs.opened import ServerModel
 
 
 @dataclass(frozen=True)
@@ -91,55 +71,18 @@ class Encoders:
             yield self.embed(modality, load(part).to(self.device)).float().cpu()
 
 
-@dataclass(frozen=True)
-class OpenedRun:
-    """A run's saved server model, ready to be looked at."""
-
-    folder: Path
-    experiment: Experiment
-    saved: SavedModel
-    model: Model
-    context: DataContext
-
-    @classmethod
-    def of(cls, run: Path, where: Where | None = None) -> OpenedRun:
-        """The server's final model (unless ``where`` says otherwise), in evaluation mode.
-
-        Raises:
-            RunError: no run folder, or no model in it.
-            ConfigError: the device or a weights folder is not there.
-        """
-        where = where or Where()
-        folder = model_folder(run, where.which)
-        saved = load_model(folder)
-        experiment = moved(run_experiment(run), where.data_dir, where.weights_dir)
-        context = saved.context(experiment.data.cache_folder, experiment.data.weights_folder)
-        device = resolve_device(where.device or experiment.run.device)
-        opened = cls(run, experiment, saved, saved.build(context).to(device), context)
-        warn_of_untrained(folder)
-        return opened
-
-    @property
-    def name(self) -> str:
-        """Name of the run: that of its folder."""
-        return self.folder.resolve().name
-
-    @property
-    def round(self) -> int:
-        """After which the model was saved."""
-        return int(self.saved.config["round"])
-
-    def encoders(self, *, normalise: bool) -> Encoders:
-        """The model's encoders; with ``normalise`` they give representations (unit norm), else embeddings."""
-        return Encoders(
-            name=f"{self.name}, server model of round {self.round}",
-            data=self.experiment.data,
-            views={name: encoder.view for name, encoder in self.saved.settings.encoders.items()},
-            context=self.context,
-            embed=self.model.represent if normalise else self.model.embed,
-            device=self.model.device,
-            batch=self.experiment.run.evaluation_batch,
-        )
+def encoders_of(server: ServerModel, *, normalise: bool) -> Encoders:
+    """A server model's encoders; with ``normalise`` they give representations (unit norm), else embeddings."""
+    run, model = server.run, server.model
+    return Encoders(
+        name=f"{run.name}, server model of round {server.round}",
+        data=run.conditions.data,
+        views=server.views,
+        context=server.context,
+        embed=model.represent if normalise else model.embed,
+        device=model.device,
+        batch=run.conditions.run.evaluation_batch,
+    )
 
 
 def drawn(count: int, most: int | None, *purpose: int | str) -> Int64[Tensor, " k"]:

@@ -1,0 +1,168 @@
+"""How a run asks its clients: cohorts, and what is known of clients from round to round."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from polyfed.core.randomness import generator
+from polyfed.core.untrusted import plain
+from polyfed.federation.client import ClientInfo
+from polyfed.federation.cohort import Cohort, Engine, ReplyPolicy
+from polyfed.federation.gate import Usual
+from polyfed.federation.server import Server
+from polyfed.federation.types import Blueprint
+from polyfed.models.slots import described, require_described
+from polyfed.runs.events import Callback, ClientDone, Incident, StepStarted
+from polyfed.runs.experiment import Experiment
+from polyfed.runs.folder import RunFolder
+from polyfed.wire.ledger import Ledger
+from polyfed.wire.messages import StateVersion
+
+log = logging.getLogger(__name__)
+
+
+@dataclass
+class Cohorts:
+    """Makes the cohorts of a run, and tells what becomes of their clients.
+
+    Attributes:
+        experiment: its settings.
+        folder: of the run.
+        server: who asks.
+        engine: where clients are.
+        events: are told of answers and exclusions.
+        accepted: client -> version of its state after the last step whose reply was accepted.
+        usual: what updates were last like, by which the next are bounded.
+        away: clients that were excluded and have not answered since.
+        notices: what the engine noticed beside the clients' answers; events of the next round to be complete.
+    """
+
+    experiment: Experiment
+    folder: RunFolder
+    server: Server
+    engine: Engine
+    events: Callback
+    accepted: dict[str, StateVersion] = field(default_factory=dict)
+    usual: Usual = field(default_factory=dict)
+    away: set[str] = field(default_factory=set)
+    notices: list[tuple[str, str, str]] = field(default_factory=list)
+    _waiting_since: float = 0.0
+
+    def drawn(self, number: int, ledger: Ledger) -> Cohort:
+        """The clients of a round."""
+        run = self.experiment.run
+        clients = run.sampling.draw(self.server.clients, generator(run.seed, number, "cohort"))
+        return self._of(number, clients, ledger, run.reply_policy)
+
+    def evaluating(self, number: int, clients: tuple[ClientInfo, ...], ledger: Ledger) -> Cohort:
+        """Clients that are measured after a round; none of them must answer."""
+        policy = self.experiment.run.reply_policy
+        return self._of(
+            number,
+            clients,
+            ledger,
+            lambda step: replace(policy(step), min_clients=0),
+            purpose="evaluate:",
+            first_phase=90,  # asks of one round need numbers of their own
+        )
+
+    def blueprints(self, clients: tuple[ClientInfo, ...]) -> dict[str, Blueprint]:
+        """What clients' models are like, told by one client of each architecture before the first round."""
+        policy, ledger = ReplyPolicy(min_clients=len(clients)), Ledger()
+        cohort = self._of(0, clients, ledger, lambda step: policy, purpose="setup:")
+        algorithm: Any = self.experiment.algorithm
+        replies = cohort.ask(algorithm.initial, check=lambda reply: require_described(reply.slots))
+        blueprints = {
+            reply.sender.architecture: Blueprint(reply.weights.tensors, described(reply.slots)) for reply in replies
+        }
+        self.folder.append("ledger", ledger.records)
+        return blueprints
+
+    def _of(
+        self,
+        number: int,
+        clients: tuple[ClientInfo, ...],
+        ledger: Ledger,
+        reply_policy: Callable[[str], ReplyPolicy],
+        *,
+        purpose: str = "",
+        first_phase: int = 0,
+    ) -> Cohort:
+        return Cohort(
+            clients=clients,
+            exchange=lambda requests, deadline: self.engine.exchange(requests, deadline),  # nothing else of it
+            round=number,
+            transport=self.experiment.run.transport,
+            ledger=ledger,
+            reply_policy=reply_policy,
+            limits=self.experiment.run.limits,
+            bounds=self.experiment.run.bounds,
+            usual=self.usual,
+            counted=self.server.counted,
+            reaches=self.server.reaches,
+            across=self.experiment.algorithm.mixes_types,
+            folder=Path(self.folder.path),
+            accepted=self.accepted,
+            excluded=lambda client, reason, details: self._excluded(number, client, reason, details),
+            shortened=lambda client, reason: self.happened(number, client.id, "update_shortened", reason),
+            arrived=self._arrived,
+            answered=lambda client, step: self._answered(number, client, step),
+            asking=self._asking,
+            purpose=purpose,
+            first_phase=first_phase,
+        )
+
+    # ---- what becomes of clients
+
+    def happened(self, number: int, participant: str, incident: str, reason: str) -> None:
+        """Tell of an incident; the reason is others' words, which are recorded and shown in many places."""
+        self.events.handle(Incident(number, participant, incident, plain(reason)))
+
+    def tell_notices(self, number: int) -> None:
+        """What the engine noticed until now happened in this round."""
+        notices = list(self.notices)
+        del self.notices[: len(notices)]  # in place: the engine may notice more at this moment
+        for participant, incident, reason in notices:
+            self.happened(number, participant, incident, reason)
+
+    def _excluded(self, number: int, client: ClientInfo, reason: str, details: str) -> None:
+        log.warning("round %d: client %s is excluded: %s", number, client.id, reason)
+        self.happened(number, client.id, "client_excluded", reason)
+        self.away.add(client.id)
+        if details:
+            self.folder.add_traceback(number, client.id, details)
+
+    def _asking(self, step: str, clients: Sequence[str]) -> None:
+        self.events.handle(StepStarted(step, clients))
+        self._waiting_since = time.monotonic()
+
+    def _arrived(self, client: ClientInfo, step: str) -> None:
+        self.events.handle(ClientDone(client.id, step, time.monotonic() - self._waiting_since))
+        self._waiting_since = time.monotonic()
+
+    def _answered(self, number: int, client: ClientInfo, step: str) -> None:
+        if client.id in self.away:
+            self.away.discard(client.id)
+            self.happened(number, client.id, "client_returned", f"answered '{step}'")
+
+    # ---- what a checkpoint keeps
+
+    def facts(self) -> dict[str, Any]:
+        """All that lasts."""
+        return {"away": sorted(self.away), "accepted": self.accepted, "usual": self.usual}
+
+    def restore(self, facts: Mapping[str, Any]) -> None:
+        """Be as a checkpoint says."""
+        self.away = set(facts["away"])
+        self.accepted = accepted_in(facts)
+        self.usual = {key: dict(values) for key, values in facts["usual"].items()}
+
+
+def accepted_in(facts: Mapping[str, Any]) -> dict[str, StateVersion]:
+    """Client -> version of its last accepted state, of the facts of a checkpoint."""
+    return {client: (version[0], version[1]) for client, version in facts.get("accepted", {}).items()}

@@ -1,0 +1,89 @@
+"""The loop of a run: draw a cohort, do the algorithm's round, evaluate, checkpoint."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+
+from polyfed.core.activity import at_work
+from polyfed.core.randomness import isolated
+from polyfed.federation.server import Server
+from polyfed.runs.checkpoints import Checkpoints
+from polyfed.runs.cohorts import Cohorts
+from polyfed.runs.evaluations import Evaluations
+from polyfed.runs.events import Callback, Incident, RoundComplete, RoundStarted, RunStarted
+from polyfed.runs.experiment import Experiment
+from polyfed.runs.folder import LOGS, RunFolder
+from polyfed.runs.records import SERVER
+from polyfed.wire.ledger import Ledger
+
+
+@dataclass
+class Loop:
+    """The rounds of a run; everything else follows the events that it tells of."""
+
+    experiment: Experiment
+    folder: RunFolder
+    server: Server
+    cohorts: Cohorts
+    evaluations: Evaluations
+    checkpoints: Checkpoints
+    events: Callback
+
+    def start(self) -> None:
+        """From the state before training, which is round 0."""
+        self._announce(0)
+        self.evaluations.changed()
+        self._tell_capped_weights()
+        self.evaluations.measure_server()
+        self._complete(0, Ledger(), None)
+        self._rounds(1)
+
+    def resume(self) -> None:
+        """From the round after the newest complete one."""
+        self.folder.mend_history()
+        if not self.folder.has_checkpoints():  # killed before the first was complete
+            self.folder.rewind_logs(dict.fromkeys(LOGS, 0))
+            self.experiment.algorithm.setup(self.server)
+            return self.start()
+        done = self.checkpoints.restore()
+        self._announce(done)
+        return self._rounds(done + 1)
+
+    def _announce(self, done: int) -> None:
+        cfg = self.experiment
+        self.events.handle(RunStarted(cfg.name, cfg.run.rounds, len(self.server.clients), done))
+        if done:
+            self.events.handle(Incident(done, SERVER, "resumed", f"after round {done}", is_result=False))
+
+    def _tell_capped_weights(self) -> None:
+        for client in self.server.clients:
+            counts = self.server.weight(client)
+            if counts < client.samples:
+                reason = f"joined with {client.samples} samples, counts for {counts} in averages (run.bounds.weight)"
+                self.cohorts.happened(0, client.id, "weight_capped", reason)
+
+    def _rounds(self, first: int) -> None:
+        for number in range(first, self.experiment.run.rounds + 1):
+            self.round(number)
+
+    def round(self, number: int) -> None:
+        """One round, until it is on disk."""
+        cfg, started, ledger = self.experiment, time.monotonic(), Ledger()
+        self.server.begin(number)
+        cohort = self.cohorts.drawn(number, ledger)
+        asked = {client.id for client in cohort.clients}
+        self.events.handle(RoundStarted(number, sorted(asked) if cfg.algorithm.asks_clients else []))
+        with isolated(cfg.run.seed, number, SERVER):
+            cfg.algorithm.round(self.server, cohort)
+        self.evaluations.changed(asked if cfg.algorithm.is_personal else None)
+        if number % cfg.run.eval_every == 0 or number == cfg.run.rounds:
+            self.evaluations.measure_server()
+            self.evaluations.measure_clients(number, ledger)
+        at_work(SERVER, "saving the round")
+        self._complete(number, ledger, time.monotonic() - started)
+
+    def _complete(self, number: int, ledger: Ledger, seconds: float | None) -> None:
+        self.cohorts.tell_notices(number)
+        self.checkpoints.save(number, ledger, seconds)
+        self.events.handle(RoundComplete(number, seconds, ledger.total("up"), ledger.total("down")))

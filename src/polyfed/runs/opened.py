@@ -1,0 +1,344 @@
+"""``open_run``: the one way to a run folder's experiment, records, data and models.
+
+Reports and comparisons read records only, so nothing here imports torch before data or a model are asked for.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from polyfed.core.errors import ConfigError, RunError, nearest
+from polyfed.runs.folder import Checkpoint, RunFolder, untrained_best
+from polyfed.runs.records import RunRecords
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+
+    from polyfed.data.view import DataContext, View
+    from polyfed.federation.membership import Member
+    from polyfed.federation.population import Population
+    from polyfed.federation.types import ClientType
+    from polyfed.models.model import Model
+    from polyfed.runs.conditions import Conditions
+    from polyfed.runs.experiment import Experiment
+    from polyfed.runs.saved import SavedModel
+    from polyfed.wire.messages import StateVersion
+
+WHICH = ("best", "last")
+log = logging.getLogger(__name__)
+
+
+def open_run(
+    folder: Path | str,
+    *,
+    data_dir: Path | None = None,
+    weights_dir: Path | None = None,
+    device: str | None = None,
+) -> Run:
+    """Open a run, finished or not; nothing is read before it is asked for.
+
+    Args:
+        folder: run folder.
+        data_dir: folder of data sets; by default the run's, else POLYFED_DATA.
+        weights_dir: folder of pretrained weights; by default the run's, else POLYFED_WEIGHTS.
+        device: where models are put; by default the run's.
+
+    Raises:
+        RunError: it is no run folder.
+    """
+    folder = Path(folder)
+    if not (folder / "config.yaml").is_file():
+        raise RunError(f"'{folder}' is no run folder (no config.yaml in it); give the folder of a run")
+    return Run(folder, data_dir, weights_dir, device)
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run on disk.
+
+    Attributes:
+        folder: of the run.
+        data_dir, weights_dir, device: where data, pretrained weights and models are, if not where the run had them.
+    """
+
+    folder: Path
+    data_dir: Path | None = None
+    weights_dir: Path | None = None
+    device: str | None = None
+
+    @property
+    def name(self) -> str:
+        """Name of the run: that of its folder."""
+        return self.folder.resolve().name
+
+    # ---- what the run recorded
+
+    @cached_property
+    def records(self) -> RunRecords:
+        """Metrics, events, bytes and partition."""
+        return RunRecords.load(self.folder)
+
+    def metrics(self, participant: str = "server", kind: str = "test") -> Mapping[str, float]:
+        """The last metrics of a participant."""
+        return self.records.last(participant, kind)
+
+    @cached_property
+    def files(self) -> RunFolder:
+        """The run folder.
+
+        Raises:
+            RunError: it is incomplete, or its configuration was edited.
+        """
+        return RunFolder.existing(self.folder)
+
+    # ---- settings and data
+
+    @cached_property
+    def experiment(self) -> Experiment:
+        """The run's settings, with data and weights where they are now.
+
+        Raises:
+            RunError: as for ``files``.
+        """
+        from polyfed.runs.conditions import moved
+        from polyfed.runs.experiment import Experiment
+
+        return moved(Experiment.load(self.files.path / "config.yaml"), self.data_dir, self.weights_dir)
+
+    @cached_property
+    def conditions(self) -> Conditions:
+        """The part of the settings that takes no method, whose code may be elsewhere."""
+        from polyfed.runs.conditions import read_conditions
+
+        return read_conditions(self.files.path / "config.yaml", self.data_dir, self.weights_dir)
+
+    @cached_property
+    def federation(self) -> Population:
+        """Data and models of everybody, with the vocabularies that the run learnt."""
+        from polyfed.runs.server_side import build_federation
+
+        return build_federation(self.experiment, self.files)
+
+    @cached_property
+    def place(self) -> torch.device:
+        """Where models are put.
+
+        Raises:
+            ConfigError: the device is not there.
+        """
+        from polyfed.core.device import resolve_device
+
+        return resolve_device(self.device or self.conditions.run.device)
+
+    # ---- models
+
+    @cached_property
+    def newest_checkpoint(self) -> Checkpoint | None:
+        """The newest readable checkpoint, None if there is none."""
+        return self.files.newest_checkpoint()[0]
+
+    @property
+    def checkpoint(self) -> Checkpoint:
+        """The newest readable checkpoint.
+
+        Raises:
+            RunError: there is none.
+        """
+        if self.newest_checkpoint is None:
+            raise RunError(f"run '{self.folder}' has no readable checkpoint; finish it with polyfed resume")
+        return self.newest_checkpoint
+
+    def model_folder(self, which: str | None = None) -> Path:
+        """Folder of the saved server model: ``best`` if there is one, else ``last``, unless ``which`` says.
+
+        Raises:
+            RunError: the run has no such model.
+        """
+        models = self.files.path / "models"
+        there = [kind for kind in WHICH if (models / kind / "config.json").is_file()]
+        if which is None and there:
+            which = there[0]
+        if which not in there:
+            wanted = f"model '{which}'" if which else "server model"
+            has = f"it has: {', '.join(there)}" if there else "it has none, as its configuration has no server model"
+            raise RunError(f"run '{self.folder}' has no {wanted}; {has}, or no round is complete yet (polyfed resume)")
+        return models / which
+
+    def server_model(self, which: str | None = None) -> ServerModel:
+        """The server's saved model; ``which`` as for ``model_folder``.
+
+        Raises:
+            RunError: there is no such model, or it is damaged.
+            ConfigError: the device is not there, or a weights folder that the architecture needs.
+        """
+        from polyfed.runs.saved import load_model
+
+        saved, data = load_model(self.model_folder(which)), self.conditions.data
+        context, place = saved.context(data.cache_folder, data.weights_folder), self.place
+        return ServerModel(self, saved, context, saved.build(context).to(place))
+
+    @cached_property
+    def types(self) -> Mapping[str, ClientType]:
+        """Types of the clients by name."""
+        from polyfed.federation.types import client_types
+
+        return client_types(self.federation.infos)
+
+    @cached_property
+    def global_weights(self) -> Mapping[str, Mapping[str, Tensor]]:
+        """Type of clients -> weights of its global model, for methods that have them.
+
+        Raises:
+            RunError: no checkpoint is readable.
+        """
+        from polyfed.federation.state import unflatten
+
+        groups = unflatten(self.checkpoint.tensors)
+        return {kind: groups[f"weights:{kind}"] for kind in self.types if f"weights:{kind}" in groups}
+
+    def global_model(self, kind: str) -> Model:
+        """The global model of a type of clients, in evaluation mode, on the device.
+
+        Raises:
+            RunError: its weights do not fit the model.
+        """
+        model = self.federation.client_model(self.federation.members[self.types[kind].clients[0].id])
+        try:
+            model.load_state_dict(dict(self.global_weights[kind]))
+        except RuntimeError as error:
+            reason = " ".join(str(error).split())
+            raise RunError(f"the global model of '{kind}' does not fit its clients' ({reason})") from error
+        return model.to(self.place).eval()
+
+    def kept_clients(self) -> KeptClients:
+        """Clients that keep a model between rounds and had taken part by the last complete round.
+
+        Raises:
+            RunError: nobody has taken part yet.
+            ConfigError: clients keep no model, or live elsewhere; or the device is not there.
+        """
+        _require_kept(self)
+        _ = self.place
+        facts = {} if self.newest_checkpoint is None else self.newest_checkpoint.facts
+        accepted = {client: (version[0], version[1]) for client, version in facts.get("accepted", {}).items()}
+        if not accepted:
+            raise RunError(f"no client of run '{self.folder}' has taken part in a complete round yet (polyfed resume)")
+        return KeptClients(self, {name: accepted[name] for name in self.federation.members if name in accepted})
+
+
+@dataclass(frozen=True)
+class ServerModel:
+    """A server's saved model.
+
+    Attributes:
+        run: which it is of.
+        saved: its weights, and what its ``config.json`` says.
+        context: where its views find what they learnt.
+        model: in evaluation mode, on the run's device.
+    """
+
+    run: Run
+    saved: SavedModel
+    context: DataContext
+    model: Model
+
+    @property
+    def which(self) -> str:
+        """``best`` or ``last``."""
+        return self.saved.folder.name
+
+    @property
+    def round(self) -> int:
+        """After which the model was saved."""
+        return int(self.saved.config["round"])
+
+    @property
+    def head_name(self) -> str:
+        """Name of its task's head."""
+        return str(self.saved.config["head"])
+
+    @property
+    def classes(self) -> Mapping[str, tuple[str, ...]]:
+        """Target -> names of the classes that it learnt."""
+        facts = (self.saved.config["samples"] or {}).get("classes", {})
+        return {name: tuple(names) for name, names in facts.items()}
+
+    @property
+    def views(self) -> Mapping[str, View]:
+        """Modality -> view of its encoder."""
+        return {modality: encoder.view for modality, encoder in self.saved.settings.encoders.items()}
+
+    def warn_if_untrained(self) -> None:
+        """Warn if it is the best model and untrained; called just before its use, when nothing can be refused."""
+        if self.which == "best" and (sentence := untrained_best(self.run.folder)):
+            log.warning("%s", sentence)
+
+
+@dataclass(frozen=True)
+class KeptClients:
+    """Clients of a run that keep a model between rounds.
+
+    Attributes:
+        run: which they are of.
+        versions: client id -> the step (round, phase) that its kept state is of, in client order.
+    """
+
+    run: Run
+    versions: Mapping[str, StateVersion]
+
+    def member(self, client: str) -> Member:
+        """A client that took part.
+
+        Raises:
+            ConfigError: there is none of that name, or it never took part.
+        """
+        if client not in self.versions:
+            raise ConfigError(
+                f"no client '{client}' took part in '{self.run.folder}'; {nearest(client, self.versions)}"
+            )
+        return self.run.federation.members[client]
+
+    def state(self, client: str) -> dict[str, dict[str, Tensor]]:
+        """Key -> named tensors that a client keeps.
+
+        Raises:
+            RunError: its state is missing or damaged.
+        """
+        from polyfed.federation.state import StateStore, unflatten
+
+        store = StateStore(self.run.folder / "checkpoints" / "clients", 0)
+        return unflatten(store.load(client, self.versions[client]))
+
+    def model(self, client: str, state: Mapping[str, Mapping[str, Tensor]] | None = None) -> Model:
+        """A client's kept model, in evaluation mode, on the device; from ``state`` if that is read already.
+
+        Raises:
+            RunError: its state is missing, damaged, or not of this model.
+        """
+        model = self.run.federation.client_model(self.member(client))
+        try:
+            model.load_state_dict(dict((state or self.state(client))["model"]))
+        except (KeyError, RuntimeError) as error:
+            reason = " ".join(str(error).split())
+            raise RunError(f"the kept state of client '{client}' does not fit its model ({reason})") from error
+        return model.to(self.run.place).eval()
+
+
+def _require_kept(run: Run) -> None:
+    algorithm = run.experiment.algorithm
+    if "model" not in algorithm.keeps:
+        raise ConfigError(
+            f"clients of '{algorithm.component_name()}' keep no model in '{run.folder}': each round they start from "
+            "weights that the server sends; give a run of a method whose clients keep one, such as creamfl, fedafd or "
+            "local"
+        )
+    if not run.experiment.clients:
+        raise ConfigError(
+            f"the clients of '{run.folder}' live at other sites, and so do their models; give a simulated run"
+        )

@@ -1,0 +1,102 @@
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import safetensors.torch
+import torch
+
+from polyfed import Experiment, run
+from polyfed.core.errors import ConfigError, RunError
+from polyfed.runs.opened import open_run
+
+
+def test_models_are_those_that_clients_kept(fedafd_run: Path) -> None:
+    opened = open_run(fedafd_run).kept_clients()
+    assert opened.versions == {"paired-0": (1, 0), "paired-1": (1, 0), "image": (1, 0)}
+    for client in opened.versions:
+        (path,) = (fedafd_run / "checkpoints" / "clients" / client).glob("*.safetensors")
+        kept = {
+            name.removeprefix("model/"): value
+            for name, value in safetensors.torch.load_file(path).items()
+            if name.startswith("model/")
+        }
+        model = opened.model(client)
+        assert not model.training
+        assert kept.keys() == model.state_dict().keys()
+        assert all(torch.equal(kept[name], value) for name, value in model.state_dict().items())
+
+
+def test_runs_without_kept_models(tiny_run: Path, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"clients of 'fedavg' keep no model in .*such as creamfl, fedafd or local"):
+        open_run(tiny_run).kept_clients()
+    with pytest.raises(RunError, match="is no run folder"):
+        open_run(tmp_path).kept_clients()
+
+
+def test_a_client_or_a_state_that_is_not_there(fedafd_run: Path, tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(fedafd_run, tmp_path / "copy"))
+    opened = open_run(folder).kept_clients()
+    with pytest.raises(ConfigError, match=r"no client 'imag' took part in .*did you mean 'image'"):
+        opened.model("imag")
+    shutil.rmtree(folder / "checkpoints" / "clients" / "image")
+    with pytest.raises(RunError, match="state of client 'image' after round 1, phase 0 is not here"):
+        opened.model("image")
+    with pytest.raises(RunError, match="does not fit its model"):
+        opened.model("paired-0", {"model": {"weight": torch.zeros(1)}})
+    shutil.rmtree(folder / "checkpoints")
+    with pytest.raises(RunError, match="has taken part in a complete round yet"):
+        open_run(folder).kept_clients()
+
+
+def test_a_run_and_the_same_run_opened_are_alike(tiny: dict[str, Any], tmp_path: Path) -> None:
+    tiny["run"] |= {"rounds": 1}
+    finished = run(Experiment.load(tiny), tmp_path / "run")
+    opened = open_run(tmp_path / "run")
+    assert opened == finished
+    assert opened.name == "run"
+    assert opened.experiment.to_yaml() == (tmp_path / "run" / "config.yaml").read_text()
+    assert opened.metrics() == finished.metrics()
+    assert list(opened.federation.members) == list(opened.records.holdings)
+    assert opened.checkpoint.round == 1
+    assert (opened.server_model().which, opened.server_model("last").round) == ("best", 1)
+    assert opened.global_weights.keys() == {"paired", "image"}
+    assert all(
+        torch.equal(value, opened.global_weights["paired"][name])
+        for name, value in opened.global_model("paired").state_dict().items()
+    )
+
+
+def test_data_and_device_may_be_elsewhere(tiny_run: Path, tmp_path: Path) -> None:
+    opened = open_run(tiny_run, data_dir=tmp_path / "data", weights_dir=tmp_path / "weights", device="cpu")
+    for settings in (opened.experiment.data, opened.conditions.data):
+        assert (settings.data_folder, settings.weights_folder) == (tmp_path / "data", tmp_path / "weights")
+    assert opened.place == torch.device("cpu")
+    with pytest.raises(ConfigError, match="device"):
+        _ = open_run(tiny_run, device="nothing").place
+
+
+def test_opening_records_imports_no_torch(tiny_run: Path) -> None:
+    code = (
+        "import sys; from polyfed import open_run\n"
+        "assert open_run(sys.argv[1]).records.rounds; assert 'torch' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", code, str(tiny_run)], check=True)
+
+
+def test_what_is_no_run_and_what_was_edited(tiny_run: Path, tmp_path: Path) -> None:
+    with pytest.raises(RunError, match="is no run folder"):
+        open_run(tmp_path / "nothing")
+    folder = Path(shutil.copytree(tiny_run, tmp_path / "copy"))
+    for path in (folder / "checkpoints").glob("round-*.safetensors"):
+        path.write_bytes(b"")
+    with pytest.raises(RunError, match="has no readable checkpoint; finish it with polyfed resume"):
+        _ = open_run(folder).checkpoint
+    (folder / "config.yaml").write_text((folder / "config.yaml").read_text() + "\n")
+    assert open_run(folder).records.rounds == 1
+    with pytest.raises(RunError, match="was edited"):
+        _ = open_run(folder).experiment
