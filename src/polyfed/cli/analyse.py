@@ -54,8 +54,8 @@ def shapley(
     experiment, numbers = analysed(source, overrides, data_dir, weights_dir), numbers_in("--seeds", seeds)
     folder = out or Path("runs") / f"{experiment.name}-shapley"
     with continuable():
-        found = contributions(experiment, names_in("--players", players), numbers, folder, typer.echo)
-    show_analysis(folder, "shapley", found.to_json(), draw_shapley(found), shapley_tables(found))
+        contributed = contributions(experiment, names_in("--players", players), numbers, folder, typer.echo)
+    show_analysis(folder, "shapley", contributed.to_json(), draw_shapley(contributed), shapley_tables(contributed))
 
 
 def scaling(
@@ -83,8 +83,8 @@ def scaling(
     folder = out or Path("runs") / f"{experiment.name}-scaling"
     steps = [names_in("--groups", step, "+") for step in names_in("--groups", groups)]
     with continuable():
-        found = run_scaling(experiment, steps, numbers, folder, typer.echo)
-    show_analysis(folder, "scaling", found.to_json(), draw_scaling(found), [scaling_table(found)])
+        scaled = run_scaling(experiment, steps, numbers, folder, typer.echo)
+    show_analysis(folder, "scaling", scaled.to_json(), draw_scaling(scaled), [scaling_table(scaled)])
 
 
 def gap(
@@ -124,8 +124,8 @@ def gap(
     else:
         encoders = load_encoders(subject, **places)
     folder = ready_folder(out or (subject / "analysis" if is_run else subject.parent))
-    found = domain_gaps(encoders, pair[0], others, split=split, normalise=normalise, most=samples)
-    show_analysis(folder, "gap", found.to_json(), None, [gap_table(found)])
+    gaps = domain_gaps(encoders, pair[0], others, split=split, normalise=normalise, most=samples)
+    show_analysis(folder, "gap", gaps.to_json(), None, [gap_table(gaps)])
 
 
 def landscape(
@@ -151,10 +151,10 @@ def landscape(
 
     server = server_model(run, which, Places(data_dir=data_dir, weights_dir=weights_dir, device=device))
     folder = ready_folder(out or run / "analysis")
-    found = run_landscape(server, samples=samples, grid=grid, extent=extent, steps=steps)
-    tensors = {"values": found.values, "axis": found.axis, "eigenvalues": found.pairs.values}
+    surface = run_landscape(server, samples=samples, grid=grid, extent=extent, steps=steps)
+    tensors = {"values": surface.values, "axis": surface.axis, "eigenvalues": surface.pairs.values}
     write_atomically(folder / "landscape.safetensors", safetensors.torch.save(tensors))
-    show_analysis(folder, "landscape", found.to_json(), draw_landscape(found), [landscape_table(found)])
+    show_analysis(folder, "landscape", surface.to_json(), draw_landscape(surface), [landscape_table(surface)])
 
 
 def centres(
@@ -181,9 +181,9 @@ def centres(
     servers = [server_model(run, which, places) for run in runs]
     names = names_in("--data", data) if data is not None else list(servers[0].run.conditions.data.sources)
     folder = ready_folder(out or runs[0] / "analysis")
-    found = [run_centres(each, names, by=by, split=split, most=samples) for each in servers]
-    content = {"by": by, "runs": [each.to_json() for each in found]}
-    show_analysis(folder, "centres", content, draw_centres(found), [centres_table(each) for each in found])
+    by_run = [run_centres(each, names, by=by, split=split, most=samples) for each in servers]
+    content = {"by": by, "runs": [each.to_json() for each in by_run]}
+    show_analysis(folder, "centres", content, draw_centres(by_run), [centres_table(each) for each in by_run])
 
 
 def drift(
@@ -204,8 +204,10 @@ def drift(
 
     clients = open_run(run, data_dir=data_dir, weights_dir=weights_dir, device=device).kept_clients()
     folder = ready_folder(out or run / "analysis")
-    found = run_drift(clients, which=which, samples=samples, method=method)
-    show_analysis(folder, "drift", found.to_json(), draw_drift(found), drift_tables(found))
+    drift_by_modality = run_drift(clients, which=which, samples=samples, method=method)
+    show_analysis(
+        folder, "drift", drift_by_modality.to_json(), draw_drift(drift_by_modality), drift_tables(drift_by_modality)
+    )
 
 
 def features(
@@ -228,8 +230,8 @@ def features(
 
     clients = open_run(run, data_dir=data_dir, weights_dir=weights_dir, device=device).kept_clients()
     folder = ready_folder(out or run / "analysis")
-    found = run_features(clients, client, samples=samples, method=method)
-    show_analysis(folder, "features", found.to_json(), draw_features(found), [features_table(found)])
+    compared = run_features(clients, client, samples=samples, method=method)
+    show_analysis(folder, "features", compared.to_json(), draw_features(compared), [features_table(compared)])
 
 
 def weights(
@@ -249,9 +251,11 @@ def weights(
     from polyfed.analysis.round_weights import run_weights
 
     chosen = None if at is None else numbers_in("--at", at)
-    found = run_weights(open_run(run), number=number, samples=samples, at=chosen)
+    recorded_weights = run_weights(open_run(run), number=number, samples=samples, at=chosen)
     folder = ready_folder(out or run / "analysis")
-    show_analysis(folder, "weights", found.to_json(), draw_weights(found), weights_tables(found))
+    show_analysis(
+        folder, "weights", recorded_weights.to_json(), draw_weights(recorded_weights), weights_tables(recorded_weights)
+    )
 
 
 def traffic(
@@ -264,10 +268,10 @@ def traffic(
     from polyfed.analysis.results import ready_folder
     from polyfed.analysis.traffic import run_traffic
 
-    found = [run_traffic(open_run(run)) for run in runs]
+    by_run = [run_traffic(open_run(run)) for run in runs]
     folder = ready_folder(out or runs[0] / "analysis")
     show_analysis(
-        folder, "traffic", {"runs": [each.to_json() for each in found]}, draw_traffic(found), traffic_tables(found)
+        folder, "traffic", {"runs": [each.to_json() for each in by_run]}, draw_traffic(by_run), traffic_tables(by_run)
     )
 
 

@@ -33,9 +33,11 @@ def partition(
     if Path(source).is_dir():
         if overrides:
             raise ConfigError(f"--set {overrides[0]}: '{source}' is a run that is over; give its config.yaml instead")
-        found, folder = recorded(open_run(source)), out or Path(source) / "analysis"
+        records, folder = recorded(open_run(source)), out or Path(source) / "analysis"
     else:
         experiment = analysed(source, overrides, data_dir, weights_dir)
-        found, folder = planned(experiment), out or Path("runs") / f"{experiment.name}-partition"
-    holdings = {client: without_items(holding) for client, holding in found.holdings.items()}
-    show_analysis(ready_folder(folder), "partition", holdings, draw_partition(found), partition_tables(found.holdings))
+        records, folder = planned(experiment), out or Path("runs") / f"{experiment.name}-partition"
+    holdings = {client: without_items(holding) for client, holding in records.holdings.items()}
+    show_analysis(
+        ready_folder(folder), "partition", holdings, draw_partition(records), partition_tables(records.holdings)
+    )

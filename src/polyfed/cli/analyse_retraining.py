@@ -53,11 +53,11 @@ def retrain(
 
     opened, folder = _opened(run, which, out, data_dir, weights_dir, device)
     plan = Plan(layers, None if depth is None else _depth(depth), steps=steps, lr=lr, seed=seed)
-    found = run_retraining(opened, of, on, plan)
+    retrained = run_retraining(opened, of, on, plan)
     changed = {"depth": depth, "steps": None if steps == STEPS else steps, "lr": lr, "seed": seed}
-    name, drawing = _named(f"retrain-{of}-{layers}-{on}", which, **changed), draw_retraining(found)
-    _csv(folder, name, RETRAINING_HEADER, retraining_rows(found))
-    show_analysis(folder, name, found.to_json(), drawing, retraining_tables(found))
+    name, drawing = _named(f"retrain-{of}-{layers}-{on}", which, **changed), draw_retraining(retrained)
+    _csv(folder, name, RETRAINING_HEADER, retraining_rows(retrained))
+    show_analysis(folder, name, retrained.to_json(), drawing, retraining_tables(retrained))
 
 
 def distortion(
@@ -80,11 +80,11 @@ def distortion(
     from polyfed.analysis.retraining_tables import DISTORTION_HEADER, distortion_rows, distortion_tables
 
     opened, folder = _opened(run, which, out, data_dir, weights_dir, device)
-    found = run_distortion(opened, of, steps=steps, lr=lr, seed=seed)
+    distorted = run_distortion(opened, of, steps=steps, lr=lr, seed=seed)
     stem = "distortion" if of == SERVER else f"distortion-{of}"
-    name, drawing = _named(stem, which, steps=steps, lr=lr, seed=seed), draw_distortion(found)
-    _csv(folder, name, DISTORTION_HEADER, distortion_rows(found))
-    show_analysis(folder, name, found.to_json(), drawing, distortion_tables(found))
+    name, drawing = _named(stem, which, steps=steps, lr=lr, seed=seed), draw_distortion(distorted)
+    _csv(folder, name, DISTORTION_HEADER, distortion_rows(distorted))
+    show_analysis(folder, name, distorted.to_json(), drawing, distortion_tables(distorted))
 
 
 def across(
@@ -101,10 +101,10 @@ def across(
     from polyfed.analysis.retraining_tables import ACROSS_HEADER, across_rows, across_tables
 
     opened, folder = _opened(run, which, out, data_dir, weights_dir, device)
-    found = run_across(opened)
-    name, drawing = _named("across", which), draw_across(found)
-    _csv(folder, name, ACROSS_HEADER, across_rows(found))
-    show_analysis(folder, name, found.to_json(), drawing, across_tables(found))
+    judged = run_across(opened)
+    name, drawing = _named("across", which), draw_across(judged)
+    _csv(folder, name, ACROSS_HEADER, across_rows(judged))
+    show_analysis(folder, name, judged.to_json(), drawing, across_tables(judged))
 
 
 def _opened(

@@ -107,8 +107,8 @@ def _class_of(kind: str, name: str) -> type[Settings]:
     if name not in known:
         raise ConfigError(f"there is no '{name}' among {kind}; {nearest(name, known)}")
     module, attribute = _SECTIONS[name] if kind == SETTINGS else _FAMILIES[kind][:2]
-    found: type[Settings] = getattr(importlib.import_module(module), attribute)
-    return found if kind == SETTINGS else cast("type[Component]", found).named(name)
+    family: type[Settings] = getattr(importlib.import_module(module), attribute)
+    return family if kind == SETTINGS else cast("type[Component]", family).named(name)
 
 
 def _declared(kind: str) -> dict[str, ClassDeclaration]:

@@ -92,14 +92,14 @@ def check(
     """Check a site, and list what will leave it; exit code 2 if anything is wrong."""
     from polyfed.deploy.check import failed, site_findings
 
-    found = []
+    findings = []
     for finding in site_findings(folder, network=network):
-        found.append(finding)
+        findings.append(finding)
         if not as_json:
             typer.echo(plain(str(finding)))
     if as_json:
-        typer.echo(json.dumps([vars(finding) for finding in found], indent=1))
-    if failed(found):
+        typer.echo(json.dumps([vars(finding) for finding in findings], indent=1))
+    if failed(findings):
         raise typer.Exit(2)
 
 

@@ -58,10 +58,10 @@ def downstream(
     opened = choice.open()
     folder = ready_folder(out or _folder(choice))
     with cpu_threads(opened.threads), _interruptible():
-        found = run_suite(
+        findings = run_suite(
             opened.subject, chosen, opened.data, name=Path(suite).stem, seed=seed, draws=draws, tell=typer.echo
         )
-    _finish(folder, _stem(Path(suite).stem, which, seed, draws, names), found)
+    _finish(folder, _stem(Path(suite).stem, which, seed, draws, names), findings)
 
 
 def _folder(choice: ModelChoice) -> Path:
@@ -100,7 +100,7 @@ def _interruptible() -> Iterator[None]:
         raise typer.Exit(130) from None
 
 
-def _finish(folder: Path, stem: str, found: Findings) -> None:
+def _finish(folder: Path, stem: str, findings: Findings) -> None:
     """Print the tables, and write JSON, CSV and picture."""
     from polyfed.analysis.results import write_json
     from polyfed.core.files import write_atomically
@@ -109,13 +109,13 @@ def _finish(folder: Path, stem: str, found: Findings) -> None:
     from polyfed.reporting.terminal import Terminal
 
     console = Terminal()
-    for table in found.tables():
+    for table in findings.tables():
         console.print(table.rich())
-    drawing = draw_findings(found)  # what can fail comes before anything is written
+    drawing = draw_findings(findings)  # what can fail comes before anything is written
     paths = [folder / f"{stem}.{ending}" for ending in ("json", "csv", "png")]
-    write_json(paths[0], found.to_json())
+    write_json(paths[0], findings.to_json())
     try:
-        write_atomically(paths[1], found.to_csv().encode())
+        write_atomically(paths[1], findings.to_csv().encode())
         save(drawing, paths[2])
     except OSError as error:
         raise RunError(f"cannot write to '{folder}' ({error.strerror or error}); choose another --out") from error

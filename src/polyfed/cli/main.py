@@ -231,11 +231,11 @@ def evaluate(
     from polyfed.runs.evaluation import Target, evaluate_model
 
     wanted = Target(data, split, columns=pairs_in("--column", column), targets=pairs_in("--target", target))
-    found = evaluate_model(run, wanted, which=which, data_dir=data_dir, weights_dir=weights_dir, device=device)
+    evaluation = evaluate_model(run, wanted, which=which, data_dir=data_dir, weights_dir=weights_dir, device=device)
     if as_json:
-        typer.echo(json.dumps({"run": str(run), **vars(found)}, indent=1))
+        typer.echo(json.dumps({"run": str(run), **vars(evaluation)}, indent=1))
     else:
-        _print(*evaluation_tables(found))
+        _print(*evaluation_tables(evaluation))
 
 
 @app.command("list")
@@ -271,14 +271,14 @@ def compare(
     """
     from polyfed.reporting import compare as comparing
 
-    found = comparing.compare([open_run(folder).records for folder in runs], metric, kind)
+    comparison = comparing.compare([open_run(folder).records for folder in runs], metric, kind)
     if as_json:
-        typer.echo(json.dumps(comparing.comparison_rows(found), indent=1))
+        typer.echo(json.dumps(comparing.comparison_rows(comparison), indent=1))
     else:
-        tables = (comparing.comparison_table(found), comparing.clients_comparison_table(found))
+        tables = (comparing.comparison_table(comparison), comparing.clients_comparison_table(comparison))
         _print(*(table for table in tables if table.rows))
     if plot is not None:
-        typer.echo(f"drawn: {comparing.draw_comparison(found, plot, metric, kind)}", err=as_json)
+        typer.echo(f"drawn: {comparing.draw_comparison(comparison, plot, metric, kind)}", err=as_json)
 
 
 @app.command()

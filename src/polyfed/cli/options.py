@@ -39,10 +39,10 @@ def names_in(option: str, text: str, separator: str = ",") -> list[str]:
     Raises:
         ConfigError: one is empty.
     """
-    found = [name.strip() for name in text.split(separator)]
-    if not all(found):
+    names = [name.strip() for name in text.split(separator)]
+    if not all(names):
         raise ConfigError(f"{option} {text}: has an empty name; give names with '{separator}' between them")
-    return found
+    return names
 
 
 def pairs_in(option: str, texts: Sequence[str] | None) -> dict[str, str]:
@@ -51,11 +51,11 @@ def pairs_in(option: str, texts: Sequence[str] | None) -> dict[str, str]:
     Raises:
         ConfigError: one has not the form NAME=COLUMN.
     """
-    found = [text.partition("=") for text in texts or ()]
-    for name, sign, value in found:
+    pairs = [text.partition("=") for text in texts or ()]
+    for name, sign, value in pairs:
         if not (name and sign and value):
             raise ConfigError(f"{option} {name}{sign}{value}: needs the form NAME=COLUMN")
-    return {name: value for name, _, value in found}
+    return {name: value for name, _, value in pairs}
 
 
 def numbers_in(option: str, text: str) -> list[int]:
@@ -64,8 +64,8 @@ def numbers_in(option: str, text: str) -> list[int]:
     Raises:
         ConfigError: something else is among them.
     """
-    found = names_in(option, text)
-    wrong = [name for name in found if not name.isdecimal()]
+    digits = names_in(option, text)
+    wrong = [name for name in digits if not name.isdecimal()]
     if wrong:
         raise ConfigError(f"{option} {text}: '{wrong[0]}' is no whole number from 0 on; give such as 0,1,2")
-    return [int(name) for name in found]
+    return [int(name) for name in digits]
