@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from polyfed.aggregation.collaboration import Holder, Rule, Scope, collaborate
-from polyfed.aggregation.exchange import ExactExchange, Exchange, Models, SequentialExchange
+from polyfed.aggregation.exchange import ExactExchange, Models, SequentialExchange, WeightExchange
 from polyfed.data.view import DataContext, InputSpec
 from polyfed.models.encoders.blocks import Blocks
 from polyfed.models.model import Model
@@ -67,11 +67,11 @@ class Population:
         """The global models."""
         return {kind: self.model(kind, 0.0) for kind in self.holders}
 
-    def exact(self, models: Models, updates: int) -> Exchange:
+    def exact(self, models: Models, updates: int) -> WeightExchange:
         """One round's exchange of so many updates."""
         return ExactExchange(models, self.holders, self.scope)
 
-    def sequential(self, models: Models, updates: int) -> Exchange:
+    def sequential(self, models: Models, updates: int) -> WeightExchange:
         """The released code's, likewise."""
         return SequentialExchange(models, self.holders, self.scope, self.samples(updates))
 
@@ -80,7 +80,7 @@ class Population:
         kinds = list(self.holders)
         return {kind: float(SAMPLES * len(range(k, updates, len(kinds)))) for k, kind in enumerate(kinds)}
 
-    def stream(self, make: Callable[[Models, int], Exchange], updates: int) -> Callable[[], object]:
+    def stream(self, make: Callable[[Models, int], WeightExchange], updates: int) -> Callable[[], object]:
         """A round from nothing: models, then updates of the types in turn, of which one is held at a time; results."""
 
         def work() -> object:

@@ -107,8 +107,8 @@ def test_gradients_reach_the_distorted_encoder_and_the_teacher_alone(
     algorithm, client, still = session.experiment.algorithm, woken(session, CLIENTS[0]), []
     client.load_weights(global_model(session))
     g = frozen_aligners(client.model, client.model.state_dict())
-    freeze = fedaid.frozen
-    monkeypatch.setattr(fedaid, "frozen", lambda module: still.append(freeze(module)) or still[-1])
+    freeze = fedaid.frozen_copy
+    monkeypatch.setattr(fedaid, "frozen_copy", lambda module: still.append(freeze(module)) or still[-1])
     loss = algorithm.robust_loss(client, g)
     client.model.train()
     loss(client.model, next(client.batches(client.train, "x"))).backward()

@@ -234,8 +234,10 @@ def test_the_anchors_keep_their_statistics(tmp_path: Path, monkeypatch: pytest.M
     client, algorithm = woken(session, CLIENTS[0]), session.experiment.algorithm
     client.load_weights(global_model(session))
     copies: list[nn.Module] = []
-    freeze = feddra.frozen
-    monkeypatch.setattr(feddra, "frozen", lambda module, **mode: copies.append(freeze(module, **mode)) or copies[-1])
+    freeze = feddra.frozen_copy
+    monkeypatch.setattr(
+        feddra, "frozen_copy", lambda module, **mode: copies.append(freeze(module, **mode)) or copies[-1]
+    )
     loss = algorithm.guided_loss(client)
     before = {name: value.clone() for name, value in copies[0].named_buffers() if "running" in name}
     client.model.train()
