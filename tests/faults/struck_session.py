@@ -59,7 +59,7 @@ class Struck:
     def _cohort(self) -> Cohort:
         cohort = self.session.cohort(self.round, Ledger())
         cohort.clients = tuple(client for client in cohort.clients if client.id == "image")
-        cohort.patience = lambda step: ReplyPolicy(min_clients=0)
+        cohort.reply_policy = lambda step: ReplyPolicy(min_clients=0)
         cohort.excluded = lambda client, reason, details: self.reasons.append(reason)
         return cohort
 

@@ -40,9 +40,9 @@ def serve_errands(address: Path, serve: Serve, go_on: Callable[[], bool] = lambd
 
 def _serve_one(connection: Connection[Any, Any], serve: Serve) -> None:
     # a function, so that nothing of a message is held while the next is waited for
-    content, parts = receive(connection)
-    facts, made = serve(content["kind"], content["facts"], parts, content["config"])
-    send(connection, {"facts": facts}, made)
+    content, frames = receive(connection)
+    fields, reply = serve(content["kind"], content["fields"], frames, content["config"])
+    send(connection, {"fields": fields}, reply)
 
 
 def main(arguments: Sequence[str]) -> None:

@@ -154,9 +154,9 @@ class FlowerEngine:
 
     def exchange(self, requests: Sequence[Request], deadline: float | None) -> Iterator[Answer]:
         """Send a message or a few to every node, and yield their clients' answers; see ``Engine.exchange``."""
-        from polyfed.engines.flower_grid import Exchange
+        from polyfed.engines.flower_grid import GridExchange
 
-        carried = Exchange(self._roster, requests, deadline, self._settings, self._limits, self.stopped)
+        carried = GridExchange(self._roster, requests, deadline, self._settings, self._limits, self.stopped)
         for request in requests:
             yield carried.answer(request.client)
 

@@ -74,6 +74,6 @@ class LocalEngine:
 
 
 def _through_bytes(payload: Payload, limits: Limits) -> Payload:
-    messages, parts = pack({"it": payload}, checksums=True)
-    copied = [Frame(part.header, [memoryview(bytes(buffer)) for buffer in part.buffers]) for part in parts]
+    messages, frames = pack({"it": payload}, checksums=True)
+    copied = [Frame(frame.header, [memoryview(bytes(buffer)) for buffer in frame.buffers]) for frame in frames]
     return unpack(messages["it"], copied, limits)

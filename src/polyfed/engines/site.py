@@ -342,6 +342,6 @@ def _joined(states: dict[str, dict[str, Tensor]]) -> dict[str, Tensor]:
 def _groups(joined: dict[str, Tensor]) -> dict[str, dict[str, Tensor]]:
     states: dict[str, dict[str, Tensor]] = {}
     for key, value in joined.items():
-        name, _, rest = key.partition(":")
-        states.setdefault(name, {})[rest] = value
+        optimizer, _, tensor = key.partition(":")
+        states.setdefault(optimizer, {})[tensor] = value
     return states

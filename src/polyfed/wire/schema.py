@@ -48,8 +48,8 @@ class StepSchema:
 
     @cached_property
     def _parameters(self) -> dict[str, inspect.Parameter]:
-        found = inspect.signature(self.function).parameters
-        return dict(list(found.items())[2:])  # without self and client
+        parameters = inspect.signature(self.function).parameters
+        return dict(list(parameters.items())[2:])  # without self and client
 
     def require_request(self, payload: Payload) -> None:
         """Raise PayloadError unless the payload is what the step receives."""
@@ -96,18 +96,18 @@ def schema_of(step: Callable[..., Any]) -> StepSchema:
     Raises:
         TypeError: it is not marked as one.
     """
-    found = getattr(step, "__client_step__", None)
-    if not isinstance(found, StepSchema):
+    schema = getattr(step, "__client_step__", None)
+    if not isinstance(schema, StepSchema):
         name = getattr(step, "__qualname__", step)
         raise TypeError(f"{name} is no client step; mark it with @client_step() or @client_query()")
-    return found
+    return schema
 
 
 def steps_of(algorithm: object) -> dict[str, StepSchema]:
     """All client steps of a method (an instance or its class), by name."""
     kind = algorithm if isinstance(algorithm, type) else type(algorithm)
-    found = {name: getattr(inspect.getattr_static(kind, name), "__client_step__", None) for name in dir(kind)}
-    return {name: schema for name, schema in found.items() if isinstance(schema, StepSchema)}
+    marks = {name: getattr(inspect.getattr_static(kind, name), "__client_step__", None) for name in dir(kind)}
+    return {name: schema for name, schema in marks.items() if isinstance(schema, StepSchema)}
 
 
 def _require(
