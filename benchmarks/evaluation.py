@@ -19,9 +19,9 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from polyfed.core.randomness import generator
-from polyfed.wire.messages import Request
 from polyfed.runs.session import Session
 from polyfed.tasks.recall import ranks, recall_at
+from polyfed.wire.messages import Request
 from polyfed.wire.payload import Payload, Representations
 
 RECALL_LIMIT = 40.0

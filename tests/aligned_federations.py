@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 
 from by_hand import aligned, copies, play
-from polyfed.wire.messages import Answer, Request
 from polyfed.models.binding import Parts
 from polyfed.runs.session import Session
+from polyfed.wire.messages import Answer, Request
 from polyfed.wire.payload import Payload
 from sessions import prepared, site_of
 

@@ -10,13 +10,12 @@ from polyfed.engines.local import LocalEngine
 from polyfed.engines.site import Site
 from polyfed.federation.client import Client
 from polyfed.federation.cohort import Cohort
-from polyfed.wire.messages import Request
-from polyfed.wire.messages import StateVersion
 from polyfed.runs.experiment import Experiment
 from polyfed.runs.folder import RunFolder
 from polyfed.runs.progress import SilentProgress, unreported
 from polyfed.runs.session import Session
 from polyfed.wire.ledger import Ledger
+from polyfed.wire.messages import Request, StateVersion
 from polyfed.wire.payload import Payload
 
 

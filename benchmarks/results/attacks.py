@@ -14,8 +14,8 @@ from polyfed.core.randomness import generator
 from polyfed.engines.engine import Hosting
 from polyfed.engines.local import Local, LocalEngine
 from polyfed.federation.client import ClientInfo
-from polyfed.wire.messages import Answer, Request
 from polyfed.federation.cohort import Engine
+from polyfed.wire.messages import Answer, Request
 from polyfed.wire.payload import Payload, TensorBundle, Weights
 
 Attack = Literal["random", "flipped", "constant", "scaled", "copied", "nan"]

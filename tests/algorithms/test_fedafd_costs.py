@@ -12,13 +12,13 @@ import torch
 from by_hand import three_kinds
 from polyfed.algorithms.fedafd import FedAFD
 from polyfed.data.view import DataContext, InputSpec
-from polyfed.wire.messages import Answer, Request
 from polyfed.models.discriminators import Discriminator
 from polyfed.models.encoders.bert import Bert
 from polyfed.models.encoders.resnet import ResNet
 from polyfed.models.fusion import GranularityFusion
 from polyfed.models.model import Model
 from polyfed.wire.ledger import Ledger
+from polyfed.wire.messages import Answer, Request
 from polyfed.wire.payload import Payload, Representations
 from sessions import prepared
 

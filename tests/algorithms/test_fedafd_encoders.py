@@ -14,10 +14,10 @@ from by_hand import as_left, outcome, play, three_kinds
 from fedafd_federations import CLIENTS, Values, asked, encoders_of, known_of, session_of
 from polyfed.core.errors import RunError
 from polyfed.federation.client import Client
-from polyfed.wire.messages import Answer, Request
 from polyfed.models.fused import Guidance, Seen
 from polyfed.runs.session import Session
 from polyfed.wire.ledger import Ledger
+from polyfed.wire.messages import Answer, Request
 from polyfed.wire.payload import Payload, Weights
 from sessions import prepared, request, site_of, woken
 

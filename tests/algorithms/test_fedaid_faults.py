@@ -31,13 +31,13 @@ from by_hand import aligned, assert_mean, play
 from misbehaving import contents
 from polyfed.core.errors import ExchangeError
 from polyfed.data.samples import Samples
-from polyfed.wire.messages import Answer, Request
 from polyfed.federation.state import unflatten
 from polyfed.reporting.reported import resume, run
 from polyfed.runs.experiment import Experiment
 from polyfed.runs.progress import SilentProgress
 from polyfed.runs.session import Session
 from polyfed.wire.ledger import Ledger
+from polyfed.wire.messages import Answer, Request
 from polyfed.wire.payload import Payload, Weights
 from sessions import site_of
 

@@ -16,12 +16,12 @@ from misbehaving import contents, cut_short
 from polyfed.algorithms.fedcola import FedCola
 from polyfed.core.errors import ConfigError
 from polyfed.core.randomness import isolated
-from polyfed.wire.messages import Answer, Request
 from polyfed.federation.cohort import Cohort, ReplyPolicy
 from polyfed.reporting.reported import resume, run
 from polyfed.runs.experiment import Experiment
 from polyfed.runs.session import Session
 from polyfed.wire.ledger import Ledger
+from polyfed.wire.messages import Answer, Request
 from polyfed.wire.transport import Transport
 from sessions import first_cohort, prepared, woken
 

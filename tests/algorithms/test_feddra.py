@@ -17,12 +17,12 @@ from polyfed.aggregation.robust import chi_square, mirror_step
 from polyfed.algorithms.feddra import FedDRA
 from polyfed.core.randomness import isolated
 from polyfed.data.samples import Batch
-from polyfed.wire.messages import Answer, Request
 from polyfed.federation.state import unflatten
 from polyfed.models.binding import Parts
 from polyfed.models.model import Model
 from polyfed.runs.session import Session
 from polyfed.wire.ledger import Ledger
+from polyfed.wire.messages import Answer, Request
 from polyfed.wire.payload import Weights as PayloadWeights
 from sessions import prepared, site_of, woken
 

@@ -14,11 +14,11 @@ from torch.nn import functional as F
 from by_hand import as_left, one_classification, outcome, play, three_kinds
 from polyfed.core.errors import ConfigError
 from polyfed.core.randomness import isolated
-from polyfed.wire.messages import Answer, Request
 from polyfed.federation.participant import Participant
 from polyfed.models.model import Model
 from polyfed.runs.session import Session
 from polyfed.wire.ledger import Ledger
+from polyfed.wire.messages import Answer, Request
 from polyfed.wire.payload import Payload, Representations
 from sessions import prepared, site_of, woken
 

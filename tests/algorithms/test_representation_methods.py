@@ -13,12 +13,12 @@ import torch
 from by_hand import one_classification, outcome, play, three_kinds
 from misbehaving import contents, cut_short
 from polyfed.algorithms.ensemble_distillation import EnsembleDistillation
-from polyfed.wire.messages import Answer, Request
 from polyfed.reporting.reported import resume, run
 from polyfed.runs.experiment import Experiment
 from polyfed.runs.records import RunRecords
 from polyfed.runs.session import Session
 from polyfed.wire.ledger import Ledger
+from polyfed.wire.messages import Answer, Request
 from polyfed.wire.payload import Payload, Weights
 from sessions import prepared, request, site_of
 

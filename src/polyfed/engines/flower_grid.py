@@ -27,7 +27,7 @@ from polyfed.wire.envelopes import Envelope, answer_of, envelope_requests
 from polyfed.wire.limits import Limits
 from polyfed.wire.messages import Answer, Request
 
-log = logging.getLogger(__name__)
+_log = logging.getLogger(__name__)
 _DESCRIBING = 300.0  # seconds that a node may take to say who it is
 _AHEAD = 2  # messages a node is given before the reply to the first is taken
 
@@ -150,7 +150,7 @@ class Roster:
                 self.problems[self.sites.name(node)] = message.reason
             else:
                 self._asked.discard(node)
-            log.warning("node %d did not say who it is: %s", node, message.error.reason)
+            _log.warning("node %d did not say who it is: %s", node, message.error.reason)
             return
         try:
             fields, _ = from_records(message.content, DESCRIPTION_BYTES)
@@ -162,7 +162,7 @@ class Roster:
             self.sites.admit(node, infos)
         except (PayloadError, KeyError, TypeError) as error:
             name, reason = self.sites.name(node), f"its node described itself wrongly: {error}"
-            log.warning("%s: %s", name, reason)
+            _log.warning("%s: %s", name, reason)
             self.problems[name] = reason
             return
         self._seat(site, infos, node)
@@ -313,7 +313,7 @@ class GridExchange:
             reason = shorten(str(message.error.reason), 200)
             if isinstance(message, Refusal) and message.final:
                 return self._failed(bundle, reason)
-            log.warning("client %s: Flower reports %s", bundle.first, reason)
+            _log.warning("client %s: Flower reports %s", bundle.first, reason)
             bundle.message = ""
             if bundle.sent > self._settings.retries:
                 times = f"{bundle.sent} times; run.engine.retries is {self._settings.retries}"

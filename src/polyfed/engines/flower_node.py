@@ -25,7 +25,7 @@ from polyfed.wire.framing import SCHEMA
 from polyfed.wire.limits import Limits
 from polyfed.wire.messages import Answer
 
-log = logging.getLogger(__name__)
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -67,7 +67,7 @@ class Node:
         try:
             host = self.opener(str(fields["spec"]), config)
         except Exception as error:
-            log.exception("this site cannot take part")
+            _log.exception("this site cannot take part")
             return {"site": site_name(config), "error": f"{type(error).__name__}: {error}"}
         infos = [asdict(info) for info in host.site.infos if info.id in host.clients]
         return {"site": host.name, "clients": infos}
@@ -83,7 +83,7 @@ class Node:
         try:
             host = self.opener(spec, config)
         except Exception as error:
-            log.exception("this site cannot take part")
+            _log.exception("this site cannot take part")
             reason = f"{type(error).__name__}: {error}"
             return _replies([Answer(str(entry.get("client")), error=reason) for entry in asked])
         return _replies([_one(host, entry, frames) for entry in asked], checksums=checked)
@@ -97,11 +97,11 @@ def _one(host: Host, entry: dict[str, Any], frames: Sequence[Frame]) -> Answer:
         if request.client not in host.clients:
             raise PayloadError(f"client '{request.client}' does not live on this node")
     except (PolyfedError, KeyError, TypeError, IndexError) as error:
-        log.error("client %s: %s", client, error)
+        _log.error("client %s: %s", client, error)
         return Answer(client, error=f"{type(error).__name__}: {error}")
     answer = host.site.answer(request, tracebacks=host.tracebacks)
     if answer.error is not None:
-        log.error("client %s failed in step %s: %s\n%s", client, request.step, answer.error, answer.details)
+        _log.error("client %s failed in step %s: %s\n%s", client, request.step, answer.error, answer.details)
     return answer
 
 

@@ -38,8 +38,8 @@ from polyfed.wire.frames import Frame
 from polyfed.wire.limits import Limits
 from polyfed.wire.messages import Answer, Request
 
-T = TypeVar("T")
-log = logging.getLogger(__name__)
+_T = TypeVar("_T")
+_log = logging.getLogger(__name__)
 _STARTING = 120.0  # seconds that a new worker may take before its clients' time begins to count
 _SMALL = 1 << 16  # bytes of a frame that travels with each request; putting it into the store takes longer
 _AHEAD = 2  # clients a worker is given before the reply of the first is taken
@@ -68,7 +68,7 @@ class Ray(EngineSettings):
         if find_spec("ray") is None:
             raise ConfigError(f"run.engine is ray, which is not installed; {how_to_install(self.pip_extra)}")
 
-    def serve(self, hosting: Hosting, body: Callable[[Engine], T]) -> T:
+    def serve(self, hosting: Hosting, body: Callable[[Engine], _T]) -> _T:
         """Start workers, run ``body``, and stop them."""
         threads = hosting.settings.run.threads
         count = self.workers or max((os.cpu_count() or 1) // threads, 1)
@@ -308,7 +308,7 @@ class _RoundTrip:
 
     def _died(self, pending: _Pending, details: str) -> Answer | None:
         pending.deaths += 1
-        log.warning("the worker of client %s died; a new one takes over", pending.request.client)
+        _log.warning("the worker of client %s died; a new one takes over", pending.request.client)
         if pending.deaths <= self.retries:
             self._restart(pending.worker)
             return None

@@ -34,7 +34,7 @@ from polyfed.wire.payload import Payload, TensorBundle
 from polyfed.wire.schema import StepSchema, steps_of
 from polyfed.wire.transport import Transport
 
-log = logging.getLogger(__name__)
+_log = logging.getLogger(__name__)
 
 
 @dataclass
@@ -176,7 +176,7 @@ class Site:
         try:
             return Answer(request.client, self.handle(request))
         except Exception as error:
-            log.debug("client %s failed in step %s", request.client, request.step, exc_info=True)
+            _log.debug("client %s failed in step %s", request.client, request.step, exc_info=True)
             details = traceback.format_exc() if tracebacks else ""
             return Answer(request.client, error=f"{type(error).__name__}: {error}", details=details)
 

@@ -52,7 +52,7 @@ def _have_equal_classes(target: str, own: Split, also: Split) -> bool:
     return target in also.targets and bool(names) and names == tuple(also.classes.get(target) or ())
 
 
-def mixed(own: Samples, also: Samples, task: Task) -> Samples:
+def with_additional(own: Samples, also: Samples, task: Task) -> Samples:
     """The samples of both, with the targets that both have; those of other classes are left out.
 
     That the task's own classes are the same in both has been checked (``require_alike``).

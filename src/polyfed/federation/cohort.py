@@ -23,7 +23,7 @@ from polyfed.wire.payload import Payload, Scalar, TensorBundle, Weights
 from polyfed.wire.schema import StepSchema, schema_of
 from polyfed.wire.transport import Transport
 
-T = TypeVar("T")
+_T = TypeVar("_T")
 
 
 class Reply:
@@ -55,10 +55,10 @@ class Reply:
 
 
 @dataclass(frozen=True)
-class each(Generic[T]):  # noqa: N801 - reads as a word in cohort.ask(..., weights=each(...))
+class each(Generic[_T]):  # noqa: N801 - reads as a word in cohort.ask(..., weights=each(...))
     """A field whose value differs from client to client."""
 
-    of: Callable[[ClientInfo], T]
+    of: Callable[[ClientInfo], _T]
 
 
 class Engine(Protocol):

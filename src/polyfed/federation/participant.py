@@ -25,7 +25,7 @@ from polyfed.optim.settings import clip_gradients
 from polyfed.optim.state import load_optimizer_tensors, optimizer_tensors
 from polyfed.tasks.task import Task
 
-T = TypeVar("T")
+_T = TypeVar("_T")
 Precision = Literal["float32", "bfloat16"]
 Regulariser = Callable[[Embedder, Batch], Tensor]
 """A loss that a method adds to the task's: from the model and a batch."""
@@ -236,7 +236,7 @@ class Participant:
             if len(batch) > 1:
                 yield batch if device.type == "cpu" else batch.to(device)
 
-    def _counted(self, batches: Iterable[T], purpose: str, a_pass: int) -> Iterator[T]:
+    def _counted(self, batches: Iterable[_T], purpose: str, a_pass: int) -> Iterator[_T]:
         """The batches of a pass, told of as a part of all epochs of the step."""
         epoch, epochs, _ = self._epochs.current or Epoch(0, 1)
         what = re.sub(r"(-\d+)+$", "", purpose)

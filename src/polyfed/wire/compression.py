@@ -22,9 +22,9 @@ import torch
 from torch import Tensor
 
 from polyfed.core.errors import PayloadError
-from polyfed.wire.framing import parsed, require_attributes
+from polyfed.wire.framing import parsed_object, require_attributes
 from polyfed.wire.limits import Limits
-from polyfed.wire.payload import KINDS, Coded, TensorBundle, settled
+from polyfed.wire.payload import BUNDLE_KINDS, Coded, TensorBundle, settled
 from polyfed.wire.quantisation import dequantise, kept, largest_entries, quantise
 
 _FLOATS = (torch.float32, torch.float16, torch.bfloat16)
@@ -129,7 +129,7 @@ def _bits(value: Tensor) -> Tensor:
 
 def bundle_kind(bundle: TensorBundle) -> str:
     """Kind of a bundle, or of what it stands for; nothing of it need have been checked."""
-    return bundle.of if isinstance(bundle, Coded) and bundle.of in KINDS else bundle.kind
+    return bundle.of if isinstance(bundle, Coded) and bundle.of in BUNDLE_KINDS else bundle.kind
 
 
 def decompressed(coded: Coded, compression: Compression, known: Mapping[str, Tensor], limits: Limits) -> TensorBundle:
@@ -145,7 +145,7 @@ def decompressed(coded: Coded, compression: Compression, known: Mapping[str, Ten
         PayloadError: it is of no known kind or layout, its scales or places are out of range, it refers to what was not
             sent, or it would be larger than ``limits.message_bytes``.
     """
-    kind, attributes = KINDS.get(coded.of), parsed(coded.about)
+    kind, attributes = BUNDLE_KINDS.get(coded.of), parsed_object(coded.about)
     if kind is None or kind is Coded:
         raise PayloadError(f"damaged message: coded '{coded.of}', which is no kind of bundle")
     require_attributes(kind, attributes)

@@ -10,7 +10,7 @@ from typing import Any
 from polyfed.core.errors import PayloadError
 from polyfed.core.untrusted import plain
 from polyfed.wire.frames import Frame
-from polyfed.wire.framing import pack, parsed, require_within, unpack, whole_number
+from polyfed.wire.framing import pack, parsed_object, require_within, unpack, whole_number
 from polyfed.wire.limits import Limits
 from polyfed.wire.messages import Answer, Request
 from polyfed.wire.payload import Payload
@@ -43,7 +43,7 @@ def request_of(text: str, frames: Sequence[Frame], limits: Limits) -> Request:
     Raises:
         PayloadError: it is damaged or beyond the limits.
     """
-    content = parsed(text, limits.text_bytes)
+    content = parsed_object(text, limits.text_bytes)
     after = content.get("after")
     try:
         return Request(
@@ -71,7 +71,7 @@ def answer_of(client: str, text: str, frames: Sequence[Frame], limits: Limits) -
     """A client's answer; what is no such answer becomes one that says what is wrong with it."""
     try:
         require_within(text, frames, limits)
-        content = parsed(text, limits.text_bytes)
+        content = parsed_object(text, limits.text_bytes)
         if content.get("client") != client:
             raise PayloadError(f"answer of '{content.get('client')}' where that of '{client}' is expected")
         if content.get("error") is not None:

@@ -24,7 +24,7 @@ from polyfed.core.errors import PayloadError
 from polyfed.core.untrusted import TEXT_BYTES, read_json
 from polyfed.wire.frames import Frame
 from polyfed.wire.limits import Limits
-from polyfed.wire.payload import KINDS, Payload, Scalar, TensorBundle, settled
+from polyfed.wire.payload import BUNDLE_KINDS, Payload, Scalar, TensorBundle, settled
 
 SCHEMA = 3
 """Version of this layout; both sides of a message must speak the same."""
@@ -82,7 +82,7 @@ def unpack(message: str, frames: Sequence[Frame], limits: Limits) -> Payload:
         PayloadError: it is damaged, of another schema, of an unknown kind or type, or beyond the limits.
     """
     require_within(message, frames, limits)
-    content = parsed(message, limits.text_bytes)
+    content = parsed_object(message, limits.text_bytes)
     if content.get("schema") != SCHEMA:
         raise PayloadError(
             f"message of schema {content.get('schema')}, this polyfed speaks {SCHEMA}: use equal versions of polyfed"
@@ -112,9 +112,9 @@ def unpack_frame(frame: Frame, limits: Limits | None = None) -> TensorBundle:
     Raises:
         PayloadError: the header or the bytes are damaged, or of an unknown kind or type.
     """
-    header = parsed(frame.header, (limits or Limits()).text_bytes)
+    header = parsed_object(frame.header, (limits or Limits()).text_bytes)
     try:
-        kind, attributes, crc = KINDS[header["kind"]], _mapping(header["attributes"]), _text(header["crc"])
+        kind, attributes, crc = BUNDLE_KINDS[header["kind"]], _mapping(header["attributes"]), _text(header["crc"])
         specs = [(_text(name), _DTYPES[dtype], _shape(shape)) for name, dtype, shape in header["tensors"]]
     except (KeyError, TypeError, ValueError) as error:
         raise PayloadError(f"damaged message: frame with {type(error).__name__}: {error}") from error
@@ -175,7 +175,7 @@ def _message(payload: Payload, places: Mapping[str, int]) -> str:
     return json.dumps(content, separators=(",", ":"))
 
 
-def parsed(text: str, most: int = TEXT_BYTES) -> dict[str, Any]:
+def parsed_object(text: str, most: int = TEXT_BYTES) -> dict[str, Any]:
     """A JSON object that somebody sent, of so many bytes at most.
 
     Raises:

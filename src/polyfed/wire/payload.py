@@ -107,7 +107,7 @@ class Weights(TensorBundle):
 
 
 @dataclass(frozen=True)
-class Rows(TensorBundle):
+class PublicRows(TensorBundle):
     """One row a sample of the public set, in the order that ``order`` identifies: name -> [n, w]."""
 
     order: str = ""
@@ -141,14 +141,14 @@ class Rows(TensorBundle):
 
 
 @dataclass(frozen=True)
-class Representations(Rows):
+class Representations(PublicRows):
     """Representations of public samples, modality -> [n, d]."""
 
     kind: ClassVar[str] = "representations"
 
 
 @dataclass(frozen=True)
-class Logits(Rows):
+class Logits(PublicRows):
     """Class scores (logits) of public samples, name of the target -> [n, classes]."""
 
     kind: ClassVar[str] = "scores"
@@ -176,7 +176,7 @@ class Coded(TensorBundle):
     kind: ClassVar[str] = "coded"
 
 
-KINDS: dict[str, type[TensorBundle]] = {
+BUNDLE_KINDS: dict[str, type[TensorBundle]] = {
     cls.kind: cls for cls in (TensorBundle, Weights, Representations, Logits, Prototypes, Coded)
 }
 

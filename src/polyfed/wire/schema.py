@@ -18,7 +18,7 @@ _OTHERS = 1000  # further fields of a reply, such as metrics of every class
 _NAME = 128  # characters of the name of one
 
 F = TypeVar("F", bound=Callable[..., Any])
-Kind = Literal["step", "query", "fresh"]
+StepKind = Literal["step", "query", "fresh"]
 Declared = type[TensorBundle] | type[Scalar] | UnionType
 """A type of field, or several that it may have (``Representations | Logits``)."""
 
@@ -35,7 +35,7 @@ class StepSchema:
         function: the method itself; the annotations of its parameters say what it receives.
     """
 
-    kind: Kind
+    kind: StepKind
     returns: Mapping[str, Declared]
     others: type[Scalar] | None
     function: Callable[..., Any]
@@ -82,7 +82,7 @@ def fresh_query(others: type[Scalar] | None = None, /, **returns: Declared) -> C
     return _marker("fresh", others, returns)
 
 
-def _marker(kind: Kind, others: type[Scalar] | None, returns: Mapping[str, Declared]) -> Callable[[F], F]:
+def _marker(kind: StepKind, others: type[Scalar] | None, returns: Mapping[str, Declared]) -> Callable[[F], F]:
     def mark(function: F) -> F:
         function.__client_step__ = StepSchema(kind, dict(returns), others, function)  # type: ignore[attr-defined]
         return function

@@ -13,7 +13,7 @@ from polyfed.core.settings import Settings
 from polyfed.wire.compression import Compression, compressed, decompressed
 from polyfed.wire.framing import identity
 from polyfed.wire.limits import Limits
-from polyfed.wire.payload import KINDS, Coded, Payload, Prototypes, Rows, TensorBundle, Weights, settled
+from polyfed.wire.payload import BUNDLE_KINDS, Coded, Payload, Prototypes, PublicRows, TensorBundle, Weights, settled
 
 Encoding = Literal["float32", "float16", "bfloat16", "int8"]
 _WIRE = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16, "int8": torch.int8}
@@ -86,7 +86,7 @@ class Transport(Settings):
         return lambda payload: decode(payload, None)
 
     def _compression(self, kind: type[TensorBundle]) -> Compression:
-        own = self.representations if issubclass(kind, Rows | Prototypes) else None
+        own = self.representations if issubclass(kind, PublicRows | Prototypes) else None
         is_weights = issubclass(kind, Weights)
         dtype = _WIRE[(self.weights if is_weights else own) or self.dtype]
         return Compression(dtype, self.topk if is_weights else None, self.unchanged == "omit")
@@ -97,7 +97,7 @@ class Transport(Settings):
     def _decoded(self, limits: Limits) -> Callable[[TensorBundle, Mapping[str, Tensor]], TensorBundle]:
         def decode(item: TensorBundle, known: Mapping[str, Tensor]) -> TensorBundle:
             if isinstance(item, Coded):
-                return decompressed(item, self._compression(KINDS.get(item.of, TensorBundle)), known, limits)
+                return decompressed(item, self._compression(BUNDLE_KINDS.get(item.of, TensorBundle)), known, limits)
             return _as_fp32(item, self._compression(type(item)).whole)
 
         return decode
