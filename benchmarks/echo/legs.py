@@ -17,7 +17,7 @@ from deployment import POLYFED, Loopback, Programs
 
 from echo import work
 from polyfed.core.errors import RunError
-from polyfed.deploy.connection import ServerAddress, load
+from polyfed.deploy.connection import ServerAddress, load_settings
 from polyfed.deploy.files import ServerFolder
 from polyfed.deploy.link import Link
 from polyfed.deploy.registry import link_to
@@ -132,7 +132,8 @@ def _bare(programs: Programs, engine: str, module: Sequence[str], rest: Sequence
 
 def _bare_deployed(loopback: Loopback, schedule: Sequence[int]) -> Leg:
     server = ServerFolder(loopback.folder / "server")
-    link, out = link_to(server, load(ServerAddress, server.settings)), loopback.programs.folder / "deployment-bare.json"
+    link = link_to(server, load_settings(ServerAddress, server.settings))
+    out = loopback.programs.folder / "deployment-bare.json"
     began = time.time()
     config = f'out="{out}" schedule="{_text(schedule)}" clients={len(loopback.sites)}'
     run = str(link.call("run", str(_app(loopback.programs.folder)), "--run-config", config)["run-id"])

@@ -9,17 +9,17 @@ import numpy as np
 import pytest
 from pydantic import ValidationError
 
-from polyfed.data.answers import ANY_KIND, OTHER, Asked, Kind, kind_of, learn, one_answer, plain
+from polyfed.data.answers import ANY_KIND, OTHER, AskedQuestion, QuestionKind, kind_of, learn, one_answer, plain_answer
 
-COUNTING = Kind(name="number", question="^how many")
-TRUTH = Kind(name="yes_no", answer="yes|no")
+COUNTING = QuestionKind(name="number", question="^how many")
+TRUTH = QuestionKind(name="yes_no", answer="yes|no")
 ASKED = [
-    Asked("how many cats are there", "2"),
-    Asked("how many dogs are there", "2"),
-    Asked("how many ants are there", "3"),
-    Asked("is there a cat", "yes"),
-    Asked("what is there", "a cat"),
-    Asked("what else is there", "no"),
+    AskedQuestion("how many cats are there", "2"),
+    AskedQuestion("how many dogs are there", "2"),
+    AskedQuestion("how many ants are there", "3"),
+    AskedQuestion("is there a cat", "yes"),
+    AskedQuestion("what is there", "a cat"),
+    AskedQuestion("what else is there", "no"),
 ]
 
 
@@ -50,21 +50,21 @@ def test_a_given_table_keeps_its_order_and_guesses_stay_those_of_training():
 
 
 def test_kinds_are_those_of_the_first_rule_that_matches():
-    kinds = (COUNTING, TRUTH, Kind(name="both", question="^what", answer="a .*"))
+    kinds = (COUNTING, TRUTH, QuestionKind(name="both", question="^what", answer="a .*"))
     assert [kind_of(kinds, one) for one in ASKED] == [0, 0, 0, 1, 2, 1]
-    assert kind_of(kinds, Asked("what", "cats")) == 3
+    assert kind_of(kinds, AskedQuestion("what", "cats")) == 3
     assert learn(ASKED, kinds, None).kind_names == ("number", "yes_no", "both", ANY_KIND)
 
 
 def test_an_answer_pattern_is_of_the_whole_answer_and_a_question_pattern_of_a_part():
-    assert not TRUTH.matches(Asked("is it", "yes and no"))
-    assert Kind(name="cat", question="cat").matches(Asked("how many cats", "2"))
+    assert not TRUTH.matches(AskedQuestion("is it", "yes and no"))
+    assert QuestionKind(name="cat", question="cat").matches(AskedQuestion("how many cats", "2"))
 
 
 def test_guesses_equal_a_loop_over_random_questions():
     rng = np.random.default_rng(3)
-    asked = [Asked(f"q{rng.integers(4)}", f"a{rng.integers(6)}") for _ in range(300)]
-    kinds = tuple(Kind(name=f"k{k}", question=f"q{k}") for k in range(3))
+    asked = [AskedQuestion(f"q{rng.integers(4)}", f"a{rng.integers(6)}") for _ in range(300)]
+    kinds = tuple(QuestionKind(name=f"k{k}", question=f"q{k}") for k in range(3))
     learnt = learn(asked, kinds, 4)
     expected = []
     for k in range(4):
@@ -75,7 +75,7 @@ def test_guesses_equal_a_loop_over_random_questions():
 
 
 def test_a_kind_that_training_lacks_is_guessed_as_all_are():
-    learnt = learn(ASKED, (COUNTING, TRUTH, Kind(name="never", question="zebra")), None)
+    learnt = learn(ASKED, (COUNTING, TRUTH, QuestionKind(name="never", question="zebra")), None)
     assert [learnt.table[k] for k in learnt.guesses([0, 1, 2])] == ["2", "no", "2"]
     assert learnt.guesses([3]) == [learnt.table.index("a cat")]
 
@@ -102,7 +102,7 @@ def test_what_is_no_answer_is_refused(given):
 
 
 def test_plain():
-    assert plain(" What\tIS  it ") == "what is it"
+    assert plain_answer(" What\tIS  it ") == "what is it"
 
 
 @pytest.mark.parametrize(
@@ -116,4 +116,4 @@ def test_plain():
 )
 def test_useless_rules_are_refused(settings, message):
     with pytest.raises(ValidationError, match=message):
-        Kind.model_validate(settings)
+        QuestionKind.model_validate(settings)

@@ -9,7 +9,7 @@ from transformers.utils import logging as hf_logging
 
 from polyfed.core.errors import ConfigError
 from polyfed.data.backbone_inputs import ImagePreparation
-from polyfed.data.backbones import digest, frozen, load, locate, outline, pooled, quiet
+from polyfed.data.backbones import digest, frozen_backbone, load, locate, outline, pooled, quiet
 
 SMALL = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 32}
 
@@ -39,7 +39,7 @@ def test_quiet_restores_what_it_changed():
 def test_loading_says_nothing(vit, capfd, caplog):
     with pytest.raises(ConfigError):
         load(vit, ViTModel)  # its pooler is missing: transformers would print a report
-    frozen(vit, "cls")
+    frozen_backbone(vit, "cls")
     assert "".join(capfd.readouterr()) == ""
     assert not caplog.records
 
@@ -90,13 +90,13 @@ def test_missing_weights_are_an_error_not_random_numbers(vit):
     config["num_hidden_layers"] = 2
     (vit / "config.json").write_text(json.dumps(config))
     with pytest.raises(ConfigError, match="lacks 16 weights of its model"):
-        frozen(vit, "cls")
+        frozen_backbone(vit, "cls")
 
 
 def test_a_damaged_folder_is_named(vit):
     (vit / "model.safetensors").write_bytes(b"")
     with pytest.raises(ConfigError, match="cannot be loaded"):
-        frozen(vit, "cls")
+        frozen_backbone(vit, "cls")
     (vit / "config.json").unlink()
     with pytest.raises(ConfigError, match=r"no readable config\.json"):
         outline(vit, "cls")
@@ -125,26 +125,26 @@ def test_pooling_of_tokens_and_maps():
 
 def test_a_frozen_backbone_is_frozen_and_leaves_the_generator_alone(vit):
     state = torch.random.get_rng_state()
-    backbone = frozen(vit, "mean")
+    backbone = frozen_backbone(vit, "mean")
     assert torch.equal(state, torch.random.get_rng_state())
     assert not backbone.training
     assert not any(p.requires_grad for p in backbone.parameters())
     # position embeddings are interpolated for other sizes
     assert backbone(torch.randn(2, 3, 48, 48)).shape == (2, 16)
     with pytest.raises(ConfigError, match="these weights have no pooler"):
-        frozen(vit, "pooled")
+        frozen_backbone(vit, "pooled")
 
 
 @pytest.mark.parametrize("pool", ["cls", "mean", "tokens"])
 def test_outline_has_the_shape_of_the_real_thing(vit, pool):
     x = torch.randn(2, 3, 32, 32)
-    assert outline(vit, pool)(x.to("meta")).shape == frozen(vit, pool)(x).shape
+    assert outline(vit, pool)(x.to("meta")).shape == frozen_backbone(vit, pool)(x).shape
 
 
 def test_text_backbones_read_tokens(tmp_path):
     with quiet():
         BertModel(BertConfig(**SMALL, vocab_size=30)).save_pretrained(tmp_path)
-    backbone = frozen(tmp_path, "mean")
+    backbone = frozen_backbone(tmp_path, "mean")
     assert backbone.reads == "input_ids"
     tokens = torch.tensor([[5, 6, 7, 0, 0]])
     alone = backbone(tokens[:, :3], torch.ones(1, 3).bool())
@@ -156,15 +156,15 @@ def test_towers_of_clip(tmp_path):
     vision = {**SMALL, "image_size": 32, "patch_size": 8}
     with quiet():
         CLIPModel(CLIPConfig(text_config=text, vision_config=vision, projection_dim=8)).save_pretrained(tmp_path)
-    assert frozen(tmp_path, "pooled", "vision")(torch.randn(2, 3, 32, 32)).shape == (2, 16)
-    assert frozen(tmp_path, "pooled", "text")(torch.full((2, 5), 29)).shape == (2, 16)
+    assert frozen_backbone(tmp_path, "pooled", "vision")(torch.randn(2, 3, 32, 32)).shape == (2, 16)
+    assert frozen_backbone(tmp_path, "pooled", "text")(torch.full((2, 5), 29)).shape == (2, 16)
     with pytest.raises(ConfigError, match="several towers; set tower to one of: vision, text"):
-        frozen(tmp_path, "pooled")
+        frozen_backbone(tmp_path, "pooled")
 
 
 def test_a_single_tower_has_no_parts(vit):
     with pytest.raises(ConfigError, match="has no tower 'text'"):
-        frozen(vit, "cls", "text")
+        frozen_backbone(vit, "cls", "text")
 
 
 def preparation(folder, **config) -> ImagePreparation:

@@ -51,13 +51,13 @@ def context(tmp_path) -> DataContext:
 @pytest.fixture
 def loads(monkeypatch) -> list[Path]:
     seen: list[Path] = []
-    original = module.frozen
+    original = module.frozen_backbone
 
     def counting(folder: Path, *args: object) -> object:
         seen.append(folder)
         return original(folder, *args)
 
-    monkeypatch.setattr(module, "frozen", counting)
+    monkeypatch.setattr(module, "frozen_backbone", counting)
     return seen
 
 
@@ -106,7 +106,7 @@ def test_features_are_computed_once_per_content_and_settings(context, loads):
 
 def test_spec_needs_no_weights_and_is_remembered(context, monkeypatch):
     view = Features(backbone="vit", size=48, pool="tokens")
-    monkeypatch.setattr(module, "frozen", None)
+    monkeypatch.setattr(module, "frozen_backbone", None)
     assert view.spec("image", context).shape == (37, 16)
     monkeypatch.setattr(module, "outline", None)
     assert view.spec("image", context).shape == (37, 16)

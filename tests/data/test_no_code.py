@@ -11,7 +11,7 @@ import pytest
 import polyfed
 from polyfed.core.errors import ConfigError
 from polyfed.data.backbone_inputs import TextPreparation
-from polyfed.data.backbones import NO_CODE, frozen, outline
+from polyfed.data.backbones import NO_CODE, frozen_backbone, outline
 from polyfed.data.tokenizers.pretrained import Pretrained
 from polyfed.data.view import DataContext
 
@@ -36,7 +36,7 @@ def test_code_in_a_folder_is_not_run(folder: Path, tmp_path: Path) -> None:
     with pytest.raises(ConfigError):
         outline(folder, "auto")
     with pytest.raises(ConfigError):
-        frozen(folder, "auto")
+        frozen_backbone(folder, "auto")
     with pytest.raises(ConfigError):
         TextPreparation.of(folder, 8, pad_to_length=False)
     with pytest.raises(ConfigError):

@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from polyfed.core.errors import DataError
-from polyfed.data.arrow import LazyColumn, class_names, flattened, place_of, split_of_table
+from polyfed.data.arrow import LazyColumn, class_names, flat_values, place_of, split_of_table
 from polyfed.data.source import Source, Split
 from polyfed.data.sources.parquet import Parquet
 
@@ -352,12 +352,12 @@ def test_lazy_column_reads_once_and_can_be_replaced() -> None:
 def test_flattened_names_missing_values() -> None:
     lists = LazyColumn(pa.chunked_array([[["a", "b"], []], [["c", None]]]), "f", "here")
     with pytest.raises(DataError, match="here, row 2, entry 1: no value"):
-        flattened(lists)
+        flat_values(lists)
     missing = LazyColumn(pa.chunked_array([[["a"], None]]), "f", "here")
     with pytest.raises(DataError, match="here, row 1: no value"):
-        flattened(missing)
+        flat_values(missing)
     fine = LazyColumn(pa.chunked_array([[["a", "b"], []], [["c"]]]), "f", "here")
-    assert flattened(fine).to_pylist() == ["a", "b", "c"]
+    assert flat_values(fine).to_pylist() == ["a", "b", "c"]
     assert [place_of(fine, row) for row in range(3)] == [
         "here, row 0, entry 0",
         "here, row 0, entry 1",

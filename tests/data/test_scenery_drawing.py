@@ -9,10 +9,10 @@ from PIL import Image
 from polyfed.data.scenery.drawing import picture, png
 from polyfed.data.scenery.layout import SHAPES, TEXTURES, Scene, Thing, arrange
 from polyfed.data.scenery.palette import STYLES, TONES, shifted
-from polyfed.data.scenery.recipe import Recipe
+from polyfed.data.scenery.recipe import SceneRecipe
 from polyfed.data.scenery.shapes import inside, marked
 
-EASY = Recipe(0, "train", 1, difficulty=0.0)
+EASY = SceneRecipe(0, "train", 1, difficulty=0.0)
 ONE = Scene((Thing("square", "red", "plain", "large", 0.25),), (0,))
 
 
@@ -93,7 +93,7 @@ def test_edges_are_smooth():
 @pytest.mark.parametrize("domain", STYLES)
 @pytest.mark.parametrize("size", [16, 64, 97])
 def test_every_domain_and_size_draws(domain: str, size: int):
-    recipe = Recipe(0, "train", 1, size=size, difficulty=1.0, domain=domain)  # type: ignore[arg-type]
+    recipe = SceneRecipe(0, "train", 1, size=size, difficulty=1.0, domain=domain)  # type: ignore[arg-type]
     for index in range(4):
         pixels, mask = picture(arrange(recipe, index), recipe, index)
         assert pixels.shape == (size, size, 3)
@@ -102,7 +102,7 @@ def test_every_domain_and_size_draws(domain: str, size: int):
 
 
 def test_domains_differ_far_more_than_seeds():
-    def tone(recipe: Recipe) -> float:
+    def tone(recipe: SceneRecipe) -> float:
         return float(np.mean([picture(arrange(recipe, i), recipe, i)[0].mean() for i in range(20)]))
 
     day, again, night = (tone(recipe) for recipe in (EASY, replace(EASY, seed=1), replace(EASY, domain="night")))

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from polyfed.data.scenery.layout import LABELS, RELATIONS, SHAPES, Scene, Thing, arrange, relation
-from polyfed.data.scenery.recipe import Recipe
+from polyfed.data.scenery.recipe import SceneRecipe
 
 
 def thing(x: float, y: float, **kwargs: object) -> Thing:
@@ -14,7 +14,7 @@ def thing(x: float, y: float, **kwargs: object) -> Thing:
 
 
 def scenes(difficulty: float, count: int = 200) -> list[Scene]:
-    recipe = Recipe(0, "train", count, difficulty=difficulty)
+    recipe = SceneRecipe(0, "train", count, difficulty=difficulty)
     return [arrange(recipe, index) for index in range(count)]
 
 
@@ -41,7 +41,7 @@ def test_label_names_texture_and_shape_of_the_main_thing():
 
 @pytest.mark.parametrize("difficulty", [0.0, 0.5, 1.0])
 def test_things_lie_inside_and_the_main_one_is_the_largest(difficulty: float):
-    recipe = Recipe(0, "train", 1, difficulty=difficulty)
+    recipe = SceneRecipe(0, "train", 1, difficulty=difficulty)
     for scene in scenes(difficulty):
         assert 2 <= len(scene.things) <= recipe.most_things
         assert sorted(scene.depth) == list(range(len(scene.things)))
@@ -59,7 +59,7 @@ def test_no_thing_is_hidden(difficulty: float):
 
 
 def test_siblings_share_shapes_but_not_relation_and_exchange_colours():
-    recipe = Recipe(0, "train", 40, difficulty=1.0)
+    recipe = SceneRecipe(0, "train", 40, difficulty=1.0)
     assert recipe.siblings == 4
     for family in range(10):
         members = [arrange(recipe, 4 * family + rank).things[:2] for rank in range(4)]
@@ -73,7 +73,7 @@ def test_siblings_share_shapes_but_not_relation_and_exchange_colours():
 def test_an_easy_set_has_no_siblings():
     pairs = Counter((s.things[0].shape, s.things[0].colour, s.things[1].shape) for s in scenes(0.0, 100))
     assert max(pairs.values()) <= 5
-    assert Recipe(0, "train", 1, difficulty=0.0).siblings == 1
+    assert SceneRecipe(0, "train", 1, difficulty=0.0).siblings == 1
 
 
 def test_relations_and_shapes_are_balanced():
@@ -86,7 +86,7 @@ def test_relations_and_shapes_are_balanced():
 
 
 def test_a_scene_depends_on_seed_split_and_index_only():
-    base = Recipe(0, "train", 10)
+    base = SceneRecipe(0, "train", 10)
     assert arrange(base, 3) == arrange(replace(base, count=99, domain="night", shift=1.0, size=32), 3)
     others = [replace(base, seed=1), replace(base, split="test")]
     assert all(arrange(base, 3) != arrange(other, 3) for other in others)
@@ -94,7 +94,7 @@ def test_a_scene_depends_on_seed_split_and_index_only():
 
 
 def test_streams_are_reproducible_and_independent():
-    recipe = Recipe(0, "train", 10)
+    recipe = SceneRecipe(0, "train", 10)
     draws = [recipe.stream(*key).random(4) for key in [("a", 1), ("a", 1), ("a", 2), ("b", 1)]]
     assert np.array_equal(draws[0], draws[1])
     assert not np.allclose(draws[0], draws[2])

@@ -5,7 +5,7 @@ import pytest
 
 from polyfed.data.scenery.layout import SHAPES, Scene, Thing, arrange, relation
 from polyfed.data.scenery.questions import ANSWERS, questions
-from polyfed.data.scenery.recipe import Recipe
+from polyfed.data.scenery.recipe import SceneRecipe
 from polyfed.data.scenery.vocabulary import (
     COLOUR_WORDS,
     CUES,
@@ -17,7 +17,7 @@ from polyfed.data.scenery.vocabulary import (
 )
 from polyfed.data.scenery.wording import CAPTIONS, captions, text, topic
 
-RECIPE = Recipe(0, "train", 400)
+RECIPE = SceneRecipe(0, "train", 400)
 SCENES = [arrange(RECIPE, index) for index in range(RECIPE.count)]
 PAIR = Scene(
     (

@@ -11,7 +11,7 @@ from polyfed.data.scenery.questions import ANSWERS
 from polyfed.data.scenery.vocabulary import TOPICS
 from polyfed.data.source import Source, Split
 from polyfed.data.sources import scenes as module
-from polyfed.data.sources.scenes import Scenes, schema
+from polyfed.data.sources.scenes import Scenes, scenes_schema
 
 COLUMNS = ["id", "image", "captions", "label", "text", "topic", "questions", "answers", "mask"]
 
@@ -38,10 +38,10 @@ def test_the_bare_name_is_a_source_with_defaults():
 def test_every_column_has_a_value_for_each_item(split: str, count: int):
     data = opened(split)
     assert len(data) == count
-    assert schema().names == COLUMNS
+    assert scenes_schema().names == COLUMNS
     for column in COLUMNS:
         assert len(data.read(column).values) == count
-        assert data.read(column).values.type == schema().field(column).type
+        assert data.read(column).values.type == scenes_schema().field(column).type
     assert data.source == "shapes"
     assert data.name == split
 
@@ -169,7 +169,7 @@ def test_bad_settings_are_refused(bad: dict[str, object]):
 
 def test_the_schema_loads_with_hugging_face_datasets():
     datasets = pytest.importorskip("datasets")
-    features = datasets.Features.from_arrow_schema(schema())
+    features = datasets.Features.from_arrow_schema(scenes_schema())
     assert features["label"].names == list(layout.LABELS)
     assert features["answers"].feature.names == list(ANSWERS)
     assert isinstance(features["image"], datasets.Image)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from federations import Started, experiment_settings, ports
 
-from polyfed.deploy.connection import ServerAddress, load
+from polyfed.deploy.connection import ServerAddress, load_settings
 from polyfed.deploy.files import ServerFolder, SiteFolder
 from polyfed.deploy.init import create_federation
 from polyfed.deploy.link import Link
@@ -25,7 +25,7 @@ class Folders:
 
     @property
     def address(self) -> ServerAddress:
-        return load(ServerAddress, self.server.settings)
+        return load_settings(ServerAddress, self.server.settings)
 
     @property
     def link(self) -> Link:

@@ -28,7 +28,7 @@ from polyfed.deploy.files import SiteFolder
 from polyfed.deploy.findings import Finding, guarded
 from polyfed.deploy.gate import CLOSED
 from polyfed.deploy.keys import create_keys
-from polyfed.deploy.probe import Answer
+from polyfed.deploy.probe import ProbeAnswer
 from polyfed.deploy.site_config import SiteConfig
 from polyfed.federation.population import Population
 from polyfed.wire.payload import Weights
@@ -228,12 +228,12 @@ def test_what_others_can_read_is_told(fresh: Folders) -> None:
 class FakeServer:
     """Answers by path; what is not given is closed."""
 
-    def __init__(self, answers: dict[str, Answer], ahead: float = 0.0) -> None:
+    def __init__(self, answers: dict[str, ProbeAnswer], ahead: float = 0.0) -> None:
         self.answers = answers
         self.date = format_datetime(datetime.now(UTC) - timedelta(seconds=ahead), usegmt=True)
 
-    def __call__(self, host: str, port: int, path: str, *rest: Any, **options: Any) -> Answer:
-        return self.answers.get(path, Answer(404, CLOSED.encode(), self.date))
+    def __call__(self, host: str, port: int, path: str, *rest: Any, **options: Any) -> ProbeAnswer:
+        return self.answers.get(path, ProbeAnswer(404, CLOSED.encode(), self.date))
 
 
 def faked(site: SiteFolder, monkeypatch: pytest.MonkeyPatch, server: FakeServer) -> list[Finding]:
@@ -252,25 +252,25 @@ _NETWORK = ("server", "admission", "server certificate", "clock", "control plane
 def test_what_is_wrong_with_the_server_is_said(
     made: Folders, monkeypatch: pytest.MonkeyPatch, status: int, message: str
 ) -> None:
-    server = FakeServer({FLEET: Answer(status, b"", "")})
+    server = FakeServer({FLEET: ProbeAnswer(status, b"", "")})
     assert message in errors(faked(made.site("archive"), monkeypatch, server))
 
 
 @pytest.mark.parametrize(
     ("answer", "level", "message"),
     [
-        (Answer(401, b"Invalid SuperNode authentication", ""), "ok", "knows this site's key"),
-        (Answer(401, REFUSAL.encode(), ""), "warning", "give node.pub to the server's operator"),
-        (Answer(502, b"502", ""), "error", "SuperLink behind it does not"),
+        (ProbeAnswer(401, b"Invalid SuperNode authentication", ""), "ok", "knows this site's key"),
+        (ProbeAnswer(401, REFUSAL.encode(), ""), "warning", "give node.pub to the server's operator"),
+        (ProbeAnswer(502, b"502", ""), "error", "SuperLink behind it does not"),
     ],
 )
 def test_what_the_server_thinks_of_the_sites_key_is_told(
-    made: Folders, monkeypatch: pytest.MonkeyPatch, answer: Answer, level: str, message: str
+    made: Folders, monkeypatch: pytest.MonkeyPatch, answer: ProbeAnswer, level: str, message: str
 ) -> None:
     class Asking(FakeServer):
-        def __call__(self, host: str, port: int, path: str, *rest: Any, **options: Any) -> Answer:
+        def __call__(self, host: str, port: int, path: str, *rest: Any, **options: Any) -> ProbeAnswer:
             if path == FLEET:
-                return answer if options.get("headers") else Answer(401, REFUSAL.encode(), self.date)
+                return answer if options.get("headers") else ProbeAnswer(401, REFUSAL.encode(), self.date)
             return super().__call__(host, port, path, *rest, **options)
 
     found = faked(made.site("archive"), monkeypatch, Asking({}))
@@ -280,7 +280,7 @@ def test_what_the_server_thinks_of_the_sites_key_is_told(
 
 @pytest.mark.parametrize("path", [path for _, path in FORBIDDEN])
 def test_an_open_control_plane_is_an_error(made: Folders, monkeypatch: pytest.MonkeyPatch, path: str) -> None:
-    server = FakeServer({FLEET: Answer(401, b"", ""), path: Answer(200, b"", "")})
+    server = FakeServer({FLEET: ProbeAnswer(401, b"", ""), path: ProbeAnswer(200, b"", "")})
     found = errors(faked(made.site("archive"), monkeypatch, server))
     assert f"CONTROL PLANE: localhost:{made.address.port} answers at {path} (200)" in found
     assert "run code on every site" in found
@@ -291,7 +291,7 @@ def test_a_clock_that_flower_would_not_accept_is_an_error(
     made: Folders, monkeypatch: pytest.MonkeyPatch, ahead: float, level: str
 ) -> None:
     server = FakeServer({}, ahead)
-    server.answers = {FLEET: Answer(401, b"", server.date)}
+    server.answers = {FLEET: ProbeAnswer(401, b"", server.date)}
     assert the(faked(made.site("archive"), monkeypatch, server), "clock").level == level
 
 

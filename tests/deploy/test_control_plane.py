@@ -20,7 +20,7 @@ from polyfed.deploy import flower
 from polyfed.deploy.authentication import REFUSAL, SIGNATURE_HEADER, signed
 from polyfed.deploy.certificates import create_authority
 from polyfed.deploy.check_network import FLEET, FORBIDDEN
-from polyfed.deploy.connection import Connection, load
+from polyfed.deploy.connection import Connection, load_settings
 from polyfed.deploy.files import SiteFolder, write_new
 from polyfed.deploy.gate import BODY_LIMIT, CLOSED
 from polyfed.deploy.keys import create_keys
@@ -34,9 +34,9 @@ LIST = "/v1/control/list-nodes"
 
 
 def supernode(site: SiteFolder, log: Path, environment: dict[str, str]) -> Started:
-    connection = load(Connection, site.connection)
+    connection = load_settings(Connection, site.connection)
     command = flower.supernode_command(site, connection, free_port())
-    return Started(command, log, flower.environment(site.home) | environment)
+    return Started(command, log, flower.flower_environment(site.home) | environment)
 
 
 def intruder(live: Live, folder: Path) -> SiteFolder:
@@ -67,9 +67,11 @@ def test_admitted_sites_come_online_and_an_unknown_key_is_refused(live: Live, tm
 
 def test_without_a_key_nobody_takes_part(live: Live, tmp_path: Path) -> None:
     site = live.folders.site("archive")
-    command = flower.supernode_command(site, load(Connection, site.connection), free_port())
+    command = flower.supernode_command(site, load_settings(Connection, site.connection), free_port())
     position = command.index("--auth-supernode-private-key")
-    process = Started(command[:position] + command[position + 2 :], tmp_path / "log", flower.environment(site.home))
+    process = Started(
+        command[:position] + command[position + 2 :], tmp_path / "log", flower.flower_environment(site.home)
+    )
     try:
         assert process.process.wait(60) == 1
         assert "Exit Code: 305" in process.output
@@ -287,7 +289,7 @@ def test_flowers_command_line_gets_nowhere_through_the_gate(live: Live, tmp_path
     for arguments in (["supernode", "register", str(new)], ["supernode", "list"], ["list"], ["run", str(app)]):
         found = subprocess.run(
             [flower.program("flwr"), *arguments],
-            env=flower.environment(home) | live.environment,
+            env=flower.flower_environment(home) | live.environment,
             capture_output=True,
             text=True,
             timeout=120,

@@ -12,7 +12,7 @@ from federations import Started, started, wait_until
 from folders import Folders, Live
 from test_deployed_run import CLI
 
-from polyfed.deploy.init import admit
+from polyfed.deploy.init import admit_site
 from polyfed.deploy.keys import create_keys, read_public
 from polyfed.engines.node_keys import fingerprint
 from polyfed.runs.records import SITE_REFUSED, RunRecords
@@ -27,7 +27,7 @@ def impostor(folders: Folders, name: str) -> tuple[Path, str]:
         folders.path / "hospital", folder, ignore=shutil.ignore_patterns("node.*", "state", "flower", "cache")
     )
     public = create_keys(folder)
-    admit(folders.server.path, name, public)
+    admit_site(folders.server.path, name, public)
     return folder, fingerprint(read_public(public))
 
 

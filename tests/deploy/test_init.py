@@ -15,10 +15,10 @@ from folders import Folders
 from polyfed.core.errors import ConfigError, RunError
 from polyfed.deploy import flower
 from polyfed.deploy.certificates import hosts_of, read_certificate
-from polyfed.deploy.connection import Connection, ServerAddress, load, to_yaml
+from polyfed.deploy.connection import Connection, ServerAddress, load_settings, to_yaml
 from polyfed.deploy.files import ServerFolder, write_new
 from polyfed.deploy.gate import caddyfile, find_caddy
-from polyfed.deploy.init import admit, create_federation, renew_certificate, site_config
+from polyfed.deploy.init import admit_site, create_federation, renew_certificate, site_config
 from polyfed.deploy.keys import create_keys, public_half, read_public
 from polyfed.deploy.site_config import SiteConfig
 from polyfed.runs.experiment import Experiment
@@ -51,7 +51,7 @@ def test_a_site_gets_no_secret_and_only_its_own_sources(tmp_path: Path) -> None:
     assert config.algorithms == ["fedavg"]
     assert config.state_dir == site / "state"
     assert config.data.dir == site / "data"
-    assert load(Connection, site / "connection.yaml") == Connection(server="fl.example.org:9443", seed=0)
+    assert load_settings(Connection, site / "connection.yaml") == Connection(server="fl.example.org:9443", seed=0)
 
 
 def test_groups_are_split_without_loss(tmp_path: Path) -> None:
@@ -137,15 +137,15 @@ def test_a_folder_that_is_there_is_left_alone(tmp_path: Path) -> None:
 
 def test_admitting_checks_the_key_and_the_name(tmp_path: Path, fresh: Folders) -> None:
     public = create_keys(tmp_path / "new")
-    path = admit(fresh.server.path, "clinic", public)
+    path = admit_site(fresh.server.path, "clinic", public)
     assert read_public(path) == read_public(public)
     with pytest.raises(RunError, match="is there already"):
-        admit(fresh.server.path, "clinic", public)
+        admit_site(fresh.server.path, "clinic", public)
     with pytest.raises(RunError, match="not an OpenSSH public key"):
-        admit(fresh.server.path, "other", tmp_path / "new" / "node.key")
+        admit_site(fresh.server.path, "other", tmp_path / "new" / "node.key")
     for name in ("../x", "", ".x", "a b"):
         with pytest.raises(ConfigError, match="names have"):
-            admit(fresh.server.path, name, public)
+            admit_site(fresh.server.path, name, public)
 
 
 def test_renewal_keeps_the_authority(fresh: Folders) -> None:
@@ -169,7 +169,7 @@ def test_renewal_keeps_the_authority(fresh: Folders) -> None:
 def test_an_address_without_a_port_is_refused(tmp_path: Path, server: str) -> None:
     path = write_new(tmp_path / "connection.yaml", f"server: '{server}'\n")
     with pytest.raises(ConfigError, match=r"connection\.yaml: server: must be host:port"):
-        load(Connection, path)
+        load_settings(Connection, path)
 
 
 def test_connections_are_read_back(tmp_path: Path) -> None:
@@ -177,9 +177,9 @@ def test_connections_are_read_back(tmp_path: Path) -> None:
     assert (connection.host, connection.port) == ("2001:db8::7", 9443)
     path = write_new(tmp_path / "c.yaml", to_yaml(connection, "one\ntwo"))
     assert path.read_text().startswith("# one\n# two\nserver:")
-    assert load(Connection, path) == connection
+    assert load_settings(Connection, path) == connection
     with pytest.raises(ConfigError, match=r"absent\.yaml"):
-        load(ServerAddress, tmp_path / "absent.yaml")
+        load_settings(ServerAddress, tmp_path / "absent.yaml")
 
 
 # ---- the gate
@@ -226,7 +226,7 @@ def test_a_quote_in_the_path_is_refused(tmp_path: Path) -> None:
 def test_the_environment_is_quiet_and_goes_past_proxies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NO_PROXY", "intra.example.org")
     monkeypatch.setenv("FLWR_TELEMETRY_ENABLED", "1")
-    made = flower.environment(tmp_path)
+    made = flower.flower_environment(tmp_path)
     assert made["FLWR_TELEMETRY_ENABLED"] == "0"
     assert made["FLWR_DISABLE_UPDATE_CHECK"] == made["FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION"] == "1"
     assert made["NO_PROXY"] == "intra.example.org,127.0.0.1,localhost"

@@ -8,7 +8,7 @@ import pytest
 
 from polyfed.core.errors import RunError
 from polyfed.deploy import server_app
-from polyfed.deploy.server_app import Launch, Outcome
+from polyfed.deploy.server_app import Launch, ServedOutcome
 
 
 @pytest.mark.parametrize(
@@ -32,7 +32,7 @@ def test_an_end_is_told_with_what_can_be_done(
     Launch(str(tmp_path / "run"), resume=True).write(tmp_path)
     with pytest.raises(type(error)):
         server_app._serve(None, tmp_path)
-    outcome = Outcome.read(tmp_path)
+    outcome = ServedOutcome.read(tmp_path)
     assert outcome is not None
     assert outcome.error.startswith(told)
     assert outcome.mendable == mendable

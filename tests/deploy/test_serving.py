@@ -16,7 +16,7 @@ from folders import Folders, Live, make
 from polyfed.core.errors import ConfigError, RunError
 from polyfed.deploy import attend, flower, registry, serve
 from polyfed.deploy.files import ServerFolder
-from polyfed.deploy.init import admit
+from polyfed.deploy.init import admit_site
 from polyfed.deploy.keys import create_keys
 from polyfed.deploy.link import Link
 from polyfed.deploy.registry import nodes
@@ -34,7 +34,7 @@ def environment() -> Iterator[dict[str, str]]:
 
 @real
 def test_a_key_is_admitted_and_expelled_while_the_server_runs(live: Live, tmp_path: Path) -> None:
-    path = admit(live.folders.server.path, "clinic", create_keys(tmp_path / "clinic"))
+    path = admit_site(live.folders.server.path, "clinic", create_keys(tmp_path / "clinic"))
     live.process.wait_for("admitted: clinic (SHA256:", 30)
     assert len(nodes(live.folders.link)) == 3
     path.unlink()
@@ -207,7 +207,7 @@ def test_admissions_follow_the_folder(tmp_path: Path, fake: FakeFlower) -> None:
     server, lines = ServerFolder(tmp_path), list[str]()
     admissions = serve.Admissions(server.sites, link(tmp_path), lines.append)
     for name in ("a", "b"):
-        admit(tmp_path, name, create_keys(tmp_path / name))
+        admit_site(tmp_path, name, create_keys(tmp_path / name))
     fake.refused = {"b"}
     admissions.refresh()
     admissions.refresh()
@@ -220,7 +220,7 @@ def test_admissions_follow_the_folder(tmp_path: Path, fake: FakeFlower) -> None:
     admissions.refresh()
     assert list(fake.known.values()) == ["b"]
     assert lines[-1] == "expelled: a"
-    admit(tmp_path, "a", tmp_path / "a" / "node.pub")
+    admit_site(tmp_path, "a", tmp_path / "a" / "node.pub")
     admissions.refresh()
     assert list(fake.known.values()) == ["b"]
     assert "a.pub was expelled" in lines[-1]
@@ -230,14 +230,14 @@ def test_one_key_under_two_names_is_admitted_once(tmp_path: Path, fake: FakeFlow
     public = create_keys(tmp_path / "a")
     admissions = serve.Admissions(ServerFolder(tmp_path).sites, link(tmp_path), lambda line: None)
     for name in ("one", "two"):
-        admit(tmp_path, name, public)
+        admit_site(tmp_path, name, public)
     admissions.refresh()
     assert list(fake.known.values()) == ["one"]
 
 
 def test_a_new_key_under_an_old_name_replaces_it(tmp_path: Path, fake: FakeFlower) -> None:
     admissions = serve.Admissions(ServerFolder(tmp_path).sites, link(tmp_path), lambda line: None)
-    path = admit(tmp_path, "a", create_keys(tmp_path / "old"))
+    path = admit_site(tmp_path, "a", create_keys(tmp_path / "old"))
     admissions.refresh()
     path.write_text(create_keys(tmp_path / "new").read_text())
     admissions.refresh()

@@ -17,7 +17,7 @@ from flwr.app.message import make_message
 from flwr.proto.message_pb2 import ObjectTree
 from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects, get_object_tree
 
-from polyfed.engines.flower_pull import Refusal, largest, pulled
+from polyfed.engines.flower_pull import Refusal, largest_reply, pulled
 from polyfed.engines.flower_records import from_records, to_records
 from polyfed.wire.frames import Frame
 from polyfed.wire.limits import Limits
@@ -157,4 +157,4 @@ def test_what_is_not_complete_can_be_sent_again() -> None:
 
 def test_the_bound_is_that_of_all_clients_of_a_message() -> None:
     limits = Limits(message_bytes=1000, text_bytes=2000)
-    assert largest(limits, 3) - largest(limits, 1) == 6000
+    assert largest_reply(limits, 3) - largest_reply(limits, 1) == 6000

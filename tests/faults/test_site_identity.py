@@ -55,8 +55,8 @@ def lies(federation: InProcess, site: str, change: Callable[[Reply], Any]) -> No
     node = federation.node(site)
     serve, config = federation.grid.nodes[node]
 
-    def changed(kind: str, facts: Any, parts: Any, own: Any) -> Any:
-        reply, made = serve(kind, facts, parts, own)
+    def changed(kind: str, fields: Any, frames: Any, own: Any) -> Any:
+        reply, made = serve(kind, fields, frames, own)
         if kind == "describe":
             change(reply)
         return reply, made

@@ -11,21 +11,12 @@ import torch
 from torch import Tensor
 
 from polyfed.core.errors import ConfigError, PayloadError
-from polyfed.federation.bounds import (
-    ALONG,
-    SENT,
-    SIZE,
-    WHOLE,
-    Bounds,
-    counted,
-    excess,
-    lengths,
-    reaches,
-    shortened,
-    usual,
-)
+from polyfed.federation.bounds import Bounds, counted, reaches
 from polyfed.federation.client import ClientInfo
-from polyfed.federation.gate import Arrival, Gate, Usual, WaitingRoom
+from polyfed.federation.gate import ReplyGate, Usual
+from polyfed.federation.median_norms import median_norms
+from polyfed.federation.update_norms import ALONG, SENT, SIZE, WHOLE, clipped, excess, update_norms
+from polyfed.federation.waiting import Arrival, WaitingRoom
 from polyfed.runs.experiment import RunSettings, parse_settings
 from polyfed.wire.limits import Limits
 from polyfed.wire.payload import Payload, Weights
@@ -82,7 +73,7 @@ def test_who_has_more_samples_may_come_farther() -> None:
 
 def test_lengths_are_norms_of_what_moved() -> None:
     new = {"w": torch.tensor([3.0, 4.0, 0.0, 0.0]), "v": torch.tensor([12.0]), "n": torch.tensor(17)}
-    assert lengths(new, ZERO) == {"w": 5.0, "v": 12.0, "n": 7.0, WHOLE: 13.0, SIZE: 13.0, SENT: 0.0, ALONG: 1.0}
+    assert update_norms(new, ZERO) == {"w": 5.0, "v": 12.0, "n": 7.0, WHOLE: 13.0, SIZE: 13.0, SENT: 0.0, ALONG: 1.0}
 
 
 @pytest.mark.parametrize(
@@ -98,7 +89,7 @@ def test_lengths_are_norms_of_what_moved() -> None:
 )
 def test_types_of_numbers_are_the_servers_and_counters_count_up(new: dict[str, Tensor], reason: str) -> None:
     with pytest.raises(PayloadError, match=reason):
-        lengths(new, ZERO)
+        update_norms(new, ZERO)
 
 
 def moved(length: float, counter: float = 3.0) -> dict[str, float]:
@@ -107,22 +98,22 @@ def moved(length: float, counter: float = 3.0) -> dict[str, float]:
 
 def test_what_is_usual_is_the_median_of_three_at_least() -> None:
     seen = [moved(1.0), moved(2.0), moved(1e6, 1e18)]
-    assert usual(seen, {"w": 4}) == {"w": 2.0, "n": 3.0, WHOLE: 2.0}
-    assert usual(seen[1:], {"w": 4}) == {}
-    assert usual([moved(0.0), moved(0.0), moved(1.0)], {"w": 4}) == {}  # most do not move at all
+    assert median_norms(seen, {"w": 4}) == {"w": 2.0, "n": 3.0, WHOLE: 2.0}
+    assert median_norms(seen[1:], {"w": 4}) == {}
+    assert median_norms([moved(0.0), moved(0.0), moved(1.0)], {"w": 4}) == {}  # most do not move at all
 
 
 def test_a_tensor_that_most_leave_alone_may_move_as_far_as_entries_do_on_average() -> None:
     seen = [{"w": 3.0, "b": 0.0, WHOLE: 3.0}] * 3
-    assert usual(seen, {"w": 8, "b": 1})["b"] == pytest.approx(1.0)
+    assert median_norms(seen, {"w": 8, "b": 1})["b"] == pytest.approx(1.0)
 
 
 def test_an_update_is_shortened_as_a_whole_and_in_its_parts() -> None:
     new = {"w": torch.full((4,), 8.0), "n": torch.tensor(110)}  # 16 long, 100 counted
-    found = shortened(new, ZERO, lengths(new, ZERO), {"w": 2.0, "n": 5.0, WHOLE: 2.0}, most=4)
+    found = clipped(new, ZERO, update_norms(new, ZERO), {"w": 2.0, "n": 5.0, WHOLE: 2.0}, most=4)
     assert torch.equal(found["w"], torch.full((4,), 4.0))
     assert int(found["n"]) == 10 + 20
-    part = shortened(new, ZERO, lengths(new, ZERO), {"w": 1.0, "n": 50.0, WHOLE: 100.0}, most=4)
+    part = clipped(new, ZERO, update_norms(new, ZERO), {"w": 1.0, "n": 50.0, WHOLE: 100.0}, most=4)
     assert torch.equal(part["w"], torch.full((4,), 2.0))
     assert part["n"] is new["n"]  # within its bound
 
@@ -144,7 +135,7 @@ def passed(
 ) -> list[Arrival]:
     clients = [info(f"c{k}") for k in range(len(steps))]
     settings = Bounds(waiting=waiting, **{"size": None} | bounds)
-    gate = Gate(settings, "fit", clients, {} if known is None else known, lambda client, name: ZERO)
+    gate = ReplyGate(settings, "fit", clients, {} if known is None else known, lambda client, name: ZERO)
     payloads = [
         Payload({"weights": Weights({"w": torch.full((4,), step / 2), "n": torch.tensor(12)}), "loss": 1.0})
         for step in steps
@@ -179,13 +170,13 @@ def test_between_the_two_bounds_an_update_is_shortened_and_said_so() -> None:
 def test_weights_far_longer_than_the_others_are_refused_whatever_their_update() -> None:
     sent = {"w": torch.full((4,), 1.0), "running_var": torch.ones(2)}
     clients = [info(f"c{k}") for k in range(5)]
-    gate = Gate(Bounds(), "fit", clients, {}, lambda client, name: sent)
+    gate = ReplyGate(Bounds(), "fit", clients, {}, lambda client, name: sent)
     new = [torch.full((4,), value) for value in (2.0, 2.1, 1.9, 2.0, -3.0)]  # updates of 1 and, the last, 4
     payloads = [Payload({"weights": Weights({"w": w, "running_var": torch.ones(2) * 50})}) for w in new]
     pairs = zip(clients, payloads, strict=True)
     found = list(gate.passed([gate.arrival(client, payload) for client, payload in pairs]))
     assert [one.refused for one in found] == [None] * 5
-    gate = Gate(Bounds(size=1.4), "fit", clients, {}, lambda client, name: sent)
+    gate = ReplyGate(Bounds(size=1.4), "fit", clients, {}, lambda client, name: sent)
     found = list(
         gate.passed([gate.arrival(client, payload) for client, payload in zip(clients, payloads, strict=True)])
     )
@@ -206,7 +197,7 @@ def test_without_bounds_or_with_too_few_to_compare_all_pass() -> None:
 def test_what_is_as_usual_passes_at_once_and_what_is_not_waits() -> None:
     known: Usual = {"fit/weights/a": {"w": 1.0, "n": 2.0, WHOLE: 1.0, SIZE: 1.0}}
     clients = [info(f"c{k}") for k in range(4)]
-    gate = Gate(Bounds(), "fit", clients, known, lambda client, name: ZERO)
+    gate = ReplyGate(Bounds(), "fit", clients, known, lambda client, name: ZERO)
     seen: list[str] = []
 
     def arriving(steps: list[float]) -> Iterator[Arrival]:
@@ -252,7 +243,7 @@ def test_a_change_is_shortened_and_may_be_as_long_as_what_it_changes() -> None:
     clients = [info(f"c{k}") for k in range(4)]
     for length, allowed in ((0.0, 4.0), (50.0, 100.0)):
         control = {"w": torch.full((4,), length / 2)}
-        gate = Gate(Bounds(), "fit", clients, {}, lambda client, name, sent=control: sent, changes=("controls",))
+        gate = ReplyGate(Bounds(), "fit", clients, {}, lambda client, name, sent=control: sent, changes=("controls",))
         changes = [Payload({"controls": Weights({"w": torch.full((4,), step / 2)})}) for step in (1.0, 1.0, 1.0, 100.0)]
         pairs = zip(clients, changes, strict=True)
         found = list(gate.passed([gate.arrival(client, payload) for client, payload in pairs]))

@@ -8,9 +8,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from polyfed.federation.bounds import SENT, SIZE, WHOLE, Bounds
+from polyfed.federation.bounds import Bounds
 from polyfed.federation.client import ClientInfo
-from polyfed.federation.gate import Arrival, Gate, Usual
+from polyfed.federation.gate import ReplyGate, Usual
+from polyfed.federation.update_norms import SENT, SIZE, WHOLE
+from polyfed.federation.waiting import Arrival
 from polyfed.wire.payload import Payload, Weights
 
 Tensors = Mapping[str, Tensor]
@@ -30,7 +32,7 @@ def judged(
     """Replies to weights that are the same for all; some with an architecture."""
     named = [one if isinstance(one, tuple) else ("a", one) for one in replies]
     clients = [info(f"c{k}", architecture) for k, (architecture, _) in enumerate(named)]
-    gate = Gate(Bounds(), "fit", clients, {} if known is None else known, lambda client, name: sent, reaches=reach)
+    gate = ReplyGate(Bounds(), "fit", clients, {} if known is None else known, lambda client, name: sent, reaches=reach)
     pairs = zip(clients, named, strict=True)
     return list(gate.passed([gate.arrival(one, Payload({"weights": Weights(new)})) for one, (_, new) in pairs]))
 

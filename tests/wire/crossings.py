@@ -37,8 +37,8 @@ def trained(before: dict[str, Tensor]) -> dict[str, Tensor]:
 
 def crossed(payload: Payload) -> Payload:
     """The payload after its bytes went through another process."""
-    messages, parts = pack({"it": payload}, checksums=True)
-    copied = [Frame(part.header, [memoryview(bytes(buffer)) for buffer in part.buffers]) for part in parts]
+    messages, frames = pack({"it": payload}, checksums=True)
+    copied = [Frame(frame.header, [memoryview(bytes(buffer)) for buffer in frame.buffers]) for frame in frames]
     return unpack(messages["it"], copied, LIMITS)
 
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from polyfed.core.errors import PayloadError
 from polyfed.wire.frames import Frame
-from polyfed.wire.framing import pack, pack_part, unpack, unpack_part, wire_size
+from polyfed.wire.framing import pack, pack_frame, unpack, unpack_frame, wire_size
 from polyfed.wire.ledger import Ledger
 from polyfed.wire.limits import Limits
 from polyfed.wire.payload import Payload, Representations, Scalar, TensorBundle, Weights
@@ -25,19 +25,21 @@ LIMITS = Limits()
 
 def crossed(payload: Payload, *, checksums: bool = False) -> Payload:
     """The payload after its bytes went through another process."""
-    messages, parts = pack({"it": payload}, checksums=checksums)
-    return unpack(messages["it"], [through_bytes(part) for part in parts], LIMITS)
+    messages, frames = pack({"it": payload}, checksums=checksums)
+    return unpack(messages["it"], [through_bytes(frame) for frame in frames], LIMITS)
 
 
-def through_bytes(part: Frame) -> Frame:
-    return Frame(part.header, [memoryview(bytes(buffer)) for buffer in part.buffers])
+def through_bytes(frame: Frame) -> Frame:
+    return Frame(frame.header, [memoryview(bytes(buffer)) for buffer in frame.buffers])
 
 
 def laid_out(payload: Payload) -> int:
     """Bytes of what ``pack`` made, counted one by one."""
-    messages, parts = pack({"it": payload})
-    headers = sum(len(part.header.encode()) for part in parts)
-    return len(messages["it"].encode()) + headers + sum(len(bytes(buffer)) for part in parts for buffer in part.buffers)
+    messages, frames = pack({"it": payload})
+    headers = sum(len(frame.header.encode()) for frame in frames)
+    return (
+        len(messages["it"].encode()) + headers + sum(len(bytes(buffer)) for frame in frames for buffer in frame.buffers)
+    )
 
 
 def require_equal(back: Payload, payload: Payload) -> None:
@@ -162,10 +164,10 @@ def test_scalars_that_are_sent_are_those_of_the_type() -> None:
 
 def test_a_broadcast_is_one_part_however_many_it_goes_to() -> None:
     weights = Weights({"a": torch.randn(100)})
-    messages, parts = pack({f"c{k}": Payload({"weights": weights, "n": k}) for k in range(30)})
-    assert len(parts) == 1
+    messages, frames = pack({f"c{k}": Payload({"weights": weights, "n": k}) for k in range(30)})
+    assert len(frames) == 1
     assert len(messages) == 30
-    found = [unpack(messages[f"c{k}"], parts, LIMITS) for k in range(30)]
+    found = [unpack(messages[f"c{k}"], frames, LIMITS) for k in range(30)]
     assert [payload.scalars["n"] for payload in found] == list(range(30))
     assert all(torch.equal(payload.bundles["weights"]["a"], weights["a"]) for payload in found)
 
@@ -177,11 +179,11 @@ def test_artefacts_made_for_each_client_of_the_same_tensors_are_one_part() -> No
     payloads = {
         f"c{k}": Payload({"weights": Weights({name: weights[name] for name in kinds[k % 3]})}) for k in range(9)
     }
-    messages, parts = pack(payloads)
-    assert len(parts) == 3
+    messages, frames = pack(payloads)
+    assert len(frames) == 3
     for k, (name, payload) in enumerate(payloads.items()):
-        require_equal(unpack(messages[name], parts, LIMITS), payload)
-        assert tuple(unpack(messages[name], parts, LIMITS).bundles["weights"]) == kinds[k % 3]
+        require_equal(unpack(messages[name], frames, LIMITS), payload)
+        assert tuple(unpack(messages[name], frames, LIMITS).bundles["weights"]) == kinds[k % 3]
 
 
 def test_equal_tensors_under_other_names_kinds_or_attributes_are_parts_of_their_own() -> None:
@@ -195,16 +197,16 @@ def test_equal_tensors_under_other_names_kinds_or_attributes_are_parts_of_their_
         "f": Weights({"x": tensor.clone()}),
     }
     payload = Payload(fields)
-    messages, parts = pack({"it": payload})
-    assert len(parts) == len(fields)
-    require_equal(unpack(messages["it"], parts, LIMITS), payload)
+    messages, frames = pack({"it": payload})
+    assert len(frames) == len(fields)
+    require_equal(unpack(messages["it"], frames, LIMITS), payload)
 
 
 def test_a_view_of_a_tensor_is_not_taken_for_the_tensor() -> None:
     tensor = torch.arange(4.0)
     payloads = {"a": Payload({"w": Weights({"x": tensor})}), "b": Payload({"w": Weights({"x": tensor.flip(0)})})}
-    messages, parts = pack(payloads)
-    assert unpack(messages["b"], parts, LIMITS).bundles["w"]["x"].tolist() == [3, 2, 1, 0]
+    messages, frames = pack(payloads)
+    assert unpack(messages["b"], frames, LIMITS).bundles["w"]["x"].tolist() == [3, 2, 1, 0]
 
 
 def test_the_ledger_counts_what_every_client_gets() -> None:
@@ -228,16 +230,16 @@ def test_a_message_that_repeats_an_artefact_is_entered_as_it_is_laid_out() -> No
 
 def test_packing_and_unpacking_copy_nothing() -> None:
     tensor = torch.randn(64, 32)
-    messages, parts = pack({"it": Payload({"w": Weights({"a": tensor, "b": tensor[8:]})})})
-    back = unpack(messages["it"], parts, LIMITS).bundles["w"]
+    messages, frames = pack({"it": Payload({"w": Weights({"a": tensor, "b": tensor[8:]})})})
+    back = unpack(messages["it"], frames, LIMITS).bundles["w"]
     assert back["a"].data_ptr() == tensor.data_ptr()
     assert back["b"].data_ptr() == tensor[8:].data_ptr()
 
 
 def test_what_arrives_is_a_view_of_the_bytes_that_arrived() -> None:
-    part = pack_part(Weights({"a": torch.zeros(3)}))
+    frame = pack_frame(Weights({"a": torch.zeros(3)}))
     place = torch.zeros(12, dtype=torch.uint8)  # on a boundary of 64
-    received = unpack_part(Frame(part.header, [place.numpy().data]))["a"]
+    received = unpack_frame(Frame(frame.header, [place.numpy().data]))["a"]
     place[:4] = torch.tensor([5.0]).view(torch.uint8)
     assert received.tolist() == [5.0, 0.0, 0.0]
 
@@ -245,9 +247,9 @@ def test_what_arrives_is_a_view_of_the_bytes_that_arrived() -> None:
 @pytest.mark.parametrize("offset", [1, 4, 16, 32])
 def test_what_arrives_off_a_boundary_is_moved_to_one(offset: int) -> None:
     bundle = Weights({"a": torch.randn(3)})
-    part = pack_part(bundle)
+    frame = pack_frame(bundle)
     place = torch.zeros(offset + 12, dtype=torch.uint8)
     place[offset:] = bits(bundle["a"])
-    received = unpack_part(Frame(part.header, [place.numpy().data[offset:]]))["a"]
+    received = unpack_frame(Frame(frame.header, [place.numpy().data[offset:]]))["a"]
     assert torch.equal(received, bundle["a"])
     assert received.data_ptr() % 64 == 0

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from polyfed.core.errors import PayloadError
 from polyfed.wire.frames import Frame
-from polyfed.wire.framing import SCHEMA, pack, pack_part, unpack, unpack_part
+from polyfed.wire.framing import SCHEMA, pack, pack_frame, unpack, unpack_frame
 from polyfed.wire.ledger import Ledger
 from polyfed.wire.limits import Limits
 from polyfed.wire.payload import Payload, Representations, TensorBundle, Weights
@@ -34,58 +34,58 @@ def sample() -> Payload:
 
 def damaged(payload: Payload, damage: Callable[[dict[str, Any]], None], limits: Limits = LIMITS) -> Payload:
     """What comes of a message whose text was changed."""
-    messages, parts = pack({"it": payload})
+    messages, frames = pack({"it": payload})
     content = json.loads(messages["it"])
     damage(content)
-    return unpack(json.dumps(content), parts, limits)
+    return unpack(json.dumps(content), frames, limits)
 
 
 def damaged_part(bundle: TensorBundle, damage: Callable[[dict[str, Any]], None], *buffers: bytes) -> TensorBundle:
-    """What comes of a part whose header was changed, and its bytes if there are any."""
-    part = pack_part(bundle)
-    header = json.loads(part.header)
+    """What comes of a frame whose header was changed, and its bytes if there are any."""
+    frame = pack_frame(bundle)
+    header = json.loads(frame.header)
     damage(header)
-    return unpack_part(Frame(json.dumps(header), [memoryview(raw) for raw in buffers] or part.buffers))
+    return unpack_frame(Frame(json.dumps(header), [memoryview(raw) for raw in buffers] or frame.buffers))
 
 
 def test_checksums_find_every_flipped_bit() -> None:
     bundle = Weights({"a": torch.randn(3), "b": torch.tensor([1, 2], dtype=torch.int16)})
-    part = pack_part(bundle, checksums=True)
-    assert list(unpack_part(part)) == ["a", "b"]
-    for which, buffer in enumerate(part.buffers):
+    frame = pack_frame(bundle, checksums=True)
+    assert list(unpack_frame(frame)) == ["a", "b"]
+    for which, buffer in enumerate(frame.buffers):
         for position in range(len(buffer)):
             for bit in range(8):
-                raw = [bytearray(other) for other in part.buffers]
+                raw = [bytearray(other) for other in frame.buffers]
                 raw[which][position] ^= 1 << bit
                 with pytest.raises(PayloadError, match="checksum"):
-                    unpack_part(Frame(part.header, [memoryview(bytes(other)) for other in raw]))
+                    unpack_frame(Frame(frame.header, [memoryview(bytes(other)) for other in raw]))
 
 
 def test_without_checksums_nothing_is_checked_or_paid() -> None:
-    part = pack_part(Weights({"a": torch.zeros(2)}))
-    raw = bytearray(part.buffers[0])
+    frame = pack_frame(Weights({"a": torch.zeros(2)}))
+    raw = bytearray(frame.buffers[0])
     raw[3] ^= 0x40
-    assert unpack_part(Frame(part.header, [memoryview(bytes(raw))]))["a"].tolist() == [2.0, 0.0]
+    assert unpack_frame(Frame(frame.header, [memoryview(bytes(raw))]))["a"].tolist() == [2.0, 0.0]
 
 
 @pytest.mark.parametrize("cut", [1, 3, 4, 12])
 def test_bytes_that_were_cut_off_are_missed(cut: int) -> None:
-    part = pack_part(Weights({"a": torch.zeros(3)}))
+    frame = pack_frame(Weights({"a": torch.zeros(3)}))
     with pytest.raises(PayloadError, match=rf"tensor 'a' \[3\] has {12 - cut} bytes, expected 12"):
-        unpack_part(Frame(part.header, [memoryview(bytes(part.buffers[0])[:-cut])]))
+        unpack_frame(Frame(frame.header, [memoryview(bytes(frame.buffers[0])[:-cut])]))
 
 
 def test_bytes_too_many_are_noticed() -> None:
-    part = pack_part(Weights({"a": torch.zeros(3)}))
+    frame = pack_frame(Weights({"a": torch.zeros(3)}))
     with pytest.raises(PayloadError, match="has 13 bytes, expected 12"):
-        unpack_part(Frame(part.header, [memoryview(bytes(part.buffers[0]) + b"\0")]))
+        unpack_frame(Frame(frame.header, [memoryview(bytes(frame.buffers[0]) + b"\0")]))
 
 
 @pytest.mark.parametrize("count", [0, 1, 3])
 def test_buffers_are_counted(count: int) -> None:
-    part = pack_part(Weights({"a": torch.zeros(3), "b": torch.zeros(3)}))
+    frame = pack_frame(Weights({"a": torch.zeros(3), "b": torch.zeros(3)}))
     with pytest.raises(PayloadError, match=f"{count} tensors where 2 .*are announced"):
-        unpack_part(Frame(part.header, [part.buffers[0]] * count))
+        unpack_frame(Frame(frame.header, [frame.buffers[0]] * count))
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", "5", "null", "\xff" * 40, '"text"'])
@@ -93,7 +93,7 @@ def test_text_that_is_no_message(text: str) -> None:
     with pytest.raises(PayloadError, match="damaged message"):
         unpack(text, [], LIMITS)
     with pytest.raises(PayloadError, match="damaged message"):
-        unpack_part(Frame(text, []))
+        unpack_frame(Frame(text, []))
 
 
 def test_text_that_is_nested_without_end() -> None:
@@ -216,13 +216,13 @@ def test_attributes_are_of_the_declared_type(order: Any) -> None:
 @given(st.data())
 def test_any_other_text_is_refused_or_read_but_never_breaks_the_receiver(data: st.DataObject) -> None:
     """One place of a valid message or header replaced by any JSON: PayloadError, or a payload that can be entered."""
-    messages, parts = pack({"it": Payload({"w": Representations({"a": torch.zeros(2, 1)}, order="o"), "n": 1})})
+    messages, frames = pack({"it": Payload({"w": Representations({"a": torch.zeros(2, 1)}, order="o"), "n": 1})})
     value = data.draw(JSON)
-    content, header = json.loads(messages["it"]), json.loads(parts[0].header)
+    content, header = json.loads(messages["it"]), json.loads(frames[0].header)
     target = data.draw(st.sampled_from([content, content["parts"], content["scalars"], header, header["attributes"]]))
     target[data.draw(st.sampled_from(sorted(target)))] = value
     try:
-        found = unpack(json.dumps(content), [Frame(json.dumps(header), parts[0].buffers)], LIMITS)
+        found = unpack(json.dumps(content), [Frame(json.dumps(header), frames[0].buffers)], LIMITS)
     except PayloadError:
         return
     Ledger().enter(1, "c", "up", "fit", found)
@@ -245,19 +245,19 @@ def test_messages_are_bounded_before_they_are_read() -> None:
 
 
 def test_what_came_with_a_message_counts_referred_to_or_not() -> None:
-    messages, parts = pack({"it": Payload({"n": 1})})
-    flood = pack_part(Weights({"a": torch.zeros(1000)}))
-    assert unpack(messages["it"], [*parts, flood], Limits(message_bytes=4000)).fields == {"n": 1}
+    messages, frames = pack({"it": Payload({"n": 1})})
+    flood = pack_frame(Weights({"a": torch.zeros(1000)}))
+    assert unpack(messages["it"], [*frames, flood], Limits(message_bytes=4000)).fields == {"n": 1}
     with pytest.raises(PayloadError, match=r"message of 8,000 bytes, the limit is 7,999 \(limits\.message_bytes\)"):
-        unpack(messages["it"], [*parts, flood, flood], Limits(message_bytes=7999))
+        unpack(messages["it"], [*frames, flood, flood], Limits(message_bytes=7999))
     with pytest.raises(PayloadError, match=r"message of 3 tensors, the limit is 2 \(limits\.tensors\)"):
-        unpack(messages["it"], [*parts, flood, flood, flood], Limits(tensors=2))
+        unpack(messages["it"], [*frames, flood, flood, flood], Limits(tensors=2))
 
 
 def test_text_counts_that_of_headers_too() -> None:
     limits = Limits(text_bytes=2000)
-    messages, parts = pack({"it": Payload({"n": "x" * 1000})})
-    assert unpack(messages["it"], parts, limits).fields["n"] == "x" * 1000
+    messages, frames = pack({"it": Payload({"n": "x" * 1000})})
+    assert unpack(messages["it"], frames, limits).fields["n"] == "x" * 1000
     wordy = Frame(" " * 1000, [])
     for text, own in ((messages["it"], [wordy]), (messages["it"] + " " * 1000, []), ("", [wordy, wordy, wordy])):
         with pytest.raises(PayloadError, match=r"with text of .* bytes, the limit is 2,000 \(limits\.text_bytes\)"):
@@ -271,7 +271,7 @@ def test_whole_numbers_have_64_bits(number: int) -> None:
 
 
 def test_a_deep_header_is_refused() -> None:
-    part = pack_part(Weights({"a": torch.zeros(1)}))
-    deep = part.header.replace("[1]", "[" * 500 + "]" * 500)
+    frame = pack_frame(Weights({"a": torch.zeros(1)}))
+    deep = frame.header.replace("[1]", "[" * 500 + "]" * 500)
     with pytest.raises(PayloadError, match="nested deeper than 32 levels"):
-        unpack_part(Frame(deep, part.buffers))
+        unpack_frame(Frame(deep, frame.buffers))

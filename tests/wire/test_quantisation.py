@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from polyfed.wire.quantisation import dequantise, kept, largest, quantise
+from polyfed.wire.quantisation import dequantise, kept, largest_entries, quantise
 
 SLACK = 1 + 2**-15  # of fp32: the scale, the quotient and the product are rounded
 
@@ -138,14 +138,14 @@ def naive_largest(values: list[float], count: int) -> list[int]:
 @given(values=st.lists(st.integers(-4, 4), min_size=1, max_size=30), share=st.floats(0.01, 1))
 def test_the_largest_are_found_and_of_equal_ones_the_first(values: list[int], share: float) -> None:
     tensor = torch.tensor(values, dtype=torch.float32)
-    found = largest(tensor, share)
+    found = largest_entries(tensor, share)
     assert found.dtype == torch.int32
     assert found.tolist() == naive_largest([float(value) for value in values], kept(len(values), share))
 
 
 def test_what_is_left_out_is_the_smallest_error_possible() -> None:
     values = drawn(20, 10)
-    at = largest(values, 0.1).long()
+    at = largest_entries(values, 0.1).long()
     rest = values.flatten().clone()
     rest[at] = 0
     smallest = values.flatten().abs().sort().values[:180]
@@ -156,7 +156,7 @@ def test_what_is_left_out_is_the_smallest_error_possible() -> None:
 def test_what_is_not_finite_is_always_among_them(value: float) -> None:
     values = torch.full((100,), 3e38)
     values[71] = value
-    assert largest(values, 0.01).tolist() == [71]
+    assert largest_entries(values, 0.01).tolist() == [71]
 
 
 @pytest.mark.parametrize(
@@ -164,4 +164,4 @@ def test_what_is_not_finite_is_always_among_them(value: float) -> None:
 )
 def test_shares_are_rounded_up(entries: int, share: float, count: int) -> None:
     assert kept(entries, share) == count
-    assert len(largest(torch.zeros(entries), share)) == count
+    assert len(largest_entries(torch.zeros(entries), share)) == count

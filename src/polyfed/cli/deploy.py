@@ -36,17 +36,17 @@ def init(
     ] = False,
 ) -> None:
     """Make the folders of a federation: the server's, and one for each group of clients."""
-    from polyfed.deploy.init import SERVER, create_federation
+    from polyfed.deploy.init import SERVER_FOLDER, create_federation
     from polyfed.runs.experiment import Experiment
 
     made = create_federation(
         folder, Experiment.load(source), host or [], port=port, superlink_port=superlink_port, keys=keys
     )
     for name, path in made.items():
-        typer.echo(f"{'server' if name == SERVER else 'site'}: {path}")
+        typer.echo(f"{'server' if name == SERVER_FOLDER else 'site'}: {path}")
     if not keys:
         typer.echo("give each site its folder; there: polyfed deploy key FOLDER")
-        typer.echo(f"with the node.pub that it sends back: polyfed deploy admit {made[SERVER]} NAME node.pub")
+        typer.echo(f"with the node.pub that it sends back: polyfed deploy admit {made[SERVER_FOLDER]} NAME node.pub")
 
 
 @app.command()
@@ -67,7 +67,7 @@ def admit(
     public_key: Annotated[Path, typer.Argument(metavar="PUBLIC_KEY", help="its node.pub", show_default=False)],
 ) -> None:
     """Admit a site to the federation; compare the fingerprint with the site's first."""
-    from polyfed.deploy.init import admit as admit_site
+    from polyfed.deploy.init import admit_site
     from polyfed.deploy.keys import read_public
     from polyfed.engines.node_keys import fingerprint
 

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextvars import ContextVar
 from typing import Protocol, TypeVar
 
-T = TypeVar("T")
+_T = TypeVar("_T")
 _EVERY = 0.2  # seconds between two tellings of one pass
 
 
@@ -68,7 +68,7 @@ def preparing(what: str) -> None:
         ear.listener.preparing(what, 0, 0)
 
 
-def prepared(what: str, items: Iterable[T], total: int, *, size: int = 1, before: int = 0) -> Iterator[T]:
+def prepared(what: str, items: Iterable[_T], total: int, *, size: int = 1, before: int = 0) -> Iterator[_T]:
     """The items, telling how many of ``total`` are ready: ``before`` were, and each counts for ``size``."""
     if (ear := _EAR.get()) is None or ear.occupied:
         yield from items
@@ -76,7 +76,7 @@ def prepared(what: str, items: Iterable[T], total: int, *, size: int = 1, before
     yield from _told(ear, items, lambda done: ear.listener.preparing(what, min(before + done * size, total), total))
 
 
-def passed(participant: str, what: str, items: Iterable[T], total: int, *, before: int = 0) -> Iterator[T]:
+def passed(participant: str, what: str, items: Iterable[_T], total: int, *, before: int = 0) -> Iterator[_T]:
     """The parts of a participant's pass, telling how many of ``total`` it has done, ``before`` of them earlier."""
     if (ear := _EAR.get()) is None or ear.occupied:
         yield from items
@@ -84,7 +84,7 @@ def passed(participant: str, what: str, items: Iterable[T], total: int, *, befor
     yield from _told(ear, items, lambda done: ear.listener.working(participant, what, min(before + done, total), total))
 
 
-def _told(ear: _Ear, items: Iterable[T], tell: Callable[[int], None]) -> Iterator[T]:
+def _told(ear: _Ear, items: Iterable[_T], tell: Callable[[int], None]) -> Iterator[_T]:
     ear.occupied, told = True, -_EVERY
     try:
         for done, item in enumerate(items):

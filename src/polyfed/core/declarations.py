@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import cache
 from importlib import resources
 
-Place = tuple[str, str]
+ClassPlace = tuple[str, str]
 """Module and name of a class."""
 
 
@@ -27,22 +27,22 @@ class ClassDeclaration:
 
     name: str
     documentation: str
-    bases: tuple[Place, ...]
+    bases: tuple[ClassPlace, ...]
     open_names: frozenset[str]
     closed_names: frozenset[str]
     texts: Mapping[str, str]
 
 
-def components(home: str, family: Place) -> dict[str, ClassDeclaration]:
+def components(home: str, family: ClassPlace) -> dict[str, ClassDeclaration]:
     """The components of a family by short name, in alphabetical order, that the modules of its home hold."""
     top, *parts = home.split(".")
     files = sorted(entry.name for entry in resources.files(top).joinpath(*parts).iterdir())
     names = [file.removesuffix(".py") for file in files if file.endswith(".py") and file != "__init__.py"]
-    known = {name: component(home, name, family) for name in names}
+    known = {name: declared_component(home, name, family) for name in names}
     return {name: declared for name, declared in known.items() if declared is not None}
 
 
-def component(home: str, name: str, family: Place) -> ClassDeclaration | None:
+def declared_component(home: str, name: str, family: ClassPlace) -> ClassDeclaration | None:
     """The public, concrete class of ``family`` in a module of the family's home, or None if there is none."""
     module = f"{home}.{name}"
     own = [
@@ -75,14 +75,14 @@ def _source(module: str) -> str | None:
     return file.read_text(encoding="utf-8") if file.is_file() else None
 
 
-def _imported_names(tree: ast.Module) -> Iterator[tuple[str, Place]]:
+def _imported_names(tree: ast.Module) -> Iterator[tuple[str, ClassPlace]]:
     for node in ast.walk(tree):
         if isinstance(node, ast.ImportFrom) and node.module and not node.level:
             for alias in node.names:
                 yield alias.asname or alias.name, (node.module, alias.name)
 
 
-def _declared(node: ast.ClassDef, module: str, imported: Mapping[str, Place]) -> ClassDeclaration:
+def _declared(node: ast.ClassDef, module: str, imported: Mapping[str, ClassPlace]) -> ClassDeclaration:
     bases = [base.value if isinstance(base, ast.Subscript) else base for base in node.bases]  # Generic[T]
     names = [base.id for base in bases if isinstance(base, ast.Name)]
     opened = {item.name for item in node.body if isinstance(item, ast.FunctionDef) and _is_abstract(item)}
@@ -122,12 +122,12 @@ def _assignments(node: ast.ClassDef) -> Iterator[tuple[str, ast.expr | None]]:
                     yield target.id, item.value
 
 
-def _descends(place: Place, family: Place) -> bool:
+def _descends(place: ClassPlace, family: ClassPlace) -> bool:
     declared = class_declarations(place[0]).get(place[1])
     return declared is not None and (place == family or any(_descends(base, family) for base in declared.bases))
 
 
-def _open_names(place: Place) -> set[str]:
+def _open_names(place: ClassPlace) -> set[str]:
     """Abstract methods that nobody nearer in the ancestry defines."""
     nearest: dict[str, bool] = {}
     for ancestor in _ancestry(place):
@@ -136,7 +136,7 @@ def _open_names(place: Place) -> set[str]:
     return {name for name, is_open in nearest.items() if is_open}
 
 
-def _ancestry(place: Place) -> list[Place]:
+def _ancestry(place: ClassPlace) -> list[ClassPlace]:
     """A class and those above it, a shared one after all that inherit from it."""
     declared = class_declarations(place[0]).get(place[1])
     if declared is None:

@@ -176,16 +176,23 @@ class Inner:
 def conditions_of(kind: type[BaseModel]) -> Mapping[str, Condition]:
     """Field -> condition, or ``field.inner`` -> condition; what a class says replaces what its bases say."""
     declared: dict[str, Condition] = {}
-    for base in reversed(kind.__mro__):
+    for base in reversed(kind.__mro__):  # bases first, so that what the class itself says comes last and counts
         if issubclass(base, BaseModel):
-            own = inspect.get_annotations(base)
-            for name in (name for name in base.model_fields if name in own):
-                declared |= _beside(name, base.model_fields[name])
-            declared |= vars(base).get(CONDITIONS, {})
+            declared |= _declared_in(base)
     unknown = [name for name in declared if name.partition(".")[0] not in kind.model_fields]
     if unknown:
         raise TypeError(f"{kind.__name__}.{CONDITIONS} names '{unknown[0]}', which is no field")
     return {name: condition for name, condition in declared.items() if not isinstance(condition, Always)}
+
+
+def _declared_in(kind: type[BaseModel]) -> dict[str, Condition]:
+    """What a class says itself: beside its own fields, and in its table of conditions."""
+    declared: dict[str, Condition] = {}
+    for name in inspect.get_annotations(kind):
+        if name in kind.model_fields:
+            declared |= _beside(name, kind.model_fields[name])
+    table: Mapping[str, Condition] = vars(kind).get(CONDITIONS, {})
+    return declared | dict(table)
 
 
 def require_effect(settings: BaseModel, facts: Facts, path: str = "") -> None:

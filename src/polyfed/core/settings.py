@@ -19,7 +19,7 @@ from typing import Any, ClassVar, Self, cast
 from pydantic import BaseModel, ConfigDict, ModelWrapValidatorHandler, model_serializer, model_validator
 from pydantic_core.core_schema import SerializerFunctionWrapHandler
 
-from polyfed.core.declarations import ClassDeclaration, component, components
+from polyfed.core.declarations import ClassDeclaration, components, declared_component
 from polyfed.core.effects import Condition, Facts, require_effect, require_effects_beneath
 from polyfed.core.errors import nearest
 from polyfed.core.extras import how_to_install
@@ -111,7 +111,7 @@ class Component(Settings):
 
     @classmethod
     def _declaration(cls, name: str) -> ClassDeclaration | None:
-        return component(cls.family().home, name, (cls.__module__, cls.__qualname__))
+        return declared_component(cls.family().home, name, (cls.__module__, cls.__qualname__))
 
     @classmethod
     def _family_word(cls) -> str:

@@ -17,7 +17,7 @@ from polyfed.core.errors import PayloadError
 TEXT_BYTES = 1 << 21
 """Largest text that is parsed unless a caller knows better, bytes."""
 
-_DEPTH = 32  # the deepest honest JSON, a run's card, has about ten levels
+_DEPTH = 32  # the deepest honest JSON, a run's spec, has about ten levels
 _BYTES_A_VALUE = 16  # one value for so many bytes: parsed, a value takes up to a hundred bytes whatever its text takes
 _LARGEST = 1 << 63
 _DIGITS = 20  # no number of 64 bits has more

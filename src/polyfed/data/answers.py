@@ -21,14 +21,14 @@ ANY_KIND = "other"
 Several = Literal["set", "majority"]
 
 
-class Asked(NamedTuple):
+class AskedQuestion(NamedTuple):
     """A question and its answer, lower-cased, with single spaces."""
 
     question: str
     answer: str
 
 
-class Kind(Settings):
+class QuestionKind(Settings):
     """A kind of questions; a question is of the first kind whose patterns match."""
 
     name: str = Field(pattern=r"^[a-z][a-z0-9_]*$", description="part of metric names: accuracy_<name>")
@@ -48,7 +48,7 @@ class Kind(Settings):
                 raise ValueError(f"{key} '{pattern}' is not a regular expression: {error}") from error
         return self
 
-    def matches(self, asked: Asked) -> bool:
+    def matches(self, asked: AskedQuestion) -> bool:
         """Whether each pattern that is given matches."""
         said = self.question is None or re.search(self.question, asked.question) is not None
         return said and (self.answer is None or re.fullmatch(self.answer, asked.answer) is not None)
@@ -65,7 +65,7 @@ class Learnt:
     """
 
     table: tuple[str, ...]
-    kinds: tuple[Kind, ...]
+    kinds: tuple[QuestionKind, ...]
     usual: dict[int | None, str]
 
     @property
@@ -83,7 +83,7 @@ class Learnt:
         classes = {answer: number for number, answer in enumerate(self.table)}
         return [classes.get(answer, len(self.table)) for answer in answers]
 
-    def kinds_of(self, asked: Iterable[Asked]) -> list[int]:
+    def kinds_of(self, asked: Iterable[AskedQuestion]) -> list[int]:
         """Number of each question's kind."""
         return [kind_of(self.kinds, one) for one in asked]
 
@@ -92,7 +92,9 @@ class Learnt:
         return self.number(self.usual.get(kind, self.usual[None]) for kind in kinds)
 
 
-def learn(asked: Sequence[Asked], kinds: Sequence[Kind], most: int | None, table: Sequence[str] = ()) -> Learnt:
+def learn(
+    asked: Sequence[AskedQuestion], kinds: Sequence[QuestionKind], most: int | None, table: Sequence[str] = ()
+) -> Learnt:
     """Count training answers; among equally frequent ones the first in the alphabet comes first.
 
     Args:
@@ -105,16 +107,16 @@ def learn(asked: Sequence[Asked], kinds: Sequence[Kind], most: int | None, table
     for one in asked:
         counts.setdefault(kind_of(kinds, one), Counter())[one.answer] += 1
     ranked = {kind: sorted(found, key=lambda answer: (-found[answer], answer)) for kind, found in counts.items()}
-    known = tuple(map(plain, table)) or tuple(ranked[None][:most])
+    known = tuple(map(plain_answer, table)) or tuple(ranked[None][:most])
     return Learnt(known, tuple(kinds), {kind: answers[0] for kind, answers in ranked.items()})
 
 
-def kind_of(kinds: Sequence[Kind], asked: Asked) -> int:
+def kind_of(kinds: Sequence[QuestionKind], asked: AskedQuestion) -> int:
     """Number of the first kind that matches; the number of kinds if none does."""
     return next((number for number, kind in enumerate(kinds) if kind.matches(asked)), len(kinds))
 
 
-def plain(text: str) -> str:
+def plain_answer(text: str) -> str:
     """Lower case, single spaces."""
     return " ".join(text.lower().split())
 
@@ -133,7 +135,7 @@ def one_answer(given: Any, several: Several) -> str:
     texts = list(given) if isinstance(given, list | tuple) else [given]
     if not texts or not all(isinstance(text, str) and text.strip() for text in texts):
         raise ValueError(f"{given!r} is no answer: a text or a list of texts is needed")
-    answers = [plain(text) for text in texts]
+    answers = [plain_answer(text) for text in texts]
     if several == "majority":
         return Counter(answers).most_common(1)[0][0]
     return ", ".join(sorted(set(answers)))

@@ -14,7 +14,7 @@ import pyarrow.compute as pc
 
 from polyfed.core.errors import DataError, nearest
 from polyfed.core.untrusted import file_json
-from polyfed.data.selection import Kept, Table, kept_rows
+from polyfed.data.selection import ColumnTable, Kept, kept_rows
 from polyfed.data.source import Column, Selection, Split, is_text
 from polyfed.data.source import is_list as is_list
 
@@ -104,7 +104,7 @@ def split_of_table(
         DataError: a named column is missing or of the wrong type, an id is missing or not unique, or no row is left.
     """
     selection = selection or Selection()
-    table = Table(read, schema, class_names(schema, where), f"{where}/{split}", everywhere, filled)
+    table = ColumnTable(read, schema, class_names(schema, where), f"{where}/{split}", everywhere, filled)
     for use, column in _uses(ids_column, columns, targets, selection):
         _require(schema, column, f"{table.place} (source '{source}', {use})")
     _require_comparable(table, selection.matches)
@@ -153,7 +153,7 @@ def fingerprint_of_files(files: Sequence[Path]) -> str:
     return fingerprint_of(*(part for file, stat in stats for part in (file, stat.st_size, stat.st_mtime_ns)))
 
 
-def flattened(column: Column) -> pa.ChunkedArray:
+def flat_values(column: Column) -> pa.ChunkedArray:
     """The values of a column, those of a nested column one after the other in item order.
 
     Raises:
@@ -229,7 +229,7 @@ def _require(schema: pa.Schema, column: str, place: str) -> None:
         raise DataError(f"{place}: no column '{column}'; {nearest(column, schema.names)}")
 
 
-def _require_comparable(table: Table, matches: str | None) -> None:
+def _require_comparable(table: ColumnTable, matches: str | None) -> None:
     if matches is None:
         return
     kind = table.kind(matches)
@@ -241,7 +241,7 @@ def _extra(name: str, depends: Mapping[str, str] | None) -> tuple[str, ...]:
     return (depends[name],) if depends and name in depends else ()
 
 
-def _classes(table: Table, target: str, column: str, columns: Mapping[str, str]) -> tuple[str, ...]:
+def _classes(table: ColumnTable, target: str, column: str, columns: Mapping[str, str]) -> tuple[str, ...]:
     """Class names of a target in label order; none if only its numbers are known."""
     kind = table.kind(column)
     inner = innermost(kind)
@@ -312,7 +312,7 @@ def _leaves(entry: Any) -> Iterator[int | None]:
         yield entry
 
 
-def _ids(table: Table, column: str | None, kept: Kept) -> tuple[str, ...]:
+def _ids(table: ColumnTable, column: str | None, kept: Kept) -> tuple[str, ...]:
     place = table.place
     if column is None:
         count = table.read([]).num_rows

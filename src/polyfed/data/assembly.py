@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -36,15 +37,15 @@ def assemble(split: Split, views: Mapping[str, View], context: DataContext, *, l
     labels = {name: split.read(column) for name, column in split.targets.items()}
     shaping = (*columns.values(), *labels.values(), *(_modality(split, name) for name in layout))
     nested = [column for column in shaping if column.nested]
-    items, entry = _layout(nested, len(split))
+    arrangement = _layout(nested, len(split))
     return Samples(
         inputs={modality: view.open(columns[modality], modality, context) for modality, view in views.items()},
-        rows={modality: entry if column.nested else items for modality, column in columns.items()},
-        items=items,
-        targets={name: _values(column)[entry if column.nested else items] for name, column in labels.items()},
+        rows={modality: arrangement.rows(column) for modality, column in columns.items()},
+        items=arrangement.items,
+        targets={name: _values(column)[arrangement.rows(column)] for name, column in labels.items()},
         ids=split.ids,
         classes=split.classes,
-        matches=items if split.matches is None else _groups(split.read(split.matches))[items],
+        matches=arrangement.items if split.matches is None else _groups(split.read(split.matches))[arrangement.items],
     )
 
 
@@ -124,17 +125,28 @@ def _modality(split: Split, modality: str) -> Column:
     return split.modality(modality)
 
 
-def _layout(nested: Sequence[Column], count: int) -> tuple[Int64[Tensor, " n"], Int64[Tensor, " n"]]:
+class _Layout(NamedTuple):
+    """How items make samples: the item of each sample, and its place among the values of all lists."""
+
+    items: Int64[Tensor, " n"]
+    places: Int64[Tensor, " n"]
+
+    def rows(self, column: Column) -> Int64[Tensor, " n"]:
+        """The row of each sample in a column."""
+        return self.places if column.nested else self.items
+
+
+def _layout(nested: Sequence[Column], count: int) -> _Layout:
     if not nested:
         items = torch.arange(count)
-        return items, items
+        return _Layout(items, items)
     lengths = [_lengths(column) for column in nested]
     for column, other in zip(nested[1:], lengths[1:], strict=True):
         if not torch.equal(lengths[0], other):
             item = int((lengths[0] != other).nonzero()[0])
             raise DataError(f"item {item}: {nested[0].where} and {column.where} hold lists of different length")
     items = torch.repeat_interleave(torch.arange(count), lengths[0])
-    return items, torch.arange(len(items))
+    return _Layout(items, torch.arange(len(items)))
 
 
 def _lengths(column: Column) -> Int64[Tensor, " n"]:
@@ -145,9 +157,9 @@ def _lengths(column: Column) -> Int64[Tensor, " n"]:
 def _groups(column: Column) -> Int64[Tensor, " n"]:
     """Equal numbers for equal values, in the order in which they first occur; a null or blank one is like no other."""
     alone = torch.from_numpy(lacking(column.values))
-    found = column.values.combine_chunks().dictionary_encode()
-    codes = torch.from_numpy(pc.fill_null(found.indices, 0).to_numpy().astype("int64"))
-    return torch.where(alone, len(found.dictionary) + torch.arange(len(codes)), codes)
+    encoded = column.values.combine_chunks().dictionary_encode()
+    codes = torch.from_numpy(pc.fill_null(encoded.indices, 0).to_numpy().astype("int64"))
+    return torch.where(alone, len(encoded.dictionary) + torch.arange(len(codes)), codes)
 
 
 def _values(column: Column) -> Int64[Tensor, " n"]:

@@ -13,8 +13,8 @@ from jaxtyping import Bool, Float, Int64
 from torch import Tensor
 
 from polyfed.core.errors import ConfigError
-from polyfed.data.backbones import NO_CODE, has_tokenizer, quiet, read_config
-from polyfed.data.cache import Fit, Resampling, decode
+from polyfed.data.backbones import NO_CODE, has_tokenizer, quiet, read_backbone_config
+from polyfed.data.cache import ImageFit, Resampling, decode
 from polyfed.data.pictures import PIXELS, picture_bytes
 
 PREPROCESSOR = "preprocessor_config.json"
@@ -43,14 +43,14 @@ class ImagePreparation:
     """
 
     size: int
-    fit: Fit
+    fit: ImageFit
     resampling: Resampling
     factor: float
     mean: tuple[float, ...]
     std: tuple[float, ...]
 
     @classmethod
-    def of(cls, folder: Path, size: int | None, fit: Fit) -> ImagePreparation:
+    def of(cls, folder: Path, size: int | None, fit: ImageFit) -> ImagePreparation:
         """The preparation of the backbone in ``folder``, at its own size or at ``size``.
 
         Raises:
@@ -61,7 +61,7 @@ class ImagePreparation:
                 f"'{folder}' holds no {PREPROCESSOR}, which says how its backbone takes images; put the file of the "
                 "published model there, or what save_pretrained of its image processor writes"
             )
-        config = read_config(folder, PREPROCESSOR)
+        config = read_backbone_config(folder, PREPROCESSOR)
         normalise = config.get("do_normalize", True)
         if normalise and not ("image_mean" in config and "image_std" in config):
             raise ConfigError(f"'{folder}/{PREPROCESSOR}' gives no image_mean and image_std; add them")

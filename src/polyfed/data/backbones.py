@@ -25,7 +25,7 @@ from polyfed.core.randomness import isolated
 from polyfed.core.untrusted import file_json
 
 Pool = Literal["auto", "cls", "mean", "pooled", "tokens"]
-Tower = Literal["whole", "vision", "text"]
+BackboneTower = Literal["whole", "vision", "text"]
 
 NO_CODE: dict[str, Any] = {"trust_remote_code": False}
 """Goes into every call of ``transformers`` that reads a folder or the hub: what they hold is data, never to be run."""
@@ -127,7 +127,7 @@ def _file_digest(path: Path, mtime_ns: int, size: int) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def read_config(folder: Path, name: str) -> dict[str, Any]:
+def read_backbone_config(folder: Path, name: str) -> dict[str, Any]:
     """A JSON file of a backbone's folder.
 
     Raises:
@@ -171,7 +171,7 @@ def most_tokens(folder: Path) -> int | None:
 def _configuration(folder: Path) -> Any:
     from transformers import AutoConfig
 
-    read_config(folder, "config.json")
+    read_backbone_config(folder, "config.json")
     try:
         with quiet():
             return AutoConfig.from_pretrained(folder, local_files_only=True, **NO_CODE)
@@ -197,7 +197,7 @@ def load(folder: Path, kind: Any, *, pooler: bool = True, **options: Any) -> nn.
         ConfigError: the folder holds another architecture, or weights are missing.
     """
     expected = getattr(getattr(kind, "config_class", None), "model_type", None)
-    found = read_config(folder, "config.json").get("model_type")
+    found = read_backbone_config(folder, "config.json").get("model_type")
     if expected is not None and expected != found:
         raise ConfigError(f"weights folder '{folder}' holds a '{found}', this encoder needs a '{expected}'")
     model, info = _from_pretrained(folder, kind, options)
@@ -270,7 +270,7 @@ class Backbone(nn.Module):
         resizes: whether it interpolates its position embeddings for images of another size.
     """
 
-    def __init__(self, model: nn.Module, pool: Pool, tower: Tower = "whole") -> None:
+    def __init__(self, model: nn.Module, pool: Pool, tower: BackboneTower = "whole") -> None:
         super().__init__()
         self.body = _tower(model, tower)
         self.pool = pool
@@ -291,7 +291,7 @@ class Backbone(nn.Module):
         return pooled(self.body(**options), self.pool, mask)
 
 
-def _tower(model: nn.Module, tower: Tower) -> nn.Module:
+def _tower(model: nn.Module, tower: BackboneTower) -> nn.Module:
     towers = [name for name in ("vision", "text") if hasattr(model, f"{name}_model")]
     if tower == "whole" and towers:
         raise ConfigError(f"backbone has several towers; set tower to one of: {', '.join(towers)}")
@@ -301,7 +301,7 @@ def _tower(model: nn.Module, tower: Tower) -> nn.Module:
     return body
 
 
-def frozen(folder: Path, pool: Pool, tower: Tower = "whole") -> Backbone:
+def frozen_backbone(folder: Path, pool: Pool, tower: BackboneTower = "whole") -> Backbone:
     """The backbone in ``folder`` with its weights; leaves torch's global generator as it was."""
     from transformers import AutoModel
 
@@ -317,7 +317,7 @@ def channels_last(model: nn.Module) -> nn.Module:
     return model
 
 
-def outline(folder: Path, pool: Pool, tower: Tower = "whole") -> Backbone:
+def outline(folder: Path, pool: Pool, tower: BackboneTower = "whole") -> Backbone:
     """The backbone in ``folder`` on the meta device: shapes without weights or arithmetic.
 
     Raises:

@@ -20,11 +20,11 @@ from PIL import Image, ImageOps
 
 from polyfed.core.activity import prepared
 from polyfed.core.errors import DataError
-from polyfed.data.arrow import fingerprint_of, flattened, place_of
+from polyfed.data.arrow import fingerprint_of, flat_values, place_of
 from polyfed.data.pictures import PIXELS, opened_picture, picture_bytes
 from polyfed.data.source import Column
 
-Fit = Literal["squash", "crop"]
+ImageFit = Literal["squash", "crop"]
 Resampling = Literal["bilinear", "bicubic", "lanczos"]
 
 _CHUNK = 512  # pictures decoded at a time: bounds memory, and keeps the temporary file's time stamp fresh
@@ -36,7 +36,7 @@ def decoded(
     column: Column,
     size: int,
     cache: Path,
-    fit: Fit = "squash",
+    fit: ImageFit = "squash",
     resampling: Resampling = "bicubic",
     pixels: int = PIXELS,
 ) -> UInt8[np.ndarray, "n 3 size size"]:
@@ -74,7 +74,7 @@ def decoded(
 
 
 def decode(
-    data: bytes, size: int, fit: Fit, resampling: Resampling, pixels: int = PIXELS
+    data: bytes, size: int, fit: ImageFit, resampling: Resampling, pixels: int = PIXELS
 ) -> UInt8[np.ndarray, "3 size size"]:
     """One encoded picture as RGB, upright, on white where it is transparent.
 
@@ -113,7 +113,7 @@ def _opened(path: Path) -> npt.NDArray[np.uint8] | None:
 
 def _create(path: Path, column: Column, size: int, read: Callable[[Any], npt.NDArray[np.uint8]]) -> None:
     """Decode a column into ``path``."""
-    values = flattened(column)
+    values = flat_values(column)
     with _replacing(path) as file:
         header = {"descr": "|u1", "fortran_order": False, "shape": (len(values), 3, size, size)}
         np.lib.format.write_array_header_1_0(file, header)

@@ -18,9 +18,9 @@ from torch import Tensor
 from polyfed.core.activity import prepared
 from polyfed.core.errors import DataError
 
-logger = logging.getLogger(__name__)
+_log = logging.getLogger(__name__)
 
-Rows = npt.NDArray[np.float16]
+FeatureRows = npt.NDArray[np.float16]
 
 REPORT_SECONDS = 10.0
 
@@ -31,7 +31,7 @@ def stored(
     compute: Callable[[int, int], Tensor],
     *,
     chunk: int = 256,
-) -> Rows:
+) -> FeatureRows:
     """The rows at ``path``, computed if they are not there: float16 [n, ...], a read-only memory map.
 
     ``path`` exists only when it is complete. Until then the rows stand in ``path.part``, and ``path.done``
@@ -61,9 +61,9 @@ def stored(
         raise _unusable(path, error) from error
 
 
-def _opened(path: Path) -> Rows:
+def _opened(path: Path) -> FeatureRows:
     try:
-        rows: Rows = np.load(path, mmap_mode="r")
+        rows: FeatureRows = np.load(path, mmap_mode="r")
     except ValueError as error:
         raise DataError(f"cached features '{path}' are damaged ({error}); delete the file") from error
     if rows.dtype != np.float16:
@@ -110,8 +110,8 @@ def _resumed(part: Path, done: Path, shape: tuple[int, ...]) -> int:
     return 0
 
 
-def _finite(values: Tensor, first: int, name: str) -> Rows:
-    rows: Rows = values.detach().cpu().half().numpy()
+def _finite(values: Tensor, first: int, name: str) -> FeatureRows:
+    rows: FeatureRows = values.detach().cpu().half().numpy()
     good = np.isfinite(rows).reshape(len(rows), -1).all(axis=1)
     if not good.all():
         row = first + int(np.argmin(good))
@@ -147,5 +147,5 @@ class _Progress:
         now = time.monotonic()
         if done == self.total or now - self.told >= REPORT_SECONDS:
             rate = (done - self.start) / max(now - self.began, 1e-9)
-            logger.info("%s: %d of %d rows, %.1f rows/s", self.name, done, self.total, rate)
+            _log.info("%s: %d of %d rows, %.1f rows/s", self.name, done, self.total, rate)
             self.told = now

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import reduce
 from typing import Any
 
 import numpy as np
@@ -79,17 +78,13 @@ def item_classes(splits: Sequence[Split], of: Sequence[str], key: str) -> list[I
     if not of:
         return _of_target(splits)
     columns = {name: _joint(splits, name, f"{key}: '{name}'") for name in of}
-    if all(column.is_bit for column in columns.values()):
-        numbers = sum(column.codes_of_bits() << bit for bit, column in enumerate(columns.values()))
-        tuples = {int(number): _bits(int(number), of) for number in np.unique(numbers)}
-    else:
-        numbers, tuples = _numbered(list(columns.values()))
-    ends = np.cumsum([len(split) for split in splits])[:-1]
-    parts = {name: np.split(column.codes, ends) for name, column in columns.items()}
+    numbers, names = _classes(list(columns.values()))
     values = {name: column.names for name, column in columns.items()}
+    ends = np.cumsum([len(split) for split in splits])[:-1]
+    codes = {name: np.split(column.codes, ends) for name, column in columns.items()}
     return [
-        ItemClasses(torch.from_numpy(part), tuples, {name: parts[name][k] for name in of}, values)
-        for k, part in enumerate(np.split(np.asarray(numbers, dtype=np.int64), ends))
+        ItemClasses(torch.from_numpy(own), names, {name: codes[name][k] for name in of}, values)
+        for k, own in enumerate(np.split(numbers, ends))
     ]
 
 
@@ -99,10 +94,10 @@ def item_groups(split: Split, column: str, key: str) -> Int64[Tensor, " n"]:
     Raises:
         ConfigError: as ``item_classes``.
     """
-    found = _joint([split], column, f"{key}: '{column}'")
-    texts = pa.array([None if value is None else str(value) for value in found.values], pa.string())
-    alone = lacking(pa.chunked_array([texts]))[found.codes]
-    return torch.from_numpy(np.where(alone, len(found.values) + np.cumsum(alone) - 1, found.codes))
+    joint = _joint([split], column, f"{key}: '{column}'")
+    texts = pa.array([None if value is None else str(value) for value in joint.values], pa.string())
+    alone = lacking(pa.chunked_array([texts]))[joint.codes]
+    return torch.from_numpy(np.where(alone, len(joint.values) + np.cumsum(alone) - 1, joint.codes))
 
 
 @dataclass(frozen=True)
@@ -139,34 +134,45 @@ class _Joint:
             return MISSING if value is None else value
         return self.classes[value] if 0 <= value < len(self.classes) else str(int(value))
 
-    def part(self, code: int) -> str:
+    def label(self, code: int) -> str:
         """How a class with this value is called: a bare number says of which column it is."""
         name = self.names[code]
         return name if isinstance(self.values[code], str) or self.classes else f"{self.name} {name}"
 
 
 def _of_target(splits: Sequence[Split]) -> list[ItemClasses] | None:
-    found = []
+    classes = []
     for split in splits:
         labels = item_labels(split)
         if labels is None:
             return None
-        found.append(ItemClasses(labels, dict(enumerate(split.classes.get(item_target(split) or "", ())))))
-    return found
+        classes.append(ItemClasses(labels, dict(enumerate(split.classes.get(item_target(split) or "", ())))))
+    return classes
 
 
 def _joint(splits: Sequence[Split], name: str, where: str) -> _Joint:
     columns = [_read(split, name, where) for split in splits]
-    read = [_flat(column, where) for column in columns]
-    values = {value for column in read for value in column.unique().to_pylist()}
-    ordered = sorted(values, key=lambda value: (value is not None, value if value is not None else 0))
-    codes = [pc.index_in(column, value_set=pa.array(ordered, column.type)).to_numpy() for column in read]
-    classes = [
-        split.classes[target] for split in splits for target, column in split.targets.items() if column == name
-        if target in split.classes
-    ]  # fmt: skip
+    flat = [_flat(column, where) for column in columns]
+    values = _distinct(flat)
+    codes = [pc.index_in(column, value_set=pa.array(values, column.type)).to_numpy() for column in flat]
     encoded = any(column.encoded for column in columns)
-    return _Joint(name, ordered, np.concatenate(codes).astype(np.int64), classes[0] if classes else (), encoded)
+    return _Joint(name, values, np.concatenate(codes).astype(np.int64), _class_names(splits, name), encoded)
+
+
+def _distinct(columns: Sequence[pa.ChunkedArray]) -> list[Any]:
+    """Values that occur, ascending, null first."""
+    values = {value for column in columns for value in column.unique().to_pylist()}
+    return sorted(values, key=lambda value: (value is not None, 0 if value is None else value))
+
+
+def _class_names(splits: Sequence[Split], column: str) -> Sequence[str]:
+    """Names of the classes of a target that is read from the column; none if there is no such target."""
+    for split in splits:
+        targets = [target for target, read_from in split.targets.items() if read_from == column]
+        for target in targets:
+            if target in split.classes:
+                return split.classes[target]
+    return ()
 
 
 def _read(split: Split, name: str, where: str) -> Column:
@@ -190,17 +196,28 @@ def _flat(column: Column, where: str) -> pa.ChunkedArray:
 _USABLE = (pa.types.is_integer, pa.types.is_boolean, pa.types.is_string, pa.types.is_large_string)
 
 
-def _bits(number: int, of: Sequence[str]) -> str:
-    return "+".join(name for bit, name in enumerate(of) if number >> bit & 1) or "none"
+def _classes(columns: Sequence[_Joint]) -> tuple[Indices, dict[int, str]]:
+    """Class of each item, and name of each class that occurs."""
+    return _bit_sums(columns) if all(column.is_bit for column in columns) else _tuples(columns)
 
 
-def _numbered(columns: Sequence[_Joint]) -> tuple[Indices, dict[int, str]]:
-    """Numbers of the tuples that occur, in sorted order, and their names."""
-    numbers = reduce(
-        lambda found, column: np.unique(found * len(column.values) + column.codes, return_inverse=True)[1],
-        columns,
-        np.zeros(len(columns[0].codes), dtype=np.int64),
-    )
+def _bit_sums(columns: Sequence[_Joint]) -> tuple[Indices, dict[int, str]]:
+    """Sums of the columns' bits, called after the columns that are 1."""
+    numbers = np.zeros(len(columns[0].codes), dtype=np.int64)
+    for bit, column in enumerate(columns):
+        numbers += column.codes_of_bits() << bit
+    return numbers, {int(number): _ones(int(number), columns) for number in np.unique(numbers)}
+
+
+def _ones(number: int, columns: Sequence[_Joint]) -> str:
+    return "+".join(column.name for bit, column in enumerate(columns) if number >> bit & 1) or "none"
+
+
+def _tuples(columns: Sequence[_Joint]) -> tuple[Indices, dict[int, str]]:
+    """Numbers of the tuples of values that occur, in sorted order, and their names."""
+    numbers = np.zeros(len(columns[0].codes), dtype=np.int64)
+    for column in columns:  # renumbered each time: the product of many columns' counts need not fit 64 bits
+        _, numbers = np.unique(numbers * len(column.values) + column.codes, return_inverse=True)
     _, first = np.unique(numbers, return_index=True)
-    names = [" / ".join(column.part(int(column.codes[item])) for column in columns) for item in first]
+    names = [" / ".join(column.label(int(column.codes[item])) for column in columns) for item in first]
     return numbers, dict(enumerate(names))

@@ -28,7 +28,7 @@ def section_text(report: str, sections: Sequence[str], otherwise: Literal["whole
     Returns:
         The text, None if it would be empty.
     """
-    wanted = [words_of(name) for name in sections]
+    wanted = [phrase_words(name) for name in sections]
     parts = [body for heading, body in _sections(report, wanted) if any(words <= heading for words in wanted)]
     text = " ".join(" ".join(parts).split())
     if not text and (otherwise == "whole" or not wanted):
@@ -41,20 +41,20 @@ def _sections(report: str, wanted: Sequence[frozenset[str]]) -> Iterator[tuple[f
     usual = _HEADING_WORDS.union(*wanted)
     found = [match for match in _HEADING.finditer(report) if _is_heading(match[1], usual)]
     for match, following in zip_longest(found, found[1:]):
-        yield words_of(match[1]), report[match.end() : following and following.start()]
+        yield phrase_words(match[1]), report[match.end() : following and following.start()]
 
 
 def _is_heading(phrase: str, usual: frozenset[str]) -> bool:
-    words = words_of(phrase)
+    words = phrase_words(phrase)
     return bool(words & usual) if phrase.isupper() else bool(words) and words <= usual
 
 
-def words_of(phrase: str) -> frozenset[str]:
+def phrase_words(phrase: str) -> frozenset[str]:
     """The words of a heading, in lower case and without the plural's s."""
     return frozenset(word.rstrip("s") for word in re.findall("[a-z]+", phrase.lower())) - _LINKING
 
 
-_HEADING_WORDS = words_of(
+_HEADING_WORDS = phrase_words(
     "addendum comparison conclusion diagnosis exam examination findings history impression indication information "
     "notification procedure reason recommendation report study summary technique"
 )

@@ -22,7 +22,7 @@ _SHOWN = 20  # values that an error lists at most: a column of ids has thousands
 
 
 @dataclass(frozen=True)
-class Table:
+class ColumnTable:
     """One split of a source as a table that is read column by column.
 
     Attributes:
@@ -71,7 +71,7 @@ class Kept:
         return () if self.rows is None else (hashlib.sha256(np.packbits(self.rows).tobytes()).hexdigest(),)
 
 
-def kept_rows(table: Table, selection: Selection, modalities: Iterable[str], targets: Iterable[str]) -> Kept:
+def kept_rows(table: ColumnTable, selection: Selection, modalities: Iterable[str], targets: Iterable[str]) -> Kept:
     """The rows of a table that are items; reads the columns that decide.
 
     Args:
@@ -122,7 +122,7 @@ def _lacking_lists(values: pa.ChunkedArray) -> Mask:
 
 
 def _complete(
-    table: Table, rows: Mask, modalities: Iterable[str], targets: Iterable[str]
+    table: ColumnTable, rows: Mask, modalities: Iterable[str], targets: Iterable[str]
 ) -> tuple[Mask, dict[str, int]]:
     single = [column for column in targets if not is_list(table.kind(column))]
     kept, left_out = rows.copy(), {}
@@ -137,7 +137,7 @@ def _complete(
     return kept, left_out
 
 
-def _missing(table: Table, column: str) -> Mask:
+def _missing(table: ColumnTable, column: str) -> Mask:
     kind = table.kind(column)
     may_be_blank = is_text(kind) or is_list(kind)
     if not may_be_blank and table.filled is not None and table.filled(column):
@@ -145,7 +145,7 @@ def _missing(table: Table, column: str) -> Mask:
     return lacking(table.column(column))
 
 
-def _fitting(table: Table, column: str, wanted: Sequence[Value]) -> Mask:
+def _fitting(table: ColumnTable, column: str, wanted: Sequence[Value]) -> Mask:
     """Which rows have one of the values."""
     numbers = [_stored(table, column, value) for value in wanted]
     values = _comparable(table.column(column))
@@ -156,7 +156,7 @@ def _fitting(table: Table, column: str, wanted: Sequence[Value]) -> Mask:
     return _flags(pc.is_in(values, value_set=pa.array(numbers, values.type)))
 
 
-def _stored(table: Table, column: str, value: Value) -> Value:
+def _stored(table: ColumnTable, column: str, value: Value) -> Value:
     """A value as it stands in the column: the number of a class that is given by its name."""
     kind, names = table.kind(column), table.names.get(column, ())
     fits = {bool: pa.types.is_boolean, int: pa.types.is_integer, str: is_text}[type(value)]
@@ -179,7 +179,7 @@ _KINDS = (
 )
 
 
-def _require_elsewhere(table: Table, column: str, value: Value, number: Value, there: set[Any]) -> None:
+def _require_elsewhere(table: ColumnTable, column: str, value: Value, number: Value, there: set[Any]) -> None:
     """A value that this split happens to lack is fine if another split has it; otherwise it is a mistake."""
     present = there
     if table.everywhere is not None:

@@ -16,7 +16,7 @@ import pyarrow as pa
 from polyfed.core.errors import ConfigError, DataError
 from polyfed.core.settings import Component
 from polyfed.core.untrusted import file_json
-from polyfed.data.arrow import fingerprint_of, flattened
+from polyfed.data.arrow import fingerprint_of, flat_values
 from polyfed.data.source import Column
 from polyfed.data.view import DataContext
 
@@ -115,7 +115,7 @@ def texts_of(column: Column) -> list[str]:
     Raises:
         DataError: a value is missing or not a text.
     """
-    values = flattened(column)
+    values = flat_values(column)
     if not (pa.types.is_string(values.type) or pa.types.is_large_string(values.type)):
         raise DataError(f"{column.where}: holds {values.type}, not texts; name a column of strings")
     texts: list[str] = values.to_pylist()

@@ -64,23 +64,61 @@ def union(sets: Sequence[Samples]) -> Samples:
         ConfigError: modalities differ, or what a target's classes are called.
     """
     _require_alike(sets)
-    origins = {_origin(each): each for each in sets}
-    order = {key: number for number, key in enumerate(origins)}
-    where = [order[_origin(each)] for each in sets]
-    first = sets[0]
-    rows = {name: _starts(len(each.inputs[name]) for each in origins.values()) for name in first.modalities}
-    items = _starts(len(each.ids) for each in origins.values())
-    matches = _starts(_codes(each.matches for each in sets if _origin(each) == key) for key in origins)
+    first, origins = sets[0], _Origins(sets)
     targets = [name for name in first.targets if all(name in each.targets for each in sets)]
     return Samples(
-        inputs={name: _chained([each.inputs[name] for each in origins.values()]) for name in first.modalities},
-        rows={name: _shifted([each.rows[name] for each in sets], where, starts) for name, starts in rows.items()},
-        items=_shifted([each.items for each in sets], where, items),
+        inputs={name: origins.inputs(name) for name in first.modalities},
+        rows={name: origins.rows(name) for name in first.modalities},
+        items=origins.items(),
         targets={name: torch.cat([each.targets[name] for each in sets]) for name in targets},
-        ids=first.ids if len(origins) == 1 else [name for each in origins.values() for name in each.ids],
+        ids=origins.ids(),
         classes={name: classes for name, classes in first.classes.items() if name in targets},
-        matches=_shifted([each.matches for each in sets], where, matches),
+        matches=origins.matches(),
     )
+
+
+class _Origins:
+    """The data sets that several sets of samples are taken from, and how those are numbered apart."""
+
+    def __init__(self, sets: Sequence[Samples]) -> None:
+        self._sets = sets
+        by_origin = {_origin(each): each for each in sets}
+        numbers = {origin: number for number, origin in enumerate(by_origin)}
+        self._distinct = list(by_origin.values())
+        self._number_of = [numbers[_origin(each)] for each in sets]
+
+    def inputs(self, modality: str) -> Inputs:
+        """Of all data sets, one after the other."""
+        chain = tuple(each.inputs[modality] for each in self._distinct)
+        return chain[0] if len(chain) == 1 else _Chained(chain)
+
+    def ids(self) -> Sequence[str]:
+        """Of the items of all data sets; the very list where there is one, which tells that it is the same data set."""
+        if len(self._distinct) == 1:
+            return self._distinct[0].ids
+        return [name for each in self._distinct for name in each.ids]
+
+    def rows(self, modality: str) -> Int64[Tensor, " n"]:
+        """Each sample's row in the chained inputs."""
+        return self._apart(
+            [each.rows[modality] for each in self._sets], [len(each.inputs[modality]) for each in self._distinct]
+        )
+
+    def items(self) -> Int64[Tensor, " n"]:
+        """Each sample's item among those of all data sets."""
+        return self._apart([each.items for each in self._sets], [len(each.ids) for each in self._distinct])
+
+    def matches(self) -> Int64[Tensor, " n"]:
+        """Equal for right answers to each other, which samples of different data sets never are."""
+        sizes = [0] * len(self._distinct)
+        for each, number in zip(self._sets, self._number_of, strict=True):
+            sizes[number] = max(sizes[number], int(each.matches.max()) + 1 if each.matches.numel() else 0)
+        return self._apart([each.matches for each in self._sets], sizes)
+
+    def _apart(self, values: Sequence[Tensor], sizes: Sequence[int]) -> Int64[Tensor, " n"]:
+        """Numbers of each set, after those of the data sets before its own, which have so many."""
+        starts = _starts(sizes)
+        return torch.cat([each + starts[number] for each, number in zip(values, self._number_of, strict=True)])
 
 
 def _origin(samples: Samples) -> tuple[int, ...]:
@@ -88,20 +126,8 @@ def _origin(samples: Samples) -> tuple[int, ...]:
     return (id(samples.ids), *(id(load) for load in samples.inputs.values()))
 
 
-def _codes(matches: Iterable[Int64[Tensor, " n"]]) -> int:
-    return 1 + max((int(each.max()) for each in matches if each.numel()), default=-1)
-
-
 def _starts(sizes: Iterable[int]) -> list[int]:
     return [0, *accumulate(sizes)][:-1]
-
-
-def _shifted(values: Sequence[Tensor], where: Sequence[int], starts: Sequence[int]) -> Int64[Tensor, " n"]:
-    return torch.cat([each + starts[place] for each, place in zip(values, where, strict=True)])
-
-
-def _chained(parts: Sequence[Inputs]) -> Inputs:
-    return parts[0] if len(parts) == 1 else _Chained(tuple(parts))
 
 
 def _require_alike(sets: Sequence[Samples]) -> None:

@@ -13,13 +13,13 @@ from pathlib import Path
 from polyfed.core.errors import RunError
 from polyfed.deploy import flower
 from polyfed.deploy.client_app import WORKER
-from polyfed.deploy.connection import Connection, load
+from polyfed.deploy.connection import Connection, load_settings
 from polyfed.deploy.files import SiteFolder, is_private, require_file
 from polyfed.deploy.keys import public_half
 from polyfed.deploy.processes import Processes, free_port, stopping
 from polyfed.deploy.site_config import SiteConfig
 
-Report = Callable[[str], None]
+_Report = Callable[[str], None]
 
 _FIRST_PAUSE, _LONGEST_PAUSE = 5.0, 60.0
 _STEADY = 120.0
@@ -27,7 +27,7 @@ _USAGE = 2
 """Exit code of a program that does not understand its command line, which no waiting mends."""
 
 
-def run_site(folder: Path, report: Report, *, first_pause: float = _FIRST_PAUSE) -> int:
+def run_site(folder: Path, report: _Report, *, first_pause: float = _FIRST_PAUSE) -> int:
     """Connect a site until SIGTERM or SIGINT; returns the exit code.
 
     SuperNode ends when the server is started anew, does not know the site's key (yet), or still has an earlier session
@@ -43,12 +43,12 @@ def run_site(folder: Path, report: Report, *, first_pause: float = _FIRST_PAUSE)
     """
     site = SiteFolder(folder.resolve())
     connection = _require_complete(site)
-    environment = flower.environment(site.home)
+    environment = flower.flower_environment(site.home)
     pauses = _pauses(first_pause)
     with stopping() as stop, _worker(site, environment, report) as worker:
         while not stop.is_set():
             command = flower.supernode_command(site, connection, connection.node_port or free_port())
-            report(f"SuperNode: {flower.shown(command, environment)}")
+            report(f"SuperNode: {flower.shown_command(command, environment)}")
             started = time.monotonic()
             with Processes() as processes:
                 processes.start("SuperNode", command, environment, site.path)
@@ -84,7 +84,7 @@ class _Worker:
 
 
 @contextlib.contextmanager
-def _worker(site: SiteFolder, environment: dict[str, str], report: Report) -> Iterator[_Worker]:
+def _worker(site: SiteFolder, environment: dict[str, str], report: _Report) -> Iterator[_Worker]:
     """The worker for the length of the block; ``environment`` is told its socket."""
     with tempfile.TemporaryDirectory(prefix="polyfed-") as folder, Processes() as processes:
         environment[WORKER] = str(Path(folder) / "worker")  # a short path: sockets allow about 100 characters
@@ -101,7 +101,7 @@ def _pauses(first: float) -> Iterator[float]:
 
 
 def _require_complete(site: SiteFolder) -> Connection:
-    connection = load(Connection, site.connection)
+    connection = load_settings(Connection, site.connection)
     SiteConfig.load(site.config)
     require_file(site.authority, "the server's operator gives it to every site")
     public_half(site.key)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from polyfed.core.errors import ConfigError
 from polyfed.deploy import check_data, check_network, check_setup
-from polyfed.deploy.connection import Connection, load
+from polyfed.deploy.connection import Connection, load_settings
 from polyfed.deploy.files import SiteFolder
 from polyfed.deploy.findings import Finding, guarded
 from polyfed.deploy.leaving import what_leaves
@@ -34,7 +34,7 @@ def site_findings(folder: Path, *, network: bool = True) -> Iterator[Finding]:
     yield from guarded("authority", lambda: check_setup.check_authority(site))
     connection = None
     try:
-        connection = load(Connection, site.connection)
+        connection = load_settings(Connection, site.connection)
     except ConfigError as error:
         yield Finding("error", "connection.yaml", str(error))
     if connection is not None and network:

@@ -13,7 +13,7 @@ from polyfed.deploy.connection import Connection
 from polyfed.deploy.files import SiteFolder
 from polyfed.deploy.findings import Finding
 from polyfed.deploy.gate import CLOSED
-from polyfed.deploy.probe import Answer, ask
+from polyfed.deploy.probe import ProbeAnswer, ask
 
 FLEET = "/v1/fleet/pull-messages"
 FORBIDDEN = (
@@ -73,7 +73,7 @@ def _certificate(site: SiteFolder, connection: Connection) -> Finding:
     )
 
 
-def _fleet(answer: Answer, server: str) -> Finding:
+def _fleet(answer: ProbeAnswer, server: str) -> Finding:
     if answer.status == 401:
         return Finding("ok", "server", f"{server}: the fleet API answers, and refuses requests without a node key")
     if answer.status in _NOT_BEHIND:
@@ -85,7 +85,7 @@ def _fleet(answer: Answer, server: str) -> Finding:
     return Finding("error", "server", f"{server}: {answer.status} {text!r} in place of the fleet API", remedy)
 
 
-def _admission(answer: Answer, server: str) -> Finding:
+def _admission(answer: ProbeAnswer, server: str) -> Finding:
     """What a request without content, signed by the site, says of its key: SuperLink misses the node in it."""
     if answer.status in _NOT_BEHIND:
         return _not_behind(server)
@@ -100,7 +100,7 @@ def _not_behind(server: str) -> Finding:
     return Finding("error", "server", f"{server}: the gate answers, SuperLink behind it does not", remedy)
 
 
-def _clock(answer: Answer) -> Iterator[Finding]:
+def _clock(answer: ProbeAnswer) -> Iterator[Finding]:
     if not answer.date:
         return
     ahead = (datetime.now(UTC) - parsedate_to_datetime(answer.date)).total_seconds()

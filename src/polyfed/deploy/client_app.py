@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from polyfed.core.untrusted import log_plainly
-from polyfed.engines.flower_client import Facts, client_app
+from polyfed.engines.flower_client import MessageFields, client_app
 from polyfed.wire.frames import Frame
 
 WORKER = "POLYFED_WORKER"
@@ -25,15 +25,17 @@ def site_app() -> Any:
     return client_app(_serve)
 
 
-def _serve(kind: str, facts: Facts, parts: Sequence[Frame], config: Mapping[str, Any]) -> tuple[Facts, Sequence[Frame]]:
+def _serve(
+    kind: str, fields: MessageFields, frames: Sequence[Frame], config: Mapping[str, Any]
+) -> tuple[MessageFields, Sequence[Frame]]:
     if address := os.environ.get(WORKER):
         from polyfed.deploy.worker_ipc import call_worker
 
-        return call_worker(address, kind, facts, parts, config)
+        return call_worker(address, kind, fields, frames, config)
     from polyfed.core.files import private_files
     from polyfed.deploy.host import open_host
     from polyfed.engines.flower_node import Node
 
     log_plainly(logging.INFO, "%(levelname)s: %(message)s")
     with private_files():
-        return Node(open_host)(kind, facts, parts, config)
+        return Node(open_host)(kind, fields, frames, config)

@@ -52,10 +52,10 @@ class Connection(Settings):
         return int(self.server.rpartition(":")[2])
 
 
-S = TypeVar("S", bound=Settings)
+_S = TypeVar("_S", bound=Settings)
 
 
-def load(kind: type[S], path: Path) -> S:
+def load_settings(kind: type[_S], path: Path) -> _S:
     """Settings from a YAML file.
 
     Raises:

@@ -26,7 +26,7 @@ _SETTINGS = {
 }
 
 
-def environment(home: Path) -> dict[str, str]:
+def flower_environment(home: Path) -> dict[str, str]:
     """This process's environment for a program of Flower: nothing is reported or installed, and ``home`` is its own."""
     scripts = sysconfig.get_path("scripts")  # Flower starts its own programs by bare name
     path = os.pathsep.join([scripts, os.environ.get("PATH", os.defpath)])
@@ -35,9 +35,13 @@ def environment(home: Path) -> dict[str, str]:
     return os.environ | _SETTINGS | own | {"NO_PROXY": direct, "no_proxy": direct}
 
 
-def shown(command: Sequence[str], environment: Mapping[str, str]) -> str:
+def shown_command(command: Sequence[str], environment: Mapping[str, str]) -> str:
     """The command as one would type it, with the variables that matter."""
-    names = ("FLWR_HOME", *(name for name in _SETTINGS if name.startswith("FLWR_")), *({VARIABLE} & environment.keys()))
+    names = (
+        "FLWR_HOME",
+        *(name for name in _SETTINGS if name.startswith("FLWR_")),
+        *({VARIABLE} & environment.keys()),
+    )
     return shlex.join(["env", *(f"{name}={environment[name]}" for name in names), *command])
 
 

@@ -18,7 +18,7 @@ from polyfed.deploy.site_config import SiteConfig
 from polyfed.engines.flower_node import Host, read_spec
 from polyfed.engines.site import RunSpec, Site
 
-log = logging.getLogger(__name__)
+_log = logging.getLogger(__name__)
 
 
 def open_host(spec: str, config: Mapping[str, Any]) -> Host:
@@ -86,4 +86,4 @@ def _require_same_run(folder: Path, spec: RunSpec) -> None:
 
 
 def _note(spec: RunSpec) -> None:
-    log.info("run %s: %s, %d rounds", spec.run, spec.algorithm.component_name(), spec.rounds)
+    _log.info("run %s: %s, %d rounds", spec.run, spec.algorithm.component_name(), spec.rounds)

@@ -13,7 +13,7 @@ import yaml
 from polyfed.core.errors import ConfigError, PolyfedError, RunError
 from polyfed.core.files import write_atomically
 from polyfed.deploy.certificates import Identity, create_authority, issue_server
-from polyfed.deploy.connection import PUBLIC_PORT, SUPERLINK_PORT, Connection, ServerAddress, load, to_yaml
+from polyfed.deploy.connection import PUBLIC_PORT, SUPERLINK_PORT, Connection, ServerAddress, load_settings, to_yaml
 from polyfed.deploy.files import ServerFolder, SiteFolder, require_file, write_new
 from polyfed.deploy.gate import caddyfile
 from polyfed.deploy.keys import create_keys, read_public
@@ -21,7 +21,7 @@ from polyfed.deploy.registry import link_to
 from polyfed.deploy.site_config import SiteConfig
 from polyfed.runs.experiment import Experiment, parse_settings
 
-SERVER = "server"
+SERVER_FOLDER = "server"
 """Name of the server's folder; no site can be called so."""
 
 SITE_NAME = r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}"
@@ -66,29 +66,29 @@ def create_federation(
     if folder.exists():
         raise RunError(f"'{folder}' is there already; give a new folder")
     try:
-        authority = _create_server(ServerFolder(folder / SERVER), experiment, address)
+        authority = _create_server(ServerFolder(folder / SERVER_FOLDER), experiment, address)
         digest = public_digest(experiment)
         for name in experiment.clients:
             _create_site(SiteFolder(folder / name), name, experiment, address, authority, digest)
             if keys:
                 create_keys(folder / name, name)
-                admit(folder / SERVER, name, folder / name / "node.pub")
+                admit_site(folder / SERVER_FOLDER, name, folder / name / "node.pub")
     except BaseException:
         shutil.rmtree(folder, ignore_errors=True)
         raise
-    return {name: folder / name for name in (SERVER, *experiment.clients)}
+    return {name: folder / name for name in (SERVER_FOLDER, *experiment.clients)}
 
 
-def admit(server: Path, name: str, public_key: Path) -> Path:
+def admit_site(server: Path, name: str, public_key: Path) -> Path:
     """Put a site's public key among the admitted ones; a running server takes notice by itself.
 
     Raises:
         ConfigError: the name is none that a site can have.
         RunError: not an ECDSA public key, or the name has a key already.
     """
-    if name == SERVER or not re.fullmatch(SITE_NAME, name):
+    if name == SERVER_FOLDER or not re.fullmatch(SITE_NAME, name):
         valid = "names have letters, digits, '.', '_', '-', a letter or digit first"
-        raise ConfigError(f"site '{name}': {valid}, and are not '{SERVER}'")
+        raise ConfigError(f"site '{name}': {valid}, and are not '{SERVER_FOLDER}'")
     return write_new(ServerFolder(server).sites / f"{name}.pub", f"{read_public(public_key)} {name}\n")
 
 
@@ -103,7 +103,7 @@ def renew_certificate(server: Path, hosts: Sequence[str] = ()) -> tuple[str, ...
         RunError: the authority's key is not there or not the right one.
     """
     files = ServerFolder(server)
-    known = load(ServerAddress, files.settings).hosts
+    known = load_settings(ServerAddress, files.settings).hosts
     for path in files.authority:
         require_file(path, "bring the authority's key back from where it is kept, for as long as this takes")
     names = tuple(hosts or known)
@@ -131,8 +131,8 @@ def public_digest(experiment: Experiment) -> str | None:
 def _require_sites(experiment: Experiment) -> None:
     if not experiment.clients:
         raise ConfigError("the experiment has no clients; each group under 'clients' becomes a site")
-    if SERVER in experiment.clients:
-        raise ConfigError(f"clients.{SERVER}: a site cannot be called '{SERVER}'; rename the group")
+    if SERVER_FOLDER in experiment.clients:
+        raise ConfigError(f"clients.{SERVER_FOLDER}: a site cannot be called '{SERVER_FOLDER}'; rename the group")
 
 
 def _create_server(server: ServerFolder, experiment: Experiment, address: ServerAddress) -> bytes:

@@ -16,7 +16,7 @@ from pathlib import Path
 from polyfed.core.errors import ConfigError, PolyfedError, RunError
 from polyfed.core.version import __version__
 from polyfed.deploy.link import Link
-from polyfed.deploy.server_app import Launch, Outcome
+from polyfed.deploy.server_app import Launch, ServedOutcome
 from polyfed.engines.flower import Flower
 from polyfed.runs.event_log import PROGRESS, follow
 from polyfed.runs.events import Callback, Callbacks
@@ -96,7 +96,7 @@ class _Launch:
         return self
 
     def __exit__(self, *problem: object) -> None:
-        if self._run and Outcome.read(self.folder) is None:
+        if self._run and ServedOutcome.read(self.folder) is None:
             with suppress(PolyfedError):
                 self._link.call("stop", self._run)
         shutil.rmtree(self.folder, ignore_errors=True)
@@ -114,7 +114,7 @@ class _Launch:
         self._run = str(answer["run-id"])
         out = Path(launch.out)
         follow(self.folder / PROGRESS, self._callbacks, out, finished=self._is_over)
-        outcome = Outcome.read(self.folder)
+        outcome = ServedOutcome.read(self.folder)
         if outcome is None:
             raise RunError(
                 f"{self._gone}; all complete rounds are safe: start the server again and continue with "
@@ -133,7 +133,7 @@ class _Launch:
         return app
 
     def _is_over(self) -> bool:
-        if Outcome.read(self.folder) is not None or self._gone:
+        if ServedOutcome.read(self.folder) is not None or self._gone:
             return True
         if time.monotonic() - self._asked > _STATUS_EVERY:
             self._asked = time.monotonic()
@@ -147,7 +147,7 @@ class _Launch:
         except (PolyfedError, KeyError, ValueError) as error:
             return f"SuperLink does not answer any more ({error})"
         status = str(found.get("status", ""))
-        if not status.startswith("finished") or Outcome.read(self.folder) is not None:
+        if not status.startswith("finished") or ServedOutcome.read(self.folder) is not None:
             return ""
         return f"the run has ended at SuperLink without a word (status {status})"
 
@@ -156,7 +156,7 @@ class ServerHalfError(Exception):
     """The server half of a deployed run failed in a way that nobody foresaw; the message has its traceback."""
 
 
-def _failure(outcome: Outcome) -> Exception:
+def _failure(outcome: ServedOutcome) -> Exception:
     if outcome.mendable:
         return RunError(outcome.error)
     return ServerHalfError(f"{outcome.error}\n{outcome.details}")

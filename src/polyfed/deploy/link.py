@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from polyfed.core.errors import RunError
-from polyfed.deploy.flower import environment, program
+from polyfed.deploy.flower import flower_environment, program
 
 CONNECTION = "polyfed"
 """Name of the connection in the Flower home of a link."""
@@ -53,7 +53,12 @@ class Link:
         shown = f"flwr {' '.join(arguments[:2])} at {self.address}"
         try:
             found = subprocess.run(
-                command, env=environment(self.home), capture_output=True, text=True, timeout=_TIMEOUT, check=False
+                command,
+                env=flower_environment(self.home),
+                capture_output=True,
+                text=True,
+                timeout=_TIMEOUT,
+                check=False,
             )
             answer = json.loads(found.stdout)
         except subprocess.TimeoutExpired as error:

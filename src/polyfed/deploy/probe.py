@@ -15,7 +15,7 @@ _LARGEST = 1 << 16
 
 
 @dataclass(frozen=True)
-class Answer:
+class ProbeAnswer:
     """An answer over HTTP.
 
     Attributes:
@@ -39,7 +39,7 @@ def ask(
     body: bytes | None = None,
     headers: Mapping[str, str] | None = None,
     timeout: float = 10.0,
-) -> Answer:
+) -> ProbeAnswer:
     """Send one request, past any proxy, to a server whose certificate ``authority`` (a PEM file) has signed.
 
     Raises:
@@ -54,7 +54,7 @@ def ask(
         kind = {"Content-Type": PROTOBUF} if body is not None else {}
         connection.request(method, path, body=body, headers={**kind, **(headers or {})})
         found = connection.getresponse()
-        return Answer(found.status, found.read(_LARGEST), found.getheader("Date") or "")
+        return ProbeAnswer(found.status, found.read(_LARGEST), found.getheader("Date") or "")
     except ssl.SSLCertVerificationError as error:
         raise RunError(f"{host}:{port} does not present a certificate that {authority.name} signed: {error}") from error
     except (OSError, HTTPException) as error:

@@ -18,7 +18,7 @@ from types import FrameType, TracebackType
 
 from polyfed.core.errors import RunError
 
-FAMILY = "POLYFED_FAMILY"
+FAMILY_VARIABLE = "POLYFED_FAMILY"
 """Environment variable that marks every offspring of a ``Processes``, whatever session or parent it has by now."""
 
 _GRACE = 8.0
@@ -53,7 +53,7 @@ class Processes:
         try:
             self.running[name] = subprocess.Popen(
                 command,
-                env={**environment, FAMILY: self.family},
+                env={**environment, FAMILY_VARIABLE: self.family},
                 cwd=folder,
                 stdin=subprocess.DEVNULL,
                 start_new_session=True,
@@ -92,7 +92,7 @@ class Processes:
 
 def offspring(family: str) -> list[int]:
     """Ids of the live processes of a family; empty where there is no /proc, and process groups must do."""
-    mark = f"{FAMILY}={family}".encode()
+    mark = f"{FAMILY_VARIABLE}={family}".encode()
     found = []
     for folder in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):

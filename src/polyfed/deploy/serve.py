@@ -11,7 +11,7 @@ from pathlib import Path
 from polyfed.core.errors import PolyfedError, RunError
 from polyfed.deploy import flower, registry
 from polyfed.deploy.authentication import VARIABLE, Signatures, answering
-from polyfed.deploy.connection import ServerAddress, load
+from polyfed.deploy.connection import ServerAddress, load_settings
 from polyfed.deploy.files import ServerFolder, require_file, write_new
 from polyfed.deploy.gate import caddyfile, find_caddy, require_authentication
 from polyfed.deploy.keys import read_public
@@ -20,13 +20,13 @@ from polyfed.deploy.probe import ask
 from polyfed.deploy.processes import Processes, stopping
 from polyfed.engines.node_keys import fingerprint
 
-Report = Callable[[str], None]
+_Report = Callable[[str], None]
 
 _START_TIMEOUT = 120.0
 _INTERVAL = 2.0
 
 
-def run_server(folder: Path, report: Report) -> int:
+def run_server(folder: Path, report: _Report) -> int:
     """Serve a federation until SIGTERM or SIGINT; the exit code: 0, or 1 if SuperLink or the gate ended by itself.
 
     SuperLink forgets its nodes when it ends; the keys in ``sites/`` are registered anew at every start, before the
@@ -43,9 +43,9 @@ def run_server(folder: Path, report: Report) -> int:
     address = _require_complete(server)
     signatures = Signatures()
     with stopping() as stop, answering(signatures.accepts) as asked, Processes() as processes:
-        environment = flower.environment(server.home) | {VARIABLE: asked}
+        environment = flower.flower_environment(server.home) | {VARIABLE: asked}
         for name, command in server_commands(server, address).items():
-            report(f"{name}: cd {shlex.quote(str(server.path))} && {flower.shown(command, environment)}")
+            report(f"{name}: cd {shlex.quote(str(server.path))} && {flower.shown_command(command, environment)}")
             processes.start(name, command, environment, server.path)
             if name == "SuperLink":
                 _wait_for_superlink(server, address, processes, stop)
@@ -79,7 +79,7 @@ class Admissions:
     """
 
     def __init__(
-        self, sites: Path, link: Link, report: Report, tell_gate: Callable[[Iterable[str]], None] = lambda keys: None
+        self, sites: Path, link: Link, report: _Report, tell_gate: Callable[[Iterable[str]], None] = lambda keys: None
     ) -> None:
         self.sites = sites
         self.link = link
@@ -130,7 +130,7 @@ class Admissions:
 
 
 def _require_complete(server: ServerFolder) -> ServerAddress:
-    address = load(ServerAddress, server.settings)
+    address = load_settings(ServerAddress, server.settings)
     for path in (server.authority[0], *server.identity):
         require_file(path, "make the folder with: polyfed deploy init")
     if not server.gate.exists():

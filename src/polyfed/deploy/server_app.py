@@ -46,7 +46,7 @@ class Launch:
 
 
 @dataclass(frozen=True)
-class Outcome:
+class ServedOutcome:
     """How a launch ended.
 
     Attributes:
@@ -64,7 +64,7 @@ class Outcome:
         write_atomically(folder / "outcome.json", json.dumps(asdict(self)).encode())
 
     @classmethod
-    def read(cls, folder: Path) -> Outcome | None:
+    def read(cls, folder: Path) -> ServedOutcome | None:
         """The outcome in a launch's folder, or None if it has not ended."""
         path = folder / "outcome.json"
         return cls(**json.loads(path.read_bytes())) if path.is_file() else None
@@ -96,12 +96,14 @@ def _serve(grid: Any, folder: Path) -> None:
                 run(Experiment.load(folder / "experiment.yaml"), out, [log])
     except (KeyboardInterrupt, SystemExit):  # how Flower ends a ServerApp
         remedy = f"start the server again, if it has ended, and continue with 'polyfed resume {out}'"
-        Outcome(f"the run was stopped at SuperLink; all complete rounds are safe: {remedy}", mendable=True).write(
+        ServedOutcome(f"the run was stopped at SuperLink; all complete rounds are safe: {remedy}", mendable=True).write(
             folder
         )
         raise
     except BaseException as error:
         text = str(error) if isinstance(error, PolyfedError) else f"{type(error).__name__}: {error}"
-        Outcome(text or type(error).__name__, isinstance(error, PolyfedError), traceback.format_exc()).write(folder)
+        ServedOutcome(text or type(error).__name__, isinstance(error, PolyfedError), traceback.format_exc()).write(
+            folder
+        )
         raise  # so that Flower's own record of the run says failed as well
-    Outcome().write(folder)
+    ServedOutcome().write(folder)

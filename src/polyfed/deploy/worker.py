@@ -17,7 +17,7 @@ from polyfed.core.untrusted import log_plainly
 from polyfed.deploy.worker_ipc import receive, send
 from polyfed.engines.flower_client import Serve
 
-log = logging.getLogger(__name__)
+_log = logging.getLogger(__name__)
 
 
 def serve_errands(address: Path, serve: Serve, go_on: Callable[[], bool] = lambda: True) -> None:
@@ -35,17 +35,17 @@ def serve_errands(address: Path, serve: Serve, go_on: Callable[[], bool] = lambd
                 with listener.accept() as connection:
                     _serve_one(connection, serve)
             except Exception as error:  # whatever one message was, the next one is served
-                log.error("a message was lost with the process that brought it: %s: %s", type(error).__name__, error)
+                _log.error("a message was lost with the process that brought it: %s: %s", type(error).__name__, error)
 
 
 def _serve_one(connection: Connection[Any, Any], serve: Serve) -> None:
     # a function, so that nothing of a message is held while the next is waited for
-    content, parts = receive(connection)
-    facts, made = serve(content["kind"], content["facts"], parts, content["config"])
-    send(connection, {"facts": facts}, made)
+    content, frames = receive(connection)
+    fields, reply = serve(content["kind"], content["fields"], frames, content["config"])
+    send(connection, {"fields": fields}, reply)
 
 
-def main(arguments: Sequence[str]) -> None:
+def serve_worker(arguments: Sequence[str]) -> None:
     """``python -m polyfed.deploy.worker SOCKET``."""
     from polyfed.deploy.host import open_host
     from polyfed.engines.flower_node import Node
@@ -56,4 +56,4 @@ def main(arguments: Sequence[str]) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    serve_worker(sys.argv[1:])

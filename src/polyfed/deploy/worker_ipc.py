@@ -1,4 +1,4 @@
-"""Errands between the short-lived processes of a node and its worker: JSON and raw bytes over a local socket."""
+"""Messages between the short-lived processes of a node and its worker: JSON and raw bytes over a local socket."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from polyfed.engines.flower_client import Facts
+from polyfed.engines.flower_client import MessageFields
 from polyfed.wire.frames import Frame
 
 _BOUNDARY = 64
@@ -19,8 +19,8 @@ _STARTING = 120.0  # seconds that a worker may take to come up, or to come back
 
 
 def call_worker(
-    address: str, kind: str, facts: Facts, parts: Sequence[Frame], config: Mapping[str, Any]
-) -> tuple[Facts, Sequence[Frame]]:
+    address: str, kind: str, fields: MessageFields, frames: Sequence[Frame], config: Mapping[str, Any]
+) -> tuple[MessageFields, Sequence[Frame]]:
     """Have the worker serve a message; see ``flower_client.Serve``.
 
     Raises:
@@ -28,19 +28,19 @@ def call_worker(
     """
     try:
         with _connected(address) as connection:
-            send(connection, {"kind": kind, "facts": facts, "config": dict(config)}, parts)
-            found, made = receive(connection)
+            send(connection, {"kind": kind, "fields": fields, "config": dict(config)}, frames)
+            content, reply = receive(connection)
     except (EOFError, OSError) as error:
         raise ConnectionError(f"the site's worker died in this step ({type(error).__name__})") from error
-    return dict(found["facts"]), made
+    return dict(content["fields"]), reply
 
 
-def send(connection: Connection[Any, Any], content: Mapping[str, Any], parts: Sequence[Frame]) -> None:
-    """Send JSON, then the bytes of the parts as they are."""
-    layout = [(part.header, [buffer.nbytes for buffer in part.buffers]) for part in parts]
+def send(connection: Connection[Any, Any], content: Mapping[str, Any], frames: Sequence[Frame]) -> None:
+    """Send JSON, then the bytes of the frames as they are."""
+    layout = [(frame.header, [buffer.nbytes for buffer in frame.buffers]) for frame in frames]
     connection.send_bytes(json.dumps({**content, "layout": layout}).encode())
-    for part in parts:
-        for buffer in part.buffers:
+    for frame in frames:
+        for buffer in frame.buffers:
             _write(connection, buffer)
 
 
@@ -48,27 +48,27 @@ def receive(connection: Connection[Any, Any]) -> tuple[dict[str, Any], list[Fram
     """What ``send`` sent."""
     content = json.loads(connection.recv_bytes())
     layout = content.pop("layout")
-    parts = [Frame(str(header), [_read(connection, int(size)) for size in sizes]) for header, sizes in layout]
-    return content, parts
+    frames = [Frame(str(header), [_read(connection, int(size)) for size in sizes]) for header, sizes in layout]
+    return content, frames
 
 
 def _write(connection: Connection[Any, Any], buffer: memoryview) -> None:
-    rest = buffer
-    while rest:
-        rest = rest[os.write(connection.fileno(), rest) :]
+    left = buffer
+    while left:
+        left = left[os.write(connection.fileno(), left) :]
 
 
 def _read(connection: Connection[Any, Any], size: int) -> memoryview:
     """Bytes on a boundary of 64, where tensors need no copy of them."""
-    raw = np.empty(size + _BOUNDARY, dtype=np.uint8)
-    start = -raw.ctypes.data % _BOUNDARY
-    whole = rest = raw[start : start + size].data
-    while rest:
-        count = os.readv(connection.fileno(), [rest])
+    memory = np.empty(size + _BOUNDARY, dtype=np.uint8)
+    start = -memory.ctypes.data % _BOUNDARY
+    received = left = memory[start : start + size].data
+    while left:
+        count = os.readv(connection.fileno(), [left])
         if not count:
             raise EOFError
-        rest = rest[count:]
-    return whole
+        left = left[count:]
+    return received
 
 
 def _connected(address: str) -> Connection[Any, Any]:

@@ -15,7 +15,7 @@ from polyfed.federation.population import Population
 from polyfed.federation.settings import SiteSettings
 from polyfed.wire.limits import Limits
 
-T = TypeVar("T")
+_T = TypeVar("_T")
 
 
 @dataclass(frozen=True)
@@ -75,7 +75,7 @@ class EngineSettings(Component):
         """
 
     @abstractmethod
-    def serve(self, hosting: Hosting, body: Callable[[Engine], T]) -> T:
+    def serve(self, hosting: Hosting, body: Callable[[Engine], _T]) -> _T:
         """Bring the engine up, run the server half ``body`` with it, and take it down, whatever happens.
 
         Raises:

@@ -36,8 +36,8 @@ if TYPE_CHECKING:
     from polyfed.engines.flower_grid import Roster
     from polyfed.engines.flower_sites import RegisteredSites
 
-T = TypeVar("T")
-log = logging.getLogger(__name__)
+_T = TypeVar("_T")
+_log = logging.getLogger(__name__)
 
 _GRID: ContextVar[Any] = ContextVar("grid", default=None)
 
@@ -88,13 +88,13 @@ class Flower(EngineSettings):
         """Whether the run belongs to a SuperLink rather than to this process."""
         return self.superlink is not None
 
-    def serve(self, hosting: Hosting, body: Callable[[Engine], T]) -> T:
+    def serve(self, hosting: Hosting, body: Callable[[Engine], _T]) -> _T:
         """Run ``body`` over a simulation, or, inside a ServerApp, over the SuperLink's grid."""
         be_quiet()
         if not self.is_deployed:
             simulation = _Simulation(self, hosting, body)
             simulation.run()
-            return cast("T", simulation.outcome[0])
+            return cast("_T", simulation.outcome[0])
         if _GRID.get() is None:
             raise ConfigError("run.engine.superlink is set: start this run with 'polyfed run' or 'polyfed resume'")
         return body(self.over(_GRID.get(), hosting))
@@ -154,9 +154,9 @@ class FlowerEngine:
 
     def exchange(self, requests: Sequence[Request], deadline: float | None) -> Iterator[Answer]:
         """Send a message or a few to every node, and yield their clients' answers; see ``Engine.exchange``."""
-        from polyfed.engines.flower_grid import Exchange
+        from polyfed.engines.flower_grid import GridExchange
 
-        carried = Exchange(self._roster, requests, deadline, self._settings, self._limits, self.stopped)
+        carried = GridExchange(self._roster, requests, deadline, self._settings, self._limits, self.stopped)
         for request in requests:
             yield carried.answer(request.client)
 

@@ -9,9 +9,11 @@ from polyfed.core.errors import PayloadError
 from polyfed.engines.flower_records import from_records, to_records
 from polyfed.wire.frames import Frame
 
-Facts = dict[str, object]
-Serve = Callable[[str, Facts, Sequence[Frame], Mapping[str, Any]], tuple[Facts, Sequence[Frame]]]
-"""From the kind of a message (describe or step), its facts and parts, and the node's configuration, to the reply's."""
+MessageFields = dict[str, object]
+"""What a message says beside its frames: anything that JSON holds."""
+
+Serve = Callable[[str, MessageFields, Sequence[Frame], Mapping[str, Any]], tuple[MessageFields, Sequence[Frame]]]
+"""From a message's kind (describe or step), fields and frames, and the node's configuration, to the reply's."""
 
 
 def client_app(serve: Serve) -> Any:
@@ -34,7 +36,7 @@ def client_app(serve: Serve) -> Any:
 
 def _served(kind: str, content: Any, context: Any, serve: Serve) -> Any:
     try:
-        facts, parts = from_records(content)
+        fields, frames = from_records(content)
     except PayloadError as error:
         return to_records({"error": str(error)}, [])
-    return to_records(*serve(kind, facts, parts, dict(context.node_config)))
+    return to_records(*serve(kind, fields, frames, dict(context.node_config)))

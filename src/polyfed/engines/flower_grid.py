@@ -19,20 +19,20 @@ from flwr.app import Message
 
 from polyfed.core.errors import ExchangeError, PayloadError
 from polyfed.core.untrusted import plain
-from polyfed.engines.envelopes import Envelope, answer_of, envelope_requests
-from polyfed.engines.flower_pull import DESCRIPTION_BYTES, Refusal, largest, pulled
+from polyfed.engines.flower_pull import DESCRIPTION_BYTES, Refusal, largest_reply, pulled
 from polyfed.engines.flower_records import SharedRecords, from_records, to_records
 from polyfed.engines.flower_sites import Sites
 from polyfed.federation.client import ClientInfo
+from polyfed.wire.envelopes import Envelope, answer_of, envelope_requests
 from polyfed.wire.limits import Limits
 from polyfed.wire.messages import Answer, Request
 
-log = logging.getLogger(__name__)
+_log = logging.getLogger(__name__)
 _DESCRIBING = 300.0  # seconds that a node may take to say who it is
 _AHEAD = 2  # messages a node is given before the reply to the first is taken
 
 
-class Settings(Protocol):
+class ExchangeSettings(Protocol):
     """The settings of the engine that exchanges need."""
 
     @property
@@ -80,13 +80,16 @@ class Roster:
         Raises:
             ExchangeError: some did not join in time, or cannot take part.
         """
-        self._wait(lambda: all(site in self._described or site in self.problems for site in sites), seconds)
-        absent = [site for site in sites if site not in self._described and site not in self.problems]
+        self._wait(lambda: not self._absent(sites), seconds)
         problems = [f"{site}: {self.problems[site]}" for site in sites if site in self.problems]
-        problems += [f"{site}: did not join within {seconds:g} s" for site in absent]
+        problems += [f"{site}: did not join within {seconds:g} s" for site in self._absent(sites)]
         if problems:
             raise ExchangeError(f"not all sites can take part: {'; '.join(problems)}")
         return tuple(info for site in sites for info in self._described[site])
+
+    def _absent(self, sites: Sequence[str]) -> list[str]:
+        """Sites of which no node has said who it is, nor why it cannot take part."""
+        return [site for site in sites if site not in self._described and site not in self.problems]
 
     def find(self, clients: Sequence[str], seconds: float) -> list[str]:
         """Wait until every client is on some node; returns those that are not."""
@@ -108,11 +111,11 @@ class Roster:
         """The node of a client, or None if it has been missed for more than ``absence`` seconds."""
         missed = self._missed.setdefault(client, time.monotonic())
         self._wait(lambda: self.node_of.get(client) in self.online(), missed + self.absence - time.monotonic())
-        found = self.node_of.get(client)
-        if found not in self.online():
+        node = self.node_of.get(client)
+        if node not in self.online():
             return None
         del self._missed[client]
-        return found
+        return node
 
     def _wait(self, met: Any, seconds: float) -> None:
         end = time.monotonic() + seconds
@@ -147,19 +150,19 @@ class Roster:
                 self.problems[self.sites.name(node)] = message.reason
             else:
                 self._asked.discard(node)
-            log.warning("node %d did not say who it is: %s", node, message.error.reason)
+            _log.warning("node %d did not say who it is: %s", node, message.error.reason)
             return
         try:
-            facts, _ = from_records(message.content, DESCRIPTION_BYTES)
-            site = self.sites.speaker(node, str(facts["site"]), fails="error" in facts)
-            if "error" in facts:
-                self.problems[site] = plain(shorten(str(facts["error"]), 1000))
+            fields, _ = from_records(message.content, DESCRIPTION_BYTES)
+            site = self.sites.speaker(node, str(fields["site"]), fails="error" in fields)
+            if "error" in fields:
+                self.problems[site] = plain(shorten(str(fields["error"]), 1000))
                 return
-            infos = [ClientInfo.from_json(entry) for entry in facts["clients"]]  # type: ignore[attr-defined]
+            infos = [ClientInfo.from_json(entry) for entry in fields["clients"]]  # type: ignore[attr-defined]
             self.sites.admit(node, infos)
         except (PayloadError, KeyError, TypeError) as error:
             name, reason = self.sites.name(node), f"its node described itself wrongly: {error}"
-            log.warning("%s: %s", name, reason)
+            _log.warning("%s: %s", name, reason)
             self.problems[name] = reason
             return
         self._seat(site, infos, node)
@@ -175,7 +178,7 @@ class Roster:
 def push(grid: Any, messages: Sequence[Any]) -> list[str]:
     """Hand messages to the grid at once, so that what they share is uploaded once; their ids, empty if refused."""
     ids = list(grid.push_messages(messages))
-    return [str(found or "") for found in ids] + [""] * (len(messages) - len(ids))
+    return [str(message_id or "") for message_id in ids] + [""] * (len(messages) - len(ids))
 
 
 @dataclass
@@ -193,7 +196,7 @@ class _Bundle:
         return self.requests[0].client
 
 
-class Exchange:
+class GridExchange:
     """One exchange: bundles of requests by node, sent a few ahead, and their answers.
 
     Args:
@@ -210,13 +213,13 @@ class Exchange:
         roster: Roster,
         requests: Sequence[Request],
         deadline: float | None,
-        settings: Settings,
+        settings: ExchangeSettings,
         limits: Limits,
         stopped: threading.Event,
     ) -> None:
         self._roster, self._deadline, self._settings = roster, deadline, settings
         self._limits, self._stopped = limits, stopped
-        envelopes, self._parts = envelope_requests(requests, checksums=settings.is_deployed)
+        envelopes, self._frames = envelope_requests(requests, checksums=settings.is_deployed)
         self._records = SharedRecords()
         self._answers: dict[str, Answer] = {}
         self._queues: dict[int | None, deque[_Bundle]] = {}
@@ -233,8 +236,8 @@ class Exchange:
             bundle = self._bundle_of[client]
             node = next(key for key, queue in self._queues.items() if bundle in queue)
             self._top_up(node)
-            for found in self._received(bundle):
-                self._answers[found.client] = found
+            for answer in self._received(bundle):
+                self._answers[answer.client] = answer
             self._queues[node].remove(bundle)
             self._top_up(node)
         return self._answers.pop(client)
@@ -257,7 +260,7 @@ class Exchange:
 
     def _bytes(self, envelopes: Sequence[Envelope]) -> int:
         # replies are counted as large as requests: what limits a message limits its reply
-        return sum(raw.nbytes for envelope in envelopes for k in envelope.places for raw in self._parts[k].buffers)
+        return sum(raw.nbytes for envelope in envelopes for k in envelope.places for raw in self._frames[k].buffers)
 
     def _top_up(self, *nodes: int | None) -> None:
         """Keep nodes a few messages ahead; one that is not taken is offered again when its answer is wanted."""
@@ -289,8 +292,8 @@ class Exchange:
             for request, envelope in zip(bundle.requests, bundle.envelopes, strict=True)
         ]
         checked = self._settings.is_deployed  # what does not leave this machine needs no checksums
-        facts: dict[str, object] = {"spec": self._roster.spec, "checked": checked, "requests": entries}
-        content = to_records(facts, [self._parts[place] for place in own], self._records)
+        fields: dict[str, object] = {"spec": self._roster.spec, "checked": checked, "requests": entries}
+        content = to_records(fields, [self._frames[place] for place in own], self._records)
         group = str(bundle.requests[0].round)
         ttl = None if self._deadline is None else self._patience(bundle) + 60.0
         return Message(content, node, "train.step", group_id=group, ttl=ttl)
@@ -310,7 +313,7 @@ class Exchange:
             reason = shorten(str(message.error.reason), 200)
             if isinstance(message, Refusal) and message.final:
                 return self._failed(bundle, reason)
-            log.warning("client %s: Flower reports %s", bundle.first, reason)
+            _log.warning("client %s: Flower reports %s", bundle.first, reason)
             bundle.message = ""
             if bundle.sent > self._settings.retries:
                 times = f"{bundle.sent} times; run.engine.retries is {self._settings.retries}"
@@ -328,7 +331,9 @@ class Exchange:
     def _pull(self, bundle: _Bundle) -> Any | None:
         end = None if self._deadline is None else bundle.pushed + self._patience(bundle)
         while True:
-            for _, message in pulled(self._roster.grid, [bundle.message], largest(self._limits, len(bundle.requests))):
+            for _, message in pulled(
+                self._roster.grid, [bundle.message], largest_reply(self._limits, len(bundle.requests))
+            ):
                 return message
             if self._stopped.is_set():
                 raise ExchangeError("the run was stopped")
@@ -342,22 +347,22 @@ class Exchange:
 
     def _opened(self, bundle: _Bundle, message: Any) -> list[Answer]:
         try:
-            facts, parts = from_records(message.content, self._limits.text_bytes * len(bundle.requests))
-            if "error" in facts:
-                return self._failed(bundle, str(facts["error"]))
-            entries = {str(entry["client"]): entry for entry in facts["answers"]}  # type: ignore[attr-defined]
-            return [self._one(request.client, entries, parts) for request in bundle.requests]
+            fields, frames = from_records(message.content, self._limits.text_bytes * len(bundle.requests))
+            if "error" in fields:
+                return self._failed(bundle, str(fields["error"]))
+            entries = {str(entry["client"]): entry for entry in fields["answers"]}  # type: ignore[attr-defined]
+            return [self._one(request.client, entries, frames) for request in bundle.requests]
         except PayloadError as error:
             return self._failed(bundle, str(error))
         except (KeyError, TypeError, ValueError, OverflowError, AttributeError) as error:
             return self._failed(bundle, f"damaged message: {type(error).__name__}: {error}")
 
-    def _one(self, client: str, entries: dict[str, Any], parts: Sequence[Any]) -> Answer:
+    def _one(self, client: str, entries: dict[str, Any], frames: Sequence[Any]) -> Answer:
         entry = entries.get(client)
         if entry is None:
             return Answer(client, error="its node did not answer for it")
         first, last = entry["parts"]
-        return answer_of(client, str(entry["text"]), parts[int(first) : int(last)], self._limits)
+        return answer_of(client, str(entry["text"]), frames[int(first) : int(last)], self._limits)
 
     def _failed(self, bundle: _Bundle, reason: str) -> list[Answer]:
         return [Answer(request.client, error=reason) for request in bundle.requests]

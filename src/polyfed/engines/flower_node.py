@@ -16,16 +16,16 @@ from polyfed.core.errors import PayloadError, PolyfedError
 from polyfed.core.untrusted import read_json
 from polyfed.core.version import __version__
 from polyfed.engines.engine import Hosting
-from polyfed.engines.envelopes import parcel_answer, request_of
-from polyfed.engines.flower_client import Facts
+from polyfed.engines.flower_client import MessageFields
 from polyfed.engines.site import RunSpec, Site
 from polyfed.federation.settings import SiteSettings
+from polyfed.wire.envelopes import envelope_answer, request_of
 from polyfed.wire.frames import Frame
 from polyfed.wire.framing import SCHEMA
 from polyfed.wire.limits import Limits
 from polyfed.wire.messages import Answer
 
-log = logging.getLogger(__name__)
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -56,67 +56,67 @@ class Node:
     opener: Opener
 
     def __call__(
-        self, kind: str, facts: Facts, parts: Sequence[Frame], config: Mapping[str, Any]
-    ) -> tuple[Facts, Sequence[Frame]]:
+        self, kind: str, fields: MessageFields, frames: Sequence[Frame], config: Mapping[str, Any]
+    ) -> tuple[MessageFields, Sequence[Frame]]:
         """Describe the node's clients, or perform their requests."""
         if kind == "describe":
-            return self._describe(facts, config), []
-        return self._perform(facts, parts, config)
+            return self._describe(fields, config), []
+        return self._perform(fields, frames, config)
 
-    def _describe(self, facts: Facts, config: Mapping[str, Any]) -> Facts:
+    def _describe(self, fields: MessageFields, config: Mapping[str, Any]) -> MessageFields:
         try:
-            host = self.opener(str(facts["spec"]), config)
+            host = self.opener(str(fields["spec"]), config)
         except Exception as error:
-            log.exception("this site cannot take part")
-            return {"site": named(config), "error": f"{type(error).__name__}: {error}"}
+            _log.exception("this site cannot take part")
+            return {"site": site_name(config), "error": f"{type(error).__name__}: {error}"}
         infos = [asdict(info) for info in host.site.infos if info.id in host.clients]
         return {"site": host.name, "clients": infos}
 
     def _perform(
-        self, facts: Facts, parts: Sequence[Frame], config: Mapping[str, Any]
-    ) -> tuple[Facts, Sequence[Frame]]:
+        self, fields: MessageFields, frames: Sequence[Frame], config: Mapping[str, Any]
+    ) -> tuple[MessageFields, Sequence[Frame]]:
         try:
-            asked: list[dict[str, Any]] = list(facts["requests"])  # type: ignore[call-overload]
-            spec, checked = str(facts["spec"]), bool(facts.get("checked", True))
+            asked: list[dict[str, Any]] = list(fields["requests"])  # type: ignore[call-overload]
+            spec, checked = str(fields["spec"]), bool(fields.get("checked", True))
         except (KeyError, TypeError) as error:
             return {"error": f"damaged message: {error}"}, []
         try:
             host = self.opener(spec, config)
         except Exception as error:
-            log.exception("this site cannot take part")
+            _log.exception("this site cannot take part")
             reason = f"{type(error).__name__}: {error}"
             return _replies([Answer(str(entry.get("client")), error=reason) for entry in asked])
-        return _replies([_one(host, entry, parts) for entry in asked], checksums=checked)
+        return _replies([_one(host, entry, frames) for entry in asked], checksums=checked)
 
 
-def _one(host: Host, entry: dict[str, Any], parts: Sequence[Frame]) -> Answer:
+def _one(host: Host, entry: dict[str, Any], frames: Sequence[Frame]) -> Answer:
     client = str(entry.get("client"))
     try:
-        own = [parts[place] for place in entry["places"]]
+        own = [frames[place] for place in entry["places"]]
         request = request_of(entry["text"], own, host.site.limits)
         if request.client not in host.clients:
             raise PayloadError(f"client '{request.client}' does not live on this node")
     except (PolyfedError, KeyError, TypeError, IndexError) as error:
-        log.error("client %s: %s", client, error)
+        _log.error("client %s: %s", client, error)
         return Answer(client, error=f"{type(error).__name__}: {error}")
     answer = host.site.answer(request, tracebacks=host.tracebacks)
     if answer.error is not None:
-        log.error("client %s failed in step %s: %s\n%s", client, request.step, answer.error, answer.details)
+        _log.error("client %s failed in step %s: %s\n%s", client, request.step, answer.error, answer.details)
     return answer
 
 
-def _replies(answers: Sequence[Answer], *, checksums: bool = False) -> tuple[Facts, Sequence[Frame]]:
-    """All answers as one reply; answers share nothing, so their parts follow each other."""
+def _replies(answers: Sequence[Answer], *, checksums: bool = False) -> tuple[MessageFields, Sequence[Frame]]:
+    """All answers as one reply; answers share nothing, so their frames follow each other."""
     entries: list[dict[str, object]] = []
-    parts: list[Frame] = []
+    frames: list[Frame] = []
     for answer in answers:
-        text, own = parcel_answer(answer, checksums=checksums)
-        entries.append({"client": answer.client, "text": text, "parts": [len(parts), len(parts) + len(own)]})
-        parts += own
-    return {"answers": entries}, parts
+        text, own = envelope_answer(answer, checksums=checksums)
+        entries.append({"client": answer.client, "text": text, "parts": [len(frames), len(frames) + len(own)]})
+        frames += own
+    return {"answers": entries}, frames
 
 
-def named(config: Mapping[str, Any]) -> str:
+def site_name(config: Mapping[str, Any]) -> str:
     """What a node is called whose site cannot be opened."""
     path = config.get("config")
     return Path(path).resolve().parent.name if isinstance(path, str) else f"node-{config.get('partition-id', '?')}"
@@ -145,7 +145,7 @@ def read_spec(text: str) -> RunSpec:
         return RunSpec.model_validate(content)
     except ValidationError as error:
         problem = error.errors(include_url=False)[0]
-        where = ".".join(str(part) for part in problem["loc"])
+        where = ".".join(str(key) for key in problem["loc"])
         raise PayloadError(f"damaged message: the run's spec: {where}: {problem['msg']}") from error
 
 

@@ -46,7 +46,7 @@ class Refusal:
         return True
 
 
-def largest(limits: Limits, clients: int) -> int:
+def largest_reply(limits: Limits, clients: int) -> int:
     """Bytes that a message with the replies of so many clients may have."""
     return clients * (limits.message_bytes + limits.text_bytes) + _FRAMING
 

@@ -1,4 +1,4 @@
-"""Parcels as Flower's records: JSON in a ConfigRecord, every part's tensors as raw bytes in an ArrayRecord."""
+"""Envelopes as Flower's records: JSON in a ConfigRecord, every frame's tensors as raw bytes in an ArrayRecord."""
 
 from __future__ import annotations
 
@@ -11,48 +11,48 @@ from polyfed.core.errors import PayloadError
 from polyfed.core.untrusted import read_json
 from polyfed.wire.frames import Frame
 
-_FACTS = "polyfed"
+_FIELDS = "polyfed"
 _TEXT_BYTES = 1 << 26  # of all clients of a node together
 
 
 def to_records(
-    facts: dict[str, object], parts: Sequence[Frame], record: Callable[[Frame], ArrayRecord] | None = None
+    fields: dict[str, object], frames: Sequence[Frame], record: Callable[[Frame], ArrayRecord] | None = None
 ) -> RecordDict:
-    """Facts (anything that JSON holds) and parts as the content of a message.
+    """Fields (anything that JSON holds) and frames as the content of a message.
 
     Args:
-        facts: what the message says beside its tensors.
-        parts: its tensors.
-        record: makes the record of a part; by default ``array_record``.
+        fields: what the message says beside its tensors.
+        frames: its tensors.
+        record: makes the record of a frame; by default ``array_record``.
     """
-    text = json.dumps({**facts, "parts": [part.header for part in parts]})
-    content = RecordDict({_FACTS: ConfigRecord({"json": text})})
-    for number, part in enumerate(parts):
-        if part.buffers:
-            content[f"part-{number}"] = (record or array_record)(part)
+    text = json.dumps({**fields, "parts": [frame.header for frame in frames]})
+    content = RecordDict({_FIELDS: ConfigRecord({"json": text})})
+    for number, frame in enumerate(frames):
+        if frame.buffers:
+            content[f"part-{number}"] = (record or array_record)(frame)
     return content
 
 
 class SharedRecords:
-    """Records of parts that several messages have: each is made once, and copied never."""
+    """Records of frames that several messages have: each is made once, and copied never."""
 
     def __init__(self) -> None:
-        self._made: dict[int, tuple[Frame, ArrayRecord]] = {}  # with the part, whose id must stay taken
+        self._made: dict[int, tuple[Frame, ArrayRecord]] = {}  # with the frame, whose id must stay taken
 
-    def __call__(self, part: Frame) -> ArrayRecord:
-        """The part's record."""
-        if id(part) not in self._made:
-            self._made[id(part)] = part, array_record(part)
-        return self._made[id(part)][1]
+    def __call__(self, frame: Frame) -> ArrayRecord:
+        """The frame's record."""
+        if id(frame) not in self._made:
+            self._made[id(frame)] = frame, array_record(frame)
+        return self._made[id(frame)][1]
 
 
-def array_record(part: Frame) -> ArrayRecord:
-    """A part's tensors as raw bytes."""
-    return ArrayRecord({f"{k}": _array(raw) for k, raw in enumerate(part.buffers)})
+def array_record(frame: Frame) -> ArrayRecord:
+    """A frame's tensors as raw bytes."""
+    return ArrayRecord({f"{k}": _array(raw) for k, raw in enumerate(frame.buffers)})
 
 
 def from_records(content: RecordDict, most: int = _TEXT_BYTES) -> tuple[dict[str, object], list[Frame]]:
-    """The facts and parts of ``to_records``; the parts are views of the message's bytes.
+    """The fields and frames of ``to_records``; the frames are views of the message's bytes.
 
     Args:
         content: of a message.
@@ -62,21 +62,21 @@ def from_records(content: RecordDict, most: int = _TEXT_BYTES) -> tuple[dict[str
         PayloadError: it was not made by ``to_records``, or its text is beyond the bound.
     """
     try:
-        facts = read_json(str(content.config_records[_FACTS]["json"]), most)
-        headers = [str(header) for header in facts.pop("parts")]
-        parts = [Frame(header, _buffers(content, number)) for number, header in enumerate(headers)]
+        fields = read_json(str(content.config_records[_FIELDS]["json"]), most)
+        headers = [str(header) for header in fields.pop("parts")]
+        frames = [Frame(header, _buffers(content, number)) for number, header in enumerate(headers)]
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise PayloadError(f"damaged message: {type(error).__name__}: {error}") from error
-    _require_announced(content, len(parts))
-    return facts, parts
+    _require_announced(content, len(frames))
+    return fields, frames
 
 
-def _require_announced(content: RecordDict, parts: int) -> None:
-    """What no part announces would only take up memory."""
-    known = {_FACTS, *(f"part-{number}" for number in range(parts))}
+def _require_announced(content: RecordDict, frames: int) -> None:
+    """What no frame announces would only take up memory."""
+    known = {_FIELDS, *(f"part-{number}" for number in range(frames))}
     odd = [str(name) for name in content if name not in known]
     if odd:
-        raise PayloadError(f"damaged message: record '{odd[0][:64]}' belongs to none of its {parts} parts")
+        raise PayloadError(f"damaged message: record '{odd[0][:64]}' belongs to none of its {frames} frames")
 
 
 def _array(raw: memoryview) -> Array:

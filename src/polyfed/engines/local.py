@@ -21,8 +21,8 @@ from polyfed.wire.limits import Limits
 from polyfed.wire.messages import Answer, Request
 from polyfed.wire.payload import Payload
 
-T = TypeVar("T")
-M = TypeVar("M", Request, Answer)
+_T = TypeVar("_T")
+_M = TypeVar("_M", Request, Answer)
 
 
 class Local(EngineSettings):
@@ -30,7 +30,7 @@ class Local(EngineSettings):
 
     serialize: bool = Field(default=False, description="lay out and read every message as if it crossed a wire")
 
-    def serve(self, hosting: Hosting, body: Callable[[Engine], T]) -> T:
+    def serve(self, hosting: Hosting, body: Callable[[Engine], _T]) -> _T:
         """Run ``body`` with an engine over a site in this process."""
         return body(LocalEngine(hosting.here(), serialize=self.serialize))
 
@@ -67,13 +67,13 @@ class LocalEngine:
         except PayloadError as error:
             return Answer(request.client, error=str(error))
 
-    def _crossed(self, message: M) -> M:
+    def _crossed(self, message: _M) -> _M:
         if not self.serialize or message.payload is None:
             return message
         return replace(message, payload=_through_bytes(message.payload, self.site.limits))
 
 
 def _through_bytes(payload: Payload, limits: Limits) -> Payload:
-    messages, parts = pack({"it": payload}, checksums=True)
-    copied = [Frame(part.header, [memoryview(bytes(buffer)) for buffer in part.buffers]) for part in parts]
+    messages, frames = pack({"it": payload}, checksums=True)
+    copied = [Frame(frame.header, [memoryview(bytes(buffer)) for buffer in frame.buffers]) for frame in frames]
     return unpack(messages["it"], copied, limits)

@@ -28,20 +28,20 @@ from polyfed.core.activity import client_started
 from polyfed.core.errors import ConfigError, ExchangeError, PayloadError
 from polyfed.core.extras import how_to_install
 from polyfed.engines.engine import EngineSettings, Hosting
-from polyfed.engines.envelopes import Envelope, answer_of, envelope_requests, parcel_answer, request_of
 from polyfed.engines.quiet import SPEED, be_quiet
 from polyfed.engines.site import RunSpec, Site
 from polyfed.federation.client import ClientInfo
 from polyfed.federation.cohort import Engine
 from polyfed.federation.settings import SiteSettings
+from polyfed.wire.envelopes import Envelope, answer_of, envelope_answer, envelope_requests, request_of
 from polyfed.wire.frames import Frame
 from polyfed.wire.limits import Limits
 from polyfed.wire.messages import Answer, Request
 
-T = TypeVar("T")
-log = logging.getLogger(__name__)
+_T = TypeVar("_T")
+_log = logging.getLogger(__name__)
 _STARTING = 120.0  # seconds that a new worker may take before its clients' time begins to count
-_SMALL = 1 << 16  # bytes of a part that travels with each request; putting it into the store takes longer
+_SMALL = 1 << 16  # bytes of a frame that travels with each request; putting it into the store takes longer
 _AHEAD = 2  # clients a worker is given before the reply of the first is taken
 Portable = tuple[str, list[np.ndarray[Any, np.dtype[np.uint8]]]]
 
@@ -68,7 +68,7 @@ class Ray(EngineSettings):
         if find_spec("ray") is None:
             raise ConfigError(f"run.engine is ray, which is not installed; {how_to_install(self.pip_extra)}")
 
-    def serve(self, hosting: Hosting, body: Callable[[Engine], T]) -> T:
+    def serve(self, hosting: Hosting, body: Callable[[Engine], _T]) -> _T:
         """Start workers, run ``body``, and stop them."""
         threads = hosting.settings.run.threads
         count = self.workers or max((os.cpu_count() or 1) // threads, 1)
@@ -146,16 +146,16 @@ class Worker:
         """The process is up; returns its number."""
         return os.getpid()
 
-    def run(self, client: str, text: str, *parts: Portable) -> tuple[str, list[Portable], float]:
+    def run(self, client: str, text: str, *frames: Portable) -> tuple[str, list[Portable], float]:
         """Perform a client's request; returns the answer and the seconds it took."""
         started = time.monotonic()
         try:
-            request = request_of(text, [_part(part) for part in parts], self.site.limits)
+            request = request_of(text, [_frame(frame) for frame in frames], self.site.limits)
             answer = self.site.answer(request)
         except PayloadError as error:
             answer = Answer(client, error=str(error))
-        reply, made = parcel_answer(answer)
-        return reply, [_portable(part) for part in made], time.monotonic() - started
+        reply, made = envelope_answer(answer)
+        return reply, [_portable(frame) for frame in made], time.monotonic() - started
 
 
 class _Pool:
@@ -235,9 +235,9 @@ class RayEngine:
 
     def exchange(self, requests: Sequence[Request], deadline: float | None) -> Iterator[Answer]:
         """Run the step in the clients' workers; see ``Engine.exchange``. Time in a worker's queue does not count."""
-        envelopes, parts = envelope_requests(requests)
+        envelopes, frames = envelope_requests(requests)
         uses = Counter(place for envelope in envelopes for place in envelope.places)
-        round_trip = _RoundTrip(self._pool, parts, uses, deadline, self._retries)
+        round_trip = _RoundTrip(self._pool, frames, uses, deadline, self._retries)
         for request, envelope in zip(requests, envelopes, strict=True):
             if round_trip.is_full():
                 yield round_trip.next()
@@ -248,10 +248,10 @@ class RayEngine:
 
 @dataclass
 class _RoundTrip:
-    """One exchange: requests under way in the order of submission, and the parts that they share."""
+    """One exchange: requests under way in the order of submission, and the frames that they share."""
 
     pool: _Pool
-    parts: list[Frame]
+    frames: list[Frame]
     uses: Counter[int]
     deadline: float | None
     retries: int
@@ -294,7 +294,7 @@ class _RoundTrip:
 
         client = pending.request.client
         try:
-            text, parts, seconds = get(pending.reply, timeout=self._patience(pending))
+            text, frames, seconds = get(pending.reply, timeout=self._patience(pending))
         except exceptions.GetTimeoutError:
             self._restart(pending.worker, skip=pending)  # it hangs, or is so slow that others would wait for it
             return self._late(client)
@@ -304,11 +304,11 @@ class _RoundTrip:
             return Answer(client, error=f"{type(error).__name__} in its worker", details=str(error))
         if self.deadline is not None and seconds > self.deadline:
             return self._late(client)
-        return answer_of(client, text, [_part(part) for part in parts], self.pool.limits)
+        return answer_of(client, text, [_frame(frame) for frame in frames], self.pool.limits)
 
     def _died(self, pending: _Pending, details: str) -> Answer | None:
         pending.deaths += 1
-        log.warning("the worker of client %s died; a new one takes over", pending.request.client)
+        _log.warning("the worker of client %s died; a new one takes over", pending.request.client)
         if pending.deaths <= self.retries:
             self._restart(pending.worker)
             return None
@@ -332,25 +332,25 @@ class _RoundTrip:
                 self._send(pending)
 
     def _send(self, pending: _Pending) -> None:
-        parts = [self._place(number) for number in pending.envelope.places]
+        frames = [self._place(number) for number in pending.envelope.places]
         worker = self.pool.workers[pending.worker]
-        pending.reply = worker.run.remote(pending.request.client, pending.envelope.text, *parts)
+        pending.reply = worker.run.remote(pending.request.client, pending.envelope.text, *frames)
 
     def _place(self, number: int) -> Any:
         import ray
 
         if number not in self._placed:
-            portable = _portable(self.parts[number])
-            small = sum(buffer.nbytes for buffer in self.parts[number].buffers) < _SMALL
+            portable = _portable(self.frames[number])
+            small = sum(buffer.nbytes for buffer in self.frames[number].buffers) < _SMALL
             self._placed[number] = portable if small else ray.put(portable)
         return self._placed[number]
 
 
-def _portable(part: Frame) -> Portable:
-    """A part as Ray carries it without copies: arrays, whose bytes it takes out of band."""
-    return part.header, [np.frombuffer(buffer, dtype=np.uint8) for buffer in part.buffers]
+def _portable(frame: Frame) -> Portable:
+    """A frame as Ray carries it without copies: arrays, whose bytes it takes out of band."""
+    return frame.header, [np.frombuffer(buffer, dtype=np.uint8) for buffer in frame.buffers]
 
 
-def _part(portable: Portable) -> Frame:
+def _frame(portable: Portable) -> Frame:
     header, arrays = portable
     return Frame(header, [array.data for array in arrays])

@@ -34,7 +34,7 @@ from polyfed.wire.payload import Payload, TensorBundle
 from polyfed.wire.schema import StepSchema, steps_of
 from polyfed.wire.transport import Transport
 
-log = logging.getLogger(__name__)
+_log = logging.getLogger(__name__)
 
 
 @dataclass
@@ -176,7 +176,7 @@ class Site:
         try:
             return Answer(request.client, self.handle(request))
         except Exception as error:
-            log.debug("client %s failed in step %s", request.client, request.step, exc_info=True)
+            _log.debug("client %s failed in step %s", request.client, request.step, exc_info=True)
             details = traceback.format_exc() if tracebacks else ""
             return Answer(request.client, error=f"{type(error).__name__}: {error}", details=details)
 
@@ -342,6 +342,6 @@ def _joined(states: dict[str, dict[str, Tensor]]) -> dict[str, Tensor]:
 def _groups(joined: dict[str, Tensor]) -> dict[str, dict[str, Tensor]]:
     states: dict[str, dict[str, Tensor]] = {}
     for key, value in joined.items():
-        name, _, rest = key.partition(":")
-        states.setdefault(name, {})[rest] = value
+        optimizer, _, tensor = key.partition(":")
+        states.setdefault(optimizer, {})[tensor] = value
     return states

@@ -34,25 +34,28 @@ def require_alike(name: str, group: GroupSettings, own: Split, also: Split) -> N
         ConfigError: a modality is missing in the second, or the task's classes are not the same in both.
     """
     key = f"clients.{name}.also"
-    for modality in dict.fromkeys(modality for model in group.models for modality in model.encoders):
-        if modality not in also.columns:
-            has = ", ".join(also.columns) or "none"
-            raise ConfigError(f"{key}: '{also.source}' has no '{modality}', which these clients encode; it has: {has}")
+    missing = [modality for model in group.models for modality in model.encoders if modality not in also.columns]
+    if missing:
+        has = ", ".join(also.columns) or "none"
+        raise ConfigError(f"{key}: '{also.source}' has no '{missing[0]}', which these clients encode; it has: {has}")
     target = _target(group.task)
-    if not target or own.source == also.source:
-        return
-    names = [split.classes.get(target) for split in (own, also)]
-    if target not in also.targets or not all(names) or tuple(names[0] or ()) != tuple(names[1] or ()):
+    if target and own.source != also.source and not _have_equal_classes(target, own, also):
         raise ConfigError(
             f"{key}: classes of '{target}' in '{also.source}' are not those of '{own.source}', by their names, so one "
             "classifier cannot learn both; hold sources with the same classes"
         )
 
 
-def mixed(own: Samples, also: Samples, task: Task) -> Samples:
+def _have_equal_classes(target: str, own: Split, also: Split) -> bool:
+    """Whether both name the classes of the target, and alike: numbers without names may mean anything."""
+    names = tuple(own.classes.get(target) or ())
+    return target in also.targets and bool(names) and names == tuple(also.classes.get(target) or ())
+
+
+def with_additional(own: Samples, also: Samples, task: Task) -> Samples:
     """The samples of both, with the targets that both have; those of other classes are left out.
 
-    The caller has found that the task's own classes are the same in both.
+    That the task's own classes are the same in both has been checked (``require_alike``).
     """
     differing = {
         name

@@ -14,7 +14,8 @@ from torch import Tensor
 from polyfed.core.errors import ExchangeError, PayloadError
 from polyfed.federation.bounds import Bounds
 from polyfed.federation.client import ClientInfo
-from polyfed.federation.gate import Arrival, Gate, Usual
+from polyfed.federation.gate import ReplyGate, Usual
+from polyfed.federation.waiting import Arrival
 from polyfed.wire.ledger import Ledger
 from polyfed.wire.limits import Limits
 from polyfed.wire.messages import Answer, Request, StateVersion
@@ -22,7 +23,7 @@ from polyfed.wire.payload import Payload, Scalar, TensorBundle, Weights
 from polyfed.wire.schema import StepSchema, schema_of
 from polyfed.wire.transport import Transport
 
-T = TypeVar("T")
+_T = TypeVar("_T")
 
 
 class Reply:
@@ -54,10 +55,10 @@ class Reply:
 
 
 @dataclass(frozen=True)
-class each(Generic[T]):  # noqa: N801 - reads as a word in cohort.ask(..., weights=each(...))
+class each(Generic[_T]):  # noqa: N801 - reads as a word in cohort.ask(..., weights=each(...))
     """A field whose value differs from client to client."""
 
-    of: Callable[[ClientInfo], T]
+    of: Callable[[ClientInfo], _T]
 
 
 class Engine(Protocol):
@@ -201,12 +202,12 @@ class Cohort:
                 f"the quorum (run.min_clients) is {needed} ({'; '.join(reasons) or 'nobody was asked'})"
             )
 
-    def _gate(self, step: str, origins: Mapping[str, Any], changes: Collection[str]) -> Gate:
+    def _gate(self, step: str, origins: Mapping[str, Any], changes: Collection[str]) -> ReplyGate:
         def origin(client: ClientInfo, name: str) -> Mapping[str, Tensor]:
             start = value.of(client) if isinstance(value := origins.get(name), each) else value
             return start if isinstance(start, Weights) else {}
 
-        return Gate(
+        return ReplyGate(
             self.bounds, step, self.clients, self.usual, origin, changes, self.folder, self.reaches, self.across
         )
 
@@ -214,7 +215,7 @@ class Cohort:
         self,
         requests: Sequence[Request],
         answers: Iterator[Answer],
-        gate: Gate,
+        gate: ReplyGate,
         schema: StepSchema,
         check: Callable[[Reply], None],
         drop: Callable[[ClientInfo, str, str], None],

@@ -1,73 +1,54 @@
-"""The gate that replies pass: those whose updates are far longer than their cohort's are shortened or refused."""
+"""Norm clipping of a cohort's replies: updates far longer than the median are scaled down, or their senders refused.
+
+Norms are taken of the update of each tensor and of all weights together, relative to the medians of this ask and the
+last one: within an architecture, and, where the method averages across architectures, of what all have in common.
+"""
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from math import hypot, prod
 from pathlib import Path
-from typing import IO
 
-import safetensors.torch
-import torch
 from torch import Tensor
 
-from polyfed.federation.bounds import (
+from polyfed.federation.bounds import ENOUGH, Bounds
+from polyfed.federation.client import ClientInfo
+from polyfed.federation.median_norms import (
+    Shapes,
+    at_rest,
+    expected_from_all,
+    largest_of,
+    median_norms,
+    medians_across,
+    within_all,
+)
+from polyfed.federation.update_norms import (
     ALONG,
-    ENOUGH,
     SENT,
     SIZE,
     WHOLE,
-    Bounds,
-    Lengths,
-    Shapes,
-    at_rest,
+    Norms,
+    clipped,
     excess,
-    from_anywhere,
-    lengths,
-    shortened,
-    times,
-    usual,
-    usual_anywhere,
-    within_anywhere,
+    times_median,
+    update_norms,
 )
-from polyfed.federation.client import ClientInfo
-from polyfed.wire.framing import tensor_bytes
-from polyfed.wire.payload import Payload, TensorBundle, Weights, settled
+from polyfed.federation.waiting import Arrival, WaitingRoom
+from polyfed.wire.payload import Payload, TensorBundle, Weights
 
 Origin = Callable[[ClientInfo, str], Mapping[str, Tensor]]
 
 Usual = dict[str, dict[str, float]]
-"""Step, field and architecture -> what updates were last like there; see ``bounds.usual``.
+"""Step, field and architecture -> what updates were last like there; see ``median_norms``.
 
-Step and field, after ``_ANYWHERE`` -> what they were like in all architectures; see ``bounds.usual_anywhere``."""
+Step and field, after ``_ACROSS`` -> what they were like across architectures; see ``median_norms.medians_across``."""
 
-_ANYWHERE = "anywhere "  # no step's name has a blank
-
-
-@dataclass(frozen=True)
-class Arrival:
-    """A reply at the gate.
-
-    Attributes:
-        client: who sent it.
-        payload: what it sent.
-        moved: field of weights -> lengths of its update.
-        shapes: field of weights -> shapes of its floating tensors.
-        refused: why it does not pass, or None.
-        shortened: what was scaled down, or None.
-    """
-
-    client: ClientInfo
-    payload: Payload
-    moved: Mapping[str, Lengths]
-    shapes: Mapping[str, Shapes] = field(default_factory=dict)
-    refused: str | None = None
-    shortened: str | None = None
+_ACROSS = "anywhere "  # a prefix that no step's name has, as names have no blanks
 
 
-class Gate:
+class ReplyGate:
     """Lets the replies to one ask through, in the order in which they come.
 
     A reply whose updates are of a length that was usual the last time passes at once. The first that is not waits, and
@@ -105,8 +86,8 @@ class Gate:
         self._origin, self._changes = origin, changes
         self._room = WaitingRoom(bounds.waiting, folder)
         self._reaches = reaches or {}
-        self._seen: dict[str, list[Lengths]] = {}
-        self._seen_anywhere: dict[str, list[tuple[Lengths, Shapes]]] = {}
+        self._seen: dict[str, list[Norms]] = {}
+        self._seen_across: dict[str, list[tuple[Norms, Shapes]]] = {}
         self._entries: dict[str, dict[str, int]] = {}
         self._is_small = len(asked) < ENOUGH
         self._across = across
@@ -118,7 +99,7 @@ class Gate:
             PayloadError: a tensor has another shape or type of numbers than what was sent, or a counter fell.
         """
         weights = {name: item for name, item in payload.bundles.items() if isinstance(item, Weights)}
-        moved = {name: lengths(item, self.start(client, name)) for name, item in weights.items()}
+        moved = {name: update_norms(item, self.start(client, name)) for name, item in weights.items()}
         return Arrival(client, payload, moved, {name: _shapes(item) for name, item in weights.items()})
 
     def start(self, client: ClientInfo, name: str) -> Mapping[str, Tensor]:
@@ -133,17 +114,17 @@ class Gate:
                 yield arrival
             else:
                 self._room.add(arrival)
-        now = {key: usual(seen, self._entries[key]) for key, seen in self._seen.items()}
-        now |= {key: usual_anywhere(seen) for key, seen in self._seen_anywhere.items()}
+        now = {key: median_norms(seen, self._entries[key]) for key, seen in self._seen.items()}
+        now |= {key: medians_across(seen) for key, seen in self._seen_across.items()}
         for arrival in self._room.leaving():
             yield self._judged(arrival, now)
         self._known.update({key: self._lasting(key, values) for key, values in now.items() if values})
 
     def _lasting(self, key: str, now: dict[str, float]) -> dict[str, float]:
         """What is known from now on; of changes the most, as first ones are long, and newcomers come at any time."""
-        if key.removeprefix(_ANYWHERE).split("/")[1] not in self._changes:
+        if key.removeprefix(_ACROSS).split("/")[1] not in self._changes:
             return now
-        return _larger([now, self._known.get(key, {})])
+        return largest_of([now, self._known.get(key, {})])
 
     def _key(self, client: ClientInfo, name: str) -> str:
         return f"{self._step}/{name}/{client.architecture}"
@@ -153,14 +134,14 @@ class Gate:
             key, shapes = self._key(arrival.client, name), arrival.shapes[name]
             self._seen.setdefault(key, []).append(moved)
             if self._across:
-                self._seen_anywhere.setdefault(self._anywhere(name), []).append((moved, shapes))
+                self._seen_across.setdefault(self._across_key(name), []).append((moved, shapes))
             self._entries.setdefault(key, {tensor: prod(shape) for tensor, shape in shapes.items()})
 
-    def _anywhere(self, name: str) -> str:
-        return f"{_ANYWHERE}{self._step}/{name}"
+    def _across_key(self, name: str) -> str:
+        return f"{_ACROSS}{self._step}/{name}"
 
     def _is_incomparable(self, arrival: Arrival) -> bool:
-        keys = [key for name in arrival.moved for key in (self._key(arrival.client, name), self._anywhere(name))]
+        keys = [key for name in arrival.moved for key in (self._key(arrival.client, name), self._across_key(name))]
         nothing = self._is_small and not any(self._known.get(key) for key in keys)
         return not self._bounds.bind or not arrival.moved or nothing
 
@@ -172,16 +153,16 @@ class Gate:
         """What was usual for a reply the last time: in its architecture, else in all."""
         own = self._known.get(self._key(arrival.client, name), {})
         if not own:
-            return self._by_all(arrival, name, self._known)
-        return within_anywhere(own, self._known.get(self._anywhere(name), {}), arrival.shapes[name])
+            return self._from_all(arrival, name, self._known)
+        return within_all(own, self._known.get(self._across_key(name), {}), arrival.shapes[name])
 
-    def _by_all(self, arrival: Arrival, name: str, tables: Mapping[str, Mapping[str, float]]) -> Mapping[str, float]:
-        known = tables.get(self._anywhere(name), {})
-        return from_anywhere(known, arrival.moved[name], arrival.shapes[name], self._sent(arrival, name))
+    def _from_all(self, arrival: Arrival, name: str, tables: Mapping[str, Mapping[str, float]]) -> Mapping[str, float]:
+        known = tables.get(self._across_key(name), {})
+        return expected_from_all(known, arrival.moved[name], arrival.shapes[name], self._sent(arrival, name))
 
-    def _sent(self, arrival: Arrival, name: str) -> Lengths:
-        """Lengths of what an update started from, or of what a change changes."""
-        return lengths(self._origin(arrival.client, name), {})
+    def _sent(self, arrival: Arrival, name: str) -> Norms:
+        """Norms of what an update started from, or of what a change changes."""
+        return update_norms(self._origin(arrival.client, name), {})
 
     def _judged(self, arrival: Arrival, now: Mapping[str, Mapping[str, float]]) -> Arrival:
         fields, notes = dict(arrival.payload.fields), []
@@ -193,7 +174,7 @@ class Gate:
             if too_long is not None and self._bounds.update is not None:
                 start, item = self.start(arrival.client, name), arrival.payload.bundles[name]
                 most = self._bounds.update * self._reach(arrival, name)
-                fields[name] = Weights(shortened(item, start, moved, known, most))
+                fields[name] = Weights(clipped(item, start, moved, known, most))
                 notes.append(too_long)
         return replace(arrival, payload=Payload(fields), shortened="; ".join(notes)) if notes else arrival
 
@@ -206,7 +187,7 @@ class Gate:
         """Why the weights in a field are to be refused, and why to be shortened."""
         moved, bounds, reach = arrival.moved[name], self._bounds, self._reach(arrival, name)
         if name not in self._changes:
-            length, size = times(moved, known, WHOLE) / reach, self._oversize(moved, known, reach)
+            length, size = times_median(moved, known, WHOLE) / reach, self._oversize(moved, known, reach)
             if bounds.refuse is not None and length > bounds.refuse:
                 return self._reason(f"{name}: the update is", length, reach, "refuse", bounds.refuse), None
             if bounds.size is not None and size > bounds.size:
@@ -218,7 +199,7 @@ class Gate:
         return None, self._reason(f"{name}: the update{where} is", ratio / reach, reach, "update", bounds.update)
 
     @staticmethod
-    def _oversize(moved: Lengths, known: Mapping[str, float], reach: float) -> float:
+    def _oversize(moved: Norms, known: Mapping[str, float], reach: float) -> float:
         """How many times as long as usual new weights are; 0 where they are hardly more than their updates.
 
         Who may come farther may also arrive at longer weights.
@@ -238,15 +219,15 @@ class Gate:
         key = self._key(arrival.client, name)
         known = [now[key], self._known.get(key, {})]
         if not now[key]:
-            known += [self._by_all(arrival, name, now) or self._by_all(arrival, name, self._known)]
-        anywhere = _larger([now.get(self._anywhere(name), {}), self._known.get(self._anywhere(name), {})])
-        lasting = within_anywhere(_larger(known), anywhere, arrival.shapes[name])
+            known += [self._from_all(arrival, name, now) or self._from_all(arrival, name, self._known)]
+        across = largest_of([now.get(self._across_key(name), {}), self._known.get(self._across_key(name), {})])
+        lasting = within_all(largest_of(known), across, arrival.shapes[name])
         if not lasting and len(self._seen[key]) >= ENOUGH:
             return at_rest(arrival.moved[name], arrival.shapes[name], self._sent(arrival, name))
         if not lasting or name not in self._changes:
             return lasting
         sent = self._sent(arrival, name)
-        return _larger([lasting, {tensor: sent[tensor] for tensor in sent if tensor not in (SIZE, SENT, ALONG)}])
+        return largest_of([lasting, {tensor: sent[tensor] for tensor in sent if tensor not in (SIZE, SENT, ALONG)}])
 
     @staticmethod
     def _reason(what: str, ratio: float, reach: float, setting: str, bound: float) -> str:
@@ -254,80 +235,5 @@ class Gate:
         return f"{what} {ratio:.3g} times as long as usual in its cohort{room}, run.bounds.{setting} is {bound:g}"
 
 
-def _larger(tables: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    names = {name for table in tables for name in table}
-    return {name: max(table.get(name, 0.0) for table in tables) for name in names}
-
-
 def _shapes(item: TensorBundle) -> dict[str, tuple[int, ...]]:
     return {name: tuple(value.shape) for name, value in item.items() if value.is_floating_point()}
-
-
-@dataclass
-class WaitingRoom:
-    """Replies in order: in memory up to a number of bytes, the others in files without a name.
-
-    Attributes:
-        limit: bytes of tensors in memory.
-        folder: where the files are; None: where temporary files are.
-    """
-
-    limit: int
-    folder: Path | None = None
-    _held: list[Arrival | _Filed] = field(default_factory=list)
-    _bytes: int = 0
-
-    @property
-    def is_empty(self) -> bool:
-        """Whether nobody waits."""
-        return not self._held
-
-    def add(self, arrival: Arrival) -> None:
-        """Let a reply wait."""
-        size = sum(tensor_bytes(item) for item in arrival.payload.bundles.values())
-        if self._bytes + size <= self.limit:
-            self._bytes += size
-            self._held.append(arrival)
-        else:
-            self._held.append(_Filed.of(arrival, self.folder))
-
-    def leaving(self) -> Iterator[Arrival]:
-        """All replies in order; each is let go of when the next is asked for."""
-        self._held.reverse()
-        while self._held:
-            item = self._held.pop()
-            yield item.read() if isinstance(item, _Filed) else item
-
-
-@dataclass(frozen=True)
-class _Filed:
-    """A reply whose tensors are in a file, which is gone when it is closed, even by a kill."""
-
-    arrival: Arrival
-    file: IO[bytes]
-    devices: Mapping[str, torch.device]
-
-    @classmethod
-    def of(cls, arrival: Arrival, folder: Path | None) -> _Filed:
-        bundles = arrival.payload.bundles
-        tensors = {f"{name}/{key}": value for name, item in bundles.items() for key, value in item.items()}
-        file = tempfile.TemporaryFile(dir=folder)  # noqa: SIM115 - closed by ``read``
-        file.write(safetensors.torch.save({key: value.cpu().contiguous().clone() for key, value in tensors.items()}))
-        empty = {name: _with_tensors(item, {}) for name, item in bundles.items()}
-        outline = replace(arrival, payload=Payload({**arrival.payload.fields, **empty}))
-        return cls(outline, file, {key: value.device for key, value in tensors.items()})
-
-    def read(self) -> Arrival:
-        with self.file:
-            self.file.seek(0)
-            loaded = safetensors.torch.load(self.file.read())
-        tensors: dict[str, dict[str, Tensor]] = {name: {} for name in self.arrival.payload.bundles}
-        for path, device in self.devices.items():
-            name, _, key = path.partition("/")
-            tensors[name][key] = settled(loaded[path].to(device))
-        full = {name: _with_tensors(item, tensors[name]) for name, item in self.arrival.payload.bundles.items()}
-        return replace(self.arrival, payload=Payload({**self.arrival.payload.fields, **full}))
-
-
-def _with_tensors(item: TensorBundle, tensors: Mapping[str, Tensor]) -> TensorBundle:
-    return type(item)(tensors=tensors, **item.attributes())

@@ -25,7 +25,7 @@ from polyfed.optim.settings import clip_gradients
 from polyfed.optim.state import load_optimizer_tensors, optimizer_tensors
 from polyfed.tasks.task import Task
 
-T = TypeVar("T")
+_T = TypeVar("_T")
 Precision = Literal["float32", "bfloat16"]
 Regulariser = Callable[[Embedder, Batch], Tensor]
 """A loss that a method adds to the task's: from the model and a batch."""
@@ -61,11 +61,7 @@ class Trainer:
         self._named = [(name, value) for name, value in model.named_parameters() if value.requires_grad and only(name)]
         self._clip, self._schedule = training.optimizer.clip, training.schedule
         self._clock, self._epochs = clock, epochs
-        bare = {id(value) for value in undecayed(model)}
-        own = [value for _, value in self._named if id(value) not in bare]
-        spared = [value for _, value in self._named if id(value) in bare]
-        groups: list[dict[str, Any]] = [{"params": own}, {"params": spared, "weight_decay": 0.0}]
-        self.optimizer = training.optimizer.build([group for group in groups if group["params"]])
+        self.optimizer = training.optimizer.build(_decay_groups(model, [value for _, value in self._named]))
         self._base = [group["lr"] for group in self.optimizer.param_groups]
 
     def step(self, loss: Tensor, correct: Callable[[Mapping[str, Tensor]], None] | None = None) -> None:
@@ -103,6 +99,15 @@ class Trainer:
         factor = self._schedule.factor(done, clock.rounds, epoch.number, clock.epochs)
         for group, base in zip(self.optimizer.param_groups, self._base, strict=True):
             group["lr"] = base * factor
+
+
+def _decay_groups(model: nn.Module, parameters: Sequence[Tensor]) -> list[dict[str, Any]]:
+    """Parameters that weight decay applies to, and those that it spares, as an optimiser takes them."""
+    exempt = {id(value) for value in undecayed(model)}
+    decayed = [value for value in parameters if id(value) not in exempt]
+    spared = [value for value in parameters if id(value) in exempt]
+    groups: list[dict[str, Any]] = [{"params": decayed}, {"params": spared, "weight_decay": 0.0}]
+    return [group for group in groups if group["params"]]  # an optimiser refuses an empty group
 
 
 def step_together(
@@ -231,7 +236,7 @@ class Participant:
             if len(batch) > 1:
                 yield batch if device.type == "cpu" else batch.to(device)
 
-    def _counted(self, batches: Iterable[T], purpose: str, a_pass: int) -> Iterator[T]:
+    def _counted(self, batches: Iterable[_T], purpose: str, a_pass: int) -> Iterator[_T]:
         """The batches of a pass, told of as a part of all epochs of the step."""
         epoch, epochs, _ = self._epochs.current or Epoch(0, 1)
         what = re.sub(r"(-\d+)+$", "", purpose)

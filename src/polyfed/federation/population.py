@@ -14,7 +14,7 @@ from polyfed.core.randomness import isolated
 from polyfed.data.assembly import of_items
 from polyfed.data.samples import Samples
 from polyfed.data.source import Split
-from polyfed.federation.additional import mixed
+from polyfed.federation.additional import with_additional
 from polyfed.federation.client import ClientInfo
 from polyfed.federation.heads import head_name
 from polyfed.federation.holdings import holding
@@ -22,7 +22,7 @@ from polyfed.federation.membership import Member, Membership
 from polyfed.federation.opened_data import OpenedData, Views
 from polyfed.federation.public_set import PublicSet
 from polyfed.federation.settings import DataSettings, GroupSettings, PublicSettings, ServerSettings
-from polyfed.federation.soundness import require_apart, require_equal_width, require_models, require_test_items
+from polyfed.federation.soundness import require_disjoint_data, require_equal_width, require_models, require_test_items
 from polyfed.federation.types import Blueprint
 from polyfed.models.model import Model, ModelSettings
 from polyfed.models.slots import places
@@ -99,7 +99,7 @@ class Population:
         """
         require_models(self)
         require_test_items(self)
-        require_apart(self)
+        require_disjoint_data(self)
         if self.public is not None:
             require_equal_width(self)
 
@@ -120,7 +120,7 @@ class Population:
         own = of_items(self._viewed(split, member, model), member.items)
         if member.also is None:
             return own
-        return mixed(own, of_items(self._additional(member, model), member.also), member.settings.task)
+        return with_additional(own, of_items(self._additional(member, model), member.also), member.settings.task)
 
     def test(self, member: Member, model: ModelSettings | None = None) -> Samples | None:
         """A client's test samples; those of a group that are tested on the same items share them.

@@ -37,7 +37,7 @@ def require_models(population: Population) -> None:
             )
 
 
-def require_apart(population: Population) -> None:
+def require_disjoint_data(population: Population) -> None:
     """Check that what clients hold in addition is not tested on nor held twice, and that public items are only public.
 
     Raises:

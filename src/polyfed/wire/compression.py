@@ -22,10 +22,10 @@ import torch
 from torch import Tensor
 
 from polyfed.core.errors import PayloadError
-from polyfed.wire.framing import parsed, require_attributes
+from polyfed.wire.framing import parsed_object, require_attributes
 from polyfed.wire.limits import Limits
-from polyfed.wire.payload import KINDS, Coded, TensorBundle, settled
-from polyfed.wire.quantisation import dequantise, kept, largest, quantise
+from polyfed.wire.payload import BUNDLE_KINDS, Coded, TensorBundle, settled
+from polyfed.wire.quantisation import dequantise, kept, largest_entries, quantise
 
 _FLOATS = (torch.float32, torch.float16, torch.bfloat16)
 _MOST = (1 << 31) - 1  # entries that int32 can point at
@@ -33,12 +33,12 @@ Roles = dict[str, Tensor]
 
 
 @dataclass(frozen=True)
-class OutputKind:
-    """How tensors of a bundle cross.
+class Compression:
+    """How the tensors of a bundle cross.
 
     Attributes:
         dtype: type of fp32 tensors on the wire; int8: of those with two or more dimensions, others stay as they are.
-        topk: share of the entries that cross of a tensor that the receiver knows in an earlier form, or None.
+        topk: share of the entries that cross of a tensor that the receiver knows in an earlier version, or None.
         omit: leave out what the receiver knows bit for bit.
     """
 
@@ -56,15 +56,15 @@ class OutputKind:
 
 
 @torch.no_grad()
-def encoded(bundle: TensorBundle, form: OutputKind, known: Mapping[str, Tensor]) -> TensorBundle:
+def compressed(bundle: TensorBundle, compression: Compression, known: Mapping[str, Tensor]) -> TensorBundle:
     """The bundle as it crosses: itself in a shorter type if nothing else is to be done, or ``Coded``.
 
     Args:
         bundle: to send.
-        form: how.
+        compression: the type on the wire, and what may be left out.
         known: name -> tensor that the receiver of this message sent in the same exchange.
     """
-    laid = {name: _laid_out(value, form, _usable(known.get(name), value)) for name, value in bundle.items()}
+    laid = {name: _laid_out(value, compression, _usable(known.get(name), value)) for name, value in bundle.items()}
     if all(roles.keys() == {"whole"} for roles in laid.values()):
         tensors = {name: roles["whole"] for name, roles in laid.items()}
         same = all(value is bundle[name] for name, value in tensors.items())
@@ -78,42 +78,44 @@ def _usable(known: Tensor | None, value: Tensor) -> Tensor | None:
     return known.to(value.device) if known is not None and fits else None
 
 
-def _laid_out(value: Tensor, form: OutputKind, known: Tensor | None) -> Roles:
-    if known is not None and form.omit and torch.equal(_bits(value), _bits(known)):
+def _laid_out(value: Tensor, compression: Compression, known: Tensor | None) -> Roles:
+    if known is not None and compression.omit and torch.equal(_bits(value), _bits(known)):
         return {"base": value.new_empty(0)}
-    if known is not None and form.topk is not None and _thins(value, form, form.topk):
-        roles = _thinned(value, known, form, form.topk)
+    if known is not None and compression.topk is not None and _thins(value, compression, compression.topk):
+        roles = _thinned(value, known, compression, compression.topk)
     else:
-        roles = _dense(value, form)
+        roles = _dense(value, compression)
     return {role: settled(tensor) for role, tensor in roles.items()}
 
 
-def _dense(value: Tensor, form: OutputKind) -> Roles:
+def _dense(value: Tensor, compression: Compression) -> Roles:
     if value.dtype != torch.float32:
         return {"whole": value}
-    if form.dtype == torch.int8 and value.ndim > 1 and 3 * value.numel() > 4 * len(value):  # else scales cost more
+    if (
+        compression.dtype == torch.int8 and value.ndim > 1 and 3 * value.numel() > 4 * len(value)
+    ):  # else scales cost more
         codes, scales = quantise(value)
         return {"codes": codes, "scales": scales}
-    return {"whole": value.to(form.whole)}
+    return {"whole": value.to(compression.whole)}
 
 
-def _thins(value: Tensor, form: OutputKind, share: float) -> bool:
+def _thins(value: Tensor, compression: Compression, share: float) -> bool:
     """Whether some entries, with their places, are smaller than all; vectors such as biases stay whole."""
-    size, count = form.dtype.itemsize, value.numel()
+    size, count = compression.dtype.itemsize, value.numel()
     is_matrix = value.dtype == torch.float32 and value.ndim > 1 and count <= _MOST
     return is_matrix and kept(count, share) * (size + 4) < count * size
 
 
-def _thinned(value: Tensor, known: Tensor, form: OutputKind, share: float) -> Roles:
+def _thinned(value: Tensor, known: Tensor, compression: Compression, share: float) -> Roles:
     # what a method sends under the name of something else, such as a change, may be nearer to nothing than to that
     moved = value - known
     near = bool(torch.linalg.vector_norm(moved) <= torch.linalg.vector_norm(value))
     moved = moved if near else value
-    at = largest(moved, share)
+    at = largest_entries(moved, share)
     picked = moved.flatten()[at.long()]
     roles = {"base" if near else "zero": value.new_empty(0), "at": at}
-    if form.dtype != torch.int8:
-        return roles | {"add": picked.to(form.dtype)}
+    if compression.dtype != torch.int8:
+        return roles | {"add": picked.to(compression.dtype)}
     codes, scales = quantise(picked[None])
     return roles | {"codes": codes, "scales": scales}
 
@@ -125,17 +127,17 @@ def _bits(value: Tensor) -> Tensor:
 # ---- receiving
 
 
-def kind_of(bundle: TensorBundle) -> str:
+def bundle_kind(bundle: TensorBundle) -> str:
     """Kind of a bundle, or of what it stands for; nothing of it need have been checked."""
-    return bundle.of if isinstance(bundle, Coded) and bundle.of in KINDS else bundle.kind
+    return bundle.of if isinstance(bundle, Coded) and bundle.of in BUNDLE_KINDS else bundle.kind
 
 
-def decoded(coded: Coded, form: OutputKind, known: Mapping[str, Tensor], limits: Limits) -> TensorBundle:
-    """The bundle that ``encoded`` was given, as far as it crossed.
+def decompressed(coded: Coded, compression: Compression, known: Mapping[str, Tensor], limits: Limits) -> TensorBundle:
+    """The bundle that ``compressed`` was given, as far as it crossed.
 
     Args:
         coded: what arrived; nothing of it is trusted.
-        form: of the bundle for which it stands.
+        compression: of the bundle for which it stands.
         known: as the sender has it: name -> tensor that was sent to it in the same exchange.
         limits: on what it unpacks to.
 
@@ -143,21 +145,21 @@ def decoded(coded: Coded, form: OutputKind, known: Mapping[str, Tensor], limits:
         PayloadError: it is of no known kind or layout, its scales or places are out of range, it refers to what was not
             sent, or it would be larger than ``limits.message_bytes``.
     """
-    kind, attributes = KINDS.get(coded.of), parsed(coded.about)
+    kind, attributes = BUNDLE_KINDS.get(coded.of), parsed_object(coded.about)
     if kind is None or kind is Coded:
         raise PayloadError(f"damaged message: coded '{coded.of}', which is no kind of bundle")
     require_attributes(kind, attributes)
     grouped = _grouped(coded)
     _require_within(grouped, known, limits)
-    return kind(tensors={name: _read(name, roles, form, known) for name, roles in grouped.items()}, **attributes)
+    return kind(tensors={name: _read(name, roles, compression, known) for name, roles in grouped.items()}, **attributes)
 
 
 def _grouped(coded: Coded) -> dict[str, Roles]:
-    found: dict[str, Roles] = {}
+    grouped: dict[str, Roles] = {}
     for label, tensor in coded.items():
         name, _, role = label.rpartition(":")
-        found.setdefault(name, {})[role] = tensor
-    return found
+        grouped.setdefault(name, {})[role] = tensor
+    return grouped
 
 
 def _require_within(grouped: Mapping[str, Roles], known: Mapping[str, Tensor], limits: Limits) -> None:
@@ -170,24 +172,24 @@ def _require_within(grouped: Mapping[str, Roles], known: Mapping[str, Tensor], l
 
 def _unpacked(name: str, roles: Roles, known: Mapping[str, Tensor]) -> int:
     if "base" in roles or "zero" in roles:
-        whole = known[name].nbytes if name in known else 0
-        return max(whole, 4 * roles["codes"].numel()) if "codes" in roles else whole
+        size = known[name].nbytes if name in known else 0
+        return max(size, 4 * roles["codes"].numel()) if "codes" in roles else size
     return sum(tensor.numel() * max(tensor.element_size(), 4) for tensor in roles.values())
 
 
-def _read(name: str, roles: Roles, form: OutputKind, known: Mapping[str, Tensor]) -> Tensor:
+def _read(name: str, roles: Roles, compression: Compression, known: Mapping[str, Tensor]) -> Tensor:
     reader = _READERS.get(frozenset(roles))
     if reader is None:
         raise PayloadError(f"damaged message: tensor '{name}' is laid out as {sorted(roles)}")
-    return reader(name, roles, form, known)
+    return reader(name, roles, compression, known)
 
 
-def _whole(name: str, roles: Roles, form: OutputKind, known: Mapping[str, Tensor]) -> Tensor:
+def _whole(name: str, roles: Roles, compression: Compression, known: Mapping[str, Tensor]) -> Tensor:
     value = roles["whole"]
-    return value.float() if value.dtype == form.whole else value
+    return value.float() if value.dtype == compression.whole else value
 
 
-def _quantised(name: str, roles: Roles, form: OutputKind, known: Mapping[str, Tensor]) -> Tensor:
+def _quantised(name: str, roles: Roles, compression: Compression, known: Mapping[str, Tensor]) -> Tensor:
     codes, scales = roles["codes"], roles["scales"]
     fits = codes.ndim and scales.shape == codes.shape[:1]
     if not fits or (codes.dtype, scales.dtype) != (torch.int8, torch.float32):
@@ -200,15 +202,15 @@ def _quantised(name: str, roles: Roles, form: OutputKind, known: Mapping[str, Te
     return dequantise(codes, scales)
 
 
-def _based(name: str, roles: Roles, form: OutputKind, known: Mapping[str, Tensor]) -> Tensor:
+def _based(name: str, roles: Roles, compression: Compression, known: Mapping[str, Tensor]) -> Tensor:
     if name not in known:
         raise PayloadError(f"tensor '{name}' refers to one that was not sent to it in this exchange")
     return known[name].to(roles["base" if "base" in roles else "zero"].device)
 
 
-def _completed(name: str, roles: Roles, form: OutputKind, known: Mapping[str, Tensor]) -> Tensor:
-    base = _based(name, roles, form, known)
-    values = roles["add"] if "add" in roles else _quantised(name, roles, form, known).flatten()
+def _completed(name: str, roles: Roles, compression: Compression, known: Mapping[str, Tensor]) -> Tensor:
+    base = _based(name, roles, compression, known)
+    values = roles["add"] if "add" in roles else _quantised(name, roles, compression, known).flatten()
     _require_places(name, roles["at"], values, base)
     result = base.flatten().clone() if "base" in roles else torch.zeros_like(base).flatten()
     places = roles["at"].long()
@@ -229,7 +231,7 @@ def _require_places(name: str, at: Tensor, values: Tensor, base: Tensor) -> None
         )
 
 
-_READERS: dict[frozenset[str], Callable[[str, Roles, OutputKind, Mapping[str, Tensor]], Tensor]] = {
+_READERS: dict[frozenset[str], Callable[[str, Roles, Compression, Mapping[str, Tensor]], Tensor]] = {
     frozenset({"whole"}): _whole,
     frozenset({"codes", "scales"}): _quantised,
     frozenset({"base"}): _based,

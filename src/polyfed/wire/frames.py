@@ -1,4 +1,4 @@
-"""Parts of messages; apart from ``wire``, so that a process that only passes them on needs no torch."""
+"""Frames of messages; apart from ``framing``, so that a process that only passes them on needs no torch."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """The layout of messages on a wire: JSON, and the raw little-endian bytes of tensors. Nothing is pickled.
 
-A message is JSON that holds the scalars and refers to *parts*; a part is one bundle, a JSON header and one buffer a
-tensor. A bundle that several messages share is one part, so a broadcast is laid out once however many clients it
+A message is JSON that holds the scalars and refers to *frames*; a frame is one bundle, a JSON header and one buffer a
+tensor. A bundle that several messages share is one frame, so a broadcast is laid out once however many clients it
 goes to. Packing copies no tensor that is on the CPU and contiguous, and unpacking copies none whose bytes arrived on a
 boundary of 64: its tensors are then read-only views of what arrived.
 """
@@ -13,7 +13,7 @@ import math
 import warnings
 import zlib
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import fields
+from dataclasses import fields as fields_of
 from functools import lru_cache
 from typing import Any
 
@@ -24,7 +24,7 @@ from polyfed.core.errors import PayloadError
 from polyfed.core.untrusted import TEXT_BYTES, read_json
 from polyfed.wire.frames import Frame
 from polyfed.wire.limits import Limits
-from polyfed.wire.payload import KINDS, Payload, Scalar, TensorBundle, settled
+from polyfed.wire.payload import BUNDLE_KINDS, Payload, Scalar, TensorBundle, settled
 
 SCHEMA = 3
 """Version of this layout; both sides of a message must speak the same."""
@@ -45,44 +45,44 @@ _DTYPES = {
     )
 }
 _NAMES = {dtype: name for name, dtype in _DTYPES.items()}
-_UNCHECKED = "-" * 8
+_UNCHECKED = "-" * 8  # as long as a CRC-32, so that checksums change no size
 _LONGEST = 1 << 40  # elements along one dimension: beyond it are errors only, some of which torch cannot bear
 
 
 def pack(payloads: Mapping[str, Payload], *, checksums: bool = False) -> tuple[dict[str, str], list[Frame]]:
-    """Lay out messages: name -> JSON that refers to parts by position, and the parts, each bundle once.
+    """Lay out messages: name -> JSON that refers to frames by position, and the frames, each bundle once.
 
     Args:
         payloads: name of a message (a client) -> what it says.
-        checksums: add a CRC-32 of each part's bytes, for wires that do not check by themselves.
+        checksums: add a CRC-32 of each frame's bytes, for wires that do not check by themselves.
     """
-    parts: list[Frame] = []
+    frames: list[Frame] = []
     known: dict[Any, int] = {}
 
     def place(bundle: TensorBundle) -> int:
         key = identity(bundle)
         if key not in known:
-            known[key] = len(parts)
-            parts.append(pack_part(bundle, checksums=checksums))
+            known[key] = len(frames)
+            frames.append(pack_frame(bundle, checksums=checksums))
         return known[key]
 
     messages = {
         name: _message(payload, {field: place(bundle) for field, bundle in payload.bundles.items()})
         for name, payload in payloads.items()
     }
-    return messages, parts
+    return messages, frames
 
 
-def unpack(message: str, parts: Sequence[Frame], limits: Limits) -> Payload:
+def unpack(message: str, frames: Sequence[Frame], limits: Limits) -> Payload:
     """The payload of a message.
 
-    The limits hold for all parts that came with it, whether or not it refers to them.
+    The limits hold for all frames that came with it, whether or not it refers to them.
 
     Raises:
         PayloadError: it is damaged, of another schema, of an unknown kind or type, or beyond the limits.
     """
-    require_within(message, parts, limits)
-    content = parsed(message, limits.text_bytes)
+    require_within(message, frames, limits)
+    content = parsed_object(message, limits.text_bytes)
     if content.get("schema") != SCHEMA:
         raise PayloadError(
             f"message of schema {content.get('schema')}, this polyfed speaks {SCHEMA}: use equal versions of polyfed"
@@ -90,42 +90,42 @@ def unpack(message: str, parts: Sequence[Frame], limits: Limits) -> Payload:
     try:
         places, scalars = _mapping(content["parts"]), _mapping(content["scalars"])
         order = [_text(name) for name in content["fields"]]
-        chosen = {name: parts[whole_number(place)] for name, place in places.items()}
+        chosen = {name: frames[whole_number(place)] for name, place in places.items()}
     except (KeyError, TypeError, ValueError, IndexError) as error:
         raise PayloadError(f"damaged message: {type(error).__name__}: {error}") from error
     if sorted(order) != sorted([*places, *scalars]):
         raise PayloadError(f"damaged message: fields {sorted([*places, *scalars])} where {sorted(order)} are announced")
-    found: dict[str, TensorBundle | Scalar] = {name: unpack_part(part, limits) for name, part in chosen.items()}
-    found |= {name: _scalar(name, value) for name, value in scalars.items()}
-    return Payload({name: found[name] for name in order})
+    fields: dict[str, TensorBundle | Scalar] = {name: unpack_frame(frame, limits) for name, frame in chosen.items()}
+    fields |= {name: _scalar(name, value) for name, value in scalars.items()}
+    return Payload({name: fields[name] for name in order})
 
 
-def pack_part(bundle: TensorBundle, *, checksums: bool = False) -> Frame:
+def pack_frame(bundle: TensorBundle, *, checksums: bool = False) -> Frame:
     """A bundle's header and bytes."""
     buffers = [_bytes_of(tensor) for tensor in bundle.values()]
     return Frame(_header(bundle, _crc(buffers) if checksums else _UNCHECKED), buffers)
 
 
-def unpack_part(part: Frame, limits: Limits | None = None) -> TensorBundle:
-    """The bundle of a part; its tensors are for reading only, and may be views of the part's bytes.
+def unpack_frame(frame: Frame, limits: Limits | None = None) -> TensorBundle:
+    """The bundle of a frame; its tensors are for reading only, and may be views of the frame's bytes.
 
     Raises:
         PayloadError: the header or the bytes are damaged, or of an unknown kind or type.
     """
-    header = parsed(part.header, (limits or Limits()).text_bytes)
+    header = parsed_object(frame.header, (limits or Limits()).text_bytes)
     try:
-        kind, attributes, crc = KINDS[header["kind"]], _mapping(header["attributes"]), _text(header["crc"])
+        kind, attributes, crc = BUNDLE_KINDS[header["kind"]], _mapping(header["attributes"]), _text(header["crc"])
         specs = [(_text(name), _DTYPES[dtype], _shape(shape)) for name, dtype, shape in header["tensors"]]
     except (KeyError, TypeError, ValueError) as error:
-        raise PayloadError(f"damaged message: part with {type(error).__name__}: {error}") from error
+        raise PayloadError(f"damaged message: frame with {type(error).__name__}: {error}") from error
     require_attributes(kind, attributes)
-    if len(specs) != len(part.buffers) or len({name for name, _, _ in specs}) != len(specs):
+    if len(specs) != len(frame.buffers) or len({name for name, _, _ in specs}) != len(specs):
         raise PayloadError(
-            f"damaged message: {len(part.buffers)} tensors where {len(specs)} with names of their own are announced"
+            f"damaged message: {len(frame.buffers)} tensors where {len(specs)} with names of their own are announced"
         )
-    if crc not in (_UNCHECKED, _crc(part.buffers) if crc != _UNCHECKED else ""):
+    if crc not in (_UNCHECKED, _crc(frame.buffers) if crc != _UNCHECKED else ""):
         raise PayloadError("damaged message: the bytes do not match their checksum")
-    raws = zip(specs, part.buffers, strict=True)
+    raws = zip(specs, frame.buffers, strict=True)
     tensors = {name: _tensor(name, dtype, shape, raw) for (name, dtype, shape), raw in raws}
     return kind(tensors=tensors, **attributes)
 
@@ -137,14 +137,14 @@ def identity(bundle: TensorBundle) -> Any:
 
 
 def wire_size(payload: Payload) -> int:
-    """Bytes of a message and its parts, without packing them."""
-    parts = {identity(bundle): bundle for bundle in payload.bundles.values()}
-    numbers = {key: number for number, key in enumerate(parts)}
+    """Bytes of a message and its frames, without packing them."""
+    frames = {identity(bundle): bundle for bundle in payload.bundles.values()}
+    numbers = {key: number for number, key in enumerate(frames)}
     places = {name: numbers[identity(bundle)] for name, bundle in payload.bundles.items()}
-    return len(_message(payload, places).encode()) + sum(_part_size(bundle) for bundle in parts.values())
+    return len(_message(payload, places).encode()) + sum(_frame_size(bundle) for bundle in frames.values())
 
 
-def _part_size(bundle: TensorBundle) -> int:
+def _frame_size(bundle: TensorBundle) -> int:
     specs = tuple((name, tensor.dtype, tuple(tensor.shape)) for name, tensor in bundle.items())
     return _header_size(bundle.kind, tuple(bundle.attributes().items()), specs) + tensor_bytes(bundle)
 
@@ -175,7 +175,7 @@ def _message(payload: Payload, places: Mapping[str, int]) -> str:
     return json.dumps(content, separators=(",", ":"))
 
 
-def parsed(text: str, most: int = TEXT_BYTES) -> dict[str, Any]:
+def parsed_object(text: str, most: int = TEXT_BYTES) -> dict[str, Any]:
     """A JSON object that somebody sent, of so many bytes at most.
 
     Raises:
@@ -228,7 +228,7 @@ def _name_of(dtype: torch.dtype) -> str:
 
 def require_attributes(kind: type[TensorBundle], attributes: Mapping[str, Any]) -> None:
     """Raise PayloadError unless these are the attributes of the kind, each of its type."""
-    wanted = {item.name: item.default for item in fields(kind) if item.name != "tensors"}
+    wanted = {item.name: item.default for item in fields_of(kind) if item.name != "tensors"}
     if attributes.keys() != wanted.keys():
         raise PayloadError(f"damaged message: {kind.kind} with {sorted(attributes)}, expected {sorted(wanted)}")
     for name, default in wanted.items():
@@ -238,16 +238,17 @@ def require_attributes(kind: type[TensorBundle], attributes: Mapping[str, Any]) 
 
 def _bytes_of(tensor: Tensor) -> memoryview:
     flat = tensor.detach().cpu().contiguous().reshape(-1)
-    found: memoryview = flat.view(torch.uint8).numpy().data
-    return found
+    raw: memoryview = flat.view(torch.uint8).numpy().data
+    return raw
 
 
 def _tensor(name: str, dtype: torch.dtype, shape: tuple[int, ...], raw: memoryview) -> Tensor:
-    wanted = math.prod(shape) * dtype.itemsize
-    found = raw.nbytes
-    if not all(0 <= size < _LONGEST for size in shape) or found != wanted:
-        raise PayloadError(f"damaged message: tensor '{name}' {list(shape)} has {found} bytes, expected {wanted}")
-    if not wanted:
+    expected = math.prod(shape) * dtype.itemsize
+    if not all(0 <= size < _LONGEST for size in shape) or raw.nbytes != expected:
+        raise PayloadError(
+            f"damaged message: tensor '{name}' {list(shape)} has {raw.nbytes} bytes, expected {expected}"
+        )
+    if not expected:
         return _empty(name, shape, dtype)
     with warnings.catch_warnings():  # that the memory is read-only is meant: receivers only read
         warnings.filterwarnings("ignore", message="The given buffer is not writable")
@@ -268,14 +269,14 @@ def _crc(buffers: Sequence[memoryview]) -> str:
     return f"{value:08x}"
 
 
-def require_within(text: str, parts: Sequence[Frame], limits: Limits) -> None:
-    """Raise PayloadError if a message's text with the headers of its parts, or its tensors, are beyond the limits."""
-    words = len(text) + sum(len(part.header) for part in parts)
+def require_within(text: str, frames: Sequence[Frame], limits: Limits) -> None:
+    """Raise PayloadError if a message's text with the headers of its frames, or its tensors, are beyond the limits."""
+    words = len(text) + sum(len(frame.header) for frame in frames)
     if words > limits.text_bytes:
         raise PayloadError(
             f"message with text of {words:,} bytes, the limit is {limits.text_bytes:,} (limits.text_bytes)"
         )
-    buffers = [buffer.nbytes for part in parts for buffer in part.buffers]
+    buffers = [buffer.nbytes for frame in frames for buffer in frame.buffers]
     if len(buffers) > limits.tensors:
         raise PayloadError(f"message of {len(buffers)} tensors, the limit is {limits.tensors} (limits.tensors)")
     if sum(buffers) > limits.message_bytes:

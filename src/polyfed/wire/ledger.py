@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from polyfed.wire.compression import kind_of
+from polyfed.wire.compression import bundle_kind
 from polyfed.wire.framing import identity, tensor_bytes, wire_size
 from polyfed.wire.payload import Payload
 
@@ -42,7 +42,7 @@ class Ledger:
         full, full_framing = (sizes, framing) if plain is None else _sizes(plain)
         for name, item in payload.bundles.items():
             dtypes = sorted({str(tensor.dtype).removeprefix("torch.") for tensor in item.values()})
-            line = {"bundle": name, "kind": kind_of(item), "dtype": "+".join(dtypes), "bytes": sizes[name]}
+            line = {"bundle": name, "kind": bundle_kind(item), "dtype": "+".join(dtypes), "bytes": sizes[name]}
             self.records.append(common | line | {"full": full[name]})
         line = {"bundle": "framing", "kind": "framing", "dtype": "", "bytes": framing, "full": full_framing}
         self.records.append(common | line)

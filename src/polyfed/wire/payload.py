@@ -1,7 +1,7 @@
 """Payloads: all that crosses between server and clients.
 
 A payload is a set of named fields; a field is a scalar or a bundle, that is, named tensors of a declared kind.
-How it is laid out on a wire is ``wire``'s matter.
+``framing`` lays it out on a wire.
 """
 
 from __future__ import annotations
@@ -70,8 +70,8 @@ class TensorBundle(Mapping[str, Tensor]):
 
     def norms(self, tensors: Mapping[str, Tensor]) -> Tensor:
         """L2 norm of each tensor, [len(tensors)]."""
-        found = [torch.linalg.vector_norm(tensor, dtype=_sum_type(tensor)).float() for tensor in tensors.values()]
-        return torch.stack([value.to(found[0].device) for value in found])
+        norms = [torch.linalg.vector_norm(tensor, dtype=_sum_type(tensor)).float() for tensor in tensors.values()]
+        return torch.stack([norm.to(norms[0].device) for norm in norms])
 
     def bound(self, limits: Limits) -> float:
         """What ``norms`` may be at most."""
@@ -84,8 +84,8 @@ def settled(tensor: Tensor) -> Tensor:
     Sums over a tensor depend on its strides and on its alignment (vector instructions start elsewhere), so the same
     values could otherwise give other bits by reference than from a buffer.
     """
-    whole = tensor if tensor.is_contiguous() else tensor.contiguous()
-    return whole if whole.data_ptr() % _ALIGNMENT == 0 else whole.clone()
+    dense = tensor if tensor.is_contiguous() else tensor.contiguous()
+    return dense if dense.data_ptr() % _ALIGNMENT == 0 else dense.clone()
 
 
 def _sum_type(tensor: Tensor) -> torch.dtype:
@@ -107,7 +107,7 @@ class Weights(TensorBundle):
 
 
 @dataclass(frozen=True)
-class Rows(TensorBundle):
+class PublicRows(TensorBundle):
     """One row a sample of the public set, in the order that ``order`` identifies: name -> [n, w]."""
 
     order: str = ""
@@ -115,13 +115,13 @@ class Rows(TensorBundle):
 
     def norms(self, tensors: Mapping[str, Tensor]) -> Tensor:
         """Largest L2 norm of a row of each tensor, [len(tensors)]; one row that is not finite makes it so."""
-        found = [
+        norms = [
             torch.linalg.vector_norm(tensor, dim=-1 if tensor.ndim else None, dtype=_sum_type(tensor)).max().float()
             if tensor.numel()
             else torch.zeros((), device=tensor.device)
             for tensor in tensors.values()
         ]
-        return torch.stack([value.to(found[0].device) for value in found])
+        return torch.stack([norm.to(norms[0].device) for norm in norms])
 
     def bound(self, limits: Limits) -> float:
         """What a row's norm may be at most."""
@@ -141,14 +141,14 @@ class Rows(TensorBundle):
 
 
 @dataclass(frozen=True)
-class Representations(Rows):
+class Representations(PublicRows):
     """Representations of public samples, modality -> [n, d]."""
 
     kind: ClassVar[str] = "representations"
 
 
 @dataclass(frozen=True)
-class Logits(Rows):
+class Logits(PublicRows):
     """Class scores (logits) of public samples, name of the target -> [n, classes]."""
 
     kind: ClassVar[str] = "scores"
@@ -176,7 +176,7 @@ class Coded(TensorBundle):
     kind: ClassVar[str] = "coded"
 
 
-KINDS: dict[str, type[TensorBundle]] = {
+BUNDLE_KINDS: dict[str, type[TensorBundle]] = {
     cls.kind: cls for cls in (TensorBundle, Weights, Representations, Logits, Prototypes, Coded)
 }
 

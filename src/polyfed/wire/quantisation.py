@@ -40,7 +40,7 @@ def dequantise(codes: Int8[Tensor, " n *rest"], scales: Float32[Tensor, " n"]) -
     return codes.float().mul_(scales.view(-1, *[1] * (codes.ndim - 1)))
 
 
-def largest(values: Float32[Tensor, "*shape"], share: float) -> Int32[Tensor, " k"]:
+def largest_entries(values: Float32[Tensor, "*shape"], share: float) -> Int32[Tensor, " k"]:
     """Where the ceil(share n) entries of largest magnitude are in the flattened tensor, ascending.
 
     Of equal ones the first are taken. What is not finite counts as largest, so that it cannot go unnoticed.

@@ -18,7 +18,7 @@ _OTHERS = 1000  # further fields of a reply, such as metrics of every class
 _NAME = 128  # characters of the name of one
 
 F = TypeVar("F", bound=Callable[..., Any])
-Kind = Literal["step", "query", "fresh"]
+StepKind = Literal["step", "query", "fresh"]
 Declared = type[TensorBundle] | type[Scalar] | UnionType
 """A type of field, or several that it may have (``Representations | Logits``)."""
 
@@ -35,7 +35,7 @@ class StepSchema:
         function: the method itself; the annotations of its parameters say what it receives.
     """
 
-    kind: Kind
+    kind: StepKind
     returns: Mapping[str, Declared]
     others: type[Scalar] | None
     function: Callable[..., Any]
@@ -48,8 +48,8 @@ class StepSchema:
 
     @cached_property
     def _parameters(self) -> dict[str, inspect.Parameter]:
-        found = inspect.signature(self.function).parameters
-        return dict(list(found.items())[2:])  # without self and client
+        parameters = inspect.signature(self.function).parameters
+        return dict(list(parameters.items())[2:])  # without self and client
 
     def require_request(self, payload: Payload) -> None:
         """Raise PayloadError unless the payload is what the step receives."""
@@ -82,7 +82,7 @@ def fresh_query(others: type[Scalar] | None = None, /, **returns: Declared) -> C
     return _marker("fresh", others, returns)
 
 
-def _marker(kind: Kind, others: type[Scalar] | None, returns: Mapping[str, Declared]) -> Callable[[F], F]:
+def _marker(kind: StepKind, others: type[Scalar] | None, returns: Mapping[str, Declared]) -> Callable[[F], F]:
     def mark(function: F) -> F:
         function.__client_step__ = StepSchema(kind, dict(returns), others, function)  # type: ignore[attr-defined]
         return function
@@ -96,18 +96,18 @@ def schema_of(step: Callable[..., Any]) -> StepSchema:
     Raises:
         TypeError: it is not marked as one.
     """
-    found = getattr(step, "__client_step__", None)
-    if not isinstance(found, StepSchema):
+    schema = getattr(step, "__client_step__", None)
+    if not isinstance(schema, StepSchema):
         name = getattr(step, "__qualname__", step)
         raise TypeError(f"{name} is no client step; mark it with @client_step() or @client_query()")
-    return found
+    return schema
 
 
 def steps_of(algorithm: object) -> dict[str, StepSchema]:
     """All client steps of a method (an instance or its class), by name."""
     kind = algorithm if isinstance(algorithm, type) else type(algorithm)
-    found = {name: getattr(inspect.getattr_static(kind, name), "__client_step__", None) for name in dir(kind)}
-    return {name: schema for name, schema in found.items() if isinstance(schema, StepSchema)}
+    marks = {name: getattr(inspect.getattr_static(kind, name), "__client_step__", None) for name in dir(kind)}
+    return {name: schema for name, schema in marks.items() if isinstance(schema, StepSchema)}
 
 
 def _require(

@@ -10,10 +10,10 @@ from pydantic import Field
 from torch import Tensor
 
 from polyfed.core.settings import Settings
-from polyfed.wire.compression import OutputKind, decoded, encoded
+from polyfed.wire.compression import Compression, compressed, decompressed
 from polyfed.wire.framing import identity
 from polyfed.wire.limits import Limits
-from polyfed.wire.payload import KINDS, Coded, Payload, Prototypes, Rows, TensorBundle, Weights, settled
+from polyfed.wire.payload import BUNDLE_KINDS, Coded, Payload, Prototypes, PublicRows, TensorBundle, Weights, settled
 
 Encoding = Literal["float32", "float16", "bfloat16", "int8"]
 _WIRE = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16, "int8": torch.int8}
@@ -60,11 +60,11 @@ class Transport(Settings):
             payload: a request, or a reply.
             received: of a reply: the request that it answers, as the client received it.
         """
-        return self._each(self._narrowed)(payload, received)
+        return self._each(self._encoded)(payload, received)
 
     def encoder(self) -> Callable[[Payload], Payload]:
-        """``encode`` for several requests: what they share is narrowed once and stays shared."""
-        encode = self._each(self._narrowed)
+        """``encode`` for several requests: what they share is encoded once and stays shared."""
+        encode = self._each(self._encoded)
         return lambda payload: encode(payload, None)
 
     def decode(self, payload: Payload, received: Payload | None = None, limits: Limits | None = None) -> Payload:
@@ -78,27 +78,27 @@ class Transport(Settings):
         Raises:
             PayloadError: a compressed bundle is damaged, or refers to what was not sent.
         """
-        return self._each(self._widened(limits or Limits()))(payload, received)
+        return self._each(self._decoded(limits or Limits()))(payload, received)
 
     def decoder(self, limits: Limits) -> Callable[[Payload], Payload]:
-        """``decode`` for requests, one after the other: of what they share, the latest is widened once."""
-        decode = self._each(self._widened(limits), _REMEMBERED)
+        """``decode`` for requests, one after the other: of what they share, the latest is decoded once."""
+        decode = self._each(self._decoded(limits), _REMEMBERED)
         return lambda payload: decode(payload, None)
 
-    def _form(self, kind: type[TensorBundle]) -> OutputKind:
-        own = self.representations if issubclass(kind, Rows | Prototypes) else None
+    def _compression(self, kind: type[TensorBundle]) -> Compression:
+        own = self.representations if issubclass(kind, PublicRows | Prototypes) else None
         is_weights = issubclass(kind, Weights)
         dtype = _WIRE[(self.weights if is_weights else own) or self.dtype]
-        return OutputKind(dtype, self.topk if is_weights else None, self.unchanged == "omit")
+        return Compression(dtype, self.topk if is_weights else None, self.unchanged == "omit")
 
-    def _narrowed(self, item: TensorBundle, known: Mapping[str, Tensor]) -> TensorBundle:
-        return encoded(item, self._form(type(item)), known)
+    def _encoded(self, item: TensorBundle, known: Mapping[str, Tensor]) -> TensorBundle:
+        return compressed(item, self._compression(type(item)), known)
 
-    def _widened(self, limits: Limits) -> Callable[[TensorBundle, Mapping[str, Tensor]], TensorBundle]:
+    def _decoded(self, limits: Limits) -> Callable[[TensorBundle, Mapping[str, Tensor]], TensorBundle]:
         def decode(item: TensorBundle, known: Mapping[str, Tensor]) -> TensorBundle:
             if isinstance(item, Coded):
-                return decoded(item, self._form(KINDS.get(item.of, TensorBundle)), known, limits)
-            return _as_fp32(item, self._form(type(item)).whole)
+                return decompressed(item, self._compression(BUNDLE_KINDS.get(item.of, TensorBundle)), known, limits)
+            return _as_fp32(item, self._compression(type(item)).whole)
 
         return decode
 
@@ -106,9 +106,8 @@ class Transport(Settings):
         self, change: Callable[[TensorBundle, Mapping[str, Tensor]], TensorBundle], most: int | None = None
     ) -> Callable[[Payload, Payload | None], Payload]:
         """``change`` for every bundle; what is the same is changed once, of the last ``most``."""
-        made: dict[
-            Any, tuple[TensorBundle, Any, TensorBundle]
-        ] = {}  # with the originals, whose tensors' ids must stay taken
+        # keys hold ids of tensors; the originals are kept, so that no other tensor gets such an id meanwhile
+        made: dict[Any, tuple[TensorBundle, Any, TensorBundle]] = {}
 
         def changed(item: TensorBundle, known: TensorBundle | None) -> TensorBundle:
             key = identity(item), None if known is None else identity(known)

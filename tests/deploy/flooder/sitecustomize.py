@@ -14,13 +14,13 @@ if any("clientapp" in argument for argument in sys.argv + sys.orig_argv):
 
     honest = flower_client.to_records
 
-    def flooding(facts, parts, *rest):
-        content = honest(facts, parts, *rest)
+    def flooding(fields, frames, *rest):
+        content = honest(fields, frames, *rest)
         first = Path(os.environ["POLYFED_FLOODED"])
-        if "answers" in facts and first.exists():
+        if "answers" in fields and first.exists():
             flood = os.urandom(int(os.environ["POLYFED_FLOOD"]))
             content["flood"] = ArrayRecord({"0": Array("uint8", (len(flood),), "raw", flood)})
-        if "answers" in facts:
+        if "answers" in fields:
             first.touch()
         return content
 

@@ -12,10 +12,10 @@ from PIL import Image
 
 from polyfed.data.scenery.layout import Scene, Thing
 from polyfed.data.scenery.palette import STYLES, Style, colour_of, shifted, vector
-from polyfed.data.scenery.recipe import Recipe
+from polyfed.data.scenery.recipe import SceneRecipe
 from polyfed.data.scenery.shapes import inside, marked
 
-Floats = NDArray[np.float32]
+_Floats = NDArray[np.float32]
 Bytes = NDArray[np.uint8]
 Box = tuple[slice, slice]
 
@@ -23,7 +23,7 @@ _FINER = 3
 _RUNS = 3  # zlib's run-length strategy: noise does not compress, flat masks do
 
 
-def picture(scene: Scene, recipe: Recipe, index: int) -> tuple[Bytes, Bytes]:
+def picture(scene: Scene, recipe: SceneRecipe, index: int) -> tuple[Bytes, Bytes]:
     """The scene as pixels, size x size x 3, and the mask of what is visible of its main thing, 0 or 255.
 
     Each thing is sampled at 3 x 3 points a pixel, which smooths its edges.
@@ -50,13 +50,13 @@ def png(pixels: Bytes) -> bytes:
 
 
 @lru_cache(maxsize=4)
-def _grid(size: int) -> tuple[Floats, Floats]:
+def _grid(size: int) -> tuple[_Floats, _Floats]:
     """x (1 x size) and y (size x 1) of the pixel centres, 0 to 1."""
     steps = _floats((np.arange(size, dtype=np.float32) + 0.5) / size)
     return steps[None, :], steps[:, None]
 
 
-def _background(recipe: Recipe, style: Style, rng: np.random.Generator) -> Floats:
+def _background(recipe: SceneRecipe, style: Style, rng: np.random.Generator) -> _Floats:
     """A gradient between two background colours, with soft waves."""
     x, y = _grid(recipe.size)
     near, far = (vector(style.backgrounds[i]) for i in rng.integers(len(style.backgrounds), size=2))
@@ -67,7 +67,7 @@ def _background(recipe: Recipe, style: Style, rng: np.random.Generator) -> Float
     return _floats(near + (far - near) * _floats(shade)[:, :, None])
 
 
-def _clutter(canvas: Floats, recipe: Recipe, style: Style, rng: np.random.Generator) -> None:
+def _clutter(canvas: _Floats, recipe: SceneRecipe, style: Style, rng: np.random.Generator) -> None:
     """Small strokes that nobody mentions."""
     size, count = recipe.size, round(16 * recipe.difficulty)
     corners = rng.integers(size, size=(count, 2))
@@ -80,8 +80,8 @@ def _clutter(canvas: Floats, recipe: Recipe, style: Style, rng: np.random.Genera
 
 
 def _paint(
-    canvas: Floats, thing: Thing, recipe: Recipe, style: Style, light: float, rng: np.random.Generator
-) -> tuple[Box, Floats]:
+    canvas: _Floats, thing: Thing, recipe: SceneRecipe, style: Style, light: float, rng: np.random.Generator
+) -> tuple[Box, _Floats]:
     """Paint one thing; returns the box that it lies in and how much of each pixel there it covers."""
     box, u, v = _local(thing, recipe.size)
     within = inside(thing.shape, u, v)
@@ -99,7 +99,7 @@ def _paint(
     return box, alpha
 
 
-def _local(thing: Thing, size: int) -> tuple[Box, Floats, Floats]:
+def _local(thing: Thing, size: int) -> tuple[Box, _Floats, _Floats]:
     """The box of pixels around a thing, and its sample points in the frame of the thing."""
     rows, columns = _span(thing.y, thing.radius, size), _span(thing.x, thing.radius, size)
     x, y = _samples(columns, thing.x, thing.radius, size), _samples(rows, thing.y, thing.radius, size)
@@ -111,13 +111,13 @@ def _span(centre: float, radius: float, size: int) -> slice:
     return slice(max(0, math.floor((centre - radius) * size)), min(size, math.ceil((centre + radius) * size)))
 
 
-def _samples(span: slice, centre: float, radius: float, size: int) -> Floats:
+def _samples(span: slice, centre: float, radius: float, size: int) -> _Floats:
     """Sample points of a span of pixels, in radii from the centre."""
     points = (np.arange(span.start * _FINER, span.stop * _FINER, dtype=np.float32) + 0.5) / (_FINER * size)
     return _floats((points - centre) / radius)
 
 
-def _coarse(fine: NDArray[np.float32] | NDArray[np.bool_]) -> Floats:
+def _coarse(fine: NDArray[np.float32] | NDArray[np.bool_]) -> _Floats:
     """Means over the sample points of each pixel."""
     height, width = fine.shape[0] // _FINER, fine.shape[1]
     rows = fine.reshape(height, _FINER, width).sum(axis=1, dtype=np.float32)
@@ -125,5 +125,5 @@ def _coarse(fine: NDArray[np.float32] | NDArray[np.bool_]) -> Floats:
     return _floats(total / _FINER**2)
 
 
-def _floats(values: ArrayLike) -> Floats:
+def _floats(values: ArrayLike) -> _Floats:
     return np.asarray(values, dtype=np.float32)

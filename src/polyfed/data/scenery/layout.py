@@ -8,10 +8,10 @@ from typing import Literal
 
 import numpy as np
 
-from polyfed.data.scenery.recipe import Recipe, pick
+from polyfed.data.scenery.recipe import SceneRecipe, pick
 
 SHAPES = ("circle", "square", "triangle", "star", "cross", "ring")
-COLOURS = ("red", "orange", "yellow", "green", "teal", "blue", "purple", "pink")
+COLOUR_NAMES = ("red", "orange", "yellow", "green", "teal", "blue", "purple", "pink")
 TEXTURES = ("plain", "striped", "dotted")
 RELATIONS = ("left", "right", "above", "below")
 LABELS = tuple(f"{texture} {shape}" for shape in SHAPES for texture in TEXTURES)
@@ -79,7 +79,7 @@ def relation(a: Thing, b: Thing) -> str | None:
     return "above" if dy < 0 else "below"
 
 
-def arrange(recipe: Recipe, index: int) -> Scene:
+def arrange(recipe: SceneRecipe, index: int) -> Scene:
     """Scene number ``index``.
 
     ``recipe.siblings`` scenes in a row share the shapes and textures of their two main things; they differ in
@@ -104,15 +104,15 @@ def arrange(recipe: Recipe, index: int) -> Scene:
 def _pair(rng: np.random.Generator) -> tuple[Thing, Thing]:
     """The main thing and a smaller second one of another colour."""
     size: Size = "large" if rng.random() < 0.7 else "medium"
-    main = _thing(size, int(rng.integers(len(COLOURS))), rng)
-    step = int(rng.integers(1, len(COLOURS)))
-    second = _thing(_smaller(size, rng), (COLOURS.index(main.colour) + step) % len(COLOURS), rng)
+    main = _thing(size, int(rng.integers(len(COLOUR_NAMES))), rng)
+    step = int(rng.integers(1, len(COLOUR_NAMES)))
+    second = _thing(_smaller(size, rng), (COLOUR_NAMES.index(main.colour) + step) % len(COLOUR_NAMES), rng)
     return main, second
 
 
 def _other(placed: list[Thing], rng: np.random.Generator) -> Thing:
     """A further thing, one time in three of a shape that is there already."""
-    thing = _thing(_smaller(placed[0].size, rng), int(rng.integers(len(COLOURS))), rng)
+    thing = _thing(_smaller(placed[0].size, rng), int(rng.integers(len(COLOUR_NAMES))), rng)
     if rng.random() < 1 / 3:
         thing = replace(thing, shape=pick(placed, rng).shape)
     return thing
@@ -121,14 +121,14 @@ def _other(placed: list[Thing], rng: np.random.Generator) -> Thing:
 def _thing(size: Size, colour: int, rng: np.random.Generator) -> Thing:
     shape, texture = pick(SHAPES, rng), pick(TEXTURES, rng)
     radius = RADII[size] * float(rng.uniform(0.92, 1.1))
-    return Thing(shape, COLOURS[colour], texture, size, radius)
+    return Thing(shape, COLOUR_NAMES[colour], texture, size, radius)
 
 
 def _smaller(size: Size, rng: np.random.Generator) -> Size:
     return "medium" if size == "large" and rng.random() < 0.6 else "small"
 
 
-def _turn(thing: Thing, recipe: Recipe) -> float:
+def _turn(thing: Thing, recipe: SceneRecipe) -> float:
     """Largest rotation, in radians; squares and crosses look the same after a quarter turn."""
     return (0.15 + 0.85 * recipe.difficulty) * (math.pi / 4 if thing.shape in ("square", "cross") else math.pi)
 

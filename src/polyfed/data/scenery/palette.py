@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from polyfed.data.scenery.recipe import Domain
 
-Floats = NDArray[np.float32]
+_Floats = NDArray[np.float32]
 Rgb = tuple[float, float, float]
 
 TONES: dict[str, Rgb] = {
@@ -68,12 +68,12 @@ _TINT = np.array([[0.55, 0.35, 0.10], [0.10, 0.60, 0.30], [0.35, 0.05, 0.60]], d
 _PALE = np.array([0.30, 0.24, 0.14], dtype=np.float32)
 
 
-def vector(rgb: Rgb) -> Floats:
+def vector(rgb: Rgb) -> _Floats:
     """A colour as an array of 3."""
     return np.array(rgb, dtype=np.float32)
 
 
-def colour_of(name: str, style: Style, difficulty: float, rng: np.random.Generator) -> tuple[Floats, Floats]:
+def colour_of(name: str, style: Style, difficulty: float, rng: np.random.Generator) -> tuple[_Floats, _Floats]:
     """First and second tone of a thing; the harder, the closer colours lie together."""
     grey, accent = vector(style.grey), vector(style.accent)
     tone = vector(TONES[name]) * (1 - style.mix) + grey * style.mix
@@ -82,7 +82,7 @@ def colour_of(name: str, style: Style, difficulty: float, rng: np.random.Generat
     return tone, tone + (accent - tone) * style.contrast
 
 
-def shifted(pixels: Floats, shift: float) -> Floats:
+def shifted(pixels: _Floats, shift: float) -> _Floats:
     """Pixels seen by another camera: at shift 1 channels are mixed by a matrix and contrast is halved."""
     if shift == 0:
         return pixels

@@ -7,10 +7,10 @@ from collections.abc import Callable, Iterable
 
 import numpy as np
 
-from polyfed.data.scenery.layout import COLOURS, OPPOSITE, RELATIONS, SHAPES, TEXTURES, Scene, Thing, relation
+from polyfed.data.scenery.layout import COLOUR_NAMES, OPPOSITE, RELATIONS, SHAPES, TEXTURES, Scene, Thing, relation
 from polyfed.data.scenery.recipe import pick
 
-ANSWERS = ("yes", "no", *COLOURS, *SHAPES, *TEXTURES, "0", "1", "2", "3", "4", "5", *RELATIONS)
+ANSWERS = ("yes", "no", *COLOUR_NAMES, *SHAPES, *TEXTURES, "0", "1", "2", "3", "4", "5", *RELATIONS)
 
 Asked = tuple[str, str] | None
 
@@ -64,7 +64,7 @@ def _exists(scene: Scene, rng: np.random.Generator) -> Asked:
         colour, shape = pick(sorted(there), rng)
         return f"is there {_article(colour)} {colour} {shape}", "yes"
     near = sorted({(a, b) for a, _ in there for _, b in there} - there)
-    anything = [(a, b) for a in COLOURS for b in SHAPES if (a, b) not in there]
+    anything = [(a, b) for a in COLOUR_NAMES for b in SHAPES if (a, b) not in there]
     colour, shape = pick(near if near and rng.random() < 0.5 else anything, rng)
     return f"is there {_article(colour)} {colour} {shape}", "no"
 

@@ -13,18 +13,18 @@ from polyfed.core.randomness import derive_seed
 VERSION = 1
 """Version of the generator; raised whenever the same recipe would give another scene, picture or text."""
 
-T = TypeVar("T")
+_T = TypeVar("_T")
 
 Domain = Literal["day", "night", "sketch"]
 
 
-def pick(options: Sequence[T], rng: np.random.Generator) -> T:
+def pick(options: Sequence[_T], rng: np.random.Generator) -> _T:
     """One of the options, all equally likely."""
     return options[int(rng.integers(len(options)))]
 
 
 @dataclass(frozen=True)
-class Recipe:
+class SceneRecipe:
     """All that n scenes of one split depend on; scene i depends on everything but ``count``.
 
     Attributes:

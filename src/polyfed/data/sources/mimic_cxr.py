@@ -17,7 +17,7 @@ from pydantic import Field, field_validator
 
 from polyfed.core.errors import DataError, nearest
 from polyfed.data.arrow import fingerprint_of, fingerprint_of_files, split_of_table
-from polyfed.data.report_sections import section_text, words_of
+from polyfed.data.report_sections import phrase_words, section_text
 from polyfed.data.source import Split, TableSource, folder_of
 
 FINDINGS = {
@@ -86,7 +86,7 @@ class MimicCxr(TableSource):
     @field_validator("sections")
     @classmethod
     def _named(cls, value: tuple[str, ...]) -> tuple[str, ...]:
-        nameless = [name for name in value if not words_of(name)]
+        nameless = [name for name in value if not phrase_words(name)]
         if nameless:
             raise ValueError(f"'{nameless[0]}' names no section; give words, such as impression")
         return value
@@ -101,7 +101,7 @@ class MimicCxr(TableSource):
         everything = replace(release, splits=tuple(_SPLITS.values()))
         return split_of_table(
             release.read,
-            schema(),
+            cxr_schema(),
             source=name,
             split=split,
             ids_column="id",
@@ -116,7 +116,7 @@ class MimicCxr(TableSource):
         )
 
 
-def schema() -> pa.Schema:
+def cxr_schema() -> pa.Schema:
     """Schema of the table; the labels are classes called ``absent`` and ``present``."""
     label = {"_type": "ClassLabel", "names": ["absent", "present"]}
     metadata = {"huggingface": json.dumps({"info": {"features": dict.fromkeys(FINDINGS, label)}})}
@@ -159,7 +159,7 @@ class _Release:
         """The named columns, and without names just the number of rows."""
         if not columns:
             return pa.table({"": pa.nulls(self._rows.num_rows)})
-        return pa.table({name: pa.array(self._values(name), schema().field(name).type) for name in columns})
+        return pa.table({name: pa.array(self._values(name), cxr_schema().field(name).type) for name in columns})
 
     def _values(self, name: str) -> Any:
         if name in FINDINGS:

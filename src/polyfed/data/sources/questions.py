@@ -14,8 +14,8 @@ import pyarrow.compute as pc
 from pydantic import Field, SerializeAsAny, field_validator, model_validator
 
 from polyfed.core.errors import DataError
-from polyfed.data.answers import OTHER, Asked, Kind, Learnt, Several, learn, one_answer, plain
-from polyfed.data.arrow import LazyColumn, fingerprint_of, flattened, is_list, place_of
+from polyfed.data.answers import OTHER, AskedQuestion, Learnt, QuestionKind, Several, learn, one_answer, plain_answer
+from polyfed.data.arrow import LazyColumn, fingerprint_of, flat_values, is_list, place_of
 from polyfed.data.source import Column, Source, Split
 from polyfed.data.tokenization import texts_of
 
@@ -45,7 +45,9 @@ class Questions(Source):
     several: Several = Field(
         default="set", description="several answers to a question: their set is the class, or the one given most often"
     )
-    kinds: tuple[Kind, ...] = Field(default=(), description="kinds of questions, {name, question, answer}; first match")
+    kinds: tuple[QuestionKind, ...] = Field(
+        default=(), description="kinds of questions, {name, question, answer}; first match"
+    )
 
     @model_validator(mode="before")
     @classmethod
@@ -57,7 +59,7 @@ class Questions(Source):
     @field_validator("table")
     @classmethod
     def _distinct(cls, value: tuple[str, ...]) -> tuple[str, ...]:
-        names = [plain(name) for name in value]
+        names = [plain_answer(name) for name in value]
         twice = next((name for name in names if names.count(name) > 1 or name in ("", OTHER)), None)
         if twice is not None:
             raise ValueError(f"answer '{twice}' cannot be a class, or is one twice; name different answers")
@@ -136,7 +138,7 @@ class _Asked:
     stamp: str
 
     @cached_property
-    def asked(self) -> list[Asked]:
+    def asked(self) -> list[AskedQuestion]:
         """All questions, in item order, with their answers.
 
         Raises:
@@ -148,14 +150,14 @@ class _Asked:
                 f"{self.questions.where} has {len(questions)} questions, but {self.answers.where} answers "
                 f"{len(given)}; every question needs its answer at the same place"
             )
-        return [Asked(plain(text), self._answer(row, given[row])) for row, text in enumerate(questions)]
+        return [AskedQuestion(plain_answer(text), self._answer(row, given[row])) for row, text in enumerate(questions)]
 
     def _given(self) -> list[Any]:
         """One entry a question: the list level of the items is undone, that of several answers is not."""
         column = self.answers
         if self.questions.nested:
             self._require_parallel()
-            values: list[Any] = flattened(column).to_pylist()
+            values: list[Any] = flat_values(column).to_pylist()
         else:
             values = column.values.to_pylist()
         return values
@@ -181,7 +183,7 @@ class _Asked:
     def _named(self, number: int) -> str:
         if self.names and not 0 <= number < len(self.names):
             raise ValueError(f"answer {number} is not in 0 to {len(self.names) - 1}")
-        return plain(self.names[number] if self.names else str(number))
+        return plain_answer(self.names[number] if self.names else str(number))
 
     def column(self, target: str, learnt: Learnt, values: Any) -> Column:
         """The column of a target, made when it is first looked at; nested as the questions are."""
@@ -203,17 +205,17 @@ def _virtual(target: str) -> str:
     return f"<{target}>"
 
 
-def _answer(asked: Sequence[Asked], learnt: Learnt) -> list[int]:
+def _answer(asked: Sequence[AskedQuestion], learnt: Learnt) -> list[int]:
     return learnt.number(one.answer for one in asked)
 
 
-def _kind(asked: Sequence[Asked], learnt: Learnt) -> list[int]:
+def _kind(asked: Sequence[AskedQuestion], learnt: Learnt) -> list[int]:
     return learnt.kinds_of(asked)
 
 
-def _prior(asked: Sequence[Asked], learnt: Learnt) -> list[int]:
+def _prior(asked: Sequence[AskedQuestion], learnt: Learnt) -> list[int]:
     return learnt.number([learnt.usual[None]]) * len(asked)
 
 
-def _kind_prior(asked: Sequence[Asked], learnt: Learnt) -> list[int]:
+def _kind_prior(asked: Sequence[AskedQuestion], learnt: Learnt) -> list[int]:
     return learnt.guesses(learnt.kinds_of(asked))

@@ -18,7 +18,7 @@ from polyfed.data.arrow import fingerprint_of, split_of_table
 from polyfed.data.scenery.drawing import picture, png
 from polyfed.data.scenery.layout import LABELS, Scene, arrange
 from polyfed.data.scenery.questions import ANSWERS, questions
-from polyfed.data.scenery.recipe import VERSION, Domain, Recipe
+from polyfed.data.scenery.recipe import VERSION, Domain, SceneRecipe
 from polyfed.data.scenery.vocabulary import TOPICS
 from polyfed.data.scenery.wording import captions, text, topic
 from polyfed.data.source import Split, TableSource
@@ -63,7 +63,7 @@ class Scenes(TableSource):
         recipe = self.recipe(split, name)
         return split_of_table(
             lambda columns: _table(recipe, columns),
-            schema(),
+            scenes_schema(),
             source=name,
             split=split,
             ids_column="id",
@@ -75,7 +75,7 @@ class Scenes(TableSource):
             where="scenes",
         )
 
-    def recipe(self, split: str, name: str = "scenes") -> Recipe:
+    def recipe(self, split: str, name: str = "scenes") -> SceneRecipe:
         """What one split is generated from.
 
         Raises:
@@ -86,10 +86,10 @@ class Scenes(TableSource):
             raise DataError(f"source '{name}': no split '{split}'; {nearest(split, counts)}")
         if counts[split] == 0:
             raise DataError(f"source '{name}': split '{split}' is empty, as {split}=0; set {split} to 1 or more")
-        return Recipe(self.seed, split, counts[split], self.size, self.difficulty, self.domain, self.shift)
+        return SceneRecipe(self.seed, split, counts[split], self.size, self.difficulty, self.domain, self.shift)
 
 
-def schema() -> pa.Schema:
+def scenes_schema() -> pa.Schema:
     """Schema of the table, with class names as Hugging Face metadata."""
     features = {name: column.feature for name, column in _COLUMNS.items()}
     metadata = {"huggingface": json.dumps({"info": {"features": features}})}
@@ -102,10 +102,10 @@ class _Generated:
 
     kind: pa.DataType
     feature: Any
-    make: Callable[[Recipe, int], Any]
+    make: Callable[[SceneRecipe, int], Any]
 
 
-def _table(recipe: Recipe, columns: Sequence[str]) -> pa.Table:
+def _table(recipe: SceneRecipe, columns: Sequence[str]) -> pa.Table:
     """The named columns, and without names just the number of rows."""
     if not columns:
         return pa.table({"id": pa.nulls(recipe.count)}).select([])
@@ -118,58 +118,58 @@ def _table(recipe: Recipe, columns: Sequence[str]) -> pa.Table:
     )
 
 
-def _counted(recipe: Recipe, column: str) -> Iterator[int]:
+def _counted(recipe: SceneRecipe, column: str) -> Iterator[int]:
     return prepared(f"generating scenes: {column} ({recipe.split})", range(recipe.count), recipe.count)
 
 
-def _scene(recipe: Recipe, index: int) -> Scene:
+def _scene(recipe: SceneRecipe, index: int) -> Scene:
     return _scenes(recipe)[index]
 
 
 @lru_cache(maxsize=4)
-def _scenes(recipe: Recipe) -> tuple[Scene, ...]:
+def _scenes(recipe: SceneRecipe) -> tuple[Scene, ...]:
     return tuple(arrange(recipe, index) for index in range(recipe.count))
 
 
-def _id(recipe: Recipe, index: int) -> str:
+def _id(recipe: SceneRecipe, index: int) -> str:
     return recipe.scene_id(index)
 
 
-def _image(recipe: Recipe, index: int) -> dict[str, object]:
+def _image(recipe: SceneRecipe, index: int) -> dict[str, object]:
     return {
         "bytes": png(picture(_scene(recipe, index), recipe, index)[0]),
         "path": f"{recipe.scene_id(index)}.png",
     }
 
 
-def _mask(recipe: Recipe, index: int) -> dict[str, object]:
+def _mask(recipe: SceneRecipe, index: int) -> dict[str, object]:
     return {
         "bytes": png(picture(_scene(recipe, index), recipe, index)[1]),
         "path": f"{recipe.scene_id(index)}-mask.png",
     }
 
 
-def _captions(recipe: Recipe, index: int) -> list[str]:
+def _captions(recipe: SceneRecipe, index: int) -> list[str]:
     return captions(_scene(recipe, index), recipe.difficulty, recipe.stream("captions", index))
 
 
-def _label(recipe: Recipe, index: int) -> int:
+def _label(recipe: SceneRecipe, index: int) -> int:
     return _scene(recipe, index).label
 
 
-def _topic(recipe: Recipe, index: int) -> int:
+def _topic(recipe: SceneRecipe, index: int) -> int:
     return topic(_scene(recipe, index), recipe.stream("topic", index))
 
 
-def _text(recipe: Recipe, index: int) -> str:
+def _text(recipe: SceneRecipe, index: int) -> str:
     return text(_scene(recipe, index), _topic(recipe, index), recipe.difficulty, recipe.stream("text", index))
 
 
-def _questions(recipe: Recipe, index: int) -> list[str]:
+def _questions(recipe: SceneRecipe, index: int) -> list[str]:
     return [words for words, _ in questions(_scene(recipe, index), recipe.stream("questions", index))]
 
 
-def _answers(recipe: Recipe, index: int) -> list[int]:
+def _answers(recipe: SceneRecipe, index: int) -> list[int]:
     return [answer for _, answer in questions(_scene(recipe, index), recipe.stream("questions", index))]
 
 

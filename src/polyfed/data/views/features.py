@@ -16,22 +16,22 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from polyfed.core.errors import ConfigError, DataError
-from polyfed.data.arrow import flattened, place_of
+from polyfed.data.arrow import flat_values, place_of
 from polyfed.data.backbone_inputs import PREPROCESSOR, ImagePreparation, Prepared, TextPreparation
 from polyfed.data.backbones import (
+    BackboneTower,
     Pool,
-    Tower,
     channels_last,
     digest,
-    frozen,
+    frozen_backbone,
     has_tokenizer,
     locate,
     most_tokens,
     outline,
     reads_images,
 )
-from polyfed.data.cache import Fit
-from polyfed.data.feature_store import Rows, remembered, stored
+from polyfed.data.cache import ImageFit
+from polyfed.data.feature_store import FeatureRows, remembered, stored
 from polyfed.data.source import Column
 from polyfed.data.view import DataContext, InputSpec, View
 
@@ -60,9 +60,9 @@ class Features(View):
         description="cls, mean (of all positions), pooled (its own pooler) or tokens (all positions); auto: "
         "cls for transformers, mean for convolutional networks",
     )
-    tower: Tower = Field(default="whole", description="vision or text, for backbones with both (CLIP)")
+    tower: BackboneTower = Field(default="whole", description="vision or text, for backbones with both (CLIP)")
     size: int | None = Field(default=None, ge=8, description="image side in pixels; the backbone's own by default")
-    fit: Fit = Field(default="squash", description="squash to a square, or crop to one")
+    fit: ImageFit = Field(default="squash", description="squash to a square, or crop to one")
     length: int = Field(default=64, ge=1, le=8192, description="tokens of a text, the rest is cut off")
     precision: Literal["fp32", "bf16"] = Field(
         default="fp32", description="arithmetic of the backbone; bf16 is faster and coarser"
@@ -141,7 +141,7 @@ class Features(View):
 class FeatureInputs:
     """Opened features: row numbers in, float32 features out."""
 
-    def __init__(self, rows: Rows) -> None:
+    def __init__(self, rows: FeatureRows) -> None:
         self._rows = rows
 
     def __len__(self) -> int:
@@ -164,7 +164,7 @@ class _Computation:
 
     @functools.cached_property
     def values(self) -> pa.ChunkedArray:
-        return flattened(self.column)
+        return flat_values(self.column)
 
     @functools.cached_property
     def prepare(self) -> Preparation:
@@ -172,7 +172,7 @@ class _Computation:
 
     @functools.cached_property
     def backbone(self) -> nn.Module:
-        backbone = frozen(self.folder, self.view.pool, self.view.tower)
+        backbone = frozen_backbone(self.folder, self.view.pool, self.view.tower)
         return channels_last(backbone).to(self.device)
 
     def __call__(self, start: int, stop: int) -> Tensor:

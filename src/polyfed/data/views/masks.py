@@ -11,7 +11,7 @@ from jaxtyping import Int64, UInt8
 from pydantic import Field
 from torch import Tensor
 
-from polyfed.data.cache import Fit, Resampling, decoded
+from polyfed.data.cache import ImageFit, Resampling, decoded
 from polyfed.data.samples import Inputs
 from polyfed.data.source import Column
 from polyfed.data.view import DataContext, InputSpec, View
@@ -24,7 +24,7 @@ class Masks(View):
     """Square masks, decoded once into the cache; uint8 [b, size, size], 1 where a pixel is above the threshold."""
 
     size: int = Field(default=64, ge=8, le=2048, description="height and width in pixels")
-    fit: Fit = Field(default="squash", description="squash or crop: as the pictures that the masks belong to")
+    fit: ImageFit = Field(default="squash", description="squash or crop: as the pictures that the masks belong to")
     threshold: int = Field(default=127, ge=0, le=254, description="grey value (red, in colour) above which a mask is 1")
 
     def open(self, column: Column, modality: str, context: DataContext) -> Inputs:

@@ -10,7 +10,7 @@ from jaxtyping import Float, Int64, UInt8
 from pydantic import Field
 from torch import Tensor
 
-from polyfed.data.cache import Fit, Resampling, decoded
+from polyfed.data.cache import ImageFit, Resampling, decoded
 from polyfed.data.images import Augment, Normalisation, normalised
 from polyfed.data.samples import Inputs
 from polyfed.data.source import Column
@@ -21,7 +21,7 @@ class Pixels(View):
     """Square RGB pictures, decoded once into the cache; encoder input is float32 [b, 3, size, size]."""
 
     size: int = Field(default=64, ge=8, le=2048, description="height and width in pixels")
-    fit: Fit = Field(default="squash", description="squash: change the shape; crop: cut out the middle square")
+    fit: ImageFit = Field(default="squash", description="squash: change the shape; crop: cut out the middle square")
     resampling: Resampling = Field(default="bicubic", description="filter of the resize")
     normalise: Normalisation = Field(default="half", description="mean and standard deviation of the pixels")
     augment: Augment = Field(default=Augment(), description="random changes in the training view")

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from polyfed.core.errors import ConfigError, DataError
 from polyfed.core.randomness import isolated
-from polyfed.data.cache import Fit
+from polyfed.data.cache import ImageFit
 from polyfed.data.samples import Inputs
 from polyfed.data.views.masks import Masks
 from polyfed.downstream.bench import Bench
@@ -131,7 +131,7 @@ class Segmentation(Probe):
     def _masks(self, bench: Bench, task: str, split: str) -> Inputs:
         """The masks of a split, decoded into the cache at first use."""
         pictures = bench.subject.views[self.modality]
-        view = Masks(size=self._size(bench, task), fit=cast(Fit, getattr(pictures, "fit", "squash")))
+        view = Masks(size=self._size(bench, task), fit=cast(ImageFit, getattr(pictures, "fit", "squash")))
         return view.open(bench.split(self.source, split).read(self.mask), self.mask, bench.subject.context)
 
     def _require_masks(self, bench: Bench, task: str, split: str) -> None:

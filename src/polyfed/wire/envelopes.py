@@ -1,4 +1,4 @@
-"""Requests and answers as other processes get them: JSON, and parts of raw bytes."""
+"""Requests and answers as other processes get them: JSON, and frames of raw bytes."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 from polyfed.core.errors import PayloadError
 from polyfed.core.untrusted import plain
 from polyfed.wire.frames import Frame
-from polyfed.wire.framing import pack, parsed, require_within, unpack, whole_number
+from polyfed.wire.framing import pack, parsed_object, require_within, unpack, whole_number
 from polyfed.wire.limits import Limits
 from polyfed.wire.messages import Answer, Request
 from polyfed.wire.payload import Payload
@@ -20,11 +20,11 @@ _ERROR, _DETAILS = 1_000, 20_000  # characters that are kept of what went wrong,
 
 @dataclass(frozen=True)
 class Envelope:
-    """A request or an answer on its way: JSON, and which parts its message refers to.
+    """A request or an answer on its way: JSON, and which frames its message refers to.
 
     Attributes:
         text: JSON of everything but the tensors.
-        places: positions of its parts among those it was packed with.
+        places: positions of its frames among those it was packed with.
     """
 
     text: str
@@ -32,18 +32,18 @@ class Envelope:
 
 
 def envelope_requests(requests: Sequence[Request], *, checksums: bool = False) -> tuple[list[Envelope], list[Frame]]:
-    """Requests ready to be carried; what they share is one part."""
-    messages, parts = pack({request.client: request.payload for request in requests}, checksums=checksums)
-    return [_envelope(_facts(request), messages[request.client]) for request in requests], parts
+    """Requests ready to be carried; what they share is one frame."""
+    messages, frames = pack({request.client: request.payload for request in requests}, checksums=checksums)
+    return [_envelope(_request_fields(request), messages[request.client]) for request in requests], frames
 
 
-def request_of(text: str, parts: Sequence[Frame], limits: Limits) -> Request:
-    """The request of a envelope's text and its own parts, in the order of ``places``.
+def request_of(text: str, frames: Sequence[Frame], limits: Limits) -> Request:
+    """The request in an envelope, from its text and its own frames, in the order of ``places``.
 
     Raises:
         PayloadError: it is damaged or beyond the limits.
     """
-    content = parsed(text, limits.text_bytes)
+    content = parsed_object(text, limits.text_bytes)
     after = content.get("after")
     try:
         return Request(
@@ -52,45 +52,45 @@ def request_of(text: str, parts: Sequence[Frame], limits: Limits) -> Request:
             round=whole_number(content["round"]),
             phase=whole_number(content["phase"]),
             after=None if after is None else (whole_number(after[0]), whole_number(after[1])),
-            payload=_payload(content, parts, limits),
+            payload=_payload(content, frames, limits),
         )
     except (KeyError, TypeError, ValueError, IndexError, OverflowError) as error:
         raise PayloadError(f"damaged request: {type(error).__name__}: {error}") from error
 
 
-def parcel_answer(answer: Answer, *, checksums: bool = False) -> tuple[str, list[Frame]]:
+def envelope_answer(answer: Answer, *, checksums: bool = False) -> tuple[str, list[Frame]]:
     """An answer ready to be carried."""
-    facts = {"client": answer.client, "error": answer.error, "details": answer.details}
+    fields = {"client": answer.client, "error": answer.error, "details": answer.details}
     if answer.payload is None:
-        return json.dumps(facts), []
-    messages, parts = pack({"": answer.payload}, checksums=checksums)
-    return _envelope(facts, messages[""]).text, parts
+        return json.dumps(fields), []
+    messages, frames = pack({"": answer.payload}, checksums=checksums)
+    return _envelope(fields, messages[""]).text, frames
 
 
-def answer_of(client: str, text: str, parts: Sequence[Frame], limits: Limits) -> Answer:
-    """The answer of a client, or what is wrong with it as one."""
+def answer_of(client: str, text: str, frames: Sequence[Frame], limits: Limits) -> Answer:
+    """A client's answer; what is no such answer becomes one that says what is wrong with it."""
     try:
-        require_within(text, parts, limits)
-        content = parsed(text, limits.text_bytes)
+        require_within(text, frames, limits)
+        content = parsed_object(text, limits.text_bytes)
         if content.get("client") != client:
             raise PayloadError(f"answer of '{content.get('client')}' where that of '{client}' is expected")
         if content.get("error") is not None:
             error, details = str(content["error"]), str(content.get("details", ""))
             return Answer(client, error=plain(error[:_ERROR]), details=details[-_DETAILS:])
-        return Answer(client, _payload(content, parts, limits))
+        return Answer(client, _payload(content, frames, limits))
     except PayloadError as error:
         return Answer(client, error=str(error))
 
 
-def _envelope(facts: dict[str, Any], message: str) -> Envelope:
-    """The message is made to refer to parts by their place among its own, not among those of all messages."""
+def _envelope(fields: dict[str, Any], message: str) -> Envelope:
+    """Seal a message; it then refers to frames by their place among its own, not among those of all messages."""
     content = json.loads(message)
     own = sorted(set(content["parts"].values()))
     content["parts"] = {name: own.index(place) for name, place in content["parts"].items()}
-    return Envelope(json.dumps(facts | {"message": json.dumps(content, separators=(",", ":"))}), tuple(own))
+    return Envelope(json.dumps(fields | {"message": json.dumps(content, separators=(",", ":"))}), tuple(own))
 
 
-def _facts(request: Request) -> dict[str, Any]:
+def _request_fields(request: Request) -> dict[str, Any]:
     return {
         "client": request.client,
         "step": request.step,
@@ -100,7 +100,7 @@ def _facts(request: Request) -> dict[str, Any]:
     }
 
 
-def _payload(content: dict[str, Any], parts: Sequence[Frame], limits: Limits) -> Payload:
+def _payload(content: dict[str, Any], frames: Sequence[Frame], limits: Limits) -> Payload:
     if not isinstance(content.get("message"), str):
         raise PayloadError("damaged message: there is no message in it")
-    return unpack(content["message"], parts, limits)
+    return unpack(content["message"], frames, limits)

@@ -40,8 +40,8 @@ def address() -> Iterator[Path]:
         yield Path(folder) / "worker"
 
 
-def echo(kind: str, facts: Any, parts: Any, config: Any) -> Any:
-    return {"kind": kind, **facts, **config}, parts
+def echo(kind: str, fields: Any, frames: Any, config: Any) -> Any:
+    return {"kind": kind, **fields, **config}, frames
 
 
 @pytest.fixture
@@ -49,10 +49,10 @@ def worker(address: Path) -> Iterator[Path]:
     """Serves messages until one is the last, which it must still be able to."""
     ended = threading.Event()
 
-    def serve(kind: str, facts: Any, parts: Any, config: Any) -> Any:
-        if facts.get("last"):
+    def serve(kind: str, fields: Any, frames: Any, config: Any) -> Any:
+        if fields.get("last"):
             ended.set()
-        return echo(kind, facts, parts, config)
+        return echo(kind, fields, frames, config)
 
     thread = threading.Thread(target=serve_errands, args=(address, serve, lambda: not ended.is_set()), daemon=True)
     thread.start()
@@ -63,16 +63,16 @@ def worker(address: Path) -> Iterator[Path]:
     assert not thread.is_alive()
 
 
-def ask(address: Path, **facts: bool) -> Any:
+def ask(address: Path, **fields: bool) -> Any:
     return call_worker(
-        str(address), "step", {"n": 1, **facts}, [Frame("header", [memoryview(b"abc")])], {"config": "x"}
+        str(address), "step", {"n": 1, **fields}, [Frame("header", [memoryview(b"abc")])], {"config": "x"}
     )
 
 
 def test_a_message_reaches_the_worker_and_its_reply_comes_back(worker: Path) -> None:
-    facts, parts = ask(worker)
-    assert facts == {"kind": "step", "n": 1, "config": "x"}
-    assert [(part.header, [bytes(raw) for raw in part.buffers]) for part in parts] == [("header", [b"abc"])]
+    fields, frames = ask(worker)
+    assert fields == {"kind": "step", "n": 1, "config": "x"}
+    assert [(frame.header, [bytes(raw) for raw in frame.buffers]) for frame in frames] == [("header", [b"abc"])]
 
 
 @pytest.mark.parametrize(

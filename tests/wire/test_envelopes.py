@@ -1,4 +1,4 @@
-"""What a envelope may say about a client, a step and an error."""
+"""What an envelope may say about a client, a step and an error."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from polyfed.core.errors import PayloadError
-from polyfed.engines.envelopes import answer_of, envelope_requests, parcel_answer, request_of
 from polyfed.federation.client import ClientInfo
 from polyfed.models.slots import described
+from polyfed.wire.envelopes import answer_of, envelope_answer, envelope_requests, request_of
 from polyfed.wire.limits import Limits
 from polyfed.wire.messages import Answer, Request
 from polyfed.wire.payload import Payload
@@ -30,7 +30,7 @@ def test_a_request_has_labels_that_a_file_can_be_called_after(change: dict[str, 
 
 def test_what_went_wrong_is_told_in_a_bounded_line() -> None:
     told = Answer("a", error="x\x1b[2J\nround 3: client b" + "y" * 5000, details="first\n" + "z" * 50_000 + "\nlast")
-    text, _ = parcel_answer(told)
+    text, _ = envelope_answer(told)
     answer = answer_of("a", text, [], Limits())
     assert answer.error is not None
     assert answer.error.startswith("x\u241b[2J\u240around 3")
