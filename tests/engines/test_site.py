@@ -64,7 +64,7 @@ def asked(
 def test_what_may_not_be_asked_is_refused_and_changes_nothing(site: Site, request_: Request, message: str) -> None:
     with pytest.raises(PayloadError, match=message):
         site.handle(request_)
-    assert site.store.labels(request_.client) == []
+    assert site.store.versions(request_.client) == []
 
 
 def test_limits_are_those_of_the_place(odd: Config, tmp_path: Path) -> None:
@@ -101,7 +101,7 @@ def test_a_step_after_a_refused_one_starts_from_before_it(site: Site) -> None:
 def test_a_query_sees_what_is_kept_and_changes_nothing(site: Site) -> None:
     site.handle(asked("count"))
     assert [site.handle(asked("peek", (1, 90), (1, 0))).scalars["count"] for _ in range(2)] == [101, 101]
-    assert site.store.labels("image") == [(1, 0)]
+    assert site.store.versions("image") == [(1, 0)]
     assert site.handle(asked("count", (2, 0), (1, 0))).scalars["count"] == 2
 
 
@@ -111,7 +111,7 @@ def test_a_step_that_fails_changes_nothing(site: Site, step: str) -> None:
     fields = {"weights": Weights({"w": torch.ones(2)})} if step == "diverge" else {}
     with pytest.raises((ZeroDivisionError, PayloadError)):
         site.handle(asked(step, (2, 0), (1, 0), **fields))
-    assert site.store.labels("image") == [(1, 0)]
+    assert site.store.versions("image") == [(1, 0)]
     assert site.handle(asked("count", (2, 0), (1, 0))).scalars["count"] == 2
 
 

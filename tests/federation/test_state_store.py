@@ -104,7 +104,7 @@ def test_states_that_a_resume_can_ask_for_are_kept(tmp_path: Path) -> None:
         store.save("a", (number, 0), entry(number), last)
         last = (number, 0)
     # while round 9 is under way, a server may go back to the ends of 8 and of 7
-    assert store.labels("a") == [(5, 0), (8, 0), (9, 0)]
+    assert store.versions("a") == [(5, 0), (8, 0), (9, 0)]
 
 
 def test_phases_of_a_round_are_kept_along_the_chain(tmp_path: Path) -> None:
@@ -113,7 +113,7 @@ def test_phases_of_a_round_are_kept_along_the_chain(tmp_path: Path) -> None:
         store.save("a", label, entry(sum(label)), last)
         last = label
     # asked for may be: the ends of rounds 2 and 1; what is between them is what leads there
-    assert {(1, 0), (2, 1), (3, 2)} <= set(store.labels("a"))
+    assert {(1, 0), (2, 1), (3, 2)} <= set(store.versions("a"))
 
 
 def test_what_was_refused_is_dropped_with_the_next_step(tmp_path: Path) -> None:
@@ -121,7 +121,7 @@ def test_what_was_refused_is_dropped_with_the_next_step(tmp_path: Path) -> None:
     store.save("a", (1, 0), entry(1), None)
     store.save("a", (2, 0), entry(2), (1, 0))  # its reply is refused
     store.save("a", (3, 0), entry(3), (1, 0))
-    assert store.labels("a") == [(1, 0), (3, 0)]
+    assert store.versions("a") == [(1, 0), (3, 0)]
 
 
 def test_a_lost_future_is_dropped_when_the_past_is_done_again(tmp_path: Path) -> None:
@@ -129,7 +129,7 @@ def test_a_lost_future_is_dropped_when_the_past_is_done_again(tmp_path: Path) ->
     for number in (1, 2, 3):
         store.save("a", (number, 0), entry(number), (number - 1, 0) if number > 1 else None)
     store.save("a", (2, 0), entry(20), (1, 0))  # the server fell back to round 1
-    assert store.labels("a") == [(1, 0), (2, 0)]
+    assert store.versions("a") == [(1, 0), (2, 0)]
 
 
 def test_a_chain_that_breaks_ends_there(tmp_path: Path) -> None:
@@ -138,7 +138,7 @@ def test_a_chain_that_breaks_ends_there(tmp_path: Path) -> None:
         store.save("a", (number, 0), entry(number), (number - 1, 0) if number > 1 else None)
     (tmp_path / "a" / "000003-00.safetensors").write_bytes(b"rubbish")
     StateStore(tmp_path).save("a", (4, 0), entry(4), (3, 0))
-    assert (4, 0) in store.labels("a")
+    assert (4, 0) in store.versions("a")
     assert StateStore(tmp_path).damaged({"a": (3, 0)}) == "a"
 
 
@@ -239,7 +239,7 @@ def test_the_number_of_files_does_not_grow_with_the_rounds(tmp_path: Path, phase
         for phase in range(phases):
             store.save("a", (number, phase), entry(number), last)
             last = (number, phase)
-    assert len(store.labels("a")) <= 2 * phases + 1
+    assert len(store.versions("a")) <= 2 * phases + 1
 
 
 # ---- damage
@@ -274,7 +274,7 @@ def test_a_failed_write_leaves_the_old_state(tmp_path: Path, monkeypatch: pytest
         patch.setattr("os.fsync", full)
         with pytest.raises(OSError, match="No space"):
             store.save("a", (2, 0), entry(2), (1, 0))
-    assert store.labels("a") == [(1, 0)]
+    assert store.versions("a") == [(1, 0)]
     assert value_of(store, "a", (1, 0)) == 1
 
 
@@ -334,6 +334,6 @@ def test_files_that_are_called_otherwise_are_no_states(tmp_path: Path) -> None:
     store.save("a", (1, 0), {"x/y": torch.ones(1)}, None)
     for name in ("-00001-00", "000001--1", "notes", "000002-00 copy"):
         (tmp_path / "a" / f"{name}.safetensors").touch()
-    assert store.labels("a") == [(1, 0)]
+    assert store.versions("a") == [(1, 0)]
     store.save("a", (2, 0), {"x/y": torch.ones(1)}, (1, 0))
-    assert store.labels("a") == [(1, 0), (2, 0)]
+    assert store.versions("a") == [(1, 0), (2, 0)]

@@ -21,7 +21,7 @@ def scaling_experiments(experiment: Experiment, steps: Steps) -> dict[str, Exper
     """The experiments with 0, 1, 2, ... of the steps; groups that no step names take part in all.
 
     Returns:
-        StateVersion (``0-none``, ``1-<groups of step 1>``, ...) -> experiment.
+        Label (``0-none``, ``1-<groups of step 1>``, ...) -> experiment.
 
     Raises:
         ConfigError: a step is empty or names no group, or no client would be left before the first step.

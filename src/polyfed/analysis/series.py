@@ -23,7 +23,7 @@ from polyfed.runs.records import SERVER
 
 Told = Callable[[str], None]
 Found = dict[str, dict[int, float]]
-"""StateVersion of an experiment -> seed -> final value of the server's primary metric."""
+"""Label of an experiment -> seed -> final value of the server's primary metric."""
 
 
 @dataclass(frozen=True)

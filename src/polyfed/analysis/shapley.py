@@ -16,7 +16,7 @@ from polyfed.reporting.compare import Spread
 from polyfed.runs.experiment import Experiment
 
 NOBODY = "none"
-"""StateVersion of the coalition without any player."""
+"""Label of the coalition without any player."""
 
 
 def shapley_values(utility: Mapping[frozenset[str], float]) -> dict[str, float]:

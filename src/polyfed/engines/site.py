@@ -191,16 +191,16 @@ class Site:
         received = self.spec.transport.decode(request.payload, limits=self.limits)
         schema.require_request(received)
         received.require_sound(self.limits)
-        label = (request.round, request.phase)
+        version = (request.round, request.phase)
         with isolated(self.spec.seed, request.round, request.client, request.step, request.phase):
-            client = self._wake(member, label, None if schema.kind == "fresh" else request.after)
+            client = self._wake(member, version, None if schema.kind == "fresh" else request.after)
             try:
                 reply = getattr(self.algorithm, request.step)(client, **received.fields)
             finally:
                 self._forget_gradients(client)
             if schema.kind == "step" and self.algorithm.keeps:
                 reply.payload.require_sound(self.limits)  # the server checks every reply; this guards what is kept
-                self._keep(client, label, request.after)
+                self._keep(client, version, request.after)
         content = _detached(reply.payload, self._models.get(client.info.architecture))
         return self.spec.transport.encode(content, received)
 
@@ -223,8 +223,8 @@ class Site:
         if (model := self._models.get(client.info.architecture)) is not None:
             model.zero_grad(set_to_none=True)
 
-    def _wake(self, member: Member, label: StateVersion, after: StateVersion | None = None) -> Client:
-        kept = self._kept(member.id, label, after)
+    def _wake(self, member: Member, version: StateVersion, after: StateVersion | None = None) -> Client:
+        kept = self._kept(member.id, version, after)
         own = kept.pop("model", None)
         data = self._data_of(member)
         declared = {key: life for key, life in self.algorithm.keeps.items() if key not in ("model", "optimizer")}
@@ -234,7 +234,7 @@ class Site:
             objective=member.settings.task,
             head_name=member.head,
             training=member.settings.training,
-            clock=Clock(self.spec.seed, label[0], self.spec.rounds, self.algorithm.epochs_a_round),
+            clock=Clock(self.spec.seed, version[0], self.spec.rounds, self.algorithm.epochs_a_round),
             public=data.public,
             precision=self.spec.precision,
             evaluation_batch=self.evaluation_batch,
@@ -255,21 +255,21 @@ class Site:
         assert self.spec.server_model is not None
         return self.federation.shared_model(self.spec.server_model).to(self.device)
 
-    def _kept(self, client_id: str, label: StateVersion, after: StateVersion | None) -> dict[str, dict[str, Tensor]]:
+    def _kept(self, client_id: str, version: StateVersion, after: StateVersion | None) -> dict[str, dict[str, Tensor]]:
         if not self.algorithm.keeps or after is None:
             return {}
         entry = self.store.load(client_id, after)
-        current = {key for key, life in self.algorithm.keeps.items() if life is Lifetime.RUN or after[0] == label[0]}
+        current = {key for key, life in self.algorithm.keeps.items() if life is Lifetime.RUN or after[0] == version[0]}
         return {key: value for key, value in unflatten(entry).items() if key in current}
 
-    def _keep(self, client: Client, label: StateVersion, after: StateVersion | None) -> None:
+    def _keep(self, client: Client, version: StateVersion, after: StateVersion | None) -> None:
         keeps = self.algorithm.keeps
         values = {key: dict(value) for key, value in client.state.items()}
         if "model" in keeps:
             values["model"] = client.model.state_dict()
         if "optimizer" in keeps:
             values["optimizer"] = _joined(client.trainer_states())
-        self.store.save(client.name, label, flatten(values), after)
+        self.store.save(client.name, version, flatten(values), after)
 
     def _model(self, member: Member, weights: Mapping[str, Tensor] | None) -> Model:
         key = self._info[member.id].architecture

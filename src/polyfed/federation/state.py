@@ -1,7 +1,7 @@
 """What clients keep between rounds: declared keys, durable after every step, bounded in memory.
 
-A state is stored under the label (round, phase) of the step that made it, and knows the label of the state before it.
-The server says from which label a client goes on: that of the client's last step whose reply it accepted. A step whose
+A state is stored under the version (round, phase) of the step that made it, and knows the version of the state before it.
+The server says from which version a client goes on: that of the client's last step whose reply it accepted. A step whose
 reply was lost, late or refused has therefore never happened, a round that was begun and lost is simply done again, and
 a client that does not have what it is asked for (its disk was replaced, or the server was restored from an old copy)
 says so instead of starting afresh in silence.
@@ -77,48 +77,48 @@ class StateStore:
         self._held: OrderedDict[str, tuple[StateVersion, Entry]] = OrderedDict()
         self._bytes = 0
 
-    def load(self, client: str, label: StateVersion | None) -> Entry:
-        """The state that a client's step ``label`` left; empty for None, before its first.
+    def load(self, client: str, version: StateVersion | None) -> Entry:
+        """The state that a client's step ``version`` left; empty for None, before its first.
 
         Raises:
             RunError: there is no such state, or it is damaged.
         """
-        if label is None:
+        if version is None:
             return {}
         held = self._held.get(client)
-        if held is not None and held[0] == label:
+        if held is not None and held[0] == version:
             self._held.move_to_end(client)
             return held[1]
-        entry = self._read(client, label)
-        self._hold(client, label, entry)
+        entry = self._read(client, version)
+        self._hold(client, version, entry)
         return entry
 
-    def save(self, client: str, label: StateVersion, entry: Entry, after: StateVersion | None) -> None:
+    def save(self, client: str, version: StateVersion, entry: Entry, after: StateVersion | None) -> None:
         """Make a state durable and drop those that no resume can ask for.
 
         Args:
             client: its id.
-            label: of the step that made the state.
+            version: of the step that made the state.
             entry: named tensors.
-            after: label of the state that the step started from.
+            after: version of the state that the step started from.
         """
         entry = {name: tensor.detach().to("cpu", copy=True).contiguous() for name, tensor in entry.items()}
         blob = safetensors.torch.save(entry, metadata={"after": _text(after) if after else ""})
-        write_atomically(self._path(client, label), blob)
-        self._hold(client, label, entry)
-        wanted = {label, *self._history(client, label[0], after)}
-        for stale in set(self.labels(client)) - wanted:
+        write_atomically(self._path(client, version), blob)
+        self._hold(client, version, entry)
+        wanted = {version, *self._history(client, version[0], after)}
+        for stale in set(self.versions(client)) - wanted:
             self._path(client, stale).unlink(missing_ok=True)
 
-    def labels(self, client: str) -> list[StateVersion]:
+    def versions(self, client: str) -> list[StateVersion]:
         """Labels of the client's stored states, oldest first; a file that is called otherwise is none of them."""
         names = (_NAME.fullmatch(path.name) for path in (self.folder / client).glob("*.safetensors"))
         return sorted((int(name[1]), int(name[2])) for name in names if name)
 
     def damaged(self, expected: Mapping[str, StateVersion]) -> str | None:
         """Name of a client whose expected state cannot be read, or None."""
-        for client, label in expected.items():
-            if not _readable(self._path(client, label)):
+        for client, version in expected.items():
+            if not _readable(self._path(client, version)):
                 return client
         return None
 
@@ -130,50 +130,50 @@ class StateStore:
                 return
             after = self._before(client, after)
 
-    def _before(self, client: str, label: StateVersion) -> StateVersion | None:
+    def _before(self, client: str, version: StateVersion) -> StateVersion | None:
         try:
-            with safetensors.safe_open(self._path(client, label), framework="pt") as opened:
+            with safetensors.safe_open(self._path(client, version), framework="pt") as opened:
                 text = (opened.metadata() or {}).get("after", "")
         except (OSError, safetensors.SafetensorError):
             return None
-        return _label(text) if text else None
+        return _version(text) if text else None
 
-    def _hold(self, client: str, label: StateVersion, entry: Entry) -> None:
+    def _hold(self, client: str, version: StateVersion, entry: Entry) -> None:
         previous = self._held.pop(client, None)
         self._bytes += _size(entry) - (_size(previous[1]) if previous else 0)
-        self._held[client] = (label, entry)
+        self._held[client] = (version, entry)
         while self._bytes > self.memory and len(self._held) > 1:
             _, (_, dropped) = self._held.popitem(last=False)
             self._bytes -= _size(dropped)
 
-    def _path(self, client: str, label: StateVersion) -> Path:
-        return self.folder / client / f"{_text(label)}.safetensors"
+    def _path(self, client: str, version: StateVersion) -> Path:
+        return self.folder / client / f"{_text(version)}.safetensors"
 
-    def _read(self, client: str, label: StateVersion) -> Entry:
-        path = self._path(client, label)
-        where = f"state of client '{client}' after round {label[0]}, phase {label[1]}"
+    def _read(self, client: str, version: StateVersion) -> Entry:
+        path = self._path(client, version)
+        where = f"state of client '{client}' after round {version[0]}, phase {version[1]}"
         if not path.is_file():
-            raise RunError(f"{where} is not here; {self._found(client, label)}")
+            raise RunError(f"{where} is not here; {self._found(client, version)}")
         try:
             return safetensors.torch.load(path.read_bytes())
         except (OSError, safetensors.SafetensorError) as error:
             raise RunError(f"{where} is damaged: {path.name}: {error}; restore the file from a copy") from error
 
     def _found(self, client: str, wanted: StateVersion) -> str:
-        labels = self.labels(client)
-        if not labels:
+        versions = self.versions(client)
+        if not versions:
             return "there is none of this run: it was lost, or the run is foreign to this folder; restore the folder"
-        rounds = ", ".join(str(number) for number in dict.fromkeys(label[0] for label in labels))
-        if labels[0] > wanted:
+        rounds = ", ".join(str(number) for number in dict.fromkeys(version[0] for version in versions))
+        if versions[0] > wanted:
             return f"there are newer ones (rounds {rounds}): the server is stale, restored from an old copy of its run"
         return f"there are others (rounds {rounds}); restore the folder from a copy"
 
 
-def _text(label: StateVersion) -> str:
-    return f"{label[0]:06d}-{label[1]:02d}"
+def _text(version: StateVersion) -> str:
+    return f"{version[0]:06d}-{version[1]:02d}"
 
 
-def _label(text: str) -> StateVersion:
+def _version(text: str) -> StateVersion:
     first, second = text.split("-")
     return int(first), int(second)
 
