@@ -26,7 +26,7 @@ from polyfed.runs.experiment import Experiment
 from polyfed.runs.session import Session
 from polyfed.wire.ledger import Ledger
 from sessions import prepared, round_records
-from settings_to_flip import COMPANIONS, EQUAL, VALUES
+from settings_to_flip import AVERAGINGS, COMPANIONS, EQUAL, VALUES
 
 Config = dict[str, Any]
 Result = Mapping[str, Tensor]
