@@ -62,7 +62,7 @@ def _finished(content: dict[str, Any], folder: Path) -> Path:
     content["data"]["cache_dir"] = str(folder / "cache")
     content["run"]["rounds"] = 1
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("polyfed.reporting.reported.draw_all", lambda folder: None)  # takes longer than all the rest
+        patch.setattr("polyfed.reporting.reported.draw_all", lambda records: None)  # takes longer than all the rest
         return run(Experiment.load(content), folder / "run").folder
 
 
@@ -72,7 +72,7 @@ def cli(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp
     (tmp_path / "work").mkdir()
     monkeypatch.chdir(tmp_path / "work")
     monkeypatch.setenv("COLUMNS", "200")
-    monkeypatch.setattr("polyfed.reporting.reported.draw_all", lambda folder: None)  # takes longer than all the rest
+    monkeypatch.setattr("polyfed.reporting.reported.draw_all", lambda records: None)  # takes longer than all the rest
 
     def call(*arguments: object) -> tuple[int, str, str]:
         code = main([str(argument) for argument in arguments])

@@ -94,7 +94,7 @@ def test_a_run_folder_with_columns_is_drawn_and_shown_on_the_page(held, tmp_path
     (tmp_path / "partition.json").write_text(json.dumps(entries))
     records = RunRecords.load(tmp_path)
     assert records.holdings["r-0"].columns == held["r-0"].columns
-    (path,) = draw_all(tmp_path)
+    (path,) = draw_all(records)
     with Image.open(path) as image:
         assert image.format == "PNG"
     page = html_report(records)

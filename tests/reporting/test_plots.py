@@ -22,7 +22,7 @@ def drawn_lines(axes):
 
 def test_all_plots_of_a_run_are_written(run_folder):
     before = dict(mpl.rcParams)
-    paths = draw_all(run_folder)
+    paths = draw_all(RunRecords.load(run_folder))
     names = ["server.png", "clients.png", "partition.png", "traffic.png", "weights.image.png"]
     assert [path.name for path in paths] == names
     assert dict(mpl.rcParams) == before
@@ -33,7 +33,7 @@ def test_all_plots_of_a_run_are_written(run_folder):
 
 
 def test_an_empty_run_has_no_plots(tmp_path):
-    assert draw_all(tmp_path) == []
+    assert draw_all(RunRecords.load(tmp_path)) == []
     assert not (tmp_path / "plots").exists()
 
 
@@ -88,7 +88,7 @@ def test_many_clients_and_classes_are_drawn(tmp_path):
         "index": [],
     }
     (tmp_path / "partition.json").write_text(json.dumps({f"c{n}": client for n in range(40)}))
-    (path,) = draw_all(tmp_path)
+    (path,) = draw_all(RunRecords.load(tmp_path))
     assert path.stat().st_size > 10_000
 
 

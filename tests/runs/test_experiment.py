@@ -177,7 +177,7 @@ def test_phases_and_limits_survive_the_resolved_configuration(tiny: Config) -> N
     experiment = Experiment.parse(tiny)
     again = Experiment.parse(yaml.safe_load(experiment.to_yaml()))
     assert again == experiment
-    assert again.run.patience("fit") == ReplyPolicy(0.5, 60.0)
+    assert again.run.reply_policy("fit") == ReplyPolicy(0.5, 60.0)
     assert again.run.limits == Limits(row_norm=5.0)
 
 

@@ -12,7 +12,6 @@ from polyfed.reporting.figures import save
 from polyfed.reporting.partition_plots import draw_partition
 from polyfed.reporting.traffic_plots import draw_traffic
 from polyfed.reporting.weight_plots import draw_weights
-from polyfed.runs.opened import open_run
 from polyfed.runs.records import RunRecords
 
 if TYPE_CHECKING:
@@ -23,15 +22,10 @@ if TYPE_CHECKING:
     Drawing = Callable[[RunRecords], Figure | None]
 
 
-def draw_all(run_folder: Path) -> list[Path]:
-    """Draw what the run recorded; returns the files, none for what it did not record.
-
-    Raises:
-        RunError: the folder is missing or a record is damaged.
-    """
-    records = open_run(run_folder).records
+def draw_all(records: RunRecords) -> list[Path]:
+    """Draw what a run recorded; returns the files, none for what it did not record."""
     drawn = ((name, drawing(records)) for name, drawing in _drawings(records))
-    return [save(figure, run_folder / "plots" / f"{name}.png") for name, figure in drawn if figure is not None]
+    return [save(figure, records.folder / "plots" / f"{name}.png") for name, figure in drawn if figure is not None]
 
 
 def _drawings(records: RunRecords) -> Iterator[tuple[str, Drawing]]:

@@ -50,6 +50,6 @@ def write_reports(folder: Path) -> None:
     """Write both reports of a run, and its plots unless ``run.plots`` is false."""
     records = open_run(folder).records
     if records.config.get("run", {}).get("plots", True):
-        draw_all(folder)
+        draw_all(records)
     write_report(records)
     write_html_report(records)
