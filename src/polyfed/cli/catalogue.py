@@ -47,7 +47,7 @@ _SECTIONS = {
     "training.optimizer": ("polyfed.optim.settings", "OptimizerSettings"),
     "training.schedule": ("polyfed.optim.settings", "Schedule"),
     "run": ("polyfed.runs.experiment", "RunSettings"),
-    "run.sampling": ("polyfed.federation.cohort", "SamplingSettings"),
+    "run.sampling": ("polyfed.federation.sampling", "SamplingSettings"),
     "run.phases.STEP": ("polyfed.runs.experiment", "PhaseSettings"),
     "run.transport": ("polyfed.wire.transport", "Transport"),
     "run.limits": ("polyfed.wire.limits", "Limits"),
