@@ -8,7 +8,7 @@ export HF_HUB_DISABLE_TELEMETRY := 1
 export TOKENIZERS_PARALLELISM := false
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test test-all bench lint house clean
+.PHONY: help install demo test test-methods test-engines test-deploy test-browser test-all bench lint house clean
 
 help:
 	@echo "make demo      train a small multimodal federation on generated data, with a report at the end"
@@ -27,7 +27,20 @@ demo: install
 	$(BIN)/polyfed run scenes-demo
 
 test: install
-	$(BIN)/python -m pytest -q -n 2 -m "not slow"
+	$(BIN)/python -m pytest -q -n 2 --dist worksteal -m "not slow"
+
+# all tests, slow ones too, of one part; they can run side by side
+test-methods: install
+	$(BIN)/python -m pytest -q -n 2 tests/algorithms tests/aggregation tests/losses tests/models tests/tasks tests/optim
+
+test-engines: install
+	$(BIN)/python -m pytest -q tests/engines tests/faults
+
+test-deploy: install
+	$(BIN)/python -m pytest -q tests/deploy
+
+test-browser: install
+	$(BIN)/python -m pytest -q tests/reporting/test_html_browser.py
 
 test-all: install
 	$(BIN)/python -m pytest -q -n 2

@@ -15,11 +15,9 @@ from polyfed.core.errors import ExchangeError
 from polyfed.runs.records import RunRecords
 
 SEQUENTIAL = {"name": "fedcola", "mean": "sequential"}
-METHODS: dict[str, dict[str, Any]] = {
-    "fedavg": {"name": "fedavg", "local_epochs": 1},
-    "two_phases": {"name": "two_phases.TwoPhases"},
-}
+METHODS: dict[str, dict[str, Any]] = {"two_phases": {"name": "two_phases.TwoPhases"}}
 MORE_METHODS: dict[str, dict[str, Any]] = {
+    "fedavg": {"name": "fedavg", "local_epochs": 1},
     "creamfl": {"name": "creamfl", "local_epochs": 1},
     "fedafd": {"name": "fedafd", "local_epochs": 1, "broadcast_every": 2},
     "fedmd": {"name": "fedmd", "local_epochs": 1, "public_samples": 40},
@@ -115,7 +113,9 @@ def test_narrow_transport_and_precision_are_the_same_everywhere(
 
 
 @pytest.mark.usefixtures("ray_cluster")
-@pytest.mark.parametrize("engine", ["local", "ray", "flower"])
+@pytest.mark.parametrize(
+    "engine", ["local", *(pytest.param(name, marks=pytest.mark.slow) for name in ("ray", "flower"))]
+)
 def test_a_clients_traceback_reaches_the_user(tiny: dict[str, Any], tmp_path: Path, engine: str) -> None:
     config = tiny | {"algorithm": {"name": "failing.Failing"}, "run": tiny["run"] | {"min_clients": 3}}
     with pytest.raises(ExchangeError, match=r"2 of 3 clients .* ZeroDivisionError: division by zero"):

@@ -26,6 +26,8 @@ from outcomes import events, reasons, results
 
 from polyfed.core.errors import ExchangeError
 
+pytestmark = pytest.mark.slow  # make test-engines; the other modules here stand for them in make test
+
 Undisturbed = dict[str, bytes]
 
 

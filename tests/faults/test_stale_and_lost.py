@@ -14,6 +14,8 @@ from outcomes import events, reasons, results
 from polyfed.core.errors import ExchangeError, RunError
 from polyfed.runs.folder import RunFolder
 
+pytestmark = pytest.mark.slow  # make test-engines; the other modules here stand for them in make test
+
 
 def stopped(federation: InProcess, out: Path, number: int) -> None:
     """A run that stops in a round for want of clients."""
