@@ -2,9 +2,9 @@
 
 A state is stored under the version (round, phase) of the step that made it, and knows the version of the one before it.
 The server says from which version a client goes on: that of the client's last step whose reply it accepted. A step
-whose reply was lost, late or refused has therefore never happened, a round that was begun and lost is simply done again,
-and a client that does not have what it is asked for (its disk was replaced, or the server was restored from an old copy)
-says so instead of starting afresh in silence.
+whose reply was lost, late or refused has therefore never happened, a round that was begun and lost is simply done
+again, and a client that does not have what it is asked for (its disk was replaced, or the server was restored from an
+old copy) says so instead of starting afresh in silence.
 """
 
 from __future__ import annotations
