@@ -145,8 +145,9 @@ def _run_into(experiment: Experiment, folder: Path, dashboard: bool, base: Path)
     from polyfed.reporting.progress import FolderLine
     from polyfed.reporting.reported import run as run_experiment
 
-    with _reported(folder, dashboard) as shown:
-        callbacks = [FolderLine(folder, typer.echo), shown]
+    console = _console()
+    with _reported(console, folder, dashboard) as shown:
+        callbacks = [FolderLine(folder, console), shown]
         if _is_deployed(experiment):
             from polyfed.deploy.launch import launch
 
@@ -164,7 +165,7 @@ def resume(run: RunFolderArgument, dashboard: Dashboard = False) -> None:
     from polyfed.reporting.reported import resume as resume_run
 
     deployed = _is_deployed(open_run(run).experiment)
-    with _reported(run, dashboard) as shown:
+    with _reported(_console(), run, dashboard) as shown:
         if deployed:
             from polyfed.deploy.launch import relaunch
 
@@ -354,12 +355,12 @@ def _fail(message: str, code: int) -> int:
 
 
 @contextlib.contextmanager
-def _reported(folder: Path, dashboard: bool) -> Iterator[Callback]:
+def _reported(console: Console, folder: Path, dashboard: bool) -> Iterator[Callback]:
     """What shows a run in ``folder``; an interruption says how to go on."""
     from polyfed.reporting.dashboard import DashboardProgress
     from polyfed.reporting.progress import progress_for
 
-    progress = DashboardProgress(_console()) if dashboard else progress_for(_console())
+    progress = DashboardProgress(console) if dashboard else progress_for(console)
     try:
         yield progress
     except KeyboardInterrupt:

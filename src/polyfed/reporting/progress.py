@@ -111,16 +111,17 @@ class FolderLine(Callback):
 
     Args:
         folder: of the run.
-        tell: prints a line.
+        console: that the run is shown on; anything else would print into its bars.
     """
 
-    def __init__(self, folder: Path, tell: Callable[[str], None]) -> None:
-        self._folder, self._tell = folder, tell
+    def __init__(self, folder: Path, console: Console) -> None:
+        self._folder, self._console = folder, console
 
     def handle(self, event: Event) -> None:
         """Tell the folder."""
         if isinstance(event, RunStarted):
-            self._tell(f"run folder: {self._folder}")
+            line = plain(f"run folder: {self._folder}")
+            self._console.print(line, markup=False, highlight=False, soft_wrap=True)
 
 
 def started_line(event: RunStarted) -> str:
