@@ -224,7 +224,7 @@ def test_a_replaced_log_is_replayed_even_if_it_is_as_long(path):
     [
         ("not json", r"damaged line \(Expecting value.*not json"),
         ('{"event": "RunStarted"}', "damaged line .*'at'"),
-        ('{"at": 1, "event": "__init__"}', "unknown event '__init__', valid: RunStarted"),
+        ('{"at": 1, "event": "__init__"}', "unknown event '__init__', valid: Preparing"),
         ('{"at": 1, "event": "Event"}', "unknown event 'Event'"),
         ('{"at": 1, "event": "RoundComplete", "up": 1}', "damaged line .*missing 2 required"),
         ("[1]", "damaged line"),

@@ -52,10 +52,10 @@ class FedGEMS(SoftmaxForm, EnsembleTeacher):
     """Federated learning of larger server models via selective knowledge fusion (Cheng et al., arXiv 2110.11027).
 
     A round: a client trains on its own data, then on the exchanged public samples with eps x task + (1 - eps) x
-    KL(server || client), and says what it thinks of them. The server weighs clients that are right by their certainty,
-    and learns by its own needs, sample by sample, judged by what it said at the start of the round:
+    KL(server || client), and sends its logits on them. The server weighs clients that are right by their certainty, and
+    trains on each sample as its own prediction at the start of the round requires:
 
-    * it is right: its task alone, and what it said is put into a store;
+    * it is right: its task alone, and its logits are stored;
     * it is wrong, but was right in an earlier round: eps x task + (1 - eps) x KL(stored || server);
     * it was never right: eps x task + (1 - eps) x KL(ensemble || server) if any client is right, else its task alone.
 

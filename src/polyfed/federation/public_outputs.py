@@ -1,4 +1,4 @@
-"""What participants say of public samples: representations by modality, or class scores."""
+"""Outputs on public samples that participants exchange: representations by modality, or the logits of one target."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ PublicOutputs = Representations | Logits
 
 
 class OutputKind(Protocol):
-    """One kind of knowledge, by channel: a modality, or the target of the scores."""
+    """One kind of output, by name: that of a modality (representations), or of a target (logits)."""
 
     @property
     def largest(self) -> float:
@@ -30,19 +30,19 @@ class OutputKind(Protocol):
         ...
 
     def of(self, participant: Participant, samples: Samples, *, training: bool = False) -> dict[str, Tensor]:
-        """What a participant knows of samples, channel -> [n, w], without gradient, on its device."""
+        """Outputs of all samples, name -> [n, w], without gradient, on the participant's device."""
         ...
 
     def outputs(self, participant: Participant, batch: Batch, channels: Sequence[str]) -> dict[str, Tensor]:
-        """The same of a batch of public samples, [b, w], with gradient."""
+        """Outputs of a batch of public samples, name -> [b, w], with gradient."""
         ...
 
     def bundle(self, values: Mapping[str, Tensor], order: str) -> PublicOutputs:
-        """As it crosses."""
+        """The payload that carries them."""
         ...
 
     def channels(self, client: ClientInfo, known: Sequence[str]) -> tuple[str, ...]:
-        """Which of the channels that the server knows a client has."""
+        """Names of the server's outputs that a client has as well."""
         ...
 
     def labels(self, participant: Participant, samples: Samples) -> Int64[Tensor, " n"] | None:
@@ -50,11 +50,11 @@ class OutputKind(Protocol):
         ...
 
     def anchors(self, known: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
-        """What rows are compared with to make scores of them; empty if they are scores."""
+        """Rows that representations are contrasted with to give logits; empty if the outputs are logits."""
         ...
 
     def require(self, server: Server) -> None:
-        """Check that all participants have such knowledge.
+        """Check that all participants have such outputs.
 
         Raises:
             ConfigError: one has not.

@@ -1,4 +1,4 @@
-"""Kullback-Leibler divergence of what two participants say of samples, as class scores or as representations."""
+"""Kullback-Leibler divergence between the outputs of two participants, given as logits or as representations."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ class TeacherAttention(nn.Module):
     query and keys share it, and the scale, are inferred.
 
     Args:
-        widths: channel -> width w of what is said on it.
+        widths: name of an output -> its width w.
         outputs: of the adapters.
     """
 

@@ -17,17 +17,12 @@ from polyfed.core.errors import RunError
 from polyfed.core.untrusted import file_json
 from polyfed.runs.events import (
     Callback,
-    ClientDone,
-    ClientStarted,
     Event,
     Incident,
     Measured,
     Preparing,
-    RoundComplete,
-    RoundStarted,
     RunComplete,
     RunStarted,
-    StepStarted,
     Working,
 )
 
@@ -35,22 +30,7 @@ log = logging.getLogger(__name__)
 
 PROGRESS = "progress.jsonl"
 """Name of the log in a run folder."""
-LOGGED: Mapping[str, type[Event]] = {
-    kind.__name__: kind
-    for kind in (
-        RunStarted,
-        Preparing,
-        RoundStarted,
-        StepStarted,
-        ClientStarted,
-        Working,
-        ClientDone,
-        Incident,
-        Measured,
-        RoundComplete,
-        RunComplete,
-    )
-}
+LOGGED: Mapping[str, type[Event]] = {kind.__name__: kind for kind in Event.__subclasses__()}
 """What may stand in a log, by name."""
 _FREQUENT = (Preparing, Working)
 _SECONDS_BETWEEN = 1.0
