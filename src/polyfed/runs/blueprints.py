@@ -33,7 +33,7 @@ def told_blueprints(
     """
     names = list(dict.fromkeys(client.architecture for client in clients))
     if folder.tensors(_FILE) is None:
-        first = {client.architecture: client for client in reversed(clients)}
+        first = {client.architecture: client for client in reversed(clients)}  # the earliest of each wins
         _save(names, _sound(ask(tuple(client for client in clients if client in first.values()))), folder)
     tensors, texts = unflatten(folder.tensors(_FILE) or {}), folder.metadata(_FILE)
     return {name: Blueprint(tensors[str(k)], described(texts[str(k)])) for k, name in enumerate(names)}

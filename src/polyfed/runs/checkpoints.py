@@ -46,6 +46,7 @@ class Checkpoints:
 
     def save(self, number: int, ledger: Ledger, seconds: float | None) -> None:
         """Write a complete round; its checkpoint comes last and makes it count."""
+        # a kill may come after any line: resuming cuts the logs back to the sizes in the newest manifest
         self.folder.append("metrics", self.recorder.take())
         self.folder.append("ledger", ledger.records)
         if seconds is not None:
@@ -72,6 +73,7 @@ class Checkpoints:
         for problem in problems:
             log.warning("%s; continuing from round %d", problem, checkpoint.round)
             self.events.handle(Incident(checkpoint.round, SERVER, "checkpoint_skipped", problem, is_result=False))
+        # logs last: if anything above cannot be restored, nothing on disk has changed
         self.server.restore(checkpoint.round, unflatten(checkpoint.tensors))
         self.evaluations.restore(checkpoint.facts)
         self.cohorts.restore(checkpoint.facts)

@@ -66,7 +66,7 @@ class Cohorts:
             number,
             clients,
             ledger,
-            lambda step: replace(policy(step), min_clients=0),
+            lambda step: replace(policy(step), min_clients=0),  # a lost measurement must not stop a run
             purpose="evaluate:",
             first_phase=90,  # asks of one round need numbers of their own
         )
@@ -80,7 +80,7 @@ class Cohorts:
         blueprints = {
             reply.sender.architecture: Blueprint(reply.weights.tensors, described(reply.slots)) for reply in replies
         }
-        self.folder.append("ledger", ledger.records)
+        self.folder.append("ledger", ledger.records)  # at once: this ask belongs to no round that a checkpoint closes
         return blueprints
 
     def _of(

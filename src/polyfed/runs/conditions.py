@@ -28,6 +28,7 @@ def read_conditions(config: Path, data_dir: Path | None = None, weights_dir: Pat
     """The part of a run's ``config.yaml`` that judging its model takes; folders as for ``moved``."""
     content = read_config(config)
     own = {key: value for key, value in content.get("run", {}).items() if key in _JUDGING}
+    # not the algorithm nor the clients: their classes may live in a package that is not installed here
     kept = {key: content[key] for key in ("name", "data", "server") if key in content}
     return moved(parse_settings(Conditions, kept | {"run": own}), data_dir, weights_dir)
 

@@ -49,7 +49,7 @@ def read_layers(source: str | Path, extending: tuple[str, ...] = ()) -> list[dic
     else:
         raise ConfigError(f"no preset or file '{source}'; {_instead(str(source))}")
     base = content.pop("extends", None)
-    for key in (COST, FAMILY):
+    for key in (COST, FAMILY):  # written for people who choose a preset; no setting of a run
         content.pop(key, None)
     if base is None:
         return [content]
@@ -72,6 +72,7 @@ def merged(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
     result = dict(base)
     for key, value in over.items():
         old = result.get(key)
+        # settings of one optimiser, say, mean nothing to another: components of different names do not mix
         if isinstance(old, Mapping) and isinstance(value, Mapping) and _same_component(old, value):
             result[key] = merged(old, value)
         else:

@@ -41,5 +41,5 @@ def _git_state() -> str | None:
             check=True,
         )
     except (OSError, subprocess.SubprocessError):
-        return None
+        return None  # an installed wheel is no checkout, and git may not be there
     return completed.stdout.strip()

@@ -101,7 +101,7 @@ def evaluate_model(
 def _measure(server: ServerModel, samples: Samples) -> dict[str, float]:
     model, run = server.model, server.run.conditions.run
     head = dict(model.heads.items()).get(server.head_name)
-    half = run.precision != "float32"
+    half = run.precision != "float32"  # as in training: figures of a run are those of its precision
     with torch.autocast(model.device.type, dtype=torch.bfloat16, enabled=half):
         return server.saved.task.evaluate(model, head, samples, batch_size=run.evaluation_batch)
 
@@ -126,7 +126,7 @@ def _source(conditions: Conditions, target: Target, modalities: Sequence[str]) -
         return source.model_copy(update=update)
     path = _parquet_folder(conditions, target)
     bare = Parquet(path=str(path))
-    bare.open(target.split, name=target.data, data_dir=None)  # complains if there is no such split
+    bare.open(target.split, name=target.data, data_dir=None)  # raises, naming those there, if the split is missing
     there = pq.read_schema(min(path.glob(f"{target.split}[-.]*parquet"))).names
     columns = {name: _column(conditions, target, name, there) for name in modalities}
     return bare.model_copy(update={"columns": columns, "targets": _target_columns(conditions, target, there)})

@@ -72,12 +72,12 @@ class Evaluations:
         groups: dict[tuple[str, str], list[ClientInfo]] = {}
         for client in self.server.clients:  # groups of one type may be tested on different sources
             groups.setdefault((client.architecture, client.group), []).append(client)
-        most = None if wanted is True else wanted
+        most = None if wanted is True else wanted  # True is also the number 1
         chosen = [client for alike in groups.values() for client in alike[:most]]
         return tuple(client for client in self.server.clients if client.id in self.stale and client in chosen)
 
     def _select(self, number: int, score: float) -> None:
-        if not self.best or score > self.best["score"]:
+        if not self.best or score > self.best["score"]:  # never for NaN; of equals the earliest, which cost least
             self.best = {"round": number, "score": score}
             self.save_best()
 

@@ -30,6 +30,7 @@ log = logging.getLogger(__name__)
 
 PROGRESS = "progress.jsonl"
 """Name of the log in a run folder."""
+# names of classes come from a file that others may have written: only these are looked up, nothing is imported
 LOGGED: Mapping[str, type[Event]] = {kind.__name__: kind for kind in Event.__subclasses__()}
 """What may stand in a log, by name."""
 _FREQUENT = (Preparing, Working)
@@ -61,8 +62,8 @@ class EventLog(Callback):
             self._has_started = True
             self._write(event)
             early, self._early = self._early, []
-            for each in early:
-                self._write(each)
+            for event in early:
+                self._write(event)
         elif not self._has_started:
             self._early += [event] if isinstance(event, Incident | Measured) else []
         elif not isinstance(event, _FREQUENT) or self._is_due(type(event)):
@@ -82,7 +83,7 @@ class EventLog(Callback):
         try:
             self._stream = self._stream or _opened(self._path)
             self._stream.write(line + "\n")
-            self._stream.flush()
+            self._stream.flush()  # a line a write: whoever follows never sees the half of an event for long
         except OSError as error:
             self._is_off = True
             log.warning("progress is no longer written to '%s': %s", self._path, error)

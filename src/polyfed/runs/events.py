@@ -166,6 +166,7 @@ class Callbacks(Callback):
 
     def close(self) -> None:
         """Close all, the last first, even if one of them fails."""
+        # a stack closes the others when one raises, and raises after that
         with contextlib.ExitStack() as stack:
             for callback in self._callbacks:
                 stack.callback(callback.close)
@@ -191,6 +192,7 @@ def record_of(event: Event) -> dict[str, object] | None:
         case Measured(round_number, participant, kind, metrics):
             line: dict[str, object] = {"round": round_number, "participant": participant, "kind": kind}
             return line | {"metrics": dict(metrics)}
+        # others go to history.jsonl: a resumed run has the same metrics.jsonl as one that was never stopped
         case Incident(round_number, participant, incident, reason, is_result=True):
             line = {"round": round_number, "participant": participant, "kind": "event"}
             return line | {"event": incident, "reason": reason}

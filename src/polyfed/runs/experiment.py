@@ -45,7 +45,7 @@ _ABSENT = object()
 
 
 def _share(value: int | float | None) -> int | float | None:
-    if isinstance(value, float) and value > 1:
+    if isinstance(value, float) and value > 1:  # 2.0 would read as two clients and count as twice all of them
         raise ValueError("min_clients is a share (a fraction, at most 1.0) or a number of clients (whole)")
     return value
 
@@ -54,7 +54,7 @@ Quorum = Annotated[int | float, Field(ge=0), AfterValidator(_share)]
 
 
 class PhaseSettings(Settings):
-    """ReplyPolicy with clients in one of a method's steps; what is not given is that of the run."""
+    """Quorum and deadline of one of a method's steps; what is not given is that of the run."""
 
     min_clients: Quorum | None = Field(default=None, description="quorum, as run.min_clients")
     deadline: float | None = Field(default=None, gt=0, description="seconds, as run.deadline")
@@ -154,6 +154,7 @@ class Experiment(Settings):
             evaluation_batch=run.evaluation_batch,
             state_memory=run.state_memory,
         )
+        # a simulation hosts its clients as an institution hosts its own: one code path for both
         return SiteSettings(data=self.data, public=self.public, clients=self.clients, run=host)
 
     def spec(self, run: str, public_order: str) -> RunSpec:
@@ -191,6 +192,7 @@ def parse_settings(kind: type[S], content: Mapping[str, Any]) -> S:
 
 def _without_idle(kind: type[Settings], content: dict[str, Any], is_own: Callable[[str], bool]) -> dict[str, Any]:
     """The content without settings that were inherited and have no effect beside what was set on top of them."""
+    # one at a time: with one back at its default, another may have an effect again
     while (idle := _idle_setting(kind, content)) and not is_own(idle[0]):
         path, refusal = idle
         value, default = refusal.value, refusal.default
@@ -244,7 +246,7 @@ def _parse_value(text: str) -> Any:
     try:
         return yaml_content(text)
     except ValueError:
-        return text
+        return text  # such as "a: b: c", which is no YAML; whether a text is valid here, the setting's type decides
 
 
 def _set(content: Any, keys: Sequence[str], value: Any, path: str) -> Any:

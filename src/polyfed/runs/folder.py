@@ -104,6 +104,7 @@ class RunFolder:
 
     def begin(self, run: str, config: str, environment: Mapping[str, Any], partition: Mapping[str, Any]) -> None:
         """Write what is fixed for the whole run; ``run`` identifies it."""
+        # run.json last: while it is missing, the run has not begun and its folder may be used again
         self.write("config.yaml", config)
         self.write("environment.json", json.dumps(environment, indent=1) + "\n")
         self.write("partition.json", json.dumps(partition) + "\n")
@@ -178,7 +179,7 @@ class RunFolder:
         return {log: path.stat().st_size if path.exists() else 0 for log, path in paths.items()}
 
     def rewind_logs(self, sizes: Mapping[str, int]) -> None:
-        """Cut each log to the size it had.
+        """Cut each log to the size that it had.
 
         Raises:
             RunError: one is shorter, or what is left of it is damaged; nothing is cut then.
@@ -210,6 +211,7 @@ class RunFolder:
         path = self.path / "history.jsonl"
         if path.exists():
             content = path.read_bytes().rstrip(b"\0")
+            # "ab" never truncates by itself, so that a kill at this moment loses nothing
             with path.open("ab") as stream:
                 stream.truncate(content.rfind(b"\n") + 1)
 
@@ -257,7 +259,8 @@ class RunFolder:
             "facts": checkpoint.facts,
         }
         self.write(f"{name}.json", json.dumps(manifest) + "\n")
-        for old in self._manifests()[:-2]:
+        for old in self._manifests()[:-2]:  # the last but one stays for the case that the last proves damaged
+            # tensors first: a manifest without them is skipped, tensors without a manifest would stay forever
             old.with_suffix(".safetensors").unlink(missing_ok=True)
             old.unlink(missing_ok=True)
 
@@ -312,7 +315,7 @@ class RunFolder:
 def untrained_best(run: Path) -> str:
     """A sentence if the model that validation chose is the one before any training, and later ones were judged too."""
     rounds = [_round_of(run / "models" / kind / "config.json") for kind in ("best", "last")]
-    if rounds[0] != 0 or not rounds[1]:
+    if rounds[0] != 0 or not rounds[1]:  # of a run of round 0 alone there is nothing to warn of
         return ""
     return (
         "the best model by validation is that of round 0, before any training: no later round was better; "
@@ -335,7 +338,7 @@ def disk_errors(folder: RunFolder) -> Iterator[None]:
         yield
     except OSError as error:
         if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO):
-            raise
+            raise  # such as a data file that is not there: not the run folder's fault
         remedy = (
             f"all complete rounds are safe: make room and continue with 'polyfed resume {folder.path}'"
             if folder.has_begun()

@@ -32,6 +32,7 @@ class Loop:
 
     def start(self) -> None:
         """From the state before training, which is round 0."""
+        # round 0 is measured and saved like any other, so that there is always a checkpoint to resume from
         self._announce(0)
         self.evaluations.changed()
         self._tell_capped_weights()
@@ -43,7 +44,7 @@ class Loop:
         """From the round after the newest complete one."""
         self.folder.mend_history()
         if not self.folder.has_checkpoints():  # killed before the first was complete
-            self.folder.rewind_logs(dict.fromkeys(LOGS, 0))
+            self.folder.rewind_logs(dict.fromkeys(LOGS, 0))  # lines of a round that did not become complete
             self.experiment.algorithm.setup(self.server)
             return self.start()
         done = self.checkpoints.restore()
@@ -74,8 +75,10 @@ class Loop:
         cohort = self.cohorts.drawn(number, ledger)
         asked = {client.id for client in cohort.clients}
         self.events.handle(RoundStarted(number, sorted(asked) if cfg.algorithm.asks_clients else []))
+        # draws of the server depend on nothing but seed and round: a resumed round repeats them
         with isolated(cfg.run.seed, number, SERVER):
             cfg.algorithm.round(self.server, cohort)
+        # a personal model changes only where its client took part; a shared one changes everywhere
         self.evaluations.changed(asked if cfg.algorithm.is_personal else None)
         if number % cfg.run.eval_every == 0 or number == cfg.run.rounds:
             self.evaluations.measure_server()

@@ -22,6 +22,7 @@ def run_experiment(experiment: Experiment, out: Path | str, callbacks: Iterable[
     Raises:
         PolyfedError: something does not fit; nothing is left at ``out`` unless the run had begun.
     """
+    # threads are part of the configuration: a sum over a tensor has other last bits with another number of them
     with cpu_threads(experiment.run.threads), RunFolder.create(Path(out)) as folder, _logged(folder) as log:
         Session(experiment, folder, secrets.token_hex(8), [*callbacks, log]).start()
     return Run(Path(out))

@@ -67,7 +67,8 @@ class SavedModel:
             RunError: weights and configuration do not fit each other.
             ConfigError: the architecture needs a weights folder that is not there.
         """
-        with isolated("saved"):  # weights are drawn, then replaced
+        # building draws weights, which are then replaced: the caller's random state must not notice
+        with isolated("saved"):
             head = self.task.head(self.settings.dim, _outline(self.config["samples"]))
             model = self.settings.build({} if head is None else {str(self.config["head"]): head}, context)
         try:
@@ -100,7 +101,7 @@ def save_model(folder: RunFolder, name: str, server: Server, experiment: Experim
     }
     for file in sorted(context.bundles.glob("*.json")) if context.bundles else ():
         target = folder.path / name / "vocabulary" / file.name
-        if not target.exists():  # named after its content
+        if not target.exists():  # a vocabulary is named after its content, so what is there is the same
             write_atomically(target, file.read_bytes())
     folder.save_tensors(f"{name}/model.safetensors", server.model.state_dict(), {"format": "pt"})
     folder.write(f"{name}/config.json", json.dumps(config, indent=1) + "\n")

@@ -66,11 +66,11 @@ def build_server(
     settings = experiment.server
     if settings is None:
         return Server(load_model=no_model, **common)
-    model = federation.server_model().to(resolve_device(experiment.run.device))
+    model = federation.server_model().to(resolve_device(experiment.run.device))  # drawn on the CPU: same bits anywhere
     views = {name: encoder.view for name, encoder in settings.model.encoders.items()}
     validation = settings.validation_split
     return Server(
-        load_model=lambda weights: loaded(model, weights),
+        load_model=lambda weights: loaded(model, weights),  # one module for all models that a server juggles
         objective=settings.task,
         head_name=federation.server_head,
         training=settings.training,

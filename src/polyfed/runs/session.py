@@ -105,9 +105,10 @@ class Session:
                     body()
 
         with heard_by(self.events):
-            self._require_sound()
+            self._require_sound()  # before the engine: it may take a minute to start, or a cluster
             preparing(f"starting the engine '{self.experiment.run.engine.component_name()}'")
             self.experiment.run.engine.serve(self.hosting, work)
+        # after the engine has shut down: reports, which follow this event, can use its memory
         with disk_errors(self.folder):
             self.events.handle(RunComplete(self.folder.path))
 
@@ -163,6 +164,7 @@ class Session:
     # ---- the loop
 
     def _begin(self) -> None:
+        # a method may refuse what it finds in setup, so nothing is written before
         self.experiment.algorithm.setup(self.server)
         config = self.experiment.to_yaml()
         self.folder.begin(self.identity, config, environment(self.experiment), self.partition())
@@ -172,6 +174,7 @@ class Session:
         """The loop, before its first round."""
         cfg, folder, server, cohorts, events = self.experiment, self.folder, self.server, self.cohorts, self.events
         evaluations = Evaluations(cfg, server, cohorts, events, save_best=lambda: self._save_server("best"))
+        # clients of a deployment keep their states at their sites, where nobody here can look
         has_states = bool(self.federation.members) and bool(cfg.algorithm.keeps)
         checkpoints = Checkpoints(
             folder,

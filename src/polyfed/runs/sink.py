@@ -131,7 +131,7 @@ class SinkSet:
             try:
                 sink.require()
                 self._writers[number] = sink.open(run)
-            except Exception as error:
+            except Exception as error:  # trackers raise whatever their network or server raised
                 if not lenient:
                     self.close(failed=True)
                     raise _unopened(sink, error) from error
@@ -234,7 +234,7 @@ def round_points(records: Sequence[Record], *, per_client: bool = True) -> Round
         if per_client or record["participant"] == SERVER
         for name, value in _points_of(record).items()
     }
-    values |= _client_means(measured)
+    values |= _client_means(measured)  # over this round's cohort: clients that were not asked have no new value
     values |= {f"events/{name}": float(n) for name, n in Counter(event["event"] for event in events).items()}
     reasons = {f"{e['event']}/{e['participant']}": str(e.get("reason", "")) for e in events if per_client}
     return RoundPoints(int(records[0]["round"]), values, reasons)
@@ -261,6 +261,7 @@ def _client_means(records: Sequence[Record]) -> dict[str, float]:
 
 
 def _finite_mean(values: Sequence[float]) -> float:
+    # one client whose loss is infinite must not hide the curve of all others; its own curve shows it
     finite = [value for value in values if math.isfinite(value)]
     return fmean(finite) if finite else math.nan
 

@@ -44,4 +44,4 @@ class Trackers(Callback):
         cfg = self._experiment
         content, name = cfg.model_dump(mode="json"), f"{cfg.name}-seed{cfg.run.seed}"
         run = SinkRun(self._folder.path, name, content, done, self._identity)
-        self.sinks.open(run, lenient=self._folder.has_checkpoints())
+        self.sinks.open(run, lenient=self._folder.has_checkpoints())  # a new run has nothing to lose yet
