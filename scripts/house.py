@@ -106,12 +106,15 @@ def duplicated(parts: list[Module]) -> tuple[float, list[str]]:
 
 
 def public_names(parts: list[Module]) -> dict[str, list[str]]:
-    """Public classes, functions and constants at the top of modules -> where they are defined."""
+    """Public classes, functions and constants at the top of modules -> where they are defined.
+
+    ``log``, the logger of a module, means the same everywhere.
+    """
     places: dict[str, list[str]] = defaultdict(list)
     for module in parts:
         for node in module.tree.body:
             for name in _defined(node):
-                if not name.startswith("_"):
+                if not name.startswith("_") and name != "log":
                     places[name].append(module.name)
     return places
 
