@@ -10,6 +10,7 @@ from typing import Annotated, Any, TypeVar
 
 import yaml
 from pydantic import AfterValidator, Field, SerializeAsAny, ValidationError
+from pydantic_core import ErrorDetails
 
 from polyfed.algorithms.algorithm import Algorithm
 from polyfed.core.effects import Facts, NoEffectError
@@ -206,9 +207,10 @@ def _idle_setting(kind: type[Settings], content: Mapping[str, Any]) -> tuple[str
     try:
         kind.model_validate(content)
     except ValidationError as error:
-        where, cause = _cause(error)
+        path, problem = _innermost(error)
+        cause = problem.get("ctx", {}).get("error")
         if isinstance(cause, NoEffectError):
-            return ".".join((*where, cause.name)), cause
+            return ".".join((*path, cause.name)), cause
     return None
 
 
@@ -265,25 +267,18 @@ def _set(content: Any, keys: Sequence[str], value: Any, path: str) -> Any:
     return {**content, keys[0]: _set(content.get(keys[0]), keys[1:], value, path)}
 
 
-def _cause(error: ValidationError, prefix: tuple[str, ...] = ()) -> tuple[tuple[str, ...], Exception]:
-    """Where the first problem is, and what raised it: the innermost error of validation if nothing else did."""
-    problem = error.errors(include_url=False)[0]
-    where = (*prefix, *(str(part) for part in problem["loc"]))
-    inner = problem.get("ctx", {}).get("error")
-    if isinstance(inner, ValidationError):
-        return _cause(inner, where)
-    return where, inner if isinstance(inner, Exception) else error
-
-
-def _first_problem(error: ValidationError, prefix: tuple[str, ...] = ()) -> str:
-    problem = error.errors(include_url=False)[0]
-    where = (*prefix, *(str(part) for part in problem["loc"]))
-    inner = problem.get("ctx", {}).get("error")
-    if isinstance(inner, ValidationError):
-        return _first_problem(inner, where)
-    message = problem["msg"].removeprefix("Value error, ")
+def _first_problem(error: ValidationError) -> str:
+    path, problem = _innermost(error)
+    if problem["type"] == "missing":
+        return f"{'.'.join(path)}: is required and missing"
     value = problem["input"]
     shown = f" (got {value!r})" if isinstance(value, str | int | float | bool | type(None)) else ""
-    if problem["type"] == "missing":
-        return f"{'.'.join(where)}: is required and missing"
-    return f"{'.'.join(where) or 'config'}: {message}{shown}"
+    return f"{'.'.join(path) or 'config'}: {problem['msg'].removeprefix('Value error, ')}{shown}"
+
+
+def _innermost(error: ValidationError, prefix: tuple[str, ...] = ()) -> tuple[tuple[str, ...], ErrorDetails]:
+    """Path and details of the first problem: a component is validated within its section, so errors are nested."""
+    problem = error.errors(include_url=False)[0]
+    path = (*prefix, *map(str, problem["loc"]))
+    inner = problem.get("ctx", {}).get("error")
+    return _innermost(inner, path) if isinstance(inner, ValidationError) else (path, problem)
