@@ -131,7 +131,7 @@ class Experiment(Settings):
         for override in overrides:
             content = _override(content, override)
         named = [override.partition("=")[0] for override in overrides]
-        return parse_settings(cls, _without_idle(cls, content, lambda path: _is_set(path, layers[-1], named)))
+        return _without_idle(cls, content, lambda path: _is_set(path, layers[-1], named))
 
     @classmethod
     def parse(cls, content: Mapping[str, Any]) -> Experiment:
@@ -191,27 +191,21 @@ def parse_settings(kind: type[S], content: Mapping[str, Any]) -> S:
         raise ConfigError(_first_problem(error)) from error
 
 
-def _without_idle(kind: type[Settings], content: dict[str, Any], is_own: Callable[[str], bool]) -> dict[str, Any]:
-    """The content without settings that were inherited and have no effect beside what was set on top of them."""
+def _without_idle(kind: type[S], content: dict[str, Any], is_own: Callable[[str], bool]) -> S:
+    """Settings of the content without what was inherited and has no effect beside what was set on top of it."""
     # one at a time: with one back at its default, another may have an effect again
-    while (idle := _idle_setting(kind, content)) and not is_own(idle[0]):
-        path, refusal = idle
-        value, default = refusal.value, refusal.default
-        log.warning("%s: %s has no effect %s; left at its default, %s", path, value, refusal.obstacle, default)
-        content = _removed(content, path.split("."))
-    return content
-
-
-def _idle_setting(kind: type[Settings], content: Mapping[str, Any]) -> tuple[str, NoEffectError] | None:
-    """Path of the first setting that is refused for having no effect, and the refusal."""
-    try:
-        kind.model_validate(content)
-    except ValidationError as error:
-        path, problem = _innermost(error)
-        cause = problem.get("ctx", {}).get("error")
-        if isinstance(cause, NoEffectError):
-            return ".".join((*path, cause.name)), cause
-    return None
+    while True:
+        try:
+            return kind.model_validate(content)
+        except ValidationError as error:
+            path, problem = _innermost(error)
+            refusal = problem.get("ctx", {}).get("error")
+            if not isinstance(refusal, NoEffectError) or is_own(".".join((*path, refusal.name))):
+                raise ConfigError(_first_problem(error)) from error
+            keys = (*path, refusal.name)
+            message = "%s: %s has no effect %s; left at its default, %s"
+            log.warning(message, ".".join(keys), refusal.value, refusal.obstacle, refusal.default)
+            content = _removed(content, keys)
 
 
 def _is_set(path: str, top: Mapping[str, Any], overrides: Sequence[str]) -> bool:
