@@ -6,9 +6,7 @@ from statistics import fmean
 import pytest
 
 from polyfed.reporting.client_spread import ClientSpread, client_spreads, lower_is_better, spreads_json
-from polyfed.reporting.html.page import html_report
 from polyfed.runs.records import RunRecords
-from run_folders import write_lines
 
 
 def test_figures_are_those_of_the_definition():
@@ -41,8 +39,8 @@ def test_adding_a_constant_moves_the_mean_and_keeps_the_disparity():
     assert second.worst_client == first.worst_client == "a"
 
 
-def test_every_group_and_metric_of_a_run(run_folder):
-    records = RunRecords.load(run_folder)
+def test_every_group_and_metric_of_a_run(made_up_run):
+    records = RunRecords.load(made_up_run)
     found = {(spread.group, spread.metric): spread for spread in client_spreads(records)}
     assert set(found) == {(group, name) for group, name in found if name in ("accuracy", "r1_sum", "loss")}
     assert {group for group, _ in found} == {"image", "text", "paired"}
@@ -51,14 +49,3 @@ def test_every_group_and_metric_of_a_run(run_folder):
     content = spreads_json(records)
     assert content["test"]["paired"]["r1_sum"]["worst"] == min(values)
     assert set(content) == {"test"}
-
-
-def test_the_page_names_the_worst_client_at_its_top(tmp_path):
-    lines = [
-        {"round": 1, "participant": participant, "kind": "test", "metrics": {"accuracy": value}}
-        for participant, value in (("here", 80.0), ("there", 30.0))
-    ]
-    write_lines(tmp_path / "metrics.jsonl", lines)
-    page = html_report(RunRecords.load(tmp_path))
-    assert "worst 30.00 (there) · disparity 50.00 over 2 clients" in page
-    assert "mean, worst client, disparity" in page

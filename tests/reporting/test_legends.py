@@ -6,7 +6,6 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from functools import partial
 from itertools import combinations
 
 import numpy as np
@@ -29,11 +28,8 @@ from polyfed.downstream.plots import draw_findings
 from polyfed.downstream.results import Findings, Outcome, Row
 from polyfed.reporting import compare as compare_module
 from polyfed.reporting.compare import compare, draw_comparison
-from polyfed.reporting.curve_plots import draw_clients, draw_server
 from polyfed.reporting.figures import settle_legends
-from polyfed.reporting.partition_plots import draw_partition
-from polyfed.reporting.traffic_plots import draw_traffic
-from polyfed.reporting.weight_plots import draw_weights
+from polyfed.reporting.plots import draw_sheet, run_figures
 from polyfed.runs.records import RunRecords
 from run_folders import write_run
 
@@ -143,13 +139,6 @@ def test_analyses_have_free_legends(name: str) -> None:
     assert list(covered(figure)) == []
 
 
-def of_a_run(records: RunRecords) -> Iterator[Callable[[], Figure | None]]:
-    for draw in (draw_server, draw_clients, draw_partition, draw_traffic):
-        yield partial(draw, records)
-    for name, rounds in records.arrays().items():
-        yield partial(draw_weights, records, name=name, rounds=rounds)
-
-
 @pytest.mark.parametrize("rounds", [1, 12])
 def test_plots_of_a_run_have_free_legends(tmp_path, rounds: int) -> None:
     records = RunRecords.load(write_run(tmp_path / "run", rounds=rounds))
@@ -160,10 +149,8 @@ def test_plots_of_a_run_have_free_legends(tmp_path, rounds: int) -> None:
         else holding
         for client, holding in records.holdings.items()
     }
-    for draw in (*of_a_run(records), partial(draw_partition, replace(records, holdings=held))):
-        figure = draw()
-        assert figure is not None
-        assert list(covered(figure)) == []
+    for sheet in run_figures(replace(records, holdings=held)).values():
+        assert list(covered(draw_sheet(sheet))) == []
 
 
 def test_a_comparison_has_a_free_legend(tmp_path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -173,14 +160,6 @@ def test_a_comparison_has_a_free_legend(tmp_path, monkeypatch: pytest.MonkeyPatc
     draw_comparison(compare([RunRecords.load(folder) for folder in folders]), tmp_path / "compare.png")
     settle_legends(drawn[0])
     assert list(covered(drawn[0])) == []
-
-
-def test_the_server_s_legend_names_every_kind_of_line(tmp_path) -> None:
-    axes = draw_server(RunRecords.load(write_run(tmp_path / "run"))).axes[0]
-    lines = {text.get_text(): line.get_linestyle() for text, line in zip(
-        axes.get_legend().get_texts(), axes.get_legend().get_lines(), strict=True)}  # fmt: skip
-    assert {name: lines[name] for name in ("test", "validation", "chance")} == {
-        "test": "-", "validation": "--", "chance": ":"}  # fmt: skip
 
 
 def test_what_draws_nothing_needs_no_more_of_matplotlib_than_it_has_imported() -> None:

@@ -81,12 +81,17 @@ def figure_grid(
 
 
 @styled
-def save(figure: Figure, path: Path) -> Path:
-    """Write ``figure`` as a PNG file, complete or not at all; returns ``path``."""
+def png_bytes(figure: Figure) -> bytes:
+    """The figure as the content of a PNG file."""
     settle_legends(figure)
     buffer = io.BytesIO()
     figure.savefig(buffer, format="png", dpi=130)
-    write_atomically(path, buffer.getvalue())
+    return buffer.getvalue()
+
+
+def save(figure: Figure, path: Path) -> Path:
+    """Write ``figure`` as a PNG file, complete or not at all; returns ``path``."""
+    write_atomically(path, png_bytes(figure))
     return path
 
 

@@ -11,8 +11,9 @@ from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 from polyfed.core.files import write_atomically
-from polyfed.core.untrusted import markdown, plain
+from polyfed.core.untrusted import plain
 from polyfed.reporting.client_spread import ClientSpread, client_spread, quality_names, spread_over, spreads_json
+from polyfed.reporting.markup import markdown_templates
 from polyfed.reporting.recalls import Recall, find_recalls, is_context
 from polyfed.reporting.tables import TextTable, count, duration, figure, mib
 from polyfed.runs.records import SERVER, SITE_REFUSED, Event, RunRecords
@@ -35,15 +36,20 @@ def report(records: RunRecords) -> RenderableType:
 
 def write_report(records: RunRecords) -> Path:
     """Write ``report.md``, and ``client_spread.json`` if clients were measured; returns the former."""
-    warnings = [f"**Warning**: {markdown(warning)}.\n" for warning in records.warnings]
-    parts = [
-        f"# {markdown(_title(records))}\n",
-        *warnings,
-        *(table.markdown() for table in tables(records)),
-        markdown(_where(records)),
-    ]
+    from markupsafe import Markup
+
+    text = (
+        markdown_templates()
+        .get_template("report.md.j2")
+        .render(
+            title=_title(records),
+            warnings=records.warnings,
+            tables=[Markup(table.markdown()) for table in tables(records)],
+            where=_where(records),
+        )
+    )
     path = records.folder / "report.md"
-    write_atomically(path, ("\n".join(parts) + "\n").encode())
+    write_atomically(path, text.encode())
     spreads = spreads_json(records)
     if spreads:
         write_atomically(records.folder / "client_spread.json", (_json(spreads) + "\n").encode())

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -37,18 +37,7 @@ def component(value: Any) -> str:
     return name if isinstance(name, str) else ""
 
 
-def planned_rounds(records: RunRecords) -> int | None:
-    """Rounds that the run is to have, None if that is not known."""
-    rounds = setting(records.config, "run", "rounds")
-    return rounds if isinstance(rounds, int) else None
-
-
-def complete_rounds(records: RunRecords) -> int:
-    """Last round that is complete: its time is written last."""
-    return max(records.seconds, default=records.rounds)
-
-
-def environment(folder: Path) -> Mapping[str, Any]:
+def recorded_environment(folder: Path) -> Mapping[str, Any]:
     """Versions, device and state of the code; empty if the run has not written them.
 
     Raises:
@@ -58,12 +47,12 @@ def environment(folder: Path) -> Mapping[str, Any]:
     if not path.exists():
         return {}
     try:
-        found = file_json(path.read_text("utf-8"))
+        content = file_json(path.read_text("utf-8"))
     except ValueError as error:
         raise RunError(f"environment.json is damaged: {error}; restore {path} or delete it") from error
-    if not isinstance(found, dict):
-        raise RunError(f"environment.json holds a {type(found).__name__}, not an object; restore {path} or delete it")
-    return found
+    if not isinstance(content, dict):
+        raise RunError(f"environment.json holds a {type(content).__name__}, not an object; restore {path} or delete it")
+    return content
 
 
 def client_kinds(records: RunRecords) -> dict[str, ClientKind]:
@@ -77,29 +66,22 @@ def client_kinds(records: RunRecords) -> dict[str, ClientKind]:
 
 def _kind(group: Any, client: str) -> ClientKind:
     models = setting(group, "models")
-    found = _NUMBER.search(client)
-    if not isinstance(models, list) or not models or (found is None and len(models) > 1):
+    number = _NUMBER.search(client)
+    if not isinstance(models, list) or not models or (number is None and len(models) > 1):
         return ClientKind(task=component(setting(group, "task")))
-    model = models[int(found[1]) % len(models) if found else 0]
-    encoders = setting(model, "encoders")
-    known = encoders if isinstance(encoders, Mapping) else {}
+    encoders = setting(models[int(number[1]) % len(models) if number else 0], "encoders")
+    if not isinstance(encoders, Mapping):
+        encoders = {}
     return ClientKind(
         task=component(setting(group, "task")),
-        modalities=", ".join(str(name) for name in known),
-        architecture=" + ".join(_encoder(encoder) for encoder in known.values()),
+        modalities=", ".join(str(name) for name in encoders),
+        architecture=" + ".join(f"{component(encoder)} {_size(encoder)}".strip() for encoder in encoders.values()),
     )
 
 
-def _encoder(encoder: Any) -> str:
-    return " ".join([component(encoder), *_sizes(encoder)])
-
-
-def _sizes(encoder: Any) -> Iterator[str]:
+def _size(encoder: Any) -> str:
     """Widths say more than the name of a size, whose defaults they replace."""
     widths, size, width = (setting(encoder, key) for key in ("widths", "size", "width"))
     if isinstance(widths, list) and widths:
-        yield "-".join(str(each) for each in widths)
-    elif isinstance(size, str):
-        yield size
-    elif isinstance(width, int):
-        yield str(width)
+        return "-".join(map(str, widths))
+    return size if isinstance(size, str) else str(width) if isinstance(width, int) else ""

@@ -1,0 +1,186 @@
+"""Learning curves: the server's by family of metrics, and those of each group of clients with their range."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+from polyfed.reporting.charts import ChartBand, ChartLine, LegendEntry, RoundChart, RoundSeries, finite_values
+from polyfed.reporting.compare import PREFERRED
+from polyfed.reporting.figures import COLOURS
+from polyfed.reporting.recalls import Recall, find_recalls, is_context
+from polyfed.reporting.tables import count
+from polyfed.runs.records import SERVER, RunRecords
+
+THIN_LINES = 20
+"""Up to so many clients have a line of their own."""
+
+_DASHES = {"test": "solid", "validation": "dashed"}
+
+
+def server_charts(records: RunRecords) -> list[RoundChart]:
+    """The server's recalls by direction with chance, then its losses and sums, then all other metrics together."""
+    metrics = {**records.last(SERVER, "validation"), **records.last(SERVER, "test")}
+    recalls = find_recalls(metrics)
+    return [chart for chart in (*_recall_charts(records, recalls), *_other_charts(records, metrics, recalls)) if chart]
+
+
+def recorded_charts(records: RunRecords) -> list[RoundChart]:
+    """What the method itself recorded of the server as ``<family>.<member>``, one chart a family.
+
+    Of more members than there are colours (losses of many clients) it shows mean and range.
+    """
+    families: dict[str, dict[str, RoundSeries]] = {}
+    for name in records.metric_names(SERVER, "train"):
+        family = name.split(".")[0]
+        families.setdefault(family, {})[name.removeprefix(f"{family}.")] = records.series(SERVER, name, "train")
+    charts = []
+    for family, series in families.items():
+        title = family.replace("_", " ")
+        if len(series) > len(COLOURS):
+            charts.append(spread_chart(title, family, series, 1, carry=False))
+            continue
+        lines = [ChartLine(label, values, (label,), place) for place, (label, values) in enumerate(series.items(), 1)]
+        legend = [LegendEntry(line.label, line.colour) for line in lines] if len(lines) > 1 else []
+        charts.append(RoundChart(title, family, lines, legend))
+    return [chart for chart in charts if chart]
+
+
+def client_charts(records: RunRecords) -> list[RoundChart]:
+    """The main test metric and the loss of each group of clients."""
+    charts = []
+    for group, clients in records.groups.items():
+        for metric in filter(None, dict.fromkeys((main_metric(records, clients), "loss"))):
+            series = {client: records.series(client, metric) for client in clients}
+            measured = sum(map(bool, series.values()))
+            title = f"{group}: {metric}, test ({measured} of {len(clients)} clients)"
+            charts.append(spread_chart(title, _unit(metric), series, group_colour(records, group)))
+    return [chart for chart in charts if chart]
+
+
+def spread_chart(
+    title: str,
+    unit: str,
+    series: Mapping[str, RoundSeries],
+    colour: int,
+    reference: ChartLine | None = None,
+    *,
+    carry: bool = True,
+) -> RoundChart:
+    """Mean and range over clients by round, with a thin line for each client if there are few.
+
+    Args:
+        title: of the chart.
+        unit: of the values.
+        series: client -> its values.
+        colour: of mean and range.
+        reference: a line to compare with.
+        carry: of a client that has no value in a round its latest one counts; otherwise it does not count there.
+    """
+    import pandas as pd
+
+    finite = {client: finite_values(values) for client, values in series.items()}
+    table = pd.DataFrame({client: pd.Series(values, dtype=float) for client, values in finite.items() if values})
+    table = table.sort_index().ffill() if carry else table.sort_index()
+    rounds = [int(number) for number in table.index]
+    low, mean, high = (
+        dict(zip(rounds, side.tolist(), strict=True))
+        for side in (table.min(axis=1), table.mean(axis=1), table.max(axis=1))
+    )
+    few = len(table.columns) <= THIN_LINES
+    if few:
+        lines = [
+            ChartLine(client, values, ("one client",), 0, thin=True) for client, values in finite.items() if values
+        ]
+    else:
+        ends = {"lowest": low, "highest": high}
+        lines = [ChartLine(label, values, ("range",), colour, thin=True) for label, values in ends.items()]
+    lines.append(ChartLine("mean", mean, ("mean",), colour))
+    legend = [LegendEntry("mean", colour), LegendEntry("range", colour, "band")]
+    if few:
+        legend.append(LegendEntry("one client"))
+    if reference is not None:
+        lines.append(reference)
+        legend.append(LegendEntry(reference.label, reference.colour, reference.dash))
+    return RoundChart(title, unit, lines, legend, [ChartBand(low, high, ("range",), colour)])
+
+
+def main_metric(records: RunRecords, participants: Iterable[str], kind: str = "test") -> str:
+    """The metric that says most of some participants, empty if they have none."""
+    names = dict.fromkeys(name for participant in participants for name in records.metric_names(participant, kind))
+    quality = [name for name in names if not is_context(name) and name != "loss"]
+    return next((name for name in PREFERRED if name in names), quality[0] if quality else "")
+
+
+def chance_of(metric: str, metrics: Mapping[str, float]) -> float:
+    """What guessing reaches, in percent; NaN where that is not known.
+
+    For a recall and the sum of the recalls at 1 a random order of the gallery, for (balanced) accuracy a uniform guess
+    among the classes.
+    """
+    recalls = find_recalls(metrics)
+    if metric == "r1_sum":
+        firsts = [recall.chance for recall in recalls if recall.cutoff == 1]
+        return sum(firsts) if firsts else math.nan
+    if metric in ("accuracy", "balanced_accuracy") and metrics.get("classes", 0) > 0:
+        return 100.0 / metrics["classes"]
+    return next((recall.chance for recall in recalls if recall.name == metric), math.nan)
+
+
+def group_colour(records: RunRecords, group: str) -> int:
+    """The colour that stands for a group throughout a report."""
+    return 1 + list(records.groups).index(group) % len(COLOURS)
+
+
+def _recall_charts(records: RunRecords, recalls: Sequence[Recall]) -> Iterator[RoundChart]:
+    groups: dict[tuple[str, str], list[Recall]] = {}
+    for recall in recalls:
+        groups.setdefault((recall.direction, recall.protocol), []).append(recall)
+    validation = {recall.name: recall.gallery for recall in find_recalls(records.last(SERVER, "validation"))}
+    for (direction, protocol), members in groups.items():
+        gallery, other = members[0].gallery, validation.get(members[0].name, math.nan)
+        title = f"{direction}{f' ({protocol})' if protocol else ''}, gallery {count(gallery)}"
+        if not math.isnan(other) and other != gallery:  # neither values nor chance can be compared then
+            title += f" (validation {count(other)}; chance is that of test)"
+        labels = {recall.name: f"R@{recall.cutoff}" for recall in members}
+        yield _server_chart(records, title, "recall (%)", labels, {recall.name: recall.chance for recall in members})
+
+
+def _other_charts(records: RunRecords, metrics: Mapping[str, float], recalls: Sequence[Recall]) -> Iterator[RoundChart]:
+    recall_names = {recall.name for recall in recalls}
+    names = [name for name in metrics if name not in recall_names and not is_context(name)]
+    alone = [name for name in names if "loss" in name or name == "r1_sum"]
+    together = [name for name in names if name not in alone]
+    for name in alone:
+        title = "Sum of recalls at 1 (r1_sum)" if name == "r1_sum" else name
+        yield _server_chart(records, title, _unit(name), {name: name}, {name: chance_of(name, metrics)})
+    for start in range(0, len(together), len(COLOURS)):
+        shown = together[start : start + len(COLOURS)]
+        chances = {name: chance_of(name, metrics) for name in shown}
+        yield _server_chart(records, "Other metrics", "%", {name: name for name in shown}, chances)
+
+
+def _server_chart(
+    records: RunRecords, title: str, unit: str, labels: Mapping[str, str], chances: Mapping[str, float]
+) -> RoundChart:
+    """Metrics of the server, a colour each; how a line is dashed tells test, validation and chance apart."""
+    colours = {name: 1 + place % len(COLOURS) for place, name in enumerate(labels)}
+    lines = [
+        ChartLine(f"{label} {kind}", values, (label, kind), colours[name], dash)
+        for name, label in labels.items()
+        for kind, dash in _DASHES.items()
+        if (values := records.series(SERVER, name, kind))
+    ]
+    legend = [LegendEntry(label, colours[name]) for name, label in labels.items()]
+    legend += [LegendEntry(kind, 0, dash) for kind, dash in _DASHES.items() if any(kind in line.keys for line in lines)]
+    rounds = {number for line in lines for number in line.values}
+    known = {name: chance for name, chance in chances.items() if math.isfinite(chance)} if rounds else {}
+    for name, chance in known.items():
+        flat = dict.fromkeys((min(rounds), max(rounds)), chance)
+        lines.append(ChartLine("chance", flat, ("chance", labels[name]), colours[name], "dotted", listed=False))
+    return RoundChart(title, unit, lines, legend + ([LegendEntry("chance", 0, "dotted")] if known else []))
+
+
+def _unit(name: str) -> str:
+    """A loss has no unit, the metrics of tasks are in percent."""
+    return name if "loss" in name else f"{name} (%)"
