@@ -10,23 +10,25 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TypeAlias
+from typing import TYPE_CHECKING, TypeAlias, TypeVar
 
-import numpy as np
-from numpy.typing import NDArray
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
 
+_Key = TypeVar("_Key")
 RoundSeries: TypeAlias = Mapping[int, float]
 
 
 @dataclass(frozen=True)
 class ChartLine:
-    """Values by round.
+    """Values by round, of which those that are not finite are left out.
 
     Attributes:
         label: name in tables and beside the pointer.
-        values: round -> value; those that are not finite are left out.
+        values: round -> value.
         keys: legend entries that it belongs to; a page hides it while one of them is switched off.
-        colour: 1 to the number of colours of a series, or 0 for grey.
+        colour: from 1, or 0 for grey.
         dash: ``solid``, ``dashed`` or ``dotted``.
         thin: for one of many.
         listed: whether it stands beside the pointer and in the table.
@@ -156,6 +158,8 @@ class HeatMap:
         """The values at both ends of the colours."""
         if self.limits is not None:
             return self.limits
+        import numpy as np  # takes a quarter of a second, and displays of a run need no map
+
         finite = np.concatenate([frame.values[np.isfinite(frame.values)] for frame in self.frames.values()])
         return (float(finite.min()), float(finite.max())) if finite.size else (0.0, 0.0)
 
@@ -252,6 +256,6 @@ def sheet_of(title: str, charts: Sequence[SheetChart], columns: int = 3) -> Figu
     return FigureSheet(title, shown) if shown else None
 
 
-def finite_values(values: RoundSeries) -> dict[int, float]:
+def finite_values(values: Mapping[_Key, float]) -> dict[_Key, float]:
     """The values that are neither infinite nor NaN."""
-    return {number: value for number, value in values.items() if math.isfinite(value)}
+    return {key: value for key, value in values.items() if math.isfinite(value)}
