@@ -7,7 +7,7 @@ import pytest
 from PIL import Image
 
 from polyfed.reporting.html.page import html_report
-from polyfed.reporting.partition_tables import classes_of, features, partition_tables, short_names, sources_of
+from polyfed.reporting.partition_tables import classes_of, column_counts, partition_tables, short_names, sources_of
 from polyfed.reporting.plots import draw_all, draw_partition
 from polyfed.runs.records import Holding, RunRecords
 
@@ -61,7 +61,7 @@ def test_values_of_other_columns_are_counted_by_name():
     labels = {"Italy / stage 1": 2, "Spain / stage 2": 1}
     columns = {"country": {"Italy": 2, "Spain": 1}, "stage": {"1": 2, "2": 1}}
     held = {"a": Holding("g", "s", "train", 3, 3, labels, columns=columns)}
-    assert features(held) == {"a": {"country Italy": 2, "country Spain": 1, "stage 1": 2, "stage 2": 1}}
+    assert column_counts(held) == {"a": {"country Italy": 2, "country Spain": 1, "stage 1": 2, "stage 2": 1}}
     assert classes_of(held) == ["Italy / stage 1", "Spain / stage 2"]
     assert short_names(["country Italy"], held) == ["country Italy"]
 

@@ -15,14 +15,15 @@ from polyfed.runs.records import SERVER, RunRecords
 THIN_LINES = 20
 """Up to so many clients have a line of their own."""
 
-_DASHES = {"test": "solid", "validation": "dashed"}
+_DASHES = {"test": "solid", "validation": "dashed", "chance": "dotted"}
 
 
 def server_charts(records: RunRecords) -> list[RoundChart]:
     """The server's recalls by direction with chance, then its losses and sums, then all other metrics together."""
     metrics = {**records.last(SERVER, "validation"), **records.last(SERVER, "test")}
     recalls = find_recalls(metrics)
-    return [chart for chart in (*_recall_charts(records, recalls), *_other_charts(records, metrics, recalls)) if chart]
+    charts = (*_recall_charts(records, metrics, recalls), *_other_charts(records, metrics, recalls))
+    return [chart for chart in charts if chart]
 
 
 def recorded_charts(records: RunRecords) -> list[RoundChart]:
@@ -77,32 +78,32 @@ def spread_chart(
         reference: a line to compare with.
         carry: of a client that has no value in a round its latest one counts; otherwise it does not count there.
     """
-    import pandas as pd
-
-    finite = {client: finite_values(values) for client, values in series.items()}
-    table = pd.DataFrame({client: pd.Series(values, dtype=float) for client, values in finite.items() if values})
-    table = table.sort_index().ffill() if carry else table.sort_index()
-    rounds = [int(number) for number in table.index]
-    low, mean, high = (
-        dict(zip(rounds, side.tolist(), strict=True))
-        for side in (table.min(axis=1), table.mean(axis=1), table.max(axis=1))
-    )
-    few = len(table.columns) <= THIN_LINES
-    if few:
-        lines = [
-            ChartLine(client, values, ("one client",), 0, thin=True) for client, values in finite.items() if values
-        ]
+    measured = {client: finite for client, values in series.items() if (finite := finite_values(values))}
+    low, mean, high = _mean_and_range(measured, carry=carry)
+    legend = [LegendEntry("mean", colour), LegendEntry("range", colour, "band")]
+    if len(measured) <= THIN_LINES:
+        lines = [ChartLine(client, values, ("one client",), 0, thin=True) for client, values in measured.items()]
+        legend.append(LegendEntry("one client"))
     else:
         ends = {"lowest": low, "highest": high}
         lines = [ChartLine(label, values, ("range",), colour, thin=True) for label, values in ends.items()]
     lines.append(ChartLine("mean", mean, ("mean",), colour))
-    legend = [LegendEntry("mean", colour), LegendEntry("range", colour, "band")]
-    if few:
-        legend.append(LegendEntry("one client"))
     if reference is not None:
         lines.append(reference)
         legend.append(LegendEntry(reference.label, reference.colour, reference.dash))
     return RoundChart(title, unit, lines, legend, [ChartBand(low, high, ("range",), colour)])
+
+
+def _mean_and_range(series: Mapping[str, RoundSeries], *, carry: bool) -> list[dict[int, float]]:
+    """Lowest, mean and highest value by round."""
+    import pandas as pd
+
+    table = pd.DataFrame({client: pd.Series(values, dtype=float) for client, values in series.items()}).sort_index()
+    if carry:
+        table = table.ffill()
+    rounds = [int(number) for number in table.index]
+    sides = (table.min(axis=1), table.mean(axis=1), table.max(axis=1))
+    return [dict(zip(rounds, side.tolist(), strict=True)) for side in sides]
 
 
 def main_metric(records: RunRecords, participants: Iterable[str], kind: str = "test") -> str:
@@ -132,7 +133,9 @@ def group_colour(records: RunRecords, group: str) -> int:
     return 1 + list(records.groups).index(group) % len(COLOURS)
 
 
-def _recall_charts(records: RunRecords, recalls: Sequence[Recall]) -> Iterator[RoundChart]:
+def _recall_charts(
+    records: RunRecords, metrics: Mapping[str, float], recalls: Sequence[Recall]
+) -> Iterator[RoundChart]:
     groups: dict[tuple[str, str], list[Recall]] = {}
     for recall in recalls:
         groups.setdefault((recall.direction, recall.protocol), []).append(recall)
@@ -142,43 +145,46 @@ def _recall_charts(records: RunRecords, recalls: Sequence[Recall]) -> Iterator[R
         title = f"{direction}{f' ({protocol})' if protocol else ''}, gallery {count(gallery)}"
         if not math.isnan(other) and other != gallery:  # neither values nor chance can be compared then
             title += f" (validation {count(other)}; chance is that of test)"
-        labels = {recall.name: f"R@{recall.cutoff}" for recall in members}
-        yield _server_chart(records, title, "recall (%)", labels, {recall.name: recall.chance for recall in members})
+        yield _server_chart(records, title, "recall (%)", {r.name: f"R@{r.cutoff}" for r in members}, metrics)
 
 
 def _other_charts(records: RunRecords, metrics: Mapping[str, float], recalls: Sequence[Recall]) -> Iterator[RoundChart]:
     recall_names = {recall.name for recall in recalls}
-    names = [name for name in metrics if name not in recall_names and not is_context(name)]
-    alone = [name for name in names if "loss" in name or name == "r1_sum"]
-    together = [name for name in names if name not in alone]
-    for name in alone:
-        title = "Sum of recalls at 1 (r1_sum)" if name == "r1_sum" else name
-        yield _server_chart(records, title, _unit(name), {name: name}, {name: chance_of(name, metrics)})
+    names = [name for name in metrics if not is_context(name) and name not in recall_names]
+    together = []
+    for name in names:
+        if "loss" in name or name == "r1_sum":
+            title = "Sum of recalls at 1 (r1_sum)" if name == "r1_sum" else name
+            yield _server_chart(records, title, _unit(name), {name: name}, metrics)
+        else:
+            together.append(name)
     for start in range(0, len(together), len(COLOURS)):
         shown = together[start : start + len(COLOURS)]
-        chances = {name: chance_of(name, metrics) for name in shown}
-        yield _server_chart(records, "Other metrics", "%", {name: name for name in shown}, chances)
+        yield _server_chart(records, "Other metrics", "%", dict(zip(shown, shown, strict=True)), metrics)
 
 
 def _server_chart(
-    records: RunRecords, title: str, unit: str, labels: Mapping[str, str], chances: Mapping[str, float]
+    records: RunRecords, title: str, unit: str, labels: Mapping[str, str], metrics: Mapping[str, float]
 ) -> RoundChart:
     """Metrics of the server, a colour each; how a line is dashed tells test, validation and chance apart."""
-    colours = {name: 1 + place % len(COLOURS) for place, name in enumerate(labels)}
+    names = {name: (label, 1 + place % len(COLOURS)) for place, (name, label) in enumerate(labels.items())}
     lines = [
-        ChartLine(f"{label} {kind}", values, (label, kind), colours[name], dash)
-        for name, label in labels.items()
-        for kind, dash in _DASHES.items()
+        ChartLine(f"{label} {kind}", values, (label, kind), colour, _DASHES[kind])
+        for name, (label, colour) in names.items()
+        for kind in ("test", "validation")
         if (values := records.series(SERVER, name, kind))
     ]
-    legend = [LegendEntry(label, colours[name]) for name, label in labels.items()]
-    legend += [LegendEntry(kind, 0, dash) for kind, dash in _DASHES.items() if any(kind in line.keys for line in lines)]
-    rounds = {number for line in lines for number in line.values}
-    known = {name: chance for name, chance in chances.items() if math.isfinite(chance)} if rounds else {}
-    for name, chance in known.items():
-        flat = dict.fromkeys((min(rounds), max(rounds)), chance)
-        lines.append(ChartLine("chance", flat, ("chance", labels[name]), colours[name], "dotted", listed=False))
-    return RoundChart(title, unit, lines, legend + ([LegendEntry("chance", 0, "dotted")] if known else []))
+    rounds = sorted({number for line in lines for number in line.values})
+    for name, (label, colour) in names.items():
+        flat = dict.fromkeys([*rounds[:1], *rounds[-1:]], chance_of(name, metrics))
+        line = ChartLine("chance", flat, ("chance", label), colour, "dotted", listed=False)
+        lines += [line] * bool(line.finite)
+    return RoundChart(title, unit, lines, [*(LegendEntry(*entry) for entry in names.values()), *_kinds(lines)])
+
+
+def _kinds(lines: Sequence[ChartLine]) -> list[LegendEntry]:
+    dashes = {line.dash for line in lines}
+    return [LegendEntry(kind, 0, dash) for kind, dash in _DASHES.items() if dash in dashes]
 
 
 def _unit(name: str) -> str:

@@ -8,7 +8,7 @@ import numpy as np
 
 from polyfed.reporting.charts import BarPart, BarRows, BubbleChart, FigureSheet, HeatMap, HeatMapFrame, SheetChart
 from polyfed.reporting.curves import group_colour
-from polyfed.reporting.partition_tables import Held, classes_of, features, groups_of, short_names, sources_of
+from polyfed.reporting.partition_tables import Held, classes_of, column_counts, groups_of, short_names, sources_of
 from polyfed.reporting.tables import count
 from polyfed.runs.records import Holding, RunRecords
 
@@ -34,7 +34,7 @@ def partition_sheet(records: RunRecords) -> FigureSheet | None:
             rows.append([_sizes(f"{group}: sizes, no labels ({sources})", held, colour)])
             continue
         charts: list[SheetChart] = [_bubbles(f"{group}: samples by class ({sources})", held, colour)]
-        if any(features(held).values()):
+        if any(column_counts(held).values()):
             charts.append(_shares(held))
         rows.append([*charts, _sizes("sizes", held, colour)])
     return FigureSheet(f"{records.name}: partition", rows) if rows else None
@@ -73,7 +73,7 @@ def _bubbles(title: str, held: Held, colour: int) -> BubbleChart:
 
 def _shares(held: Held) -> HeatMap:
     """Per cent of each client's items on a scale from 0 to 100, with the counts where they fit."""
-    counts = list(features(held).values())
+    counts = list(column_counts(held).values())
     names = list(counts[0])
     items = [max(1, holding.items) for holding in held.values()]
     shares = np.array([[100 * row[name] / total for name in names] for row, total in zip(counts, items, strict=True)])

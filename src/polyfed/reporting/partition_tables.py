@@ -36,7 +36,7 @@ def partition_tables(holdings: Held) -> list[TextTable]:
     return [table for group, held in groups_of(holdings).items() for table in _group_tables(group, held)]
 
 
-def features(held: Held) -> dict[str, dict[str, int]]:
+def column_counts(held: Held) -> dict[str, dict[str, int]]:
     """Client -> what is counted of the columns -> items: of a 0/1 column those with 1, else those with each value.
 
     Nothing where the class is that of a single column.
@@ -85,7 +85,7 @@ def _group_tables(group: str, held: Held) -> Iterator[TextTable]:
         for client, holding in held.items()
     ]
     yield TextTable(f"{group}: sizes", ("client", "items", "samples", "test items"), sizes, _notes(held))
-    counts = features(held)
+    counts = column_counts(held)
     if any(counts.values()):
         yield _matrix(f"{group}: items by column", held, counts)
     if any(holding.labels for holding in held.values()):

@@ -13,6 +13,7 @@ import numpy as np
 from polyfed.reporting.charts import (
     BarRows,
     BubbleChart,
+    ChartLine,
     FigureSheet,
     HeatMap,
     LegendEntry,
@@ -30,7 +31,7 @@ from polyfed.runs.records import RunRecords
 if TYPE_CHECKING:
     from matplotlib.artist import Artist
     from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
+    from matplotlib.figure import Figure, SubFigure
 
 _BAND = 0.15  # strength of the colour of an area behind lines
 _MARKED_VALUES = 5  # a single value would not be seen as a line
@@ -69,24 +70,28 @@ def draw_partition(records: RunRecords) -> Figure | None:
 @styled
 def draw_sheet(sheet: FigureSheet) -> Figure:
     """All charts of a sheet, in rows as high as their highest chart needs."""
-    sizes = [[_inches(chart) for chart in row] for row in sheet.rows]
-    heights = [max(height for _, height in row) for row in sizes]
-    width = max(sum(width for width, _ in row) for row in sizes)
+    heights = [max(_inches(chart)[1] for chart in row) for row in sheet.rows]
+    width = max(sum(_inches(chart)[0] for chart in row) for row in sheet.rows)
     figure = empty_figure(width, sum(heights) + 0.4, sheet.title)
     parts = figure.subfigures(len(sheet.rows), 1, height_ratios=heights, squeeze=False)[:, 0]
-    for part, row, row_sizes in zip(parts, sheet.rows, sizes, strict=True):
-        widths = [chart_width for chart_width, _ in row_sizes]
-        unused = width - sum(widths)
-        ratios = [*widths, unused] if unused > 0.5 else widths  # charts of a short row are as wide as those above
-        places = part.subplots(1, len(ratios), width_ratios=ratios, squeeze=False)[0]
-        for axes, chart in zip(places, row, strict=False):
-            axes.set_title(textwrap.fill(chart.title, round(11 * _inches(chart)[0])))
-            _draw(chart, axes)
-            if chart is not row[0] and not isinstance(chart, RoundChart):
-                axes.tick_params(labelleft=False)  # the rows are those of the chart beside it
-        for axes in places[len(row) :]:
-            axes.set_axis_off()
+    for part, row in zip(parts, sheet.rows, strict=True):
+        _draw_row(part, row, width)
     return figure
+
+
+def _draw_row(part: SubFigure, row: Sequence[SheetChart], width: float) -> None:
+    """Charts beside each other; those of a short row are as wide as those above."""
+    widths = [_inches(chart)[0] for chart in row]
+    unused = width - sum(widths)
+    ratios = [*widths, unused] if unused > 0.5 else widths
+    places = part.subplots(1, len(ratios), width_ratios=ratios, squeeze=False)[0]
+    for axes, chart, inches in zip(places, row, widths, strict=False):
+        axes.set_title(textwrap.fill(chart.title, round(11 * inches)))
+        _draw(chart, axes)
+        if chart is not row[0] and not isinstance(chart, RoundChart):
+            axes.tick_params(labelleft=False)  # the rows are those of the chart beside it
+    for axes in places[len(row) :]:
+        axes.set_axis_off()
 
 
 def _inches(chart: SheetChart) -> tuple[float, float]:
@@ -122,17 +127,12 @@ def _draw(chart: SheetChart, axes: Axes) -> None:
 def _draw_rounds(chart: RoundChart, axes: Axes) -> None:
     below = dict.fromkeys(chart.rounds, 0.0)
     for line in chart.lines:
-        rounds, values = list(line.finite), list(line.finite.values())
         if chart.stacked:
-            axes.bar(rounds, values, bottom=[below[n] for n in rounds], color=_colour(line.colour), width=0.8)
+            bottoms = [below[number] for number in line.finite]
+            axes.bar(list(line.finite), list(line.finite.values()), 0.8, bottoms, color=_colour(line.colour))
             below |= {number: below[number] + value for number, value in line.finite.items()}
         else:
-            (drawn,) = axes.plot(rounds, values, color=_colour(line.colour), linestyle=line.dash)
-            drawn.set(
-                linewidth=0.8 if line.thin else 1.2 if line.dash == "dotted" else 1.8, alpha=0.6 if line.thin else 1
-            )
-            if len(values) == 1 or (len(values) <= _MARKED_VALUES and line.dash != "dotted"):
-                drawn.set_marker("o")
+            _draw_line(line, axes)
     for band in chart.bands:
         low, high = list(band.low.values()), list(band.high.values())
         axes.fill_between(list(band.low), low, high, color=_colour(band.colour), alpha=_BAND, linewidth=0)
@@ -142,6 +142,14 @@ def _draw_rounds(chart: RoundChart, axes: Axes) -> None:
     whole_rounds(axes)
     if chart.legend:
         legend_below(axes, columns=4, handles=[_handle(entry) for entry in chart.legend])
+
+
+def _draw_line(line: ChartLine, axes: Axes) -> None:
+    values = list(line.finite.values())
+    (drawn,) = axes.plot(list(line.finite), values, color=_colour(line.colour), linestyle=line.dash)
+    drawn.set(linewidth=0.8 if line.thin else 1.2 if line.dash == "dotted" else 1.8, alpha=0.6 if line.thin else 1)
+    if len(values) == 1 or (len(values) <= _MARKED_VALUES and line.dash != "dotted"):
+        drawn.set_marker("o")
 
 
 def _handle(entry: LegendEntry) -> Artist:

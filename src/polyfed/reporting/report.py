@@ -1,4 +1,4 @@
-"""The report that ends a run: for the terminal, as ``report.md``, and about clients as ``client_spread.json``.
+"""The report that ends a run: tables as ``report.md``, and figures about clients as ``client_spread.json``.
 
 Measurements of a saved model on other data are shown as tables of the same kind.
 """
@@ -14,7 +14,6 @@ from statistics import fmean
 from typing import TYPE_CHECKING
 
 from polyfed.core.files import write_atomically
-from polyfed.core.untrusted import plain
 from polyfed.reporting.client_spread import client_spread, quality_names, spread_over, spreads_json
 from polyfed.reporting.markup import markdown_templates
 from polyfed.reporting.recalls import find_recalls, is_context
@@ -22,21 +21,9 @@ from polyfed.reporting.tables import TextTable, count, duration, figure, mib
 from polyfed.runs.records import SERVER, SITE_REFUSED, Event, RunRecords
 
 if TYPE_CHECKING:
-    from rich.console import RenderableType
-
     from polyfed.runs.evaluation import Evaluation
 
 _KINDS = ("test", "validation")
-
-
-def report(records: RunRecords) -> RenderableType:
-    """The whole report as something that a rich console prints."""
-    from rich.console import Group
-    from rich.text import Text
-
-    title = Text(plain(_title(records)), style="bold underline")
-    warnings = [Text(plain(f"warning: {warning}"), style="yellow") for warning in records.warnings]
-    return Group(title, *warnings, Text(), *(table.rich() for table in tables(records)), Text(plain(_where(records))))
 
 
 def write_report(records: RunRecords) -> Path:
@@ -45,7 +32,10 @@ def write_report(records: RunRecords) -> Path:
 
     template = markdown_templates().get_template("report.md.j2")
     parts = [Markup(table.markdown()) for table in tables(records)]
-    text = template.render(title=_title(records), warnings=records.warnings, tables=parts, where=_where(records))
+    seconds = sum(records.seconds.values())
+    took = f" in {duration(seconds)}" if seconds else ""
+    title = f"{records.name}: {records.rounds} rounds{took}, {len(records.clients)} clients"
+    text = template.render(title=title, warnings=records.warnings, tables=parts, folder=str(records.folder))
     path = records.folder / "report.md"
     write_atomically(path, text.encode())
     spreads = spreads_json(records)
@@ -92,8 +82,8 @@ def server_tables(records: RunRecords, kind: str) -> Iterator[TextTable]:
         note = "Percent. Gallery: entries that a query is compared with (mean over folds). "
         note += "Ties count against the model. Chance: a random order of that gallery."
         yield TextTable(f"Server, {kind}: retrieval", columns, rows, [note])
-    names = {name for name in metrics if is_context(name)} | {recall.name for recall in recalls}
-    others = [(n, figure(value), *_best(records, kind, n)) for n, value in metrics.items() if n not in names]
+    shown = {*quality_names([metrics])} - {recall.name for recall in recalls}
+    others = [(name, figure(metrics[name]), *_best(records, kind, name)) for name in metrics if name in shown]
     notes = () if recalls else (_context([metrics]),)
     yield TextTable(f"Server, {kind}: metrics", ("metric", "final", "best", "(round)"), others, notes)
 
@@ -132,36 +122,21 @@ def traffic_table(records: RunRecords) -> TextTable:
 
 def evaluation_tables(evaluation: Evaluation) -> list[TextTable]:
     """Of a model on any data: recalls with what they depend on, and the other metrics."""
-    metrics = evaluation.metrics
     size = f"{evaluation.items:,} items, {evaluation.samples:,} samples"
     title = f"{evaluation.data}, {evaluation.split}: {size}; {evaluation.model} model of round {evaluation.round}"
-    recalls = {recall.name: recall for recall in find_recalls(metrics)}
-    rows = [
-        (r.label, figure(r.value), figure(r.chance, 3), count(r.gallery), count(r.positives)) for r in recalls.values()
-    ]
+    recalls = find_recalls(evaluation.metrics)
+    rows = [(r.label, figure(r.value), figure(r.chance, 3), count(r.gallery), count(r.positives)) for r in recalls]
     note = "Percent. Gallery: entries that a query is compared with. Ties count against the model."
-    others = {name: value for name, value in metrics.items() if name not in recalls}
-    context = ", ".join(f"{name} {count(value)}" for name, value in others.items() if is_context(name))
+    quality = dict.fromkeys(quality_names([evaluation.metrics]))
+    for recall in recalls:
+        quality.pop(recall.name, None)
+    others = [(name, figure(evaluation.metrics[name])) for name in quality]
+    notes = [_context([evaluation.metrics])] if any(map(is_context, evaluation.metrics)) else []
     parts = [
         TextTable(title, ("recall", "value", "chance", "gallery", "positives"), rows, [note]),
-        TextTable(
-            "" if recalls else title,
-            ("metric", "value"),
-            [(name, figure(value)) for name, value in others.items() if not is_context(name)],
-            [f"Measured with {context}."] if context else (),
-        ),
+        TextTable("" if recalls else title, ("metric", "value"), others, notes),
     ]
     return [part for part in parts if part.rows]
-
-
-def _title(records: RunRecords) -> str:
-    seconds = sum(records.seconds.values())
-    took = f" in {duration(seconds)}" if seconds else ""
-    return f"{records.name}: {records.rounds} rounds{took}, {len(records.clients)} clients"
-
-
-def _where(records: RunRecords) -> str:
-    return f"Records, plots, models and checkpoints are in {records.folder}"
 
 
 def _happened(title: str, events: Sequence[Event]) -> TextTable:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import compress
 
 import numpy as np
 
@@ -48,9 +49,7 @@ def _map(name: str, rounds: Mapping[int, ClientArray], clients: Sequence[str], m
     tallest = len(clients) if named else max(len(array.clients) for array in rounds.values())
     width = -(-samples // max(_LEAST_COLUMNS, min(_MOST_COLUMNS, most_cells // tallest)))
     starts = range(0, samples, width)
-    kept = min(len(rounds), max(1, most_cells // (tallest * len(starts))))
-    numbers = list(rounds)
-    shown = [numbers[round((place + 1) * len(numbers) / kept) - 1] for place in range(kept)]  # the last among them
+    shown = _evenly(list(rounds), max(1, most_cells // (tallest * len(starts))))
     frames = {number: _frame(rounds[number], clients, width, len(starts), named=named) for number in shown}
     columns = [f"{start}" if width == 1 else f"{start} to {min(samples, start + width) - 1}" for start in starts]
     notes = {
@@ -59,8 +58,14 @@ def _map(name: str, rounds: Mapping[int, ClientArray], clients: Sequence[str], m
         "Hatched: the client did not take part.": any(np.isnan(frame.values).any() for frame in frames.values()),
         "Rows are the clients that took part in the round.": not named,
     }
-    note = " ".join(sentence for sentence, holds in notes.items() if holds)
+    note = " ".join(compress(notes, notes.values()))
     return HeatMap(f"{name} by client and public sample", frames, "public sample", columns, note)
+
+
+def _evenly(rounds: Sequence[int], most: int) -> list[int]:
+    """So many of the rounds, evenly spaced, the last among them."""
+    kept = min(most, len(rounds))
+    return [rounds[round((place + 1) * len(rounds) / kept) - 1] for place in range(kept)]
 
 
 def _frame(array: ClientArray, clients: Sequence[str], width: int, columns: int, *, named: bool) -> HeatMapFrame:

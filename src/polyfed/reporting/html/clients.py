@@ -28,10 +28,11 @@ def clients_page_table(records: RunRecords) -> PageTable | None:
 
 def _kinds(records: RunRecords) -> Iterator[_ColumnCells]:
     names, kinds = records.clients, client_kinds(records)
-    group_of = {client: group for group, members in records.groups.items() for client in members}
-    dots = {group: group_colour(records, group) for group in records.groups}
+    groups: dict[str, TableCell] = {}
+    for group, members in records.groups.items():
+        groups |= dict.fromkeys(members, TableCell(group, dot=group_colour(records, group)))
     yield TableColumn("client", numeric=False), [TableCell(name) for name in names]
-    yield TableColumn("group", numeric=False), [TableCell(group_of[n], dot=dots[group_of[n]]) for n in names]
+    yield TableColumn("group", numeric=False), [groups[name] for name in names]
     for label in ("task", "modalities", "architecture"):
         yield TableColumn(label, numeric=False), [TableCell(getattr(kinds[name], label)) for name in names]
     for label in ("items", "samples"):

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from itertools import islice
 
 from polyfed.reporting.charts import RoundChart
-from polyfed.reporting.partition_tables import Held, classes_of, features
+from polyfed.reporting.partition_tables import Held, classes_of, column_counts
 from polyfed.reporting.tables import TextTable, figure
 
 _MOST_ROWS = 200
@@ -122,7 +122,7 @@ def holdings_table(group: str, held: Held) -> PageTable:
 
 def columns_table(group: str, held: Held) -> PageTable | None:
     """Items by value of the columns that make the class; None where it is not made of columns."""
-    counts = features(held)
+    counts = column_counts(held)
     names = list(next(iter(counts.values())))
     if not names:
         return None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -88,26 +89,11 @@ def svg_parts(chart: RoundChart) -> dict[str, Any]:
     else:
         few = len(chart.rounds) <= _MOST_MARKERS
         shapes = [*(_band(scale, band) for band in chart.bands), *(_line(scale, line, few) for line in chart.lines)]
-    listed = [line for line in chart.lines if line.listed]
-    data = {
-        "x": [[number, scale.across(number)] for number in chart.rounds],
-        "lines": [
-            {
-                "label": line.label,
-                "keys": line.keys,
-                "colour": line.colour,
-                "values": [_short(line.finite[number]) if number in line.finite else None for number in chart.rounds],
-            }
-            for line in listed
-        ],
-    }
+    places = [[number, scale.across(number)] for number in chart.rounds]
+    lines = [_line_data(line, chart.rounds) for line in chart.lines if line.listed]
+    data = json.dumps({"x": places, "lines": lines}, separators=(",", ":"))
     rounds = [(scale.across(number), number) for number in whole_marks(*scale.x)]
-    return {
-        "marks": scale.labels(),
-        "rounds": rounds,
-        "shapes": shapes,
-        "data": json.dumps(data, separators=(",", ":")),
-    }
+    return {"marks": scale.labels(), "rounds": rounds, "shapes": shapes, "data": data}
 
 
 def bubble_parts(chart: BubbleChart) -> dict[str, Any]:
@@ -153,6 +139,8 @@ def _bars(chart: RoundChart, scale: ChartScale) -> list[SvgShape]:
     return shapes
 
 
-def _short(value: float) -> float:
-    """Four digits: more are not shown."""
-    return round(value, 4) if abs(value) >= 1 else float(f"{value:.4g}")
+def _line_data(line: ChartLine, rounds: Iterable[int]) -> dict[str, Any]:
+    """What stands beside the pointer: values of all rounds, with four digits."""
+    shown = {n: round(value, 4) if abs(value) >= 1 else float(f"{value:.4g}") for n, value in line.finite.items()}
+    values = [shown.get(number) for number in rounds]
+    return {"label": line.label, "keys": line.keys, "colour": line.colour, "values": values}
