@@ -100,8 +100,9 @@ def test_many_clients_and_classes_are_drawn(tmp_path):
 def test_one_round_is_drawn(tmp_path):
     records = RunRecords.load(write_run(tmp_path / "short", rounds=1))
     (server, *_), (rounds, *_) = axes_of(records, "server"), axes_of(records, "traffic")
-    assert {line.get_marker() for line in server.lines} == {"o"}
+    assert server.lines[0].get_marker() == "o"
     assert server.lines[0].get_xdata() == [1]
+    assert [tick for tick in server.get_xticks() if 0.5 <= tick <= 1.5] == [1]
     assert len(rounds.patches) == 2
 
 
@@ -121,5 +122,5 @@ def test_weights_of_the_last_round_are_a_map(records):
     shown = np.ma.filled(image.get_array(), np.nan)
     assert shown.shape[1] == 200
     assert np.nanmean(shown) == pytest.approx(last.values.mean())
-    assert "Grey: the client did not take part" in heat_map.get_xlabel()
+    assert "Hatched: the client did not take part" in heat_map.get_xlabel()
     assert len(means.get_legend().get_texts()) == 1 + shown.shape[0]

@@ -10,7 +10,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias, TypeVar
 
 if TYPE_CHECKING:
     import numpy as np
@@ -48,8 +48,7 @@ class ChartLine:
         return finite_values(self.values)
 
 
-@dataclass(frozen=True)
-class ChartBand:
+class ChartBand(NamedTuple):
     """An area between two finite series of the same rounds."""
 
     low: RoundSeries
@@ -58,8 +57,7 @@ class ChartBand:
     colour: int = 1
 
 
-@dataclass(frozen=True)
-class LegendEntry:
+class LegendEntry(NamedTuple):
     """An entry of a legend; ``mark`` is its sample: ``solid``, ``dashed``, ``dotted``, ``area`` or ``band``."""
 
     label: str
@@ -108,19 +106,14 @@ class RoundChart:
         if self.stacked:
             return 0.0, max(self.totals.values())
         series = [line.finite for line in self.lines] + [side for band in self.bands for side in (band.low, band.high)]
+        # ends of a scale must be values that are seen; infinite ones are dropped before
         values = [value for each in series for value in each.values()]
         low, high = min(values), max(values)
         return (0.0 if 0 <= low < 0.6 * high or low == high >= 0 else low), high
 
 
-@dataclass(frozen=True)
-class HeatMapFrame:
-    """Values of one round.
-
-    Attributes:
-        rows: name of each row.
-        values: [rows, columns]; NaN where there is no value.
-    """
+class HeatMapFrame(NamedTuple):
+    """Names of the rows, and values [rows, columns] of one round; NaN where there is no value."""
 
     rows: Sequence[str]
     values: NDArray[np.float64]
@@ -164,8 +157,7 @@ class HeatMap:
         return (float(finite.min()), float(finite.max())) if finite.size else (0.0, 0.0)
 
 
-@dataclass(frozen=True)
-class BarPart:
+class BarPart(NamedTuple):
     """A piece of a bar: how long, what it stands for, its colour, and how strong that is (0 to 1)."""
 
     value: float
@@ -229,6 +221,7 @@ class FigureSheet:
     title: str
     rows: Sequence[Sequence[SheetChart]]
 
+    # notebooks prefer HTML; the PNG is for those that show none, and for export to paper
     def _repr_html_(self) -> str:
         from polyfed.reporting.html.page import notebook_html
 

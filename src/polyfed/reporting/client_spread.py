@@ -78,6 +78,7 @@ def lower_is_better(metric: str) -> bool:
 def spread_over(records: RunRecords) -> dict[str, tuple[str, ...]]:
     """Over whom metrics are summed up: each group; where every client is a group of its own, as sites are, all too."""
     groups = records.groups
+    # sites of a deployment: a spread over one client each would say nothing
     alone = len(groups) > 1 and all(len(members) == 1 for members in groups.values())
     return groups | ({_EVERYBODY: records.clients} if alone and _EVERYBODY not in groups else {})
 
@@ -98,6 +99,7 @@ def client_spreads(records: RunRecords, kind: str = "test") -> Iterator[ClientSp
 
 def latest_values(series: Sequence[Mapping[int, float]], until: int) -> list[float]:
     """Each client's latest value up to a round: not every client is measured in every round."""
+    # series are in ascending order of rounds, so the last one is the latest
     past = [[value for number, value in values.items() if number <= until] for values in series]
     return [values[-1] for values in past if values]
 

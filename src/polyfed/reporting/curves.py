@@ -38,6 +38,7 @@ def recorded_charts(records: RunRecords) -> list[RoundChart]:
     charts = []
     for family, series in families.items():
         title = family.replace("_", " ")
+        # nobody tells more lines apart than there are colours
         if len(series) > len(COLOURS):
             charts.append(spread_chart(title, family, series, 1, carry=False))
             continue
@@ -51,6 +52,7 @@ def client_charts(records: RunRecords) -> list[RoundChart]:
     """The main test metric and the loss of each group of clients."""
     charts = []
     for group, clients in records.groups.items():
+        # a group may have no metric but its loss, which then is not drawn twice
         for metric in filter(None, dict.fromkeys((main_metric(records, clients), "loss"))):
             series = {client: records.series(client, metric) for client in clients}
             measured = sum(map(bool, series.values()))
@@ -98,17 +100,18 @@ def _mean_and_range(series: Mapping[str, RoundSeries], *, carry: bool) -> list[d
     """Lowest, mean and highest value by round."""
     import pandas as pd
 
-    table = pd.DataFrame({client: pd.Series(values, dtype=float) for client, values in series.items()}).sort_index()
+    table = pd.DataFrame(list(series.values()), dtype=float).sort_index(axis="columns")  # [clients, rounds]
     if carry:
-        table = table.ffill()
-    rounds = [int(number) for number in table.index]
-    sides = (table.min(axis=1), table.mean(axis=1), table.max(axis=1))
-    return [dict(zip(rounds, side.tolist(), strict=True)) for side in sides]
+        # clients are measured when they took part: without their latest values the mean would jump with the cohort
+        table = table.ffill(axis="columns")
+    rounds = [int(number) for number in table.columns]
+    return [dict(zip(rounds, side.tolist(), strict=True)) for side in (table.min(), table.mean(), table.max())]
 
 
 def main_metric(records: RunRecords, participants: Iterable[str], kind: str = "test") -> str:
     """The metric that says most of some participants, empty if they have none."""
     names = dict.fromkeys(name for participant in participants for name in records.metric_names(participant, kind))
+    # dictionaries instead of sets keep the order of the run, so that equal records give equal pages
     quality = [name for name in names if not is_context(name) and name != "loss"]
     return next((name for name in PREFERRED if name in names), quality[0] if quality else "")
 
@@ -151,6 +154,7 @@ def _recall_charts(
 def _other_charts(records: RunRecords, metrics: Mapping[str, float], recalls: Sequence[Recall]) -> Iterator[RoundChart]:
     recall_names = {recall.name for recall in recalls}
     names = [name for name in metrics if not is_context(name) and name not in recall_names]
+    # losses and sums have scales of their own; percentages share one chart
     together = []
     for name in names:
         if "loss" in name or name == "r1_sum":
@@ -176,6 +180,7 @@ def _server_chart(
     ]
     rounds = sorted({number for line in lines for number in line.values})
     for name, (label, colour) in names.items():
+        # two points make the line, one if there is a single round
         flat = dict.fromkeys([*rounds[:1], *rounds[-1:]], chance_of(name, metrics))
         line = ChartLine("chance", flat, ("chance", label), colour, "dotted", listed=False)
         lines += [line] * bool(line.finite)

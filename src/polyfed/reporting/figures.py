@@ -65,6 +65,7 @@ def empty_figure(width: float, height: float, title: str = "") -> Figure:
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
+    # pyplot would keep every figure alive and pick a backend that may want a display
     figure = Figure(figsize=(width, height), layout="constrained")
     FigureCanvasAgg(figure)
     if title:
@@ -84,6 +85,7 @@ def figure_grid(
 def png_bytes(figure: Figure) -> bytes:
     """The figure as the content of a PNG file."""
     settle_legends(figure)
+    # into memory first: an error in drawing must not leave half a file
     buffer = io.BytesIO()
     figure.savefig(buffer, format="png", dpi=130)
     return buffer.getvalue()
@@ -131,4 +133,4 @@ def whole_rounds(axes: Axes) -> None:
     """Mark whole numbers only on the x axis."""
     from matplotlib.ticker import MaxNLocator
 
-    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))

@@ -42,6 +42,7 @@ def _environment(*, html: bool) -> Environment:
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
+        # a text file ends with a line break, also one that is rendered
         keep_trailing_newline=True,
     )
 
@@ -50,6 +51,7 @@ def _printable(value: Any) -> Any:
     """What a template is about to write; Jinja2 escapes it after this."""
     if not isinstance(value, str) or hasattr(value, "__html__"):
         return value
+    # a lone surrogate cannot be written as UTF-8 and would end the report
     return value.translate(_UNSAFE).encode("utf-8", "replace").decode()
 
 

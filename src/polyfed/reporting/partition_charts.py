@@ -30,6 +30,7 @@ def partition_sheet(records: RunRecords) -> FigureSheet | None:
     rows: list[list[SheetChart]] = []
     for group, held in groups_of(records.holdings).items():
         colour, sources = group_colour(records, group), ", ".join(sources_of(held))
+        # a site that tells only its sizes has no classes to show
         if not any(holding.labels for holding in held.values()):
             rows.append([_sizes(f"{group}: sizes, no labels ({sources})", held, colour)])
             continue
@@ -48,6 +49,7 @@ def group_charts(group: str, held: Held, colour: int) -> list[BarRows | HeatMap]
         rows = {client: _class_parts(holding, classes, strengths, colour) for client, holding in held.items()}
         title = f"Items of {group} clients{' by class' if classes else ''}"
         return [BarRows(title, rows, {client: _amount(holding) for client, holding in held.items()}, "client")]
+    # hundreds of bars say less than five quantiles
     sizes = [holding.items for holding in held.values()]
     quantiles = {name: float(np.quantile(sizes, share)) for name, share in _QUANTILES.items()}
     parts = {name: [BarPart(size, count(size), colour)] for name, size in quantiles.items()}

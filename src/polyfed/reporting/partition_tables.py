@@ -42,6 +42,7 @@ def column_counts(held: Held) -> dict[str, dict[str, int]]:
     Nothing where the class is that of a single column.
     """
     values = _values_by_column(held)
+    # of a single column the table by class says the same
     if len(values) < 2:
         return {client: {} for client in held}
     counted = {
@@ -59,6 +60,7 @@ def classes_of(held: Held) -> list[str]:
     """Names of all classes that the clients hold: combinations of 0/1 columns as binary numbers, others sorted."""
     names = {name for holding in held.values() for name in holding.labels or ()}
     values = _values_by_column(held)
+    # combinations are ordered like binary numbers: none, the first, the second, both
     bits = {column: 1 << place for place, column in enumerate(values)}
     if values and all(set(counted) <= _BITS for counted in values.values()):
         return sorted(names, key=lambda name: sum(bits.get(part, 0) for part in name.split("+")))
@@ -104,6 +106,7 @@ def _values_by_column(held: Held) -> dict[str, dict[str, None]]:
 
 
 def _notes(held: Held) -> tuple[str, ...]:
+    # what is left out, or held in addition, is the same for all clients of a group
     first = next(iter(held.values()))
     notes = []
     if first.left_out:

@@ -137,6 +137,8 @@ def _draw_rounds(chart: RoundChart, axes: Axes) -> None:
         low, high = list(band.low.values()), list(band.high.values())
         axes.fill_between(list(band.low), low, high, color=_colour(band.colour), alpha=_BAND, linewidth=0)
     axes.set(xlabel="round", ylabel=chart.unit)
+    if len(chart.rounds) == 1:  # matplotlib would mark tenths of the round
+        axes.set_xlim(chart.rounds[0] - 0.5, chart.rounds[0] + 0.5)
     if chart.value_range[0] == 0:
         axes.set_ylim(bottom=0)
     whole_rounds(axes)
@@ -146,9 +148,12 @@ def _draw_rounds(chart: RoundChart, axes: Axes) -> None:
 
 def _draw_line(line: ChartLine, axes: Axes) -> None:
     values = list(line.finite.values())
+    if line.dash == "dotted" and len(values) == 1:
+        axes.axhline(values[0], color=_colour(line.colour), linestyle=line.dash, linewidth=1.2)
+        return
     (drawn,) = axes.plot(list(line.finite), values, color=_colour(line.colour), linestyle=line.dash)
     drawn.set(linewidth=0.8 if line.thin else 1.2 if line.dash == "dotted" else 1.8, alpha=0.6 if line.thin else 1)
-    if len(values) == 1 or (len(values) <= _MARKED_VALUES and line.dash != "dotted"):
+    if len(values) <= _MARKED_VALUES and line.dash != "dotted":
         drawn.set_marker("o")
 
 
@@ -167,7 +172,7 @@ def _handle(entry: LegendEntry) -> Artist:
 def _draw_map(chart: HeatMap, axes: Axes) -> None:
     rows, values = chart.last.rows, chart.last.values
     low, high = chart.scale
-    axes.set_facecolor("#dddddd")  # shows through where there is no value
+    axes.patch.set(hatch="///", edgecolor="#bbbbbb")  # shows through where there is no value
     image = axes.imshow(values, aspect="auto", interpolation="nearest", cmap=SEQUENTIAL, vmin=low, vmax=high)
     if len(chart.frames) > 1 or chart.limits is None:
         axes.figure.colorbar(image, ax=axes, label=f"round {max(chart.frames)}")
@@ -178,7 +183,7 @@ def _draw_map(chart: HeatMap, axes: Axes) -> None:
     names = _below(chart)
     axes.set_xticks(list(names), list(names.values()), rotation=40, ha="right")
     _name_rows(axes, rows, room=0)
-    axes.set_xlabel(chart.column if not chart.note else f"{chart.column}. {chart.note.replace('Hatched', 'Grey')}")
+    axes.set_xlabel(". ".join(filter(None, [chart.column, chart.note])))
     axes.grid(visible=False)
 
 

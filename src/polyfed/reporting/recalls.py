@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 _NAME = re.compile(r"(?P<source>.+)_to_(?P<target>.+)_r@(?P<cutoff>\d+)(?P<protocol>|_full|_\d+fold|_batch\d+)")
+# counts and gallery sizes come with the metrics of a task and are told apart by name alone
 _CONTEXT = re.compile(r"gallery_.+|folds(_.+)?|.+_positives_per_query(_.+)?|n|items|samples|classes")
 
 
@@ -59,6 +60,7 @@ def chance_recall(gallery: float, positives: float, cutoff: int) -> float:
     """
     if math.isnan(gallery) or math.isnan(positives):
         return math.nan
+    # fewer negatives than places: one of the first must be a positive, and the product below would be negative
     if cutoff > gallery - positives:
         return 100.0
     return 100.0 * (1.0 - math.prod((gallery - positives - i) / (gallery - i) for i in range(cutoff)))

@@ -18,6 +18,7 @@ from polyfed.reporting.client_spread import client_spread, quality_names, spread
 from polyfed.reporting.markup import markdown_templates
 from polyfed.reporting.recalls import find_recalls, is_context
 from polyfed.reporting.tables import TextTable, count, duration, figure, mib
+from polyfed.reporting.traffic import BYTE_DIRECTIONS
 from polyfed.runs.records import SERVER, SITE_REFUSED, Event, RunRecords
 
 if TYPE_CHECKING:
@@ -84,6 +85,7 @@ def server_tables(records: RunRecords, kind: str) -> Iterator[TextTable]:
         yield TextTable(f"Server, {kind}: retrieval", columns, rows, [note])
     shown = {*quality_names([metrics])} - {recall.name for recall in recalls}
     others = [(name, figure(metrics[name]), *_best(records, kind, name)) for name in metrics if name in shown]
+    # the table of recalls has columns for what they depend on
     notes = () if recalls else (_context([metrics]),)
     yield TextTable(f"Server, {kind}: metrics", ("metric", "final", "best", "(round)"), others, notes)
 
@@ -110,9 +112,9 @@ def clients_table(records: RunRecords, kind: str) -> TextTable:
 
 def traffic_table(records: RunRecords) -> TextTable:
     """Bytes that crossed, by direction, and what ``run.transport`` saved, if anything."""
-    directions = {"down": "server to clients", "up": "clients to server"}
+    # an empty ledger has no round to divide by
     rounds = max(1, len({transfer.round for transfer in records.transfers}))
-    totals = {label: records.total_bytes(direction) for direction, label in directions.items()}
+    totals = {label: records.total_bytes(direction) for direction, label in BYTE_DIRECTIONS.items()}
     sent, full = sum(totals.values()), records.full_bytes()
     totals["both"] = sent
     rows = [(label, f"{total:,}", mib(total), mib(total / rounds)) for label, total in totals.items() if total]
@@ -141,6 +143,7 @@ def evaluation_tables(evaluation: Evaluation) -> list[TextTable]:
 
 def _happened(title: str, events: Sequence[Event]) -> TextTable:
     """How often it happened to whom, with the latest reason."""
+    # events come by round, so the last of a participant stays
     latest = {event.participant: event for event in events}
     times = Counter(event.participant for event in events)
     rows = [(client, str(times[client]), str(event.round), event.reason) for client, event in latest.items()]
@@ -148,6 +151,7 @@ def _happened(title: str, events: Sequence[Event]) -> TextTable:
 
 
 def _best(records: RunRecords, kind: str, metric: str) -> tuple[str, str]:
+    # the best is the highest, which of a loss is the worst
     best = None if metric == "loss" else records.best(SERVER, metric, kind)
     return (figure(best[1]), str(best[0])) if best else ("-", "-")
 

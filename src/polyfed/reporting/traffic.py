@@ -42,11 +42,13 @@ def traffic_bars(records: RunRecords) -> tuple[list[BarRows], BarRows]:
     kinds = _totals(records, lambda transfer: transfer.kind or "(none)")
     bundles = _totals(records, lambda transfer: f"{transfer.bundle} ({transfer.dtype or transfer.kind})")
     steps = _totals(records, lambda transfer: transfer.step or "(none)")
+    # where each kind is one bundle, both tables would say the same
     contents = [_bars("By kind of bundle", _largest(kinds), "kind")]
     if len(bundles) > len(kinds):
         contents.append(_bars("By bundle", _largest(bundles), "bundle"))
     contents.append(_bars("By step", _largest(steps), "step"))
     clients = client_bytes(records)
+    # few clients stand in the order of the run, as everywhere on the page; of many only the largest matter
     if len(clients) > _MOST_ROWS:
         caption = f"By client: the {_MOST_ROWS} with most bytes of {len(clients):,}"
         return contents, _bars(caption, _largest(clients), "client")
@@ -74,6 +76,7 @@ def _mib(records: RunRecords, direction: str) -> dict[int, float]:
 def _totals(records: RunRecords, key: Callable[[Transfer], str]) -> dict[str, Counter[str]]:
     totals: dict[str, Counter[str]] = {}
     for transfer in records.transfers:
+        # counters add up directions that one of them lacks
         totals.setdefault(key(transfer), Counter())[transfer.direction] += transfer.bytes
     return totals
 

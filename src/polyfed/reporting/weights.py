@@ -33,6 +33,7 @@ def weight_charts(records: RunRecords) -> dict[str, tuple[HeatMap, RoundChart]]:
         for name, rounds in records.arrays().items()
     }
     kept = {name: rounds for name, rounds in arrays.items() if rounds}
+    # an array may name clients that the records do not: they come last, by name
     place = {client: number for number, client in enumerate(records.clients)}
     charts = {}
     for name, rounds in kept.items():
@@ -47,6 +48,7 @@ def _map(name: str, rounds: Mapping[int, ClientArray], clients: Sequence[str], m
     named = len(clients) <= NAMED_ROWS
     samples = max(array.values.shape[1] for array in rounds.values())
     tallest = len(clients) if named else max(len(array.clients) for array in rounds.values())
+    # each cell takes its share of the page: first columns are merged, then rounds are left out
     width = -(-samples // max(_LEAST_COLUMNS, min(_MOST_COLUMNS, most_cells // tallest)))
     starts = range(0, samples, width)
     shown = _evenly(list(rounds), max(1, most_cells // (tallest * len(starts))))
@@ -71,8 +73,10 @@ def _evenly(rounds: Sequence[int], most: int) -> list[int]:
 def _frame(array: ClientArray, clients: Sequence[str], width: int, columns: int, *, named: bool) -> HeatMapFrame:
     """Rows of all clients, NaN for those that did not take part; of the cohort alone where there are many."""
     present = dict(zip(array.clients, range(len(array.clients)), strict=True))
+    # with few clients rows stay in place when the slider moves; with many only the cohort fits
     rows = clients if named else [client for client in clients if client in present]
     starts = np.arange(0, array.values.shape[1], width)
+    # the last run of columns may be shorter, so sums are divided by true lengths
     means = np.add.reduceat(array.values, starts, axis=1) / np.diff([*starts, array.values.shape[1]])
     values = np.full((len(rows), columns), np.nan)
     for number, client in enumerate(rows):

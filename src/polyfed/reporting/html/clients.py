@@ -20,6 +20,7 @@ def clients_page_table(records: RunRecords) -> PageTable | None:
     if not records.clients:
         return None
     columns = [*_kinds(records), *_metrics(records), *_effort(records), *_exclusions(records)]
+    # a cell is false if it says nothing: an empty text or a dash
     shown = [(column, cells) for column, cells in columns if any(cells)]
     rows = list(zip(*(cells for _, cells in shown), strict=True))
     caption = "Clients. Metrics are those of each client's own last evaluation on its test samples."
@@ -34,7 +35,7 @@ def _kinds(records: RunRecords) -> Iterator[_ColumnCells]:
     yield TableColumn("client", numeric=False), [TableCell(name) for name in names]
     yield TableColumn("group", numeric=False), [groups[name] for name in names]
     for label in ("task", "modalities", "architecture"):
-        yield TableColumn(label, numeric=False), [TableCell(getattr(kinds[name], label)) for name in names]
+        yield TableColumn(label, numeric=False), [TableCell(kinds[name].get(label, "")) for name in names]
     for label in ("items", "samples"):
         held = [getattr(records.holdings.get(name), label, None) for name in names]
         yield TableColumn(label), [count_cell(number) for number in held]
@@ -44,9 +45,11 @@ def _metrics(records: RunRecords) -> Iterator[_ColumnCells]:
     """The main metric of each group, and the loss."""
     mains = dict.fromkeys(main_metric(records, members) for members in records.groups.values())
     last = [records.last(client) for client in records.clients]
+    # groups with different tasks have different metrics: each gets a column, with dashes for the others
     for metric in (*filter(None, mains), "loss"):
         yield TableColumn(metric), [number_cell(metrics.get(metric)) for metrics in last]
     measured = [max(records.series(client, main_metric(records, [client])), default=None) for client in records.clients]
+    # clients are measured in the rounds they take part in, so figures side by side may be of different rounds
     if len(set(measured)) > 1:
         column = TableColumn("measured in", hint="round of its last evaluation")
         yield column, [count_cell(number) for number in measured]

@@ -42,6 +42,7 @@ def events_chart(events: Sequence[Event]) -> RoundChart | None:
     """Events by round; few of them are seen at a glance in the table."""
     if len(events) <= _FEW:
         return None
+    # further kinds would share a colour; the table has them all
     kinds = list(dict.fromkeys(event.event for event in events))[: len(COLOURS)]
     counts = {kind: Counter(event.round for event in events if event.event == kind) for kind in kinds}
     return stacked_chart(

@@ -4,24 +4,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from polyfed.core.errors import RunError
 from polyfed.core.untrusted import file_json
 from polyfed.runs.records import RunRecords
-
-_NUMBER = re.compile(r"-(\d+)$")
-
-
-@dataclass(frozen=True)
-class ClientKind:
-    """What a client is, as far as the configuration tells; empty where it does not."""
-
-    task: str = ""
-    modalities: str = ""
-    architecture: str = ""
 
 
 def setting(config: Any, *path: str) -> Any:
@@ -55,8 +43,8 @@ def recorded_environment(folder: Path) -> Mapping[str, Any]:
     return content
 
 
-def client_kinds(records: RunRecords) -> dict[str, ClientKind]:
-    """Client id -> what it is: client ``<group>-k`` has the group's model k modulo their number."""
+def client_kinds(records: RunRecords) -> dict[str, dict[str, str]]:
+    """Client id -> its ``task``, ``modalities`` and ``architecture``, as far as the configuration tells them."""
     return {
         client: _kind(setting(records.config, "clients", group), client)
         for group, clients in records.groups.items()
@@ -64,19 +52,18 @@ def client_kinds(records: RunRecords) -> dict[str, ClientKind]:
     }
 
 
-def _kind(group: Any, client: str) -> ClientKind:
+def _kind(group: Any, client: str) -> dict[str, str]:
+    kind = {"task": component(setting(group, "task"))}
     models = setting(group, "models")
-    number = _NUMBER.search(client)
+    number = re.search(r"-(\d+)$", client)
     if not isinstance(models, list) or not models or (number is None and len(models) > 1):
-        return ClientKind(task=component(setting(group, "task")))
+        return kind
+    # the models of a group are dealt out in turn: client <group>-k has number k modulo their number
     encoders = setting(models[int(number[1]) % len(models) if number else 0], "encoders")
-    if not isinstance(encoders, Mapping):
-        encoders = {}
-    return ClientKind(
-        task=component(setting(group, "task")),
-        modalities=", ".join(str(name) for name in encoders),
-        architecture=" + ".join(f"{component(encoder)} {_size(encoder)}".strip() for encoder in encoders.values()),
-    )
+    if isinstance(encoders, Mapping):
+        kind["modalities"] = ", ".join(map(str, encoders))
+        kind["architecture"] = " + ".join(f"{component(e)} {_size(e)}".strip() for e in encoders.values())
+    return kind
 
 
 def _size(encoder: Any) -> str:

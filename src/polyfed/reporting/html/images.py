@@ -56,6 +56,7 @@ def palette_bytes() -> bytes:
 def _levels(values: NDArray[np.float64], low: float, high: float) -> NDArray[np.uint8]:
     """Values as whole numbers from 0 to 254, ``_NONE`` where there is none."""
     finite = np.isfinite(values)
+    # NaN would warn and cast to any level
     share = (np.where(finite, values, low) - low) / ((high - low) or 1.0)
     return np.where(finite, np.rint(share * (_NONE - 1)), _NONE).astype(np.uint8)
 
@@ -64,6 +65,7 @@ def _png(levels: NDArray[np.uint8]) -> bytes:
     from PIL import Image
 
     image = Image.frombytes("P", (levels.shape[1], levels.shape[0]), levels.tobytes())
+    # a palette: one byte a cell instead of three
     image.putpalette(palette_bytes())
     stream = io.BytesIO()
     image.save(stream, "PNG", optimize=True, transparency=_NONE)

@@ -47,6 +47,7 @@ def page_head(records: RunRecords) -> dict[str, Any]:
 def _rounds(records: RunRecords) -> tuple[int, int | None]:
     """Last round that is complete (its time is written last), and rounds that the run is to have, if known."""
     planned = setting(records.config, "run", "rounds")
+    # the setting may be of any type: a page is written for an edited or damaged configuration too
     return max(records.seconds, default=records.rounds), planned if isinstance(planned, int) else None
 
 
@@ -85,6 +86,7 @@ def _versions(environment: Mapping[str, Any]) -> PageTable | None:
 
 def _server_cards(records: RunRecords) -> Iterator[Card]:
     """The server's main metric and recalls at 1, after the last test or else the last validation."""
+    # a server without test data may still have validation
     kind = "test" if records.last(SERVER) else "validation"
     metrics = records.last(SERVER, kind)
     main = main_metric(records, [SERVER], kind)
@@ -102,6 +104,7 @@ def _group_cards(records: RunRecords) -> Iterator[Card]:
         spread = client_spread(records, group, name)
         if not spread.values:
             continue
+        # galleries and numbers of classes differ between clients
         chances = [chance_of(name, records.last(client)) for client in members]
         known = [chance for chance in chances if math.isfinite(chance)]
         more = f"worst {figure(spread.worst)} ({spread.worst_client}) · disparity {figure(spread.disparity)}"
@@ -122,6 +125,7 @@ def _effort(records: RunRecords) -> Iterator[Card]:
         groups = " · ".join(f"{len(members):,} {group}" for group, members in records.groups.items())
         yield Card("clients", f"{len(records.clients):,}", groups)
         excluded = records.excluded()
+        # one client may be excluded in many rounds
         participants = len({event.participant for event in excluded})
         more = f"of {participants:,} client{'s' if participants > 1 else ''}" if excluded else "nobody was left out"
         yield Card("exclusions", f"{len(excluded):,}", more)

@@ -74,6 +74,7 @@ def html_report(records: RunRecords) -> str:
 
 def notebook_html(sheet: FigureSheet) -> str:
     """A figure for a notebook: a page in a frame of its own, so that styles of neither reach the other."""
+    # the page becomes an attribute: autoescape quotes it, the browser unquotes it
     page = _rendered("notebook.html.j2", title=sheet.title, rows=sheet.rows)
     height = 60 + 420 * len(sheet.rows)
     return page_templates().get_template("frame.html.j2").render(page=page, title=sheet.title, height=height)
@@ -95,6 +96,7 @@ def page_templates() -> Environment:
     filters = (svg.svg_parts, svg.bubble_parts, map_parts, chart_values)
     templates.filters |= {function.__name__: function for function in filters}
     templates.filters["kind"] = lambda chart: type(chart).__name__
+    # the drawing and its axes must agree on the margins
     templates.globals |= {name: getattr(svg, name) for name in ("WIDTH", "HEIGHT", "LEFT", "RIGHT", "TOP", "BOTTOM")}
     return templates
 
@@ -102,6 +104,7 @@ def page_templates() -> Environment:
 def _rendered(template: str, **content: Any) -> str:
     from markupsafe import Markup
 
+    # the policy names the script by its hash, so that text which slipped through as a script would not run
     script = resource("script.js")
     return (
         page_templates()
@@ -139,6 +142,7 @@ def _group(records: RunRecords, group: str, held: Held) -> dict[str, Any]:
     colour, classes, sources = group_colour(records, group), classes_of(held), sources_of(held)
     labels = f"{len(classes)} classes" if classes else "no labels" if sources else "samples alone are known"
     number = f"{len(held)} client{'s' if len(held) > 1 else ''}"
+    # only those bars have a part for each class
     one_bar_each = len(held) <= MOST_BARS
     return {
         "title": f"{group}: {number}, {labels} ({', '.join(sources) or 'held at its site'})",

@@ -101,6 +101,7 @@ def chart_values(chart: RoundChart) -> PageTable:
     lines = [line for line in chart.lines if line.listed]
     rows = [
         [TableCell(str(number)), *(number_cell(line.values.get(number)) for line in lines)]
+        # the last round is what everything else on the page is about
         for number in sorted({*chart.rounds[::step], chart.rounds[-1]})
     ]
     columns = [TableColumn("round"), *(TableColumn(line.label) for line in lines)]
@@ -110,6 +111,7 @@ def chart_values(chart: RoundChart) -> PageTable:
 def holdings_table(group: str, held: Held) -> PageTable:
     """What each client of a group holds, by class where there are classes."""
     classes = classes_of(held)
+    # a hundred classes of a thousand clients would be most of the page
     most = max(1, _MOST_CELLS // (3 + len(classes)))
     rows = [
         [client, f"{holding.items:,}", f"{holding.samples:,}", *_counts(holding.labels or {}, classes)]

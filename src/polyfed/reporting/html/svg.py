@@ -65,10 +65,12 @@ def scale_of(chart: RoundChart) -> ChartScale:
 
 def round_marks(low: float, high: float, most: int = 5) -> list[float]:
     """Multiples of 1, 2 or 5 times a power of ten that enclose ``low`` and ``high``: ``most`` steps or fewer."""
+    # one value has no span of its own
     span = (high - low) or abs(high) or 1.0
     power = 10.0 ** math.floor(math.log10(span / most))
     steps = (power * factor for factor in (1, 2, 5, 10, 20))
     step = next(s for s in steps if math.ceil(high / s - 1e-9) - math.floor(low / s + 1e-9) <= most)
+    # multiplied, not summed up: marks stay round; the tolerance is for 0.3 / 0.1 and the like
     first, last = math.floor(low / step + 1e-9), math.ceil(high / step - 1e-9)
     return [number * step for number in range(first, max(last, first + 1) + 1)]
 
@@ -98,6 +100,7 @@ def svg_parts(chart: RoundChart) -> dict[str, Any]:
 
 def bubble_parts(chart: BubbleChart) -> dict[str, Any]:
     """Circles with their texts, and the size of the drawing; a cell is a square of 18 SVG units."""
+    # areas, not diameters, are proportional to counts
     cell, largest = 18, max(1, int(chart.counts.max()))
     circles = [
         (cell * (column + 0.5), cell * (row + 0.5), round(0.5 * cell * math.sqrt(number / largest), 2), text)
@@ -125,6 +128,7 @@ def _band(scale: ChartScale, band: ChartBand) -> SvgShape:
 
 def _bars(chart: RoundChart, scale: ChartScale) -> list[SvgShape]:
     one_round = scale.across(scale.x[0] + 1) - scale.across(scale.x[0])
+    # visible in runs of hundreds of rounds, no slab in a run of one
     wide = max(1.0, min(36.0, 0.76 * one_round))
     below = dict.fromkeys(chart.rounds, 0.0)
     shapes = []
@@ -141,6 +145,7 @@ def _bars(chart: RoundChart, scale: ChartScale) -> list[SvgShape]:
 
 def _line_data(line: ChartLine, rounds: Iterable[int]) -> dict[str, Any]:
     """What stands beside the pointer: values of all rounds, with four digits."""
+    # what a page carries for hovering would otherwise be most of it
     shown = {n: round(value, 4) if abs(value) >= 1 else float(f"{value:.4g}") for n, value in line.finite.items()}
     values = [shown.get(number) for number in rounds]
     return {"label": line.label, "keys": line.keys, "colour": line.colour, "values": values}
