@@ -7,6 +7,7 @@ import random
 import re
 import shutil
 from collections.abc import Callable
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ from polyfed.core.errors import RunError
 from polyfed.reporting.html.facts import client_kinds
 from polyfed.reporting.html.page import html_report, write_html_report
 from polyfed.runs.records import RunRecords
-from run_folders import write_lines, write_run
+from run_folders import write_lines, write_measured, write_run
 
 HOSTILE = "</script><script>alert(1)</script>\"'><img src=x onerror=alert(1)>&amp;]]>"
 
@@ -109,9 +110,7 @@ def test_text_of_the_run_is_escaped_everywhere(tmp_path):
     metrics = {HOSTILE: 1.0, f"{HOSTILE}_to_b_r@1": 2.0, "accuracy": 3.0}
     lines = [
         {"round": number, "participant": participant, "kind": kind, "metrics": metrics}
-        for number in (1, 2)
-        for participant in ("server", HOSTILE)
-        for kind in ("test", "train")
+        for number, participant, kind in product((1, 2), ("server", HOSTILE), ("test", "train"))
     ]
     event = {"round": 1, "participant": HOSTILE, "kind": "event", "event": HOSTILE, "reason": HOSTILE}
     write_lines(tmp_path / "metrics.jsonl", [*lines, *[event] * 9, event | {"event": "client_excluded"}])
@@ -192,8 +191,7 @@ def test_a_run_without_server_model_shows_its_clients(folder):
 
 
 def test_a_run_without_clients_shows_its_server(tmp_path):
-    lines = [{"round": n, "participant": "server", "kind": "test", "metrics": {"accuracy": 3.0 * n}} for n in (0, 1, 2)]
-    write_lines(tmp_path / "metrics.jsonl", lines)
+    write_measured(tmp_path, {"server": {"accuracy": 6.0}}, 0, 1, 2)
     page = page_of(tmp_path)
     assert page.parts == ["server", "reading"]
     assert "server accuracy, test 6.00 %" in page.text
@@ -342,8 +340,7 @@ def test_recorded_returns_are_not_shown_twice(folder):
 @pytest.mark.parametrize("clients", [3, 12, 30])
 def test_what_a_method_recorded_of_each_client_is_shown_of_few_and_of_many(tmp_path, clients):
     metrics = {f"weight.h-{k}": (k + 1) / 100 for k in range(clients)}
-    lines = [{"round": n, "participant": "server", "kind": "train", "metrics": metrics} for n in (1, 2)]
-    write_lines(tmp_path / "metrics.jsonl", lines)
+    write_measured(tmp_path, {"server": metrics}, 1, 2, kind="train")
     page = page_of(tmp_path)
     (values,) = ({line["label"]: line["values"] for line in chart["lines"]} for chart in page.charts)
     if clients == 3:
@@ -356,18 +353,13 @@ def test_what_a_method_recorded_of_each_client_is_shown_of_few_and_of_many(tmp_p
 
 
 def test_chance_of_accuracy_is_a_uniform_guess(tmp_path):
-    line = {"round": 1, "participant": "server", "kind": "validation", "metrics": {"accuracy": 60.0, "classes": 8.0}}
-    write_lines(tmp_path / "metrics.jsonl", [line])
+    write_measured(tmp_path, {"server": {"accuracy": 60.0, "classes": 8.0}}, kind="validation")
     text = page_of(tmp_path).text
     assert "server accuracy, validation 60.00 % best 60.00 in round 1 · chance 12.50" in text
 
 
 def test_the_page_names_the_worst_client_at_its_top(tmp_path):
-    lines = [
-        {"round": 1, "participant": participant, "kind": "test", "metrics": {"accuracy": value}}
-        for participant, value in (("here", 80.0), ("there", 30.0))
-    ]
-    write_lines(tmp_path / "metrics.jsonl", lines)
+    write_measured(tmp_path, {"here": {"accuracy": 80.0}, "there": {"accuracy": 30.0}})
     text = page_of(tmp_path).text
     assert "worst 30.00 (there) · disparity 50.00 over 2 clients" in text
     assert "mean, worst client, disparity" in text
