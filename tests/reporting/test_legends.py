@@ -8,11 +8,13 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from itertools import combinations
 
+import matplotlib as mpl
 import numpy as np
 import pytest
 import torch
 from matplotlib.figure import Figure
 from matplotlib.transforms import Bbox
+from PIL import Image
 
 from polyfed.analysis.centres import Centres, Picture
 from polyfed.analysis.drift import Drift, ModalityDrift
@@ -27,9 +29,9 @@ from polyfed.analysis.traffic import Traffic
 from polyfed.downstream.plots import draw_findings
 from polyfed.downstream.results import Findings, Outcome, Row
 from polyfed.reporting import compare as compare_module
+from polyfed.reporting import plots
 from polyfed.reporting.compare import compare, draw_comparison
-from polyfed.reporting.figures import settle_legends
-from polyfed.reporting.plots import draw_sheet, run_figures
+from polyfed.reporting.figures import save, settle_legends
 from polyfed.runs.records import RunRecords
 from run_folders import write_run
 
@@ -139,8 +141,8 @@ def test_analyses_have_free_legends(name: str) -> None:
     assert list(covered(figure)) == []
 
 
-@pytest.mark.parametrize("rounds", [1, 12])
-def test_plots_of_a_run_have_free_legends(tmp_path, rounds: int) -> None:
+@pytest.mark.parametrize("rounds", [pytest.param(1, marks=pytest.mark.slow), 12])
+def test_plots_of_a_run_are_written_and_have_free_legends(tmp_path, monkeypatch, rounds: int) -> None:
     records = RunRecords.load(write_run(tmp_path / "run", rounds=rounds))
     also = {"public": True, "source": "coco", "split": "train", "items": 40, "samples": 80, "labels": None, "index": []}
     held = {
@@ -149,8 +151,18 @@ def test_plots_of_a_run_have_free_legends(tmp_path, rounds: int) -> None:
         else holding
         for client, holding in records.holdings.items()
     }
-    for sheet in run_figures(replace(records, holdings=held)).values():
-        assert list(covered(draw_sheet(sheet))) == []
+    figures: list[Figure] = []
+    monkeypatch.setattr(plots, "save", lambda figure, path: figures.append(figure) or save(figure, path))
+    settings = dict(mpl.rcParams)
+    paths = plots.draw_all(replace(records, holdings=held))
+    assert dict(mpl.rcParams) == settings
+    names = ["server.png", "clients.png", "partition.png", "traffic.png", "weights.image.png"]
+    assert [path.name for path in paths] == names
+    for path, figure in zip(paths, figures, strict=True):
+        assert list(covered(figure)) == []
+        with Image.open(path) as image:
+            assert image.format == "PNG"
+            assert min(image.size) > 300
 
 
 def test_a_comparison_has_a_free_legend(tmp_path, monkeypatch: pytest.MonkeyPatch) -> None:
