@@ -190,7 +190,7 @@ class BarRows:
 
 @dataclass(frozen=True)
 class BubbleChart:
-    """Counts by row and column as areas.
+    """Counts by row and column as areas; a page, which shows values on hovering, draws them as a map.
 
     Attributes:
         title: what is counted.
@@ -209,6 +209,11 @@ class BubbleChart:
     counts: NDArray[np.int64]
     colour: int
     named: Sequence[str]
+
+    @property
+    def as_map(self) -> HeatMap:
+        """The counts as colours."""
+        return HeatMap(self.title, {0: HeatMapFrame(self.rows, self.counts.astype(float))}, "class", self.columns)
 
 
 SheetChart: TypeAlias = RoundChart | HeatMap | BarRows | BubbleChart
@@ -245,8 +250,8 @@ def stacked_chart(title: str, unit: str, parts: Mapping[str, RoundSeries], first
 
 def sheet_of(title: str, charts: Sequence[SheetChart], columns: int = 3) -> FigureSheet | None:
     """Charts in rows of so many; None where there are none."""
-    shown = [charts[start : start + columns] for start in range(0, len(charts), columns)]
-    return FigureSheet(title, shown) if shown else None
+    rows = [charts[start : start + columns] for start in range(0, len(charts), columns)]
+    return FigureSheet(title, rows) if rows else None
 
 
 def finite_values(values: Mapping[_Key, float]) -> dict[_Key, float]:

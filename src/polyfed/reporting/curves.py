@@ -163,8 +163,8 @@ def _other_charts(records: RunRecords, metrics: Mapping[str, float], recalls: Se
         else:
             together.append(name)
     for start in range(0, len(together), len(COLOURS)):
-        shown = together[start : start + len(COLOURS)]
-        yield _server_chart(records, "Other metrics", "%", dict(zip(shown, shown, strict=True)), metrics)
+        family = together[start : start + len(COLOURS)]
+        yield _server_chart(records, "Other metrics", "%", dict(zip(family, family, strict=True)), metrics)
 
 
 def _server_chart(

@@ -120,8 +120,8 @@ def _amount(holding: Holding) -> str:
 
 
 def _class_map(group: str, held: Held, classes: Sequence[str]) -> HeatMap:
-    shown = classes[:_MAP_COLUMNS]
-    values = np.array([[float((holding.labels or {}).get(name, 0)) for name in shown] for holding in held.values()])
-    note = f"The first {len(shown)} of {len(classes)} classes." if len(shown) < len(classes) else ""
+    columns = classes[:_MAP_COLUMNS]
+    values = np.array([[float((holding.labels or {}).get(name, 0)) for name in columns] for holding in held.values()])
+    note = f"The first {len(columns)} of {len(classes)} classes." if len(columns) < len(classes) else ""
     title = f"Items of {len(held):,} {group} clients (rows) by class (columns)"
-    return HeatMap(title, {0: HeatMapFrame(list(held), values)}, "class", shown, note)
+    return HeatMap(title, {0: HeatMapFrame(list(held), values)}, "class", columns, note)

@@ -27,8 +27,10 @@ def sources_of(held: Held) -> list[str]:
     """Sources and splits of what clients hold, that which they hold in addition marked as such."""
     own = dict.fromkeys(f"{holding.source} {holding.split}".strip() for holding in held.values())
     also = [holding.also for holding in held.values() if holding.also]
-    more = dict.fromkeys(f"+ {each['source']} {each['split']}{', public' * bool(each['public'])}" for each in also)
-    return [*filter(None, own), *more]
+    additional = dict.fromkeys(
+        f"+ {each['source']} {each['split']}{', public' * bool(each['public'])}" for each in also
+    )
+    return [*filter(None, own), *additional]
 
 
 def partition_tables(holdings: Held) -> list[TextTable]:

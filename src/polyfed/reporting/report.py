@@ -83,8 +83,8 @@ def server_tables(records: RunRecords, kind: str) -> Iterator[TextTable]:
         note = "Percent. Gallery: entries that a query is compared with (mean over folds). "
         note += "Ties count against the model. Chance: a random order of that gallery."
         yield TextTable(f"Server, {kind}: retrieval", columns, rows, [note])
-    shown = {*quality_names([metrics])} - {recall.name for recall in recalls}
-    others = [(name, figure(metrics[name]), *_best(records, kind, name)) for name in metrics if name in shown]
+    names = {*quality_names([metrics])} - {recall.name for recall in recalls}
+    others = [(name, figure(metrics[name]), *_best(records, kind, name)) for name in metrics if name in names]
     # the table of recalls has columns for what they depend on
     notes = () if recalls else (_context([metrics]),)
     yield TextTable(f"Server, {kind}: metrics", ("metric", "final", "best", "(round)"), others, notes)

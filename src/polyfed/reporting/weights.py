@@ -51,12 +51,12 @@ def _map(name: str, rounds: Mapping[int, ClientArray], clients: Sequence[str], m
     # each cell takes its share of the page: first columns are merged, then rounds are left out
     width = -(-samples // max(_LEAST_COLUMNS, min(_MOST_COLUMNS, most_cells // tallest)))
     starts = range(0, samples, width)
-    shown = _evenly(list(rounds), max(1, most_cells // (tallest * len(starts))))
-    frames = {number: _frame(rounds[number], clients, width, len(starts), named=named) for number in shown}
+    kept = _evenly(list(rounds), max(1, most_cells // (tallest * len(starts))))
+    frames = {number: _frame(rounds[number], clients, width, len(starts), named=named) for number in kept}
     columns = [f"{start}" if width == 1 else f"{start} to {min(samples, start + width) - 1}" for start in starts]
     notes = {
         f"Each column is the mean of {width} samples.": width > 1,
-        f"{len(shown)} of {len(rounds)} stored rounds are on this page.": len(shown) < len(rounds),
+        f"{len(kept)} of {len(rounds)} stored rounds are on this page.": len(kept) < len(rounds),
         "Hatched: the client did not take part.": any(np.isnan(frame.values).any() for frame in frames.values()),
         "Rows are the clients that took part in the round.": not named,
     }

@@ -21,10 +21,10 @@ def clients_page_table(records: RunRecords) -> PageTable | None:
         return None
     columns = [*_kinds(records), *_metrics(records), *_effort(records), *_exclusions(records)]
     # a cell is false if it says nothing: an empty text or a dash
-    shown = [(column, cells) for column, cells in columns if any(cells)]
-    rows = list(zip(*(cells for _, cells in shown), strict=True))
+    filled = [(column, cells) for column, cells in columns if any(cells)]
+    rows = list(zip(*(cells for _, cells in filled), strict=True))
     caption = "Clients. Metrics are those of each client's own last evaluation on its test samples."
-    return PageTable(caption, [column for column, _ in shown], rows, "clients-table", sortable=True)
+    return PageTable(caption, [column for column, _ in filled], rows, "clients-table", sortable=True)
 
 
 def _kinds(records: RunRecords) -> Iterator[_ColumnCells]:

@@ -23,7 +23,7 @@ def happenings(records: RunRecords) -> list[Event]:
 
 def timeline(events: Sequence[Event]) -> PageTable:
     """One row an event, the latest if there are too many."""
-    shown = events[-_MOST_ROWS:]
+    latest = events[-_MOST_ROWS:]
     rows = [
         [
             TableCell(str(event.round)),
@@ -31,11 +31,11 @@ def timeline(events: Sequence[Event]) -> PageTable:
             TableCell(_words(event.event), pill=_mood(event.event)),
             TableCell(event.reason),
         ]
-        for event in shown
+        for event in latest
     ]
-    caption = f"Events{'' if len(shown) == len(events) else f' (the last {len(shown):,} of {len(events):,})'}"
+    caption = f"Events{'' if len(latest) == len(events) else f' (the last {len(latest):,} of {len(events):,})'}"
     columns = [TableColumn(label, numeric=False) for label in ("round", "participant", "event", "reason")]
-    return PageTable(caption, columns, rows, "timeline", participants=[event.participant for event in shown])
+    return PageTable(caption, columns, rows, "timeline", participants=[event.participant for event in latest])
 
 
 def events_chart(events: Sequence[Event]) -> RoundChart | None:

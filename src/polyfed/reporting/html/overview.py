@@ -21,7 +21,7 @@ class Card(NamedTuple):
 
     label: str
     value: str
-    more: str = ""
+    context: str = ""
 
 
 def page_head(records: RunRecords) -> dict[str, Any]:
@@ -78,8 +78,8 @@ def _facts(records: RunRecords, environment: Mapping[str, Any]) -> dict[str, str
 
 def _versions(environment: Mapping[str, Any]) -> PageTable | None:
     versions = environment.get("versions")
-    shown = {key: environment.get(key) for key in ("python", "platform", "threads", "git")}
-    rows = [(name, str(value)) for name, value in shown.items() if value is not None]
+    states = {key: environment.get(key) for key in ("python", "platform", "threads", "git")}
+    rows = [(name, str(value)) for name, value in states.items() if value is not None]
     rows += [(str(name), str(value)) for name, value in versions.items()] if isinstance(versions, Mapping) else []
     return plain_table("Environment", ["what", "version or state"], rows, numeric=False) if rows else None
 
@@ -92,9 +92,9 @@ def _server_cards(records: RunRecords) -> Iterator[Card]:
     main = main_metric(records, [SERVER], kind)
     for name in [main, *(name for name in metrics if name.endswith("_r@1"))] if main in metrics else []:
         best, chance = records.best(SERVER, name, kind), chance_of(name, metrics)
-        more = [f"best {figure(best[1])} in round {best[0]}"] if best else []
-        more += [f"chance {figure(chance)}"] if math.isfinite(chance) else []
-        yield Card(f"server {_label(name)}, {kind}", f"{figure(metrics[name])} %", " · ".join(more))
+        context = [f"best {figure(best[1])} in round {best[0]}"] if best else []
+        context += [f"chance {figure(chance)}"] if math.isfinite(chance) else []
+        yield Card(f"server {_label(name)}, {kind}", f"{figure(metrics[name])} %", " · ".join(context))
 
 
 def _group_cards(records: RunRecords) -> Iterator[Card]:
@@ -106,11 +106,11 @@ def _group_cards(records: RunRecords) -> Iterator[Card]:
             continue
         # galleries and numbers of classes differ between clients
         chances = [chance_of(name, records.last(client)) for client in members]
-        known = [chance for chance in chances if math.isfinite(chance)]
-        more = f"worst {figure(spread.worst)} ({spread.worst_client}) · disparity {figure(spread.disparity)}"
-        more += f" over {len(spread.values)} clients"
-        more += f" · chance {figure(fmean(known))}" if known else ""
-        yield Card(f"{group} clients, mean {_label(name)}", f"{figure(spread.mean)} %", more)
+        finite = [chance for chance in chances if math.isfinite(chance)]
+        context = f"worst {figure(spread.worst)} ({spread.worst_client}) · disparity {figure(spread.disparity)}"
+        context += f" over {len(spread.values)} clients"
+        context += f" · chance {figure(fmean(finite))}" if finite else ""
+        yield Card(f"{group} clients, mean {_label(name)}", f"{figure(spread.mean)} %", context)
 
 
 def _effort(records: RunRecords) -> Iterator[Card]:
@@ -127,8 +127,8 @@ def _effort(records: RunRecords) -> Iterator[Card]:
         excluded = records.excluded()
         # one client may be excluded in many rounds
         participants = len({event.participant for event in excluded})
-        more = f"of {participants:,} client{'s' if participants > 1 else ''}" if excluded else "nobody was left out"
-        yield Card("exclusions", f"{len(excluded):,}", more)
+        context = f"of {participants:,} client{'s' if participants > 1 else ''}" if excluded else "nobody was left out"
+        yield Card("exclusions", f"{len(excluded):,}", context)
 
 
 def _label(name: str) -> str:

@@ -93,7 +93,7 @@ def content_policy(script: str) -> str:
 def page_templates() -> Environment:
     """Templates of a page, with the filters that turn charts into what is drawn."""
     templates = html_templates()
-    filters = (svg.svg_parts, svg.bubble_parts, map_parts, chart_values)
+    filters = (svg.svg_parts, map_parts, chart_values)
     templates.filters |= {function.__name__: function for function in filters}
     templates.filters["kind"] = lambda chart: type(chart).__name__
     # the drawing and its axes must agree on the margins

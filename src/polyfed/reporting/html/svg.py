@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from polyfed.reporting.charts import BubbleChart, ChartBand, ChartLine, RoundChart
+from polyfed.reporting.charts import ChartBand, ChartLine, RoundChart
 
 WIDTH, HEIGHT = 400, 245
 LEFT, RIGHT, TOP, BOTTOM = 48, 10, 26, 38
@@ -98,20 +98,6 @@ def svg_parts(chart: RoundChart) -> dict[str, Any]:
     return {"marks": scale.labels(), "rounds": rounds, "shapes": shapes, "data": data}
 
 
-def bubble_parts(chart: BubbleChart) -> dict[str, Any]:
-    """Circles with their texts, and the size of the drawing; a cell is a square of 18 SVG units."""
-    # areas, not diameters, are proportional to counts
-    cell, largest = 18, max(1, int(chart.counts.max()))
-    circles = [
-        (cell * (column + 0.5), cell * (row + 0.5), round(0.5 * cell * math.sqrt(number / largest), 2), text)
-        for row, name in enumerate(chart.rows)
-        for column, label in enumerate(chart.columns)
-        if (number := int(chart.counts[row, column]))
-        for text in [f"{name}, {label}: {number:,}"]
-    ]
-    return {"width": cell * len(chart.columns), "height": cell * len(chart.rows), "cell": cell, "circles": circles}
-
-
 def _line(scale: ChartScale, line: ChartLine, few: bool) -> SvgShape:
     places = [(scale.across(number), scale.up(value)) for number, value in line.finite.items()]
     path = "M" + "L".join(f"{x:g} {y:g}" for x, y in places) if places else ""
@@ -146,6 +132,6 @@ def _bars(chart: RoundChart, scale: ChartScale) -> list[SvgShape]:
 def _line_data(line: ChartLine, rounds: Iterable[int]) -> dict[str, Any]:
     """What stands beside the pointer: values of all rounds, with four digits."""
     # what a page carries for hovering would otherwise be most of it
-    shown = {n: round(value, 4) if abs(value) >= 1 else float(f"{value:.4g}") for n, value in line.finite.items()}
-    values = [shown.get(number) for number in rounds]
+    rounded = {n: round(value, 4) if abs(value) >= 1 else float(f"{value:.4g}") for n, value in line.finite.items()}
+    values = [rounded.get(number) for number in rounds]
     return {"label": line.label, "keys": line.keys, "colour": line.colour, "values": values}
