@@ -14,7 +14,7 @@ from statistics import fmean
 from typing import TYPE_CHECKING
 
 from polyfed.core.files import write_atomically
-from polyfed.reporting.client_spread import client_spread, quality_names, spread_over, spreads_json
+from polyfed.reporting.client_spread import client_spreads, quality_names, spread_over, spreads_json
 from polyfed.reporting.markup import markdown_templates
 from polyfed.reporting.recalls import find_recalls, is_context
 from polyfed.reporting.tables import TextTable, count, duration, figure, mib
@@ -97,13 +97,13 @@ def clients_table(records: RunRecords, kind: str) -> TextTable:
         "Over the clients that have a value, each after its own last evaluation. Worst: lowest value, of a loss the "
         "highest. Disparity: highest minus lowest; it says something only of clients that were measured alike."
     ]
+    for spread in client_spreads(records, kind):
+        name, measured = f"{spread.group}: {spread.metric}", f"{len(spread.values)} of {spread.clients}"
+        worst = (figure(spread.worst), spread.worst_client or "-")
+        figures = map(figure, (spread.best, spread.disparity, spread.std))
+        rows.append((name, measured, figure(spread.mean), *worst, *figures))
     for group, clients in spread_over(records).items():
         last = [records.last(client, kind) for client in clients]
-        for name in quality_names(last):
-            spread = client_spread(records, group, name, kind)
-            measured, worst = f"{len(spread.values)} of {spread.clients}", spread.worst_client or "-"
-            figures = map(figure, (spread.best, spread.disparity, spread.std))
-            rows.append((f"{group}: {name}", measured, figure(spread.mean), figure(spread.worst), worst, *figures))
         if any(last):
             notes.append(f"{group}: {_context(last)}")
     columns = ("group: metric", "clients", "mean", "worst", "(client)", "best", "disparity", "std")

@@ -21,8 +21,10 @@ def happenings(records: RunRecords) -> list[Event]:
     return sorted([*records.events, *_returns(records)], key=lambda event: event.round)
 
 
-def timeline(events: Sequence[Event]) -> PageTable:
-    """One row an event, the latest if there are too many."""
+def timeline(events: Sequence[Event]) -> PageTable | None:
+    """One row an event, the latest if there are too many; None if nothing happened."""
+    if not events:
+        return None
     latest = events[-_MOST_ROWS:]
     rows = [
         [
@@ -38,16 +40,15 @@ def timeline(events: Sequence[Event]) -> PageTable:
     return PageTable(caption, columns, rows, "timeline", participants=[event.participant for event in latest])
 
 
-def events_chart(events: Sequence[Event]) -> RoundChart | None:
+def events_charts(events: Sequence[Event]) -> list[RoundChart]:
     """Events by round; few of them are seen at a glance in the table."""
     if len(events) <= _FEW:
-        return None
+        return []
     # further kinds would share a colour; the table has them all
     kinds = list(dict.fromkeys(event.event for event in events))[: len(COLOURS)]
     counts = {kind: Counter(event.round for event in events if event.event == kind) for kind in kinds}
-    return stacked_chart(
-        "Events by round", "events", {_words(kind): dict(sorted(by_round.items())) for kind, by_round in counts.items()}
-    )
+    parts = {_words(kind): dict(sorted(by_round.items())) for kind, by_round in counts.items()}
+    return [stacked_chart("Events by round", "events", parts)]
 
 
 def rounds_of(records: RunRecords) -> dict[str, list[int]]:

@@ -15,7 +15,7 @@ from polyfed.reporting.charts import FigureSheet
 from polyfed.reporting.curves import client_charts, group_colour, recorded_charts, server_charts
 from polyfed.reporting.html import svg
 from polyfed.reporting.html.clients import clients_page_table
-from polyfed.reporting.html.events import events_chart, happenings, timeline
+from polyfed.reporting.html.events import events_charts, happenings, timeline
 from polyfed.reporting.html.images import map_parts
 from polyfed.reporting.html.overview import page_head
 from polyfed.reporting.html.page_tables import chart_values, columns_table, holdings_table, noted_tables
@@ -38,7 +38,7 @@ class PageSection(NamedTuple):
 
     id: str
     title: str
-    content: Any
+    content: dict[str, Any]
 
 
 def write_html_report(records: RunRecords, out: Path | None = None) -> Path:
@@ -67,9 +67,7 @@ def html_report(records: RunRecords) -> str:
         RunError: environment or arrays of the run are damaged.
     """
     head = page_head(records)
-    return _rendered(
-        "page.html.j2", title=head["title"], head=head, sections=[s for s in _sections(records) if s.content]
-    )
+    return _rendered("page.html.j2", title=head["title"], head=head, sections=_sections(records))
 
 
 def notebook_html(sheet: FigureSheet) -> str:
@@ -95,6 +93,7 @@ def page_templates() -> Environment:
     templates = html_templates()
     filters = (svg.svg_parts, map_parts, chart_values)
     templates.filters |= {function.__name__: function for function in filters}
+    templates.globals["directions"] = list(BYTE_DIRECTIONS.values())
     templates.filters["kind"] = lambda chart: type(chart).__name__
     # the drawing and its axes must agree on the margins
     templates.globals |= {name: getattr(svg, name) for name in ("WIDTH", "HEIGHT", "LEFT", "RIGHT", "TOP", "BOTTOM")}
@@ -106,68 +105,50 @@ def _rendered(template: str, **content: Any) -> str:
 
     # the policy names the script by its hash, so that text which slipped through as a script would not run
     script = resource("script.js")
-    return (
-        page_templates()
-        .get_template(template)
-        .render(policy=content_policy(script), style=Markup(resource("style.css")), script=Markup(script), **content)
-    )
+    content |= {"policy": content_policy(script), "script": Markup(script), "style": Markup(resource("style.css"))}
+    return page_templates().get_template(template).render(content)
 
 
 def _sections(records: RunRecords) -> list[PageSection]:
-    return [
-        PageSection("server", "Server", _server(records)),
-        PageSection("curves", "Client curves", _curves(records)),
-        PageSection("partition", "Partition", [_group(records, *item) for item in groups_of(records.holdings).items()]),
-        PageSection("traffic", "Bytes and time", _traffic(records)),
-        PageSection("weights", "Aggregation weights", weight_charts(records)),
-        PageSection("clients", "Clients", clients_page_table(records)),
-        PageSection("events", "Events", _events(records)),
-        PageSection("configuration", "Configuration", _configuration(records)),
-        PageSection("reading", "How to read the figures", True),
-    ]
-
-
-def _server(records: RunRecords) -> dict[str, Any]:
-    tables = [table for kind in ("test", "validation") for table in server_tables(records, kind)]
-    content = {"charts": server_charts(records), "tables": noted_tables(tables), "recorded": recorded_charts(records)}
-    return content if any(content.values()) else {}
-
-
-def _curves(records: RunRecords) -> dict[str, Any]:
-    content = {"charts": client_charts(records), "tables": noted_tables([clients_table(records, "test")])}
-    return content if any(content.values()) else {}
+    kinds = ("test", "validation")
+    events = happenings(records)
+    config = yaml.safe_dump(dict(records.config), sort_keys=False, allow_unicode=True, width=100)
+    contents: dict[tuple[str, str], dict[str, Any]] = {
+        ("server", "Server"): {
+            "charts": server_charts(records),
+            "tables": noted_tables(table for kind in kinds for table in server_tables(records, kind)),
+            "recorded": recorded_charts(records),
+        },
+        ("curves", "Client curves"): {
+            "charts": client_charts(records),
+            "tables": noted_tables([clients_table(records, "test")]),
+        },
+        ("partition", "Partition"): {
+            "groups": [_group(records, *group) for group in groups_of(records.holdings).items()]
+        },
+        ("traffic", "Bytes and time"): {
+            "charts": [chart for chart in (sent_chart(records), seconds_chart(records)) if chart],
+            "bars": traffic_bars(records) if records.transfers else (),
+        },
+        ("weights", "Aggregation weights"): {"arrays": weight_charts(records)},
+        ("clients", "Clients"): {"table": clients_page_table(records)},
+        ("events", "Events"): {"charts": events_charts(events), "table": timeline(events)},
+        ("configuration", "Configuration"): {"text": config if records.config else ""},
+        ("reading", "How to read the figures"): {"always": True},
+    }
+    return [PageSection(*name, parts) for name, parts in contents.items() if any(parts.values())]
 
 
 def _group(records: RunRecords, group: str, held: Held) -> dict[str, Any]:
     colour, classes, sources = group_colour(records, group), classes_of(held), sources_of(held)
     labels = f"{len(classes)} classes" if classes else "no labels" if sources else "samples alone are known"
     number = f"{len(held)} client{'s' if len(held) > 1 else ''}"
-    # only those bars have a part for each class
-    one_bar_each = len(held) <= MOST_BARS
+    # only the bars of single clients have a part for each class
+    swatches = len(held) <= MOST_BARS and len(classes) <= _MOST_SWATCHES
     return {
         "title": f"{group}: {number}, {labels} ({', '.join(sources) or 'held at its site'})",
         "charts": group_charts(group, held, colour),
         "colour": colour,
-        "swatches": class_strengths(classes) if one_bar_each and len(classes) <= _MOST_SWATCHES else {},
+        "swatches": class_strengths(classes) if swatches else {},
         "tables": {"Table": holdings_table(group, held), "Table by column": columns_table(group, held)},
     }
-
-
-def _traffic(records: RunRecords) -> dict[str, Any]:
-    content = {
-        "charts": [chart for chart in (sent_chart(records), seconds_chart(records)) if chart],
-        "bars": traffic_bars(records) if records.transfers else (),
-    }
-    return {**content, "directions": BYTE_DIRECTIONS.values()} if any(content.values()) else {}
-
-
-def _events(records: RunRecords) -> dict[str, Any]:
-    events = happenings(records)
-    chart = events_chart(events)
-    return {"charts": [chart] if chart else [], "table": timeline(events)} if events else {}
-
-
-def _configuration(records: RunRecords) -> str:
-    if not records.config:
-        return ""
-    return yaml.safe_dump(dict(records.config), sort_keys=False, allow_unicode=True, width=100)

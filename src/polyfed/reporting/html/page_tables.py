@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 
@@ -90,7 +90,7 @@ def plain_table(
     return PageTable(caption, headings, [[TableCell(text) for text in row] for row in rows])
 
 
-def noted_tables(tables: Sequence[TextTable]) -> list[tuple[PageTable, Sequence[str]]]:
+def noted_tables(tables: Iterable[TextTable]) -> list[tuple[PageTable, Sequence[str]]]:
     """Tables of the text report that have rows, and the notes below them."""
     return [(plain_table(table.title, table.columns, table.rows), table.notes) for table in tables if table.rows]
 
