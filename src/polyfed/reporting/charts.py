@@ -175,12 +175,14 @@ class BarRows:
         rows: heading of a row -> parts of its bar.
         amounts: heading of a row -> what stands behind the bar.
         heading: what the rows are.
+        unit: of the lengths, below the axis of a plot.
     """
 
     title: str
     rows: Mapping[str, Sequence[BarPart]]
     amounts: Mapping[str, str]
     heading: str
+    unit: str = ""
 
     @property
     def longest(self) -> float:

@@ -52,8 +52,8 @@ def client_charts(records: RunRecords) -> list[RoundChart]:
     """The main test metric and the loss of each group of clients."""
     charts = []
     for group, clients in records.groups.items():
-        # a group may have no metric but its loss, which then is not drawn twice
-        for metric in filter(None, dict.fromkeys((main_metric(records, clients), "loss"))):
+        # the main metric is empty where a group has no other than its loss
+        for metric in filter(None, (main_metric(records, clients), "loss")):
             series = {client: records.series(client, metric) for client in clients}
             measured = sum(map(bool, series.values()))
             title = f"{group}: {metric}, test ({measured} of {len(clients)} clients)"

@@ -97,7 +97,7 @@ def _sizes(title: str, held: Held, colour: int) -> BarRows:
             rows[client].append(BarPart(also, "samples in addition", colour, 0.45))
         items = f"{holding.items:,} items, " if holding.items != holding.samples else ""
         amounts[client] = f"{items}{holding.samples:,}{' samples' if items else ''}"
-    return BarRows(title, rows, amounts, "samples")
+    return BarRows(title, rows, amounts, "client", "samples")
 
 
 def _class_parts(

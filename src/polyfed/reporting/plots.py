@@ -213,7 +213,7 @@ def _draw_bars(chart: BarRows, axes: Axes) -> None:
         axes.annotate(chart.amounts[name], (left, place), (4, 0), textcoords="offset points", va="center", fontsize=8)
     axes.margins(x=0.35)  # room for the amounts
     axes.set_xlim(left=0)
-    axes.set_xlabel(chart.heading)
+    axes.set_xlabel(chart.unit)
     labels = {part.label: part for parts in chart.rows.values() for part in parts}
     if 1 < len(labels) <= 3:
         from matplotlib.patches import Patch
