@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -28,10 +29,16 @@ def tiny(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     return tiny_experiment()
 
 
+@pytest.fixture(scope="session")
+def made_up_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run folder as it is written, with made-up results; not to be changed."""
+    return write_run(tmp_path_factory.mktemp("made-up") / "run")
+
+
 @pytest.fixture
-def run_folder(tmp_path: Path) -> Path:
-    """A run folder as it is written, with made-up results."""
-    return write_run(tmp_path / "run")
+def run_folder(made_up_run: Path, tmp_path: Path) -> Path:
+    """A copy of that folder, to be changed."""
+    return Path(shutil.copytree(made_up_run, tmp_path / "run"))
 
 
 @pytest.fixture(scope="session")

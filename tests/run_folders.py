@@ -18,6 +18,16 @@ def write_lines(path: Path, lines: list[dict]) -> None:
     path.write_text("".join(json.dumps(line) + "\n" for line in lines))
 
 
+def write_measured(folder: Path, metrics: dict[str, dict[str, float]], *rounds: int, kind: str = "test") -> None:
+    """The log of a run in which each participant has these metrics in each round (by default in round 1)."""
+    lines = [
+        {"round": number, "participant": participant, "kind": kind, "metrics": values}
+        for number in rounds or (1,)
+        for participant, values in metrics.items()
+    ]
+    write_lines(folder / "metrics.jsonl", lines)
+
+
 def client_ids() -> dict[str, str]:
     return {f"{group}-{number}": group for group, size in GROUPS.items() for number in range(size)}
 

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import yaml
 
-from polyfed.reporting.html.page import html_report
+from polyfed.reporting.charts import SheetChart
+from polyfed.reporting.html.page import html_report, page_templates
 from polyfed.runs.records import RunRecords
 
 VOID = {"meta", "img", "input", "br"}
@@ -60,8 +61,18 @@ def page_of(folder: Path) -> Page:
     return Page(html_report(RunRecords.load(folder)))
 
 
-def write_full(folder: Path) -> Path:
-    """A run folder with all that a page tells of a run."""
+def rendered(template: str, **content: object) -> Page:
+    """A page of nothing but this template."""
+    return Page(page_templates().from_string(template).render(**content))
+
+
+def drawn(chart: SheetChart) -> Page:
+    """A page of nothing but this chart."""
+    return rendered('{% import "charts.html.j2" as charts %}{{ charts.any_chart(chart) }}', chart=chart)
+
+
+def complete(folder: Path) -> Path:
+    """The run folder, with all that a page tells of a run."""
     environment = {"python": "3.11.7", "device": "cpu", "versions": {"polyfed": "0.1.0", "torch": "2.13.0"}}
     (folder / "environment.json").write_text(json.dumps(environment))
     settings = {"name": "my run", "description": "What it is for.", "algorithm": {"name": "creamfl"}}

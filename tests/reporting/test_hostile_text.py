@@ -18,7 +18,7 @@ from polyfed.reporting.dashboard import DashboardProgress
 from polyfed.reporting.figures import figure_grid, legend_below, save, styled
 from polyfed.reporting.html.page import write_html_report
 from polyfed.reporting.progress import PlainProgress
-from polyfed.reporting.report import report, write_report
+from polyfed.reporting.report import tables, write_report
 from polyfed.reporting.tables import TextTable
 from polyfed.reporting.terminal import Terminal
 from polyfed.runs.events import Incident, Measured, RoundComplete, RoundStarted, RunComplete, RunStarted
@@ -63,7 +63,8 @@ def test_reports(records: RunRecords) -> None:
 def test_a_terminal(records: RunRecords) -> None:
     stream = io.StringIO()
     terminal = Terminal(file=stream, width=200)
-    terminal.print(report(records))
+    for table in tables(records):
+        terminal.print(table.rich())
     terminal.print(TextTable(HOSTILE, (HOSTILE, "x"), [(HOSTILE, "1")], (HOSTILE,)).rich())
     terminal.print(Text(HOSTILE))
     terminal.print(HOSTILE, markup=False)

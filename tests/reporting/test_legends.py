@@ -6,14 +6,15 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from functools import partial
 from itertools import combinations
 
+import matplotlib as mpl
 import numpy as np
 import pytest
 import torch
 from matplotlib.figure import Figure
 from matplotlib.transforms import Bbox
+from PIL import Image
 
 from polyfed.analysis.centres import Centres, Picture
 from polyfed.analysis.drift import Drift, ModalityDrift
@@ -28,12 +29,9 @@ from polyfed.analysis.traffic import Traffic
 from polyfed.downstream.plots import draw_findings
 from polyfed.downstream.results import Findings, Outcome, Row
 from polyfed.reporting import compare as compare_module
+from polyfed.reporting import plots
 from polyfed.reporting.compare import compare, draw_comparison
-from polyfed.reporting.curve_plots import draw_clients, draw_server
-from polyfed.reporting.figures import settle_legends
-from polyfed.reporting.partition_plots import draw_partition
-from polyfed.reporting.traffic_plots import draw_traffic
-from polyfed.reporting.weight_plots import draw_weights
+from polyfed.reporting.figures import save, settle_legends
 from polyfed.runs.records import RunRecords
 from run_folders import write_run
 
@@ -143,15 +141,8 @@ def test_analyses_have_free_legends(name: str) -> None:
     assert list(covered(figure)) == []
 
 
-def of_a_run(records: RunRecords) -> Iterator[Callable[[], Figure | None]]:
-    for draw in (draw_server, draw_clients, draw_partition, draw_traffic):
-        yield partial(draw, records)
-    for name, rounds in records.arrays().items():
-        yield partial(draw_weights, records, name=name, rounds=rounds)
-
-
-@pytest.mark.parametrize("rounds", [1, 12])
-def test_plots_of_a_run_have_free_legends(tmp_path, rounds: int) -> None:
+@pytest.mark.parametrize("rounds", [pytest.param(1, marks=pytest.mark.slow), 12])
+def test_plots_of_a_run_are_written_and_have_free_legends(tmp_path, monkeypatch, rounds: int) -> None:
     records = RunRecords.load(write_run(tmp_path / "run", rounds=rounds))
     also = {"public": True, "source": "coco", "split": "train", "items": 40, "samples": 80, "labels": None, "index": []}
     held = {
@@ -160,10 +151,18 @@ def test_plots_of_a_run_have_free_legends(tmp_path, rounds: int) -> None:
         else holding
         for client, holding in records.holdings.items()
     }
-    for draw in (*of_a_run(records), partial(draw_partition, replace(records, holdings=held))):
-        figure = draw()
-        assert figure is not None
+    figures: list[Figure] = []
+    monkeypatch.setattr(plots, "save", lambda figure, path: figures.append(figure) or save(figure, path))
+    settings = dict(mpl.rcParams)
+    paths = plots.draw_all(replace(records, holdings=held))
+    assert dict(mpl.rcParams) == settings
+    names = ["server.png", "clients.png", "partition.png", "traffic.png", "weights.image.png"]
+    assert [path.name for path in paths] == names
+    for path, figure in zip(paths, figures, strict=True):
         assert list(covered(figure)) == []
+        with Image.open(path) as image:
+            assert image.format == "PNG"
+            assert min(image.size) > 300
 
 
 def test_a_comparison_has_a_free_legend(tmp_path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -173,14 +172,6 @@ def test_a_comparison_has_a_free_legend(tmp_path, monkeypatch: pytest.MonkeyPatc
     draw_comparison(compare([RunRecords.load(folder) for folder in folders]), tmp_path / "compare.png")
     settle_legends(drawn[0])
     assert list(covered(drawn[0])) == []
-
-
-def test_the_server_s_legend_names_every_kind_of_line(tmp_path) -> None:
-    axes = draw_server(RunRecords.load(write_run(tmp_path / "run"))).axes[0]
-    lines = {text.get_text(): line.get_linestyle() for text, line in zip(
-        axes.get_legend().get_texts(), axes.get_legend().get_lines(), strict=True)}  # fmt: skip
-    assert {name: lines[name] for name in ("test", "validation", "chance")} == {
-        "test": "-", "validation": "--", "chance": ":"}  # fmt: skip
 
 
 def test_what_draws_nothing_needs_no_more_of_matplotlib_than_it_has_imported() -> None:

@@ -7,9 +7,8 @@ import pytest
 from PIL import Image
 
 from polyfed.reporting.html.page import html_report
-from polyfed.reporting.partition_plots import draw_partition
-from polyfed.reporting.partition_tables import classes_of, features, partition_tables, short_names, sources_of
-from polyfed.reporting.plots import draw_all
+from polyfed.reporting.partition_tables import classes_of, column_counts, partition_tables, short_names, sources_of
+from polyfed.reporting.plots import draw_all, draw_partition
 from polyfed.runs.records import Holding, RunRecords
 
 
@@ -62,7 +61,7 @@ def test_values_of_other_columns_are_counted_by_name():
     labels = {"Italy / stage 1": 2, "Spain / stage 2": 1}
     columns = {"country": {"Italy": 2, "Spain": 1}, "stage": {"1": 2, "2": 1}}
     held = {"a": Holding("g", "s", "train", 3, 3, labels, columns=columns)}
-    assert features(held) == {"a": {"country Italy": 2, "country Spain": 1, "stage 1": 2, "stage 2": 1}}
+    assert column_counts(held) == {"a": {"country Italy": 2, "country Spain": 1, "stage 1": 2, "stage 2": 1}}
     assert classes_of(held) == ["Italy / stage 1", "Spain / stage 2"]
     assert short_names(["country Italy"], held) == ["country Italy"]
 
@@ -78,7 +77,7 @@ def test_one_column_and_no_columns_have_no_table_by_column():
 
 
 def test_a_map_of_shares_is_drawn_between_bubbles_and_sizes(held, tmp_path):
-    bubbles, shares, bars = draw_partition(RunRecords(tmp_path, holdings=held)).subfigs[0].axes
+    bubbles, shares, bars = draw_partition(RunRecords(tmp_path, holdings=held)).axes
     (image,) = shares.images
     expected = [[100 * 5 / 16, 100 * 3 / 16], [0.0, 100 * 40 / 45]]
     assert np.asarray(image.get_array()) == pytest.approx(np.array(expected))

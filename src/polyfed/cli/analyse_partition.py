@@ -26,8 +26,8 @@ def partition(
     """Count what every client holds, by class and column, and draw it; nothing is trained."""
     from polyfed.analysis.partitions import planned, recorded, without_items
     from polyfed.analysis.results import ready_folder
-    from polyfed.reporting.partition_plots import draw_partition
     from polyfed.reporting.partition_tables import partition_tables
+    from polyfed.reporting.plots import draw_partition
     from polyfed.runs.opened import open_run
 
     if Path(source).is_dir():

@@ -228,7 +228,7 @@ def evaluate(
     Examples: polyfed evaluate runs/shop-seed0 --data shop --split validation; polyfed evaluate runs/shop-seed0
     --data other-shop --data-dir my-data --column text=title
     """
-    from polyfed.reporting.evaluation_tables import evaluation_tables
+    from polyfed.reporting.report import evaluation_tables
     from polyfed.runs.evaluation import Target, evaluate_model
 
     wanted = Target(data, split, columns=pairs_in("--column", column), targets=pairs_in("--target", target))

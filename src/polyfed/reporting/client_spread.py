@@ -9,10 +9,11 @@ from itertools import chain
 from statistics import fmean, pstdev
 from typing import Any
 
+from polyfed.reporting.charts import finite_values
 from polyfed.reporting.recalls import is_context
 from polyfed.runs.records import RunRecords
 
-ALL = "all clients"
+_EVERYBODY = "all clients"
 
 
 @dataclass(frozen=True)
@@ -39,7 +40,8 @@ class ClientSpread:
     @property
     def worst_client(self) -> str:
         """The client with the worst value, the first of several; empty if none has one."""
-        return self._extreme(worst=True)
+        worst_of = max if lower_is_better(self.metric) else min
+        return worst_of(self.values, key=self.values.__getitem__, default="")
 
     @property
     def worst(self) -> float:
@@ -49,12 +51,13 @@ class ClientSpread:
     @property
     def best(self) -> float:
         """Value of the best client."""
-        return self.values.get(self._extreme(worst=False), math.nan)
+        best_of = min if lower_is_better(self.metric) else max
+        return best_of(self.values.values(), default=math.nan)
 
     @property
     def disparity(self) -> float:
         """Highest minus lowest value, 0 for one client."""
-        return max(self.values.values()) - min(self.values.values()) if self.values else math.nan
+        return abs(self.best - self.worst)
 
     @property
     def std(self) -> float:
@@ -63,20 +66,8 @@ class ClientSpread:
 
     def to_json(self) -> dict[str, Any]:
         """Figures by name."""
-        return {
-            "clients": len(self.values),
-            "mean": self.mean,
-            "worst": self.worst,
-            "worst_client": self.worst_client,
-            "best": self.best,
-            "disparity": self.disparity,
-            "std": self.std,
-        }
-
-    def _extreme(self, *, worst: bool) -> str:
-        lowest = worst != lower_is_better(self.metric)
-        choose = min if lowest else max
-        return choose(self.values, key=self.values.__getitem__, default="")
+        names = ("mean", "worst", "worst_client", "best", "disparity", "std")
+        return {"clients": len(self.values)} | {name: getattr(self, name) for name in names}
 
 
 def lower_is_better(metric: str) -> bool:
@@ -86,16 +77,17 @@ def lower_is_better(metric: str) -> bool:
 
 def spread_over(records: RunRecords) -> dict[str, tuple[str, ...]]:
     """Over whom metrics are summed up: each group; where every client is a group of its own, as sites are, all too."""
-    found = dict(records.groups)
-    alone = len(found) > 1 and all(len(members) == 1 for members in found.values())
-    return found | ({ALL: records.clients} if alone and ALL not in found else {})
+    groups = records.groups
+    # sites of a deployment: a spread over one client each would say nothing
+    alone = len(groups) > 1 and all(len(members) == 1 for members in groups.values())
+    return groups | ({_EVERYBODY: records.clients} if alone and _EVERYBODY not in groups else {})
 
 
 def client_spread(records: RunRecords, group: str, metric: str, kind: str = "test") -> ClientSpread:
     """Of one metric over a group, every client after its own last evaluation."""
     members = spread_over(records)[group]
-    found = {client: records.last(client, kind).get(metric, math.nan) for client in members}
-    return ClientSpread(group, metric, {c: v for c, v in found.items() if math.isfinite(v)}, len(members))
+    last = {client: records.last(client, kind).get(metric, math.nan) for client in members}
+    return ClientSpread(group, metric, finite_values(last), len(members))
 
 
 def client_spreads(records: RunRecords, kind: str = "test") -> Iterator[ClientSpread]:
@@ -105,6 +97,13 @@ def client_spreads(records: RunRecords, kind: str = "test") -> Iterator[ClientSp
             yield client_spread(records, group, metric, kind)
 
 
+def latest_values(series: Sequence[Mapping[int, float]], until: int) -> list[float]:
+    """Each client's latest value up to a round: not every client is measured in every round."""
+    # series are in ascending order of rounds, so the last one is the latest
+    past = [[value for number, value in values.items() if number <= until] for values in series]
+    return [values[-1] for values in past if values]
+
+
 def quality_names(measured: Sequence[Mapping[str, float]]) -> list[str]:
     """Names of all metrics that say how good a model is, in order of appearance."""
     return [name for name in dict.fromkeys(chain(*measured)) if not is_context(name)]
@@ -112,8 +111,8 @@ def quality_names(measured: Sequence[Mapping[str, float]]) -> list[str]:
 
 def spreads_json(records: RunRecords) -> dict[str, Any]:
     """Kind -> group -> metric -> figures, for the kinds that clients were measured in."""
-    found: dict[str, Any] = {}
+    figures: dict[str, Any] = {}
     for kind in ("test", "validation"):
         for spread in client_spreads(records, kind):
-            found.setdefault(kind, {}).setdefault(spread.group, {})[spread.metric] = spread.to_json()
-    return found
+            figures.setdefault(kind, {}).setdefault(spread.group, {})[spread.metric] = spread.to_json()
+    return figures

@@ -12,8 +12,7 @@ from statistics import fmean, stdev
 from typing import TYPE_CHECKING, Any
 
 from polyfed.core.errors import ConfigError, nearest
-from polyfed.reporting.client_spread import client_spread
-from polyfed.reporting.curve_plots import latest_values
+from polyfed.reporting.client_spread import client_spread, latest_values
 from polyfed.reporting.figures import COLOURS, figure_grid, legend_below, save, styled, whole_rounds
 from polyfed.reporting.tables import MIB, TextTable, figure
 from polyfed.runs.records import SERVER, RunRecords

@@ -65,6 +65,7 @@ def empty_figure(width: float, height: float, title: str = "") -> Figure:
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
+    # pyplot would keep every figure alive and pick a backend that may want a display
     figure = Figure(figsize=(width, height), layout="constrained")
     FigureCanvasAgg(figure)
     if title:
@@ -81,12 +82,18 @@ def figure_grid(
 
 
 @styled
-def save(figure: Figure, path: Path) -> Path:
-    """Write ``figure`` as a PNG file, complete or not at all; returns ``path``."""
+def png_bytes(figure: Figure) -> bytes:
+    """The figure as the content of a PNG file."""
     settle_legends(figure)
+    # into memory first: an error in drawing must not leave half a file
     buffer = io.BytesIO()
     figure.savefig(buffer, format="png", dpi=130)
-    write_atomically(path, buffer.getvalue())
+    return buffer.getvalue()
+
+
+def save(figure: Figure, path: Path) -> Path:
+    """Write ``figure`` as a PNG file, complete or not at all; returns ``path``."""
+    write_atomically(path, png_bytes(figure))
     return path
 
 
@@ -126,4 +133,4 @@ def whole_rounds(axes: Axes) -> None:
     """Mark whole numbers only on the x axis."""
     from matplotlib.ticker import MaxNLocator
 
-    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))

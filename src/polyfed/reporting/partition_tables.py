@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
+from typing import TypeAlias
 
 from polyfed.reporting.tables import TextTable
 from polyfed.runs.records import Holding
 
-Held = Mapping[str, Holding]
-Counts = Mapping[str, Mapping[str, int]]
+Held: TypeAlias = Mapping[str, Holding]
 
 _WIDEST = 12  # columns; more clients than this stand one below the other
-_BITS = ("0", "1")
+_BITS = {"0", "1"}
 
 
 def groups_of(holdings: Held) -> dict[str, dict[str, Holding]]:
@@ -27,29 +27,33 @@ def sources_of(held: Held) -> list[str]:
     """Sources and splits of what clients hold, that which they hold in addition marked as such."""
     own = dict.fromkeys(f"{holding.source} {holding.split}".strip() for holding in held.values())
     also = [holding.also for holding in held.values() if holding.also]
-    more = dict.fromkeys(f"+ {each['source']} {each['split']}{', public' * bool(each['public'])}" for each in also)
-    return [*filter(None, own), *more]
+    additional = dict.fromkeys(
+        f"+ {each['source']} {each['split']}{', public' * bool(each['public'])}" for each in also
+    )
+    return [*filter(None, own), *additional]
 
 
 def partition_tables(holdings: Held) -> list[TextTable]:
     """For each group its sizes, its items by column where the class is made of columns, and by class."""
-    return [table for group, held in groups_of(holdings).items() for table in _of_group(group, held)]
+    return [table for group, held in groups_of(holdings).items() for table in _group_tables(group, held)]
 
 
-def features(held: Held) -> dict[str, dict[str, int]]:
+def column_counts(held: Held) -> dict[str, dict[str, int]]:
     """Client -> what is counted of the columns -> items: of a 0/1 column those with 1, else those with each value.
 
     Nothing where the class is that of a single column.
     """
-    values = _values_of(held)
+    values = _values_by_column(held)
+    # of a single column the table by class says the same
     if len(values) < 2:
         return {client: {} for client in held}
+    counted = {
+        (column if set(names) <= _BITS else f"{column} {name}"): (column, name)
+        for column, names in values.items()
+        for name in (["1"] if set(names) <= _BITS else names)
+    }
     return {
-        client: {
-            name: holding.columns.get(column, {}).get(value, 0)
-            for column, found in values.items()
-            for name, value in _features_of(column, found)
-        }
+        client: {label: holding.columns.get(column, {}).get(name, 0) for label, (column, name) in counted.items()}
         for client, holding in held.items()
     }
 
@@ -57,87 +61,75 @@ def features(held: Held) -> dict[str, dict[str, int]]:
 def classes_of(held: Held) -> list[str]:
     """Names of all classes that the clients hold: combinations of 0/1 columns as binary numbers, others sorted."""
     names = {name for holding in held.values() for name in holding.labels or ()}
-    values = _values_of(held)
-    place = {name: bit for bit, name in enumerate(values)}
-    if values and all(set(found) <= set(_BITS) for found in values.values()):
-        return sorted(names, key=lambda name: sum(1 << place[part] for part in name.split("+") if part in place))
-    return sorted(names, key=natural)
+    values = _values_by_column(held)
+    # combinations are ordered like binary numbers: none, the first, the second, both
+    bits = {column: 1 << place for place, column in enumerate(values)}
+    if values and all(set(counted) <= _BITS for counted in values.values()):
+        return sorted(names, key=lambda name: sum(bits.get(part, 0) for part in name.split("+")))
+    return sorted(names, key=natural_order)
 
 
-def natural(name: str) -> list[tuple[int, int, str]]:
+def natural_order(name: str) -> list[tuple[int, int, str]]:
     """Sort key that puts ``class 10`` after ``class 9``."""
     return [(0, int(part), "") if part.isdecimal() else (1, 0, part) for part in re.split(r"(\d+)", name)]
 
 
-def short_names(names: Sequence[str], held: Held) -> list[str]:
+def short_names(names: list[str], held: Held) -> list[str]:
     """Names of classes or columns without the word that all columns begin with, such as ``mention_``."""
     columns = list(next(iter(held.values())).columns) if held else []
     heads = {column.partition("_")[0] if "_" in column else "" for column in columns}
-    shared = f"{heads.pop()}_" if len(heads) == 1 < len(columns) else "_"
-    return [name.replace(shared, "") if shared != "_" else name for name in names]
+    if len(columns) < 2 or len(heads) != 1 or "" in heads:
+        return names
+    return [name.replace(f"{min(heads)}_", "") for name in names]
 
 
-def _of_group(group: str, held: Held) -> Iterator[TextTable]:
-    yield TextTable(f"{group}: sizes", ("client", "items", "samples", "test items"), _sizes(held), _notes(held))
-    counts = features(held)
+def _group_tables(group: str, held: Held) -> Iterator[TextTable]:
+    sizes = [
+        (client, f"{holding.items:,}", f"{holding.samples:,}", f"{holding.test['items']:,}" if holding.test else "-")
+        for client, holding in held.items()
+    ]
+    yield TextTable(f"{group}: sizes", ("client", "items", "samples", "test items"), sizes, _notes(held))
+    counts = column_counts(held)
     if any(counts.values()):
         yield _matrix(f"{group}: items by column", held, counts)
     if any(holding.labels for holding in held.values()):
-        yield _matrix(f"{group}: items by class", held, _by_class(held))
+        names = classes_of(held)
+        labels = {client: holding.labels or {} for client, holding in held.items()}
+        yield _matrix(f"{group}: items by class", held, {c: {n: labels[c].get(n, 0) for n in names} for c in held})
 
 
-def _values_of(held: Held) -> dict[str, list[str]]:
+def _values_by_column(held: Held) -> dict[str, dict[str, None]]:
     """Column -> names of its values, as far as any client has counted them."""
     values: dict[str, dict[str, None]] = {}
     for holding in held.values():
         for column, counts in holding.columns.items():
             values.setdefault(column, {}).update(dict.fromkeys(counts))
-    return {column: list(found) for column, found in values.items()}
-
-
-def _by_class(held: Held) -> dict[str, dict[str, int]]:
-    names = classes_of(held)
-    return {client: {name: (holding.labels or {}).get(name, 0) for name in names} for client, holding in held.items()}
-
-
-def _features_of(column: str, values: Sequence[str]) -> list[tuple[str, str]]:
-    """Name and value of what is counted of a column."""
-    if set(values) <= set(_BITS):
-        return [(column, "1")]
-    return [(f"{column} {value}", value) for value in values]
-
-
-def _sizes(held: Held) -> list[tuple[str, ...]]:
-    return [
-        (client, f"{holding.items:,}", f"{holding.samples:,}", f"{holding.test['items']:,}" if holding.test else "-")
-        for client, holding in held.items()
-    ]
+    return values
 
 
 def _notes(held: Held) -> tuple[str, ...]:
-    found = next(iter(held.values()))
-    items = ", ".join(f"{number:,} without {column}" for column, number in found.left_out.items())
-    left_out = (f"Left out of '{found.source}' {found.split}: {items}.",) if items else ()
-    if found.also is None:
-        return left_out
-    of = "the public set, " if found.also["public"] else ""
-    parts = [holding.also for holding in held.values() if holding.also is not None]
-    sums = [f"{sum(part[what] for part in parts):,} {what}" for what in ("items", "samples")]
-    second = f"{of}'{found.also['source']}' {found.also['split']}"
-    return (*left_out, f"Counted above, but held in addition: {', '.join(sums)} of {second}.")
+    # what is left out, or held in addition, is the same for all clients of a group
+    first = next(iter(held.values()))
+    notes = []
+    if first.left_out:
+        items = ", ".join(f"{number:,} without {column}" for column, number in first.left_out.items())
+        notes.append(f"Left out of '{first.source}' {first.split}: {items}.")
+    if first.also:
+        parts = [holding.also for holding in held.values() if holding.also]
+        sums = ", ".join(f"{sum(part[what] for part in parts):,} {what}" for what in ("items", "samples"))
+        origin = f"{'the public set, ' if first.also['public'] else ''}'{first.also['source']}' {first.also['split']}"
+        notes.append(f"Counted above, but held in addition: {sums} of {origin}.")
+    return tuple(notes)
 
 
-def _matrix(title: str, held: Held, counts: Counts) -> TextTable:
-    """Counts with clients as columns, or as rows where they are many, and the sum over clients."""
-    clients = list(counts)
+def _matrix(title: str, held: Held, counts: Mapping[str, Mapping[str, int]]) -> TextTable:
+    """Counts with clients as columns, or as rows where they are many, and the sum over clients or names."""
     names = list(next(iter(counts.values())))
-    shown = short_names(names, held)
-    if len(clients) <= _WIDEST:
-        rows = [(label, *_cells([counts[c][name] for c in clients])) for label, name in zip(shown, names, strict=True)]
-        return TextTable(title, ("", *clients, "all"), rows)
-    body = [(client, *_cells([counts[client][name] for name in names])) for client in clients]
-    return TextTable(title, ("client", *shown, "all"), body)
-
-
-def _cells(numbers: Sequence[int]) -> list[str]:
-    return [f"{number:,}" for number in (*numbers, sum(numbers))]
+    if len(counts) <= _WIDEST:
+        columns, by_row = ("", *counts, "all"), [[client[name] for client in counts.values()] for name in names]
+        headings = short_names(names, held)
+    else:
+        columns, by_row = ("client", *short_names(names, held), "all"), [list(row.values()) for row in counts.values()]
+        headings = list(counts)
+    rows = [(h, *(f"{n:,}" for n in (*row, sum(row)))) for h, row in zip(headings, by_row, strict=True)]
+    return TextTable(title, columns, rows)

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 _NAME = re.compile(r"(?P<source>.+)_to_(?P<target>.+)_r@(?P<cutoff>\d+)(?P<protocol>|_full|_\d+fold|_batch\d+)")
+# counts and gallery sizes come with the metrics of a task and are told apart by name alone
 _CONTEXT = re.compile(r"gallery_.+|folds(_.+)?|.+_positives_per_query(_.+)?|n|items|samples|classes")
 
 
@@ -36,6 +37,11 @@ class Recall:
     folds: float
 
     @property
+    def label(self) -> str:
+        """Such as ``image to text R@5 (5fold)``."""
+        return f"{self.direction} R@{self.cutoff}{f' ({self.protocol})' if self.protocol else ''}"
+
+    @property
     def chance(self) -> float:
         """Percent that a random order of the gallery reaches."""
         return chance_recall(self.gallery, self.positives, self.cutoff)
@@ -54,6 +60,7 @@ def chance_recall(gallery: float, positives: float, cutoff: int) -> float:
     """
     if math.isnan(gallery) or math.isnan(positives):
         return math.nan
+    # fewer negatives than places: one of the first must be a positive, and the product below would be negative
     if cutoff > gallery - positives:
         return 100.0
     return 100.0 * (1.0 - math.prod((gallery - positives - i) / (gallery - i) for i in range(cutoff)))
@@ -61,24 +68,26 @@ def chance_recall(gallery: float, positives: float, cutoff: int) -> float:
 
 def find_recalls(metrics: Mapping[str, float]) -> list[Recall]:
     """All recalls among ``metrics``, in their order; gallery and positives are NaN where not given."""
-    matches = ((name, _NAME.fullmatch(name)) for name in metrics)
-    return [_recall(name, match, metrics) for name, match in matches if match]
+    recalls = []
+    for name, match in ((name, _NAME.fullmatch(name)) for name in metrics):
+        if match is None:
+            continue
+        source, target, suffix = match["source"], match["target"], match["protocol"]
+        recalls.append(
+            Recall(
+                name=name,
+                direction=f"{source} to {target}",
+                cutoff=int(match["cutoff"]),
+                protocol=suffix.removeprefix("_"),
+                value=metrics[name],
+                gallery=metrics.get(f"gallery_{target}{suffix}", math.nan),
+                positives=metrics.get(f"{source}_to_{target}_positives_per_query{suffix}", math.nan),
+                folds=metrics.get(f"folds{suffix}", math.nan),
+            )
+        )
+    return recalls
 
 
 def is_context(name: str) -> bool:
     """Whether a metric says what others depend on (a gallery's size, a count), not how good a model is."""
     return _CONTEXT.fullmatch(name) is not None
-
-
-def _recall(name: str, match: re.Match[str], metrics: Mapping[str, float]) -> Recall:
-    source, target, suffix = match["source"], match["target"], match["protocol"]
-    return Recall(
-        name=name,
-        direction=f"{source} to {target}",
-        cutoff=int(match["cutoff"]),
-        protocol=suffix.removeprefix("_"),
-        value=metrics[name],
-        gallery=metrics.get(f"gallery_{target}{suffix}", math.nan),
-        positives=metrics.get(f"{source}_to_{target}_positives_per_query{suffix}", math.nan),
-        folds=metrics.get(f"folds{suffix}", math.nan),
-    )

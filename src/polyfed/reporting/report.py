@@ -1,4 +1,7 @@
-"""The report that ends a run: for the terminal, as ``report.md``, and about clients as ``client_spread.json``."""
+"""The report that ends a run: tables as ``report.md``, and figures about clients as ``client_spread.json``.
+
+Measurements of a saved model on other data are shown as tables of the same kind.
+"""
 
 from __future__ import annotations
 
@@ -8,59 +11,54 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain
 from pathlib import Path
 from statistics import fmean
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from polyfed.core.files import write_atomically
-from polyfed.core.untrusted import markdown, plain
-from polyfed.reporting.client_spread import ClientSpread, client_spread, quality_names, spread_over, spreads_json
-from polyfed.reporting.recalls import Recall, find_recalls, is_context
+from polyfed.reporting.client_spread import client_spreads, quality_names, spread_over, spreads_json
+from polyfed.reporting.markup import markdown_templates
+from polyfed.reporting.recalls import find_recalls, is_context
 from polyfed.reporting.tables import TextTable, count, duration, figure, mib
+from polyfed.reporting.traffic import BYTE_DIRECTIONS
 from polyfed.runs.records import SERVER, SITE_REFUSED, Event, RunRecords
 
 if TYPE_CHECKING:
-    from rich.console import RenderableType
+    from polyfed.runs.evaluation import Evaluation
 
 _KINDS = ("test", "validation")
 
 
-def report(records: RunRecords) -> RenderableType:
-    """The whole report as something that a rich console prints."""
-    from rich.console import Group
-    from rich.text import Text
-
-    title = Text(plain(_title(records)), style="bold underline")
-    warnings = [Text(plain(f"warning: {warning}"), style="yellow") for warning in records.warnings]
-    return Group(title, *warnings, Text(), *(table.rich() for table in tables(records)), Text(plain(_where(records))))
-
-
 def write_report(records: RunRecords) -> Path:
     """Write ``report.md``, and ``client_spread.json`` if clients were measured; returns the former."""
-    warnings = [f"**Warning**: {markdown(warning)}.\n" for warning in records.warnings]
-    parts = [
-        f"# {markdown(_title(records))}\n",
-        *warnings,
-        *(table.markdown() for table in tables(records)),
-        markdown(_where(records)),
-    ]
+    from markupsafe import Markup
+
+    template = markdown_templates().get_template("report.md.j2")
+    parts = [Markup(table.markdown()) for table in tables(records)]
+    seconds = sum(records.seconds.values())
+    took = f" in {duration(seconds)}" if seconds else ""
+    title = f"{records.name}: {records.rounds} rounds{took}, {len(records.clients)} clients"
+    text = template.render(title=title, warnings=records.warnings, tables=parts, folder=str(records.folder))
     path = records.folder / "report.md"
-    write_atomically(path, ("\n".join(parts) + "\n").encode())
+    write_atomically(path, text.encode())
     spreads = spreads_json(records)
     if spreads:
-        write_atomically(records.folder / "client_spread.json", (_json(spreads) + "\n").encode())
+        # JSON has no NaN: of a metric that no client has a finite value of, figures are null
+        content = json.loads(json.dumps(spreads), parse_constant=lambda _: None)
+        write_atomically(records.folder / "client_spread.json", (json.dumps(content, indent=1) + "\n").encode())
     return path
 
 
 def tables(records: RunRecords) -> list[TextTable]:
     """The parts of the report; a part without content is left out."""
-    servers = [part for kind in _KINDS for part in server_tables(records, kind)]
-    clients = [clients_table(records, kind) for kind in _KINDS]
+    refused = [event for event in records.events if event.event == SITE_REFUSED]
     parts = [
-        *servers,
-        *clients,
+        *(table for kind in _KINDS for table in server_tables(records, kind)),
+        *(clients_table(records, kind) for kind in _KINDS),
         traffic_table(records),
-        exclusions_table(records),
-        shortenings_table(records),
-        refusals_table(records),
+        _happened("Excluded clients", records.excluded()),
+        _happened("Shortened updates", records.shortened()),
+        TextTable(
+            "Refused sites", ("site", "round", "reason"), [(e.participant, str(e.round), e.reason) for e in refused]
+        ),
     ]
     return [part for part in parts if part.rows]
 
@@ -68,13 +66,28 @@ def tables(records: RunRecords) -> list[TextTable]:
 def server_tables(records: RunRecords, kind: str) -> Iterator[TextTable]:
     """The server's recalls with what they depend on, and its other metrics."""
     metrics = records.last(SERVER, kind)
-    found = find_recalls(metrics)
-    if found:
-        yield _recall_table(records, kind, found)
-    shown = [name for name in metrics if not is_context(name) and name not in {recall.name for recall in found}]
-    rows = [(name, figure(metrics[name]), *_best(records, kind, name)) for name in shown]
-    notes = () if found else (_context([metrics]),)
-    yield TextTable(f"Server, {kind}: metrics", ("metric", "final", "best", "(round)"), rows, notes)
+    recalls = find_recalls(metrics)
+    if recalls:
+        columns = ("recall", "final", "best", "(round)", "chance", "final / chance", "gallery", "folds", "positives")
+        rows = [
+            (
+                recall.label,
+                figure(recall.value),
+                *_best(records, kind, recall.name),
+                figure(recall.chance, 3),
+                figure(recall.times_chance, 1),
+                *map(count, (recall.gallery, recall.folds, recall.positives)),
+            )
+            for recall in recalls
+        ]
+        note = "Percent. Gallery: entries that a query is compared with (mean over folds). "
+        note += "Ties count against the model. Chance: a random order of that gallery."
+        yield TextTable(f"Server, {kind}: retrieval", columns, rows, [note])
+    names = {*quality_names([metrics])} - {recall.name for recall in recalls}
+    others = [(name, figure(metrics[name]), *_best(records, kind, name)) for name in metrics if name in names]
+    # the table of recalls has columns for what they depend on
+    notes = () if recalls else (_context([metrics]),)
+    yield TextTable(f"Server, {kind}: metrics", ("metric", "final", "best", "(round)"), others, notes)
 
 
 def clients_table(records: RunRecords, kind: str) -> TextTable:
@@ -84,9 +97,13 @@ def clients_table(records: RunRecords, kind: str) -> TextTable:
         "Over the clients that have a value, each after its own last evaluation. Worst: lowest value, of a loss the "
         "highest. Disparity: highest minus lowest; it says something only of clients that were measured alike."
     ]
+    for spread in client_spreads(records, kind):
+        name, measured = f"{spread.group}: {spread.metric}", f"{len(spread.values)} of {spread.clients}"
+        worst = (figure(spread.worst), spread.worst_client or "-")
+        figures = map(figure, (spread.best, spread.disparity, spread.std))
+        rows.append((name, measured, figure(spread.mean), *worst, *figures))
     for group, clients in spread_over(records).items():
         last = [records.last(client, kind) for client in clients]
-        rows += [_spread_row(client_spread(records, group, name, kind)) for name in quality_names(last)]
         if any(last):
             notes.append(f"{group}: {_context(last)}")
     columns = ("group: metric", "clients", "mean", "worst", "(client)", "best", "disparity", "std")
@@ -94,118 +111,56 @@ def clients_table(records: RunRecords, kind: str) -> TextTable:
 
 
 def traffic_table(records: RunRecords) -> TextTable:
-    """Bytes that crossed, by direction."""
-    directions = {"down": "server to clients", "up": "clients to server"}
+    """Bytes that crossed, by direction, and what ``run.transport`` saved, if anything."""
+    # an empty ledger has no round to divide by
     rounds = max(1, len({transfer.round for transfer in records.transfers}))
-    totals = {label: records.total_bytes(direction) for direction, label in directions.items()}
-    totals["both"] = sum(totals.values())
+    totals = {label: records.total_bytes(direction) for direction, label in BYTE_DIRECTIONS.items()}
+    sent, full = sum(totals.values()), records.full_bytes()
+    totals["both"] = sent
     rows = [(label, f"{total:,}", mib(total), mib(total / rounds)) for label, total in totals.items() if total]
-    return TextTable("Communication", ("direction", "bytes", "MiB", "MiB a round"), rows, _savings(records))
+    notes = () if sent == full else (f"{mib(sent)} MiB instead of {mib(full)} MiB (fp32, everything whole).",)
+    return TextTable("Communication", ("direction", "bytes", "MiB", "MiB a round"), rows, notes)
 
 
-def exclusions_table(records: RunRecords) -> TextTable:
-    """Clients that were left out of rounds, with the latest reason."""
-    return _of_clients("Excluded clients", records.excluded())
+def evaluation_tables(evaluation: Evaluation) -> list[TextTable]:
+    """Of a model on any data: recalls with what they depend on, and the other metrics."""
+    size = f"{evaluation.items:,} items, {evaluation.samples:,} samples"
+    title = f"{evaluation.data}, {evaluation.split}: {size}; {evaluation.model} model of round {evaluation.round}"
+    recalls = find_recalls(evaluation.metrics)
+    rows = [(r.label, figure(r.value), figure(r.chance, 3), count(r.gallery), count(r.positives)) for r in recalls]
+    note = "Percent. Gallery: entries that a query is compared with. Ties count against the model."
+    quality = dict.fromkeys(quality_names([evaluation.metrics]))
+    for recall in recalls:
+        quality.pop(recall.name, None)
+    others = [(name, figure(evaluation.metrics[name])) for name in quality]
+    notes = [_context([evaluation.metrics])] if any(map(is_context, evaluation.metrics)) else []
+    parts = [
+        TextTable(title, ("recall", "value", "chance", "gallery", "positives"), rows, [note]),
+        TextTable("" if recalls else title, ("metric", "value"), others, notes),
+    ]
+    return [part for part in parts if part.rows]
 
 
-def shortenings_table(records: RunRecords) -> TextTable:
-    """Clients whose updates were scaled down, with the latest reason."""
-    return _of_clients("Shortened updates", records.shortened())
-
-
-def _of_clients(title: str, events: Sequence[Event]) -> TextTable:
-    latest: Mapping[str, Event] = {event.participant: event for event in events}
+def _happened(title: str, events: Sequence[Event]) -> TextTable:
+    """How often it happened to whom, with the latest reason."""
+    # events come by round, so the last of a participant stays
+    latest = {event.participant: event for event in events}
     times = Counter(event.participant for event in events)
     rows = [(client, str(times[client]), str(event.round), event.reason) for client, event in latest.items()]
     return TextTable(title, ("client", "rounds", "last in round", "last reason"), rows)
 
 
-def refusals_table(records: RunRecords) -> TextTable:
-    """Nodes of a deployment that were not what they claimed to be."""
-    rows = [
-        (event.participant, str(event.round), event.reason) for event in records.events if event.event == SITE_REFUSED
-    ]
-    return TextTable("Refused sites", ("site", "round", "reason"), rows)
-
-
-def _savings(records: RunRecords) -> tuple[str, ...]:
-    """What ``run.transport`` saved, if anything."""
-    sent, full = records.total_bytes(), records.full_bytes()
-    return () if sent == full else (f"{mib(sent)} MiB instead of {mib(full)} MiB (fp32, everything whole).",)
-
-
-def _title(records: RunRecords) -> str:
-    seconds = sum(records.seconds.values())
-    took = f" in {duration(seconds)}" if seconds else ""
-    return f"{records.name}: {records.rounds} rounds{took}, {len(records.clients)} clients"
-
-
-def _where(records: RunRecords) -> str:
-    return f"Records, plots, models and checkpoints are in {records.folder}"
-
-
-def _recall_table(records: RunRecords, kind: str, found: list[Recall]) -> TextTable:
-    columns = (
-        "recall",
-        "final",
-        "best",
-        "(round)",
-        "chance",
-        "final / chance",
-        "gallery",
-        "folds",
-        "positives",
-    )
-    rows = [
-        (
-            f"{recall.direction} R@{recall.cutoff}{f' ({recall.protocol})' if recall.protocol else ''}",
-            figure(recall.value),
-            *_best(records, kind, recall.name),
-            figure(recall.chance, 3),
-            figure(recall.times_chance, 1),
-            count(recall.gallery),
-            count(recall.folds),
-            count(recall.positives),
-        )
-        for recall in found
-    ]
-    notes = (
-        "Percent. Gallery: entries that a query is compared with (mean over folds). "
-        "Ties count against the model. Chance: a random order of that gallery.",
-    )
-    return TextTable(f"Server, {kind}: retrieval", columns, rows, notes)
-
-
 def _best(records: RunRecords, kind: str, metric: str) -> tuple[str, str]:
+    # the best is the highest, which of a loss is the worst
     best = None if metric == "loss" else records.best(SERVER, metric, kind)
     return (figure(best[1]), str(best[0])) if best else ("-", "-")
 
 
-def _spread_row(spread: ClientSpread) -> tuple[str, ...]:
-    spreads = (figure(number) for number in (spread.best, spread.disparity, spread.std))
-    return (
-        f"{spread.group}: {spread.metric}",
-        f"{len(spread.values)} of {spread.clients}",
-        figure(spread.mean),
-        figure(spread.worst),
-        spread.worst_client or "-",
-        *spreads,
-    )
-
-
-def _json(spreads: Mapping[str, Any]) -> str:
-    """JSON without NaN: a metric that no client has a finite value of has nulls."""
-    plain = json.loads(json.dumps(spreads), parse_constant=lambda _: None)
-    return json.dumps(plain, indent=1)
-
-
 def _context(measured: Sequence[Mapping[str, float]]) -> str:
     """What the figures depend on, as means over those who were measured, with their range where they differ."""
-    names = [name for name in dict.fromkeys(chain(*measured)) if is_context(name)]
-    found = {name: [metrics[name] for metrics in measured if name in metrics] for name in names}
-    return "Measured with " + ", ".join(f"{name} {_mean_of(values)}" for name, values in found.items()) + "."
-
-
-def _mean_of(values: Sequence[float]) -> str:
-    low, high = min(values), max(values)
-    return count(fmean(values)) + (f" ({count(low)} to {count(high)})" if low != high else "")
+    parts = []
+    for name in filter(is_context, dict.fromkeys(chain(*measured))):
+        values = [metrics[name] for metrics in measured if name in metrics]
+        low, high = min(values), max(values)
+        parts.append(f"{name} {count(fmean(values))}{f' ({count(low)} to {count(high)})' if low != high else ''}")
+    return f"Measured with {', '.join(parts)}."

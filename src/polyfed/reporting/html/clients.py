@@ -2,107 +2,78 @@
 
 from __future__ import annotations
 
-import math
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Sequence
 
-from polyfed.reporting.html.cells import Cell, Column, data_table, number_cell, size_cell
-from polyfed.reporting.html.curves import group_colour, main_metric
+from polyfed.reporting.curves import group_colour, main_metric
 from polyfed.reporting.html.events import rounds_of
-from polyfed.reporting.html.facts import ClientKind, client_kinds
-from polyfed.reporting.html.markup import Child, Markup, tag
-from polyfed.reporting.html.traffic import client_bytes
+from polyfed.reporting.html.facts import client_kinds
+from polyfed.reporting.html.page_tables import PageTable, TableCell, TableColumn, count_cell, number_cell
+from polyfed.reporting.traffic import byte_size, client_bytes
 from polyfed.runs.records import Event, RunRecords
 
-Row = list[Cell | Child]
+_ColumnCells = tuple[TableColumn, Sequence[TableCell]]
 
 
-@dataclass(frozen=True)
-class _Known:
-    """What is known of the clients, by client id."""
-
-    kinds: Mapping[str, ClientKind]
-    group_of: Mapping[str, str]
-    rounds: Mapping[str, list[int]]
-    sent: Mapping[str, Counter[str]]
-    excluded: Mapping[str, list[Event]] = field(default_factory=dict)
-
-
-def clients(records: RunRecords) -> Markup:
-    """The sortable table of all clients; nothing if there are none. Columns without any content are left out."""
+def clients_page_table(records: RunRecords) -> PageTable | None:
+    """The sortable table of all clients, None if there are none; columns without any content are left out."""
     if not records.clients:
-        return Markup()
-    columns = list(_columns(records, _known(records)))
-    shown = [(column, cells) for column, cells in columns if any(_content(cell) for cell in cells)]
-    rows = [list(cells) for cells in zip(*(cells for _, cells in shown), strict=True)]
-    search = tag("input", type="search", data_search="clients-table", placeholder="image-0, retrieval …")
-    bar = tag("label", "find ", search, tag("output", f"{len(rows):,} clients"), class_="filter scripted")
+        return None
+    columns = [*_kinds(records), *_metrics(records), *_effort(records), *_exclusions(records)]
+    # a cell is false if it says nothing: an empty text or a dash
+    filled = [(column, cells) for column, cells in columns if any(cells)]
+    rows = list(zip(*(cells for _, cells in filled), strict=True))
     caption = "Clients. Metrics are those of each client's own last evaluation on its test samples."
-    table = data_table([column for column, _ in shown], rows, caption=caption, id_="clients-table", sortable=True)
-    return Markup((bar if len(rows) > 1 else "") + table)
+    return PageTable(caption, [column for column, _ in filled], rows, "clients-table", sortable=True)
 
 
-def _known(records: RunRecords) -> _Known:
-    excluded: dict[str, list[Event]] = {}
-    for event in records.excluded():
-        excluded.setdefault(event.participant, []).append(event)
-    group_of = {client: group for group, members in records.groups.items() for client in members}
-    return _Known(client_kinds(records), group_of, rounds_of(records), client_bytes(records), excluded)
-
-
-def _columns(records: RunRecords, known: _Known) -> Iterator[tuple[Column, Row]]:
-    """Each column with its cells in client order."""
-    names = records.clients
-    yield Column("client", numeric=False), list(names)
-    yield Column("group", numeric=False), [_group(records, known.group_of[name]) for name in names]
+def _kinds(records: RunRecords) -> Iterator[_ColumnCells]:
+    names, kinds = records.clients, client_kinds(records)
+    groups: dict[str, TableCell] = {}
+    for group, members in records.groups.items():
+        groups |= dict.fromkeys(members, TableCell(group, dot=group_colour(records, group)))
+    yield TableColumn("client", numeric=False), [TableCell(name) for name in names]
+    yield TableColumn("group", numeric=False), [groups[name] for name in names]
     for label in ("task", "modalities", "architecture"):
-        yield Column(label, numeric=False), [getattr(known.kinds[name], label) for name in names]
-    held = [records.holdings.get(name) for name in names]
-    yield Column("items"), [_count(holding.items if holding else None) for holding in held]
-    yield Column("samples"), [_count(holding.samples if holding else None) for holding in held]
-    yield from _metrics(records)
-    if records.transfers:
-        yield from _effort(names, known)
-    if known.excluded:
-        times = [known.excluded.get(name, []) for name in names]
-        yield Column("excluded", hint="times it was left out"), [_count(len(found)) for found in times]
-        yield Column("last reason", numeric=False), [_reason(found) for found in times]
+        yield TableColumn(label, numeric=False), [TableCell(kinds[name].get(label, "")) for name in names]
+    for label in ("items", "samples"):
+        held = [getattr(records.holdings.get(name), label, None) for name in names]
+        yield TableColumn(label), [count_cell(number) for number in held]
 
 
-def _effort(names: Sequence[str], known: _Known) -> Iterator[tuple[Column, Row]]:
-    yield Column("rounds", hint="rounds in which it answered"), [_count(len(known.rounds.get(n, ()))) for n in names]
-    for direction in ("up", "down"):
-        sent = [known.sent.get(name, Counter())[direction] for name in names]
-        yield Column(f"bytes {direction}"), [size_cell(number) for number in sent]
-
-
-def _metrics(records: RunRecords) -> Iterator[tuple[Column, Row]]:
+def _metrics(records: RunRecords) -> Iterator[_ColumnCells]:
     """The main metric of each group, and the loss."""
     mains = dict.fromkeys(main_metric(records, members) for members in records.groups.values())
     last = [records.last(client) for client in records.clients]
-    for metric in (*(name for name in mains if name), "loss"):
-        yield Column(metric), [number_cell(metrics.get(metric)) for metrics in last]
+    # groups with different tasks have different metrics: each gets a column, with dashes for the others
+    for metric in (*filter(None, mains), "loss"):
+        yield TableColumn(metric), [number_cell(metrics.get(metric)) for metrics in last]
     measured = [max(records.series(client, main_metric(records, [client])), default=None) for client in records.clients]
+    # clients are measured in the rounds they take part in, so figures side by side may be of different rounds
     if len(set(measured)) > 1:
-        yield Column("measured in", hint="round of its last evaluation"), [_count(number) for number in measured]
+        column = TableColumn("measured in", hint="round of its last evaluation")
+        yield column, [count_cell(number) for number in measured]
 
 
-def _content(cell: Cell | Child) -> bool:
-    """Whether a cell says anything: a dash and an empty text do not."""
-    if isinstance(cell, Cell):
-        return cell.number is not None and not math.isnan(cell.number)
-    return bool(cell)
+def _effort(records: RunRecords) -> Iterator[_ColumnCells]:
+    if not records.transfers:
+        return
+    rounds, sent = rounds_of(records), client_bytes(records)
+    column = TableColumn("rounds", hint="rounds in which it answered")
+    yield column, [count_cell(len(rounds.get(name, ()))) for name in records.clients]
+    for direction in ("up", "down"):
+        numbers = [sent.get(name, Counter())[direction] for name in records.clients]
+        cells = [TableCell(byte_size(number) if number else "0", number) for number in numbers]
+        yield TableColumn(f"bytes {direction}"), cells
 
 
-def _group(records: RunRecords, group: str) -> Markup:
-    dot = tag("span", class_=f"dot c{group_colour(records, group)}", aria_hidden="true")
-    return Markup(dot + tag("span", group))
-
-
-def _count(number: int | None) -> Cell:
-    return number_cell(None) if number is None else Cell(f"{number:,}", number)
-
-
-def _reason(events: list[Event]) -> str:
-    return f"round {events[-1].round}: {events[-1].reason}" if events else ""
+def _exclusions(records: RunRecords) -> Iterator[_ColumnCells]:
+    excluded: dict[str, list[Event]] = {client: [] for client in records.clients}
+    for event in records.excluded():
+        excluded.setdefault(event.participant, []).append(event)
+    if not any(excluded.values()):
+        return
+    times = [excluded[name] for name in records.clients]
+    yield TableColumn("excluded", hint="times it was left out"), [count_cell(len(events)) for events in times]
+    reasons = [f"round {events[-1].round}: {events[-1].reason}" if events else "" for events in times]
+    yield TableColumn("last reason", numeric=False), [TableCell(reason) for reason in reasons]

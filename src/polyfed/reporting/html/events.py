@@ -5,48 +5,59 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
-from polyfed.reporting.html.cells import Column, data_table
-from polyfed.reporting.html.charts import COLOURS, Line, stacked_chart
-from polyfed.reporting.html.markup import Markup, tag
+from polyfed.reporting.charts import RoundChart, stacked_chart
+from polyfed.reporting.figures import COLOURS
+from polyfed.reporting.html.page_tables import PageTable, TableCell, TableColumn
 from polyfed.runs.records import SITE_REFUSED, Event, RunRecords
 
 _RETURNED = "client_returned"
 _PURPOSE = ":"  # ends what stands before the names of steps that are no training, such as evaluation
 _MOST_ROWS = 2000
 _FEW = 8  # up to so many events need no chart
-_COLUMNS = [
-    Column("round", numeric=False),
-    Column("participant", numeric=False),
-    Column("event", numeric=False),
-    Column("reason", numeric=False),
-]
 
 
-def events(records: RunRecords) -> Markup:
-    """A timeline that can be narrowed to one participant; nothing if nothing happened."""
-    found = sorted([*records.events, *_returns(records)], key=lambda event: event.round)
-    if not found:
-        return Markup()
-    shown = found[-_MOST_ROWS:]
-    rows = [[str(event.round), event.participant, _pill(event.event), event.reason] for event in shown]
-    caption = f"Events{'' if len(shown) == len(found) else f' (the last {len(shown):,} of {len(found):,})'}"
-    table = data_table(
-        _COLUMNS,
-        rows,
-        caption=caption,
-        id_="timeline",
-        filters=[{"data_participant": event.participant} for event in shown],
-    )
-    return Markup(_chart(found) + _filter(shown) + table)
+def happenings(records: RunRecords) -> list[Event]:
+    """All events by round, and the returns of clients that the run did not record."""
+    return sorted([*records.events, *_returns(records)], key=lambda event: event.round)
+
+
+def timeline(events: Sequence[Event]) -> PageTable | None:
+    """One row an event, the latest if there are too many; None if nothing happened."""
+    if not events:
+        return None
+    latest = events[-_MOST_ROWS:]
+    rows = [
+        [
+            TableCell(str(event.round)),
+            TableCell(event.participant),
+            TableCell(_words(event.event), pill=_mood(event.event)),
+            TableCell(event.reason),
+        ]
+        for event in latest
+    ]
+    caption = f"Events{'' if len(latest) == len(events) else f' (the last {len(latest):,} of {len(events):,})'}"
+    columns = [TableColumn(label, numeric=False) for label in ("round", "participant", "event", "reason")]
+    return PageTable(caption, columns, rows, "timeline", participants=[event.participant for event in latest])
+
+
+def events_charts(events: Sequence[Event]) -> list[RoundChart]:
+    """Events by round; few of them are seen at a glance in the table."""
+    if len(events) <= _FEW:
+        return []
+    # further kinds would share a colour; the table has them all
+    kinds = list(dict.fromkeys(event.event for event in events))[: len(COLOURS)]
+    counts = {kind: Counter(event.round for event in events if event.event == kind) for kind in kinds}
+    parts = {_words(kind): dict(sorted(by_round.items())) for kind, by_round in counts.items()}
+    return [stacked_chart("Events by round", "events", parts)]
 
 
 def rounds_of(records: RunRecords) -> dict[str, list[int]]:
     """Client id -> rounds in which it answered a step of the method, ascending; evaluation and setup do not count."""
-    found: dict[str, set[int]] = {}
+    rounds: dict[str, set[int]] = {}
     for transfer in records.transfers:
         if transfer.direction == "up" and _PURPOSE not in transfer.step:
-            found.setdefault(transfer.client, set()).add(transfer.round)
-    return {client: sorted(rounds) for client, rounds in found.items()}
+            rounds.setdefault(transfer.client, set()).add(transfer.round)
+    return {client: sorted(numbers) for client, numbers in rounds.items()}
 
 
 def _returns(records: RunRecords) -> list[Event]:
@@ -62,32 +73,10 @@ def _returns(records: RunRecords) -> list[Event]:
     return list(returns.values())
 
 
-def _chart(found: Sequence[Event]) -> Markup:
-    """Events by round; few of them are seen at a glance in the table."""
-    if len(found) <= _FEW:
-        return Markup()
-    kinds = list(dict.fromkeys(event.event for event in found))[:COLOURS]
-    counts = {kind: Counter(event.round for event in found if event.event == kind) for kind in kinds}
-    parts = [
-        Line(_words(kind), dict(sorted(counts[kind].items())), (_words(kind),), place)
-        for place, kind in enumerate(kinds, start=1)
-    ]
-    return tag("div", stacked_chart("Events by round", "events", parts), class_="charts")
-
-
-def _filter(shown: Sequence[Event]) -> Markup:
-    participants = sorted({event.participant for event in shown})
-    options = [
-        tag("option", "everybody", value=""),
-        *(tag("option", participant, value=participant) for participant in participants),
-    ]
-    control = tag("select", options, data_filter="timeline")
-    return tag("label", "participant ", control, tag("output", f"{len(shown):,} events"), class_="filter scripted")
-
-
-def _pill(kind: str) -> Markup:
-    mood = "bad" if "excluded" in kind or kind == SITE_REFUSED else "good" if kind in (_RETURNED, "resumed") else "odd"
-    return tag("span", _words(kind), class_=f"pill {mood}")
+def _mood(kind: str) -> str:
+    if "excluded" in kind or kind == SITE_REFUSED:
+        return "bad"
+    return "good" if kind in (_RETURNED, "resumed") else "odd"
 
 
 def _words(kind: str) -> str:

@@ -3,25 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from polyfed.core.errors import RunError
 from polyfed.core.untrusted import file_json
 from polyfed.runs.records import RunRecords
-
-_NUMBER = re.compile(r"-(\d+)$")
-
-
-@dataclass(frozen=True)
-class ClientKind:
-    """What a client is, as far as the configuration tells; empty where it does not."""
-
-    task: str = ""
-    modalities: str = ""
-    architecture: str = ""
 
 
 def setting(config: Any, *path: str) -> Any:
@@ -37,18 +25,7 @@ def component(value: Any) -> str:
     return name if isinstance(name, str) else ""
 
 
-def planned_rounds(records: RunRecords) -> int | None:
-    """Rounds that the run is to have, None if that is not known."""
-    rounds = setting(records.config, "run", "rounds")
-    return rounds if isinstance(rounds, int) else None
-
-
-def complete_rounds(records: RunRecords) -> int:
-    """Last round that is complete: its time is written last."""
-    return max(records.seconds, default=records.rounds)
-
-
-def environment(folder: Path) -> Mapping[str, Any]:
+def recorded_environment(folder: Path) -> Mapping[str, Any]:
     """Versions, device and state of the code; empty if the run has not written them.
 
     Raises:
@@ -58,16 +35,16 @@ def environment(folder: Path) -> Mapping[str, Any]:
     if not path.exists():
         return {}
     try:
-        found = file_json(path.read_text("utf-8"))
+        content = file_json(path.read_text("utf-8"))
     except ValueError as error:
         raise RunError(f"environment.json is damaged: {error}; restore {path} or delete it") from error
-    if not isinstance(found, dict):
-        raise RunError(f"environment.json holds a {type(found).__name__}, not an object; restore {path} or delete it")
-    return found
+    if not isinstance(content, dict):
+        raise RunError(f"environment.json holds a {type(content).__name__}, not an object; restore {path} or delete it")
+    return content
 
 
-def client_kinds(records: RunRecords) -> dict[str, ClientKind]:
-    """Client id -> what it is: client ``<group>-k`` has the group's model k modulo their number."""
+def client_kinds(records: RunRecords) -> dict[str, dict[str, str]]:
+    """Client id -> its ``task``, ``modalities`` and ``architecture``, as far as the configuration tells them."""
     return {
         client: _kind(setting(records.config, "clients", group), client)
         for group, clients in records.groups.items()
@@ -75,31 +52,23 @@ def client_kinds(records: RunRecords) -> dict[str, ClientKind]:
     }
 
 
-def _kind(group: Any, client: str) -> ClientKind:
+def _kind(group: Any, client: str) -> dict[str, str]:
+    kind = {"task": component(setting(group, "task"))}
     models = setting(group, "models")
-    found = _NUMBER.search(client)
-    if not isinstance(models, list) or not models or (found is None and len(models) > 1):
-        return ClientKind(task=component(setting(group, "task")))
-    model = models[int(found[1]) % len(models) if found else 0]
-    encoders = setting(model, "encoders")
-    known = encoders if isinstance(encoders, Mapping) else {}
-    return ClientKind(
-        task=component(setting(group, "task")),
-        modalities=", ".join(str(name) for name in known),
-        architecture=" + ".join(_encoder(encoder) for encoder in known.values()),
-    )
+    number = re.search(r"-(\d+)$", client)
+    if not isinstance(models, list) or not models or (number is None and len(models) > 1):
+        return kind
+    # the models of a group are dealt out in turn: client <group>-k has number k modulo their number
+    encoders = setting(models[int(number[1]) % len(models) if number else 0], "encoders")
+    if isinstance(encoders, Mapping):
+        kind["modalities"] = ", ".join(map(str, encoders))
+        kind["architecture"] = " + ".join(f"{component(e)} {_size(e)}".strip() for e in encoders.values())
+    return kind
 
 
-def _encoder(encoder: Any) -> str:
-    return " ".join([component(encoder), *_sizes(encoder)])
-
-
-def _sizes(encoder: Any) -> Iterator[str]:
+def _size(encoder: Any) -> str:
     """Widths say more than the name of a size, whose defaults they replace."""
     widths, size, width = (setting(encoder, key) for key in ("widths", "size", "width"))
     if isinstance(widths, list) and widths:
-        yield "-".join(str(each) for each in widths)
-    elif isinstance(size, str):
-        yield size
-    elif isinstance(width, int):
-        yield str(width)
+        return "-".join(map(str, widths))
+    return size if isinstance(size, str) else str(width) if isinstance(width, int) else ""

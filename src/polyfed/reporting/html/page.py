@@ -3,31 +3,42 @@
 from __future__ import annotations
 
 import base64
+import functools
 import hashlib
-from dataclasses import dataclass
-from importlib import resources
 from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import yaml
 
 from polyfed.core.files import write_atomically
-from polyfed.reporting.html.clients import clients
-from polyfed.reporting.html.curves import client_curves, server_curves
-from polyfed.reporting.html.events import events
-from polyfed.reporting.html.markup import Markup, tag
-from polyfed.reporting.html.overview import cards, header, title
-from polyfed.reporting.html.partition import partition
-from polyfed.reporting.html.settings import configuration, explanation
-from polyfed.reporting.html.traffic import traffic
-from polyfed.reporting.html.weights import weights
+from polyfed.reporting.charts import FigureSheet
+from polyfed.reporting.curves import client_charts, group_colour, recorded_charts, server_charts
+from polyfed.reporting.html import svg
+from polyfed.reporting.html.clients import clients_page_table
+from polyfed.reporting.html.events import events_charts, happenings, timeline
+from polyfed.reporting.html.images import map_parts
+from polyfed.reporting.html.overview import page_head
+from polyfed.reporting.html.page_tables import chart_values, columns_table, holdings_table, noted_tables
+from polyfed.reporting.markup import html_templates, resource
+from polyfed.reporting.partition_charts import MOST_BARS, class_strengths, group_charts
+from polyfed.reporting.partition_tables import Held, classes_of, groups_of, sources_of
+from polyfed.reporting.report import clients_table, server_tables
+from polyfed.reporting.traffic import BYTE_DIRECTIONS, seconds_chart, sent_chart, traffic_bars
+from polyfed.reporting.weights import weight_charts
 from polyfed.runs.records import RunRecords
 
+if TYPE_CHECKING:
+    from jinja2 import Environment
 
-@dataclass(frozen=True)
-class Section:
-    """A section of the page; it is left out, also from the menu, if it has no content."""
+_MOST_SWATCHES = 30
+
+
+class PageSection(NamedTuple):
+    """A section of the page, shown by the macro with its id; left out, also of the menu, if it has no content."""
 
     id: str
     title: str
-    content: Markup
+    content: dict[str, Any]
 
 
 def write_html_report(records: RunRecords, out: Path | None = None) -> Path:
@@ -55,48 +66,16 @@ def html_report(records: RunRecords) -> str:
     Raises:
         RunError: environment or arrays of the run are damaged.
     """
-    parts = [part for part in _parts(records) if part.content]
-    menu = tag("nav", [tag("a", part.title, href=f"#{part.id}") for part in parts], aria_label="Parts of the report")
-    sections = [
-        tag(
-            "section",
-            tag("h2", part.title, id=f"{part.id}-title"),
-            part.content,
-            id=part.id,
-            aria_labelledby=f"{part.id}-title",
-        )
-        for part in parts
-    ]
-    main = tag("main", header(records), cards(records), menu, sections, id="top")
-    script = _resource("script.js")
-    body = tag("body", main, tag("script", Markup(script)))
-    return f"<!DOCTYPE html>\n{tag('html', _head(title(records), script), body, lang='en')}\n"
+    head = page_head(records)
+    return _rendered("page.html.j2", title=head["title"], head=head, sections=_sections(records))
 
 
-def _parts(records: RunRecords) -> list[Section]:
-    return [
-        Section("server", "Server", server_curves(records)),
-        Section("curves", "Client curves", client_curves(records)),
-        Section("partition", "Partition", partition(records)),
-        Section("traffic", "Bytes and time", traffic(records)),
-        Section("weights", "Aggregation weights", weights(records)),
-        Section("clients", "Clients", clients(records)),
-        Section("events", "Events", events(records)),
-        Section("configuration", "Configuration", configuration(records)),
-        Section("reading", "How to read the figures", explanation()),
-    ]
-
-
-def _head(name: str, script: str) -> Markup:
-    return tag(
-        "head",
-        tag("meta", charset="utf-8"),
-        tag("meta", http_equiv="Content-Security-Policy", content=content_policy(script)),
-        tag("meta", name="viewport", content="width=device-width, initial-scale=1"),
-        tag("meta", name="color-scheme", content="light dark"),
-        tag("title", f"{name} – polyfed report"),
-        tag("style", Markup(_resource("style.css"))),
-    )
+def notebook_html(sheet: FigureSheet) -> str:
+    """A figure for a notebook: a page in a frame of its own, so that styles of neither reach the other."""
+    # the page becomes an attribute: autoescape quotes it, the browser unquotes it
+    page = _rendered("notebook.html.j2", title=sheet.title, rows=sheet.rows)
+    height = 60 + 420 * len(sheet.rows)
+    return page_templates().get_template("frame.html.j2").render(page=page, title=sheet.title, height=height)
 
 
 def content_policy(script: str) -> str:
@@ -108,5 +87,68 @@ def content_policy(script: str) -> str:
     )
 
 
-def _resource(name: str) -> str:
-    return resources.files("polyfed.reporting.html").joinpath(name).read_text("utf-8")
+@functools.cache
+def page_templates() -> Environment:
+    """Templates of a page, with the filters that turn charts into what is drawn."""
+    templates = html_templates()
+    filters = (svg.svg_parts, map_parts, chart_values)
+    templates.filters |= {function.__name__: function for function in filters}
+    templates.globals["directions"] = list(BYTE_DIRECTIONS.values())
+    templates.filters["kind"] = lambda chart: type(chart).__name__
+    # the drawing and its axes must agree on the margins
+    templates.globals |= {name: getattr(svg, name) for name in ("WIDTH", "HEIGHT", "LEFT", "RIGHT", "TOP", "BOTTOM")}
+    return templates
+
+
+def _rendered(template: str, **content: Any) -> str:
+    from markupsafe import Markup
+
+    # the policy names the script by its hash, so that text which slipped through as a script would not run
+    script = resource("script.js")
+    content |= {"policy": content_policy(script), "script": Markup(script), "style": Markup(resource("style.css"))}
+    return page_templates().get_template(template).render(content)
+
+
+def _sections(records: RunRecords) -> list[PageSection]:
+    kinds = ("test", "validation")
+    events = happenings(records)
+    config = yaml.safe_dump(dict(records.config), sort_keys=False, allow_unicode=True, width=100)
+    contents: dict[tuple[str, str], dict[str, Any]] = {
+        ("server", "Server"): {
+            "charts": server_charts(records),
+            "tables": noted_tables(table for kind in kinds for table in server_tables(records, kind)),
+            "recorded": recorded_charts(records),
+        },
+        ("curves", "Client curves"): {
+            "charts": client_charts(records),
+            "tables": noted_tables([clients_table(records, "test")]),
+        },
+        ("partition", "Partition"): {
+            "groups": [_group(records, *group) for group in groups_of(records.holdings).items()]
+        },
+        ("traffic", "Bytes and time"): {
+            "charts": [chart for chart in (sent_chart(records), seconds_chart(records)) if chart],
+            "bars": traffic_bars(records) if records.transfers else (),
+        },
+        ("weights", "Aggregation weights"): {"arrays": weight_charts(records)},
+        ("clients", "Clients"): {"table": clients_page_table(records)},
+        ("events", "Events"): {"charts": events_charts(events), "table": timeline(events)},
+        ("configuration", "Configuration"): {"text": config if records.config else ""},
+        ("reading", "How to read the figures"): {"always": True},
+    }
+    return [PageSection(*name, parts) for name, parts in contents.items() if any(parts.values())]
+
+
+def _group(records: RunRecords, group: str, held: Held) -> dict[str, Any]:
+    colour, classes, sources = group_colour(records, group), classes_of(held), sources_of(held)
+    labels = f"{len(classes)} classes" if classes else "no labels" if sources else "samples alone are known"
+    number = f"{len(held)} client{'s' if len(held) > 1 else ''}"
+    # only the bars of single clients have a part for each class
+    swatches = len(held) <= MOST_BARS and len(classes) <= _MOST_SWATCHES
+    return {
+        "title": f"{group}: {number}, {labels} ({', '.join(sources) or 'held at its site'})",
+        "charts": group_charts(group, held, colour),
+        "colour": colour,
+        "swatches": class_strengths(classes) if swatches else {},
+        "tables": {"Table": holdings_table(group, held), "Table by column": columns_table(group, held)},
+    }

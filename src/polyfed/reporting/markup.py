@@ -1,0 +1,59 @@
+"""Templates of pages and reports: whatever they show is neutralised, unless it is markup already."""
+
+from __future__ import annotations
+
+import functools
+from importlib import resources
+from typing import TYPE_CHECKING, Any
+
+from polyfed.core.untrusted import markdown
+
+if TYPE_CHECKING:
+    from jinja2 import Environment
+
+# control characters are no HTML, and those that turn the direction of writing can disguise a name
+_CONTROLS = [*range(9), 11, 12, *range(14, 32), *range(127, 160), *range(0x202A, 0x202F), *range(0x2066, 0x206A)]
+_UNSAFE = dict.fromkeys(_CONTROLS, "\ufffd")
+
+
+def html_templates() -> Environment:
+    """Templates of HTML; Jinja2 escapes every plain text, also within an attribute in quotes."""
+    return _environment(html=True)
+
+
+def markdown_templates() -> Environment:
+    """Templates of Markdown; every plain text becomes one line that makes no markup."""
+    return _environment(html=False)
+
+
+def resource(name: str) -> str:
+    """Text of a file beside the templates."""
+    return resources.files("polyfed.reporting").joinpath("templates", name).read_text("utf-8")
+
+
+@functools.cache
+def _environment(*, html: bool) -> Environment:
+    from jinja2 import Environment, PackageLoader, StrictUndefined
+
+    return Environment(
+        loader=PackageLoader("polyfed.reporting"),
+        autoescape=html,
+        finalize=_printable if html else _markdown,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        # a text file ends with a line break, also one that is rendered
+        keep_trailing_newline=True,
+    )
+
+
+def _printable(value: Any) -> Any:
+    """What a template is about to write; Jinja2 escapes it after this."""
+    if not isinstance(value, str) or hasattr(value, "__html__"):
+        return value
+    # a lone surrogate cannot be written as UTF-8 and would end the report
+    return value.translate(_UNSAFE).encode("utf-8", "replace").decode()
+
+
+def _markdown(value: Any) -> Any:
+    return value if hasattr(value, "__html__") else markdown(str(value))

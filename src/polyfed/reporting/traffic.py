@@ -1,0 +1,96 @@
+"""Bytes and time by round, and where the bytes went: by kind of bundle, by step and by client."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping
+from itertools import accumulate
+
+from polyfed.reporting.charts import BarPart, BarRows, ChartLine, LegendEntry, RoundChart, stacked_chart
+from polyfed.reporting.tables import MIB, duration
+from polyfed.runs.records import RunRecords, Transfer
+
+BYTE_DIRECTIONS = {"down": "server to clients", "up": "clients to server"}
+_MOST_ROWS = 30
+_UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
+
+
+def sent_chart(records: RunRecords) -> RoundChart:
+    """MiB of each round by direction."""
+    return stacked_chart("Sent in each round", "MiB", {label: _mib(records, d) for d, label in BYTE_DIRECTIONS.items()})
+
+
+def running_chart(records: RunRecords) -> RoundChart:
+    """MiB up to each round by direction."""
+    lines = []
+    for colour, (direction, label) in enumerate(BYTE_DIRECTIONS.items(), start=1):
+        sent = _mib(records, direction)
+        totals = dict(zip(sent, accumulate(sent.values()), strict=True))
+        lines.append(ChartLine(label, totals, (label,), colour))
+    title = f"Sent so far (in all {records.total_bytes() / MIB:,.1f} MiB)"
+    return RoundChart(title, "MiB", lines, [LegendEntry(line.label, line.colour) for line in lines])
+
+
+def seconds_chart(records: RunRecords) -> RoundChart:
+    """Wall time of each round."""
+    title = f"Time of each round (in all {duration(sum(records.seconds.values()))})"
+    return stacked_chart(title, "seconds", {"seconds": dict(sorted(records.seconds.items()))}, first_colour=3)
+
+
+def traffic_bars(records: RunRecords) -> tuple[list[BarRows], BarRows]:
+    """Bytes by kind, bundle and step, the largest first, and by client in the order of the run."""
+    kinds = _totals(records, lambda transfer: transfer.kind or "(none)")
+    bundles = _totals(records, lambda transfer: f"{transfer.bundle} ({transfer.dtype or transfer.kind})")
+    steps = _totals(records, lambda transfer: transfer.step or "(none)")
+    # where each kind is one bundle, both tables would say the same
+    contents = [_bars("By kind of bundle", _largest(kinds), "kind")]
+    if len(bundles) > len(kinds):
+        contents.append(_bars("By bundle", _largest(bundles), "bundle"))
+    contents.append(_bars("By step", _largest(steps), "step"))
+    clients = client_bytes(records)
+    # few clients stand in the order of the run, as everywhere on the page; of many only the largest matter
+    if len(clients) > _MOST_ROWS:
+        caption = f"By client: the {_MOST_ROWS} with most bytes of {len(clients):,}"
+        return contents, _bars(caption, _largest(clients), "client")
+    ordered = {client: clients[client] for client in records.clients if client in clients}
+    return contents, _bars("By client", ordered, "client")
+
+
+def client_bytes(records: RunRecords) -> dict[str, Counter[str]]:
+    """Client id -> direction -> bytes."""
+    return _totals(records, lambda transfer: transfer.client)
+
+
+def byte_size(number: float) -> str:
+    """Bytes in the largest unit that leaves at least 1."""
+    power = 0
+    while number >= 1024 and power < len(_UNITS) - 1:
+        number, power = number / 1024, power + 1
+    return f"{number:,.{min(power, 1)}f} {_UNITS[power]}"
+
+
+def _mib(records: RunRecords, direction: str) -> dict[int, float]:
+    return {number: total / MIB for number, total in records.bytes_per_round(direction).items()}
+
+
+def _totals(records: RunRecords, key: Callable[[Transfer], str]) -> dict[str, Counter[str]]:
+    totals: dict[str, Counter[str]] = {}
+    for transfer in records.transfers:
+        # counters add up directions that one of them lacks
+        totals.setdefault(key(transfer), Counter())[transfer.direction] += transfer.bytes
+    return totals
+
+
+def _largest(totals: Mapping[str, Counter[str]]) -> dict[str, Counter[str]]:
+    return dict(sorted(totals.items(), key=lambda item: -item[1].total())[:_MOST_ROWS])
+
+
+def _bars(caption: str, totals: Mapping[str, Counter[str]], heading: str) -> BarRows:
+    rows = {
+        name: [
+            BarPart(sent[direction], f"{label}: {byte_size(sent[direction])}", colour)
+            for colour, (direction, label) in enumerate(BYTE_DIRECTIONS.items(), start=1)
+        ]
+        for name, sent in totals.items()
+    }
+    return BarRows(caption, rows, {name: byte_size(sent.total()) for name, sent in totals.items()}, heading)

@@ -1,0 +1,385 @@
+"""The HTML report: its parts and what they say, with data missing, damaged, hostile or many."""
+
+from __future__ import annotations
+
+import json
+import random
+import re
+import shutil
+from collections.abc import Callable
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import yaml
+from html_pages import ALL_PARTS, Page, complete, page_of
+from safetensors.torch import save_file
+
+from polyfed.core.errors import RunError
+from polyfed.reporting.html.facts import client_kinds
+from polyfed.reporting.html.page import html_report, write_html_report
+from polyfed.runs.records import RunRecords
+from run_folders import write_lines, write_measured, write_run
+
+HOSTILE = "</script><script>alert(1)</script>\"'><img src=x onerror=alert(1)>&amp;]]>"
+
+
+@pytest.fixture(scope="module")
+def records(made_up_run: Path, tmp_path_factory: pytest.TempPathFactory) -> RunRecords:
+    """Of a run with all that a page tells; not to be changed."""
+    folder = tmp_path_factory.mktemp("complete") / "run"
+    return RunRecords.load(complete(Path(shutil.copytree(made_up_run, folder))))
+
+
+@pytest.fixture(scope="module")
+def text(records: RunRecords) -> str:
+    return html_report(records)
+
+
+@pytest.fixture(scope="module")
+def page(text: str) -> Page:
+    return Page(text)
+
+
+@pytest.fixture
+def folder(run_folder: Path) -> Path:
+    """The same run, to be changed."""
+    return complete(run_folder)
+
+
+def changed(path: Path, change: Callable[[dict[str, Any]], object]) -> None:
+    """Change every line of a log; those of which the result is false are left out."""
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    write_lines(path, [line for line in lines if change(line)])
+
+
+# ---- parts
+
+
+def test_a_full_run_has_every_part(page):
+    assert page.parts == ALL_PARTS
+    assert [link["href"] for link in page.of("a")] == [f"#{part}" for part in ALL_PARTS]
+    for shown in (
+        "my run",
+        "What it is for.",
+        "creamfl",
+        "12 of 12",
+        "complete",
+        "cpu",
+        "2.13.0",
+        "Ties count against",
+    ):
+        assert shown in page.text
+    assert "stopped" not in page.text
+
+
+def test_the_file_is_written_where_asked_and_is_the_same_each_time(records, text, tmp_path):
+    path = write_html_report(records)
+    assert path == records.folder / "report.html"
+    other = write_html_report(records, tmp_path / "new" / "page.html")
+    assert other == tmp_path / "new" / "page.html"
+    assert other.read_text() == path.read_text() == text
+    assert [file.name for file in other.parent.iterdir()] == ["page.html"]
+
+
+def test_nothing_is_loaded_from_anywhere(records, text, page):
+    for name, attributes in page.elements:
+        assert name not in {"link", "iframe", "object", "embed", "base", "form", "video", "audio", "source"}
+        for key in ("src", "href", "action", "xlink:href", "srcset", "poster", "data"):
+            assert (attributes.get(key) or "#").startswith(("#", "data:image/png;base64,"))
+        assert not any(key.startswith("on") for key in attributes)
+        assert "url(" not in (attributes.get("style") or "")
+    style = text[text.index("<style>") : text.index("</style>")]
+    assert "url(" not in style
+    assert "@import" not in style
+    (policy,) = (each["content"] for each in page.of("meta") if "http-equiv" in each)
+    assert policy.startswith("default-src 'none'; style-src 'unsafe-inline'; script-src 'sha256-")
+    assert "img-src data:" in policy
+    assert str(records.folder) not in text
+
+
+def test_text_of_the_run_is_escaped_everywhere(tmp_path):
+    holding = {"group": HOSTILE, "source": HOSTILE, "split": HOSTILE, "items": 3, "samples": 3, "labels": {HOSTILE: 3}}
+    (tmp_path / "partition.json").write_text(json.dumps({HOSTILE: holding}))
+    clients = {HOSTILE: {"task": HOSTILE, "models": [{"encoders": {HOSTILE: HOSTILE}}]}}
+    settings = dict.fromkeys(("name", "description", "algorithm"), HOSTILE) | {"run": {"rounds": 2}, "clients": clients}
+    (tmp_path / "config.yaml").write_text(yaml.safe_dump(settings))
+    (tmp_path / "environment.json").write_text(json.dumps({"device": HOSTILE, "versions": {HOSTILE: HOSTILE}}))
+    metrics = {HOSTILE: 1.0, f"{HOSTILE}_to_b_r@1": 2.0, "accuracy": 3.0}
+    lines = [
+        {"round": number, "participant": participant, "kind": kind, "metrics": metrics}
+        for number, participant, kind in product((1, 2), ("server", HOSTILE), ("test", "train"))
+    ]
+    event = {"round": 1, "participant": HOSTILE, "kind": "event", "event": HOSTILE, "reason": HOSTILE}
+    write_lines(tmp_path / "metrics.jsonl", [*lines, *[event] * 9, event | {"event": "client_excluded"}])
+    sent = {"round": 2, "client": HOSTILE, "direction": "up", "bytes": 9}
+    write_lines(tmp_path / "ledger.jsonl", [sent | dict.fromkeys(("step", "bundle", "kind", "dtype"), HOSTILE)])
+    arrays = tmp_path / "arrays" / "weights"
+    arrays.mkdir(parents=True)
+    for number in (1, 2):
+        path = arrays / f"round-000{number}.safetensors"
+        save_file({"values": torch.rand(1, 5)}, path, {"clients": json.dumps([HOSTILE])})
+    page = page_of(tmp_path)
+    assert page.parts == ALL_PARTS
+    assert len(page.of("script")) == 1
+    assert all((image["src"] or "").startswith("data:") for image in page.of("img"))
+    assert not any(key.startswith("on") for _, attributes in page.elements for key in attributes)
+    assert page.text.count(HOSTILE) > 20
+
+
+# ---- what is missing or damaged
+
+
+def test_a_run_that_was_killed_says_so(folder):
+    config = yaml.safe_load((folder / "config.yaml").read_text())
+    (folder / "config.yaml").write_text(yaml.safe_dump(config | {"run": {"rounds": 40}}))
+    (folder / "metrics.jsonl").write_bytes((folder / "metrics.jsonl").read_bytes()[:-20])
+    page = page_of(folder)
+    assert "stopped after round 12 of 40" in page.text
+    assert "Warning: metrics.jsonl: the last line is cut off" in page.text
+
+
+@pytest.mark.parametrize("share", [0.0, 0.01, 0.5])
+def test_logs_cut_anywhere_are_shown_as_far_as_they_go(folder, share):
+    for name in ("metrics", "ledger", "timing"):
+        path = folder / f"{name}.jsonl"
+        path.write_bytes(path.read_bytes()[: int(share * path.stat().st_size)])
+    page = page_of(folder)
+    assert {"partition", "weights", "clients", "configuration"} <= set(page.parts)
+    assert ("traffic" in page.parts) == (share > 0.0)
+
+
+def test_an_empty_folder_has_a_page_without_parts(tmp_path):
+    page = page_of(tmp_path)
+    assert page.parts == ["reading"]
+    assert "0 rounds" in page.text
+
+
+MISSING = {
+    "metrics.jsonl": {"server", "curves", "events"},
+    "partition.json": {"partition"},
+    "config.yaml": {"configuration"},
+    "arrays": {"weights"},
+    "environment.json": set(),
+}
+
+
+@pytest.mark.parametrize("name", MISSING)
+def test_parts_without_data_are_left_out(folder, name):
+    (folder / name).rename(folder.parent / name)
+    assert set(page_of(folder).parts) == set(ALL_PARTS) - MISSING[name]
+
+
+def test_without_ledger_time_is_shown_and_without_both_nothing(folder):
+    (folder / "ledger.jsonl").unlink()
+    page = page_of(folder)
+    assert "traffic" in page.parts
+    assert "Where the bytes went" not in page.text
+    assert "bytes up" not in page.text
+    (folder / "timing.jsonl").unlink()
+    assert "traffic" not in page_of(folder).parts
+
+
+def test_a_run_without_server_model_shows_its_clients(folder):
+    changed(folder / "metrics.jsonl", lambda line: line["participant"] != "server")
+    page = page_of(folder)
+    assert set(page.parts) == set(ALL_PARTS) - {"server"}
+    assert "server r1_sum" not in page.text
+    assert "image clients, mean accuracy" in page.text
+
+
+def test_a_run_without_clients_shows_its_server(tmp_path):
+    write_measured(tmp_path, {"server": {"accuracy": 6.0}}, 0, 1, 2)
+    page = page_of(tmp_path)
+    assert page.parts == ["server", "reading"]
+    assert "server accuracy, test 6.00 %" in page.text
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("environment.json", "{", r"environment\.json is damaged"),
+        ("environment.json", "[]", r"environment\.json holds a list"),
+        ("arrays/weights.image/round-0001.safetensors", "x", "damaged"),
+    ],
+)
+def test_damage_is_an_error_that_names_the_file(folder, name, content, message):
+    (folder / name).write_text(content)
+    with pytest.raises(RunError, match=message):
+        html_report(RunRecords.load(folder))
+
+
+@pytest.mark.parametrize(
+    "config", [{"run": 3}, {"run": {"rounds": "many"}}, {"clients": [1]}, {"name": [1], "algorithm": 4}]
+)
+def test_odd_configurations_do_not_hinder_the_page(folder, config):
+    (folder / "config.yaml").write_text(yaml.safe_dump(config))
+    assert page_of(folder).parts == ALL_PARTS
+
+
+# ---- few and many
+
+
+def test_a_single_round_is_drawn(tmp_path):
+    page = page_of(write_run(tmp_path / "short", rounds=1))
+    assert {"server", "curves", "traffic", "weights"} <= set(page.parts)
+    assert all(len(chart["x"]) == 1 for chart in page.charts[:-1])  # the last is that of the weights
+    assert page.of("circle")
+
+
+def test_a_thousand_clients_fit(tmp_path):
+    draw = random.Random(0)
+    groups = {"image": 600, "text": 300, "paired": 100}
+    clients = {f"{group}-{n:03d}": group for group, number in groups.items() for n in range(number)}
+    base = {"source": "s", "split": "t", "items": 400, "samples": 400}
+    labels = {f"class {c}": draw.randint(1, 9) for c in range(100)}
+    holdings = {c: base | {"group": g, "labels": None if g == "paired" else labels} for c, g in clients.items()}
+    (tmp_path / "partition.json").write_text(json.dumps(holdings))
+    metrics, ledger = [], []
+    for number in range(1, 9):
+        for client in clients:
+            entry = {"round": number, "participant": client}
+            metrics.append(entry | {"kind": "test", "metrics": {"accuracy": draw.random(), "loss": 1.0}})
+            if draw.random() < 0.3:
+                metrics.append(entry | {"kind": "event", "event": "client_excluded", "reason": "late"})
+            line = {"round": number, "client": client, "direction": "up", "step": "fit", "bundle": "w"}
+            ledger.append(line | {"kind": "weights", "dtype": "float32", "bytes": 1000})
+    write_lines(tmp_path / "metrics.jsonl", metrics)
+    write_lines(tmp_path / "ledger.jsonl", ledger)
+    for name in ("weights.image", "weights.text"):
+        (tmp_path / "arrays" / name).mkdir(parents=True)
+        for number in range(1, 6):
+            path = tmp_path / "arrays" / name / f"round-{number:04d}.safetensors"
+            save_file({"values": torch.rand(1000, 200)}, path, {"clients": json.dumps(list(clients))})
+    text = html_report(RunRecords.load(tmp_path))
+    assert len(text.encode()) < 4_000_000
+    page = Page(text)
+    assert {"curves", "partition", "traffic", "weights", "clients", "events"} <= set(page.parts)
+    assert "the 30 with most bytes of 1,000" in page.text
+    assert "the last 2,000 of" in page.text
+
+
+# ---- what it says
+
+
+def test_cards_carry_final_best_and_chance(records, page):
+    best = records.best("server", "image_to_text_r@1")
+    final = records.last("server")["image_to_text_r@1"]
+    expected = f"server image to text R@1, test {final:.2f} % best {best[1]:.2f} in round {best[0]} · chance 1.00"
+    assert expected in page.text
+    assert "chance 2.00" in page.text  # of r1_sum: 5 of 500, and 1 of 100
+    assert "bytes sent 463.5 MiB up 154.5 MiB · down 309.0 MiB" in page.text
+    assert "exclusions 2 of 1 client" in page.text
+    assert "clients 9 4 image · 3 text · 2 paired" in page.text
+
+
+def test_curves_hold_the_recorded_values(records, page):
+    lines = {line["label"]: line["values"] for chart in page.charts for line in chart["lines"]}
+    for kind in ("test", "validation"):
+        series = records.series("server", "r1_sum", kind)
+        assert lines[f"r1_sum {kind}"] == pytest.approx(list(series.values()), abs=1e-3)
+    sent = [each / 2**20 for each in records.bytes_per_round("up").values()]
+    assert lines["clients to server"] == pytest.approx(sent, rel=1e-3)
+
+
+def test_galleries_that_differ_are_told(folder, page):
+    assert "image to text, gallery 500 " in page.text
+    assert "chance is that of test" not in page.text
+
+    def halve(line: dict[str, Any]) -> bool:
+        if line["kind"] == "validation":
+            line["metrics"]["gallery_text"] = 250.0
+        return True
+
+    changed(folder / "metrics.jsonl", halve)
+    assert "image to text, gallery 500 (validation 250; chance is that of test)" in page_of(folder).text
+
+
+def test_the_table_of_clients(records, text):
+    table = text[text.index('id="clients-table"') :]
+    rows = re.findall(r"<tr><th scope=\"row\">(.*?)</th>(.*?)</tr>", table[: table.index("</table>")])
+    assert [name for name, _ in rows] == list(records.clients)
+    columns = re.findall(r"<button[^>]*>(.*?)</button>", table[: table.index("</thead>")])
+    cells = {name: dict(zip(columns[1:], re.findall(r"<td[^>]*>(.*?)</td>", row), strict=True)) for name, row in rows}
+    assert cells["text-1"]["excluded"] == "2"
+    assert cells["text-1"]["last reason"] == "round 5: no answer in 60 s"
+    assert cells["image-0"]["accuracy"] == f"{records.last('image-0')['accuracy']:.2f}"
+    assert cells["paired-0"]["accuracy"] == "–"
+    assert cells["image-0"]["bytes up"] == "17.2 MiB"
+    assert cells["image-0"]["rounds"] == "12"
+
+
+def test_returns_are_read_off_the_ledger(folder):
+    changed(folder / "ledger.jsonl", lambda line: line["client"] != "text-1" or line["round"] not in (4, 5, 6))
+    evaluated = {"round": 4, "client": "text-1", "direction": "up", "step": "evaluate:assess", "bundle": "framing"}
+    with (folder / "ledger.jsonl").open("a") as stream:
+        stream.write(json.dumps(evaluated | {"kind": "framing", "dtype": "", "bytes": 9}) + "\n")
+    text = page_of(folder).text
+    assert "7 text-1 client returned first answer after its exclusion in round 5" in text
+    assert text.count("first answer after its exclusion") == 1
+
+
+def test_recorded_returns_are_not_shown_twice(folder):
+    event = {
+        "round": 3,
+        "participant": "text-1",
+        "kind": "event",
+        "event": "client_returned",
+        "reason": "answered 'fit'",
+    }
+    with (folder / "metrics.jsonl").open("a") as stream:
+        stream.write(json.dumps(event) + "\n")
+    text = page_of(folder).text
+    assert "3 text-1 client returned answered 'fit'" in text
+    assert "exclusion in round 3" not in text
+    assert "6 text-1 client returned first answer after its exclusion in round 5" in text
+
+
+@pytest.mark.parametrize("clients", [3, 12, 30])
+def test_what_a_method_recorded_of_each_client_is_shown_of_few_and_of_many(tmp_path, clients):
+    metrics = {f"weight.h-{k}": (k + 1) / 100 for k in range(clients)}
+    write_measured(tmp_path, {"server": metrics}, 1, 2, kind="train")
+    page = page_of(tmp_path)
+    (values,) = ({line["label"]: line["values"] for line in chart["lines"]} for chart in page.charts)
+    if clients == 3:
+        assert set(values) == {"h-0", "h-1", "h-2"}
+    else:
+        assert values["mean"] == pytest.approx([sum(metrics.values()) / clients] * 2, abs=1e-3)
+        assert ("h-11" in values) == (clients == 12)
+        assert ("highest" in values) == (clients == 30)
+    assert "Recorded by the method" in page.text
+
+
+def test_chance_of_accuracy_is_a_uniform_guess(tmp_path):
+    write_measured(tmp_path, {"server": {"accuracy": 60.0, "classes": 8.0}}, kind="validation")
+    text = page_of(tmp_path).text
+    assert "server accuracy, validation 60.00 % best 60.00 in round 1 · chance 12.50" in text
+
+
+def test_the_page_names_the_worst_client_at_its_top(tmp_path):
+    write_measured(tmp_path, {"here": {"accuracy": 80.0}, "there": {"accuracy": 30.0}})
+    text = page_of(tmp_path).text
+    assert "worst 30.00 (there) · disparity 50.00 over 2 clients" in text
+    assert "mean, worst client, disparity" in text
+
+
+def test_kinds_of_clients_come_from_the_configuration(tmp_path):
+    image, text = {"name": "resnet", "size": "tiny", "widths": [8, 16]}, {"name": "gru", "width": 64}
+    models = [{"encoders": {"image": image, "text": text}}, {"encoders": {"image": {"name": "vit", "size": "tiny"}}}]
+    clients = {"a": {"task": {"name": "retrieval"}, "models": models}, "b": {"task": "classification", "models": []}}
+    (tmp_path / "config.yaml").write_text(yaml.safe_dump({"clients": clients}))
+    holding = {"source": "s", "split": "t", "items": 1, "samples": 1}
+    groups = {"a-00": "a", "a-01": "a", "a-02": "a", "odd": "a", "b-0": "b"}
+    held = {name: holding | {"group": group} for name, group in groups.items()}
+    (tmp_path / "partition.json").write_text(json.dumps(held))
+    kinds = client_kinds(RunRecords.load(tmp_path))
+    two = {"task": "retrieval", "modalities": "image, text", "architecture": "resnet 8-16 + gru 64"}
+    assert kinds == {
+        "a-00": two,
+        "a-01": {"task": "retrieval", "modalities": "image", "architecture": "vit tiny"},
+        "a-02": two,
+        "odd": {"task": "retrieval"},
+        "b-0": {"task": "classification"},
+    }
