@@ -15,7 +15,7 @@ from polyfed.core.untrusted import markdown, plain
 from polyfed.reporting.client_spread import ClientSpread, client_spread, quality_names, spread_over, spreads_json
 from polyfed.reporting.recalls import Recall, find_recalls, is_context
 from polyfed.reporting.tables import TextTable, count, duration, figure, mib
-from polyfed.runs.records import SERVER, SITE_REFUSED, Event, RunRecords
+from polyfed.runs.records import SERVER, SITE_REFUSED, EventRecord, RunRecords
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -113,8 +113,8 @@ def shortenings_table(records: RunRecords) -> TextTable:
     return _of_clients("Shortened updates", records.shortened())
 
 
-def _of_clients(title: str, events: Sequence[Event]) -> TextTable:
-    latest: Mapping[str, Event] = {event.participant: event for event in events}
+def _of_clients(title: str, events: Sequence[EventRecord]) -> TextTable:
+    latest: Mapping[str, EventRecord] = {event.participant: event for event in events}
     times = Counter(event.participant for event in events)
     rows = [(client, str(times[client]), str(event.round), event.reason) for client, event in latest.items()]
     return TextTable(title, ("client", "rounds", "last in round", "last reason"), rows)

@@ -37,7 +37,7 @@ class Measurement:
 
 
 @dataclass(frozen=True, slots=True)
-class Event:
+class EventRecord:
     """Something that happened to a participant in a round, such as ``client_excluded``."""
 
     round: int
@@ -104,7 +104,7 @@ class RunRecords:
 
     folder: Path
     measurements: tuple[Measurement, ...] = ()
-    events: tuple[Event, ...] = ()
+    events: tuple[EventRecord, ...] = ()
     transfers: tuple[Transfer, ...] = ()
     seconds: Mapping[int, float] = field(default_factory=dict)
     holdings: Mapping[str, Holding] = field(default_factory=dict)
@@ -126,7 +126,7 @@ class RunRecords:
         return cls(
             folder=folder,
             measurements=tuple(_typed(Measurement, line, at) for at, line in lines if line.get("kind") != "event"),
-            events=tuple(_typed(Event, line, at) for at, line in happened + lines if "event" in line),
+            events=tuple(_typed(EventRecord, line, at) for at, line in happened + lines if "event" in line),
             transfers=tuple(_typed(Transfer, line, at) for at, line in _lines(folder / "ledger.jsonl", warnings)),
             seconds=dict(_round_time(line, at) for at, line in _lines(folder / "timing.jsonl", warnings)),
             holdings=_holdings(folder / "partition.json"),
@@ -186,11 +186,11 @@ class RunRecords:
         }
         return max(values.items(), key=lambda item: (item[1], -item[0]), default=None)
 
-    def excluded(self) -> tuple[Event, ...]:
+    def excluded(self) -> tuple[EventRecord, ...]:
         """Clients that were left out of a round, with the reasons."""
         return tuple(event for event in self.events if event.event == "client_excluded")
 
-    def shortened(self) -> tuple[Event, ...]:
+    def shortened(self) -> tuple[EventRecord, ...]:
         """Whose updates were scaled down, and when."""
         return tuple(event for event in self.events if event.event == "update_shortened")
 

@@ -13,7 +13,7 @@ from polyfed.reporting.html.events import rounds_of
 from polyfed.reporting.html.facts import ClientKind, client_kinds
 from polyfed.reporting.html.markup import Child, Markup, tag
 from polyfed.reporting.html.traffic import client_bytes
-from polyfed.runs.records import Event, RunRecords
+from polyfed.runs.records import EventRecord, RunRecords
 
 Row = list[Cell | Child]
 
@@ -26,7 +26,7 @@ class _Known:
     group_of: Mapping[str, str]
     rounds: Mapping[str, list[int]]
     sent: Mapping[str, Counter[str]]
-    excluded: Mapping[str, list[Event]] = field(default_factory=dict)
+    excluded: Mapping[str, list[EventRecord]] = field(default_factory=dict)
 
 
 def clients(records: RunRecords) -> Markup:
@@ -44,7 +44,7 @@ def clients(records: RunRecords) -> Markup:
 
 
 def _known(records: RunRecords) -> _Known:
-    excluded: dict[str, list[Event]] = {}
+    excluded: dict[str, list[EventRecord]] = {}
     for event in records.excluded():
         excluded.setdefault(event.participant, []).append(event)
     group_of = {client: group for group, members in records.groups.items() for client in members}
@@ -104,5 +104,5 @@ def _count(number: int | None) -> Cell:
     return number_cell(None) if number is None else Cell(f"{number:,}", number)
 
 
-def _reason(events: list[Event]) -> str:
+def _reason(events: list[EventRecord]) -> str:
     return f"round {events[-1].round}: {events[-1].reason}" if events else ""

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from polyfed.reporting.html.cells import Column, data_table
 from polyfed.reporting.html.charts import COLOURS, Line, stacked_chart
 from polyfed.reporting.html.markup import Markup, tag
-from polyfed.runs.records import SITE_REFUSED, Event, RunRecords
+from polyfed.runs.records import SITE_REFUSED, EventRecord, RunRecords
 
 _RETURNED = "client_returned"
 _PURPOSE = ":"  # ends what stands before the names of steps that are no training, such as evaluation
@@ -49,20 +49,20 @@ def rounds_of(records: RunRecords) -> dict[str, list[int]]:
     return {client: sorted(rounds) for client, rounds in found.items()}
 
 
-def _returns(records: RunRecords) -> list[Event]:
+def _returns(records: RunRecords) -> list[EventRecord]:
     """Read off the ledger, where the run did not record it: a client that was excluded answers again."""
     recorded = {(event.participant, event.round) for event in records.events if event.event == _RETURNED}
     rounds = rounds_of(records)
-    returns: dict[tuple[str, int], Event] = {}
+    returns: dict[tuple[str, int], EventRecord] = {}
     for event in records.excluded():
         later = next((number for number in rounds.get(event.participant, ()) if number > event.round), None)
         if later is not None and not any((event.participant, n) in recorded for n in range(event.round, later + 1)):
             reason = f"first answer after its exclusion in round {event.round}"
-            returns[event.participant, later] = Event(later, event.participant, _RETURNED, reason)
+            returns[event.participant, later] = EventRecord(later, event.participant, _RETURNED, reason)
     return list(returns.values())
 
 
-def _chart(found: Sequence[Event]) -> Markup:
+def _chart(found: Sequence[EventRecord]) -> Markup:
     """Events by round; few of them are seen at a glance in the table."""
     if len(found) <= _FEW:
         return Markup()
@@ -75,7 +75,7 @@ def _chart(found: Sequence[Event]) -> Markup:
     return tag("div", stacked_chart("Events by round", "events", parts), class_="charts")
 
 
-def _filter(shown: Sequence[Event]) -> Markup:
+def _filter(shown: Sequence[EventRecord]) -> Markup:
     participants = sorted({event.participant for event in shown})
     options = [
         tag("option", "everybody", value=""),
