@@ -16,7 +16,7 @@ from rich.console import Console
 
 from polyfed.cli.main import main
 from polyfed.reporting.dashboard import DashboardProgress
-from polyfed.reporting.run_picture import Picture
+from polyfed.reporting.run_picture import RunPicture
 from polyfed.runs.event_log import follow
 from polyfed.runs.events import Event
 from polyfed.runs.records import RunRecords
@@ -53,7 +53,7 @@ def test_every_moment_of_a_run_can_be_drawn_over_its_records(tiny_run: Path, tmp
     class Drawing(DashboardProgress):
         def handle(self, event: Event) -> None:
             super().handle(event)
-            Console(file=io.StringIO(), width=100, height=30).print(Picture(self.state))
+            Console(file=io.StringIO(), width=100, height=30).print(RunPicture(self.state))
             drawn.append(type(event).__name__)
 
     log = tmp_path / "progress.jsonl"

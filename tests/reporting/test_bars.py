@@ -10,7 +10,7 @@ import pytest
 from rich.console import Console
 from run_states import Now
 
-from polyfed.reporting.bars import BarProgress
+from polyfed.reporting.progress import BarProgress
 from polyfed.runs.events import (
     ClientDone,
     ClientStarted,
@@ -40,7 +40,7 @@ class Screen:
 
     def lines(self) -> dict[str, str]:
         """First word -> line, without bars and spinners."""
-        picture = self.console.render_lines(self.progress._picture(), pad=False)
+        picture = self.console.render_lines(self.progress.get_renderable(), pad=False)
         lines = ["".join(segment.text for segment in line).rstrip() for line in picture]
         assert all(len(line) <= self.console.width for line in lines)
         bare = [" ".join(re.sub("[━╸╺⠀-⣿]", " ", line).split()) for line in lines]
@@ -146,7 +146,7 @@ def test_the_result_takes_the_place_of_the_bars():
     screen.progress.handle(Incident(1, "text-1", "client_excluded", "loss [nan]"))
     screen.progress.handle(Measured(1, "server", "test", {"r1_sum": 30.0}))
     screen.progress.handle(Measured(1, "server", "train", {"distillation": 7.0}))
-    screen.progress._live.refresh()
+    screen.progress.refresh()
     screen.progress.handle(RoundComplete(1, 1.0))
     screen.progress.handle(RunComplete(Path("the result")))
     screen.progress.close()

@@ -14,7 +14,7 @@ from rich.console import Console
 from run_states import mid_round, play, screen
 
 from polyfed.reporting.dashboard import DashboardProgress
-from polyfed.reporting.run_picture import chosen_curves, plain, sparkline
+from polyfed.reporting.run_picture import chosen_curves, sparkline
 from polyfed.reporting.run_state import RunState
 from polyfed.runs.events import RoundStarted, RunComplete, RunStarted
 from polyfed.runs.records import RunRecords
@@ -150,10 +150,6 @@ def test_groups_are_ids_without_their_numbers():
         "text": ["text"],
         "site-a": ["site-a"],
     }
-
-
-def test_plain():
-    assert plain("a\x1b]0;x\x07\r\n\tb\u202e c") == "a ]0;x b c"
 
 
 # ---- the terminal

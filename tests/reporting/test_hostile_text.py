@@ -13,11 +13,10 @@ from rich.text import Text
 
 import polyfed
 from polyfed.cli.console import in_charge
-from polyfed.reporting.bars import BarProgress
 from polyfed.reporting.dashboard import DashboardProgress
 from polyfed.reporting.figures import figure_grid, legend_below, save, styled
 from polyfed.reporting.html.page import write_html_report
-from polyfed.reporting.progress import PlainProgress
+from polyfed.reporting.progress import BarProgress, PlainProgress
 from polyfed.reporting.report import report, write_report
 from polyfed.reporting.tables import TextTable
 from polyfed.reporting.terminal import Terminal

@@ -6,8 +6,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from polyfed.reporting.bars import BarProgress
-from polyfed.reporting.progress import PlainProgress, progress_for, summaries
+from polyfed.reporting.progress import BarProgress, PlainProgress, progress_for, summaries
 from polyfed.runs.events import (
     Callback,
     ClientDone,

@@ -6,13 +6,13 @@ import math
 
 from run_states import Now, ids, mid_round, play, screen
 
-from polyfed.reporting.run_state import Curve, RunState
+from polyfed.reporting.run_state import MetricCurve, RunState
 from polyfed.runs.events import ClientDone, ClientStarted, Incident, RoundStarted, RunStarted, StepStarted
 from polyfed.runs.records import RunRecords
 
 
 def test_a_curve_is_the_mean_of_the_finite_values_of_a_round():
-    curve = Curve()
+    curve = MetricCurve()
     for participant, value in (("a", 1.0), ("b", math.nan), ("c", 3.0), ("a", 5.0)):
         curve.add(1, participant, value)
     curve.add(2, "a", math.nan)
