@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 import math
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from polyfed.core.errors import RunError
 from polyfed.core.untrusted import file_json
@@ -17,13 +17,15 @@ from polyfed.core.yaml_text import yaml_content
 from polyfed.runs.folder import untrained_best
 
 if TYPE_CHECKING:
+    import pandas as pd
+
     from polyfed.runs.arrays import ClientArray
 
 SERVER = "server"
 SITE_REFUSED = "site_refused"
 """Event of a node that claimed to be another site than its key says, or brought another key than it joined with."""
-T = TypeVar("T")
-Line = Mapping[str, Any]
+_T = TypeVar("_T")
+_Line = Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,27 +144,23 @@ class RunRecords:
     @cached_property
     def rounds(self) -> int:
         """Number of the last round with any record, 0 if there is none."""
-        numbers = [record.round for record in self.measurements]
-        numbers += [transfer.round for transfer in self.transfers]
-        numbers += list(self.seconds)
-        return max(numbers, default=0)
+        measured = (record.round for record in self.measurements)
+        sent = (transfer.round for transfer in self.transfers)
+        return max((*measured, *sent, *self.seconds), default=0)
 
     @cached_property
     def clients(self) -> tuple[str, ...]:
         """Client ids: those of the partition, then others in order of appearance."""
-        seen = dict.fromkeys(self.holdings)
-        seen |= dict.fromkeys(record.participant for record in self.measurements if record.participant != SERVER)
-        return tuple(seen | dict.fromkeys(transfer.client for transfer in self.transfers))
+        measured = (record.participant for record in self.measurements if record.participant != SERVER)
+        return tuple(dict.fromkeys((*self.holdings, *measured, *(transfer.client for transfer in self.transfers))))
 
     @cached_property
     def groups(self) -> dict[str, tuple[str, ...]]:
         """Group -> its client ids; clients outside the partition form the group ``clients``."""
-        group_of = {
-            client: self.holdings[client].group if client in self.holdings else "clients" for client in self.clients
-        }
-        return {
-            group: tuple(c for c in self.clients if group_of[c] == group) for group in dict.fromkeys(group_of.values())
-        }
+        groups: dict[str, list[str]] = {}
+        for client in self.clients:
+            groups.setdefault(self.holdings[client].group if client in self.holdings else "clients", []).append(client)
+        return {group: tuple(clients) for group, clients in groups.items()}
 
     def metric_names(self, participant: str, kind: str = "test") -> tuple[str, ...]:
         """Names of all metrics that a participant ever had, in order of appearance."""
@@ -177,14 +175,14 @@ class RunRecords:
 
     def last(self, participant: str, kind: str = "test") -> Mapping[str, float]:
         """Metrics of the last round in which the participant was measured; empty if it never was."""
-        return max(self._of(participant, kind), key=lambda record: record.round, default=_NOTHING).metrics
+        latest = max(self._of(participant, kind), key=lambda record: record.round, default=None)
+        return latest.metrics if latest is not None else {}
 
     def best(self, participant: str, metric: str, kind: str = "test") -> tuple[int, float] | None:
         """Round and value of the highest value (the first, if several), or None; NaN never is the best."""
-        values = {
-            number: value for number, value in self.series(participant, metric, kind).items() if not math.isnan(value)
-        }
-        return max(values.items(), key=lambda item: (item[1], -item[0]), default=None)
+        series = self.series(participant, metric, kind).items()
+        # rounds ascend, and max gives the first of several
+        return max((item for item in series if not math.isnan(item[1])), key=lambda item: item[1], default=None)
 
     def excluded(self) -> tuple[EventRecord, ...]:
         """Clients that were left out of a round, with the reasons."""
@@ -219,21 +217,51 @@ class RunRecords:
 
         return read_arrays(self.folder / "arrays")
 
-    def _of(self, participant: str, kind: str) -> tuple[Measurement, ...]:
+    def frame(self, table: Literal["metrics", "events", "traffic", "rounds"]) -> pd.DataFrame:
+        """Records as a pandas frame, a row a record.
+
+        Args:
+            table: ``metrics`` with the columns round, participant, group (empty for the server), kind, metric and
+                value; ``events`` with round, participant, event and reason; ``traffic`` (the ledger) with round,
+                client, group, direction, step, bundle, kind, dtype, bytes and full, which are the bytes in fp32 without
+                compression as far as they are known; or ``rounds`` with round, seconds, up and down (bytes).
+        """
+        import pandas as pd  # takes half a second
+
+        group_of = {client: group for group, clients in self.groups.items() for client in clients}
+        if table == "metrics":
+            rows: list[tuple[Any, ...]] = [
+                (record.round, record.participant, group_of.get(record.participant, ""), record.kind, name, value)
+                for record in self.measurements
+                for name, value in record.metrics.items()
+            ]
+            return pd.DataFrame(rows, columns=["round", "participant", "group", "kind", "metric", "value"])
+        if table == "rounds":
+            numbers = pd.RangeIndex(1, self.rounds + 1, name="round")
+            series = {"seconds": self.seconds, "up": self.bytes_per_round("up"), "down": self.bytes_per_round("down")}
+            columns = {name: pd.Series(values, dtype=float).reindex(numbers) for name, values in series.items()}
+            sent = {name: columns[name].fillna(0).astype(int) for name in ("up", "down")}
+            return pd.DataFrame(columns | sent).reset_index()
+        records, kind = (self.events, EventRecord) if table == "events" else (self.transfers, Transfer)
+        names = [item.name for item in fields(kind)]
+        frame = pd.DataFrame([[getattr(record, name) for name in names] for record in records], columns=names)
+        if table == "traffic":
+            frame.insert(2, "group", frame["client"].map(group_of))
+            frame["full"] = pd.to_numeric(frame["full"]).fillna(frame["bytes"]).astype(int)
+        return frame
+
+    def _of(self, participant: str, kind: str) -> Sequence[Measurement]:
         return self._by_participant.get((participant, kind), ())
 
     @cached_property
-    def _by_participant(self) -> dict[tuple[str, str], tuple[Measurement, ...]]:
+    def _by_participant(self) -> dict[tuple[str, str], list[Measurement]]:
         by_participant: dict[tuple[str, str], list[Measurement]] = {}
         for record in self.measurements:
             by_participant.setdefault((record.participant, record.kind), []).append(record)
-        return {key: tuple(records) for key, records in by_participant.items()}
+        return by_participant
 
 
-_NOTHING = Measurement(round=0, participant="", kind="", metrics={})
-
-
-def _lines(path: Path, warnings: list[str]) -> Iterator[tuple[str, Line]]:
+def _lines(path: Path, warnings: list[str]) -> Iterator[tuple[str, _Line]]:
     """Lines of a JSON-lines file with where they stand; a cut-off last line is left out and reported."""
     if not path.exists():
         return
@@ -251,17 +279,16 @@ def _lines(path: Path, warnings: list[str]) -> Iterator[tuple[str, Line]]:
             warnings.append(f"{path.name}: the last line is cut off (the run was killed) and left out")
 
 
-def _typed(kind: type[T], line: Line, where: str) -> T:
-    known = [item.name for item in fields(kind)]  # type: ignore[arg-type]
+def _typed(kind: type[_T], line: _Line, where: str) -> _T:
     try:
-        return kind(**{name: line[name] for name in known if name in line})
+        # a line may hold more than this version knows
+        return kind(**{item.name: line[item.name] for item in fields(kind) if item.name in line})  # type: ignore[arg-type]
     except TypeError as error:
-        raise RunError(
-            f"{where} is no {kind.__name__.lower()}: {error}; is it of another version of polyfed?"
-        ) from error
+        noun = kind.__name__.removesuffix("Record").lower()
+        raise RunError(f"{where} is no {noun}: {error}; is it of another version of polyfed?") from error
 
 
-def _round_time(line: Line, where: str) -> tuple[int, float]:
+def _round_time(line: _Line, where: str) -> tuple[int, float]:
     try:
         return int(line["round"]), float(line["seconds"])
     except KeyError as error:
