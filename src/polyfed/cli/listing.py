@@ -55,10 +55,10 @@ def _overview() -> Iterator[str]:
     groups = preset_groups()
     yield f"presets: {sum(map(len, groups.values()))} named experiments, in {len(groups)} families"
     yield from _columns({f"  {root}": _in_short(members) for root, members in groups.items()})
+    width = max(40, shutil.get_terminal_size().columns)
     for kind, meaning in catalogue.kinds().items():
         if kind != PRESETS:
             text = f"{kind}: {meaning}: {', '.join(catalogue.entries(kind))}"
-            width = max(40, shutil.get_terminal_size().columns)
             yield from textwrap.wrap(text, width, subsequent_indent="  ", break_on_hyphens=False)
     yield "more: polyfed list presets; polyfed list presets scenes-demo; polyfed list models; ... models resnet"
 
@@ -71,26 +71,23 @@ def _in_short(members: list[PresetFacts]) -> str:
 
 def _all_presets() -> Iterator[str]:
     """A family after the other: what it needs in its heading, what differs behind its members."""
-    for root, members in preset_groups().items():
-        yield f"{root}: {_in_short(members)}"
-        yield from _columns({f"  {facts.name}": _described(facts, members[0]) for facts in members})
-
-
-def _described(facts: PresetFacts, root: PresetFacts) -> str:
-    differs = [facts.needs if facts.needs != root.needs else "", facts.cost if facts.cost != root.cost else ""]
-    more = "; ".join(filter(None, differs))
-    return facts.description + (f" [{more}]" if more else "")
+    for name, members in preset_groups().items():
+        yield f"{name}: {_in_short(members)}"
+        rows, root = {}, members[0]
+        for facts in members:
+            differing = [facts.needs] * (facts.needs != root.needs) + [facts.cost] * (facts.cost != root.cost)
+            more = "; ".join(filter(None, differing))
+            rows[f"  {facts.name}"] = facts.description + (f" [{more}]" if more else "")
+        yield from _columns(rows)
 
 
 def _settings(kind: str, name: str) -> Iterator[str]:
     """YAML with the defaults, and behind each its meaning and its values."""
-    head = {} if kind == catalogue.SETTINGS else {f"name: {name}": "# defaults"}
-    rows = {
-        f"{setting.name}: {setting.default}": f"# {setting.description + ': ' if setting.description else ''}"
-        f"{setting.allowed}"
-        for setting in catalogue.settings_of(kind, name)
-    }
-    return _columns(head | rows)
+    rows = {} if kind == catalogue.SETTINGS else {f"name: {name}": "# defaults"}
+    for setting in catalogue.settings_of(kind, name):
+        meaning = f"{setting.description}: " if setting.description else ""
+        rows[f"{setting.name}: {setting.default}"] = f"# {meaning}{setting.allowed}"
+    return _columns(rows)
 
 
 def _columns(rows: Mapping[str, str]) -> Iterator[str]:

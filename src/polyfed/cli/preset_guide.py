@@ -38,19 +38,25 @@ class PresetFacts:
     @property
     def needs(self) -> str:
         """What must be there, in words."""
-        parts = ["data: " + ", ".join(self.data)] if self.data else []
-        parts += ["data from the hub"] if self.download else []
-        return "; ".join(parts + (["weights"] if self.weights else [])) or "nothing"
+        parts = {
+            f"data: {', '.join(self.data)}": self.data,
+            "data from the hub": self.download,
+            "weights": self.weights,
+        }
+        return "; ".join(words for words, needed in parts.items() if needed) or "nothing"
+
+    @property
+    def effort(self) -> tuple[bool, bool, bool]:
+        """Sorts before others if it needs less."""
+        return self.cost == "GPUs", bool(self.data or self.download), self.weights
 
 
 def preset_groups() -> dict[str, list[PresetFacts]]:
     """Root -> its presets, itself first; the roots that need least come first."""
     groups: dict[str, list[PresetFacts]] = {}
-    for facts in map(preset_facts, preset_names()):
+    for facts in sorted(map(preset_facts, preset_names()), key=lambda facts: (facts.name != facts.root, facts.name)):
         groups.setdefault(facts.root, []).append(facts)
-    for members in groups.values():
-        members.sort(key=lambda facts: (facts.name != facts.root, facts.name))
-    return dict(sorted(groups.items(), key=lambda item: (_effort(item[1][0]), item[0])))
+    return dict(sorted(groups.items(), key=lambda item: (item[1][0].effort, item[0])))
 
 
 def preset_facts(name: str) -> PresetFacts:
@@ -59,39 +65,31 @@ def preset_facts(name: str) -> PresetFacts:
     Raises:
         ConfigError: there is no such preset.
     """
-    chain = list(_chain(name))
+    chain = [(name, parsed(preset_text(name)))]  # it and those that it extends, nearest first
+    while "extends" in chain[-1][1]:
+        parent = str(chain[-1][1]["extends"])
+        chain.append((parent, parsed(preset_text(parent))))
+    nearest: dict[str, Any] = {}
+    for _, entry in reversed(chain):
+        nearest |= entry
     content = read_config(name)
     sources = [entry for entry in content["data"]["sources"].values() if isinstance(entry, Mapping)]
     used = [*sources, *(source["of"] for source in sources if isinstance(source.get("of"), Mapping))]
-    folders = [str(source["path"]) for source in used if source.get("name") in _FROM_FOLDERS]
     return PresetFacts(
         name=name,
         description=str(content.get("description", "")),
-        root=next((str(entry[FAMILY]) for _, entry in chain if FAMILY in entry), chain[-1][0]),
-        data=tuple(sorted(set(folders))),
+        root=str(nearest.get(FAMILY, chain[-1][0])),
+        data=tuple(sorted({str(source["path"]) for source in used if source.get("name") in _FROM_FOLDERS})),
         weights=any(key in _WEIGHTS and bool(value) for key, value in _leaves(content)),
         download=any(source.get("name") == "hub" for source in used),
-        cost=next((str(entry[COST]) for _, entry in chain if COST in entry), ""),
+        cost=str(nearest.get(COST, "")),
     )
 
 
-def _chain(name: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """A preset and those that it extends, nearest first."""
-    content = parsed(preset_text(name))
-    yield name, content
-    if "extends" in content:
-        yield from _chain(str(content["extends"]))
-
-
 def _leaves(content: Any) -> Iterator[tuple[str, Any]]:
-    if isinstance(content, Mapping):
-        for key, value in content.items():
-            yield str(key), value
-            yield from _leaves(value)
-    elif isinstance(content, list):
-        for entry in content:
-            yield from _leaves(entry)
-
-
-def _effort(facts: PresetFacts) -> tuple[bool, bool, bool]:
-    return facts.cost == "GPUs", bool(facts.data or facts.download), facts.weights
+    """Keys and values at every level."""
+    for key, value in content.items() if isinstance(content, Mapping) else ():
+        yield str(key), value
+        yield from _leaves(value)
+    for entry in content if isinstance(content, list) else ():
+        yield from _leaves(entry)
