@@ -75,11 +75,9 @@ def compare(runs: Sequence[RunRecords], metric: str | None = None, kind: str = "
 
     if kind not in _KINDS:
         raise ConfigError(f"--kind {kind}: {nearest(kind, _KINDS)}")
-    known = {
-        name for run in runs for participant in (SERVER, *run.clients) for name in run.metric_names(participant, kind)
-    }
+    known = [name for run in runs for who in (SERVER, *run.clients) for name in run.metric_names(who, kind)]
     if metric is not None and metric not in known:
-        raise ConfigError(f"--metric {metric}: nobody has it in these runs; {nearest(metric, known)}")
+        raise ConfigError(f"--metric {metric}: nobody has it in these runs; {nearest(metric, set(known))}")
     figures = pd.DataFrame([_figures(run, metric, kind) for run in runs])
     configurations = pd.Series([_configuration(run) for run in runs], dtype=object)
     return [
@@ -104,14 +102,14 @@ def _configuration(run: RunRecords) -> str:
 
 
 def _figures(run: RunRecords, metric: str | None, kind: str) -> dict[str, float]:
-    server = metric or _metric_of([run], [SERVER], kind)
+    server = metric or _metric_of([run], SERVER, kind)
     best = run.best(SERVER, server, kind)
     figures = {
         f"server {server} final": run.last(SERVER, kind).get(server, math.nan),
         f"server {server} best": best[1] if best else math.nan,
     }
     for group, clients in run.groups.items():
-        spread = client_spread(run, group, metric or _metric_of([run], clients, kind), kind)
+        spread = client_spread(run, group, metric or _metric_of([run], group, kind), kind)
         name = f"{group} {spread.metric}"
         figures[name] = spread.mean
         if len(clients) > 1:
@@ -120,10 +118,14 @@ def _figures(run: RunRecords, metric: str | None, kind: str) -> dict[str, float]
     return {name: value for name, value in figures.items() if not math.isnan(value)}
 
 
-def _metric_of(runs: Sequence[RunRecords], participants: Sequence[str], kind: str) -> str:
-    """The main metric of some participants: the first of the preferred ones that any of them has."""
-    known = {name for run in runs for participant in participants for name in run.metric_names(participant, kind)}
+def _metric_of(runs: Sequence[RunRecords], participant: str, kind: str) -> str:
+    """The main metric of the server or a group: the first of the preferred ones that any in it has."""
+    known = {name for run in runs for client in _members(run, participant) for name in run.metric_names(client, kind)}
     return next((name for name in PREFERRED if name in known), PREFERRED[0])
+
+
+def _members(run: RunRecords, participant: str) -> Sequence[str]:
+    return (SERVER,) if participant == SERVER else run.groups.get(participant, ())
 
 
 # ---- tables
@@ -186,20 +188,16 @@ def draw_comparison(
     Lines are means over seeds, bands one standard deviation, a group's value the mean of its clients.
     """
     runs = [run for item in comparisons for run in item.runs]
-    participants = {SERVER: (SERVER,)} | {group: clients for run in runs for group, clients in run.groups.items()}
-    rows = {}
-    for participant, members in participants.items():
-        name = metric or _metric_of(runs, members, kind)
-        curves = [_seeds([_curve(run, participant, name, kind) for run in item.runs]) for item in comparisons]
-        if any(not curve.empty for curve in curves):
-            rows[participant] = name, curves
     sent = [_seeds([_mib_sent(run) for run in item.runs]) for item in comparisons]
+    rows = {}
+    for participant in dict.fromkeys([SERVER, *(group for run in runs for group in run.groups)]):
+        name = metric or _metric_of(runs, participant, kind)
+        curves = [_seeds([_curve(run, participant, name, kind) for run in item.runs]) for item in comparisons]
+        if not all(curve.empty for curve in curves):
+            rows[participant] = name, curves
     drawing, axes = figure_grid(max(1, len(rows)), 2)
     for (participant, (name, curves)), left, right in zip(rows.items(), axes[::2], axes[1::2], strict=False):
-        for item, curve, mib, colour in zip(comparisons, curves, sent, cycle(COLOURS), strict=False):
-            _draw_band(left, curve.index, curve, item.label, colour)
-            both = curve.index.intersection(mib.index)
-            _draw_band(right, mib["mean"][both], curve.loc[both], item.label, colour)
+        _draw_row(left, right, [item.label for item in comparisons], curves, sent)
         ylabel = f"{participant} {kind} {name}"
         left.set(title=f"{participant}: by round", xlabel="round", ylabel=ylabel)
         right.set(title=f"{participant}: by communication", xlabel="MiB sent, both directions", ylabel=ylabel)
@@ -208,12 +206,23 @@ def draw_comparison(
     return save(drawing, path)
 
 
+def _draw_row(
+    left: Axes, right: Axes, labels: Sequence[str], curves: Sequence[pd.DataFrame], sent: Sequence[pd.DataFrame]
+) -> None:
+    """Curves of the runs by round and by MiB."""
+    for label, curve, mib, colour in zip(labels, curves, sent, cycle(COLOURS), strict=False):
+        common = curve.index.intersection(mib.index)
+        for axes, x, y in ((left, curve.index, curve), (right, mib["mean"][common], curve.loc[common])):
+            axes.plot(x, y["mean"], color=colour, label=label, marker="o", markersize=3)
+            axes.fill_between(x, y["mean"] - y["std"], y["mean"] + y["std"], color=colour, alpha=0.18, linewidth=0)
+
+
 def _curve(run: RunRecords, participant: str, metric: str, kind: str) -> pd.Series[float]:
     """Round -> the server's value, or the mean over a group of its clients' latest values."""
     import pandas as pd
 
-    members = (SERVER,) if participant == SERVER else run.groups.get(participant, ())
-    series = {member: pd.Series(run.series(member, metric, kind), dtype=float) for member in members}
+    members = {client: run.series(client, metric, kind) for client in _members(run, participant)}
+    series = {client: pd.Series(values, dtype=float) for client, values in members.items()}
     # not every client is measured in every round
     return pd.DataFrame(series).sort_index().ffill().mean(axis=1)
 
@@ -230,8 +239,3 @@ def _seeds(curves: Sequence[pd.Series[float]]) -> pd.DataFrame:
 
     by_run = pd.concat(curves, axis=1).sort_index()
     return pd.DataFrame({"mean": by_run.mean(axis=1), "std": by_run.std(axis=1).fillna(0.0)})
-
-
-def _draw_band(axes: Axes, x: pd.Index[int] | pd.Series[float], y: pd.DataFrame, label: str, colour: str) -> None:
-    axes.plot(x, y["mean"], color=colour, label=label, marker="o", markersize=3)
-    axes.fill_between(x, y["mean"] - y["std"], y["mean"] + y["std"], color=colour, alpha=0.18, linewidth=0)

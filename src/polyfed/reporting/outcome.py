@@ -7,6 +7,7 @@ import shlex
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import fmean, harmonic_mean
 from typing import TYPE_CHECKING, Any
 
 from polyfed.core.errors import RunError
@@ -114,20 +115,24 @@ def headline(records: RunRecords) -> Headline | None:
 
 
 def _clients_headline(records: RunRecords) -> Headline | None:
-    for metric in _MAIN:
-        having = [last for last in map(records.last, records.clients) if metric in last]
-        finite = [last for last in having if math.isfinite(last[metric])]
-        if not finite:
-            continue
-        who = f"the {len(finite)} clients that have it" if len(finite) > 1 else "the one client that has it"
-        mean, unit = "mean " if len(finite) > 1 else "", " %" if metric == "accuracy" else ""
-        items = [_items(last) for last in finite]
-        # items of which one share deviates from chance as far as the mean of the shares of these clients' items
-        trials = len(items) ** 2 / sum(1.0 / n for n in items) if all(n > 0 for n in items) else math.nan
-        value = sum(last[metric] for last in finite) / len(finite)
-        meaning = f"The {mean}{metric} of {who} is {{}}{unit}"
-        return Headline("clients", metric, value, _common_chance(metric, having), meaning, trials)
-    return None
+    last = [records.last(client) for client in records.clients]
+    metric = next((name for name in _MAIN if any(math.isfinite(of_one.get(name, math.nan)) for of_one in last)), "")
+    if not metric:
+        return None
+    measured = [metrics for metrics in last if metric in metrics]
+    finite = [metrics for metrics in measured if math.isfinite(metrics[metric])]
+    several, unit = len(finite) > 1, " %" if metric == "accuracy" else ""
+    who = (
+        f"mean {metric} of the {len(finite)} clients that have it"
+        if several
+        else f"{metric} of the one client that has it"
+    )
+    value = fmean(metrics[metric] for metrics in finite)
+    # items of which one share deviates from chance as far as the mean of the shares of these clients' items: their
+    # harmonic mean, times the number of clients
+    items = [_items(metrics) for metrics in finite]
+    trials = len(items) * harmonic_mean(items) if all(n > 0 for n in items) else math.nan
+    return Headline("clients", metric, value, _common_chance(metric, measured), f"The {who} is {{}}{unit}", trials)
 
 
 def _items(metrics: Metrics) -> float:
@@ -156,7 +161,7 @@ def _against_twin(records: RunRecords, best: Headline) -> Iterator[str]:
     values = [twin.last(member).get(best.metric, math.nan) for member in members]
     finite = [value for value in values if math.isfinite(value)]
     if finite:
-        other = sum(finite) / len(finite)
+        other = fmean(finite)
         alone = "training it alone" if best.participant == SERVER else "every client alone"
         apart = figure(abs(best.value - other))
         how = f"{apart} {'above' if best.value > other else 'below'}" if apart != figure(0.0) else "as much as"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import pairwise
 from threading import RLock
 
 from rich.console import Console, ConsoleOptions, Group, RenderableType
@@ -259,15 +260,21 @@ def sparkline(values: Sequence[float], width: int, bars: str = _BARS) -> str:
     A longer course is averaged in pieces of nearly equal length; a piece without a finite value is a question mark.
     """
     count = max(0, min(width, len(values)))
-    means = []
-    for k in range(count):
-        piece = values[k * len(values) // count : (k + 1) * len(values) // count]
-        finite = [value for value in piece if math.isfinite(value)]
-        means.append(sum(finite) / len(finite) if finite else math.nan)
-    heights = [mean for mean in means if not math.isnan(mean)]
-    low, high, top = min(heights, default=0.0), max(heights, default=0.0), len(bars) - 1
-    places = [(mean - low) / (high - low) * top if high > low else top // 2 for mean in means]
-    return "".join("?" if math.isnan(mean) else bars[round(at)] for mean, at in zip(means, places, strict=True))
+    ends = [k * len(values) // max(1, count) for k in range(count + 1)]
+    means = [_finite_mean(values[start:end]) for start, end in pairwise(ends)]
+    low, high = min(_finite(means), default=0.0), max(_finite(means), default=0.0)
+    top = len(bars) - 1
+    heights = [(mean - low) / (high - low) * top if high > low else top // 2 + 0.0 * mean for mean in means]
+    return "".join("?" if math.isnan(height) else bars[round(height)] for height in heights)
+
+
+def _finite(values: Sequence[float]) -> list[float]:
+    return [value for value in values if math.isfinite(value)]
+
+
+def _finite_mean(values: Sequence[float]) -> float:
+    finite = _finite(values)
+    return sum(finite) / len(finite) if finite else math.nan
 
 
 def _change(course: Sequence[float]) -> str:

@@ -6,7 +6,7 @@ import json
 import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import astuple, dataclass, field, fields
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
@@ -24,6 +24,12 @@ if TYPE_CHECKING:
 SERVER = "server"
 SITE_REFUSED = "site_refused"
 """Event of a node that claimed to be another site than its key says, or brought another key than it joined with."""
+_COLUMNS = {
+    "metrics": ("round", "participant", "group", "kind", "metric", "value"),
+    "events": ("round", "participant", "event", "reason"),
+    "traffic": ("round", "client", "group", "direction", "step", "bundle", "kind", "dtype", "bytes", "full"),
+    "rounds": ("round", "seconds", "up", "down"),
+}
 _T = TypeVar("_T")
 _Line = Mapping[str, Any]
 
@@ -61,6 +67,11 @@ class Transfer:
     dtype: str
     bytes: int
     full: int | None = None
+
+    @property
+    def full_bytes(self) -> int:
+        """Bytes in fp32 and without compression; those that crossed where the line does not say."""
+        return self.bytes if self.full is None else self.full
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,8 +215,8 @@ class RunRecords:
         return sum(transfer.bytes for transfer in self.transfers if direction in (None, transfer.direction))
 
     def full_bytes(self) -> int:
-        """Bytes that would have crossed in fp32 and without compression; as they were where a line does not say."""
-        return sum(transfer.bytes if transfer.full is None else transfer.full for transfer in self.transfers)
+        """Bytes that would have crossed in fp32 and without compression, as far as that is known."""
+        return sum(transfer.full_bytes for transfer in self.transfers)
 
     def arrays(self) -> dict[str, dict[int, ClientArray]]:
         """Name -> round -> array [clients, samples] that the run kept, such as aggregation weights.
@@ -222,33 +233,30 @@ class RunRecords:
 
         Args:
             table: ``metrics`` with the columns round, participant, group (empty for the server), kind, metric and
-                value; ``events`` with round, participant, event and reason; ``traffic`` (the ledger) with round,
-                client, group, direction, step, bundle, kind, dtype, bytes and full, which are the bytes in fp32 without
-                compression as far as they are known; or ``rounds`` with round, seconds, up and down (bytes).
+                value; ``events`` with round, participant, event and reason; ``traffic``, the ledger, with round,
+                client, group, direction, step, bundle, kind, dtype, bytes, and in full the bytes in fp32 without
+                compression; or ``rounds`` with round, seconds, and the bytes up and down.
         """
         import pandas as pd  # takes half a second
 
+        return pd.DataFrame(list(self._rows(table)), columns=list(_COLUMNS[table]))
+
+    def _rows(self, table: str) -> Iterator[tuple[Any, ...]]:
         group_of = {client: group for group, clients in self.groups.items() for client in clients}
         if table == "metrics":
-            rows: list[tuple[Any, ...]] = [
-                (record.round, record.participant, group_of.get(record.participant, ""), record.kind, name, value)
-                for record in self.measurements
-                for name, value in record.metrics.items()
-            ]
-            return pd.DataFrame(rows, columns=["round", "participant", "group", "kind", "metric", "value"])
-        if table == "rounds":
-            numbers = pd.RangeIndex(1, self.rounds + 1, name="round")
-            series = {"seconds": self.seconds, "up": self.bytes_per_round("up"), "down": self.bytes_per_round("down")}
-            columns = {name: pd.Series(values, dtype=float).reindex(numbers) for name, values in series.items()}
-            sent = {name: columns[name].fillna(0).astype(int) for name in ("up", "down")}
-            return pd.DataFrame(columns | sent).reset_index()
-        records, kind = (self.events, EventRecord) if table == "events" else (self.transfers, Transfer)
-        names = [item.name for item in fields(kind)]
-        frame = pd.DataFrame([[getattr(record, name) for name in names] for record in records], columns=names)
-        if table == "traffic":
-            frame.insert(2, "group", frame["client"].map(group_of))
-            frame["full"] = pd.to_numeric(frame["full"]).fillna(frame["bytes"]).astype(int)
-        return frame
+            for record in self.measurements:
+                about = record.round, record.participant, group_of.get(record.participant, ""), record.kind
+                yield from ((*about, name, value) for name, value in record.metrics.items())
+        elif table == "events":
+            yield from map(astuple, self.events)
+        elif table == "traffic":
+            for entry in self.transfers:
+                number, client, *what, _ = astuple(entry)
+                yield number, client, group_of[client], *what, entry.full_bytes
+        else:
+            down, up = self.bytes_per_round("down"), self.bytes_per_round("up")
+            for number in range(1, self.rounds + 1):
+                yield number, self.seconds.get(number, math.nan), up.get(number, 0), down.get(number, 0)
 
     def _of(self, participant: str, kind: str) -> Sequence[Measurement]:
         return self._by_participant.get((participant, kind), ())
