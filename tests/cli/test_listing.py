@@ -18,13 +18,7 @@ Cli = Callable[..., tuple[int, str, str]]
 
 @pytest.mark.parametrize(
     ("kind", "name"),
-    [
-        ("presets", "scenes-demo"),
-        ("methods", "fedavg"),
-        ("models", "gru"),
-        ("data", "parquet"),
-        ("tasks", "retrieval"),
-    ],
+    [("presets", "scenes-demo"), ("methods", "fedavg"), ("models", "gru"), ("data", "parquet"), ("tasks", "retrieval")],
 )
 def test_the_list_has_each_kind(cli: Cli, kind: str, name: str) -> None:
     assert kind in cli("list")[1]
