@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
 _SIGNS = {"ge": ">=", "gt": ">", "le": "<=", "lt": "<"}
 _PLAIN = {bool: "true | false", int: "whole number", float: "number", str: "text", Path: "path", type(None): "null"}
+_LISTS = (list, set, frozenset, Sequence, tuple)
 
 
 def allowed_values(info: FieldInfo) -> str:
@@ -39,16 +40,20 @@ def _in_words(kind: Any, metadata: Sequence[Any] = ()) -> str:
 def _generic_in_words(kind: Any, metadata: Sequence[Any]) -> str:
     origin, arguments = get_origin(kind), get_args(kind)
     if origin is Literal:
-        return " | ".join(str(value).lower() if isinstance(value, bool) else str(value) for value in arguments)
+        return " | ".join(map(_yaml, arguments))
     if origin in (Union, types.UnionType):
         words = (_in_words(part, () if part is type(None) else metadata) for part in arguments)
         return " | ".join(dict.fromkeys(words))
-    if origin is tuple and arguments[-1:] != (Ellipsis,):
+    if origin is tuple and Ellipsis not in arguments:
         return f"[{', '.join(map(_in_words, arguments))}]"
     parts = [f"({words})" if " | " in words else words for words in map(_in_words, arguments)]
-    if origin in (list, set, frozenset, Sequence, tuple):
+    if origin in _LISTS:
         return f"list of {parts[0]}{_bounds(metadata)}"
     return f"mapping of {parts[0]} to {parts[1]}" if origin in (dict, Mapping) else "any"
+
+
+def _yaml(value: Any) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def _bounds(metadata: Sequence[Any]) -> str:

@@ -52,19 +52,12 @@ _SECTIONS = {
 
 @dataclass(frozen=True)
 class Setting:
-    """One setting of a component or a section.
+    """One setting of a component or a section."""
 
-    Attributes:
-        name: key in a configuration.
-        default: as YAML would have it, or ``required``.
-        description: what it means.
-        allowed: which values it takes.
-    """
-
-    name: str
-    default: str
+    name: str  # key in a configuration
+    default: str  # as YAML would have it, or ``required``
     description: str
-    allowed: str
+    allowed: str  # which values it takes
 
 
 def kinds() -> dict[str, str]:

@@ -15,25 +15,15 @@ _WEIGHTS = ("backbone", "folders", "vectors", "weights", "pretrained")
 
 @dataclass(frozen=True)
 class PresetFacts:
-    """One preset.
-
-    Attributes:
-        name: to run it by.
-        description: in a line.
-        root: the preset that it extends, at the far end, or what it says that its family is.
-        data: folders below the data folder that it reads.
-        weights: whether it needs a folder of pretrained weights.
-        download: whether it takes data from the hub.
-        cost: roughly what it takes.
-    """
+    """What there is to know of a preset before it is run."""
 
     name: str
     description: str
-    root: str
-    data: tuple[str, ...]
-    weights: bool
-    download: bool
-    cost: str
+    root: str  # the preset that it extends, at the far end, or what it says that its family is
+    data: tuple[str, ...]  # folders below the data folder that it reads
+    weights: bool  # it needs a folder of pretrained weights
+    download: bool  # it takes data from the hub
+    cost: str  # roughly
 
     @property
     def needs(self) -> str:
@@ -60,30 +50,33 @@ def preset_groups() -> dict[str, list[PresetFacts]]:
 
 
 def preset_facts(name: str) -> PresetFacts:
-    """What there is to know of a preset before it is run.
+    """Facts of a preset by its name.
 
     Raises:
         ConfigError: there is no such preset.
     """
-    chain = [(name, parsed(preset_text(name)))]  # it and those that it extends, nearest first
-    while "extends" in chain[-1][1]:
-        parent = str(chain[-1][1]["extends"])
-        chain.append((parent, parsed(preset_text(parent))))
-    nearest: dict[str, Any] = {}
-    for _, entry in reversed(chain):
-        nearest |= entry
+    root, own = _inherited(name)
     content = read_config(name)
     sources = [entry for entry in content["data"]["sources"].values() if isinstance(entry, Mapping)]
     used = [*sources, *(source["of"] for source in sources if isinstance(source.get("of"), Mapping))]
     return PresetFacts(
         name=name,
         description=str(content.get("description", "")),
-        root=str(nearest.get(FAMILY, chain[-1][0])),
+        root=str(own.get(FAMILY, root)),
         data=tuple(sorted({str(source["path"]) for source in used if source.get("name") in _FROM_FOLDERS})),
         weights=any(key in _WEIGHTS and bool(value) for key, value in _leaves(content)),
         download=any(source.get("name") == "hub" for source in used),
-        cost=str(nearest.get(COST, "")),
+        cost=str(own.get(COST, "")),
     )
+
+
+def _inherited(name: str) -> tuple[str, Mapping[str, Any]]:
+    """The preset that one extends, at the far end, and the top level of all on the way; the nearest counts."""
+    content = parsed(preset_text(name))
+    if "extends" not in content:
+        return name, content
+    root, inherited = _inherited(str(content["extends"]))
+    return root, {**inherited, **content}
 
 
 def _leaves(content: Any) -> Iterator[tuple[str, Any]]:

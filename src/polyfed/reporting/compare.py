@@ -5,9 +5,9 @@ from __future__ import annotations
 import copy
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import cycle
+from itertools import chain, cycle
 from pathlib import Path
 from statistics import fmean, stdev
 from typing import TYPE_CHECKING, Any
@@ -73,11 +73,7 @@ def compare(runs: Sequence[RunRecords], metric: str | None = None, kind: str = "
     """
     import pandas as pd
 
-    if kind not in _KINDS:
-        raise ConfigError(f"--kind {kind}: {nearest(kind, _KINDS)}")
-    known = [name for run in runs for who in (SERVER, *run.clients) for name in run.metric_names(who, kind)]
-    if metric is not None and metric not in known:
-        raise ConfigError(f"--metric {metric}: nobody has it in these runs; {nearest(metric, set(known))}")
+    _require_known(runs, metric, kind)
     figures = pd.DataFrame([_figures(run, metric, kind) for run in runs])
     configurations = pd.Series([_configuration(run) for run in runs], dtype=object)
     return [
@@ -88,6 +84,14 @@ def compare(runs: Sequence[RunRecords], metric: str | None = None, kind: str = "
         )
         for _, seeds in figures.groupby(configurations, sort=False)
     ]
+
+
+def _require_known(runs: Sequence[RunRecords], metric: str | None, kind: str) -> None:
+    if kind not in _KINDS:
+        raise ConfigError(f"--kind {kind}: {nearest(kind, _KINDS)}")
+    known = [name for run in runs for who in (SERVER, *run.clients) for name in run.metric_names(who, kind)]
+    if metric is not None and metric not in known:
+        raise ConfigError(f"--metric {metric}: nobody has it in these runs; {nearest(metric, set(known))}")
 
 
 def _configuration(run: RunRecords) -> str:
@@ -187,14 +191,8 @@ def draw_comparison(
 
     Lines are means over seeds, bands one standard deviation, a group's value the mean of its clients.
     """
-    runs = [run for item in comparisons for run in item.runs]
-    sent = [_seeds([_mib_sent(run) for run in item.runs]) for item in comparisons]
-    rows = {}
-    for participant in dict.fromkeys([SERVER, *(group for run in runs for group in run.groups)]):
-        name = metric or _metric_of(runs, participant, kind)
-        curves = [_seeds([_curve(run, participant, name, kind) for run in item.runs]) for item in comparisons]
-        if not all(curve.empty for curve in curves):
-            rows[participant] = name, curves
+    rows = _curves(comparisons, metric, kind)
+    sent = [_seeds(map(_mib_sent, item.runs)) for item in comparisons]
     drawing, axes = figure_grid(max(1, len(rows)), 2)
     for (participant, (name, curves)), left, right in zip(rows.items(), axes[::2], axes[1::2], strict=False):
         _draw_row(left, right, [item.label for item in comparisons], curves, sent)
@@ -204,6 +202,20 @@ def draw_comparison(
         whole_rounds(left)
     legend_below(axes[0], columns=3)
     return save(drawing, path)
+
+
+def _curves(
+    comparisons: Sequence[Comparison], metric: str | None, kind: str
+) -> dict[str, tuple[str, list[pd.DataFrame]]]:
+    """The server and each group that was measured -> its metric, and the curve of every entry."""
+    runs = [run for item in comparisons for run in item.runs]
+    rows = {}
+    for participant in dict.fromkeys([SERVER, *chain.from_iterable(run.groups for run in runs)]):
+        name = metric or _metric_of(runs, participant, kind)
+        curves = [_seeds(_curve(run, participant, name, kind) for run in item.runs) for item in comparisons]
+        if any(map(len, curves)):
+            rows[participant] = name, curves
+    return rows
 
 
 def _draw_row(
@@ -233,7 +245,7 @@ def _mib_sent(run: RunRecords) -> pd.Series[float]:
     return (rounds["up"] + rounds["down"]).cumsum() / MIB
 
 
-def _seeds(curves: Sequence[pd.Series[float]]) -> pd.DataFrame:
+def _seeds(curves: Iterable[pd.Series[float]]) -> pd.DataFrame:
     """Round -> mean and standard deviation over the runs that have it."""
     import pandas as pd
 

@@ -30,23 +30,15 @@ _TWINS = {SERVER: "server_only", "clients": "local"}
 
 @dataclass(frozen=True)
 class Headline:
-    """The one figure that a run is judged by.
+    """The one figure that a run is judged by."""
 
-    Attributes:
-        participant: ``server`` or ``clients``.
-        metric: its name.
-        value: after the last evaluation; of clients the mean over those that have it.
-        chance: what guessing reaches, NaN where that is not known.
-        meaning: a clause with a place for the value.
-        trials: test items that the value is a share of, NaN where that is not known; of a mean over clients as many
-            as would deviate as far.
-    """
-
-    participant: str
+    participant: str  # ``server`` or ``clients``
     metric: str
-    value: float
-    chance: float
-    meaning: str
+    value: float  # after the last evaluation; of clients the mean over those that have it
+    chance: float  # what guessing reaches, NaN where that is not known
+    meaning: str  # a clause with a place for the value
+    # test items that the value is a share of, NaN where that is not known; of a mean over clients as many as would
+    # deviate as far
     trials: float = math.nan
 
     @property
@@ -110,33 +102,29 @@ def headline(records: RunRecords) -> Headline | None:
         return Headline(SERVER, best.name, best.value, best.chance, meaning, queries)
     if "accuracy" in metrics:
         meaning = "The server's accuracy is {} %"
-        return Headline(SERVER, "accuracy", metrics["accuracy"], _guessing(metrics), meaning, _items(metrics))
+        value, trials = metrics["accuracy"], metrics.get("n", math.nan)
+        return Headline(SERVER, "accuracy", value, _guessing(metrics), meaning, trials)
     return _clients_headline(records)
 
 
 def _clients_headline(records: RunRecords) -> Headline | None:
-    last = [records.last(client) for client in records.clients]
-    metric = next((name for name in _MAIN if any(math.isfinite(of_one.get(name, math.nan)) for of_one in last)), "")
-    if not metric:
-        return None
-    measured = [metrics for metrics in last if metric in metrics]
-    finite = [metrics for metrics in measured if math.isfinite(metrics[metric])]
-    several, unit = len(finite) > 1, " %" if metric == "accuracy" else ""
-    who = (
-        f"mean {metric} of the {len(finite)} clients that have it"
-        if several
-        else f"{metric} of the one client that has it"
-    )
-    value = fmean(metrics[metric] for metrics in finite)
-    # items of which one share deviates from chance as far as the mean of the shares of these clients' items: their
-    # harmonic mean, times the number of clients
-    items = [_items(metrics) for metrics in finite]
-    trials = len(items) * harmonic_mean(items) if all(n > 0 for n in items) else math.nan
-    return Headline("clients", metric, value, _common_chance(metric, measured), f"The {who} is {{}}{unit}", trials)
+    for metric in _MAIN:
+        measured = _measured(records, records.clients, metric)
+        if measured:
+            several, unit = len(measured) > 1, " %" if metric == "accuracy" else ""
+            whose = f"the {len(measured)} clients that have it" if several else "the one client that has it"
+            meaning = f"The {'mean ' if several else ''}{metric} of {whose} is {{}}{unit}"
+            # so many items of one client deviate from chance as far as the mean of these clients' shares does
+            items = [metrics.get("n", math.nan) for metrics in measured]
+            trials = len(items) * harmonic_mean(items) if min(items) > 0 else math.nan
+            value = fmean(metrics[metric] for metrics in measured)
+            return Headline("clients", metric, value, _common_chance(metric, measured), meaning, trials)
+    return None
 
 
-def _items(metrics: Metrics) -> float:
-    return metrics.get("n", math.nan)
+def _measured(records: RunRecords, participants: Sequence[str], metric: str) -> list[Metrics]:
+    """The last metrics of those participants that have a finite value of one."""
+    return [last for last in map(records.last, participants) if math.isfinite(last.get(metric, math.nan))]
 
 
 def _guessing(metrics: Metrics) -> float:
@@ -158,10 +146,9 @@ def _against_twin(records: RunRecords, best: Headline) -> Iterator[str]:
     if twin is None:
         return
     members = (SERVER,) if best.participant == SERVER else twin.clients
-    values = [twin.last(member).get(best.metric, math.nan) for member in members]
-    finite = [value for value in values if math.isfinite(value)]
-    if finite:
-        other = fmean(finite)
+    values = [metrics[best.metric] for metrics in _measured(twin, members, best.metric)]
+    if values:
+        other = fmean(values)
         alone = "training it alone" if best.participant == SERVER else "every client alone"
         apart = figure(abs(best.value - other))
         how = f"{apart} {'above' if best.value > other else 'below'}" if apart != figure(0.0) else "as much as"

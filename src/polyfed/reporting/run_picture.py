@@ -111,25 +111,28 @@ class RunPicture:
         chosen = chosen_curves(list(courses), rows)
         if not chosen:
             return self._panel([self._text("nothing is measured yet", "dim")], "metrics")
-        shown = {key: courses[key] for keys in chosen.values() for key in keys}
-        values = _right_aligned(figure(course[-1]) for course in shown.values())
-        changes = _right_aligned(map(_change, shown.values()))
-        room, longest = width - len(values[0]) - len(changes[0]) - 2, max(map(len, shown.values()))
-        # names are whole if that leaves the sparklines eight columns
-        names = max(1, min(max(len(_one_line(key[2])) for key in shown), room - 2 - min(8, longest)))
-        spark = max(0, min(40, longest, room - 2 - names))
-        lines = {
-            key: self._text(f" {self._short(_one_line(key[2]), names):{names}} ")
-            .append(f"{sparkline(course, spark, self._bars):{spark}}", "cyan")
-            .append(f" {value} {change}")
-            for (key, course), value, change in zip(shown.items(), values, changes, strict=True)
-        }
         parts: list[Text] = []
+        lines = self._metric_lines({key: courses[key] for keys in chosen.values() for key in keys}, width)
         for group, keys in chosen.items():
             known = sum(key[:2] == group for key in courses)
             some = "" if len(keys) == known else f" ({len(keys)} of {known})"
             parts += [self._text(_one_line(" ".join(group)) + some, "bold"), *(lines[key] for key in keys)]
         return self._panel(parts, "metrics: last and change")
+
+    def _metric_lines(self, courses: Mapping[_CurveKey, Sequence[float]], width: int) -> dict[_CurveKey, Text]:
+        values = _right_aligned(figure(course[-1]) for course in courses.values())
+        changes = _right_aligned(map(_change, courses.values()))
+        labels = {key: _one_line(key[2]) for key in courses}
+        room, longest = width - len(values[0]) - len(changes[0]) - 2, max(map(len, courses.values()))
+        # names are whole if that leaves the sparklines eight columns
+        names = max(1, min(max(map(len, labels.values())), room - 2 - min(8, longest)))
+        spark = max(0, min(40, longest, room - 2 - names))
+        return {
+            key: self._text(f" {self._short(labels[key], names):{names}} ")
+            .append(f"{sparkline(course, spark, self._bars):{spark}}", "cyan")
+            .append(f" {value} {change}")
+            for (key, course), value, change in zip(courses.items(), values, changes, strict=True)
+        }
 
     def _short(self, text: str, width: int) -> str:
         """Cut in its middle: names of metrics differ at their ends."""

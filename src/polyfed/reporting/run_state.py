@@ -49,40 +49,24 @@ _WORDS = {
 
 @dataclass
 class ClientProgress:
-    """What a client does in the current step of a round.
+    """What a client does in the current step of a round."""
 
-    Attributes:
-        status: ``waiting`` to be asked or to begin.
-        step: the step that it works on or has done.
-        since: when it began to work, seconds since 1970.
-        seconds: what the step took it.
-        reason: why it is excluded.
-        share: how much of the step it has done, as far as it reports, 0 to 1.
-    """
-
-    status: Status = "waiting"
-    step: str = ""
-    since: float = 0.0
-    seconds: float = 0.0
-    reason: str = ""
-    share: float = 0.0
+    status: Status = "waiting"  # to be asked or to begin
+    step: str = ""  # that it works on or has done
+    since: float = 0.0  # when it began to work, seconds since 1970
+    seconds: float = 0.0  # what the step took it
+    reason: str = ""  # why it is excluded
+    share: float = 0.0  # of the step that it has done, as far as it reports, 0 to 1
 
 
 @dataclass(frozen=True)
 class Activity:
-    """Who is at work on what, as one line of a display.
+    """Who is at work on what, as one line of a display."""
 
-    Attributes:
-        who: a participant, several together, or ``preparing``.
-        words: what it does and since when.
-        count: parts done of parts there are, where they are known.
-        share: how much of it is done, or None where nobody knows.
-    """
-
-    who: str
-    words: str
-    count: str = ""
-    share: float | None = None
+    who: str  # a participant, several together, or ``preparing``
+    words: str  # what it does and since when
+    count: str = ""  # parts done of parts there are, where they are known
+    share: float | None = None  # of it that is done, None where nobody knows
 
     def __str__(self) -> str:
         return "  ".join(filter(None, [self.who, self.count, self.words]))
@@ -117,37 +101,22 @@ class MetricCurve:
 
 @dataclass
 class RunState(Callback):
-    """Fills itself from events; the same event twice is the same as once.
-
-    Attributes:
-        name: name of the run.
-        rounds: T, 0 if not known yet.
-        total_clients: clients in the federation.
-        round: the current or last round, 0 before the first.
-        running: whether a round has begun and is not complete.
-        finished: whether the run has ended.
-        step: the step that the clients perform.
-        clients: client id -> its progress in this step, in the order of the cohort.
-        work: the latest report of somebody's work, if any: a participant's or, of ``preparing``, nobody's.
-        curves: (``server`` or ``clients``, kind, metric) -> its course.
-        seconds: round -> wall time.
-        sent: round -> bytes up and down.
-        events: round, participant, event and reason, in the order in which they happened.
-        clock: gives the time, in seconds since 1970.
-    """
+    """Fills itself from events; the same event twice is the same as once."""
 
     name: str = ""
-    rounds: int = 0
-    total_clients: int = 0
-    round: int = 0
-    running: bool = False
-    finished: bool = False
-    step: str = ""
-    clients: dict[str, ClientProgress] = field(default_factory=dict)
-    work: Working | None = None
+    rounds: int = 0  # T, 0 if not known yet
+    total_clients: int = 0  # in the federation
+    round: int = 0  # the current or last one, 0 before the first
+    running: bool = False  # a round has begun and is not complete
+    finished: bool = False  # the run has ended
+    step: str = ""  # that the clients perform
+    clients: dict[str, ClientProgress] = field(default_factory=dict)  # in this step, in the order of the cohort
+    work: Working | None = None  # the latest report of somebody's work; that of preparing data names nobody
+    # (``server`` or ``clients``, kind, metric) -> its course
     curves: dict[tuple[str, str, str], MetricCurve] = field(default_factory=dict)
-    seconds: dict[int, float] = field(default_factory=dict)
-    sent: dict[int, tuple[int, int]] = field(default_factory=dict)
+    seconds: dict[int, float] = field(default_factory=dict)  # round -> wall time
+    sent: dict[int, tuple[int, int]] = field(default_factory=dict)  # round -> bytes up and down
+    # round, participant, event and reason, in the order in which they happened
     events: dict[tuple[int, str, str, str], None] = field(default_factory=dict)
     clock: Callable[[], float] = time.time
     _began: float = 0.0
