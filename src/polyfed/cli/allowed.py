@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from pydantic.fields import FieldInfo
 
 _SIGNS = {"ge": ">=", "gt": ">", "le": "<=", "lt": "<"}
-_PLAIN = {bool: "true | false", int: "whole number", float: "number", str: "text", Path: "path", type(None): "null"}
+_PLAIN = {bool: "true | false", int: "whole number", float: "number", str: "text", Path: "path"}
 _LISTS = (list, set, frozenset, Sequence, tuple)
 
 
@@ -26,6 +26,8 @@ def _in_words(kind: Any, metadata: Sequence[Any] = ()) -> str:
     if get_origin(kind) is Annotated:
         kind, *more = get_args(kind)
         return _in_words(kind, [*metadata, *more])
+    if kind is type(None):
+        return "null"
     if kind in _PLAIN:
         return _PLAIN[kind] + _bounds(metadata)
     if isinstance(kind, type) and issubclass(kind, Component):
@@ -42,8 +44,7 @@ def _generic_in_words(kind: Any, metadata: Sequence[Any]) -> str:
     if origin is Literal:
         return " | ".join(map(_yaml, arguments))
     if origin in (Union, types.UnionType):
-        words = (_in_words(part, () if part is type(None) else metadata) for part in arguments)
-        return " | ".join(dict.fromkeys(words))
+        return " | ".join(dict.fromkeys(_in_words(part, metadata) for part in arguments))
     if origin is tuple and Ellipsis not in arguments:
         return f"[{', '.join(map(_in_words, arguments))}]"
     parts = [f"({words})" if " | " in words else words for words in map(_in_words, arguments)]
