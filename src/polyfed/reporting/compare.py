@@ -47,17 +47,11 @@ class Spread:
 
 @dataclass(frozen=True)
 class Comparison:
-    """Runs that differ only by their seed, taken together.
+    """Runs that differ only by their seed, taken together."""
 
-    Attributes:
-        label: name of the first of the runs.
-        runs: the runs.
-        figures: what is compared -> its value over the runs; NaN where no run has it.
-    """
-
-    label: str
+    label: str  # name of the first of the runs
     runs: tuple[RunRecords, ...]
-    figures: Mapping[str, Spread]
+    figures: Mapping[str, Spread]  # what is compared -> its value over the runs; NaN where no run has it
 
 
 def compare(runs: Sequence[RunRecords], metric: str | None = None, kind: str = "test") -> list[Comparison]:

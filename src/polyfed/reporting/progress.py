@@ -20,18 +20,8 @@ from polyfed.reporting.outcome import outcome_of
 from polyfed.reporting.recalls import is_context
 from polyfed.reporting.run_state import PREPARING, RunState, ticking
 from polyfed.reporting.tables import duration
-from polyfed.runs.events import (
-    Callback,
-    Event,
-    Incident,
-    Measured,
-    Metrics,
-    Preparing,
-    RoundComplete,
-    RoundStarted,
-    RunComplete,
-    RunStarted,
-)
+from polyfed.runs import events
+from polyfed.runs.events import Callback
 from polyfed.runs.records import SERVER
 
 _LONG_PREPARATION = 3.0  # seconds; a log file is told of no shorter one
@@ -55,9 +45,9 @@ class FolderLine(Callback):
     def __init__(self, folder: Path, console: Console) -> None:
         self._folder, self._console = folder, console
 
-    def handle(self, event: Event) -> None:
+    def handle(self, event: events.Event) -> None:
         """Tell the folder."""
-        if isinstance(event, RunStarted):
+        if isinstance(event, events.RunStarted):
             _print_line(self._console, f"run folder: {self._folder}")
 
 
@@ -68,26 +58,26 @@ class PlainProgress(Callback):
         self._console = console
         self._now = now
         self._state = RunState()
-        self._metrics: dict[tuple[str, str], Metrics] = {}  # of the round
+        self._metrics: dict[tuple[str, str], events.Metrics] = {}  # of the round
         self._cohort = self._excluded = 0
         self._preparation, self._due = "", math.inf
 
-    def handle(self, event: Event) -> None:
+    def handle(self, event: events.Event) -> None:
         """Print what is worth a line."""
         self._state.handle(event)
         match event:
-            case Preparing(what, done, total):
+            case events.Preparing(what, done, total):
                 self._prepare(what, f"{what}: {done:,} of {total:,} ..." if total else f"{what} ...")
-            case RunStarted() | Incident():
-                self._excluded += isinstance(event, Incident) and event.incident == "client_excluded"
+            case events.RunStarted() | events.Incident():
+                self._excluded += isinstance(event, events.Incident) and event.incident == "client_excluded"
                 _print_line(self._console, event_line(event))
-            case RoundStarted(_, cohort):
+            case events.RoundStarted(_, cohort):
                 self._metrics, self._cohort, self._excluded = {}, len(cohort), 0
-            case Measured(_, participant, kind, metrics):
+            case events.Measured(_, participant, kind, metrics):
                 self._metrics[participant, kind] = metrics
-            case RoundComplete(number, seconds) if seconds is not None:
+            case events.RoundComplete(number, seconds) if seconds is not None:
                 _print_line(self._console, "  ".join(self._round_parts(number, seconds)))
-            case RunComplete(folder):
+            case events.RunComplete(folder):
                 self._console.print(outcome_of(folder))
 
     def _prepare(self, what: str, line: str) -> None:
@@ -117,7 +107,7 @@ class BarProgress(Callback, Progress):
 
     def __init__(self, console: Console) -> None:
         self.state = RunState()
-        self._metrics: dict[tuple[str, str], Metrics] = {}
+        self._metrics: dict[tuple[str, str], events.Metrics] = {}
         self._state_lock = RLock()  # the display's own thread reads, the run's thread writes
         only_ascii = console.options.ascii_only
         # rich's own ellipsis cannot be written where only ASCII can
@@ -138,19 +128,19 @@ class BarProgress(Callback, Progress):
         for row in self.tasks[:2]:
             row.finished_time = 0.0  # the spinner stands before who is at work alone
 
-    def handle(self, event: Event) -> None:
+    def handle(self, event: events.Event) -> None:
         """Enter the event; print what stays above the bars."""
         with self._state_lock:
             self.state.handle(event)
-            if isinstance(event, Measured) and event.kind != "train":
+            if isinstance(event, events.Measured) and event.kind != "train":
                 self._metrics[event.participant, event.kind] = event.metrics
-        if isinstance(event, Preparing | RunStarted) and not self.live.is_started:
+        if isinstance(event, events.Preparing | events.RunStarted) and not self.live.is_started:
             self.start()
-        if isinstance(event, RunStarted):
+        if isinstance(event, events.RunStarted):
             _print_line(self.console, event_line(event))
-        elif isinstance(event, Incident):
+        elif isinstance(event, events.Incident):
             _print_line(self.console, event_line(event), style="yellow")
-        elif isinstance(event, RunComplete):
+        elif isinstance(event, events.RunComplete):
             self.live.transient = True
             self.close()
             self.console.print(outcome_of(event.folder))
@@ -199,7 +189,7 @@ class BarProgress(Callback, Progress):
             work.fields["text"] = "  ".join(filter(None, [activity.count, activity.words]))
 
 
-def summaries(latest: Mapping[tuple[str, str], Metrics]) -> dict[str, str]:
+def summaries(latest: Mapping[tuple[str, str], events.Metrics]) -> dict[str, str]:
     """One short text for the server and each kind of measurement, and one for all clients together.
 
     A mean over clients says over how many if not all of those measured have the metric.
@@ -208,7 +198,7 @@ def summaries(latest: Mapping[tuple[str, str], Metrics]) -> dict[str, str]:
         latest: (participant, kind) -> its latest metrics.
     """
     texts: dict[str, str] = {}
-    of_clients: dict[str, list[Metrics]] = {}
+    of_clients: dict[str, list[events.Metrics]] = {}
     for (participant, kind), metrics in latest.items():
         if participant == SERVER:
             texts[f"{SERVER} {kind}"] = _brief({name: [value] for name, value in metrics.items()}, 1)
@@ -227,9 +217,9 @@ def _brief(values: Mapping[str, Sequence[float]], participants: int) -> str:
     return ", ".join(f"{name} {fmean(values[name]):.2f}{some[name]}" for name in shown)
 
 
-def event_line(event: RunStarted | Incident) -> str:
+def event_line(event: events.RunStarted | events.Incident) -> str:
     """Name and size of the run, or what happened to whom."""
-    if isinstance(event, Incident):
+    if isinstance(event, events.Incident):
         return f"round {event.round}: {event.incident.replace('_', ' ')}: {event.participant}: {event.reason}"
     resumed = f", resumed after round {event.done}" if event.done else ""
     return f"{event.name}: {event.rounds} rounds, {event.clients} clients{resumed}"

@@ -60,12 +60,7 @@ def open_run(
 
 @dataclass(frozen=True)
 class Run:
-    """A run on disk.
-
-    Attributes:
-        folder: of the run.
-        data_dir, weights_dir, device: where data, pretrained weights and models are, if not where the run had them.
-    """
+    """A run on disk, with other places of data, pretrained weights and models than the run had where given."""
 
     folder: Path
     data_dir: Path | None = None
@@ -249,19 +244,12 @@ class Run:
 
 @dataclass(frozen=True)
 class ServerModel:
-    """A server's saved model.
-
-    Attributes:
-        run: which it is of.
-        saved: its weights, and what its ``config.json`` says.
-        context: where its views find what they learnt.
-        model: in evaluation mode, on the run's device.
-    """
+    """A server's saved model."""
 
     run: Run
-    saved: SavedModel
-    context: DataContext
-    model: Model
+    saved: SavedModel  # its weights, and what its ``config.json`` says
+    context: DataContext  # where its views find what they learnt
+    model: Model  # in evaluation mode, on the run's device
 
     @property
     def which(self) -> str:
@@ -297,15 +285,10 @@ class ServerModel:
 
 @dataclass(frozen=True)
 class KeptClients:
-    """Clients of a run that keep a model between rounds.
-
-    Attributes:
-        run: which they are of.
-        versions: client id -> the step (round, phase) that its kept state is of, in client order.
-    """
+    """Clients of a run that keep a model between rounds."""
 
     run: Run
-    versions: Mapping[str, StateVersion]
+    versions: Mapping[str, StateVersion]  # client id -> the step (round, phase) of its kept state, in client order
 
     def member(self, client: str) -> Member:
         """A client that took part.

@@ -76,16 +76,7 @@ class Transfer:
 
 @dataclass(frozen=True, slots=True)
 class Holding:
-    """What a client holds: items and samples of a source's split, counted by class where there are labels.
-
-    Attributes:
-        columns: column -> value -> items, where the class is made of columns.
-        test: items of its own test, by class likewise, where the test split is dealt out among the clients.
-        left_out: column -> items of the split that were left out of it because they have no value there.
-        also: what of ``items`` and ``samples`` is of the public set or a second source: ``public`` (whether it is of
-            the public set), ``source``, ``split``, ``items``, ``samples``, ``labels`` and ``index``. The other counts
-            are of its own source.
-    """
+    """What a client holds: items and samples of a source's split, counted by class where there are labels."""
 
     group: str
     source: str
@@ -94,35 +85,28 @@ class Holding:
     samples: int
     labels: Mapping[str, int] | None = None
     index: tuple[int, ...] = ()
-    columns: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
-    test: Mapping[str, Any] | None = None
-    left_out: Mapping[str, int] = field(default_factory=dict)
+    columns: Mapping[str, Mapping[str, int]] = field(default_factory=dict)  # column -> value -> items
+    test: Mapping[str, Any] | None = None  # items of its own test, by class likewise, where that split is dealt out
+    left_out: Mapping[str, int] = field(default_factory=dict)  # column -> items left out: they have no value there
+    # what of ``items`` and ``samples`` is of the public set or a second source: ``public`` (whether it is of the public
+    # set), ``source``, ``split``, ``items``, ``samples``, ``labels`` and ``index``; other counts are of its own source
     also: Mapping[str, Any] | None = None
 
 
 @dataclass(frozen=True)
 class RunRecords:
-    """Records of a run, in the order in which they were written.
-
-    Attributes:
-        folder: the run folder.
-        measurements: all metrics of all participants.
-        events: what befell the run (resumed, a checkpoint skipped), then exclusions and other happenings in it.
-        transfers: the ledger.
-        seconds: round -> wall time.
-        holdings: client id -> what it holds, in the order of the partition.
-        config: the resolved configuration, empty if it was not written.
-        warnings: what could not be read, or must be known of the run, one sentence each.
-    """
+    """Records of a run, in the order in which they were written."""
 
     folder: Path
     measurements: tuple[Measurement, ...] = ()
-    events: tuple[EventRecord, ...] = ()
-    transfers: tuple[Transfer, ...] = ()
-    seconds: Mapping[int, float] = field(default_factory=dict)
-    holdings: Mapping[str, Holding] = field(default_factory=dict)
-    config: Mapping[str, Any] = field(default_factory=dict)
-    warnings: tuple[str, ...] = ()
+    events: tuple[
+        EventRecord, ...
+    ] = ()  # what befell the run (resumed, a checkpoint skipped), then what happened in it
+    transfers: tuple[Transfer, ...] = ()  # the ledger
+    seconds: Mapping[int, float] = field(default_factory=dict)  # round -> wall time
+    holdings: Mapping[str, Holding] = field(default_factory=dict)  # client id -> in the order of the partition
+    config: Mapping[str, Any] = field(default_factory=dict)  # resolved; empty if it was not written
+    warnings: tuple[str, ...] = ()  # what could not be read, or must be known of the run, one sentence each
 
     @classmethod
     def load(cls, folder: Path) -> RunRecords:
