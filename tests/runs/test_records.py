@@ -100,7 +100,7 @@ def test_frames_hold_what_the_records_hold(run_folder):
     metrics = records.frame("metrics")
     server = metrics.query("participant == 'server' and kind == 'test' and metric == 'r1_sum'")
     assert dict(zip(server["round"], server["value"], strict=True)) == records.series("server", "r1_sum")
-    assert set(metrics["group"]) == {"", *GROUPS}
+    assert set(metrics["group"]) == {"server", *GROUPS}
     traffic = records.frame("traffic")
     assert traffic.groupby("direction")["bytes"].sum().to_dict() == {
         direction: records.total_bytes(direction) for direction in ("down", "up")

@@ -118,12 +118,9 @@ def _figures(run: RunRecords, metric: str | None, kind: str) -> dict[str, float]
 
 def _metric_of(runs: Sequence[RunRecords], participant: str, kind: str) -> str:
     """The main metric of the server or a group: the first of the preferred ones that any in it has."""
-    known = {name for run in runs for client in _members(run, participant) for name in run.metric_names(client, kind)}
+    members = [(run, client) for run in runs for client in {**run.groups, SERVER: (SERVER,)}.get(participant, ())]
+    known = {name for run, client in members for name in run.metric_names(client, kind)}
     return next((name for name in PREFERRED if name in known), PREFERRED[0])
-
-
-def _members(run: RunRecords, participant: str) -> Sequence[str]:
-    return (SERVER,) if participant == SERVER else run.groups.get(participant, ())
 
 
 # ---- tables
@@ -225,12 +222,9 @@ def _draw_row(
 
 def _curve(run: RunRecords, participant: str, metric: str, kind: str) -> pd.Series[float]:
     """Round -> the server's value, or the mean over a group of its clients' latest values."""
-    import pandas as pd
-
-    members = {client: run.series(client, metric, kind) for client in _members(run, participant)}
-    series = {client: pd.Series(values, dtype=float) for client, values in members.items()}
-    # not every client is measured in every round
-    return pd.DataFrame(series).sort_index().ffill().mean(axis=1)
+    rows = run.frame("metrics").query("group == @participant and kind == @kind and metric == @metric")
+    by_client = rows.pivot_table(index="round", columns="participant", values="value", aggfunc="last")
+    return by_client.ffill().mean(axis=1)  # not every client is measured in every round
 
 
 def _mib_sent(run: RunRecords) -> pd.Series[float]:

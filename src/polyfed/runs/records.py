@@ -99,9 +99,7 @@ class RunRecords:
 
     folder: Path
     measurements: tuple[Measurement, ...] = ()
-    events: tuple[
-        EventRecord, ...
-    ] = ()  # what befell the run (resumed, a checkpoint skipped), then what happened in it
+    events: tuple[EventRecord, ...] = ()  # what befell the run, such as that it was resumed, then all else
     transfers: tuple[Transfer, ...] = ()  # the ledger
     seconds: Mapping[int, float] = field(default_factory=dict)  # round -> wall time
     holdings: Mapping[str, Holding] = field(default_factory=dict)  # client id -> in the order of the partition
@@ -216,8 +214,8 @@ class RunRecords:
         """Records as a pandas frame, a row a record.
 
         Args:
-            table: ``metrics`` with the columns round, participant, group (empty for the server), kind, metric and
-                value; ``events`` with round, participant, event and reason; ``traffic``, the ledger, with round,
+            table: ``metrics`` with the columns round, participant, group (``server`` for the server), kind, metric
+                and value; ``events`` with round, participant, event and reason; ``traffic``, the ledger, with round,
                 client, group, direction, step, bundle, kind, dtype, bytes, and in full the bytes in fp32 without
                 compression; or ``rounds`` with round, seconds, and the bytes up and down.
         """
@@ -229,7 +227,7 @@ class RunRecords:
         group_of = {client: group for group, clients in self.groups.items() for client in clients}
         if table == "metrics":
             for record in self.measurements:
-                about = record.round, record.participant, group_of.get(record.participant, ""), record.kind
+                about = record.round, record.participant, group_of.get(record.participant, SERVER), record.kind
                 yield from ((*about, name, value) for name, value in record.metrics.items())
         elif table == "events":
             yield from map(astuple, self.events)
