@@ -90,9 +90,9 @@ def settings_of(kind: str, name: str) -> list[Setting]:
     from polyfed.cli.allowed import allowed_values  # pydantic, which names alone do not need
     from polyfed.core.effects import Never, conditions_of, shown
 
-    known = _SECTIONS if kind == SETTINGS else _declared(kind)
-    if name not in known:
-        raise ConfigError(f"there is no '{name}' among {kind}; {nearest(name, known)}")
+    choices = _SECTIONS if kind == SETTINGS else _declared(kind)
+    if name not in choices:
+        raise ConfigError(f"there is no '{name}' among {kind}; {nearest(name, choices)}")
     module, attribute = _SECTIONS[name] if kind == SETTINGS else _FAMILIES[kind][:2]
     family = getattr(importlib.import_module(module), attribute)
     owner: type[Settings] = family if kind == SETTINGS else family.named(name)

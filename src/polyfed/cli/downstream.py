@@ -85,5 +85,5 @@ def _shortened(tasks: Sequence[str]) -> str:
     """Names of tasks, or where these are too long for the name of a file, their number and a digest."""
     from polyfed.data.arrow import fingerprint_of
 
-    named = "+".join(tasks)
-    return named if len(named) <= _LONGEST else f"{len(tasks)}-{fingerprint_of(*tasks)}"
+    joined = "+".join(tasks)
+    return joined if len(joined) <= _LONGEST else f"{len(tasks)}-{fingerprint_of(*tasks)}"

@@ -52,11 +52,9 @@ class ExperimentOptions:
 
         # a run is resumed from anywhere, so its configuration holds absolute paths
         folders = {"data.dir": self.data_dir, "data.weights_dir": self.weights_dir}
-        values = {key: None if path is None else str(path.resolve()) for key, path in folders.items()}
-        named = {key: value for key, value in {**(settings or {}), **values}.items() if value is not None}
-        return Experiment.load(
-            source, [*(self.overrides or []), *(f"{key}={json.dumps(value)}" for key, value in named.items())]
-        )
+        values = {**(settings or {}), **{key: str(path.resolve()) for key, path in folders.items() if path}}
+        given = [f"{key}={json.dumps(value)}" for key, value in values.items() if value is not None]
+        return Experiment.load(source, [*(self.overrides or []), *given])
 
 
 @dataclass(frozen=True)

@@ -45,8 +45,8 @@ def evaluate_command(
     from polyfed.reporting.terminal import Terminal
     from polyfed.runs.evaluation import Target, evaluate_model
 
-    wanted = Target(data, split, columns=pairs_in("--column", column), targets=pairs_in("--target", target))
-    evaluation = evaluate_model(run, wanted, which=which, **vars(places))
+    samples = Target(data, split, columns=pairs_in("--column", column), targets=pairs_in("--target", target))
+    evaluation = evaluate_model(run, samples, which=which, **vars(places))
     if as_json:
         typer.echo(json.dumps({"run": str(run), **vars(evaluation)}, indent=1))
     else:

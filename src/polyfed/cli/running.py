@@ -45,10 +45,10 @@ def run_command(
     """
     if seeds is not None and seed is not None:
         raise ConfigError(f"--seeds {seeds} and --seed {seed} exclude each other; give one of them")
-    named = {"run.engine.name": engine, "run.rounds": rounds, "run.device": device}
+    short_options = {"run.engine.name": engine, "run.rounds": rounds, "run.device": device}
     numbers = [seed] if seeds is None else numbers_in("--seeds", seeds)
     # all are loaded before the first runs: a mistake in one shows at once
-    for experiment in [settings.load(source, {**named, "run.seed": number}) for number in numbers]:
+    for experiment in [settings.load(source, {**short_options, "run.seed": number}) for number in numbers]:
         name = f"{experiment.name}-seed{experiment.run.seed}"
         folder = out if out is None or seeds is None else out.with_name(f"{out.name}-seed{experiment.run.seed}")
         _run_into(experiment, folder or _free_folder(Path("runs") / name), dashboard, Path(source).parent)

@@ -83,9 +83,9 @@ def compare(runs: Sequence[RunRecords], metric: str | None = None, kind: str = "
 def _require_known(runs: Sequence[RunRecords], metric: str | None, kind: str) -> None:
     if kind not in _KINDS:
         raise ConfigError(f"--kind {kind}: {nearest(kind, _KINDS)}")
-    known = [name for run in runs for who in (SERVER, *run.clients) for name in run.metric_names(who, kind)]
-    if metric is not None and metric not in known:
-        raise ConfigError(f"--metric {metric}: nobody has it in these runs; {nearest(metric, set(known))}")
+    names = [name for run in runs for who in (SERVER, *run.clients) for name in run.metric_names(who, kind)]
+    if metric is not None and metric not in names:
+        raise ConfigError(f"--metric {metric}: nobody has it in these runs; {nearest(metric, set(names))}")
 
 
 def _configuration(run: RunRecords) -> str:
@@ -119,8 +119,8 @@ def _figures(run: RunRecords, metric: str | None, kind: str) -> dict[str, float]
 def _metric_of(runs: Sequence[RunRecords], participant: str, kind: str) -> str:
     """The main metric of the server or a group: the first of the preferred ones that any in it has."""
     members = [(run, client) for run in runs for client in {**run.groups, SERVER: (SERVER,)}.get(participant, ())]
-    known = {name for run, client in members for name in run.metric_names(client, kind)}
-    return next((name for name in PREFERRED if name in known), PREFERRED[0])
+    names = {name for run, client in members for name in run.metric_names(client, kind)}
+    return next((name for name in PREFERRED if name in names), PREFERRED[0])
 
 
 # ---- tables
@@ -138,8 +138,9 @@ def comparison_rows(comparisons: Sequence[Comparison]) -> list[dict[str, Any]]:
 
 def comparison_table(comparisons: Sequence[Comparison]) -> TextTable:
     """The comparison as a table, the highest first figure at the top."""
-    known = list(comparisons[0].figures) if comparisons else []
-    names = [name for name in known if not any(name == f"{mean} {extra}" for mean in known for extra in _OF_CLIENTS)]
+    figures = list(comparisons[0].figures) if comparisons else []
+    of_clients = {f"{name} {extra}" for name in figures for extra in _OF_CLIENTS}
+    names = [name for name in figures if name not in of_clients]
     ordered = _ordered(comparisons)
     body = [(item.label, str(len(item.runs)), *(str(item.figures[name]) for name in names)) for item in ordered]
     notes = (

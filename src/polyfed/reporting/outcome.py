@@ -221,8 +221,8 @@ def _group_rows(records: RunRecords) -> Iterator[tuple[str, ...]]:
         metric = next((name for name in _MAIN if name in names), names[0])
         spread = client_spread(records, group, metric, "test")
         chance = _common_chance(metric, [metrics for metrics in last if metric in metrics])
-        some = f", mean of {len(spread.values)}" if spread.clients > 1 else ""
-        yield f"{group}{some}: {metric}", figure(spread.mean), figure(chance), "-"
+        mean = f", mean of {len(spread.values)}" if spread.clients > 1 else ""
+        yield f"{group}{mean}: {metric}", figure(spread.mean), figure(chance), "-"
 
 
 # ---- what to do next

@@ -213,8 +213,8 @@ def summaries(latest: Mapping[tuple[str, str], events.Metrics]) -> dict[str, str
 
 def _brief(values: Mapping[str, Sequence[float]], participants: int) -> str:
     shown = [name for name in values if not is_context(name)][:_MOST_METRICS]
-    some = {name: f" (of {len(values[name])})" if len(values[name]) < participants else "" for name in shown}
-    return ", ".join(f"{name} {fmean(values[name]):.2f}{some[name]}" for name in shown)
+    counts = {name: f" (of {len(values[name])})" if len(values[name]) < participants else "" for name in shown}
+    return ", ".join(f"{name} {fmean(values[name]):.2f}{counts[name]}" for name in shown)
 
 
 def event_line(event: events.RunStarted | events.Incident) -> str:

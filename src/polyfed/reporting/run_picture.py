@@ -114,9 +114,9 @@ class RunPicture:
         parts: list[Text] = []
         lines = self._metric_lines({key: courses[key] for keys in chosen.values() for key in keys}, width)
         for group, keys in chosen.items():
-            known = sum(key[:2] == group for key in courses)
-            some = "" if len(keys) == known else f" ({len(keys)} of {known})"
-            parts += [self._text(_one_line(" ".join(group)) + some, "bold"), *(lines[key] for key in keys)]
+            total = sum(key[:2] == group for key in courses)
+            shown = "" if len(keys) == total else f" ({len(keys)} of {total})"
+            parts += [self._text(_one_line(" ".join(group)) + shown, "bold"), *(lines[key] for key in keys)]
         return self._panel(parts, "metrics: last and change")
 
     def _metric_lines(self, courses: Mapping[_CurveKey, Sequence[float]], width: int) -> dict[_CurveKey, Text]:
@@ -160,8 +160,8 @@ class RunPicture:
     def _client_lines(self, rows: int) -> list[Text]:
         clients = self._state.clients
         if not clients:
-            known = f"{self._state.total_clients:,} clients, " if self._state.total_clients else ""
-            return [self._text(f"{known}no cohort yet", "dim")]
+            total = f"{self._state.total_clients:,} clients, " if self._state.total_clients else ""
+            return [self._text(f"{total}no cohort yet", "dim")]
         if len(clients) <= rows:
             return [self._client(client, progress) for client, progress in clients.items()]
         groups = self._group_lines(rows // 2)
@@ -232,7 +232,7 @@ class RunPicture:
         return Text(content, style=style, no_wrap=True, overflow="crop" if self._ascii else "ellipsis")
 
 
-def chosen_curves(known: Sequence[_CurveKey], rows: int) -> Mapping[tuple[str, str], list[_CurveKey]]:
+def chosen_curves(curves: Sequence[_CurveKey], rows: int) -> Mapping[tuple[str, str], list[_CurveKey]]:
     """Curves (participant, kind, metric) by participant and kind, as many as there are rows for with a heading each.
 
     Of every participant and kind the first metrics come before the later ones of any; tests stand first, then the
@@ -244,7 +244,7 @@ def chosen_curves(known: Sequence[_CurveKey], rows: int) -> Mapping[tuple[str, s
         return _KINDS.index(kind) if kind in _KINDS else len(_KINDS), participant != SERVER, metric not in _MAIN
 
     groups: dict[tuple[str, str], list[_CurveKey]] = {}
-    for key in sorted(known, key=order):
+    for key in sorted(curves, key=order):
         groups.setdefault(key[:2], []).append(key)
     places = sorted((place, number) for number, keys in enumerate(groups.values()) for place in range(len(keys)))
     counts: Counter[int] = Counter()

@@ -75,6 +75,6 @@ def duration(seconds: float) -> str:
     """Seconds for people: ``0.42 s``, ``12 s``, ``3:05``, ``2:03:05``."""
     if round(seconds) < 60:
         return f"{seconds:.2f} s" if seconds < 10 else f"{seconds:.0f} s"
-    minutes, rest = divmod(round(seconds), 60)
+    minutes, remainder = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
+    return f"{hours}:{minutes:02d}:{remainder:02d}" if hours else f"{minutes}:{remainder:02d}"

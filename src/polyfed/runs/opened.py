@@ -156,13 +156,13 @@ class Run:
             RunError: the run has no such model.
         """
         models = self.files.path / "models"
-        there = [kind for kind in _WHICH if (models / kind / "config.json").is_file()]
-        if which is None and there:
-            which = there[0]
-        if which not in there:
-            wanted = f"model '{which}'" if which else "server model"
-            has = f"it has: {', '.join(there)}" if there else "it has none, as its configuration has no server model"
-            raise RunError(f"run '{self.folder}' has no {wanted}; {has}, or no round is complete yet (polyfed resume)")
+        saved = [kind for kind in _WHICH if (models / kind / "config.json").is_file()]
+        if which is None and saved:
+            which = saved[0]
+        if which not in saved:
+            model = f"model '{which}'" if which else "server model"
+            has = f"it has: {', '.join(saved)}" if saved else "it has none, as its configuration has no server model"
+            raise RunError(f"run '{self.folder}' has no {model}; {has}, or no round is complete yet (polyfed resume)")
         return models / which
 
     def server_model(self, which: str | None = None) -> ServerModel:

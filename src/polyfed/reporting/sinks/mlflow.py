@@ -66,14 +66,14 @@ class MLflow(Sink):
     def _created(self, client: Any, run: SinkRun) -> str:
         """Id of a new MLflow run with the configuration as its parameters."""
         entities: Any = importlib.import_module("mlflow.entities")
-        known = client.get_experiment_by_name(self.experiment)
+        existing = client.get_experiment_by_name(self.experiment)
         # a server has a place for bundles; the default of a local file would be below the working directory
         place = {} if self.tracking_uri else {"artifact_location": (run.folder / "mlflow").resolve().as_uri()}
-        experiment = known.experiment_id if known else client.create_experiment(self.experiment, **place)
+        experiment = existing.experiment_id if existing else client.create_experiment(self.experiment, **place)
         tags = {"polyfed.run": run.run_id}
         identity = str(client.create_run(str(experiment), run_name=run.name, tags=tags).info.run_id)
-        for some in _batches(flat_settings(run.config).items(), _MOST_PARAMS):
-            client.log_batch(identity, params=[entities.Param(fit(name), str(v)[:_MOST_TEXT]) for name, v in some])
+        for batch in _batches(flat_settings(run.config).items(), _MOST_PARAMS):
+            client.log_batch(identity, params=[entities.Param(fit(name), str(v)[:_MOST_TEXT]) for name, v in batch])
         return identity
 
 
@@ -87,8 +87,8 @@ class _Writer(SinkWriter):
         metric = importlib.import_module("mlflow.entities").Metric
         points = round_points(records, per_client=self.per_client)
         now = int(time.time() * 1000)
-        for some in _batches(points.values.items(), _MOST_METRICS):
-            self.client.log_batch(self.identity, metrics=[metric(fit(n), v, now, points.round) for n, v in some])
+        for batch in _batches(points.values.items(), _MOST_METRICS):
+            self.client.log_batch(self.identity, metrics=[metric(fit(n), v, now, points.round) for n, v in batch])
         for name, reason in points.events.items():
             self.client.set_tag(self.identity, fit(f"event.{points.round}.{name}"), reason[:_MOST_TEXT])
 
