@@ -47,7 +47,7 @@ def show_analysis(
     from polyfed.reporting.figures import save
     from polyfed.reporting.terminal import Terminal
 
-    Terminal().print_tables(tables)
+    Terminal().print_tables(tables)  # first: what was computed for hours is seen even if the disk is full
     paths = [write_json(folder / f"{name}.json", content)]
     try:
         if csv is not None:

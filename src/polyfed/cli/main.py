@@ -43,6 +43,7 @@ _COMMANDS: Mapping[str, Callable[..., None]] = {
     "export": results.export_command,
 }
 
+# commands import what they need when they run: --help and completion answer at once
 app = typer.Typer(
     no_args_is_help=True,
     pretty_exceptions_enable=False,

@@ -83,6 +83,7 @@ def with_shared_options(command: Callable[..., None]) -> Callable[..., None]:
     parameters: list[inspect.Parameter] = []
     for name, parameter in inspect.signature(command).parameters.items():
         options = inspect.signature(groups[name], eval_str=True).parameters.values() if name in groups else [parameter]
+        # keyword-only: the order is that of --help, with or without defaults
         parameters += [option.replace(kind=inspect.Parameter.KEYWORD_ONLY) for option in options]
 
     @functools.wraps(command)

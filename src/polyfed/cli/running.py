@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
+from itertools import chain, count
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -56,11 +57,8 @@ def run_command(
 
 def _free_folder(folder: Path) -> Path:
     """The folder, or the first of those with a number behind its name that is not there."""
-    free, number = folder, 1
-    while free.exists():
-        number += 1
-        free = folder.with_name(f"{folder.name}-{number}")
-    return free
+    numbered = (folder.with_name(f"{folder.name}-{number}") for number in count(2))
+    return next(path for path in chain([folder], numbered) if not path.exists())
 
 
 def _run_into(experiment: Experiment, folder: Path, dashboard: bool, base: Path) -> None:
@@ -85,7 +83,7 @@ def resume_command(run: RunArgument, dashboard: Dashboard = False) -> None:
     """
     from polyfed.reporting.reported import resume
 
-    deployed = _is_deployed(open_run(run).experiment)
+    deployed = _is_deployed(open_run(run).experiment)  # a wrong folder is refused before a display takes the terminal
     with _shown(_terminal(), run, dashboard) as display:
         if deployed:
             from polyfed.deploy.launch import relaunch
@@ -104,7 +102,7 @@ def watch_command(run: RunArgument) -> None:
     from polyfed.runs.event_log import PROGRESS, follow
 
     opened = open_run(run)
-    folder = opened.files
+    folder = opened.files  # a folder whose configuration was edited is refused here
     display = DashboardProgress(_terminal(), opened.records)
     with contextlib.closing(display):
         display.show()

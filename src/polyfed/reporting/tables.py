@@ -39,6 +39,7 @@ class TextTable:
         from rich.text import Text
 
         title = Text(plain(self.title), style="bold")
+        # names of clients, classes and metrics are others' words: never markup, never more than one line
         table = Table(title=title, title_justify="left", box=SIMPLE_HEAD, pad_edge=False)
         for number, column in enumerate(self.columns):
             table.add_column(Text(plain(column)), justify="right" if number else "left", overflow="fold")

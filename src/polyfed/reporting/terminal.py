@@ -17,6 +17,7 @@ class Terminal(Console):
     def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
         """Segments of text and style; control codes are segments of their own, and come from rich alone."""
         for segment in super().render(renderable, options):
+            # line breaks are rich's; all other control characters in a text are somebody else's
             harmless = segment.control or segment.text.isprintable()
             yield segment if harmless else Segment("\n".join(map(plain, segment.text.split("\n"))), segment.style)
 
