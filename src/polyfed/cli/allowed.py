@@ -1,4 +1,4 @@
-"""Which values a setting takes, in words, read from its type and bounds: nobody writes them down twice."""
+"""The values that a setting takes, in words, read from its type and bounds."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``polyfed analyse retrain``, ``distortion`` and ``across``: what becomes of models that are trained on."""
+"""``polyfed analyse retrain``, ``distortion`` and ``across``: how models change when clients train them further."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A terminal in the hands of the command line: warnings as lines, and what being told to end means."""
+"""How the command line prints warnings and errors, and how it ends."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def fail(message: str, code: int) -> int:
 
 @contextlib.contextmanager
 def interruptible(hint: str) -> Iterator[None]:
-    """An interruption ends a command with exit code 130 and a hint of what there is now."""
+    """End the command with exit code 130 and a hint if it is interrupted."""
     try:
         yield
     except KeyboardInterrupt:
@@ -47,7 +47,7 @@ def interruptible(hint: str) -> Iterator[None]:
 
 
 def with_argument_help(command: click.Command) -> click.Command:
-    """The command, and all below it, with the help of their arguments: click 8.5 takes away what typer gave them."""
+    """Give the arguments of a command, and of all below it, their help again, which click 8.5 removes."""
     for below in getattr(command, "commands", {}).values():
         with_argument_help(below)
     hints = get_type_hints(command.callback, include_extras=True) if command.callback else {}
@@ -59,11 +59,11 @@ def with_argument_help(command: click.Command) -> click.Command:
 
 
 @contextlib.contextmanager
-def in_charge() -> Iterator[None]:
-    """Warnings of the library are shown, and being told to end is an interruption, as long as a command runs."""
+def warnings_and_signals() -> Iterator[None]:
+    """While a command runs, print the library's warnings, and treat SIGTERM as an interruption."""
 
     def interrupt(number: int, frame: FrameType | None) -> None:
-        raise KeyboardInterrupt  # as of Ctrl-C: the terminal, workers and folders are left in order
+        raise KeyboardInterrupt  # as Ctrl-C does: the terminal, workers and folders are left in order
 
     lines, logger = _Lines(logging.WARNING), logging.getLogger("polyfed")
     logger.addHandler(lines)

@@ -11,7 +11,7 @@ import typer
 
 from polyfed.cli import results, running
 from polyfed.cli.analyse import analyse_app
-from polyfed.cli.console import fail, in_charge, with_argument_help
+from polyfed.cli.console import fail, warnings_and_signals, with_argument_help
 from polyfed.cli.deploy import deploy_app
 from polyfed.cli.downstream import downstream_command
 from polyfed.cli.listing import list_command
@@ -59,7 +59,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Entry point; returns the exit code: 0, 2 for what the user can mend, 130 for an interruption."""
     for variable, value in _QUIET.items():
         os.environ.setdefault(variable, value)
-    with private_files(), in_charge():
+    with private_files(), warnings_and_signals():
         try:
             command = with_argument_help(typer.main.get_command(app))
             return int(command(arguments, prog_name="polyfed", standalone_mode=False) or 0)

@@ -77,7 +77,7 @@ class PlaceOptions:
 
 
 def with_shared_options(command: Callable[..., None]) -> Callable[..., None]:
-    """The command as typer reads it: the fields of each parameter that is a dataclass are parameters of their own."""
+    """Replace each parameter that is a dataclass by its fields, as typer, which knows no dataclasses, needs them."""
     hints = get_type_hints(command, include_extras=True)
     groups: dict[str, Any] = {name: kind for name, kind in hints.items() if is_dataclass(kind)}
     parameters: list[inspect.Parameter] = []

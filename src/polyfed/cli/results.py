@@ -1,4 +1,4 @@
-"""``polyfed report``, ``evaluate``, ``compare`` and ``export``: what is asked of finished runs."""
+"""``polyfed report``, ``evaluate``, ``compare`` and ``export``, which take finished runs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a person sees while a run goes on: bars on a terminal, or one line a round and an event elsewhere."""
+"""The progress of a run: bars on a terminal, one line for each round and event elsewhere."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def progress_for(console: Console) -> Callback:
 
 
 class FolderLine(Callback):
-    """Tells where a run is once it begins, and so has passed all checks.
+    """Prints the run folder when the run begins, and so has passed all checks.
 
     Args:
         folder: of the run.
@@ -46,13 +46,13 @@ class FolderLine(Callback):
         self._folder, self._console = folder, console
 
     def handle(self, event: events.Event) -> None:
-        """Tell the folder."""
+        """Print it when the run starts."""
         if isinstance(event, events.RunStarted):
             _print_line(self._console, f"run folder: {self._folder}")
 
 
 class PlainProgress(Callback):
-    """One line a round and an event, for log files and pipes."""
+    """Prints one line for each round and event, for log files and pipes."""
 
     def __init__(self, console: Console, now: Callable[[], float] = time.monotonic) -> None:
         self._console = console
@@ -226,5 +226,5 @@ def event_line(event: events.RunStarted | events.Incident) -> str:
 
 
 def _print_line(console: Console, text: str, style: str = "") -> None:
-    """A line stays a line whoever wrote the words in it, and however narrow the console is."""
+    """Print one line, whoever wrote the words in it, and however narrow the console is."""
     console.print(plain(text), style=style, markup=False, highlight=False, soft_wrap=True)

@@ -1,4 +1,4 @@
-"""What a run looks like on a terminal of any size: metrics, cohort, traffic, time and events."""
+"""The dashboard's picture of a run, for a terminal of any size: metrics, cohort, traffic, time and events."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ class RunPicture:
         return self._activity_of(PREPARING, SERVER) or "not begun"
 
     def _activity_of(self, *participants: str) -> str:
-        """What goes on if one of ``participants`` does it, else empty."""
+        """The current activity if it is that of one of ``participants``, else empty."""
         activity = self._state.activity
         return str(activity) if activity is not None and activity.who in participants else ""
 
@@ -135,7 +135,7 @@ class RunPicture:
         }
 
     def _short(self, text: str, width: int) -> str:
-        """Cut in its middle: names of metrics differ at their ends."""
+        """Cut a name in its middle, as names of metrics differ at their ends."""
         if len(text) <= width:
             return text
         tail = width // 2

@@ -1,4 +1,4 @@
-"""What is known of a run while it goes on: from its events, from records on disk, or from both."""
+"""The state of a run while it goes on, from its events, from records on disk, or from both."""
 
 from __future__ import annotations
 
@@ -315,7 +315,7 @@ class RunState(Callback):
         return self.clock() if self._at is None else self._at
 
     def _expect(self) -> None:
-        """How long this round lasts if its current step is its last and its remaining clients are like the others."""
+        """Estimate how long this round lasts if this step is its last and its remaining clients are like the others."""
         share = (self._steps_done + self.step_share / max(1, len(self.clients))) / (self._steps_done + 1)
         if self.running and share > 0:
             self._expected = max(0.0, self._now() - self._began) / share
@@ -332,7 +332,7 @@ class RunState(Callback):
 
 
 def ticking(seconds: float) -> str:
-    """A duration that grows while one looks: whole seconds."""
+    """A duration for a live display, in whole seconds."""
     return f"{seconds:.0f} s" if seconds < 59.5 else duration(seconds)
 
 
