@@ -60,7 +60,7 @@ def open_run(
 
 @dataclass(frozen=True)
 class Run:
-    """A run on disk, with other places of data, pretrained weights and models than the run had where given."""
+    """A run on disk; ``data_dir``, ``weights_dir`` and ``device`` take the place of the run's own where given."""
 
     folder: Path
     data_dir: Path | None = None
