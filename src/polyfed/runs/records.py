@@ -11,6 +11,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
+from polyfed.core.activity import SERVER as SERVER
 from polyfed.core.errors import RunError
 from polyfed.core.untrusted import file_json
 from polyfed.core.yaml_text import yaml_content
@@ -21,7 +22,6 @@ if TYPE_CHECKING:
 
     from polyfed.runs.arrays import ClientArray
 
-SERVER = "server"
 SITE_REFUSED = "site_refused"
 """Event of a node that claimed to be another site than its key says, or brought another key than it joined with."""
 _COLUMNS = {
