@@ -16,7 +16,7 @@ import yaml
 from folders import Folders, Live, make
 from typer.testing import CliRunner
 
-from polyfed.cli.deploy import deploy_app
+from polyfed.cli.deploy import deploy_app as app
 from polyfed.core.errors import RunError
 from polyfed.core.files import private_files
 from polyfed.deploy import check_network, check_setup
@@ -335,19 +335,19 @@ def test_commands_from_init_to_check(tmp_path: Path, made: Folders) -> None:
 
     (tmp_path / "e.yaml").write_text(yaml.safe_dump(experiment_settings()))
     run, folder = CliRunner(), tmp_path / "f"
-    result = run.invoke(deploy_app, ["init", str(folder), "--from", str(tmp_path / "e.yaml"), "--host", "localhost"])
+    result = run.invoke(app, ["init", str(folder), "--from", str(tmp_path / "e.yaml"), "--host", "localhost"])
     assert result.exit_code == 0, result.output
     assert f"server: {folder / 'server'}\nsite: {folder / 'archive'}\nsite: {folder / 'hospital'}\n" in result.output
-    key = run.invoke(deploy_app, ["key", str(folder / "archive")])
-    admitted = run.invoke(deploy_app, ["admit", str(folder / "server"), "archive", str(folder / "archive" / "node.pub")])
+    key = run.invoke(app, ["key", str(folder / "archive")])
+    admitted = run.invoke(app, ["admit", str(folder / "server"), "archive", str(folder / "archive" / "node.pub")])
     print_of_key = key.output.rpartition("fingerprint: ")[2].strip()
     assert f"admitted: archive ({print_of_key})" in admitted.output
     assert (folder / "server" / "sites" / "archive.pub").is_file()
-    assert "localhost" in run.invoke(deploy_app, ["renew", str(folder / "server")]).output
-    checked = run.invoke(deploy_app, ["check", str(folder / "archive"), "--no-network", "--json"])
+    assert "localhost" in run.invoke(app, ["renew", str(folder / "server")]).output
+    checked = run.invoke(app, ["check", str(folder / "archive"), "--no-network", "--json"])
     assert checked.exit_code == 0, checked.output
     assert {entry["level"] for entry in json.loads(checked.output)} == {"ok", "warning"}
-    failing = run.invoke(deploy_app, ["check", str(folder / "hospital"), "--no-network"])
+    failing = run.invoke(app, ["check", str(folder / "hospital"), "--no-network"])
     assert failing.exit_code == 2
     assert "error   node key: " in failing.output
 
