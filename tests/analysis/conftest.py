@@ -8,8 +8,7 @@ import pytest
 import yaml
 
 from polyfed import Experiment
-from polyfed.cli.analyse import app as analyse
-from polyfed.cli.main import app, main
+from polyfed.cli.main import main
 from polyfed.reporting.reported import run as run_experiment
 
 Cli = Callable[..., tuple[int, str, str]]
@@ -18,8 +17,6 @@ Cli = Callable[..., tuple[int, str, str]]
 @pytest.fixture
 def cli(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Cli:
     """Runs ``polyfed analyse ...`` in an empty folder; gives exit code, output and errors."""
-    if "analyse" not in [group.name for group in app.registered_groups]:
-        app.add_typer(analyse, name="analyse")
     (tmp_path / "work").mkdir()
     monkeypatch.chdir(tmp_path / "work")
     monkeypatch.setenv("COLUMNS", "200")

@@ -13,10 +13,13 @@ import pytest
 import yaml
 
 from polyfed.federation.cohort import Engine
+from polyfed.runs.experiment import Experiment
 from polyfed.runs.loop import Loop
 from polyfed.runs.session import Session
 
 Cli = Callable[..., tuple[int, str, str]]
+NOWHERE = "data.sources.private={name: parquet, path: nowhere, columns: {image: image}}"
+Started = list[tuple[Path, Experiment]]
 
 
 @pytest.fixture
@@ -45,13 +48,38 @@ def test_a_run_is_shown_and_stored_under_its_name_and_seed(cli: Cli, config: Pat
     assert (stored["run"]["seed"], stored["run"]["rounds"]) == (3, 1)
 
 
-def test_seeds_are_runs_in_turn_and_short_options_are_settings(cli: Cli, config: Path) -> None:
-    code, out, _ = cli("run", config, "--seeds", "1,4", "--rounds", 1, "--device", "cpu", "--out", "mine")
-    assert code == 0
-    assert out.count("run folder: ") == 2
-    for seed in (1, 4):
-        run = yaml.safe_load(Path(f"mine-seed{seed}/config.yaml").read_text())["run"]
-        assert (run["seed"], run["rounds"], run["device"]) == (seed, 1, "cpu")
+@pytest.fixture
+def started(monkeypatch: pytest.MonkeyPatch) -> Started:
+    """What would be run, and where."""
+    runs: Started = []
+    monkeypatch.setattr(
+        "polyfed.reporting.reported.run", lambda experiment, folder, callbacks: runs.append((folder, experiment))
+    )
+    return runs
+
+
+def test_seeds_are_runs_in_turn_and_short_options_are_settings(cli: Cli, config: Path, started: Started) -> None:
+    assert cli("run", config, "--seeds", "1,4", "--rounds", 1, "--device", "cpu", "--out", "mine")[0] == 0
+    assert [(str(folder), experiment.run.seed) for folder, experiment in started] == [
+        ("mine-seed1", 1),
+        ("mine-seed4", 4),
+    ]
+    assert all((experiment.run.rounds, experiment.run.device) == (1, "cpu") for _, experiment in started)
+
+
+def test_a_second_run_gets_a_folder_of_its_own(cli: Cli, config: Path, started: Started) -> None:
+    for number in ("", "-2", "-3"):
+        Path(f"runs/tiny-seed0{number}").mkdir(parents=True)
+    assert cli("run", config)[0] == 0
+    assert [str(folder) for folder, _ in started] == ["runs/tiny-seed0-4"]
+
+
+def test_folders_of_data_and_weights_are_absolute(cli: Cli, config: Path, tmp_path: Path, started: Started) -> None:
+    odd = Path("da ta: [1]")
+    odd.mkdir()
+    assert cli("run", config, "--data-dir", odd, "--weights-dir", odd)[0] == 0
+    ((_, experiment),) = started
+    assert experiment.data.dir == experiment.data.weights_dir == tmp_path / "work" / odd
 
 
 def test_arguments_and_examples_stand_in_the_help(cli: Cli) -> None:
@@ -62,22 +90,6 @@ def test_arguments_and_examples_stand_in_the_help(cli: Cli) -> None:
     assert "--install-completion" in cli("--help")[1]
 
 
-def test_a_second_run_gets_a_folder_of_its_own(cli: Cli, config: Path) -> None:
-    for number in ("", "-2", "-3"):
-        Path(f"runs/tiny-seed0{number}").mkdir(parents=True)
-        (Path(f"runs/tiny-seed0{number}") / "x").touch()
-    assert cli("run", config, "--set", "run.rounds=1")[0] == 0
-    assert Path("runs/tiny-seed0-4/run.json").is_file()
-
-
-def test_folders_of_data_and_weights_are_stored_whole(cli: Cli, config: Path, tmp_path: Path) -> None:
-    odd = Path("da ta: [1]")
-    odd.mkdir()
-    assert cli("run", config, "--set", "run.rounds=1", "--data-dir", odd, "--weights-dir", odd, "--out", "r")[0] == 0
-    stored = yaml.safe_load(Path("r/config.yaml").read_text())["data"]
-    assert stored["dir"] == stored["weights_dir"] == str(tmp_path / "work" / odd)
-
-
 def test_evaluation_shows_recalls_with_their_galleries(cli: Cli, tiny_run: Path) -> None:
     code, out, err = cli("evaluate", tiny_run, "--data", "scenes", "--model", "last")
     assert (code, err) == (0, "")
@@ -85,14 +97,9 @@ def test_evaluation_shows_recalls_with_their_galleries(cli: Cli, tiny_run: Path)
     row = next(line for line in out.splitlines() if "image to text R@10" in line)
     assert row.split()[-2:] == ["60", "5"]
     assert "r1_sum" in out
-
-
-def test_evaluation_as_json_is_nothing_but_json(cli: Cli, tiny_run: Path) -> None:
-    code, out, _ = cli("evaluate", tiny_run, "--data", "scenes", "--split", "validation", "--json")
-    found = json.loads(out)
-    assert code == 0
-    assert (found["data"], found["split"], found["items"]) == ("scenes", "validation", 12)
-    assert found["metrics"]["gallery_text"] == 60
+    content = json.loads(cli("evaluate", tiny_run, "--data", "scenes", "--split", "validation", "--json")[1])
+    assert (content["data"], content["split"], content["items"]) == ("scenes", "validation", 12)
+    assert content["metrics"]["gallery_text"] == 60
 
 
 def test_a_classifier_is_evaluated_without_recalls(cli: Cli, classifier_run: Path) -> None:
@@ -103,42 +110,33 @@ def test_a_classifier_is_evaluated_without_recalls(cli: Cli, classifier_run: Pat
     assert "R@" not in out
 
 
-def test_runs_are_compared(cli: Cli, tiny_run: Path, classifier_run: Path) -> None:
-    code, out, _ = cli("compare", tiny_run, classifier_run)
+def test_runs_are_compared_and_drawn(cli: Cli, tiny_run: Path, classifier_run: Path) -> None:
+    code, out, _ = cli("compare", tiny_run, classifier_run, "--plot", "curves.png")
     assert code == 0
-    assert "Comparison" in out
-    assert "server r1_sum final" in out
+    assert all(part in out for part in ("Comparison", "server r1_sum final", "drawn: curves.png"))
+    assert Path("curves.png").read_bytes().startswith(b"\x89PNG")
     rows = json.loads(cli("compare", tiny_run, tiny_run, "--json")[1])
     assert [row["seeds"] for row in rows] == [2]
-
-
-def test_a_comparison_is_drawn(cli: Cli, tiny_run: Path) -> None:
-    code, out, _ = cli("compare", tiny_run, "--plot", "curves.png")
-    assert code == 0
-    assert "drawn: curves.png" in out
-    assert Path("curves.png").read_bytes().startswith(b"\x89PNG")
 
 
 def test_an_export_says_where_it_is(cli: Cli, copied: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("polyfed.export.model.export_model", lambda run, out, **options: (run, out, options))
     code, out, _ = cli("export", copied, "--out", "there", "--model", "last")
     assert code == 0
-    assert "exported and checked:" in out
-    assert "there" in out
-    assert "'which': 'last'" in out
+    assert all(part in out for part in ("exported and checked:", "there", "'which': 'last'"))
 
 
-def test_version(cli: Cli) -> None:
+def test_version_and_help(cli: Cli) -> None:
     assert cli("--version")[:2] == (0, "polyfed 0.1.0\n")
+    assert "Usage: polyfed" in "".join(cli()[1:])  # without a command
 
 
-def test_without_a_command_it_explains_itself(cli: Cli) -> None:
-    assert "Usage: polyfed" in "".join(cli()[1:])
-
-
-@pytest.mark.parametrize("arguments", [["--help"], ["list", "presets"], ["--version"], ["run", "--help"]])
-def test_answers_do_not_wait_for_torch(arguments: list[str]) -> None:
-    code = f"import sys; from polyfed.cli.main import main; main({arguments!r}); sys.exit('torch' in sys.modules)"
+def test_answers_do_not_wait_for_torch_or_pandas() -> None:
+    code = (
+        "import sys; from polyfed.cli.main import main\n"
+        "for words in ('--help', 'list presets', '--version', 'run --help'): main(words.split())\n"
+        "sys.exit(bool({'torch', 'pandas'} & set(sys.modules)))"
+    )
     assert subprocess.run([sys.executable, "-c", code], capture_output=True).returncode == 0
 
 
@@ -158,22 +156,17 @@ def test_an_interrupted_run_says_how_to_go_on(cli: Cli, config: Path, monkeypatc
     assert "round 2/2" in out
 
 
-def test_an_interruption_of_the_preparation_leaves_nothing(
+def test_an_interruption_of_the_preparation_leaves_nothing_and_a_defect_is_not_dressed_up(
     cli: Cli, config: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def interrupt(session: Session, engine: Engine) -> None:
-        raise KeyboardInterrupt
+    errors = iter((KeyboardInterrupt(), ZeroDivisionError()))
 
-    monkeypatch.setattr(Session, "attach", interrupt)
-    assert cli("run", config, "--out", "here")[::2] == (130, "interrupted; nothing was written\n")
-    assert not Path("here").exists()
-
-
-def test_a_defect_is_not_dressed_up(cli: Cli, config: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(session: Session, engine: Engine) -> None:
-        raise ZeroDivisionError
+        raise next(errors)
 
     monkeypatch.setattr(Session, "attach", fail)
+    assert cli("run", config, "--out", "here")[::2] == (130, "interrupted; nothing was written\n")
+    assert not Path("here").exists()
     with pytest.raises(ZeroDivisionError):
         cli("run", config)
 
@@ -209,10 +202,7 @@ def test_warnings_of_the_library_are_plain_lines(cli: Cli, monkeypatch: pytest.M
         (["public=null"], "learns from the public set"),
         (["server.test_split=train"], "the public set shares 16 items with 'scenes' train"),
         (["server.source=scens"], "source 'scens' is not in data.sources; did you mean 'scenes'?"),
-        (
-            ["data.sources.private={name: parquet, path: nowhere, columns: {image: image}}"],
-            "no data folder is set",
-        ),
+        ([NOWHERE], "no data folder is set"),
     ],
 )
 def test_bad_settings(cli: Cli, config: Path, changes: list[str], message: str) -> None:
@@ -222,49 +212,13 @@ def test_bad_settings(cli: Cli, config: Path, changes: list[str], message: str) 
     assert not Path("here").exists()
 
 
-def test_a_data_folder_without_the_data(cli: Cli, config: Path) -> None:
-    Path("empty").mkdir()
-    source = "data.sources.private={name: parquet, path: nowhere, columns: {image: image}}"
-    code, _, err = cli("run", config, "--out", "here", "--data-dir", "empty", "--set", source)
-    assert_refused(code, err, "there is no folder 'nowhere' under the data folder")
-    assert not Path("here").exists()
-
-
-def test_a_file_beside_is_suggested_for_a_preset_of_its_name(cli: Cli) -> None:
-    Path("shop.yaml").write_text("name: shop")
-    code, _, err = cli("run", "shop")
-    assert_refused(code, err, "no preset or file 'shop'; did you mean the file 'shop.yaml'?")
-
-
-def test_an_unknown_preset(cli: Cli) -> None:
-    code, _, err = cli("run", "scenes-dmeo")
-    assert_refused(code, err, "no preset or file 'scenes-dmeo'; did you mean 'scenes-demo'?")
-    assert "fedcola" not in err  # not all hundred
-    assert not Path("runs").exists()
-
-
-@pytest.mark.parametrize("content", ["a: [", "just words", ""])
-def test_a_file_that_is_no_configuration(cli: Cli, tmp_path: Path, content: str) -> None:
-    (tmp_path / "odd.yaml").write_text(content)
-    code, _, err = cli("run", tmp_path / "odd.yaml")
-    assert_refused(code, err, "odd.yaml'")
-    assert not Path("runs").exists()
-
-
 def test_an_out_folder_that_exists(cli: Cli, config: Path) -> None:
     Path("here").mkdir()
     Path("here/mine").write_text("kept")
-    code, _, err = cli("run", config, "--out", "here")
+    code, out, err = cli("run", config, "--out", "here")
     assert_refused(code, err, "run folder 'here' exists and is not empty")
+    assert out == ""  # the folder is named once the run begins
     assert [path.name for path in Path("here").iterdir()] == ["mine"]
-
-
-def test_resuming_what_is_no_run(cli: Cli, tmp_path: Path) -> None:
-    code, _, err = cli("resume", tmp_path)
-    assert_refused(code, err, "is no run folder")
-    code, _, err = cli("resume", tmp_path / "missing")
-    assert_refused(code, err, "is no run folder")
-    assert not (tmp_path / "missing").exists()
 
 
 @pytest.mark.parametrize("command", [["resume"], ["evaluate", "--data", "scenes"], ["export"]])
@@ -281,24 +235,26 @@ def test_an_edited_configuration(cli: Cli, copied: Path, command: list[str]) -> 
     ("arguments", "message"),
     [
         (["evaluate", "RUN", "--data", "nowhere"], "neither a source of the run nor a folder"),
-        (
-            ["evaluate", "RUN", "--data", "scenes", "--model", "bset"],
-            "has no model 'bset'; it has: best, last",
-        ),
-        (
-            ["evaluate", "RUN", "--data", "scenes", "--column", "image"],
-            "--column image: needs the form NAME=COLUMN",
-        ),
+        (["evaluate", "RUN", "--data", "scenes", "--model", "bset"], "has no model 'bset'; it has: best, last"),
+        (["evaluate", "RUN", "--data", "scenes", "--column", "image"], "--column image: needs the form NAME=COLUMN"),
         (["evaluate", "RUN", "--data", "scenes", "--data-dir", "nowhere"], "'nowhere' does not exist"),
         (["evaluate", "RUN"], "Missing option '--data'"),
         (["export", "RUN", "--out", "RUN"], "exists and is not empty"),
         (["compare", "RUN", "."], "'.' is no run folder"),
         (["compare", "nowhere"], "'nowhere' is no run folder"),
-        (
-            ["compare", "RUN", "--metric", "r1_sm"],
-            "nobody has it in these runs; did you mean 'r1_sum'?",
-        ),
+        (["compare", "RUN", "--metric", "r1_sm"], "nobody has it in these runs; did you mean 'r1_sum'?"),
         (["compare", "RUN", "--kind", "tset"], "--kind tset: did you mean 'test'?"),
+        (["resume", "."], "is no run folder"),
+        (["resume", "missing"], "is no run folder"),
+        (["run", "scenes-dmeo"], "no preset or file 'scenes-dmeo'; did you mean 'scenes-demo'? polyfed list"),
+        (["run", "shop"], "no preset or file 'shop'; did you mean the file 'shop.yaml'?"),
+        (["run", "damaged.yaml"], "damaged.yaml'"),
+        (["run", "shop.yaml"], "shop.yaml'"),
+        (["run", "empty.yaml"], "empty.yaml'"),
+        (
+            ["run", "TINY", "--out", "here", "--data-dir", "empty", "--set", NOWHERE],
+            "no folder 'nowhere' under the data folder",
+        ),
         (["run", "scenes-demo", "--seed", "1", "--seeds", "1,2"], "exclude each other"),
         (["run", "scenes-demo", "--seeds", "1,x"], "'x' is no whole number"),
         (["list", "modles"], "cannot list 'modles'; did you mean 'models'?"),
@@ -309,16 +265,16 @@ def test_an_edited_configuration(cli: Cli, copied: Path, command: list[str]) -> 
         (["run", "scenes-demo", "--sed", "1"], "No such option"),
     ],
 )
-def test_bad_arguments(cli: Cli, tiny_run: Path, arguments: list[str], message: str) -> None:
-    code, out, err = cli(*(str(tiny_run) if part == "RUN" else part for part in arguments))
+def test_bad_arguments(cli: Cli, config: Path, tiny_run: Path, arguments: list[str], message: str) -> None:
+    Path("empty").mkdir()
+    for name, text in (("shop", "just words"), ("damaged", "a: ["), ("empty", "")):
+        Path(f"{name}.yaml").write_text(text)
+    before = sorted(Path().rglob("*"))
+    places = {"RUN": str(tiny_run), "TINY": str(config)}
+    code, out, err = cli(*(places.get(part, part) for part in arguments))
     assert_refused(code, err, message)
     assert out == ""
-
-
-def test_a_run_folder_is_named_only_once_the_run_begins(cli: Cli, config: Path, tiny_run: Path) -> None:
-    code, out, err = cli("run", config, "--out", tiny_run)
-    assert_refused(code, err, "exists and is not empty")
-    assert out == ""
+    assert sorted(Path().rglob("*")) == before
 
 
 def assert_refused(code: int, err: str, message: str) -> None:

@@ -16,7 +16,7 @@ from rich.console import Console
 
 from polyfed.cli.main import main
 from polyfed.reporting.dashboard import DashboardProgress
-from polyfed.reporting.run_picture import Picture
+from polyfed.reporting.run_picture import RunPicture
 from polyfed.runs.event_log import follow
 from polyfed.runs.events import Event
 from polyfed.runs.records import RunRecords
@@ -27,12 +27,12 @@ def shown(monkeypatch: pytest.MonkeyPatch) -> io.StringIO:
     """What ``watch`` draws."""
     stream = io.StringIO()
     console = Console(file=stream, force_terminal=True, width=100, height=30, color_system=None)
-    monkeypatch.setattr("polyfed.cli.main._console", lambda: console)
+    monkeypatch.setattr("polyfed.cli.running._terminal", lambda: console)
     return stream
 
 
 def test_a_run_is_watched_to_its_end(tiny: dict[str, Any], tmp_path: Path, shown: io.StringIO) -> None:
-    (tmp_path / "tiny.yaml").write_text(yaml.safe_dump(tiny | {"run": {**tiny["run"], "rounds": 4}}))
+    (tmp_path / "tiny.yaml").write_text(yaml.safe_dump(tiny | {"run": {**tiny["run"], "plots": False}}))
     command = [sys.executable, "-m", "polyfed.cli", "run", "tiny.yaml", "--out", "run"]
     with subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, text=True) as process:
         while not (tmp_path / "run" / "metrics.jsonl").exists():  # measurements that the log tells anew
@@ -53,7 +53,7 @@ def test_every_moment_of_a_run_can_be_drawn_over_its_records(tiny_run: Path, tmp
     class Drawing(DashboardProgress):
         def handle(self, event: Event) -> None:
             super().handle(event)
-            Console(file=io.StringIO(), width=100, height=30).print(Picture(self.state))
+            Console(file=io.StringIO(), width=100, height=30).print(RunPicture(self.state))
             drawn.append(type(event).__name__)
 
     log = tmp_path / "progress.jsonl"

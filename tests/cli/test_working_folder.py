@@ -2,29 +2,18 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from polyfed.cli.console import forget_working_folder
+
 CONFIG = """\
 extends: scenes-demo
 algorithm: planted.Method
 """
-
-
-def started(folder: Path, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, *arguments],
-        cwd=folder,
-        env=os.environ | environment,
-        capture_output=True,
-        text=True,
-        timeout=240,
-        check=False,
-    )
 
 
 @pytest.fixture
@@ -35,14 +24,16 @@ def folder(tmp_path: Path) -> Path:
 
 
 def test_modules_of_the_working_folder_are_not_imported(folder: Path) -> None:
-    done = started(folder, "-m", "polyfed.cli", "run", "config.yaml", "--out", "out")
+    command = [sys.executable, "-m", "polyfed.cli", "run", "config.yaml", "--out", "out"]
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=240, check=False)
     assert done.returncode == 2, done.stderr
     assert "cannot import 'planted.Method'" in done.stderr
     assert not (folder / "ran").exists()
     assert not (folder / "out").exists()
 
 
-def test_what_is_put_on_the_path_is_imported(folder: Path) -> None:
-    done = started(folder, "-m", "polyfed.cli", "run", "config.yaml", "--out", "out", PYTHONPATH=str(folder))
-    assert done.returncode == 2, done.stderr
-    assert (folder / "ran").exists()  # it has no Method, but that was asked of it
+def test_what_is_put_on_the_path_stays(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(folder)
+    monkeypatch.setattr("sys.path", [str(folder), str(folder), "others"])  # the first is of ``python -m``
+    forget_working_folder()
+    assert sys.path == [str(folder), "others"]

@@ -16,7 +16,7 @@ import yaml
 from folders import Folders, Live, make
 from typer.testing import CliRunner
 
-from polyfed.cli.deploy import app
+from polyfed.cli.deploy import deploy_app as app
 from polyfed.core.errors import RunError
 from polyfed.core.files import private_files
 from polyfed.deploy import check_network, check_setup

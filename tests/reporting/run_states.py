@@ -7,7 +7,7 @@ import io
 from rich.console import Console
 from rich.text import Text
 
-from polyfed.reporting.run_picture import Picture
+from polyfed.reporting.run_picture import RunPicture
 from polyfed.reporting.run_state import RunState
 from polyfed.runs.events import (
     ClientDone,
@@ -73,7 +73,7 @@ def screen(state: RunState, width: int, height: int, *, ascii_only: bool = False
     stream = io.TextIOWrapper(io.BytesIO(), "ascii" if ascii_only else "utf-8", errors="strict")
     console = Console(file=stream, width=width, height=height, force_terminal=True, color_system=None)
     options = console.options.update(height=height)
-    lines = console.render_lines(Picture(state), options, pad=False)
+    lines = console.render_lines(RunPicture(state), options, pad=False)
     for line in lines:
         stream.write("".join(segment.text for segment in line) + "\n")
     stream.flush()

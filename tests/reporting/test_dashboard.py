@@ -14,7 +14,7 @@ from rich.console import Console
 from run_states import mid_round, play, screen
 
 from polyfed.reporting.dashboard import DashboardProgress
-from polyfed.reporting.run_picture import chosen_curves, plain, sparkline
+from polyfed.reporting.run_picture import chosen_curves, sparkline
 from polyfed.reporting.run_state import RunState
 from polyfed.runs.events import RoundStarted, RunComplete, RunStarted
 from polyfed.runs.records import RunRecords
@@ -40,14 +40,11 @@ def test_in_the_middle_of_a_round():
     assert " r1_sum             ▁▃▆█ 40.00 +10.00" in text
     assert " accuracy           ▄▄▄▄  2.50  +0.00" in text
     assert "gallery_image" not in text
-    assert "↑ 4.00  ↓ 8.00 MiB  (last round 1.00, 2.00)    ▁▃▆█ 4.00 s a round" in text
-
-
-def test_an_excluded_client_is_shown_with_its_reason_and_without_control_characters():
-    text = "\n".join(screen(mid_round(), 120, 36))
+    # an excluded client is shown with its reason, and without control characters
     assert "✗ image-001  loss [red]is [31m not finite at step 3" in text
     assert "round 5: client excluded: image-001: loss [red]is [31m not finite at step 3" in text
     assert "\x1b" not in text
+    assert "↑ 4.00  ↓ 8.00 MiB  (last round 1.00, 2.00)    ▁▃▆█ 4.00 s a round" in text
 
 
 def test_of_a_thousand_clients_counts_and_the_noteworthy_are_shown():
@@ -72,22 +69,19 @@ def test_a_group_that_does_not_fit_is_counted():
     assert "group8: 0/9 done" in "\n".join(screen(state, 100, 40))
 
 
-def test_sixty_columns_have_the_cohort_below_the_metrics():
+def test_sixty_columns_have_the_cohort_below_the_metrics_and_eighty_beside_them():
     lines = screen(mid_round(), 60, 30)
     row = {word: next(k for k, line in enumerate(lines) if word in line) for word in ("r1_sum", "▶ text-000", "MiB")}
     assert row["r1_sum"] < row["▶ text-000"] < row["MiB"]
     assert all(line[0] in "╭│╰" and line[-1] in "╮│╯" for line in lines)
-
-
-def test_eighty_columns_show_metrics_and_cohort_beside_each_other():
-    lines = screen(mid_round(), 80, 24)
-    assert any("server test" in line and "image-000" in line for line in lines)
+    assert any("server test" in line and "image-000" in line for line in screen(mid_round(), 80, 24))
 
 
 def test_any_size_and_state_can_be_drawn():
     draw = random.Random(0)
     finished = mid_round()
     finished.handle(RunComplete(Path()))
+    assert "finished  10 s elapsed" in "\n".join(screen(finished, 80, 24))
     for state in (RunState(), mid_round(), mid_round(1000), finished):
         for _ in range(25):
             screen(state, draw.randint(1, 150), draw.randint(1, 50), ascii_only=draw.random() < 0.3)
@@ -97,12 +91,6 @@ def test_a_terminal_without_unicode_gets_ascii_alone():
     text = "\n".join(screen(mid_round(), 80, 24, ascii_only=True))
     assert text.isascii()
     assert "> text-000  distil 12 s" in text
-
-
-def test_the_end_is_told():
-    state = mid_round()
-    state.handle(RunComplete(Path()))
-    assert "finished  10 s elapsed" in "\n".join(screen(state, 80, 24))
 
 
 @pytest.mark.parametrize(
@@ -121,39 +109,37 @@ def test_sparklines(values, width, expected):
     assert sparkline(values, width) == expected
 
 
-def test_curves_are_chosen_by_their_rank_within_party_and_kind():
-    known = [("server", "train", "loss"), ("clients", "test", "accuracy")]
-    known += [("server", "test", name) for name in ("r1_sum", "r1", "r5")]
-    assert chosen_curves(known, 1) == {}
-    assert chosen_curves(known, 5) == {("server", "test"): [known[2]], ("clients", "test"): [known[1]]}
-    assert chosen_curves(known, 7) == {
-        ("server", "test"): [known[2], known[3]],
-        ("clients", "test"): [known[1]],
-        ("server", "train"): [known[0]],
-    }
-    assert sum(map(len, chosen_curves(known, 99).values())) == 5
+SERVER_TEST = [("server", "test", name) for name in ("r1_sum", "r1", "r5")]
+ACCURACY, LOSS = ("clients", "test", "accuracy"), ("server", "train", "loss")
 
 
-def test_main_metrics_come_first_and_tests_before_others():
-    known = [("server", "other", "x"), *(("clients", "test", name) for name in ("r1_sum", "r@1", "accuracy"))]
-    assert chosen_curves(known, 9) == {
-        ("clients", "test"): [known[1], known[3], known[2]],
-        ("server", "other"): [known[0]],
-    }
+@pytest.mark.parametrize(
+    ("curves", "rows", "expected"),
+    [
+        ([LOSS, ACCURACY, *SERVER_TEST], 1, []),
+        ([LOSS, ACCURACY, *SERVER_TEST], 5, [SERVER_TEST[:1], [ACCURACY]]),
+        ([LOSS, ACCURACY, *SERVER_TEST], 7, [SERVER_TEST[:2], [ACCURACY], [LOSS]]),
+        ([LOSS, ACCURACY, *SERVER_TEST], 99, [SERVER_TEST, [ACCURACY], [LOSS]]),
+        # main metrics come first, and tests before other kinds
+        (
+            [("server", "other", "x"), *(("clients", "test", name) for name in ("r1_sum", "r@1", "accuracy"))],
+            9,
+            [[("clients", "test", name) for name in ("r1_sum", "accuracy", "r@1")], [("server", "other", "x")]],
+        ),
+    ],
+)
+def test_curves_are_chosen_by_their_rank_within_party_and_kind(curves, rows, expected):
+    assert chosen_curves(curves, rows) == {keys[0][:2]: keys for keys in expected}
 
 
 def test_groups_are_ids_without_their_numbers():
     state = RunState()
     state.handle(RoundStarted(1, ["x-ray-07", "x-ray-11", "text", "site-a"]))
-    assert {group: list(found) for group, found in state.groups().items()} == {
+    assert {group: list(clients) for group, clients in state.groups().items()} == {
         "x-ray": ["x-ray-07", "x-ray-11"],
         "text": ["text"],
         "site-a": ["site-a"],
     }
-
-
-def test_plain():
-    assert plain("a\x1b]0;x\x07\r\n\tb\u202e c") == "a ]0;x b c"
 
 
 # ---- the terminal

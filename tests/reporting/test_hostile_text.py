@@ -12,12 +12,11 @@ from matplotlib.figure import Figure
 from rich.text import Text
 
 import polyfed
-from polyfed.cli.console import in_charge
-from polyfed.reporting.bars import BarProgress
+from polyfed.cli.console import warnings_and_signals
 from polyfed.reporting.dashboard import DashboardProgress
 from polyfed.reporting.figures import figure_grid, legend_below, save, styled
 from polyfed.reporting.html.page import write_html_report
-from polyfed.reporting.progress import PlainProgress
+from polyfed.reporting.progress import BarProgress, PlainProgress
 from polyfed.reporting.report import tables, write_report
 from polyfed.reporting.tables import TextTable
 from polyfed.reporting.terminal import Terminal
@@ -106,7 +105,7 @@ def test_tracebacks_have_no_entries_but_their_own(tmp_path: Path) -> None:
 
 
 def test_warnings_are_one_line(capsys: pytest.CaptureFixture[str]) -> None:
-    with in_charge():
+    with warnings_and_signals():
         logging.getLogger("polyfed.somewhere").warning("client %s", HOSTILE)
     shown = capsys.readouterr().err
     require_harmless(shown)

@@ -88,10 +88,10 @@ def fake_wandb(monkeypatch) -> SimpleNamespace:
     return fake
 
 
-def test_wandb_is_asked_for_one_private_offline_run(fake_wandb, tmp_path):
+def test_wandb_is_asked_for_one_private_offline_run_and_gets_every_point(fake_wandb, tmp_path):
     sink = WandB(project="mine", entity="us")
     sink.require()
-    sink.open(sink_run(tmp_path))
+    writer = sink.open(sink_run(tmp_path))
     (asked,) = fake_wandb.inits
     settings = asked.pop("settings")
     assert asked == {
@@ -105,22 +105,16 @@ def test_wandb_is_asked_for_one_private_offline_run(fake_wandb, tmp_path):
         "reinit": "create_new",
     }
     assert settings["mode"] == "offline"
-    assert settings["disable_git"]
-    assert settings["disable_code"]
-    assert settings["x_disable_meta"]
+    assert all(settings[switch] for switch in ("disable_git", "disable_code", "x_disable_meta"))
     assert "x_save_requirements" not in settings  # this version has no such switch
-
-
-def test_wandb_gets_every_point(fake_wandb, tmp_path):
-    writer = WandB().open(sink_run(tmp_path))
     writer.write(a_round(1))
     writer.close(failed=True)
-    assert [call[:2] for call in fake_wandb.calls[:2]] == [("define_metric", ("round",)), ("define_metric", ("*",))]
-    name, (points,), _ = fake_wandb.calls[2]
+    axes, every, (name, (points,), _), end = fake_wandb.calls
+    assert [axes[:2], every[:2]] == [("define_metric", ("round",)), ("define_metric", ("*",))]
     assert name == "log"
     assert {**EXPECTED, "round": 1}.items() <= points.items()
     assert fake_wandb.run.summary == {"event/client_excluded/image-2/round-1": "no answer"}
-    assert fake_wandb.calls[3] == ("finish", (), {"exit_code": 1})
+    assert end == ("finish", (), {"exit_code": 1})
 
 
 @pytest.fixture

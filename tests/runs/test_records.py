@@ -79,33 +79,43 @@ def test_a_cut_off_last_line_is_left_out_and_said(tmp_path):
             assert "metrics.jsonl: the last line is cut off" in records.warnings[0]
 
 
-def test_damage_elsewhere_is_an_error_with_file_and_line(tmp_path):
-    path = tmp_path / "ledger.jsonl"
-    path.write_text('{"round": 1, "cli\n{"round": 1}\n')
-    with pytest.raises(RunError, match=r"ledger.jsonl line 1 is damaged"):
-        RunRecords.load(tmp_path)
-    path.write_text('{"round": 1}\n')
-    with pytest.raises(RunError, match=r"ledger.jsonl line 1 is no transfer: .*missing"):
-        RunRecords.load(tmp_path)
-    path.unlink()
-    write_lines(tmp_path / "timing.jsonl", [{"round": 1}])
-    with pytest.raises(RunError, match=r"timing.jsonl line 1 lacks 'seconds'"):
-        RunRecords.load(tmp_path)
-    (tmp_path / "timing.jsonl").unlink()
-    (tmp_path / "partition.json").write_text("{")
-    with pytest.raises(RunError, match=r"partition.json is damaged"):
+@pytest.mark.parametrize(
+    ("file", "text", "message"),
+    [
+        ("ledger.jsonl", '{"round": 1, "cli\n{"round": 1}\n', "ledger.jsonl line 1 is damaged"),
+        ("ledger.jsonl", '{"round": 1}\n', "ledger.jsonl line 1 is no transfer: .*missing"),
+        ("metrics.jsonl", '{"event": "resumed", "kind": "event"}\n', "metrics.jsonl line 1 is no event: .*missing"),
+        ("timing.jsonl", '{"round": 1}\n', "timing.jsonl line 1 lacks 'seconds'"),
+        ("partition.json", "{", "partition.json is damaged"),
+    ],
+)
+def test_damage_elsewhere_is_an_error_with_file_and_line(tmp_path, file, text, message):
+    (tmp_path / file).write_text(text)
+    with pytest.raises(RunError, match=message):
         RunRecords.load(tmp_path)
 
 
-def test_an_empty_folder_is_an_empty_run(tmp_path):
+def test_frames_hold_what_the_records_hold(run_folder):
+    records = RunRecords.load(run_folder)
+    metrics = records.frame("metrics")
+    server = metrics.query("participant == 'server' and kind == 'test' and metric == 'r1_sum'")
+    assert dict(zip(server["round"], server["value"], strict=True)) == records.series("server", "r1_sum")
+    assert set(metrics["group"]) == {"server", *GROUPS}
+    traffic = records.frame("traffic")
+    assert traffic.groupby("direction")["bytes"].sum().to_dict() == {
+        direction: records.total_bytes(direction) for direction in ("down", "up")
+    }
+    assert traffic["full"].sum() == records.full_bytes()
+    rounds = records.frame("rounds").set_index("round")
+    assert rounds["seconds"].to_dict() == records.seconds
+    assert rounds["up"].to_dict() == records.bytes_per_round("up")
+    assert list(records.frame("events")["reason"]) == ["loss is not finite", "no answer in 60 s"]
+
+
+def test_an_empty_folder_is_an_empty_run_and_a_missing_one_an_error(tmp_path):
     records = RunRecords.load(tmp_path)
-    assert records.rounds == 0
-    assert records.clients == ()
-    assert records.arrays() == {}
-    assert records.total_bytes() == 0
-
-
-def test_a_missing_folder_is_an_error(tmp_path):
+    assert (records.rounds, records.clients, records.arrays(), records.total_bytes()) == (0, (), {}, 0)
+    assert all(records.frame(table).empty for table in ("metrics", "events", "traffic", "rounds"))
     with pytest.raises(RunError, match="no run folder"):
         RunRecords.load(tmp_path / "nowhere")
 

@@ -1,4 +1,4 @@
-"""Which values a setting takes, in words, read from its type and bounds: nobody writes them down twice."""
+"""The values that a setting takes, in words, read from its type and bounds."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ if TYPE_CHECKING:
     from pydantic.fields import FieldInfo
 
 _SIGNS = {"ge": ">=", "gt": ">", "le": "<=", "lt": "<"}
-_PLAIN = {bool: "true | false", int: "whole number", float: "number", str: "text", Path: "path", type(None): "null"}
+_PLAIN = {bool: "true | false", int: "whole number", float: "number", str: "text", Path: "path"}
+_LISTS = (list, set, frozenset, Sequence, tuple)
 
 
 def allowed_values(info: FieldInfo) -> str:
@@ -25,60 +26,43 @@ def _in_words(kind: Any, metadata: Sequence[Any] = ()) -> str:
     if get_origin(kind) is Annotated:
         kind, *more = get_args(kind)
         return _in_words(kind, [*metadata, *more])
+    if kind is type(None):
+        return "null"
     if kind in _PLAIN:
-        return _PLAIN[kind] + (_bounds(metadata) if kind in (int, float) else _size(metadata))
+        return _PLAIN[kind] + _bounds(metadata)
     if isinstance(kind, type) and issubclass(kind, Component):
-        return _of_component(kind)
+        names = kind.declared()
+        is_choice = kind.family() is kind or names
+        return " | ".join([*names, "import path of a class"]) if is_choice else kind.component_name()
     if isinstance(kind, type) and issubclass(kind, Settings):
         return f"section of {', '.join(kind.model_fields)}"
-    return _of_generic(kind, metadata)
+    return _generic_in_words(kind, metadata)
 
 
-def _of_generic(kind: Any, metadata: Sequence[Any]) -> str:
+def _generic_in_words(kind: Any, metadata: Sequence[Any]) -> str:
     origin, arguments = get_origin(kind), get_args(kind)
     if origin is Literal:
-        return " | ".join(_literal(value) for value in arguments)
+        return " | ".join(map(_yaml, arguments))
     if origin in (Union, types.UnionType):
-        words = (_in_words(part, () if part is type(None) else metadata) for part in arguments)
-        return " | ".join(dict.fromkeys(words))
-    if origin in (list, set, frozenset, Sequence):
-        return f"list of {_grouped(_in_words(arguments[0]))}{_size(metadata)}"
-    if origin is tuple:
-        return _of_tuple(arguments)
-    if origin in (dict, Mapping):
-        return f"mapping of {_grouped(_in_words(arguments[0]))} to {_grouped(_in_words(arguments[1]))}"
-    return "any"
+        return " | ".join(dict.fromkeys(_in_words(part, metadata) for part in arguments))
+    if origin is tuple and Ellipsis not in arguments:
+        return f"[{', '.join(map(_in_words, arguments))}]"
+    parts = [f"({words})" if " | " in words else words for words in map(_in_words, arguments)]
+    if origin in _LISTS:
+        return f"list of {parts[0]}{_bounds(metadata)}"
+    return f"mapping of {parts[0]} to {parts[1]}" if origin in (dict, Mapping) else "any"
 
 
-def _of_tuple(arguments: Sequence[Any]) -> str:
-    if arguments[-1:] == (Ellipsis,):
-        return f"list of {_grouped(_in_words(arguments[0]))}"
-    return f"[{', '.join(_in_words(part) for part in arguments)}]"
-
-
-def _of_component(kind: type[Component]) -> str:
-    names = kind.declared()
-    return " | ".join([*names, "import path of a class"]) if kind.family() is kind or names else kind.component_name()
-
-
-def _literal(value: Any) -> str:
+def _yaml(value: Any) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def _bounds(metadata: Sequence[Any]) -> str:
-    parts = [
+    bounds = [
         f"{sign} {bound:g}" if isinstance(bound, float) else f"{sign} {bound}"
         for item in metadata
         for name, sign in _SIGNS.items()
         if (bound := getattr(item, name, None)) is not None
     ]
-    return f" {' and '.join(parts)}" if parts else ""
-
-
-def _size(metadata: Sequence[Any]) -> str:
-    least = [item.min_length for item in metadata if getattr(item, "min_length", None)]
-    return ", not empty" if least else ""
-
-
-def _grouped(words: str) -> str:
-    return f"({words})" if " | " in words else words
+    is_filled = any(getattr(item, "min_length", None) for item in metadata)
+    return (f" {' and '.join(bounds)}" if bounds else "") + (", not empty" if is_filled else "")

@@ -7,59 +7,57 @@ from typing import Annotated
 
 import typer
 
-from polyfed.cli.analyse_partition import partition
-from polyfed.cli.analyse_retraining import across, distortion, retrain
-from polyfed.cli.analysing import (
-    Folder,
-    Overrides,
-    Place,
-    Places,
-    Projection,
-    RunArgument,
+from polyfed.cli.analyse_retraining import analyse_across, analyse_distortion, analyse_retrain
+from polyfed.cli.analysis_options import (
+    LastOrBest,
+    MapMethod,
+    OutOfExperiment,
+    OutOfRun,
     Seeds,
-    Source,
-    Which,
-    analysed,
-    continuable,
-    server_model,
+    analysis_folder,
     show_analysis,
 )
-from polyfed.cli.options import DataDir, Device, WeightsDir, names_in, numbers_in
+from polyfed.cli.console import interruptible
+from polyfed.cli.options import (
+    EXPERIMENT,
+    ExperimentArgument,
+    ExperimentOptions,
+    PlaceOptions,
+    RunArgument,
+    RunArguments,
+    names_in,
+    numbers_in,
+    with_shared_options,
+)
 from polyfed.core.errors import ConfigError
 from polyfed.runs.opened import open_run
 
-app = typer.Typer(
-    add_completion=False,
-    no_args_is_help=True,
-    help="Analyse federations: who contributes what, what more data brings, and what a model looks like inside.",
-)
+_CONTINUE = "continue with the same command"
 
 
-def shapley(
-    source: Source,
-    players: Annotated[
-        str, typer.Option(metavar="GROUP,GROUP,...", help="groups whose contribution is asked for", show_default=False)
-    ],
+def analyse_shapley(
+    source: ExperimentArgument,
+    *,
+    players: Annotated[str, typer.Option(metavar="GROUP,GROUP,...", help="groups whose contribution is asked for")],
     seeds: Seeds = "0",
-    overrides: Overrides = None,
-    out: Folder = None,
-    data_dir: DataDir = None,
-    weights_dir: WeightsDir = None,
+    settings: ExperimentOptions,
+    out: OutOfExperiment = None,
 ) -> None:
     """Divide what client types gain the server among them: every coalition is run. Continues where it was stopped."""
     from polyfed.analysis.plots import draw_shapley
     from polyfed.analysis.shapley import contributions
     from polyfed.analysis.tables import shapley_tables
 
-    experiment, numbers = analysed(source, overrides, data_dir, weights_dir), numbers_in("--seeds", seeds)
+    experiment, numbers = settings.load(source), numbers_in("--seeds", seeds)
     folder = out or Path("runs") / f"{experiment.name}-shapley"
-    with continuable():
+    with interruptible(_CONTINUE):
         contributed = contributions(experiment, names_in("--players", players), numbers, folder, typer.echo)
     show_analysis(folder, "shapley", contributed.to_json(), draw_shapley(contributed), shapley_tables(contributed))
 
 
-def scaling(
-    source: Source,
+def analyse_scaling(
+    source: ExperimentArgument,
+    *,
     groups: Annotated[
         str,
         typer.Option(
@@ -69,43 +67,35 @@ def scaling(
         ),
     ],
     seeds: Seeds = "0",
-    overrides: Overrides = None,
-    out: Folder = None,
-    data_dir: DataDir = None,
-    weights_dir: WeightsDir = None,
+    settings: ExperimentOptions,
+    out: OutOfExperiment = None,
 ) -> None:
     """Run an experiment with none, one, two, ... of some groups. Continues where it was stopped."""
     from polyfed.analysis.plots import draw_scaling
-    from polyfed.analysis.scaling import scaling as run_scaling
+    from polyfed.analysis.scaling import scaling
     from polyfed.analysis.tables import scaling_table
 
-    experiment, numbers = analysed(source, overrides, data_dir, weights_dir), numbers_in("--seeds", seeds)
+    experiment, numbers = settings.load(source), numbers_in("--seeds", seeds)
     folder = out or Path("runs") / f"{experiment.name}-scaling"
     steps = [names_in("--groups", step, "+") for step in names_in("--groups", groups)]
-    with continuable():
-        scaled = run_scaling(experiment, steps, numbers, folder, typer.echo)
+    with interruptible(_CONTINUE):
+        scaled = scaling(experiment, steps, numbers, folder, typer.echo)
     show_analysis(folder, "scaling", scaled.to_json(), draw_scaling(scaled), [scaling_table(scaled)])
 
 
-def gap(
-    subject: Annotated[
-        Path,
-        typer.Argument(metavar="RUN|FILE", help="folder of a run, or a YAML file with encoders", show_default=False),
-    ],
-    between: Annotated[str, typer.Option(metavar="A,B", help="two sources", show_default=False)],
-    against: Annotated[
-        str | None, typer.Option(metavar="C,D,...", help="more sources to compare A with", show_default=False)
-    ] = None,
+def analyse_gap(
+    subject: Annotated[Path, typer.Argument(metavar="RUN|FILE", help="folder of a run, or a YAML file with encoders")],
+    *,
+    between: Annotated[str, typer.Option(metavar="A,B", help="two sources")],
+    against: Annotated[str | None, typer.Option(metavar="C,D,...", help="more sources to compare A with")] = None,
     split: Annotated[str, typer.Option(help="split of all of them")] = "train",
     normalise: Annotated[bool, typer.Option("--normalise", help="scale embeddings to unit norm first")] = False,
     samples: Annotated[
         int | None, typer.Option(min=1, help="at most so many of each, at random", show_default="all")
     ] = None,
-    which: Which = "last",
-    out: Place = None,
-    data_dir: DataDir = None,
-    weights_dir: WeightsDir = None,
-    device: Device = None,
+    which: LastOrBest = "last",
+    out: OutOfRun = None,
+    places: PlaceOptions,
 ) -> None:
     """Measure the gap between data sets: the distance of their mean embeddings, summed over modalities."""
     from polyfed.analysis.domain_gap import domain_gaps
@@ -118,176 +108,186 @@ def gap(
     if len(pair) != 2:
         raise ConfigError(f"--between {between}: needs two sources, as in --between A,B; name more with --against")
     others = [pair[1], *(names_in("--against", against) if against else [])]
-    is_run, places = subject.is_dir(), Places(data_dir=data_dir, weights_dir=weights_dir, device=device)
+    is_run = subject.is_dir()
     if is_run:
-        encoders = encoders_of(server_model(subject, which, places), normalise=False)
+        encoders = encoders_of(places.server_model(subject, which), normalise=False)
     else:
-        encoders = load_encoders(subject, **places)
+        encoders = load_encoders(subject, **vars(places))
     folder = ready_folder(out or (subject / "analysis" if is_run else subject.parent))
     gaps = domain_gaps(encoders, pair[0], others, split=split, normalise=normalise, most=samples)
     show_analysis(folder, "gap", gaps.to_json(), None, [gap_table(gaps)])
 
 
-def landscape(
+def analyse_landscape(
     run: RunArgument,
+    *,
     samples: Annotated[int, typer.Option(help="samples that the loss is of")] = 256,
     grid: Annotated[int, typer.Option(help="points along each direction, odd")] = 21,
     extent: Annotated[float, typer.Option(help="farthest move, in units of the weights' L2 norm")] = 0.5,
     steps: Annotated[int, typer.Option(help="Hessian-vector products at most")] = 40,
-    which: Which = "last",
-    out: Place = None,
-    data_dir: DataDir = None,
-    weights_dir: WeightsDir = None,
-    device: Device = None,
+    which: LastOrBest = "last",
+    out: OutOfRun = None,
+    places: PlaceOptions,
 ) -> None:
     """Draw the server's loss around its final weights, along the top two eigenvectors of the Hessian."""
     import safetensors.torch
 
     from polyfed.analysis.model_plots import draw_landscape
-    from polyfed.analysis.results import ready_folder
     from polyfed.analysis.run_landscape import run_landscape
     from polyfed.analysis.tables import landscape_table
     from polyfed.core.files import write_atomically
 
-    server = server_model(run, which, Places(data_dir=data_dir, weights_dir=weights_dir, device=device))
-    folder = ready_folder(out or run / "analysis")
+    server = places.server_model(run, which)
+    folder = analysis_folder(out, run)
     surface = run_landscape(server, samples=samples, grid=grid, extent=extent, steps=steps)
     tensors = {"values": surface.values, "axis": surface.axis, "eigenvalues": surface.pairs.values}
     write_atomically(folder / "landscape.safetensors", safetensors.torch.save(tensors))
     show_analysis(folder, "landscape", surface.to_json(), draw_landscape(surface), [landscape_table(surface)])
 
 
-def centres(
-    runs: Annotated[list[Path], typer.Argument(metavar="RUN...", help="folders of runs", show_default=False)],
+def analyse_centres(
+    runs: RunArguments,
+    *,
     data: Annotated[
         str | None, typer.Option(metavar="A,B,...", help="sources", show_default="all of the first run")
     ] = None,
     by: Annotated[str, typer.Option(help="data: a centre for each data set; class: for each class of it")] = "data",
     split: Annotated[str, typer.Option(help="split of all of them")] = "test",
     samples: Annotated[int, typer.Option(min=1, help="at most so many of each, at random")] = 1000,
-    which: Which = "last",
-    out: Place = None,
-    data_dir: DataDir = None,
-    weights_dir: WeightsDir = None,
-    device: Device = None,
+    which: LastOrBest = "last",
+    out: OutOfRun = None,
+    places: PlaceOptions,
 ) -> None:
     """Measure how far apart a server model keeps data sets or classes, and draw them; several runs side by side."""
     from polyfed.analysis.centres import run_centres
     from polyfed.analysis.model_plots import draw_centres
-    from polyfed.analysis.results import ready_folder
     from polyfed.analysis.tables import centres_table
 
-    places = Places(data_dir=data_dir, weights_dir=weights_dir, device=device)
-    servers = [server_model(run, which, places) for run in runs]
+    servers = [places.server_model(run, which) for run in runs]
     names = names_in("--data", data) if data is not None else list(servers[0].run.conditions.data.sources)
-    folder = ready_folder(out or runs[0] / "analysis")
-    by_run = [run_centres(each, names, by=by, split=split, most=samples) for each in servers]
-    content = {"by": by, "runs": [each.to_json() for each in by_run]}
-    show_analysis(folder, "centres", content, draw_centres(by_run), [centres_table(each) for each in by_run])
+    folder = analysis_folder(out, runs[0])
+    by_run = [run_centres(server, names, by=by, split=split, most=samples) for server in servers]
+    content = {"by": by, "runs": [centres.to_json() for centres in by_run]}
+    show_analysis(folder, "centres", content, draw_centres(by_run), [centres_table(centres) for centres in by_run])
 
 
-def drift(
+def analyse_drift(
     run: RunArgument,
+    *,
     samples: Annotated[int, typer.Option(min=4, help="public samples at most, at random")] = 250,
-    method: Projection = "tsne",
-    which: Which = "last",
-    out: Place = None,
-    data_dir: DataDir = None,
-    weights_dir: WeightsDir = None,
-    device: Device = None,
+    method: MapMethod = "tsne",
+    which: LastOrBest = "last",
+    out: OutOfRun = None,
+    places: PlaceOptions,
 ) -> None:
     """Measure how differently clients and server represent the same public samples, and draw these on a map."""
     from polyfed.analysis.drift import run_drift
     from polyfed.analysis.exchange_plots import draw_drift
     from polyfed.analysis.exchange_tables import drift_tables
-    from polyfed.analysis.results import ready_folder
 
-    clients = open_run(run, data_dir=data_dir, weights_dir=weights_dir, device=device).kept_clients()
-    folder = ready_folder(out or run / "analysis")
-    drift_by_modality = run_drift(clients, which=which, samples=samples, method=method)
-    show_analysis(
-        folder, "drift", drift_by_modality.to_json(), draw_drift(drift_by_modality), drift_tables(drift_by_modality)
-    )
+    clients = places.open(run).kept_clients()
+    folder = analysis_folder(out, run)
+    drift = run_drift(clients, which=which, samples=samples, method=method)
+    show_analysis(folder, "drift", drift.to_json(), draw_drift(drift), drift_tables(drift))
 
 
-def features(
+def analyse_features(
     run: RunArgument,
+    *,
     client: Annotated[
         str | None, typer.Option(help="a client that classifies", show_default="the first that classifies")
     ] = None,
     samples: Annotated[int, typer.Option(min=1, help="test samples at most, at random")] = 1000,
-    method: Projection = "tsne",
-    out: Place = None,
-    data_dir: DataDir = None,
-    weights_dir: WeightsDir = None,
-    device: Device = None,
+    method: MapMethod = "tsne",
+    out: OutOfRun = None,
+    places: PlaceOptions,
 ) -> None:
     """Compare a client's own features, those of the server's encoders, and both fused (FedAFD), by class."""
     from polyfed.analysis.exchange_plots import draw_features
     from polyfed.analysis.exchange_tables import features_table
     from polyfed.analysis.fused_features import run_features
-    from polyfed.analysis.results import ready_folder
 
-    clients = open_run(run, data_dir=data_dir, weights_dir=weights_dir, device=device).kept_clients()
-    folder = ready_folder(out or run / "analysis")
-    compared = run_features(clients, client, samples=samples, method=method)
-    show_analysis(folder, "features", compared.to_json(), draw_features(compared), [features_table(compared)])
+    clients = places.open(run).kept_clients()
+    folder = analysis_folder(out, run)
+    features = run_features(clients, client, samples=samples, method=method)
+    show_analysis(folder, "features", features.to_json(), draw_features(features), [features_table(features)])
 
 
-def weights(
+def analyse_weights(
     run: RunArgument,
     number: Annotated[int | None, typer.Option("--round", help="which round", show_default="last")] = None,
     samples: Annotated[int, typer.Option(min=1, help="samples in the picture, at random")] = 7,
     at: Annotated[
-        str | None,
-        typer.Option(metavar="N,N,...", help="these samples instead, of the recorded ones, from 0", show_default=False),
+        str | None, typer.Option(metavar="N,N,...", help="these samples instead, of the recorded ones, from 0")
     ] = None,
-    out: Place = None,
+    out: OutOfRun = None,
 ) -> None:
     """Draw the weights of clients in the aggregation, by public sample, and compare kinds of clients."""
     from polyfed.analysis.exchange_plots import draw_weights
     from polyfed.analysis.exchange_tables import weights_tables
-    from polyfed.analysis.results import ready_folder
     from polyfed.analysis.round_weights import run_weights
 
     chosen = None if at is None else numbers_in("--at", at)
-    recorded_weights = run_weights(open_run(run), number=number, samples=samples, at=chosen)
-    folder = ready_folder(out or run / "analysis")
-    show_analysis(
-        folder, "weights", recorded_weights.to_json(), draw_weights(recorded_weights), weights_tables(recorded_weights)
-    )
+    weights = run_weights(open_run(run), number=number, samples=samples, at=chosen)
+    folder = analysis_folder(out, run)
+    show_analysis(folder, "weights", weights.to_json(), draw_weights(weights), weights_tables(weights))
 
 
-def traffic(
-    runs: Annotated[list[Path], typer.Argument(metavar="RUN...", help="folders of runs", show_default=False)],
-    out: Place = None,
-) -> None:
+def analyse_traffic(runs: RunArguments, out: OutOfRun = None) -> None:
     """Compare the bytes of runs: in all, and of a client in a round, by direction and kind."""
     from polyfed.analysis.exchange_plots import draw_traffic
     from polyfed.analysis.exchange_tables import traffic_tables
-    from polyfed.analysis.results import ready_folder
     from polyfed.analysis.traffic import run_traffic
 
     by_run = [run_traffic(open_run(run)) for run in runs]
-    folder = ready_folder(out or runs[0] / "analysis")
-    show_analysis(
-        folder, "traffic", {"runs": [each.to_json() for each in by_run]}, draw_traffic(by_run), traffic_tables(by_run)
-    )
+    folder = analysis_folder(out, runs[0])
+    content = {"runs": [traffic.to_json() for traffic in by_run]}
+    show_analysis(folder, "traffic", content, draw_traffic(by_run), traffic_tables(by_run))
 
 
-for command in (
-    shapley,
-    scaling,
-    gap,
-    landscape,
-    centres,
-    drift,
-    features,
-    weights,
-    traffic,
-    partition,
-    retrain,
-    distortion,
-    across,
-):
-    app.command()(command)
+def analyse_partition(
+    source: Annotated[str, typer.Argument(metavar="PRESET|FILE|RUN", help=f"{EXPERIMENT}, or folder of a run")],
+    settings: ExperimentOptions,
+    out: OutOfExperiment = None,
+) -> None:
+    """Count what every client holds, by class and column, and draw it; nothing is trained."""
+    from polyfed.analysis.partitions import planned, recorded, without_items
+    from polyfed.analysis.results import ready_folder
+    from polyfed.reporting.partition_tables import partition_tables
+    from polyfed.reporting.plots import draw_partition
+
+    if Path(source).is_dir():
+        if settings.overrides:
+            wrong = settings.overrides[0]
+            raise ConfigError(f"--set {wrong}: '{source}' is a run that is over; give its config.yaml instead")
+        records, folder = recorded(open_run(source)), out or Path(source) / "analysis"
+    else:
+        experiment = settings.load(source)
+        records, folder = planned(experiment), out or Path("runs") / f"{experiment.name}-partition"
+    content = {client: without_items(holding) for client, holding in records.holdings.items()}
+    tables = partition_tables(records.holdings)
+    show_analysis(ready_folder(folder), "partition", content, draw_partition(records), tables)
+
+
+_COMMANDS = (
+    analyse_shapley,
+    analyse_scaling,
+    analyse_gap,
+    analyse_landscape,
+    analyse_centres,
+    analyse_drift,
+    analyse_features,
+    analyse_weights,
+    analyse_traffic,
+    analyse_partition,
+    analyse_retrain,
+    analyse_distortion,
+    analyse_across,
+)
+analyse_app = typer.Typer(
+    add_completion=False,
+    no_args_is_help=True,
+    help="Analyse federations: who contributes what, what more data brings, and what a model looks like inside.",
+)
+for _command in _COMMANDS:
+    analyse_app.command(_command.__name__.removeprefix("analyse_"))(with_shared_options(_command))

@@ -1,33 +1,31 @@
-"""``polyfed analyse retrain``, ``distortion`` and ``across``: parses, calls, prints. Adds to ``commands.app``."""
+"""``polyfed analyse retrain``, ``distortion`` and ``across``: how models change when clients train them further."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
-from polyfed.cli.analysing import Place, RunArgument, Which, show_analysis
-from polyfed.cli.options import DataDir, Device, WeightsDir, names_in
+from polyfed.cli.analysis_options import LastOrBest, OutOfRun, analysis_folder, show_analysis
+from polyfed.cli.options import PlaceOptions, RunArgument, names_in
 from polyfed.core.errors import ConfigError
 from polyfed.runs.records import SERVER
 
-if TYPE_CHECKING:
-    from polyfed.analysis.simulated import Simulated
+_STEPS = 500  # FedAID's
 
-STEPS = 500  # FedAID's
-
-Lr = Annotated[
+LearningRate = Annotated[
     float | None, typer.Option("--lr", help="constant learning rate", show_default="the clients', by their schedule")
 ]
 Seed = Annotated[int | None, typer.Option(min=0, help="of batches and dropout", show_default="the run's")]
 
 
-def retrain(
+def analyse_retrain(
     run: RunArgument,
+    *,
     of: Annotated[
-        str,
-        typer.Option("--of", help="server, a client that keeps a model, each of those, or a group's global model"),
+        str, typer.Option("--of", help="server, a client that keeps a model, each of those, or a group's global model")
     ] = "server",
     layers: Annotated[str, typer.Option(help="what is trained: all, shallow or deep layers")] = "all",
     depth: Annotated[
@@ -37,95 +35,76 @@ def retrain(
         ),
     ] = None,
     on: Annotated[str, typer.Option("--on", help="data: of a client, of each in turn, or the union of all")] = "each",
-    steps: Annotated[int, typer.Option(min=0, help="optimiser steps")] = STEPS,
-    lr: Lr = None,
+    steps: Annotated[int, typer.Option(min=0, help="optimiser steps")] = _STEPS,
+    lr: LearningRate = None,
     seed: Seed = None,
-    which: Which = "last",
-    out: Place = None,
-    data_dir: DataDir = None,
-    weights_dir: WeightsDir = None,
-    device: Device = None,
+    which: LastOrBest = "last",
+    out: OutOfRun = None,
+    places: PlaceOptions,
 ) -> None:
     """Re-train some layers of a model on clients' data, and see what becomes of it at every client. Simulations."""
     from polyfed.analysis.retraining import Plan, run_retraining
     from polyfed.analysis.retraining_plots import draw_retraining
     from polyfed.analysis.retraining_tables import RETRAINING_HEADER, retraining_rows, retraining_tables
+    from polyfed.analysis.simulated import Simulated
 
-    opened, folder = _opened(run, which, out, data_dir, weights_dir, device)
+    simulated, folder = Simulated(places.open(run), which), analysis_folder(out, run)
     plan = Plan(layers, None if depth is None else _depth(depth), steps=steps, lr=lr, seed=seed)
-    retrained = run_retraining(opened, of, on, plan)
-    changed = {"depth": depth, "steps": None if steps == STEPS else steps, "lr": lr, "seed": seed}
-    name, drawing = _named(f"retrain-{of}-{layers}-{on}", which, **changed), draw_retraining(retrained)
-    _csv(folder, name, RETRAINING_HEADER, retraining_rows(retrained))
+    retrained = run_retraining(simulated, of, on, plan)
+    changed = {"depth": depth, "steps": None if steps == _STEPS else steps, "lr": lr, "seed": seed}
+    name, drawing = _file_name(f"retrain-{of}-{layers}-{on}", which, **changed), draw_retraining(retrained)
+    _write_rows(folder, name, RETRAINING_HEADER, retraining_rows(retrained))
     show_analysis(folder, name, retrained.to_json(), drawing, retraining_tables(retrained))
 
 
-def distortion(
+def analyse_distortion(
     run: RunArgument,
+    *,
     of: Annotated[str, typer.Option("--of", help="server, or a group's global model")] = "server",
     steps: Annotated[
         int | None, typer.Option(min=0, help="optimiser steps", show_default="a round's local training")
     ] = None,
-    lr: Lr = None,
+    lr: LearningRate = None,
     seed: Seed = None,
-    which: Which = "last",
-    out: Place = None,
-    data_dir: DataDir = None,
-    weights_dir: WeightsDir = None,
-    device: Device = None,
+    which: LastOrBest = "last",
+    out: OutOfRun = None,
+    places: PlaceOptions,
 ) -> None:
     """Measure how clients' local training takes paired representations of a model apart. Simulations."""
     from polyfed.analysis.distortion import run_distortion
     from polyfed.analysis.retraining_plots import draw_distortion
     from polyfed.analysis.retraining_tables import DISTORTION_HEADER, distortion_rows, distortion_tables
+    from polyfed.analysis.simulated import Simulated
 
-    opened, folder = _opened(run, which, out, data_dir, weights_dir, device)
-    distorted = run_distortion(opened, of, steps=steps, lr=lr, seed=seed)
+    simulated, folder = Simulated(places.open(run), which), analysis_folder(out, run)
+    distorted = run_distortion(simulated, of, steps=steps, lr=lr, seed=seed)
     stem = "distortion" if of == SERVER else f"distortion-{of}"
-    name, drawing = _named(stem, which, steps=steps, lr=lr, seed=seed), draw_distortion(distorted)
-    _csv(folder, name, DISTORTION_HEADER, distortion_rows(distorted))
+    name, drawing = _file_name(stem, which, steps=steps, lr=lr, seed=seed), draw_distortion(distorted)
+    _write_rows(folder, name, DISTORTION_HEADER, distortion_rows(distorted))
     show_analysis(folder, name, distorted.to_json(), drawing, distortion_tables(distorted))
 
 
-def across(
-    run: RunArgument,
-    which: Which = "last",
-    out: Place = None,
-    data_dir: DataDir = None,
-    weights_dir: WeightsDir = None,
-    device: Device = None,
-) -> None:
+def analyse_across(run: RunArgument, *, which: LastOrBest = "last", out: OutOfRun = None, places: PlaceOptions) -> None:
     """Judge global and kept models on every client's test samples: average, worst client, disparity. Simulations."""
     from polyfed.analysis.across import run_across
     from polyfed.analysis.retraining_plots import draw_across
     from polyfed.analysis.retraining_tables import ACROSS_HEADER, across_rows, across_tables
+    from polyfed.analysis.simulated import Simulated
 
-    opened, folder = _opened(run, which, out, data_dir, weights_dir, device)
-    judged = run_across(opened)
-    name, drawing = _named("across", which), draw_across(judged)
-    _csv(folder, name, ACROSS_HEADER, across_rows(judged))
+    simulated, folder = Simulated(places.open(run), which), analysis_folder(out, run)
+    judged = run_across(simulated)
+    name, drawing = _file_name("across", which), draw_across(judged)
+    _write_rows(folder, name, ACROSS_HEADER, across_rows(judged))
     show_analysis(folder, name, judged.to_json(), drawing, across_tables(judged))
 
 
-def _opened(
-    run: Path, which: str, out: Path | None, data_dir: Path | None, weights_dir: Path | None, device: str | None
-) -> tuple[Simulated, Path]:
-    """The run, and the folder of results."""
-    from polyfed.analysis.results import ready_folder
-    from polyfed.analysis.simulated import Simulated
-    from polyfed.runs.opened import open_run
-
-    opened = Simulated(open_run(run, data_dir=data_dir, weights_dir=weights_dir, device=device), which)
-    return opened, ready_folder(out or run / "analysis")
-
-
-def _named(stem: str, which: str, **changed: object) -> str:
+def _file_name(stem: str, which: str, **changed: object) -> str:
     """Name of the files: with all that differs from the defaults, so that other settings have other files."""
     parts = [f"{key}{value}" for key, value in changed.items() if value is not None]
     return "-".join([stem, *([] if which == "last" else [which]), *parts])
 
 
-def _csv(folder: Path, name: str, header: tuple[str, ...], rows: Any) -> None:
+def _write_rows(folder: Path, name: str, header: Sequence[str], rows: Any) -> None:
     from polyfed.analysis.retraining_tables import write_csv
 
     typer.echo(f"written: {write_csv(folder / f'{name}.csv', header, rows)}")

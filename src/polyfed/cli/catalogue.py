@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import re
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
 from polyfed.core.declarations import ClassDeclaration, class_declarations, components
 from polyfed.core.errors import ConfigError, nearest
@@ -13,13 +13,10 @@ from polyfed.core.extras import how_to_install, is_installed
 from polyfed.runs.presets import presets
 
 if TYPE_CHECKING:
-    from pydantic.fields import FieldInfo
-
-    from polyfed.core.settings import Component, Settings
+    from polyfed.core.settings import Settings
 
 PRESETS = "presets"
 SETTINGS = "settings"
-
 _FAMILIES = {
     "methods": ("polyfed.algorithms.algorithm", "Algorithm", "algorithm"),
     "models": ("polyfed.models.encoder", "Encoder", "encoders of a modality"),
@@ -34,8 +31,6 @@ _FAMILIES = {
     "engines": ("polyfed.engines.engine", "EngineSettings", "where client steps execute"),
     "sinks": ("polyfed.runs.sink", "Sink", "trackers that follow a run"),
 }
-
-
 _SECTIONS = {
     "experiment": ("polyfed.runs.experiment", "Experiment"),
     "data": ("polyfed.federation.settings", "DataSettings"),
@@ -57,19 +52,12 @@ _SECTIONS = {
 
 @dataclass(frozen=True)
 class Setting:
-    """One setting of a component or a section.
+    """One setting of a component or a section."""
 
-    Attributes:
-        name: key in a configuration.
-        default: as YAML would have it, or ``required``.
-        description: what it means.
-        allowed: which values it takes.
-    """
-
-    name: str
-    default: str
+    name: str  # key in a configuration
+    default: str  # as YAML would have it, or ``required``
     description: str
-    allowed: str
+    allowed: str  # which values it takes
 
 
 def kinds() -> dict[str, str]:
@@ -87,9 +75,10 @@ def entries(kind: str) -> dict[str, str]:
     if kind == PRESETS:
         return presets()
     if kind == SETTINGS:
-        places = {name: class_declarations(module)[section] for name, (module, section) in _SECTIONS.items()}
-        return {name: _summary(declared) for name, declared in places.items()}
-    return {name: _summary(declared) + _to_install(declared) for name, declared in _declared(kind).items()}
+        declared = {name: class_declarations(module)[section] for name, (module, section) in _SECTIONS.items()}
+    else:
+        declared = _declared(kind)
+    return {name: _summary(declaration) for name, declaration in declared.items()}
 
 
 def settings_of(kind: str, name: str) -> list[Setting]:
@@ -98,17 +87,24 @@ def settings_of(kind: str, name: str) -> list[Setting]:
     Raises:
         ConfigError: there is no such kind or name.
     """
-    settings = _class_of(kind, name)
-    return [_setting(settings, field, info) for field, info in settings.model_fields.items()]
+    from polyfed.cli.allowed import allowed_values  # pydantic, which names alone do not need
+    from polyfed.core.effects import Never, conditions_of, shown
 
-
-def _class_of(kind: str, name: str) -> type[Settings]:
-    known = _SECTIONS if kind == SETTINGS else _declared(kind)
-    if name not in known:
-        raise ConfigError(f"there is no '{name}' among {kind}; {nearest(name, known)}")
+    choices = _SECTIONS if kind == SETTINGS else _declared(kind)
+    if name not in choices:
+        raise ConfigError(f"there is no '{name}' among {kind}; {nearest(name, choices)}")
     module, attribute = _SECTIONS[name] if kind == SETTINGS else _FAMILIES[kind][:2]
-    family: type[Settings] = getattr(importlib.import_module(module), attribute)
-    return family if kind == SETTINGS else cast("type[Component]", family).named(name)
+    family = getattr(importlib.import_module(module), attribute)
+    owner: type[Settings] = family if kind == SETTINGS else family.named(name)
+    settings = []
+    for field, info in owner.model_fields.items():
+        default = "required" if info.is_required() else shown(info.get_default(call_default_factory=True))
+        condition = conditions_of(owner).get(field)
+        never = isinstance(condition, Never)
+        effect = f"{'without effect:' if never else 'only with'} {condition}" if condition is not None else ""
+        description = "; ".join(filter(None, (info.description, effect)))
+        settings.append(Setting(field, default, description, allowed_values(info)))
+    return settings
 
 
 def _declared(kind: str) -> dict[str, ClassDeclaration]:
@@ -120,31 +116,8 @@ def _declared(kind: str) -> dict[str, ClassDeclaration]:
 
 
 def _summary(declared: ClassDeclaration) -> str:
-    """First sentence of the docstring, on one line."""
+    """First sentence of the docstring, on one line, and what must be installed if its extra is not there."""
     paragraph = declared.documentation.strip().split("\n\n")[0]
-    sentence = re.split(r"\.\s(?=[A-Z])", " ".join(paragraph.split()))[0]
-    return sentence.rstrip(".").replace("``", "`")
-
-
-def _to_install(declared: ClassDeclaration) -> str:
+    sentence = re.split(r"\.\s(?=[A-Z])", " ".join(paragraph.split()))[0].rstrip(".").replace("``", "`")
     extra = declared.texts.get("pip_extra", "")
-    return f" (not installed: {how_to_install(extra)})" if extra and not is_installed(extra) else ""
-
-
-def _setting(settings: type[Settings], name: str, info: FieldInfo) -> Setting:
-    from polyfed.cli.allowed import allowed_values  # pydantic, which names alone do not need
-    from polyfed.core.effects import shown
-
-    default = "required" if info.is_required() else shown(info.get_default(call_default_factory=True))
-    description = "; ".join(filter(None, (info.description, _effect(settings, name))))
-    return Setting(name, default, description, allowed_values(info))
-
-
-def _effect(settings: type[Settings], name: str) -> str:
-    """When a setting has an effect, where that is not always so."""
-    from polyfed.core.effects import Never, conditions_of
-
-    condition = conditions_of(settings).get(name)
-    if condition is None:
-        return ""
-    return f"without effect: {condition}" if isinstance(condition, Never) else f"only with {condition}"
+    return sentence + (f" (not installed: {how_to_install(extra)})" if extra and not is_installed(extra) else "")

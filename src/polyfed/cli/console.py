@@ -1,4 +1,4 @@
-"""A terminal in the hands of the command line: warnings as lines, and what being told to end means."""
+"""How the command line prints warnings and errors, and how it ends."""
 
 from __future__ import annotations
 
@@ -19,11 +19,6 @@ from typer.models import ArgumentInfo
 from polyfed.core.untrusted import plain
 
 
-def _interrupted(number: int, frame: FrameType | None) -> None:
-    """Being told to end is an interruption like Ctrl-C: the terminal, workers and folders are left in order."""
-    raise KeyboardInterrupt
-
-
 class _Lines(logging.Handler):
     """Warnings of the library as plain lines on stderr, above the bars where there are any."""
 
@@ -36,10 +31,25 @@ class _Lines(logging.Handler):
         return record.name != "polyfed.runs.session"
 
 
-def described(command: click.Command) -> click.Command:
-    """The command, and all below it, with the help of their arguments: click 8.5 takes away what typer gave them."""
+def fail(message: str, code: int) -> int:
+    """Print why a command ends, on one line; returns its exit code."""
+    typer.echo(plain(" ".join(message.split())), err=True)
+    return code
+
+
+@contextlib.contextmanager
+def interruptible(hint: str) -> Iterator[None]:
+    """End the command with exit code 130 and a hint if it is interrupted."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        raise typer.Exit(fail(f"interrupted; {hint}", 130)) from None
+
+
+def with_argument_help(command: click.Command) -> click.Command:
+    """Give the arguments of a command, and of all below it, their help again, which click 8.5 removes."""
     for below in getattr(command, "commands", {}).values():
-        described(below)
+        with_argument_help(below)
     hints = get_type_hints(command.callback, include_extras=True) if command.callback else {}
     for parameter in command.params:
         for info in getattr(hints.get(parameter.name or ""), "__metadata__", ()):
@@ -49,15 +59,19 @@ def described(command: click.Command) -> click.Command:
 
 
 @contextlib.contextmanager
-def in_charge() -> Iterator[None]:
-    """Warnings of the library are shown, and being told to end is an interruption, as long as a command runs."""
-    shown, logger = _Lines(logging.WARNING), logging.getLogger("polyfed")
-    logger.addHandler(shown)
-    before = signal.signal(signal.SIGTERM, _interrupted)
+def warnings_and_signals() -> Iterator[None]:
+    """While a command runs, print the library's warnings, and treat SIGTERM as an interruption."""
+
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        raise KeyboardInterrupt  # as Ctrl-C does: the terminal, workers and folders are left in order
+
+    lines, logger = _Lines(logging.WARNING), logging.getLogger("polyfed")
+    logger.addHandler(lines)
+    before = signal.signal(signal.SIGTERM, interrupt)
     try:
         yield
     finally:
-        logger.removeHandler(shown)
+        logger.removeHandler(lines)
         signal.signal(signal.SIGTERM, before)
 
 

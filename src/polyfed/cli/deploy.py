@@ -10,24 +10,23 @@ import typer
 
 from polyfed.core.untrusted import plain
 
-app = typer.Typer(
+deploy_app = typer.Typer(
     add_completion=False,
     no_args_is_help=True,
     help="Train across institutions: certificates and keys, checks, the server, the sites.",
 )
 
-ServerArgument = Annotated[Path, typer.Argument(metavar="FOLDER", help="folder of the server", show_default=False)]
-SiteArgument = Annotated[Path, typer.Argument(metavar="FOLDER", help="folder of the site", show_default=False)]
+ServerArgument = Annotated[Path, typer.Argument(metavar="FOLDER", help="folder of the server")]
+SiteArgument = Annotated[Path, typer.Argument(metavar="FOLDER", help="folder of the site")]
 Hosts = Annotated[
-    list[str] | None,
-    typer.Option("--host", help="name or address of the server, as sites reach it; repeatable", show_default=False),
+    list[str] | None, typer.Option("--host", help="name or address of the server, as sites reach it; repeatable")
 ]
 
 
-@app.command()
+@deploy_app.command()
 def init(
-    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="new folder", show_default=False)],
-    source: Annotated[str, typer.Option("--from", metavar="PRESET|FILE", help="the experiment", show_default=False)],
+    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="new folder")],
+    source: Annotated[str, typer.Option("--from", metavar="PRESET|FILE", help="the experiment")],
     host: Hosts = None,
     port: Annotated[int, typer.Option(help="public port of the server")] = 9443,
     superlink_port: Annotated[int, typer.Option(help="port on the server's loopback")] = 9091,
@@ -49,7 +48,7 @@ def init(
         typer.echo(f"with the node.pub that it sends back: polyfed deploy admit {made[SERVER_FOLDER]} NAME node.pub")
 
 
-@app.command()
+@deploy_app.command()
 def key(folder: SiteArgument) -> None:
     """Make a site's key pair: node.key stays in the folder, node.pub goes to the server's operator."""
     from polyfed.deploy.keys import create_keys, read_public
@@ -60,11 +59,11 @@ def key(folder: SiteArgument) -> None:
     typer.echo(f"fingerprint: {fingerprint(read_public(public))}")
 
 
-@app.command()
+@deploy_app.command()
 def admit(
     folder: ServerArgument,
-    name: Annotated[str, typer.Argument(help="name of the site", show_default=False)],
-    public_key: Annotated[Path, typer.Argument(metavar="PUBLIC_KEY", help="its node.pub", show_default=False)],
+    name: Annotated[str, typer.Argument(help="name of the site")],
+    public_key: Annotated[Path, typer.Argument(metavar="PUBLIC_KEY", help="its node.pub")],
 ) -> None:
     """Admit a site to the federation; compare the fingerprint with the site's first."""
     from polyfed.deploy.init import admit_site
@@ -75,7 +74,7 @@ def admit(
     typer.echo(f"admitted: {name} ({fingerprint(read_public(path))}); to expel it, delete {path}")
 
 
-@app.command()
+@deploy_app.command()
 def renew(folder: ServerArgument, host: Hosts = None) -> None:
     """Replace the server's certificate by a new one; restart the server then."""
     from polyfed.deploy.init import renew_certificate
@@ -83,7 +82,7 @@ def renew(folder: ServerArgument, host: Hosts = None) -> None:
     typer.echo(f"new certificate for {', '.join(renew_certificate(folder, host or []))}; restart the server")
 
 
-@app.command()
+@deploy_app.command()
 def check(
     folder: SiteArgument,
     network: Annotated[bool, typer.Option("--network/--no-network", help="contact the server")] = True,
@@ -103,7 +102,7 @@ def check(
         raise typer.Exit(2)
 
 
-@app.command()
+@deploy_app.command()
 def server(folder: ServerArgument) -> None:
     """Serve a federation in the foreground: SuperLink behind its gate, and the admitted sites."""
     from polyfed.deploy.serve import run_server
@@ -111,7 +110,7 @@ def server(folder: ServerArgument) -> None:
     raise typer.Exit(run_server(folder, _say))
 
 
-@app.command()
+@deploy_app.command()
 def site(folder: SiteArgument) -> None:
     """Connect a site in the foreground, and again whenever the connection ends."""
     from polyfed.deploy.attend import run_site

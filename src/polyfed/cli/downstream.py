@@ -2,66 +2,64 @@
 
 from __future__ import annotations
 
-import contextlib
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from polyfed.cli.options import BestOrLast, DataDir, Device, WeightsDir, names_in
-from polyfed.core.errors import ConfigError, RunError
+from polyfed.cli.analysis_options import show_analysis
+from polyfed.cli.console import interruptible
+from polyfed.cli.options import BestOrLast, PlaceOptions, names_in
+from polyfed.core.errors import ConfigError
 
 if TYPE_CHECKING:
     from polyfed.downstream.model_choice import ModelChoice
-    from polyfed.downstream.results import Findings
 
 _SEED = 42
 _LONGEST = 80  # characters of task names in the name of a file; file systems take 255 in all
 
 
-def downstream(
-    run: Annotated[Path | None, typer.Argument(metavar="[RUN]", help="folder of a run", show_default=False)] = None,
-    suite: Annotated[str, typer.Option(help="medical, scenes, or a YAML file", show_default=False)] = "",
+def downstream_command(
+    run: Annotated[Path | None, typer.Argument(metavar="[RUN]", help="folder of a run")] = None,
+    *,
+    suite: Annotated[str, typer.Option(help="medical, scenes, or a YAML file")] = "",
     tasks: Annotated[
         str | None, typer.Option(metavar="A,B,...", help="these tasks of the suite", show_default="all")
     ] = None,
     which: BestOrLast = None,
-    client: Annotated[
-        str | None, typer.Option(help="test this client's model instead of the server's", show_default=False)
-    ] = None,
+    client: Annotated[str | None, typer.Option(help="test this client's model instead of the server's")] = None,
     encoders: Annotated[
-        Path | None,
-        typer.Option(metavar="MODEL.yaml", help="test this model, pretrained or random, instead", show_default=False),
+        Path | None, typer.Option(metavar="MODEL.yaml", help="test this model, pretrained or random, instead")
     ] = None,
     seed: Annotated[int, typer.Option(min=0, help="of all draws")] = _SEED,
     draws: Annotated[
         int | None, typer.Option(min=1, help="draws of every task", show_default="as the suite says")
     ] = None,
-    out: Annotated[Path | None, typer.Option(help="folder; by default RUN/downstream", show_default=False)] = None,
-    data_dir: DataDir = None,
-    weights_dir: WeightsDir = None,
-    device: Device = None,
+    out: Annotated[Path | None, typer.Option(help="folder; by default RUN/downstream")] = None,
+    places: PlaceOptions,
 ) -> None:
     """Test frozen encoders: few-shot and zero-shot classification, segmentation, retrieval."""
     from polyfed.analysis.results import ready_folder
     from polyfed.core.device import cpu_threads
     from polyfed.downstream.model_choice import ModelChoice
+    from polyfed.downstream.plots import draw_findings
     from polyfed.downstream.suite import Suite, run_suite, suites
 
     if not suite:
         raise ConfigError(f"--suite is missing; give {', '.join(suites())}, or a YAML file")
     names = None if tasks is None else list(dict.fromkeys(names_in("--tasks", tasks)))
     chosen = Suite.load(suite).chosen(names)
-    choice = ModelChoice(run, which, client, encoders, seed, data_dir, weights_dir, device)
+    choice = ModelChoice(run, which, client, encoders, seed, **vars(places))
     opened = choice.open()
     folder = ready_folder(out or _folder(choice))
-    with cpu_threads(opened.threads), _interruptible():
+    with cpu_threads(opened.threads), interruptible("nothing was written"):
         findings = run_suite(
             opened.subject, chosen, opened.data, name=Path(suite).stem, seed=seed, draws=draws, tell=typer.echo
         )
-    _finish(folder, _stem(Path(suite).stem, which, seed, draws, names), findings)
+    stem = _stem(Path(suite).stem, which, seed, draws, names)
+    show_analysis(folder, stem, findings.to_json(), draw_findings(findings), findings.tables(), findings.to_csv())
 
 
 def _folder(choice: ModelChoice) -> Path:
@@ -87,37 +85,5 @@ def _shortened(tasks: Sequence[str]) -> str:
     """Names of tasks, or where these are too long for the name of a file, their number and a digest."""
     from polyfed.data.arrow import fingerprint_of
 
-    named = "+".join(tasks)
-    return named if len(named) <= _LONGEST else f"{len(tasks)}-{fingerprint_of(*tasks)}"
-
-
-@contextlib.contextmanager
-def _interruptible() -> Iterator[None]:
-    try:
-        yield
-    except KeyboardInterrupt:
-        typer.echo("interrupted; nothing was written", err=True)
-        raise typer.Exit(130) from None
-
-
-def _finish(folder: Path, stem: str, findings: Findings) -> None:
-    """Print the tables, and write JSON, CSV and picture."""
-    from polyfed.analysis.results import write_json
-    from polyfed.core.files import write_atomically
-    from polyfed.downstream.plots import draw_findings
-    from polyfed.reporting.figures import save
-    from polyfed.reporting.terminal import Terminal
-
-    console = Terminal()
-    for table in findings.tables():
-        console.print(table.rich())
-    drawing = draw_findings(findings)  # what can fail comes before anything is written
-    paths = [folder / f"{stem}.{ending}" for ending in ("json", "csv", "png")]
-    write_json(paths[0], findings.to_json())
-    try:
-        write_atomically(paths[1], findings.to_csv().encode())
-        save(drawing, paths[2])
-    except OSError as error:
-        raise RunError(f"cannot write to '{folder}' ({error.strerror or error}); choose another --out") from error
-    for path in paths:
-        typer.echo(f"written: {path}")
+    joined = "+".join(tasks)
+    return joined if len(joined) <= _LONGEST else f"{len(tasks)}-{fingerprint_of(*tasks)}"

@@ -2,37 +2,46 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import textwrap
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict
-from typing import Any
+from typing import Annotated, Any
+
+import typer
 
 from polyfed.cli import catalogue
 from polyfed.cli.catalogue import PRESETS
+from polyfed.cli.options import AsJson
 from polyfed.cli.preset_guide import PresetFacts, preset_facts, preset_groups
 from polyfed.runs.presets import preset_text
 
 
-def lines(kind: str = "", name: str = "") -> Iterator[str]:
-    """The answer as lines.
+def list_command(
+    kind: Annotated[str, typer.Argument(help="presets, settings, methods, models, data, ...")] = "",
+    name: Annotated[str, typer.Argument(help="one of them, to see its settings")] = "",
+    as_json: AsJson = False,
+) -> None:
+    """Show what there is: presets, methods, models, data sources, and their settings.
 
-    Raises:
-        ConfigError: there is no such kind, or none of that name.
+    Examples: polyfed list; polyfed list presets; polyfed list presets scenes-demo; polyfed list models resnet
     """
+    if as_json:
+        typer.echo(json.dumps(_content(kind, name), indent=1))
+        return
     if not kind:
-        return _overview()
-    if kind == PRESETS:
-        return iter(preset_text(name).splitlines()) if name else _all_presets()
-    return _settings(kind, name) if name else _columns(catalogue.entries(kind))
+        lines: Iterable[str] = _overview()
+    elif kind == PRESETS:
+        lines = preset_text(name).splitlines() if name else _all_presets()
+    else:
+        lines = _settings(kind, name) if name else _columns(catalogue.entries(kind))
+    for line in lines:
+        typer.echo(line)
 
 
-def as_json(kind: str = "", name: str = "") -> Any:
-    """The answer as plain values.
-
-    Raises:
-        ConfigError: there is no such kind, or none of that name.
-    """
+def _content(kind: str, name: str) -> Any:
+    """The answer as plain values."""
     if not kind:
         return catalogue.kinds()
     if kind == PRESETS:
@@ -46,9 +55,11 @@ def _overview() -> Iterator[str]:
     groups = preset_groups()
     yield f"presets: {sum(map(len, groups.values()))} named experiments, in {len(groups)} families"
     yield from _columns({f"  {root}": _in_short(members) for root, members in groups.items()})
+    width = max(40, shutil.get_terminal_size().columns)
     for kind, meaning in catalogue.kinds().items():
         if kind != PRESETS:
-            yield from _wrapped(f"{kind}: ", f"{meaning}: {', '.join(catalogue.entries(kind))}")
+            text = f"{kind}: {meaning}: {', '.join(catalogue.entries(kind))}"
+            yield from textwrap.wrap(text, width, subsequent_indent="  ", break_on_hyphens=False)
     yield "more: polyfed list presets; polyfed list presets scenes-demo; polyfed list models; ... models resnet"
 
 
@@ -60,26 +71,23 @@ def _in_short(members: list[PresetFacts]) -> str:
 
 def _all_presets() -> Iterator[str]:
     """A family after the other: what it needs in its heading, what differs behind its members."""
-    for root, members in preset_groups().items():
-        yield f"{root}: {_in_short(members)}"
-        yield from _columns({f"  {facts.name}": _described(facts, members[0]) for facts in members})
-
-
-def _described(facts: PresetFacts, root: PresetFacts) -> str:
-    differs = [facts.needs if facts.needs != root.needs else "", facts.cost if facts.cost != root.cost else ""]
-    more = "; ".join(filter(None, differs))
-    return facts.description + (f" [{more}]" if more else "")
+    for name, members in preset_groups().items():
+        yield f"{name}: {_in_short(members)}"
+        rows, root = {}, members[0]
+        for facts in members:
+            differing = [facts.needs] * (facts.needs != root.needs) + [facts.cost] * (facts.cost != root.cost)
+            more = "; ".join(filter(None, differing))
+            rows[f"  {facts.name}"] = facts.description + (f" [{more}]" if more else "")
+        yield from _columns(rows)
 
 
 def _settings(kind: str, name: str) -> Iterator[str]:
     """YAML with the defaults, and behind each its meaning and its values."""
-    head = {} if kind == catalogue.SETTINGS else {f"name: {name}": "# defaults"}
-    rows = {
-        f"{setting.name}: {setting.default}": f"# {setting.description + ': ' if setting.description else ''}"
-        f"{setting.allowed}"
-        for setting in catalogue.settings_of(kind, name)
-    }
-    return _columns(head | rows)
+    rows = {} if kind == catalogue.SETTINGS else {f"name: {name}": "# defaults"}
+    for setting in catalogue.settings_of(kind, name):
+        meaning = f"{setting.description}: " if setting.description else ""
+        rows[f"{setting.name}: {setting.default}"] = f"# {meaning}{setting.allowed}"
+    return _columns(rows)
 
 
 def _columns(rows: Mapping[str, str]) -> Iterator[str]:
@@ -87,8 +95,3 @@ def _columns(rows: Mapping[str, str]) -> Iterator[str]:
     width = max((len(first) for first in rows if len(first) < 40), default=0)
     for first, second in rows.items():
         yield f"{first.ljust(width)}  {second}"
-
-
-def _wrapped(label: str, text: str) -> list[str]:
-    width = max(40, shutil.get_terminal_size().columns)
-    return textwrap.wrap(label + text, width, subsequent_indent="  ", break_on_hyphens=False)

@@ -2,35 +2,107 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import functools
+import inspect
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, fields, is_dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
 import typer
 
 from polyfed.core.errors import ConfigError
+from polyfed.runs.opened import Run, ServerModel, open_run
 from polyfed.runs.presets import preset_names
+
+if TYPE_CHECKING:
+    from polyfed.runs.experiment import Experiment
 
 EXPERIMENT = "name of a preset (polyfed list presets), or a YAML file"
 
 ExperimentArgument = Annotated[
-    str,
-    typer.Argument(metavar="PRESET|FILE", help=EXPERIMENT, show_default=False, autocompletion=lambda: preset_names()),
+    str, typer.Argument(metavar="PRESET|FILE", help=EXPERIMENT, autocompletion=lambda: preset_names())
 ]
+RunArgument = Annotated[Path, typer.Argument(metavar="RUN", help="folder of a run")]
+RunArguments = Annotated[list[Path], typer.Argument(metavar="RUN...", help="folders of runs")]
 DataDir = Annotated[
-    Path | None,
-    typer.Option(exists=True, file_okay=False, help="folder of data sets; else POLYFED_DATA", show_default=False),
+    Path | None, typer.Option(exists=True, file_okay=False, help="folder of data sets; else POLYFED_DATA")
 ]
 WeightsDir = Annotated[
-    Path | None,
-    typer.Option(
-        exists=True, file_okay=False, help="folder of pretrained weights; else POLYFED_WEIGHTS", show_default=False
-    ),
+    Path | None, typer.Option(exists=True, file_okay=False, help="folder of pretrained weights; else POLYFED_WEIGHTS")
 ]
-BestOrLast = Annotated[
-    str | None, typer.Option("--model", help="best or last; by default best if there is one", show_default=False)
-]
-Device = Annotated[str | None, typer.Option(help="by default the run's", show_default=False)]
+BestOrLast = Annotated[str | None, typer.Option("--model", help="best or last; by default best if there is one")]
+AsJson = Annotated[bool, typer.Option("--json", help="print JSON instead of a table")]
+
+
+@dataclass(frozen=True)
+class ExperimentOptions:
+    """Options of commands that load an experiment."""
+
+    overrides: Annotated[
+        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="override a setting, such as run.rounds=5")
+    ] = None
+    data_dir: DataDir = None
+    weights_dir: WeightsDir = None
+
+    def load(self, source: str, settings: Mapping[str, object] | None = None) -> Experiment:
+        """The experiment with these options and, above all, ``settings`` that are not None."""
+        from polyfed.runs.experiment import Experiment
+
+        # a run is resumed from anywhere, so its configuration holds absolute paths
+        folders = {"data.dir": self.data_dir, "data.weights_dir": self.weights_dir}
+        values = {**(settings or {}), **{key: str(path.resolve()) for key, path in folders.items() if path}}
+        given = [f"{key}={json.dumps(value)}" for key, value in values.items() if value is not None]
+        return Experiment.load(source, [*(self.overrides or []), *given])
+
+
+@dataclass(frozen=True)
+class PlaceOptions:
+    """Where data, pretrained weights and models are, if not where a run had them."""
+
+    data_dir: DataDir = None
+    weights_dir: WeightsDir = None
+    device: Annotated[str | None, typer.Option(help="by default the run's")] = None
+
+    def open(self, run: Path) -> Run:
+        """The run in a folder."""
+        return open_run(run, **vars(self))
+
+    def server_model(self, run: Path, which: str) -> ServerModel:
+        """The server's model of a run."""
+        server = self.open(run).server_model(which)
+        server.warn_if_untrained()
+        return server
+
+
+def with_shared_options(command: Callable[..., None]) -> Callable[..., None]:
+    """Replace each parameter that is a dataclass by its fields, as typer, which knows no dataclasses, needs them."""
+    hints = get_type_hints(command, include_extras=True)
+    groups: dict[str, Any] = {name: kind for name, kind in hints.items() if is_dataclass(kind)}
+    parameters: list[inspect.Parameter] = []
+    for name, parameter in inspect.signature(command).parameters.items():
+        options = inspect.signature(groups[name], eval_str=True).parameters.values() if name in groups else [parameter]
+        # keyword-only: the order is that of --help, with or without defaults
+        parameters += [option.replace(kind=inspect.Parameter.KEYWORD_ONLY) for option in options]
+
+    @functools.wraps(command)
+    def call(**values: Any) -> None:
+        shared = {
+            name: group(**{item.name: values.pop(item.name) for item in fields(group)})
+            for name, group in groups.items()
+        }
+        command(**values, **shared)
+
+    annotations = {option.name: hints.get(option.name, option.annotation) for option in parameters}
+    call.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
+        [option.replace(annotation=annotations[option.name]) for option in parameters]
+    )
+    call.__annotations__ = annotations  # typer and ``with_argument_help`` look here too
+    return call
+
+
+# ---- values
 
 
 def names_in(option: str, text: str, separator: str = ",") -> list[str]:

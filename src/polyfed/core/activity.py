@@ -16,6 +16,10 @@ _T = TypeVar("_T")
 _EVERY = 0.2  # seconds between two tellings of one pass
 
 
+SERVER = "server"
+"""What the server is called in records and displays; no client can be called so."""
+
+
 class Listener(Protocol):
     """Hears what goes on."""
 

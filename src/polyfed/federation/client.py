@@ -9,6 +9,7 @@ from typing import Any, Protocol
 
 from torch import Tensor
 
+from polyfed.core.activity import SERVER as SERVER
 from polyfed.core.errors import PayloadError
 from polyfed.data.samples import Samples
 from polyfed.federation.participant import Participant
@@ -16,8 +17,6 @@ from polyfed.federation.state import ClientState
 from polyfed.models.model import Model
 
 _ID = r"(?!\.)[^/\\\x00-\x1f\x7f]{1,128}"
-SERVER = "server"
-"""What the server is called in records; no client can be called so."""
 _LONGEST = 4096  # characters of an architecture's name, which lists what it is made of
 _MOST = 1 << 63
 

@@ -2,28 +2,29 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import accumulate, cycle
+from itertools import chain, cycle
 from pathlib import Path
 from statistics import fmean, stdev
 from typing import TYPE_CHECKING, Any
 
 from polyfed.core.errors import ConfigError, nearest
-from polyfed.reporting.client_spread import client_spread, latest_values
+from polyfed.reporting.client_spread import client_spread
 from polyfed.reporting.figures import COLOURS, figure_grid, legend_below, save, styled, whole_rounds
 from polyfed.reporting.tables import MIB, TextTable, figure
 from polyfed.runs.records import SERVER, RunRecords
 
 if TYPE_CHECKING:
+    import pandas as pd
     from matplotlib.axes import Axes
 
 PREFERRED = ("r1_sum", "accuracy")
-KINDS = ("test", "validation")
-SEED_KEYS = ("run.seed",)
-LABEL_KEYS = ("name", "description")
+_KINDS = ("test", "validation")
+_LABELS = (("run", "seed"), ("name",), ("description",))  # settings in which runs of one configuration may differ
 _OF_CLIENTS = ("worst", "disparity")
 
 
@@ -46,17 +47,11 @@ class Spread:
 
 @dataclass(frozen=True)
 class Comparison:
-    """Runs that differ only by their seed, taken together.
+    """Runs that differ only by their seed, taken together."""
 
-    Attributes:
-        label: name of the first of the runs.
-        runs: the runs.
-        figures: what is compared -> its value over the runs; NaN where no run has it.
-    """
-
-    label: str
+    label: str  # name of the first of the runs
     runs: tuple[RunRecords, ...]
-    figures: Mapping[str, Spread]
+    figures: Mapping[str, Spread]  # what is compared -> its value over the runs; NaN where no run has it
 
 
 def compare(runs: Sequence[RunRecords], metric: str | None = None, kind: str = "test") -> list[Comparison]:
@@ -70,30 +65,65 @@ def compare(runs: Sequence[RunRecords], metric: str | None = None, kind: str = "
     Raises:
         ConfigError: nobody in any of the runs has the metric, or no such kind.
     """
+    import pandas as pd
+
     _require_known(runs, metric, kind)
-    groups: dict[str, list[RunRecords]] = {}
-    for run in runs:
-        groups.setdefault(_identity(run), []).append(run)
-    figures = [[_figures(run, metric, kind) for run in group] for group in groups.values()]
-    names = dict.fromkeys(name for group in figures for run in group for name in run)
+    figures = pd.DataFrame([_figures(run, metric, kind) for run in runs])
+    configurations = pd.Series([_configuration(run) for run in runs], dtype=object)
     return [
         Comparison(
-            group[0].name,
-            tuple(group),
-            {n: Spread.of([run.get(n, math.nan) for run in found]) for n in names},
+            runs[seeds.index[0]].name,
+            tuple(runs[number] for number in seeds.index),
+            {str(name): Spread.of(list(values)) for name, values in seeds.items()},
         )
-        for group, found in zip(groups.values(), figures, strict=True)
+        for _, seeds in figures.groupby(configurations, sort=False)
     ]
 
 
 def _require_known(runs: Sequence[RunRecords], metric: str | None, kind: str) -> None:
-    if kind not in KINDS:
-        raise ConfigError(f"--kind {kind}: {nearest(kind, KINDS)}")
-    known = {
-        name for run in runs for participant in (SERVER, *run.clients) for name in run.metric_names(participant, kind)
+    if kind not in _KINDS:
+        raise ConfigError(f"--kind {kind}: {nearest(kind, _KINDS)}")
+    names = [name for run in runs for who in (SERVER, *run.clients) for name in run.metric_names(who, kind)]
+    if metric is not None and metric not in names:
+        raise ConfigError(f"--metric {metric}: nobody has it in these runs; {nearest(metric, set(names))}")
+
+
+def _configuration(run: RunRecords) -> str:
+    """Equal for runs whose configurations differ only by seed and label; unique for a run without one."""
+    config = copy.deepcopy(dict(run.config))
+    for *sections, key in _LABELS:
+        section: Any = config
+        for name in sections:
+            section = section.get(name, {})
+        section.pop(key, None)
+    return json.dumps(config, sort_keys=True, default=str) if run.config else str(run.folder.resolve())
+
+
+def _figures(run: RunRecords, metric: str | None, kind: str) -> dict[str, float]:
+    server = metric or _metric_of([run], SERVER, kind)
+    best = run.best(SERVER, server, kind)
+    figures = {
+        f"server {server} final": run.last(SERVER, kind).get(server, math.nan),
+        f"server {server} best": best[1] if best else math.nan,
     }
-    if metric is not None and metric not in known:
-        raise ConfigError(f"--metric {metric}: nobody has it in these runs; {nearest(metric, known)}")
+    for group, clients in run.groups.items():
+        spread = client_spread(run, group, metric or _metric_of([run], group, kind), kind)
+        name = f"{group} {spread.metric}"
+        figures[name] = spread.mean
+        if len(clients) > 1:
+            figures |= {f"{name} worst": spread.worst, f"{name} disparity": spread.disparity}
+    figures |= {"MiB": run.total_bytes() / MIB, "seconds": sum(run.seconds.values())}
+    return {name: value for name, value in figures.items() if not math.isnan(value)}
+
+
+def _metric_of(runs: Sequence[RunRecords], participant: str, kind: str) -> str:
+    """The main metric of the server or a group: the first of the preferred ones that any in it has."""
+    members = [(run, client) for run in runs for client in {**run.groups, SERVER: (SERVER,)}.get(participant, ())]
+    names = {name for run, client in members for name in run.metric_names(client, kind)}
+    return next((name for name in PREFERRED if name in names), PREFERRED[0])
+
+
+# ---- tables
 
 
 def comparison_rows(comparisons: Sequence[Comparison]) -> list[dict[str, Any]]:
@@ -108,8 +138,9 @@ def comparison_rows(comparisons: Sequence[Comparison]) -> list[dict[str, Any]]:
 
 def comparison_table(comparisons: Sequence[Comparison]) -> TextTable:
     """The comparison as a table, the highest first figure at the top."""
-    known = list(comparisons[0].figures) if comparisons else []
-    names = [name for name in known if not any(name == f"{mean} {extra}" for mean in known for extra in _OF_CLIENTS)]
+    figures = list(comparisons[0].figures) if comparisons else []
+    of_clients = {f"{name} {extra}" for name in figures for extra in _OF_CLIENTS}
+    names = [name for name in figures if name not in of_clients]
     ordered = _ordered(comparisons)
     body = [(item.label, str(len(item.runs)), *(str(item.figures[name]) for name in names)) for item in ordered]
     notes = (
@@ -131,6 +162,19 @@ def clients_comparison_table(comparisons: Sequence[Comparison]) -> TextTable:
     return TextTable("Clients", ("run: group", "mean", *_OF_CLIENTS), body, notes)
 
 
+def _ordered(comparisons: Sequence[Comparison]) -> list[Comparison]:
+    """The highest first figure at the top."""
+
+    def rank(item: Comparison) -> float:
+        first = next(iter(item.figures.values()), Spread(math.nan)).mean
+        return math.inf if math.isnan(first) else -first
+
+    return sorted(comparisons, key=rank)
+
+
+# ---- curves
+
+
 @styled
 def draw_comparison(
     comparisons: Sequence[Comparison], path: Path, metric: str | None = None, kind: str = "test"
@@ -139,23 +183,12 @@ def draw_comparison(
 
     Lines are means over seeds, bands one standard deviation, a group's value the mean of its clients.
     """
-    runs = [run for item in comparisons for run in item.runs]
-    participants = {SERVER: (SERVER,)} | {group: clients for run in runs for group, clients in run.groups.items()}
-    names = {participant: metric or _metric_of(runs, members, kind) for participant, members in participants.items()}
-    known = [
-        participant
-        for participant in participants
-        if any(_curve(run, participant, names[participant], kind) for run in runs)
-    ]
-    drawing, axes = figure_grid(max(1, len(known)), 2)
-    for participant, left, right in zip(known, axes[::2], axes[1::2], strict=False):
-        for item, colour in zip(comparisons, cycle(COLOURS), strict=False):
-            curve = _mean_curve([_curve(run, participant, names[participant], kind) for run in item.runs])
-            sent = _mean_curve([_sent(run) for run in item.runs])
-            _draw_band(left, list(curve), list(curve.values()), item.label, colour)
-            both = [number for number in curve if number in sent]
-            _draw_band(right, [sent[n].mean for n in both], [curve[n] for n in both], item.label, colour)
-        ylabel = f"{participant} {kind} {names[participant]}"
+    rows = _curves(comparisons, metric, kind)
+    sent = [_seeds(map(_mib_sent, item.runs)) for item in comparisons]
+    drawing, axes = figure_grid(max(1, len(rows)), 2)
+    for (participant, (name, curves)), left, right in zip(rows.items(), axes[::2], axes[1::2], strict=False):
+        _draw_row(left, right, [item.label for item in comparisons], curves, sent)
+        ylabel = f"{participant} {kind} {name}"
         left.set(title=f"{participant}: by round", xlabel="round", ylabel=ylabel)
         right.set(title=f"{participant}: by communication", xlabel="MiB sent, both directions", ylabel=ylabel)
         whole_rounds(left)
@@ -163,77 +196,47 @@ def draw_comparison(
     return save(drawing, path)
 
 
-def _curve(run: RunRecords, participant: str, metric: str, kind: str) -> dict[int, float]:
+def _curves(
+    comparisons: Sequence[Comparison], metric: str | None, kind: str
+) -> dict[str, tuple[str, list[pd.DataFrame]]]:
+    """The server and each group that was measured -> its metric, and the curve of every entry."""
+    runs = [run for item in comparisons for run in item.runs]
+    rows = {}
+    for participant in dict.fromkeys([SERVER, *chain.from_iterable(run.groups for run in runs)]):
+        name = metric or _metric_of(runs, participant, kind)
+        curves = [_seeds(_curve(run, participant, name, kind) for run in item.runs) for item in comparisons]
+        if any(map(len, curves)):
+            rows[participant] = name, curves
+    return rows
+
+
+def _draw_row(
+    left: Axes, right: Axes, labels: Sequence[str], curves: Sequence[pd.DataFrame], sent: Sequence[pd.DataFrame]
+) -> None:
+    """Curves of the runs by round and by MiB."""
+    for label, curve, mib, colour in zip(labels, curves, sent, cycle(COLOURS), strict=False):
+        common = curve.index.intersection(mib.index)
+        for axes, x, y in ((left, curve.index, curve), (right, mib["mean"][common], curve.loc[common])):
+            axes.plot(x, y["mean"], color=colour, label=label, marker="o", markersize=3)
+            axes.fill_between(x, y["mean"] - y["std"], y["mean"] + y["std"], color=colour, alpha=0.18, linewidth=0)
+
+
+def _curve(run: RunRecords, participant: str, metric: str, kind: str) -> pd.Series[float]:
     """Round -> the server's value, or the mean over a group of its clients' latest values."""
-    if participant == SERVER:
-        return run.series(SERVER, metric, kind)
-    series = [run.series(client, metric, kind) for client in run.groups.get(participant, ())]
-    return {n: fmean(latest_values(series, n)) for n in sorted({n for values in series for n in values})}
+    rows = run.frame("metrics").query("group == @participant and kind == @kind and metric == @metric")
+    by_client = rows.pivot_table(index="round", columns="participant", values="value", aggfunc="last")
+    return by_client.ffill().mean(axis=1)  # not every client is measured in every round
 
 
-def _identity(run: RunRecords) -> str:
-    """Equal for runs whose configurations differ only by seed and label; unique for a run without one."""
-    config = json.loads(json.dumps(run.config, default=str))
-    for path in (*SEED_KEYS, *LABEL_KEYS):
-        *parents, last = path.split(".")
-        node: Any = config
-        for parent in parents:
-            node = node.get(parent) if isinstance(node, dict) else None
-        if isinstance(node, dict):
-            node.pop(last, None)
-    return json.dumps(config, sort_keys=True) if run.config else str(run.folder.resolve())
-
-
-def _figures(run: RunRecords, metric: str | None, kind: str) -> dict[str, float]:
-    server = metric or _metric_of([run], [SERVER], kind)
-    best = run.best(SERVER, server, kind)
-    found = {
-        f"server {server} final": run.last(SERVER, kind).get(server, math.nan),
-        f"server {server} best": best[1] if best else math.nan,
-    }
-    for group, clients in run.groups.items():
-        spread = client_spread(run, group, metric or _metric_of([run], clients, kind), kind)
-        found[f"{group} {spread.metric}"] = spread.mean
-        if len(clients) > 1:
-            figures = zip(_OF_CLIENTS, (spread.worst, spread.disparity), strict=True)
-            found |= {f"{group} {spread.metric} {extra}": value for extra, value in figures}
-    found |= {"MiB": run.total_bytes() / MIB, "seconds": sum(run.seconds.values())}
-    return {name: value for name, value in found.items() if not math.isnan(value)}
-
-
-def _metric_of(runs: Sequence[RunRecords], participants: Sequence[str], kind: str) -> str:
-    """The main metric of some participants: the first of the preferred ones that any of them has."""
-    known = {name for run in runs for participant in participants for name in run.metric_names(participant, kind)}
-    return next((name for name in PREFERRED if name in known), PREFERRED[0])
-
-
-def _ordered(comparisons: Sequence[Comparison]) -> list[Comparison]:
-    """The highest first figure at the top."""
-    return sorted(comparisons, key=lambda item: -_first(item))
-
-
-def _first(item: Comparison) -> float:
-    value = next(iter(item.figures.values()), Spread(math.nan)).mean
-    return -math.inf if math.isnan(value) else value
-
-
-def _sent(run: RunRecords) -> dict[int, float]:
+def _mib_sent(run: RunRecords) -> pd.Series[float]:
     """Round -> MiB sent up to and including it."""
-    rounds = range(1, run.rounds + 1)
-    down, up = run.bytes_per_round("down"), run.bytes_per_round("up")
-    totals = accumulate(down.get(number, 0) + up.get(number, 0) for number in rounds)
-    return {number: total / MIB for number, total in zip(rounds, totals, strict=True)}
+    rounds = run.frame("rounds").set_index("round")
+    return (rounds["up"] + rounds["down"]).cumsum() / MIB
 
 
-def _mean_curve(series: Sequence[Mapping[int, float]]) -> dict[int, Spread]:
-    """Round -> spread over the runs that have it."""
-    rounds = sorted({number for values in series for number in values})
-    return {number: Spread.of([values[number] for values in series if number in values]) for number in rounds}
+def _seeds(curves: Iterable[pd.Series[float]]) -> pd.DataFrame:
+    """Round -> mean and standard deviation over the runs that have it."""
+    import pandas as pd
 
-
-def _draw_band(axes: Axes, x: Sequence[float], y: Sequence[Spread], label: str, colour: str) -> None:
-    axes.plot(x, [spread.mean for spread in y], color=colour, label=label, marker="o", markersize=3)
-    stds = [0.0 if math.isnan(spread.std) else spread.std for spread in y]
-    low = [spread.mean - std for spread, std in zip(y, stds, strict=True)]
-    high = [spread.mean + std for spread, std in zip(y, stds, strict=True)]
-    axes.fill_between(x, low, high, color=colour, alpha=0.18, linewidth=0)
+    by_run = pd.concat(curves, axis=1).sort_index()
+    return pd.DataFrame({"mean": by_run.mean(axis=1), "std": by_run.std(axis=1).fillna(0.0)})

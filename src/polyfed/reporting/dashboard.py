@@ -3,22 +3,23 @@
 from __future__ import annotations
 
 import atexit
+import contextlib
 import io
 import logging
 import sys
 from threading import RLock
-from typing import TYPE_CHECKING, TextIO
+from typing import TextIO
+
+from rich.console import Console
+from rich.live import Live
 
 from polyfed.reporting.outcome import outcome_of
-from polyfed.reporting.run_picture import Picture
+from polyfed.reporting.run_picture import RunPicture
 from polyfed.reporting.run_state import RunState
 from polyfed.runs.events import Callback, Event, Incident, Preparing, RunComplete, RunStarted
 from polyfed.runs.records import RunRecords
 
-if TYPE_CHECKING:
-    from rich.console import Console
-
-_TOLD_AS_EVENTS = ("polyfed.runs.session", "polyfed.runs.cohorts", "polyfed.runs.checkpoints")
+_SHOWN_AS_EVENTS = ("polyfed.runs.session", "polyfed.runs.cohorts", "polyfed.runs.checkpoints")
 
 
 class DashboardProgress(Callback):
@@ -33,29 +34,33 @@ class DashboardProgress(Callback):
     """
 
     def __init__(self, console: Console, records: RunRecords | None = None) -> None:
-        from rich.live import Live
-
         self.state = RunState() if records is None else RunState.of(records)
         self._console = console
         self._lock = RLock()  # the display's own thread reads, the run's thread writes
         self._live = Live(
             console=console,
             screen=True,
-            get_renderable=self._picture,
+            get_renderable=lambda: RunPicture(self.state, self._lock),
             refresh_per_second=2,
             redirect_stdout=False,  # rich would draw over it, and a traceback would be gone
             redirect_stderr=False,
         )
         self._warnings = _Warnings(self)
-        self._held = _Held()
+        self._redirections = contextlib.ExitStack()
+        self._printed: list[tuple[TextIO, io.StringIO]] = []
 
     def show(self) -> None:
         """Take the terminal; nothing happens if it is taken already."""
-        if not self._live.is_started:
-            logging.getLogger("polyfed").addHandler(self._warnings)
-            atexit.register(self.close)
-            self._held.start()
-            self._live.start(refresh=True)
+        if self._live.is_started:
+            return
+        atexit.register(self.close)
+        logging.getLogger("polyfed").addHandler(self._warnings)
+        self._console.file = self._console.file  # the picture goes where stdout leads now
+        # what anybody prints while the screen is taken would destroy the picture, and go with it
+        self._printed = [(sys.stdout, io.StringIO()), (sys.stderr, io.StringIO())]
+        self._redirections.enter_context(contextlib.redirect_stdout(self._printed[0][1]))
+        self._redirections.enter_context(contextlib.redirect_stderr(self._printed[1][1]))
+        self._live.start(refresh=True)
 
     def handle(self, event: Event) -> None:
         """Enter the event; how the run came out is printed at the end, below all else."""
@@ -76,48 +81,18 @@ class DashboardProgress(Callback):
         atexit.unregister(self.close)
         logging.getLogger("polyfed").removeHandler(self._warnings)
         self._live.stop()
-        told = self._held.stop()
-        for line in self._warnings.take():
-            if line not in told:  # the command line prints warnings too
-                self._console.print(line, style="yellow", markup=False, highlight=False)
-
-    def _picture(self) -> Picture:
-        return Picture(self.state, self._lock)
-
-
-class _Held:
-    """Keeps what anybody prints while the screen is taken: it would destroy the picture, and go with it."""
-
-    def __init__(self) -> None:
-        self._kept: tuple[_Kept, ...] = ()
-
-    def start(self) -> None:
-        """Keep from now on."""
-        self._kept = sys.stdout, sys.stderr = _Kept(sys.stdout), _Kept(sys.stderr)
-
-    def stop(self) -> str:
-        """Print what was kept where it was to go, and return it."""
-        if not self._kept:
-            return ""
-        streams = [kept.rich_proxied_file for kept in self._kept]
-        sys.stdout, sys.stderr = streams
-        texts, self._kept = [kept.getvalue() for kept in self._kept], ()
-        for stream, text in zip(streams, texts, strict=True):
-            stream.write(text)
+        self._redirections.close()
+        printed, self._printed = self._printed, []
+        for stream, text in printed:
+            stream.write(text.getvalue())
             stream.flush()
-        return "".join(texts)
-
-
-class _Kept(io.StringIO):
-    """Stands for a stream; rich, which draws the picture, goes by the attribute's name to the stream itself."""
-
-    def __init__(self, stream: TextIO) -> None:
-        super().__init__()
-        self.rich_proxied_file = stream
+        for line in self._warnings.take():
+            if not any(line in text.getvalue() for _, text in printed):  # the command line prints warnings too
+                self._console.print(line, style="yellow", markup=False, highlight=False)
 
 
 class _Warnings(logging.Handler):
-    """Warnings as events: a line that is printed on the screen of a dashboard is gone with its next picture."""
+    """Shows warnings as events: a line that is printed on the screen of a dashboard is gone with its next picture."""
 
     def __init__(self, dashboard: DashboardProgress) -> None:
         super().__init__(logging.WARNING)
@@ -126,12 +101,10 @@ class _Warnings(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         """Show and keep a record; the run's own warnings are events already."""
-        if record.name not in _TOLD_AS_EVENTS:
-            text = record.getMessage()
-            self._lines[f"{record.levelname.lower()}: {text}"] = None
-            self._dashboard.handle(
-                Incident(self._dashboard.state.round, "polyfed", record.levelname.lower(), text, is_result=False)
-            )
+        if record.name not in _SHOWN_AS_EVENTS:
+            level, text = record.levelname.lower(), record.getMessage()
+            self._lines[f"{level}: {text}"] = None
+            self._dashboard.handle(Incident(self._dashboard.state.round, "polyfed", level, text, is_result=False))
 
     def take(self) -> list[str]:
         """What was kept since the last time."""

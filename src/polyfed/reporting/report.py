@@ -19,7 +19,7 @@ from polyfed.reporting.markup import markdown_templates
 from polyfed.reporting.recalls import find_recalls, is_context
 from polyfed.reporting.tables import TextTable, count, duration, figure, mib
 from polyfed.reporting.traffic import BYTE_DIRECTIONS
-from polyfed.runs.records import SERVER, SITE_REFUSED, Event, RunRecords
+from polyfed.runs.records import SERVER, SITE_REFUSED, EventRecord, RunRecords
 
 if TYPE_CHECKING:
     from polyfed.runs.evaluation import Evaluation
@@ -141,7 +141,7 @@ def evaluation_tables(evaluation: Evaluation) -> list[TextTable]:
     return [part for part in parts if part.rows]
 
 
-def _happened(title: str, events: Sequence[Event]) -> TextTable:
+def _happened(title: str, events: Sequence[EventRecord]) -> TextTable:
     """How often it happened to whom, with the latest reason."""
     # events come by round, so the last of a participant stays
     latest = {event.participant: event for event in events}

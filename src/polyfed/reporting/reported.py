@@ -38,18 +38,13 @@ def resume(folder: Path | str, callbacks: Iterable[Callback] = ()) -> Run:
 
 
 class Reports(Callback):
-    """Writes the plots and both reports when a run is complete."""
+    """Writes both reports when a run is complete, and its plots unless ``run.plots`` is false."""
 
     def handle(self, event: Event) -> None:
         """Write them."""
         if isinstance(event, RunComplete):
-            write_reports(event.folder)
-
-
-def write_reports(folder: Path) -> None:
-    """Write both reports of a run, and its plots unless ``run.plots`` is false."""
-    records = open_run(folder).records
-    if records.config.get("run", {}).get("plots", True):
-        draw_all(records)
-    write_report(records)
-    write_html_report(records)
+            records = open_run(event.folder).records
+            if records.config.get("run", {}).get("plots", True):
+                draw_all(records)
+            write_report(records)
+            write_html_report(records)

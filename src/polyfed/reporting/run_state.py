@@ -1,4 +1,4 @@
-"""What is known of a run while it goes on: gathered from progress, from records on disk, or from both."""
+"""The state of a run while it goes on, from its events, from records on disk, or from both."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from functools import singledispatchmethod
 from statistics import fmean
 from typing import Literal
 
-from polyfed.reporting.progress import WINDOW
 from polyfed.reporting.recalls import is_context
+from polyfed.reporting.tables import duration
 from polyfed.runs.events import (
     Callback,
     ClientDone,
@@ -31,119 +31,98 @@ from polyfed.runs.events import (
 from polyfed.runs.records import SERVER, RunRecords
 
 Status = Literal["waiting", "working", "done", "excluded"]
-CLIENTS = "clients"
-_NUMBER = re.compile(r"-\d+$")
+PREPARING = "preparing"
+_WINDOW = 5  # rounds that the estimate of the remaining time looks back
+_MOST_NAMES = 2
+# purposes of random streams, which methods name; others are shown as they are
+_WORDS = {
+    "task": "training",
+    "distil": "distilling",
+    "contrast": "contrasting",
+    "align": "aligning",
+    "digest": "digesting",
+    "study": "studying",
+    "first-public": "training on public data",
+    "first-private": "training",
+}
 
 
 @dataclass
-class ClientState:
-    """What a client does in the current step of a round.
+class ClientProgress:
+    """What a client does in the current step of a round."""
 
-    Attributes:
-        status: ``waiting`` to be asked or to begin.
-        step: the step that it works on or has done.
-        since: when it began to work, seconds since 1970.
-        seconds: what the step took it.
-        reason: why it is excluded.
-        share: how much of the step it has done, as far as it tells, 0 to 1.
-    """
-
-    status: Status = "waiting"
-    step: str = ""
-    since: float = 0.0
-    seconds: float = 0.0
-    reason: str = ""
-    share: float = 0.0
+    status: Status = "waiting"  # to be asked or to begin
+    step: str = ""  # that it works on or has done
+    since: float = 0.0  # when it began to work, seconds since 1970
+    seconds: float = 0.0  # what the step took it
+    reason: str = ""  # why it is excluded
+    share: float = 0.0  # of the step that it has done, as far as it reports, 0 to 1
 
 
 @dataclass(frozen=True)
-class Work:
-    """What goes on: who is at work on what.
+class Activity:
+    """Who is at work on what, as one line of a display."""
 
-    Attributes:
-        participant: ``server``, a client id, or empty while data are prepared.
-        what: in a few words.
-        since: when it began, seconds since 1970.
-        done: parts that are done.
-        total: parts there are, 0 if nobody knows.
-    """
+    who: str  # a participant, several together, or ``preparing``
+    words: str  # what it does and since when
+    count: str = ""  # parts done of parts there are, where they are known
+    share: float | None = None  # of it that is done, None where nobody knows
 
-    participant: str
-    what: str
-    since: float
-    done: int = 0
-    total: int = 0
-
-    @property
-    def share(self) -> float:
-        """How much is done, 0 to 1."""
-        return min(1.0, self.done / self.total) if self.total else 0.0
+    def __str__(self) -> str:
+        return "  ".join(filter(None, [self.who, self.count, self.words]))
 
 
-class Curve:
+class MetricCurve:
     """One metric by round: the server's, or the mean over the clients that were measured in a round."""
 
     def __init__(self) -> None:
-        self._settled: dict[int, float] = {}
+        # clients' values are kept for the latest round alone: a thousand clients and rounds would fill the memory
+        self._means: dict[int, float] = {}
         self._round = 0
         self._values: dict[str, float] = {}
 
     def add(self, round_number: int, participant: str, value: float) -> None:
         """Enter a participant's value; a second one of a round replaces the first."""
         if round_number != self._round:
-            self._settled, self._round, self._values = self.by_round(), round_number, {}
+            self._means, self._round, self._values = self.by_round(), round_number, {}
         self._values[participant] = value
 
     def cut(self, done: int) -> None:
         """Forget what came after round ``done``."""
-        self._settled = {number: value for number, value in self.by_round().items() if number <= done}
+        self._means = {number: value for number, value in self.by_round().items() if number <= done}
         self._round, self._values = 0, {}
 
     def by_round(self) -> dict[int, float]:
         """Round -> mean over the finite values, NaN if there is none; rounds ascending."""
         finite = [value for value in self._values.values() if math.isfinite(value)]
-        current = {self._round: fmean(finite) if finite else math.nan} if self._values else {}
-        return dict(sorted((self._settled | current).items()))
+        latest = {self._round: fmean(finite) if finite else math.nan} if self._values else {}
+        return dict(sorted((self._means | latest).items()))
 
 
 @dataclass
 class RunState(Callback):
-    """Fills itself from events; the same event twice is the same as once.
-
-    Attributes:
-        name: name of the run.
-        rounds: T, 0 if not known yet.
-        total_clients: clients in the federation.
-        round: the current or last round, 0 before the first.
-        running: whether a round has begun and is not complete.
-        finished: whether the run has ended.
-        step: the step that the clients perform.
-        clients: client id -> its state in this step, in the order of the cohort.
-        work: what goes on at the moment, if anybody told.
-        curves: (``server`` or ``clients``, kind, metric) -> its course.
-        seconds: round -> wall time.
-        sent: round -> bytes up and down.
-        events: round, participant, event and reason, in the order in which they happened.
-        clock: gives the time, in seconds since 1970.
-    """
+    """Fills itself from events; the same event twice is the same as once."""
 
     name: str = ""
-    rounds: int = 0
-    total_clients: int = 0
-    round: int = 0
-    running: bool = False
-    finished: bool = False
-    step: str = ""
-    clients: dict[str, ClientState] = field(default_factory=dict)
-    work: Work | None = None
-    curves: dict[tuple[str, str, str], Curve] = field(default_factory=dict)
-    seconds: dict[int, float] = field(default_factory=dict)
-    sent: dict[int, tuple[int, int]] = field(default_factory=dict)
+    rounds: int = 0  # T, 0 if not known yet
+    total_clients: int = 0  # in the federation
+    round: int = 0  # the current or last one, 0 before the first
+    running: bool = False  # a round has begun and is not complete
+    finished: bool = False  # the run has ended
+    step: str = ""  # that the clients perform
+    clients: dict[str, ClientProgress] = field(default_factory=dict)  # in this step, in the order of the cohort
+    work: Working | None = None  # the latest report of somebody's work; that of preparing data names nobody
+    # (``server`` or ``clients``, kind, metric) -> its course
+    curves: dict[tuple[str, str, str], MetricCurve] = field(default_factory=dict)
+    seconds: dict[int, float] = field(default_factory=dict)  # round -> wall time
+    sent: dict[int, tuple[int, int]] = field(default_factory=dict)  # round -> bytes up and down
+    # round, participant, event and reason, in the order in which they happened
     events: dict[tuple[int, str, str, str], None] = field(default_factory=dict)
     clock: Callable[[], float] = time.time
     _began: float = 0.0
+    _work_began: float = 0.0
     _steps_done: int = 0
-    _expected: float | None = None
+    _expected: float | None = None  # seconds of the current round, by its steps so far
     _at: float | None = None
 
     @classmethod
@@ -168,15 +147,15 @@ class RunState(Callback):
 
     @handle.register
     def _(self, event: Preparing) -> None:
-        self._at_work("", event.what, event.done, event.total)
+        self._report(Working("", event.what, event.done, event.total))
 
     @handle.register
     def _(self, event: RunStarted) -> None:
-        """Forget what came after the last complete round: it is done again."""
         done = event.done
         self.name, self.rounds, self.total_clients, self.round = event.name, event.rounds, event.clients, done
         self.running = self.finished = False
         self.clients, self.step, self.work, self._expected = {}, "", None, None
+        # a resumed run does again what came after its last complete round
         self.seconds = {number: value for number, value in self.seconds.items() if number <= done}
         self.sent = {number: value for number, value in self.sent.items() if number <= done}
         self.events = {incident: None for incident in self.events if incident[0] <= done}
@@ -186,61 +165,56 @@ class RunState(Callback):
 
     @handle.register
     def _(self, event: RoundStarted) -> None:
-        """All of the cohort wait."""
         self.round, self.running, self.step, self.work = event.round, True, "", None
-        self.clients = {client: ClientState() for client in event.cohort}
+        self.clients = {client: ClientProgress() for client in event.cohort}
         self._began, self._steps_done, self._expected = self._now(), 0, None
 
     @handle.register
     def _(self, event: StepStarted) -> None:
-        """Those asked wait; the excluded stay, others are not part of this step."""
         self._steps_done += bool(self.step)
         self.step, self.work = event.step, None
-        out = {client: state for client, state in self.clients.items() if state.status == "excluded"}
-        self.clients = {client: ClientState() for client in event.clients if client not in out} | out
+        excluded = {client: progress for client, progress in self.clients.items() if progress.status == "excluded"}
+        self.clients = {client: ClientProgress() for client in event.clients if client not in excluded} | excluded
 
     @handle.register
     def _(self, event: ClientStarted) -> None:
         self._enter(event.step)
-        self.clients[event.client] = ClientState("working", event.step, since=self._now())
-        self.work = Work(event.client, event.step, self._now())
+        self.clients[event.client] = ClientProgress("working", event.step, since=self._now())
+        self.work, self._work_began = Working(event.client, event.step), self._now()
 
     @handle.register
     def _(self, event: Working) -> None:
-        """It is what goes on; a client's step is as far as its work."""
-        self._at_work(event.participant, event.what, event.done, event.total)
+        self._report(event)
         client = self.clients.get(event.participant)
-        if client is not None and client.status == "working" and self.work is not None:
-            self.clients[event.participant] = replace(client, share=self.work.share)
+        if client is not None and client.status == "working":
+            self.clients[event.participant] = replace(client, share=_share(event))
             self._expect()
 
     @handle.register
     def _(self, event: ClientDone) -> None:
         self._enter(event.step)
-        self.clients[event.client] = ClientState("done", event.step, seconds=event.seconds)
-        done = all(state.status in ("done", "excluded") for state in self.clients.values())
-        self.work = Work(SERVER, "", self._now()) if done else None
+        self.clients[event.client] = ClientProgress("done", event.step, seconds=event.seconds)
+        answered = all(client.status in ("done", "excluded") for client in self.clients.values())
+        self.work, self._work_began = (Working(SERVER, "") if answered else None), self._now()
         self._expect()
 
     @handle.register
     def _(self, event: Incident) -> None:
-        """Remember it; who is excluded is so until the next round."""
         self.events[event.round, event.participant, event.incident, event.reason] = None
         if event.incident == "client_excluded" and self.running and event.round == self.round:
-            self.clients[event.participant] = ClientState("excluded", self.step, reason=event.reason)
+            self.clients[event.participant] = ClientProgress("excluded", self.step, reason=event.reason)
 
     @handle.register
     def _(self, event: Measured) -> None:
-        """Extend the curves."""
-        group = SERVER if event.participant == SERVER else CLIENTS
+        group = SERVER if event.participant == SERVER else "clients"
         for name, value in event.metrics.items():
             if not is_context(name):
-                self.curves.setdefault((group, event.kind, name), Curve()).add(event.round, event.participant, value)
+                curve = self.curves.setdefault((group, event.kind, name), MetricCurve())
+                curve.add(event.round, event.participant, value)
 
     @handle.register
     def _(self, event: RoundComplete) -> None:
-        """Its time counts; round 0 has none."""
-        if event.seconds is not None:
+        if event.seconds is not None:  # the state before training, round 0, has no time
             self.round, self.running, self.work = event.round, False, None
             self.seconds[event.round] = event.seconds
             self.sent[event.round] = (event.up, event.down)
@@ -264,7 +238,7 @@ class RunState(Callback):
     def left(self) -> float | None:
         """Seconds that are left if the remaining rounds are like the latest; None if nothing tells.
 
-        Before the first round is complete it is taken to last as long as its steps so far let expect.
+        Until the first round is complete, its steps so far tell how long it lasts.
         """
         a_round = self._seconds_a_round
         if a_round is None or not self.rounds:
@@ -290,46 +264,48 @@ class RunState(Callback):
     def step_share(self) -> float:
         """How much of the step that goes on its clients have done, in clients."""
         shares = {"done": 1.0, "excluded": 1.0}
-        return sum(shares.get(state.status, state.share) for state in self.clients.values())
+        return sum(shares.get(client.status, client.share) for client in self.clients.values())
 
     @property
     def bytes(self) -> tuple[int, int]:
         """Bytes up and down of all rounds."""
         return sum(up for up, _ in self.sent.values()), sum(down for _, down in self.sent.values())
 
-    def working_for(self, client: ClientState) -> float:
+    @property
+    def activity(self) -> Activity | None:
+        """What goes on at the moment, or None if nobody reports."""
+        at_work = {client: progress for client, progress in self.clients.items() if progress.status == "working"}
+        if len(at_work) > 1:
+            names = ", ".join(list(at_work)[:_MOST_NAMES])
+            more = f" and {len(at_work) - _MOST_NAMES} more" if len(at_work) > _MOST_NAMES else ""
+            longest = max(map(self.working_for, at_work.values()))
+            return Activity(f"{len(at_work)} clients", f"{ticking(longest)}  {self.step}: {names}{more}")
+        work = self.work
+        if work is None:
+            return None
+        words = _WORDS.get(work.what, work.what) or "at work"
+        since = ticking(max(0.0, self.clock() - self._work_began))
+        who = work.participant or next(iter(at_work), PREPARING)  # what a client at work needs is read for it
+        if not work.total:
+            return Activity(who, f"{since}  {words}")
+        return Activity(who, f"{since}  {words}", f"{work.done:,}/{work.total:,}", _share(work))
+
+    def working_for(self, client: ClientProgress) -> float:
         """Seconds since it began."""
         return max(0.0, self.clock() - client.since)
 
-    def groups(self) -> Mapping[str, dict[str, ClientState]]:
+    def groups(self) -> Mapping[str, dict[str, ClientProgress]]:
         """Group -> its clients of this step; the group of ``image-07`` is ``image``, that of ``image`` as well."""
-        found: dict[str, dict[str, ClientState]] = {}
-        for client, state in self.clients.items():
-            found.setdefault(_NUMBER.sub("", client), {})[client] = state
-        return found
-
-    @property
-    def at_work(self) -> dict[str, ClientState]:
-        """The clients that work at the moment."""
-        return {client: state for client, state in self.clients.items() if state.status == "working"}
+        groups: dict[str, dict[str, ClientProgress]] = {}
+        for client, progress in self.clients.items():
+            groups.setdefault(re.sub(r"-\d+$", "", client), {})[client] = progress
+        return groups
 
     @property
     def _seconds_a_round(self) -> float | None:
-        latest = [self.seconds[number] for number in sorted(self.seconds)[-WINDOW:]]
-        if latest:
-            return fmean(latest)
+        if self.seconds:
+            return fmean(self.seconds[number] for number in sorted(self.seconds)[-_WINDOW:])
         return None if self._expected is None else max(self._expected, self._spent)  # the server's work comes on top
-
-    def _expect(self) -> None:
-        """How long this round lasts if its current step is its last and its remaining clients are like the others."""
-        share = (self._steps_done + self.step_share / max(1, len(self.clients))) / (self._steps_done + 1)
-        if self.running and share > 0:
-            self._expected = max(0.0, self._now() - self._began) / share
-
-    def _at_work(self, participant: str, what: str, done: int, total: int) -> None:
-        current = self.work
-        same = current is not None and (current.participant, current.what) == (participant, what)
-        self.work = Work(participant, what, current.since if same and current is not None else self._now(), done, total)
 
     @property
     def _spent(self) -> float:
@@ -338,7 +314,27 @@ class RunState(Callback):
     def _now(self) -> float:
         return self.clock() if self._at is None else self._at
 
+    def _expect(self) -> None:
+        """Estimate how long this round lasts if this step is its last and its remaining clients are like the others."""
+        share = (self._steps_done + self.step_share / max(1, len(self.clients))) / (self._steps_done + 1)
+        if self.running and share > 0:
+            self._expected = max(0.0, self._now() - self._began) / share
+
+    def _report(self, work: Working) -> None:
+        if self.work is None or (self.work.participant, self.work.what) != (work.participant, work.what):
+            self._work_began = self._now()
+        self.work = work
+
     def _enter(self, step: str) -> None:
-        """A step that nobody announced: all who are not excluded wait."""
+        """Begin a step that nobody announced: all who are not excluded wait."""
         if step != self.step:
             self.handle(StepStarted(step, list(self.clients)))
+
+
+def ticking(seconds: float) -> str:
+    """A duration for a live display, in whole seconds."""
+    return f"{seconds:.0f} s" if seconds < 59.5 else duration(seconds)
+
+
+def _share(work: Working) -> float:
+    return min(1.0, work.done / work.total) if work.total else 0.0

@@ -39,6 +39,7 @@ class TextTable:
         from rich.text import Text
 
         title = Text(plain(self.title), style="bold")
+        # names of clients, classes and metrics are others' words: never markup, never more than one line
         table = Table(title=title, title_justify="left", box=SIMPLE_HEAD, pad_edge=False)
         for number, column in enumerate(self.columns):
             table.add_column(Text(plain(column)), justify="right" if number else "left", overflow="fold")
@@ -75,6 +76,6 @@ def duration(seconds: float) -> str:
     """Seconds for people: ``0.42 s``, ``12 s``, ``3:05``, ``2:03:05``."""
     if round(seconds) < 60:
         return f"{seconds:.2f} s" if seconds < 10 else f"{seconds:.0f} s"
-    minutes, rest = divmod(round(seconds), 60)
+    minutes, remainder = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
+    return f"{hours}:{minutes:02d}:{remainder:02d}" if hours else f"{minutes}:{remainder:02d}"

@@ -8,6 +8,7 @@ from rich.console import Console, ConsoleOptions, RenderableType
 from rich.segment import Segment
 
 from polyfed.core.untrusted import plain
+from polyfed.reporting.tables import TextTable
 
 
 class Terminal(Console):
@@ -16,8 +17,11 @@ class Terminal(Console):
     def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
         """Segments of text and style; control codes are segments of their own, and come from rich alone."""
         for segment in super().render(renderable, options):
-            yield segment if segment.control else Segment(_shown(segment.text), segment.style)
+            # line breaks are rich's; all other control characters in a text are somebody else's
+            harmless = segment.control or segment.text.isprintable()
+            yield segment if harmless else Segment("\n".join(map(plain, segment.text.split("\n"))), segment.style)
 
-
-def _shown(text: str) -> str:
-    return text if text.isprintable() else "\n".join(map(plain, text.split("\n")))
+    def print_tables(self, tables: Iterable[TextTable]) -> None:
+        """Print tables, one below the other."""
+        for table in tables:
+            self.print(table.rich())

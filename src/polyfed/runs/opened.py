@@ -30,8 +30,8 @@ if TYPE_CHECKING:
     from polyfed.runs.saved import SavedModel
     from polyfed.wire.messages import StateVersion
 
-WHICH = ("best", "last")
-log = logging.getLogger(__name__)
+_WHICH = ("best", "last")
+_log = logging.getLogger(__name__)
 
 
 def open_run(
@@ -60,12 +60,7 @@ def open_run(
 
 @dataclass(frozen=True)
 class Run:
-    """A run on disk.
-
-    Attributes:
-        folder: of the run.
-        data_dir, weights_dir, device: where data, pretrained weights and models are, if not where the run had them.
-    """
+    """A run on disk; ``data_dir``, ``weights_dir`` and ``device`` take the place of the run's own where given."""
 
     folder: Path
     data_dir: Path | None = None
@@ -161,13 +156,13 @@ class Run:
             RunError: the run has no such model.
         """
         models = self.files.path / "models"
-        there = [kind for kind in WHICH if (models / kind / "config.json").is_file()]
-        if which is None and there:
-            which = there[0]
-        if which not in there:
-            wanted = f"model '{which}'" if which else "server model"
-            has = f"it has: {', '.join(there)}" if there else "it has none, as its configuration has no server model"
-            raise RunError(f"run '{self.folder}' has no {wanted}; {has}, or no round is complete yet (polyfed resume)")
+        saved = [kind for kind in _WHICH if (models / kind / "config.json").is_file()]
+        if which is None and saved:
+            which = saved[0]
+        if which not in saved:
+            model = f"model '{which}'" if which else "server model"
+            has = f"it has: {', '.join(saved)}" if saved else "it has none, as its configuration has no server model"
+            raise RunError(f"run '{self.folder}' has no {model}; {has}, or no round is complete yet (polyfed resume)")
         return models / which
 
     def server_model(self, which: str | None = None) -> ServerModel:
@@ -208,12 +203,17 @@ class Run:
         Raises:
             RunError: its weights do not fit the model.
         """
-        model = self.federation.client_model(self.federation.members[self.types[kind].clients[0].id])
+        member = self.federation.members[self.types[kind].clients[0].id]
+        weights = self.global_weights[kind]
+        return self._loaded(member, weights, f"the global model of '{kind}' does not fit its clients'")
+
+    def _loaded(self, member: Member, weights: Mapping[str, Tensor], misfit: str) -> Model:
+        """A client's model with weights from disk, in evaluation mode, on the device."""
+        model = self.federation.client_model(member)
         try:
-            model.load_state_dict(dict(self.global_weights[kind]))
+            model.load_state_dict(dict(weights))
         except RuntimeError as error:
-            reason = " ".join(str(error).split())
-            raise RunError(f"the global model of '{kind}' does not fit its clients' ({reason})") from error
+            raise RunError(f"{misfit} ({' '.join(str(error).split())})") from error
         return model.to(self.place).eval()
 
     def kept_clients(self) -> KeptClients:
@@ -223,8 +223,18 @@ class Run:
             RunError: nobody has taken part yet.
             ConfigError: clients keep no model, or live elsewhere; or the device is not there.
         """
-        _require_kept(self)
-        _ = self.place
+        algorithm = self.experiment.algorithm
+        if "model" not in algorithm.keeps:
+            raise ConfigError(
+                f"clients of '{algorithm.component_name()}' keep no model in '{self.folder}': each round they start "
+                "from weights that the server sends; give a run of a method whose clients keep one, such as creamfl, "
+                "fedafd or local"
+            )
+        if not self.experiment.clients:
+            raise ConfigError(
+                f"the clients of '{self.folder}' live at other sites, and so do their models; give a simulated run"
+            )
+        _ = self.place  # a device that is not there is told before anything is read
         facts = {} if self.newest_checkpoint is None else self.newest_checkpoint.facts
         accepted = {client: (version[0], version[1]) for client, version in facts.get("accepted", {}).items()}
         if not accepted:
@@ -234,19 +244,12 @@ class Run:
 
 @dataclass(frozen=True)
 class ServerModel:
-    """A server's saved model.
-
-    Attributes:
-        run: which it is of.
-        saved: its weights, and what its ``config.json`` says.
-        context: where its views find what they learnt.
-        model: in evaluation mode, on the run's device.
-    """
+    """A server's saved model."""
 
     run: Run
-    saved: SavedModel
-    context: DataContext
-    model: Model
+    saved: SavedModel  # its weights, and what its ``config.json`` says
+    context: DataContext  # where its views find what they learnt
+    model: Model  # in evaluation mode, on the run's device
 
     @property
     def which(self) -> str:
@@ -277,20 +280,15 @@ class ServerModel:
     def warn_if_untrained(self) -> None:
         """Warn if it is the best model and untrained; called just before its use, when nothing can be refused."""
         if self.which == "best" and (sentence := untrained_best(self.run.folder)):
-            log.warning("%s", sentence)
+            _log.warning("%s", sentence)
 
 
 @dataclass(frozen=True)
 class KeptClients:
-    """Clients of a run that keep a model between rounds.
-
-    Attributes:
-        run: which they are of.
-        versions: client id -> the step (round, phase) that its kept state is of, in client order.
-    """
+    """Clients of a run that keep a model between rounds."""
 
     run: Run
-    versions: Mapping[str, StateVersion]
+    versions: Mapping[str, StateVersion]  # client id -> the step (round, phase) of its kept state, in client order
 
     def member(self, client: str) -> Member:
         """A client that took part.
@@ -321,24 +319,6 @@ class KeptClients:
         Raises:
             RunError: its state is missing, damaged, or not of this model.
         """
-        model = self.run.federation.client_model(self.member(client))
-        try:
-            model.load_state_dict(dict((state or self.state(client))["model"]))
-        except (KeyError, RuntimeError) as error:
-            reason = " ".join(str(error).split())
-            raise RunError(f"the kept state of client '{client}' does not fit its model ({reason})") from error
-        return model.to(self.run.place).eval()
-
-
-def _require_kept(run: Run) -> None:
-    algorithm = run.experiment.algorithm
-    if "model" not in algorithm.keeps:
-        raise ConfigError(
-            f"clients of '{algorithm.component_name()}' keep no model in '{run.folder}': each round they start from "
-            "weights that the server sends; give a run of a method whose clients keep one, such as creamfl, fedafd or "
-            "local"
-        )
-    if not run.experiment.clients:
-        raise ConfigError(
-            f"the clients of '{run.folder}' live at other sites, and so do their models; give a simulated run"
-        )
+        member = self.member(client)
+        weights = (state or self.state(client)).get("model", {})
+        return self.run._loaded(member, weights, f"the kept state of client '{client}' does not fit its model")

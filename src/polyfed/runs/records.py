@@ -5,25 +5,33 @@ from __future__ import annotations
 import json
 import math
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field, fields
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import astuple, dataclass, field, fields
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
+from polyfed.core.activity import SERVER as SERVER
 from polyfed.core.errors import RunError
 from polyfed.core.untrusted import file_json
 from polyfed.core.yaml_text import yaml_content
 from polyfed.runs.folder import untrained_best
 
 if TYPE_CHECKING:
+    import pandas as pd
+
     from polyfed.runs.arrays import ClientArray
 
-SERVER = "server"
 SITE_REFUSED = "site_refused"
 """Event of a node that claimed to be another site than its key says, or brought another key than it joined with."""
-T = TypeVar("T")
-Line = Mapping[str, Any]
+_COLUMNS = {
+    "metrics": ("round", "participant", "group", "kind", "metric", "value"),
+    "events": ("round", "participant", "event", "reason"),
+    "traffic": ("round", "client", "group", "direction", "step", "bundle", "kind", "dtype", "bytes", "full"),
+    "rounds": ("round", "seconds", "up", "down"),
+}
+_T = TypeVar("_T")
+_Line = Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +45,7 @@ class Measurement:
 
 
 @dataclass(frozen=True, slots=True)
-class Event:
+class EventRecord:
     """Something that happened to a participant in a round, such as ``client_excluded``."""
 
     round: int
@@ -60,19 +68,15 @@ class Transfer:
     bytes: int
     full: int | None = None
 
+    @property
+    def full_bytes(self) -> int:
+        """Bytes in fp32 and without compression; those that crossed where the line does not say."""
+        return self.bytes if self.full is None else self.full
+
 
 @dataclass(frozen=True, slots=True)
 class Holding:
-    """What a client holds: items and samples of a source's split, counted by class where there are labels.
-
-    Attributes:
-        columns: column -> value -> items, where the class is made of columns.
-        test: items of its own test, by class likewise, where the test split is dealt out among the clients.
-        left_out: column -> items of the split that were left out of it because they have no value there.
-        also: what of ``items`` and ``samples`` is of the public set or a second source: ``public`` (whether it is of
-            the public set), ``source``, ``split``, ``items``, ``samples``, ``labels`` and ``index``. The other counts
-            are of its own source.
-    """
+    """What a client holds: items and samples of a source's split, counted by class where there are labels."""
 
     group: str
     source: str
@@ -81,35 +85,26 @@ class Holding:
     samples: int
     labels: Mapping[str, int] | None = None
     index: tuple[int, ...] = ()
-    columns: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
-    test: Mapping[str, Any] | None = None
-    left_out: Mapping[str, int] = field(default_factory=dict)
+    columns: Mapping[str, Mapping[str, int]] = field(default_factory=dict)  # column -> value -> items
+    test: Mapping[str, Any] | None = None  # items of its own test, by class likewise, where that split is dealt out
+    left_out: Mapping[str, int] = field(default_factory=dict)  # column -> items left out: they have no value there
+    # what of ``items`` and ``samples`` is of the public set or a second source: ``public`` (whether it is of the public
+    # set), ``source``, ``split``, ``items``, ``samples``, ``labels`` and ``index``; other counts are of its own source
     also: Mapping[str, Any] | None = None
 
 
 @dataclass(frozen=True)
 class RunRecords:
-    """Records of a run, in the order in which they were written.
-
-    Attributes:
-        folder: the run folder.
-        measurements: all metrics of all participants.
-        events: what befell the run (resumed, a checkpoint skipped), then exclusions and other happenings in it.
-        transfers: the ledger.
-        seconds: round -> wall time.
-        holdings: client id -> what it holds, in the order of the partition.
-        config: the resolved configuration, empty if it was not written.
-        warnings: what could not be read, or must be known of the run, one sentence each.
-    """
+    """Records of a run, in the order in which they were written."""
 
     folder: Path
     measurements: tuple[Measurement, ...] = ()
-    events: tuple[Event, ...] = ()
-    transfers: tuple[Transfer, ...] = ()
-    seconds: Mapping[int, float] = field(default_factory=dict)
-    holdings: Mapping[str, Holding] = field(default_factory=dict)
-    config: Mapping[str, Any] = field(default_factory=dict)
-    warnings: tuple[str, ...] = ()
+    events: tuple[EventRecord, ...] = ()  # what befell the run, such as that it was resumed, then all else
+    transfers: tuple[Transfer, ...] = ()  # the ledger
+    seconds: Mapping[int, float] = field(default_factory=dict)  # round -> wall time
+    holdings: Mapping[str, Holding] = field(default_factory=dict)  # client id -> in the order of the partition
+    config: Mapping[str, Any] = field(default_factory=dict)  # resolved; empty if it was not written
+    warnings: tuple[str, ...] = ()  # what could not be read, or must be known of the run, one sentence each
 
     @classmethod
     def load(cls, folder: Path) -> RunRecords:
@@ -126,7 +121,7 @@ class RunRecords:
         return cls(
             folder=folder,
             measurements=tuple(_typed(Measurement, line, at) for at, line in lines if line.get("kind") != "event"),
-            events=tuple(_typed(Event, line, at) for at, line in happened + lines if "event" in line),
+            events=tuple(_typed(EventRecord, line, at) for at, line in happened + lines if "event" in line),
             transfers=tuple(_typed(Transfer, line, at) for at, line in _lines(folder / "ledger.jsonl", warnings)),
             seconds=dict(_round_time(line, at) for at, line in _lines(folder / "timing.jsonl", warnings)),
             holdings=_holdings(folder / "partition.json"),
@@ -142,27 +137,23 @@ class RunRecords:
     @cached_property
     def rounds(self) -> int:
         """Number of the last round with any record, 0 if there is none."""
-        numbers = [record.round for record in self.measurements]
-        numbers += [transfer.round for transfer in self.transfers]
-        numbers += list(self.seconds)
-        return max(numbers, default=0)
+        measured = (record.round for record in self.measurements)
+        sent = (transfer.round for transfer in self.transfers)
+        return max((*measured, *sent, *self.seconds), default=0)
 
     @cached_property
     def clients(self) -> tuple[str, ...]:
         """Client ids: those of the partition, then others in order of appearance."""
-        seen = dict.fromkeys(self.holdings)
-        seen |= dict.fromkeys(record.participant for record in self.measurements if record.participant != SERVER)
-        return tuple(seen | dict.fromkeys(transfer.client for transfer in self.transfers))
+        measured = (record.participant for record in self.measurements if record.participant != SERVER)
+        return tuple(dict.fromkeys((*self.holdings, *measured, *(transfer.client for transfer in self.transfers))))
 
     @cached_property
     def groups(self) -> dict[str, tuple[str, ...]]:
         """Group -> its client ids; clients outside the partition form the group ``clients``."""
-        group_of = {
-            client: self.holdings[client].group if client in self.holdings else "clients" for client in self.clients
-        }
-        return {
-            group: tuple(c for c in self.clients if group_of[c] == group) for group in dict.fromkeys(group_of.values())
-        }
+        groups: dict[str, list[str]] = {}
+        for client in self.clients:
+            groups.setdefault(self.holdings[client].group if client in self.holdings else "clients", []).append(client)
+        return {group: tuple(clients) for group, clients in groups.items()}
 
     def metric_names(self, participant: str, kind: str = "test") -> tuple[str, ...]:
         """Names of all metrics that a participant ever had, in order of appearance."""
@@ -177,20 +168,20 @@ class RunRecords:
 
     def last(self, participant: str, kind: str = "test") -> Mapping[str, float]:
         """Metrics of the last round in which the participant was measured; empty if it never was."""
-        return max(self._of(participant, kind), key=lambda record: record.round, default=_NOTHING).metrics
+        latest = max(self._of(participant, kind), key=lambda record: record.round, default=None)
+        return latest.metrics if latest is not None else {}
 
     def best(self, participant: str, metric: str, kind: str = "test") -> tuple[int, float] | None:
         """Round and value of the highest value (the first, if several), or None; NaN never is the best."""
-        values = {
-            number: value for number, value in self.series(participant, metric, kind).items() if not math.isnan(value)
-        }
-        return max(values.items(), key=lambda item: (item[1], -item[0]), default=None)
+        series = self.series(participant, metric, kind).items()
+        # rounds ascend, and max gives the first of several
+        return max((item for item in series if not math.isnan(item[1])), key=lambda item: item[1], default=None)
 
-    def excluded(self) -> tuple[Event, ...]:
+    def excluded(self) -> tuple[EventRecord, ...]:
         """Clients that were left out of a round, with the reasons."""
         return tuple(event for event in self.events if event.event == "client_excluded")
 
-    def shortened(self) -> tuple[Event, ...]:
+    def shortened(self) -> tuple[EventRecord, ...]:
         """Whose updates were scaled down, and when."""
         return tuple(event for event in self.events if event.event == "update_shortened")
 
@@ -206,8 +197,8 @@ class RunRecords:
         return sum(transfer.bytes for transfer in self.transfers if direction in (None, transfer.direction))
 
     def full_bytes(self) -> int:
-        """Bytes that would have crossed in fp32 and without compression; as they were where a line does not say."""
-        return sum(transfer.bytes if transfer.full is None else transfer.full for transfer in self.transfers)
+        """Bytes that would have crossed in fp32 and without compression, as far as that is known."""
+        return sum(transfer.full_bytes for transfer in self.transfers)
 
     def arrays(self) -> dict[str, dict[int, ClientArray]]:
         """Name -> round -> array [clients, samples] that the run kept, such as aggregation weights.
@@ -219,21 +210,48 @@ class RunRecords:
 
         return read_arrays(self.folder / "arrays")
 
-    def _of(self, participant: str, kind: str) -> tuple[Measurement, ...]:
+    def frame(self, table: Literal["metrics", "events", "traffic", "rounds"]) -> pd.DataFrame:
+        """Records as a pandas frame, a row a record.
+
+        Args:
+            table: ``metrics`` with the columns round, participant, group (``server`` for the server), kind, metric
+                and value; ``events`` with round, participant, event and reason; ``traffic``, the ledger, with round,
+                client, group, direction, step, bundle, kind, dtype, bytes, and in full the bytes in fp32 without
+                compression; or ``rounds`` with round, seconds, and the bytes up and down.
+        """
+        import pandas as pd  # takes half a second
+
+        return pd.DataFrame(list(self._rows(table)), columns=list(_COLUMNS[table]))
+
+    def _rows(self, table: str) -> Iterator[tuple[Any, ...]]:
+        group_of = {client: group for group, clients in self.groups.items() for client in clients}
+        if table == "metrics":
+            for record in self.measurements:
+                about = record.round, record.participant, group_of.get(record.participant, SERVER), record.kind
+                yield from ((*about, name, value) for name, value in record.metrics.items())
+        elif table == "events":
+            yield from map(astuple, self.events)
+        elif table == "traffic":
+            for entry in self.transfers:
+                number, client, *what, _ = astuple(entry)
+                yield number, client, group_of[client], *what, entry.full_bytes
+        else:
+            down, up = self.bytes_per_round("down"), self.bytes_per_round("up")
+            for number in range(1, self.rounds + 1):
+                yield number, self.seconds.get(number, math.nan), up.get(number, 0), down.get(number, 0)
+
+    def _of(self, participant: str, kind: str) -> Sequence[Measurement]:
         return self._by_participant.get((participant, kind), ())
 
     @cached_property
-    def _by_participant(self) -> dict[tuple[str, str], tuple[Measurement, ...]]:
+    def _by_participant(self) -> dict[tuple[str, str], list[Measurement]]:
         by_participant: dict[tuple[str, str], list[Measurement]] = {}
         for record in self.measurements:
             by_participant.setdefault((record.participant, record.kind), []).append(record)
-        return {key: tuple(records) for key, records in by_participant.items()}
+        return by_participant
 
 
-_NOTHING = Measurement(round=0, participant="", kind="", metrics={})
-
-
-def _lines(path: Path, warnings: list[str]) -> Iterator[tuple[str, Line]]:
+def _lines(path: Path, warnings: list[str]) -> Iterator[tuple[str, _Line]]:
     """Lines of a JSON-lines file with where they stand; a cut-off last line is left out and reported."""
     if not path.exists():
         return
@@ -251,17 +269,16 @@ def _lines(path: Path, warnings: list[str]) -> Iterator[tuple[str, Line]]:
             warnings.append(f"{path.name}: the last line is cut off (the run was killed) and left out")
 
 
-def _typed(kind: type[T], line: Line, where: str) -> T:
-    known = [item.name for item in fields(kind)]  # type: ignore[arg-type]
+def _typed(kind: type[_T], line: _Line, where: str) -> _T:
     try:
-        return kind(**{name: line[name] for name in known if name in line})
+        # a line may hold more than this version knows
+        return kind(**{item.name: line[item.name] for item in fields(kind) if item.name in line})  # type: ignore[arg-type]
     except TypeError as error:
-        raise RunError(
-            f"{where} is no {kind.__name__.lower()}: {error}; is it of another version of polyfed?"
-        ) from error
+        noun = kind.__name__.removesuffix("Record").lower()
+        raise RunError(f"{where} is no {noun}: {error}; is it of another version of polyfed?") from error
 
 
-def _round_time(line: Line, where: str) -> tuple[int, float]:
+def _round_time(line: _Line, where: str) -> tuple[int, float]:
     try:
         return int(line["round"]), float(line["seconds"])
     except KeyError as error:

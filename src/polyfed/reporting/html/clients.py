@@ -10,7 +10,7 @@ from polyfed.reporting.html.events import rounds_of
 from polyfed.reporting.html.facts import client_kinds
 from polyfed.reporting.html.page_tables import PageTable, TableCell, TableColumn, count_cell, number_cell
 from polyfed.reporting.traffic import byte_size, client_bytes
-from polyfed.runs.records import Event, RunRecords
+from polyfed.runs.records import EventRecord, RunRecords
 
 _ColumnCells = tuple[TableColumn, Sequence[TableCell]]
 
@@ -68,7 +68,7 @@ def _effort(records: RunRecords) -> Iterator[_ColumnCells]:
 
 
 def _exclusions(records: RunRecords) -> Iterator[_ColumnCells]:
-    excluded: dict[str, list[Event]] = {client: [] for client in records.clients}
+    excluded: dict[str, list[EventRecord]] = {client: [] for client in records.clients}
     for event in records.excluded():
         excluded.setdefault(event.participant, []).append(event)
     if not any(excluded.values()):

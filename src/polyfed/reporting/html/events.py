@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from polyfed.reporting.charts import RoundChart, stacked_chart
 from polyfed.reporting.figures import COLOURS
 from polyfed.reporting.html.page_tables import PageTable, TableCell, TableColumn
-from polyfed.runs.records import SITE_REFUSED, Event, RunRecords
+from polyfed.runs.records import SITE_REFUSED, EventRecord, RunRecords
 
 _RETURNED = "client_returned"
 _PURPOSE = ":"  # ends what stands before the names of steps that are no training, such as evaluation
@@ -16,12 +16,12 @@ _MOST_ROWS = 2000
 _FEW = 8  # up to so many events need no chart
 
 
-def happenings(records: RunRecords) -> list[Event]:
+def happenings(records: RunRecords) -> list[EventRecord]:
     """All events by round, and the returns of clients that the run did not record."""
     return sorted([*records.events, *_returns(records)], key=lambda event: event.round)
 
 
-def timeline(events: Sequence[Event]) -> PageTable | None:
+def timeline(events: Sequence[EventRecord]) -> PageTable | None:
     """One row an event, the latest if there are too many; None if nothing happened."""
     if not events:
         return None
@@ -40,7 +40,7 @@ def timeline(events: Sequence[Event]) -> PageTable | None:
     return PageTable(caption, columns, rows, "timeline", participants=[event.participant for event in latest])
 
 
-def events_charts(events: Sequence[Event]) -> list[RoundChart]:
+def events_charts(events: Sequence[EventRecord]) -> list[RoundChart]:
     """Events by round; few of them are seen at a glance in the table."""
     if len(events) <= _FEW:
         return []
@@ -60,16 +60,16 @@ def rounds_of(records: RunRecords) -> dict[str, list[int]]:
     return {client: sorted(numbers) for client, numbers in rounds.items()}
 
 
-def _returns(records: RunRecords) -> list[Event]:
+def _returns(records: RunRecords) -> list[EventRecord]:
     """Read off the ledger, where the run did not record it: a client that was excluded answers again."""
     recorded = {(event.participant, event.round) for event in records.events if event.event == _RETURNED}
     rounds = rounds_of(records)
-    returns: dict[tuple[str, int], Event] = {}
+    returns: dict[tuple[str, int], EventRecord] = {}
     for event in records.excluded():
         later = next((number for number in rounds.get(event.participant, ()) if number > event.round), None)
         if later is not None and not any((event.participant, n) in recorded for n in range(event.round, later + 1)):
             reason = f"first answer after its exclusion in round {event.round}"
-            returns[event.participant, later] = Event(later, event.participant, _RETURNED, reason)
+            returns[event.participant, later] = EventRecord(later, event.participant, _RETURNED, reason)
     return list(returns.values())
 
 

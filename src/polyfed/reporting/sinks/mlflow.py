@@ -11,7 +11,6 @@ import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
-from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 
 from pydantic import Field
@@ -19,7 +18,7 @@ from pydantic import Field
 from polyfed.core.untrusted import file_json
 from polyfed.runs.sink import Record, Sink, SinkRun, SinkWriter, flat_settings, round_points
 
-T = TypeVar("T")
+_T = TypeVar("_T")
 _MOST_METRICS, _MOST_PARAMS = 1000, 100  # of one request
 _MOST_TEXT = 500  # characters of a parameter's value that every backend takes
 _UNFIT = re.compile(r"[^\w\-. :/]", re.ASCII)
@@ -65,21 +64,17 @@ class MLflow(Sink):
         return _Writer(client, identity, self.per_client)
 
     def _created(self, client: Any, run: SinkRun) -> str:
+        """Id of a new MLflow run with the configuration as its parameters."""
         entities: Any = importlib.import_module("mlflow.entities")
-        experiment = self._experiment(client, run.folder)
-        identity = str(client.create_run(experiment, run_name=run.name, tags={"polyfed.run": run.run_id}).info.run_id)
-        params = flat_settings(run.config).items()
-        for some in _batches(params, _MOST_PARAMS):
-            client.log_batch(identity, params=[entities.Param(fit(name), str(v)[:_MOST_TEXT]) for name, v in some])
-        return identity
-
-    def _experiment(self, client: Any, folder: Path) -> str:
-        found = client.get_experiment_by_name(self.experiment)
-        if found is not None:
-            return str(found.experiment_id)
+        existing = client.get_experiment_by_name(self.experiment)
         # a server has a place for bundles; the default of a local file would be below the working directory
-        place = {"artifact_location": (folder / "mlflow").resolve().as_uri()} if self.tracking_uri is None else {}
-        return str(client.create_experiment(self.experiment, **place))
+        place = {} if self.tracking_uri else {"artifact_location": (run.folder / "mlflow").resolve().as_uri()}
+        experiment = existing.experiment_id if existing else client.create_experiment(self.experiment, **place)
+        tags = {"polyfed.run": run.run_id}
+        identity = str(client.create_run(str(experiment), run_name=run.name, tags=tags).info.run_id)
+        for batch in _batches(flat_settings(run.config).items(), _MOST_PARAMS):
+            client.log_batch(identity, params=[entities.Param(fit(name), str(v)[:_MOST_TEXT]) for name, v in batch])
+        return identity
 
 
 @dataclass(frozen=True)
@@ -92,8 +87,8 @@ class _Writer(SinkWriter):
         metric = importlib.import_module("mlflow.entities").Metric
         points = round_points(records, per_client=self.per_client)
         now = int(time.time() * 1000)
-        for some in _batches(points.values.items(), _MOST_METRICS):
-            self.client.log_batch(self.identity, metrics=[metric(fit(n), v, now, points.round) for n, v in some])
+        for batch in _batches(points.values.items(), _MOST_METRICS):
+            self.client.log_batch(self.identity, metrics=[metric(fit(n), v, now, points.round) for n, v in batch])
         for name, reason in points.events.items():
             self.client.set_tag(self.identity, fit(f"event.{points.round}.{name}"), reason[:_MOST_TEXT])
 
@@ -106,7 +101,7 @@ def fit(name: str) -> str:
     return _UNFIT.sub("_", name.replace("@", ""))[:250]
 
 
-def _batches(items: Iterable[T], most: int) -> Iterator[list[T]]:
+def _batches(items: Iterable[_T], most: int) -> Iterator[list[_T]]:
     left = iter(items)
     while batch := list(islice(left, most)):
         yield batch

@@ -1,0 +1,98 @@
+"""``polyfed report``, ``evaluate``, ``compare`` and ``export``, which take finished runs."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from polyfed.cli.options import AsJson, BestOrLast, PlaceOptions, RunArgument, RunArguments, WeightsDir, pairs_in
+from polyfed.runs.opened import open_run
+
+
+def report_command(
+    run: RunArgument, out: Annotated[Path | None, typer.Option(help="file; by default RUN/report.html")] = None
+) -> None:
+    """Write the report of a run, finished or not, as one HTML file."""
+    from polyfed.reporting.html.page import write_html_report
+
+    typer.echo(f"written: {write_html_report(open_run(run).records, out)}")
+
+
+def evaluate_command(
+    run: RunArgument,
+    *,
+    data: Annotated[str, typer.Option(help="a source of the run, or a folder of Parquet files")],
+    split: Annotated[str, typer.Option(help="split of it")] = "test",
+    which: BestOrLast = None,
+    column: Annotated[
+        list[str] | None, typer.Option(metavar="MODALITY=COLUMN", help="column of a Parquet folder")
+    ] = None,
+    target: Annotated[
+        list[str] | None, typer.Option(metavar="TARGET=COLUMN", help="column with labels of a Parquet folder")
+    ] = None,
+    places: PlaceOptions,
+    as_json: AsJson = False,
+) -> None:
+    """Measure a run's server model on any data set.
+
+    Examples: polyfed evaluate runs/shop-seed0 --data shop --split validation; polyfed evaluate runs/shop-seed0
+    --data other-shop --data-dir my-data --column text=title
+    """
+    from polyfed.reporting.report import evaluation_tables
+    from polyfed.reporting.terminal import Terminal
+    from polyfed.runs.evaluation import Target, evaluate_model
+
+    samples = Target(data, split, columns=pairs_in("--column", column), targets=pairs_in("--target", target))
+    evaluation = evaluate_model(run, samples, which=which, **vars(places))
+    if as_json:
+        typer.echo(json.dumps({"run": str(run), **vars(evaluation)}, indent=1))
+    else:
+        Terminal().print_tables(evaluation_tables(evaluation))
+
+
+def compare_command(
+    runs: RunArguments,
+    metric: Annotated[str | None, typer.Option(help="by default r1_sum or accuracy")] = None,
+    kind: Annotated[str, typer.Option(help="test or validation")] = "test",
+    plot: Annotated[Path | None, typer.Option(help="draw curves into this PNG")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Compare runs; those that differ only by their seed are taken together.
+
+    Example: polyfed compare runs/shop-* --metric accuracy --plot comparison.png
+    """
+    from polyfed.reporting.compare import (
+        clients_comparison_table,
+        compare,
+        comparison_rows,
+        comparison_table,
+        draw_comparison,
+    )
+    from polyfed.reporting.terminal import Terminal
+
+    comparisons = compare([open_run(folder).records for folder in runs], metric, kind)
+    if as_json:
+        typer.echo(json.dumps(comparison_rows(comparisons), indent=1))
+    else:
+        tables = (comparison_table(comparisons), clients_comparison_table(comparisons))
+        Terminal().print_tables(table for table in tables if table.rows)
+    if plot is not None:
+        typer.echo(f"drawn: {draw_comparison(comparisons, plot, metric, kind)}", err=as_json)
+
+
+def export_command(
+    run: RunArgument,
+    out: Annotated[Path | None, typer.Option(help="new folder; by default RUN/export")] = None,
+    which: BestOrLast = None,
+    weights_dir: WeightsDir = None,
+) -> None:
+    """Export a run's server model for use without polyfed.
+
+    Example: polyfed export runs/shop-seed0 --out shop-model
+    """
+    from polyfed.export.model import export_model
+
+    typer.echo(f"exported and checked: {export_model(run, out, which=which, weights_dir=weights_dir)}")

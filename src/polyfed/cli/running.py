@@ -1,0 +1,140 @@
+"""``polyfed run``, ``resume`` and ``watch``: parses, calls, and shows the run."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from itertools import chain, count
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from polyfed.cli.console import fail
+from polyfed.cli.options import ExperimentArgument, ExperimentOptions, RunArgument, numbers_in
+from polyfed.core.errors import ConfigError
+from polyfed.runs.opened import open_run
+
+if TYPE_CHECKING:
+    from polyfed.reporting.terminal import Terminal
+    from polyfed.runs.events import Callback
+    from polyfed.runs.experiment import Experiment
+
+Dashboard = Annotated[bool, typer.Option("--dashboard", help="fill the terminal with all that goes on")]
+
+
+def run_command(
+    source: ExperimentArgument,
+    *,
+    settings: ExperimentOptions,
+    out: Annotated[
+        Path | None, typer.Option(help="run folder (-seedN is added with --seeds); else runs/<name>-seed<seed>")
+    ] = None,
+    rounds: Annotated[int | None, typer.Option(help="same as --set run.rounds=")] = None,
+    seed: Annotated[int | None, typer.Option(help="same as --set run.seed=")] = None,
+    seeds: Annotated[
+        str | None, typer.Option(metavar="N,N,...", help="a run with each of these seeds, in turn")
+    ] = None,
+    device: Annotated[str | None, typer.Option(help="auto, cpu, cuda, ...; same as --set run.device=")] = None,
+    engine: Annotated[str | None, typer.Option(help="local, ray or flower; same as --set run.engine.name=")] = None,
+    dashboard: Dashboard = False,
+) -> None:
+    """Run an experiment and report on it.
+
+    Examples: polyfed run scenes-demo; polyfed run scenes-demo --rounds 4 --set algorithm=local --out runs/local;
+    polyfed run shop.yaml --data-dir my-data --seeds 0,1,2
+    """
+    if seeds is not None and seed is not None:
+        raise ConfigError(f"--seeds {seeds} and --seed {seed} exclude each other; give one of them")
+    short_options = {"run.engine.name": engine, "run.rounds": rounds, "run.device": device}
+    numbers = [seed] if seeds is None else numbers_in("--seeds", seeds)
+    # all are loaded before the first runs: a mistake in one shows at once
+    for experiment in [settings.load(source, {**short_options, "run.seed": number}) for number in numbers]:
+        name = f"{experiment.name}-seed{experiment.run.seed}"
+        folder = out if out is None or seeds is None else out.with_name(f"{out.name}-seed{experiment.run.seed}")
+        _run_into(experiment, folder or _free_folder(Path("runs") / name), dashboard, Path(source).parent)
+
+
+def _free_folder(folder: Path) -> Path:
+    """The folder, or the first of those with a number behind its name that is not there."""
+    numbered = (folder.with_name(f"{folder.name}-{number}") for number in count(2))
+    return next(path for path in chain([folder], numbered) if not path.exists())
+
+
+def _run_into(experiment: Experiment, folder: Path, dashboard: bool, base: Path) -> None:
+    from polyfed.reporting.progress import FolderLine
+    from polyfed.reporting.reported import run
+
+    console = _terminal()
+    with _shown(console, folder, dashboard) as display:
+        callbacks = [FolderLine(folder, console), display]
+        if _is_deployed(experiment):
+            from polyfed.deploy.launch import launch
+
+            launch(experiment, folder, callbacks, base=base)
+        else:
+            run(experiment, folder, callbacks)
+
+
+def resume_command(run: RunArgument, dashboard: Dashboard = False) -> None:
+    """Continue a run after its last complete round.
+
+    Example: polyfed resume runs/scenes-demo-seed0
+    """
+    from polyfed.reporting.reported import resume
+
+    deployed = _is_deployed(open_run(run).experiment)  # a wrong folder is refused before a display takes the terminal
+    with _shown(_terminal(), run, dashboard) as display:
+        if deployed:
+            from polyfed.deploy.launch import relaunch
+
+            relaunch(run, [display])
+        else:
+            resume(run, [display])
+
+
+def watch_command(run: RunArgument) -> None:
+    """Show a run that another process works on, live, on this terminal.
+
+    Example: polyfed watch runs/scenes-demo-seed0
+    """
+    from polyfed.reporting.dashboard import DashboardProgress
+    from polyfed.runs.event_log import PROGRESS, follow
+
+    opened = open_run(run)
+    folder = opened.files  # a folder whose configuration was edited is refused here
+    display = DashboardProgress(_terminal(), opened.records)
+    with contextlib.closing(display):
+        display.show()
+        ended = follow(run / PROGRESS, display, run, finished=lambda: not folder.is_worked_on())
+    if not ended:
+        typer.echo(f"nobody is working on this run; continue it with: polyfed resume {run}")
+
+
+def _is_deployed(experiment: Experiment) -> bool:
+    from polyfed.engines.flower import Flower
+
+    return isinstance(experiment.run.engine, Flower) and experiment.run.engine.is_deployed
+
+
+def _terminal() -> Terminal:
+    from polyfed.reporting.terminal import Terminal
+
+    return Terminal()
+
+
+@contextlib.contextmanager
+def _shown(console: Terminal, folder: Path, dashboard: bool) -> Iterator[Callback]:
+    """What shows a run in ``folder``; an interruption says how to go on."""
+    from polyfed.reporting.dashboard import DashboardProgress
+    from polyfed.reporting.progress import progress_for
+
+    display = DashboardProgress(console) if dashboard else progress_for(console)
+    with contextlib.closing(display):
+        try:
+            yield display
+        except KeyboardInterrupt:
+            display.close()
+            begun = (folder / "run.json").is_file()
+            hint = f"continue with: polyfed resume {folder}" if begun else "nothing was written"
+            raise typer.Exit(fail(f"interrupted; {hint}", 130)) from None
