@@ -22,10 +22,11 @@ from polyfed.core.version import __version__
 from polyfed.data.samples import Samples
 from polyfed.federation.client import Client, ClientInfo
 from polyfed.federation.membership import Member
-from polyfed.federation.participant import Clock, Precision
+from polyfed.federation.participant import Precision
 from polyfed.federation.population import Population
 from polyfed.federation.settings import SiteSettings
 from polyfed.federation.state import ClientState, Lifetime, StateStore, flatten, unflatten
+from polyfed.federation.trainer import Clock
 from polyfed.models.model import Model, ModelSettings
 from polyfed.wire.framing import SCHEMA
 from polyfed.wire.limits import Limits

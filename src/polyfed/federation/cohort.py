@@ -14,8 +14,7 @@ from torch import Tensor
 from polyfed.core.errors import ExchangeError, PayloadError
 from polyfed.federation.bounds import Bounds
 from polyfed.federation.client import ClientInfo
-from polyfed.federation.gate import ReplyGate, Usual
-from polyfed.federation.waiting import Arrival
+from polyfed.federation.gate import Arrival, Medians, ReplyGate
 from polyfed.wire.ledger import Ledger
 from polyfed.wire.limits import Limits
 from polyfed.wire.messages import Answer, Request, StateVersion
@@ -106,9 +105,9 @@ class Cohort:
         reply_policy: step -> quorum and deadline.
         limits: on what clients send.
         bounds: on what clients send, relative to what the others of their kind send.
-        usual: what updates were last like, by which they are bounded; carried from round to round.
+        medians: of updates at the last ask of each step, which bound the next; carried from round to round.
         counted: client -> samples that it counts for in averages, where these are fewer than it has.
-        reaches: client -> how many times longer than usual its updates may be, as it has more samples.
+        reaches: client -> how many times longer than the median its updates may be, as it has more samples.
         across: whether the method averages models of different architectures with each other.
         folder: where replies wait for each other if they are large; None: where temporary files are.
         accepted: client -> version of its state after its last accepted step; carried from round to round.
@@ -129,7 +128,7 @@ class Cohort:
     reply_policy: Callable[[str], ReplyPolicy] = lambda step: ReplyPolicy()
     limits: Limits = field(default_factory=Limits)
     bounds: Bounds = field(default_factory=Bounds)
-    usual: Usual = field(default_factory=dict)
+    medians: Medians = field(default_factory=dict)
     counted: Mapping[str, int] = field(default_factory=dict)
     reaches: Mapping[str, float] = field(default_factory=dict)
     across: bool = True
@@ -155,7 +154,7 @@ class Cohort:
     ) -> Iterator[Reply]:
         """Ask every client of the cohort to perform a step; yield the usable replies in client order.
 
-        An update, that is weights in a reply less what they started from, is bounded by what is usual in the cohort.
+        An update, that is weights in a reply less what they started from, is bounded by the medians of the cohort.
 
         Args:
             step: a method marked with ``client_step``; the client calls it as ``step(client, **fields)``.
@@ -171,10 +170,18 @@ class Cohort:
         """
         schema, name = schema_of(step), step.__name__
         phase, self._phase = self.first_phase + self._phase, self._phase + 1
-        asked = {client.id: client for client in self.clients}
-        gate = self._gate(name, fields | dict(origins or {}), changes)
+        asked, starts = [client.id for client in self.clients], fields | dict(origins or {})
+
+        def origin(client: ClientInfo, field_name: str) -> Mapping[str, Tensor]:
+            start = starts.get(field_name)
+            start = start.of(client) if isinstance(start, each) else start
+            return start if isinstance(start, Weights) else {}
+
+        gate = ReplyGate(
+            self.bounds, name, self.clients, self.medians, origin, changes, self.folder, self.reaches, self.across
+        )
         requests = self._requests(name, phase, fields)
-        self.asking(name, list(asked))
+        self.asking(name, asked)
         reply_policy = self.reply_policy(name)
         reasons: list[str] = []
 
@@ -202,15 +209,6 @@ class Cohort:
                 f"the quorum (run.min_clients) is {needed} ({'; '.join(reasons) or 'nobody was asked'})"
             )
 
-    def _gate(self, step: str, origins: Mapping[str, Any], changes: Collection[str]) -> ReplyGate:
-        def origin(client: ClientInfo, name: str) -> Mapping[str, Tensor]:
-            start = value.of(client) if isinstance(value := origins.get(name), each) else value
-            return start if isinstance(start, Weights) else {}
-
-        return ReplyGate(
-            self.bounds, step, self.clients, self.usual, origin, changes, self.folder, self.reaches, self.across
-        )
-
     def _arrivals(
         self,
         requests: Sequence[Request],
@@ -222,11 +220,12 @@ class Cohort:
     ) -> Iterator[Arrival]:
         """The replies that are sound in themselves, as they come; the senders of others are dropped."""
         asked, sent = {client.id: client for client in self.clients}, {request.client: request for request in requests}
-        received = self._received()
+        # requests as clients received them, where replies are encoded against them
+        received = self.transport.decoder(self.limits) if self.transport.refers else lambda wire: None
         for answer in answers:
             client, request = asked[answer.client], sent[answer.client]
             try:
-                payload = self._receive(request.step, client, answer, received(request.payload))
+                payload = self._decoded(request, client, answer, received(request.payload))
                 schema.require_reply(payload)
                 payload.require_sound(self.limits, partial(gate.start, client))
                 payload = self._counting(payload, client)
@@ -249,26 +248,15 @@ class Cohort:
             made.append(Request(client.id, step, self.round, phase, self.accepted.get(client.id), wire))
         return made
 
-    def _received(self) -> Callable[[Payload], Payload | None]:
-        """Requests as clients received them, where replies are encoded against them."""
-        return self.transport.decoder(self.limits) if self.transport.refers else lambda wire: None
-
-    def _receive(
-        self,
-        step: str,
-        client: ClientInfo,
-        answer: Answer,
-        received: Payload | None,
-    ) -> Payload:
-        wire = answer.payload
+    def _decoded(self, request: Request, client: ClientInfo, answer: Answer, received: Payload | None) -> Payload:
+        wire, plain = answer.payload, None
         if wire is None:
             raise PayloadError(answer.error or "no answer")
-        plain = None
         try:
             plain = self.transport.decode(wire, received, self.limits)
             return plain
         finally:  # what is refused has crossed too
-            self.ledger.enter(self.round, client.id, "up", self.purpose + step, wire, plain)
+            self.ledger.enter(self.round, client.id, "up", self.purpose + request.step, wire, plain)
 
     def _counting(self, payload: Payload, client: ClientInfo) -> Payload:
         """The payload with as many ``num_examples`` as its sender counts for, if it has any.

@@ -1,13 +1,15 @@
-"""Outputs on public samples that participants exchange: representations by modality, or the logits of one target."""
+"""Training on public samples: outputs that participants exchange there, references, and batches among private ones."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import copy
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import Protocol
 
 import torch
-from jaxtyping import Int64
+from jaxtyping import Float, Int64
 from torch import Tensor
 
 from polyfed.core.errors import ConfigError
@@ -15,6 +17,7 @@ from polyfed.data.samples import Batch, Samples
 from polyfed.federation.client import ClientInfo
 from polyfed.federation.participant import Participant
 from polyfed.federation.server import Server
+from polyfed.models.model import Model
 from polyfed.tasks.classification import Classification
 from polyfed.wire.payload import Logits, Representations
 
@@ -142,8 +145,8 @@ class LogitKind:
 
     def labels(self, participant: Participant, samples: Samples) -> Int64[Tensor, " n"] | None:
         """The samples' own classes, if they have any."""
-        found = samples.targets.get(_classification(participant).target)
-        return None if found is None else found.long()
+        classes = samples.targets.get(_classification(participant).target)
+        return None if classes is None else classes.long()
 
     def anchors(self, known: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
         """None."""
@@ -165,9 +168,9 @@ class LogitKind:
 
     def _scores(self, participant: Participant, task: Classification, batch: Batch) -> Tensor:
         with participant.autocast():
-            found = task.scores(participant.model, participant.head, batch)
-        found = found.float()
-        return found - found.mean(1, keepdim=True)
+            scores = task.scores(participant.model, participant.head, batch)
+        scores = scores.float()
+        return scores - scores.mean(1, keepdim=True)
 
 
 def _classification(participant: Participant) -> Classification:
@@ -187,3 +190,65 @@ def clip_row_norms(values: Tensor, largest: float) -> Tensor:
     """
     norms = torch.linalg.vector_norm(values, dim=1, keepdim=True)
     return torch.where(norms > 1.01 * largest, values * (largest / norms), values)
+
+
+# ---- representations that local training moves towards or away from, and that must not move themselves
+
+
+class Reference(Protocol):
+    """Gives the reference representations of a batch of public samples."""
+
+    def __call__(self, modality: str, batch: Batch) -> Float[Tensor, "b d"]:
+        """Representations of the batch in one modality, without gradient."""
+        ...
+
+
+class Stored:
+    """Representations of the whole public set, modality -> [|P|, d], looked up by the index of a sample."""
+
+    def __init__(self, values: Mapping[str, Tensor]) -> None:
+        self._values = values
+
+    def __call__(self, modality: str, batch: Batch) -> Float[Tensor, "b d"]:
+        """Rows of the stored matrix."""
+        return self._values[modality][batch.index]
+
+
+class FrozenCopy:
+    """A copy of a model as it is now, in evaluation mode, asked batch by batch."""
+
+    def __init__(self, model: Model) -> None:
+        self._model = copy.deepcopy(model).eval().requires_grad_(False)
+
+    @torch.no_grad()
+    def __call__(self, modality: str, batch: Batch) -> Float[Tensor, "b d"]:
+        """Representations of the batch as it was loaded, augmentation included."""
+        return self._model.represent(modality, batch.inputs[modality])
+
+
+# ---- public batches among private ones
+
+Pair = tuple[Batch | None, Batch | None]
+"""The private and the public batch of one optimiser step; either may be missing."""
+
+
+def interleave(
+    private: Iterator[Batch], public: Iterator[Batch], steps: int, wanted: int | None = None
+) -> Iterator[Pair]:
+    """Spread ``wanted`` public batches evenly over the private batches of an epoch.
+
+    With fewer public than private batches some steps have no public one; with more, some have nothing else.
+
+    Args:
+        private: the private batches.
+        public: public batches without end.
+        steps: how many private batches there are.
+        wanted: how many public batches; None: as many as private ones.
+    """
+    wanted = wanted or steps
+    given = 0
+    for done, batch in enumerate(private, start=1):
+        due = -(-wanted * done // steps) - given
+        given += due
+        yield batch, next(public) if due else None
+        yield from ((None, more) for more in islice(public, max(due - 1, 0)))

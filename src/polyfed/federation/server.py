@@ -18,7 +18,7 @@ from polyfed.federation.types import Blueprint, ClientType, Outline, client_type
 from polyfed.models.model import Model
 from polyfed.wire.payload import Representations, Weights
 
-log = logging.getLogger(__name__)
+_log = logging.getLogger(__name__)
 
 
 @dataclass(kw_only=True)
@@ -30,7 +30,7 @@ class Server(Participant):
         validation: samples for model selection.
         test: samples that are only ever reported on.
         counted: client -> samples that it counts for in averages, where these may be fewer than it joined with.
-        reaches: client -> how many times longer than usual its updates may be; see ``bounds.reaches``.
+        reaches: client -> how many times longer than the median its updates may be; see ``bounds.reaches``.
         public_order: identifies the public set and its order.
         blueprint: gives the initial tensors of every architecture among the clients, and their places.
         has_model: whether the federation has a server model at all.
@@ -77,9 +77,16 @@ class Server(Participant):
         """Be as after ``round_number``, given its snapshot."""
         if "model" in groups:
             self.load_weights(groups["model"])
-        self.weights = _section(groups, "weights:", self.device)
-        self.optimizer_state = _section(groups, "optimizer:")
-        self.state = _section(groups, "state:")
+        kinds: dict[str, dict[str, dict[str, Tensor]]] = {"weights": {}, "optimizer": {}, "state": {}}
+        for group, tensors in groups.items():
+            kind, _, name = group.partition(":")
+            if kind in kinds:
+                kinds[kind][name] = dict(tensors)
+        self.optimizer_state, self.state = kinds["optimizer"], kinds["state"]
+        self.weights = {
+            name: {key: value.to(self.device) for key, value in tensors.items()}
+            for name, tensors in kinds["weights"].items()
+        }
         self.clock = replace(self.clock, round=round_number)
 
     # ---- global models, for methods that exchange weights
@@ -126,7 +133,7 @@ class Server(Participant):
             first = {name: common.setdefault((name, value.shape), value) for name, value in tensors.items()}
             self.weights[kind] = {name: value.to(self.device, copy=True) for name, value in first.items()}
         for names in differently_named(self.types):
-            log.warning(
+            _log.warning(
                 "clients of types %s have one model, one task and equally many classes, but under other names, so they "
                 "are not averaged; if the classes are the same, name them alike",
                 " and ".join(f"'{name}'" for name in names),
@@ -160,8 +167,8 @@ class Server(Participant):
 
     def order(self, count: int | None = None) -> str:
         """Identifies the public samples that are exchanged in this round, and their order."""
-        whole = count is None or count >= len(self.public_set)
-        return self.public_order if whole else f"{self.public_order}/{self.clock.round}/{count}"
+        is_all = count is None or count >= len(self.public_set)
+        return self.public_order if is_all else f"{self.public_order}/{self.clock.round}/{count}"
 
     def weights_for(self, client: ClientInfo) -> Weights:
         """The global model of a client's type."""
@@ -178,18 +185,6 @@ class Server(Participant):
         """Tell of training metrics of this round."""
         if metrics:
             self.measured(metrics)
-
-
-def _section(
-    groups: Mapping[str, Mapping[str, Tensor]], prefix: str, device: torch.device | None = None
-) -> dict[str, dict[str, Tensor]]:
-    return {
-        group.removeprefix(prefix): {
-            name: value if device is None else value.to(device) for name, value in tensors.items()
-        }
-        for group, tensors in groups.items()
-        if group.startswith(prefix)
-    }
 
 
 def no_model(weights: Mapping[str, Tensor] | None) -> Model:

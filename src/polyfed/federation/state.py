@@ -118,7 +118,10 @@ class StateStore:
     def damaged(self, expected: Mapping[str, StateVersion]) -> str | None:
         """Name of a client whose expected state cannot be read, or None."""
         for client, version in expected.items():
-            if not _readable(self._path(client, version)):
+            try:
+                with safetensors.safe_open(self._path(client, version), framework="pt") as opened:
+                    opened.keys()
+            except (OSError, safetensors.SafetensorError):
                 return client
         return None
 
@@ -136,7 +139,10 @@ class StateStore:
                 text = (opened.metadata() or {}).get("after", "")
         except (OSError, safetensors.SafetensorError):
             return None
-        return _version(text) if text else None
+        if not text:
+            return None
+        number, phase = text.split("-")
+        return int(number), int(phase)
 
     def _hold(self, client: str, version: StateVersion, entry: Entry) -> None:
         previous = self._held.pop(client, None)
@@ -153,13 +159,13 @@ class StateStore:
         path = self._path(client, version)
         where = f"state of client '{client}' after round {version[0]}, phase {version[1]}"
         if not path.is_file():
-            raise RunError(f"{where} is not here; {self._found(client, version)}")
+            raise RunError(f"{where} is not here; {self._whereabouts(client, version)}")
         try:
             return safetensors.torch.load(path.read_bytes())
         except (OSError, safetensors.SafetensorError) as error:
             raise RunError(f"{where} is damaged: {path.name}: {error}; restore the file from a copy") from error
 
-    def _found(self, client: str, wanted: StateVersion) -> str:
+    def _whereabouts(self, client: str, wanted: StateVersion) -> str:
         versions = self.versions(client)
         if not versions:
             return "there is none of this run: it was lost, or the run is foreign to this folder; restore the folder"
@@ -173,22 +179,8 @@ def _text(version: StateVersion) -> str:
     return f"{version[0]:06d}-{version[1]:02d}"
 
 
-def _version(text: str) -> StateVersion:
-    first, second = text.split("-")
-    return int(first), int(second)
-
-
 def _size(entry: Entry) -> int:
     return sum(tensor.numel() * tensor.element_size() for tensor in entry.values())
-
-
-def _readable(path: Path) -> bool:
-    try:
-        with safetensors.safe_open(path, framework="pt") as opened:
-            opened.keys()
-    except (OSError, safetensors.SafetensorError):
-        return False
-    return True
 
 
 def flatten(values: Mapping[str, Mapping[str, Tensor]]) -> Entry:
