@@ -99,13 +99,15 @@ def head_name(task: Task, split: Split, kept_apart: str = "") -> str:
         if value != type(task).model_fields[name].get_default(call_default_factory=True):
             parts.append(_written(name, value))
     target = str(getattr(task, "target", ""))
-    classes = [""]
-    if target:
-        # classes without names mean nothing outside of their source
-        names = json.dumps(list(split.classes.get(target) or ()))
-        digest = f"{len(split.classes.get(target) or ())}x{hashlib.sha256(names.encode()).hexdigest()[:8]}"
-        classes = [target, digest if split.classes.get(target) else split.source]
+    classes = [target, _classes_of(target, split)] if target else [""]
     return ":".join(map(_escaped, ["-".join(parts), *classes, *filter(None, [kept_apart])])).rstrip(":")
+
+
+def _classes_of(target: str, split: Split) -> str:
+    """Number and digest of the names of the classes; the source where they have none, outside of which they mean
+    nothing."""
+    names = list(split.classes.get(target) or ())
+    return f"{len(names)}x{hashlib.sha256(json.dumps(names).encode()).hexdigest()[:8]}" if names else split.source
 
 
 def class_space(head: str) -> str:
