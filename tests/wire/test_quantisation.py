@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from polyfed.wire.quantisation import dequantise, kept, largest_entries, quantise
+from polyfed.wire.compression import dequantise, kept, largest_entries, quantise
 
 SLACK = 1 + 2**-15  # of fp32: the scale, the quotient and the product are rounded
 

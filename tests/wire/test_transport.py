@@ -14,9 +14,9 @@ from pydantic import ValidationError
 from torch import Tensor
 
 from polyfed.core.errors import PayloadError
+from polyfed.wire.compression import dequantise, quantise
 from polyfed.wire.framing import pack, tensor_bytes, wire_size
 from polyfed.wire.payload import Logits, Payload, Prototypes, Representations, TensorBundle, Weights
-from polyfed.wire.quantisation import dequantise, quantise
 from polyfed.wire.transport import Transport
 
 # ---- types

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from polyfed.core.untrusted import log_plainly
-from polyfed.engines.flower_client import MessageFields, client_app
+from polyfed.engines.flower_records import MessageFields, client_app
 from polyfed.wire.frames import Frame
 
 WORKER = "POLYFED_WORKER"

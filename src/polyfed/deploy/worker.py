@@ -15,7 +15,7 @@ from typing import Any
 from polyfed.core.files import private_files
 from polyfed.core.untrusted import log_plainly
 from polyfed.deploy.worker_ipc import receive, send
-from polyfed.engines.flower_client import Serve
+from polyfed.engines.flower_records import Serve
 
 _log = logging.getLogger(__name__)
 
@@ -25,7 +25,7 @@ def serve_errands(address: Path, serve: Serve, go_on: Callable[[], bool] = lambd
 
     Args:
         address: path of the socket, in a folder that only this user can enter; an old one is replaced.
-        serve: see ``flower_client.Serve``.
+        serve: see ``flower_records.Serve``.
         go_on: asked before each message.
     """
     address.unlink(missing_ok=True)

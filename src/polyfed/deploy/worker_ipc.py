@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from polyfed.engines.flower_client import MessageFields
+from polyfed.engines.flower_records import MessageFields
 from polyfed.wire.frames import Frame
 
 _BOUNDARY = 64
@@ -21,7 +21,7 @@ _STARTING = 120.0  # seconds that a worker may take to come up, or to come back
 def call_worker(
     address: str, kind: str, fields: MessageFields, frames: Sequence[Frame], config: Mapping[str, Any]
 ) -> tuple[MessageFields, Sequence[Frame]]:
-    """Have the worker serve a message; see ``flower_client.Serve``.
+    """Have the worker serve a message; see ``flower_records.Serve``.
 
     Raises:
         ConnectionError: the worker is not there, or died over it; the message can be sent again.

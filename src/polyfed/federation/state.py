@@ -183,15 +183,15 @@ def _size(entry: Entry) -> int:
     return sum(tensor.numel() * tensor.element_size() for tensor in entry.values())
 
 
-def flatten(values: Mapping[str, Mapping[str, Tensor]]) -> Entry:
+def flatten(values: Mapping[str, Mapping[str, Tensor]], separator: str = "/") -> Entry:
     """Named groups of named tensors as one flat mapping ``group/name`` (empty groups are dropped)."""
-    return {f"{group}/{name}": tensor for group, tensors in values.items() for name, tensor in tensors.items()}
+    return {f"{group}{separator}{name}": tensor for group, own in values.items() for name, tensor in own.items()}
 
 
-def unflatten(entry: Mapping[str, Tensor]) -> dict[str, dict[str, Tensor]]:
+def unflatten(entry: Mapping[str, Tensor], separator: str = "/") -> dict[str, dict[str, Tensor]]:
     """The inverse of ``flatten``."""
     groups: dict[str, dict[str, Tensor]] = {}
     for key, tensor in entry.items():
-        group, _, name = key.partition("/")
+        group, _, name = key.partition(separator)
         groups.setdefault(group, {})[name] = tensor
     return groups
