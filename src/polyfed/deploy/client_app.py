@@ -29,7 +29,7 @@ def _serve(
     kind: str, fields: MessageFields, frames: Sequence[Frame], config: Mapping[str, Any]
 ) -> tuple[MessageFields, Sequence[Frame]]:
     if address := os.environ.get(WORKER):
-        from polyfed.deploy.worker_ipc import call_worker
+        from polyfed.deploy.worker import call_worker
 
         return call_worker(address, kind, fields, frames, config)
     from polyfed.core.files import private_files

@@ -96,14 +96,12 @@ def _serve(grid: Any, folder: Path) -> None:
                 run(Experiment.load(folder / "experiment.yaml"), out, [log])
     except (KeyboardInterrupt, SystemExit):  # how Flower ends a ServerApp
         remedy = f"start the server again, if it has ended, and continue with 'polyfed resume {out}'"
-        ServedOutcome(f"the run was stopped at SuperLink; all complete rounds are safe: {remedy}", mendable=True).write(
-            folder
-        )
+        problem = f"the run was stopped at SuperLink; all complete rounds are safe: {remedy}"
+        ServedOutcome(problem, mendable=True).write(folder)
         raise
     except BaseException as error:
-        text = str(error) if isinstance(error, PolyfedError) else f"{type(error).__name__}: {error}"
-        ServedOutcome(text or type(error).__name__, isinstance(error, PolyfedError), traceback.format_exc()).write(
-            folder
-        )
+        mendable = isinstance(error, PolyfedError)
+        problem = str(error) if mendable else f"{type(error).__name__}: {error}"
+        ServedOutcome(problem or type(error).__name__, mendable, traceback.format_exc()).write(folder)
         raise  # so that Flower's own record of the run says failed as well
     ServedOutcome().write(folder)

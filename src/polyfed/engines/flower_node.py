@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pydantic import ValidationError
 
@@ -15,11 +15,13 @@ from polyfed.core.errors import PayloadError, PolyfedError
 from polyfed.core.untrusted import read_json
 from polyfed.core.version import __version__
 from polyfed.engines.engine import Hosting, Place
-from polyfed.engines.flower_records import MessageFields
 from polyfed.engines.site import RunSpec, Site
 from polyfed.wire.frames import Frame
 from polyfed.wire.framing import SCHEMA
 from polyfed.wire.messages import Answer, envelope_answer, request_of
+
+if TYPE_CHECKING:  # the module imports Flower, which a site's worker does without
+    from polyfed.engines.flower_records import MessageFields
 
 _log = logging.getLogger(__name__)
 
