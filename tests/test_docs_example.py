@@ -19,6 +19,7 @@ from polyfed.algorithms.fedafd import FedAFD
 from polyfed.algorithms.shared.ensemble_distillation import EnsembleDistillation
 from polyfed.core.settings import Component, Settings
 from polyfed.engines.flower import Flower
+from polyfed.engines.local import InProcess
 from polyfed.engines.ray import Ray
 from polyfed.federation.sampling import SamplingSettings
 from polyfed.federation.settings import (

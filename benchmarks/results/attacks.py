@@ -12,7 +12,7 @@ from torch import Tensor
 
 from polyfed.core.randomness import generator
 from polyfed.engines.engine import Hosting
-from polyfed.engines.local import LocalEngine
+from polyfed.engines.local import InProcess, LocalEngine
 from polyfed.federation.client import ClientInfo
 from polyfed.federation.cohort import Engine
 from polyfed.wire.messages import Answer, Request

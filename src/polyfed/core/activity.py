@@ -30,7 +30,7 @@ class Listener(Protocol):
 
 
 class _Ear:
-    """A listener, and whether a pass is under way: passes within it are its parts, not told of."""
+    """A listener, and whether a pass is under way: passes within it are its parts, and reported as such."""
 
     def __init__(self, listener: Listener) -> None:
         self.listener = listener

@@ -31,7 +31,7 @@ from polyfed.engines.node_keys import fingerprint
 from polyfed.federation.membership import Member
 from polyfed.federation.population import Population
 from polyfed.wire.payload import Representations, TensorBundle, Weights
-from polyfed.wire.schema import Declared, steps_of
+from polyfed.wire.schema import Declared, StepSchema, steps_of
 
 TESTED_FLOWER = "1.41."
 _SHORT_DISK, _LITTLE_DISK = 100 * 2**20, 2**30
@@ -228,14 +228,11 @@ def what_leaves(population: Population, config: SiteConfig) -> Iterator[Finding]
         for step, schema in steps_of(kind).items():
             senders: dict[str, list[str]] = {}
             for member in population.members.values():
-                fields = [f"{key} ({_size(of, population, member)})" for key, of in schema.returns.items()]
-                if schema.others is not None:
-                    fields.append(f"numbers such as metrics of its test ({schema.others.__name__} each)")
-                senders.setdefault(", ".join(fields) or "nothing but that it is done", []).append(member.id)
+                senders.setdefault(_reply(schema, population, member), []).append(member.id)
             for reply, ids in senders.items():
                 yield Finding("ok", f"leaves with {name}", f"{', '.join(ids)}: {step}: {reply}")
     for info in population.infos:
-        facts = {key: "+".join(value) if isinstance(value, tuple) else value for key, value in vars(info).items()}
+        facts = vars(info) | {"modalities": "+".join(info.modalities)}
         yield Finding("ok", "leaves at the start", ", ".join(f"{key} {value}" for key, value in facts.items()))
     if config.tracebacks:
         detail = "message and traceback of a failed step; they may show paths and values"
@@ -249,6 +246,13 @@ def what_leaves(population: Population, config: SiteConfig) -> Iterator[Finding]
         "samples, labels, their ids and file names, what clients keep in the state folder, the node key. This holds "
         "for polyfed's own steps; Flower runs here the app that the server sends, so the site trusts its operator",
     )
+
+
+def _reply(schema: StepSchema, population: Population, member: Member) -> str:
+    fields = [f"{key} ({_size(kind, population, member)})" for key, kind in schema.returns.items()]
+    if schema.others is not None:
+        fields.append(f"numbers such as metrics of its test ({schema.others.__name__} each)")
+    return ", ".join(fields) or "nothing but that it is done"
 
 
 def _size(kind: Declared, population: Population, member: Member) -> str:

@@ -84,19 +84,18 @@ def reaches(clients: Sequence[ClientInfo], times: float | None) -> dict[str, flo
 
 
 def _median_samples(clients: Sequence[ClientInfo]) -> dict[str, float]:
-    """Client -> median samples of its peers, for clients that have enough of them.
-
-    Peers are the clients of one architecture; where these are too few, all that share a modality.
-    """
+    """Client -> median samples of its peers, for clients that have enough of them."""
     trained = [client for client in clients if client.samples > 0]  # those without samples would only lower it
-    medians: dict[tuple[str, tuple[str, ...]], float | None] = {}
-    for client in clients:
-        kind = client.architecture, client.modalities
-        if kind in medians:
-            continue
-        peers = [other.samples for other in trained if other.architecture == client.architecture]
-        if len(peers) < ENOUGH:
-            peers = [other.samples for other in trained if set(other.modalities) & set(client.modalities)]
-        medians[kind] = median(peers) if len(peers) >= ENOUGH else None
-    of_client = {client.id: medians[client.architecture, client.modalities] for client in clients}
-    return {client: value for client, value in of_client.items() if value is not None}
+    kinds = {(client.architecture, client.modalities): client for client in clients}
+    peers = {kind: _peer_samples(client, trained) for kind, client in kinds.items()}
+    medians = {kind: median(samples) for kind, samples in peers.items() if len(samples) >= ENOUGH}
+    of_clients = ((client.id, medians.get((client.architecture, client.modalities))) for client in clients)
+    return {client: value for client, value in of_clients if value is not None}
+
+
+def _peer_samples(client: ClientInfo, trained: Sequence[ClientInfo]) -> list[int]:
+    """Samples of the clients of one architecture; where these are too few, of all that share a modality."""
+    own = [other.samples for other in trained if other.architecture == client.architecture]
+    if len(own) >= ENOUGH:
+        return own
+    return [other.samples for other in trained if set(other.modalities) & set(client.modalities)]

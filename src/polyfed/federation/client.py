@@ -53,13 +53,7 @@ class ClientInfo:
             info = cls(**{**entry, "modalities": tuple(entry["modalities"])})
         except (KeyError, TypeError) as error:
             raise PayloadError(f"not the description of a client: {error}") from error
-        # files are called after ids, so they are words that no path can hide in
-        if not isinstance(info.id, str) or not re.fullmatch(_ID, info.id):
-            raise PayloadError(
-                f"{info.id!r} cannot be the id of a client; give a word without '/' or control characters"
-            )
-        if info.id == SERVER:
-            raise PayloadError(f"a client cannot be called '{SERVER}'; rename its group")
+        _require_id(info.id)
         texts = (info.id, info.group, info.task, info.architecture, *info.modalities)
         if not all(isinstance(text, str) and len(text) <= _LONGEST and text.isprintable() for text in texts):
             raise PayloadError(
@@ -68,6 +62,14 @@ class ClientInfo:
         if type(info.samples) is not int or not 0 <= info.samples < _MOST:
             raise PayloadError(f"not the description of a client: samples is {str(info.samples)[:40]}, not 0 to 2^63")
         return info
+
+
+def _require_id(value: object) -> None:
+    # files are called after ids, so they are words that no path can hide in
+    if not isinstance(value, str) or not re.fullmatch(_ID, value):
+        raise PayloadError(f"{value!r} cannot be the id of a client; give a word without '/' or control characters")
+    if value == SERVER:
+        raise PayloadError(f"a client cannot be called '{SERVER}'; rename its group")
 
 
 class Guide(Protocol):

@@ -145,11 +145,13 @@ class ReplyGate:
         now |= {key: medians_across(seen) for key, seen in self._seen_across.items()}
         for arrival in self._room.leaving():
             yield self._judged(arrival, now)
+        self._remember({key: medians for key, medians in now.items() if medians})
+
+    def _remember(self, now: Medians) -> None:
         for key, medians in now.items():
-            if medians:
-                is_change = key.removeprefix(_ACROSS).split("/")[1] in self._changes
-                # of changes the most is kept: first ones are long, and newcomers come at any time
-                self._known[key] = largest_of([medians, self._known.get(key, {})]) if is_change else medians
+            is_change = key.removeprefix(_ACROSS).split("/")[1] in self._changes
+            # of changes the most is kept: first ones are long, and newcomers come at any time
+            self._known[key] = largest_of([medians, self._known.get(key, {})]) if is_change else medians
 
     def _key(self, client: ClientInfo, name: str) -> str:
         return f"{self._step}/{name}/{client.architecture}"

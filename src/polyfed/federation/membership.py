@@ -175,15 +175,17 @@ def _require_alike(name: str, group: GroupSettings, own: Split, also: Split) -> 
     if missing:
         has = ", ".join(also.columns) or "none"
         raise ConfigError(f"{key}: '{also.source}' has no '{missing[0]}', which these clients encode; it has: {has}")
-    if not target or own.source == also.source:
-        return
-    names = tuple(own.classes.get(target) or ())
-    # class numbers without names may mean anything, so they are equal to none
-    if target not in also.targets or not names or names != tuple(also.classes.get(target) or ()):
+    if target and own.source != also.source and not _have_equal_classes(target, own, also):
         raise ConfigError(
             f"{key}: classes of '{target}' in '{also.source}' are not those of '{own.source}', by their names, so one "
             "classifier cannot learn both; hold sources with the same classes"
         )
+
+
+def _have_equal_classes(target: str, own: Split, also: Split) -> bool:
+    """Whether both name the classes of the target, and alike: numbers without names may mean anything."""
+    names = tuple(own.classes.get(target) or ())
+    return target in also.targets and bool(names) and names == tuple(also.classes.get(target) or ())
 
 
 def with_additional(own: Samples, also: Samples, task: Task) -> Samples:

@@ -55,11 +55,7 @@ def update_norms(new: Mapping[str, Tensor], old: Mapping[str, Tensor]) -> Norms:
     floating: dict[str, _Measured] = {}
     for name, value in new.items():
         start = old.get(name)
-        if start is not None and (value.dtype, value.shape) != (start.dtype, start.shape):
-            types = [f"{str(tensor.dtype).removeprefix('torch.')} {list(tensor.shape)}" for tensor in (value, start)]
-            raise PayloadError(
-                f"tensor '{name}' is {types[0]}, sent was {types[1]}: types of numbers and shapes are the server's"
-            )
+        _require_same_type(name, value, start)
         if value.is_floating_point():
             floating[name] = _measure(value.float(), start)
         else:
@@ -67,12 +63,22 @@ def update_norms(new: Mapping[str, Tensor], old: Mapping[str, Tensor]) -> Norms:
     if not floating:
         return steps
     moved = dict(zip(floating, _numbers([tensor.moved for tensor in floating.values()]), strict=True))
-    weights = [tensor for name, tensor in floating.items() if not _is_statistic(name)]
+    return steps | moved | _overall(moved, [tensor for name, tensor in floating.items() if not _is_statistic(name)])
+
+
+def _require_same_type(name: str, value: Tensor, start: Tensor | None) -> None:
+    if start is not None and (value.dtype, value.shape) != (start.dtype, start.shape):
+        types = [f"{str(tensor.dtype).removeprefix('torch.')} {list(tensor.shape)}" for tensor in (value, start)]
+        raise PayloadError(
+            f"tensor '{name}' is {types[0]}, sent was {types[1]}: types of numbers and shapes are the server's"
+        )
+
+
+def _overall(moved: Norms, weights: Collection[_Measured]) -> dict[str, float]:
+    """Norms of all weights together; statistics are not among them."""
     sent = hypot(*_numbers([tensor.sent for tensor in weights if tensor.sent is not None]))
     products = _numbers([tensor.product for tensor in weights if tensor.product is not None])
     return {
-        **steps,
-        **moved,
         WHOLE: hypot(*(norm for name, norm in moved.items() if not _is_statistic(name))),
         SIZE: hypot(*_numbers([tensor.size for tensor in weights])),
         SENT: sent,
@@ -205,18 +211,23 @@ def medians_across(updates: Sequence[tuple[Norms, Shapes]]) -> dict[str, float]:
     entry = median(norms.get(WHOLE, 0.0) / max(_entries(shapes), 1) ** 0.5 for norms, shapes in updates)
     if not entry:
         return {}
-    by_label: dict[str, list[float]] = {}
+    shares = [norms[WHOLE] / norms[SENT] for norms, _ in updates if norms.get(SENT)]
+    overall = {WHOLE: entry, SENT: median(shares) if len(shares) >= ENOUGH else 0.0}
+    return _common_medians(updates) | overall
+
+
+def _common_medians(updates: Sequence[tuple[Norms, Shapes]]) -> dict[str, float]:
+    """Medians of the tensors that enough updates have, and of their largest steps of counters."""
+    values: dict[str, list[float]] = {}
     for norms, shapes in updates:
         for name, shape in shapes.items():
-            by_label.setdefault(_labelled(name, shape), []).append(norms[name])
-    medians = {label: median(values) for label, values in by_label.items() if len(values) >= ENOUGH}
-    steps = [
-        max(norms[name] for name in _counters(norms, shapes)) for norms, shapes in updates if _counters(norms, shapes)
-    ]
-    if len(steps) >= ENOUGH:
-        medians[_COUNTERS] = max(median(steps), 1.0)
-    shares = [norms[WHOLE] / norms[SENT] for norms, _ in updates if norms.get(SENT)]
-    return medians | {WHOLE: entry, SENT: median(shares) if len(shares) >= ENOUGH else 0.0}
+            values.setdefault(_labelled(name, shape), []).append(norms[name])
+        if steps := [norms[name] for name in _counters(norms, shapes)]:
+            values.setdefault(_COUNTERS, []).append(max(steps))
+    medians = {label: median(of_updates) for label, of_updates in values.items() if len(of_updates) >= ENOUGH}
+    if _COUNTERS in medians:  # counters count at least one step
+        medians[_COUNTERS] = max(medians[_COUNTERS], 1.0)
+    return medians
 
 
 def expected_from_all(across: Norms, norms: Norms, shapes: Shapes, sent: Norms) -> dict[str, float]:

@@ -246,23 +246,24 @@ class Population:
 
     def _require_disjoint_data(self) -> None:
         """What clients hold in addition is not tested on nor held twice, and public items are only public."""
-        splits = {(group.source, group.test_split) for group in self.groups.values()}
-        if self.server is not None:
-            splits |= {(self.server.source, name) for name in (self.server.test_split, self.server.validation_split)}
-        judged = [
-            (f"'{source}' {name}, which participants are judged on", self.data.split(source, name).ids)
-            for source, name in sorted((source, name) for source, name in splits if name is not None)
-        ]
+        judged = list(self._judged())
         for member in self.members.values():
             self._require_new_items(member, judged)
-        if self.public is None:
-            return
-        public = _ids(self.public.split, self.public.items)
-        for member in self.members.values():
-            for private in self._private_ids(member):
-                require_disjoint(public, private, f"client '{member.id}'")
-        for where, ids in judged:
-            require_disjoint(public, ids, where)
+        if self.public is not None:
+            private = [
+                (f"client '{member.id}'", ids) for member in self.members.values() for ids in self._private(member)
+            ]
+            public = _ids(self.public.split, self.public.items)
+            for where, ids in (*private, *judged):
+                require_disjoint(public, ids, where)
+
+    def _judged(self) -> Iterator[tuple[str, Sequence[str]]]:
+        """What participants are judged on, in words, and the ids of its items."""
+        splits = {(group.source, group.test_split) for group in self.groups.values()}
+        if self.server is not None:
+            splits |= {(self.server.source, self.server.test_split), (self.server.source, self.server.validation_split)}
+        for source, name in sorted((source, name) for source, name in splits if name is not None):
+            yield f"'{source}' {name}, which participants are judged on", self.data.split(source, name).ids
 
     def _require_new_items(self, member: Member, judged: Sequence[tuple[str, Sequence[str]]]) -> None:
         if member.also is None:
@@ -276,7 +277,7 @@ class Population:
                     f"example '{min(shared)}'; name data that nobody is tested on and that it does not hold already"
                 )
 
-    def _private_ids(self, member: Member) -> Iterator[list[str]]:
+    def _private(self, member: Member) -> Iterator[list[str]]:
         yield _ids(self.data.split(member.settings.source, member.settings.split), member.items)
         also = member.settings.also
         if also is not None and not also.public and member.also is not None:

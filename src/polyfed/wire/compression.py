@@ -69,15 +69,16 @@ def compressed(bundle: TensorBundle, compression: Compression, known: Mapping[st
         compression: the type on the wire, and what may be left out.
         known: name -> tensor that the receiver of this message sent in the same exchange.
     """
-    laid = {}
-    for name, value in bundle.items():
-        base = known.get(name)
-        fits = base is not None and base.shape == value.shape and base.dtype == value.dtype
-        laid[name] = _laid_out(value, compression, base.to(value.device) if base is not None and fits else None)
+    laid = {name: _laid_out(value, compression, _usable(known.get(name), value)) for name, value in bundle.items()}
     if all(roles.keys() == {"whole"} for roles in laid.values()):
         return settled_bundle(bundle, {name: roles["whole"] for name, roles in laid.items()})
-    tensors = {f"{name}:{role}": value for name, roles in laid.items() for role, value in roles.items()}
+    tensors = {f"{name}:{role}": settled(value) for name, roles in laid.items() for role, value in roles.items()}
     return Coded(tensors, of=bundle.kind, about=json.dumps(bundle.attributes(), separators=(",", ":")))
+
+
+def _usable(known: Tensor | None, value: Tensor) -> Tensor | None:
+    fits = known is not None and known.shape == value.shape and known.dtype == value.dtype
+    return known.to(value.device) if known is not None and fits else None
 
 
 def settled_bundle(bundle: TensorBundle, tensors: Mapping[str, Tensor]) -> TensorBundle:
@@ -90,17 +91,26 @@ def settled_bundle(bundle: TensorBundle, tensors: Mapping[str, Tensor]) -> Tenso
 def _laid_out(value: Tensor, compression: Compression, known: Tensor | None) -> Roles:
     if known is not None and compression.omit and torch.equal(_bits(value), _bits(known)):
         return {"base": value.new_empty(0)}
-    is_float = value.dtype == torch.float32
-    if known is not None and compression.topk is not None and is_float and value.ndim > 1:
-        # some entries with their places (int32) may be larger than all; vectors such as biases stay whole
-        size, count = compression.dtype.itemsize, value.numel()
-        if count <= _MOST and kept(count, compression.topk) * (size + 4) < count * size:
-            roles = _thinned(value, known, compression, compression.topk)
-            return {role: settled(tensor) for role, tensor in roles.items()}
-    if is_float and compression.dtype == torch.int8 and value.ndim > 1 and 3 * value.numel() > 4 * len(value):
-        codes, scales = quantise(value)  # of slices of one entry, scales would cost more than codes save
-        return {"codes": settled(codes), "scales": settled(scales)}
-    return {"whole": settled(value.to(compression.whole) if is_float else value)}
+    if known is not None and compression.topk is not None and _thins(value, compression, compression.topk):
+        return _thinned(value, known, compression, compression.topk)
+    return _dense(value, compression)
+
+
+def _dense(value: Tensor, compression: Compression) -> Roles:
+    if value.dtype != torch.float32:
+        return {"whole": value}
+    # of slices of one entry, scales would cost more than codes save
+    if compression.dtype == torch.int8 and value.ndim > 1 and 3 * value.numel() > 4 * len(value):
+        codes, scales = quantise(value)
+        return {"codes": codes, "scales": scales}
+    return {"whole": value.to(compression.whole)}
+
+
+def _thins(value: Tensor, compression: Compression, share: float) -> bool:
+    """Whether some entries, with their places, are smaller than all; vectors such as biases stay whole."""
+    size, count = compression.dtype.itemsize, value.numel()
+    is_matrix = value.dtype == torch.float32 and value.ndim > 1 and count <= _MOST
+    return is_matrix and kept(count, share) * (size + 4) < count * size
 
 
 def _thinned(value: Tensor, known: Tensor, compression: Compression, share: float) -> Roles:
