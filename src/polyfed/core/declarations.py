@@ -83,15 +83,20 @@ def _declared(node: ast.ClassDef, module: str, imported: Mapping[str, ClassPlace
     bases = [base.value if isinstance(base, ast.Subscript) else base for base in node.bases]  # Generic[T]
     names = [base.id for base in bases if isinstance(base, ast.Name)]
     assigned = dict(_assignments(node))
-    methods = [item for item in node.body if isinstance(item, ast.FunctionDef)]
-    marks = {method.name: [ast.unparse(mark) for mark in method.decorator_list] for method in methods}
     return ClassDeclaration(
         name=node.name,
         documentation=ast.get_docstring(node) or "",
         bases=tuple(imported.get(name, (module, name)) for name in names),
-        is_open=dict.fromkeys(assigned, False) | {name: "abstractmethod" in own for name, own in marks.items()},
+        is_open=dict.fromkeys(assigned, False) | dict(_methods(node)),
         texts={name: value for name, value in assigned.items() if value is not None},
     )
+
+
+def _methods(node: ast.ClassDef) -> Iterator[tuple[str, bool]]:
+    """Names of a class's methods, and whether they are abstract."""
+    for item in node.body:
+        if isinstance(item, ast.FunctionDef):
+            yield item.name, "abstractmethod" in map(ast.unparse, item.decorator_list)
 
 
 def _assignments(node: ast.ClassDef) -> Iterator[tuple[str, str | None]]:

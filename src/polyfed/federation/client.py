@@ -77,17 +77,14 @@ class Guide(Protocol):
 
     def model(self, weights: Mapping[str, Tensor]) -> Model:
         """The encoders with these weights, frozen, in evaluation mode, on the client's device."""
-        ...
 
     @property
     def train(self) -> Samples:
         """The client's training samples in the encoders' views, of the modalities that both have."""
-        ...
 
     @property
     def test(self) -> Samples | None:
         """Its test samples likewise."""
-        ...
 
 
 @dataclass(kw_only=True)

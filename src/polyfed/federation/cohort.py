@@ -65,14 +65,12 @@ class Engine(Protocol):
 
     def clients(self) -> tuple[ClientInfo, ...]:
         """Everybody who can be asked, in client order."""
-        ...
 
     def exchange(self, requests: Sequence[Request], deadline: float | None) -> Iterator[Answer]:
         """Carry requests to clients; yield one answer each, in the order of the requests, as they can be consumed.
 
         Whatever happens on a client, within ``deadline`` seconds, is an answer and never an exception.
         """
-        ...
 
 
 @dataclass(frozen=True)

@@ -30,31 +30,24 @@ class OutputKind(Protocol):
     @property
     def largest(self) -> float:
         """L2 norm that a row may have in an average; longer ones are scaled down to it."""
-        ...
 
     def of(self, participant: Participant, samples: Samples, *, training: bool = False) -> dict[str, Tensor]:
         """Outputs of all samples, name -> [n, w], without gradient, on the participant's device."""
-        ...
 
     def outputs(self, participant: Participant, batch: Batch, channels: Sequence[str]) -> dict[str, Tensor]:
         """Outputs of a batch of public samples, name -> [b, w], with gradient."""
-        ...
 
     def bundle(self, values: Mapping[str, Tensor], order: str) -> PublicOutputs:
         """The payload that carries them."""
-        ...
 
     def channels(self, client: ClientInfo, known: Sequence[str]) -> tuple[str, ...]:
         """Names of the server's outputs that a client has as well."""
-        ...
 
     def labels(self, participant: Participant, samples: Samples) -> Int64[Tensor, " n"] | None:
         """The true class of each sample, where classes are those of a target and the samples have it."""
-        ...
 
     def anchors(self, known: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
         """Rows that representations are contrasted with to give logits; empty if the outputs are logits."""
-        ...
 
     def require(self, server: Server) -> None:
         """Check that all participants have such outputs.
@@ -62,7 +55,6 @@ class OutputKind(Protocol):
         Raises:
             ConfigError: one has not.
         """
-        ...
 
 
 @dataclass(frozen=True)
@@ -200,7 +192,6 @@ class Reference(Protocol):
 
     def __call__(self, modality: str, batch: Batch) -> Float[Tensor, "b d"]:
         """Representations of the batch in one modality, without gradient."""
-        ...
 
 
 class Stored:
