@@ -53,6 +53,7 @@ def run_site(folder: Path, report: _Report, *, first_pause: float = _FIRST_PAUSE
         report(f"worker: {shlex.join(worker)}")
         workers.start("worker", worker, environment, site.path)
         while not stop.is_set():
+            # two SuperNodes on one machine cannot share a port
             command = flower.supernode_command(site, connection, connection.node_port or free_port())
             report(f"SuperNode: {flower.shown_command(command, environment)}")
             started = time.monotonic()

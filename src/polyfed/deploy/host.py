@@ -59,6 +59,7 @@ def require_allowed(spec: str, config: SiteConfig) -> None:
         PayloadError: it does not.
     """
     try:
+        # read as plain JSON: to validate it would import what it names
         content = read_json(spec)
         name = str(content["algorithm"]["name"])
     except (PayloadError, KeyError, TypeError) as error:

@@ -54,7 +54,7 @@ class Processes:
                 env={**environment, FAMILY_VARIABLE: self.family},
                 cwd=folder,
                 stdin=subprocess.DEVNULL,
-                start_new_session=True,
+                start_new_session=True,  # a group of its own, which can be signalled as a whole
                 preexec_fn=_die_with_parent(os.getpid()),
             )
         except OSError as error:

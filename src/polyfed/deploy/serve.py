@@ -46,6 +46,7 @@ def run_server(folder: Path, report: _Report) -> int:
         environment = flower.flower_environment(server.home) | {flower.AUTHENTICATION: asked}
         for name, command in server_commands(server, address).items():
             report(f"{name}: cd {shlex.quote(str(server.path))} && {flower.shown_command(command, environment)}")
+            # the gate starts last: nobody is let in before SuperLink knows whom to admit
             processes.start(name, command, environment, server.path)
             if name == "SuperLink":
                 _wait_for_superlink(server, address, processes, stop)

@@ -46,7 +46,7 @@ class Connection(Settings):
     @property
     def host(self) -> str:
         """Name or address of the server."""
-        return self.server.rpartition(":")[0].strip("[]")
+        return self.server.rpartition(":")[0].strip("[]")  # addresses of IPv6 stand in brackets
 
     @property
     def port(self) -> int:

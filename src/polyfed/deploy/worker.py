@@ -65,7 +65,7 @@ def serve_errands(address: Path, serve: Serve, go_on: Callable[[], bool] = lambd
         serve: see ``flower_records.Serve``.
         go_on: asked before each message.
     """
-    address.unlink(missing_ok=True)
+    address.unlink(missing_ok=True)  # of a worker that was killed
     with Listener(str(address), family="AF_UNIX") as listener:
         while go_on():
             try:

@@ -153,6 +153,8 @@ def _simulated_run(settings: Flower, hosting: Hosting, body: Callable[[Engine], 
     """What the body returns, run in the ServerApp thread of Flower's simulation, with clients in its Ray processes."""
     logging.getLogger("flwr").setLevel(logging.CRITICAL)  # what fails is told to whoever asked, with its traceback
     from flwr.serverapp import ServerApp
+
+    # ``flwr run`` is what replaces it, and leaves a SuperLink running on this machine
     from flwr.simulation import run_simulation
 
     from polyfed.engines.flower_node import Node, simulated

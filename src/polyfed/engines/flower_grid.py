@@ -112,6 +112,7 @@ class Roster:
 
     def _describe(self, nodes: Sequence[int], seconds: float) -> None:
         self._asked.update(nodes)
+        # Flower draws node ids anew at each start, and only nodes know whose clients they host
         content = to_records({"spec": self.spec}, [])
         questions = [Message(content, node, "query.describe", group_id="describe") for node in nodes]
         sent = {name: node for name, node in zip(push(self.grid, questions), nodes, strict=True) if name}

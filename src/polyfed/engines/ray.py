@@ -169,6 +169,7 @@ class _Pool:
         """A new process instead of one that died or hangs; what its clients keep is on disk."""
         import ray
 
+        # one that hangs does not end by itself
         ray.kill(self.workers[number])
         self.workers[number] = self._spawn()
         ray.wait([self.workers[number].ready.remote()], timeout=_STARTING)  # its start is not its clients' time
@@ -197,6 +198,7 @@ class RayEngine:
 
     def __init__(self, infos: tuple[ClientInfo, ...], pool: _Pool, retries: int) -> None:
         self._infos, self._pool, self._retries = infos, pool, retries
+        # clients stick to a worker, so that their data and states are opened once
         self._home = {info.id: position % len(pool.workers) for position, info in enumerate(infos)}
 
     def clients(self) -> tuple[ClientInfo, ...]:

@@ -148,6 +148,7 @@ class Site:
         return cls(
             federation=opened,
             spec=spec,
+            # on the site's disk: what Flower's own context keeps beyond some 100 MB is lost without a word
             store=StateStore(folder, settings.run.state_memory),
             device=resolve_device(settings.run.device),
             evaluation_batch=settings.run.evaluation_batch,
@@ -258,6 +259,7 @@ class Site:
     def _model(self, member: Member, weights: Mapping[str, Tensor] | None) -> Model:
         key = self._info[member.id].architecture
         if weights is None or key not in self._models:
+            # built again for a client without weights: it starts from its own initial ones
             self._models[key] = self.federation.client_model(member).to(self.device)
         model = self._models[key]
         if weights is None:

@@ -121,6 +121,7 @@ class Assignment:
                 f"for {group.count} clients; lower count, or set test: all"
             )
         stream = generator(self.seed, "test", self.name)
+        # numpy's generator, as that deals out the groups; seeded from the run's own stream
         rng = np.random.default_rng(int(torch.randint(2**63 - 1, (1,), generator=stream)))
         sizes = np.array([len(items) for items in self.parts], dtype=np.int64)
         parts = dealt(units, self._class_counts(), sizes, rng, LEAST_DEALT)

@@ -78,6 +78,7 @@ def reaches(clients: Sequence[ClientInfo], times: float | None) -> dict[str, flo
     medians = _median_samples(clients)
     most = float("inf") if times is None else times
     return {
+        # without a median of peers nobody has more reach than others
         client.id: min(max(client.samples / medians.get(client.id, max(client.samples, 1)), 1.0), most)
         for client in clients
     }

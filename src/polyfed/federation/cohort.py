@@ -48,6 +48,7 @@ class Reply:
 
     def __getattr__(self, name: str) -> Any:
         try:
+            # through __dict__: to ask for ``self.payload`` would end here again if it is not set
             return self.__dict__["payload"].fields[name]
         except KeyError as error:
             raise AttributeError(f"the reply has no field '{name}'") from error
@@ -87,6 +88,7 @@ class ReplyPolicy:
 
     def quorum(self, asked: int) -> int:
         """Usable replies that are needed of so many clients."""
+        # 0.3 of 10 is 3, although the product is a bit more
         return math.ceil(self.min_clients * asked - 1e-9) if isinstance(self.min_clients, float) else self.min_clients
 
 
@@ -179,6 +181,7 @@ class Cohort:
             self.bounds, name, self.clients, self.medians, origin, changes, self.folder, self.reaches, self.across
         )
         requests = self._requests(name, phase, fields)
+        # all is laid out by now, so what cannot be sent stops the round before anybody is asked
         self.asking(name, asked)
         reply_policy = self.reply_policy(name)
         reasons: list[str] = []
@@ -197,6 +200,7 @@ class Cohort:
             if arrival.shortened is not None:
                 self.shortened(client, arrival.shortened)
             if schema.kind == "step":
+                # only now: a step whose reply is refused has never happened
                 self.accepted[client.id] = (self.round, phase)
             self.answered(client, name)
             yield Reply.received(arrival.payload, client)
@@ -225,6 +229,7 @@ class Cohort:
             try:
                 payload = self._decoded(request, client, answer, received(request.payload))
                 schema.require_reply(payload)
+                # before ``check``, which may already compute with the tensors
                 payload.require_sound(self.limits, partial(gate.start, client))
                 payload = self._counting(payload, client)
                 check(Reply.received(payload, client))
@@ -241,7 +246,7 @@ class Cohort:
         for client in self.clients:
             content = {name: value.of(client) if isinstance(value, each) else value for name, value in fields.items()}
             plain = Payload(content)
-            wire = encode(plain)
+            wire = encode(plain)  # what several clients receive is encoded once
             self.ledger.enter(self.round, client.id, "down", self.purpose + step, wire, plain)
             made.append(Request(client.id, step, self.round, phase, self.accepted.get(client.id), wire))
         return made

@@ -119,6 +119,7 @@ class PublicSet:
         if count > len(eligible):
             left = " left by public.without" if settings.without else ""
             raise ConfigError(f"public.items is {count}, but '{settings.source}' has {len(eligible)}{left}; lower it")
+        # drawn among what is eligible, so that ``without`` changes who is drawn but not how many
         order = torch.randperm(len(eligible), generator=generator(self.seed, "public"))
         return eligible[order[:count]].sort().values
 

@@ -140,10 +140,11 @@ class ReplyGate:
             if self._room.is_empty and (self._is_incomparable(arrival) or self._is_within(arrival)):
                 yield arrival
             else:
-                self._room.add(arrival)
+                self._room.add(arrival)  # from here on all wait, so that the order stays
         now = {key: median_norms(seen, self._entries[key]) for key, seen in self._seen.items()}
         now |= {key: medians_across(seen) for key, seen in self._seen_across.items()}
         for arrival in self._room.leaving():
+            # with the medians of everybody, whoever arrived first
             yield self._judged(arrival, now)
         self._remember({key: medians for key, medians in now.items() if medians})
 

@@ -70,6 +70,7 @@ class Membership:
         Raises:
             ConfigError: two clients have one name, or one that the server has.
         """
+        # 'a' with two clients and 'a-0' with one make two clients called 'a-0'
         everybody = [member for name in self.groups for member in self._members_of(name)]
         by_id = {member.id: member for member in everybody}
         if len(by_id) < len(everybody):
@@ -149,6 +150,7 @@ class Membership:
 
 def _member_ids(group: str, count: int) -> list[str]:
     """Names of a group's clients; a group of one gives its client the group's name."""
+    # zeros in front, so that files sort as clients do
     width = len(str(count - 1))
     return [group] if count == 1 else [f"{group}-{k:0{width}d}" for k in range(count)]
 

@@ -57,7 +57,7 @@ def update_norms(new: Mapping[str, Tensor], old: Mapping[str, Tensor]) -> Norms:
         start = old.get(name)
         _require_same_type(name, value, start)
         if value.is_floating_point():
-            floating[name] = _measure(value.float(), start)
+            floating[name] = _measure(value.float(), start)  # squares of float16 overflow from 256 on
         else:
             steps[name] = _largest_step(name, value, start)
     if not floating:
@@ -171,6 +171,7 @@ def clipped(
         elif is_floating:
             result[name] = torch.lerp(start, value, scale)
         else:
+            # counters stay whole numbers, within their bound
             result[name] = start + ((value.double() - start.double()) * scale).floor().to(value.dtype)
     return result
 
@@ -195,6 +196,7 @@ def median_norms(updates: Sequence[Norms], entries: Mapping[str, int]) -> dict[s
     if not medians.get(WHOLE):
         return {}
     total = sum(entries.values())
+    # a tensor with a median of 0 would make every move infinitely many medians long
     floors = dict.fromkeys(names, 1.0) | {WHOLE: 0.0, SIZE: 0.0}
     floors |= {name: medians[WHOLE] * (count / total) ** 0.5 for name, count in entries.items()}
     return {name: max(value, floors[name]) for name, value in medians.items()}
@@ -246,6 +248,7 @@ def expected_from_all(across: Norms, norms: Norms, shapes: Shapes, sent: Norms) 
     tensors = {}
     for name, shape in shapes.items():
         entries, common = across[WHOLE] * prod(shape) ** 0.5, across.get(_labelled(name, shape))
+        # tensors with no counterpart elsewhere move as entries do on average, or in proportion to themselves
         alone = _ELSEWHERE * max(entries, across[SENT] * sent.get(name, 0.0))
         tensors[name] = alone if common is None else max(common, entries)
         if common is not None:  # tensors that only this architecture has are bounded as a whole

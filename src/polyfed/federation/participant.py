@@ -95,6 +95,7 @@ class Participant:
 
     def generator(self, purpose: str) -> torch.Generator:
         """The random stream of this participant for one purpose in this round."""
+        # one stream a purpose: what one draws must not depend on whether another did, nor on what is kept
         return generator(self.clock.seed, self.clock.round, self.name, purpose)
 
     def trainer(
@@ -130,6 +131,7 @@ class Participant:
         """The precision of forward passes; losses are computed in fp32 by themselves."""
         if self.precision == "float32":
             return contextlib.nullcontext()
+        # bfloat16 has the range of fp32, so losses need no scaling
         return torch.autocast(self.device.type, dtype=torch.bfloat16)
 
     def batches(self, samples: Samples, purpose: str, size: int | None = None) -> Iterator[Batch]:
@@ -141,7 +143,9 @@ class Participant:
         shuffled = samples.batches(size, self.generator(purpose))
         for batch in self._counted(shuffled, purpose, math.ceil(len(samples) / size)):
             if len(batch) > 1:
-                yield batch if device.type == "cpu" else batch.to(device)
+                yield (
+                    batch if device.type == "cpu" else batch.to(device)
+                )  # ``to`` would look at every tensor of the batch
 
     def _counted(self, batches: Iterable[_T], purpose: str, a_pass: int) -> Iterator[_T]:
         """The batches of a pass, told of as a part of all epochs of the step."""
@@ -155,6 +159,7 @@ class Participant:
         total = len(self.public_set)
         if count is None or count >= total:
             return torch.arange(total)
+        # no participant's name among the parts: all draw the same
         order = torch.randperm(total, generator=generator(self.clock.seed, self.clock.round, "exchanged"))
         return order[:count].sort().values
 
@@ -220,7 +225,7 @@ class Participant:
                 if task_weight:
                     losses.append(task_weight * self.task.loss(shared, self.head, batch))
                 if regulariser is not None:
-                    losses.append(regulariser(shared, batch))
+                    losses.append(regulariser(shared, batch))  # what the task has embedded is not embedded again
             return torch.stack(losses).sum()
 
         done = 0
@@ -249,10 +254,11 @@ class Participant:
         try:
             return {name: self._represent(samples, name, training) for name in names}
         finally:
-            self.model.train(was_training)
+            self.model.train(was_training)  # a method may ask in the middle of its training
 
     def _represent(self, samples: Samples, modality: str, training: bool) -> Tensor:
         stream = self.generator(f"represent-{modality}") if training else None
+        # the captions of one picture share its row
         rows, where = torch.unique(samples.rows[modality], return_inverse=True)
         if training:  # every sample is damaged in its own way
             rows, where = samples.rows[modality], torch.arange(len(samples))

@@ -96,6 +96,7 @@ class Population:
             entry["test"] = assignment.test_counts(self.test_items(member))
         if member.also is not None and member.settings.also is not None:
             second = self.membership.also_assignments[member.group]
+            # the public set may have fewer samples an item than its source
             layout = self.public_samples({}) if member.settings.also.public else None
             also = _held(second, layout or self.data.samples(second.split, {}, layout=shaping), member.also)
             entry["also"] = {"public": member.settings.also.public, **also}
@@ -135,6 +136,7 @@ class Population:
         group = member.settings
         if group.test_split is None:
             return None
+        # one copy of the test samples for the group, not one for each of its clients
         who = f"all of {member.group}" if group.test == "all" else member.id
         key = (who, f"{member.model.architecture} {model.architecture if model else ''}")
         if key not in self._tests:
@@ -164,6 +166,7 @@ class Population:
     def client_model(self, member: Member) -> Model:
         """A client's model with its initial weights, which depend on seed and client alone."""
         preparing(f"building the model of {member.id}")
+        # whichever process builds it, and whatever was built before, the weights are the same
         with isolated(self.seed, "init", member.id):
             head = member.settings.task.head(member.model.dim, self.train(member))
             model = member.model.build(_heads(member.head, head), self.data.context)
@@ -223,6 +226,7 @@ class Population:
     def _require_models(self) -> None:
         outlines: dict[str, tuple[str, Outline]] = {}
         infos = {info.id: info for info in self.infos}
+        # one client a group will do: models differ by group and architecture, and building them takes long
         for member in {member.group: member for member in self.members.values()}.values():
             outline = outline_of(self.client_model(member).state_dict())
             other, expected = outlines.setdefault(infos[member.id].architecture, (member.group, outline))

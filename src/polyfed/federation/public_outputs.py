@@ -162,6 +162,7 @@ class LogitKind:
         with participant.autocast():
             scores = task.scores(participant.model, participant.head, batch)
         scores = scores.float()
+        # no softmax feels a constant in a row, but norms and averages do
         return scores - scores.mean(1, keepdim=True)
 
 
@@ -209,6 +210,7 @@ class FrozenCopy:
     """A copy of a model as it is now, in evaluation mode, asked batch by batch."""
 
     def __init__(self, model: Model) -> None:
+        # evaluation mode: its batch statistics must not move with what it is asked
         self._model = copy.deepcopy(model).eval().requires_grad_(False)
 
     @torch.no_grad()
@@ -239,6 +241,7 @@ def interleave(
     wanted = wanted or steps
     given = 0
     for done, batch in enumerate(private, start=1):
+        # how many are due after ``done`` of ``steps``, rounded up, less those that were given
         due = -(-wanted * done // steps) - given
         given += due
         yield batch, next(public) if due else None

@@ -53,6 +53,7 @@ class SamplingSettings(Settings):
         chosen = set()
         sizes = self._sizes({name: len(members) for name, members in strata.items()})
         for members, size in zip(strata.values(), sizes, strict=True):
+            # all are shuffled whatever the size, so that the next group's draw does not depend on it
             order = torch.randperm(len(members), generator=stream).tolist()
             chosen |= {members[k].id for k in order[:size]}
         return tuple(client for client in clients if client.id in chosen)

@@ -62,7 +62,7 @@ class Server(Participant):
         """Enter a round."""
         self.clock = replace(self.clock, round=round_number)
         self.optimizer_state = self.trainer_states()
-        self._trainers = {}
+        self._trainers = {}  # they hold the clock of the round before; their states go on
         self.arrays = {}
 
     def snapshot(self) -> dict[str, Mapping[str, Tensor]]:
@@ -130,6 +130,7 @@ class Server(Participant):
         self.weights = {}
         for kind, members in self.types.items():
             tensors = self.blueprints[members.architecture].tensors
+            # the first type that has a tensor gives it to all others
             first = {name: common.setdefault((name, value.shape), value) for name, value in tensors.items()}
             self.weights[kind] = {name: value.to(self.device, copy=True) for name, value in first.items()}
         for names in differently_named(self.types):
@@ -139,7 +140,7 @@ class Server(Participant):
                 " and ".join(f"'{name}'" for name in names),
             )
         if self.has_model:
-            _ = self.own_type
+            _ = self.own_type  # refused before the first round if there is none
 
     @cached_property
     def own_type(self) -> str:
@@ -150,6 +151,7 @@ class Server(Participant):
         """
         own = {name: value.shape for name, value in self.model.state_dict().items()}
         missing = ""
+        # first those whose head is the server's: another type may have the same shapes
         for kind in sorted(self.types, key=lambda kind: not self.types[kind].has_head(self.head_name)):
             shapes = self.shapes(kind)
             wrong = [name for name, shape in own.items() if shapes.get(name) != shape]
@@ -178,6 +180,7 @@ class Server(Participant):
         """Replace global models by type, and show the server's own model that of its type."""
         self.weights |= {kind: dict(tensors) for kind, tensors in new.items()}
         if self.has_model and self.weights:
+            # the type may have tensors that the server has not, such as modules that a method adds
             shown = self.weights[self.own_type]
             self.model.load_state_dict({name: shown[name] for name in self.model.state_dict()})
 

@@ -102,13 +102,14 @@ class StateStore:
             entry: named tensors.
             after: version of the state that the step started from.
         """
+        # a copy: the model whose tensors these are serves the next client
         entry = {name: tensor.detach().to("cpu", copy=True).contiguous() for name, tensor in entry.items()}
         blob = safetensors.torch.save(entry, metadata={"after": _text(after) if after else ""})
         write_atomically(self._path(client, version), blob)
         self._hold(client, version, entry)
         wanted = {version, *self._history(client, version[0], after)}
         for stale in set(self.versions(client)) - wanted:
-            self._path(client, stale).unlink(missing_ok=True)
+            self._path(client, stale).unlink(missing_ok=True)  # another start of the run may have cleaned up too
 
     def versions(self, client: str) -> list[StateVersion]:
         """Labels of the client's stored states, oldest first; a file that is called otherwise is none of them."""
@@ -148,6 +149,7 @@ class StateStore:
         previous = self._held.pop(client, None)
         self._bytes += _size(entry) - (_size(previous[1]) if previous else 0)
         self._held[client] = (version, entry)
+        # what is let go of here is read from its file when it is wanted again
         while self._bytes > self.memory and len(self._held) > 1:
             _, (_, dropped) = self._held.popitem(last=False)
             self._bytes -= _size(dropped)

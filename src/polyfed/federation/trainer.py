@@ -114,6 +114,7 @@ class Trainer:
         """Clip the gradients that there are and step."""
         if correct is not None:
             correct({name: value.grad for name, value in self._named if value.grad is not None})
+        # after the correction, which is part of the step that is clipped
         clip_gradients([value for _, value in self._named], self._clip)
         epoch = self._epochs.now
         factor = self._schedule.factor(

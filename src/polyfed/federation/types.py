@@ -106,6 +106,7 @@ def head_name(task: Task, split: Split, kept_apart: str = "") -> str:
 def _classes_of(target: str, split: Split) -> str:
     """Number and digest of the names of the classes; the source where they have none, outside of which they mean
     nothing."""
+    # the order counts: class 0 of one must be class 0 of the other
     names = list(split.classes.get(target) or ())
     return f"{len(names)}x{hashlib.sha256(json.dumps(names).encode()).hexdigest()[:8]}" if names else split.source
 

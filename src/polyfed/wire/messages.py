@@ -120,7 +120,7 @@ def answer_of(client: str, text: str, frames: Sequence[Frame], limits: Limits) -
 def _envelope(fields: dict[str, Any], message: str) -> Envelope:
     """Seal a message; it then refers to frames by their place among its own, not among those of all messages."""
     content = json.loads(message)
-    own = sorted(set(content["parts"].values()))
+    own = sorted(set(content["parts"].values()))  # two fields may be one bundle
     content["parts"] = {name: own.index(place) for name, place in content["parts"].items()}
     return Envelope(json.dumps(fields | {"message": json.dumps(content, separators=(",", ":"))}), tuple(own))
 

@@ -70,6 +70,7 @@ class TensorBundle(Mapping[str, Tensor]):
 
     def norms(self, tensors: Mapping[str, Tensor]) -> Tensor:
         """L2 norm of each tensor, [len(tensors)]."""
+        # squares of float16 overflow from 256 on, so sums are taken in fp32
         norms = [torch.linalg.vector_norm(tensor, dtype=_sum_type(tensor)).float() for tensor in tensors.values()]
         return torch.stack([norm.to(norms[0].device) for norm in norms])
 
@@ -85,6 +86,7 @@ def settled(tensor: Tensor) -> Tensor:
     values could otherwise give other bits by reference than from a buffer.
     """
     dense = tensor if tensor.is_contiguous() else tensor.contiguous()
+    # a view into another tensor, such as a slice of a bank, may start anywhere
     return dense if dense.data_ptr() % _ALIGNMENT == 0 else dense.clone()
 
 

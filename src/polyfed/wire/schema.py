@@ -43,6 +43,7 @@ class StepSchema:
     @cached_property
     def receives(self) -> dict[str, Declared]:
         """Field of the request -> its type."""
+        # annotations are text in modules that import ``annotations``
         hints = typing.get_type_hints(self.function)
         return {name: hints[name] for name in self._parameters}
 
@@ -112,6 +113,7 @@ def schema_of(step: Callable[..., Any]) -> StepSchema:
 def steps_of(algorithm: object) -> dict[str, StepSchema]:
     """All client steps of a method (an instance or its class), by name."""
     kind = algorithm if isinstance(algorithm, type) else type(algorithm)
+    # static: properties of the method must not be computed to look for marks
     marks = {name: getattr(inspect.getattr_static(kind, name), "__client_step__", None) for name in dir(kind)}
     return {name: schema for name, schema in marks.items() if isinstance(schema, StepSchema)}
 
