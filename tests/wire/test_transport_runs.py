@@ -168,7 +168,7 @@ def test_all_options_give_the_same_bits_on_every_engine(
 def test_leaving_out_what_did_not_change_changes_no_bit(
     tiny: dict[str, Any], tmp_path: Path, whole: RunRecords
 ) -> None:
-    omitted, names = finished(tiny, tmp_path, transport={"unchanged": "omit"}), digest(whole.folder).keys()
+    omitted, names = finished(tiny, tmp_path / "omitted", transport={"unchanged": "omit"}), digest(whole.folder).keys()
     files = names - {"ledger.jsonl"}
     assert digest(whole.folder, *files) == digest(omitted.folder, *files)
     assert omitted.total_bytes("down") == whole.total_bytes("down")
