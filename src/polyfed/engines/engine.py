@@ -21,7 +21,7 @@ _T = TypeVar("_T")
 
 
 @dataclass(frozen=True)
-class Place:
+class PortableSite:
     """All clients of a run as another process on this machine or cluster opens them: text, so that it travels.
 
     Attributes:
@@ -70,10 +70,10 @@ class Hosting:
         return self.folder / "checkpoints" / "clients"
 
     @property
-    def place(self) -> Place:
+    def portable(self) -> PortableSite:
         """The same for other processes."""
         settings, limits = self.settings.model_dump_json(), self.limits.model_dump_json()
-        return Place(settings, limits, str(self.states), str(self.folder / "vocabulary"))
+        return PortableSite(settings, limits, str(self.states), str(self.folder / "vocabulary"))
 
     def here(self) -> Site:
         """All clients in this process."""

@@ -14,7 +14,7 @@ from pydantic import ValidationError
 from polyfed.core.errors import PayloadError, PolyfedError
 from polyfed.core.untrusted import read_json
 from polyfed.core.version import __version__
-from polyfed.engines.engine import Hosting, Place
+from polyfed.engines.engine import Hosting, PortableSite
 from polyfed.engines.site import RunSpec, Site
 from polyfed.wire.frames import Frame
 from polyfed.wire.framing import SCHEMA
@@ -142,19 +142,19 @@ def read_spec(text: str) -> RunSpec:
 class _Simulated:
     """Opens a share of a simulated run's clients; it travels to Flower's processes."""
 
-    place: Place
+    portable: PortableSite
     clients: tuple[str, ...]
 
     def __call__(self, spec: str, config: Mapping[str, Any]) -> Host:
         number, count = int(config["partition-id"]), int(config["num-partitions"])
-        return Host(f"node-{number}", _opened(self.place, spec), self.clients[number::count])
+        return Host(f"node-{number}", _opened(self.portable, spec), self.clients[number::count])
 
 
 def simulated(hosting: Hosting) -> Opener:
     """Nodes of a simulation: the clients are dealt to them in turn."""
-    return _Simulated(hosting.place, tuple(info.id for info in hosting.federation.infos))
+    return _Simulated(hosting.portable, tuple(info.id for info in hosting.federation.infos))
 
 
 @lru_cache(maxsize=1)  # a process serves one run, message after message
-def _opened(place: Place, spec: str) -> Site:
-    return place.open(read_spec(spec))
+def _opened(portable: PortableSite, spec: str) -> Site:
+    return portable.open(read_spec(spec))

@@ -25,7 +25,7 @@ from pydantic import Field
 from polyfed.core.activity import client_started
 from polyfed.core.errors import ConfigError, ExchangeError, PayloadError
 from polyfed.core.extras import how_to_install
-from polyfed.engines.engine import EngineSettings, Hosting, Place
+from polyfed.engines.engine import EngineSettings, Hosting, PortableSite
 from polyfed.engines.quiet import SPEED, be_quiet
 from polyfed.engines.site import RunSpec
 from polyfed.federation.client import ClientInfo
@@ -120,8 +120,8 @@ def _environment(**variables: str) -> dict[str, str]:
 class Worker:
     """A process that hosts the clients that stick to it."""
 
-    def __init__(self, place: Place, spec: str) -> None:
-        self.site = place.open(RunSpec.model_validate_json(spec))
+    def __init__(self, portable: PortableSite, spec: str) -> None:
+        self.site = portable.open(RunSpec.model_validate_json(spec))
 
     def ready(self) -> int:
         """The process is up; returns its number."""
@@ -153,7 +153,7 @@ class _Pool:
             "runtime_env": {"env_vars": _environment(OMP_NUM_THREADS=str(threads))},
         }
         self._kind = ray.remote(**options)(Worker)
-        self._arguments = hosting.place, hosting.spec.model_dump_json()
+        self._arguments = hosting.portable, hosting.spec.model_dump_json()
         self.limits = hosting.limits
         self.workers = [self._spawn() for _ in range(count)]
         try:
