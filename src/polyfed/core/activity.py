@@ -1,6 +1,6 @@
 """Progress: reported where work is done, shown by whoever listens.
 
-Data, clients and servers report; a run's display listens as long as ``heard_by`` lasts. Without a listener a report costs
+Data, clients and servers report; a display of a run listens as long as ``heard_by`` lasts. Unheard, a report costs
 a look at a variable, so workers of other engines report to nobody. No report can change a result.
 """
 
