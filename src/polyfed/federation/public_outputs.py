@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
-from typing import Protocol
 
 import torch
 from jaxtyping import Float, Int64
@@ -24,72 +23,43 @@ from polyfed.wire.payload import Logits, Representations
 PublicOutputs = Representations | Logits
 
 
-class OutputKind(Protocol):
-    """One kind of output, by name: that of a modality (representations), or of a target (logits)."""
-
-    @property
-    def largest(self) -> float:
-        """L2 norm that a row may have in an average; longer ones are scaled down to it."""
-
-    def of(self, participant: Participant, samples: Samples, *, training: bool = False) -> dict[str, Tensor]:
-        """Outputs of all samples, name -> [n, w], without gradient, on the participant's device."""
-
-    def outputs(self, participant: Participant, batch: Batch, channels: Sequence[str]) -> dict[str, Tensor]:
-        """Outputs of a batch of public samples, name -> [b, w], with gradient."""
-
-    def bundle(self, values: Mapping[str, Tensor], order: str) -> PublicOutputs:
-        """The payload that carries them."""
-
-    def channels(self, client: ClientInfo, known: Sequence[str]) -> tuple[str, ...]:
-        """Names of the server's outputs that a client has as well."""
-
-    def labels(self, participant: Participant, samples: Samples) -> Int64[Tensor, " n"] | None:
-        """The true class of each sample, where classes are those of a target and the samples have it."""
-
-    def anchors(self, known: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
-        """Rows that representations are contrasted with to give logits; empty if the outputs are logits."""
-
-    def require(self, server: Server) -> None:
-        """Check that all participants have such outputs.
-
-        Raises:
-            ConfigError: one has not.
-        """
-
-
 @dataclass(frozen=True)
 class RepresentationKind:
-    """Representations of unit norm, by modality."""
+    """Representations of unit norm, by modality.
+
+    Attributes:
+        largest: L2 norm that a row may have in an average; longer ones are scaled down to it.
+    """
 
     largest: float = 1.0
 
     def of(self, participant: Participant, samples: Samples, *, training: bool = False) -> dict[str, Tensor]:
-        """Representations of all modalities that participant and samples have."""
+        """Those of all samples, modality -> [n, d], without gradient, on the participant's device."""
         return participant.represent(samples, training=training)
 
     def outputs(self, participant: Participant, batch: Batch, channels: Sequence[str]) -> dict[str, Tensor]:
-        """Representations of a batch."""
+        """Those of a batch of public samples, modality -> [b, d], with gradient."""
         with participant.autocast():
             return {name: participant.model.represent(name, batch.inputs[name]) for name in channels}
 
     def bundle(self, values: Mapping[str, Tensor], order: str) -> Representations:
-        """A message of them."""
+        """The payload that carries them."""
         return Representations(dict(values), order=order)
 
     def channels(self, client: ClientInfo, known: Sequence[str]) -> tuple[str, ...]:
         """The client's modalities, as far as the server encodes them."""
         return tuple(name for name in client.modalities if name in known)
 
-    def labels(self, participant: Participant, samples: Samples) -> None:
-        """There are none: sample k is a class of its own."""
-        return
+    def labels(self, participant: Participant, samples: Samples) -> Int64[Tensor, " n"] | None:
+        """None: each sample is a class of its own."""
+        return None
 
     def anchors(self, known: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
-        """The server's representations."""
+        """Rows that representations are contrasted with to give logits: the server's representations."""
         return known
 
     def require(self, server: Server) -> None:
-        """Everybody has representations."""
+        """Raise nothing: everybody has representations."""
 
 
 @dataclass(frozen=True)
@@ -103,8 +73,8 @@ class LogitKind:
     largest: float = 100.0
 
     def of(self, participant: Participant, samples: Samples, *, training: bool = False) -> dict[str, Tensor]:
-        """Logits of all samples, in evaluation mode (or training mode and view)."""
-        task, was = _classification(participant), participant.model.training
+        """Those of all samples, target -> [n, classes], in evaluation mode (or training mode and view)."""
+        task, was_training = _classification(participant), participant.model.training
         stream = participant.generator("scores") if training else None
         participant.model.train(training)
         parts = []
@@ -113,11 +83,11 @@ class LogitKind:
                 for index in torch.split(torch.arange(len(samples)), participant.evaluation_batch):
                     parts.append(self._scores(participant, task, samples.batch(index, stream).to(participant.device)))
         finally:
-            participant.model.train(was)
+            participant.model.train(was_training)
         return {task.target: torch.cat(parts)}
 
     def outputs(self, participant: Participant, batch: Batch, channels: Sequence[str]) -> dict[str, Tensor]:
-        """Logits of a batch."""
+        """Those of a batch, target -> [b, classes], with gradient."""
         task = _classification(participant)
         foreign = [name for name in channels if name != task.target]
         if foreign:
@@ -128,11 +98,11 @@ class LogitKind:
         return {name: self._scores(participant, task, batch) for name in channels}
 
     def bundle(self, values: Mapping[str, Tensor], order: str) -> Logits:
-        """A message of them."""
+        """The payload that carries them."""
         return Logits(dict(values), order=order)
 
     def channels(self, client: ClientInfo, known: Sequence[str]) -> tuple[str, ...]:
-        """All of them."""
+        """The names of the server's logits, which all have."""
         return tuple(known)
 
     def labels(self, participant: Participant, samples: Samples) -> Int64[Tensor, " n"] | None:
@@ -141,7 +111,7 @@ class LogitKind:
         return None if classes is None else classes.long()
 
     def anchors(self, known: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
-        """None."""
+        """Nothing: they are logits already."""
         return {}
 
     def require(self, server: Server) -> None:
@@ -166,6 +136,9 @@ class LogitKind:
         return scores - scores.mean(1, keepdim=True)
 
 
+OutputKind = RepresentationKind | LogitKind
+
+
 def _classification(participant: Participant) -> Classification:
     if not isinstance(participant.task, Classification):
         raise ConfigError(
@@ -188,11 +161,8 @@ def clip_row_norms(values: Tensor, largest: float) -> Tensor:
 # ---- representations that local training moves towards or away from, and that must not move themselves
 
 
-class Reference(Protocol):
-    """Gives the reference representations of a batch of public samples."""
-
-    def __call__(self, modality: str, batch: Batch) -> Float[Tensor, "b d"]:
-        """Representations of the batch in one modality, without gradient."""
+Reference = Callable[[str, Batch], Float[Tensor, "b d"]]
+"""Gives the reference representations of a batch of public samples in a modality, without gradient."""
 
 
 class Stored:
