@@ -104,6 +104,7 @@ def _check_state_folder(folder: Path) -> Iterator[Finding]:
     """What clients keep can be written, and there is room for it."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
+        # permissions alone do not say: the disk may be read-only, or another's
         with tempfile.NamedTemporaryFile(dir=folder):
             pass
     except OSError as error:

@@ -69,6 +69,7 @@ def ask(
         trust = ssl.create_default_context(cafile=str(authority))
     except (OSError, ssl.SSLError) as error:
         raise RunError(f"'{authority}' is not a readable certificate: {error}") from error
+    # http.client goes past proxies, which urllib would not
     connection = HTTPSConnection(host, port, timeout=timeout, context=trust)
     try:
         kind = {"Content-Type": PROTOBUF} if body is not None else {}

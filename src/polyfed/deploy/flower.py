@@ -87,7 +87,7 @@ def supernode_command(folder: SiteFolder, connection: Connection, port: int) -> 
         program("flower-supernode"),
         *("--superlink", connection.server, "--root-certificates", str(folder.authority)),
         *("--auth-supernode-private-key", str(folder.key)),
-        *("--node-config", f'config="{config}"'),
+        *("--node-config", f'config="{config}"'),  # TOML, in which the path must need no escapes
         *("--host", "127.0.0.1", "--port", str(port)),
     ]
 

@@ -213,6 +213,7 @@ class Signatures:
 
     def admit(self, keys: Iterable[str]) -> None:
         """Accept these public keys, OpenSSH lines, and no others."""
+        # one assignment: requests are judged by the old keys or by the new, never by a part
         self._keys = dict(_in_pem(line) for line in keys)
 
     def accepts(self, headers: Mapping[str, str]) -> bool:

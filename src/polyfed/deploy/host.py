@@ -37,7 +37,7 @@ def open_host(spec: str, config: Mapping[str, Any]) -> Host:
 @lru_cache(maxsize=1)
 def _opened(site_file: Path, text: str) -> Host:
     config = SiteConfig.load(site_file)
-    torch.set_num_threads(config.run.threads)
+    torch.set_num_threads(config.run.threads)  # sums of floats depend on it
     require_allowed(text, config)
     spec = read_spec(text)
     folder = config.state_dir / spec.run

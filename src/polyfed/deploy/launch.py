@@ -131,7 +131,7 @@ class _Launch:
         if ServedOutcome.read(self.folder) is not None or self._gone:
             return True
         if time.monotonic() - self._asked > _STATUS_EVERY:
-            self._asked = time.monotonic()
+            self._asked = time.monotonic()  # each question starts a process of Flower's
             self._gone = self._lost()
         return False
 

@@ -95,7 +95,7 @@ class Admissions:
             node, name = self.admitted[key]
             if self._done(self.link.unregister, node):
                 del self.admitted[key]
-                self._expelled.add(key)
+                self._expelled.add(key)  # SuperLink registers no key twice
                 self.report(f"expelled: {name}")
         for key in wanted.keys() - self.admitted.keys():
             if self._done(self._admit, wanted[key], key):

@@ -188,6 +188,7 @@ class Cohort:
 
         def drop(client: ClientInfo, reason: str, details: str = "") -> None:
             reasons.append(f"{client.id}: {reason}")
+            # later asks of the round go on without it
             self.clients = tuple(other for other in self.clients if other.id != client.id)
             self.excluded(client, reason, details)
 

@@ -170,6 +170,7 @@ class ReplyGate:
 
     def _is_incomparable(self, arrival: Arrival) -> bool:
         keys = [key for name in arrival.moved for key in (self._key(arrival.client, name), self._across_key(name))]
+        # of two clients nobody can say which is odd
         nothing = self._is_small and not any(self._known.get(key) for key in keys)
         return not self._bounds.bind or not arrival.moved or nothing
 
@@ -200,7 +201,7 @@ class ReplyGate:
             medians = self._expected(arrival, name, now)
             refused, too_long = self._reasons(arrival, name, medians)
             if refused is not None:
-                return replace(arrival, refused=refused)
+                return replace(arrival, refused=refused)  # one field is enough: its sender is out of the round
             if too_long is not None and self._bounds.update is not None:
                 start, item = self.start(arrival.client, name), arrival.payload.bundles[name]
                 most = self._bounds.update * self._reach(arrival, name)

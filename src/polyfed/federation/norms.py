@@ -244,6 +244,7 @@ def expected_from_all(across: Norms, norms: Norms, shapes: Shapes, sent: Norms) 
     if not across:
         return {}
     counters = _counters(norms, shapes) if _COUNTERS in across else set()
+    # counters count batches, of which clients of other architectures may have a few times as many
     expected = dict.fromkeys(counters, _ELSEWHERE * across.get(_COUNTERS, 0.0))
     tensors = {}
     for name, shape in shapes.items():

@@ -159,6 +159,7 @@ class Population:
         if model is None:
             return self.data.samples(split, own)
         views = {name: view for name, view in _views(model).items() if name in own}
+        # its own modalities lay out the samples, so that positions are the same in both views
         return self.data.samples(split, views, layout=tuple(own))
 
     # ---- models

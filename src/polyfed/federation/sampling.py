@@ -94,6 +94,7 @@ def _apportioned(total: int, groups: list[int]) -> list[int]:
     exact = [total * size / sum(groups) for size in groups]
     places = [max(int(share), 1) for share in exact]
     while sum(places) != total:
+        # the group that rounding has taken most from gets the place, or that which it has given most gives it
         step = 1 if sum(places) < total else -1
         gaps = [step * (share - place) for share, place in zip(exact, places, strict=True)]
         open_to = [k for k, place in enumerate(places) if (place < groups[k] if step > 0 else place > 1)]

@@ -67,6 +67,7 @@ class Server(Participant):
 
     def snapshot(self) -> dict[str, Mapping[str, Tensor]]:
         """All that lasts, as named groups of named tensors."""
+        # the part before the colon says what the group is; type names may have colons of their own
         groups: dict[str, Mapping[str, Tensor]] = {f"weights:{name}": value for name, value in self.weights.items()}
         if self.has_model:
             groups["model"] = self.model.state_dict()

@@ -25,7 +25,7 @@ from polyfed.wire.messages import StateVersion
 
 Entry = dict[str, Tensor]
 
-_NAME = re.compile(r"(\d{6,})-(\d{2,})\.safetensors")
+_NAME = re.compile(r"(\d{6,})-(\d{2,})\.safetensors")  # as many digits that names sort as versions do
 
 
 class Lifetime(Enum):

@@ -145,7 +145,7 @@ def _decay_groups(model: nn.Module, parameters: Sequence[Tensor]) -> list[dict[s
 def step_together(loss: Tensor, *trainers: Trainer, correct: Correction | None = None) -> None:
     """One step of several optimisers, of different parameters, on one scalar loss."""
     for trainer in trainers:
-        trainer.forget()
+        trainer.forget()  # all at first: the loss may reach parameters of each
     loss.backward()  # type: ignore[no-untyped-call]
     for trainer in trainers:
         trainer.apply(correct)
