@@ -6,7 +6,7 @@ A payload is a set of named fields; a field is a scalar or a bundle, that is, na
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, fields
 from typing import ClassVar
 
@@ -55,8 +55,7 @@ class TensorBundle(Mapping[str, Tensor]):
         floating = {name: tensor for name, tensor in self.tensors.items() if tensor.is_floating_point()}
         if not floating:
             return
-        scalars = [self.norm(tensor) for tensor in floating.values()]
-        norms = torch.stack([norm.to(scalars[0].device) for norm in scalars])
+        norms = _stacked(map(self.norm, floating.values()))
         if bool((norms <= self.bound(limits)).all()):  # one wait for a GPU; a norm that is not finite is not below
             return
         for (name, tensor), norm in zip(floating.items(), norms.tolist(), strict=True):
@@ -88,6 +87,11 @@ def settled(tensor: Tensor) -> Tensor:
     dense = tensor if tensor.is_contiguous() else tensor.contiguous()
     # a view into another tensor, such as a slice of a bank, may start anywhere
     return dense if dense.data_ptr() % _ALIGNMENT == 0 else dense.clone()
+
+
+def _stacked(scalars: Iterable[Tensor]) -> Tensor:
+    first, *others = scalars
+    return torch.stack([first, *(scalar.to(first.device) for scalar in others)])
 
 
 def _sum_type(tensor: Tensor) -> torch.dtype:
