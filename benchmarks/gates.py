@@ -27,9 +27,8 @@ from torch.profiler import ProfilerActivity, profile
 from polyfed.core.randomness import generator
 from polyfed.data.view import DataContext
 from polyfed.data.views.pixels import Pixels
-from polyfed.federation.epochs import Epochs
-from polyfed.federation.participant import Clock, Trainer
 from polyfed.federation.settings import TrainingSettings
+from polyfed.federation.trainer import Clock, Epochs, Trainer
 from polyfed.models.encoders.blocks import Blocks
 from polyfed.models.gates import ROLES, GatedWeight, gated, linears
 from polyfed.models.model import Model, ModelSettings

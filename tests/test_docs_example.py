@@ -19,7 +19,7 @@ from polyfed.algorithms.fedafd import FedAFD
 from polyfed.algorithms.shared.ensemble_distillation import EnsembleDistillation
 from polyfed.core.settings import Component, Settings
 from polyfed.engines.flower import Flower
-from polyfed.engines.local import Local
+from polyfed.engines.local import InProcess
 from polyfed.engines.ray import Ray
 from polyfed.federation.sampling import SamplingSettings
 from polyfed.federation.settings import (
@@ -43,7 +43,7 @@ METHOD = {"name": "consensus.Consensus", "digest_epochs": 3}
 SECTIONS = (
     *(Experiment, DataSettings, PublicSettings, ServerSettings, GroupSettings, ModelSettings),
     *(TrainingSettings, OptimizerSettings, Schedule, RunSettings, SamplingSettings, Transport),
-    *(PhaseSettings, Limits, Local, Ray, Flower),
+    *(PhaseSettings, Limits, InProcess, Ray, Flower),
 )
 FILES = ("metrics.jsonl", "ledger.jsonl", "models/last/model.safetensors")
 

@@ -17,10 +17,9 @@ from deployment import POLYFED, Loopback, Programs
 
 from echo import work
 from polyfed.core.errors import RunError
-from polyfed.deploy.connection import ServerAddress, load_settings
 from polyfed.deploy.files import ServerFolder
-from polyfed.deploy.link import Link
-from polyfed.deploy.registry import link_to
+from polyfed.deploy.flower import Link, link_to
+from polyfed.deploy.settings import ServerAddress, load_settings
 
 WORKERS = 2
 _STATUS_EVERY = 10.0

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from polyfed.core.randomness import generator
 from polyfed.engines.engine import Hosting
-from polyfed.engines.local import Local, LocalEngine
+from polyfed.engines.local import InProcess, LocalEngine
 from polyfed.federation.client import ClientInfo
 from polyfed.federation.cohort import Engine
 from polyfed.wire.messages import Answer, Request
@@ -22,7 +22,7 @@ Attack = Literal["random", "flipped", "constant", "scaled", "copied", "nan"]
 T = TypeVar("T")
 
 
-class Attacked(Local):
+class Attacked(InProcess):
     """The local engine with one client whose every reply is falsified on its way."""
 
     client: str = Field(default="paired-0", description="who misbehaves")
@@ -103,7 +103,7 @@ CLAIMED = 10**12
 LENGTH = 0.9e6  # just within the absolute limit
 
 
-class Attackers(Local):
+class Attackers(InProcess):
     """The local engine with clients who falsify their weights, or join with more samples than they have."""
 
     attackers: tuple[str, ...] = Field(default=(), description="who misbehaves")

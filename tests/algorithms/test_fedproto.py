@@ -17,7 +17,7 @@ from misbehaving import cut_short
 from polyfed.aggregation.prototypes import Known, by_space
 from polyfed.core.errors import ConfigError
 from polyfed.core.randomness import isolated
-from polyfed.federation import heads
+from polyfed.federation import types
 from polyfed.models.model import CachedModel
 from polyfed.reporting.reported import resume, run
 from polyfed.runs.experiment import Experiment
@@ -224,7 +224,7 @@ def test_any_name_of_a_source_will_do(tmp_path: Path, source: str, space: str, m
     config["data"]["sources"] = {source: config["data"]["sources"]["scenes"]}
     for client in config["clients"].values():
         client["source"] = source
-    monkeypatch.setattr(heads, "_classes_of", lambda target, split: split.source)  # as if classes had no names
+    monkeypatch.setattr(types, "_classes_of", lambda target, split: split.source)  # as if classes had no names
     session = began(config, tmp_path, 2)
     assert list(by_space(session.server.state["prototypes"], Known)) == [space]
     groups = session.server.snapshot()

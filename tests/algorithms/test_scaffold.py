@@ -17,9 +17,8 @@ from polyfed.algorithms.algorithm import Reply, client_step
 from polyfed.algorithms.scaffold import Scaffold, _Path
 from polyfed.core.randomness import isolated
 from polyfed.federation.client import Client
-from polyfed.federation.epochs import Epochs
-from polyfed.federation.participant import Clock, Trainer
 from polyfed.federation.settings import TrainingSettings
+from polyfed.federation.trainer import Clock, Epochs, Trainer
 from polyfed.optim.settings import OptimizerSettings
 from polyfed.reporting.reported import resume, run
 from polyfed.runs.experiment import Experiment

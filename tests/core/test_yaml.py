@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from polyfed.core.errors import ConfigError
-from polyfed.core.yaml_text import yaml_content
+from polyfed.core.untrusted import yaml_content
 from polyfed.runs.experiment import Experiment, read_config
 
 LAUGHS = "a0: &a0 [x, x]\n" + "".join(f"a{k + 1}: &a{k + 1} [{', '.join([f'*a{k}'] * 9)}]\n" for k in range(30))

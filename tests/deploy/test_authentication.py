@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from cryptography.hazmat.primitives.asymmetric.utils import decode_dss_signature, encode_dss_signature
 
-from polyfed.deploy.authentication import (
+from polyfed.deploy.gate import (
     AHEAD,
     BEHIND,
     KEY_HEADER,

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from polyfed.core.errors import ConfigError, RunError
-from polyfed.deploy.certificates import Identity, create_authority, days_left, hosts_of, issue_server, read_certificate
 from polyfed.deploy.files import write_new
+from polyfed.deploy.keys import Identity, create_authority, days_left, hosts_of, issue_server, read_certificate
 
 AUTHORITY = create_authority("test")
 

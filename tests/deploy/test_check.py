@@ -19,23 +19,20 @@ from typer.testing import CliRunner
 from polyfed.cli.deploy import deploy_app as app
 from polyfed.core.errors import RunError
 from polyfed.core.files import private_files
-from polyfed.deploy import check_network, check_setup
-from polyfed.deploy.authentication import REFUSAL
-from polyfed.deploy.certificates import Identity, create_authority, issue_server
-from polyfed.deploy.check import check_site, failed
-from polyfed.deploy.check_network import FLEET, FORBIDDEN
+from polyfed.deploy import check, check_network
+from polyfed.deploy.check import check_site
+from polyfed.deploy.check_network import FLEET, FORBIDDEN, ProbeAnswer
 from polyfed.deploy.files import SiteFolder
-from polyfed.deploy.findings import Finding, guarded
-from polyfed.deploy.gate import CLOSED
-from polyfed.deploy.keys import create_keys
-from polyfed.deploy.probe import ProbeAnswer
-from polyfed.deploy.site_config import SiteConfig
+from polyfed.deploy.findings import Finding, expiry, failed, guarded
+from polyfed.deploy.gate import CLOSED, REFUSAL
+from polyfed.deploy.keys import Identity, create_authority, create_keys, issue_server
+from polyfed.deploy.settings import SiteConfig
 from polyfed.federation.population import Population
 from polyfed.wire.payload import Weights
 
 
 def offline(site: SiteFolder) -> list[Finding]:
-    return check_site(site.path, network=False)
+    return list(check_site(site.path, network=False))
 
 
 def edit(path: Path, **changes: Any) -> None:
@@ -180,12 +177,12 @@ def test_a_full_disk_is_a_warning_and_then_an_error(fresh: Folders, monkeypatch:
     usage = type(shutil.disk_usage("/"))
     for free, level in ((2**20, "error"), (2**28, "warning"), (2**40, "ok")):
         monkeypatch.setattr(shutil, "disk_usage", lambda path, free=free: usage(2**41, 0, free))
-        assert [finding.level for finding in check_setup.check_state_folder(config)] == [level]
+        assert [finding.level for finding in check._check_state_folder(config.state_dir)] == [level]
 
 
 def test_another_version_of_flower_is_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(check_setup, "version", lambda name: "1.99.0")
-    assert [finding.level for finding in check_setup.check_versions()] == ["ok", "warning"]
+    monkeypatch.setattr(check, "version", lambda name: "1.99.0")
+    assert [finding.level for finding in check._check_versions()] == ["ok", "warning"]
 
 
 def test_a_certificate_is_renewed_before_it_ends(fresh: Folders) -> None:
@@ -195,7 +192,7 @@ def test_a_certificate_is_renewed_before_it_ends(fresh: Folders) -> None:
         site.authority.write_bytes(authority.certificate)
         if days >= 0:
             assert the(offline(site), "authority").level == level
-    assert check_setup.expiry("x", -1.0, "y", "z").level == "error"
+    assert expiry("x", -1.0, "y", "z").level == "error"
 
 
 def test_unforeseen_exceptions_are_findings() -> None:
@@ -303,25 +300,25 @@ def test_a_server_that_is_not_there_is_one_error(made: Folders) -> None:
 
 @pytest.mark.slow
 def test_a_live_server_passes_and_a_foreign_one_does_not(live: Live, fresh: Folders) -> None:
-    found = check_site(live.folders.site("archive").path)
+    found = list(check_site(live.folders.site("archive").path))
     assert not failed(found), errors(found)
     assert the(found, "control plane").level == the(found, "clock").level == the(found, "server").level == "ok"
     assert the(found, "admission").level == "ok"
     assert "valid for 7" in the(found, "server certificate").detail  # 730 days
     stranger = fresh.site("archive")  # of another authority
     edit(stranger.connection, server=f"localhost:{live.folders.address.port}")
-    assert "does not present a certificate that ca.crt signed" in errors(check_site(stranger.path))
+    assert "does not present a certificate that ca.crt signed" in errors(list(check_site(stranger.path)))
 
 
 @pytest.mark.slow
 def test_superlink_without_its_gate_is_an_open_control_plane(live: Live, tmp_path: Path) -> None:
     folder = shutil.copytree(live.folders.site("archive").path, tmp_path / "archive")
     edit(folder / "connection.yaml", server=f"localhost:{live.folders.address.superlink_port}")
-    assert "CONTROL PLANE" in errors(check_site(folder))
+    assert "CONTROL PLANE" in errors(list(check_site(folder)))
 
 
 def test_an_unreadable_authority_is_named(tmp_path: Path) -> None:
-    from polyfed.deploy.probe import ask
+    from polyfed.deploy.check_network import ask
 
     with pytest.raises(RunError, match=r"ca\.crt' is not a readable certificate"):
         ask("localhost", 1, "/", tmp_path / "ca.crt")

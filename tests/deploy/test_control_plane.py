@@ -17,15 +17,11 @@ from folders import Live
 
 from polyfed.core.errors import RunError
 from polyfed.deploy import flower
-from polyfed.deploy.authentication import REFUSAL, SIGNATURE_HEADER, signed
-from polyfed.deploy.certificates import create_authority
-from polyfed.deploy.check_network import FLEET, FORBIDDEN
-from polyfed.deploy.connection import Connection, load_settings
+from polyfed.deploy.check_network import FLEET, FORBIDDEN, PROTOBUF, ask
 from polyfed.deploy.files import SiteFolder, write_new
-from polyfed.deploy.gate import BODY_LIMIT, CLOSED
-from polyfed.deploy.keys import create_keys
-from polyfed.deploy.probe import PROTOBUF, ask
-from polyfed.deploy.registry import nodes
+from polyfed.deploy.gate import BODY_LIMIT, CLOSED, REFUSAL, SIGNATURE_HEADER, signed
+from polyfed.deploy.keys import create_authority, create_keys
+from polyfed.deploy.settings import Connection, load_settings
 from wire import http1, http2, lines, posted, raw
 
 pytestmark = pytest.mark.slow
@@ -59,7 +55,7 @@ def test_admitted_sites_come_online_and_an_unknown_key_is_refused(live: Live, tm
         known.wait_for("SuperNode ID:")
         assert unknown.process.wait(60) == 1
         assert "Exit Code: 305" in unknown.output
-        assert sorted(node["status"] for node in nodes(live.folders.link)) == ["online", "registered"]
+        assert sorted(node["status"] for node in live.folders.link.nodes()) == ["online", "registered"]
     finally:
         known.stop()
         unknown.stop()
@@ -77,7 +73,7 @@ def test_without_a_key_nobody_takes_part(live: Live, tmp_path: Path) -> None:
         assert "Exit Code: 305" in process.output
     finally:
         process.stop()
-    assert len(nodes(live.folders.link)) == 2
+    assert len(live.folders.link.nodes()) == 2
 
 
 # ---- what else the public port answers
@@ -285,7 +281,7 @@ def test_flowers_command_line_gets_nowhere_through_the_gate(live: Live, tmp_path
     write_new(app / "pyproject.toml", _APP)
     write_new(app / "attack" / "__init__.py", _CODE)
     new = create_keys(tmp_path / "new")
-    before = nodes(live.folders.link)
+    before = live.folders.link.nodes()
     for arguments in (["supernode", "register", str(new)], ["supernode", "list"], ["list"], ["run", str(app)]):
         found = subprocess.run(
             [flower.program("flwr"), *arguments],
@@ -296,7 +292,7 @@ def test_flowers_command_line_gets_nowhere_through_the_gate(live: Live, tmp_path
             check=False,
         )
         assert found.returncode != 0, (arguments, found.stdout, found.stderr)
-    assert {node["node-id"] for node in nodes(live.folders.link)} == {node["node-id"] for node in before}
+    assert {node["node-id"] for node in live.folders.link.nodes()} == {node["node-id"] for node in before}
 
 
 _APP = """\

@@ -1,4 +1,4 @@
-"""The short form of the guide: a server and two sites as real processes train on loopback, and nothing else gets in."""
+"""The short form of the guide: a server and its sites as real processes train on loopback, and nothing else gets in."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
+import pytest
 from federations import experiment_settings, started
 from folders import Folders, Live
 
@@ -38,14 +39,20 @@ def status(folders: Folders, path: str) -> int:
         return error.code
 
 
-def test_sites_train_as_in_one_process_and_the_gate_is_closed_to_all_else(live: Live, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "sites", [["hospital"], pytest.param(["archive", "hospital"], marks=pytest.mark.slow)], ids=["one", "all"]
+)
+def test_sites_train_as_in_one_process_and_the_gate_is_closed_to_all_else(
+    live: Live, tmp_path: Path, sites: list[str]
+) -> None:
     folders, environment = live.folders, live.environment | {"POLYFED_CACHE": str(tmp_path / "cache")}
     with ExitStack() as stack:
-        for name in ("archive", "hospital"):
+        for name in sites:
             log = tmp_path / f"{name}.log"
             stack.enter_context(started("site", str(folders.path / name), log=log, environment=environment))
+        arguments = ["--out", str(tmp_path / "run"), "--set", f"run.engine.sites={json.dumps(sites)}"]
         done = subprocess.run(
-            [sys.executable, "-c", CLI, "run", str(folders.server.experiment), "--out", str(tmp_path / "run")],
+            [sys.executable, "-c", CLI, "run", str(folders.server.experiment), *arguments],
             env=os.environ | {"OMP_NUM_THREADS": "1"} | environment,
             capture_output=True,
             text=True,
@@ -56,14 +63,13 @@ def test_sites_train_as_in_one_process_and_the_gate_is_closed_to_all_else(live: 
         assert status(folders, "/v1/control/register-node") == 404
         assert status(folders, "/v1/control/start-run") == 404
         assert status(folders, "/v1/fleet/pull-messages") not in (200, 404)  # there, and closed to whoever has no key
-    order = ["archive", "hospital"]
     alone = experiment_settings()
     alone["data"]["cache_dir"] = str(tmp_path / "cache")
-    alone["clients"] = {name: alone["clients"][name] for name in order}
+    alone["clients"] = {name: alone["clients"][name] for name in sites}
     expected = run(Experiment.parse(alone), tmp_path / "alone").folder
     assert (tmp_path / "run" / "metrics.jsonl").read_bytes() == (expected / "metrics.jsonl").read_bytes()
     assert exchanged(tmp_path / "run") == exchanged(expected)
     records = RunRecords.load(tmp_path / "run")
-    assert records.clients == ("archive", "hospital-0", "hospital-1")
+    assert records.clients == (*(name for name in sites if name == "archive"), "hospital-0", "hospital-1")
     assert not records.events
     assert (tmp_path / "run" / "report.html").is_file()

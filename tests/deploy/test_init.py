@@ -14,13 +14,12 @@ from folders import Folders
 
 from polyfed.core.errors import ConfigError, RunError
 from polyfed.deploy import flower
-from polyfed.deploy.certificates import hosts_of, read_certificate
-from polyfed.deploy.connection import Connection, ServerAddress, load_settings, to_yaml
 from polyfed.deploy.files import ServerFolder, write_new
-from polyfed.deploy.gate import caddyfile, find_caddy
+from polyfed.deploy.flower import program
+from polyfed.deploy.gate import caddyfile
 from polyfed.deploy.init import admit_site, create_federation, renew_certificate, site_config
-from polyfed.deploy.keys import create_keys, public_half, read_public
-from polyfed.deploy.site_config import SiteConfig
+from polyfed.deploy.keys import create_keys, hosts_of, public_half, read_certificate, read_public
+from polyfed.deploy.settings import Connection, ServerAddress, SiteConfig, load_settings, to_yaml
 from polyfed.runs.experiment import Experiment
 
 
@@ -188,7 +187,7 @@ def test_connections_are_read_back(tmp_path: Path) -> None:
 @pytest.mark.parametrize("host", ["fl.example.org", "localhost", "192.0.2.7", "2001:db8::7"])
 def test_caddy_takes_the_configuration(fresh: Folders, host: str) -> None:
     fresh.server.gate.write_text(caddyfile(host, 9443, 9091))
-    command = [find_caddy(), "validate", "--config", "Caddyfile", "--adapter", "caddyfile"]
+    command = [program("caddy"), "validate", "--config", "Caddyfile", "--adapter", "caddyfile"]
     found = subprocess.run(command, cwd=fresh.server.path, capture_output=True, text=True, check=False)
     assert found.returncode == 0, found.stderr
 
@@ -201,7 +200,7 @@ def test_a_gate_for_this_machine_alone_is_bound_to_loopback(host: str, bound: bo
 def test_caddy_that_is_missing_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("shutil.which", lambda *a, **k: None)
     with pytest.raises(RunError, match=r"'caddy' is missing.*polyfed\[deploy\]"):
-        find_caddy()
+        program("caddy")
     with pytest.raises(RunError, match="'flwr' is missing"):
         flower.program("flwr")
 

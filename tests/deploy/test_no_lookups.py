@@ -20,7 +20,6 @@ from folders import make
 from lookups import Record, outside, recorded, recording
 
 from polyfed.deploy.check import check_site
-from polyfed.deploy.registry import nodes
 
 pytestmark = pytest.mark.slow
 
@@ -66,7 +65,7 @@ def cycle(tmp_path_factory: pytest.TempPathFactory) -> Traces:
         server.wait_for("open for sites", 180)
         site = start("site", "site", str(folders.site("archive").path))
         site.wait_for("SuperNode ID:", 180)
-        assert [node["status"] for node in nodes(folders.link)].count("online") == 1
+        assert [node["status"] for node in folders.link.nodes()].count("online") == 1
         assert not [finding for finding in check_site(folders.site("archive").path) if finding.level == "error"]
     finally:
         for process in (site, server):

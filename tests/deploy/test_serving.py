@@ -8,18 +8,17 @@ import socket
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from federations import MARK, Started, marked, started, wait_until
 from folders import Folders, Live, make
 
 from polyfed.core.errors import ConfigError, RunError
-from polyfed.deploy import attend, flower, registry, serve
+from polyfed.deploy import attend, flower, serve
 from polyfed.deploy.files import ServerFolder
 from polyfed.deploy.init import admit_site
 from polyfed.deploy.keys import create_keys
-from polyfed.deploy.link import Link
-from polyfed.deploy.registry import nodes
 
 real = pytest.mark.slow
 
@@ -36,10 +35,10 @@ def environment() -> Iterator[dict[str, str]]:
 def test_a_key_is_admitted_and_expelled_while_the_server_runs(live: Live, tmp_path: Path) -> None:
     path = admit_site(live.folders.server.path, "clinic", create_keys(tmp_path / "clinic"))
     live.process.wait_for("admitted: clinic (SHA256:", 30)
-    assert len(nodes(live.folders.link)) == 3
+    assert len(live.folders.link.nodes()) == 3
     path.unlink()
     live.process.wait_for("expelled: clinic", 30)
-    assert len(nodes(live.folders.link)) == 2
+    assert len(live.folders.link.nodes()) == 2
 
 
 @real
@@ -85,7 +84,7 @@ def test_a_site_waits_for_its_admission_and_for_a_new_server_until_it_is_expelle
             wait_until(lambda: _ended(attended) > before, 60, lambda: attended.output)  # by the server's refusal
             key.write_text(text)
             second.wait_for("archive.pub was expelled; give the site a new key", 30)
-            assert nodes(fresh.link)[1:] == []
+            assert fresh.link.nodes()[1:] == []
             assert second.stop() == 0
         assert attended.stop() == 0
     assert "stopped" in attended.output
@@ -174,38 +173,31 @@ def test_pauses_grow_and_a_signal_ends_them(fresh: Folders, monkeypatch: pytest.
     assert lines[-1] == "stopped"
 
 
-class FakeFlower:
+class FakeLink:
     """Registrations without SuperLink; refuses names in ``refused``."""
 
     def __init__(self) -> None:
         self.known: dict[int, str] = {}
         self.refused: set[str] = set()
 
-    def register(self, link: Link, path: Path) -> int:
+    def register(self, path: Path) -> int:
         if path.stem in self.refused:
             raise RunError(f"{path.stem} refused")
         self.known[len(self.known) + 7] = path.stem
         return len(self.known) + 6
 
-    def unregister(self, link: Link, node: int) -> None:
+    def unregister(self, node: int) -> None:
         del self.known[node]
 
 
-def link(folder: Path) -> Link:
-    return Link(folder / "flower", "127.0.0.1:1", None)
-
-
 @pytest.fixture
-def fake(monkeypatch: pytest.MonkeyPatch) -> FakeFlower:
-    made = FakeFlower()
-    for name in ("register", "unregister"):
-        monkeypatch.setattr(registry, name, getattr(made, name))
-    return made
+def fake() -> Any:
+    return FakeLink()
 
 
-def test_admissions_follow_the_folder(tmp_path: Path, fake: FakeFlower) -> None:
+def test_admissions_follow_the_folder(tmp_path: Path, fake: Any) -> None:
     server, lines = ServerFolder(tmp_path), list[str]()
-    admissions = serve.Admissions(server.sites, link(tmp_path), lines.append)
+    admissions = serve.Admissions(server.sites, fake, lines.append)
     for name in ("a", "b"):
         admit_site(tmp_path, name, create_keys(tmp_path / name))
     fake.refused = {"b"}
@@ -226,17 +218,17 @@ def test_admissions_follow_the_folder(tmp_path: Path, fake: FakeFlower) -> None:
     assert "a.pub was expelled" in lines[-1]
 
 
-def test_one_key_under_two_names_is_admitted_once(tmp_path: Path, fake: FakeFlower) -> None:
+def test_one_key_under_two_names_is_admitted_once(tmp_path: Path, fake: Any) -> None:
     public = create_keys(tmp_path / "a")
-    admissions = serve.Admissions(ServerFolder(tmp_path).sites, link(tmp_path), lambda line: None)
+    admissions = serve.Admissions(ServerFolder(tmp_path).sites, fake, lambda line: None)
     for name in ("one", "two"):
         admit_site(tmp_path, name, public)
     admissions.refresh()
     assert list(fake.known.values()) == ["one"]
 
 
-def test_a_new_key_under_an_old_name_replaces_it(tmp_path: Path, fake: FakeFlower) -> None:
-    admissions = serve.Admissions(ServerFolder(tmp_path).sites, link(tmp_path), lambda line: None)
+def test_a_new_key_under_an_old_name_replaces_it(tmp_path: Path, fake: Any) -> None:
+    admissions = serve.Admissions(ServerFolder(tmp_path).sites, fake, lambda line: None)
     path = admit_site(tmp_path, "a", create_keys(tmp_path / "old"))
     admissions.refresh()
     path.write_text(create_keys(tmp_path / "new").read_text())

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from polyfed.deploy.probe import PROTOBUF
+from polyfed.deploy.check_network import PROTOBUF
 
 
 @dataclass(frozen=True)

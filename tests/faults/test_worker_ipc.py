@@ -15,9 +15,7 @@ from typing import Any
 
 import pytest
 
-from polyfed.deploy import worker_ipc
-from polyfed.deploy.worker import serve_errands
-from polyfed.deploy.worker_ipc import call_worker
+from polyfed.deploy.worker import call_worker, serve_errands
 from polyfed.wire.frames import Frame
 
 KILLED = """
@@ -31,12 +29,12 @@ serve_errands(Path(sys.argv[1]), lambda *message: os.kill(os.getpid(), signal.SI
 
 @pytest.fixture(autouse=True)
 def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(worker_ipc, "_STARTING", 20.0)
+    monkeypatch.setattr("polyfed.deploy.worker._STARTING", 20.0)
 
 
 @pytest.fixture
 def address() -> Iterator[Path]:
-    with tempfile.TemporaryDirectory(prefix="worker_ipc-") as folder:  # a short path, as sockets need
+    with tempfile.TemporaryDirectory(prefix="worker-") as folder:  # a short path, as sockets need
         yield Path(folder) / "worker"
 
 
@@ -118,6 +116,6 @@ def test_a_worker_that_is_killed_over_a_message_is_an_error_that_can_be_mended(a
 
 
 def test_a_worker_that_does_not_come_up_is_an_error(address: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(worker_ipc, "_STARTING", 0.3)
+    monkeypatch.setattr("polyfed.deploy.worker._STARTING", 0.3)
     with pytest.raises(ConnectionError, match="the site's worker died"):
         ask(address)

@@ -13,10 +13,8 @@ from torch import Tensor
 from polyfed.core.errors import ConfigError, PayloadError
 from polyfed.federation.bounds import Bounds, counted, reaches
 from polyfed.federation.client import ClientInfo
-from polyfed.federation.gate import ReplyGate, Usual
-from polyfed.federation.median_norms import median_norms
-from polyfed.federation.update_norms import ALONG, SENT, SIZE, WHOLE, clipped, excess, update_norms
-from polyfed.federation.waiting import Arrival, WaitingRoom
+from polyfed.federation.gate import Arrival, Medians, ReplyGate, WaitingRoom
+from polyfed.federation.norms import ALONG, SENT, SIZE, WHOLE, clipped, excess, median_norms, update_norms
 from polyfed.runs.experiment import RunSettings, parse_settings
 from polyfed.wire.limits import Limits
 from polyfed.wire.payload import Payload, Weights
@@ -131,7 +129,7 @@ def test_bounds_must_be_in_order() -> None:
 
 
 def passed(
-    steps: list[float], known: Usual | None = None, waiting: int = 1 << 30, **bounds: float | None
+    steps: list[float], known: Medians | None = None, waiting: int = 1 << 30, **bounds: float | None
 ) -> list[Arrival]:
     clients = [info(f"c{k}") for k in range(len(steps))]
     settings = Bounds(waiting=waiting, **{"size": None} | bounds)
@@ -195,7 +193,7 @@ def test_without_bounds_or_with_too_few_to_compare_all_pass() -> None:
 
 
 def test_what_is_as_usual_passes_at_once_and_what_is_not_waits() -> None:
-    known: Usual = {"fit/weights/a": {"w": 1.0, "n": 2.0, WHOLE: 1.0, SIZE: 1.0}}
+    known: Medians = {"fit/weights/a": {"w": 1.0, "n": 2.0, WHOLE: 1.0, SIZE: 1.0}}
     clients = [info(f"c{k}") for k in range(4)]
     gate = ReplyGate(Bounds(), "fit", clients, known, lambda client, name: ZERO)
     seen: list[str] = []
@@ -214,7 +212,7 @@ def test_what_is_as_usual_passes_at_once_and_what_is_not_waits() -> None:
 
 
 def test_a_rise_of_all_is_not_held_against_anybody() -> None:
-    known: Usual = {"fit/weights/a": {"w": 0.01, "n": 2.0, WHOLE: 0.01, SIZE: 0.01}}  # a warm-up
+    known: Medians = {"fit/weights/a": {"w": 0.01, "n": 2.0, WHOLE: 0.01, SIZE: 0.01}}  # a warm-up
     assert not any(one.refused or one.shortened for one in passed([1.0, 2.0, 1.5], known))
 
 

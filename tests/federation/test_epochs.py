@@ -8,9 +8,8 @@ import pytest
 import torch
 from torch import nn
 
-from polyfed.federation.epochs import Epochs
-from polyfed.federation.participant import Clock, Trainer
 from polyfed.federation.settings import TrainingSettings
+from polyfed.federation.trainer import Clock, Epochs, Trainer
 from polyfed.optim.settings import OptimizerSettings, Schedule
 
 SCHEDULE = Schedule(kind="exponential", decay=0.5, unit="epoch")

@@ -10,9 +10,8 @@ from torch import Tensor
 
 from polyfed.federation.bounds import Bounds
 from polyfed.federation.client import ClientInfo
-from polyfed.federation.gate import ReplyGate, Usual
-from polyfed.federation.update_norms import SENT, SIZE, WHOLE
-from polyfed.federation.waiting import Arrival
+from polyfed.federation.gate import Arrival, Medians, ReplyGate
+from polyfed.federation.norms import SENT, SIZE, WHOLE
 from polyfed.wire.payload import Payload, Weights
 
 Tensors = Mapping[str, Tensor]
@@ -27,7 +26,7 @@ def vector(length: float, entries: int = 4) -> Tensor:
 
 
 def judged(
-    sent: Tensors, replies: Sequence[Tensors | tuple[str, Tensors]], known: Usual | None = None, **reach: float
+    sent: Tensors, replies: Sequence[Tensors | tuple[str, Tensors]], known: Medians | None = None, **reach: float
 ) -> list[Arrival]:
     """Replies to weights that are the same for all; some with an architecture."""
     named = [one if isinstance(one, tuple) else ("a", one) for one in replies]
@@ -65,7 +64,7 @@ def test_three_who_share_an_architecture_are_held_to_all_in_what_all_have() -> N
 
 
 def test_what_was_usual_last_holds_where_few_replies_arrive() -> None:
-    known: Usual = {}
+    known: Medians = {}
     sent = {"w": vector(3.0)}
     assert touched(judged(sent, [{"w": vector(4.0)}] * 3, known)) == []
     assert touched(judged(sent, [{"w": vector(4.0)}, {"w": vector(1e5)}], known)) == ["c1"]
@@ -74,7 +73,7 @@ def test_what_was_usual_last_holds_where_few_replies_arrive() -> None:
 
 @pytest.mark.parametrize("is_known", [True, False])
 def test_most_who_do_not_move_disarm_nothing(is_known: bool) -> None:
-    known: Usual = {"fit/weights/a": {"w": 1.0, WHOLE: 1.0, SIZE: 4.0}} if is_known else {}
+    known: Medians = {"fit/weights/a": {"w": 1.0, WHOLE: 1.0, SIZE: 4.0}} if is_known else {}
     sent = {"w": vector(3.0)}
     assert touched(judged(sent, [sent, sent, sent, {"w": vector(4.0)}], known)) == []
     assert touched(judged(sent, [sent, sent, sent, {"w": vector(1e5)}], known)) == ["c3"]
@@ -116,6 +115,6 @@ def test_weights_that_point_away_from_what_was_sent_have_no_more_room_for_their_
 
 
 def test_what_was_sent_is_measured_and_never_bounded() -> None:
-    known: Usual = {}
+    known: Medians = {}
     judged({"w": vector(3.0)}, [{"w": vector(4.0)}] * 3, known)
     assert SENT not in known["fit/weights/a"]

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from polyfed.data.source import Split
-from polyfed.federation.heads import class_space, head_name
+from polyfed.federation.types import class_space, head_name
 from polyfed.tasks.classification import Classification
 from polyfed.tasks.gloria import GLoRIA
 from polyfed.tasks.mgca import MGCA

@@ -12,7 +12,7 @@ import torch
 
 from by_hand import assert_mean, copies, plain_sgd, plain_training, three_kinds, transformers
 from polyfed.core.errors import ConfigError, DataError
-from polyfed.federation import heads
+from polyfed.federation import types
 from polyfed.federation.population import Population
 from polyfed.reporting.reported import run
 from polyfed.runs.experiment import Experiment
@@ -110,9 +110,9 @@ def test_types_that_differ_in_names_of_classes_alone_are_told(
     config = three_kinds(name="fedavg")
     config["data"]["sources"]["renamed"] = config["data"]["sources"]["pictures"] | {"seed": 9}
     config["clients"]["more"] = config["clients"]["image"] | {"source": "renamed"}
-    classes = heads._classes_of
+    classes = types._classes_of
     monkeypatch.setattr(
-        heads,
+        types,
         "_classes_of",
         lambda target, split: "18x00000000" if split.source == "renamed" else classes(target, split),
     )

@@ -10,8 +10,7 @@ import torch
 from torch import nn
 
 from polyfed.data.samples import Batch
-from polyfed.federation.mixing import interleave
-from polyfed.federation.reference import FrozenCopy, Stored
+from polyfed.federation.public_outputs import FrozenCopy, Stored, interleave
 from polyfed.models.model import Model
 
 

@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from polyfed.core.errors import ConfigError
-from polyfed.engines.local import Local
+from polyfed.engines.local import InProcess
 from polyfed.federation.cohort import ReplyPolicy
 from polyfed.runs.config_files import merged, read_config
 from polyfed.runs.experiment import Experiment
@@ -165,10 +165,10 @@ def test_what_is_wrong_is_named_with_its_key_value_and_remedy(override: str, mes
 
 
 def test_the_engine_is_chosen_by_name(tiny: Config) -> None:
-    assert Experiment.load(tiny).run.engine == Local(serialize=False)
-    assert Experiment.load(tiny, ["run.engine=local"]).run.engine == Local(serialize=False)
+    assert Experiment.load(tiny).run.engine == InProcess(serialize=False)
+    assert Experiment.load(tiny, ["run.engine=local"]).run.engine == InProcess(serialize=False)
     chosen = Experiment.load(tiny, ["run.engine={name: local, serialize: true}"])
-    assert chosen.run.engine == Local(serialize=True)
+    assert chosen.run.engine == InProcess(serialize=True)
     assert Experiment.parse(yaml.safe_load(chosen.to_yaml())) == chosen
 
 

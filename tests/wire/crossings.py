@@ -8,7 +8,7 @@ from torch import Tensor
 from polyfed.wire.frames import Frame
 from polyfed.wire.framing import pack, unpack
 from polyfed.wire.limits import Limits
-from polyfed.wire.payload import Payload, TensorBundle, Weights
+from polyfed.wire.payload import Payload, Representations, TensorBundle, Weights
 from polyfed.wire.transport import Transport
 
 LIMITS = Limits()
@@ -35,11 +35,22 @@ def trained(before: dict[str, Tensor]) -> dict[str, Tensor]:
     return {name: moved.get(name, value.clone()) for name, value in before.items()}
 
 
-def crossed(payload: Payload) -> Payload:
+def crossed(payload: Payload, *, checksums: bool = True) -> Payload:
     """The payload after its bytes went through another process."""
-    messages, frames = pack({"it": payload}, checksums=True)
+    messages, frames = pack({"it": payload}, checksums=checksums)
     copied = [Frame(frame.header, [memoryview(bytes(buffer)) for buffer in frame.buffers]) for frame in frames]
     return unpack(messages["it"], copied, LIMITS)
+
+
+def bits(value: Tensor) -> Tensor:
+    return value.detach().contiguous().reshape(-1).view(torch.uint8)
+
+
+def sample() -> Payload:
+    """Fields of all sorts."""
+    weights = Weights({"a.weight": torch.randn(3, 4), "a.count": torch.tensor(7), "empty": torch.zeros(0, 2)})
+    reps = Representations({"image": torch.randn(5, 2), "text": torch.randn(5, 2)}, order="abc")
+    return Payload({"n": 12, "weights": weights, "loss": 0.5, "reps": reps, "name": "größe", "ok": True})
 
 
 def received(transport: Transport, payload: Payload, request: Payload | None = None) -> Payload:

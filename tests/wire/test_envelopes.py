@@ -10,9 +10,8 @@ import pytest
 from polyfed.core.errors import PayloadError
 from polyfed.federation.client import ClientInfo
 from polyfed.models.slots import described
-from polyfed.wire.envelopes import answer_of, envelope_answer, envelope_requests, request_of
 from polyfed.wire.limits import Limits
-from polyfed.wire.messages import Answer, Request
+from polyfed.wire.messages import Answer, Request, answer_of, envelope_answer, envelope_requests, request_of
 from polyfed.wire.payload import Payload
 
 INFO = {"id": "a", "group": "g", "modalities": ["image"], "task": "t", "samples": 3, "architecture": "x/head"}

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from crossings import LIMITS, sample
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -18,18 +19,11 @@ from polyfed.wire.ledger import Ledger
 from polyfed.wire.limits import Limits
 from polyfed.wire.payload import Payload, Representations, TensorBundle, Weights
 
-LIMITS = Limits()
 NAMES = st.text(min_size=1, max_size=8)
 SCALARS = st.one_of(st.booleans(), st.integers(), st.floats(allow_nan=False), st.text(max_size=8))
 JSON: st.SearchStrategy[Any] = st.recursive(
     st.one_of(st.none(), SCALARS), lambda inner: st.lists(inner, max_size=3) | st.dictionaries(NAMES, inner, max_size=2)
 )
-
-
-def sample() -> Payload:
-    weights = Weights({"a.weight": torch.randn(3, 4), "a.count": torch.tensor(7), "empty": torch.zeros(0, 2)})
-    reps = Representations({"image": torch.randn(5, 2), "text": torch.randn(5, 2)}, order="abc")
-    return Payload({"n": 12, "weights": weights, "loss": 0.5, "reps": reps, "name": "größe", "ok": True})
 
 
 def damaged(payload: Payload, damage: Callable[[dict[str, Any]], None], limits: Limits = LIMITS) -> Payload:
@@ -68,17 +62,11 @@ def test_without_checksums_nothing_is_checked_or_paid() -> None:
     assert unpack_frame(Frame(frame.header, [memoryview(bytes(raw))]))["a"].tolist() == [2.0, 0.0]
 
 
-@pytest.mark.parametrize("cut", [1, 3, 4, 12])
-def test_bytes_that_were_cut_off_are_missed(cut: int) -> None:
+@pytest.mark.parametrize("count", [0, 8, 9, 11, 13])
+def test_bytes_that_were_cut_off_or_added_are_noticed(count: int) -> None:
     frame = pack_frame(Weights({"a": torch.zeros(3)}))
-    with pytest.raises(PayloadError, match=rf"tensor 'a' \[3\] has {12 - cut} bytes, expected 12"):
-        unpack_frame(Frame(frame.header, [memoryview(bytes(frame.buffers[0])[:-cut])]))
-
-
-def test_bytes_too_many_are_noticed() -> None:
-    frame = pack_frame(Weights({"a": torch.zeros(3)}))
-    with pytest.raises(PayloadError, match="has 13 bytes, expected 12"):
-        unpack_frame(Frame(frame.header, [memoryview(bytes(frame.buffers[0]) + b"\0")]))
+    with pytest.raises(PayloadError, match=rf"tensor 'a' \[3\] has {count} bytes, expected 12"):
+        unpack_frame(Frame(frame.header, [memoryview((bytes(frame.buffers[0]) + b"\0")[:count])]))
 
 
 @pytest.mark.parametrize("count", [0, 1, 3])
@@ -88,18 +76,14 @@ def test_buffers_are_counted(count: int) -> None:
         unpack_frame(Frame(frame.header, [frame.buffers[0]] * count))
 
 
-@pytest.mark.parametrize("text", ["", "{", "[]", "5", "null", "\xff" * 40, '"text"'])
+@pytest.mark.parametrize(
+    "text", ["", "{", "[]", "5", "null", "\xff" * 40, '"text"', "[" * 10**5, '{"a":' * 10**5], ids=len
+)
 def test_text_that_is_no_message(text: str) -> None:
     with pytest.raises(PayloadError, match="damaged message"):
         unpack(text, [], LIMITS)
     with pytest.raises(PayloadError, match="damaged message"):
         unpack_frame(Frame(text, []))
-
-
-def test_text_that_is_nested_without_end() -> None:
-    for text in ("[" * 100_000, '{"a":' * 100_000):
-        with pytest.raises(PayloadError, match="damaged message"):
-            unpack(text, [], LIMITS)
 
 
 @pytest.mark.parametrize(
@@ -121,26 +105,14 @@ def test_text_that_is_nested_without_end() -> None:
         lambda content: content.update(parts=5),
         lambda content: content.update(scalars="text"),
         lambda content: content.update(fields=None),
+        lambda content: content["fields"].append(3),
+        lambda content: content["scalars"].update(weights=1),  # a name of tensors and of a number
+        lambda content: content["parts"].update(weights=-1),  # parts are not counted from the end
     ],
 )
 def test_a_message_that_contradicts_itself_is_refused(damage: Callable[[dict[str, Any]], None]) -> None:
     with pytest.raises(PayloadError, match="damaged message"):
         damaged(sample(), damage)
-
-
-def test_names_that_are_no_names_are_refused() -> None:
-    with pytest.raises(PayloadError, match="damaged message"):
-        damaged(sample(), lambda content: content["fields"].append(3))
-
-
-def test_a_name_cannot_stand_for_a_number_and_for_tensors() -> None:
-    with pytest.raises(PayloadError, match="damaged message"):
-        damaged(sample(), lambda content: content["scalars"].update(weights=1))
-
-
-def test_parts_are_not_counted_from_the_end() -> None:
-    with pytest.raises(PayloadError, match="damaged message"):
-        damaged(sample(), lambda content: content["parts"].update(weights=-1))
 
 
 @pytest.mark.parametrize("value", [[1], {"a": 1}, None, []])
@@ -177,24 +149,23 @@ def test_another_layout_is_refused_with_a_remedy(schema: Any) -> None:
         lambda header: header.update(tensors=[["a", "float32", [3]]]),
         lambda header: header.update(tensors=[["a", "float64", [2]]]),
         lambda header: header.update(tensors=5),
+        lambda header: header.update(tensors=[["a", "float32", [1.7]]]),
+        *(
+            lambda header, shape=shape: header.update(tensors=[["a", "float32", shape]])
+            for shape in (
+                [1 << 32, 1 << 32],
+                [0, 10**30],
+                [0, 1 << 62, 4],
+                [0, 1 << 39, 1 << 39],
+                [float("inf")],
+                [0, 1 << 62, 1 << 62],
+            )
+        ),
     ],
 )
 def test_a_part_that_contradicts_itself_is_refused(damage: Callable[[dict[str, Any]], None]) -> None:
     with pytest.raises(PayloadError, match="damaged message"):
         damaged_part(Weights({"a": torch.zeros(2)}), damage)
-
-
-@pytest.mark.parametrize(
-    "shape", [[1 << 32, 1 << 32], [0, 10**30], [0, 1 << 62, 4], [float("inf")], [0, 1 << 62, 1 << 62]]
-)
-def test_shapes_beyond_any_memory_are_refused(shape: list[int]) -> None:
-    with pytest.raises(PayloadError, match="damaged message"):
-        damaged_part(Weights({"a": torch.zeros(0)}), lambda header: header.update(tensors=[["a", "float32", shape]]))
-
-
-def test_a_shape_has_whole_numbers() -> None:
-    with pytest.raises(PayloadError, match="damaged message"):
-        damaged_part(Weights({"a": torch.zeros(1)}), lambda header: header.update(tensors=[["a", "float32", [1.7]]]))
 
 
 def test_two_tensors_of_one_name_are_refused() -> None:
@@ -212,7 +183,7 @@ def test_attributes_are_of_the_declared_type(order: Any) -> None:
         damaged_part(Representations({"a": torch.zeros(1, 1)}), lambda header: header["attributes"].update(order=order))
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(st.data())
 def test_any_other_text_is_refused_or_read_but_never_breaks_the_receiver(data: st.DataObject) -> None:
     """One place of a valid message or header replaced by any JSON: PayloadError, or a payload that can be entered."""

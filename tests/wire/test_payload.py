@@ -4,21 +4,14 @@ from __future__ import annotations
 
 import pytest
 import torch
+from crossings import LIMITS, sample
 
 from polyfed.core.errors import PayloadError
-from polyfed.wire.framing import tensor_bytes, wire_size
+from polyfed.wire.framing import wire_size
 from polyfed.wire.ledger import Ledger
 from polyfed.wire.limits import Limits
 from polyfed.wire.payload import Payload, Representations, TensorBundle, Weights
 from polyfed.wire.transport import Transport
-
-LIMITS = Limits()
-
-
-def sample() -> Payload:
-    weights = Weights({"a.weight": torch.randn(3, 4), "a.count": torch.tensor(7), "empty": torch.zeros(0, 2)})
-    reps = Representations({"image": torch.randn(5, 2), "text": torch.randn(5, 2)}, order="abc")
-    return Payload({"weights": weights, "reps": reps, "n": 12, "loss": 0.5, "name": "größe", "ok": True})
 
 
 def test_a_payload_that_is_sound_passes() -> None:
@@ -92,19 +85,6 @@ def test_representations_know_their_set_shape_and_modalities() -> None:
     ]:
         with pytest.raises(PayloadError):
             reps.require(order, rows, dim, names)
-
-
-def test_transport_halves_the_bytes_and_gives_fp32_back() -> None:
-    payload = Payload({"reps": Representations({"image": torch.randn(8, 4)}, order="o"), "n": 3})
-    transport = Transport(dtype="float16")
-    wire = transport.encode(payload)
-    assert tensor_bytes(wire.bundles["reps"]) == 8 * 4 * 2
-    received = transport.decode(wire)
-    back = received.bundles["reps"]["image"]
-    assert back.dtype == torch.float32
-    assert torch.allclose(back, payload.bundles["reps"]["image"], atol=1e-3)
-    assert received.bundles["reps"].attributes() == {"order": "o"}
-    assert received.scalars == {"n": 3}
 
 
 def test_what_payloads_share_is_narrowed_once() -> None:

@@ -7,16 +7,16 @@ from typing import Any
 
 import pytest
 import torch
-from crossings import LIMITS, crossed, drawn, model, of, received, trained, weights
+from crossings import LIMITS, bits, crossed, drawn, model, of, received, trained, weights
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 from torch import Tensor
 
 from polyfed.core.errors import PayloadError
+from polyfed.wire.compression import dequantise, quantise
 from polyfed.wire.framing import pack, tensor_bytes, wire_size
 from polyfed.wire.payload import Logits, Payload, Prototypes, Representations, TensorBundle, Weights
-from polyfed.wire.quantisation import dequantise, quantise
 from polyfed.wire.transport import Transport
 
 # ---- types
@@ -225,10 +225,6 @@ def test_zero_and_minus_zero_are_not_the_same() -> None:
     assert torch.signbit(back).tolist() == [False, True, False]
 
 
-def bits(value: Tensor) -> Tensor:
-    return value.contiguous().reshape(-1).view(torch.uint8)
-
-
 OPTIONS = st.fixed_dictionaries(
     {
         "dtype": st.sampled_from(["float32", "float16", "bfloat16", "int8"]),
@@ -239,7 +235,7 @@ OPTIONS = st.fixed_dictionaries(
 )
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(options=OPTIONS, rows=st.integers(0, 6), width=st.integers(0, 6), seed=st.integers(0, 100))
 def test_by_reference_and_by_bytes_are_the_same_bits(options: dict[str, Any], rows: int, width: int, seed: int) -> None:
     transport = Transport.model_validate(options)

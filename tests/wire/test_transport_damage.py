@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 
 import pytest
@@ -13,8 +12,6 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from polyfed.core.errors import PayloadError
-from polyfed.wire.frames import Frame
-from polyfed.wire.framing import pack, unpack
 from polyfed.wire.ledger import Ledger
 from polyfed.wire.limits import Limits
 from polyfed.wire.payload import Coded, Payload
@@ -128,20 +125,11 @@ def test_what_unpacks_beyond_the_limit_is_refused(tensors: dict[str, Tensor]) ->
         read(tensors, Limits(message_bytes=415))
 
 
-def test_a_shape_that_torch_cannot_bear_is_refused() -> None:
-    part = pack({"it": weights({"a": torch.zeros(0)})})[1][0]
-    header = json.loads(part.header)
-    header["tensors"][0][2] = [0, 1 << 39, 1 << 39]
-    message = pack({"it": weights({"a": torch.zeros(0)})})[0]["it"]
-    with pytest.raises(PayloadError, match="damaged message"):
-        unpack(message, [Frame(json.dumps(header), part.buffers)], LIMITS)
-
-
 ROLES = ["whole", "codes", "scales", "base", "zero", "at", "add", "", "more"]
 TYPES = [torch.int8, torch.float32, torch.int32, torch.float16, torch.int64, torch.bool]
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(st.data())
 def test_any_other_layout_is_refused_or_read_but_never_breaks_the_receiver(data: st.DataObject) -> None:
     """Roles, types, shapes and bytes at will: PayloadError, or tensors that are no larger than they may be."""

@@ -20,9 +20,7 @@ from polyfed.core.errors import ConfigError
 from polyfed.data.samples import Batch, Samples
 from polyfed.federation.client import Client
 from polyfed.federation.cohort import Cohort
-from polyfed.federation.mixing import Pair, interleave
-from polyfed.federation.public_outputs import PublicOutputs
-from polyfed.federation.reference import FrozenCopy, Reference, Stored
+from polyfed.federation.public_outputs import FrozenCopy, Pair, PublicOutputs, Reference, Stored, interleave
 from polyfed.federation.server import Server
 from polyfed.losses.contrast import inter_modal, intra_modal
 from polyfed.wire.payload import Representations

@@ -22,7 +22,7 @@ from polyfed.data.samples import Batch
 from polyfed.federation.client import Client, ClientInfo
 from polyfed.federation.cohort import Cohort
 from polyfed.federation.participant import Regulariser
-from polyfed.federation.reference import Stored
+from polyfed.federation.public_outputs import Stored
 from polyfed.federation.server import Server
 from polyfed.federation.settings import TrainingSettings
 from polyfed.losses.distillation import Distillation

@@ -20,9 +20,9 @@ from polyfed.core.effects import Condition, Not, Only
 from polyfed.data.samples import Batch
 from polyfed.federation.client import Client
 from polyfed.federation.cohort import Cohort
-from polyfed.federation.participant import Trainer, step_together
 from polyfed.federation.public_outputs import PublicOutputs
 from polyfed.federation.server import Server
+from polyfed.federation.trainer import Trainer, step_together
 from polyfed.models.fused import Guidance
 from polyfed.wire.payload import Representations, Weights
 

@@ -28,9 +28,9 @@ from polyfed.core.errors import ConfigError, PayloadError, nearest
 from polyfed.data.samples import Batch, Samples
 from polyfed.federation.client import Client, ClientInfo
 from polyfed.federation.cohort import Cohort
-from polyfed.federation.heads import class_space
 from polyfed.federation.participant import Regulariser
 from polyfed.federation.server import Server
+from polyfed.federation.types import class_space
 from polyfed.losses.distillation import Distillation
 from polyfed.losses.prototypes import distances, prototype_distance
 from polyfed.models.model import Embedder

@@ -17,10 +17,11 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from polyfed.core.errors import ConfigError, nearest
 from polyfed.data.samples import Samples
 from polyfed.federation.membership import Member
-from polyfed.federation.participant import Clock, Participant
+from polyfed.federation.participant import Participant
 from polyfed.federation.population import Population
 from polyfed.federation.server import loaded
 from polyfed.federation.settings import TrainingSettings
+from polyfed.federation.trainer import Clock
 from polyfed.models.model import Model, ModelSettings
 from polyfed.reporting.recalls import find_recalls
 from polyfed.runs.experiment import Experiment

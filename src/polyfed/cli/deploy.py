@@ -89,10 +89,11 @@ def check(
     as_json: Annotated[bool, typer.Option("--json", help="print JSON instead of lines")] = False,
 ) -> None:
     """Check a site, and list what will leave it; exit code 2 if anything is wrong."""
-    from polyfed.deploy.check import failed, site_findings
+    from polyfed.deploy.check import check_site
+    from polyfed.deploy.findings import failed
 
     findings = []
-    for finding in site_findings(folder, network=network):
+    for finding in check_site(folder, network=network):
         findings.append(finding)
         if not as_json:
             typer.echo(plain(str(finding)))

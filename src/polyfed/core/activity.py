@@ -1,7 +1,7 @@
-"""Who is at work on what: told where the work is done, heard where it is shown.
+"""Progress: reported where work is done, shown by whoever listens.
 
-Data, clients and servers tell; a run's progress hears them as long as ``heard_by`` lasts. Unheard, telling costs a look
-at a variable, so workers of other engines tell nobody. Nothing that is told can change a result.
+Data, clients and servers report; a display of a run listens as long as ``heard_by`` lasts. Unheard, a report costs
+a look at a variable, so workers of other engines report to nobody. No report can change a result.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from contextvars import ContextVar
 from typing import Protocol, TypeVar
 
 _T = TypeVar("_T")
-_EVERY = 0.2  # seconds between two tellings of one pass
+_EVERY = 0.2  # seconds between two reports of one pass
 
 
 SERVER = "server"
@@ -21,7 +21,7 @@ SERVER = "server"
 
 
 class Listener(Protocol):
-    """Hears what goes on."""
+    """Hears of what goes on."""
 
     def preparing(self, what: str, done: int, total: int) -> None:
         """Data are read or computed: ``done`` of ``total``, 0 if nobody knows how many."""
@@ -33,68 +33,66 @@ class Listener(Protocol):
         """A participant has done ``done`` of ``total`` parts of something, 0 if nobody knows how many."""
 
 
-class _Ear:
-    """A listener, and whether a pass is under way: passes within it are its parts, not told of."""
+class _Audience:
+    """A listener, and whether a pass is under way: passes within it are its parts, and not reported."""
 
     def __init__(self, listener: Listener) -> None:
         self.listener = listener
         self.occupied = False
 
 
-_EAR: ContextVar[_Ear | None] = ContextVar("ear", default=None)
+_AUDIENCE: ContextVar[_Audience | None] = ContextVar("audience", default=None)
 
 
 @contextlib.contextmanager
 def heard_by(listener: Listener) -> Iterator[None]:
-    """What is told within the block, in this thread, is heard by ``listener``."""
-    token = _EAR.set(_Ear(listener))
+    """Reports within the block, in this thread, go to ``listener``."""
+    token = _AUDIENCE.set(_Audience(listener))
     try:
         yield
     finally:
-        _EAR.reset(token)
+        _AUDIENCE.reset(token)
 
 
 def client_started(client: str, step: str) -> None:
     """A client begins to work on a step."""
-    if (ear := _EAR.get()) is not None:
-        ear.listener.client_started(client, step)
+    if (audience := _AUDIENCE.get()) is not None:
+        audience.listener.client_started(client, step)
 
 
 def at_work(participant: str, what: str) -> None:
     """A participant begins something whose length nobody knows."""
-    if (ear := _EAR.get()) is not None:
-        ear.listener.working(participant, what, 0, 0)
+    if (audience := _AUDIENCE.get()) is not None:
+        audience.listener.working(participant, what, 0, 0)
 
 
 def preparing(what: str) -> None:
     """Something is read or computed whose length nobody knows."""
-    if (ear := _EAR.get()) is not None and not ear.occupied:
-        ear.listener.preparing(what, 0, 0)
+    if (audience := _AUDIENCE.get()) is not None and not audience.occupied:
+        audience.listener.preparing(what, 0, 0)
 
 
 def prepared(what: str, items: Iterable[_T], total: int, *, size: int = 1, before: int = 0) -> Iterator[_T]:
-    """The items, telling how many of ``total`` are ready: ``before`` were, and each counts for ``size``."""
-    if (ear := _EAR.get()) is None or ear.occupied:
-        yield from items
-        return
-    yield from _told(ear, items, lambda done: ear.listener.preparing(what, min(before + done * size, total), total))
+    """The items, reporting how many of ``total`` are ready: ``before`` were, and each counts for ``size``."""
+    return _reported(items, lambda to, done: to.preparing(what, min(before + done * size, total), total))
 
 
 def passed(participant: str, what: str, items: Iterable[_T], total: int, *, before: int = 0) -> Iterator[_T]:
-    """The parts of a participant's pass, telling how many of ``total`` it has done, ``before`` of them earlier."""
-    if (ear := _EAR.get()) is None or ear.occupied:
+    """The parts of a participant's pass, reporting how many of ``total`` it has done, ``before`` of them earlier."""
+    return _reported(items, lambda to, done: to.working(participant, what, min(before + done, total), total))
+
+
+def _reported(items: Iterable[_T], report: Callable[[Listener, int], None]) -> Iterator[_T]:
+    audience = _AUDIENCE.get()
+    if audience is None or audience.occupied:
         yield from items
         return
-    yield from _told(ear, items, lambda done: ear.listener.working(participant, what, min(before + done, total), total))
-
-
-def _told(ear: _Ear, items: Iterable[_T], tell: Callable[[int], None]) -> Iterator[_T]:
-    ear.occupied, told = True, -_EVERY
+    audience.occupied, last = True, -_EVERY
     try:
         for done, item in enumerate(items):
-            if (now := time.monotonic()) - told >= _EVERY:
-                told = now
-                tell(done)
+            if (now := time.monotonic()) - last >= _EVERY:  # nobody reads faster, and reports take time
+                last = now
+                report(audience.listener, done)
             yield item
     finally:
-        ear.occupied = False
+        audience.occupied = False

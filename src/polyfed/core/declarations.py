@@ -20,16 +20,14 @@ class ClassDeclaration:
         name: of the class.
         documentation: its docstring.
         bases: where its bases are defined, as far as their names tell.
-        open_names: abstract methods of its own body.
-        closed_names: what its own body defines or assigns otherwise.
+        is_open: names that its own body defines or assigns -> whether they are abstract methods.
         texts: class attributes whose values are plain strings.
     """
 
     name: str
     documentation: str
     bases: tuple[ClassPlace, ...]
-    open_names: frozenset[str]
-    closed_names: frozenset[str]
+    is_open: Mapping[str, bool]
     texts: Mapping[str, str]
 
 
@@ -38,29 +36,35 @@ def components(home: str, family: ClassPlace) -> dict[str, ClassDeclaration]:
     top, *parts = home.split(".")
     files = sorted(entry.name for entry in resources.files(top).joinpath(*parts).iterdir())
     names = [file.removesuffix(".py") for file in files if file.endswith(".py") and file != "__init__.py"]
-    known = {name: declared_component(home, name, family) for name in names}
-    return {name: declared for name, declared in known.items() if declared is not None}
+    by_name = {name: declared_component(home, name, family) for name in names}
+    return {name: declared for name, declared in by_name.items() if declared is not None}
 
 
 def declared_component(home: str, name: str, family: ClassPlace) -> ClassDeclaration | None:
     """The public, concrete class of ``family`` in a module of the family's home, or None if there is none."""
     module = f"{home}.{name}"
-    own = [
-        declared
-        for declared in class_declarations(module).values()
-        if not declared.name.startswith("_") and _descends((module, declared.name), family)
-    ]
-    return next((declared for declared in own if not _open_names((module, declared.name))), None)
+    for declared in class_declarations(module).values():
+        ancestry = _ancestry((module, declared.name))
+        if declared.name.startswith("_") or family not in ancestry:
+            continue
+        nearest: dict[str, bool] = {}
+        for place in ancestry:  # what is nearer in the ancestry counts
+            nearest = {**class_declarations(place[0])[place[1]].is_open, **nearest}
+        if not any(nearest.values()):
+            return declared
+    return None
 
 
 @cache
 def class_declarations(module: str) -> Mapping[str, ClassDeclaration]:
     """Classes of a module by name; none if its source is not there."""
-    source = _source(module)
-    if source is None:
+    if (source := _source(module)) is None:
         return {}
     tree = ast.parse(source)
-    imported = dict(_imported_names(tree))
+    imported: dict[str, ClassPlace] = {}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            imported |= {alias.asname or alias.name: (node.module, alias.name) for alias in node.names}
     return {node.name: _declared(node, module, imported) for node in tree.body if isinstance(node, ast.ClassDef)}
 
 
@@ -75,65 +79,34 @@ def _source(module: str) -> str | None:
     return file.read_text(encoding="utf-8") if file.is_file() else None
 
 
-def _imported_names(tree: ast.Module) -> Iterator[tuple[str, ClassPlace]]:
-    for node in ast.walk(tree):
-        if isinstance(node, ast.ImportFrom) and node.module and not node.level:
-            for alias in node.names:
-                yield alias.asname or alias.name, (node.module, alias.name)
-
-
 def _declared(node: ast.ClassDef, module: str, imported: Mapping[str, ClassPlace]) -> ClassDeclaration:
     bases = [base.value if isinstance(base, ast.Subscript) else base for base in node.bases]  # Generic[T]
     names = [base.id for base in bases if isinstance(base, ast.Name)]
-    opened = {item.name for item in node.body if isinstance(item, ast.FunctionDef) and _is_abstract(item)}
+    assigned = dict(_assignments(node))
     return ClassDeclaration(
         name=node.name,
         documentation=ast.get_docstring(node) or "",
         bases=tuple(imported.get(name, (module, name)) for name in names),
-        open_names=frozenset(opened),
-        closed_names=frozenset(_bound_names(node)) - opened,
-        texts=dict(_texts(node)),
+        is_open=dict.fromkeys(assigned, False) | dict(_methods(node)),
+        texts={name: value for name, value in assigned.items() if value is not None},
     )
 
 
-def _is_abstract(function: ast.FunctionDef) -> bool:
-    return any(isinstance(mark, ast.Name) and mark.id == "abstractmethod" for mark in function.decorator_list)
-
-
-def _bound_names(node: ast.ClassDef) -> Iterator[str]:
+def _methods(node: ast.ClassDef) -> Iterator[tuple[str, bool]]:
+    """Names of a class's methods, and whether they are abstract."""
     for item in node.body:
         if isinstance(item, ast.FunctionDef):
-            yield item.name
-    for name, _ in _assignments(node):
-        yield name
+            yield item.name, "abstractmethod" in map(ast.unparse, item.decorator_list)
 
 
-def _texts(node: ast.ClassDef) -> Iterator[tuple[str, str]]:
-    for name, value in _assignments(node):
-        if isinstance(value, ast.Constant) and isinstance(value.value, str):
-            yield name, value.value
-
-
-def _assignments(node: ast.ClassDef) -> Iterator[tuple[str, ast.expr | None]]:
+def _assignments(node: ast.ClassDef) -> Iterator[tuple[str, str | None]]:
+    """Names that a class assigns, and the values of those that are plain strings."""
     for item in node.body:
         if isinstance(item, ast.Assign | ast.AnnAssign):
+            value = item.value.value if isinstance(item.value, ast.Constant) else None
             for target in item.targets if isinstance(item, ast.Assign) else [item.target]:
                 if isinstance(target, ast.Name):
-                    yield target.id, item.value
-
-
-def _descends(place: ClassPlace, family: ClassPlace) -> bool:
-    declared = class_declarations(place[0]).get(place[1])
-    return declared is not None and (place == family or any(_descends(base, family) for base in declared.bases))
-
-
-def _open_names(place: ClassPlace) -> set[str]:
-    """Abstract methods that nobody nearer in the ancestry defines."""
-    nearest: dict[str, bool] = {}
-    for ancestor in _ancestry(place):
-        declared = class_declarations(ancestor[0])[ancestor[1]]
-        nearest = dict.fromkeys(declared.open_names, True) | dict.fromkeys(declared.closed_names, False) | nearest
-    return {name for name, is_open in nearest.items() if is_open}
+                    yield target.id, value if isinstance(value, str) else None
 
 
 def _ancestry(place: ClassPlace) -> list[ClassPlace]:

@@ -18,7 +18,6 @@ from typing import Any
 
 import yaml
 from pydantic import BaseModel
-from pydantic.fields import FieldInfo
 
 CONDITIONS = "only_if"
 """Class attribute of settings with conditions of inherited fields, which replace inherited conditions."""
@@ -72,6 +71,9 @@ class Not:
 
     value: Any
 
+    def __str__(self) -> str:
+        return f" other than {shown(self.value)}"
+
 
 @dataclass(frozen=True)
 class Such:
@@ -79,6 +81,9 @@ class Such:
 
     test: Callable[[Any], bool]
     words: str
+
+    def __str__(self) -> str:
+        return f": {self.words}"
 
 
 class Only(Condition):
@@ -96,10 +101,26 @@ class Only(Condition):
         return "with " + " and ".join(f"{key}: {shown(getattr(settings, key))}" for key in self._unmet(settings))
 
     def _unmet(self, settings: BaseModel) -> list[str]:
-        return [key for key, wanted in self._wanted.items() if not _matches(getattr(settings, key), wanted)]
+        unmet = []
+        for key, wanted in self._wanted.items():
+            value = getattr(settings, key)
+            if isinstance(wanted, Not):
+                is_met = value != wanted.value
+            elif isinstance(wanted, Such):
+                is_met = wanted.test(value)
+            else:
+                is_met = value in wanted if isinstance(wanted, set) else value == wanted
+            if not is_met:
+                unmet.append(key)
+        return unmet
 
     def __str__(self) -> str:
-        return " and ".join(f"{key}{_told(wanted)}" for key, wanted in self._wanted.items())
+        parts = []
+        for key, wanted in self._wanted.items():
+            values = sorted(wanted) if isinstance(wanted, set) else [wanted]
+            in_words = str(wanted) if isinstance(wanted, Not | Such) else ": " + " or ".join(map(shown, values))
+            parts.append(f"{key}{in_words}")
+        return " and ".join(parts)
 
 
 @dataclass(frozen=True)
@@ -158,11 +179,11 @@ class _Joined(Condition):
         return " and ".join(dict.fromkeys(part.obstacle(settings, facts) for part in unmet))
 
     def __str__(self) -> str:
-        word = " and " if self._every else " or "
-        return word.join(f"({part})" if self._encloses(part) else str(part) for part in self._parts)
-
-    def _encloses(self, part: Condition) -> bool:
-        return self._every and isinstance(part, _Joined) and not part._every
+        parts = [
+            f"({part})" if self._every and isinstance(part, _Joined) and not part._every else str(part)
+            for part in self._parts
+        ]
+        return (" and " if self._every else " or ").join(parts)
 
 
 class Inner:
@@ -189,8 +210,11 @@ def _declared_in(kind: type[BaseModel]) -> dict[str, Condition]:
     """What a class says itself: beside its own fields, and in its table of conditions."""
     declared: dict[str, Condition] = {}
     for name in inspect.get_annotations(kind):
-        if name in kind.model_fields:
-            declared |= _beside(name, kind.model_fields[name])
+        for item in kind.model_fields[name].metadata if name in kind.model_fields else ():
+            if isinstance(item, Condition):
+                declared[name] = item
+            elif isinstance(item, Inner):
+                declared |= {f"{name}.{key}": condition for key, condition in item.conditions.items()}
     table: Mapping[str, Condition] = vars(kind).get(CONDITIONS, {})
     return declared | dict(table)
 
@@ -207,8 +231,14 @@ def require_effect(settings: BaseModel, facts: Facts, path: str = "") -> None:
         NoEffectError: one has none; the message says which, why, and what to change.
     """
     for name, condition in conditions_of(type(settings)).items():
-        value, default = _value(settings, name), _default(type(settings), name)
-        if not _is_absent(settings, name) and value != default and not condition.holds(settings, facts):
+        outer, _, inner = name.partition(".")
+        value = getattr(settings, outer)
+        default = type(settings).model_fields[outer].get_default(call_default_factory=True)
+        if inner and value is None:  # a condition of inner settings that are not there
+            continue
+        if inner:
+            value, default = getattr(value, inner), getattr(default, inner)
+        if value != default and not condition.holds(settings, facts):
             wanted = "" if isinstance(condition, Never) else f" (it acts only with {condition})"
             obstacle = condition.obstacle(settings, facts)
             raise NoEffectError(f"{path}{name}", shown(value), obstacle, shown(default), wanted)
@@ -226,51 +256,6 @@ def shown(value: Any) -> str:
     plain = list(plain) if isinstance(plain, tuple) else plain
     text: str = yaml.safe_dump(plain, default_flow_style=True, width=1000)
     return text.removesuffix("\n...\n").strip()
-
-
-def _matches(value: Any, wanted: Any) -> bool:
-    if isinstance(wanted, Not):
-        return bool(value != wanted.value)
-    if isinstance(wanted, Such):
-        return wanted.test(value)
-    return value in wanted if isinstance(wanted, set) else bool(value == wanted)
-
-
-def _told(wanted: Any) -> str:
-    if isinstance(wanted, Not):
-        return f" other than {shown(wanted.value)}"
-    if isinstance(wanted, Such):
-        return f": {wanted.words}"
-    return ": " + (" or ".join(map(shown, sorted(wanted))) if isinstance(wanted, set) else shown(wanted))
-
-
-def _beside(name: str, field: FieldInfo) -> dict[str, Condition]:
-    declared: dict[str, Condition] = {}
-    for item in field.metadata:
-        if isinstance(item, Condition):
-            declared[name] = item
-        elif isinstance(item, Inner):
-            declared |= {f"{name}.{key}": condition for key, condition in item.conditions.items()}
-    return declared
-
-
-def _value(settings: BaseModel, name: str) -> Any:
-    value: Any = settings
-    for key in name.split("."):
-        value = None if value is None else getattr(value, key)
-    return value
-
-
-def _is_absent(settings: BaseModel, name: str) -> bool:
-    """Whether a name is of inner settings that are not there."""
-    outer, _, inner = name.partition(".")
-    return bool(inner) and getattr(settings, outer) is None
-
-
-def _default(kind: type[BaseModel], name: str) -> Any:
-    outer, _, inner = name.partition(".")
-    default = kind.model_fields[outer].get_default(call_default_factory=True)
-    return getattr(default, inner) if inner else default
 
 
 def _settings_in(value: Any, path: str) -> Iterator[tuple[str, BaseModel]]:

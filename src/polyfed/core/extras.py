@@ -10,7 +10,10 @@ from importlib import metadata
 @cache
 def is_installed(extra: str) -> bool:
     """Whether all packages of an extra are there; true where polyfed runs uninstalled and cannot tell."""
-    return all(_is_there(package) for package in _packages().get(extra, ()))
+    try:
+        return all(metadata.version(package) for package in _packages().get(extra, ()))
+    except metadata.PackageNotFoundError:
+        return False
 
 
 def extra_with(module: str) -> str | None:
@@ -37,11 +40,3 @@ def _packages() -> dict[str, list[str]]:
         if named is not None and named[2] != "dev":
             packages.setdefault(named[2], []).append(named[1])
     return packages
-
-
-def _is_there(distribution: str) -> bool:
-    try:
-        metadata.version(distribution)
-    except metadata.PackageNotFoundError:
-        return False
-    return True

@@ -32,6 +32,7 @@ def write_atomically(path: Path, data: bytes) -> None:
     """
     made = [folder for folder in path.parents if not folder.exists()]
     path.parent.mkdir(parents=True, exist_ok=True)
+    # in the same folder, as only within a file system is a move one step
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         with temporary.open("wb") as stream:
@@ -42,6 +43,7 @@ def write_atomically(path: Path, data: bytes) -> None:
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise
+    # a new folder is an entry of its parent, which must last as well
     for folder in (path.parent, *(folder.parent for folder in made)):
         sync_folder(folder)
 

@@ -11,6 +11,7 @@ import torch
 
 def derive_seed(*parts: int | str) -> int:
     """A 63-bit seed that depends on every part and on their order, the same on every machine."""
+    # types are part of the text: client '1' and round 1 are different streams
     text = "\x1f".join(f"{type(part).__name__}:{part}" for part in parts)
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big") >> 1
 

@@ -99,23 +99,16 @@ class Component(Settings):
         """
         if "." in name:
             return _imported(name, cls)
-        declared = cls._declaration(name)
+        family = cls.family().__name__.removesuffix("Settings").lower()
+        declared = declared_component(cls.family().home, name, (cls.__module__, cls.__qualname__))
         if declared is None:
-            raise ValueError(f"unknown {cls._family_word()} '{name}'; {nearest(name, cls.declared())}")
+            raise ValueError(f"unknown {family} '{name}'; {nearest(name, cls.declared())}")
         try:
             kind: type[Component] = getattr(importlib.import_module(f"{cls.family().home}.{name}"), declared.name)
         except ModuleNotFoundError as error:
             hint = f"; {how_to_install(declared.texts['pip_extra'])}" if declared.texts.get("pip_extra") else ""
-            raise ValueError(f"{cls._family_word()} '{name}' needs a package: {error}{hint}") from error
+            raise ValueError(f"{family} '{name}' needs a package: {error}{hint}") from error
         return kind
-
-    @classmethod
-    def _declaration(cls, name: str) -> ClassDeclaration | None:
-        return declared_component(cls.family().home, name, (cls.__module__, cls.__qualname__))
-
-    @classmethod
-    def _family_word(cls) -> str:
-        return cls.family().__name__.removesuffix("Settings").lower()
 
     @model_validator(mode="wrap")
     @classmethod
@@ -127,8 +120,8 @@ class Component(Settings):
                 raise ValueError(f"needs a name; {nearest('', cls.declared())}")
             return handler(data)
         kind = cls.named(str(data["name"]))
-        rest = {key: value for key, value in data.items() if key != "name"}
-        return handler(rest) if kind is cls else cast("Self", kind.model_validate(rest))
+        fields = {key: value for key, value in data.items() if key != "name"}
+        return handler(fields) if kind is cls else cast("Self", kind.model_validate(fields))
 
     @model_serializer(mode="wrap")
     def _with_name(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:

@@ -1,8 +1,8 @@
-"""Text that somebody else wrote: JSON read within bounds, and words shown so that they are nothing but words.
+"""Text that somebody else wrote: JSON and YAML read within bounds, and words shown so that they are nothing but words.
 
-Whatever reads text of a client, a site or a server reads it with ``read_json``, and the JSON of a file that somebody
-handed over with ``file_json``; whatever shows text of a client, a site or a data set, on a terminal, in a log or in a
-file, passes it through ``plain``, ``lines`` or ``markdown``.
+Whatever reads text of a client, a site or a server reads it with ``read_json``, and the JSON or YAML of a file that
+somebody handed over with ``file_json`` or ``yaml_content``; whatever shows text of a client, a site or a data set, on a
+terminal, in a log or in a file, passes it through ``plain``, ``lines`` or ``markdown``.
 """
 
 from __future__ import annotations
@@ -12,6 +12,8 @@ import logging
 import re
 from typing import Any
 
+import yaml
+
 from polyfed.core.errors import PayloadError
 
 TEXT_BYTES = 1 << 21
@@ -20,6 +22,9 @@ TEXT_BYTES = 1 << 21
 _DEPTH = 32  # the deepest honest JSON, a run's spec, has about ten levels
 _BYTES_A_VALUE = 16  # one value for so many bytes: parsed, a value takes up to a hundred bytes whatever its text takes
 _LARGEST = 1 << 63
+_YAML_LENGTH = 1 << 22  # characters
+_YAML_DEPTH = 50
+_YAML_VALUES = 100_000  # values with every alias in place of what it stands for
 _DIGITS = 20  # no number of 64 bits has more
 # a text, or a sign of structure outside of texts; possessive: linear in whatever is sent
 _TOKEN = re.compile(r'"(?:[^"\\]++|\\.)*+"?|[\[\]{},:]', re.DOTALL)
@@ -40,15 +45,7 @@ def read_json(text: object, most: int = TEXT_BYTES) -> Any:
     size = len(text.encode(errors="surrogatepass"))
     if size > most:
         raise PayloadError(f"text of {size:,} bytes, the limit is {most:,} (limits.text_bytes)")
-    _require_bearable(text, most)
-    try:
-        return json.loads(text, parse_int=_integer)
-    except (ValueError, RecursionError) as error:
-        raise PayloadError(f"damaged message: {type(error).__name__}: {error}") from error
-
-
-def _require_bearable(text: str, most: int) -> None:
-    """Reads no further than to what is too much, and keeps nothing of what it has read."""
+    # this reads no further than to what is too much, and keeps nothing of what it has read
     bound = max(most // _BYTES_A_VALUE, 64)
     depth = values = texts = 0
     for token in _TOKEN.finditer(text):
@@ -62,6 +59,10 @@ def _require_bearable(text: str, most: int) -> None:
             raise PayloadError(f"damaged message: JSON nested deeper than {_DEPTH} levels")
         if max(values, texts - 1) > bound:  # every text but the first of a JSON follows a sign that is counted
             raise PayloadError(f"damaged message: JSON of more than {bound:,} values")
+    try:
+        return json.loads(text, parse_int=_integer)
+    except (ValueError, RecursionError) as error:
+        raise PayloadError(f"damaged message: {type(error).__name__}: {error}") from error
 
 
 def _integer(digits: str) -> int:
@@ -80,6 +81,47 @@ def file_json(text: str | bytes) -> Any:
         return json.loads(text)
     except RecursionError as error:
         raise ValueError("JSON that is nested too deeply") from error
+
+
+def yaml_content(text: str) -> Any:
+    """The values of a YAML text.
+
+    Raises:
+        ValueError: it is not YAML, names types that are not plain values, or would grow beyond bounds; in one line.
+    """
+    if len(text) > _YAML_LENGTH:
+        raise ValueError(f"{len(text):,} characters, the limit is {_YAML_LENGTH:,}")
+    try:
+        return yaml.load(text, _Loader)
+    except (yaml.YAMLError, ValueError, TypeError, OverflowError, AttributeError) as error:
+        raise ValueError(" ".join(str(error).split())) from error
+
+
+class _Loader(yaml.SafeLoader):
+    """Counts values while they are composed: an alias costs what it stands for, and never stands for itself."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__(text)
+        self._open = [0]  # values so far in each node that is being composed
+        self._sizes: dict[int, int] = {}
+
+    def compose_node(self, parent: Any, index: Any) -> Any:
+        """A node and all below it."""
+        if len(self._open) > _YAML_DEPTH:
+            raise ValueError(f"nested deeper than {_YAML_DEPTH} levels")
+        if self.check_event(yaml.AliasEvent):
+            node = super().compose_node(parent, index)
+            if id(node) not in self._sizes:
+                raise ValueError("an alias stands for what it is part of")
+            size = self._sizes[id(node)]
+        else:
+            self._open.append(1)
+            node = super().compose_node(parent, index)
+            size = self._sizes[id(node)] = self._open.pop()
+        self._open[-1] += size
+        if self._open[-1] > _YAML_VALUES:
+            raise ValueError(f"more than {_YAML_VALUES:,} values, with aliases in place of what they stand for")
+        return node
 
 
 # ---- shown

@@ -2,69 +2,276 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+import math
+import os
+import platform
+import shlex
+import shutil
+import tempfile
+import typing
+from collections.abc import Iterator, Mapping
+from functools import partial
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from types import UnionType
+from typing import cast
 
+import torch
+
+from polyfed.algorithms.algorithm import Algorithm
+from polyfed.core.device import resolve_device
 from polyfed.core.errors import ConfigError
-from polyfed.deploy import check_data, check_network, check_setup
-from polyfed.deploy.connection import Connection, load_settings
-from polyfed.deploy.files import SiteFolder
-from polyfed.deploy.findings import Finding, guarded
-from polyfed.deploy.leaving import what_leaves
-from polyfed.deploy.site_config import SiteConfig
+from polyfed.core.randomness import isolated
+from polyfed.deploy.check_network import check_server
+from polyfed.deploy.files import SiteFolder, is_private
+from polyfed.deploy.findings import Finding, Level, expiry, guarded
+from polyfed.deploy.keys import days_left, public_half, read_certificate, read_public
+from polyfed.deploy.settings import Connection, SiteConfig, load_settings
+from polyfed.engines.node_keys import fingerprint
+from polyfed.federation.membership import Member
+from polyfed.federation.population import Population
+from polyfed.wire.payload import Representations, TensorBundle, Weights
+from polyfed.wire.schema import Declared, StepSchema, steps_of
+
+TESTED_FLOWER = "1.41."
+_SHORT_DISK, _LITTLE_DISK = 100 * 2**20, 2**30
+_SHOWN_CLASSES = 12
 
 
-def check_site(folder: Path, *, network: bool = True) -> list[Finding]:
+def check_site(folder: Path, *, network: bool = True) -> Iterator[Finding]:
     """Look at a site's folder, machine, data and models, at its way to the server, and list what will leave it.
 
-    Nothing is sent but requests without content; the site does not take part by it.
+    Nothing is sent but requests without content; the site does not take part by it. Findings come as they are made.
 
     Args:
         folder: the site's folder.
         network: whether to contact the server.
     """
-    return list(site_findings(folder, network=network))
-
-
-def site_findings(folder: Path, *, network: bool = True) -> Iterator[Finding]:
-    """``check_site``, finding by finding as they are made."""
     site = SiteFolder(folder.resolve())
-    yield from check_setup.check_versions()
-    yield from guarded("node key", lambda: check_setup.check_key(site))
-    yield from guarded("authority", lambda: check_setup.check_authority(site))
+    yield from _check_versions()
+    yield from guarded("node key", lambda: _check_key(site))
+    yield from guarded("authority", lambda: _check_authority(site))
     connection = None
     try:
         connection = load_settings(Connection, site.connection)
     except ConfigError as error:
         yield Finding("error", "connection.yaml", str(error))
     if connection is not None and network:
-        yield from guarded("server", lambda: check_network.check_server(site, connection))
-    yield from guarded("site.yaml", lambda: _site(site, connection.seed if connection else 0))
+        yield from guarded("server", lambda: check_server(site, connection))
+    yield from guarded("site.yaml", lambda: _check_config(site, connection.seed if connection else 0))
 
 
-def failed(findings: Iterable[Finding]) -> bool:
-    """Whether any of them is an error."""
-    return any(finding.level == "error" for finding in findings)
-
-
-def _site(site: SiteFolder, seed: int) -> Iterator[Finding]:
-    from polyfed.federation.population import Population
-
+def _check_config(site: SiteFolder, seed: int) -> Iterator[Finding]:
     config = SiteConfig.load(site.config)
     names = ", ".join(f"{name} ({group.count})" for name, group in config.clients.items())
     yield Finding("ok", "site.yaml", f"site '{config.name}' with clients {names}")
-    yield from guarded("state folder", lambda: check_setup.check_state_folder(config))
-    yield from guarded("private files", lambda: check_setup.check_privacy(config))
-    yield from guarded("device", lambda: check_setup.check_device(config))
+    yield from guarded("state folder", lambda: _check_state_folder(config.state_dir))
+    yield from guarded("private files", lambda: _check_privacy(config))
+    yield from guarded("device", lambda: _check_device(config))
     population = Population(config.data, config.public, None, config.clients, seed)
-    yield from guarded("public set", lambda: check_data.check_public(population, config))
+    yield from guarded("public set", lambda: _check_public(population, config))
     for member in population.members.values():
-        yield from guarded(
-            f"data of {member.id}",
-            lambda member=member: check_data.check_holding(population, member),  # type: ignore[misc]
-        )
-        yield from guarded(
-            f"model of {member.id}",
-            lambda member=member: check_data.check_model(population, member, config),  # type: ignore[misc]
-        )
+        yield from guarded(f"data of {member.id}", partial(_check_holding, population, member))
+        yield from guarded(f"model of {member.id}", partial(_check_model, population, member, config))
     yield from guarded("what leaves", lambda: what_leaves(population, config))
+
+
+# ---- the folder and the machine
+
+
+def _check_key(site: SiteFolder) -> Iterator[Finding]:
+    """The node key is there, its owner's alone, and the public half beside it is its own."""
+    public = public_half(site.key)
+    if is_private(site.key):
+        yield Finding("ok", "node key", f"{fingerprint(public)}, readable by its owner alone")
+    else:
+        yield Finding("error", "node key", "others can read node.key", f"chmod 600 {site.key}")
+    if site.public_key.exists() and read_public(site.public_key) != public:
+        yield Finding(
+            "error",
+            "public key",
+            "node.pub does not belong to node.key",
+            "move both away, run: polyfed deploy key FOLDER, and give the new node.pub to the server's operator",
+        )
+
+
+def _check_authority(site: SiteFolder) -> Iterator[Finding]:
+    left = days_left(read_certificate(site.authority))
+    yield expiry("authority", left, "the federation's ca.crt", "ask the server's operator for a new ca.crt")
+
+
+def _check_state_folder(folder: Path) -> Iterator[Finding]:
+    """What clients keep can be written, and there is room for it."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        # permissions alone do not say: the disk may be read-only, or another's
+        with tempfile.NamedTemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        detail = f"'{folder}' cannot be written to: {error.strerror}"
+        yield Finding("error", "state folder", detail, "set state_dir in site.yaml to a folder that can")
+        return
+    free = shutil.disk_usage(folder).free
+    detail = f"'{folder}' is writable, {free / 2**30:,.1f} GiB free"
+    if free < _LITTLE_DISK:
+        level: Level = "error" if free < _SHORT_DISK else "warning"
+        yield Finding(level, "state folder", detail, "make room, or set state_dir in site.yaml to another disk")
+    else:
+        yield Finding("ok", "state folder", detail)
+
+
+def _check_privacy(config: SiteConfig) -> Iterator[Finding]:
+    """Nobody else can read what is kept of the data; a polyfed of before may have left it open."""
+    for folder in filter(None, (config.data.cache_folder, config.state_dir)):
+        opened = next((path for path in folder.rglob("*") if path.is_file() and not is_private(path)), None)
+        if opened is not None:
+            remedy = f"chmod -R go= {shlex.quote(str(folder))}"
+            yield Finding("warning", "private files", f"others can read {opened}", remedy)
+
+
+def _check_device(config: SiteConfig) -> Iterator[Finding]:
+    device = resolve_device(config.run.device)
+    yield Finding("ok", "device", f"{device}, {config.run.threads} threads of {os.cpu_count()}")
+
+
+def _check_versions() -> Iterator[Finding]:
+    """Versions; all sites and the server should have the same."""
+    yield Finding(
+        "ok", "versions", f"polyfed {version('polyfed')}, torch {version('torch')}, {platform.python_version()}"
+    )
+    try:
+        flower = version("flwr")
+    except PackageNotFoundError:
+        yield Finding("error", "flower", "flwr is not installed", "pip install 'polyfed[deploy]'")
+        return
+    if flower.startswith(TESTED_FLOWER):
+        yield Finding("ok", "flower", f"flwr {flower}")
+    else:
+        remedy = f"install flwr {TESTED_FLOWER}* at all sites and at the server"
+        yield Finding("warning", "flower", f"flwr {flower} is not what polyfed is tested with", remedy)
+
+
+# ---- data and models
+
+
+def _check_holding(population: Population, member: Member) -> Iterator[Finding]:
+    """A client's private samples, by class where there are labels, and its test samples."""
+    held = population.holding(member)
+    test = population.test(member)
+    detail = f"{held['items']:,} items, {held['samples']:,} samples of '{held['source']}' {held['split']}"
+    if isinstance(also := held.get("also"), dict):
+        of = "the public set" if also["public"] else f"'{also['source']}' {also['split']}"
+        detail += f", among them {also['items']:,} items of {of}"
+    detail += ", no test" if test is None else f", {len(test):,} for test"
+    if held["labels"]:
+        counts = cast("Mapping[str, int]", held["labels"])
+        shown = ", ".join(f"{name} {number:,}" for name, number in list(counts.items())[:_SHOWN_CLASSES])
+        more = len(counts) - _SHOWN_CLASSES
+        detail += f"; {shown}" + (f" and {more} more classes" if more > 0 else "")
+    yield Finding("ok", f"data of {member.id}", detail)
+
+
+def _check_public(population: Population, config: SiteConfig) -> Iterator[Finding]:
+    """The public set is here, in the agreed order, and disjoint from what is private."""
+    public = population.public
+    if public is None:
+        yield Finding("ok", "public set", "none")
+        return
+    samples = len(public.samples({}))
+    detail = f"{len(public.items):,} items, {samples:,} samples of '{public.settings.source}', {public.order}"
+    if config.public_digest is None:
+        yield Finding("ok", "public set", f"{detail}; no public_digest in site.yaml to compare with")
+    elif public.order == config.public_digest:
+        yield Finding("ok", "public set", f"{detail}, as agreed")
+    else:
+        remedy = "compare 'public', its source's files, and 'seed' in connection.yaml with the server's"
+        yield Finding("error", "public set", f"{detail}, but agreed is {config.public_digest}", remedy)
+    population.require_sound()
+
+
+def _check_model(population: Population, member: Member, config: SiteConfig) -> Iterator[Finding]:
+    """A client's model can be built, and takes one of its batches."""
+    device, samples = resolve_device(config.run.device), population.train(member)
+    model = population.client_model(member).to(device)
+    batch = samples.batch(torch.arange(min(len(samples), member.settings.training.batch_size)), None).to(device)
+    head = model.heads[member.head] if member.head in model.heads else None
+    with isolated(population.seed, "check", member.id):
+        loss = float(member.settings.task.loss(model, head, batch).detach())
+    count = sum(value.numel() for value in model.parameters())
+    detail = f"{count:,} parameters, width {model.dim}, {'+'.join(model.modalities)}"
+    if math.isfinite(loss):
+        yield Finding("ok", f"model of {member.id}", f"{detail}; loss on a batch of {len(batch)}: {loss:.3f}")
+    else:
+        detail = f"{detail}; its loss on a batch of {len(batch)} is {loss}"
+        remedy = "look at the inputs for NaN, and at the view's normalisation"
+        yield Finding("error", f"model of {member.id}", detail, remedy)
+
+
+# ---- what will leave the site, from what its allowed methods declare to return; and what never does
+
+
+def allowed_methods(config: SiteConfig) -> dict[str, type[Algorithm]]:
+    """The methods that may run here, by name.
+
+    Raises:
+        ConfigError: one of them does not exist.
+    """
+    try:
+        kinds = {name: Algorithm.named(name) for name in config.algorithms} or Algorithm.available()
+    except ValueError as error:
+        raise ConfigError(f"algorithms: {error}") from error
+    return cast("dict[str, type[Algorithm]]", kinds)
+
+
+def what_leaves(population: Population, config: SiteConfig) -> Iterator[Finding]:
+    """For every step of an allowed method, what each client replies; then what is known of every client."""
+    for name, kind in allowed_methods(config).items():
+        for step, schema in steps_of(kind).items():
+            senders: dict[str, list[str]] = {}
+            for member in population.members.values():
+                senders.setdefault(_reply(schema, population, member), []).append(member.id)
+            for reply, ids in senders.items():
+                yield Finding("ok", f"leaves with {name}", f"{', '.join(ids)}: {step}: {reply}")
+    for info in population.infos:
+        facts = vars(info) | {"modalities": "+".join(info.modalities)}
+        yield Finding("ok", "leaves at the start", ", ".join(f"{key} {value}" for key, value in facts.items()))
+    if config.tracebacks:
+        detail = "message and traceback of a failed step; they may show paths and values"
+        remedy = "set tracebacks: false in site.yaml to send the message alone"
+        yield Finding("warning", "leaves on failure", detail, remedy)
+    else:
+        yield Finding("ok", "leaves on failure", "the message of a failed step, which may show a path or a value")
+    yield Finding(
+        "ok",
+        "never leaves",
+        "samples, labels, their ids and file names, what clients keep in the state folder, the node key. This holds "
+        "for polyfed's own steps; Flower runs here the app that the server sends, so the site trusts its operator",
+    )
+
+
+def _reply(schema: StepSchema, population: Population, member: Member) -> str:
+    fields = [f"{key} ({_size(kind, population, member)})" for key, kind in schema.returns.items()]
+    if schema.others is not None:
+        fields.append(f"numbers such as metrics of its test ({schema.others.__name__} each)")
+    return ", ".join(fields) or "nothing but that it is done"
+
+
+def _size(kind: Declared, population: Population, member: Member) -> str:
+    """What a field of a reply holds, and how large it is."""
+    if isinstance(kind, UnionType):
+        return " or ".join(_size(option, population, member) for option in typing.get_args(kind))
+    if not issubclass(kind, TensorBundle):
+        return f"one {kind.__name__}"
+    if issubclass(kind, Representations):
+        samples = population.public_samples({name: encoder.view for name, encoder in member.model.encoders.items()})
+        if samples is None:
+            return "of the public set, which there is none of"
+        rows, width, names = len(samples), member.model.dim, list(samples.modalities)
+        size = rows * width * 4 * len(names) / 2**20
+        return f"{'+'.join(names)}: {rows:,} x {width} float32 each, {size:,.2f} MiB in all"
+    if issubclass(kind, Weights):
+        state = population.client_model(member).state_dict()
+        types = sorted({str(value.dtype).removeprefix("torch.") for value in state.values()})
+        size = sum(value.numel() * value.element_size() for value in state.values()) / 2**20
+        return f"{len(state):,} tensors of the model, {'+'.join(types)}, {size:,.2f} MiB"
+    return f"{kind.kind}: named tensors whose sizes the method decides"

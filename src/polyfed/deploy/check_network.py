@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import ssl
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
+from http.client import HTTPException, HTTPSConnection
+from pathlib import Path
 
-from polyfed.deploy.authentication import AHEAD, BEHIND, REFUSAL, signed
-from polyfed.deploy.check_setup import expiry
-from polyfed.deploy.connection import Connection
+from cryptography import x509
+
+from polyfed.core.errors import RunError
 from polyfed.deploy.files import SiteFolder
-from polyfed.deploy.findings import Finding
-from polyfed.deploy.gate import CLOSED
-from polyfed.deploy.probe import ProbeAnswer, ask
+from polyfed.deploy.findings import Finding, expiry
+from polyfed.deploy.gate import AHEAD, BEHIND, CLOSED, REFUSAL, signed
+from polyfed.deploy.keys import days_left
+from polyfed.deploy.settings import Connection
 
 FLEET = "/v1/fleet/pull-messages"
 FORBIDDEN = (
@@ -25,34 +29,102 @@ FORBIDDEN = (
 )
 """What SuperLink serves beside the fleet API; with the control API one runs code on every site."""
 
+PROTOBUF = "application/protobuf"
 _NOT_BEHIND = (502, 503, 504)
+_LARGEST = 1 << 16  # bytes of an answer that are read
+
+
+@dataclass(frozen=True)
+class ProbeAnswer:
+    """An answer over HTTP.
+
+    Attributes:
+        status: its code.
+        body: its first 64 KiB.
+        date: the server's clock, as in the header ``Date``; empty if it sent none.
+    """
+
+    status: int
+    body: bytes
+    date: str
+
+
+def ask(
+    host: str,
+    port: int,
+    path: str,
+    authority: Path,
+    *,
+    method: str = "GET",
+    body: bytes | None = None,
+    headers: Mapping[str, str] | None = None,
+    timeout: float = 10.0,
+) -> ProbeAnswer:
+    """Send one request, past any proxy, to a server whose certificate ``authority`` (a PEM file) has signed.
+
+    Raises:
+        RunError: the authority cannot be read, the host is not reached, or its certificate is not trusted.
+    """
+    try:
+        trust = ssl.create_default_context(cafile=str(authority))
+    except (OSError, ssl.SSLError) as error:
+        raise RunError(f"'{authority}' is not a readable certificate: {error}") from error
+    # http.client goes past proxies, which urllib would not
+    connection = HTTPSConnection(host, port, timeout=timeout, context=trust)
+    try:
+        kind = {"Content-Type": PROTOBUF} if body is not None else {}
+        connection.request(method, path, body=body, headers={**kind, **(headers or {})})
+        answer = connection.getresponse()
+        return ProbeAnswer(answer.status, answer.read(_LARGEST), answer.getheader("Date") or "")
+    except ssl.SSLCertVerificationError as error:
+        raise RunError(f"{host}:{port} does not present a certificate that {authority.name} signed: {error}") from error
+    except (OSError, HTTPException) as error:
+        raise RunError(f"{host}:{port} is not reached: {error}") from error
+    finally:
+        connection.close()
 
 
 def check_server(site: SiteFolder, connection: Connection) -> Iterator[Finding]:
     """The server is reached, is the right one, its fleet API answers, and nothing else does."""
-    where = connection.host, connection.port, FLEET, site.authority
+    where, server = (connection.host, connection.port, FLEET, site.authority), connection.server
     answer = ask(*where, method="POST", body=b"")
     yield _certificate(site, connection)
-    yield _fleet(answer, connection.server)
-    yield from _clock(answer)
+    yield _fleet(answer, server)
+    if answer.date:
+        ahead = (datetime.now(UTC) - parsedate_to_datetime(answer.date)).total_seconds()
+        # the header has whole seconds, cut off, and took its time
+        if ahead > AHEAD + 1 or ahead < -BEHIND:
+            off = f"{abs(ahead):.0f} s {'ahead of' if ahead > 0 else 'behind'}"
+            detail = f"{off} the server's; its signatures are refused"
+            yield Finding("error", "clock", detail, "synchronise the clock (NTP)")
+        else:
+            yield Finding("ok", "clock", "agrees with the server's")
     if answer.status == 401 and site.key.is_file():
-        yield _admission(ask(*where, method="POST", body=b"", headers=signed(site.key)), connection.server)
+        # of a request without content, signed by the site, SuperLink only misses the node in it
+        answer = ask(*where, method="POST", body=b"", headers=signed(site.key))
+        if answer.status in _NOT_BEHIND:
+            yield _not_behind(server)
+        elif answer.body == REFUSAL.encode():
+            remedy = "give node.pub to the server's operator, who runs: polyfed deploy admit; is the clock right?"
+            yield Finding("warning", "admission", f"{server} does not know this site's key", remedy)
+        else:
+            yield Finding("ok", "admission", f"{server} knows this site's key")
     yield from check_closed(site, connection)
 
 
 def check_closed(site: SiteFolder, connection: Connection) -> Iterator[Finding]:
     """Nothing but the fleet API answers at the public address."""
-    found = []
+    opened = []
     for method, path in FORBIDDEN:
         body = b"" if method == "POST" else None
         answer = ask(connection.host, connection.port, path, site.authority, method=method, body=body)
         if (answer.status, answer.body) != (404, CLOSED.encode()):
-            found.append(f"{path} ({answer.status})")
-    if found:
+            opened.append(f"{path} ({answer.status})")
+    if opened:
         yield Finding(
             "error",
             "CONTROL PLANE",
-            f"{connection.server} answers at {', '.join(found)}: whoever reaches it may run code on every site",
+            f"{connection.server} answers at {', '.join(opened)}: whoever reaches it may run code on every site",
             "do not connect; tell the server's operator that only the gate of polyfed may listen at a public address",
         )
     else:
@@ -60,14 +132,10 @@ def check_closed(site: SiteFolder, connection: Connection) -> Iterator[Finding]:
 
 
 def _certificate(site: SiteFolder, connection: Connection) -> Finding:
-    from cryptography import x509
-
-    pem = ssl.get_server_certificate(
-        (connection.host, connection.port), ca_certs=str(site.authority), timeout=10
-    ).encode()
+    pem = ssl.get_server_certificate((connection.host, connection.port), ca_certs=str(site.authority), timeout=10)
     return expiry(
         "server certificate",
-        (x509.load_pem_x509_certificate(pem).not_valid_after_utc - datetime.now(UTC)).total_seconds() / 86400,
+        days_left(x509.load_pem_x509_certificate(pem.encode())),
         f"{connection.host}'s, signed by ca.crt,",
         "the server's operator renews it with: polyfed deploy renew FOLDER",
     )
@@ -85,28 +153,6 @@ def _fleet(answer: ProbeAnswer, server: str) -> Finding:
     return Finding("error", "server", f"{server}: {answer.status} {text!r} in place of the fleet API", remedy)
 
 
-def _admission(answer: ProbeAnswer, server: str) -> Finding:
-    """What a request without content, signed by the site, says of its key: SuperLink misses the node in it."""
-    if answer.status in _NOT_BEHIND:
-        return _not_behind(server)
-    if answer.body == REFUSAL.encode():
-        remedy = "give node.pub to the server's operator, who runs: polyfed deploy admit; is the clock right?"
-        return Finding("warning", "admission", f"{server} does not know this site's key", remedy)
-    return Finding("ok", "admission", f"{server} knows this site's key")
-
-
 def _not_behind(server: str) -> Finding:
     remedy = "the server's operator looks at the output of: polyfed deploy server FOLDER"
     return Finding("error", "server", f"{server}: the gate answers, SuperLink behind it does not", remedy)
-
-
-def _clock(answer: ProbeAnswer) -> Iterator[Finding]:
-    if not answer.date:
-        return
-    ahead = (datetime.now(UTC) - parsedate_to_datetime(answer.date)).total_seconds()
-    # the header has whole seconds, cut off, and took its time
-    if ahead > AHEAD + 1 or ahead < -BEHIND:
-        detail = f"{abs(ahead):.0f} s {'ahead of' if ahead > 0 else 'behind'} the server's; its signatures are refused"
-        yield Finding("error", "clock", detail, "synchronise the clock (NTP)")
-    else:
-        yield Finding("ok", "clock", "agrees with the server's")

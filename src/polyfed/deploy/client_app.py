@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from polyfed.core.untrusted import log_plainly
-from polyfed.engines.flower_client import MessageFields, client_app
+from polyfed.engines.flower_records import MessageFields, client_app
 from polyfed.wire.frames import Frame
 
 WORKER = "POLYFED_WORKER"
@@ -29,7 +29,7 @@ def _serve(
     kind: str, fields: MessageFields, frames: Sequence[Frame], config: Mapping[str, Any]
 ) -> tuple[MessageFields, Sequence[Frame]]:
     if address := os.environ.get(WORKER):
-        from polyfed.deploy.worker_ipc import call_worker
+        from polyfed.deploy.worker import call_worker
 
         return call_worker(address, kind, fields, frames, config)
     from polyfed.core.files import private_files

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import stat
-from dataclasses import dataclass
 from pathlib import Path
 
 from polyfed.core.errors import RunError
@@ -13,88 +12,49 @@ from polyfed.core.files import sync_folder
 SECRET_MODE = 0o600
 
 
-@dataclass(frozen=True)
 class ServerFolder:
-    """Paths in the folder of the federation's server."""
+    """Paths in the folder of the federation's server.
 
-    path: Path
+    Attributes:
+        path: the folder.
+        settings: hosts and ports.
+        experiment: what ``polyfed run`` trains over the sites.
+        authority: certificate and private key of the federation's certificate authority.
+        identity: certificate and private key of the server.
+        gate: configuration of the proxy in front of SuperLink.
+        sites: folder of the public keys of admitted sites: ``<name>.pub``.
+        home: Flower's own folder, with the connection that its command line uses.
+        logs: access log of the gate and log of SuperLink.
+    """
 
-    @property
-    def settings(self) -> Path:
-        """Hosts and ports."""
-        return self.path / "server.yaml"
-
-    @property
-    def experiment(self) -> Path:
-        """What ``polyfed run`` trains over the sites."""
-        return self.path / "experiment.yaml"
-
-    @property
-    def authority(self) -> tuple[Path, Path]:
-        """Certificate and private key of the federation's certificate authority."""
-        return self.path / "ca.crt", self.path / "ca.key"
-
-    @property
-    def identity(self) -> tuple[Path, Path]:
-        """Certificate and private key of the server."""
-        return self.path / "server.crt", self.path / "server.key"
-
-    @property
-    def gate(self) -> Path:
-        """Configuration of the proxy in front of SuperLink."""
-        return self.path / "Caddyfile"
-
-    @property
-    def sites(self) -> Path:
-        """Folder of the public keys of admitted sites: ``<name>.pub``."""
-        return self.path / "sites"
-
-    @property
-    def home(self) -> Path:
-        """Flower's own folder, with the connection that its command line uses."""
-        return self.path / "flower"
-
-    @property
-    def logs(self) -> Path:
-        """Access log of the gate and log of SuperLink."""
-        return self.path / "logs"
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.settings, self.experiment = path / "server.yaml", path / "experiment.yaml"
+        self.authority = path / "ca.crt", path / "ca.key"
+        self.identity = path / "server.crt", path / "server.key"
+        self.gate, self.sites = path / "Caddyfile", path / "sites"
+        self.home, self.logs = path / "flower", path / "logs"
 
 
-@dataclass(frozen=True)
 class SiteFolder:
-    """Paths in the folder of a site."""
+    """Paths in the folder of a site.
 
-    path: Path
+    Attributes:
+        path: the folder.
+        config: what the site hosts and allows.
+        connection: where the server is and how it is reached.
+        authority: certificate of the authority that signed the server's certificate.
+        key: private key of the site; it never leaves the folder.
+        public_key: what the server's operator is given.
+        home: Flower's own folder.
+    """
 
-    @property
-    def config(self) -> Path:
-        """What the site hosts and allows."""
-        return self.path / "site.yaml"
-
-    @property
-    def connection(self) -> Path:
-        """Where the server is and how it is reached."""
-        return self.path / "connection.yaml"
-
-    @property
-    def authority(self) -> Path:
-        """Certificate of the authority that signed the server's certificate."""
-        return self.path / "ca.crt"
-
-    @property
-    def key(self) -> Path:
-        """Private key of the site; it never leaves the folder."""
-        return self.path / "node.key"
-
-    @property
-    def public_key(self) -> Path:
-        """What the server's operator is given."""
-        return self.path / "node.pub"
-
-    @property
-    def home(self) -> Path:
-        """Flower's own folder."""
-        return self.path / "flower"
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.config, self.connection = path / "site.yaml", path / "connection.yaml"
+        self.authority = path / "ca.crt"
+        self.key, self.public_key = path / "node.key", path / "node.pub"
+        self.home = path / "flower"
 
 
 def write_new(path: Path, content: str | bytes, *, secret: bool = False) -> Path:
@@ -109,6 +69,7 @@ def write_new(path: Path, content: str | bytes, *, secret: bool = False) -> Path
     except OSError as error:
         raise RunError(f"cannot make the folder '{path.parent}': {error.strerror}") from error
     try:
+        # with O_EXCL, for which a link is a file too, nobody can have the secret written where they read it
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, SECRET_MODE if secret else 0o644)
     except FileExistsError as error:
         raise RunError(f"'{path}' is there already; move it away if it is to be made anew") from error

@@ -1,29 +1,38 @@
-"""Flower's programs: their command lines and their environment.
+"""Flower's programs: their command lines and environment, and the client of SuperLink that its operator has.
 
 Only Flower's command line is used, which is its public face; see the pinned range of the extra ``deploy``.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import shlex
 import shutil
+import subprocess
 import sysconfig
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from polyfed.core.errors import RunError
-from polyfed.deploy.authentication import VARIABLE
-from polyfed.deploy.connection import Connection, ServerAddress
 from polyfed.deploy.files import ServerFolder, SiteFolder
+from polyfed.deploy.settings import Connection, ServerAddress
 from polyfed.engines.quiet import QUIET, SPEED
 
+AUTHENTICATION = "POLYFED_AUTHENTICATION"
+"""Environment variable that tells the gate where to ask whether a request is signed by an admitted key."""
+
+CONNECTION = "polyfed"
+"""Name of the connection in the Flower home of a link."""
+
 _SETTINGS = {
-    **QUIET,
+    **QUIET,  # among them that ``flwr run`` installs nothing: it would make an environment, with torch, for each run
     **SPEED,
     "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.2",  # seconds; Flower's own 1 is a second more for every message
     "TOKENIZERS_PARALLELISM": "false",
 }
+_TIMEOUT = 120.0  # seconds for a command of ``flwr``
 
 
 def flower_environment(home: Path) -> dict[str, str]:
@@ -37,24 +46,21 @@ def flower_environment(home: Path) -> dict[str, str]:
 
 def shown_command(command: Sequence[str], environment: Mapping[str, str]) -> str:
     """The command as one would type it, with the variables that matter."""
-    names = (
-        "FLWR_HOME",
-        *(name for name in _SETTINGS if name.startswith("FLWR_")),
-        *({VARIABLE} & environment.keys()),
-    )
+    names = ["FLWR_HOME", *(name for name in _SETTINGS if name.startswith("FLWR_"))]
+    names += [AUTHENTICATION] if AUTHENTICATION in environment else []
     return shlex.join(["env", *(f"{name}={environment[name]}" for name in names), *command])
 
 
 def program(name: str) -> str:
-    """Path of a program of Flower, beside this Python or on PATH.
+    """Path of a program of the extra ``deploy``, beside this Python (where its wheel puts it) or on PATH.
 
     Raises:
-        RunError: Flower is not installed.
+        RunError: it is not installed.
     """
-    found = shutil.which(name, path=os.pathsep.join([sysconfig.get_path("scripts"), os.environ.get("PATH", "")]))
-    if found is None:
+    path = shutil.which(name, path=os.pathsep.join([sysconfig.get_path("scripts"), os.environ.get("PATH", "")]))
+    if path is None:
         raise RunError(f"the program '{name}' is missing; install it with: pip install 'polyfed[deploy]'")
-    return found
+    return path
 
 
 def superlink_command(folder: ServerFolder, address: ServerAddress) -> list[str]:
@@ -81,6 +87,76 @@ def supernode_command(folder: SiteFolder, connection: Connection, port: int) -> 
         program("flower-supernode"),
         *("--superlink", connection.server, "--root-certificates", str(folder.authority)),
         *("--auth-supernode-private-key", str(folder.key)),
-        *("--node-config", f'config="{config}"'),
+        *("--node-config", f'config="{config}"'),  # TOML, in which the path must need no escapes
         *("--host", "127.0.0.1", "--port", str(port)),
     ]
+
+
+class Link:
+    """Calls ``flwr`` with a home of its own, in which one SuperLink is the one connection.
+
+    Args:
+        home: folder for Flower's files; made if it is not there.
+        address: host:port of the SuperLink.
+        root_certificates: certificate of the authority that signed the SuperLink's; None: no TLS, for loopback only.
+
+    Raises:
+        RunError: the folder cannot be written to; of all methods: SuperLink refuses or does not answer.
+    """
+
+    def __init__(self, home: Path, address: str, root_certificates: Path | None) -> None:
+        self.home, self.address = home, address
+        security = "insecure = true"
+        if root_certificates is not None:
+            security = f"root-certificates = {json.dumps(str(root_certificates.resolve()))}"
+        text = f'[superlink]\ndefault = "{CONNECTION}"\n\n[superlink.{CONNECTION}]\naddress = "{address}"\n{security}\n'
+        try:
+            home.mkdir(parents=True, exist_ok=True)
+            (home / "config.toml").write_text(text, encoding="utf-8")
+        except OSError as error:
+            raise RunError(f"cannot write '{home}': {error.strerror}") from error
+
+    def call(self, *arguments: str) -> dict[str, Any]:
+        """What a command of ``flwr`` answers, as JSON."""
+        command = [program("flwr"), *arguments, "--format", "json"]
+        shown = f"flwr {' '.join(arguments[:2])} at {self.address}"
+        try:
+            ended = subprocess.run(
+                command,
+                env=flower_environment(self.home),
+                capture_output=True,
+                text=True,
+                timeout=_TIMEOUT,
+                check=False,
+            )
+            answer = json.loads(ended.stdout)
+        except subprocess.TimeoutExpired as error:
+            raise RunError(f"{shown} got no answer within {_TIMEOUT:g} s") from error
+        except ValueError:
+            answer = {"error-message": (ended.stdout + ended.stderr).strip()}
+        if ended.returncode or not answer.get("success"):
+            reason = " ".join(str(answer.get("error-message", "")).split())
+            raise RunError(f"{shown} failed: {reason or f'exit code {ended.returncode}'}")
+        return dict(answer)
+
+    def register(self, public_key: Path) -> int:
+        """Admit a node key; Flower's id of the node."""
+        return int(self.call("supernode", "register", str(public_key), "--name", public_key.stem)["node-id"])
+
+    def unregister(self, node_id: int) -> None:
+        """Expel a node: what it sends is refused from now on, and its key cannot be registered here again."""
+        self.call("supernode", "unregister", str(node_id))
+
+    def nodes(self) -> list[dict[str, Any]]:
+        """Admitted nodes as SuperLink lists them, with ``node-id`` and ``status`` among the keys."""
+        listed: list[dict[str, Any]] = self.call("supernode", "list").get("nodes", [])
+        return [node for node in listed if node["status"] != "unregistered"]
+
+
+def link_to(server: ServerFolder, address: ServerAddress) -> Link:
+    """Flower's command line, pointed at the SuperLink of a server folder.
+
+    Raises:
+        RunError: the folder cannot be written to.
+    """
+    return Link(server.home, f"127.0.0.1:{address.superlink_port}", server.authority[0])

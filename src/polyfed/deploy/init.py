@@ -8,17 +8,21 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from polyfed.core.errors import ConfigError, PolyfedError, RunError
 from polyfed.core.files import write_atomically
-from polyfed.deploy.certificates import Identity, create_authority, issue_server
-from polyfed.deploy.connection import PUBLIC_PORT, SUPERLINK_PORT, Connection, ServerAddress, load_settings, to_yaml
 from polyfed.deploy.files import ServerFolder, SiteFolder, require_file, write_new
+from polyfed.deploy.flower import link_to
 from polyfed.deploy.gate import caddyfile
-from polyfed.deploy.keys import create_keys, read_public
-from polyfed.deploy.registry import link_to
-from polyfed.deploy.site_config import SiteConfig
+from polyfed.deploy.keys import Identity, create_authority, create_keys, issue_server, read_public
+from polyfed.deploy.settings import (
+    PUBLIC_PORT,
+    SUPERLINK_PORT,
+    Connection,
+    ServerAddress,
+    SiteConfig,
+    load_settings,
+    to_yaml,
+)
 from polyfed.runs.experiment import Experiment, parse_settings
 
 SERVER_FOLDER = "server"
@@ -62,7 +66,10 @@ def create_federation(
         RunError: the folder is there already or cannot be written to; nothing of it is left then.
     """
     address = parse_settings(ServerAddress, {"hosts": list(hosts), "port": port, "superlink_port": superlink_port})
-    _require_sites(experiment)
+    if not experiment.clients:
+        raise ConfigError("the experiment has no clients; each group under 'clients' becomes a site")
+    if SERVER_FOLDER in experiment.clients:
+        raise ConfigError(f"clients.{SERVER_FOLDER}: a site cannot be called '{SERVER_FOLDER}'; rename the group")
     if folder.exists():
         raise RunError(f"'{folder}' is there already; give a new folder")
     try:
@@ -128,13 +135,6 @@ def public_digest(experiment: Experiment) -> str | None:
         return None
 
 
-def _require_sites(experiment: Experiment) -> None:
-    if not experiment.clients:
-        raise ConfigError("the experiment has no clients; each group under 'clients' becomes a site")
-    if SERVER_FOLDER in experiment.clients:
-        raise ConfigError(f"clients.{SERVER_FOLDER}: a site cannot be called '{SERVER_FOLDER}'; rename the group")
-
-
 def _create_server(server: ServerFolder, experiment: Experiment, address: ServerAddress) -> bytes:
     authority = create_authority(experiment.name)
     identity = issue_server(authority, address.hosts)
@@ -143,7 +143,7 @@ def _create_server(server: ServerFolder, experiment: Experiment, address: Server
         write_new(paths[1], made.key, secret=True)
     write_new(server.settings, to_yaml(address, _SERVER_COMMENT))
     write_new(server.gate, caddyfile(address.hosts[0], address.port, address.superlink_port))
-    write_new(server.experiment, f"# {_EXPERIMENT_COMMENT}\n{_yaml(server_experiment(experiment, address))}")
+    write_new(server.experiment, to_yaml(server_experiment(experiment, address), _EXPERIMENT_COMMENT))
     for folder in (server.sites, server.logs):
         folder.mkdir()
     link_to(server, address)
@@ -202,7 +202,7 @@ def _create_site(
     connection = Connection(server=f"{shown}:{address.port}", seed=experiment.run.seed)
     config = site_config(name, experiment, digest).model_dump(mode="json")
     config = {key: config[key] for key in sorted(config, key=lambda key: key not in _LOCAL)}
-    write_new(site.config, "".join(f"# {line}\n" for line in _SITE_COMMENT.splitlines()) + _yaml(config))
+    write_new(site.config, to_yaml(config, _SITE_COMMENT))
     write_new(site.connection, to_yaml(connection, _CONNECTION_COMMENT))
     write_new(site.authority, authority)
     write_new(site.path / "data" / "README.txt", _DATA_NOTE)
@@ -210,7 +210,3 @@ def _create_site(
 
 def _only(sources: dict[str, Any], names: set[str]) -> dict[str, Any]:
     return {name: source for name, source in sources.items() if name in names}
-
-
-def _yaml(content: dict[str, Any]) -> str:
-    return yaml.safe_dump(content, sort_keys=False, allow_unicode=True)

@@ -1,15 +1,47 @@
-"""Node keys: the ECDSA pair that a site proves itself with, in OpenSSH format as Flower reads it."""
+"""Keys and certificates: the pair that a site proves itself with, the federation's authority, the server's certificate.
+
+Node keys are ECDSA, in OpenSSH format, as Flower reads them; the server's certificate is what sites verify with the
+certificate of the authority.
+"""
 
 from __future__ import annotations
 
+import ipaddress
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from polyfed.core.errors import RunError
+from cryptography import x509
+from cryptography.exceptions import UnsupportedAlgorithm
+from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.serialization import (
+    Encoding,
+    NoEncryption,
+    PrivateFormat,
+    PublicFormat,
+    load_pem_private_key,
+    load_ssh_private_key,
+    load_ssh_public_key,
+)
+from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
+
+from polyfed.core.errors import ConfigError, RunError
 from polyfed.deploy.files import SiteFolder, require_file, write_new
 
-if TYPE_CHECKING:
-    from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey
+AUTHORITY_DAYS = 3650
+SERVER_DAYS = 730
+LOOPBACK = ("localhost", "127.0.0.1")
+"""Names under which the gate and the operator's commands reach SuperLink on the server itself."""
+
+_USAGES = (
+    "digital_signature content_commitment key_encipherment data_encipherment key_agreement key_cert_sign crl_sign "
+    "encipher_only decipher_only"
+)
+
+
+# ---- node keys
 
 
 def create_keys(folder: Path, comment: str = "") -> Path:
@@ -18,41 +50,39 @@ def create_keys(folder: Path, comment: str = "") -> Path:
     Raises:
         RunError: there is a pair already, or the folder cannot be written to.
     """
-    from cryptography.hazmat.primitives import serialization
-    from cryptography.hazmat.primitives.asymmetric import ec
-
-    site = SiteFolder(folder)
-    key = ec.generate_private_key(ec.SECP384R1())
-    secret = key.private_bytes(
-        serialization.Encoding.PEM, serialization.PrivateFormat.OpenSSH, serialization.NoEncryption()
-    )
+    site, key = SiteFolder(folder), ec.generate_private_key(ec.SECP384R1())
     for path in (site.key, site.public_key):
         if path.exists():
             raise RunError(f"'{path}' is there already; move it away if the site is to have a new key")
-    write_new(site.key, secret, secret=True)
-    return write_new(site.public_key, f"{_public_text(key)} {comment}".rstrip() + "\n")
+    write_new(site.key, key.private_bytes(Encoding.PEM, PrivateFormat.OpenSSH, NoEncryption()), secret=True)
+    return write_new(site.public_key, f"{_public_line(key)} {comment}".rstrip() + "\n")
+
+
+def private_key(path: Path) -> ec.EllipticCurvePrivateKey:
+    """The private key in a site's file.
+
+    Raises:
+        RunError: not there, or not an unencrypted ECDSA key in OpenSSH format.
+    """
+    require_file(path, "the site's private key; make it with: polyfed deploy key FOLDER")
+    try:
+        key = load_ssh_private_key(path.read_bytes(), None)
+    except OSError as error:
+        raise RunError(f"cannot read the private key '{path}': {error.strerror}") from error
+    except (ValueError, UnsupportedAlgorithm) as error:
+        raise RunError(f"'{path}' is not an unencrypted OpenSSH key: {error}") from error
+    if not isinstance(key, ec.EllipticCurvePrivateKey):
+        raise RunError(f"'{path}' is not an ECDSA key; make one with: polyfed deploy key FOLDER")
+    return key
 
 
 def public_half(private: Path) -> str:
     """The public key, as one OpenSSH line without a comment, that belongs to a private key file.
 
     Raises:
-        RunError: not there, or not an unencrypted ECDSA key in OpenSSH format.
+        RunError: as ``private_key``.
     """
-    from cryptography.exceptions import UnsupportedAlgorithm
-    from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey
-    from cryptography.hazmat.primitives.serialization import load_ssh_private_key
-
-    require_file(private, "the site's private key; make it with: polyfed deploy key FOLDER")
-    try:
-        key = load_ssh_private_key(private.read_bytes(), None)
-    except OSError as error:
-        raise RunError(f"cannot read the private key '{private}': {error.strerror}") from error
-    except (ValueError, UnsupportedAlgorithm) as error:
-        raise RunError(f"'{private}' is not an unencrypted OpenSSH key: {error}") from error
-    if not isinstance(key, EllipticCurvePrivateKey):
-        raise RunError(f"'{private}' is not an ECDSA key; make one with: polyfed deploy key FOLDER")
-    return _public_text(key)
+    return _public_line(private_key(private))
 
 
 def read_public(path: Path) -> str:
@@ -61,23 +91,131 @@ def read_public(path: Path) -> str:
     Raises:
         RunError: not there, or not an ECDSA public key.
     """
-    from cryptography.exceptions import UnsupportedAlgorithm
-    from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePublicKey
-    from cryptography.hazmat.primitives.serialization import load_ssh_public_key
-
     require_file(path, "a site's public key; the site makes it with: polyfed deploy key FOLDER")
     try:
         content = path.read_bytes()
         key = load_ssh_public_key(content)
     except (OSError, ValueError, UnsupportedAlgorithm) as error:
         raise RunError(f"'{path}' is not an OpenSSH public key: {error}") from error
-    if not isinstance(key, EllipticCurvePublicKey):
+    if not isinstance(key, ec.EllipticCurvePublicKey):
         raise RunError(f"'{path}' is not an ECDSA public key; the site makes one with: polyfed deploy key FOLDER")
     return " ".join(content.decode().split()[:2])
 
 
-def _public_text(key: EllipticCurvePrivateKey) -> str:
-    from cryptography.hazmat.primitives import serialization
+def _public_line(key: ec.EllipticCurvePrivateKey) -> str:
+    return key.public_key().public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH).decode()
 
-    encoded = key.public_key().public_bytes(serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH)
-    return encoded.decode()
+
+# ---- certificates
+
+
+@dataclass(frozen=True)
+class Identity:
+    """A certificate and its private key, both PEM."""
+
+    certificate: bytes
+    key: bytes
+
+
+def create_authority(name: str, days: int = AUTHORITY_DAYS) -> Identity:
+    """A self-signed authority (EC P-256) that may sign certificates of servers and of nothing below them."""
+    key, subject = ec.generate_private_key(ec.SECP256R1()), _name(f"{name} federation authority")
+    builder = (
+        _builder(subject, subject, key, days, key_cert_sign=True, crl_sign=True)
+        .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+        .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
+    )
+    return _signed(builder, key, key)
+
+
+def issue_server(authority: Identity, hosts: Sequence[str], days: int = SERVER_DAYS) -> Identity:
+    """A server certificate (EC P-256) for ``hosts``, which are names or addresses, and for the server's loopback.
+
+    Raises:
+        ConfigError: no host, or one that is neither a name nor an address.
+        RunError: the authority's key or certificate is damaged.
+    """
+    if not hosts:
+        raise ConfigError("a server certificate needs a host; give the name or address under which sites reach it")
+    try:
+        issuer = x509.load_pem_x509_certificate(authority.certificate)
+        issuer_key = load_pem_private_key(authority.key, password=None)
+    except (ValueError, TypeError) as error:
+        raise RunError(f"the certificate authority's certificate or key is damaged: {error}") from error
+    if not isinstance(issuer_key, ec.EllipticCurvePrivateKey) or issuer_key.public_key() != issuer.public_key():
+        raise RunError("ca.key does not belong to ca.crt; restore both from one backup")
+    key = ec.generate_private_key(ec.SECP256R1())
+    names = [_alternative(host) for host in dict.fromkeys((*hosts, *LOOPBACK))]
+    builder = (
+        _builder(_name(hosts[0]), issuer.subject, key, days, digital_signature=True)
+        .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
+        .add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), critical=False)
+        .add_extension(x509.SubjectAlternativeName(names), critical=False)
+        .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(issuer_key.public_key()), critical=False)
+    )
+    return _signed(builder, key, issuer_key)
+
+
+def read_certificate(path: Path) -> x509.Certificate:
+    """The certificate in a PEM file.
+
+    Raises:
+        RunError: not there, or not a certificate.
+    """
+    try:
+        return x509.load_pem_x509_certificate(path.read_bytes())
+    except OSError as error:
+        raise RunError(f"cannot read certificate '{path}': {error.strerror}") from error
+    except ValueError as error:
+        raise RunError(f"'{path}' is not a PEM certificate: {error}") from error
+
+
+def hosts_of(certificate: x509.Certificate) -> tuple[str, ...]:
+    """Names and addresses that the certificate is valid for."""
+    try:
+        names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    except x509.ExtensionNotFound:
+        return ()
+    return tuple(str(name.value) for name in names)
+
+
+def days_left(certificate: x509.Certificate) -> float:
+    """Days until the certificate expires; negative once it has."""
+    return (certificate.not_valid_after_utc - datetime.now(UTC)) / timedelta(days=1)
+
+
+def _name(text: str) -> x509.Name:
+    return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, text[:64])])  # the longest that X.509 allows
+
+
+def _alternative(host: str) -> x509.GeneralName:
+    try:
+        return x509.IPAddress(ipaddress.ip_address(host))
+    except ValueError:
+        pass
+    labels = host.removesuffix(".").split(".")
+    if not all(label and label.isascii() and label.replace("-", "").isalnum() for label in labels):
+        raise ConfigError(
+            f"host '{host}' is neither a name nor an address; give it as fl.example.org or 192.0.2.7, without a port"
+        )
+    return x509.DNSName(host)
+
+
+def _builder(
+    subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePrivateKey, days: int, **usages: bool
+) -> x509.CertificateBuilder:
+    now = datetime.now(UTC)
+    return (
+        x509.CertificateBuilder(subject_name=subject, issuer_name=issuer, public_key=key.public_key())
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now - timedelta(hours=1))  # a clock of a site may be a little behind
+        .not_valid_after(now + timedelta(days=days))
+        .add_extension(x509.KeyUsage(**{name: usages.get(name, False) for name in _USAGES.split()}), critical=True)
+    )
+
+
+def _signed(
+    builder: x509.CertificateBuilder, key: ec.EllipticCurvePrivateKey, signer: ec.EllipticCurvePrivateKey
+) -> Identity:
+    certificate = builder.sign(signer, hashes.SHA256()).public_bytes(Encoding.PEM)
+    return Identity(certificate, key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()))

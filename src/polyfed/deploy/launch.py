@@ -15,7 +15,7 @@ from pathlib import Path
 
 from polyfed.core.errors import ConfigError, PolyfedError, RunError
 from polyfed.core.version import __version__
-from polyfed.deploy.link import Link
+from polyfed.deploy.flower import Link
 from polyfed.deploy.server_app import Launch, ServedOutcome
 from polyfed.engines.flower import Flower
 from polyfed.runs.event_log import PROGRESS, follow
@@ -26,9 +26,10 @@ from polyfed.runs.opened import Run, open_run
 
 _STATUS_EVERY = 10.0  # seconds between questions to SuperLink whether the run is alive
 
-_APP = """[project]
+_APP = {
+    "pyproject.toml": f"""[project]
 name = "polyfed-app"
-version = "{version}"
+version = "{__version__}"
 license = "Apache-2.0"
 dependencies = []
 
@@ -41,9 +42,8 @@ clientapp = "polyfed_client:client"
 
 [tool.flwr.app.config]
 launch = ""
-"""
-
-_MODULES = {  # one each: a site needs nothing of the server half
+""",
+    # one module each: a site needs nothing of the server half
     "polyfed_server.py": "from polyfed.deploy.server_app import server_app\n\nserver = server_app()\n",
     "polyfed_client.py": "from polyfed.deploy.client_app import site_app\n\nclient = site_app()\n",
 }
@@ -88,9 +88,7 @@ class _Launch:
         self.folder = Path(tempfile.mkdtemp(prefix="polyfed-launch-"))
         self._link = Link(self.folder / "flower", engine.superlink, engine.root_certificates)
         self._callbacks = Callbacks(callbacks)
-        self._run = ""
-        self._asked = 0.0
-        self._gone = ""
+        self._run, self._asked, self._gone = "", 0.0, ""
 
     def __enter__(self) -> _Launch:
         return self
@@ -109,7 +107,10 @@ class _Launch:
             RunError: it failed otherwise, or SuperLink ended.
         """
         launch.write(self.folder)
-        app = self._write_app()
+        app = self.folder / "polyfed-app"
+        app.mkdir()
+        for name, text in _APP.items():
+            (app / name).write_text(text)
         answer = self._link.call("run", str(app), "--run-config", f"launch={json.dumps(str(self.folder))}")
         self._run = str(answer["run-id"])
         out = Path(launch.out)
@@ -120,33 +121,27 @@ class _Launch:
                 f"{self._gone}; all complete rounds are safe: start the server again and continue with "
                 f"'polyfed resume {launch.out}'"
             )
+        if outcome.error and outcome.mendable:
+            raise RunError(outcome.error)
         if outcome.error:
-            raise _failure(outcome)
+            raise ServerHalfError(f"{outcome.error}\n{outcome.details}")
         return open_run(out)
-
-    def _write_app(self) -> Path:
-        app = self.folder / "polyfed-app"
-        app.mkdir()
-        (app / "pyproject.toml").write_text(_APP.format(version=__version__))
-        for name, text in _MODULES.items():
-            (app / name).write_text(text)
-        return app
 
     def _is_over(self) -> bool:
         if ServedOutcome.read(self.folder) is not None or self._gone:
             return True
         if time.monotonic() - self._asked > _STATUS_EVERY:
-            self._asked = time.monotonic()
+            self._asked = time.monotonic()  # each question starts a process of Flower's
             self._gone = self._lost()
         return False
 
     def _lost(self) -> str:
         """Why no outcome can be expected any more, or nothing."""
         try:
-            (found,) = self._link.call("list", "--run-id", self._run)["runs"]
+            (run,) = self._link.call("list", "--run-id", self._run)["runs"]
         except (PolyfedError, KeyError, ValueError) as error:
             return f"SuperLink does not answer any more ({error})"
-        status = str(found.get("status", ""))
+        status = str(run.get("status", ""))
         if not status.startswith("finished") or ServedOutcome.read(self.folder) is not None:
             return ""
         return f"the run has ended at SuperLink without a word (status {status})"
@@ -154,12 +149,6 @@ class _Launch:
 
 class ServerHalfError(Exception):
     """The server half of a deployed run failed in a way that nobody foresaw; the message has its traceback."""
-
-
-def _failure(outcome: ServedOutcome) -> Exception:
-    if outcome.mendable:
-        return RunError(outcome.error)
-    return ServerHalfError(f"{outcome.error}\n{outcome.details}")
 
 
 def _flower(experiment: Experiment) -> Flower:
@@ -173,9 +162,9 @@ def _rooted(experiment: Experiment, base: Path) -> Experiment:
     """With whole paths: the ServerApp runs elsewhere, and without this process's environment."""
     data, engine = experiment.data, _flower(experiment)
     folders = {"dir": data.data_folder, "weights_dir": data.weights_folder, "cache_dir": data.cache_folder}
-    whole = {name: path and Path.cwd() / path for name, path in folders.items()}
+    rooted = {name: path and Path.cwd() / path for name, path in folders.items()}
     certificates = engine.root_certificates and base / engine.root_certificates
     if certificates and not certificates.is_file():
         raise ConfigError(f"run.engine.root_certificates: there is no file '{certificates}'")
     run = experiment.run.model_copy(update={"engine": engine.model_copy(update={"root_certificates": certificates})})
-    return experiment.model_copy(update={"data": data.model_copy(update=whole), "run": run})
+    return experiment.model_copy(update={"data": data.model_copy(update=rooted), "run": run})

@@ -14,15 +14,15 @@ import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from types import FrameType, TracebackType
+from types import FrameType
 
 from polyfed.core.errors import RunError
 
 FAMILY_VARIABLE = "POLYFED_FAMILY"
 """Environment variable that marks every offspring of a ``Processes``, whatever session or parent it has by now."""
 
-_GRACE = 8.0
-_PR_SET_PDEATHSIG = 1
+_GRACE = 8.0  # seconds: Flower's programs, asked to end, take up to five of their own
+_PR_SET_PDEATHSIG = 1  # of Linux's prctl
 
 
 class Processes:
@@ -39,9 +39,7 @@ class Processes:
     def __enter__(self) -> Processes:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *problem: object) -> None:
         self.stop()
 
     def start(self, name: str, command: Sequence[str], environment: Mapping[str, str], folder: Path) -> None:
@@ -56,7 +54,7 @@ class Processes:
                 env={**environment, FAMILY_VARIABLE: self.family},
                 cwd=folder,
                 stdin=subprocess.DEVNULL,
-                start_new_session=True,
+                start_new_session=True,  # a group of its own, which can be signalled as a whole
                 preexec_fn=_die_with_parent(os.getpid()),
             )
         except OSError as error:
@@ -71,7 +69,9 @@ class Processes:
         """Ask everything to end, and kill what has not within ``grace`` seconds."""
         self._signal(signal.SIGTERM)
         limit = time.monotonic() + grace
-        while (self._alive() or offspring(self.family)) and time.monotonic() < limit:
+        while len(self.ended()) < len(self.running) or offspring(self.family):
+            if time.monotonic() > limit:
+                break
             time.sleep(0.05)
         self._signal(signal.SIGKILL)
         for process in self.running.values():
@@ -86,19 +86,16 @@ class Processes:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.kill(pid, number)
 
-    def _alive(self) -> bool:
-        return any(process.poll() is None for process in self.running.values())
-
 
 def offspring(family: str) -> list[int]:
     """Ids of the live processes of a family; empty where there is no /proc, and process groups must do."""
     mark = f"{FAMILY_VARIABLE}={family}".encode()
-    found = []
+    pids = []
     for folder in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):
             if mark in (folder / "environ").read_bytes().split(b"\0"):  # empty for a process that has ended
-                found.append(int(folder.name))
-    return found
+                pids.append(int(folder.name))
+    return pids
 
 
 @contextlib.contextmanager

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import shlex
 import threading
 import time
@@ -9,15 +10,14 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 from polyfed.core.errors import PolyfedError, RunError
-from polyfed.deploy import flower, registry
-from polyfed.deploy.authentication import VARIABLE, Signatures, answering
-from polyfed.deploy.connection import ServerAddress, load_settings
+from polyfed.deploy import flower
+from polyfed.deploy.check_network import ask
 from polyfed.deploy.files import ServerFolder, require_file, write_new
-from polyfed.deploy.gate import caddyfile, find_caddy, require_authentication
+from polyfed.deploy.flower import Link
+from polyfed.deploy.gate import Signatures, answering, caddyfile, require_authentication
 from polyfed.deploy.keys import read_public
-from polyfed.deploy.link import Link
-from polyfed.deploy.probe import ask
 from polyfed.deploy.processes import Processes, stopping
+from polyfed.deploy.settings import ServerAddress, load_settings
 from polyfed.engines.node_keys import fingerprint
 
 _Report = Callable[[str], None]
@@ -43,13 +43,14 @@ def run_server(folder: Path, report: _Report) -> int:
     address = _require_complete(server)
     signatures = Signatures()
     with stopping() as stop, answering(signatures.accepts) as asked, Processes() as processes:
-        environment = flower.flower_environment(server.home) | {VARIABLE: asked}
+        environment = flower.flower_environment(server.home) | {flower.AUTHENTICATION: asked}
         for name, command in server_commands(server, address).items():
             report(f"{name}: cd {shlex.quote(str(server.path))} && {flower.shown_command(command, environment)}")
+            # the gate starts last: nobody is let in before SuperLink knows whom to admit
             processes.start(name, command, environment, server.path)
             if name == "SuperLink":
                 _wait_for_superlink(server, address, processes, stop)
-                admissions = Admissions(server.sites, registry.link_to(server, address), report, signatures.admit)
+                admissions = Admissions(server.sites, flower.link_to(server, address), report, signatures.admit)
                 admissions.refresh()
         report(f"open for sites: {', '.join(f'{host}:{address.port}' for host in address.hosts)}")
         while not stop.wait(_INTERVAL):
@@ -67,7 +68,7 @@ def server_commands(server: ServerFolder, address: ServerAddress) -> dict[str, S
     Raises:
         RunError: a program is not installed.
     """
-    gate = [str(find_caddy()), "run", "--config", str(server.gate), "--adapter", "caddyfile"]
+    gate = [flower.program("caddy"), "run", "--config", str(server.gate), "--adapter", "caddyfile"]
     return {"SuperLink": flower.superlink_command(server, address), "gate": gate}
 
 
@@ -81,10 +82,7 @@ class Admissions:
     def __init__(
         self, sites: Path, link: Link, report: _Report, tell_gate: Callable[[Iterable[str]], None] = lambda keys: None
     ) -> None:
-        self.sites = sites
-        self.link = link
-        self.report = report
-        self._tell_gate = tell_gate
+        self.sites, self.link, self.report, self._tell_gate = sites, link, report, tell_gate
         self.admitted: dict[str, tuple[int, str]] = {}
         self._expelled: set[str] = set()
         self._complaints: set[str] = set()
@@ -95,14 +93,13 @@ class Admissions:
         self._tell_gate(wanted.keys() & self.admitted.keys())
         for key in self.admitted.keys() - wanted.keys():
             node, name = self.admitted[key]
-            if self._done(lambda node=node: registry.unregister(self.link, node)):  # type: ignore[misc]
+            if self._done(self.link.unregister, node):
                 del self.admitted[key]
-                self._expelled.add(key)
+                self._expelled.add(key)  # SuperLink registers no key twice
                 self.report(f"expelled: {name}")
         for key in wanted.keys() - self.admitted.keys():
-            path = wanted[key]
-            if self._done(lambda path=path, key=key: self._admit(path, key)):  # type: ignore[misc]
-                self.report(f"admitted: {path.stem} ({fingerprint(key)})")
+            if self._done(self._admit, wanted[key], key):
+                self.report(f"admitted: {wanted[key].stem} ({fingerprint(key)})")
         self._tell_gate(wanted.keys() & self.admitted.keys())
 
     def _admit(self, path: Path, key: str) -> None:
@@ -110,17 +107,17 @@ class Admissions:
             raise RunError(
                 f"{path.name} was expelled; give the site a new key, or start the server anew to take it back"
             )
-        self.admitted[key] = (registry.register(self.link, path), path.stem)
+        self.admitted[key] = (self.link.register(path), path.stem)
 
     def _wanted(self) -> dict[str, Path]:
-        found: dict[str, Path] = {}
+        paths: dict[str, Path] = {}
         for path in sorted(self.sites.glob("*.pub")):
-            self._done(lambda path=path: found.setdefault(read_public(path), path))  # type: ignore[misc]
-        return found
+            self._done(lambda path: paths.setdefault(read_public(path), path), path)
+        return paths
 
-    def _done(self, action: Callable[[], object]) -> bool:
+    def _done(self, action: Callable[..., object], *arguments: object) -> bool:
         try:
-            action()
+            action(*arguments)
         except PolyfedError as error:
             if str(error) not in self._complaints:
                 self.report(f"warning: {error}")
@@ -143,19 +140,13 @@ def _require_complete(server: ServerFolder) -> ServerAddress:
 def _wait_for_superlink(
     server: ServerFolder, address: ServerAddress, processes: Processes, stop: threading.Event
 ) -> None:
-    limit = time.monotonic() + _START_TIMEOUT
-    while not stop.is_set() and not _is_healthy(server, address):
+    limit, here = time.monotonic() + _START_TIMEOUT, ("127.0.0.1", address.superlink_port)
+    while not stop.is_set():
+        with contextlib.suppress(RunError):
+            if ask(*here, "/health", server.authority[0]).status == 200:
+                return
         if ended := processes.ended():
             raise RunError(f"SuperLink ended with exit code {ended['SuperLink']} at its start; see its output above")
         if time.monotonic() > limit:
-            raise RunError(
-                f"SuperLink does not answer on 127.0.0.1:{address.superlink_port} after {_START_TIMEOUT:g} s"
-            )
+            raise RunError(f"SuperLink does not answer on 127.0.0.1:{here[1]} after {_START_TIMEOUT:g} s")
         stop.wait(0.2)
-
-
-def _is_healthy(server: ServerFolder, address: ServerAddress) -> bool:
-    try:
-        return ask("127.0.0.1", address.superlink_port, "/health", server.authority[0]).status == 200
-    except RunError:
-        return False

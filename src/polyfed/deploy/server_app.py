@@ -10,9 +10,9 @@ import contextlib
 import json
 import logging
 import traceback
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar, Self
 
 from polyfed.core.errors import PolyfedError
 from polyfed.core.files import private_files, write_atomically
@@ -23,31 +23,34 @@ from polyfed.runs.event_log import PROGRESS, EventLog
 from polyfed.runs.experiment import Experiment
 
 
-@dataclass(frozen=True)
-class Launch:
-    """What a launch asks for: a new run of the experiment in its folder, or the resumption of a run.
+class _Note:
+    """What is left as a file in the folder of a launch."""
 
-    Attributes:
-        out: run folder.
-        resume: whether to continue it.
-    """
-
-    out: str
-    resume: bool
+    file: ClassVar[str]
 
     def write(self, folder: Path) -> None:
         """Leave it in the launch's folder."""
-        write_atomically(folder / "launch.json", json.dumps(asdict(self)).encode())
+        write_atomically(folder / self.file, json.dumps(vars(self)).encode())
 
     @classmethod
-    def read(cls, folder: Path) -> Launch:
-        """The launch of a folder."""
-        return cls(**json.loads((folder / "launch.json").read_bytes()))
+    def read(cls, folder: Path) -> Self | None:
+        """What a launch's folder has of it, or None."""
+        path = folder / cls.file
+        return cls(**json.loads(path.read_bytes())) if path.is_file() else None
 
 
 @dataclass(frozen=True)
-class ServedOutcome:
-    """How a launch ended.
+class Launch(_Note):
+    """What a launch asks for: a new run of the experiment in its folder ``out``, or to ``resume`` a run."""
+
+    file: ClassVar[str] = "launch.json"
+    out: str
+    resume: bool
+
+
+@dataclass(frozen=True)
+class ServedOutcome(_Note):
+    """How a launch ended: it has none before.
 
     Attributes:
         error: what went wrong, or empty.
@@ -55,19 +58,10 @@ class ServedOutcome:
         details: traceback.
     """
 
+    file: ClassVar[str] = "outcome.json"
     error: str = ""
     mendable: bool = False
     details: str = ""
-
-    def write(self, folder: Path) -> None:
-        """Leave it in the launch's folder."""
-        write_atomically(folder / "outcome.json", json.dumps(asdict(self)).encode())
-
-    @classmethod
-    def read(cls, folder: Path) -> ServedOutcome | None:
-        """The outcome in a launch's folder, or None if it has not ended."""
-        path = folder / "outcome.json"
-        return cls(**json.loads(path.read_bytes())) if path.is_file() else None
 
 
 def server_app() -> Any:
@@ -87,6 +81,7 @@ def server_app() -> Any:
 def _serve(grid: Any, folder: Path) -> None:
     log_plainly(logging.WARNING, "%(levelname)s: %(message)s")
     launch = Launch.read(folder)
+    assert launch is not None  # whoever launched the run wrote it first
     out = Path(launch.out)
     try:
         with within(grid), contextlib.closing(EventLog(folder / PROGRESS)) as log:  # without rounds of launches before
@@ -96,14 +91,12 @@ def _serve(grid: Any, folder: Path) -> None:
                 run(Experiment.load(folder / "experiment.yaml"), out, [log])
     except (KeyboardInterrupt, SystemExit):  # how Flower ends a ServerApp
         remedy = f"start the server again, if it has ended, and continue with 'polyfed resume {out}'"
-        ServedOutcome(f"the run was stopped at SuperLink; all complete rounds are safe: {remedy}", mendable=True).write(
-            folder
-        )
+        problem = f"the run was stopped at SuperLink; all complete rounds are safe: {remedy}"
+        ServedOutcome(problem, mendable=True).write(folder)
         raise
     except BaseException as error:
-        text = str(error) if isinstance(error, PolyfedError) else f"{type(error).__name__}: {error}"
-        ServedOutcome(text or type(error).__name__, isinstance(error, PolyfedError), traceback.format_exc()).write(
-            folder
-        )
+        mendable = isinstance(error, PolyfedError)
+        problem = str(error) if mendable else f"{type(error).__name__}: {error}"
+        ServedOutcome(problem or type(error).__name__, mendable, traceback.format_exc()).write(folder)
         raise  # so that Flower's own record of the run says failed as well
     ServedOutcome().write(folder)

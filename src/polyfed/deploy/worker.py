@@ -1,23 +1,60 @@
 """A site's worker: the process in which its data and models stay, and in which its clients' steps are performed.
 
-It listens on a socket that only the site's user can open, and serves one message after the other.
+It listens on a socket that only the site's user can open, and serves one message after the other: JSON, and raw bytes.
 """
 
 from __future__ import annotations
 
+import json
 import logging
+import os
 import sys
-from collections.abc import Callable, Sequence
-from multiprocessing.connection import Connection, Listener
+import time
+from collections.abc import Callable, Mapping, Sequence
+from multiprocessing.connection import Client, Connection, Listener
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from polyfed.core.files import private_files
 from polyfed.core.untrusted import log_plainly
-from polyfed.deploy.worker_ipc import receive, send
-from polyfed.engines.flower_client import Serve
+from polyfed.wire.frames import Frame
+
+if TYPE_CHECKING:  # the module imports Flower, which a worker does without
+    from polyfed.engines.flower_records import MessageFields, Serve
 
 _log = logging.getLogger(__name__)
+_BOUNDARY = 64
+_STARTING = 120.0  # seconds that a worker may take to come up, or to come back
+
+
+def call_worker(
+    address: str, kind: str, fields: MessageFields, frames: Sequence[Frame], config: Mapping[str, Any]
+) -> tuple[MessageFields, Sequence[Frame]]:
+    """Have the worker serve a message; see ``flower_records.Serve``.
+
+    Raises:
+        ConnectionError: the worker is not there, or died over it; the message can be sent again.
+    """
+    try:
+        with _connected(address) as connection:
+            send(connection, {"kind": kind, "fields": fields, "config": dict(config)}, frames)
+            content, reply = receive(connection)
+    except (EOFError, OSError) as error:
+        raise ConnectionError(f"the site's worker died in this step ({type(error).__name__})") from error
+    return dict(content["fields"]), reply
+
+
+def _connected(address: str) -> Connection[Any, Any]:
+    end = time.monotonic() + _STARTING
+    while True:
+        try:
+            return Client(address, family="AF_UNIX")
+        except (FileNotFoundError, ConnectionRefusedError):
+            if time.monotonic() > end:
+                raise
+            time.sleep(0.2)
 
 
 def serve_errands(address: Path, serve: Serve, go_on: Callable[[], bool] = lambda: True) -> None:
@@ -25,10 +62,10 @@ def serve_errands(address: Path, serve: Serve, go_on: Callable[[], bool] = lambd
 
     Args:
         address: path of the socket, in a folder that only this user can enter; an old one is replaced.
-        serve: see ``flower_client.Serve``.
+        serve: see ``flower_records.Serve``.
         go_on: asked before each message.
     """
-    address.unlink(missing_ok=True)
+    address.unlink(missing_ok=True)  # of a worker that was killed
     with Listener(str(address), family="AF_UNIX") as listener:
         while go_on():
             try:
@@ -43,6 +80,36 @@ def _serve_one(connection: Connection[Any, Any], serve: Serve) -> None:
     content, frames = receive(connection)
     fields, reply = serve(content["kind"], content["fields"], frames, content["config"])
     send(connection, {"fields": fields}, reply)
+
+
+def send(connection: Connection[Any, Any], content: Mapping[str, Any], frames: Sequence[Frame]) -> None:
+    """Send JSON, then the bytes of the frames as they are."""
+    layout = [(frame.header, [buffer.nbytes for buffer in frame.buffers]) for frame in frames]
+    connection.send_bytes(json.dumps({**content, "layout": layout}).encode())
+    for left in (buffer for frame in frames for buffer in frame.buffers):
+        while left:  # a socket takes as much as it has room for
+            left = left[os.write(connection.fileno(), left) :]
+
+
+def receive(connection: Connection[Any, Any]) -> tuple[dict[str, Any], list[Frame]]:
+    """What ``send`` sent."""
+    content = json.loads(connection.recv_bytes())
+    layout = content.pop("layout")
+    frames = [Frame(str(header), [_read(connection, int(size)) for size in sizes]) for header, sizes in layout]
+    return content, frames
+
+
+def _read(connection: Connection[Any, Any], size: int) -> memoryview:
+    """Bytes on a boundary of 64, where tensors need no copy of them."""
+    memory = np.empty(size + _BOUNDARY, dtype=np.uint8)
+    start = -memory.ctypes.data % _BOUNDARY
+    received = left = memory[start : start + size].data
+    while left:
+        count = os.readv(connection.fileno(), [left])
+        if not count:
+            raise EOFError
+        left = left[count:]
+    return received
 
 
 def serve_worker(arguments: Sequence[str]) -> None:

@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import ClassVar, TypeVar
 
+import torch
+
 from polyfed.core.settings import Component
 from polyfed.engines.site import RunSpec, Site
 from polyfed.federation.cohort import Engine
@@ -16,6 +18,28 @@ from polyfed.federation.settings import SiteSettings
 from polyfed.wire.limits import Limits
 
 _T = TypeVar("_T")
+
+
+@dataclass(frozen=True)
+class PortableSite:
+    """All clients of a run as another process on this machine or cluster opens them: text, so that it travels.
+
+    Attributes:
+        settings, limits: JSON of the clients with their data, and of the limits on what is received.
+        states, vocabulary: folders of what clients keep, and of what is learnt from the public set.
+    """
+
+    settings: str
+    limits: str
+    states: str
+    vocabulary: str
+
+    def open(self, spec: RunSpec) -> Site:
+        """The site, in this process, which from now on computes with as many threads as the run has."""
+        settings = SiteSettings.model_validate_json(self.settings)
+        torch.set_num_threads(settings.run.threads)
+        limits = Limits.model_validate_json(self.limits)
+        return Site.open(settings, spec, Path(self.states), vocabulary=Path(self.vocabulary), limits=limits)
 
 
 @dataclass(frozen=True)
@@ -46,9 +70,10 @@ class Hosting:
         return self.folder / "checkpoints" / "clients"
 
     @property
-    def vocabulary(self) -> Path:
-        """Folder of what is learnt from the public set."""
-        return self.folder / "vocabulary"
+    def portable(self) -> PortableSite:
+        """The same for other processes."""
+        settings, limits = self.settings.model_dump_json(), self.limits.model_dump_json()
+        return PortableSite(settings, limits, str(self.states), str(self.folder / "vocabulary"))
 
     def here(self) -> Site:
         """All clients in this process."""
@@ -56,7 +81,7 @@ class Hosting:
             self.settings,
             self.spec,
             self.states,
-            vocabulary=self.vocabulary,
+            vocabulary=self.folder / "vocabulary",
             federation=self.federation,
             limits=self.limits,
         )

@@ -14,10 +14,9 @@ import os
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextvars import ContextVar
-from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, TypeVar, cast
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, TypeVar
 
 import torch
 from pydantic import Field
@@ -34,10 +33,8 @@ from polyfed.wire.messages import Answer, Request
 
 if TYPE_CHECKING:
     from polyfed.engines.flower_grid import Roster
-    from polyfed.engines.flower_sites import RegisteredSites
 
 _T = TypeVar("_T")
-_log = logging.getLogger(__name__)
 
 _GRID: ContextVar[Any] = ContextVar("grid", default=None)
 
@@ -92,9 +89,7 @@ class Flower(EngineSettings):
         """Run ``body`` over a simulation, or, inside a ServerApp, over the SuperLink's grid."""
         be_quiet()
         if not self.is_deployed:
-            simulation = _Simulation(self, hosting, body)
-            simulation.run()
-            return cast("_T", simulation.outcome[0])
+            return _simulated_run(self, hosting, body)
         if _GRID.get() is None:
             raise ConfigError("run.engine.superlink is set: start this run with 'polyfed run' or 'polyfed resume'")
         return body(self.over(_GRID.get(), hosting))
@@ -106,26 +101,22 @@ class Flower(EngineSettings):
             ExchangeError: not all sites joined in time, or one cannot take part.
         """
         from polyfed.engines.flower_grid import Roster
-        from polyfed.engines.flower_sites import RegisteredSites, SimulatedSites
+        from polyfed.engines.flower_sites import RegisteredSites, Sites
 
         spec = hosting.spec.model_dump_json()
         if infos := hosting.federation.infos:  # a simulation: the server knows who there is
-            roster = Roster(grid, SimulatedSites(grid), spec, self.poll, self.absence)
+            roster = Roster(grid, Sites(grid), spec, self.poll, self.absence)
             roster.require([info.id for info in infos], self.join)
-        else:
-            sites = RegisteredSites(grid, self.sites, hosting.noticed, self.clients)
-            roster = Roster(grid, sites, spec, self.poll, self.absence)
-            infos = self._gathered(roster, sites, hosting)
-        return FlowerEngine(infos, roster, self, hosting.limits)
-
-    def _gathered(self, roster: Roster, sites: RegisteredSites, hosting: Hosting) -> tuple[ClientInfo, ...]:
+            return FlowerEngine(infos, roster, self, hosting.limits)
+        sites = RegisteredSites(grid, self.sites, hosting.noticed, self.clients)
+        roster = Roster(grid, sites, spec, self.poll, self.absence)
         if hosting.has_begun:
             infos = sites.recall(hosting.folder)
             roster.find([info.id for info in infos], self.absence)  # who is away now may come back later
         else:
             infos = roster.gather(self.sites, self.join)
             sites.remember(hosting.folder)
-        return infos
+        return FlowerEngine(infos, roster, self, hosting.limits)
 
 
 @contextlib.contextmanager
@@ -142,10 +133,7 @@ class FlowerEngine:
     """Executes steps on the nodes of a grid; see ``Engine``."""
 
     def __init__(self, infos: tuple[ClientInfo, ...], roster: Roster, settings: Flower, limits: Limits) -> None:
-        self._infos = infos
-        self._roster = roster
-        self._settings = settings
-        self._limits = limits
+        self._infos, self._roster, self._settings, self._limits = infos, roster, settings, limits
         self.stopped = threading.Event()
 
     def clients(self) -> tuple[ClientInfo, ...]:
@@ -161,63 +149,54 @@ class FlowerEngine:
             yield carried.answer(request.client)
 
 
-@dataclass
-class _Simulation:
-    """Flower's simulation: the server half runs in its ServerApp thread, clients in its Ray processes."""
-
-    settings: Flower
-    hosting: Hosting
-    body: Callable[[Engine], Any]
-    engine: FlowerEngine | None = None
-    outcome: list[Any] = field(default_factory=list)
-    failure: list[BaseException] = field(default_factory=list)
-    ended: threading.Event = field(default_factory=threading.Event)
-
-    def run(self) -> None:
-        """Leave in ``outcome`` what the body returns; raise what it raises."""
-        _hush()
-        from flwr.serverapp import ServerApp
-        from flwr.simulation import run_simulation
-
-        from polyfed.engines.flower_client import client_app
-        from polyfed.engines.flower_node import Node, simulated
-
-        app = ServerApp()
-        app.main()(self._main)
-        threads = self.hosting.settings.run.threads
-        resources: dict[str, Any] = {
-            "num_cpus": threads,
-            "num_gpus": self.settings.gpus,
-            "max_restarts": -1,  # Flower puts a process that died back into its pool: Ray must start it again,
-            "max_task_retries": 1,  # and messages must wait for it instead of failing meanwhile
-        }
-        try:
-            with ray_here(num_cpus=max(os.cpu_count() or 1, threads)):
-                run_simulation(
-                    server_app=app,
-                    client_app=client_app(Node(simulated(self.hosting))),
-                    num_supernodes=self.settings.nodes,
-                    backend_config={"client_resources": resources},
-                )
-        except BaseException as error:
-            if self.engine is not None:
-                self.engine.stopped.set()
-                self.ended.wait()
-            if not self.failure:
-                raise ExchangeError(f"Flower's simulation failed: {error}") from error
-        if self.failure:
-            raise self.failure[0]
-
-    def _main(self, grid: Any, context: Any) -> None:
-        torch.set_num_threads(self.hosting.settings.run.threads)
-        try:
-            self.engine = self.settings.over(grid, self.hosting)
-            self.outcome.append(self.body(self.engine))
-        except BaseException as error:
-            self.failure.append(error)
-        finally:
-            self.ended.set()
-
-
-def _hush() -> None:
+def _simulated_run(settings: Flower, hosting: Hosting, body: Callable[[Engine], _T]) -> _T:
+    """What the body returns, run in the ServerApp thread of Flower's simulation, with clients in its Ray processes."""
     logging.getLogger("flwr").setLevel(logging.CRITICAL)  # what fails is told to whoever asked, with its traceback
+    from flwr.serverapp import ServerApp
+
+    # ``flwr run`` is what replaces it, and leaves a SuperLink running on this machine
+    from flwr.simulation import run_simulation
+
+    from polyfed.engines.flower_node import Node, simulated
+    from polyfed.engines.flower_records import client_app
+
+    engines: list[FlowerEngine] = []
+    outcome: list[_T] = []
+    failures: list[BaseException] = []
+    ended = threading.Event()
+    app, threads = ServerApp(), hosting.settings.run.threads
+
+    @app.main()
+    def main(grid: Any, context: Any) -> None:
+        torch.set_num_threads(threads)
+        try:
+            engines.append(settings.over(grid, hosting))
+            outcome.append(body(engines[0]))
+        except BaseException as error:
+            failures.append(error)
+        finally:
+            ended.set()
+
+    resources: dict[str, Any] = {
+        "num_cpus": threads,
+        "num_gpus": settings.gpus,
+        "max_restarts": -1,  # Flower puts a process that died back into its pool: Ray must start it again,
+        "max_task_retries": 1,  # and messages must wait for it instead of failing meanwhile
+    }
+    try:
+        with ray_here(num_cpus=max(os.cpu_count() or 1, threads)):
+            run_simulation(
+                server_app=app,
+                client_app=client_app(Node(simulated(hosting))),
+                num_supernodes=settings.nodes,
+                backend_config={"client_resources": resources},
+            )
+    except BaseException as error:
+        if engines:  # its thread may still wait for replies, which do not come any more
+            engines[0].stopped.set()
+            ended.wait()
+        if not failures:
+            raise ExchangeError(f"Flower's simulation failed: {error}") from error
+    if failures:
+        raise failures[0]
+    return outcome[0]

@@ -10,10 +10,10 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from textwrap import shorten
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from flwr.app import Message
 
@@ -23,32 +23,15 @@ from polyfed.engines.flower_pull import DESCRIPTION_BYTES, Refusal, largest_repl
 from polyfed.engines.flower_records import SharedRecords, from_records, to_records
 from polyfed.engines.flower_sites import Sites
 from polyfed.federation.client import ClientInfo
-from polyfed.wire.envelopes import Envelope, answer_of, envelope_requests
 from polyfed.wire.limits import Limits
-from polyfed.wire.messages import Answer, Request
+from polyfed.wire.messages import Answer, Envelope, Request, answer_of, envelope_requests
+
+if TYPE_CHECKING:
+    from polyfed.engines.flower import Flower
 
 _log = logging.getLogger(__name__)
 _DESCRIBING = 300.0  # seconds that a node may take to say who it is
 _AHEAD = 2  # messages a node is given before the reply to the first is taken
-
-
-class ExchangeSettings(Protocol):
-    """The settings of the engine that exchanges need."""
-
-    @property
-    def is_deployed(self) -> bool: ...  # noqa: D102
-
-    @property
-    def absence(self) -> float: ...  # noqa: D102 - see Flower
-
-    @property
-    def retries(self) -> int: ...  # noqa: D102
-
-    @property
-    def message_bytes(self) -> int: ...  # noqa: D102
-
-    @property
-    def poll(self) -> float: ...  # noqa: D102
 
 
 @dataclass
@@ -80,16 +63,16 @@ class Roster:
         Raises:
             ExchangeError: some did not join in time, or cannot take part.
         """
-        self._wait(lambda: not self._absent(sites), seconds)
+
+        def absent() -> list[str]:  # sites of which no node has said who it is, nor why it cannot take part
+            return [site for site in sites if site not in self._described and site not in self.problems]
+
+        self._wait(lambda: not absent(), seconds)
         problems = [f"{site}: {self.problems[site]}" for site in sites if site in self.problems]
-        problems += [f"{site}: did not join within {seconds:g} s" for site in self._absent(sites)]
+        problems += [f"{site}: did not join within {seconds:g} s" for site in absent()]
         if problems:
             raise ExchangeError(f"not all sites can take part: {'; '.join(problems)}")
         return tuple(info for site in sites for info in self._described[site])
-
-    def _absent(self, sites: Sequence[str]) -> list[str]:
-        """Sites of which no node has said who it is, nor why it cannot take part."""
-        return [site for site in sites if site not in self._described and site not in self.problems]
 
     def find(self, clients: Sequence[str], seconds: float) -> list[str]:
         """Wait until every client is on some node; returns those that are not."""
@@ -110,29 +93,26 @@ class Roster:
     def node(self, client: str) -> int | None:
         """The node of a client, or None if it has been missed for more than ``absence`` seconds."""
         missed = self._missed.setdefault(client, time.monotonic())
-        self._wait(lambda: self.node_of.get(client) in self.online(), missed + self.absence - time.monotonic())
+        self._wait(lambda: self.node_of.get(client) in self.sites.online(), missed + self.absence - time.monotonic())
         node = self.node_of.get(client)
-        if node not in self.online():
+        if node not in self.sites.online():
             return None
         del self._missed[client]
         return node
 
-    def _wait(self, met: Any, seconds: float) -> None:
+    def _wait(self, met: Callable[[], bool], seconds: float) -> None:
         end = time.monotonic() + seconds
         while not met():
-            self._asked.intersection_update(self.online())  # who was away may have been mended
-            if unknown := [node for node in self.online() if node not in self._asked]:
+            self._asked.intersection_update(self.sites.online())  # who was away may have been mended
+            if unknown := [node for node in self.sites.online() if node not in self._asked]:
                 self._describe(unknown, min(max(end - time.monotonic(), 1.0), _DESCRIBING))
             if met() or time.monotonic() > end:  # a node that never says who it is must not be asked for ever
                 return
             time.sleep(self.poll)
 
-    def online(self) -> list[int]:
-        """Nodes that are connected and may take part."""
-        return list(self.sites.online())
-
     def _describe(self, nodes: Sequence[int], seconds: float) -> None:
         self._asked.update(nodes)
+        # Flower draws node ids anew at each start, and only nodes know whose clients they host
         content = to_records({"spec": self.spec}, [])
         questions = [Message(content, node, "query.describe", group_id="describe") for node in nodes]
         sent = {name: node for name, node in zip(push(self.grid, questions), nodes, strict=True) if name}
@@ -158,16 +138,13 @@ class Roster:
             if "error" in fields:
                 self.problems[site] = plain(shorten(str(fields["error"]), 1000))
                 return
-            infos = [ClientInfo.from_json(entry) for entry in fields["clients"]]  # type: ignore[attr-defined]
+            infos = [ClientInfo.from_json(entry) for entry in fields["clients"]]
             self.sites.admit(node, infos)
         except (PayloadError, KeyError, TypeError) as error:
             name, reason = self.sites.name(node), f"its node described itself wrongly: {error}"
             _log.warning("%s: %s", name, reason)
             self.problems[name] = reason
             return
-        self._seat(site, infos, node)
-
-    def _seat(self, site: str, infos: list[ClientInfo], node: int) -> None:
         self.problems.pop(site, None)
         for info in self._described.get(site, ()):  # it may have fewer than before
             self.node_of.pop(info.id, None)
@@ -185,8 +162,8 @@ def push(grid: Any, messages: Sequence[Any]) -> list[str]:
 class _Bundle:
     """Requests to clients of one node that travel as one message."""
 
-    requests: list[Request]
-    envelopes: list[Envelope]
+    requests: list[Request] = field(default_factory=list)
+    envelopes: list[Envelope] = field(default_factory=list)
     message: str = ""
     pushed: float = 0.0
     sent: int = 0
@@ -213,7 +190,7 @@ class GridExchange:
         roster: Roster,
         requests: Sequence[Request],
         deadline: float | None,
-        settings: ExchangeSettings,
+        settings: Flower,
         limits: Limits,
         stopped: threading.Event,
     ) -> None:
@@ -224,8 +201,8 @@ class GridExchange:
         self._answers: dict[str, Answer] = {}
         self._queues: dict[int | None, deque[_Bundle]] = {}
         self._bundle_of: dict[str, _Bundle] = {}
-        self._online = set(roster.online())
-        for bundle in list(self._bundles(requests, envelopes)):
+        self._online = set(roster.sites.online())
+        for bundle in self._bundles(requests, envelopes):
             self._queues.setdefault(roster.node_of.get(bundle.first), deque()).append(bundle)
             self._bundle_of |= dict.fromkeys((request.client for request in bundle.requests), bundle)
         self._top_up(*self._queues)
@@ -244,23 +221,22 @@ class GridExchange:
 
     # ---- sending
 
-    def _bundles(self, requests: Sequence[Request], envelopes: Sequence[Envelope]) -> Iterator[_Bundle]:
-        open_bundles: dict[int | None, _Bundle] = {}
+    def _bundles(self, requests: Sequence[Request], envelopes: Sequence[Envelope]) -> list[_Bundle]:
+        bundles: list[_Bundle] = []
+        latest: dict[int | None, _Bundle] = {}
         for request, envelope in zip(requests, envelopes, strict=True):
             node = self._roster.node_of.get(request.client)
-            bundle = open_bundles.get(node)
-            if bundle is None or self._bytes([*bundle.envelopes, envelope]) > self._settings.message_bytes:
-                bundle = open_bundles[node] = _Bundle([], [])
-                bundle.requests.append(request)
-                bundle.envelopes.append(envelope)
-                yield bundle
-            else:
-                bundle.requests.append(request)
-                bundle.envelopes.append(envelope)
-
-    def _bytes(self, envelopes: Sequence[Envelope]) -> int:
-        # replies are counted as large as requests: what limits a message limits its reply
-        return sum(raw.nbytes for envelope in envelopes for k in envelope.places for raw in self._frames[k].buffers)
+            places = [*envelope.places]
+            for other in latest[node].envelopes if node in latest else ():
+                places += other.places
+            # replies are counted as large as requests: what limits a message limits its reply
+            size = sum(raw.nbytes for place in places for raw in self._frames[place].buffers)
+            if node not in latest or size > self._settings.message_bytes:
+                latest[node] = _Bundle()
+                bundles.append(latest[node])
+            latest[node].requests.append(request)
+            latest[node].envelopes.append(envelope)
+        return bundles
 
     def _top_up(self, *nodes: int | None) -> None:
         """Keep nodes a few messages ahead; one that is not taken is offered again when its answer is wanted."""
@@ -284,15 +260,11 @@ class GridExchange:
     def _message(self, bundle: _Bundle, node: int) -> Any:
         own = sorted({place for envelope in bundle.envelopes for place in envelope.places})
         entries = [
-            {
-                "client": request.client,
-                "text": envelope.text,
-                "places": [own.index(place) for place in envelope.places],
-            }
+            {"client": request.client, "text": envelope.text, "places": [own.index(place) for place in envelope.places]}
             for request, envelope in zip(bundle.requests, bundle.envelopes, strict=True)
         ]
         checked = self._settings.is_deployed  # what does not leave this machine needs no checksums
-        fields: dict[str, object] = {"spec": self._roster.spec, "checked": checked, "requests": entries}
+        fields = {"spec": self._roster.spec, "checked": checked, "requests": entries}
         content = to_records(fields, [self._frames[place] for place in own], self._records)
         group = str(bundle.requests[0].round)
         ttl = None if self._deadline is None else self._patience(bundle) + 60.0
@@ -304,20 +276,21 @@ class GridExchange:
         """Answers of all clients of a bundle; a message that was lost with its node or process is sent again."""
         while True:
             if not bundle.message and (problem := self._resent(bundle)):
-                return self._failed(bundle, problem)
+                return _failed(bundle, problem)
             message = self._pull(bundle)
             if message is None:
-                return self._failed(bundle, f"no answer within {self._deadline:g} s")
+                return _failed(bundle, f"no answer within {self._deadline:g} s")
             if not message.has_error():
                 return self._opened(bundle, message)
+            # errors of the SuperLink itself carry its own node id, so the message that is answered tells whose it is
             reason = shorten(str(message.error.reason), 200)
             if isinstance(message, Refusal) and message.final:
-                return self._failed(bundle, reason)
+                return _failed(bundle, reason)
             _log.warning("client %s: Flower reports %s", bundle.first, reason)
             bundle.message = ""
             if bundle.sent > self._settings.retries:
                 times = f"{bundle.sent} times; run.engine.retries is {self._settings.retries}"
-                return self._failed(bundle, f"its node or process failed ({times}): {reason}")
+                return _failed(bundle, f"its node or process failed ({times}): {reason}")
 
     def _resent(self, bundle: _Bundle) -> str:
         """Give the message to the node where its clients are now; what is in the way, if it cannot be."""
@@ -331,9 +304,9 @@ class GridExchange:
     def _pull(self, bundle: _Bundle) -> Any | None:
         end = None if self._deadline is None else bundle.pushed + self._patience(bundle)
         while True:
-            for _, message in pulled(
-                self._roster.grid, [bundle.message], largest_reply(self._limits, len(bundle.requests))
-            ):
+            # pulled one by one: ``Grid.send_and_receive`` sleeps for seconds, and holds all replies at once
+            most = largest_reply(self._limits, len(bundle.requests))
+            for _, message in pulled(self._roster.grid, [bundle.message], most):
                 return message
             if self._stopped.is_set():
                 raise ExchangeError("the run was stopped")
@@ -349,20 +322,21 @@ class GridExchange:
         try:
             fields, frames = from_records(message.content, self._limits.text_bytes * len(bundle.requests))
             if "error" in fields:
-                return self._failed(bundle, str(fields["error"]))
-            entries = {str(entry["client"]): entry for entry in fields["answers"]}  # type: ignore[attr-defined]
-            return [self._one(request.client, entries, frames) for request in bundle.requests]
+                return _failed(bundle, str(fields["error"]))
+            entries = {str(entry["client"]): entry for entry in fields["answers"]}
+            answers = []
+            for client in (request.client for request in bundle.requests):
+                if (entry := entries.get(client)) is None:
+                    answers.append(Answer(client, error="its node did not answer for it"))
+                else:
+                    first, last = map(int, entry["parts"])
+                    answers.append(answer_of(client, str(entry["text"]), frames[first:last], self._limits))
+            return answers
         except PayloadError as error:
-            return self._failed(bundle, str(error))
+            return _failed(bundle, str(error))
         except (KeyError, TypeError, ValueError, OverflowError, AttributeError) as error:
-            return self._failed(bundle, f"damaged message: {type(error).__name__}: {error}")
+            return _failed(bundle, f"damaged message: {type(error).__name__}: {error}")
 
-    def _one(self, client: str, entries: dict[str, Any], frames: Sequence[Any]) -> Answer:
-        entry = entries.get(client)
-        if entry is None:
-            return Answer(client, error="its node did not answer for it")
-        first, last = entry["parts"]
-        return answer_of(client, str(entry["text"]), frames[int(first) : int(last)], self._limits)
 
-    def _failed(self, bundle: _Bundle, reason: str) -> list[Answer]:
-        return [Answer(request.client, error=reason) for request in bundle.requests]
+def _failed(bundle: _Bundle, reason: str) -> list[Answer]:
+    return [Answer(request.client, error=reason) for request in bundle.requests]

@@ -7,23 +7,21 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import torch
 from pydantic import ValidationError
 
 from polyfed.core.errors import PayloadError, PolyfedError
 from polyfed.core.untrusted import read_json
 from polyfed.core.version import __version__
-from polyfed.engines.engine import Hosting
-from polyfed.engines.flower_client import MessageFields
+from polyfed.engines.engine import Hosting, PortableSite
 from polyfed.engines.site import RunSpec, Site
-from polyfed.federation.settings import SiteSettings
-from polyfed.wire.envelopes import envelope_answer, request_of
 from polyfed.wire.frames import Frame
 from polyfed.wire.framing import SCHEMA
-from polyfed.wire.limits import Limits
-from polyfed.wire.messages import Answer
+from polyfed.wire.messages import Answer, envelope_answer, request_of
+
+if TYPE_CHECKING:  # the module imports Flower, which a site's worker does without
+    from polyfed.engines.flower_records import MessageFields
 
 _log = logging.getLogger(__name__)
 
@@ -51,7 +49,7 @@ Opener = Callable[[str, Mapping[str, Any]], Host]
 
 @dataclass(frozen=True)
 class Node:
-    """Serves the messages of a node; see ``flower_client.Serve``."""
+    """Serves the messages of a node; see ``flower_records.Serve``."""
 
     opener: Opener
 
@@ -61,22 +59,8 @@ class Node:
         """Describe the node's clients, or perform their requests."""
         if kind == "describe":
             return self._describe(fields, config), []
-        return self._perform(fields, frames, config)
-
-    def _describe(self, fields: MessageFields, config: Mapping[str, Any]) -> MessageFields:
         try:
-            host = self.opener(str(fields["spec"]), config)
-        except Exception as error:
-            _log.exception("this site cannot take part")
-            return {"site": site_name(config), "error": f"{type(error).__name__}: {error}"}
-        infos = [asdict(info) for info in host.site.infos if info.id in host.clients]
-        return {"site": host.name, "clients": infos}
-
-    def _perform(
-        self, fields: MessageFields, frames: Sequence[Frame], config: Mapping[str, Any]
-    ) -> tuple[MessageFields, Sequence[Frame]]:
-        try:
-            asked: list[dict[str, Any]] = list(fields["requests"])  # type: ignore[call-overload]
+            entries: list[dict[str, Any]] = list(fields["requests"])  # type: ignore[call-overload]
             spec, checked = str(fields["spec"]), bool(fields.get("checked", True))
         except (KeyError, TypeError) as error:
             return {"error": f"damaged message: {error}"}, []
@@ -85,11 +69,25 @@ class Node:
         except Exception as error:
             _log.exception("this site cannot take part")
             reason = f"{type(error).__name__}: {error}"
-            return _replies([Answer(str(entry.get("client")), error=reason) for entry in asked])
-        return _replies([_one(host, entry, frames) for entry in asked], checksums=checked)
+            return _replies([Answer(str(entry.get("client")), error=reason) for entry in entries])
+        return _replies([_performed(host, entry, frames) for entry in entries], checksums=checked)
+
+    def _describe(self, fields: MessageFields, config: Mapping[str, Any]) -> MessageFields:
+        try:
+            host = self.opener(str(fields["spec"]), config)
+        except Exception as error:
+            _log.exception("this site cannot take part")
+            path = config.get("config")  # a site that cannot be opened is called after its folder
+            name = Path(path).resolve().parent.name if isinstance(path, str) else None
+            return {
+                "site": name if name is not None else f"node-{config.get('partition-id', '?')}",
+                "error": f"{type(error).__name__}: {error}",
+            }
+        infos = [asdict(info) for info in host.site.infos if info.id in host.clients]
+        return {"site": host.name, "clients": infos}
 
 
-def _one(host: Host, entry: dict[str, Any], frames: Sequence[Frame]) -> Answer:
+def _performed(host: Host, entry: dict[str, Any], frames: Sequence[Frame]) -> Answer:
     client = str(entry.get("client"))
     try:
         own = [frames[place] for place in entry["places"]]
@@ -114,15 +112,6 @@ def _replies(answers: Sequence[Answer], *, checksums: bool = False) -> tuple[Mes
         entries.append({"client": answer.client, "text": text, "parts": [len(frames), len(frames) + len(own)]})
         frames += own
     return {"answers": entries}, frames
-
-
-def site_name(config: Mapping[str, Any]) -> str:
-    """What a node is called whose site cannot be opened."""
-    path = config.get("config")
-    return Path(path).resolve().parent.name if isinstance(path, str) else f"node-{config.get('partition-id', '?')}"
-
-
-# ---- opening
 
 
 def read_spec(text: str) -> RunSpec:
@@ -151,39 +140,21 @@ def read_spec(text: str) -> RunSpec:
 
 @dataclass(frozen=True)
 class _Simulated:
-    """Opens a share of a simulated run's clients; it travels to Flower's processes, so it holds text only."""
+    """Opens a share of a simulated run's clients; it travels to Flower's processes."""
 
-    settings: str
-    limits: str
-    states: str
-    vocabulary: str
+    portable: PortableSite
     clients: tuple[str, ...]
 
     def __call__(self, spec: str, config: Mapping[str, Any]) -> Host:
         number, count = int(config["partition-id"]), int(config["num-partitions"])
-        site = _open(self, spec)
-        return Host(f"node-{number}", site, self.clients[number::count])
+        return Host(f"node-{number}", _opened(self.portable, spec), self.clients[number::count])
 
 
 def simulated(hosting: Hosting) -> Opener:
     """Nodes of a simulation: the clients are dealt to them in turn."""
-    return _Simulated(
-        hosting.settings.model_dump_json(),
-        hosting.limits.model_dump_json(),
-        str(hosting.states),
-        str(hosting.vocabulary),
-        tuple(info.id for info in hosting.federation.infos),
-    )
+    return _Simulated(hosting.portable, tuple(info.id for info in hosting.federation.infos))
 
 
 @lru_cache(maxsize=1)  # a process serves one run, message after message
-def _open(place: _Simulated, spec: str) -> Site:
-    settings = SiteSettings.model_validate_json(place.settings)
-    torch.set_num_threads(settings.run.threads)
-    return Site.open(
-        settings,
-        read_spec(spec),
-        Path(place.states),
-        vocabulary=Path(place.vocabulary),
-        limits=Limits.model_validate_json(place.limits),
-    )
+def _opened(portable: PortableSite, spec: str) -> Site:
+    return portable.open(read_spec(spec))

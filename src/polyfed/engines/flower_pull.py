@@ -67,81 +67,71 @@ def pulled(grid: Any, names: Sequence[str], most: int) -> Iterator[tuple[str, An
 
     response = client.PullMessages(PullAppMessagesRequest(message_ids=list(names)))
     for stored, tree in zip(response.messages_list, response.message_object_trees, strict=True):
-        yield stored.metadata.reply_to_message_id, _Stored(grid, client, stored.metadata.message_id, tree).message(most)
+        yield stored.metadata.reply_to_message_id, _taken(grid, client, stored.metadata.message_id, tree, most)
 
 
-@dataclass(frozen=True)
-class _Stored:
-    """A message at the SuperLink."""
+def _taken(grid: Any, client: Any, name: str, tree: Any, most: int) -> Any:
+    """A message at the SuperLink, or why it is not taken; either way the SuperLink need not keep it."""
+    from flwr.proto.message_pb2 import ConfirmMessageReceivedRequest
+    from flwr.supercore.inflatable.inflatable_utils import ObjectPullError, inflate_object_from_contents
 
-    grid: Any
-    client: Any
-    name: str
-    tree: Any
-
-    def message(self, most: int) -> Any:
-        """The message, or why it is not taken; either way the SuperLink need not keep it."""
-        from flwr.supercore.inflatable.inflatable_utils import ObjectPullError
-
-        try:
-            contents = self._contents(most)
-        except ObjectPullError as error:
-            return Refusal(f"its reply is not complete at the SuperLink: {error}", final=False)
-        except PayloadError as error:
-            self._let_go()
-            return Refusal(str(error))
-        self._let_go()
-        return _inflated(self.name, contents)
-
-    def _contents(self, most: int) -> dict[str, bytes]:
-        """Object -> its content, with all that the message consists of.
-
-        Raises:
-            PayloadError: it would be larger than ``most``.
-        """
-        from flwr.supercore.inflatable.inflatable_object import iterate_object_tree
-        from flwr.supercore.inflatable.inflatable_protobuf_utils import make_pull_object_fn_protobuf
-        from flwr.supercore.inflatable.inflatable_utils import pull_objects
-
-        names = list(dict.fromkeys(node.object_id for node in iterate_object_tree(self.tree)))
-        _require_below(len(names) * _OVERHEAD, most)
-        pull = make_pull_object_fn_protobuf(
-            pull_object_protobuf=self.client.PullObject, node=self.grid.node, run_id=self.grid.run.run_id
-        )
-        total = 0
-
-        def counted(name: str) -> bytes:
-            nonlocal total
-            content: bytes = pull(name)
-            total += len(content)
-            _require_below(total, most)
-            _require_plain(content, most)
-            return content
-
-        contents: dict[str, bytes] = pull_objects(names, counted, max_concurrent_pulls=1)
-        _require_below(_unfolded(contents), most)
-        return contents
-
-    def _let_go(self) -> None:
-        from flwr.proto.message_pb2 import ConfirmMessageReceivedRequest
-
-        request = ConfirmMessageReceivedRequest(
-            node=self.grid.node, run_id=self.grid.run.run_id, message_object_id=self.name
-        )
-        self.client.ConfirmMessageReceived(request)
-
-
-def _inflated(name: str, contents: dict[str, bytes]) -> Any:
-    from flwr.supercore.inflatable.inflatable_utils import inflate_object_from_contents
-
+    done = ConfirmMessageReceivedRequest(node=grid.node, run_id=grid.run.run_id, message_object_id=name)
+    try:
+        contents = _contents(grid, client, tree, most)
+    except ObjectPullError as error:
+        return Refusal(f"its reply is not complete at the SuperLink: {error}", final=False)
+    except PayloadError as error:
+        client.ConfirmMessageReceived(done)
+        return Refusal(str(error))
+    client.ConfirmMessageReceived(done)
     try:
         message: Any = inflate_object_from_contents(name, contents)
     except Exception as error:  # of any kind: it was made of what a client sent
         return Refusal(f"damaged message: {type(error).__name__}: {error}")
     if not hasattr(message, "has_error"):
         return Refusal(f"damaged message: {type(message).__name__} where a message is expected")
-    message.metadata.__dict__["_message_id"] = name
+    message.metadata.__dict__["_message_id"] = name  # Flower gives ids no public setter
     return message
+
+
+def _contents(grid: Any, client: Any, tree: Any, most: int) -> dict[str, bytes]:
+    """Object -> its content, with all that the message consists of.
+
+    Raises:
+        PayloadError: it would be larger than ``most``.
+    """
+    from flwr.supercore.inflatable.inflatable_object import iterate_object_tree
+    from flwr.supercore.inflatable.inflatable_protobuf_utils import make_pull_object_fn_protobuf
+    from flwr.supercore.inflatable.inflatable_utils import pull_objects
+
+    names = list(dict.fromkeys(node.object_id for node in iterate_object_tree(tree)))
+    _require_below(len(names) * _OVERHEAD, most)
+    pull = make_pull_object_fn_protobuf(pull_object_protobuf=client.PullObject, node=grid.node, run_id=grid.run.run_id)
+    total = 0
+
+    def counted(name: str) -> bytes:
+        nonlocal total
+        content: bytes = pull(name)
+        total += len(content)
+        _require_below(total, most)
+        _require_plain(content, most)
+        return content
+
+    # one at a time: pulled side by side, several could be beyond the bound before the first is counted
+    contents: dict[str, bytes] = pull_objects(names, counted, max_concurrent_pulls=1)
+    arrays = (content for content in contents.values() if content.startswith(b"Array "))
+    _require_below(sum(_array_bytes(content, contents) for content in arrays), most)
+    return contents
+
+
+def _array_bytes(content: bytes, contents: Mapping[str, bytes]) -> int:
+    """Bytes of an array with its chunks in place."""
+    head, _, body = content.partition(_DIVIDER)
+    try:
+        chunks = head.decode().split(" ")[1].split(",")
+        return sum(len(contents[chunks[place]]) for place in json.loads(body)["arraychunk_ids"])
+    except (ValueError, TypeError, KeyError, IndexError, RecursionError) as error:
+        raise PayloadError(f"damaged message: array with {type(error).__name__}: {error}") from error
 
 
 def _require_below(size: int, most: int) -> None:
@@ -156,7 +146,11 @@ def _require_plain(content: bytes, most: int) -> None:
     """
     kind, _, _ = content[:64].partition(b" ")
     if kind == b"ConfigRecord":
-        _require_one_text(memoryview(content)[content.find(_DIVIDER) + 1 :])
+        # the protocol buffer's items > key and value > text; each must be the last and only one of what it is in
+        item = _only_field(memoryview(content)[content.find(_DIVIDER) + 1 :], b"\n")
+        if bytes(item[:6]) != b"\n\x04json":
+            raise PayloadError("damaged message: a record with another key than its text's")
+        _only_field(_only_field(item[6:], b"\x12"), b"*")
     elif kind != b"ArrayChunk":
         bound = {b"Array": 4096 + 128 * (most >> 20)}.get(kind, _FRAMING)
         if kind not in _KINDS or len(content) > bound:
@@ -165,20 +159,8 @@ def _require_plain(content: bytes, most: int) -> None:
             )
 
 
-def _require_one_text(body: memoryview) -> None:
-    # the protocol buffer's items > key and value > text; each must be the last and only one of what it is in
-    item = _content(body, b"\n")
-    if bytes(item[:6]) != b"\n\x04json":
-        raise PayloadError("damaged message: a record with another key than its text's")
-    _content(_content(item[6:], b"\x12"), b"*")
-
-
-def _content(field: memoryview, tag: bytes) -> memoryview:
-    """What a field of a protocol buffer holds that is all there is.
-
-    Raises:
-        PayloadError: there is another one, or more.
-    """
+def _only_field(field: memoryview, tag: bytes) -> memoryview:
+    """What a field of a protocol buffer holds that is all there is: a tag, the length as a varint, and the content."""
     size, place, shift = 0, 1, 0
     while place < min(len(field), 11):
         size |= (field[place] & 0x7F) << shift
@@ -188,17 +170,3 @@ def _content(field: memoryview, tag: bytes) -> memoryview:
     if bytes(field[:1]) != tag or size != len(field) - place:
         raise PayloadError("damaged message: a record that is not one text")
     return field[place:]
-
-
-def _unfolded(contents: Mapping[str, bytes]) -> int:
-    """Bytes of all arrays with their chunks in place."""
-    return sum(_array_bytes(content, contents) for content in contents.values() if content.startswith(b"Array "))
-
-
-def _array_bytes(content: bytes, contents: Mapping[str, bytes]) -> int:
-    head, _, body = content.partition(_DIVIDER)
-    try:
-        chunks = head.decode().split(" ")[1].split(",")
-        return sum(len(contents[chunks[place]]) for place in json.loads(body)["arraychunk_ids"])
-    except (ValueError, TypeError, KeyError, IndexError, RecursionError) as error:
-        raise PayloadError(f"damaged message: array with {type(error).__name__}: {error}") from error

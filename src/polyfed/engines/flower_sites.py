@@ -11,7 +11,7 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from polyfed.core.errors import PayloadError, RunError
 from polyfed.core.files import write_atomically
@@ -26,16 +26,23 @@ _FILE = "sites.json"
 _UNKNOWN = "unknown node"
 
 
-class Sites(Protocol):
-    """Who the nodes of a grid are."""
+@dataclass
+class Sites:
+    """Who the nodes of a grid are; in a simulation, whose nodes this process has started, what they say.
+
+    Attributes:
+        grid: Flower's grid.
+    """
+
+    grid: Any
 
     def online(self) -> Sequence[int]:
         """Connected nodes that may take part."""
-        ...
+        return list(self.grid.get_node_ids())
 
     def name(self, node: int) -> str:
         """What a node is called in messages."""
-        ...
+        return f"node {node}"
 
     def speaker(self, node: int, claimed: str, *, fails: bool) -> str:
         """The site that a node speaks for, which says that it is ``claimed``, and perhaps that it cannot take part.
@@ -43,55 +50,30 @@ class Sites(Protocol):
         Raises:
             PayloadError: it is another site.
         """
-        ...
+        return claimed
 
     def admit(self, node: int, infos: Sequence[ClientInfo]) -> None:
         """Take the clients that a node describes for its site's.
 
         Raises:
-            PayloadError: they are not.
+            PayloadError: they are not, or one is described twice.
         """
-        ...
+        ids = [info.id for info in infos]
+        twice = next((client for client in ids if ids.count(client) > 1), None)
+        if twice is not None:
+            raise PayloadError(f"it describes client {_quoted(twice)} more than once")
 
 
 @dataclass(frozen=True)
-class SimulatedSites:
-    """Nodes of a simulation, which this process has started: they are what they say."""
-
-    grid: Any
-
-    def online(self) -> Sequence[int]:
-        """All that are connected."""
-        return list(self.grid.get_node_ids())
-
-    def name(self, node: int) -> str:
-        """Its number."""
-        return f"node {node}"
-
-    def speaker(self, node: int, claimed: str, *, fails: bool) -> str:
-        """Whoever it claims to be."""
-        return claimed
-
-    def admit(self, node: int, infos: Sequence[ClientInfo]) -> None:
-        """Each client once."""
-        require_distinct(infos)
-
-
-@dataclass(frozen=True)
-class Joined:
-    """A site as it joined a run.
-
-    Attributes:
-        key: fingerprint of its key.
-        clients: its clients.
-    """
+class _Joined:
+    """A site as it joined a run: the fingerprint of its key, and its clients."""
 
     key: str
     clients: tuple[ClientInfo, ...]
 
 
 @dataclass
-class RegisteredSites:
+class RegisteredSites(Sites):
     """The sites of a deployed run: each is one admitted key, and one node at a time.
 
     Attributes:
@@ -102,14 +84,13 @@ class RegisteredSites:
         joined: sites as they joined.
     """
 
-    grid: Any
     names: Sequence[str]
     refused: Callable[[str, str, str], None]
     most: Mapping[str, int] = field(default_factory=dict)
-    joined: dict[str, Joined] = field(default_factory=dict)
+    joined: dict[str, _Joined] = field(default_factory=dict)
     _seats: dict[str, int] = field(default_factory=dict)  # site -> its node
     _keys: dict[int, tuple[str, str]] = field(default_factory=dict)  # node -> site, fingerprint
-    _told: set[tuple[str, str]] = field(default_factory=set)
+    _reported: set[tuple[str, str]] = field(default_factory=set)
 
     def online(self) -> Sequence[int]:
         """The connected nodes of the run's sites, one each; of all others nothing is asked."""
@@ -134,9 +115,13 @@ class RegisteredSites:
         site, key = self._keys[node]
         before = self.joined.get(site)
         try:
-            require_distinct(infos)
-            if before is None:
-                self._require_few(site, len(infos))
+            super().admit(node, infos)
+            # a site brings as many clients as the operator says, for each has a say in medians and averages
+            if before is None and len(infos) > self.most.get(site, 1):
+                raise PayloadError(
+                    f"it describes {len(infos)} clients, and may bring {self.most.get(site, 1)}; if it is to bring "
+                    f"more, set run.engine.clients.{site} to {len(infos)}"
+                )
             for info in infos:
                 self._require_own(site, info.id)
                 if before is not None and info.id not in {known.id for known in before.clients}:
@@ -144,63 +129,50 @@ class RegisteredSites:
         except PayloadError as error:
             raise self._refusal(node, str(error)) from error
         if before is None:
-            self.joined[site] = Joined(key, tuple(infos))
+            self.joined[site] = _Joined(key, tuple(infos))
 
     # ---- what is refused
 
     def _is_seated(self, number: int, node: Any) -> bool:
         site, key = str(getattr(node, "name", "")), fingerprint_of_pem(bytes(getattr(node, "public_key", b"")))
         if not site or not key:
-            self._tell(_UNKNOWN, "SuperLink has no name or no key for it; admit sites with: polyfed deploy admit")
+            self._report(_UNKNOWN, "SuperLink has no name or no key for it; admit sites with: polyfed deploy admit")
             return False
         self._keys[number] = site, key
-        if site not in self.names:
-            self._tell(site, f"it is connected and not among run.engine.sites; it is sent nothing (key {key})")
-            return False
-        if self._seats.get(site, number) != number:
-            self._tell(site, f"it is connected by a second node, which is sent nothing (key {key})")
-            return False
         known = self.joined.get(site)
-        if known is not None and known.key != key:
-            self._tell(site, f"its key {key} is not {known.key}, with which it joined the run (see {_FILE})")
-            return False
-        self._seats[site] = number
-        return True
-
-    def _require_few(self, site: str, clients: int) -> None:
-        """A site brings as many clients as the operator says, for each has a say in medians and averages."""
-        most = self.most.get(site, 1)
-        if clients > most:
-            raise PayloadError(
-                f"it describes {clients} clients, and may bring {most}; if it is to bring more, "
-                f"set run.engine.clients.{site} to {clients}"
-            )
+        if site not in self.names:
+            self._report(site, f"it is connected and not among run.engine.sites; it is sent nothing (key {key})")
+        elif self._seats.get(site, number) != number:
+            self._report(site, f"it is connected by a second node, which is sent nothing (key {key})")
+        elif known is not None and known.key != key:
+            self._report(site, f"its key {key} is not {known.key}, with which it joined the run (see {_FILE})")
+        else:
+            self._seats[site] = number
+            return True
+        return False
 
     def _require_own(self, site: str, client: str) -> None:
         owners = [name for name in self.names if client == name or client.startswith(f"{name}-")]
-        owner = max(owners, key=len, default=None)
+        owner = max(owners, key=len, default=None)  # of sites 'a' and 'a-b', client 'a-b-1' is of the latter
         if owner != site:
             whose = f"carries the name of site '{owner}'" if owner else f"does not carry its name, as '{site}-1' does"
             raise PayloadError(f"it describes client {_quoted(client)}, which {whose}")
 
     def _refusal(self, node: int, reason: str) -> PayloadError:
         site, key = self._keys[node]
-        self._tell(site, f"{reason} (key {key})")
+        self._report(site, f"{reason} (key {key})")
         return PayloadError(reason)
 
-    def _tell(self, site: str, reason: str) -> None:
-        if (site, reason) not in self._told:
-            self._told.add((site, reason))
+    def _report(self, site: str, reason: str) -> None:
+        if (site, reason) not in self._reported:
+            self._reported.add((site, reason))
             self.refused(site, REFUSED, reason)
 
     # ---- what lasts
 
     def remember(self, folder: Path) -> None:
         """Write down who joined, for all starts of the run that follow."""
-        content = {
-            site: {"key": known.key, "clients": [asdict(info) for info in known.clients]}
-            for site, known in self.joined.items()
-        }
+        content = {site: asdict(joined) for site, joined in self.joined.items()}
         write_atomically(folder / _FILE, json.dumps(content, indent=1).encode())
 
     def recall(self, folder: Path) -> tuple[ClientInfo, ...]:
@@ -212,25 +184,13 @@ class RegisteredSites:
         path = folder / _FILE
         try:
             self.joined = {
-                site: Joined(str(entry["key"]), tuple(ClientInfo.from_json(info) for info in entry["clients"]))
+                site: _Joined(str(entry["key"]), tuple(ClientInfo.from_json(info) for info in entry["clients"]))
                 for site, entry in file_json(path.read_bytes()).items()
             }
         except (OSError, ValueError, KeyError, TypeError, AttributeError, PayloadError) as error:
             reason = f"{type(error).__name__}: {error}"
             raise RunError(f"'{path}', who joined the run, cannot be read ({reason}); restore it") from error
         return tuple(info for site in self.names if site in self.joined for info in self.joined[site].clients)
-
-
-def require_distinct(infos: Sequence[ClientInfo]) -> None:
-    """Check that no client is described twice.
-
-    Raises:
-        PayloadError: one is.
-    """
-    ids = [info.id for info in infos]
-    twice = next((client for client in ids if ids.count(client) > 1), None)
-    if twice is not None:
-        raise PayloadError(f"it describes client {_quoted(twice)} more than once")
 
 
 def _quoted(text: str) -> str:

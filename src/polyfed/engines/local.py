@@ -17,15 +17,13 @@ from polyfed.federation.client import ClientInfo
 from polyfed.federation.cohort import Engine
 from polyfed.wire.frames import Frame
 from polyfed.wire.framing import pack, unpack
-from polyfed.wire.limits import Limits
 from polyfed.wire.messages import Answer, Request
-from polyfed.wire.payload import Payload
 
 _T = TypeVar("_T")
 _M = TypeVar("_M", Request, Answer)
 
 
-class Local(EngineSettings):
+class InProcess(EngineSettings):
     """Steps execute in this process, one client after the other; nothing is copied between server and clients."""
 
     serialize: bool = Field(default=False, description="lay out and read every message as if it crossed a wire")
@@ -44,8 +42,7 @@ class LocalEngine:
     """
 
     def __init__(self, site: Site, *, serialize: bool = False) -> None:
-        self.site = site
-        self.serialize = serialize
+        self.site, self.serialize = site, serialize
 
     def clients(self) -> tuple[ClientInfo, ...]:
         """Everybody in the federation."""
@@ -68,12 +65,9 @@ class LocalEngine:
             return Answer(request.client, error=str(error))
 
     def _crossed(self, message: _M) -> _M:
+        """The message as its receiver gets it: the same object, or read anew from the bytes that it is laid out as."""
         if not self.serialize or message.payload is None:
             return message
-        return replace(message, payload=_through_bytes(message.payload, self.site.limits))
-
-
-def _through_bytes(payload: Payload, limits: Limits) -> Payload:
-    messages, frames = pack({"it": payload}, checksums=True)
-    copied = [Frame(frame.header, [memoryview(bytes(buffer)) for buffer in frame.buffers]) for frame in frames]
-    return unpack(messages["it"], copied, limits)
+        texts, frames = pack({"": message.payload}, checksums=True)
+        copied = [Frame(frame.header, [memoryview(bytes(buffer)) for buffer in frame.buffers]) for frame in frames]
+        return replace(message, payload=unpack(texts[""], copied, self.site.limits))

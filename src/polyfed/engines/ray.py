@@ -17,26 +17,21 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from importlib.util import find_spec
-from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 
 import numpy as np
-import torch
 from pydantic import Field
 
 from polyfed.core.activity import client_started
 from polyfed.core.errors import ConfigError, ExchangeError, PayloadError
 from polyfed.core.extras import how_to_install
-from polyfed.engines.engine import EngineSettings, Hosting
+from polyfed.engines.engine import EngineSettings, Hosting, PortableSite
 from polyfed.engines.quiet import SPEED, be_quiet
-from polyfed.engines.site import RunSpec, Site
+from polyfed.engines.site import RunSpec
 from polyfed.federation.client import ClientInfo
 from polyfed.federation.cohort import Engine
-from polyfed.federation.settings import SiteSettings
-from polyfed.wire.envelopes import Envelope, answer_of, envelope_answer, envelope_requests, request_of
 from polyfed.wire.frames import Frame
-from polyfed.wire.limits import Limits
-from polyfed.wire.messages import Answer, Request
+from polyfed.wire.messages import Answer, Envelope, Request, answer_of, envelope_answer, envelope_requests, request_of
 
 _T = TypeVar("_T")
 _log = logging.getLogger(__name__)
@@ -72,44 +67,38 @@ class Ray(EngineSettings):
         """Start workers, run ``body``, and stop them."""
         threads = hosting.settings.run.threads
         count = self.workers or max((os.cpu_count() or 1) // threads, 1)
-        with self._connected(count * threads):
+        options: dict[str, Any] = {"address": self.address}
+        if self.address is None:
+            options = {"num_cpus": max(count * threads, os.cpu_count() or 1), "object_store_memory": self.object_store}
+        with ray_here(**options):
             pool = _Pool(hosting, min(count, max(len(hosting.federation.infos), 1)), self.gpus)
             try:
                 return body(RayEngine(hosting.federation.infos, pool, self.retries))
             finally:
                 pool.close()
 
-    @contextlib.contextmanager
-    def _connected(self, cpus: int) -> Iterator[None]:
-        if self.address is None:
-            with ray_here(num_cpus=max(cpus, os.cpu_count() or 1), object_store_memory=self.object_store):
-                yield
-            return
-        try:
-            start_ray(address=self.address)
-        except (ConnectionError, ValueError, RuntimeError) as error:
-            raise ConfigError(
-                f"run.engine.address {self.address}: cannot connect to Ray ({' '.join(str(error).split())})"
-            ) from error
-        try:
-            yield
-        finally:
-            _shut_down()
-
 
 @contextlib.contextmanager
 def ray_here(**options: Any) -> Iterator[None]:
-    """Ray on this machine within the block; one that is there already is used, and left."""
+    """Ray within the block: a cluster if it is given an ``address``, else on this machine, where one that is there
+    already is used, and left."""
     import ray
 
-    if ray.is_initialized():
+    address = options.get("address")
+    if address is None and ray.is_initialized():
         yield
         return
-    start_ray(**options)
+    try:
+        start_ray(**options)
+    except (ConnectionError, ValueError, RuntimeError) as error:
+        if address is None:
+            raise
+        reason = " ".join(str(error).split())
+        raise ConfigError(f"run.engine.address {address}: cannot connect to Ray ({reason})") from error
     try:
         yield
     finally:
-        _shut_down()
+        ray.shutdown()
 
 
 def start_ray(**options: Any) -> None:
@@ -119,28 +108,20 @@ def start_ray(**options: Any) -> None:
     warnings.filterwarnings("ignore", message="Tip: In future versions of Ray", category=FutureWarning)
     import ray
 
-    quiet: dict[str, Any] = {"logging_level": logging.ERROR, "log_to_driver": False}
-    if "address" not in options:
-        quiet |= {"address": "local", "include_dashboard": False}
-    environment = {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path), **SPEED}
-    ray.init(**quiet, runtime_env={"env_vars": environment}, **options)
+    here = {} if "address" in options else {"address": "local", "include_dashboard": False}
+    quiet: dict[str, Any] = {"logging_level": logging.ERROR, "log_to_driver": False, **here}
+    ray.init(**quiet, runtime_env={"env_vars": _environment()}, **options)
 
 
-def _shut_down() -> None:
-    import ray
-
-    ray.shutdown()
+def _environment(**variables: str) -> dict[str, str]:
+    return {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path), **variables, **SPEED}
 
 
 class Worker:
     """A process that hosts the clients that stick to it."""
 
-    def __init__(self, settings: str, spec: str, limits: str, states: str, vocabulary: str) -> None:
-        opened = SiteSettings.model_validate_json(settings)
-        torch.set_num_threads(opened.run.threads)
-        parsed = RunSpec.model_validate_json(spec)
-        bounds = Limits.model_validate_json(limits)
-        self.site = Site.open(opened, parsed, Path(states), vocabulary=Path(vocabulary), limits=bounds)
+    def __init__(self, portable: PortableSite, spec: str) -> None:
+        self.site = portable.open(RunSpec.model_validate_json(spec))
 
     def ready(self) -> int:
         """The process is up; returns its number."""
@@ -164,24 +145,15 @@ class _Pool:
     def __init__(self, hosting: Hosting, count: int, gpus: float) -> None:
         import ray
 
-        environment = {
-            "PYTHONPATH": os.pathsep.join(path for path in sys.path if path),
-            "OMP_NUM_THREADS": str(hosting.settings.run.threads),
-            **SPEED,
-        }
+        threads = hosting.settings.run.threads
         options: dict[str, Any] = {
-            "num_cpus": hosting.settings.run.threads,
+            "num_cpus": threads,
             "num_gpus": gpus,
-            "runtime_env": {"env_vars": environment},
+            # Ray sets the number of threads of its workers by itself, on which floating-point sums depend
+            "runtime_env": {"env_vars": _environment(OMP_NUM_THREADS=str(threads))},
         }
         self._kind = ray.remote(**options)(Worker)
-        self._arguments = (
-            hosting.settings.model_dump_json(),
-            hosting.spec.model_dump_json(),
-            hosting.limits.model_dump_json(),
-            str(hosting.states),
-            str(hosting.vocabulary),
-        )
+        self._arguments = hosting.portable, hosting.spec.model_dump_json()
         self.limits = hosting.limits
         self.workers = [self._spawn() for _ in range(count)]
         try:
@@ -197,6 +169,7 @@ class _Pool:
         """A new process instead of one that died or hangs; what its clients keep is on disk."""
         import ray
 
+        # one that hangs does not end by itself
         ray.kill(self.workers[number])
         self.workers[number] = self._spawn()
         ray.wait([self.workers[number].ready.remote()], timeout=_STARTING)  # its start is not its clients' time
@@ -224,9 +197,8 @@ class RayEngine:
     """Executes steps in the workers of a pool; see ``Engine``."""
 
     def __init__(self, infos: tuple[ClientInfo, ...], pool: _Pool, retries: int) -> None:
-        self._infos = infos
-        self._pool = pool
-        self._retries = retries
+        self._infos, self._pool, self._retries = infos, pool, retries
+        # clients stick to a worker, so that their data and states are opened once
         self._home = {info.id: position % len(pool.workers) for position, info in enumerate(infos)}
 
     def clients(self) -> tuple[ClientInfo, ...]:
@@ -292,18 +264,20 @@ class _RoundTrip:
         """The answer, or None if the request was given to another worker."""
         from ray import exceptions, get
 
-        client = pending.request.client
+        client, patience = pending.request.client, None
+        if self.deadline is not None:
+            patience = max(self._free_since[pending.worker] + self.deadline - time.monotonic(), 0.0)
         try:
-            text, frames, seconds = get(pending.reply, timeout=self._patience(pending))
+            text, frames, seconds = get(pending.reply, timeout=patience)
         except exceptions.GetTimeoutError:
             self._restart(pending.worker, skip=pending)  # it hangs, or is so slow that others would wait for it
-            return self._late(client)
+            return Answer(client, error=f"no answer within {self.deadline:g} s")
         except exceptions.RayActorError as error:
             return self._died(pending, str(error))
         except exceptions.RayError as error:
             return Answer(client, error=f"{type(error).__name__} in its worker", details=str(error))
         if self.deadline is not None and seconds > self.deadline:
-            return self._late(client)
+            return Answer(client, error=f"no answer within {self.deadline:g} s")
         return answer_of(client, text, [_frame(frame) for frame in frames], self.pool.limits)
 
     def _died(self, pending: _Pending, details: str) -> Answer | None:
@@ -315,14 +289,6 @@ class _RoundTrip:
         self._restart(pending.worker, skip=pending)
         reason = f"its worker died {pending.deaths} times in this step (run.engine.retries is {self.retries})"
         return Answer(pending.request.client, error=reason, details=details)
-
-    def _late(self, client: str) -> Answer:
-        return Answer(client, error=f"no answer within {self.deadline:g} s")
-
-    def _patience(self, pending: _Pending) -> float | None:
-        if self.deadline is None:
-            return None
-        return max(self._free_since[pending.worker] + self.deadline - time.monotonic(), 0.0)
 
     def _restart(self, number: int, skip: _Pending | None = None) -> None:
         self.pool.replace(number)

@@ -22,15 +22,16 @@ from polyfed.core.version import __version__
 from polyfed.data.samples import Samples
 from polyfed.federation.client import Client, ClientInfo
 from polyfed.federation.membership import Member
-from polyfed.federation.participant import Clock, Precision
+from polyfed.federation.participant import Precision
 from polyfed.federation.population import Population
 from polyfed.federation.settings import SiteSettings
 from polyfed.federation.state import ClientState, Lifetime, StateStore, flatten, unflatten
+from polyfed.federation.trainer import Clock
 from polyfed.models.model import Model, ModelSettings
 from polyfed.wire.framing import SCHEMA
 from polyfed.wire.limits import Limits
 from polyfed.wire.messages import Answer, Request, StateVersion
-from polyfed.wire.payload import Payload, TensorBundle
+from polyfed.wire.payload import Payload
 from polyfed.wire.schema import StepSchema, steps_of
 from polyfed.wire.transport import Transport
 
@@ -147,16 +148,12 @@ class Site:
         return cls(
             federation=opened,
             spec=spec,
+            # on the site's disk: what Flower's own context keeps beyond some 100 MB is lost without a word
             store=StateStore(folder, settings.run.state_memory),
             device=resolve_device(settings.run.device),
             evaluation_batch=settings.run.evaluation_batch,
             limits=limits or Limits(),
         )
-
-    @property
-    def algorithm(self) -> Algorithm:
-        """Whose client steps are run."""
-        return self.spec.algorithm
 
     @property
     def infos(self) -> tuple[ClientInfo, ...]:
@@ -169,7 +166,7 @@ class Site:
 
     @cached_property
     def _steps(self) -> dict[str, StepSchema]:
-        return steps_of(self.algorithm)
+        return steps_of(self.spec.algorithm)
 
     def answer(self, request: Request, *, tracebacks: bool = True) -> Answer:
         """``handle``, with what it raises as an answer."""
@@ -187,7 +184,13 @@ class Site:
             PolyfedError: no such client or step, the request or the reply is not as declared, or not finite.
             Exception: whatever the step raises.
         """
-        schema, member = self._schema(request), self._member(request)
+        schema, member = self._steps.get(request.step), self.federation.members.get(request.client)
+        if schema is None:
+            method, valid = self.spec.algorithm.component_name(), ", ".join(self._steps)
+            raise PayloadError(f"'{request.step}' is not a client step of '{method}'; valid: {valid}")
+        if member is None:
+            valid = ", ".join(self.federation.members)
+            raise PayloadError(f"client '{request.client}' does not live here; there are: {valid}")
         received = self.spec.transport.decode(request.payload, limits=self.limits)
         schema.require_request(received)
         received.require_sound(self.limits)
@@ -195,60 +198,40 @@ class Site:
         with isolated(self.spec.seed, request.round, request.client, request.step, request.phase):
             client = self._wake(member, version, None if schema.kind == "fresh" else request.after)
             try:
-                reply = getattr(self.algorithm, request.step)(client, **received.fields)
+                reply = getattr(self.spec.algorithm, request.step)(client, **received.fields)
             finally:
-                self._forget_gradients(client)
-            if schema.kind == "step" and self.algorithm.keeps:
+                # gradients are private, and their memory is wanted for the next client
+                if (model := self._models.get(client.info.architecture)) is not None:
+                    model.zero_grad(set_to_none=True)
+            if schema.kind == "step" and self.spec.algorithm.keeps:
                 reply.payload.require_sound(self.limits)  # the server checks every reply; this guards what is kept
                 self._keep(client, version, request.after)
         content = _detached(reply.payload, self._models.get(client.info.architecture))
         return self.spec.transport.encode(content, received)
 
-    def _schema(self, request: Request) -> StepSchema:
-        if request.step not in self._steps:
-            valid = ", ".join(self._steps)
-            raise PayloadError(
-                f"'{request.step}' is not a client step of '{self.algorithm.component_name()}'; valid: {valid}"
-            )
-        return self._steps[request.step]
-
-    def _member(self, request: Request) -> Member:
-        if request.client not in self.federation.members:
-            valid = ", ".join(self.federation.members)
-            raise PayloadError(f"client '{request.client}' does not live here; there are: {valid}")
-        return self.federation.members[request.client]
-
-    def _forget_gradients(self, client: Client) -> None:
-        # they are private, and their memory is wanted for the next client
-        if (model := self._models.get(client.info.architecture)) is not None:
-            model.zero_grad(set_to_none=True)
-
     def _wake(self, member: Member, version: StateVersion, after: StateVersion | None = None) -> Client:
         kept = self._kept(member.id, version, after)
         own = kept.pop("model", None)
         data = self._data_of(member)
-        declared = {key: life for key, life in self.algorithm.keeps.items() if key not in ("model", "optimizer")}
+        declared = {key: life for key, life in self.spec.algorithm.keeps.items() if key not in ("model", "optimizer")}
+        server = self.spec.server_model
         return Client(
             name=member.id,
             load_model=lambda weights: self._model(member, own if weights is None else weights),
             objective=member.settings.task,
             head_name=member.head,
             training=member.settings.training,
-            clock=Clock(self.spec.seed, version[0], self.spec.rounds, self.algorithm.epochs_a_round),
+            clock=Clock(self.spec.seed, version[0], self.spec.rounds, self.spec.algorithm.epochs_a_round),
             public=data.public,
             precision=self.spec.precision,
             evaluation_batch=self.evaluation_batch,
-            optimizer_state=_groups(kept.pop("optimizer", {})),
+            optimizer_state=unflatten(kept.pop("optimizer", {}), ":"),
             info=self._info[member.id],
             train=data.train,
             test=data.test,
             state=ClientState(declared, kept),
-            guide=self._guide(member),
+            guide=None if server is None else _Guide(self.federation, member, server, lambda: self._shared),
         )
-
-    def _guide(self, member: Member) -> _Guide | None:
-        settings = self.spec.server_model
-        return None if settings is None else _Guide(self.federation, member, settings, lambda: self._shared)
 
     @cached_property
     def _shared(self) -> Model:
@@ -256,59 +239,56 @@ class Site:
         return self.federation.shared_model(self.spec.server_model).to(self.device)
 
     def _kept(self, client_id: str, version: StateVersion, after: StateVersion | None) -> dict[str, dict[str, Tensor]]:
-        if not self.algorithm.keeps or after is None:
+        if not self.spec.algorithm.keeps or after is None:
             return {}
         entry = self.store.load(client_id, after)
-        current = {key for key, life in self.algorithm.keeps.items() if life is Lifetime.RUN or after[0] == version[0]}
+        current = {
+            key for key, life in self.spec.algorithm.keeps.items() if life is Lifetime.RUN or after[0] == version[0]
+        }
         return {key: value for key, value in unflatten(entry).items() if key in current}
 
     def _keep(self, client: Client, version: StateVersion, after: StateVersion | None) -> None:
-        keeps = self.algorithm.keeps
+        keeps = self.spec.algorithm.keeps
         values = {key: dict(value) for key, value in client.state.items()}
         if "model" in keeps:
             values["model"] = client.model.state_dict()
         if "optimizer" in keeps:
-            values["optimizer"] = _joined(client.trainer_states())
+            values["optimizer"] = flatten(client.trainer_states(), ":")
         self.store.save(client.name, version, flatten(values), after)
 
     def _model(self, member: Member, weights: Mapping[str, Tensor] | None) -> Model:
         key = self._info[member.id].architecture
         if weights is None or key not in self._models:
+            # built again for a client without weights: it starts from its own initial ones
             self._models[key] = self.federation.client_model(member).to(self.device)
-        if weights is not None:
-            _load(weights, self._models[key])
-        return self._models[key]
+        model = self._models[key]
+        if weights is None:
+            return model
+        live = model.state_dict()
+        if weights.keys() == live.keys() and all(weights[name].shape == value.shape for name, value in live.items()):
+            # what load_state_dict would do, without its walk through all modules
+            with torch.no_grad():
+                torch._foreach_copy_(list(live.values()), [weights[name] for name in live])
+        else:
+            model.load_state_dict(dict(weights))  # raises, and says what does not fit
+        return model
 
     def _data_of(self, member: Member) -> _Data:
         if member.id not in self._data:
+            key = member.model.architecture
+            if key not in self._public:
+                views = {modality: encoder.view for modality, encoder in member.model.encoders.items()}
+                self._public[key] = self.federation.public_samples(views)
             self._data[member.id] = _Data(
-                self.federation.train(member), self.federation.test(member), self._public_of(member)
+                self.federation.train(member), self.federation.test(member), self._public[key]
             )
         return self._data[member.id]
-
-    def _public_of(self, member: Member) -> Samples | None:
-        key = member.model.architecture
-        if key not in self._public:
-            views = {modality: encoder.view for modality, encoder in member.model.encoders.items()}
-            self._public[key] = self.federation.public_samples(views)
-        return self._public[key]
-
-
-@torch.no_grad()
-def _load(weights: Mapping[str, Tensor], model: Model) -> None:
-    live = model.state_dict()
-    if weights.keys() == live.keys() and all(weights[name].shape == value.shape for name, value in live.items()):
-        # what load_state_dict would do, without its walk through all modules
-        torch._foreach_copy_(list(live.values()), [weights[name] for name in live])
-    else:
-        model.load_state_dict(dict(weights))  # raises, and says what does not fit
 
 
 def _detached(payload: Payload, model: Model | None) -> Payload:
     """The payload with no tensor that shares memory with the model, which serves the next client next."""
-    live = list(model.state_dict(keep_vars=True).values()) if model is not None else []
     owners: dict[int, list[Tensor]] = {}
-    for tensor in live:
+    for tensor in model.state_dict(keep_vars=True).values() if model is not None else ():
         owners.setdefault(_memory(tensor), []).append(tensor)
 
     def own(value: Tensor) -> Tensor:
@@ -322,26 +302,12 @@ def _detached(payload: Payload, model: Model | None) -> Payload:
             return value
         return value.clone()
 
-    def all_own(bundle: TensorBundle) -> TensorBundle:
-        tensors = {name: own(value) for name, value in bundle.items()}
-        return type(bundle)(tensors=tensors, **bundle.attributes())
-
-    return Payload(
-        {name: all_own(item) if isinstance(item, TensorBundle) else item for name, item in payload.fields.items()}
-    )
+    fields = dict(payload.fields)
+    for name, bundle in payload.bundles.items():
+        tensors = {key: own(value) for key, value in bundle.items()}
+        fields[name] = type(bundle)(tensors=tensors, **bundle.attributes())
+    return Payload(fields)
 
 
 def _memory(tensor: Tensor) -> int:
     return tensor.untyped_storage().data_ptr()
-
-
-def _joined(states: dict[str, dict[str, Tensor]]) -> dict[str, Tensor]:
-    return {f"{name}:{key}": value for name, state in states.items() for key, value in state.items()}
-
-
-def _groups(joined: dict[str, Tensor]) -> dict[str, dict[str, Tensor]]:
-    states: dict[str, dict[str, Tensor]] = {}
-    for key, value in joined.items():
-        optimizer, _, tensor = key.partition(":")
-        states.setdefault(optimizer, {})[tensor] = value
-    return states

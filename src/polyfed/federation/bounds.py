@@ -78,6 +78,7 @@ def reaches(clients: Sequence[ClientInfo], times: float | None) -> dict[str, flo
     medians = _median_samples(clients)
     most = float("inf") if times is None else times
     return {
+        # without a median of peers nobody has more reach than others
         client.id: min(max(client.samples / medians.get(client.id, max(client.samples, 1)), 1.0), most)
         for client in clients
     }
@@ -89,8 +90,8 @@ def _median_samples(clients: Sequence[ClientInfo]) -> dict[str, float]:
     kinds = {(client.architecture, client.modalities): client for client in clients}
     peers = {kind: _peer_samples(client, trained) for kind, client in kinds.items()}
     medians = {kind: median(samples) for kind, samples in peers.items() if len(samples) >= ENOUGH}
-    of_client = {client.id: medians.get((client.architecture, client.modalities)) for client in clients}
-    return {name: value for name, value in of_client.items() if value is not None}
+    of_clients = ((client.id, medians.get((client.architecture, client.modalities))) for client in clients)
+    return {client: value for client, value in of_clients if value is not None}
 
 
 def _peer_samples(client: ClientInfo, trained: Sequence[ClientInfo]) -> list[int]:

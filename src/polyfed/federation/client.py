@@ -64,7 +64,7 @@ class ClientInfo:
 
 
 def _require_id(value: object) -> None:
-    """Files are called after ids, so they are words that no path can hide in."""
+    # files are called after ids, so they are words that no path can hide in
     if not isinstance(value, str) or not re.fullmatch(_ID, value):
         raise PayloadError(f"{value!r} cannot be the id of a client; give a word without '/' or control characters")
     if value == SERVER:
@@ -76,17 +76,14 @@ class Guide(Protocol):
 
     def model(self, weights: Mapping[str, Tensor]) -> Model:
         """The encoders with these weights, frozen, in evaluation mode, on the client's device."""
-        ...
 
     @property
     def train(self) -> Samples:
         """The client's training samples in the encoders' views, of the modalities that both have."""
-        ...
 
     @property
     def test(self) -> Samples | None:
         """Its test samples likewise."""
-        ...
 
 
 @dataclass(kw_only=True)

@@ -14,8 +14,7 @@ from torch import Tensor
 from polyfed.core.errors import ExchangeError, PayloadError
 from polyfed.federation.bounds import Bounds
 from polyfed.federation.client import ClientInfo
-from polyfed.federation.gate import ReplyGate, Usual
-from polyfed.federation.waiting import Arrival
+from polyfed.federation.gate import Arrival, Medians, ReplyGate
 from polyfed.wire.ledger import Ledger
 from polyfed.wire.limits import Limits
 from polyfed.wire.messages import Answer, Request, StateVersion
@@ -49,6 +48,7 @@ class Reply:
 
     def __getattr__(self, name: str) -> Any:
         try:
+            # through __dict__: to ask for ``self.payload`` would end here again if it is not set
             return self.__dict__["payload"].fields[name]
         except KeyError as error:
             raise AttributeError(f"the reply has no field '{name}'") from error
@@ -66,14 +66,12 @@ class Engine(Protocol):
 
     def clients(self) -> tuple[ClientInfo, ...]:
         """Everybody who can be asked, in client order."""
-        ...
 
     def exchange(self, requests: Sequence[Request], deadline: float | None) -> Iterator[Answer]:
         """Carry requests to clients; yield one answer each, in the order of the requests, as they can be consumed.
 
         Whatever happens on a client, within ``deadline`` seconds, is an answer and never an exception.
         """
-        ...
 
 
 @dataclass(frozen=True)
@@ -90,6 +88,7 @@ class ReplyPolicy:
 
     def quorum(self, asked: int) -> int:
         """Usable replies that are needed of so many clients."""
+        # 0.3 of 10 is 3, although the product is a bit more
         return math.ceil(self.min_clients * asked - 1e-9) if isinstance(self.min_clients, float) else self.min_clients
 
 
@@ -106,9 +105,9 @@ class Cohort:
         reply_policy: step -> quorum and deadline.
         limits: on what clients send.
         bounds: on what clients send, relative to what the others of their kind send.
-        usual: what updates were last like, by which they are bounded; carried from round to round.
+        medians: of updates at the last ask of each step, which bound the next; carried from round to round.
         counted: client -> samples that it counts for in averages, where these are fewer than it has.
-        reaches: client -> how many times longer than usual its updates may be, as it has more samples.
+        reaches: client -> how many times longer than the median its updates may be, as it has more samples.
         across: whether the method averages models of different architectures with each other.
         folder: where replies wait for each other if they are large; None: where temporary files are.
         accepted: client -> version of its state after its last accepted step; carried from round to round.
@@ -129,7 +128,7 @@ class Cohort:
     reply_policy: Callable[[str], ReplyPolicy] = lambda step: ReplyPolicy()
     limits: Limits = field(default_factory=Limits)
     bounds: Bounds = field(default_factory=Bounds)
-    usual: Usual = field(default_factory=dict)
+    medians: Medians = field(default_factory=dict)
     counted: Mapping[str, int] = field(default_factory=dict)
     reaches: Mapping[str, float] = field(default_factory=dict)
     across: bool = True
@@ -155,7 +154,7 @@ class Cohort:
     ) -> Iterator[Reply]:
         """Ask every client of the cohort to perform a step; yield the usable replies in client order.
 
-        An update, that is weights in a reply less what they started from, is bounded by what is usual in the cohort.
+        An update, that is weights in a reply less what they started from, is bounded by the medians of the cohort.
 
         Args:
             step: a method marked with ``client_step``; the client calls it as ``step(client, **fields)``.
@@ -171,15 +170,25 @@ class Cohort:
         """
         schema, name = schema_of(step), step.__name__
         phase, self._phase = self.first_phase + self._phase, self._phase + 1
-        asked = {client.id: client for client in self.clients}
-        gate = self._gate(name, fields | dict(origins or {}), changes)
+        asked, starts = [client.id for client in self.clients], fields | dict(origins or {})
+
+        def origin(client: ClientInfo, field_name: str) -> Mapping[str, Tensor]:
+            start = starts.get(field_name)
+            start = start.of(client) if isinstance(start, each) else start
+            return start if isinstance(start, Weights) else {}
+
+        gate = ReplyGate(
+            self.bounds, name, self.clients, self.medians, origin, changes, self.folder, self.reaches, self.across
+        )
         requests = self._requests(name, phase, fields)
-        self.asking(name, list(asked))
+        # all is laid out by now, so what cannot be sent stops the round before anybody is asked
+        self.asking(name, asked)
         reply_policy = self.reply_policy(name)
         reasons: list[str] = []
 
         def drop(client: ClientInfo, reason: str, details: str = "") -> None:
             reasons.append(f"{client.id}: {reason}")
+            # later asks of the round go on without it
             self.clients = tuple(other for other in self.clients if other.id != client.id)
             self.excluded(client, reason, details)
 
@@ -192,6 +201,7 @@ class Cohort:
             if arrival.shortened is not None:
                 self.shortened(client, arrival.shortened)
             if schema.kind == "step":
+                # only now: a step whose reply is refused has never happened
                 self.accepted[client.id] = (self.round, phase)
             self.answered(client, name)
             yield Reply.received(arrival.payload, client)
@@ -201,15 +211,6 @@ class Cohort:
                 f"round {self.round}: {usable} of {len(asked)} clients gave a usable reply to '{name}', "
                 f"the quorum (run.min_clients) is {needed} ({'; '.join(reasons) or 'nobody was asked'})"
             )
-
-    def _gate(self, step: str, origins: Mapping[str, Any], changes: Collection[str]) -> ReplyGate:
-        def origin(client: ClientInfo, name: str) -> Mapping[str, Tensor]:
-            start = value.of(client) if isinstance(value := origins.get(name), each) else value
-            return start if isinstance(start, Weights) else {}
-
-        return ReplyGate(
-            self.bounds, step, self.clients, self.usual, origin, changes, self.folder, self.reaches, self.across
-        )
 
     def _arrivals(
         self,
@@ -222,12 +223,14 @@ class Cohort:
     ) -> Iterator[Arrival]:
         """The replies that are sound in themselves, as they come; the senders of others are dropped."""
         asked, sent = {client.id: client for client in self.clients}, {request.client: request for request in requests}
-        received = self._received()
+        # requests as clients received them, where replies are encoded against them
+        received = self.transport.decoder(self.limits) if self.transport.refers else lambda wire: None
         for answer in answers:
             client, request = asked[answer.client], sent[answer.client]
             try:
-                payload = self._receive(request.step, client, answer, received(request.payload))
+                payload = self._decoded(request, client, answer, received(request.payload))
                 schema.require_reply(payload)
+                # before ``check``, which may already compute with the tensors
                 payload.require_sound(self.limits, partial(gate.start, client))
                 payload = self._counting(payload, client)
                 check(Reply.received(payload, client))
@@ -244,31 +247,20 @@ class Cohort:
         for client in self.clients:
             content = {name: value.of(client) if isinstance(value, each) else value for name, value in fields.items()}
             plain = Payload(content)
-            wire = encode(plain)
+            wire = encode(plain)  # what several clients receive is encoded once
             self.ledger.enter(self.round, client.id, "down", self.purpose + step, wire, plain)
             made.append(Request(client.id, step, self.round, phase, self.accepted.get(client.id), wire))
         return made
 
-    def _received(self) -> Callable[[Payload], Payload | None]:
-        """Requests as clients received them, where replies are encoded against them."""
-        return self.transport.decoder(self.limits) if self.transport.refers else lambda wire: None
-
-    def _receive(
-        self,
-        step: str,
-        client: ClientInfo,
-        answer: Answer,
-        received: Payload | None,
-    ) -> Payload:
-        wire = answer.payload
+    def _decoded(self, request: Request, client: ClientInfo, answer: Answer, received: Payload | None) -> Payload:
+        wire, plain = answer.payload, None
         if wire is None:
             raise PayloadError(answer.error or "no answer")
-        plain = None
         try:
             plain = self.transport.decode(wire, received, self.limits)
             return plain
         finally:  # what is refused has crossed too
-            self.ledger.enter(self.round, client.id, "up", self.purpose + step, wire, plain)
+            self.ledger.enter(self.round, client.id, "up", self.purpose + request.step, wire, plain)
 
     def _counting(self, payload: Payload, client: ClientInfo) -> Payload:
         """The payload with as many ``num_examples`` as its sender counts for, if it has any.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 
 import torch
 from jaxtyping import Int64
@@ -12,14 +12,16 @@ from torch import Tensor
 
 from polyfed.core.errors import ConfigError
 from polyfed.core.randomness import generator
-from polyfed.federation.additional import additional_group, require_alike
+from polyfed.data.samples import Samples
+from polyfed.data.source import Split
+from polyfed.data.union import union
 from polyfed.federation.assignment import Assignment
 from polyfed.federation.client import SERVER
-from polyfed.federation.heads import head_name
-from polyfed.federation.opened_data import OpenedData
-from polyfed.federation.public_set import PublicSet
-from polyfed.federation.settings import GroupSettings
+from polyfed.federation.data import OpenedData, PublicSet
+from polyfed.federation.settings import GroupSettings, PublicSettings
+from polyfed.federation.types import head_name
 from polyfed.models.model import ModelSettings
+from polyfed.tasks.task import Task
 
 
 @dataclass(frozen=True)
@@ -68,6 +70,7 @@ class Membership:
         Raises:
             ConfigError: two clients have one name, or one that the server has.
         """
+        # 'a' with two clients and 'a-0' with one make two clients called 'a-0'
         everybody = [member for name in self.groups for member in self._members_of(name)]
         by_id = {member.id: member for member in everybody}
         if len(by_id) < len(everybody):
@@ -80,7 +83,10 @@ class Membership:
     @cached_property
     def assignments(self) -> dict[str, Assignment]:
         """Group -> how its items are assigned to its clients."""
-        return {name: self._assignment(name, group) for name, group in self.groups.items()}
+        return {
+            name: Assignment(name, group, self.seed, self.data.split, partial(self._private_items, name, group))
+            for name, group in self.groups.items()
+        }
 
     @cached_property
     def also_assignments(self) -> dict[str, Assignment]:
@@ -97,8 +103,7 @@ class Membership:
         return self.assignments[member.group].test_items(ids.index(member.id))
 
     def _members_of(self, name: str) -> list[Member]:
-        group = self.groups[name]
-        own = self.assignments[name].parts
+        group, own = self.groups[name], self.assignments[name].parts
         also = self.also_assignments[name].parts if name in self.also_assignments else [None] * len(own)
         head = head_name(group.task, self.data.split(group.source, group.split), group.type)
         return [
@@ -106,16 +111,13 @@ class Membership:
             for k, (member_id, items, more) in enumerate(zip(_member_ids(name, group.count), own, also, strict=True))
         ]
 
-    def _assignment(self, name: str, group: GroupSettings) -> Assignment:
-        return Assignment(name, group, self.seed, self.data.split, lambda: self._private_items(name, group))
-
     def _also_assignment(self, name: str, group: GroupSettings) -> Assignment:
         key = f"{name}.also"
-        second = additional_group(name, group, None if self.public is None else self.public.settings)
+        second = _additional_group(name, group, None if self.public is None else self.public.settings)
 
         def items() -> Int64[Tensor, " n"]:
-            own, also = (self.data.split(one.source, one.split) for one in (group, second))
-            require_alike(name, group, own, also)
+            own, also = (self.data.split(settings.source, settings.split) for settings in (group, second))
+            _require_alike(name, group, own, also)
             if group.also is None or not group.also.public or self.public is None:
                 return self._private_items(key, second)
             return self._drawn(key, second, self.public.items)
@@ -127,7 +129,7 @@ class Membership:
         if self.public is not None:
             settings = self.public.settings
             if (group.source, group.split) == (settings.source, settings.split):
-                items = items[~torch.isin(items, self.public.items)]
+                items = items[~torch.isin(items, self.public.items)]  # what everybody sees is nobody's own
         return self._drawn(name, group, items)
 
     def _drawn(self, name: str, group: GroupSettings, items: Int64[Tensor, " n"]) -> Int64[Tensor, " m"]:
@@ -141,12 +143,65 @@ class Membership:
             order = torch.randperm(len(items), generator=generator(self.seed, "items", name))
             items = items[order[: group.items]].sort().values
         if group.count > len(items):
-            what = f"clients.{name.removesuffix('.also')}.count is {group.count}"
-            raise ConfigError(f"{what}, but there are {len(items)} samples of '{group.source}'; lower it")
+            count = f"clients.{name.removesuffix('.also')}.count is {group.count}"
+            raise ConfigError(f"{count}, but there are {len(items)} samples of '{group.source}'; lower it")
         return items
 
 
 def _member_ids(group: str, count: int) -> list[str]:
     """Names of a group's clients; a group of one gives its client the group's name."""
+    # zeros in front, so that files sort as clients do
     width = len(str(count - 1))
     return [group] if count == 1 else [f"{group}-{k:0{width}d}" for k in range(count)]
+
+
+# ---- what clients hold in addition to the items of their own source: ``also`` in the settings of a group
+
+
+def _additional_group(name: str, group: GroupSettings, public: PublicSettings | None) -> GroupSettings:
+    """The group as if what it holds in addition were all that it holds."""
+    also = group.also
+    assert also is not None
+    source, split = also.source, also.split
+    if also.public:
+        if public is None:
+            raise ConfigError(f"clients.{name}.also is public, but there is no public set; add a 'public' section")
+        source, split = public.source, public.split
+    return group.model_copy(update={"source": source, "split": split, "items": also.items, "partition": also.partition})
+
+
+def _require_alike(name: str, group: GroupSettings, own: Split, also: Split) -> None:
+    """Check that one model and one task fit both splits that the clients of a group hold."""
+    key, target = f"clients.{name}.also", _target(group.task)
+    missing = [modality for model in group.models for modality in model.encoders if modality not in also.columns]
+    if missing:
+        has = ", ".join(also.columns) or "none"
+        raise ConfigError(f"{key}: '{also.source}' has no '{missing[0]}', which these clients encode; it has: {has}")
+    if target and own.source != also.source and not _have_equal_classes(target, own, also):
+        raise ConfigError(
+            f"{key}: classes of '{target}' in '{also.source}' are not those of '{own.source}', by their names, so one "
+            "classifier cannot learn both; hold sources with the same classes"
+        )
+
+
+def _have_equal_classes(target: str, own: Split, also: Split) -> bool:
+    """Whether both name the classes of the target, and alike: numbers without names may mean anything."""
+    names = tuple(own.classes.get(target) or ())
+    return target in also.targets and bool(names) and names == tuple(also.classes.get(target) or ())
+
+
+def with_additional(own: Samples, also: Samples, task: Task) -> Samples:
+    """The samples of both, with the targets that both have; those of other classes are left out.
+
+    That the task's own classes are the same in both has been checked when the items were dealt out.
+    """
+    differing = {
+        name
+        for name in own.classes.keys() & also.classes.keys()
+        if tuple(own.classes[name]) != tuple(also.classes[name]) and name != _target(task)
+    }
+    return union([own.without_targets(differing), also.without_targets(differing)])
+
+
+def _target(task: Task) -> str:
+    return str(getattr(task, "target", ""))

@@ -8,7 +8,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
-from typing import Any, Literal, TypeVar
+from typing import Literal, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -17,108 +17,15 @@ from polyfed.core.activity import passed
 from polyfed.core.errors import ConfigError
 from polyfed.core.randomness import generator
 from polyfed.data.samples import Batch, Samples
-from polyfed.federation.epochs import Epoch, Epochs
 from polyfed.federation.settings import TrainingSettings
-from polyfed.models.gates import undecayed
+from polyfed.federation.trainer import Clock, Correction, Epoch, Epochs, Trainer
 from polyfed.models.model import CachedModel, Embedder, Model
-from polyfed.optim.settings import clip_gradients
-from polyfed.optim.state import load_optimizer_tensors, optimizer_tensors
 from polyfed.tasks.task import Task
 
 _T = TypeVar("_T")
 Precision = Literal["float32", "bfloat16"]
 Regulariser = Callable[[Embedder, Batch], Tensor]
 """A loss that a method adds to the task's: from the model and a batch."""
-
-
-@dataclass(frozen=True)
-class Clock:
-    """Which round it is, of how many, in a run with which seed.
-
-    ``epochs`` is by how many a round advances the schedules that decay by epoch, for all participants and loops alike.
-    """
-
-    seed: int
-    round: int
-    rounds: int
-    epochs: int = 1
-
-
-class Trainer:
-    """One optimiser over a participant's parameters, with its clipping, schedule and state.
-
-    It steps only while ``epochs`` counts an epoch, at the rates that the schedule has for this one.
-    """
-
-    def __init__(
-        self,
-        model: nn.Module,
-        training: TrainingSettings,
-        clock: Clock,
-        epochs: Epochs,
-        only: Callable[[str], bool] = lambda name: True,
-    ) -> None:
-        self._named = [(name, value) for name, value in model.named_parameters() if value.requires_grad and only(name)]
-        self._clip, self._schedule = training.optimizer.clip, training.schedule
-        self._clock, self._epochs = clock, epochs
-        self.optimizer = training.optimizer.build(_decay_groups(model, [value for _, value in self._named]))
-        self._base = [group["lr"] for group in self.optimizer.param_groups]
-
-    def step(self, loss: Tensor, correct: Callable[[Mapping[str, Tensor]], None] | None = None) -> None:
-        """One optimiser step on a scalar loss.
-
-        Args:
-            loss: to be differentiated.
-            correct: changes the gradients, parameter name -> gradient, in place, before they are clipped.
-        """
-        step_together(loss, self, correct=correct)
-
-    def forget(self) -> None:
-        """Drop the gradients."""
-        self.optimizer.zero_grad(set_to_none=True)
-
-    def apply(self, correct: Callable[[Mapping[str, Tensor]], None] | None = None) -> None:
-        """Clip the gradients that there are and step."""
-        if correct is not None:
-            correct({name: value.grad for name, value in self._named if value.grad is not None})
-        clip_gradients([value for _, value in self._named], self._clip)
-        self._set_rates()
-        self.optimizer.step()
-
-    def state(self) -> dict[str, Tensor]:
-        """Momenta and counters by parameter name."""
-        return optimizer_tensors(self.optimizer, self._named)
-
-    def load(self, state: Mapping[str, Tensor]) -> None:
-        """Restore ``state``, to which learning rates do not belong."""
-        load_optimizer_tensors(self.optimizer, self._named, state)
-
-    def _set_rates(self) -> None:
-        clock, epoch = self._clock, self._epochs.now
-        done = 0 if epoch.once else clock.round - 1
-        factor = self._schedule.factor(done, clock.rounds, epoch.number, clock.epochs)
-        for group, base in zip(self.optimizer.param_groups, self._base, strict=True):
-            group["lr"] = base * factor
-
-
-def _decay_groups(model: nn.Module, parameters: Sequence[Tensor]) -> list[dict[str, Any]]:
-    """Parameters that weight decay applies to, and those that it spares, as an optimiser takes them."""
-    exempt = {id(value) for value in undecayed(model)}
-    decayed = [value for value in parameters if id(value) not in exempt]
-    spared = [value for value in parameters if id(value) in exempt]
-    groups: list[dict[str, Any]] = [{"params": decayed}, {"params": spared, "weight_decay": 0.0}]
-    return [group for group in groups if group["params"]]  # an optimiser refuses an empty group
-
-
-def step_together(
-    loss: Tensor, *trainers: Trainer, correct: Callable[[Mapping[str, Tensor]], None] | None = None
-) -> None:
-    """One step of several optimisers, of different parameters, on one scalar loss."""
-    for trainer in trainers:
-        trainer.forget()
-    loss.backward()  # type: ignore[no-untyped-call]
-    for trainer in trainers:
-        trainer.apply(correct)
 
 
 @dataclass(kw_only=True)
@@ -188,6 +95,7 @@ class Participant:
 
     def generator(self, purpose: str) -> torch.Generator:
         """The random stream of this participant for one purpose in this round."""
+        # one stream a purpose: what one draws must not depend on whether another did, nor on what is kept
         return generator(self.clock.seed, self.clock.round, self.name, purpose)
 
     def trainer(
@@ -223,6 +131,7 @@ class Participant:
         """The precision of forward passes; losses are computed in fp32 by themselves."""
         if self.precision == "float32":
             return contextlib.nullcontext()
+        # bfloat16 has the range of fp32, so losses need no scaling
         return torch.autocast(self.device.type, dtype=torch.bfloat16)
 
     def batches(self, samples: Samples, purpose: str, size: int | None = None) -> Iterator[Batch]:
@@ -234,7 +143,9 @@ class Participant:
         shuffled = samples.batches(size, self.generator(purpose))
         for batch in self._counted(shuffled, purpose, math.ceil(len(samples) / size)):
             if len(batch) > 1:
-                yield batch if device.type == "cpu" else batch.to(device)
+                yield (
+                    batch if device.type == "cpu" else batch.to(device)
+                )  # ``to`` would look at every tensor of the batch
 
     def _counted(self, batches: Iterable[_T], purpose: str, a_pass: int) -> Iterator[_T]:
         """The batches of a pass, told of as a part of all epochs of the step."""
@@ -248,6 +159,7 @@ class Participant:
         total = len(self.public_set)
         if count is None or count >= total:
             return torch.arange(total)
+        # no participant's name among the parts: all draw the same
         order = torch.randperm(total, generator=generator(self.clock.seed, self.clock.round, "exchanged"))
         return order[:count].sort().values
 
@@ -284,7 +196,7 @@ class Participant:
         purpose: str = "task",
         task_weight: float = 1.0,
         regulariser: Regulariser | None = None,
-        correct: Callable[[Mapping[str, Tensor]], None] | None = None,
+        correct: Correction | None = None,
         after_step: Callable[[], None] = lambda: None,
     ) -> int:
         """Train on the task, and on what a method adds to it.
@@ -305,27 +217,27 @@ class Participant:
         """
         if not task_weight and regulariser is None:
             return 0
-        trainer = self.trainer()
-        self.model.train()
+        trainer, model = self.trainer(), self.model.train()
+
+        def loss(batch: Batch) -> Tensor:
+            shared, losses = CachedModel(model), []
+            with self.autocast():
+                if task_weight:
+                    losses.append(task_weight * self.task.loss(shared, self.head, batch))
+                if regulariser is not None:
+                    losses.append(regulariser(shared, batch))  # what the task has embedded is not embedded again
+            return torch.stack(losses).sum()
+
         done = 0
         for epoch in self.epochs(epochs, once=once) if steps is None else self._epochs.as_one():
             before = done
             for batch in islice(self.batches(samples, f"{purpose}-{epoch}"), None if steps is None else steps - done):
-                trainer.step(self._loss(batch, task_weight, regulariser), correct)
+                trainer.step(loss(batch), correct)
                 after_step()
                 done += 1
             if done in (steps, before):  # no more wanted, or there is no batch
                 break
         return done
-
-    def _loss(self, batch: Batch, task_weight: float, regulariser: Regulariser | None) -> Tensor:
-        model, losses = CachedModel(self.model), []
-        with self.autocast():
-            if task_weight:
-                losses.append(task_weight * self.task.loss(model, self.head, batch))
-            if regulariser is not None:
-                losses.append(regulariser(model, batch))
-        return torch.stack(losses).sum()
 
     @torch.no_grad()
     def represent(
@@ -342,10 +254,11 @@ class Participant:
         try:
             return {name: self._represent(samples, name, training) for name in names}
         finally:
-            self.model.train(was_training)
+            self.model.train(was_training)  # a method may ask in the middle of its training
 
     def _represent(self, samples: Samples, modality: str, training: bool) -> Tensor:
         stream = self.generator(f"represent-{modality}") if training else None
+        # the captions of one picture share its row
         rows, where = torch.unique(samples.rows[modality], return_inverse=True)
         if training:  # every sample is damaged in its own way
             rows, where = samples.rows[modality], torch.arange(len(samples))

@@ -2,28 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
+import torch
 from jaxtyping import Int64
 from torch import Tensor, nn
 
 from polyfed.core.activity import preparing
+from polyfed.core.errors import ConfigError, DataError
 from polyfed.core.randomness import isolated
-from polyfed.data.assembly import of_items
+from polyfed.data.assembly import of_items, require_disjoint
 from polyfed.data.samples import Samples
 from polyfed.data.source import Split
-from polyfed.federation.additional import with_additional
+from polyfed.federation.assignment import Assignment
 from polyfed.federation.client import ClientInfo
-from polyfed.federation.heads import head_name
-from polyfed.federation.holdings import holding
-from polyfed.federation.membership import Member, Membership
-from polyfed.federation.opened_data import OpenedData, Views
-from polyfed.federation.public_set import PublicSet
+from polyfed.federation.data import OpenedData, PublicSet, Views
+from polyfed.federation.membership import Member, Membership, with_additional
 from polyfed.federation.settings import DataSettings, GroupSettings, PublicSettings, ServerSettings
-from polyfed.federation.soundness import require_disjoint_data, require_equal_width, require_models, require_test_items
-from polyfed.federation.types import Blueprint
+from polyfed.federation.types import Blueprint, Outline, head_name, outline_of
 from polyfed.models.model import Model, ModelSettings
 from polyfed.models.slots import places
 
@@ -71,37 +70,39 @@ class Population:
     @cached_property
     def infos(self) -> tuple[ClientInfo, ...]:
         """What the server sees of all clients, in client order."""
-        return tuple(self._info(member) for member in self.members.values())
-
-    def _info(self, member: Member) -> ClientInfo:
-        return ClientInfo(
-            id=member.id,
-            group=member.group,
-            modalities=tuple(member.model.encoders),
-            task=member.settings.task.component_name(),
-            samples=len(self.train(member)),
-            architecture=f"{member.model.architecture}/{member.head}",
+        return tuple(
+            ClientInfo(
+                id=member.id,
+                group=member.group,
+                modalities=tuple(member.model.encoders),
+                task=member.settings.task.component_name(),
+                samples=len(self.train(member)),
+                architecture=f"{member.model.architecture}/{member.head}",
+            )
+            for member in self.members.values()
         )
 
     def holding(self, member: Member) -> dict[str, object]:
-        """What a client holds, for the run folder; nothing but columns of classes and lists is read for it."""
-        return holding(self, member)
+        """What a client holds, for the run folder; nothing but columns of classes and lists is read for it.
 
-    def require_sound(self) -> None:
-        """Check that every group's model can be built and trained for its task, and the public set.
-
-        That set must be disjoint from all private and test items, and widths be equal where there is one; what clients
-        hold in addition must be disjoint from all test items. A server that expects a number of test items must find
-        it.
-
-        Raises:
-            DataError, ConfigError: it is not so.
+        ``items`` and ``samples`` are all that it holds; of these, ``also`` says what is of the public set or of a
+        second source. ``index`` and the counts by class are of its own source.
         """
-        require_models(self)
-        require_test_items(self)
-        require_disjoint_data(self)
-        if self.public is not None:
-            require_equal_width(self)
+        assignment, shaping = self.membership.assignments[member.group], tuple(member.model.encoders)
+        split = assignment.split
+        own = _held(assignment, self.data.samples(split, {}, layout=shaping), member.items)
+        entry: dict[str, object] = {"group": member.group, **own}
+        if member.settings.test == "dealt":
+            entry["test"] = assignment.test_counts(self.test_items(member))
+        if member.also is not None and member.settings.also is not None:
+            second = self.membership.also_assignments[member.group]
+            # the public set may have fewer samples an item than its source
+            layout = self.public_samples({}) if member.settings.also.public else None
+            also = _held(second, layout or self.data.samples(second.split, {}, layout=shaping), member.also)
+            entry["also"] = {"public": member.settings.also.public, **also}
+            entry |= {key: own[key] + also[key] for key in ("items", "samples")}
+        left_out = dict(getattr(split, "left_out", {}))
+        return entry | ({"left_out": left_out} if left_out else {})
 
     # ---- samples
 
@@ -116,11 +117,16 @@ class Population:
 
     def train(self, member: Member, model: ModelSettings | None = None) -> Samples:
         """A client's private training samples; with another ``model`` in its views, of modalities that both have."""
-        split = self.data.split(member.settings.source, member.settings.split)
-        own = of_items(self._viewed(split, member, model), member.items)
+        settings = member.settings
+        own = of_items(self._viewed(self.data.split(settings.source, settings.split), member, model), member.items)
         if member.also is None:
             return own
-        return with_additional(own, of_items(self._additional(member, model), member.also), member.settings.task)
+        if self.public is None or settings.also is None or not settings.also.public:
+            second = self._viewed(self.membership.also_assignments[member.group].split, member, model)
+        else:
+            views = _views(model or member.model)
+            second = self.public.samples({name: view for name, view in views.items() if name in member.model.encoders})
+        return with_additional(own, of_items(second, member.also), settings.task)
 
     def test(self, member: Member, model: ModelSettings | None = None) -> Samples | None:
         """A client's test samples; those of a group that are tested on the same items share them.
@@ -130,10 +136,11 @@ class Population:
         group = member.settings
         if group.test_split is None:
             return None
-        split = self.data.split(group.source, group.test_split)
+        # one copy of the test samples for the group, not one for each of its clients
         who = f"all of {member.group}" if group.test == "all" else member.id
         key = (who, f"{member.model.architecture} {model.architecture if model else ''}")
         if key not in self._tests:
+            split = self.data.split(group.source, group.test_split)
             self._tests[key] = of_items(self._viewed(split, member, model), self.test_items(member))
         return self._tests[key]
 
@@ -146,19 +153,13 @@ class Population:
         assert self.server is not None
         return self.data.samples(self.data.split(self.server.source, split), _views(self.server.model))
 
-    def _additional(self, member: Member, model: ModelSettings | None) -> Samples:
-        """All that a client's group holds in addition, in the views in which it sees its own."""
-        if self.public is None or member.settings.also is None or not member.settings.also.public:
-            return self._viewed(self.membership.also_assignments[member.group].split, member, model)
-        views = _views(model or member.model)
-        return self.public.samples({name: view for name, view in views.items() if name in member.model.encoders})
-
     def _viewed(self, split: Split, member: Member, model: ModelSettings | None) -> Samples:
         """A split in a client's views, or in those of another model: then of the modalities that both have."""
         own = _views(member.model)
         if model is None:
             return self.data.samples(split, own)
         views = {name: view for name, view in _views(model).items() if name in own}
+        # its own modalities lay out the samples, so that positions are the same in both views
         return self.data.samples(split, views, layout=tuple(own))
 
     # ---- models
@@ -166,6 +167,7 @@ class Population:
     def client_model(self, member: Member) -> Model:
         """A client's model with its initial weights, which depend on seed and client alone."""
         preparing(f"building the model of {member.id}")
+        # whichever process builds it, and whatever was built before, the weights are the same
         with isolated(self.seed, "init", member.id):
             head = member.settings.task.head(member.model.dim, self.train(member))
             model = member.model.build(_heads(member.head, head), self.data.context)
@@ -203,6 +205,114 @@ class Population:
                 model = self.client_model(self.members[info.id])
                 by_architecture[info.architecture] = Blueprint(dict(model.state_dict()), places(model))
         return by_architecture
+
+    # ---- checks before a run
+
+    def require_sound(self) -> None:
+        """Check that every group's model can be built and trained for its task, and the public set.
+
+        That set must be disjoint from all private and test items, and widths be equal where there is one; what clients
+        hold in addition must be disjoint from all test items. A server that expects a number of test items must find
+        it.
+
+        Raises:
+            DataError, ConfigError: it is not so.
+        """
+        self._require_models()
+        self._require_test_items()
+        self._require_disjoint_data()
+        if self.public is not None:
+            self._require_equal_width()
+
+    def _require_models(self) -> None:
+        outlines: dict[str, tuple[str, Outline]] = {}
+        infos = {info.id: info for info in self.infos}
+        # one client a group will do: models differ by group and architecture, and building them takes long
+        for member in {member.group: member for member in self.members.values()}.values():
+            outline = outline_of(self.client_model(member).state_dict())
+            other, expected = outlines.setdefault(infos[member.id].architecture, (member.group, outline))
+            if outline != expected:
+                raise ConfigError(
+                    f"clients '{other}' and '{member.group}' have one model and one task, but tensors of other shapes; "
+                    f"keep them apart with clients.{member.group}.type"
+                )
+
+    def _require_test_items(self) -> None:
+        settings = self.server
+        if settings is None or settings.expected_test_items is None:
+            return
+        count = len(self.data.split(settings.source, settings.test_split))
+        if count != settings.expected_test_items:
+            raise ConfigError(
+                f"server.expected_test_items is {settings.expected_test_items}, but '{settings.source}' "
+                f"{settings.test_split} has {count} items; recalls would be of another gallery than they are named "
+                f"after; provide that split, or set server.expected_test_items={count} and adapt server.task.folds"
+            )
+
+    def _require_disjoint_data(self) -> None:
+        """What clients hold in addition is not tested on nor held twice, and public items are only public."""
+        judged = list(self._judged())
+        for member in self.members.values():
+            self._require_new_items(member, judged)
+        if self.public is not None:
+            private = [
+                (f"client '{member.id}'", ids) for member in self.members.values() for ids in self._private(member)
+            ]
+            public = _ids(self.public.split, self.public.items)
+            for where, ids in (*private, *judged):
+                require_disjoint(public, ids, where)
+
+    def _judged(self) -> Iterator[tuple[str, Sequence[str]]]:
+        """What participants are judged on, in words, and the ids of its items."""
+        splits = {(group.source, group.test_split) for group in self.groups.values()}
+        if self.server is not None:
+            splits |= {(self.server.source, self.server.test_split), (self.server.source, self.server.validation_split)}
+        for source, name in sorted((source, name) for source, name in splits if name is not None):
+            yield f"'{source}' {name}, which participants are judged on", self.data.split(source, name).ids
+
+    def _require_new_items(self, member: Member, judged: Sequence[tuple[str, Sequence[str]]]) -> None:
+        if member.also is None:
+            return
+        also = set(_ids(self.membership.also_assignments[member.group].split, member.also))
+        own = _ids(self.data.split(member.settings.source, member.settings.split), member.items)
+        for where, ids in (*judged, ("its own", own)):
+            if shared := also & set(ids):
+                raise DataError(
+                    f"clients.{member.group}.also: {len(shared)} items of client '{member.id}' are in {where}, for "
+                    f"example '{min(shared)}'; name data that nobody is tested on and that it does not hold already"
+                )
+
+    def _private(self, member: Member) -> Iterator[list[str]]:
+        yield _ids(self.data.split(member.settings.source, member.settings.split), member.items)
+        also = member.settings.also
+        if also is not None and not also.public and member.also is not None:
+            yield _ids(self.membership.also_assignments[member.group].split, member.also)
+
+    def _require_equal_width(self) -> None:
+        widths = {member.id: member.model.dim for member in self.members.values()}
+        if self.server is not None:
+            widths["server"] = self.server.model.dim
+        if len(set(widths.values())) > 1:
+            low, high = min(widths, key=widths.__getitem__), max(widths, key=widths.__getitem__)
+            raise ConfigError(
+                f"model.dim must be equal for all who share a public set: '{low}' has {widths[low]}, "
+                f"'{high}' has {widths[high]}"
+            )
+
+
+def _held(assignment: Assignment, layout: Samples, items: Int64[Tensor, " k"]) -> dict[str, Any]:
+    return {
+        "source": assignment.split.source,
+        "split": assignment.split.name,
+        "items": len(items),
+        "samples": int(torch.isin(layout.items, items).sum()),
+        **assignment.counts(items),
+        "index": items.tolist(),
+    }
+
+
+def _ids(split: Split, items: Int64[Tensor, " k"]) -> list[str]:
+    return [split.ids[item] for item in items.tolist()]
 
 
 def _views(model: ModelSettings) -> Views:

@@ -1,13 +1,14 @@
-"""Outputs on public samples that participants exchange: representations by modality, or the logits of one target."""
+"""Training on public samples: outputs that participants exchange there, references, and batches among private ones."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import copy
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from itertools import islice
 
 import torch
-from jaxtyping import Int64
+from jaxtyping import Float, Int64
 from torch import Tensor
 
 from polyfed.core.errors import ConfigError
@@ -15,86 +16,50 @@ from polyfed.data.samples import Batch, Samples
 from polyfed.federation.client import ClientInfo
 from polyfed.federation.participant import Participant
 from polyfed.federation.server import Server
+from polyfed.models.model import Model
 from polyfed.tasks.classification import Classification
 from polyfed.wire.payload import Logits, Representations
 
 PublicOutputs = Representations | Logits
 
 
-class OutputKind(Protocol):
-    """One kind of output, by name: that of a modality (representations), or of a target (logits)."""
-
-    @property
-    def largest(self) -> float:
-        """L2 norm that a row may have in an average; longer ones are scaled down to it."""
-        ...
-
-    def of(self, participant: Participant, samples: Samples, *, training: bool = False) -> dict[str, Tensor]:
-        """Outputs of all samples, name -> [n, w], without gradient, on the participant's device."""
-        ...
-
-    def outputs(self, participant: Participant, batch: Batch, channels: Sequence[str]) -> dict[str, Tensor]:
-        """Outputs of a batch of public samples, name -> [b, w], with gradient."""
-        ...
-
-    def bundle(self, values: Mapping[str, Tensor], order: str) -> PublicOutputs:
-        """The payload that carries them."""
-        ...
-
-    def channels(self, client: ClientInfo, known: Sequence[str]) -> tuple[str, ...]:
-        """Names of the server's outputs that a client has as well."""
-        ...
-
-    def labels(self, participant: Participant, samples: Samples) -> Int64[Tensor, " n"] | None:
-        """The true class of each sample, where classes are those of a target and the samples have it."""
-        ...
-
-    def anchors(self, known: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
-        """Rows that representations are contrasted with to give logits; empty if the outputs are logits."""
-        ...
-
-    def require(self, server: Server) -> None:
-        """Check that all participants have such outputs.
-
-        Raises:
-            ConfigError: one has not.
-        """
-        ...
-
-
 @dataclass(frozen=True)
 class RepresentationKind:
-    """Representations of unit norm, by modality."""
+    """Representations of unit norm, by modality.
+
+    Attributes:
+        largest: L2 norm that a row may have in an average; longer ones are scaled down to it.
+    """
 
     largest: float = 1.0
 
     def of(self, participant: Participant, samples: Samples, *, training: bool = False) -> dict[str, Tensor]:
-        """Representations of all modalities that participant and samples have."""
+        """Those of all samples, modality -> [n, d], without gradient, on the participant's device."""
         return participant.represent(samples, training=training)
 
     def outputs(self, participant: Participant, batch: Batch, channels: Sequence[str]) -> dict[str, Tensor]:
-        """Representations of a batch."""
+        """Those of a batch of public samples, modality -> [b, d], with gradient."""
         with participant.autocast():
             return {name: participant.model.represent(name, batch.inputs[name]) for name in channels}
 
     def bundle(self, values: Mapping[str, Tensor], order: str) -> Representations:
-        """A message of them."""
+        """The payload that carries them."""
         return Representations(dict(values), order=order)
 
     def channels(self, client: ClientInfo, known: Sequence[str]) -> tuple[str, ...]:
         """The client's modalities, as far as the server encodes them."""
         return tuple(name for name in client.modalities if name in known)
 
-    def labels(self, participant: Participant, samples: Samples) -> None:
-        """There are none: sample k is a class of its own."""
-        return
+    def labels(self, participant: Participant, samples: Samples) -> Int64[Tensor, " n"] | None:
+        """None: each sample is a class of its own."""
+        return None
 
     def anchors(self, known: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
-        """The server's representations."""
+        """Rows that representations are contrasted with to give logits: the server's representations."""
         return known
 
     def require(self, server: Server) -> None:
-        """Everybody has representations."""
+        """Raise nothing: everybody has representations."""
 
 
 @dataclass(frozen=True)
@@ -108,8 +73,8 @@ class LogitKind:
     largest: float = 100.0
 
     def of(self, participant: Participant, samples: Samples, *, training: bool = False) -> dict[str, Tensor]:
-        """Logits of all samples, in evaluation mode (or training mode and view)."""
-        task, was = _classification(participant), participant.model.training
+        """Those of all samples, target -> [n, classes], in evaluation mode (or training mode and view)."""
+        task, was_training = _classification(participant), participant.model.training
         stream = participant.generator("scores") if training else None
         participant.model.train(training)
         parts = []
@@ -118,11 +83,11 @@ class LogitKind:
                 for index in torch.split(torch.arange(len(samples)), participant.evaluation_batch):
                     parts.append(self._scores(participant, task, samples.batch(index, stream).to(participant.device)))
         finally:
-            participant.model.train(was)
+            participant.model.train(was_training)
         return {task.target: torch.cat(parts)}
 
     def outputs(self, participant: Participant, batch: Batch, channels: Sequence[str]) -> dict[str, Tensor]:
-        """Logits of a batch."""
+        """Those of a batch, target -> [b, classes], with gradient."""
         task = _classification(participant)
         foreign = [name for name in channels if name != task.target]
         if foreign:
@@ -133,20 +98,20 @@ class LogitKind:
         return {name: self._scores(participant, task, batch) for name in channels}
 
     def bundle(self, values: Mapping[str, Tensor], order: str) -> Logits:
-        """A message of them."""
+        """The payload that carries them."""
         return Logits(dict(values), order=order)
 
     def channels(self, client: ClientInfo, known: Sequence[str]) -> tuple[str, ...]:
-        """All of them."""
+        """The names of the server's logits, which all have."""
         return tuple(known)
 
     def labels(self, participant: Participant, samples: Samples) -> Int64[Tensor, " n"] | None:
         """The samples' own classes, if they have any."""
-        found = samples.targets.get(_classification(participant).target)
-        return None if found is None else found.long()
+        classes = samples.targets.get(_classification(participant).target)
+        return None if classes is None else classes.long()
 
     def anchors(self, known: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
-        """None."""
+        """Nothing: they are logits already."""
         return {}
 
     def require(self, server: Server) -> None:
@@ -165,9 +130,13 @@ class LogitKind:
 
     def _scores(self, participant: Participant, task: Classification, batch: Batch) -> Tensor:
         with participant.autocast():
-            found = task.scores(participant.model, participant.head, batch)
-        found = found.float()
-        return found - found.mean(1, keepdim=True)
+            scores = task.scores(participant.model, participant.head, batch)
+        scores = scores.float()
+        # no softmax feels a constant in a row, but norms and averages do
+        return scores - scores.mean(1, keepdim=True)
+
+
+OutputKind = RepresentationKind | LogitKind
 
 
 def _classification(participant: Participant) -> Classification:
@@ -187,3 +156,63 @@ def clip_row_norms(values: Tensor, largest: float) -> Tensor:
     """
     norms = torch.linalg.vector_norm(values, dim=1, keepdim=True)
     return torch.where(norms > 1.01 * largest, values * (largest / norms), values)
+
+
+# ---- representations that local training moves towards or away from, and that must not move themselves
+
+
+Reference = Callable[[str, Batch], Float[Tensor, "b d"]]
+"""Gives the reference representations of a batch of public samples in a modality, without gradient."""
+
+
+class Stored:
+    """Representations of the whole public set, modality -> [|P|, d], looked up by the index of a sample."""
+
+    def __init__(self, values: Mapping[str, Tensor]) -> None:
+        self._values = values
+
+    def __call__(self, modality: str, batch: Batch) -> Float[Tensor, "b d"]:
+        """Rows of the stored matrix."""
+        return self._values[modality][batch.index]
+
+
+class FrozenCopy:
+    """A copy of a model as it is now, in evaluation mode, asked batch by batch."""
+
+    def __init__(self, model: Model) -> None:
+        # evaluation mode: its batch statistics must not move with what it is asked
+        self._model = copy.deepcopy(model).eval().requires_grad_(False)
+
+    @torch.no_grad()
+    def __call__(self, modality: str, batch: Batch) -> Float[Tensor, "b d"]:
+        """Representations of the batch as it was loaded, augmentation included."""
+        return self._model.represent(modality, batch.inputs[modality])
+
+
+# ---- public batches among private ones
+
+Pair = tuple[Batch | None, Batch | None]
+"""The private and the public batch of one optimiser step; either may be missing."""
+
+
+def interleave(
+    private: Iterator[Batch], public: Iterator[Batch], steps: int, wanted: int | None = None
+) -> Iterator[Pair]:
+    """Spread ``wanted`` public batches evenly over the private batches of an epoch.
+
+    With fewer public than private batches some steps have no public one; with more, some have nothing else.
+
+    Args:
+        private: the private batches.
+        public: public batches without end.
+        steps: how many private batches there are.
+        wanted: how many public batches; None: as many as private ones.
+    """
+    wanted = wanted or steps
+    given = 0
+    for done, batch in enumerate(private, start=1):
+        # how many are due after ``done`` of ``steps``, rounded up, less those that were given
+        due = -(-wanted * done // steps) - given
+        given += due
+        yield batch, next(public) if due else None
+        yield from ((None, more) for more in islice(public, max(due - 1, 0)))

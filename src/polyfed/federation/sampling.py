@@ -47,18 +47,16 @@ class SamplingSettings(Settings):
         Raises:
             ConfigError: the cohort is larger than the federation.
         """
-        groups = self._groups(clients)
-        sizes = self._sizes({name: len(group) for name, group in groups.items()})
-        drawn = [_drawn(group, size, stream) for group, size in zip(groups.values(), sizes, strict=True)]
-        chosen = {client.id for group in drawn for client in group}
+        strata: dict[str, list[ClientInfo]] = {}
+        for client in clients:
+            strata.setdefault(client.group if self.kind == "stratified" else "", []).append(client)
+        chosen = set()
+        sizes = self._sizes({name: len(members) for name, members in strata.items()})
+        for members, size in zip(strata.values(), sizes, strict=True):
+            # all are shuffled whatever the size, so that the next group's draw does not depend on it
+            order = torch.randperm(len(members), generator=stream).tolist()
+            chosen |= {members[k].id for k in order[:size]}
         return tuple(client for client in clients if client.id in chosen)
-
-    def _groups(self, clients: tuple[ClientInfo, ...]) -> dict[str, tuple[ClientInfo, ...]]:
-        """What is drawn from separately: all clients together, or each group of them."""
-        if self.kind != "stratified":
-            return {"": clients}
-        names = dict.fromkeys(client.group for client in clients)
-        return {name: tuple(client for client in clients if client.group == name) for name in names}
 
     def _sizes(self, clients: Mapping[str, int]) -> list[int]:
         """How many to draw from each group, given how many ``clients`` it has."""
@@ -76,10 +74,6 @@ class SamplingSettings(Settings):
                 f"group(s) to draw from; set {valid}"
             )
         return _apportioned(self.cohort, groups)
-
-
-def _drawn(group: tuple[ClientInfo, ...], size: int, stream: torch.Generator) -> list[ClientInfo]:
-    return [group[k] for k in torch.randperm(len(group), generator=stream).tolist()[:size]]
 
 
 def _share_of(share: float, size: int) -> int:
@@ -100,6 +94,7 @@ def _apportioned(total: int, groups: list[int]) -> list[int]:
     exact = [total * size / sum(groups) for size in groups]
     places = [max(int(share), 1) for share in exact]
     while sum(places) != total:
+        # the group that rounding has taken most from gets the place, or that which it has given most gives it
         step = 1 if sum(places) < total else -1
         gaps = [step * (share - place) for share, place in zip(exact, places, strict=True)]
         open_to = [k for k, place in enumerate(places) if (place < groups[k] if step > 0 else place > 1)]

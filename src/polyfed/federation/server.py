@@ -18,7 +18,7 @@ from polyfed.federation.types import Blueprint, ClientType, Outline, client_type
 from polyfed.models.model import Model
 from polyfed.wire.payload import Representations, Weights
 
-log = logging.getLogger(__name__)
+_log = logging.getLogger(__name__)
 
 
 @dataclass(kw_only=True)
@@ -30,7 +30,7 @@ class Server(Participant):
         validation: samples for model selection.
         test: samples that are only ever reported on.
         counted: client -> samples that it counts for in averages, where these may be fewer than it joined with.
-        reaches: client -> how many times longer than usual its updates may be; see ``bounds.reaches``.
+        reaches: client -> how many times longer than the median its updates may be; see ``bounds.reaches``.
         public_order: identifies the public set and its order.
         blueprint: gives the initial tensors of every architecture among the clients, and their places.
         has_model: whether the federation has a server model at all.
@@ -62,11 +62,12 @@ class Server(Participant):
         """Enter a round."""
         self.clock = replace(self.clock, round=round_number)
         self.optimizer_state = self.trainer_states()
-        self._trainers = {}
+        self._trainers = {}  # they hold the clock of the round before; their states go on
         self.arrays = {}
 
     def snapshot(self) -> dict[str, Mapping[str, Tensor]]:
         """All that lasts, as named groups of named tensors."""
+        # the part before the colon says what the group is; type names may have colons of their own
         groups: dict[str, Mapping[str, Tensor]] = {f"weights:{name}": value for name, value in self.weights.items()}
         if self.has_model:
             groups["model"] = self.model.state_dict()
@@ -77,9 +78,16 @@ class Server(Participant):
         """Be as after ``round_number``, given its snapshot."""
         if "model" in groups:
             self.load_weights(groups["model"])
-        self.weights = _section(groups, "weights:", self.device)
-        self.optimizer_state = _section(groups, "optimizer:")
-        self.state = _section(groups, "state:")
+        kinds: dict[str, dict[str, dict[str, Tensor]]] = {"weights": {}, "optimizer": {}, "state": {}}
+        for group, tensors in groups.items():
+            kind, _, name = group.partition(":")
+            if kind in kinds:
+                kinds[kind][name] = dict(tensors)
+        self.optimizer_state, self.state = kinds["optimizer"], kinds["state"]
+        self.weights = {
+            name: {key: value.to(self.device) for key, value in tensors.items()}
+            for name, tensors in kinds["weights"].items()
+        }
         self.clock = replace(self.clock, round=round_number)
 
     # ---- global models, for methods that exchange weights
@@ -123,16 +131,17 @@ class Server(Participant):
         self.weights = {}
         for kind, members in self.types.items():
             tensors = self.blueprints[members.architecture].tensors
+            # the first type that has a tensor gives it to all others
             first = {name: common.setdefault((name, value.shape), value) for name, value in tensors.items()}
             self.weights[kind] = {name: value.to(self.device, copy=True) for name, value in first.items()}
         for names in differently_named(self.types):
-            log.warning(
+            _log.warning(
                 "clients of types %s have one model, one task and equally many classes, but under other names, so they "
                 "are not averaged; if the classes are the same, name them alike",
                 " and ".join(f"'{name}'" for name in names),
             )
         if self.has_model:
-            _ = self.own_type
+            _ = self.own_type  # refused before the first round if there is none
 
     @cached_property
     def own_type(self) -> str:
@@ -143,6 +152,7 @@ class Server(Participant):
         """
         own = {name: value.shape for name, value in self.model.state_dict().items()}
         missing = ""
+        # first those whose head is the server's: another type may have the same shapes
         for kind in sorted(self.types, key=lambda kind: not self.types[kind].has_head(self.head_name)):
             shapes = self.shapes(kind)
             wrong = [name for name, shape in own.items() if shapes.get(name) != shape]
@@ -160,8 +170,8 @@ class Server(Participant):
 
     def order(self, count: int | None = None) -> str:
         """Identifies the public samples that are exchanged in this round, and their order."""
-        whole = count is None or count >= len(self.public_set)
-        return self.public_order if whole else f"{self.public_order}/{self.clock.round}/{count}"
+        is_all = count is None or count >= len(self.public_set)
+        return self.public_order if is_all else f"{self.public_order}/{self.clock.round}/{count}"
 
     def weights_for(self, client: ClientInfo) -> Weights:
         """The global model of a client's type."""
@@ -171,6 +181,7 @@ class Server(Participant):
         """Replace global models by type, and show the server's own model that of its type."""
         self.weights |= {kind: dict(tensors) for kind, tensors in new.items()}
         if self.has_model and self.weights:
+            # the type may have tensors that the server has not, such as modules that a method adds
             shown = self.weights[self.own_type]
             self.model.load_state_dict({name: shown[name] for name in self.model.state_dict()})
 
@@ -178,18 +189,6 @@ class Server(Participant):
         """Tell of training metrics of this round."""
         if metrics:
             self.measured(metrics)
-
-
-def _section(
-    groups: Mapping[str, Mapping[str, Tensor]], prefix: str, device: torch.device | None = None
-) -> dict[str, dict[str, Tensor]]:
-    return {
-        group.removeprefix(prefix): {
-            name: value if device is None else value.to(device) for name, value in tensors.items()
-        }
-        for group, tensors in groups.items()
-        if group.startswith(prefix)
-    }
 
 
 def no_model(weights: Mapping[str, Tensor] | None) -> Model:

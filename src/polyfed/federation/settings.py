@@ -149,6 +149,7 @@ class GroupSettings(Settings):
     @model_validator(mode="before")
     @classmethod
     def _one_model(cls, data: Any) -> Any:
+        # ``model`` is short for a list of one
         if isinstance(data, dict) and "model" in data and "models" not in data:
             return {
                 **{key: value for key, value in data.items() if key != "model"},

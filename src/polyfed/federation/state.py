@@ -25,7 +25,7 @@ from polyfed.wire.messages import StateVersion
 
 Entry = dict[str, Tensor]
 
-_NAME = re.compile(r"(\d{6,})-(\d{2,})\.safetensors")
+_NAME = re.compile(r"(\d{6,})-(\d{2,})\.safetensors")  # as many digits that names sort as versions do
 
 
 class Lifetime(Enum):
@@ -102,13 +102,14 @@ class StateStore:
             entry: named tensors.
             after: version of the state that the step started from.
         """
+        # a copy: the model whose tensors these are serves the next client
         entry = {name: tensor.detach().to("cpu", copy=True).contiguous() for name, tensor in entry.items()}
         blob = safetensors.torch.save(entry, metadata={"after": _text(after) if after else ""})
         write_atomically(self._path(client, version), blob)
         self._hold(client, version, entry)
         wanted = {version, *self._history(client, version[0], after)}
         for stale in set(self.versions(client)) - wanted:
-            self._path(client, stale).unlink(missing_ok=True)
+            self._path(client, stale).unlink(missing_ok=True)  # another start of the run may have cleaned up too
 
     def versions(self, client: str) -> list[StateVersion]:
         """Labels of the client's stored states, oldest first; a file that is called otherwise is none of them."""
@@ -118,7 +119,10 @@ class StateStore:
     def damaged(self, expected: Mapping[str, StateVersion]) -> str | None:
         """Name of a client whose expected state cannot be read, or None."""
         for client, version in expected.items():
-            if not _readable(self._path(client, version)):
+            try:
+                with safetensors.safe_open(self._path(client, version), framework="pt") as opened:
+                    opened.keys()
+            except (OSError, safetensors.SafetensorError):
                 return client
         return None
 
@@ -136,12 +140,16 @@ class StateStore:
                 text = (opened.metadata() or {}).get("after", "")
         except (OSError, safetensors.SafetensorError):
             return None
-        return _version(text) if text else None
+        if not text:
+            return None
+        number, phase = text.split("-")
+        return int(number), int(phase)
 
     def _hold(self, client: str, version: StateVersion, entry: Entry) -> None:
         previous = self._held.pop(client, None)
         self._bytes += _size(entry) - (_size(previous[1]) if previous else 0)
         self._held[client] = (version, entry)
+        # what is let go of here is read from its file when it is wanted again
         while self._bytes > self.memory and len(self._held) > 1:
             _, (_, dropped) = self._held.popitem(last=False)
             self._bytes -= _size(dropped)
@@ -153,13 +161,13 @@ class StateStore:
         path = self._path(client, version)
         where = f"state of client '{client}' after round {version[0]}, phase {version[1]}"
         if not path.is_file():
-            raise RunError(f"{where} is not here; {self._found(client, version)}")
+            raise RunError(f"{where} is not here; {self._whereabouts(client, version)}")
         try:
             return safetensors.torch.load(path.read_bytes())
         except (OSError, safetensors.SafetensorError) as error:
             raise RunError(f"{where} is damaged: {path.name}: {error}; restore the file from a copy") from error
 
-    def _found(self, client: str, wanted: StateVersion) -> str:
+    def _whereabouts(self, client: str, wanted: StateVersion) -> str:
         versions = self.versions(client)
         if not versions:
             return "there is none of this run: it was lost, or the run is foreign to this folder; restore the folder"
@@ -173,33 +181,19 @@ def _text(version: StateVersion) -> str:
     return f"{version[0]:06d}-{version[1]:02d}"
 
 
-def _version(text: str) -> StateVersion:
-    first, second = text.split("-")
-    return int(first), int(second)
-
-
 def _size(entry: Entry) -> int:
     return sum(tensor.numel() * tensor.element_size() for tensor in entry.values())
 
 
-def _readable(path: Path) -> bool:
-    try:
-        with safetensors.safe_open(path, framework="pt") as opened:
-            opened.keys()
-    except (OSError, safetensors.SafetensorError):
-        return False
-    return True
-
-
-def flatten(values: Mapping[str, Mapping[str, Tensor]]) -> Entry:
+def flatten(values: Mapping[str, Mapping[str, Tensor]], separator: str = "/") -> Entry:
     """Named groups of named tensors as one flat mapping ``group/name`` (empty groups are dropped)."""
-    return {f"{group}/{name}": tensor for group, tensors in values.items() for name, tensor in tensors.items()}
+    return {f"{group}{separator}{name}": tensor for group, own in values.items() for name, tensor in own.items()}
 
 
-def unflatten(entry: Mapping[str, Tensor]) -> dict[str, dict[str, Tensor]]:
+def unflatten(entry: Mapping[str, Tensor], separator: str = "/") -> dict[str, dict[str, Tensor]]:
     """The inverse of ``flatten``."""
     groups: dict[str, dict[str, Tensor]] = {}
     for key, tensor in entry.items():
-        group, _, name = key.partition("/")
+        group, _, name = key.partition(separator)
         groups.setdefault(group, {})[name] = tensor
     return groups

@@ -1,7 +1,9 @@
-"""Types of clients: those whose models can be averaged as a whole, and what the server knows of their models."""
+"""Types of clients: those whose models can be averaged as a whole, and the names that tell their heads apart."""
 
 from __future__ import annotations
 
+import hashlib
+import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -9,8 +11,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from polyfed.data.source import Split
 from polyfed.federation.client import ClientInfo
 from polyfed.models.slots import Places
+from polyfed.tasks.task import Task
 
 _DIGEST = re.compile(r"(?<=\d)x[0-9a-f]{8}")  # of the names of classes, in the name of a head
 Outline = Mapping[str, tuple[tuple[int, ...], torch.dtype]]
@@ -18,7 +22,7 @@ Outline = Mapping[str, tuple[tuple[int, ...], torch.dtype]]
 
 
 def outline_of(tensors: Mapping[str, Tensor]) -> Outline:
-    """What tensors are like."""
+    """Shapes and types of tensors."""
     return {name: (tuple(tensor.shape), tensor.dtype) for name, tensor in tensors.items()}
 
 
@@ -64,12 +68,62 @@ def client_types(clients: Sequence[ClientInfo]) -> dict[str, ClientType]:
 
     A type is called after its groups; where one group has several architectures, these are numbered.
     """
-    members: dict[str, list[ClientInfo]] = {}
+    by_architecture: dict[str, list[ClientInfo]] = {}
     for client in clients:
-        members.setdefault(client.architecture, []).append(client)
-    names = ["+".join(dict.fromkeys(client.group for client in found)) for found in members.values()]
-    counted = [f"{name}-{names[:k].count(name)}" if names.count(name) > 1 else name for k, name in enumerate(names)]
+        by_architecture.setdefault(client.architecture, []).append(client)
+    groups = ["+".join(dict.fromkeys(client.group for client in members)) for members in by_architecture.values()]
+    names = [f"{name}-{groups[:k].count(name)}" if groups.count(name) > 1 else name for k, name in enumerate(groups)]
     return {
-        name: ClientType(name, architecture, found[0].modalities, tuple(found))
-        for name, (architecture, found) in zip(counted, members.items(), strict=True)
+        name: ClientType(name, architecture, members[0].modalities, tuple(members))
+        for name, (architecture, members) in zip(names, by_architecture.items(), strict=True)
     }
+
+
+# ---- names of heads
+
+
+def head_name(task: Task, split: Split, kept_apart: str = "") -> str:
+    """Name of a task's head in ``Model.heads`` and in the name of an architecture; equal where heads mean the same.
+
+    It says the task, those of its settings that shape the head (where they are not the defaults), and, for a task with
+    classes, which classes these are: by their names, or, where they have none, by the source that numbers them.
+
+    Args:
+        task: whose head.
+        split: data that the head is for.
+        kept_apart: what the configuration calls the type, if it keeps it apart from others that are alike.
+    """
+    parts = [task.component_name()]
+    for name in task.shaping_settings():
+        value = getattr(task, name)
+        if value != type(task).model_fields[name].get_default(call_default_factory=True):
+            parts.append(_written(name, value))
+    target = str(getattr(task, "target", ""))
+    classes = [target, _classes_of(target, split)] if target else [""]
+    return ":".join(map(_escaped, ["-".join(parts), *classes, *filter(None, [kept_apart])])).rstrip(":")
+
+
+def _classes_of(target: str, split: Split) -> str:
+    """Number and digest of the names of the classes; the source where they have none, outside of which they mean
+    nothing."""
+    # the order counts: class 0 of one must be class 0 of the other
+    names = list(split.classes.get(target) or ())
+    return f"{len(names)}x{hashlib.sha256(json.dumps(names).encode()).hexdigest()[:8]}" if names else split.source
+
+
+def class_space(head: str) -> str:
+    """Which classes a head tells apart, by its name; empty for a task without classes."""
+    return head.partition(":")[2]
+
+
+def _escaped(part: str) -> str:
+    """A part of a name without what separates parts (``:``) or names of modules (``.``); of two parts two names."""
+    return part.replace("%", "%25").replace(".", "%2E").replace(":", "%3A")
+
+
+def _written(name: str, value: object) -> str:
+    if isinstance(value, bool):
+        return name if value else f"no_{name}"
+    if isinstance(value, str):
+        return value
+    return "_".join(map(str, [name, *(value if isinstance(value, tuple | list) else [value])]))

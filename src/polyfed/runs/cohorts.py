@@ -13,7 +13,7 @@ from polyfed.core.randomness import generator
 from polyfed.core.untrusted import plain
 from polyfed.federation.client import ClientInfo
 from polyfed.federation.cohort import Cohort, Engine, ReplyPolicy
-from polyfed.federation.gate import Usual
+from polyfed.federation.gate import Medians
 from polyfed.federation.server import Server
 from polyfed.federation.types import Blueprint
 from polyfed.models.slots import described, require_described
@@ -48,7 +48,7 @@ class Cohorts:
     engine: Engine
     events: Callback
     accepted: dict[str, StateVersion] = field(default_factory=dict)
-    usual: Usual = field(default_factory=dict)
+    usual: Medians = field(default_factory=dict)
     away: set[str] = field(default_factory=set)
     notices: list[tuple[str, str, str]] = field(default_factory=list)
     _waiting_since: float = 0.0
@@ -102,7 +102,7 @@ class Cohorts:
             reply_policy=reply_policy,
             limits=self.experiment.run.limits,
             bounds=self.experiment.run.bounds,
-            usual=self.usual,
+            medians=self.usual,
             counted=self.server.counted,
             reaches=self.server.reaches,
             across=self.experiment.algorithm.mixes_types,

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from polyfed.core.errors import ConfigError
-from polyfed.core.yaml_text import yaml_content
+from polyfed.core.untrusted import yaml_content
 from polyfed.runs.presets import parsed, preset_bases, preset_names, preset_text
 
 COST = "cost"

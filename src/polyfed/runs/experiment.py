@@ -16,9 +16,9 @@ from polyfed.algorithms.algorithm import Algorithm
 from polyfed.core.effects import Facts, NoEffectError
 from polyfed.core.errors import ConfigError
 from polyfed.core.settings import Settings
-from polyfed.core.yaml_text import yaml_content
+from polyfed.core.untrusted import yaml_content
 from polyfed.engines.engine import EngineSettings
-from polyfed.engines.local import Local
+from polyfed.engines.local import InProcess
 from polyfed.engines.site import RunSpec
 from polyfed.federation.bounds import Bounds
 from polyfed.federation.cohort import ReplyPolicy
@@ -67,7 +67,7 @@ class RunSettings(Settings):
     rounds: int = Field(default=30, ge=1, description="T, communication rounds")
     seed: int = Field(default=0, ge=0, description="every random draw of the run derives from it")
     sampling: SamplingSettings = Field(default_factory=SamplingSettings)
-    engine: SerializeAsAny[EngineSettings] = Field(default_factory=Local, description="where client steps execute")
+    engine: SerializeAsAny[EngineSettings] = Field(default_factory=InProcess, description="where client steps execute")
     min_clients: Quorum = Field(
         default=1,
         description="quorum: fewer usable replies to an ask stop the run; a fraction is a share of those asked",

@@ -8,9 +8,9 @@ from typing import Any
 from polyfed.core.device import resolve_device
 from polyfed.federation.bounds import counted, reaches
 from polyfed.federation.client import ClientInfo
-from polyfed.federation.participant import Clock
 from polyfed.federation.population import Population
 from polyfed.federation.server import Server, loaded, no_model
+from polyfed.federation.trainer import Clock
 from polyfed.federation.types import Blueprint
 from polyfed.runs.events import Metrics
 from polyfed.runs.experiment import Experiment

@@ -15,20 +15,25 @@ says by itself how it is read, and nothing in it makes more memory than its own 
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import torch
+from jaxtyping import Float32, Int8, Int32
 from torch import Tensor
 
 from polyfed.core.errors import PayloadError
 from polyfed.wire.framing import parsed_object, require_attributes
 from polyfed.wire.limits import Limits
 from polyfed.wire.payload import BUNDLE_KINDS, Coded, TensorBundle, settled
-from polyfed.wire.quantisation import dequantise, kept, largest_entries, quantise
 
 _FLOATS = (torch.float32, torch.float16, torch.bfloat16)
 _MOST = (1 << 31) - 1  # entries that int32 can point at
+LEVELS = 127
+"""Codes go from -127 to 127; -128 is not used, so that zero is exact and signs are alike."""
+
+_TINY = torch.finfo(torch.float32).tiny
 Roles = dict[str, Tensor]
 
 
@@ -66,10 +71,8 @@ def compressed(bundle: TensorBundle, compression: Compression, known: Mapping[st
     """
     laid = {name: _laid_out(value, compression, _usable(known.get(name), value)) for name, value in bundle.items()}
     if all(roles.keys() == {"whole"} for roles in laid.values()):
-        tensors = {name: roles["whole"] for name, roles in laid.items()}
-        same = all(value is bundle[name] for name, value in tensors.items())
-        return bundle if same else type(bundle)(tensors=tensors, **bundle.attributes())
-    tensors = {f"{name}:{role}": value for name, roles in laid.items() for role, value in roles.items()}
+        return settled_bundle(bundle, {name: roles["whole"] for name, roles in laid.items()})
+    tensors = {f"{name}:{role}": settled(value) for name, roles in laid.items() for role, value in roles.items()}
     return Coded(tensors, of=bundle.kind, about=json.dumps(bundle.attributes(), separators=(",", ":")))
 
 
@@ -78,22 +81,26 @@ def _usable(known: Tensor | None, value: Tensor) -> Tensor | None:
     return known.to(value.device) if known is not None and fits else None
 
 
+def settled_bundle(bundle: TensorBundle, tensors: Mapping[str, Tensor]) -> TensorBundle:
+    """The bundle with these tensors for its own, ``settled``; itself where they are its own already."""
+    tensors = {name: settled(value) for name, value in tensors.items()}
+    is_same = all(value is bundle[name] for name, value in tensors.items())
+    return bundle if is_same else type(bundle)(tensors=tensors, **bundle.attributes())
+
+
 def _laid_out(value: Tensor, compression: Compression, known: Tensor | None) -> Roles:
     if known is not None and compression.omit and torch.equal(_bits(value), _bits(known)):
         return {"base": value.new_empty(0)}
     if known is not None and compression.topk is not None and _thins(value, compression, compression.topk):
-        roles = _thinned(value, known, compression, compression.topk)
-    else:
-        roles = _dense(value, compression)
-    return {role: settled(tensor) for role, tensor in roles.items()}
+        return _thinned(value, known, compression, compression.topk)
+    return _dense(value, compression)
 
 
 def _dense(value: Tensor, compression: Compression) -> Roles:
     if value.dtype != torch.float32:
         return {"whole": value}
-    if (
-        compression.dtype == torch.int8 and value.ndim > 1 and 3 * value.numel() > 4 * len(value)
-    ):  # else scales cost more
+    # of slices of one entry, scales would cost more than codes save
+    if compression.dtype == torch.int8 and value.ndim > 1 and 3 * value.numel() > 4 * len(value):
         codes, scales = quantise(value)
         return {"codes": codes, "scales": scales}
     return {"whole": value.to(compression.whole)}
@@ -149,39 +156,28 @@ def decompressed(coded: Coded, compression: Compression, known: Mapping[str, Ten
     if kind is None or kind is Coded:
         raise PayloadError(f"damaged message: coded '{coded.of}', which is no kind of bundle")
     require_attributes(kind, attributes)
-    grouped = _grouped(coded)
-    _require_within(grouped, known, limits)
-    return kind(tensors={name: _read(name, roles, compression, known) for name, roles in grouped.items()}, **attributes)
-
-
-def _grouped(coded: Coded) -> dict[str, Roles]:
-    grouped: dict[str, Roles] = {}
+    by_name: dict[str, Roles] = {}
     for label, tensor in coded.items():
         name, _, role = label.rpartition(":")
-        grouped.setdefault(name, {})[role] = tensor
-    return grouped
-
-
-def _require_within(grouped: Mapping[str, Roles], known: Mapping[str, Tensor], limits: Limits) -> None:
-    total = sum(_unpacked(name, roles, known) for name, roles in grouped.items())
+        by_name.setdefault(name, {})[role] = tensor
+    total = sum(_unpacked_bytes(roles, known.get(name)) for name, roles in by_name.items())
     if total > limits.message_bytes:
         raise PayloadError(
             f"bundle that unpacks to {total:,} bytes, the limit is {limits.message_bytes:,} (limits.message_bytes)"
         )
+    tensors = {}
+    for name, roles in by_name.items():
+        if (read := _READERS.get(frozenset(roles))) is None:
+            raise PayloadError(f"damaged message: tensor '{name}' is laid out as {sorted(roles)}")
+        tensors[name] = read(name, roles, compression, known)
+    return kind(tensors=tensors, **attributes)
 
 
-def _unpacked(name: str, roles: Roles, known: Mapping[str, Tensor]) -> int:
+def _unpacked_bytes(roles: Roles, known: Tensor | None) -> int:
     if "base" in roles or "zero" in roles:
-        size = known[name].nbytes if name in known else 0
+        size = 0 if known is None else known.nbytes
         return max(size, 4 * roles["codes"].numel()) if "codes" in roles else size
     return sum(tensor.numel() * max(tensor.element_size(), 4) for tensor in roles.values())
-
-
-def _read(name: str, roles: Roles, compression: Compression, known: Mapping[str, Tensor]) -> Tensor:
-    reader = _READERS.get(frozenset(roles))
-    if reader is None:
-        raise PayloadError(f"damaged message: tensor '{name}' is laid out as {sorted(roles)}")
-    return reader(name, roles, compression, known)
 
 
 def _whole(name: str, roles: Roles, compression: Compression, known: Mapping[str, Tensor]) -> Tensor:
@@ -209,26 +205,22 @@ def _based(name: str, roles: Roles, compression: Compression, known: Mapping[str
 
 
 def _completed(name: str, roles: Roles, compression: Compression, known: Mapping[str, Tensor]) -> Tensor:
-    base = _based(name, roles, compression, known)
+    base, at = _based(name, roles, compression, known), roles["at"]
     values = roles["add"] if "add" in roles else _quantised(name, roles, compression, known).flatten()
-    _require_places(name, roles["at"], values, base)
-    result = base.flatten().clone() if "base" in roles else torch.zeros_like(base).flatten()
-    places = roles["at"].long()
-    result[places] += values.float()
-    return result.view(base.shape)
-
-
-def _require_places(name: str, at: Tensor, values: Tensor, base: Tensor) -> None:
     if base.dtype != torch.float32 or values.dtype not in _FLOATS:
         raise PayloadError(f"damaged message: {values.dtype} is added to tensor '{name}' of {base.dtype}")
     if at.dtype != torch.int32 or at.ndim != 1 or at.shape != values.shape:
         raise PayloadError(
             f"damaged message: tensor '{name}' has {at.dtype} places {list(at.shape)} for values {list(values.shape)}"
         )
+    # ascending places are distinct: adding at one place twice would depend on the order of the additions
     if len(at) and not bool((at[0] >= 0) & (at[-1] < base.numel()) & (at[1:] > at[:-1]).all()):
         raise PayloadError(
             f"damaged message: places in tensor '{name}' do not ascend within its {base.numel()} entries"
         )
+    result = base.flatten().clone() if "base" in roles else torch.zeros_like(base).flatten()
+    result[at.long()] += values.float()
+    return result.view(base.shape)
 
 
 _READERS: dict[frozenset[str], Callable[[str, Roles, Compression, Mapping[str, Tensor]], Tensor]] = {
@@ -241,3 +233,51 @@ _READERS: dict[frozenset[str], Callable[[str, Roles, Compression, Mapping[str, T
         for values in (("add",), ("codes", "scales"))
     },
 }
+
+
+# ---- eight-bit integers, and the entries that moved farthest
+
+
+def quantise(values: Float32[Tensor, " n *rest"]) -> tuple[Int8[Tensor, " n *rest"], Float32[Tensor, " n"]]:
+    """Codes and one scale for each slice of the first dimension (a row, an output channel).
+
+        s_i = max_j |x_ij| / 127,    q_ij = round(x_ij / s_i) to the nearest, ties to even
+
+    An entry is off by at most s_i / 2 = max_j |x_ij| / 254, and by the rounding of fp32 on top, less than 2^-15 of
+    that. Slices below 127 * 2^-126 become zero. One with NaN or infinite entries has such a scale, which
+    whoever receives it refuses.
+    """
+    if not values.numel():
+        return values.to(torch.int8), values.new_zeros(len(values))
+    rows = values.flatten(1)
+    scales = torch.maximum(rows.amax(1), -rows.amin(1)) / LEVELS  # faster than aminmax, and than a copy by abs
+    scales = torch.where(scales < _TINY, 0.0, scales)
+    codes = rows / torch.where(scales == 0, 1.0, scales)[:, None]
+    return codes.round_().to(torch.int8).view(values.shape), scales
+
+
+def dequantise(codes: Int8[Tensor, " n *rest"], scales: Float32[Tensor, " n"]) -> Float32[Tensor, " n *rest"]:
+    """x'_ij = s_i q_ij."""
+    return codes.float().mul_(scales.view(-1, *[1] * (codes.ndim - 1)))
+
+
+def largest_entries(values: Float32[Tensor, "*shape"], share: float) -> Int32[Tensor, " k"]:
+    """Where the ceil(share n) entries of largest magnitude are in the flattened tensor, ascending.
+
+    Of equal ones the first are taken. What is not finite counts as largest, so that it cannot go unnoticed.
+    """
+    sizes = values.flatten().abs()
+    sizes = torch.where(sizes.isnan(), torch.inf, sizes)
+    count = kept(sizes.numel(), share)
+    if not count:
+        return sizes.new_zeros(0, dtype=torch.int32)
+    least = sizes.topk(count, sorted=False).values.amin()
+    chosen = sizes > least
+    ties = (sizes == least).nonzero().flatten()
+    chosen[ties[: count - int(chosen.sum())]] = True
+    return chosen.nonzero().flatten().int()
+
+
+def kept(entries: int, share: float) -> int:
+    """ceil(share n), whatever the last bit of the product."""
+    return min(entries, math.ceil(share * entries - 1e-9))

@@ -12,7 +12,7 @@ import json
 import math
 import warnings
 import zlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import fields as fields_of
 from functools import lru_cache
 from typing import Any
@@ -29,21 +29,11 @@ from polyfed.wire.payload import BUNDLE_KINDS, Payload, Scalar, TensorBundle, se
 SCHEMA = 3
 """Version of this layout; both sides of a message must speak the same."""
 
-_DTYPES = {
-    str(dtype).removeprefix("torch."): dtype
-    for dtype in (
-        torch.bool,
-        torch.uint8,
-        torch.int8,
-        torch.int16,
-        torch.int32,
-        torch.int64,
-        torch.float16,
-        torch.bfloat16,
-        torch.float32,
-        torch.float64,
-    )
+_DTYPES: dict[str, torch.dtype] = {
+    name: getattr(torch, name)
+    for name in ("bool", "uint8", "int8", "int16", "int32", "int64", "float16", "bfloat16", "float32", "float64")
 }
+_Specs = tuple[tuple[str, torch.dtype, tuple[int, ...]], ...]
 _NAMES = {dtype: name for name, dtype in _DTYPES.items()}
 _UNCHECKED = "-" * 8  # as long as a CRC-32, so that checksums change no size
 _LONGEST = 1 << 40  # elements along one dimension: beyond it are errors only, some of which torch cannot bear
@@ -96,14 +86,20 @@ def unpack(message: str, frames: Sequence[Frame], limits: Limits) -> Payload:
     if sorted(order) != sorted([*places, *scalars]):
         raise PayloadError(f"damaged message: fields {sorted([*places, *scalars])} where {sorted(order)} are announced")
     fields: dict[str, TensorBundle | Scalar] = {name: unpack_frame(frame, limits) for name, frame in chosen.items()}
-    fields |= {name: _scalar(name, value) for name, value in scalars.items()}
+    for name, value in scalars.items():
+        if not isinstance(value, Scalar):
+            raise PayloadError(f"damaged message: {name} is {type(value).__name__}, not a number, text or truth value")
+        fields[name] = value
     return Payload({name: fields[name] for name in order})
 
 
 def pack_frame(bundle: TensorBundle, *, checksums: bool = False) -> Frame:
     """A bundle's header and bytes."""
-    buffers = [_bytes_of(tensor) for tensor in bundle.values()]
-    return Frame(_header(bundle, _crc(buffers) if checksums else _UNCHECKED), buffers)
+    buffers: list[memoryview] = []
+    for tensor in bundle.values():
+        buffers.append(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
+    crc = _crc(buffers) if checksums else _UNCHECKED
+    return Frame(_header(bundle.kind, bundle.attributes(), _specs(bundle), crc), buffers)
 
 
 def unpack_frame(frame: Frame, limits: Limits | None = None) -> TensorBundle:
@@ -115,7 +111,9 @@ def unpack_frame(frame: Frame, limits: Limits | None = None) -> TensorBundle:
     header = parsed_object(frame.header, (limits or Limits()).text_bytes)
     try:
         kind, attributes, crc = BUNDLE_KINDS[header["kind"]], _mapping(header["attributes"]), _text(header["crc"])
-        specs = [(_text(name), _DTYPES[dtype], _shape(shape)) for name, dtype, shape in header["tensors"]]
+        specs = [
+            (_text(name), _DTYPES[dtype], tuple(map(whole_number, shape))) for name, dtype, shape in header["tensors"]
+        ]
     except (KeyError, TypeError, ValueError) as error:
         raise PayloadError(f"damaged message: frame with {type(error).__name__}: {error}") from error
     require_attributes(kind, attributes)
@@ -141,12 +139,10 @@ def wire_size(payload: Payload) -> int:
     frames = {identity(bundle): bundle for bundle in payload.bundles.values()}
     numbers = {key: number for number, key in enumerate(frames)}
     places = {name: numbers[identity(bundle)] for name, bundle in payload.bundles.items()}
-    return len(_message(payload, places).encode()) + sum(_frame_size(bundle) for bundle in frames.values())
-
-
-def _frame_size(bundle: TensorBundle) -> int:
-    specs = tuple((name, tensor.dtype, tuple(tensor.shape)) for name, tensor in bundle.items())
-    return _header_size(bundle.kind, tuple(bundle.attributes().items()), specs) + tensor_bytes(bundle)
+    size = len(_message(payload, places).encode())
+    for bundle in frames.values():
+        size += _header_size(bundle.kind, tuple(bundle.attributes().items()), _specs(bundle)) + tensor_bytes(bundle)
+    return size
 
 
 def tensor_bytes(bundle: TensorBundle) -> int:
@@ -154,18 +150,20 @@ def tensor_bytes(bundle: TensorBundle) -> int:
     return sum(tensor.numel() * tensor.element_size() for tensor in bundle.values())
 
 
+def _specs(bundle: TensorBundle) -> _Specs:
+    return tuple((name, tensor.dtype, tuple(tensor.shape)) for name, tensor in bundle.items())
+
+
 @lru_cache(maxsize=64)  # the messages of a round are of few kinds
-def _header_size(kind: str, attributes: tuple[tuple[str, Scalar], ...], specs: tuple[Any, ...]) -> int:
-    return len(_header_text(kind, dict(attributes), specs, _UNCHECKED).encode())
+def _header_size(kind: str, attributes: tuple[tuple[str, Scalar], ...], specs: _Specs) -> int:
+    return len(_header(kind, dict(attributes), specs, _UNCHECKED).encode())
 
 
-def _header(bundle: TensorBundle, crc: str) -> str:
-    specs = [(name, tensor.dtype, tuple(tensor.shape)) for name, tensor in bundle.items()]
-    return _header_text(bundle.kind, bundle.attributes(), specs, crc)
-
-
-def _header_text(kind: str, attributes: Mapping[str, Scalar], specs: Iterable[Any], crc: str) -> str:
-    tensors = [(name, _name_of(dtype), shape) for name, dtype, shape in specs]
+def _header(kind: str, attributes: Mapping[str, Scalar], specs: _Specs, crc: str) -> str:
+    odd = next((dtype for _, dtype, _ in specs if dtype not in _NAMES), None)
+    if odd is not None:
+        raise PayloadError(f"tensors of {odd} cannot cross; valid: {', '.join(_DTYPES)}")
+    tensors = [(name, _NAMES[dtype], shape) for name, dtype, shape in specs]
     content = {"kind": kind, "attributes": attributes, "crc": crc, "tensors": tensors}
     return json.dumps(content, separators=(",", ":"))
 
@@ -185,12 +183,6 @@ def parsed_object(text: str, most: int = TEXT_BYTES) -> dict[str, Any]:
     if not isinstance(content, dict):
         raise PayloadError(f"damaged message: {type(content).__name__} where an object is expected")
     return content
-
-
-def _scalar(name: str, value: Any) -> Scalar:
-    if not isinstance(value, Scalar):
-        raise PayloadError(f"damaged message: {name} is {type(value).__name__}, not a number, text or truth value")
-    return value
 
 
 def _mapping(value: Any) -> dict[str, Any]:
@@ -216,16 +208,6 @@ def whole_number(value: Any) -> int:
     return value
 
 
-def _shape(value: Any) -> tuple[int, ...]:
-    return tuple(whole_number(side) for side in value)
-
-
-def _name_of(dtype: torch.dtype) -> str:
-    if dtype not in _NAMES:
-        raise PayloadError(f"tensors of {dtype} cannot cross; valid: {', '.join(_DTYPES)}")
-    return _NAMES[dtype]
-
-
 def require_attributes(kind: type[TensorBundle], attributes: Mapping[str, Any]) -> None:
     """Raise PayloadError unless these are the attributes of the kind, each of its type."""
     wanted = {item.name: item.default for item in fields_of(kind) if item.name != "tensors"}
@@ -236,12 +218,6 @@ def require_attributes(kind: type[TensorBundle], attributes: Mapping[str, Any]) 
             raise PayloadError(f"damaged message: {kind.kind}.{name} is {type(attributes[name]).__name__}")
 
 
-def _bytes_of(tensor: Tensor) -> memoryview:
-    flat = tensor.detach().cpu().contiguous().reshape(-1)
-    raw: memoryview = flat.view(torch.uint8).numpy().data
-    return raw
-
-
 def _tensor(name: str, dtype: torch.dtype, shape: tuple[int, ...], raw: memoryview) -> Tensor:
     expected = math.prod(shape) * dtype.itemsize
     if not all(0 <= size < _LONGEST for size in shape) or raw.nbytes != expected:
@@ -249,17 +225,13 @@ def _tensor(name: str, dtype: torch.dtype, shape: tuple[int, ...], raw: memoryvi
             f"damaged message: tensor '{name}' {list(shape)} has {raw.nbytes} bytes, expected {expected}"
         )
     if not expected:
-        return _empty(name, shape, dtype)
+        try:
+            return torch.empty(shape, dtype=dtype)
+        except RuntimeError as error:  # strides beyond 64 bits
+            raise PayloadError(f"damaged message: tensor '{name}' {list(shape)}: {error}") from error
     with warnings.catch_warnings():  # that the memory is read-only is meant: receivers only read
         warnings.filterwarnings("ignore", message="The given buffer is not writable")
         return settled(torch.frombuffer(raw, dtype=dtype).reshape(shape))
-
-
-def _empty(name: str, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-    try:
-        return torch.empty(shape, dtype=dtype)
-    except RuntimeError as error:  # strides beyond 64 bits
-        raise PayloadError(f"damaged message: tensor '{name}' {list(shape)}: {error}") from error
 
 
 def _crc(buffers: Sequence[memoryview]) -> str:

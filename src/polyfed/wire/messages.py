@@ -1,10 +1,21 @@
-"""What passes between a server and an engine for one client: a request, and its answer."""
+"""What passes between a server and an engine for one client, and how other processes get it: JSON, and raw bytes."""
 
 from __future__ import annotations
 
+import json
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
+from polyfed.core.errors import PayloadError
+from polyfed.core.untrusted import plain
+from polyfed.wire.frames import Frame
+from polyfed.wire.framing import pack, parsed_object, require_within, unpack, whole_number
+from polyfed.wire.limits import Limits
 from polyfed.wire.payload import Payload
+
+_ERROR, _DETAILS = 1_000, 20_000  # characters that are kept of what went wrong, and of the end of a traceback
+
 
 StateVersion = tuple[int, int]
 """Round and phase (number of the ask in it) of the step that left a client's state as it is."""
@@ -38,3 +49,83 @@ class Answer:
     payload: Payload | None = None
     error: str | None = None
     details: str = ""
+
+
+@dataclass(frozen=True)
+class Envelope:
+    """A request or an answer on its way: JSON, and which frames its message refers to.
+
+    Attributes:
+        text: JSON of everything but the tensors.
+        places: positions of its frames among those it was packed with.
+    """
+
+    text: str
+    places: tuple[int, ...] = ()
+
+
+def envelope_requests(requests: Sequence[Request], *, checksums: bool = False) -> tuple[list[Envelope], list[Frame]]:
+    """Requests ready to be carried; what they share is one frame."""
+    messages, frames = pack({request.client: request.payload for request in requests}, checksums=checksums)
+    names = ("client", "step", "round", "phase", "after")
+    fields = [{name: getattr(request, name) for name in names} for request in requests]
+    return [_envelope(own, messages[str(own["client"])]) for own in fields], frames
+
+
+def request_of(text: str, frames: Sequence[Frame], limits: Limits) -> Request:
+    """The request in an envelope, from its text and its own frames, in the order of ``places``.
+
+    Raises:
+        PayloadError: it is damaged or beyond the limits.
+    """
+    content = parsed_object(text, limits.text_bytes)
+    after = content.get("after")
+    try:
+        return Request(
+            client=str(content["client"]),
+            step=str(content["step"]),
+            round=whole_number(content["round"]),
+            phase=whole_number(content["phase"]),
+            after=None if after is None else (whole_number(after[0]), whole_number(after[1])),
+            payload=_payload(content, frames, limits),
+        )
+    except (KeyError, TypeError, ValueError, IndexError, OverflowError) as error:
+        raise PayloadError(f"damaged request: {type(error).__name__}: {error}") from error
+
+
+def envelope_answer(answer: Answer, *, checksums: bool = False) -> tuple[str, list[Frame]]:
+    """An answer ready to be carried."""
+    fields = {"client": answer.client, "error": answer.error, "details": answer.details}
+    if answer.payload is None:
+        return json.dumps(fields), []
+    messages, frames = pack({"": answer.payload}, checksums=checksums)
+    return _envelope(fields, messages[""]).text, frames
+
+
+def answer_of(client: str, text: str, frames: Sequence[Frame], limits: Limits) -> Answer:
+    """A client's answer; what is no such answer becomes one that says what is wrong with it."""
+    try:
+        require_within(text, frames, limits)
+        content = parsed_object(text, limits.text_bytes)
+        if content.get("client") != client:
+            raise PayloadError(f"answer of '{content.get('client')}' where that of '{client}' is expected")
+        if content.get("error") is not None:
+            error, details = str(content["error"]), str(content.get("details", ""))
+            return Answer(client, error=plain(error[:_ERROR]), details=details[-_DETAILS:])
+        return Answer(client, _payload(content, frames, limits))
+    except PayloadError as error:
+        return Answer(client, error=str(error))
+
+
+def _envelope(fields: dict[str, Any], message: str) -> Envelope:
+    """Seal a message; it then refers to frames by their place among its own, not among those of all messages."""
+    content = json.loads(message)
+    own = sorted(set(content["parts"].values()))  # two fields may be one bundle
+    content["parts"] = {name: own.index(place) for name, place in content["parts"].items()}
+    return Envelope(json.dumps(fields | {"message": json.dumps(content, separators=(",", ":"))}), tuple(own))
+
+
+def _payload(content: dict[str, Any], frames: Sequence[Frame], limits: Limits) -> Payload:
+    if not isinstance(content.get("message"), str):
+        raise PayloadError("damaged message: there is no message in it")
+    return unpack(content["message"], frames, limits)

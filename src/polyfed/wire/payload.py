@@ -6,7 +6,7 @@ A payload is a set of named fields; a field is a scalar or a bundle, that is, na
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, fields
 from typing import ClassVar
 
@@ -21,7 +21,6 @@ _VARIANCE = "running_var"  # torch's own name
 _ALIGNMENT = 64  # bytes, that of torch's own allocations
 
 Scalar = int | float | str | bool
-Field = "TensorBundle | Scalar"
 
 
 @dataclass(frozen=True)
@@ -56,7 +55,7 @@ class TensorBundle(Mapping[str, Tensor]):
         floating = {name: tensor for name, tensor in self.tensors.items() if tensor.is_floating_point()}
         if not floating:
             return
-        norms = self.norms(floating)
+        norms = _stacked(map(self.norm, floating.values()))
         if bool((norms <= self.bound(limits)).all()):  # one wait for a GPU; a norm that is not finite is not below
             return
         for (name, tensor), norm in zip(floating.items(), norms.tolist(), strict=True):
@@ -64,17 +63,18 @@ class TensorBundle(Mapping[str, Tensor]):
                 raise PayloadError(f"{what}: tensor '{name}' has NaN or infinite values")
             allowed = self.bound(limits)
             if sent and name in sent:
-                allowed = max(allowed, 2 * float(self.norms({name: sent[name]})))
+                allowed = max(allowed, 2 * float(self.norm(sent[name])))
             if not norm <= allowed:
                 raise PayloadError(f"{what}: tensor '{name}' has norm {norm:.3g}, the limit is {allowed:g}")
 
-    def norms(self, tensors: Mapping[str, Tensor]) -> Tensor:
-        """L2 norm of each tensor, [len(tensors)]."""
-        norms = [torch.linalg.vector_norm(tensor, dtype=_sum_type(tensor)).float() for tensor in tensors.values()]
-        return torch.stack([norm.to(norms[0].device) for norm in norms])
+    def norm(self, tensor: Tensor) -> Tensor:
+        """L2 norm of a tensor, [], fp32."""
+        # squares of float16 overflow from 256 on, so sums are taken in fp32
+        norm: Tensor = torch.linalg.vector_norm(tensor, dtype=_sum_type(tensor))
+        return norm.float()
 
     def bound(self, limits: Limits) -> float:
-        """What ``norms`` may be at most."""
+        """What ``norm`` may be at most."""
         return limits.tensor_norm
 
 
@@ -85,7 +85,13 @@ def settled(tensor: Tensor) -> Tensor:
     values could otherwise give other bits by reference than from a buffer.
     """
     dense = tensor if tensor.is_contiguous() else tensor.contiguous()
+    # a view into another tensor, such as a slice of a bank, may start anywhere
     return dense if dense.data_ptr() % _ALIGNMENT == 0 else dense.clone()
+
+
+def _stacked(scalars: Iterable[Tensor]) -> Tensor:
+    first, *others = scalars
+    return torch.stack([first, *(scalar.to(first.device) for scalar in others)])
 
 
 def _sum_type(tensor: Tensor) -> torch.dtype:
@@ -113,15 +119,12 @@ class PublicRows(TensorBundle):
     order: str = ""
     kind: ClassVar[str] = "rows"
 
-    def norms(self, tensors: Mapping[str, Tensor]) -> Tensor:
-        """Largest L2 norm of a row of each tensor, [len(tensors)]; one row that is not finite makes it so."""
-        norms = [
-            torch.linalg.vector_norm(tensor, dim=-1 if tensor.ndim else None, dtype=_sum_type(tensor)).max().float()
-            if tensor.numel()
-            else torch.zeros((), device=tensor.device)
-            for tensor in tensors.values()
-        ]
-        return torch.stack([norm.to(norms[0].device) for norm in norms])
+    def norm(self, tensor: Tensor) -> Tensor:
+        """Largest L2 norm of a row, [], fp32; one row that is not finite makes it so."""
+        if not tensor.numel():
+            return torch.zeros((), device=tensor.device)
+        rows: Tensor = torch.linalg.vector_norm(tensor, dim=-1 if tensor.ndim else None, dtype=_sum_type(tensor))
+        return rows.max().float()
 
     def bound(self, limits: Limits) -> float:
         """What a row's norm may be at most."""

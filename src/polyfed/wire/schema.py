@@ -43,6 +43,7 @@ class StepSchema:
     @cached_property
     def receives(self) -> dict[str, Declared]:
         """Field of the request -> its type."""
+        # annotations are text in modules that import ``annotations``
         hints = typing.get_type_hints(self.function)
         return {name: hints[name] for name in self._parameters}
 
@@ -58,7 +59,13 @@ class StepSchema:
 
     def require_reply(self, payload: Payload) -> None:
         """Raise PayloadError unless the payload is what the step declares to return."""
-        _require_named(payload)
+        # names are shown and stored, once for every client and round: a client chooses few, and words only
+        if len(payload.fields) > _OTHERS:
+            raise PayloadError(f"reply of {len(payload.fields)} fields, the limit is {_OTHERS}")
+        for name in payload.fields:
+            if not name.isprintable() or not 0 < len(name) <= _NAME:
+                shown = repr(plain(name[:_NAME]))
+                raise PayloadError(f"reply field {shown} has no name of 1 to {_NAME} printable characters")
         _require(payload, self.returns, self.others, "reply", set())
 
 
@@ -106,6 +113,7 @@ def schema_of(step: Callable[..., Any]) -> StepSchema:
 def steps_of(algorithm: object) -> dict[str, StepSchema]:
     """All client steps of a method (an instance or its class), by name."""
     kind = algorithm if isinstance(algorithm, type) else type(algorithm)
+    # static: properties of the method must not be computed to look for marks
     marks = {name: getattr(inspect.getattr_static(kind, name), "__client_step__", None) for name in dir(kind)}
     return {name: schema for name, schema in marks.items() if isinstance(schema, StepSchema)}
 
@@ -123,15 +131,6 @@ def _require(
             raise PayloadError(f"{what} has an undeclared field '{name}' ({_name(type(value))}); declared: {valid}")
         if not _fits(value, wanted):
             raise PayloadError(f"{what} field '{name}' is {_name(type(value))}, declared is {_name(wanted)}")
-
-
-def _require_named(payload: Payload) -> None:
-    """Names are shown and stored, once for every client and round: a client chooses few, and words only."""
-    if len(payload.fields) > _OTHERS:
-        raise PayloadError(f"reply of {len(payload.fields)} fields, the limit is {_OTHERS}")
-    for name in payload.fields:
-        if not name.isprintable() or not 0 < len(name) <= _NAME:
-            raise PayloadError(f"reply field {plain(name[:_NAME])!r} has no name of 1 to {_NAME} printable characters")
 
 
 def _fits(value: TensorBundle | Scalar, wanted: Declared) -> bool:

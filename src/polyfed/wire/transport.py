@@ -10,10 +10,10 @@ from pydantic import Field
 from torch import Tensor
 
 from polyfed.core.settings import Settings
-from polyfed.wire.compression import Compression, compressed, decompressed
+from polyfed.wire.compression import Compression, compressed, decompressed, settled_bundle
 from polyfed.wire.framing import identity
 from polyfed.wire.limits import Limits
-from polyfed.wire.payload import BUNDLE_KINDS, Coded, Payload, Prototypes, PublicRows, TensorBundle, Weights, settled
+from polyfed.wire.payload import BUNDLE_KINDS, Coded, Payload, Prototypes, PublicRows, TensorBundle, Weights
 
 Encoding = Literal["float32", "float16", "bfloat16", "int8"]
 _WIRE = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16, "int8": torch.int8}
@@ -98,7 +98,10 @@ class Transport(Settings):
         def decode(item: TensorBundle, known: Mapping[str, Tensor]) -> TensorBundle:
             if isinstance(item, Coded):
                 return decompressed(item, self._compression(BUNDLE_KINDS.get(item.of, TensorBundle)), known, limits)
-            return _as_fp32(item, self._compression(type(item)).whole)
+            short = self._compression(type(item)).whole
+            return settled_bundle(
+                item, {name: value.float() if value.dtype == short else value for name, value in item.items()}
+            )
 
         return decode
 
@@ -119,7 +122,7 @@ class Transport(Settings):
             return made[key][2]
 
         def changed_all(payload: Payload, received: Payload | None) -> Payload:
-            known = self._known(received)
+            known = received.bundles if received is not None and self.refers else {}
             return Payload(
                 {
                     name: changed(item, known.get(name)) if isinstance(item, TensorBundle) else item
@@ -128,12 +131,3 @@ class Transport(Settings):
             )
 
         return changed_all
-
-    def _known(self, received: Payload | None) -> Mapping[str, TensorBundle]:
-        return received.bundles if received is not None and self.refers else {}
-
-
-def _as_fp32(item: TensorBundle, old: torch.dtype) -> TensorBundle:
-    tensors = {name: settled(value.float() if value.dtype == old else value) for name, value in item.items()}
-    same = all(value is item[name] for name, value in tensors.items())
-    return item if same else type(item)(tensors=tensors, **item.attributes())

@@ -10,9 +10,9 @@ from pathlib import Path
 if any("clientapp" in argument for argument in sys.argv + sys.orig_argv):
     from flwr.app import Array, ArrayRecord
 
-    from polyfed.engines import flower_client
+    from polyfed.engines import flower_records
 
-    honest = flower_client.to_records
+    honest = flower_records.to_records
 
     def flooding(fields, frames, *rest):
         content = honest(fields, frames, *rest)
@@ -24,4 +24,4 @@ if any("clientapp" in argument for argument in sys.argv + sys.orig_argv):
             first.touch()
         return content
 
-    flower_client.to_records = flooding
+    flower_records.to_records = flooding

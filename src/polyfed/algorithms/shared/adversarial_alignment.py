@@ -14,9 +14,9 @@ from polyfed.algorithms.shared.public_exchange import PublicExchange
 from polyfed.core.effects import SEVERAL, Inner, Never, Not, Only, Where
 from polyfed.data.samples import Batch, Samples
 from polyfed.federation.client import Client
-from polyfed.federation.mixing import Pair, interleave
-from polyfed.federation.participant import Trainer
+from polyfed.federation.public_outputs import Pair, interleave
 from polyfed.federation.settings import TrainingSettings
+from polyfed.federation.trainer import Trainer
 from polyfed.losses.adversarial import EncoderForm, discriminator_loss, encoder_loss
 from polyfed.models.discriminators import Discriminator
 from polyfed.models.model import Model

@@ -16,9 +16,9 @@ from polyfed.core.effects import Condition, Not, Only
 from polyfed.core.errors import ConfigError
 from polyfed.data.samples import Batch
 from polyfed.federation.cohort import Cohort
-from polyfed.federation.participant import Trainer
 from polyfed.federation.server import Server
 from polyfed.federation.settings import TrainingSettings
+from polyfed.federation.trainer import Trainer
 from polyfed.losses.distillation import DISTILLATIONS, Distillation
 
 

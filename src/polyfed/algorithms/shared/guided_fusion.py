@@ -14,9 +14,9 @@ from polyfed.core.effects import PAIRING, SEVERAL, SINGLE, Inner, Never, Not, On
 from polyfed.core.errors import RunError
 from polyfed.data.samples import Batch, Samples
 from polyfed.federation.client import Client, ClientInfo, Guide
-from polyfed.federation.participant import Trainer
 from polyfed.federation.server import Server
 from polyfed.federation.settings import TrainingSettings
+from polyfed.federation.trainer import Trainer
 from polyfed.models.fused import Fused, Guidance, Partner, SampleFeatures, of_batch, of_rows
 from polyfed.models.fusion import GranularityFusion
 from polyfed.models.model import Model

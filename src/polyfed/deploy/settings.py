@@ -1,0 +1,120 @@
+"""What a server and its sites write down: ``server.yaml``, ``connection.yaml`` and ``site.yaml``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TypeVar
+
+import yaml
+from pydantic import Field, field_validator, model_validator
+
+from polyfed.core.errors import ConfigError
+from polyfed.core.settings import Settings
+from polyfed.federation.settings import SiteSettings
+from polyfed.runs.experiment import parse_settings, read_config
+from polyfed.wire.limits import Limits
+
+PUBLIC_PORT = 9443
+SUPERLINK_PORT = 9091
+
+
+class ServerAddress(Settings):
+    """Where the server listens: the gate for everybody, SuperLink on 127.0.0.1 alone."""
+
+    hosts: list[str] = Field(min_length=1, description="names or addresses under which sites reach the gate")
+    port: int = Field(default=PUBLIC_PORT, ge=1, le=65535, description="public port of the gate")
+    superlink_port: int = Field(default=SUPERLINK_PORT, ge=1, le=65535, description="port of SuperLink on 127.0.0.1")
+
+
+class Connection(Settings):
+    """How a site reaches its federation."""
+
+    server: str = Field(description="host:port of the gate")
+    seed: int = Field(default=0, ge=0, description="seed of the federation: fixes the order of the public set")
+    node_port: int = Field(
+        default=0, ge=0, le=65535, description="port on 127.0.0.1 between SuperNode and its processes; 0: a free one"
+    )
+
+    @field_validator("server")
+    @classmethod
+    def _host_and_port(cls, text: str) -> str:
+        host, _, port = text.rpartition(":")
+        if not host or not port.isdecimal() or not 0 < int(port) < 65536:
+            raise ValueError("must be host:port, as fl.example.org:9443")
+        return text
+
+    @property
+    def host(self) -> str:
+        """Name or address of the server."""
+        return self.server.rpartition(":")[0].strip("[]")  # addresses of IPv6 stand in brackets
+
+    @property
+    def port(self) -> int:
+        """Port of the gate."""
+        return int(self.server.rpartition(":")[2])
+
+
+class SiteConfig(SiteSettings):
+    """A site: its clients with their data, models and tasks, and what it lets in and out.
+
+    Relative paths are relative to the file. A group of one client gives the client its name. Names of groups begin with
+    the site's, so that nobody can describe another site's clients.
+    """
+
+    name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}$", description="name of the site in the federation")
+    state_dir: Path = Field(default=Path("state"), description="folder of what the clients keep between rounds")
+    algorithms: list[str] = Field(
+        default_factory=list,
+        description="methods that may run here, by the name in a configuration; empty: all that polyfed ships",
+    )
+    public_digest: str | None = Field(default=None, description="agreed digest of the public set; None: not compared")
+    limits: Limits = Field(default_factory=Limits)
+    tracebacks: bool = Field(
+        default=True, description="whether the server is told the traceback of a failed step, or its message only"
+    )
+
+    @model_validator(mode="after")
+    def _own_names(self) -> SiteConfig:
+        for group in self.clients:
+            if group != self.name and not group.startswith(f"{self.name}-"):
+                raise ValueError(
+                    f"clients.{group}: a group carries the name of its site; call it '{self.name}' or "
+                    f"'{self.name}-{group}'"
+                )
+        return self
+
+    @classmethod
+    def load(cls, path: Path) -> SiteConfig:
+        """Read a site file.
+
+        Raises:
+            ConfigError: not there, not YAML, or a key or value is wrong.
+        """
+        config: SiteConfig = parse_settings(cls, read_config(path))
+        folder, folders = path.resolve().parent, ("dir", "weights_dir", "cache_dir")
+        rooted = {key: folder / value for key in folders if (value := getattr(config.data, key)) is not None}
+        data = config.data.model_copy(update=rooted)
+        return config.model_copy(update={"state_dir": folder / config.state_dir, "data": data})
+
+
+_S = TypeVar("_S", bound=Settings)
+
+
+def load_settings(kind: type[_S], path: Path) -> _S:
+    """Settings from a YAML file.
+
+    Raises:
+        ConfigError: not there, not YAML, or a key or value is wrong; the message names the file.
+    """
+    content = read_config(path)
+    try:
+        return parse_settings(kind, content)
+    except ConfigError as error:
+        raise ConfigError(f"{path}: {error}") from error
+
+
+def to_yaml(settings: Settings | dict[str, object], comment: str) -> str:
+    """Settings as YAML under a comment of one line or more."""
+    head = "".join(f"# {line}\n" for line in comment.splitlines())
+    content = settings.model_dump(mode="json") if isinstance(settings, Settings) else settings
+    return head + yaml.safe_dump(content, sort_keys=False, allow_unicode=True)

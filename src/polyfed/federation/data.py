@@ -1,0 +1,164 @@
+"""The data of a federation as this process has opened it, and the public set that is drawn from it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+import torch
+from jaxtyping import Int64
+from torch import Tensor
+
+from polyfed.core.activity import preparing
+from polyfed.core.errors import ConfigError, nearest
+from polyfed.core.randomness import generator
+from polyfed.data.assembly import assemble, of_column, of_items, order_of
+from polyfed.data.digests import content_digests
+from polyfed.data.mentions import mentioning
+from polyfed.data.samples import Samples
+from polyfed.data.source import Column, Split
+from polyfed.data.view import DataContext, View
+from polyfed.federation.settings import DataSettings, GroupSettings, PublicSettings
+
+Views = Mapping[str, View]
+"""Modality -> how an encoder sees its column."""
+
+
+class OpenedData:
+    """Splits and samples, opened when first asked for; participants that use one column through one view share it.
+
+    Args:
+        settings: the sources by name, and where their files are.
+        bundles: folder of what views have learnt from the public set; None: they learn it here.
+        public_columns: gives the columns of the public set, which is all that views may learn from.
+    """
+
+    def __init__(
+        self, settings: DataSettings, bundles: Path | None, public_columns: Callable[[], Mapping[str, Column]]
+    ) -> None:
+        self.settings, self._bundles, self._public_columns = settings, bundles, public_columns
+        self._splits: dict[tuple[str, str], Split] = {}
+        self._samples: dict[tuple[str, str, str], Samples] = {}
+
+    @cached_property
+    def context(self) -> DataContext:
+        """Where views find caches, weights and the public columns."""
+        return DataContext(
+            self.settings.cache_folder,
+            self.settings.weights_folder,
+            bundles=self._bundles,
+            pixels=self.settings.max_pixels,
+            public=self._public_columns(),
+        )
+
+    def split(self, source: str, name: str) -> Split:
+        """A split of a named source.
+
+        Raises:
+            ConfigError: no such source.
+        """
+        sources = self.settings.sources
+        if source not in sources:
+            raise ConfigError(f"source '{source}' is not in data.sources; {nearest(source, sources)}")
+        if (source, name) not in self._splits:
+            preparing(f"reading {source} {name}")
+            opened = sources[source].open(name, name=source, data_dir=self.settings.data_folder)
+            self._splits[source, name] = opened
+        return self._splits[source, name]
+
+    def samples(self, split: Split, views: Views, *, layout: tuple[str, ...] = ()) -> Samples:
+        """All samples of a split; modalities in ``layout`` shape them without being loaded, as in ``assemble``."""
+        # views are compared by their settings: two models with equal ones share what was opened
+        written = [(name, view.model_dump_json()) for name, view in views.items()]
+        key = (split.source, split.name, str((layout, written)))
+        if key not in self._samples:
+            preparing(f"preparing {split.source} {split.name} ({', '.join(views) or 'who holds what'})")
+            self._samples[key] = assemble(split, views, self.context, layout=layout)
+        return self._samples[key]
+
+
+@dataclass(frozen=True)
+class PublicSet:
+    """The public set P of a federation, in a fixed order that depends on the seed alone.
+
+    Attributes:
+        settings: which source it is drawn from, and how much of it.
+        groups: the clients' groups by name; ``without`` may mean the class names of their sources.
+        data: opens its split.
+        seed: of the run.
+    """
+
+    settings: PublicSettings
+    groups: Mapping[str, GroupSettings]
+    data: OpenedData
+    seed: int
+
+    @property
+    def split(self) -> Split:
+        """The split that it is drawn from."""
+        return self.data.split(self.settings.source, self.settings.split)
+
+    @cached_property
+    def items(self) -> Int64[Tensor, " k"]:
+        """Its items, in split order.
+
+        Raises:
+            ConfigError: there are fewer than it should have.
+        """
+        split, settings = self.split, self.settings
+        allowed = torch.ones(len(split), dtype=torch.bool)
+        for name, entries in settings.without.items():
+            if name not in split.columns:
+                raise ConfigError(f"public.without: '{split.source}' has no '{name}'; {nearest(name, split.columns)}")
+            words = [word for entry in entries for word in self._words(entry)]
+            allowed &= ~mentioning(split.modality(name), words)
+        eligible = allowed.nonzero().squeeze(1)
+        count = len(eligible) if settings.items is None else settings.items
+        if count > len(eligible):
+            left = " left by public.without" if settings.without else ""
+            raise ConfigError(f"public.items is {count}, but '{settings.source}' has {len(eligible)}{left}; lower it")
+        # drawn among what is eligible, so that ``without`` changes who is drawn but not how many
+        order = torch.randperm(len(eligible), generator=generator(self.seed, "public"))
+        return eligible[order[:count]].sort().values
+
+    def samples(self, views: Views) -> Samples:
+        """Its samples in a participant's own views, of the modalities that the split has; ``per_item`` of each item.
+
+        All columns of the split shape them, so that every participant counts the same samples.
+        """
+        split = self.split
+        views = {name: view for name, view in views.items() if name in split.columns}
+        samples = of_items(self.data.samples(split, views, layout=tuple(split.columns)), self.items)
+        if self.settings.per_item is None:
+            return samples
+        keys = torch.rand(len(samples), generator=generator(self.seed, "public-samples"))
+        # sorted by item, and within an item by the random keys: both sorts must be stable
+        order = torch.argsort(keys, stable=True)
+        order = order[torch.argsort(samples.items[order], stable=True)]
+        items = samples.items[order]
+        first = torch.searchsorted(items, items)  # position of the first sample of the same item
+        chosen = order[torch.arange(len(items)) - first < self.settings.per_item]
+        return samples.subset(chosen.sort().values)
+
+    @cached_property
+    def order(self) -> str:
+        """Digest of its content and its order."""
+        return order_of(self.samples({}), content_digests(self.split, self.items, self.data.context))
+
+    def columns(self) -> dict[str, Column]:
+        """Modality -> its part of the column."""
+        return {name: of_column(self.split.modality(name), self.items) for name in self.split.columns}
+
+    def _words(self, entry: str) -> tuple[str, ...]:
+        """An entry of ``without``: a word, or the class names of an ``@source``."""
+        if not entry.startswith("@"):
+            return (entry,)
+        source = entry.removeprefix("@")
+        splits = [group.split for group in self.groups.values() if group.source == source]
+        classes = self.data.split(source, splits[0] if splits else "train").classes
+        names = tuple(name for of_target in classes.values() for name in of_target)
+        if not names:
+            raise ConfigError(f"public.without: source '{source}' has no names of classes; list the words themselves")
+        return names

@@ -1,0 +1,151 @@
+"""Optimisers of a participant, and the epochs of its training loops, by which their schedules go."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import repeat
+from typing import Any, NamedTuple
+
+from torch import Tensor, nn
+
+from polyfed.federation.settings import TrainingSettings
+from polyfed.models.gates import undecayed
+from polyfed.optim.settings import clip_gradients
+from polyfed.optim.state import load_optimizer_tensors, optimizer_tensors
+
+Correction = Callable[[Mapping[str, Tensor]], None]
+"""Changes gradients, parameter name -> gradient, in place."""
+
+
+@dataclass(frozen=True)
+class Clock:
+    """Which round it is, of how many, in a run with which seed.
+
+    ``epochs`` is by how many a round advances the schedules that decay by epoch, for all participants and loops alike.
+    """
+
+    seed: int
+    round: int
+    rounds: int
+    epochs: int = 1
+
+
+class Epoch(NamedTuple):
+    """A pass of a training loop."""
+
+    number: int
+    """From 0."""
+    of: int
+    """How many passes the loop has."""
+    once: bool = False
+    """Whether the loop runs once in a run, before a participant's first round, at the initial rates of schedules."""
+
+
+class Epochs:
+    """Counts the passes of a participant's training loops; all its trainers take their rates from here.
+
+    A step outside a loop over epochs is refused, so that no method can leave a schedule by epochs out.
+    """
+
+    def __init__(self) -> None:
+        self.current: Epoch | None = None
+        """None outside of loops."""
+
+    def through(self, epochs: int, *, once: bool = False) -> Iterator[int]:
+        """The passes of one loop, from 0; every loop counts its own."""
+        return self._counted(Epoch(epoch, epochs, once) for epoch in range(epochs))
+
+    def as_one(self) -> Iterator[int]:
+        """Passes without end, from 0, of a loop over a number of batches: a schedule counts them as one epoch."""
+        return self._counted(repeat(Epoch(0, 1)))
+
+    @property
+    def now(self) -> Epoch:
+        """The current epoch.
+
+        Raises:
+            RuntimeError: no loop over epochs is under way.
+        """
+        if self.current is None:
+            raise RuntimeError(
+                "a trainer steps only within an epoch: loop with 'for epoch in participant.epochs(number)'"
+            )
+        return self.current
+
+    def _counted(self, epochs: Iterable[Epoch]) -> Iterator[int]:
+        before = self.current
+        try:
+            for number, self.current in enumerate(epochs):
+                yield number
+        finally:  # also where the loop is left early
+            self.current = before
+
+
+class Trainer:
+    """One optimiser over a participant's parameters, with its clipping, schedule and state.
+
+    It steps only while ``epochs`` counts an epoch, at the rates that the schedule has for this one.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        training: TrainingSettings,
+        clock: Clock,
+        epochs: Epochs,
+        only: Callable[[str], bool] = lambda name: True,
+    ) -> None:
+        self._named = [(name, value) for name, value in model.named_parameters() if value.requires_grad and only(name)]
+        self._clip, self._schedule = training.optimizer.clip, training.schedule
+        self._clock, self._epochs = clock, epochs
+        self.optimizer = training.optimizer.build(_decay_groups(model, [value for _, value in self._named]))
+        self._base = [group["lr"] for group in self.optimizer.param_groups]
+
+    def step(self, loss: Tensor, correct: Correction | None = None) -> None:
+        """One optimiser step on a scalar loss; ``correct`` changes the gradients before they are clipped."""
+        step_together(loss, self, correct=correct)
+
+    def forget(self) -> None:
+        """Drop the gradients."""
+        self.optimizer.zero_grad(set_to_none=True)
+
+    def apply(self, correct: Correction | None = None) -> None:
+        """Clip the gradients that there are and step."""
+        if correct is not None:
+            correct({name: value.grad for name, value in self._named if value.grad is not None})
+        # after the correction, which is part of the step that is clipped
+        clip_gradients([value for _, value in self._named], self._clip)
+        epoch = self._epochs.now
+        factor = self._schedule.factor(
+            0 if epoch.once else self._clock.round - 1, self._clock.rounds, epoch.number, self._clock.epochs
+        )
+        for group, base in zip(self.optimizer.param_groups, self._base, strict=True):
+            group["lr"] = base * factor
+        self.optimizer.step()
+
+    def state(self) -> dict[str, Tensor]:
+        """Momenta and counters by parameter name."""
+        return optimizer_tensors(self.optimizer, self._named)
+
+    def load(self, state: Mapping[str, Tensor]) -> None:
+        """Restore ``state``, to which learning rates do not belong."""
+        load_optimizer_tensors(self.optimizer, self._named, state)
+
+
+def _decay_groups(model: nn.Module, parameters: Sequence[Tensor]) -> list[dict[str, Any]]:
+    """Parameters that weight decay applies to, and those that it spares, as an optimiser takes them."""
+    exempt = {id(value) for value in undecayed(model)}
+    decayed = [value for value in parameters if id(value) not in exempt]
+    spared = [value for value in parameters if id(value) in exempt]
+    groups: list[dict[str, Any]] = [{"params": decayed}, {"params": spared, "weight_decay": 0.0}]
+    return [group for group in groups if group["params"]]  # an optimiser refuses an empty group
+
+
+def step_together(loss: Tensor, *trainers: Trainer, correct: Correction | None = None) -> None:
+    """One step of several optimisers, of different parameters, on one scalar loss."""
+    for trainer in trainers:
+        trainer.forget()  # all at first: the loss may reach parameters of each
+    loss.backward()  # type: ignore[no-untyped-call]
+    for trainer in trainers:
+        trainer.apply(correct)
