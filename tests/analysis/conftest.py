@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -8,28 +9,15 @@ import pytest
 import yaml
 
 from polyfed import Experiment
-from polyfed.cli.analyse import app as analyse
-from polyfed.cli.main import app, main
 from polyfed.reporting.reported import run as run_experiment
 
 Cli = Callable[..., tuple[int, str, str]]
 
 
 @pytest.fixture
-def cli(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Cli:
+def analyse(cli: Cli) -> Cli:
     """Runs ``polyfed analyse ...`` in an empty folder; gives exit code, output and errors."""
-    if "analyse" not in [group.name for group in app.registered_groups]:
-        app.add_typer(analyse, name="analyse")
-    (tmp_path / "work").mkdir()
-    monkeypatch.chdir(tmp_path / "work")
-    monkeypatch.setenv("COLUMNS", "200")
-
-    def call(*arguments: object) -> tuple[int, str, str]:
-        code = main(["analyse", *(str(argument) for argument in arguments)])
-        captured = capsys.readouterr()
-        return code, captured.out, captured.err
-
-    return call
+    return partial(cli, "analyse")
 
 
 @pytest.fixture
@@ -41,6 +29,7 @@ def started(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         folders.append(folder.name)
         return run_experiment(experiment, folder)
 
+    monkeypatch.setattr("polyfed.reporting.reported.draw_all", lambda records: None)  # takes longer than all the rest
     monkeypatch.setattr("polyfed.analysis.series.run", counted)
     return folders
 
@@ -75,7 +64,9 @@ def _layered(run_folder: Path) -> dict[str, Any]:
 
 
 def _finished(content: dict[str, Any], folder: Path) -> Path:
-    return run_experiment(Experiment.load(content), folder).folder
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("polyfed.reporting.reported.draw_all", lambda records: None)  # takes longer than all the rest
+        return run_experiment(Experiment.load(content), folder).folder
 
 
 @pytest.fixture(scope="session")

@@ -5,9 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from polyfed.analysis.across import run_across
-from polyfed.analysis.retraining_plots import draw_across
-from polyfed.analysis.retraining_tables import across_tables
+from polyfed.analysis.across import across_tables, draw_across, run_across
 from polyfed.analysis.simulated import Simulated, figures_of
 from polyfed.core.errors import ConfigError
 from polyfed.runs.opened import open_run
@@ -21,8 +19,8 @@ def test_every_model_at_every_client(local_run: Path) -> None:
     assert [model.name for model in paired.rows] == ["server", "paired-0", "paired-1", "mean of clients"]
     assert (paired.clients, image.clients) == (("paired-0", "paired-1"), ("image",))
     assert image.names == ("accuracy",)
-    client = opened.subject("paired-1")
-    expected = opened.figures(client, opened.comparable(client))
+    client = opened.trained("paired-1")
+    expected = opened.figures(client, opened.require_judges(client))
     assert paired.models[2].figures == expected
     local = paired.local
     assert local is not None

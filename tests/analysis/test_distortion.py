@@ -10,9 +10,14 @@ from torch.nn import functional as F
 
 from changed_runs import with_settings
 from polyfed.algorithms.server_only import ServerOnly
-from polyfed.analysis.distortion import Distortion, Seen, run_distortion, similarity
-from polyfed.analysis.retraining_plots import draw_distortion
-from polyfed.analysis.retraining_tables import distortion_tables
+from polyfed.analysis.distortion import (
+    Alignment,
+    Distortion,
+    distortion_tables,
+    draw_distortion,
+    run_distortion,
+    similarity,
+)
 from polyfed.analysis.simulated import Simulated
 from polyfed.core.errors import ConfigError
 from polyfed.runs.opened import open_run
@@ -20,8 +25,8 @@ from polyfed.runs.opened import open_run
 
 def test_similarity_by_loop(fedavg_run: Path) -> None:
     opened = Simulated(open_run(fedavg_run))
-    subject = opened.subject("server")
-    member = opened.comparable(subject)["paired-1"]
+    subject = opened.trained("server")
+    member = opened.require_judges(subject)["paired-1"]
     test = opened.test(subject, member)
     total = 0.0
     for k in range(len(test)):
@@ -56,7 +61,7 @@ def test_distortion_is_before_minus_after(fedavg_run: Path) -> None:
     opened = Simulated(open_run(fedavg_run))
     found = run_distortion(opened)
     assert found.clients == ("paired-0", "paired-1")
-    members = opened.comparable(opened.subject("server"))
+    members = opened.require_judges(opened.trained("server"))
     whole = [divmod(len(opened.federation.train(member)), 16) for member in members.values()]
     assert list(found.steps.values()) == [batches + (rest > 1) for batches, rest in whole]
     after = found.after["paired-1"].similarity["paired-0"]
@@ -71,9 +76,9 @@ def test_distortion_is_before_minus_after(fedavg_run: Path) -> None:
 
 
 def test_means_over_who_trained() -> None:
-    seen = {name: Seen({"a": low, "b": high}, {"a": {"R@1": 10 * low}, "b": {"R@1": 10 * high}})
+    seen = {name: Alignment({"a": low, "b": high}, {"a": {"R@1": 10 * low}, "b": {"R@1": 10 * high}})
             for name, low, high in (("a", 0.1, 0.3), ("b", 0.5, 0.2))}  # fmt: skip
-    found = Distortion("run", "server", 3, {"a": 2, "b": 2}, Seen({"a": 0.6, "b": 0.3}, seen["a"].figures), seen)
+    found = Distortion("run", "server", 3, {"a": 2, "b": 2}, Alignment({"a": 0.6, "b": 0.3}, seen["a"].figures), seen)
     assert found.mean_decrease("a") == pytest.approx((0.5 + 0.1) / 2)
     assert found.mean_decrease("b") == pytest.approx((0.0 + 0.1) / 2)
     assert found.mean_figure("a", "R@1") == pytest.approx(3.0)

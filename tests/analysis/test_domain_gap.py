@@ -10,9 +10,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from polyfed import Experiment, run
-from polyfed.analysis.domain_gap import domain_gaps, gap, mean_embedding
-from polyfed.analysis.encoders import Encoders, drawn, encoders_of
-from polyfed.analysis.gap_settings import load_encoders
+from polyfed.analysis.domain_gap import domain_gaps, mean_distance, mean_embedding
+from polyfed.analysis.encoders import Encoders, drawn, encoders_of, load_encoders
 from polyfed.core.errors import ConfigError, DataError
 from polyfed.runs.opened import open_run
 
@@ -44,15 +43,15 @@ def test_what_has_no_mean(batches: list[Tensor]) -> None:
 
 def test_the_gap_by_hand() -> None:
     first, second = torch.tensor([[1.0, 2.0], [3.0, 0.0]]), torch.tensor([[5.0, 5.0]])
-    assert gap(mean_embedding([first])[0], mean_embedding([second])[0]) == 5.0  # (2, 1) and (5, 5)
+    assert mean_distance(mean_embedding([first])[0], mean_embedding([second])[0]) == 5.0  # (2, 1) and (5, 5)
 
 
 def test_the_gap_is_a_distance() -> None:
     a, b, c = (mean_embedding([table(seed=seed)])[0] for seed in range(3))
-    assert gap(a, a) == 0
-    assert gap(a, b) == gap(b, a)
-    assert gap(a, c) <= gap(a, b) + gap(b, c)
-    assert gap(a + 5, b + 5) == pytest.approx(gap(a, b))
+    assert mean_distance(a, a) == 0
+    assert mean_distance(a, b) == mean_distance(b, a)
+    assert mean_distance(a, c) <= mean_distance(a, b) + mean_distance(b, c)
+    assert mean_distance(a + 5, b + 5) == pytest.approx(mean_distance(a, b))
 
 
 def test_draws_are_the_same_each_time() -> None:
@@ -88,8 +87,8 @@ def test_gaps_of_a_run_are_those_of_its_embeddings(gap_run: Path) -> None:
 
     found = domain_gaps(encoders, "scenes", ["pictures", "texts"])
     expected = {
-        "pictures": {"image": gap(mean("scenes", "image"), mean("pictures", "image"))},
-        "texts": {"text": gap(mean("scenes", "text"), mean("texts", "text"))},
+        "pictures": {"image": mean_distance(mean("scenes", "image"), mean("pictures", "image"))},
+        "texts": {"text": mean_distance(mean("scenes", "text"), mean("texts", "text"))},
     }
     assert {other: pytest.approx(by_modality) for other, by_modality in expected.items()} == found.gaps
     assert found.total() == pytest.approx(expected["pictures"]["image"] + expected["texts"]["text"])

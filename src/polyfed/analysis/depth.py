@@ -38,7 +38,7 @@ class Depths:
         Raises:
             ConfigError: an encoder has fewer layers, or there is no such modality.
         """
-        wanted = {name: depth for name in self.counts} if isinstance(depth, int) else dict(depth or {})
+        wanted = dict.fromkeys(self.counts, depth) if isinstance(depth, int) else dict(depth or {})
         for name, number in wanted.items():
             if name not in self.counts:
                 raise ConfigError(
@@ -70,15 +70,19 @@ def depth_of(model: Model) -> Depths:
     layer: dict[str, int] = {}
     counts: dict[str, int] = {}
     for modality, encoder in model.encoders.items():
-        prefix = f"encoders.{modality}."
-        inner, stack = _stack(modality, encoder)
-        counts[modality] = len(stack[1])
-        layer |= {f"{prefix}{name}": number for name, number in _numbered(encoder, inner, *stack).items()}
+        trunk, name, count = _stack(modality, encoder)
+        counts[modality], reached = count, False
+        for key in encoder.state_dict():  # in the order of registration
+            if key.startswith(f"{name}."):
+                reached, number = True, 1 + int(key.removeprefix(f"{name}.").partition(".")[0])
+            else:
+                number = 0 if key.startswith(trunk) and not reached else count + 1
+            layer[f"encoders.{modality}.{key}"] = number
     behind = max(counts.values(), default=0) + 1
     return Depths({name: layer.get(name, behind) for name in model.state_dict()}, counts)
 
 
-def chosen(model: Model, part: str, depth: int | Mapping[str, int] | None = None) -> frozenset[str]:
+def chosen_tensors(model: Model, part: str, depth: int | Mapping[str, int] | None = None) -> frozenset[str]:
     """Names of the tensors in a part of the model: ``all``, those of the ``shallow`` layers, or the others (``deep``).
 
     Raises:
@@ -95,29 +99,15 @@ def chosen(model: Model, part: str, depth: int | Mapping[str, int] | None = None
     return shallow if part == "shallow" else every - shallow
 
 
-def _stack(modality: str, encoder: nn.Module) -> tuple[str, tuple[str, nn.ModuleList]]:
-    """Prefix of the innermost trunk within the encoder; name in it of the list of layers, and the list."""
+def _stack(modality: str, encoder: nn.Module) -> tuple[str, str, int]:
+    """Prefix of the innermost trunk within the encoder, name of its list of layers, and their number."""
     prefix, inner = "", encoder
     while isinstance(trunk := getattr(inner, _INNER, None), nn.Module):
         prefix, inner = f"{prefix}{_INNER}.", trunk
     for name, module in inner.named_modules():
         if isinstance(module, nn.ModuleList) and len({type(member) for member in module}) == 1:
-            return prefix, (name, module)
+            return prefix, f"{prefix}{name}", len(module)
     raise ConfigError(
         f"the encoder of '{modality}' ({type(encoder).__name__}) has no layers to tell shallow from deep; take "
         "--layers all, or an encoder with layers: blocks, vit, bert, transformer, resnet or mobilenet"
     )
-
-
-def _numbered(encoder: nn.Module, inner: str, name: str, stack: nn.ModuleList) -> dict[str, int]:
-    """Tensor of an encoder -> its layer."""
-    start = f"{inner}{name}."
-    found: dict[str, int] = {}
-    reached = False  # state dicts are in the order of registration
-    for key in encoder.state_dict():
-        if key.startswith(start):
-            reached = True
-            found[key] = 1 + int(key.removeprefix(start).partition(".")[0])
-        else:
-            found[key] = 0 if key.startswith(inner) and not reached else len(stack) + 1
-    return found

@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from polyfed.analysis.drawing import patches
 from polyfed.core.errors import RunError
+from polyfed.reporting.figures import COLOURS, figure_grid, legend_below, styled, whole_rounds
+from polyfed.reporting.tables import MIB, TextTable, mib
 from polyfed.runs.opened import Run
-from polyfed.runs.records import RunRecords, Transfer
+from polyfed.runs.records import RunRecords
 
-DIRECTIONS = ("down", "up")
-EVALUATION = "evaluation"
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+WAYS = ("down", "up")
 _BESIDE = ("evaluate:", "setup:")  # steps outside the method's rounds, as the ledger names them
 
 
@@ -25,21 +30,19 @@ class Traffic:
     Attributes:
         run: its name.
         method: its algorithm.
-        rounds: complete rounds with transfers.
         by_round: direction -> round -> bytes of the method.
         by_kind: kind of bundle -> direction -> bytes of the method.
         by_client: client -> direction -> bytes of the method.
-        takings: client -> rounds in which it took part.
+        turns: client -> rounds in which it took part.
         beside: bytes of evaluation and preparation.
     """
 
     run: str
     method: str
-    rounds: int
     by_round: Mapping[str, Mapping[int, int]]
     by_kind: Mapping[str, Mapping[str, int]]
     by_client: Mapping[str, Mapping[str, int]]
-    takings: Mapping[str, int]
+    turns: Mapping[str, int]
     beside: int
 
     @classmethod
@@ -49,21 +52,31 @@ class Traffic:
         Raises:
             RunError: nothing crossed yet.
         """
-        method = [transfer for transfer in records.transfers if not transfer.step.startswith(_BESIDE)]
-        if not method:
+        import pandas as pd
+
+        transfers = [transfer for transfer in records.transfers if not transfer.step.startswith(_BESIDE)]
+        if not transfers:
             raise RunError(f"nothing has crossed in '{records.folder}' yet; finish the run with polyfed resume")
-        rounds = sorted({transfer.round for transfer in method})
-        by_round = _totals(method, lambda transfer: str(transfer.round))
-        taken = {(transfer.client, transfer.round) for transfer in method}
+        columns = [(t.round, t.client, t.direction, t.kind or "(none)", t.bytes) for t in transfers]
+        ledger = pd.DataFrame(columns, columns=["round", "client", "direction", "kind", "bytes"])
+
+        def totals(of: str) -> dict[Any, dict[str, int]]:
+            """Bytes by direction, those of which most crossed first."""
+            table = ledger.pivot_table("bytes", of, "direction", "sum", fill_value=0, sort=False)
+            table = table.reindex(columns=list(WAYS), fill_value=0).astype(int)
+            by: dict[Any, dict[str, int]] = table.to_dict("index")
+            return dict(sorted(by.items(), key=lambda item: -sum(item[1].values())))
+
+        by_round = totals("round")
+        turns = Counter(client for client, _ in {(transfer.client, transfer.round) for transfer in transfers})
         return cls(
             run=records.name,
             method=str(dict(records.config.get("algorithm") or {}).get("name", "")),
-            rounds=len(rounds),
-            by_round={way: {number: by_round[str(number)][way] for number in rounds} for way in DIRECTIONS},
-            by_kind=_totals(method, lambda transfer: transfer.kind or "(none)"),
-            by_client=_totals(method, lambda transfer: transfer.client),
-            takings=Counter(client for client, _ in taken),
-            beside=records.total_bytes() - sum(transfer.bytes for transfer in method),
+            by_round={way: {int(number): by_round[number][way] for number in sorted(by_round)} for way in WAYS},
+            by_kind=totals("kind"),
+            by_client=totals("client"),
+            turns=turns,
+            beside=records.total_bytes() - int(ledger["bytes"].sum()),
         )
 
     @property
@@ -71,22 +84,24 @@ class Traffic:
         """For titles: run and method."""
         return f"{self.run} ({self.method})" if self.method not in ("", self.run) else self.run
 
+    @property
+    def rounds(self) -> int:
+        """Rounds with transfers."""
+        return len(self.by_round[WAYS[0]])
+
     def total(self, direction: str) -> int:
         """Bytes of the method in a direction."""
         return sum(self.by_round[direction].values())
 
-    def a_round(self, direction: str) -> float:
-        """Bytes of one client in one round in which it took part, mean."""
-        return self.total(direction) / sum(self.takings.values())
-
-    def kind_a_round(self, kind: str, direction: str) -> float:
-        """Of these, bytes of one kind of bundle."""
-        return self.by_kind[kind][direction] / sum(self.takings.values())
+    def a_round(self, direction: str, kind: str | None = None) -> float:
+        """Bytes of one client in one round in which it took part, mean; of one kind of bundle, or of all."""
+        moved = self.total(direction) if kind is None else self.by_kind[kind][direction]
+        return moved / sum(self.turns.values())
 
     def cumulative(self) -> dict[int, int]:
         """Round -> bytes of the method so far, both directions."""
-        rounds = self.by_round[DIRECTIONS[0]]
-        sums = accumulate(sum(self.by_round[way][number] for way in DIRECTIONS) for number in rounds)
+        rounds = self.by_round[WAYS[0]]
+        sums = accumulate(sum(self.by_round[way][number] for way in WAYS) for number in rounds)
         return dict(zip(rounds, sums, strict=True))
 
     def to_json(self) -> dict[str, Any]:
@@ -95,15 +110,13 @@ class Traffic:
             "run": self.run,
             "method": self.method,
             "rounds": self.rounds,
-            "total": {way: self.total(way) for way in DIRECTIONS},
-            "a_client_and_round": {way: self.a_round(way) for way in DIRECTIONS},
-            "by_kind": {kind: dict(counts) for kind, counts in self.by_kind.items()},
-            "by_client": {
-                client: dict(counts) | {"rounds": self.takings[client]} for client, counts in self.by_client.items()
-            },
-            "by_round": {way: dict(self.by_round[way]) for way in DIRECTIONS},
+            "total": {way: self.total(way) for way in WAYS},
+            "a_client_and_round": {way: self.a_round(way) for way in WAYS},
+            "by_kind": self.by_kind,
+            "by_client": {client: {**by, "rounds": self.turns[client]} for client, by in self.by_client.items()},
+            "by_round": self.by_round,
             "cumulative": self.cumulative(),
-            EVALUATION: self.beside,
+            "evaluation": self.beside,
         }
 
 
@@ -116,10 +129,52 @@ def run_traffic(run: Run) -> Traffic:
     return Traffic.of(run.records)
 
 
-def _totals(transfers: Sequence[Transfer], key: Callable[[Transfer], str]) -> dict[str, Counter[str]]:
-    """Of each key the bytes by direction, those with most bytes first; a direction without any has 0."""
-    found: dict[str, Counter[str]] = {}
-    for transfer in transfers:
-        counts = found.setdefault(key(transfer), Counter(dict.fromkeys(DIRECTIONS, 0)))
-        counts[transfer.direction] += transfer.bytes
-    return dict(sorted(found.items(), key=lambda item: -item[1].total()))
+def traffic_tables(runs: Sequence[Traffic]) -> list[TextTable]:
+    """Runs side by side: totals, then what a client sends and receives in a round, by kind."""
+    totals = []
+    for run in runs:
+        moved = [run.total(way) for way in WAYS]
+        totals.append(
+            (run.label, str(run.rounds), str(len(run.by_client)), *map(mib, (*moved, sum(moved), run.beside)))
+        )
+    kinds = [
+        (f"{run.label}: {kind}", *(f"{run.a_round(way, kind):,.0f}" for way in WAYS))
+        for run in runs
+        for kind in run.by_kind
+    ]
+    columns = ("run (method)", "rounds", "clients", "MiB down", "MiB up", "MiB in all", "evaluation MiB")
+    note = "Evaluation of clients and preparation are not in the other columns."
+    return [
+        TextTable("Bytes of each run", columns, totals, (note,)),
+        TextTable("A client in a round in which it took part", ("run: kind", "bytes down", "bytes up"), kinds),
+    ]
+
+
+@styled
+def draw_traffic_of_runs(runs: Sequence[Traffic]) -> Figure:
+    """Left the bytes so far, right those of a client in a round, by direction and kind."""
+    drawing, (left, right) = figure_grid(1, 2, width=6.0, height=max(3.6, 1.6 + 0.5 * len(runs)), title="Bytes")
+    kinds = list(dict.fromkeys(kind for run in runs for kind in run.by_kind))
+    for row, run in enumerate(runs):
+        sums = run.cumulative()
+        style, marker = "-" if row < len(COLOURS) else "--", "o" if len(sums) == 1 else ""
+        sent, colour = [total / MIB for total in sums.values()], COLOURS[row % len(COLOURS)]
+        left.plot(list(sums), sent, style, color=colour, marker=marker, label=run.label)
+        for place, way in zip((row - 0.2, row + 0.2), WAYS, strict=True):
+            start = 0.0
+            for kind in run.by_kind:
+                width, colour = run.a_round(way, kind) / MIB, COLOURS[kinds.index(kind) % len(COLOURS)]
+                right.barh(place, width, left=start, height=0.36, color=colour)
+                start += width
+    left.set(title="sent so far, both directions", xlabel="round", ylabel="MiB")
+    left.set_ylim(bottom=0)
+    whole_rounds(left)
+    legend_below(left, columns=2)
+    names = [f"{run.label}: {way}" for run in runs for way in WAYS]
+    right.set_yticks([row + shift for row in range(len(runs)) for shift in (-0.2, 0.2)], names)
+    right.invert_yaxis()
+    right.grid(visible=False, axis="y")
+    right.grid(visible=True, axis="x")
+    right.set(title="a client and round, by kind", xlabel="MiB")
+    legend_below(right, columns=3, handles=patches(kinds))
+    return drawing

@@ -47,9 +47,7 @@ def shapley(
     weights_dir: WeightsDir = None,
 ) -> None:
     """Divide what client types gain the server among them: every coalition is run. Continues where it was stopped."""
-    from polyfed.analysis.plots import draw_shapley
-    from polyfed.analysis.shapley import contributions
-    from polyfed.analysis.tables import shapley_tables
+    from polyfed.analysis.shapley import contributions, draw_shapley, shapley_tables
 
     experiment, numbers = analysed(source, overrides, data_dir, weights_dir), numbers_in("--seeds", seeds)
     folder = out or Path("runs") / f"{experiment.name}-shapley"
@@ -75,9 +73,7 @@ def scaling(
     weights_dir: WeightsDir = None,
 ) -> None:
     """Run an experiment with none, one, two, ... of some groups. Continues where it was stopped."""
-    from polyfed.analysis.plots import draw_scaling
-    from polyfed.analysis.scaling import scaling as run_scaling
-    from polyfed.analysis.tables import scaling_table
+    from polyfed.analysis.scaling import draw_scaling, run_scaling, scaling_table
 
     experiment, numbers = analysed(source, overrides, data_dir, weights_dir), numbers_in("--seeds", seeds)
     folder = out or Path("runs") / f"{experiment.name}-scaling"
@@ -108,11 +104,9 @@ def gap(
     device: Device = None,
 ) -> None:
     """Measure the gap between data sets: the distance of their mean embeddings, summed over modalities."""
-    from polyfed.analysis.domain_gap import domain_gaps
-    from polyfed.analysis.encoders import encoders_of
-    from polyfed.analysis.gap_settings import load_encoders
+    from polyfed.analysis.domain_gap import domain_gaps, gap_table
+    from polyfed.analysis.encoders import encoders_of, load_encoders
     from polyfed.analysis.results import ready_folder
-    from polyfed.analysis.tables import gap_table
 
     pair = names_in("--between", between)
     if len(pair) != 2:
@@ -143,10 +137,8 @@ def landscape(
     """Draw the server's loss around its final weights, along the top two eigenvectors of the Hessian."""
     import safetensors.torch
 
-    from polyfed.analysis.model_plots import draw_landscape
+    from polyfed.analysis.landscape import draw_landscape, landscape_table, run_landscape
     from polyfed.analysis.results import ready_folder
-    from polyfed.analysis.run_landscape import run_landscape
-    from polyfed.analysis.tables import landscape_table
     from polyfed.core.files import write_atomically
 
     server = server_model(run, which, Places(data_dir=data_dir, weights_dir=weights_dir, device=device))
@@ -172,10 +164,8 @@ def centres(
     device: Device = None,
 ) -> None:
     """Measure how far apart a server model keeps data sets or classes, and draw them; several runs side by side."""
-    from polyfed.analysis.centres import run_centres
-    from polyfed.analysis.model_plots import draw_centres
+    from polyfed.analysis.centres import centres_table, draw_centres, run_centres
     from polyfed.analysis.results import ready_folder
-    from polyfed.analysis.tables import centres_table
 
     places = Places(data_dir=data_dir, weights_dir=weights_dir, device=device)
     servers = [server_model(run, which, places) for run in runs]
@@ -197,9 +187,7 @@ def drift(
     device: Device = None,
 ) -> None:
     """Measure how differently clients and server represent the same public samples, and draw these on a map."""
-    from polyfed.analysis.drift import run_drift
-    from polyfed.analysis.exchange_plots import draw_drift
-    from polyfed.analysis.exchange_tables import drift_tables
+    from polyfed.analysis.drift import draw_drift, drift_tables, run_drift
     from polyfed.analysis.results import ready_folder
 
     clients = open_run(run, data_dir=data_dir, weights_dir=weights_dir, device=device).kept_clients()
@@ -223,9 +211,7 @@ def features(
     device: Device = None,
 ) -> None:
     """Compare a client's own features, those of the server's encoders, and both fused (FedAFD), by class."""
-    from polyfed.analysis.exchange_plots import draw_features
-    from polyfed.analysis.exchange_tables import features_table
-    from polyfed.analysis.fused_features import run_features
+    from polyfed.analysis.fused_features import draw_features, features_table, run_features
     from polyfed.analysis.results import ready_folder
 
     clients = open_run(run, data_dir=data_dir, weights_dir=weights_dir, device=device).kept_clients()
@@ -245,16 +231,18 @@ def weights(
     out: Place = None,
 ) -> None:
     """Draw the weights of clients in the aggregation, by public sample, and compare kinds of clients."""
-    from polyfed.analysis.exchange_plots import draw_weights
-    from polyfed.analysis.exchange_tables import weights_tables
     from polyfed.analysis.results import ready_folder
-    from polyfed.analysis.round_weights import run_weights
+    from polyfed.analysis.round_weights import draw_round_weights, run_weights, weights_tables
 
     chosen = None if at is None else numbers_in("--at", at)
     recorded_weights = run_weights(open_run(run), number=number, samples=samples, at=chosen)
     folder = ready_folder(out or run / "analysis")
     show_analysis(
-        folder, "weights", recorded_weights.to_json(), draw_weights(recorded_weights), weights_tables(recorded_weights)
+        folder,
+        "weights",
+        recorded_weights.to_json(),
+        draw_round_weights(recorded_weights),
+        weights_tables(recorded_weights),
     )
 
 
@@ -263,15 +251,17 @@ def traffic(
     out: Place = None,
 ) -> None:
     """Compare the bytes of runs: in all, and of a client in a round, by direction and kind."""
-    from polyfed.analysis.exchange_plots import draw_traffic
-    from polyfed.analysis.exchange_tables import traffic_tables
     from polyfed.analysis.results import ready_folder
-    from polyfed.analysis.traffic import run_traffic
+    from polyfed.analysis.traffic import draw_traffic_of_runs, run_traffic, traffic_tables
 
     by_run = [run_traffic(open_run(run)) for run in runs]
     folder = ready_folder(out or runs[0] / "analysis")
     show_analysis(
-        folder, "traffic", {"runs": [each.to_json() for each in by_run]}, draw_traffic(by_run), traffic_tables(by_run)
+        folder,
+        "traffic",
+        {"runs": [each.to_json() for each in by_run]},
+        draw_traffic_of_runs(by_run),
+        traffic_tables(by_run),
     )
 
 

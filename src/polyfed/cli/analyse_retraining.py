@@ -47,9 +47,14 @@ def retrain(
     device: Device = None,
 ) -> None:
     """Re-train some layers of a model on clients' data, and see what becomes of it at every client. Simulations."""
-    from polyfed.analysis.retraining import Plan, run_retraining
-    from polyfed.analysis.retraining_plots import draw_retraining
-    from polyfed.analysis.retraining_tables import RETRAINING_HEADER, retraining_rows, retraining_tables
+    from polyfed.analysis.retraining import (
+        RETRAINING_HEADER,
+        Plan,
+        draw_retraining,
+        retraining_rows,
+        retraining_tables,
+        run_retraining,
+    )
 
     opened, folder = _opened(run, which, out, data_dir, weights_dir, device)
     plan = Plan(layers, None if depth is None else _depth(depth), steps=steps, lr=lr, seed=seed)
@@ -75,9 +80,13 @@ def distortion(
     device: Device = None,
 ) -> None:
     """Measure how clients' local training takes paired representations of a model apart. Simulations."""
-    from polyfed.analysis.distortion import run_distortion
-    from polyfed.analysis.retraining_plots import draw_distortion
-    from polyfed.analysis.retraining_tables import DISTORTION_HEADER, distortion_rows, distortion_tables
+    from polyfed.analysis.distortion import (
+        DISTORTION_HEADER,
+        distortion_rows,
+        distortion_tables,
+        draw_distortion,
+        run_distortion,
+    )
 
     opened, folder = _opened(run, which, out, data_dir, weights_dir, device)
     distorted = run_distortion(opened, of, steps=steps, lr=lr, seed=seed)
@@ -96,9 +105,7 @@ def across(
     device: Device = None,
 ) -> None:
     """Judge global and kept models on every client's test samples: average, worst client, disparity. Simulations."""
-    from polyfed.analysis.across import run_across
-    from polyfed.analysis.retraining_plots import draw_across
-    from polyfed.analysis.retraining_tables import ACROSS_HEADER, across_rows, across_tables
+    from polyfed.analysis.across import ACROSS_HEADER, across_rows, across_tables, draw_across, run_across
 
     opened, folder = _opened(run, which, out, data_dir, weights_dir, device)
     judged = run_across(opened)
@@ -126,7 +133,7 @@ def _named(stem: str, which: str, **changed: object) -> str:
 
 
 def _csv(folder: Path, name: str, header: tuple[str, ...], rows: Any) -> None:
-    from polyfed.analysis.retraining_tables import write_csv
+    from polyfed.analysis.results import write_csv
 
     typer.echo(f"written: {write_csv(folder / f'{name}.csv', header, rows)}")
 
