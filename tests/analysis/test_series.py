@@ -137,4 +137,4 @@ def test_scaling_runs_every_step(three_groups: dict[str, Any], tmp_path: Path, s
         found.values["1-text"][0],
     ]
     assert found.to_json()["values"]["0-none"]["std"] != found.to_json()["values"]["0-none"]["mean"]
-    assert found.to_json()["steps"] == [["text"]]
+    assert found.to_json()["steps"] == (("text",),)

@@ -12,8 +12,7 @@ from polyfed.cli.main import main
 from polyfed.core.randomness import isolated
 from polyfed.data.sources.scenes import Scenes
 from polyfed.data.view import DataContext
-from polyfed.downstream.bench import Bench
-from polyfed.downstream.subject import Subject
+from polyfed.downstream.bench import Bench, FrozenModel
 from polyfed.federation.settings import DataSettings
 from polyfed.models.model import ModelSettings
 from polyfed.reporting.reported import run as run_experiment
@@ -42,7 +41,7 @@ def make_bench(tmp_path: Path) -> MakeBench:
             train=40, validation=12, test=20, size=16, targets={"label": "label", "topic": "topic"}, difficulty=0.0
         )
         data = DataSettings(cache_dir=tmp_path / "cache", sources={"scenes": scenes, **sources})
-        return Bench(Subject("random", model, views, context, batch=16), data, draws=draws)
+        return Bench(FrozenModel("random", model, views, context, batch=16), data, draws=draws)
 
     return make
 

@@ -11,14 +11,16 @@ from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from polyfed.downstream.galleries import Pairs, Side, block_recalls, blocks, chance, full_recalls
+from polyfed.downstream.search import Gallery, chance_recalls, random_blocks, recalls_between
+
+Pair = tuple[Gallery, Gallery]
 
 
-def pairs(n: int, items: int | None = None, seed: int = 0) -> Pairs:
+def pairs(n: int, items: int | None = None, seed: int = 0) -> Pair:
     stream = torch.Generator().manual_seed(seed)
     first, noise = torch.randn(n, 6, generator=stream), torch.randn(n, 6, generator=stream)
     matches = torch.arange(n) if items is None else torch.randint(items, (n,), generator=stream)
-    return Pairs(F.normalize(first, dim=1), F.normalize(first + noise, dim=1), matches)
+    return Gallery(F.normalize(first, dim=1), matches), Gallery(F.normalize(first + noise, dim=1), matches)
 
 
 def naive(queries: Tensor, gallery: Tensor, matches: list[int], cutoff: int) -> list[bool]:
@@ -35,31 +37,31 @@ def naive(queries: Tensor, gallery: Tensor, matches: list[int], cutoff: int) -> 
 @pytest.mark.parametrize("items", [None, 9])
 @pytest.mark.parametrize("size", [4, 8, 30, 64])
 def test_block_recalls_are_those_of_a_loop(size: int, items: int | None) -> None:
-    given = pairs(30, items)
-    galleries = blocks(30, size, torch.Generator().manual_seed(3))
-    found = block_recalls(given, galleries, (1, 5))
+    first, second = pairs(30, items)
+    blocks = random_blocks(30, size, torch.Generator().manual_seed(3))
+    galleries = [(first.at(index), second.at(index)) for index in blocks]
+    found = recalls_between(galleries, (1, 5))
     for cutoff in (1, 5):
         hits: dict[str, list[bool]] = {"forward": [], "backward": []}
-        for index in galleries:
-            part = given.at(index)
-            hits["forward"] += naive(part.first, part.second, part.matches.tolist(), cutoff)
-            hits["backward"] += naive(part.second, part.first, part.matches.tolist(), cutoff)
+        for a, b in galleries:
+            hits["forward"] += naive(a.values, b.values, a.matches.tolist(), cutoff)
+            hits["backward"] += naive(b.values, a.values, a.matches.tolist(), cutoff)
         for way, values in hits.items():
             assert found[way][cutoff] == pytest.approx(100 * sum(values) / len(values))
 
 
 def test_blocks_are_a_seeded_division_of_all() -> None:
-    found = blocks(30, 8, torch.Generator().manual_seed(0))
+    found = random_blocks(30, 8, torch.Generator().manual_seed(0))
     assert [len(part) for part in found] == [8, 8, 8, 6]
     assert sorted(torch.cat(found).tolist()) == list(range(30))
-    again, other = (blocks(30, 8, torch.Generator().manual_seed(seed)) for seed in (0, 1))
+    again, other = (random_blocks(30, 8, torch.Generator().manual_seed(seed)) for seed in (0, 1))
     assert torch.equal(torch.cat(found), torch.cat(again))
     assert not torch.equal(torch.cat(found), torch.cat(other))
 
 
 @pytest.mark.parametrize(("count", "sizes"), [(17, [8, 8]), (18, [8, 8, 2]), (1, []), (8, [8])])
 def test_a_last_gallery_of_one_is_left_out(count: int, sizes: list[int]) -> None:
-    assert [len(part) for part in blocks(count, 8, torch.Generator().manual_seed(0))] == sizes
+    assert [len(part) for part in random_blocks(count, 8, torch.Generator().manual_seed(0))] == sizes
 
 
 def test_equal_texts_count_as_right() -> None:
@@ -67,24 +69,22 @@ def test_equal_texts_count_as_right() -> None:
     x = F.normalize(torch.tensor([[1.0, 0.2], [1.0, -0.2], [0.0, 1.0]]), dim=1)
     texts = F.normalize(torch.tensor([[1.0, 0.0], [1.0, 0.0], [0.0, 1.0]]), dim=1)
     alone, shared = torch.arange(3), torch.tensor([7, 7, 2])
-    whole = [torch.arange(3)]
-    assert block_recalls(Pairs(x, texts, alone), whole, (1,))["forward"][1] == pytest.approx(100 / 3)
-    assert block_recalls(Pairs(x, texts, shared), whole, (1,))["forward"][1] == 100
-    assert full_recalls(Side(x, shared), Side(texts, shared), (1,))["backward"][1] == 100
+    assert recalls_between([(Gallery(x, alone), Gallery(texts, alone))], (1,))["forward"][1] == pytest.approx(100 / 3)
+    assert recalls_between([(Gallery(x, shared), Gallery(texts, shared))], (1,)) == {
+        "forward": {1: 100},
+        "backward": {1: 100},
+    }
 
 
 def test_constant_representations_find_nothing() -> None:
-    same = torch.ones(12, 3) / 3**0.5
-    given = Pairs(same, same, torch.arange(12))
-    assert block_recalls(given, blocks(12, 6, torch.Generator().manual_seed(0)), (1, 5))["forward"] == {1: 0.0, 5: 0.0}
+    same = Gallery(torch.ones(12, 3) / 3**0.5, torch.arange(12))
+    assert recalls_between([(same, same)], (1, 5))["forward"] == {1: 0.0, 5: 0.0}
 
 
-def test_order_does_not_matter_to_the_full_gallery() -> None:
-    given = pairs(25, 10)
+def test_order_does_not_matter() -> None:
+    first, second = pairs(25, 10)
     order = torch.randperm(25, generator=torch.Generator().manual_seed(5))
-    a = full_recalls(Side(given.first, given.matches), Side(given.second, given.matches), (1, 5, 10))
-    b = full_recalls(Side(given.first[order], given.matches[order]), Side(given.second, given.matches), (1, 5, 10))
-    assert a == b
+    assert recalls_between([(first.at(order), second)], (1, 5, 10)) == recalls_between([(first, second)], (1, 5, 10))
 
 
 def test_chance_is_the_mean_over_all_orders() -> None:
@@ -95,12 +95,12 @@ def test_chance_is_the_mean_over_all_orders() -> None:
         for searching, there in zip(queries, galleries, strict=True):
             orders = list(permutations(there.tolist()))
             hits += [fmean(query in order[:cutoff] for order in orders) for query in searching.tolist()]
-        assert chance(queries, galleries, (cutoff,))[cutoff] == pytest.approx(100 * fmean(hits))
+        assert chance_recalls(queries, galleries, (cutoff,))[cutoff] == pytest.approx(100 * fmean(hits))
 
 
 def test_a_query_without_an_answer_is_never_right() -> None:
     queries, galleries = [torch.tensor([9, -1, 3])], [torch.tensor([3, 5])]
-    assert chance(queries, galleries, (1, 2)) == {1: pytest.approx(100 / 6), 2: pytest.approx(100 / 3)}
+    assert chance_recalls(queries, galleries, (1, 2)) == {1: pytest.approx(100 / 6), 2: pytest.approx(100 / 3)}
 
 
 class Largest(TorchDispatchMode):
@@ -118,5 +118,5 @@ class Largest(TorchDispatchMode):
 def test_chance_never_holds_queries_times_gallery() -> None:
     queries, galleries = [torch.arange(700) % 350], [torch.arange(500)]
     with Largest() as seen:
-        chance(queries, galleries, (1, 5))
+        chance_recalls(queries, galleries, (1, 5))
     assert seen.elements <= 700 + 500

@@ -19,7 +19,7 @@ from polyfed.data.sources.scenes import Scenes
 from polyfed.downstream.bench import Bench
 from polyfed.downstream.probes import few_shot
 from polyfed.downstream.probes.few_shot import FewShot
-from polyfed.downstream.probes.retrieval import Retrieval
+from polyfed.downstream.probes.retrieval import RetrievalProbe
 from polyfed.downstream.probes.segmentation import Segmentation
 from polyfed.downstream.probes.zero_shot import ZeroShot
 from polyfed.tasks.accuracy import label_ranks, top
@@ -151,8 +151,8 @@ def test_few_shot_needs_two_classes(make_bench: Any) -> None:
 def test_a_modality_that_the_model_lacks_is_no_error_but_a_reason(make_bench: Any) -> None:
     bench = make_bench({"image": VIT})
     assert FewShot(**FEW | {"modality": "text"}).unsuitable(bench) == "random encodes image, not 'text'"
-    assert Retrieval(source="scenes").unsuitable(bench) == "random encodes image, not 'text'"
-    assert Retrieval().unsuitable(bench) == "random has no clients; give a run, or a source to search"
+    assert RetrievalProbe(source="scenes").unsuitable(bench) == "random encodes image, not 'text'"
+    assert RetrievalProbe().unsuitable(bench) == "random has no clients; give a run, or a source to search"
 
 
 # ---- zero-shot

@@ -104,7 +104,7 @@ def _finish(folder: Path, stem: str, findings: Findings) -> None:
     """Print the tables, and write JSON, CSV and picture."""
     from polyfed.analysis.results import write_json
     from polyfed.core.files import write_atomically
-    from polyfed.downstream.plots import draw_findings
+    from polyfed.downstream.results import draw_findings
     from polyfed.reporting.figures import save
     from polyfed.reporting.terminal import Terminal
 

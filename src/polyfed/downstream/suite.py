@@ -11,10 +11,9 @@ from pydantic import Field, SerializeAsAny
 from polyfed.core.errors import ConfigError, nearest
 from polyfed.core.settings import Settings
 from polyfed.data.source import Source
-from polyfed.downstream.bench import Bench
+from polyfed.downstream.bench import Bench, FrozenModel
 from polyfed.downstream.probe import Probe
 from polyfed.downstream.results import Findings
-from polyfed.downstream.subject import Subject
 from polyfed.federation.settings import DataSettings
 from polyfed.runs.experiment import parse_settings, read_config
 
@@ -65,7 +64,7 @@ def suites() -> tuple[str, ...]:
 
 
 def run_suite(
-    subject: Subject,
+    subject: FrozenModel,
     suite: Suite,
     data: DataSettings,
     *,
@@ -74,7 +73,7 @@ def run_suite(
     draws: int | None = None,
     tell: Callable[[str], None] = lambda line: None,
 ) -> Findings:
-    """Test a subject in all tasks of a suite that suit it; the others are listed with the reason.
+    """Test a model in all tasks of a suite that suit it; the others are listed with the reason.
 
     Args:
         subject: the model.

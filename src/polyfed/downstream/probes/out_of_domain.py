@@ -22,7 +22,7 @@ class OutOfDomain(Search):
     split: str = Field(default="test", description="split of all of them")
 
     def unsuitable(self, bench: Bench) -> str | None:
-        """The subject does not encode both modalities, or was trained on all of the sources."""
+        """The model does not encode both modalities, or was trained on all of the sources."""
         if self._known(bench) == list(self.sources):
             return f"{bench.subject.name} was trained on {', '.join(self.sources)}"
         return bench.subject.lacks(self.between)
@@ -42,7 +42,7 @@ class OutOfDomain(Search):
         self.where(bench)
 
     def where(self, bench: Bench) -> Mapping[str, Samples]:
-        """Every source that the subject does not know."""
+        """Every source that the model was not trained on."""
         new = [source for source in self.sources if source not in self._known(bench)]
         return {source: self.of_source(bench, source, self.split) for source in new}
 

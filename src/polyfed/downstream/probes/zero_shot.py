@@ -12,11 +12,9 @@ from torch.nn import functional as F
 from polyfed.core.errors import ConfigError, nearest
 from polyfed.data.arrow import fingerprint_of
 from polyfed.data.source import Column
-from polyfed.downstream.bench import Bench
-from polyfed.downstream.probe import Probe
-from polyfed.downstream.results import Outcome, Row
-from polyfed.downstream.scores import absent_note, class_metrics
-from polyfed.downstream.subject import Subject
+from polyfed.downstream.bench import Bench, FrozenModel
+from polyfed.downstream.probe import Probe, absent_note, class_metrics
+from polyfed.downstream.results import Condition, Outcome
 
 
 class ZeroShot(Probe):
@@ -51,7 +49,7 @@ class ZeroShot(Probe):
         return value
 
     def unsuitable(self, bench: Bench) -> str | None:
-        """The subject does not encode both modalities."""
+        """The model does not encode both modalities."""
         return bench.subject.lacks([self.modality, self.prompts])
 
     def check(self, bench: Bench, task: str) -> None:
@@ -60,8 +58,7 @@ class ZeroShot(Probe):
         Raises:
             ConfigError, DataError: something is missing.
         """
-        bench.require(task, self.source, [self.split], [self.modality])
-        bench.require_target(task, self.source, self.split, self.target)
+        bench.require(task, self.source, [self.split], [self.modality], self.target)
         names = self._names(bench)
         if not names:
             raise ConfigError(f"tasks.{task}: target '{self.target}' of '{self.source}' has no class names")
@@ -79,7 +76,7 @@ class ZeroShot(Probe):
         others = (cosines.sum(1, keepdim=True) - cosines) / (len(names) - 1)
         values = {name: [value] for name, value in class_metrics(cosines - others, labels).items()}
         prompts = sum(len(self.texts(name)) for name in names)
-        row = Row(self.split, values, {"n_test": len(labels), "prompts": prompts})
+        row = Condition(self.split, values, {"n_test": len(labels), "prompts": prompts})
         return Outcome(f"{self.source}.{self.target}", [row], absent_note(labels, names))
 
     def texts(self, name: str) -> list[str]:
@@ -90,7 +87,7 @@ class ZeroShot(Probe):
         return tuple(bench.split(self.source, self.split).classes.get(self.target, ()))
 
     @torch.no_grad()
-    def _class_vector(self, subject: Subject, name: str) -> Float[Tensor, " d"]:
+    def _class_vector(self, subject: FrozenModel, name: str) -> Float[Tensor, " d"]:
         texts = self.texts(name)
         values = pa.chunked_array([pa.array(texts, pa.string())])
         column = Column(values, fingerprint_of("prompts", *texts), f"prompts of '{name}'")
