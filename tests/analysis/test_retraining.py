@@ -144,7 +144,7 @@ def test_it_is_what_the_next_round_would_have_done(tiny_run: Path, tmp_path: Pat
     with work.retrained("paired", one.train(subject, member), member.settings.training):
         assert all(torch.equal(value, two[name]) for name, value in subject.model.state_dict().items())
     found = run_distortion(one)
-    assert found.steps == {"paired": 10}  # 32 scenes with five captions each, in batches of 16
+    assert [row.steps for row in found.rows] == [10]  # 32 scenes with five captions each, in batches of 16
 
 
 def test_the_union_is_that_of_the_private_samples(local_run: Path) -> None:

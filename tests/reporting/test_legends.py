@@ -21,7 +21,7 @@ from polyfed.analysis.fused_features import FEATURE_KINDS, TOGETHER, ComparedFea
 from polyfed.analysis.round_weights import ChannelWeights, RunWeights, draw_round_weights
 from polyfed.analysis.separation import Separation
 from polyfed.analysis.traffic import Traffic, draw_traffic_of_runs
-from polyfed.downstream.results import Condition, Findings, Outcome, draw_findings
+from polyfed.downstream.results import ProbeRow, Findings, Outcome, draw_findings
 from polyfed.reporting import compare as compare_module
 from polyfed.reporting.compare import compare, draw_comparison
 from polyfed.reporting.curve_plots import draw_clients, draw_server
@@ -117,7 +117,7 @@ def centres() -> Figure:
 
 def findings() -> Figure:
     metrics = {f"metric_number_{k}": (10.0, 12.0) for k in range(6)}
-    outcome = Outcome("data", [Condition(f"{LONG} {k}", metrics) for k in range(5)])
+    outcome = Outcome("data", [ProbeRow(f"{LONG} {k}", metrics) for k in range(5)])
     tasks = {f"task {k}": outcome for k in range(4)}
     return draw_findings(Findings("subject", "suite", 0, dict.fromkeys(tasks, "linear"), tasks, {}))
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import combinations
+from itertools import chain, combinations, product
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -36,7 +36,7 @@ _LISTED = 40  # distances in the table
 _NAMED = 16  # groups up to which the picture has a legend
 
 
-def distances(centres: Float[Tensor, "c d"]) -> tuple[Float[Tensor, "c c"], Float[Tensor, "c c"]]:
+def centre_distances(centres: Float[Tensor, "c d"]) -> tuple[Float[Tensor, "c c"], Float[Tensor, "c c"]]:
     """Euclidean and cosine distances (1 - cos; 1 for a centre at the origin) of all pairs of centres, in float64."""
     centres = centres.double()
     unit = F.normalize(centres, dim=1)
@@ -101,7 +101,7 @@ class Centres:
 
     def to_json(self) -> dict[str, Any]:
         """Names, sizes and distances, without points."""
-        euclidean, cosine = distances(self.values)
+        euclidean, cosine = centre_distances(self.values)
         return {
             "run": self.run,
             "round": self.round,
@@ -151,14 +151,18 @@ def run_centres(
                 if modality in part.columns:
                     groups |= _groups(encoders, part, modality, by, most)
         modalities = tuple(name.partition(":")[0] for name in groups)
-        values = list(groups.values())
-        # modalities apart, since they lie farther from each other than anything within one; then all together
-        shown = {name: [k for k, own in enumerate(modalities) if own == name] for name in dict.fromkeys(modalities)}
-        if len(shown) > 1:
-            shown[ALL_MODALITIES] = list(range(len(groups)))
-        pictures = {title: GroupMap.of({k: values[k] for k in ks}) for title, ks in shown.items() if len(ks) > 1}
-    counts, means = torch.tensor([len(rows) for rows in values]), torch.stack([v.double().mean(0) for v in values])
+        pictures = _pictures(list(groups.values()), modalities)
+    counts = torch.tensor([len(rows) for rows in groups.values()])
+    means = torch.stack([rows.double().mean(0) for rows in groups.values()])
     return Centres(server.run.name, server.round, split, tuple(groups), modalities, counts, means, pictures)
+
+
+def _pictures(groups: Sequence[Float[Tensor, "n d"]], modalities: Sequence[str]) -> dict[str, GroupMap]:
+    # modalities apart, since they lie farther from each other than anything within one; then all together
+    shown = {name: [k for k, own in enumerate(modalities) if own == name] for name in dict.fromkeys(modalities)}
+    if len(shown) > 1:
+        shown[ALL_MODALITIES] = list(range(len(groups)))
+    return {title: GroupMap.of({k: groups[k] for k in ks}) for title, ks in shown.items() if len(ks) > 1}
 
 
 def _require_groups(encoders: Encoders, splits: Sequence[Split], by: str) -> None:
@@ -194,7 +198,7 @@ def _groups(encoders: Encoders, split: Split, modality: str, by: str, most: int 
 
 def centres_table(centres: Centres) -> TextTable:
     """Distances of all pairs of centres, the farthest first."""
-    euclidean, cosine = distances(centres.values)
+    euclidean, cosine = centre_distances(centres.values)
     pairs = sorted(combinations(range(len(centres.names)), 2), key=lambda pair: -float(euclidean[pair]))
     rows = [
         (f"{centres.names[i]} - {centres.names[j]}", *(figure(float(kind[i, j]), 4) for kind in (euclidean, cosine)))
@@ -212,29 +216,28 @@ def draw_centres(runs: Sequence[Centres]) -> Figure:
 
     The marker tells the modality and the colour the data set (or class), the same in all runs.
     """
-    titles = tuple(dict.fromkeys(title for centres in runs for title in centres.pictures))
+    titles = list(dict.fromkeys(chain.from_iterable(centres.pictures for centres in runs)))
     drawing, axes = figure_grid(len(titles), len(runs), title="Representations, projected by LDA")
-    names = dict.fromkeys(name for centres in runs for name in centres.names)
+    names = {
+        name: modality for centres in runs for name, modality in zip(centres.names, centres.modalities, strict=True)
+    }
     data = list(dict.fromkeys(name.partition(": ")[2] for name in names))
-    modalities = list(dict.fromkeys(modality for centres in runs for modality in centres.modalities))
-    handles: dict[str, Any] = {}
-    places = ((title, centres) for title in titles for centres in runs)
-    for panel, (title, centres) in zip(axes, places, strict=True):
-        panel.set_title(f"{centres.run}, round {centres.round}: {title}")
-        panel.set(xlabel="first axis", ylabel="second axis")
+    modalities = list(dict.fromkeys(names.values()))
+    looks: dict[str, Any] = {}
+    for name, modality in names.items():
+        colour, marker = data.index(name.partition(": ")[2]), modalities.index(modality)
+        looks[name] = {"color": COLOURS[colour % len(COLOURS)], "marker": MARKERS[marker % len(MARKERS)]}
+    handles: dict[str, Any] = {}  # one legend for all panels, which share their groups
+    for panel, (title, centres) in zip(axes, product(titles, runs), strict=True):
+        panel.set(title=f"{centres.run}, round {centres.round}: {title}", xlabel="first axis", ylabel="second axis")
         if title not in centres.pictures:
             panel.set_axis_off()
             continue
         picture = centres.pictures[title]
-        for k, centre in zip(picture.groups, picture.places.tolist(), strict=True):
-            name = centres.names[k]
-            look: Any = {
-                "color": COLOURS[data.index(name.partition(": ")[2]) % len(COLOURS)],
-                "marker": MARKERS[modalities.index(centres.modalities[k]) % len(MARKERS)],
-            }
-            x, y = picture.points[picture.labels == k].unbind(1)
-            panel.scatter(x, y, s=8, alpha=0.35, linewidths=0, **look)
-            handles[name] = panel.scatter([centre[0]], [centre[1]], s=110, edgecolors="black", linewidths=1, **look)
+        for k, (x, y) in zip(picture.groups, picture.places.tolist(), strict=True):
+            name, points = centres.names[k], picture.points[picture.labels == k]
+            panel.scatter(points[:, 0], points[:, 1], s=8, alpha=0.35, linewidths=0, **looks[name])
+            handles[name] = panel.scatter([x], [y], s=110, edgecolors="black", linewidths=1, **looks[name])
     if len(names) <= _NAMED:
         drawing.legend(list(handles.values()), list(handles), loc="outside lower left", ncols=min(4, len(names)))
     return drawing

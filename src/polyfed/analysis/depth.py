@@ -39,22 +39,18 @@ class Depths:
             ConfigError: an encoder has fewer layers, or there is no such modality.
         """
         wanted = dict.fromkeys(self.counts, depth) if isinstance(depth, int) else dict(depth or {})
-        for name, number in wanted.items():
-            if name not in self.counts:
+        for name in wanted.keys() - self.counts.keys():
+            raise ConfigError(f"--depth names '{name}', which the model does not encode; {nearest(name, self.counts)}")
+        names: set[str] = set()
+        for modality, count in self.counts.items():
+            limit = wanted.get(modality, max(1, count // 2))
+            if not 0 <= limit <= count:
                 raise ConfigError(
-                    f"--depth names '{name}', which the model does not encode; {nearest(name, self.counts)}"
+                    f"--depth {limit}: the encoder of '{modality}' has {count} layers; give so many or fewer"
                 )
-            if not 0 <= number <= self.counts[name]:
-                raise ConfigError(
-                    f"--depth {number}: the encoder of '{name}' has {self.counts[name]} layers; give so many or fewer"
-                )
-        limits = {name: wanted.get(name, max(1, count // 2)) for name, count in self.counts.items()}
-        return frozenset(
-            name
-            for modality, limit in limits.items()
-            for name, layer in self.layer.items()
-            if name.startswith(f"encoders.{modality}.") and layer <= limit
-        )
+            own = [name for name in self.layer if name.startswith(f"encoders.{modality}.")]
+            names.update(name for name in own if self.layer[name] <= limit)
+        return frozenset(names)
 
 
 def depth_of(model: Model) -> Depths:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations
 from statistics import fmean
@@ -11,12 +11,20 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from polyfed.analysis.drawing import DIVERGING, heat_map
-from polyfed.analysis.retraining import SHOWN_FIGURES, Plan, Retrainer, figure_cells, gallery_notes, heat_maps
-from polyfed.analysis.simulated import Figures, Simulated, TrainedModel, mean_of
+from polyfed.analysis.retraining import (
+    EACH,
+    SHOWN_FIGURES,
+    Plan,
+    Retrained,
+    Retrainer,
+    figure_cells,
+    gallery_notes,
+    heat_maps,
+)
+from polyfed.analysis.simulated import Figures, Simulated, mean_of
 from polyfed.core.device import cpu_threads
 from polyfed.core.errors import ConfigError
 from polyfed.data.samples import Samples
-from polyfed.federation.membership import Member
 from polyfed.federation.participant import Participant
 from polyfed.reporting.figures import styled
 from polyfed.reporting.tables import TextTable, figure
@@ -28,31 +36,7 @@ if TYPE_CHECKING:
 DISTORTION_HEADER = ("trained", "steps", "client", "figure", "before", "after", "change")
 
 
-@dataclass(frozen=True)
-class Alignment:
-    """A model at every client.
-
-    Attributes:
-        similarity: client -> mean cosine of the representations of a sample in two modalities.
-        figures: client -> recalls, or the task's metric.
-    """
-
-    similarity: Mapping[str, float]
-    figures: Figures
-
-    @classmethod
-    def of(cls, opened: Simulated, trained: TrainedModel, members: Mapping[str, Member]) -> Alignment:
-        """Of the model as it is."""
-        return cls(opened.measured(trained, members, similarity), opened.figures(trained, members))
-
-    def to_json(self) -> dict[str, Any]:
-        """Both, with the means over clients."""
-        return vars(self) | {"mean": {name: mean_of(self.figures, name) for name in self.names}}
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        """Names of the figures."""
-        return tuple(next(iter(self.figures.values())))
+_SIMILARITY = "similarity"
 
 
 @dataclass(frozen=True)
@@ -61,28 +45,27 @@ class Distortion:
 
     Attributes:
         run: name of the run.
-        of: the model.
-        round: after which its weights are.
-        steps: client -> optimiser steps of its local training.
-        before: the model.
-        after: client that trained it -> the model then.
+        rows: one for each client that trained; figures are the mean cosine of the representations of a sample in two
+            modalities, ``similarity``, then recalls, or the task's metric.
     """
 
     run: str
-    of: str
-    round: int
-    steps: Mapping[str, int]
-    before: Alignment
-    after: Mapping[str, Alignment]
+    rows: tuple[Retrained, ...]
 
     @property
     def clients(self) -> tuple[str, ...]:
         """Who trained and judged, in client order."""
-        return tuple(self.after)
+        return tuple(row.on for row in self.rows)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Names of the figures but similarity."""
+        return tuple(name for name in next(iter(self.rows[0].before.values())) if name != _SIMILARITY)
 
     def decrease(self, trained: str, judged: str) -> float:
         """By how much the similarity at ``judged`` falls when ``trained`` trains; positive is distortion."""
-        return self.before.similarity[judged] - self.after[trained].similarity[judged]
+        row = self.rows[self.clients.index(trained)]
+        return row.before[judged][_SIMILARITY] - row.after[judged][_SIMILARITY]
 
     def mean_decrease(self, judged: str) -> float:
         """The mean over all who train."""
@@ -90,19 +73,28 @@ class Distortion:
 
     def mean_figure(self, judged: str, figure: str) -> float:
         """Mean of a figure at a client over all trained models."""
-        return fmean(alignment.figures[judged][figure] for alignment in self.after.values())
+        return fmean(row.after[judged][figure] for row in self.rows)
 
     def to_json(self) -> dict[str, Any]:
         """All figures; ``decrease`` by who trained, then by who judged."""
+
+        def side(figures: Figures) -> dict[str, Any]:
+            return {
+                _SIMILARITY: {client: at[_SIMILARITY] for client, at in figures.items()},
+                "figures": {client: {name: at[name] for name in self.names} for client, at in figures.items()},
+                "mean": {name: mean_of(figures, name) for name in self.names},
+            }
+
+        first = self.rows[0]
         return {
             "run": self.run,
-            "of": self.of,
-            "round": self.round,
-            "steps": self.steps,
+            "of": first.of,
+            "round": first.round,
+            "steps": {row.on: row.steps for row in self.rows},
             "decrease": {a: {b: self.decrease(a, b) for b in self.clients} for a in self.clients},
             "mean_decrease": {client: self.mean_decrease(client) for client in self.clients},
-            "before": self.before.to_json(),
-            "after": {client: alignment.to_json() for client, alignment in self.after.items()},
+            "before": side(first.before),
+            "after": {row.on: side(row.after) for row in self.rows},
         }
 
 
@@ -144,14 +136,13 @@ def run_distortion(
                 "a model that has them with --of"
             )
         members = opened.require_judges(trained)
-        retrainer, before = Retrainer(opened, trained, plan), Alignment.of(opened, trained, members)
-        done: dict[str, int] = {}
-        after: dict[str, Alignment] = {}
-        for name, member in members.items():
-            samples = opened.train(trained, member)
-            with retrainer.retrained(name, samples, member.settings.training) as done[name]:
-                after[name] = Alignment.of(opened, trained, members)
-    return Distortion(opened.run.name, trained.name, trained.round, done, before, after)
+
+        def figures() -> Figures:
+            similarities, recalls = opened.measured(trained, members, similarity), opened.figures(trained, members)
+            return {client: {_SIMILARITY: similarities[client], **recalls[client]} for client in members}
+
+        rows = tuple(Retrainer(opened, trained, plan).rows(members, EACH, figures))
+    return Distortion(opened.run.name, rows)
 
 
 def similarity(participant: Participant, samples: Samples) -> float:
@@ -163,34 +154,28 @@ def similarity(participant: Participant, samples: Samples) -> float:
 
 def distortion_rows(distortion: Distortion) -> Iterator[Sequence[object]]:
     """For a CSV file: one row for each client that trained, client that judged, and figure; similarity is one."""
-    for trained, alignment in distortion.after.items():
-        for client in distortion.clients:
-            before, after = (
-                {"similarity": side.similarity[client], **side.figures[client]}
-                for side in (distortion.before, alignment)
-            )
-            for name, value in after.items():
-                change = value - before[name]
-                yield trained, distortion.steps[trained], client, name, before[name], value, change
+    for row in distortion.rows:
+        for judgement in row.judgements():
+            yield row.on, row.steps, *judgement
 
 
 def distortion_tables(distortion: Distortion) -> list[TextTable]:
     """The decrease of similarity, then a table a figure."""
-    clients, before = distortion.clients, distortion.before
+    clients, first = distortion.clients, distortion.rows[0]
     rows = [(f"on {a}", *(figure(distortion.decrease(a, b), 4) for b in clients)) for a in clients]
     rows.append(("average", *(figure(distortion.mean_decrease(client), 4) for client in clients)))
     note = (
-        f"Mean cosine of paired representations of {distortion.of} (round {distortion.round}) before minus after local "
-        "training; positive: distorted."
+        f"Mean cosine of paired representations of {first.of} (round {first.round}) before minus after local training; "
+        "positive: distorted."
     )
     columns = ("re-trained", *(f"test on {client}" for client in clients))
     tables = [TextTable(f"{distortion.run}: distortion by local training", columns, rows, (note,))]
-    for name in before.names[:SHOWN_FIGURES]:
-        rows = [(f"{distortion.of}, round {distortion.round}", *figure_cells(before.figures, name))]
-        rows += [(f"on {who}", *figure_cells(side.figures, name)) for who, side in distortion.after.items()]
+    for name in distortion.names[:SHOWN_FIGURES]:
+        rows = [(f"{first.of}, round {first.round}", *figure_cells(first.before, name))]
+        rows += [(f"on {row.on}", *figure_cells(row.after, name)) for row in distortion.rows]
         means = {client: {name: distortion.mean_figure(client, name)} for client in clients}
         rows.append(("average of re-trained", *figure_cells(means, name)))
-        title, notes = f"{distortion.run}: {name} at each client", gallery_notes(before.figures, name)
+        title, notes = f"{distortion.run}: {name} at each client", gallery_notes(first.before, name)
         tables.append(TextTable(title, ("model", *clients, "average"), rows, notes))
     return tables
 
@@ -198,18 +183,16 @@ def distortion_tables(distortion: Distortion) -> list[TextTable]:
 @styled
 def draw_distortion(distortion: Distortion) -> Figure:
     """Left by how much the similarity of pairs fell, right how the first figure changed."""
-    clients, before = distortion.clients, distortion.before
-    name, rows = before.names[0], [*(f"on {client}" for client in clients), "average"]
-    title = f"{distortion.run}: local training from {distortion.of}"
-    drawing, ((left, right),) = heat_maps([len(rows)], 2, len(clients), title)
+    clients, name = distortion.clients, distortion.names[0]
+    names, title = [*(f"on {c}" for c in clients), "average"], f"{distortion.run}: local training from "
+    drawing, ((left, right),) = heat_maps([len(names)], 2, len(clients), title + distortion.rows[0].of)
     decrease = [[distortion.decrease(a, b) for b in clients] for a in clients]
     mean = [distortion.mean_decrease(client) for client in clients]
     # orange is what is bad: a decrease here, and a fall of the figure on the right
-    heat_map(left, [*decrease, mean], rows, clients, colours=f"{DIVERGING}_r", digits=3)
+    heat_map(left, [*decrease, mean], names, clients, colours=f"{DIVERGING}_r", digits=3)
     left.set_title("decrease of the similarity of pairs")
-    after = [[side.figures[client][name] for client in clients] for side in distortion.after.values()]
-    after.append([distortion.mean_figure(client, name) for client in clients])
-    changes = [[new - before.figures[b][name] for new, b in zip(line, clients, strict=True)] for line in after]
-    heat_map(right, changes, rows, clients, colours=DIVERGING, digits=1)
+    changes = [[row.change(client, name) for client in clients] for row in distortion.rows]
+    mean = [fmean(of_client) for of_client in zip(*changes, strict=True)]
+    heat_map(right, [*changes, mean], names, clients, colours=DIVERGING, digits=1)
     right.set_title(f"change of {name}")
     return drawing

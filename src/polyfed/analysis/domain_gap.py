@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 
 import torch
@@ -14,6 +16,7 @@ from torch.nn import functional as F
 
 from polyfed.analysis.encoders import Encoders, drawn, require_different
 from polyfed.core.errors import ConfigError, DataError
+from polyfed.data.source import Split
 from polyfed.reporting.tables import TextTable, count, figure
 
 
@@ -102,26 +105,29 @@ def domain_gaps(
     """
     require_different([anchor, *others], "data sets")
     splits = {name: encoders.split(name, split) for name in (anchor, *others)}
-    compared: dict[str, tuple[str, ...]] = {}
-    for name in others:
-        compared[name] = tuple(m for m in encoders.modalities(splits[anchor]) if m in splits[name].columns)
-        if not compared[name]:
-            columns = [", ".join(splits[each].columns) for each in (anchor, name)]
-            raise ConfigError(
-                f"'{anchor}' ({columns[0]}) and '{name}' ({columns[1]}) have no modality in common that there is an "
-                f"encoder for ({', '.join(encoders.views)}); name other sources"
-            )
-    of_anchor = tuple(name for name in encoders.views if any(name in shared for shared in compared.values()))
-    means: dict[str, dict[str, Tensor]] = {}
-    counts: dict[str, dict[str, int]] = {}
+    compared = {name: _shared_modalities(encoders, splits[anchor], splits[name]) for name in others}
+    # the anchor is embedded once for all others, in the modalities that any of them has
+    of_anchor = list(dict.fromkeys(chain.from_iterable(compared.values())))
+    means: dict[str, dict[str, Tensor]] = defaultdict(dict)
+    counts: dict[str, dict[str, int]] = defaultdict(dict)
     for name, modalities in {anchor: of_anchor, **compared}.items():
         for modality in modalities:
             samples = encoders.samples(splits[name], modality)
             rows = drawn(len(samples.inputs[modality]), most, "gap", name, modality)
-            mean, number = mean_embedding(encoders.embeddings(samples, modality, rows), normalise=normalise)
-            means.setdefault(name, {})[modality], counts.setdefault(name, {})[modality] = mean, number
+            embeddings = encoders.embeddings(samples, modality, rows)
+            means[name][modality], counts[name][modality] = mean_embedding(embeddings, normalise=normalise)
     gaps = {name: {m: mean_distance(means[anchor][m], means[name][m]) for m in compared[name]} for name in others}
     return DomainGaps(encoders.name, anchor, split, normalise, gaps, counts)
+
+
+def _shared_modalities(encoders: Encoders, anchor: Split, other: Split) -> list[str]:
+    shared = [name for name in encoders.modalities(anchor) if name in other.columns]
+    if not shared:
+        raise ConfigError(
+            f"'{anchor.source}' ({', '.join(anchor.columns)}) and '{other.source}' ({', '.join(other.columns)}) have "
+            f"no modality in common that there is an encoder for ({', '.join(encoders.views)}); name other sources"
+        )
+    return shared
 
 
 def gap_table(gaps: DomainGaps) -> TextTable:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import combinations
+from itertools import chain, combinations
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -22,7 +22,7 @@ from polyfed.data.samples import Samples
 from polyfed.models.model import Model, ModelSettings
 from polyfed.reporting.figures import COLOURS, empty_figure, legend_beside, styled
 from polyfed.reporting.tables import TextTable, figure
-from polyfed.runs.opened import KeptClients
+from polyfed.runs.opened import KeptClients, Run
 from polyfed.runs.records import SERVER
 
 if TYPE_CHECKING:
@@ -165,7 +165,19 @@ def run_drift(
         DataError: a model has diverged.
     """
     require_method(method)
-    run = clients.run
+    run, index = clients.run, _public_index(clients.run, samples)
+    with cpu_threads(run.experiment.run.threads):
+        participants = list(_participants(clients, which, index))
+        names = dict.fromkeys(chain.from_iterable(each.values for each in participants))
+        encoding = {name: [each for each in participants if name in each.values] for name in names}
+        modalities = [modality_drift(name, who, method) for name, who in encoding.items() if len(who) > 1]
+    if not modalities:
+        raise ConfigError(f"no two participants of '{run.folder}' encode the same modality of the public set")
+    return Drift(run.name, len(index), method, tuple(modalities))
+
+
+def _public_index(run: Run, samples: int) -> Int64[Tensor, " n"]:
+    """The same for everybody: public samples have one order."""
     if run.experiment.public is None:
         raise ConfigError(
             f"run '{run.folder}' has no public set, so there are no samples that all may see; "
@@ -176,16 +188,7 @@ def run_drift(
     first = one_of_each_item(public.items)
     if min(len(first), samples) < LEAST_SAMPLES:
         raise ConfigError(f"{min(len(first), samples)} public samples are too few to compare; it takes {LEAST_SAMPLES}")
-    index = first[drawn(len(first), samples, "drift")]  # one for everybody: public samples have one order
-    with cpu_threads(run.experiment.run.threads):
-        participants = list(_participants(clients, which, index))
-        encoding = {
-            name: [p for p in participants if name in p.values] for each in participants for name in each.values
-        }
-        modalities = [modality_drift(name, who, method) for name, who in encoding.items() if len(who) > 1]
-    if not modalities:
-        raise ConfigError(f"no two participants of '{run.folder}' encode the same modality of the public set")
-    return Drift(run.name, len(index), method, tuple(modalities))
+    return first[drawn(len(first), samples, "drift")]
 
 
 def modality_drift(modality: str, participants: Sequence[Represented], method: str = "pca") -> ModalityDrift:

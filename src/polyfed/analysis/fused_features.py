@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -166,18 +166,18 @@ def run_features(
 
 
 def _classifier(clients: KeptClients, client: str | None) -> str:
-    settings = {name: clients.run.federation.members[name].settings for name in clients.versions}
-    classifying = [
-        name for name, own in settings.items() if isinstance(own.task, Classification) and own.test_split is not None
-    ]
     if client is not None:
-        clients.member(client)
-    if not classifying or (client is not None and client not in classifying):
-        who = "no client" if client is None else f"not client '{client}'"
+        clients.member(client)  # refuses a name that nobody has
+    settings = {name: clients.member(name).settings for name in clients.versions}
+    tested = [name for name, own in settings.items() if own.test_split is not None]
+    classifying = [name for name in tested if isinstance(settings[name].task, Classification)]
+    chosen = client or next(iter(classifying), "")
+    if chosen not in classifying:
+        who = f"not client '{client}'" if client else "no client"
         raise ConfigError(
             f"{who} of '{clients.run.folder}' classifies test samples of its own; {nearest(client or '', classifying)}"
         )
-    return classifying[0] if client is None else client
+    return chosen
 
 
 @torch.no_grad()
@@ -187,33 +187,41 @@ def _tables(
     """Embeddings by kind, local and global ones as they enter the fusion; and the test samples, as rows of these."""
     kept = clients.state(member.id)
     model, guidance = clients.model(member.id, kept), _guidance(clients, algorithm, member, kept)
-    test, task = clients.run.federation.test(member), member.settings.task
+    test = clients.run.federation.test(member)
     assert test is not None
+    test = test.subset(drawn(len(test), most, "features", member.id)).only(_judged(member, test, guidance))
+    partner, numbered = of_rows(guidance, test)
+    fused = algorithm.fused(model, partner).eval()
+    server, theirs, device = guidance.model, guidance.samples.inputs, model.device
+    tables: dict[str, dict[str, Tensor]] = {kind: {} for kind in FEATURE_KINDS}
+    for modality, inputs in test.inputs.items():
+        rows = torch.unique(test.rows[modality])
+        batches = torch.split(rows, clients.run.experiment.run.evaluation_batch)
+        values = {
+            "local": torch.cat([model.embed(modality, inputs(part).to(device)) for part in batches]),
+            "global": torch.cat([server.embed(modality, theirs[modality](part).to(device)) for part in batches]),
+            "fused": torch.cat([fused.embed(modality, part) for part in batches]),
+        }
+        if algorithm.fuse == "representations":  # then unit vectors enter the fusion
+            values |= {kind: F.normalize(values[kind].float(), dim=1) for kind in ("local", "global")}
+        for kind, embeddings in values.items():
+            table = torch.zeros(len(inputs), embeddings.shape[1])  # rows that nobody asks for stay empty
+            tables[kind][modality] = table.index_copy_(0, rows, embeddings.float().cpu())
+    return {kind: Tabled(by_modality) for kind, by_modality in tables.items()}, numbered
+
+
+def _judged(member: Member, test: Samples, guidance: Guidance) -> Sequence[str]:
+    """Modalities by which the client classifies, all of which the server must encode."""
+    task = member.settings.task
     assert isinstance(task, Classification)
-    judged = test.modalities if task.modality is None else (task.modality,)
-    for name in judged:
+    names = test.modalities if task.modality is None else (task.modality,)
+    for name in names:
         if name not in guidance.samples.modalities:
             raise ConfigError(
                 f"client '{member.id}' classifies by '{name}', which the server does not encode, so nothing is "
                 "fused there; choose another --client"
             )
-    test = test.subset(drawn(len(test), most, "features", member.id)).only(judged)
-    partner, numbered = of_rows(guidance, test)
-    fused, unit = algorithm.fused(model, partner).eval(), algorithm.fuse == "representations"
-    tables: dict[str, dict[str, Tensor]] = {kind: {} for kind in FEATURE_KINDS}
-    for modality, inputs in test.inputs.items():
-        rows = torch.unique(test.rows[modality])
-        parts: dict[str, list[Tensor]] = {kind: [] for kind in FEATURE_KINDS}
-        for part in torch.split(rows, clients.run.experiment.run.evaluation_batch):
-            parts["fused"].append(fused.embed(modality, part))
-            parts["local"].append(model.embed(modality, inputs(part).to(model.device)))
-            there = guidance.samples.inputs[modality](part).to(guidance.model.device)
-            parts["global"].append(guidance.model.embed(modality, there))
-        for kind in FEATURE_KINDS:
-            values = torch.cat(parts[kind]).float().cpu()
-            values = F.normalize(values, dim=1) if unit and kind != "fused" else values
-            tables[kind][modality] = torch.zeros(len(inputs), values.shape[1]).index_copy_(0, rows, values)
-    return {kind: Tabled(by_modality) for kind, by_modality in tables.items()}, numbered
+    return names
 
 
 def _guidance(

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
@@ -52,6 +53,13 @@ class Plan:
     lr: float | None = None
     seed: int | None = None
 
+    def require_range(self) -> None:
+        """Raise ConfigError if a number cannot be."""
+        if self.steps is not None and self.steps < 0:
+            raise ConfigError(f"--steps {self.steps}: give 0 or more")
+        if self.lr is not None and not 0 < self.lr <= 100:
+            raise ConfigError(f"--lr {self.lr:g}: give a number above 0 and at most 100")
+
     def training(self, settings: TrainingSettings) -> TrainingSettings:
         """A client's training settings with the learning rate of the plan."""
         if self.lr is None:
@@ -82,6 +90,12 @@ class Retrained:
     def change(self, client: str, figure: str) -> float:
         """After minus before."""
         return self.after[client][figure] - self.before[client][figure]
+
+    def judgements(self) -> Iterator[tuple[str, str, float, float, float]]:
+        """Client, figure, before, after and change."""
+        for client, figures in self.before.items():
+            for name, value in figures.items():
+                yield client, name, value, self.after[client][name], self.change(client, name)
 
 
 @dataclass(frozen=True)
@@ -131,10 +145,7 @@ class Retrainer:
     """
 
     def __init__(self, opened: Simulated, trained: TrainedModel, plan: Plan) -> None:
-        if plan.steps is not None and plan.steps < 0:
-            raise ConfigError(f"--steps {plan.steps}: give 0 or more")
-        if plan.lr is not None and not 0 < plan.lr <= 100:
-            raise ConfigError(f"--lr {plan.lr:g}: give a number above 0 and at most 100")
+        plan.require_range()
         model = trained.model
         self._opened, self._trained, self._plan = opened, trained, plan
         self.names = chosen_tensors(model, plan.layers, plan.depth)
@@ -165,6 +176,23 @@ class Retrainer:
         finally:
             model.load_state_dict(self._start)
 
+    def rows(
+        self, members: Mapping[str, Member], on: str, figures: Callable[[], Figures] | None = None
+    ) -> Iterator[Retrained]:
+        """The model before and after it was re-trained on each set of samples.
+
+        Args:
+            members: clients that judge.
+            on: a client, ``each`` client in turn, or the ``union`` of them.
+            figures: what they find of the model as it is; None: their test figures.
+        """
+        trained, measure = self._trained, figures or partial(self._opened.figures, self._trained, members)
+        before = measure()
+        for name, samples, training in _sets(self._opened, trained, members, on):
+            with self.retrained(name, samples, training) as steps:
+                after = measure()
+            yield Retrained(trained.name, trained.round, name, steps, before, after)
+
 
 def run_retraining(opened: Simulated, of: str, on: str, plan: Plan | None = None) -> Retraining:
     """Re-train a part of a model with the clients' own task, the rest frozen, and judge it at every client.
@@ -187,11 +215,8 @@ def run_retraining(opened: Simulated, of: str, on: str, plan: Plan | None = None
     with cpu_threads(opened.experiment.run.threads):
         members = _judges(opened, of, on)
         for trained in _models(opened, of):
-            retrainer, before = Retrainer(opened, trained, plan), opened.figures(trained, members)
-            for name, samples, training in _sets(opened, trained, members, on):
-                with retrainer.retrained(name, samples, training) as steps:
-                    after = opened.figures(trained, members)
-                rows.append(Retrained(trained.name, trained.round, name, steps, before, after))
+            retrainer = Retrainer(opened, trained, plan)
+            rows += retrainer.rows(members, on)
     return Retraining(opened.run.name, plan, retrainer.parameters, tuple(members), tuple(rows))
 
 
@@ -254,11 +279,8 @@ def heat_maps(rows: Sequence[int], panels: int, columns: int, title: str) -> tup
 def retraining_rows(retraining: Retraining) -> Iterator[Sequence[object]]:
     """For a CSV file: one row for each model, set of samples, client and figure."""
     for row in retraining.rows:
-        head = (row.of, row.round, retraining.plan.layers, row.on, row.steps)
-        for client in retraining.clients:
-            for name in retraining.figures:
-                values = row.before[client][name], row.after[client][name]
-                yield (*head, client, name, *values, row.change(client, name))
+        for judgement in row.judgements():
+            yield row.of, row.round, retraining.plan.layers, row.on, row.steps, *judgement
 
 
 def retraining_tables(retraining: Retraining) -> list[TextTable]:

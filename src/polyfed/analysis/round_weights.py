@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -142,29 +143,38 @@ def run_weights(
             f"run '{run.folder}' has no aggregation weights: '{method}' does not weigh what clients say of public "
             "samples, or no round is complete; give a run of a method that does, such as creamfl or fedafd"
         )
-    recorded = sorted({each for rounds in arrays.values() for each in rounds})
+    recorded = sorted(set(chain.from_iterable(arrays.values())))
     number = recorded[-1] if number is None else number
     if number not in recorded:
         raise ConfigError(
             f"round {number} of '{run.folder}' has no weights; {nearest(str(number), map(str, recorded))}"
         )
-    modalities = {name: max(len(m.encoders) for m in group.models) for name, group in experiment.clients.items()}
-    kind_of = {group: "uni-modal" if most == 1 else "multi-modal" for group, most in modalities.items()}
-    kinds = {client: kind_of.get(group, group) for group, clients in records.groups.items() for client in clients}
-    channels = []
+    kinds, channels = _kinds(run), []
     for name, rounds in arrays.items():
-        if number not in rounds:
-            continue
-        channel, array = name.removeprefix(_PREFIX), rounds[number]
-        there = array.values.shape[1]
-        for place in at or ():
-            if not 0 <= place < there:
-                raise ConfigError(f"sample {place} of '{channel}' was not recorded; valid: 0 to {there - 1}")
-        chosen = drawn(there, samples, "weights", channel).tolist() if at is None else at
-        of_clients = tuple(kinds.get(client, "clients") for client in array.clients)
-        values = np.nan_to_num(array.values, nan=0.0)
-        channels.append(ChannelWeights(channel, number, array.clients, of_clients, values, tuple(chosen)))
+        if number in rounds:  # a modality may have had no clients in the round
+            channel, array = name.removeprefix(_PREFIX), rounds[number]
+            chosen = _chosen_samples(channel, array.values.shape[1], samples, at)
+            of_clients = tuple(kinds.get(client, "clients") for client in array.clients)
+            values = np.nan_to_num(array.values, nan=0.0)
+            channels.append(ChannelWeights(channel, number, array.clients, of_clients, values, chosen))
     return RunWeights(records.name, tuple(channels))
+
+
+def _kinds(run: Run) -> dict[str, str]:
+    """Kind of each client: by the number of modalities that its group's models encode, or else its group."""
+    most = {name: max(len(m.encoders) for m in group.models) for name, group in run.experiment.clients.items()}
+    kinds = {group: "uni-modal" if number == 1 else "multi-modal" for group, number in most.items()}
+    # groups of a deployment are of sites, of which the configuration says no models
+    return {client: kinds.get(group, group) for group, clients in run.records.groups.items() for client in clients}
+
+
+def _chosen_samples(channel: str, recorded: int, samples: int, at: Sequence[int] | None) -> tuple[int, ...]:
+    if at is None:
+        return tuple(drawn(recorded, samples, "weights", channel).tolist())
+    for place in at:
+        if not 0 <= place < recorded:
+            raise ConfigError(f"sample {place} of '{channel}' was not recorded; valid: 0 to {recorded - 1}")
+    return tuple(at)
 
 
 def weights_tables(weights: RunWeights) -> list[TextTable]:

@@ -16,7 +16,7 @@ from polyfed.analysis.series import (
     planned_trials,
     primary_metric,
     require_groups,
-    spreads_json,
+    series_json,
     spreads_of,
     without,
 )
@@ -65,7 +65,7 @@ class Scaling:
 
     def to_json(self) -> dict[str, Any]:
         """All of it, with mean and spread over seeds."""
-        return {"metric": self.metric, "steps": self.steps, "values": spreads_json(self.values)}
+        return {"metric": self.metric, "steps": self.steps, "values": series_json(self.values)}
 
 
 def run_scaling(

@@ -188,7 +188,7 @@ def spreads_of(values: BySeed) -> dict[str, Spread]:
     return {label: Spread.of(list(by_seed.values())) for label, by_seed in values.items()}
 
 
-def spreads_json(values: BySeed) -> dict[str, Any]:
+def series_json(values: BySeed) -> dict[str, Any]:
     """Label -> mean, standard deviation (NaN for one seed) and the value of every seed."""
     return {
         label: {"mean": spread.mean, "std": spread.std, "by_seed": {str(k): v for k, v in values[label].items()}}

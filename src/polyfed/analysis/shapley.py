@@ -17,7 +17,7 @@ from polyfed.analysis.series import (
     planned_trials,
     primary_metric,
     require_groups,
-    spreads_json,
+    series_json,
     spreads_of,
     without,
 )
@@ -129,7 +129,7 @@ class Contributions:
 
     def to_json(self) -> dict[str, Any]:
         """All of it, with mean and spread over seeds."""
-        values, utilities = spreads_json(self.values), spreads_json(self.utilities)
+        values, utilities = series_json(self.values), series_json(self.utilities)
         return {"metric": self.metric, "players": self.players, "values": values, "utilities": utilities}
 
 

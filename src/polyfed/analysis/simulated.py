@@ -261,27 +261,20 @@ def only(model: Model, names: frozenset[str]) -> Iterator[None]:
 
     Batch norms outside keep their running statistics, and normalise by them: a frozen layer is a fixed function.
     """
-    frozen = [value for name, value in model.named_parameters() if value.requires_grad and name not in names]
-    norms = [
-        module
-        for prefix, module in model.named_modules()
-        if isinstance(module, _BatchNorm) and not any(name.startswith(f"{prefix}.") for name in names)
-    ]
-
-    def evaluates(module: torch.nn.Module, inputs: object) -> None:
-        module.train(False)
-
-    # before every forward pass, as whoever trains calls model.train()
-    hooks = [module.register_forward_pre_hook(evaluates) for module in norms]
-    for value in frozen:
-        value.requires_grad_(False)
-    try:
+    trainable = {name: value for name, value in model.named_parameters() if value.requires_grad}
+    norms = [(prefix, module) for prefix, module in model.named_modules() if isinstance(module, _BatchNorm)]
+    with contextlib.ExitStack() as restore:
+        for name in trainable.keys() - names:
+            restore.callback(trainable[name].requires_grad_(False).requires_grad_, True)
+        for prefix, module in norms:
+            if not any(name.startswith(f"{prefix}.") for name in names):
+                # before every forward pass, as whoever trains calls model.train()
+                restore.callback(module.register_forward_pre_hook(_evaluates).remove)
         yield
-    finally:
-        for value in frozen:
-            value.requires_grad_(True)
-        for hook in hooks:
-            hook.remove()
+
+
+def _evaluates(module: torch.nn.Module, inputs: object) -> None:
+    module.train(False)
 
 
 def _holds(weights: Mapping[str, Tensor], part: Mapping[str, Tensor]) -> bool:

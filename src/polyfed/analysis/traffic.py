@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import accumulate
+from itertools import accumulate, product
 from typing import TYPE_CHECKING, Any
 
 from polyfed.analysis.drawing import patches
@@ -16,6 +15,7 @@ from polyfed.runs.opened import Run
 from polyfed.runs.records import RunRecords
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 WAYS = ("down", "up")
@@ -54,28 +54,25 @@ class Traffic:
         """
         import pandas as pd
 
-        transfers = [transfer for transfer in records.transfers if not transfer.step.startswith(_BESIDE)]
-        if not transfers:
+        ledger = pd.DataFrame(records.transfers, columns=["round", "client", "direction", "step", "kind", "bytes"])
+        ledger = ledger[~ledger["step"].astype(str).str.startswith(_BESIDE)].replace({"kind": {"": "(none)"}})
+        if ledger.empty:
             raise RunError(f"nothing has crossed in '{records.folder}' yet; finish the run with polyfed resume")
-        columns = [(t.round, t.client, t.direction, t.kind or "(none)", t.bytes) for t in transfers]
-        ledger = pd.DataFrame(columns, columns=["round", "client", "direction", "kind", "bytes"])
 
         def totals(of: str) -> dict[Any, dict[str, int]]:
             """Bytes by direction, those of which most crossed first."""
             table = ledger.pivot_table("bytes", of, "direction", "sum", fill_value=0, sort=False)
-            table = table.reindex(columns=list(WAYS), fill_value=0).astype(int)
-            by: dict[Any, dict[str, int]] = table.to_dict("index")
+            by: Any = table.reindex(columns=list(WAYS), fill_value=0).astype(int).to_dict("index")
             return dict(sorted(by.items(), key=lambda item: -sum(item[1].values())))
 
-        by_round = totals("round")
-        turns = Counter(client for client, _ in {(transfer.client, transfer.round) for transfer in transfers})
+        rounds: Any = sorted(totals("round").items())
         return cls(
             run=records.name,
             method=str(dict(records.config.get("algorithm") or {}).get("name", "")),
-            by_round={way: {int(number): by_round[number][way] for number in sorted(by_round)} for way in WAYS},
+            by_round={way: {number: moved[way] for number, moved in rounds} for way in WAYS},
             by_kind=totals("kind"),
             by_client=totals("client"),
-            turns=turns,
+            turns={str(client): int(turns) for client, turns in ledger.groupby("client")["round"].nunique().items()},
             beside=records.total_bytes() - int(ledger["bytes"].sum()),
         )
 
@@ -154,27 +151,33 @@ def traffic_tables(runs: Sequence[Traffic]) -> list[TextTable]:
 def draw_traffic_of_runs(runs: Sequence[Traffic]) -> Figure:
     """Left the bytes so far, right those of a client in a round, by direction and kind."""
     drawing, (left, right) = figure_grid(1, 2, width=6.0, height=max(3.6, 1.6 + 0.5 * len(runs)), title="Bytes")
-    kinds = list(dict.fromkeys(kind for run in runs for kind in run.by_kind))
     for row, run in enumerate(runs):
         sums = run.cumulative()
+        # one round is a point, which a line would not show; more runs than colours are told apart by dashes
         style, marker = "-" if row < len(COLOURS) else "--", "o" if len(sums) == 1 else ""
-        sent, colour = [total / MIB for total in sums.values()], COLOURS[row % len(COLOURS)]
-        left.plot(list(sums), sent, style, color=colour, marker=marker, label=run.label)
-        for place, way in zip((row - 0.2, row + 0.2), WAYS, strict=True):
-            start = 0.0
-            for kind in run.by_kind:
-                width, colour = run.a_round(way, kind) / MIB, COLOURS[kinds.index(kind) % len(COLOURS)]
-                right.barh(place, width, left=start, height=0.36, color=colour)
-                start += width
+        sent = [total / MIB for total in sums.values()]
+        left.plot(list(sums), sent, style, color=COLOURS[row % len(COLOURS)], marker=marker, label=run.label)
     left.set(title="sent so far, both directions", xlabel="round", ylabel="MiB")
     left.set_ylim(bottom=0)
     whole_rounds(left)
     legend_below(left, columns=2)
-    names = [f"{run.label}: {way}" for run in runs for way in WAYS]
-    right.set_yticks([row + shift for row in range(len(runs)) for shift in (-0.2, 0.2)], names)
-    right.invert_yaxis()
-    right.grid(visible=False, axis="y")
-    right.grid(visible=True, axis="x")
-    right.set(title="a client and round, by kind", xlabel="MiB")
-    legend_below(right, columns=3, handles=patches(kinds))
+    _draw_kinds(right, runs)
     return drawing
+
+
+def _draw_kinds(axes: Axes, runs: Sequence[Traffic]) -> None:
+    kinds = list(dict.fromkeys(kind for run in runs for kind in run.by_kind))
+    bars = list(product(runs, WAYS))
+    places = [row + shift for row in range(len(runs)) for shift in (-0.2, 0.2)]
+    for (run, way), place in zip(bars, places, strict=True):
+        start = 0.0
+        for kind in run.by_kind:
+            width, colour = run.a_round(way, kind) / MIB, COLOURS[kinds.index(kind) % len(COLOURS)]
+            axes.barh(place, width, left=start, height=0.36, color=colour)
+            start += width
+    axes.set_yticks(places, [f"{run.label}: {way}" for run, way in bars])
+    axes.invert_yaxis()
+    axes.grid(visible=False, axis="y")
+    axes.grid(visible=True, axis="x")
+    axes.set(title="a client and round, by kind", xlabel="MiB")
+    legend_below(axes, columns=3, handles=patches(kinds))

@@ -53,21 +53,7 @@ class MapReader:
         if maps:
             shapes = [value.shape for value in maps.values()]
             return cls(trunk, tuple(maps), tuple(s[1] for s in shapes), tuple(s[2] for s in shapes))
-        count = local.local.shape[1]
-        # a transformer's patches are as many as its tokens, so a finer convolution is a convolutional trunk's
-        convolved = [value for name, value in outputs.items() if isinstance(trunk.get_submodule(name), nn.Conv2d)]
-        finer = dict.fromkeys("x".join(map(str, value.shape[-2:])) for value in convolved if _count(value) > count)
-        if finer:
-            raise ConfigError(
-                f"{what}: the trunk has maps of {', '.join(finer)}, but its {count} positions are the output of none "
-                "of its modules, so a decoder would miss them; let a module give the last map as it is"
-            )
-        side = math.isqrt(count)
-        if side * side not in (count, count - 1) or (local.mask is not None and not bool(local.mask.all())):
-            raise ConfigError(
-                f"{what}: {count} positions are no square grid, so there is no map to segment; give pictures"
-            )
-        return cls(trunk, (), (local.local.shape[-1],), (side,))
+        return cls(trunk, (), (local.local.shape[-1],), (_grid_side(trunk, outputs, local, what),))
 
     @torch.no_grad()
     def __call__(self, x: Tensor) -> list[Float[Tensor, "b c h w"]]:
@@ -117,6 +103,22 @@ def _by_resolution(outputs: _Outputs, local: LocalFeatures) -> _Outputs:
     finer = {tuple(value.shape[-2:]): (name, value) for name, value in outputs.items() if _count(value) > count}
     ordered = sorted(finer.values(), key=lambda entry: _count(entry[1]))
     return {coarsest: outputs[coarsest], **dict(ordered)}
+
+
+def _grid_side(trunk: nn.Module, outputs: _Outputs, local: LocalFeatures, what: str) -> int:
+    count = local.local.shape[1]
+    # a transformer's patches are as many as its tokens, so a finer convolution is a convolutional trunk's
+    convolved = [value for name, value in outputs.items() if isinstance(trunk.get_submodule(name), nn.Conv2d)]
+    finer = dict.fromkeys("x".join(map(str, value.shape[-2:])) for value in convolved if _count(value) > count)
+    if finer:
+        raise ConfigError(
+            f"{what}: the trunk has maps of {', '.join(finer)}, but its {count} positions are the output of none "
+            "of its modules, so a decoder would miss them; let a module give the last map as it is"
+        )
+    side = math.isqrt(count)
+    if side * side not in (count, count - 1) or (local.mask is not None and not bool(local.mask.all())):
+        raise ConfigError(f"{what}: {count} positions are no square grid, so there is no map to segment; give pictures")
+    return side
 
 
 def _count(value: Float[Tensor, "b c h w"]) -> int:

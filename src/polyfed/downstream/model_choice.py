@@ -58,37 +58,37 @@ class ModelChoice:
             ConfigError: contradicting options, a wrong file, no such client, or no server model.
             RunError: no run folder, or no model in it.
         """
-        if self.run is None and self.encoders is None:
-            raise ConfigError("nothing to test: give the folder of a run, or --encoders FILE.yaml")
-        if self.encoders is not None and (self.client or self.which):
-            raise ConfigError("--encoders is a model of its own: leave out --client and --model")
         if self.client is not None and self.which == "best":
             raise ConfigError("--model best is the server's; of a client there is only its last model")
-        settings = None if self.encoders is None else parse_settings(ModelSettings, read_config(self.encoders))
-        if self.run is None:
-            assert self.encoders is not None
-            assert settings is not None
-            return self._without_a_run(settings, self.encoders.stem)
-        run = open_run(self.run, data_dir=self.data_dir, weights_dir=self.weights_dir, device=self.device)
-        if self.encoders is not None and settings is not None:
-            context = run.federation.data.context
-            return _of_run(run, self.encoders.stem, _drawn(settings, context, self.seed), settings, context, ())
+        if self.encoders is not None:
+            return self._described(self.encoders)
+        run = self._run()
+        if run is None:
+            raise ConfigError("nothing to test: give the folder of a run, or --encoders FILE.yaml")
         return _server(run, self.which) if self.client is None else _client(run, self.client)
 
-    def _without_a_run(self, settings: ModelSettings, name: str) -> Opened:
+    def _run(self) -> Run | None:
+        if self.run is None:
+            return None
+        return open_run(self.run, data_dir=self.data_dir, weights_dir=self.weights_dir, device=self.device)
+
+    def _described(self, file: Path) -> Opened:
+        """The model of a file, pretrained where it says so and else drawn at random; with the data of a run, if any."""
+        if self.client or self.which:
+            raise ConfigError("--encoders is a model of its own: leave out --client and --model")
+        settings, run = parse_settings(ModelSettings, read_config(file)), self._run()
         given = {"dir": self.data_dir, "weights_dir": self.weights_dir}
         folders = {key: path.resolve() for key, path in given.items() if path is not None}
         data = DataSettings(sources={}).model_copy(update=folders)
         context = DataContext(data.cache_folder, data.weights_folder, pixels=data.max_pixels)
-        model = _drawn(settings, context, self.seed).to(resolve_device(self.device or "auto"))
+        context = context if run is None else run.federation.data.context
+        with isolated(self.seed, "downstream", "encoders"):
+            model = settings.build({}, context)
+        if run is not None:
+            return _of_run(run, file.stem, model, settings, context, ())
         views = {modality: encoder.view for modality, encoder in settings.encoders.items()}
-        return Opened(FrozenModel(name, model, views, context), data, 2)
-
-
-def _drawn(settings: ModelSettings, context: DataContext, seed: int) -> Model:
-    """The model of a file: pretrained where it says so, the rest drawn at random."""
-    with isolated(seed, "downstream", "encoders"):
-        return settings.build({}, context)
+        model = model.to(resolve_device(self.device or "auto"))
+        return Opened(FrozenModel(file.stem, model, views, context), data, 2)
 
 
 def _server(run: Run, which: str | None) -> Opened:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import cycle
+from itertools import chain, cycle
 from typing import TYPE_CHECKING, Any
 
 from polyfed.reporting.compare import Spread
@@ -22,7 +22,7 @@ _COLUMNS = ["task", "probe", "on", "metric", "mean", "std", "draws", "facts"]
 
 
 @dataclass(frozen=True)
-class Condition:
+class ProbeRow:
     """Metrics under one condition (a share of the data, a client).
 
     Attributes:
@@ -60,23 +60,22 @@ class Outcome:
     """
 
     data: str
-    rows: Sequence[Condition]
+    rows: Sequence[ProbeRow]
     notes: Sequence[str] = ()
 
     def table(self, title: str) -> TextTable:
         """A row a condition; where there are many metrics, a column a condition."""
-        metrics = list(dict.fromkeys(name for row in self.rows for name in row.values))
-        facts = list(dict.fromkeys(name for row in self.rows for name in row.facts))
-        names = [name.replace("_", " ") for name in (*metrics, *facts)]
-        lines = []
-        for row in self.rows:
-            spreads = row.spreads
-            of_metrics = (str(spreads[name]) if name in spreads else "-" for name in metrics)
-            of_facts = (count(row.facts[name]) if name in row.facts else "-" for name in facts)
-            lines.append([row.on, *of_metrics, *of_facts])
-        heads = ["", *names]
+        cells = [
+            {name: str(spread) for name, spread in row.spreads.items()}
+            | {name: count(value) for name, value in row.facts.items()}
+            for row in self.rows
+        ]
+        metrics = dict.fromkeys(chain.from_iterable(row.values for row in self.rows))
+        names = list(metrics | dict.fromkeys(chain.from_iterable(row.facts for row in self.rows)))
+        heads = ["", *(name.replace("_", " ") for name in names)]
+        lines = [[row.on, *(by.get(name, "-") for name in names)] for row, by in zip(self.rows, cells, strict=True)]
         if len(names) > _WIDEST:
-            heads, *lines = (list(column) for column in zip(heads, *lines, strict=True))
+            heads, *lines = map(list, zip(heads, *lines, strict=True))
         return TextTable(title, heads, lines, tuple(self.notes))
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from statistics import fmean
 from typing import NamedTuple, Self
@@ -18,7 +18,7 @@ from polyfed.core.errors import DataError
 from polyfed.data.samples import Samples
 from polyfed.downstream.bench import Bench, computed
 from polyfed.downstream.probe import Probe
-from polyfed.downstream.results import Condition
+from polyfed.downstream.results import ProbeRow
 from polyfed.reporting.recalls import chance_recall
 from polyfed.tasks.recall import ranks, recall_at
 
@@ -122,7 +122,7 @@ class Search(Probe):
             )
         return samples
 
-    def rows(self, bench: Bench, task: str) -> list[Condition]:
+    def rows(self, bench: Bench, task: str) -> list[ProbeRow]:
         """Recalls of each of ``where``."""
         return [self._row(bench, task, name, samples) for name, samples in self.where(bench).items()]
 
@@ -133,7 +133,7 @@ class Search(Probe):
             "the smaller last one if it has two or more. ± over shuffles."
         ]
 
-    def _row(self, bench: Bench, task: str, on: str, samples: Samples) -> Condition:
+    def _row(self, bench: Bench, task: str, on: str, samples: Samples) -> ProbeRow:
         subject = bench.subject
         first, second = (
             Gallery(
@@ -141,7 +141,7 @@ class Search(Probe):
             )
             for name in self.between
         )
-        values: dict[str, list[float]] = {}
+        values: dict[str, list[float]] = defaultdict(list)
         for draw in range(bench.draws or self.draws):
             blocks = random_blocks(len(samples), self.batch, bench.stream(task, draw, f"galleries {on}"))
             held = [samples.matches[index] for index in blocks]
@@ -149,16 +149,23 @@ class Search(Probe):
             recalls = recalls_between([(first.at(index), second.at(index)) for index in blocks], self.cutoffs)
             metrics = self._named(recalls) | {f"chance_r@{k}": value for k, value in by_chance.items()}
             for name, value in metrics.items():
-                values.setdefault(name, []).append(value)
-        a, b = (_distinct(each, samples, name) for each, name in zip((first, second), self.between, strict=True))
-        ways = {"forward": (a, b), "backward": (b, a)}
-        by_way = {way: chance_recalls([x.matches], [y.matches], self.cutoffs) for way, (x, y) in ways.items()}
-        full = self._named(recalls_between([(a, b)], self.cutoffs), "_full")
-        full |= {f"chance_{name}": value for name, value in self._named(by_way, "_full").items()}
-        sizes = Counter(map(len, blocks))
+                values[name].append(value)
+        distinct = {self.between[0]: _distinct(first, samples, self.between[0])}
+        distinct[self.between[1]] = _distinct(second, samples, self.between[1])
+        sizes = [len(index) for index in blocks]
         facts = {"n": len(samples), "batches": len(blocks), "gallery": max(sizes), "last_gallery": min(sizes)}
-        facts |= {f"{name}_gallery_full": len(side.matches) for name, side in zip(self.between, (a, b), strict=True)}
-        return Condition(on, values | {name: [value] for name, value in full.items()}, facts)
+        facts |= {f"{name}_gallery_full": len(gallery.matches) for name, gallery in distinct.items()}
+        return ProbeRow(on, values | self._full(*distinct.values()), facts)
+
+    def _full(self, a: Gallery, b: Gallery) -> dict[str, list[float]]:
+        """Recalls among all, and what chance would give."""
+        by_chance = {
+            "forward": chance_recalls([a.matches], [b.matches], self.cutoffs),
+            "backward": chance_recalls([b.matches], [a.matches], self.cutoffs),
+        }
+        metrics = self._named(recalls_between([(a, b)], self.cutoffs), "_full")
+        metrics |= {f"chance_{name}": value for name, value in self._named(by_chance, "_full").items()}
+        return {name: [value] for name, value in metrics.items()}
 
     def _named(self, recalls: Recalls, suffix: str = "") -> dict[str, float]:
         a, b = self.between

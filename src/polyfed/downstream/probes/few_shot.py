@@ -13,7 +13,7 @@ from polyfed.data.arrow import flat_values
 from polyfed.downstream.bench import Bench, FeatureKind
 from polyfed.downstream.fitting import Fit, Labelled, fit_linear, standardised, stratified
 from polyfed.downstream.probe import Probe, Share, absent_note, class_metrics, require_apart
-from polyfed.downstream.results import Condition, Outcome
+from polyfed.downstream.results import Outcome, ProbeRow
 
 
 class FewShot(Probe):
@@ -96,7 +96,7 @@ class FewShot(Probe):
                 for name, value in self._score(few, validation, test, len(names), stream).items():
                     values.setdefault(name, []).append(value)
             facts = {"n": len(chosen), "n_train": len(train.y), "n_test": len(test.y)}
-            rows.append(Condition(f"{100 * share:g} %", values, facts))
+            rows.append(ProbeRow(f"{100 * share:g} %", values, facts))
         notes = [f"Features: {kind}, width {train.x.shape[1]}. ± over draws.", *absent_note(test.y, names)]
         return Outcome(f"{'+'.join(self._sources)}.{self.target}", rows, notes)
 

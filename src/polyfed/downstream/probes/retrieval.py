@@ -10,7 +10,7 @@ from pydantic import Field
 from polyfed.core.errors import DataError
 from polyfed.data.samples import Samples
 from polyfed.downstream.bench import Bench
-from polyfed.downstream.results import Condition, Outcome
+from polyfed.downstream.results import Outcome, ProbeRow
 from polyfed.downstream.search import Search, can_be_missed
 
 
@@ -65,7 +65,7 @@ class RetrievalProbe(Search):
         return {name: tests for name, tests in every.items() if set(self.between) <= set(tests.inputs) and len(tests)}
 
 
-def _over_clients(rows: Sequence[Condition]) -> list[Condition]:
+def _over_clients(rows: Sequence[ProbeRow]) -> list[ProbeRow]:
     """Mean over clients, worst client and disparity of every metric, draw by draw."""
     summaries: dict[str, Callable[[Sequence[float]], float]] = {
         "mean over clients": fmean,
@@ -74,8 +74,6 @@ def _over_clients(rows: Sequence[Condition]) -> list[Condition]:
     }
     by_metric = {metric: list(zip(*(row.values[metric] for row in rows), strict=True)) for metric in rows[0].values}
     return [
-        Condition(
-            on, {metric: list(map(summary, draws)) for metric, draws in by_metric.items()}, {"clients": len(rows)}
-        )
+        ProbeRow(on, {metric: list(map(summary, draws)) for metric, draws in by_metric.items()}, {"clients": len(rows)})
         for on, summary in summaries.items()
     ]

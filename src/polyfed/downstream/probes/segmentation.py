@@ -20,7 +20,7 @@ from polyfed.downstream.bench import Bench
 from polyfed.downstream.fitting import Fit, fit_decoder, logits_of
 from polyfed.downstream.maps import MappedPictures, MapReader
 from polyfed.downstream.probe import Probe, Share, require_apart
-from polyfed.downstream.results import Condition, Outcome
+from polyfed.downstream.results import Outcome, ProbeRow
 from polyfed.losses.segmentation import focal_dice
 from polyfed.tasks.dice import mean_dice
 
@@ -107,7 +107,7 @@ class Segmentation(Probe):
             values = {"dice": [each.dice for each in scores], "mean_mask": [each.mean_mask for each in scores]}
             facts = {"n": scores[0].trained, "n_train": len(sets.train), "n_test": len(sets.test)}
             facts |= {"held_out": scores[0].held} if isinstance(validation, float) else {}
-            rows.append(Condition(f"{100 * share:g} %", values, facts))
+            rows.append(ProbeRow(f"{100 * share:g} %", values, facts))
         how = f"skips at {', '.join(map(str, reader.sides))} px" if reader.modules else f"grid {reader.sides[0]}"
         data = f"{self.source}.{self.mask} at {self._size(bench, task)} px"
         return Outcome(data, rows, [f"Decoder: {how}. ± over draws."])

@@ -14,7 +14,7 @@ from polyfed.data.arrow import fingerprint_of
 from polyfed.data.source import Column
 from polyfed.downstream.bench import Bench, FrozenModel
 from polyfed.downstream.probe import Probe, absent_note, class_metrics
-from polyfed.downstream.results import Condition, Outcome
+from polyfed.downstream.results import Outcome, ProbeRow
 
 
 class ZeroShot(Probe):
@@ -76,7 +76,7 @@ class ZeroShot(Probe):
         others = (cosines.sum(1, keepdim=True) - cosines) / (len(names) - 1)
         values = {name: [value] for name, value in class_metrics(cosines - others, labels).items()}
         prompts = sum(len(self.texts(name)) for name in names)
-        row = Condition(self.split, values, {"n_test": len(labels), "prompts": prompts})
+        row = ProbeRow(self.split, values, {"n_test": len(labels), "prompts": prompts})
         return Outcome(f"{self.source}.{self.target}", [row], absent_note(labels, names))
 
     def texts(self, name: str) -> list[str]:
