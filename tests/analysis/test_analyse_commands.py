@@ -75,7 +75,7 @@ def test_an_interrupted_series_says_how_to_go_on(analyse: Cli, config: Path, mon
     assert (code, err) == (130, "interrupted; continue with the same command\n")
 
 
-def test_scaling_runs_prints_and_writes(analyse: Cli, config: Path) -> None:
+def test_scaling_runs_prints_and_writes(analyse: Cli, config: Path, started: list[str]) -> None:
     code, out, err = analyse("scaling", config, "--groups", "image+text", "--seeds", "0,1", "--out", "there")
     assert (code, err) == (0, "")
     assert "1: image and text" in out
