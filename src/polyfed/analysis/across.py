@@ -125,6 +125,7 @@ def run_across(opened: Simulated) -> Across:
     with cpu_threads(opened.experiment.run.threads):
         for models, is_kept in ((opened.globals(), False), (map(opened.kept, opened.keepers), True)):
             for trained in models:
+                # models of other tasks, modalities or classes have judges, and so a table, of their own
                 if members := opened.judges(trained):
                     figures = opened.figures(trained, members)
                     at_clients = Judged(trained.name, trained.round, is_kept, figures)
@@ -174,6 +175,6 @@ def draw_across(across: Across) -> Figure:
             values = [[*model.values(name), mean_of(model.figures, name)] for model in table.rows]
             heat_map(axes, values, [model.name for model in table.rows], [*table.clients, "average"], digits=1)
             axes.set_title(name)
-        for axes in line[len(names) :]:
+        for axes in line[len(names) :]:  # a task with a single figure
             axes.set_axis_off()
     return drawing

@@ -98,6 +98,7 @@ def chosen_tensors(model: Model, part: str, depth: int | Mapping[str, int] | Non
 def _stack(modality: str, encoder: nn.Module) -> tuple[str, str, int]:
     """Prefix of the innermost trunk within the encoder, name of its list of layers, and their number."""
     prefix, inner = "", encoder
+    # an aligned encoder has a trunk that has one itself
     while isinstance(trunk := getattr(inner, _INNER, None), nn.Module):
         prefix, inner = f"{prefix}{_INNER}.", trunk
     for name, module in inner.named_modules():

@@ -126,6 +126,7 @@ def run_distortion(
             raise ConfigError(
                 f"algorithm '{name}' has no local_epochs to go by; say with --steps how long clients train"
             )
+        # a method that counts a round in steps does as many, in however many passes
         plan = replace(plan, steps=getattr(algorithm, "local_steps", None), epochs=int(epochs))
     with cpu_threads(opened.experiment.run.threads):
         trained = opened.trained(of)
@@ -148,6 +149,7 @@ def run_distortion(
 def similarity(participant: Participant, samples: Samples) -> float:
     """Mean cosine of a sample's representations in two modalities: over samples, then over pairs of modalities."""
     values = [of_modality.double() for of_modality in participant.represent(samples).values()]
+    # of unit vectors, so that products are cosines
     means = [torch.linalg.vecdot(first, second).mean() for first, second in combinations(values, 2)]
     return float(torch.stack(means).mean())
 

@@ -35,7 +35,7 @@ def mean_embedding(
     total, number = torch.zeros(0, dtype=torch.float64), 0
     for batch in batches:
         rows = F.normalize(batch.double(), dim=-1) if normalise else batch.double()
-        total = rows.sum(0) + (total if number else 0)
+        total = rows.sum(0) + (total if number else 0)  # the width is known from the first batch on
         number += len(rows)
     if number == 0 or not bool(total.isfinite().all()):
         raise DataError(f"{number} embeddings have no finite mean; look for an empty data set or NaN in the encoder")

@@ -196,6 +196,7 @@ def modality_drift(modality: str, participants: Sequence[Represented], method: s
     values = [participant.values[modality] for participant in participants]
     widths = [rows.shape[1] for rows in values]
     mapped = tuple(place for place, width in enumerate(widths) if width == max(widths, key=widths.count))
+    # widths that differ have no common map
     shown = torch.stack([values[place] for place in mapped])[:, : max(1, _POINTS // len(mapped))]
     return ModalityDrift(
         modality=modality,

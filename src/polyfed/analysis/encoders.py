@@ -137,9 +137,10 @@ def load_encoders(
                     f"features.{modality}: view '{view.component_name()}' gives {list(spec.shape)} a sample, not a "
                     "vector; use view features with pool cls, mean or pooled, or give encoders under 'model'"
                 )
+        # frozen features are embeddings already
         return Encoders(settings.name, data, settings.features, context, lambda _, x: x, place, settings.batch)
     views = {modality: encoder.view for modality, encoder in settings.model.encoders.items()}
-    with isolated(settings.seed, "gap"):
+    with isolated(settings.seed, "gap"):  # what is not pretrained depends on the seed alone
         model = settings.model.build({}, context).to(place).eval()
     return Encoders(settings.name, data, views, context, model.embed, place, settings.batch)
 

@@ -141,6 +141,7 @@ def run_features(
     assert isinstance(task, Classification)
     with cpu_threads(run.experiment.run.threads):
         tables, numbered = _tables(clients, algorithm, member, samples)
+        # the head goes to where the tables are
         labels, head = numbered.targets[task.target].long(), model.heads[member.head].cpu()
         kinds, units = {}, {}
         for kind, table in tables.items():
@@ -234,6 +235,7 @@ def _guidance(
         raise ConfigError(f"client '{member.id}' has received no encoders of the server; choose another --client")
     model = run.federation.shared_model(run.experiment.server.model)
     own = set(model.state_dict())
+    # encoders of modalities that the client lacks were not sent; they stay as initialised, and unused
     model.load_state_dict({name: value for name, value in weights.items() if name in own}, strict=False)
     test = run.federation.test(member, run.experiment.server.model)
     assert test is not None

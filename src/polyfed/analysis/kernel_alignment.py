@@ -45,6 +45,7 @@ def linear_cka(representations: Sequence[Float[Tensor, "n _"]]) -> Float[Tensor,
         kernels[:, torch.arange(len(rows)), rows] = 0
         flat = kernels.flatten(1)
         products += flat @ flat.T
+    # unbiased estimates of unrelated sets may be below 0
     norms = products.diagonal().clamp(min=0).sqrt()
     return (products / (norms[:, None] * norms)).clamp(-1, 1)
 

@@ -58,6 +58,7 @@ def loss_surface(
         try:
             for i, a in enumerate(axis.tolist()):
                 for j, b in enumerate(axis.tolist()):
+                    # the middle is the model itself, without a rounding
                     put(home + a * directions[0] + b * directions[1] if a or b else home)
                     values[i, j] = sum(float(loss()) for loss in losses) / len(losses)
         finally:
@@ -176,7 +177,7 @@ def _shuffled_batches(server: ServerModel, most: int, size: int) -> tuple[str, l
 def _has_targets(server: ServerModel, samples: Samples) -> bool:
     """Whether the server's task has what it needs in the samples."""
     try:
-        with isolated("landscape"):
+        with isolated("landscape"):  # a head that is built draws its weights
             server.saved.task.head(server.saved.settings.dim, samples)
     except ConfigError:
         return False

@@ -170,7 +170,7 @@ class Retrainer:
                 done = 0 if plan.steps == 0 else participant.fit(samples, epochs=plan.epochs, steps=plan.steps)
             if not done and plan.steps != 0:
                 raise DataError(f"the {len(samples)} samples of '{name}' make no batch to train on; leave it out")
-            model.zero_grad(set_to_none=True)
+            model.zero_grad(set_to_none=True)  # memory that judging has better use for
             model.eval()
             yield done
         finally:
@@ -212,7 +212,7 @@ def run_retraining(opened: Simulated, of: str, on: str, plan: Plan | None = None
     """
     plan = plan or Plan()
     rows: list[Retrained] = []
-    with cpu_threads(opened.experiment.run.threads):
+    with cpu_threads(opened.experiment.run.threads):  # as in the run, whose sums depend on their number
         members = _judges(opened, of, on)
         for trained in _models(opened, of):
             retrainer = Retrainer(opened, trained, plan)
@@ -290,6 +290,7 @@ def retraining_tables(retraining: Retraining) -> list[TextTable]:
     tables = []
     for name in retraining.figures[:SHOWN_FIGURES]:
         lines: list[Sequence[str]] = []
+        # each model has a line of its own, then one for each set that it was re-trained on
         for of, rows in groupby(retraining.rows, key=lambda row: (row.of, row.round, row.before)):
             lines.append((f"{of[0]}, round {of[1]}", *figure_cells(of[2], name)))
             for row in rows:

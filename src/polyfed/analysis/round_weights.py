@@ -155,6 +155,7 @@ def run_weights(
             channel, array = name.removeprefix(_PREFIX), rounds[number]
             chosen = _chosen_samples(channel, array.values.shape[1], samples, at)
             of_clients = tuple(kinds.get(client, "clients") for client in array.clients)
+            # NaN: nobody contributed to the sample
             values = np.nan_to_num(array.values, nan=0.0)
             channels.append(ChannelWeights(channel, number, array.clients, of_clients, values, chosen))
     return RunWeights(records.name, tuple(channels))
@@ -204,6 +205,7 @@ def draw_round_weights(weights: RunWeights) -> Figure:
     axes = drawing.subplots(len(weights.channels), 2, squeeze=False, width_ratios=(3, 2))
     kinds = list(dict.fromkeys(kind for each in weights.channels for kind in each.kinds))
     for (left, right), each in zip(axes, weights.channels, strict=True):
+        # many samples have no names at the axis, nor figures in their cells
         chosen = [str(place) for place in each.chosen] if len(each.chosen) <= MOST_WRITTEN else []
         values = each.values[:, each.chosen]
         heat_map(left, values, each.clients, chosen, limits=(0, float(values.max())), label="weight")

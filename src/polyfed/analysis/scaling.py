@@ -45,6 +45,7 @@ def scaling_experiments(experiment: Experiment, steps: Steps) -> dict[str, Exper
         raise ConfigError(f"groups: step {[bool(step) for step in steps].index(False) + 1} names no group")
     require_groups(experiment, [name for step in steps for name in step], "groups")
     labels = ["0-none", *(f"{number}-{'+'.join(step)}" for number, step in enumerate(steps, start=1))]
+    # the runs differ in what is left out, so that groups that no step names are in all of them
     missing = [[name for step in steps[number:] for name in step] for number in range(len(steps) + 1)]
     return {label: without(experiment, left_out, label) for label, left_out in zip(labels, missing, strict=True)}
 

@@ -49,6 +49,7 @@ class Trial:
     @property
     def complete(self) -> bool:
         """Whether its last round is on disk."""
+        # a run that was killed has begun, and may have complete rounds
         newest = open_run(self.folder).newest_checkpoint if self.begun else None
         return newest is not None and newest.round == self.experiment.run.rounds
 
@@ -157,7 +158,7 @@ def planned_trials(experiments: Mapping[str, Experiment], seeds: Sequence[int], 
         for seed in seeds:
             seeded = experiment.model_copy(update={"run": experiment.run.model_copy(update={"seed": seed})})
             trials.append(Trial(label, seeded, out / f"{label}-seed{seed}"))
-            trials[-1].require_sound()
+            trials[-1].require_sound()  # before any run: a series may take days
     return trials
 
 

@@ -63,6 +63,7 @@ def shapley_values(utility: Mapping[frozenset[str], float]) -> dict[str, float]:
                 f"{2 ** len(players)} coalitions of: {', '.join(players) or 'nobody'}"
             )
     n = len(players)
+    # |S|! (n - |S| - 1)! / n! is one over n times the number of coalitions of that size among the others
     return {
         player: math.fsum(
             (utility[coalition | {player}] - utility[coalition]) / (n * math.comb(n - 1, len(coalition)))

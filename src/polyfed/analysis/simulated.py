@@ -112,6 +112,7 @@ class Simulated:
         if server is not None:
             yield server
         for kind, weights in self.run.global_weights.items():
+            # a server that is the average of a type is not judged twice
             if server is None or not _holds(weights, server.model.state_dict()):
                 yield self._global(kind)
 
@@ -186,6 +187,7 @@ class Simulated:
 
     def train(self, trained: TrainedModel, member: Member) -> Samples:
         """A client's training samples in the views of a model."""
+        # None: the client's own views, which are open already
         return self.federation.train(member, None if member.model == trained.settings else trained.settings)
 
     def test(self, trained: TrainedModel, member: Member) -> Samples:
@@ -202,6 +204,7 @@ class Simulated:
         """The model at work: with a fresh optimiser, at the learning rate and the random draws of the next round."""
         run, number = self.experiment.run, trained.round + 1
         epochs = self.experiment.algorithm.epochs_a_round
+        # a schedule ends with the run: the round after its last has the last rate
         return Participant(
             name=name,
             load_model=lambda weights: loaded(trained.model, weights),
@@ -228,7 +231,7 @@ class Simulated:
         by_client: dict[str, _T] = {}
         for name, member in members.items():
             test = self.test(trained, member)
-            if id(test) not in by_samples:
+            if id(test) not in by_samples:  # a group may have one test set
                 by_samples[id(test)] = measure(self.participant(trained, name, member.settings.training), test)
             by_client[name] = by_samples[id(test)]
         return by_client

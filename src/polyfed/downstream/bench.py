@@ -50,6 +50,7 @@ class FrozenModel:
     _trunks: dict[str, nn.Module | None] = field(default_factory=dict, repr=False, compare=False)
 
     def __post_init__(self) -> None:
+        # frozen in earnest: no dropout, fixed batch statistics, and no graph behind features
         self.model.requires_grad_(False).eval()
 
     @property
@@ -107,6 +108,7 @@ def computed(
     """
     if not len(samples):
         raise DataError(f"{what} has no samples")
+    # siblings share a picture: each is encoded once
     rows, place = samples.rows[modality].unique(return_inverse=True)  # type: ignore[no-untyped-call]
     load = samples.inputs[modality]
     parts = [function(load(part).to(subject.device)).float().cpu() for part in torch.split(rows, subject.batch)]
@@ -150,7 +152,7 @@ class Bench:
             raise ConfigError(f"no source '{source}' in the suite or the run; {nearest(source, self.data.sources)}")
         if (source, name) not in self._splits:
             opened = self.data.sources[source].open(name, name=source, data_dir=self.data.data_folder)
-            self._splits[source, name] = opened
+            self._splits[source, name] = opened  # tasks of a suite share their data
         return self._splits[source, name]
 
     def require(

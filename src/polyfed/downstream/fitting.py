@@ -39,7 +39,7 @@ def stratified(labels: Int64[Tensor, " n"], share: float, generator: torch.Gener
     order = torch.randperm(len(labels), generator=generator)
     kept = []
     for label in labels.unique().tolist():  # type: ignore[no-untyped-call]
-        own = order[labels[order] == label]
+        own = order[labels[order] == label]  # the class in random order
         kept.append(own[: max(1, round(share * len(own)))])
     return torch.cat(kept).sort().values
 
@@ -47,7 +47,7 @@ def stratified(labels: Int64[Tensor, " n"], share: float, generator: torch.Gener
 def standardised(train: Float[Tensor, "n d"], *others: Float[Tensor, "_ d"]) -> list[Tensor]:
     """All with the mean and standard deviation of ``train``, by dimension; a constant dimension is only centred."""
     mean, spread = train.mean(0), train.std(0, correction=0)
-    spread = spread.where(spread > 0, 1.0)
+    spread = spread.where(spread > 0, 1.0)  # a unit that never fires would divide by 0
     return [(x - mean) / spread for x in (train, *others)]
 
 
@@ -81,6 +81,7 @@ def fit_module(
         if validation is None:
             continue
         waited += 1
+        # NaN is below nothing, so a diverged epoch counts as waiting
         if (value := validation()) < lowest:
             lowest, waited = value, 0
             best = {name: tensor.detach().clone() for name, tensor in module.state_dict().items()}

@@ -61,6 +61,7 @@ class MapReader:
         if not self.modules:
             local: LocalFeatures = self.trunk(x)
             side = self.sides[0]
+            # without the summary that may come before the patches
             return [local.local[:, -side * side :].transpose(1, 2).reshape(len(x), -1, side, side)]
         outputs, _ = _watched(self.trunk, x, self.modules)
         return [outputs[name] for name in self.modules]
@@ -156,6 +157,7 @@ class MappedPictures:
         self.all = torch.arange(len(masks))
         self._held: list[Tensor] | None = None
         bytes_each = sum(4 * c * side**2 for c, side in zip(reader.channels, reader.sides, strict=True))
+        # a frozen encoder gives the same maps in every epoch
         if bytes_each * len(masks) <= memory:
             computed = [[x.cpu() for x in self._computed(index)] for index in torch.split(self.all, 64)]
             self._held = [torch.cat(values) for values in zip(*computed, strict=True)]

@@ -84,7 +84,7 @@ class ModelChoice:
         context = context if run is None else run.federation.data.context
         with isolated(self.seed, "downstream", "encoders"):
             model = settings.build({}, context)
-        if run is not None:
+        if run is not None:  # whose clients' test samples can then be searched
             return _of_run(run, file.stem, model, settings, context, ())
         views = {modality: encoder.view for modality, encoder in settings.encoders.items()}
         model = model.to(resolve_device(self.device or "auto"))
@@ -98,7 +98,7 @@ def _server(run: Run, which: str | None) -> Opened:
     server = run.server_model(which)
     title = f"{run.name}, {server.which} server model (round {server.round})"
     opened = _of_run(run, title, server.model, server.saved.settings, server.context, _trained_on(run))
-    server.warn_if_untrained()
+    server.warn_if_untrained()  # when nothing can be refused any more
     return opened
 
 

@@ -62,7 +62,7 @@ def require_apart(train: str, validation: str | float | None, test: Sequence[str
 
 def class_metrics(scores: Float[Tensor, "n c"], labels: Int64[Tensor, " n"]) -> dict[str, float]:
     """Accuracy, balanced accuracy and AUROC in percent; ties count against the model, in AUROC as a half."""
-    ranks = label_ranks(scores, labels)
+    ranks = label_ranks(scores, labels)  # ranked once for all that depends on ranks
     return {
         "accuracy": float(top(ranks, 1)),
         "balanced_accuracy": float(balanced_accuracy(predictions(scores, labels, ranks), labels, scores.shape[1])),

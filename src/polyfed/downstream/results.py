@@ -74,7 +74,7 @@ class Outcome:
         names = list(metrics | dict.fromkeys(chain.from_iterable(row.facts for row in self.rows)))
         heads = ["", *(name.replace("_", " ") for name in names)]
         lines = [[row.on, *(by.get(name, "-") for name in names)] for row, by in zip(self.rows, cells, strict=True)]
-        if len(names) > _WIDEST:
+        if len(names) > _WIDEST:  # a terminal is taller than it is wide
             heads, *lines = map(list, zip(heads, *lines, strict=True))
         return TextTable(title, heads, lines, tuple(self.notes))
 

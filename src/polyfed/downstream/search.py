@@ -144,6 +144,7 @@ class Search(Probe):
         values: dict[str, list[float]] = defaultdict(list)
         for draw in range(bench.draws or self.draws):
             blocks = random_blocks(len(samples), self.batch, bench.stream(task, draw, f"galleries {on}"))
+            # in a batch everybody searches, and is searched
             held = [samples.matches[index] for index in blocks]
             by_chance = chance_recalls(held, held, self.cutoffs)
             recalls = recalls_between([(first.at(index), second.at(index)) for index in blocks], self.cutoffs)

@@ -94,7 +94,7 @@ def run_suite(
     if not todo:
         task, reason = next(iter(left_out.items()))
         raise ConfigError(f"no task suits: {task}: {reason}; choose another suite or model")
-    for task, probe in todo.items():
+    for task, probe in todo.items():  # all, before any of them works for minutes
         probe.check(bench, task)
     outcomes = {}
     for task, probe in todo.items():

@@ -92,6 +92,7 @@ class FewShot(Probe):
             values: dict[str, list[float]] = {}
             for draw in range(bench.draws or self.draws):
                 chosen = stratified(train.y, share, bench.stream(task, draw, f"share {share:g}"))
+                # shares of one draw see their samples in one order
                 few, stream = Labelled(train.x[chosen], train.y[chosen]), bench.stream(task, draw, "order")
                 for name, value in self._score(few, validation, test, len(names), stream).items():
                     values.setdefault(name, []).append(value)
@@ -141,4 +142,5 @@ class FewShot(Probe):
             validation = middle[0] if middle else None
         fit = Fit(self.lr, self.weight_decay, self.epochs, self.patience, self.batch_size)
         scores = fit_linear(few, validation, classes, fit, stream)(test.x).detach()
+        # of two classes AUROC goes by the difference of the logits, of more by the chances
         return class_metrics(scores.softmax(1) if classes > 2 else scores, test.y)

@@ -39,7 +39,7 @@ class RetrievalProbe(Search):
         """
         if self.source is not None:
             bench.require(task, self.source, [self.split], self.between)
-        if not self.where(bench):
+        if not self.where(bench):  # of a source this raises, and says why
             both = " and ".join(self.between)
             raise DataError(f"tasks.{task}: no client has two test samples with {both} that do not answer each other")
 

@@ -133,6 +133,7 @@ class Segmentation(Probe):
 
     def _masks(self, bench: Bench, task: str, split: str) -> Inputs:
         """The masks of a split, decoded into the cache at first use."""
+        # masks are resized or cropped as the pictures are
         fit = cast(ImageFit, getattr(bench.subject.views[self.modality], "fit", "squash"))
         view = Masks(size=self._size(bench, task), fit=fit)
         return view.open(bench.split(self.source, split).read(self.mask), self.mask, bench.subject.context)
@@ -159,6 +160,7 @@ class Segmentation(Probe):
         held, few = few[:count], few[count:]
         watched, rows = (sets.train, held) if sets.validation is None else (sets.validation, sets.validation.all)
         fit = Fit(self.lr, self.weight_decay, self.epochs, self.patience, self.batch_size)
+        # a decoder's initial weights depend on the draw and the share alone, not on which tasks came before
         with isolated(bench.seed + draw, "downstream", task, f"decoder {share:g}"):
             decoder = reader.decoder(self.decoder, sets.test.masks.shape[-1]).to(bench.subject.device)
 

@@ -73,6 +73,7 @@ class ZeroShot(Probe):
         x = F.normalize(bench.features(self.source, self.split, self.modality, "embedding"), dim=-1)
         labels = bench.labels(self.source, self.split, self.modality, self.target)
         cosines = x @ weights.T
+        # a picture may be near all prompts; what tells classes apart is by how much more to one
         others = (cosines.sum(1, keepdim=True) - cosines) / (len(names) - 1)
         values = {name: [value] for name, value in class_metrics(cosines - others, labels).items()}
         prompts = sum(len(self.texts(name)) for name in names)
@@ -90,6 +91,7 @@ class ZeroShot(Probe):
     def _class_vector(self, subject: FrozenModel, name: str) -> Float[Tensor, " d"]:
         texts = self.texts(name)
         values = pa.chunked_array([pa.array(texts, pa.string())])
+        # a column of its own, so that prompts are tokenised and cached as any text is
         column = Column(values, fingerprint_of("prompts", *texts), f"prompts of '{name}'")
         rows = subject.views[self.prompts].open(column, self.prompts, subject.context)
         units = subject.model.represent(self.prompts, rows(torch.arange(len(texts))).to(subject.device)).cpu()
