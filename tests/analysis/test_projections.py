@@ -95,6 +95,7 @@ def test_fewer_points_than_dimensions_and_points_without_width() -> None:
         (lambda: lda(torch.ones(3, 4), torch.zeros(3)), "no discriminant axes of 3 points in 1 classes"),
         (lambda: lda(torch.ones(0, 4), torch.zeros(0)), "no discriminant axes of 0 points in 0 classes"),
         (lambda: lda(torch.full((3, 4), math.nan), torch.arange(3)), "finite values"),
+        (lambda: lda(torch.ones(3, 1), torch.arange(3)), "3 classes and 1 dimensions"),
     ],
 )
 def test_what_has_no_projection(call, message: str) -> None:

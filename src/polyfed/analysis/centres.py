@@ -53,7 +53,7 @@ class GroupMap:
         points: coordinates of at most 200 representations of each group [m, 2].
         labels: group number of each point [m].
         places: coordinates of the groups' centres [g, 2].
-        ratios: variance between over variance within groups along the two axes [2].
+        ratios: variance between over (shrunk) variance within groups along the two axes [2].
     """
 
     groups: tuple[int, ...]
@@ -69,11 +69,10 @@ class GroupMap:
         codes = torch.repeat_interleave(torch.arange(len(groups)), sizes)
         projected = lda(torch.cat(list(groups.values())), codes)
         means, _ = class_means(projected, codes)
-        between = (means[codes] - projected.mean(0)).square().mean(0)
-        within = (projected - means[codes]).square().mean(0)
+        ratios = (means[codes] - projected.mean(0)).square().mean(0)  # of axes with unit variance within
         points = torch.cat([rows[:_POINTS] for rows in torch.split(projected, sizes.tolist())])
         labels = torch.repeat_interleave(numbers, sizes.clamp(max=_POINTS))
-        return cls(tuple(groups), points, labels, means, between / within)
+        return cls(tuple(groups), points, labels, means, ratios)
 
 
 @dataclass(frozen=True)
@@ -239,5 +238,5 @@ def draw_centres(runs: Sequence[Centres]) -> Figure:
             panel.scatter(points[:, 0], points[:, 1], s=8, alpha=0.35, linewidths=0, **looks[name])
             handles[name] = panel.scatter([x], [y], s=110, edgecolors="black", linewidths=1, **looks[name])
     if len(names) <= _NAMED:
-        drawing.legend(list(handles.values()), list(handles), loc="outside lower left", ncols=min(4, len(names)))
+        drawing.legend(list(handles.values()), list(handles), loc="outside lower left", ncols=2 * len(runs))
     return drawing
