@@ -59,14 +59,10 @@ def test_models_and_runs_that_are_not_there(fedavg_run: Path, tmp_path: Path) ->
         opened.trained("imge")
     with pytest.raises(RunError, match="is no run folder"):
         Simulated(open_run(tmp_path))
-    nobody = replace(opened.trained("server"), settings=opened.trained("image").settings)
+    image = opened.trained("image")
+    nobody = replace(opened.trained("server"), settings=image.settings)
     with pytest.raises(ConfigError, match=r"no client of .* has test samples of the task, modalities and classes"):
         opened.require_judges(nobody)
-
-
-def test_other_classes_are_not_judged(fedavg_run: Path) -> None:
-    opened = Simulated(open_run(fedavg_run))
-    image = opened.trained("image")
     assert opened.judges(replace(image, classes={"label": ("other",)})) == {}
 
 
@@ -238,14 +234,11 @@ def test_what_cannot_be_retrained(fedavg_run: Path, of: str, on: str, plan: Plan
         run_retraining(Simulated(open_run(fedavg_run)), of, on, plan)
 
 
-def test_layers_without_parameters_to_train(fedavg_run: Path) -> None:
+def test_layers_that_are_not_there_or_hold_nothing_to_train(fedavg_run: Path, tiny_run: Path) -> None:
     opened = Simulated(open_run(fedavg_run))
-    subject = opened.trained("server")
-    subject.model.requires_grad_(False)
+    server = opened.trained("server")
+    server.model.requires_grad_(False)
     with pytest.raises(ConfigError, match="--layers all: 'server' has no parameters to train in them"):
-        Retrainer(opened, subject, Plan())
-
-
-def test_bags_have_no_layers(tiny_run: Path) -> None:
+        Retrainer(opened, server, Plan())
     with pytest.raises(ConfigError, match=r"the encoder of 'text' .* has no layers to tell shallow from deep"):
         run_retraining(Simulated(open_run(tiny_run)), "server", "each", Plan("deep"))

@@ -64,17 +64,20 @@ def cli(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp
     return call
 
 
+def _finished(tiny_run: Path, folder: Path, **changes: Any) -> Path:
+    content = yaml.safe_load((tiny_run / "config.yaml").read_text()) | {"server": None} | changes
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("polyfed.reporting.reported.draw_all", lambda records: None)  # takes longer than all the rest
+        return run_experiment(Experiment.load(content), folder).folder
+
+
 @pytest.fixture(scope="session")
 def local_run(tiny_run: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Folder of a finished run of clients that keep their models, without a server; not to be changed."""
-    content = yaml.safe_load((tiny_run / "config.yaml").read_text())
-    content |= {"algorithm": "local", "server": None}
-    return run_experiment(Experiment.load(content), tmp_path_factory.mktemp("local") / "run").folder
+    return _finished(tiny_run, tmp_path_factory.mktemp("local") / "run", algorithm="local")
 
 
 @pytest.fixture(scope="session")
 def typed_run(tiny_run: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Folder of a finished run of FedAvg without a server model: the weights are those of types; likewise."""
-    content = yaml.safe_load((tiny_run / "config.yaml").read_text())
-    content |= {"server": None}
-    return run_experiment(Experiment.load(content), tmp_path_factory.mktemp("typed") / "run").folder
+    return _finished(tiny_run, tmp_path_factory.mktemp("typed") / "run")

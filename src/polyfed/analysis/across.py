@@ -54,7 +54,7 @@ class JudgedModels:
 
     Attributes:
         clients: those, in client order.
-        models: global ones first.
+        models: global ones, then kept ones, and the mean of the kept ones at each client where there are several.
     """
 
     clients: tuple[str, ...]
@@ -65,29 +65,12 @@ class JudgedModels:
         """Names of the figures."""
         return tuple(next(iter(self.models[0].figures.values())))
 
-    @property
-    def local(self) -> Judged | None:
-        """Mean of the kept models at each client; None if there are not several."""
-        kept = [model for model in self.models if model.is_kept]
-        if len(kept) < 2:
-            return None
-        means = {
-            client: {name: fmean(model.figures[client][name] for model in kept) for name in self.names}
-            for client in self.clients
-        }
-        return Judged("mean of clients", max(model.round for model in kept), True, means)
-
-    @property
-    def rows(self) -> tuple[Judged, ...]:
-        """The models, then the mean of the kept ones."""
-        return self.models if self.local is None else (*self.models, self.local)
-
     def to_json(self) -> dict[str, Any]:
         """All figures."""
         models = [
             {"name": model.name, "round": model.round, "kept": model.is_kept, "figures": model.figures}
             | {"summary": {name: model.summary(name) for name in self.names}}
-            for model in self.rows
+            for model in self.models
         ]
         return {"clients": self.clients, "models": models}
 
@@ -134,14 +117,25 @@ def run_across(opened: Simulated) -> Across:
         raise ConfigError(
             f"run '{opened.run.folder}' has no model, global or kept, that any client with test samples can judge"
         )
-    tables = tuple(JudgedModels(clients, tuple(models)) for clients, models in judged.items())
+    tables = tuple(JudgedModels(clients, (*models, *_mean_of_kept(models))) for clients, models in judged.items())
     return Across(opened.run.name, tables, opened.is_server_untrained)
+
+
+def _mean_of_kept(models: Sequence[Judged]) -> list[Judged]:
+    kept = [model for model in models if model.is_kept]
+    if len(kept) < 2:
+        return []
+    means = {
+        client: {name: fmean(model.figures[client][name] for model in kept) for name in figures}
+        for client, figures in kept[0].figures.items()
+    }
+    return [Judged("mean of clients", max(model.round for model in kept), True, means)]
 
 
 def across_rows(across: Across) -> Iterator[Sequence[object]]:
     """For a CSV file: one row for each model, client and figure."""
     for table in across.tables:
-        for model in table.rows:
+        for model in table.models:
             for client, at in model.figures.items():
                 for name, value in at.items():
                     yield model.name, model.round, model.is_kept, client, name, value
@@ -151,14 +145,15 @@ def across_tables(across: Across) -> list[TextTable]:
     """For each set of clients one table a figure."""
     tables = []
     for table in across.tables:
-        is_told = across.is_server_untrained and SERVER in (model.name for model in table.models)
-        notes = ("The server's model is as it was initialised: the method does not train it.",) if is_told else ()
+        untrained = across.is_server_untrained and SERVER in (model.name for model in table.models)
+        notes = ("The server's model is as it was initialised: the method does not train it.",) if untrained else ()
         columns = ("model", *table.clients, "average", "worst", "disparity")
         for name in table.names[:SHOWN_FIGURES]:
             rows = [
-                (model.name, *map(figure, (*model.values(name), *model.summary(name).values()))) for model in table.rows
+                (model.name, *map(figure, (*model.values(name), *model.summary(name).values())))
+                for model in table.models
             ]
-            galleries = gallery_notes(table.rows[0].figures, name)
+            galleries = gallery_notes(table.models[0].figures, name)
             tables.append(TextTable(f"{across.run}: {name} at each client", columns, rows, (*notes, *galleries)))
     return tables
 
@@ -167,13 +162,13 @@ def across_tables(across: Across) -> list[TextTable]:
 def draw_across(across: Across) -> Figure:
     """A row for each set of clients: every model at every client, a map a figure."""
     widest = max(len(table.clients) for table in across.tables) + 1
-    rows = [len(table.rows) for table in across.tables]
+    rows = [len(table.models) for table in across.tables]
     drawing, grid = heat_maps(rows, SHOWN_FIGURES, widest, f"{across.run}: models at clients")
     for line, table in zip(grid, across.tables, strict=True):
         names = table.names[:SHOWN_FIGURES]
         for axes, name in zip(line, names, strict=False):
-            values = [[*model.values(name), mean_of(model.figures, name)] for model in table.rows]
-            heat_map(axes, values, [model.name for model in table.rows], [*table.clients, "average"], digits=1)
+            values = [[*model.values(name), mean_of(model.figures, name)] for model in table.models]
+            heat_map(axes, values, [model.name for model in table.models], [*table.clients, "average"], digits=1)
             axes.set_title(name)
         for axes in line[len(names) :]:  # a task with a single figure
             axes.set_axis_off()

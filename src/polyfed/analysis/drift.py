@@ -154,7 +154,7 @@ def run_drift(
     """Represent the same public samples with every client's kept model and with the server's, and compare.
 
     Args:
-        clients: they.
+        clients: the clients of a run that keep models.
         which: ``last`` or ``best`` server model.
         samples: public items at most, drawn at random, one sample of each.
         method: of the maps, ``tsne`` or ``pca``.

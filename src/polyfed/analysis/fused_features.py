@@ -116,7 +116,7 @@ def run_features(
     """What a classification client, the server's encoders that it keeps, and their fusion see in its test samples.
 
     Args:
-        clients: they.
+        clients: the clients of a run that keep models.
         client: id; None: the first that classifies and took part.
         samples: at most so many, drawn at random; None: all.
         method: of the maps, ``tsne`` or ``pca``.

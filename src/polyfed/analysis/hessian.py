@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -103,12 +103,12 @@ def top_eigenvectors(
         return hessian_product(losses, parameters, vector)
 
     beside = k + 1  # products that a space takes beyond its vectors: ARPACK's start, and the residuals
-    found = _krylov(product, start, k, min(max(_SHORT, k + 1), size, steps - beside))
-    left = min(steps - found.steps - beside, size)
-    if left > k and bool((found.residuals > tolerance * found.values.abs().max()).any()):
-        more = _krylov(product, found.vectors.sum(0), k, left)
-        found = Eigenpairs(more.values, more.vectors, more.residuals, found.steps + more.steps)
-    return found
+    pairs = _krylov(product, start, k, min(max(_SHORT, k + 1), size, steps - beside))
+    left = min(steps - pairs.steps - beside, size)
+    if left > k and bool((pairs.residuals > tolerance * pairs.values.abs().max()).any()):
+        better = _krylov(product, pairs.vectors.sum(0), k, left)
+        pairs = replace(better, steps=pairs.steps + better.steps)
+    return pairs
 
 
 def _krylov(product: Callable[[Tensor], Tensor], start: Float[Tensor, " n"], k: int, space: int) -> Eigenpairs:

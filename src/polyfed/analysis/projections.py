@@ -75,8 +75,8 @@ def lda(x: Float[Tensor, "n d"], labels: Int64[Tensor, " n"]) -> Float[Tensor, "
     """Coordinates along which classes differ most for their own width (Fisher 1936): S_b w = lambda S_w w.
 
     S_w, the covariance within classes, is shrunk by 10 % towards a sphere, so there may be fewer points than
-    dimensions; the axes have unit variance by it. Two classes have one such axis; the second is then the widest of those on which
-    their means are equal. Classes without any width are told apart by principal components.
+    dimensions; the axes have unit variance by it. Two classes have one such axis; the second is then the widest of
+    those on which their means are equal. Classes without any width are told apart by principal components.
 
     Raises:
         DataError: fewer than two classes or dimensions, or values that are not finite.

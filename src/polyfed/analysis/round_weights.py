@@ -25,23 +25,10 @@ SHOWN_SAMPLES = 7
 _PREFIX = "weights."
 
 
-@dataclass(frozen=True)
-class WeightShare:
-    """What some clients weigh together.
-
-    Attributes:
-        clients: their number.
-        mean: weight of one of them, mean over the samples.
-        relative: that mean by what it would be with equal weights.
-        total: weight of all of them, mean over the samples.
-        leading: share of the samples on which one of them weighs most.
-    """
-
-    clients: int
-    mean: float
-    relative: float
-    total: float
-    leading: float
+WeightShare = dict[str, float]
+"""What some clients weigh together: their number (``clients``), the weight of one of them, mean over the samples
+(``mean``), that by what it would be with equal weights (``relative``), the weight of all of them (``total``), and the
+share of the samples on which one of them weighs most (``leading``)."""
 
 
 @dataclass(frozen=True)
@@ -85,13 +72,12 @@ class ChannelWeights:
         return {client: self._share(np.equal(self.clients, client)) for client in self.clients}
 
     def _share(self, rows: NDArray[np.bool_]) -> WeightShare:
-        values = self.counted
+        values, number = self.counted, int(rows.sum())
         if not values.size:
-            nan = float("nan")
-            return WeightShare(int(rows.sum()), nan, nan, nan, nan)
+            return {"clients": number, **dict.fromkeys(("mean", "relative", "total", "leading"), float("nan"))}
         mean, total = float(values[rows].mean()), float(values[rows].sum(0).mean())
         leading = float(rows[values.argmax(0)].mean())
-        return WeightShare(int(rows.sum()), mean, mean * len(values), total, leading)
+        return {"clients": number, "mean": mean, "relative": mean * len(values), "total": total, "leading": leading}
 
     def to_json(self) -> dict[str, Any]:
         """Figures, and the chosen columns."""
@@ -101,8 +87,8 @@ class ChannelWeights:
             "kinds": self.kinds,
             "samples": self.values.shape[1],
             "effective_clients": self.effective,
-            "shares": {kind: vars(share) for kind, share in self.shares().items()},
-            "by_client": {client: vars(share) for client, share in self.by_client().items()},
+            "shares": self.shares(),
+            "by_client": self.by_client(),
             "chosen": self.chosen,
             "values": self.values[:, self.chosen].tolist(),
         }
@@ -182,11 +168,12 @@ def weights_tables(weights: RunWeights) -> list[TextTable]:
     """One table a channel: kinds of clients, then each client."""
     tables = []
     for each in weights.channels:
-        shares = {f"{kind} ({share.clients})": share for kind, share in each.shares().items()} | each.by_client()
-        rows = [
-            (name, figure(s.mean, 4), figure(s.relative), figure(s.total, 3), figure(100 * s.leading, 1))
-            for name, s in shares.items()
-        ]
+        shares = {f"{kind} ({share['clients']})": share for kind, share in each.shares().items()} | each.by_client()
+        digits = {"mean": 4, "relative": 2, "total": 3, "leading": 1}
+        rows = []
+        for name, share in shares.items():
+            in_percent = share | {"leading": 100 * share["leading"]}
+            rows.append((name, *(figure(in_percent[key], number) for key, number in digits.items())))
         note = (
             f"Over {count(each.values.shape[1])} recorded public samples. Effective number of clients: "
             f"{figure(each.effective)} of {len(each.clients)}."
@@ -210,7 +197,7 @@ def draw_round_weights(weights: RunWeights) -> Figure:
         values = each.values[:, each.chosen]
         heat_map(left, values, each.clients, chosen, limits=(0, float(values.max())), label="weight")
         left.set(title=f"{each.channel}, round {each.round}", xlabel="recorded public sample")
-        means = {client: share.mean for client, share in each.by_client().items()}
+        means = {client: share["mean"] for client, share in each.by_client().items()}
         colours = [COLOURS[kinds.index(kind) % len(COLOURS)] for kind in each.kinds]
         right.barh(range(len(means)), list(means.values()), color=colours, height=0.7)
         right.axvline(1 / len(means), color=GREY, linestyle=":")

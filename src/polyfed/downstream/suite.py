@@ -82,7 +82,7 @@ def run_suite(
         name: of the suite, for records.
         seed: what all draws derive from.
         draws: overrides the number of draws of all tasks.
-        tell: is told of each task.
+        tell: is given the name of each task before it is done.
 
     Raises:
         ConfigError, DataError: a task's settings or data are wrong (found before any work), or none suits.

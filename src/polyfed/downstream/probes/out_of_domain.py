@@ -15,7 +15,7 @@ from polyfed.downstream.search import Search
 class OutOfDomain(Search):
     """Recalls, as of ``retrieval``, on other data sets (FedAID's are question-answer pairs), one row each.
 
-    Those among ``sources`` that clients of the run, or its public set, come from are left out, which is said.
+    Those among ``sources`` that clients of the run, or its public set, come from are left out, and named in the notes.
     """
 
     sources: tuple[str, ...] = Field(min_length=1, description="names of sources; those trained on are left out")

@@ -19,7 +19,7 @@ class RetrievalProbe(Search):
 
     In batches of ``batch`` samples (galleries as the paper's) and among all. Without a ``source`` every client's own
     test samples are searched; the mean over clients, the worst client and the disparity (best less worst) are added.
-    Clients whose every search would succeed, as they have a single sample, are left out, which is said.
+    Clients whose every search would succeed, as they have a single sample, are left out, and named in the notes.
     """
 
     source: str | None = Field(default=None, description="name of a source; None: the clients' own test samples")
