@@ -18,6 +18,12 @@ from polyfed.runs.folder import RunFolder
 Cli = Callable[..., tuple[int, str, str]]
 
 
+@pytest.fixture(autouse=True)
+def no_plots(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Runs draw nothing, which takes longer than all the rest; analyses do."""
+    monkeypatch.setattr("polyfed.reporting.reported.draw_all", lambda records: None)
+
+
 @pytest.fixture
 def analyse(cli: Cli) -> Cli:
     """Runs ``polyfed analyse ...`` in an empty folder; gives exit code, output and errors."""

@@ -71,7 +71,9 @@ def gap_run(tmp_path_factory: pytest.TempPathFactory, tiny_run: Path) -> Path:
         "texts": {**common, "seed": 2, "columns": {"text": "text"}, "targets": {"topic": "topic"}},
         "masks": {**common, "columns": {"mask": "mask"}},
     }
-    return run(Experiment.load(content), tmp_path_factory.mktemp("gap") / "run").folder
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("polyfed.reporting.reported.draw_all", lambda records: None)
+        return run(Experiment.load(content), tmp_path_factory.mktemp("gap") / "run").folder
 
 
 def test_gaps_of_a_run_are_those_of_its_embeddings(gap_run: Path) -> None:

@@ -28,10 +28,7 @@ def test_folders_are_called_after_label_and_seed(tiny: dict[str, Any], tmp_path:
     ]
 
 
-def test_a_run_is_started_continued_and_then_complete(
-    tiny: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("polyfed.reporting.reported.draw_all", lambda records: None)
+def test_a_run_is_started_continued_and_then_complete(tiny: dict[str, Any], tmp_path: Path) -> None:
     (trial,), lines = planned_trials({"a": loaded(tiny)}, [0], tmp_path), list[str]()
     values = final_values([trial], lines.append)
     where = "run 1 of 1: a, seed 0: "

@@ -21,7 +21,7 @@ from polyfed.analysis.fused_features import FEATURE_KINDS, TOGETHER, ComparedFea
 from polyfed.analysis.round_weights import ChannelWeights, RunWeights, draw_round_weights
 from polyfed.analysis.separation import Separation
 from polyfed.analysis.traffic import Traffic, draw_traffic_of_runs
-from polyfed.downstream.results import ProbeRow, Findings, Outcome, draw_findings
+from polyfed.downstream.results import Findings, Outcome, ProbeRow, draw_findings
 from polyfed.reporting import compare as compare_module
 from polyfed.reporting.compare import compare, draw_comparison
 from polyfed.reporting.curve_plots import draw_clients, draw_server

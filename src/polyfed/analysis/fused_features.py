@@ -169,9 +169,7 @@ def run_features(
 def _classifier(clients: KeptClients, client: str | None) -> str:
     if client is not None:
         clients.member(client)  # refuses a name that nobody has
-    settings = {name: clients.member(name).settings for name in clients.versions}
-    tested = [name for name, own in settings.items() if own.test_split is not None]
-    classifying = [name for name in tested if isinstance(settings[name].task, Classification)]
+    classifying = [name for name in clients.versions if _classifies(clients.member(name))]
     chosen = client or next(iter(classifying), "")
     if chosen not in classifying:
         who = f"not client '{client}'" if client else "no client"
@@ -179,6 +177,10 @@ def _classifier(clients: KeptClients, client: str | None) -> str:
             f"{who} of '{clients.run.folder}' classifies test samples of its own; {nearest(client or '', classifying)}"
         )
     return chosen
+
+
+def _classifies(member: Member) -> bool:
+    return isinstance(member.settings.task, Classification) and member.settings.test_split is not None
 
 
 @torch.no_grad()
@@ -197,17 +199,17 @@ def _tables(
     tables: dict[str, dict[str, Tensor]] = {kind: {} for kind in FEATURE_KINDS}
     for modality, inputs in test.inputs.items():
         rows = torch.unique(test.rows[modality])
-        batches = torch.split(rows, clients.run.experiment.run.evaluation_batch)
-        values = {
-            "local": torch.cat([model.embed(modality, inputs(part).to(device)) for part in batches]),
-            "global": torch.cat([server.embed(modality, theirs[modality](part).to(device)) for part in batches]),
-            "fused": torch.cat([fused.embed(modality, part) for part in batches]),
-        }
+        parts: dict[str, list[Tensor]] = {kind: [] for kind in FEATURE_KINDS}
+        for part in torch.split(rows, clients.run.experiment.run.evaluation_batch):
+            parts["local"].append(model.embed(modality, inputs(part).to(device)))
+            parts["global"].append(server.embed(modality, theirs[modality](part).to(device)))
+            parts["fused"].append(fused.embed(modality, part))
+        values = {kind: torch.cat(embeddings).float() for kind, embeddings in parts.items()}
         if algorithm.fuse == "representations":  # then unit vectors enter the fusion
-            values |= {kind: F.normalize(values[kind].float(), dim=1) for kind in ("local", "global")}
+            values["local"], values["global"] = F.normalize(values["local"]), F.normalize(values["global"])
         for kind, embeddings in values.items():
             table = torch.zeros(len(inputs), embeddings.shape[1])  # rows that nobody asks for stay empty
-            tables[kind][modality] = table.index_copy_(0, rows, embeddings.float().cpu())
+            tables[kind][modality] = table.index_copy_(0, rows, embeddings.cpu())
     return {kind: Tabled(by_modality) for kind, by_modality in tables.items()}, numbered
 
 
