@@ -65,11 +65,11 @@ def test_grids_that_cannot_be(grid: int, extent: float) -> None:
 def test_the_landscape_of_a_run_is_of_its_public_set(tiny_run: Path) -> None:
     opened = open_run(tiny_run).server_model("last")
     before = {name: value.clone() for name, value in opened.model.state_dict().items()}
-    found = run_landscape(opened, samples=20, grid=3, extent=0.5, steps=12)
+    found = run_landscape(opened, samples=20, grid=3, extent=0.5, steps=6)
     assert (found.data, found.samples, found.batch) == ("public set (scenes, train)", 20, 16)
     assert found.values.shape == (3, 3)
     assert all(torch.equal(before[name], value) for name, value in opened.model.state_dict().items())
-    again = run_landscape(open_run(tiny_run).server_model("last"), samples=20, grid=3, extent=0.5, steps=12)
+    again = run_landscape(open_run(tiny_run).server_model("last"), samples=20, grid=3, extent=0.5, steps=6)
     assert torch.equal(again.values, found.values)
     facts = found.to_json()
     assert facts["loss"] == float(found.values[1, 1])
