@@ -98,11 +98,7 @@ class Trial:
 
 
 def primary_metric(experiment: Experiment) -> str:
-    """Name of what a series is judged by: the primary metric of the server's task.
-
-    Raises:
-        ConfigError: the experiment has no server model.
-    """
+    """The primary metric of the server's task, which judges a series; raises ConfigError without a server model."""
     if experiment.server is None:
         raise ConfigError(f"'{experiment.name}' has no server model to judge runs by; add a 'server' section")
     return experiment.server.task.primary

@@ -172,11 +172,7 @@ class Simulated:
         return suited
 
     def require_judges(self, trained: TrainedModel) -> dict[str, Member]:
-        """As ``judges``.
-
-        Raises:
-            ConfigError: there is none.
-        """
+        """As ``judges``; raises ConfigError if there is none."""
         members = self.judges(trained)
         if not members:
             raise ConfigError(

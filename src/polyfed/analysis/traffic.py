@@ -118,11 +118,7 @@ class Traffic:
 
 
 def run_traffic(run: Run) -> Traffic:
-    """Of a run.
-
-    Raises:
-        RunError: nothing crossed yet.
-    """
+    """Of a run; raises RunError if nothing crossed yet."""
     return Traffic.of(run.records)
 
 

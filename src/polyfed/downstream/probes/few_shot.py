@@ -61,11 +61,7 @@ class FewShot(Probe):
         return bench.subject.lacks([self.modality])
 
     def check(self, bench: Bench, task: str) -> None:
-        """Splits, columns, the target, and that there is more than one class to learn.
-
-        Raises:
-            ConfigError, DataError: something of these is missing.
-        """
+        """Splits, columns, the target, and that there is more than one class to learn."""
         splits = [self.train, self.test, *([self.validation] if self.validation else [])]
         learnt: set[str] = set()
         for source in self._sources:

@@ -32,11 +32,7 @@ class OutOfDomain(Search):
         return [source for source in self.sources if source in there and bench.subject.knows(there[source], folder)]
 
     def check(self, bench: Bench, task: str) -> None:
-        """Splits and columns, and that there is something to search.
-
-        Raises:
-            ConfigError, DataError: something is missing.
-        """
+        """Splits and columns, and that there is something to search."""
         for source in self.sources:
             bench.require(task, source, [self.split], self.between)
         self.where(bench)

@@ -32,11 +32,7 @@ class RetrievalProbe(Search):
         return bench.subject.lacks(self.between)
 
     def check(self, bench: Bench, task: str) -> None:
-        """Split and columns, or that a client has both modalities; and that there is something to search.
-
-        Raises:
-            ConfigError, DataError: something is missing.
-        """
+        """Split and columns, or that a client has both modalities; and that there is something to search."""
         if self.source is not None:
             bench.require(task, self.source, [self.split], self.between)
         if not self.where(bench):  # of a source this raises, and says why

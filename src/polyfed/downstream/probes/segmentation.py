@@ -80,11 +80,7 @@ class Segmentation(Probe):
         return missing
 
     def check(self, bench: Bench, task: str) -> None:
-        """Splits, columns, that masks can be read, and that the encoder gives maps.
-
-        Raises:
-            ConfigError, DataError: something of these is missing.
-        """
+        """Splits, columns, that masks can be read, and that the encoder gives maps."""
         splits = [self.train, *self.test, *([self.validation] if isinstance(self.validation, str) else [])]
         bench.require(task, self.source, splits, [self.modality])
         for name in splits:

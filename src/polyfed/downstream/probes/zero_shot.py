@@ -53,11 +53,7 @@ class ZeroShot(Probe):
         return bench.subject.lacks([self.modality, self.prompts])
 
     def check(self, bench: Bench, task: str) -> None:
-        """Split, column, target, and that classes and prompts are the same.
-
-        Raises:
-            ConfigError, DataError: something is missing.
-        """
+        """Split, column, target, and that classes and prompts are the same."""
         bench.require(task, self.source, [self.split], [self.modality], self.target)
         names = self._names(bench)
         if not names:
