@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import safetensors.torch
 import yaml
+from matplotlib.figure import Figure
 from PIL import Image
 
 from polyfed.analysis.results import write_csv
@@ -25,6 +26,17 @@ def config(three_groups: dict[str, Any], tmp_path: Path) -> Path:
     path = tmp_path / "tiny.yaml"
     path.write_text(yaml.safe_dump(three_groups))
     return path
+
+
+@pytest.fixture
+def unrendered(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Figures are drawn, but an empty picture is written: the tests of legends render these."""
+
+    def save(drawing: Figure, path: Path) -> Path:
+        Image.new("L", (1, 1)).save(path)
+        return path
+
+    monkeypatch.setattr("polyfed.reporting.figures.save", save)
 
 
 def read(path: Path | str) -> dict[str, Any]:
@@ -114,6 +126,7 @@ def test_landscape(analyse: Cli, tiny_run: Path) -> None:
     assert grid["axis"].tolist() == [-0.5, 0.0, 0.5]
 
 
+@pytest.mark.usefixtures("unrendered")
 def test_centres_of_two_runs_side_by_side(analyse: Cli, tiny_run: Path, classifier_run: Path) -> None:
     code, out, err = analyse("centres", tiny_run, classifier_run, "--data", "scenes,private", "--out", "there")
     assert (code, err) == (0, "")
@@ -126,6 +139,7 @@ def test_centres_of_two_runs_side_by_side(analyse: Cli, tiny_run: Path, classifi
     assert "more are in the JSON file" in out
 
 
+@pytest.mark.usefixtures("unrendered")
 def test_drift(analyse: Cli, fedafd_run: Path) -> None:
     code, out, err = analyse("drift", fedafd_run, "--samples", 8, "--method", "pca", "--out", "there")
     assert (code, err) == (0, "")
@@ -138,6 +152,7 @@ def test_drift(analyse: Cli, fedafd_run: Path) -> None:
     assert text["means"]["all"]["cka"] == text["cka"][0][1]
 
 
+@pytest.mark.usefixtures("unrendered")
 def test_features(analyse: Cli, fedafd_run: Path) -> None:
     code, out, err = analyse("features", fedafd_run, "--client", "image", "--method", "pca", "--out", "there")
     assert (code, err) == (0, "")
@@ -147,6 +162,7 @@ def test_features(analyse: Cli, fedafd_run: Path) -> None:
     assert set(content["features"]["fused"]) == {"silhouette", "ratio", "nearest_mean", "head"}
 
 
+@pytest.mark.usefixtures("unrendered")
 def test_weights(analyse: Cli, fedafd_run: Path) -> None:
     code, out, err = analyse("weights", fedafd_run, "--at", "3,1", "--round", 1, "--out", "there")
     assert (code, err) == (0, "")
@@ -154,6 +170,7 @@ def test_weights(analyse: Cli, fedafd_run: Path) -> None:
     assert written("weights")["channels"]["image"]["chosen"] == [3, 1]
 
 
+@pytest.mark.usefixtures("unrendered")
 def test_traffic_of_two_runs(analyse: Cli, fedafd_run: Path, tiny_run: Path) -> None:
     code, out, err = analyse("traffic", fedafd_run, tiny_run, "--out", "there")
     assert (code, err) == (0, "")
