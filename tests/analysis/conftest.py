@@ -1,6 +1,9 @@
 from __future__ import annotations
 
+import json
+import shutil
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -8,37 +11,39 @@ import pytest
 import yaml
 
 from polyfed import Experiment
-from polyfed.cli.main import main
+from polyfed.core.randomness import derive_seed
 from polyfed.reporting.reported import run as run_experiment
+from polyfed.runs.folder import RunFolder
 
 Cli = Callable[..., tuple[int, str, str]]
 
 
+@pytest.fixture(autouse=True)
+def no_plots(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Runs draw nothing, which takes longer than all the rest; analyses do."""
+    monkeypatch.setattr("polyfed.reporting.reported.draw_all", lambda records: None)
+
+
 @pytest.fixture
-def cli(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Cli:
+def analyse(cli: Cli) -> Cli:
     """Runs ``polyfed analyse ...`` in an empty folder; gives exit code, output and errors."""
-    (tmp_path / "work").mkdir()
-    monkeypatch.chdir(tmp_path / "work")
-    monkeypatch.setenv("COLUMNS", "200")
-
-    def call(*arguments: object) -> tuple[int, str, str]:
-        code = main(["analyse", *(str(argument) for argument in arguments)])
-        captured = capsys.readouterr()
-        return code, captured.out, captured.err
-
-    return call
+    return partial(cli, "analyse")
 
 
 @pytest.fixture
-def started(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Names of the run folders that a series starts, in order."""
+def started(monkeypatch: pytest.MonkeyPatch, tiny_run: Path) -> list[str]:
+    """Names of the run folders that a series starts, in order; nothing is trained, and metrics are made up."""
     folders: list[str] = []
 
-    def counted(experiment: Any, folder: Path) -> Any:
+    def finished(experiment: Experiment, folder: Path) -> None:
         folders.append(folder.name)
-        return run_experiment(experiment, folder)
+        RunFolder(folder).begin("made up", experiment.to_yaml(), {}, {})
+        shutil.copytree(tiny_run / "checkpoints", folder / "checkpoints")
+        metrics = {"r1_sum": derive_seed(folder.name) % 10_000 / 100}
+        line = {"round": 1, "participant": "server", "kind": "test", "metrics": metrics}
+        (folder / "metrics.jsonl").write_text(json.dumps(line) + "\n")
 
-    monkeypatch.setattr("polyfed.analysis.series.run", counted)
+    monkeypatch.setattr("polyfed.analysis.series.run", finished)
     return folders
 
 
@@ -72,7 +77,9 @@ def _layered(run_folder: Path) -> dict[str, Any]:
 
 
 def _finished(content: dict[str, Any], folder: Path) -> Path:
-    return run_experiment(Experiment.load(content), folder).folder
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("polyfed.reporting.reported.draw_all", lambda records: None)  # takes longer than all the rest
+        return run_experiment(Experiment.load(content), folder).folder
 
 
 @pytest.fixture(scope="session")

@@ -5,9 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from polyfed.analysis.across import run_across
-from polyfed.analysis.retraining_plots import draw_across
-from polyfed.analysis.retraining_tables import across_tables
+from polyfed.analysis.across import across_tables, draw_across, run_across
 from polyfed.analysis.simulated import Simulated, figures_of
 from polyfed.core.errors import ConfigError
 from polyfed.runs.opened import open_run
@@ -18,14 +16,13 @@ def test_every_model_at_every_client(local_run: Path) -> None:
     found = run_across(opened)
     assert found.is_server_untrained
     paired, image = found.tables
-    assert [model.name for model in paired.rows] == ["server", "paired-0", "paired-1", "mean of clients"]
+    assert [model.name for model in paired.models] == ["server", "paired-0", "paired-1", "mean of clients"]
     assert (paired.clients, image.clients) == (("paired-0", "paired-1"), ("image",))
     assert image.names == ("accuracy",)
-    client = opened.subject("paired-1")
-    expected = opened.figures(client, opened.comparable(client))
+    client = opened.trained("paired-1")
+    expected = opened.figures(client, opened.require_judges(client))
     assert paired.models[2].figures == expected
-    local = paired.local
-    assert local is not None
+    local = paired.models[-1]
     mean = (paired.models[1].figures["paired-0"]["R@1"] + paired.models[2].figures["paired-0"]["R@1"]) / 2
     assert local.figures["paired-0"]["R@1"] == pytest.approx(mean)
     values = paired.models[1].values("R@5")
@@ -44,9 +41,8 @@ def test_every_model_at_every_client(local_run: Path) -> None:
 def test_global_models_only(fedavg_run: Path) -> None:
     opened = Simulated(open_run(fedavg_run))
     paired, image = run_across(opened).tables
-    assert [model.name for model in paired.rows] == ["server"]
-    assert [model.name for model in image.rows] == ["image"]
-    assert paired.local is None
+    assert [model.name for model in paired.models] == ["server"]
+    assert [model.name for model in image.models] == ["image"]
     assert not run_across(opened).is_server_untrained
 
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from polyfed.analysis.depth import chosen, depth_of
+from polyfed.analysis.depth import chosen_tensors, depth_of
 from polyfed.core.errors import ConfigError
 from polyfed.data.view import DataContext, InputSpec
 from polyfed.models.aligner import AlignerSettings
@@ -66,15 +66,15 @@ def test_an_aligner_is_deep(encoder: Any) -> None:
     assert found.counts == {"sound": 3}
     aligners = {layer for name, layer in found.layer.items() if name.startswith("encoders.sound.aligner.")}
     assert aligners == {4}
-    assert not any(".aligner." in name for name in chosen(built, "shallow", 3))
+    assert not any(".aligner." in name for name in chosen_tensors(built, "shallow", 3))
 
 
 def test_shallow_and_deep_are_the_whole_and_share_nothing() -> None:
     built = model(sound=SMALL, words=Transformer(width=8, layers=4))
     every = set(built.state_dict())
-    assert chosen(built, "all") == every
+    assert chosen_tensors(built, "all") == every
     for depth in (None, 0, 1, 3, {"words": 4}):
-        shallow, deep = chosen(built, "shallow", depth), chosen(built, "deep", depth)
+        shallow, deep = chosen_tensors(built, "shallow", depth), chosen_tensors(built, "deep", depth)
         assert shallow | deep == every
         assert not shallow & deep
 
@@ -84,7 +84,7 @@ def test_depth_by_modality_and_half_by_default() -> None:
     layer = depth_of(built).layer
 
     def deepest(depth: Any) -> list[int]:
-        names = chosen(built, "shallow", depth)
+        names = chosen_tensors(built, "shallow", depth)
         return [max(layer[name] for name in names if f".{modality}." in name) for modality in ("sound", "words")]
 
     assert deepest(None) == [1, 2]
@@ -96,8 +96,8 @@ def test_depth_by_modality_and_half_by_default() -> None:
 @pytest.mark.parametrize("encoder", [Bag(width=8), GRU(width=8)])
 def test_encoders_without_layers(encoder: Any) -> None:
     with pytest.raises(ConfigError, match=r"the encoder of 'words' \(_\w+\) has no layers to tell shallow from deep"):
-        chosen(model(words=encoder), "deep")
-    assert chosen(model(words=encoder), "all")
+        chosen_tensors(model(words=encoder), "deep")
+    assert chosen_tensors(model(words=encoder), "all")
 
 
 @pytest.mark.parametrize(
@@ -112,7 +112,7 @@ def test_encoders_without_layers(encoder: Any) -> None:
 )
 def test_what_cannot_be(part: str, depth: Any, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        chosen(model(sound=SMALL), part, depth)
+        chosen_tensors(model(sound=SMALL), part, depth)
 
 
 def test_gradients_reach_exactly_the_shallow_layers() -> None:

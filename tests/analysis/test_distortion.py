@@ -10,9 +10,14 @@ from torch.nn import functional as F
 
 from changed_runs import with_settings
 from polyfed.algorithms.server_only import ServerOnly
-from polyfed.analysis.distortion import Distortion, Seen, run_distortion, similarity
-from polyfed.analysis.retraining_plots import draw_distortion
-from polyfed.analysis.retraining_tables import distortion_tables
+from polyfed.analysis.distortion import (
+    Distortion,
+    distortion_tables,
+    draw_distortion,
+    run_distortion,
+    similarity,
+)
+from polyfed.analysis.retraining import Retrained
 from polyfed.analysis.simulated import Simulated
 from polyfed.core.errors import ConfigError
 from polyfed.runs.opened import open_run
@@ -20,8 +25,8 @@ from polyfed.runs.opened import open_run
 
 def test_similarity_by_loop(fedavg_run: Path) -> None:
     opened = Simulated(open_run(fedavg_run))
-    subject = opened.subject("server")
-    member = opened.comparable(subject)["paired-1"]
+    subject = opened.trained("server")
+    member = opened.require_judges(subject)["paired-1"]
     test = opened.test(subject, member)
     total = 0.0
     for k in range(len(test)):
@@ -47,33 +52,37 @@ def test_similarity_of_three_modalities_is_the_mean_over_pairs() -> None:
 
 def test_without_training_there_is_no_distortion(fedavg_run: Path) -> None:
     found = run_distortion(Simulated(open_run(fedavg_run)), steps=0)
-    assert found.steps == {"paired-0": 0, "paired-1": 0}
+    assert found.to_json()["steps"] == {"paired-0": 0, "paired-1": 0}
+    assert all(row.after == row.before for row in found.rows)
     assert all(found.decrease(a, b) == 0 for a in found.clients for b in found.clients)
-    assert all(seen.figures == found.before.figures for seen in found.after.values())
 
 
 def test_distortion_is_before_minus_after(fedavg_run: Path) -> None:
     opened = Simulated(open_run(fedavg_run))
     found = run_distortion(opened)
     assert found.clients == ("paired-0", "paired-1")
-    members = opened.comparable(opened.subject("server"))
-    whole = [divmod(len(opened.federation.train(member)), 16) for member in members.values()]
-    assert list(found.steps.values()) == [batches + (rest > 1) for batches, rest in whole]
-    after = found.after["paired-1"].similarity["paired-0"]
-    assert found.decrease("paired-1", "paired-0") == found.before.similarity["paired-0"] - after
-    content = found.to_json()
-    assert content["decrease"]["paired-1"]["paired-0"] == found.decrease("paired-1", "paired-0") != 0
+    members = opened.require_judges(opened.trained("server"))
+    passes = [divmod(len(opened.federation.train(member)), 16) for member in members.values()]
+    assert [row.steps for row in found.rows] == [batches + (left > 1) for batches, left in passes]
+    row, content = found.rows[1], found.to_json()
+    fall = row.before["paired-0"]["similarity"] - row.after["paired-0"]["similarity"]
+    assert content["decrease"]["paired-1"]["paired-0"] == found.decrease("paired-1", "paired-0") == fall != 0
+    assert content["after"]["paired-1"]["similarity"]["paired-0"] == row.after["paired-0"]["similarity"]
+    assert "similarity" not in content["before"]["figures"]["paired-0"]
     assert content == run_distortion(Simulated(open_run(fedavg_run))).to_json()
     table, first, _ = distortion_tables(found)
-    assert [row[0] for row in table.rows] == ["on paired-0", "on paired-1", "average"]
+    assert [line[0] for line in table.rows] == ["on paired-0", "on paired-1", "average"]
     assert first.rows[0][0] == "server, round 1"
     assert len(draw_distortion(found).axes) == 4
 
 
 def test_means_over_who_trained() -> None:
-    seen = {name: Seen({"a": low, "b": high}, {"a": {"R@1": 10 * low}, "b": {"R@1": 10 * high}})
-            for name, low, high in (("a", 0.1, 0.3), ("b", 0.5, 0.2))}  # fmt: skip
-    found = Distortion("run", "server", 3, {"a": 2, "b": 2}, Seen({"a": 0.6, "b": 0.3}, seen["a"].figures), seen)
+    before = {"a": {"similarity": 0.6, "R@1": 5.0}, "b": {"similarity": 0.3, "R@1": 5.0}}
+    after = {
+        name: {"a": {"similarity": low, "R@1": 10 * low}, "b": {"similarity": high, "R@1": 10 * high}}
+        for name, low, high in (("a", 0.1, 0.3), ("b", 0.5, 0.2))
+    }
+    found = Distortion("run", tuple(Retrained("server", 3, name, 2, before, after[name]) for name in "ab"))
     assert found.mean_decrease("a") == pytest.approx((0.5 + 0.1) / 2)
     assert found.mean_decrease("b") == pytest.approx((0.0 + 0.1) / 2)
     assert found.mean_figure("a", "R@1") == pytest.approx(3.0)
@@ -86,4 +95,4 @@ def test_what_cannot_be_distorted(fedavg_run: Path, fedafd_run: Path) -> None:
     bare = with_settings(opened.run, algorithm=ServerOnly())
     with pytest.raises(ConfigError, match="'server_only' has no local_epochs to go by; say with --steps"):
         run_distortion(Simulated(bare))
-    assert run_distortion(Simulated(open_run(fedafd_run)), steps=1).steps == {"paired-0": 1, "paired-1": 1}
+    assert [row.steps for row in run_distortion(Simulated(open_run(fedafd_run)), steps=1).rows] == [1, 1]

@@ -10,9 +10,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from polyfed import Experiment, run
-from polyfed.analysis.domain_gap import domain_gaps, gap, mean_embedding
-from polyfed.analysis.encoders import Encoders, drawn, encoders_of
-from polyfed.analysis.gap_settings import load_encoders
+from polyfed.analysis.domain_gap import domain_gaps, mean_distance, mean_embedding
+from polyfed.analysis.encoders import Encoders, drawn, encoders_of, load_encoders
 from polyfed.core.errors import ConfigError, DataError
 from polyfed.runs.opened import open_run
 
@@ -42,17 +41,13 @@ def test_what_has_no_mean(batches: list[Tensor]) -> None:
         mean_embedding(batches)
 
 
-def test_the_gap_by_hand() -> None:
+def test_the_gap_is_a_distance_of_means() -> None:
     first, second = torch.tensor([[1.0, 2.0], [3.0, 0.0]]), torch.tensor([[5.0, 5.0]])
-    assert gap(mean_embedding([first])[0], mean_embedding([second])[0]) == 5.0  # (2, 1) and (5, 5)
-
-
-def test_the_gap_is_a_distance() -> None:
+    assert mean_distance(mean_embedding([first])[0], mean_embedding([second])[0]) == 5.0  # (2, 1) and (5, 5)
     a, b, c = (mean_embedding([table(seed=seed)])[0] for seed in range(3))
-    assert gap(a, a) == 0
-    assert gap(a, b) == gap(b, a)
-    assert gap(a, c) <= gap(a, b) + gap(b, c)
-    assert gap(a + 5, b + 5) == pytest.approx(gap(a, b))
+    assert mean_distance(a, a) == 0
+    assert mean_distance(a, b) == mean_distance(b, a) == pytest.approx(mean_distance(a + 5, b + 5))
+    assert mean_distance(a, c) <= mean_distance(a, b) + mean_distance(b, c)
 
 
 def test_draws_are_the_same_each_time() -> None:
@@ -76,7 +71,9 @@ def gap_run(tmp_path_factory: pytest.TempPathFactory, tiny_run: Path) -> Path:
         "texts": {**common, "seed": 2, "columns": {"text": "text"}, "targets": {"topic": "topic"}},
         "masks": {**common, "columns": {"mask": "mask"}},
     }
-    return run(Experiment.load(content), tmp_path_factory.mktemp("gap") / "run").folder
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("polyfed.reporting.reported.draw_all", lambda records: None)
+        return run(Experiment.load(content), tmp_path_factory.mktemp("gap") / "run").folder
 
 
 def test_gaps_of_a_run_are_those_of_its_embeddings(gap_run: Path) -> None:
@@ -88,8 +85,8 @@ def test_gaps_of_a_run_are_those_of_its_embeddings(gap_run: Path) -> None:
 
     found = domain_gaps(encoders, "scenes", ["pictures", "texts"])
     expected = {
-        "pictures": {"image": gap(mean("scenes", "image"), mean("pictures", "image"))},
-        "texts": {"text": gap(mean("scenes", "text"), mean("texts", "text"))},
+        "pictures": {"image": mean_distance(mean("scenes", "image"), mean("pictures", "image"))},
+        "texts": {"text": mean_distance(mean("scenes", "text"), mean("texts", "text"))},
     }
     assert {other: pytest.approx(by_modality) for other, by_modality in expected.items()} == found.gaps
     assert found.total() == pytest.approx(expected["pictures"]["image"] + expected["texts"]["text"])
@@ -109,23 +106,20 @@ def test_both_modalities_are_summed(gap_run: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("others", "error", "message"),
+    ("others", "split", "error", "message"),
     [
-        (["picture"], ConfigError, "no source 'picture' in data.sources; did you mean 'pictures'"),
-        (["masks"], ConfigError, r"'scenes' \(image, text\) and 'masks' \(mask\) have no modality in common"),
-        (["scenes"], ConfigError, "'scenes' is named 2 times"),
+        (["picture"], "train", ConfigError, "no source 'picture' in data.sources; did you mean 'pictures'"),
+        (["masks"], "train", ConfigError, r"'scenes' \(image, text\) and 'masks' \(mask\) have no modality in common"),
+        (["scenes"], "train", ConfigError, "'scenes' is named 2 times"),
+        (["pictures"], "tset", DataError, "no split 'tset'"),
     ],
 )
-def test_data_sets_that_cannot_be(gap_run: Path, others: list[str], error: type[Exception], message: str) -> None:
+def test_data_sets_that_cannot_be(
+    gap_run: Path, others: list[str], split: str, error: type[Exception], message: str
+) -> None:
+    encoders = encoders_of(open_run(gap_run).server_model("last"), normalise=False)
     with pytest.raises(error, match=message):
-        domain_gaps(encoders_of(open_run(gap_run).server_model("last"), normalise=False), "scenes", others)
-
-
-def test_a_split_that_is_not_there(gap_run: Path) -> None:
-    with pytest.raises(DataError, match="no split 'tset'"):
-        domain_gaps(
-            encoders_of(open_run(gap_run).server_model("last"), normalise=False), "scenes", ["pictures"], split="tset"
-        )
+        domain_gaps(encoders, "scenes", others, split=split)
 
 
 # ---- of encoders that belong to no run
@@ -180,13 +174,19 @@ def test_features_are_their_own_embeddings(
     assert torch.equal(next(encoders.embeddings(samples, "image")), torch.ones(10, 3))
 
 
-def test_settings_that_are_wrong(tmp_path: Path, settings: dict[str, Any]) -> None:
-    pixels = {"image": {"name": "pixels", "size": 16}}
-    with pytest.raises(ConfigError, match=r"view 'pixels' gives \[3, 16, 16\] a sample, not a vector"):
-        written(tmp_path, {key: value for key, value in settings.items() if key != "model"} | {"features": pixels})
-    with pytest.raises(ConfigError, match="needs either 'features' or 'model'"):
-        written(tmp_path, settings | {"features": pixels})
-    with pytest.raises(ConfigError, match="unknown key 'modell'; did you mean 'model'"):
-        written(tmp_path, settings | {"modell": {}})
+PIXELS = {"image": {"name": "pixels", "size": 16}}
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"model": None, "features": PIXELS}, r"view 'pixels' gives \[3, 16, 16\] a sample, not a vector"),
+        ({"features": PIXELS}, "needs either 'features' or 'model'"),
+        ({"modell": {}}, "unknown key 'modell'; did you mean 'model'"),
+    ],
+)
+def test_settings_that_are_wrong(tmp_path: Path, settings: dict[str, Any], changes: dict, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        written(tmp_path, settings | changes)
     with pytest.raises(ConfigError, match="cannot read config"):
         load_encoders(tmp_path / "nothing.yaml")

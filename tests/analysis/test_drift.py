@@ -12,10 +12,17 @@ from torch.nn import functional as F
 
 from changed_runs import with_settings
 from polyfed import Experiment, run
-from polyfed.analysis.drift import Participant, drift, mean_distances, run_drift
-from polyfed.analysis.exchange_plots import draw_drift
-from polyfed.analysis.exchange_tables import drift_tables
-from polyfed.core.errors import ConfigError
+from polyfed.analysis.drift import (
+    Represented,
+    draw_drift,
+    drift_tables,
+    mean_distances,
+    modality_drift,
+    one_of_each_item,
+    public_representations,
+    run_drift,
+)
+from polyfed.core.errors import ConfigError, DataError
 from polyfed.runs.opened import open_run
 
 
@@ -23,8 +30,8 @@ def unit(*shape: int, seed: int = 0) -> Tensor:
     return F.normalize(torch.randn(*shape, generator=torch.Generator().manual_seed(seed)), dim=1)
 
 
-def participant(name: str, group: str | None, values: Tensor) -> Participant:
-    return Participant(name, group, 3, {"sound": values})
+def participant(name: str, group: str | None, values: Tensor) -> Represented:
+    return Represented(name, group, 3, {"sound": values})
 
 
 def test_distances_by_hand_and_by_loop() -> None:
@@ -42,7 +49,7 @@ def test_distances_by_hand_and_by_loop() -> None:
 
 def test_means_over_pairs() -> None:
     same, other = unit(20, 5), unit(20, 5, seed=1)
-    found = drift(
+    found = modality_drift(
         "sound",
         [
             participant("a-0", "a", same),
@@ -52,32 +59,34 @@ def test_means_over_pairs() -> None:
         ],
     )
     assert (found.clients, found.server) == ((0, 1, 2), 3)
-    assert found.between("same").count == 1
+    assert found.between("same").pairs == 1
     assert found.between("same").distance == 0
-    assert found.between("same").alignment == pytest.approx(1)
-    assert (found.between("different").count, found.between("all").count) == (2, 3)
+    assert found.between("same").cka == pytest.approx(1)
+    assert (found.between("different").pairs, found.between("all").pairs) == (2, 3)
     assert found.between("different").distance == pytest.approx(2)  # opposite, and yet aligned
-    assert found.between("different").alignment == pytest.approx(1)
+    assert found.between("different").cka == pytest.approx(1)
     assert found.between("all").distance == pytest.approx(4 / 3)
     assert found.of_client(2).distance == pytest.approx(2)
-    assert found.between("server").count == 3
+    assert found.between("server").pairs == 3
     assert found.between("server").distance == pytest.approx(float(found.distances[:3, 3].mean()))
     assert found.points.shape == (4, 20, 2)
     torch.testing.assert_close(found.points[0], found.points[1])
 
 
 def test_one_client_and_the_server_or_no_server() -> None:
-    found = drift("sound", [participant("a", "a", unit(9, 3)), participant("server", None, unit(9, 3, seed=1))])
-    assert (found.between("all").count, found.between("server").count) == (0, 1)
+    found = modality_drift(
+        "sound", [participant("a", "a", unit(9, 3)), participant("server", None, unit(9, 3, seed=1))]
+    )
+    assert (found.between("all").pairs, found.between("server").pairs) == (0, 1)
     assert math.isnan(found.between("all").distance)
-    alone = drift("sound", [participant("a", "a", unit(9, 3)), participant("b", "b", unit(9, 3, seed=1))])
+    alone = modality_drift("sound", [participant("a", "a", unit(9, 3)), participant("b", "b", unit(9, 3, seed=1))])
     assert alone.server is None
-    assert math.isnan(alone.between("server").alignment)
+    assert math.isnan(alone.between("server").cka)
 
 
 def test_widths_may_differ() -> None:
     sets = [unit(12, 3), unit(12, 5, seed=1), unit(12, 3, seed=2)]
-    found = drift("sound", [participant(str(k), "a", values) for k, values in enumerate(sets)])
+    found = modality_drift("sound", [participant(str(k), "a", values) for k, values in enumerate(sets)])
     assert found.distances[1].isnan().tolist() == [True, False, True]
     assert found.alignment.isfinite().all()
     assert found.mapped == (0, 2)
@@ -108,9 +117,9 @@ def test_drift_of_a_run(fedafd_run: Path) -> None:
 
 def test_it_is_the_same_each_time_and_is_drawn(fedafd_run: Path) -> None:
     opened = open_run(fedafd_run).kept_clients()
-    found, again = (run_drift(opened, samples=6) for _ in range(2))
+    found, again = (run_drift(opened, samples=6, method="pca") for _ in range(2))
     assert torch.equal(found.modalities[0].points, again.modalities[0].points)
-    assert found.to_json() == again.to_json()
+    assert str(found.to_json()) == str(again.to_json())
     (left, right, *_) = draw_drift(found).axes
     assert [len(dots.get_offsets()) for dots in left.collections] == [6] * 4
     assert right.images[0].get_array().shape == (4, 4)
@@ -140,3 +149,21 @@ def test_what_cannot_be(fedafd_run: Path) -> None:
     private = replace(opened, run=with_settings(opened.run, public=None))
     with pytest.raises(ConfigError, match="has no public set, so there are no samples that all may see"):
         run_drift(private)
+
+
+def test_representations_are_in_the_order_that_is_asked_for(fedafd_run: Path) -> None:
+    opened = open_run(fedafd_run).kept_clients()
+    member = opened.run.federation.members["paired-1"]
+    public = opened.run.federation.public_samples({name: each.view for name, each in member.model.encoders.items()})
+    assert public is not None
+    model, index = opened.model("paired-1"), torch.tensor([7, 3, 12])
+    values = public_representations(model, "text", public, index, 2, "client")
+    every = model.represent("text", public.batch(torch.arange(20)).inputs["text"])
+    torch.testing.assert_close(values, every[index])
+    model.encoders["text"].register_forward_hook(lambda *_: torch.full((1, 8), torch.nan))
+    with pytest.raises(DataError, match="representations of 'text' by client hold NaN or infinity"):
+        public_representations(model, "text", public, index, 9, "client")
+
+
+def test_one_sample_of_each_item() -> None:
+    assert one_of_each_item(torch.tensor([5, 5, 2, 9, 2, 5, 9])).tolist() == [0, 2, 3]

@@ -7,13 +7,12 @@ from typing import Any
 import pytest
 import torch
 import yaml
+from torch.nn import functional as F
 
 from changed_runs import with_settings
 from polyfed import Experiment, run
 from polyfed.analysis import fused_features
-from polyfed.analysis.exchange_plots import draw_features
-from polyfed.analysis.exchange_tables import features_table
-from polyfed.analysis.fused_features import Features, run_features
+from polyfed.analysis.fused_features import ComparedFeatures, draw_features, features_table, run_features
 from polyfed.analysis.separation import Separation
 from polyfed.core.errors import ConfigError
 from polyfed.runs.opened import KeptClients, open_run
@@ -29,8 +28,8 @@ def test_the_head_on_fused_features_is_what_the_run_measured(fedafd_run: Path) -
     found = run_features(open_run(fedafd_run).kept_clients(), samples=None, method="pca")
     assert (found.run, found.client, found.round) == ("run", "image", 1)
     measured = RunRecords.load(fedafd_run).last("image")
-    assert dict(found.found["fused"].metrics) == pytest.approx(dict(measured))
-    assert found.found["local"].metrics["loss"] != pytest.approx(measured["loss"], rel=1e-3)
+    assert dict(found.kinds["fused"].metrics) == pytest.approx(dict(measured))
+    assert found.kinds["local"].metrics["loss"] != pytest.approx(measured["loss"], rel=1e-3)
 
 
 @pytest.mark.parametrize("changes", [{"fusion": "maps"}, {"fuse": "embeddings", "broadcast_every": 2}])
@@ -39,8 +38,8 @@ def test_other_fusions(fedafd_run: Path, tmp_path: Path, changes: dict[str, Any]
     content["algorithm"] |= changes
     folder = run(Experiment.load(content), tmp_path / "run").folder
     found = run_features(open_run(folder).kept_clients(), samples=None, method="pca")
-    assert dict(found.found["fused"].metrics) == pytest.approx(dict(RunRecords.load(folder).last("image")))
-    norms = found.found["local"].values.norm(dim=1)
+    assert dict(found.kinds["fused"].metrics) == pytest.approx(dict(RunRecords.load(folder).last("image")))
+    norms = found.kinds["local"].values.norm(dim=1)
     assert bool(torch.allclose(norms, torch.ones(8))) == ("fuse" not in changes)
 
 
@@ -52,18 +51,18 @@ def test_local_and_global_features_are_those_of_the_encoders(fedafd_run: Path) -
     assert test is not None
     assert torch.equal(found.labels, test.targets["label"])
     batch = test.batch(torch.arange(8)).inputs["image"]
-    torch.testing.assert_close(found.found["local"].values, opened.model("image").represent("image", batch))
+    torch.testing.assert_close(found.kinds["local"].values, opened.model("image").represent("image", batch))
     server = opened.run.federation.shared_model(member.model)  # the encoders of both have one architecture here
     kept = opened.state("image")["encoders"]
     server.load_state_dict({name: kept[name] for name in server.state_dict()})
-    torch.testing.assert_close(found.found["global"].values, server.represent("image", batch))
-    for each in found.found.values():
-        assert each.separation == Separation.of(each.unit, found.labels)
+    torch.testing.assert_close(found.kinds["global"].values, server.represent("image", batch))
+    for each in found.kinds.values():
+        assert each.separation == Separation.of(F.normalize(each.values, dim=1), found.labels)
 
 
 def test_few_samples_are_the_same_each_time_and_are_drawn(fedafd_run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fused_features, "SHOWN", 4)
-    found, again = (run_features(open_run(fedafd_run).kept_clients(), samples=6) for _ in range(2))
+    monkeypatch.setattr(fused_features, "_POINTS", 4)
+    found, again = (run_features(open_run(fedafd_run).kept_clients(), samples=6, method="pca") for _ in range(2))
     assert found.to_json() == again.to_json()
     assert found.to_json()["samples"] == 6
     assert {name: tuple(places.shape) for name, places in found.maps.items()} == {
@@ -80,7 +79,7 @@ def test_few_samples_are_the_same_each_time_and_are_drawn(fedafd_run: Path, monk
 def test_many_classes_have_no_colours_of_their_own(fedafd_run: Path) -> None:
     few = run_features(open_run(fedafd_run).kept_clients(), method="pca")
     maps = {name: torch.zeros(20 if name != "together" else 60, 2) for name in few.maps}
-    many: Features = replace(few, labels=torch.arange(20), shown=torch.arange(20), maps=maps)
+    many: ComparedFeatures = replace(few, labels=torch.arange(20), shown=torch.arange(20), maps=maps)
     names = [text.get_text() for text in draw_features(many).legends[0].get_texts()]
     assert len(names) == 15
     assert "other classes" in names

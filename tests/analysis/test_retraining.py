@@ -11,9 +11,7 @@ from changed_runs import with_settings
 from polyfed import Experiment, run
 from polyfed.analysis.depth import depth_of
 from polyfed.analysis.distortion import run_distortion
-from polyfed.analysis.retraining import Plan, Work, run_retraining
-from polyfed.analysis.retraining_plots import draw_retraining
-from polyfed.analysis.retraining_tables import retraining_tables
+from polyfed.analysis.retraining import Plan, Retrainer, draw_retraining, retraining_tables, run_retraining
 from polyfed.analysis.simulated import Simulated, only
 from polyfed.core.errors import ConfigError, DataError, RunError
 from polyfed.data.union import union
@@ -25,17 +23,17 @@ from polyfed.runs.opened import open_run
 def test_models_are_the_server_s_the_types_and_the_kept_ones(fedavg_run: Path, local_run: Path) -> None:
     opened = Simulated(open_run(fedavg_run))
     assert [subject.name for subject in opened.globals()] == ["server", "image"]  # the server shows that of paired
-    server, paired = opened.subject("server"), opened.subject("paired")
+    server, paired = opened.trained("server"), opened.trained("paired")
     assert (server.round, paired.round, paired.head) == (1, 1, "retrieval")
     assert all(torch.equal(value, paired.model.state_dict()[name]) for name, value in server.model.state_dict().items())
     assert not opened.is_server_untrained
-    assert list(opened.comparable(server)) == ["paired-0", "paired-1"]
-    assert list(opened.comparable(opened.subject("image"))) == ["image"]
+    assert list(opened.require_judges(server)) == ["paired-0", "paired-1"]
+    assert list(opened.require_judges(opened.trained("image"))) == ["image"]
     local = Simulated(open_run(local_run))
     assert dict(local.keepers) == {"paired-0": 1, "paired-1": 1, "image": 1}
     assert [subject.name for subject in local.globals()] == ["server"]
     assert local.is_server_untrained
-    assert local.subject("paired-1").name == "paired-1"
+    assert local.trained("paired-1").name == "paired-1"
 
 
 def test_a_run_without_a_server_model(fedavg_run: Path, local_run: Path) -> None:
@@ -47,29 +45,25 @@ def test_a_run_without_a_server_model(fedavg_run: Path, local_run: Path) -> None
         return alone
 
     one = alone(fedavg_run, ("paired",))
-    assert one.subject("server").name == "server"
+    assert one.trained("server").name == "server"
     assert not one.is_server_untrained
     with pytest.raises(ConfigError, match=r"no server model and 2 global models.*valid: image, paired$"):
-        alone(fedavg_run, ("paired", "image")).subject("server")
+        alone(fedavg_run, ("paired", "image")).trained("server")
     with pytest.raises(ConfigError, match="no server model and 0 global models"):
-        alone(local_run, ("paired",)).subject("server")
+        alone(local_run, ("paired",)).trained("server")
 
 
 def test_models_and_runs_that_are_not_there(fedavg_run: Path, tmp_path: Path) -> None:
     opened = Simulated(open_run(fedavg_run))
     with pytest.raises(ConfigError, match=r"--of imge: .* did you mean 'image'\? valid: image, paired, server"):
-        opened.subject("imge")
+        opened.trained("imge")
     with pytest.raises(RunError, match="is no run folder"):
         Simulated(open_run(tmp_path))
-    nobody = replace(opened.subject("server"), settings=opened.subject("image").settings)
+    image = opened.trained("image")
+    nobody = replace(opened.trained("server"), settings=image.settings)
     with pytest.raises(ConfigError, match=r"no client of .* has test samples of the task, modalities and classes"):
-        opened.comparable(nobody)
-
-
-def test_other_classes_are_not_judged(fedavg_run: Path) -> None:
-    opened = Simulated(open_run(fedavg_run))
-    image = opened.subject("image")
-    assert opened.suited(replace(image, classes={"label": ("other",)})) == {}
+        opened.require_judges(nobody)
+    assert opened.judges(replace(image, classes={"label": ("other",)})) == {}
 
 
 # ---- training
@@ -77,13 +71,13 @@ def test_other_classes_are_not_judged(fedavg_run: Path) -> None:
 
 def test_frozen_layers_stay_as_they_were(fedavg_run: Path) -> None:
     opened = Simulated(open_run(fedavg_run))
-    subject = opened.subject("server")
-    member = opened.comparable(subject)["paired-0"]
+    subject = opened.trained("server")
+    member = opened.require_judges(subject)["paired-0"]
     names = [name for name, value in subject.model.state_dict().items() if value.is_floating_point()]
     layer = depth_of(subject.model).layer
     for part, depth in (("shallow", 1), ("deep", 1), ("shallow", 0), ("all", None)):
         before = {name: value.clone() for name, value in subject.model.state_dict().items()}
-        work = Work(opened, subject, Plan(part, depth, steps=2))
+        work = Retrainer(opened, subject, Plan(part, depth, steps=2))
         with work.retrained("paired-0", opened.train(subject, member), member.settings.training) as done:
             moved = {name for name in before if not torch.equal(before[name], subject.model.state_dict()[name])}
             assert done == 2
@@ -101,7 +95,7 @@ def test_frozen_layers_stay_as_they_were(fedavg_run: Path) -> None:
 
 def test_batch_norms_outside_are_fixed_functions(fedavg_run: Path) -> None:
     opened = Simulated(open_run(fedavg_run))
-    subject = opened.subject("server")
+    subject = opened.trained("server")
     encoder = subject.model.encoders["image"]
     picture = torch.rand(4, 3, 16, 16, generator=torch.Generator().manual_seed(1))
     expected = encoder(picture)
@@ -118,10 +112,10 @@ def test_batch_norms_outside_are_fixed_functions(fedavg_run: Path) -> None:
 
 def test_a_failed_training_leaves_the_model_as_it_was(fedavg_run: Path) -> None:
     opened = Simulated(open_run(fedavg_run))
-    subject = opened.subject("server")
-    member = opened.comparable(subject)["paired-0"]
+    subject = opened.trained("server")
+    member = opened.require_judges(subject)["paired-0"]
     before = {name: value.clone() for name, value in subject.model.state_dict().items()}
-    work, one = Work(opened, subject, Plan(steps=2)), opened.train(subject, member).subset(torch.tensor([0]))
+    work, one = Retrainer(opened, subject, Plan(steps=2)), opened.train(subject, member).subset(torch.tensor([0]))
     with (
         pytest.raises(DataError, match="the 1 samples of 'paired-0' make no batch"),
         work.retrained("paired-0", one, member.settings.training),
@@ -138,21 +132,21 @@ def test_it_is_what_the_next_round_would_have_done(tiny_run: Path, tmp_path: Pat
     one = Simulated(run(Experiment.load(content), tmp_path / "one"))
     content["run"]["rounds"] = 2
     two = (
-        Simulated(open_run(run(Experiment.load(content), tmp_path / "two").folder)).subject("server").model.state_dict()
+        Simulated(open_run(run(Experiment.load(content), tmp_path / "two").folder)).trained("server").model.state_dict()
     )
-    subject = one.subject("server")
-    (member,) = one.comparable(subject).values()
-    work = Work(one, subject, Plan(steps=None, epochs=1))
+    subject = one.trained("server")
+    (member,) = one.require_judges(subject).values()
+    work = Retrainer(one, subject, Plan(steps=None, epochs=1))
     with work.retrained("paired", one.train(subject, member), member.settings.training):
         assert all(torch.equal(value, two[name]) for name, value in subject.model.state_dict().items())
     found = run_distortion(one)
-    assert found.steps == {"paired": 10}  # 32 scenes with five captions each, in batches of 16
+    assert [row.steps for row in found.rows] == [10]  # 32 scenes with five captions each, in batches of 16
 
 
 def test_the_union_is_that_of_the_private_samples(local_run: Path) -> None:
     opened = Simulated(open_run(local_run))
-    subject = opened.subject("paired-0")
-    members = opened.comparable(subject)
+    subject = opened.trained("paired-0")
+    members = opened.require_judges(subject)
     parts = [
         opened.federation.train(member) for member in opened.federation.members.values() if member.group == "paired"
     ]
@@ -166,7 +160,7 @@ def test_the_union_is_that_of_the_private_samples(local_run: Path) -> None:
     )
     plan = Plan(steps=3)
     found = run_retraining(opened, "paired-0", "union", plan)
-    work, training = Work(opened, subject, plan), members["paired-0"].settings.training
+    work, training = Retrainer(opened, subject, plan), members["paired-0"].settings.training
     with work.retrained("union", by_hand, training):
         assert found.rows[0].after == opened.figures(subject, members)
     assert torch.equal(union(parts).items, by_hand.items)
@@ -210,11 +204,11 @@ def test_rows_columns_and_differences(fedavg_run: Path) -> None:
 
 def test_more_steps_at_a_learning_rate(fedavg_run: Path) -> None:
     opened = Simulated(open_run(fedavg_run))
-    subject = opened.subject("server")
-    member = opened.comparable(subject)["paired-0"]
+    subject = opened.trained("server")
+    member = opened.require_judges(subject)["paired-0"]
 
     def farthest(plan: Plan) -> float:
-        work, before = Work(opened, subject, plan), [value.clone() for value in subject.model.parameters()]
+        work, before = Retrainer(opened, subject, plan), [value.clone() for value in subject.model.parameters()]
         with work.retrained("paired-0", opened.train(subject, member), member.settings.training):
             moved = zip(subject.model.parameters(), before, strict=True)
             return max(float((now - then).detach().abs().max()) for now, then in moved)
@@ -240,14 +234,11 @@ def test_what_cannot_be_retrained(fedavg_run: Path, of: str, on: str, plan: Plan
         run_retraining(Simulated(open_run(fedavg_run)), of, on, plan)
 
 
-def test_layers_without_parameters_to_train(fedavg_run: Path) -> None:
+def test_layers_that_are_not_there_or_hold_nothing_to_train(fedavg_run: Path, tiny_run: Path) -> None:
     opened = Simulated(open_run(fedavg_run))
-    subject = opened.subject("server")
-    subject.model.requires_grad_(False)
+    server = opened.trained("server")
+    server.model.requires_grad_(False)
     with pytest.raises(ConfigError, match="--layers all: 'server' has no parameters to train in them"):
-        Work(opened, subject, Plan())
-
-
-def test_bags_have_no_layers(tiny_run: Path) -> None:
+        Retrainer(opened, server, Plan())
     with pytest.raises(ConfigError, match=r"the encoder of 'text' .* has no layers to tell shallow from deep"):
         run_retraining(Simulated(open_run(tiny_run)), "server", "each", Plan("deep"))

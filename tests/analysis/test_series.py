@@ -7,12 +7,11 @@ from typing import Any
 
 import pytest
 
-from polyfed import Experiment, run
-from polyfed.analysis.scaling import scaling, scaling_experiments
-from polyfed.analysis.series import Trial, carry_out, plan
+from polyfed import Experiment
+from polyfed.analysis.scaling import run_scaling, scaling_experiments
+from polyfed.analysis.series import Trial, final_values, planned_trials, spreads_of
 from polyfed.core.errors import ConfigError, RunError
 from polyfed.runs.folder import RunFolder
-from polyfed.runs.records import RunRecords
 
 
 def loaded(content: dict[str, Any], *overrides: str) -> Experiment:
@@ -20,7 +19,7 @@ def loaded(content: dict[str, Any], *overrides: str) -> Experiment:
 
 
 def test_folders_are_called_after_label_and_seed(tiny: dict[str, Any], tmp_path: Path) -> None:
-    trials = plan({"a": loaded(tiny), "b": loaded(tiny)}, [3, 1], tmp_path)
+    trials = planned_trials({"a": loaded(tiny), "b": loaded(tiny)}, [3, 1], tmp_path)
     assert [(t.label, t.seed, t.folder.name) for t in trials] == [
         ("a", 3, "a-seed3"),
         ("a", 1, "a-seed1"),
@@ -29,65 +28,58 @@ def test_folders_are_called_after_label_and_seed(tiny: dict[str, Any], tmp_path:
     ]
 
 
-def test_a_run_that_was_stopped_is_continued(tiny: dict[str, Any], tmp_path: Path, started: list[str]) -> None:
-    experiment, told = loaded(tiny), list[str]()
-    (trial,) = plan({"a": experiment}, [0], tmp_path)
-    run(trial.experiment, trial.folder)
-    expected = RunRecords.load(trial.folder).last("server")["r1_sum"]
+def test_a_run_is_started_continued_and_then_complete(tiny: dict[str, Any], tmp_path: Path) -> None:
+    (trial,), lines = planned_trials({"a": loaded(tiny)}, [0], tmp_path), list[str]()
+    values = final_values([trial], lines.append)
+    where = "run 1 of 1: a, seed 0: "
+    assert lines[0] == f"{where}started; watch it with: polyfed watch {trial.folder}"
+    assert lines[1] == f"{where}r1_sum {values['a'][0]:.2f}"
+    assert (trial.folder / "progress.jsonl").is_file()
     for file in (trial.folder / "checkpoints").glob("round-000002.*"):
         file.unlink()
     assert trial.begun
     assert not trial.complete
-    assert carry_out([trial], told.append) == {"a": {0: expected}}
+    assert final_values([trial], lines.append) == values
     assert trial.complete
-    assert started == []
-    assert "run 1 of 1: a, seed 0: continued" in told[0]
-    carry_out([trial], told.append)
-    assert told[-1].endswith("(was complete)")
-
-
-def test_what_is_told(tiny: dict[str, Any], tmp_path: Path, started: list[str]) -> None:
-    told: list[str] = []
-    trials = plan({"a": loaded(tiny, "run.rounds=1")}, [0], tmp_path)
-    value = carry_out(trials, told.append)["a"][0]
-    assert told[0] == f"run 1 of 1: a, seed 0: started; watch it with: polyfed watch {tmp_path / 'a-seed0'}"
-    assert told[1] == f"run 1 of 1: a, seed 0: r1_sum {value:.2f}"
-    assert (tmp_path / "a-seed0" / "progress.jsonl").is_file()
+    assert lines[2].startswith(f"{where}continued")
+    final_values([trial], lines.append)
+    assert lines[-1] == f"{lines[1]} (was complete)"
 
 
 def test_a_folder_with_other_settings_is_refused(tiny: dict[str, Any], tmp_path: Path) -> None:
-    (trial,) = plan({"a": loaded(tiny)}, [0], tmp_path)
+    (trial,) = planned_trials({"a": loaded(tiny)}, [0], tmp_path)
     trial.folder.mkdir()
     RunFolder(trial.folder).begin("x", trial.experiment.to_yaml(), {}, {})
-    assert plan({"a": loaded(tiny)}, [0], tmp_path)
+    assert planned_trials({"a": loaded(tiny)}, [0], tmp_path)
     with pytest.raises(ConfigError, match="holds a run with other settings than 'a', seed 0; choose another --out"):
-        plan({"a": loaded(tiny, "run.rounds=9")}, [0], tmp_path)
+        planned_trials({"a": loaded(tiny, "run.rounds=9")}, [0], tmp_path)
 
 
 def test_a_folder_with_something_else_is_refused(tiny: dict[str, Any], tmp_path: Path) -> None:
     (tmp_path / "b-seed0").mkdir()
     (tmp_path / "b-seed0" / "letter.txt").touch()
     with pytest.raises(RunError, match="is not empty"):
-        plan({"a": loaded(tiny), "b": loaded(tiny)}, [0], tmp_path)
+        planned_trials({"a": loaded(tiny), "b": loaded(tiny)}, [0], tmp_path)
     assert not (tmp_path / "a-seed0").exists()
 
 
-@pytest.mark.parametrize("seeds", [[], [1, 1], [-1]])
-def test_seeds_that_cannot_be(tiny: dict[str, Any], tmp_path: Path, seeds: list[int]) -> None:
-    with pytest.raises(ConfigError, match="must be different numbers from 0 on"):
-        plan({"a": loaded(tiny)}, seeds, tmp_path)
-
-
-def test_what_cannot_be_run_is_refused_before_any_run(tiny: dict[str, Any], tmp_path: Path) -> None:
-    good, large = loaded(tiny), loaded(tiny, "run.sampling.cohort=4")
-    with pytest.raises(ConfigError, match=r"'large': run.sampling.cohort is 4, but there are 3 clients"):
-        plan({"good": good, "large": large}, [0], tmp_path)
-    with pytest.raises(ConfigError, match="has no server model"):
-        plan({"a": loaded(tiny | {"server": None})}, [0], tmp_path)
-    with pytest.raises(ConfigError, match="needs a public set"):
-        plan({"a": loaded(tiny | {"public": None}, "algorithm=server_only")}, [0], tmp_path)
-    with pytest.raises(ConfigError, match="is a deployment"):
-        plan({"a": loaded(tiny, "run.engine={name: flower, superlink: '127.0.0.1:9091'}")}, [0], tmp_path)
+@pytest.mark.parametrize(
+    ("changes", "overrides", "seeds", "message"),
+    [
+        ({}, (), [], "must be different numbers from 0 on"),
+        ({}, (), [1, 1], "must be different numbers from 0 on"),
+        ({}, (), [-1], "must be different numbers from 0 on"),
+        ({}, ("run.sampling.cohort=4",), [0], r"'a': run.sampling.cohort is 4, but there are 3 clients"),
+        ({"server": None}, (), [0], "has no server model"),
+        ({"public": None}, ("algorithm=server_only",), [0], "needs a public set"),
+        ({}, ("run.engine={name: flower, superlink: '127.0.0.1:9091'}",), [0], "is a deployment"),
+    ],
+)
+def test_what_cannot_be_run_is_refused_before_any_run(
+    tiny: dict[str, Any], tmp_path: Path, changes: dict, overrides: tuple[str, ...], seeds: list[int], message: str
+) -> None:
+    with pytest.raises(ConfigError, match=message):
+        planned_trials({"good": loaded(tiny), "a": loaded(tiny | changes, *overrides)}, seeds, tmp_path)
     assert not list(tmp_path.glob("*-seed*"))
 
 
@@ -130,8 +122,11 @@ def test_steps_that_cannot_be(three_groups: dict[str, Any], steps: list[list[str
 
 
 def test_scaling_runs_every_step(three_groups: dict[str, Any], tmp_path: Path, started: list[str]) -> None:
-    found = scaling(loaded(three_groups), [["text"]], [0], tmp_path)
+    found = run_scaling(loaded(three_groups), [["text"]], [0], tmp_path)
     assert started == ["0-none-seed0", "1-text-seed0"]
-    assert [spread.mean for spread in found.spreads] == [found.values["0-none"][0], found.values["1-text"][0]]
+    assert [spread.mean for spread in spreads_of(found.values).values()] == [
+        found.values["0-none"][0],
+        found.values["1-text"][0],
+    ]
     assert found.to_json()["values"]["0-none"]["std"] != found.to_json()["values"]["0-none"]["mean"]
-    assert found.to_json()["steps"] == [["text"]]
+    assert found.to_json()["steps"] == (("text",),)

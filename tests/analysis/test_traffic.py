@@ -4,9 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from polyfed.analysis.exchange_plots import draw_traffic
-from polyfed.analysis.exchange_tables import traffic_tables
-from polyfed.analysis.traffic import Traffic, run_traffic
+from polyfed.analysis.traffic import Traffic, draw_traffic_of_runs, run_traffic, traffic_tables
 from polyfed.core.errors import RunError
 from polyfed.runs.opened import Run, open_run
 from polyfed.runs.records import RunRecords, Transfer
@@ -34,11 +32,11 @@ def test_sums_by_hand() -> None:
     assert (found.total("down"), found.total("up"), found.beside, found.rounds) == (207, 93, 14, 2)
     assert found.by_kind == {"weights": {"down": 200, "up": 50}, "rows": {"down": 7, "up": 43}}
     assert found.by_client == {"a": {"down": 200, "up": 90}, "b": {"down": 7, "up": 3}}
-    assert found.takings == {"a": 2, "b": 1}
+    assert found.turns == {"a": 2, "b": 1}
     assert found.by_round == {"down": {1: 107, 3: 100}, "up": {1: 53, 3: 40}}
     assert found.cumulative() == {1: 160, 3: 300}
     assert (found.a_round("down"), found.a_round("up")) == (69, 31)
-    assert found.kind_a_round("rows", "up") == pytest.approx(43 / 3)
+    assert found.a_round("up", "rows") == pytest.approx(43 / 3)
 
 
 def test_a_run_and_its_ledger_agree(fedafd_run: Path) -> None:
@@ -49,14 +47,14 @@ def test_a_run_and_its_ledger_agree(fedafd_run: Path) -> None:
     assert {"weights", "representations"} <= set(found.by_kind)
     assert found.by_kind["representations"]["up"] > 0 == found.by_kind["weights"]["up"]
     for direction in ("down", "up"):
-        parts = [found.kind_a_round(kind, direction) for kind in found.by_kind]
+        parts = [found.a_round(direction, kind) for kind in found.by_kind]
         assert sum(parts) == pytest.approx(found.a_round(direction))
         assert sum(counts[direction] for counts in found.by_client.values()) == found.total(direction)
 
 
 def test_runs_side_by_side(fedafd_run: Path, tiny_run: Path) -> None:
     runs = [run_traffic(open_run(fedafd_run)), run_traffic(open_run(tiny_run))]
-    left, right = draw_traffic(runs).axes
+    left, right = draw_traffic_of_runs(runs).axes
     assert [line.get_label() for line in left.lines] == ["run (fedafd)", "run (fedavg)"]
     assert len(right.patches) == 2 * sum(len(run.by_kind) for run in runs)
     totals, kinds = traffic_tables(runs)

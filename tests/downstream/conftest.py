@@ -12,8 +12,7 @@ from polyfed.cli.main import main
 from polyfed.core.randomness import isolated
 from polyfed.data.sources.scenes import Scenes
 from polyfed.data.view import DataContext
-from polyfed.downstream.bench import Bench
-from polyfed.downstream.subject import Subject
+from polyfed.downstream.bench import Bench, FrozenModel
 from polyfed.federation.settings import DataSettings
 from polyfed.models.model import ModelSettings
 from polyfed.reporting.reported import run as run_experiment
@@ -42,7 +41,7 @@ def make_bench(tmp_path: Path) -> MakeBench:
             train=40, validation=12, test=20, size=16, targets={"label": "label", "topic": "topic"}, difficulty=0.0
         )
         data = DataSettings(cache_dir=tmp_path / "cache", sources={"scenes": scenes, **sources})
-        return Bench(Subject("random", model, views, context, batch=16), data, draws=draws)
+        return Bench(FrozenModel("random", model, views, context, batch=16), data, draws=draws)
 
     return make
 
@@ -65,17 +64,20 @@ def cli(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp
     return call
 
 
+def _finished(tiny_run: Path, folder: Path, **changes: Any) -> Path:
+    content = yaml.safe_load((tiny_run / "config.yaml").read_text()) | {"server": None} | changes
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("polyfed.reporting.reported.draw_all", lambda records: None)  # takes longer than all the rest
+        return run_experiment(Experiment.load(content), folder).folder
+
+
 @pytest.fixture(scope="session")
 def local_run(tiny_run: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Folder of a finished run of clients that keep their models, without a server; not to be changed."""
-    content = yaml.safe_load((tiny_run / "config.yaml").read_text())
-    content |= {"algorithm": "local", "server": None}
-    return run_experiment(Experiment.load(content), tmp_path_factory.mktemp("local") / "run").folder
+    return _finished(tiny_run, tmp_path_factory.mktemp("local") / "run", algorithm="local")
 
 
 @pytest.fixture(scope="session")
 def typed_run(tiny_run: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Folder of a finished run of FedAvg without a server model: the weights are those of types; likewise."""
-    content = yaml.safe_load((tiny_run / "config.yaml").read_text())
-    content |= {"server": None}
-    return run_experiment(Experiment.load(content), tmp_path_factory.mktemp("typed") / "run").folder
+    return _finished(tiny_run, tmp_path_factory.mktemp("typed") / "run")

@@ -14,6 +14,7 @@ from PIL import Image
 
 from polyfed.core.errors import ConfigError
 from polyfed.downstream.model_choice import ModelChoice
+from polyfed.downstream.results import Outcome, ProbeRow
 from polyfed.downstream.suite import Suite, suites
 from polyfed.runs.saved import load_model
 
@@ -108,7 +109,10 @@ def test_encoders_beside_a_run_search_its_clients(cli: Cli, tiny_run: Path, smal
     assert read("there", "small-tasks-clients")["tasks"]["clients"]["rows"][0]["on"] == "paired-0"
 
 
-def test_results_of_other_options_stay(cli: Cli, tiny_run: Path) -> None:
+def test_results_of_other_options_stay(cli: Cli, tiny_run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made_up = Outcome("data", [ProbeRow("all", {"accuracy": [50.0]})])
+    monkeypatch.setattr("polyfed.downstream.probes.few_shot.FewShot.run", lambda *_: made_up)
+    monkeypatch.setattr("polyfed.reporting.figures.save", lambda drawing, path: path.touch())
     tasks = {name: SMALL["tasks"]["shapes"] | {"draws": 1, "epochs": 1} for name in ("one", "two/halves", "x" * 90)}
     for suite in ("a", "b"):
         written(f"{suite}.yaml", {**SMALL, "tasks": tasks})

@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from polyfed.core.errors import ConfigError
 from polyfed.core.randomness import isolated
 from polyfed.data.view import DataContext
+from polyfed.downstream.bench import FrozenModel
 from polyfed.downstream.maps import MapReader
-from polyfed.downstream.subject import Subject
 from polyfed.models.decoders import GridDecoder, UNetDecoder
 from polyfed.models.model import ModelSettings
 from polyfed.models.towers import LocalFeatures, from_map
@@ -20,15 +20,15 @@ from polyfed.models.towers import LocalFeatures, from_map
 PIXELS = {"name": "pixels", "size": 32}
 
 
-def subject(encoder: Mapping[str, Any], folder: Path, **more: Any) -> Subject:
+def subject(encoder: Mapping[str, Any], folder: Path, **more: Any) -> FrozenModel:
     settings = ModelSettings.model_validate({"dim": 8, "encoders": {"image": {"view": PIXELS, **encoder}}, **more})
     context = DataContext(folder)
     with isolated(0, "maps"):
         model = settings.build({}, context)
-    return Subject("random", model, {"image": settings.encoders["image"].view}, context)
+    return FrozenModel("random", model, {"image": settings.encoders["image"].view}, context)
 
 
-def reader_of(which: Subject, x: Tensor) -> MapReader:
+def reader_of(which: FrozenModel, x: Tensor) -> MapReader:
     trunk = which.trunk("image")
     assert trunk is not None
     return MapReader.of(trunk, x[:1], "test")

@@ -16,18 +16,13 @@ from matplotlib.figure import Figure
 from matplotlib.transforms import Bbox
 from PIL import Image
 
-from polyfed.analysis.centres import Centres, Picture
-from polyfed.analysis.drift import Drift, ModalityDrift
-from polyfed.analysis.exchange_plots import draw_drift, draw_features
-from polyfed.analysis.exchange_plots import draw_traffic as draw_runs_traffic
-from polyfed.analysis.exchange_plots import draw_weights as draw_channel_weights
-from polyfed.analysis.fused_features import KINDS, TOGETHER, Feature, Features
-from polyfed.analysis.model_plots import draw_centres
-from polyfed.analysis.round_weights import ChannelWeights, RunWeights
+from polyfed.analysis.centres import Centres, GroupMap, draw_centres
+from polyfed.analysis.drift import Drift, ModalityDrift, draw_drift
+from polyfed.analysis.fused_features import FEATURE_KINDS, TOGETHER, ComparedFeatures, KindOfFeatures, draw_features
+from polyfed.analysis.round_weights import ChannelWeights, RunWeights, draw_round_weights
 from polyfed.analysis.separation import Separation
-from polyfed.analysis.traffic import Traffic
-from polyfed.downstream.plots import draw_findings
-from polyfed.downstream.results import Findings, Outcome, Row
+from polyfed.analysis.traffic import Traffic, draw_traffic_of_runs
+from polyfed.downstream.results import Findings, Outcome, ProbeRow, draw_findings
 from polyfed.reporting import compare as compare_module
 from polyfed.reporting import plots
 from polyfed.reporting.compare import compare, draw_comparison
@@ -86,17 +81,17 @@ def channel_weights() -> Figure:
     clients = tuple(f"paired-{k}" for k in range(8))
     kinds = ("uni-modal",) * 4 + ("multi-modal",) * 4
     each = ChannelWeights("image", 3, clients, kinds, np.full((8, 30), 1 / 8), tuple(range(30)))
-    return draw_channel_weights(RunWeights("run", (each, each)))
+    return draw_round_weights(RunWeights("run", (each, each)))
 
 
 def features() -> Figure:
     labels = torch.arange(60) % 20
     separation = Separation(0.1, 0.2, 30.0)
-    found = {kind: Feature(kind, torch.rand(60, 4), separation, {}) for kind in KINDS}
-    maps = {kind: torch.rand(60, 2) for kind in KINDS} | {TOGETHER: torch.rand(180, 2)}
+    found = {kind: KindOfFeatures(torch.rand(60, 4), separation, {}) for kind in FEATURE_KINDS}
+    maps = {kind: torch.rand(60, 2) for kind in FEATURE_KINDS} | {TOGETHER: torch.rand(180, 2)}
     classes = {k: f"class number {k}" for k in range(20)}
     return draw_features(
-        Features("run", "image-0", 1, "accuracy", labels, classes, found, "pca", torch.arange(60), maps)
+        ComparedFeatures("run", "image-0", 1, "accuracy", labels, classes, found, "pca", torch.arange(60), maps)
     )
 
 
@@ -106,21 +101,21 @@ def runs_traffic() -> Figure:
     by_round = {side: {number: size for number in range(1, 9)} for side, size in sides.items()}
     by_kind = {kind: sides for kind in kinds}
     runs = [
-        Traffic(f"run-{k}-of-a-long-name", "creamfl", 8, by_round, by_kind, {"a": sides}, {"a": 8}, 0) for k in range(9)
+        Traffic(f"run-{k}-of-a-long-name", "creamfl", by_round, by_kind, {"a": sides}, {"a": 8}, 0) for k in range(9)
     ]
-    return draw_runs_traffic(runs)
+    return draw_traffic_of_runs(runs)
 
 
 def centres() -> Figure:
     names = tuple(f"image: a data set number {k}" for k in range(7))
-    picture = Picture(tuple(range(7)), torch.rand(70, 2), torch.arange(70) % 7, torch.rand(7, 2), torch.rand(2))
+    picture = GroupMap(tuple(range(7)), torch.rand(70, 2), torch.arange(70) % 7, torch.rand(7, 2), torch.rand(2))
     found = Centres("run", 1, "test", names, ("image",) * 7, torch.ones(7).long(), torch.rand(7, 3), {"image": picture})
     return draw_centres([found, found])
 
 
 def findings() -> Figure:
     metrics = {f"metric_number_{k}": (10.0, 12.0) for k in range(6)}
-    outcome = Outcome("data", [Row(f"{LONG} {k}", metrics) for k in range(5)])
+    outcome = Outcome("data", [ProbeRow(f"{LONG} {k}", metrics) for k in range(5)])
     tasks = {f"task {k}": outcome for k in range(4)}
     return draw_findings(Findings("subject", "suite", 0, dict.fromkeys(tasks, "linear"), tasks, {}))
 

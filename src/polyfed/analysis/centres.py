@@ -8,45 +8,44 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from itertools import chain, combinations, product
+from typing import TYPE_CHECKING, Any
 
 import torch
 from jaxtyping import Float, Int64
 from torch import Tensor
 from torch.nn import functional as F
 
+from polyfed.analysis.drawing import MARKERS
 from polyfed.analysis.encoders import Encoders, drawn, encoders_of, require_different
-from polyfed.analysis.lda import lda
+from polyfed.analysis.projections import class_means, lda
 from polyfed.core.device import cpu_threads
 from polyfed.core.errors import ConfigError, nearest
-from polyfed.data.samples import Samples
 from polyfed.data.source import Split
+from polyfed.reporting.figures import COLOURS, figure_grid, styled
+from polyfed.reporting.tables import TextTable, figure
 from polyfed.runs.opened import ServerModel
 
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
 BY = ("data", "class")
-SHOWN = 200
-"""Points of a group in a picture."""
-ALL = "all modalities"
+ALL_MODALITIES = "all modalities"
+_POINTS = 200  # of a group in a picture
+_LISTED = 40  # distances in the table
+_NAMED = 16  # groups up to which the picture has a legend
+
+
+def centre_distances(centres: Float[Tensor, "c d"]) -> tuple[Float[Tensor, "c c"], Float[Tensor, "c c"]]:
+    """Euclidean and cosine distances (1 - cos; 1 for a centre at the origin) of all pairs of centres, in float64."""
+    centres = centres.double()
+    unit = F.normalize(centres, dim=1)
+    euclidean = torch.linalg.vector_norm(centres[:, None] - centres, dim=-1)
+    return euclidean, (1 - unit @ unit.T).clamp(0, 2).fill_diagonal_(0)
 
 
 @dataclass(frozen=True)
-class Distances:
-    """Distances of all pairs of c centres; cosine distance is 1 - cos, and 1 for a centre at the origin."""
-
-    euclidean: Float[Tensor, "c c"]
-    cosine: Float[Tensor, "c c"]
-
-    @classmethod
-    def of(cls, centres: Float[Tensor, "c d"]) -> Distances:
-        """In float64; each matrix is symmetric with a diagonal of zeros."""
-        centres = centres.double()
-        unit = F.normalize(centres, dim=1)
-        euclidean = torch.linalg.vector_norm(centres[:, None] - centres, dim=-1)
-        return cls(euclidean, (1 - unit @ unit.T).clamp(0, 2).fill_diagonal_(0))
-
-
-@dataclass(frozen=True)
-class Picture:
+class GroupMap:
     """Some groups of representations, projected by LDA to two dimensions.
 
     Attributes:
@@ -54,7 +53,7 @@ class Picture:
         points: coordinates of at most 200 representations of each group [m, 2].
         labels: group number of each point [m].
         places: coordinates of the groups' centres [g, 2].
-        ratios: variance between over variance within groups along the two axes [2].
+        ratios: variance between over (shrunk) variance within groups along the two axes [2].
     """
 
     groups: tuple[int, ...]
@@ -64,17 +63,16 @@ class Picture:
     ratios: Float[Tensor, " 2"]
 
     @classmethod
-    def of(cls, groups: Mapping[int, Float[Tensor, "n d"]]) -> Picture:
+    def of(cls, groups: Mapping[int, Float[Tensor, "n d"]]) -> GroupMap:
         """Project groups, given by number; at least two."""
-        sizes = torch.tensor([len(rows) for rows in groups.values()])
-        found = lda(torch.cat(list(groups.values())), torch.repeat_interleave(torch.tensor(list(groups)), sizes))
-        return cls(
-            groups=tuple(groups),
-            points=found.project(torch.cat([rows[:SHOWN] for rows in groups.values()])),
-            labels=torch.repeat_interleave(torch.tensor(list(groups)), sizes.clamp(max=SHOWN)),
-            places=found.project(torch.stack([rows.double().mean(0) for rows in groups.values()])),
-            ratios=found.ratios,
-        )
+        numbers, sizes = torch.tensor(list(groups)), torch.tensor([len(rows) for rows in groups.values()])
+        codes = torch.repeat_interleave(torch.arange(len(groups)), sizes)
+        projected = lda(torch.cat(list(groups.values())), codes)
+        means, _ = class_means(projected, codes)
+        ratios = (means[codes] - projected.mean(0)).square().mean(0)  # of axes with unit variance within
+        points = torch.cat([rows[:_POINTS] for rows in torch.split(projected, sizes.tolist())])
+        labels = torch.repeat_interleave(numbers, sizes.clamp(max=_POINTS))
+        return cls(tuple(groups), points, labels, means, ratios)
 
 
 @dataclass(frozen=True)
@@ -98,25 +96,20 @@ class Centres:
     modalities: tuple[str, ...]
     counts: Int64[Tensor, " c"]
     values: Float[Tensor, "c d"]
-    pictures: Mapping[str, Picture]
-
-    @property
-    def distances(self) -> Distances:
-        """Between the centres."""
-        return Distances.of(self.values)
+    pictures: Mapping[str, GroupMap]
 
     def to_json(self) -> dict[str, Any]:
         """Names, sizes and distances, without points."""
-        distances = self.distances
+        euclidean, cosine = centre_distances(self.values)
         return {
             "run": self.run,
             "round": self.round,
             "split": self.split,
-            "groups": list(self.names),
-            "modalities": list(self.modalities),
+            "groups": self.names,
+            "modalities": self.modalities,
             "counts": self.counts.tolist(),
-            "euclidean": distances.euclidean.tolist(),
-            "cosine": distances.cosine.tolist(),
+            "euclidean": euclidean.tolist(),
+            "cosine": cosine.tolist(),
             "lda_ratios": {title: picture.ratios.tolist() for title, picture in self.pictures.items()},
         }
 
@@ -149,17 +142,29 @@ def run_centres(
     require_different(names, "data sets")
     encoders = encoders_of(server, normalise=True)
     splits = [encoders.split(name, split) for name in names]
-    _require(encoders, splits, by)
+    _require_groups(encoders, splits, by)
+    groups: dict[str, Tensor] = {}
     with cpu_threads(server.run.conditions.run.threads):
-        groups: dict[str, Tensor] = {}
         for modality in encoders.views:
             for part in splits:
                 if modality in part.columns:
                     groups |= _groups(encoders, part, modality, by, most)
-        return _centres(server, split, groups)
+        modalities = tuple(name.partition(":")[0] for name in groups)
+        pictures = _pictures(list(groups.values()), modalities)
+    counts = torch.tensor([len(rows) for rows in groups.values()])
+    means = torch.stack([rows.double().mean(0) for rows in groups.values()])
+    return Centres(server.run.name, server.round, split, tuple(groups), modalities, counts, means, pictures)
 
 
-def _require(encoders: Encoders, splits: Sequence[Split], by: str) -> None:
+def _pictures(groups: Sequence[Float[Tensor, "n d"]], modalities: Sequence[str]) -> dict[str, GroupMap]:
+    # modalities apart, since they lie farther from each other than anything within one; then all together
+    shown = {name: [k for k, own in enumerate(modalities) if own == name] for name in dict.fromkeys(modalities)}
+    if len(shown) > 1:
+        shown[ALL_MODALITIES] = list(range(len(groups)))
+    return {title: GroupMap.of({k: groups[k] for k in ks}) for title, ks in shown.items() if len(ks) > 1}
+
+
+def _require_groups(encoders: Encoders, splits: Sequence[Split], by: str) -> None:
     for split in splits:
         if not encoders.modalities(split):
             raise ConfigError(
@@ -175,42 +180,63 @@ def _require(encoders: Encoders, splits: Sequence[Split], by: str) -> None:
 def _groups(encoders: Encoders, split: Split, modality: str, by: str, most: int | None) -> Mapping[str, Tensor]:
     """Name of a group -> its representations [n, d]."""
     samples = encoders.samples(split, modality)
-    rows = torch.unique(samples.rows[modality])
+    rows = torch.unique(samples.rows[modality])  # siblings share a picture, which counts once
     rows = rows[drawn(len(rows), most, "centres", split.source, modality)]
     values = torch.cat(list(encoders.embeddings(samples, modality, rows)))
     if by == "data":
         return {f"{modality}: {split.source}": values}
-    labels, names = _labels(samples, modality, next(iter(split.targets)))
+    target = next(iter(split.targets))
+    names = dict(enumerate(samples.classes.get(target, ())))
+    labels = torch.full((len(samples.inputs[modality]),), -1)
+    labels[samples.rows[modality]] = samples.targets[target]  # of several samples that share a row, the last one's
     return {
         f"{modality}: {split.source} / {names.get(label, label)}": values[labels[rows] == label]
         for label in sorted(set(labels[rows].tolist()))
     }
 
 
-def _labels(samples: Samples, modality: str, target: str) -> tuple[Int64[Tensor, " rows"], dict[int, str]]:
-    """Class of each row of a modality (of several samples that share a row, the last one's), and names of classes."""
-    labels = torch.full((len(samples.inputs[modality]),), -1)
-    labels[samples.rows[modality]] = samples.targets[target]
-    return labels, dict(enumerate(samples.classes.get(target, ())))
+def centres_table(centres: Centres) -> TextTable:
+    """Distances of all pairs of centres, the farthest first."""
+    euclidean, cosine = centre_distances(centres.values)
+    pairs = sorted(combinations(range(len(centres.names)), 2), key=lambda pair: -float(euclidean[pair]))
+    rows = [
+        (f"{centres.names[i]} - {centres.names[j]}", *(figure(float(kind[i, j]), 4) for kind in (euclidean, cosine)))
+        for i, j in pairs[:_LISTED]
+    ]
+    left = len(pairs) - len(rows)
+    notes = (f"The farthest {_LISTED}; {left} more are in the JSON file.",) if left else ()
+    title = f"{centres.run}, round {centres.round}: distances of centres"
+    return TextTable(title, ("between", "Euclidean", "cosine"), rows, notes)
 
 
-def _centres(server: ServerModel, split: str, groups: Mapping[str, Float[Tensor, "n d"]]) -> Centres:
-    modalities = tuple(name.partition(":")[0] for name in groups)
-    return Centres(
-        run=server.run.name,
-        round=server.round,
-        split=split,
-        names=tuple(groups),
-        modalities=modalities,
-        counts=torch.tensor([len(rows) for rows in groups.values()]),
-        values=torch.stack([rows.double().mean(0) for rows in groups.values()]),
-        pictures=_pictures(list(groups.values()), modalities),
-    )
+@styled
+def draw_centres(runs: Sequence[Centres]) -> Figure:
+    """LDA projections, a column for each run and a row for each modality; small marks are samples, large ones centres.
 
-
-def _pictures(groups: Sequence[Float[Tensor, "n d"]], modalities: Sequence[str]) -> dict[str, Picture]:
-    """Modalities apart, since they lie farther from each other than anything within one; then all together."""
-    chosen = {name: [k for k, own in enumerate(modalities) if own == name] for name in dict.fromkeys(modalities)}
-    if len(chosen) > 1:
-        chosen[ALL] = list(range(len(groups)))
-    return {title: Picture.of({k: groups[k] for k in numbers}) for title, numbers in chosen.items() if len(numbers) > 1}
+    The marker tells the modality and the colour the data set (or class), the same in all runs.
+    """
+    titles = list(dict.fromkeys(chain.from_iterable(centres.pictures for centres in runs)))
+    drawing, axes = figure_grid(len(titles), len(runs), title="Representations, projected by LDA")
+    names = {
+        name: modality for centres in runs for name, modality in zip(centres.names, centres.modalities, strict=True)
+    }
+    data = list(dict.fromkeys(name.partition(": ")[2] for name in names))
+    modalities = list(dict.fromkeys(names.values()))
+    looks: dict[str, Any] = {}
+    for name, modality in names.items():
+        colour, marker = data.index(name.partition(": ")[2]), modalities.index(modality)
+        looks[name] = {"color": COLOURS[colour % len(COLOURS)], "marker": MARKERS[marker % len(MARKERS)]}
+    handles: dict[str, Any] = {}  # one legend for all panels, which share their groups
+    for panel, (title, centres) in zip(axes, product(titles, runs), strict=True):
+        panel.set(title=f"{centres.run}, round {centres.round}: {title}", xlabel="first axis", ylabel="second axis")
+        if title not in centres.pictures:
+            panel.set_axis_off()
+            continue
+        picture = centres.pictures[title]
+        for k, (x, y) in zip(picture.groups, picture.places.tolist(), strict=True):
+            name, points = centres.names[k], picture.points[picture.labels == k]
+            panel.scatter(points[:, 0], points[:, 1], s=8, alpha=0.35, linewidths=0, **looks[name])
+            handles[name] = panel.scatter([x], [y], s=110, edgecolors="black", linewidths=1, **looks[name])
+    if len(names) <= _NAMED:
+        drawing.legend(list(handles.values()), list(handles), loc="outside lower left", ncols=2 * len(runs))
+    return drawing

@@ -38,23 +38,19 @@ class Depths:
         Raises:
             ConfigError: an encoder has fewer layers, or there is no such modality.
         """
-        wanted = {name: depth for name in self.counts} if isinstance(depth, int) else dict(depth or {})
-        for name, number in wanted.items():
-            if name not in self.counts:
+        wanted = dict.fromkeys(self.counts, depth) if isinstance(depth, int) else dict(depth or {})
+        for name in wanted.keys() - self.counts.keys():
+            raise ConfigError(f"--depth names '{name}', which the model does not encode; {nearest(name, self.counts)}")
+        names: set[str] = set()
+        for modality, count in self.counts.items():
+            limit = wanted.get(modality, max(1, count // 2))
+            if not 0 <= limit <= count:
                 raise ConfigError(
-                    f"--depth names '{name}', which the model does not encode; {nearest(name, self.counts)}"
+                    f"--depth {limit}: the encoder of '{modality}' has {count} layers; give so many or fewer"
                 )
-            if not 0 <= number <= self.counts[name]:
-                raise ConfigError(
-                    f"--depth {number}: the encoder of '{name}' has {self.counts[name]} layers; give so many or fewer"
-                )
-        limits = {name: wanted.get(name, max(1, count // 2)) for name, count in self.counts.items()}
-        return frozenset(
-            name
-            for modality, limit in limits.items()
-            for name, layer in self.layer.items()
-            if name.startswith(f"encoders.{modality}.") and layer <= limit
-        )
+            own = [name for name in self.layer if name.startswith(f"encoders.{modality}.")]
+            names.update(name for name in own if self.layer[name] <= limit)
+        return frozenset(names)
 
 
 def depth_of(model: Model) -> Depths:
@@ -70,15 +66,19 @@ def depth_of(model: Model) -> Depths:
     layer: dict[str, int] = {}
     counts: dict[str, int] = {}
     for modality, encoder in model.encoders.items():
-        prefix = f"encoders.{modality}."
-        inner, stack = _stack(modality, encoder)
-        counts[modality] = len(stack[1])
-        layer |= {f"{prefix}{name}": number for name, number in _numbered(encoder, inner, *stack).items()}
+        trunk, name, count = _stack(modality, encoder)
+        counts[modality], reached = count, False
+        for key in encoder.state_dict():  # in the order of registration
+            if key.startswith(f"{name}."):
+                reached, number = True, 1 + int(key.removeprefix(f"{name}.").partition(".")[0])
+            else:
+                number = 0 if key.startswith(trunk) and not reached else count + 1
+            layer[f"encoders.{modality}.{key}"] = number
     behind = max(counts.values(), default=0) + 1
     return Depths({name: layer.get(name, behind) for name in model.state_dict()}, counts)
 
 
-def chosen(model: Model, part: str, depth: int | Mapping[str, int] | None = None) -> frozenset[str]:
+def chosen_tensors(model: Model, part: str, depth: int | Mapping[str, int] | None = None) -> frozenset[str]:
     """Names of the tensors in a part of the model: ``all``, those of the ``shallow`` layers, or the others (``deep``).
 
     Raises:
@@ -95,29 +95,16 @@ def chosen(model: Model, part: str, depth: int | Mapping[str, int] | None = None
     return shallow if part == "shallow" else every - shallow
 
 
-def _stack(modality: str, encoder: nn.Module) -> tuple[str, tuple[str, nn.ModuleList]]:
-    """Prefix of the innermost trunk within the encoder; name in it of the list of layers, and the list."""
+def _stack(modality: str, encoder: nn.Module) -> tuple[str, str, int]:
+    """Prefix of the innermost trunk within the encoder, name of its list of layers, and their number."""
     prefix, inner = "", encoder
+    # an aligned encoder has a trunk that has one itself
     while isinstance(trunk := getattr(inner, _INNER, None), nn.Module):
         prefix, inner = f"{prefix}{_INNER}.", trunk
     for name, module in inner.named_modules():
         if isinstance(module, nn.ModuleList) and len({type(member) for member in module}) == 1:
-            return prefix, (name, module)
+            return prefix, f"{prefix}{name}", len(module)
     raise ConfigError(
         f"the encoder of '{modality}' ({type(encoder).__name__}) has no layers to tell shallow from deep; take "
         "--layers all, or an encoder with layers: blocks, vit, bert, transformer, resnet or mobilenet"
     )
-
-
-def _numbered(encoder: nn.Module, inner: str, name: str, stack: nn.ModuleList) -> dict[str, int]:
-    """Tensor of an encoder -> its layer."""
-    start = f"{inner}{name}."
-    found: dict[str, int] = {}
-    reached = False  # state dicts are in the order of registration
-    for key in encoder.state_dict():
-        if key.startswith(start):
-            reached = True
-            found[key] = 1 + int(key.removeprefix(start).partition(".")[0])
-        else:
-            found[key] = 0 if key.startswith(inner) and not reached else len(stack) + 1
-    return found

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
+from itertools import chain
 from typing import Any
 
 import torch
@@ -16,6 +17,7 @@ from torch.nn import functional as F
 from polyfed.analysis.encoders import Encoders, drawn, require_different
 from polyfed.core.errors import ConfigError, DataError
 from polyfed.data.source import Split
+from polyfed.reporting.tables import TextTable, count, figure
 
 
 def mean_embedding(
@@ -30,17 +32,17 @@ def mean_embedding(
     Raises:
         DataError: there is no embedding, or the mean is not finite.
     """
-    total, count = torch.zeros(0, dtype=torch.float64), 0
+    total, number = torch.zeros(0, dtype=torch.float64), 0
     for batch in batches:
         rows = F.normalize(batch.double(), dim=-1) if normalise else batch.double()
-        total = rows.sum(0) + (total if count else 0)
-        count += len(rows)
-    if count == 0 or not bool(total.isfinite().all()):
-        raise DataError(f"{count} embeddings have no finite mean; look for an empty data set or NaN in the encoder")
-    return total / count, count
+        total = rows.sum(0) + (total if number else 0)  # the width is known from the first batch on
+        number += len(rows)
+    if number == 0 or not bool(total.isfinite().all()):
+        raise DataError(f"{number} embeddings have no finite mean; look for an empty data set or NaN in the encoder")
+    return total / number, number
 
 
-def gap(first: Float[Tensor, " d"], second: Float[Tensor, " d"]) -> float:
+def mean_distance(first: Float[Tensor, " d"], second: Float[Tensor, " d"]) -> float:
     """||e_1 - e_2||_2 of two mean embeddings (FedCola, section 5.2)."""
     return float(torch.linalg.vector_norm(first.double() - second.double()))
 
@@ -103,29 +105,39 @@ def domain_gaps(
     """
     require_different([anchor, *others], "data sets")
     splits = {name: encoders.split(name, split) for name in (anchor, *others)}
-    shared = {name: _shared(encoders, splits[anchor], splits[name]) for name in others}
-    compared = tuple(name for name in encoders.views if any(name in names for names in shared.values()))
-    needed = {anchor: compared, **shared}
-    mean = partial(_mean, encoders, normalise=normalise, most=most)
-    found = {name: {modality: mean(splits[name], modality) for modality in needed[name]} for name in splits}
-    gaps = {name: {m: gap(found[anchor][m][0], found[name][m][0]) for m in shared[name]} for name in others}
-    counts = {name: {modality: count for modality, (_, count) in by.items()} for name, by in found.items()}
+    compared = {name: _shared_modalities(encoders, splits[anchor], splits[name]) for name in others}
+    # the anchor is embedded once for all others, in the modalities that any of them has
+    of_anchor = list(dict.fromkeys(chain.from_iterable(compared.values())))
+    means: dict[str, dict[str, Tensor]] = defaultdict(dict)
+    counts: dict[str, dict[str, int]] = defaultdict(dict)
+    for name, modalities in {anchor: of_anchor, **compared}.items():
+        for modality in modalities:
+            samples = encoders.samples(splits[name], modality)
+            rows = drawn(len(samples.inputs[modality]), most, "gap", name, modality)
+            embeddings = encoders.embeddings(samples, modality, rows)
+            means[name][modality], counts[name][modality] = mean_embedding(embeddings, normalise=normalise)
+    gaps = {name: {m: mean_distance(means[anchor][m], means[name][m]) for m in compared[name]} for name in others}
     return DomainGaps(encoders.name, anchor, split, normalise, gaps, counts)
 
 
-def _mean(
-    encoders: Encoders, split: Split, modality: str, *, normalise: bool, most: int | None
-) -> tuple[Float[Tensor, " d"], int]:
-    samples = encoders.samples(split, modality)
-    rows = drawn(len(samples.inputs[modality]), most, "gap", split.source, modality)
-    return mean_embedding(encoders.embeddings(samples, modality, rows), normalise=normalise)
-
-
-def _shared(encoders: Encoders, anchor: Split, other: Split) -> tuple[str, ...]:
-    found = tuple(name for name in encoders.modalities(anchor) if name in other.columns)
-    if not found:
+def _shared_modalities(encoders: Encoders, anchor: Split, other: Split) -> list[str]:
+    shared = [name for name in encoders.modalities(anchor) if name in other.columns]
+    if not shared:
         raise ConfigError(
             f"'{anchor.source}' ({', '.join(anchor.columns)}) and '{other.source}' ({', '.join(other.columns)}) have "
             f"no modality in common that there is an encoder for ({', '.join(encoders.views)}); name other sources"
         )
-    return found
+    return shared
+
+
+def gap_table(gaps: DomainGaps) -> TextTable:
+    """One row for each data set and modality that was compared."""
+    rows = [
+        (f"{gaps.anchor} - {other}, {modality}", figure(value, 4), count(gaps.counts[other][modality]))
+        for other, by_modality in gaps.gaps.items()
+        for modality, value in by_modality.items()
+    ]
+    scale = "unit norm" if gaps.normalise else "not normalised"
+    note = f"L2 distance of mean embeddings ({scale}) by {gaps.encoders}; split {gaps.split}."
+    total = ("sum", figure(gaps.total(), 4), "")
+    return TextTable("Gaps between data sets", ("between", "gap", "samples"), [*rows, total], (note,))

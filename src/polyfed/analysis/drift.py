@@ -5,32 +5,39 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from statistics import fmean
-from typing import Any
+from itertools import chain, combinations
+from typing import TYPE_CHECKING, Any
 
 import torch
 from jaxtyping import Float, Int64
 from torch import Tensor
 
+from polyfed.analysis.drawing import bare_map, cycled, heat_map
 from polyfed.analysis.encoders import drawn
-from polyfed.analysis.kernel_alignment import LEAST, linear_cka
+from polyfed.analysis.kernel_alignment import LEAST_SAMPLES, linear_cka
 from polyfed.analysis.projections import project, require_method
-from polyfed.analysis.public_samples import one_of_each_item, represented
 from polyfed.core.device import cpu_threads
-from polyfed.core.errors import ConfigError
+from polyfed.core.errors import ConfigError, DataError
+from polyfed.data.samples import Samples
 from polyfed.models.model import Model, ModelSettings
-from polyfed.runs.opened import KeptClients
+from polyfed.reporting.figures import COLOURS, empty_figure, legend_beside, styled
+from polyfed.reporting.tables import TextTable, figure
+from polyfed.runs.opened import KeptClients, Run
 from polyfed.runs.records import SERVER
 
-SAMPLES = 250
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+DRIFT_SAMPLES = 250
 """As many as in the figure of the paper."""
-SHOWN = 1000
-"""Points on a map, of all participants together."""
+PAIRS = {"all": "all pairs", "same": "same group", "different": "different groups", "server": "client and server"}
+_POINTS = 1000  # on a map, of all participants together
+_METHODS = {"tsne": "t-SNE", "pca": "principal components"}
 
 
 @dataclass(frozen=True)
-class Participant:
-    """A client or the server, and how it represents the samples.
+class Represented:
+    """How a client or the server represents the samples.
 
     Attributes:
         name: client id, or ``server``.
@@ -46,12 +53,12 @@ class Participant:
 
 
 @dataclass(frozen=True)
-class Pairs:
+class PairMeans:
     """Means over pairs of participants; NaN where there is no pair."""
 
-    count: int
+    pairs: int
     distance: float
-    alignment: float
+    cka: float
 
 
 @dataclass(frozen=True)
@@ -89,38 +96,39 @@ class ModalityDrift:
         """Position of the server, if it encodes the modality."""
         return self.groups.index(None) if None in self.groups else None
 
-    def between(self, kind: str) -> Pairs:
+    def between(self, kind: str) -> PairMeans:
         """Means over pairs of clients: ``all``, of the ``same`` group or of ``different`` ones; or with the
         ``server``."""
         if kind == "server":
             return self.over([(place, self.server) for place in self.clients if self.server is not None])
-        pairs = [(i, j) for i in self.clients for j in self.clients if i < j]
+        pairs = combinations(self.clients, 2)
         wanted = {"all": (True, False), "same": (True,), "different": (False,)}[kind]
         return self.over([(i, j) for i, j in pairs if (self.groups[i] == self.groups[j]) in wanted])
 
-    def of_client(self, place: int) -> Pairs:
+    def of_client(self, place: int) -> PairMeans:
         """Means over the pairs of one client with the others."""
         return self.over([(place, other) for other in self.clients if other != place])
 
-    def over(self, pairs: Sequence[tuple[int, int]]) -> Pairs:
+    def over(self, pairs: Sequence[tuple[int, int]]) -> PairMeans:
         """Means over some pairs of positions; NaN entries do not count."""
-        return Pairs(len(pairs), _mean(self.distances, pairs), _mean(self.alignment, pairs))
+        chosen = tuple(torch.tensor(pairs, dtype=torch.int64).reshape(-1, 2).unbind(1))
+        return PairMeans(len(pairs), float(self.distances[chosen].nanmean()), float(self.alignment[chosen].nanmean()))
 
     def to_json(self) -> dict[str, Any]:
         """All figures, without the map."""
         return {
-            "participants": list(self.names),
-            "groups": list(self.groups),
-            "rounds": list(self.rounds),
+            "participants": self.names,
+            "groups": self.groups,
+            "rounds": self.rounds,
             "distances": self.distances.tolist(),
             "cka": self.alignment.tolist(),
-            "means": {kind: _pairs_json(self.between(kind)) for kind in ("all", "same", "different", "server")},
+            "means": {kind: vars(self.between(kind)) for kind in PAIRS},
         }
 
 
 @dataclass(frozen=True)
 class Drift:
-    """Drift in a run, by modality.
+    """Drift in a run.
 
     Attributes:
         run: its name.
@@ -136,15 +144,17 @@ class Drift:
 
     def to_json(self) -> dict[str, Any]:
         """All figures."""
-        found = {each.modality: each.to_json() for each in self.modalities}
-        return {"run": self.run, "samples": self.samples, "method": self.method, "modalities": found}
+        by_modality = {each.modality: each.to_json() for each in self.modalities}
+        return {"run": self.run, "samples": self.samples, "method": self.method, "modalities": by_modality}
 
 
-def run_drift(clients: KeptClients, *, which: str = "last", samples: int = SAMPLES, method: str = "tsne") -> Drift:
+def run_drift(
+    clients: KeptClients, *, which: str = "last", samples: int = DRIFT_SAMPLES, method: str = "tsne"
+) -> Drift:
     """Represent the same public samples with every client's kept model and with the server's, and compare.
 
     Args:
-        clients: they.
+        clients: the clients of a run that keep models.
         which: ``last`` or ``best`` server model.
         samples: public items at most, drawn at random, one sample of each.
         method: of the maps, ``tsne`` or ``pca``.
@@ -155,25 +165,39 @@ def run_drift(clients: KeptClients, *, which: str = "last", samples: int = SAMPL
         DataError: a model has diverged.
     """
     require_method(method)
-    index = _public_index(clients, samples)
-    with cpu_threads(clients.run.experiment.run.threads):
+    run, index = clients.run, _public_index(clients.run, samples)
+    with cpu_threads(run.experiment.run.threads):
         participants = list(_participants(clients, which, index))
-        modalities = dict.fromkeys(modality for participant in participants for modality in participant.values)
-        shared = {
-            name: [participant for participant in participants if name in participant.values] for name in modalities
-        }
-        found = tuple(drift(name, who, method) for name, who in shared.items() if len(who) > 1)
-    if not found:
-        raise ConfigError(f"no two participants of '{clients.run.folder}' encode the same modality of the public set")
-    return Drift(clients.run.name, len(index), method, found)
+        names = dict.fromkeys(chain.from_iterable(each.values for each in participants))
+        encoding = {name: [each for each in participants if name in each.values] for name in names}
+        modalities = [modality_drift(name, who, method) for name, who in encoding.items() if len(who) > 1]
+    if not modalities:
+        raise ConfigError(f"no two participants of '{run.folder}' encode the same modality of the public set")
+    return Drift(run.name, len(index), method, tuple(modalities))
 
 
-def drift(modality: str, participants: Sequence[Participant], method: str = "pca") -> ModalityDrift:
+def _public_index(run: Run, samples: int) -> Int64[Tensor, " n"]:
+    """The same for everybody: public samples have one order."""
+    if run.experiment.public is None:
+        raise ConfigError(
+            f"run '{run.folder}' has no public set, so there are no samples that all may see; "
+            "give a run whose configuration has a 'public' section"
+        )
+    public = run.federation.public_samples({})
+    assert public is not None
+    first = one_of_each_item(public.items)
+    if min(len(first), samples) < LEAST_SAMPLES:
+        raise ConfigError(f"{min(len(first), samples)} public samples are too few to compare; it takes {LEAST_SAMPLES}")
+    return first[drawn(len(first), samples, "drift")]
+
+
+def modality_drift(modality: str, participants: Sequence[Represented], method: str = "pca") -> ModalityDrift:
     """Compare participants that represent the same samples in ``modality``; at least two, clients before the server."""
     values = [participant.values[modality] for participant in participants]
     widths = [rows.shape[1] for rows in values]
     mapped = tuple(place for place, width in enumerate(widths) if width == max(widths, key=widths.count))
-    shown = torch.stack([values[place] for place in mapped])[:, : max(1, SHOWN // len(mapped))]
+    # widths that differ have no common map
+    shown = torch.stack([values[place] for place in mapped])[:, : max(1, _POINTS // len(mapped))]
     return ModalityDrift(
         modality=modality,
         names=tuple(participant.name for participant in participants),
@@ -182,62 +206,104 @@ def drift(modality: str, participants: Sequence[Participant], method: str = "pca
         distances=mean_distances(values),
         alignment=linear_cka(values),
         mapped=mapped,
-        points=project(shown.flatten(0, 1), method, "drift", modality).view(len(mapped), -1, 2),
+        points=project(shown.flatten(0, 1), method).view(len(mapped), -1, 2),
     )
 
 
 def mean_distances(values: Sequence[Float[Tensor, "n _"]]) -> Float[Tensor, "p p"]:
     """Mean over n samples of the Euclidean distance of every two sets' vectors of a sample, in float64."""
-    found = torch.full((len(values), len(values)), math.nan, dtype=torch.float64).fill_diagonal_(0)
-    for i, first in enumerate(values):
-        for j, second in enumerate(values[:i]):
-            if first.shape == second.shape:
-                found[i, j] = found[j, i] = torch.linalg.vector_norm(first.double() - second.double(), dim=1).mean()
-    return found
+    means = torch.full((len(values), len(values)), math.nan, dtype=torch.float64).fill_diagonal_(0)
+    for (i, first), (j, second) in combinations(enumerate(values), 2):
+        if first.shape == second.shape:
+            means[i, j] = means[j, i] = torch.linalg.vector_norm(first.double() - second.double(), dim=1).mean()
+    return means
 
 
-def _public_index(clients: KeptClients, samples: int) -> Int64[Tensor, " n"]:
-    """The same for everybody: public samples have one order."""
-    if clients.run.experiment.public is None:
-        raise ConfigError(
-            f"run '{clients.run.folder}' has no public set, so there are no samples that all may see; "
-            "give a run whose configuration has a 'public' section"
-        )
-    public = clients.run.federation.public_samples({})
-    assert public is not None
-    first = one_of_each_item(public.items)
-    if min(len(first), samples) < LEAST:
-        raise ConfigError(f"{min(len(first), samples)} public samples are too few to compare; it takes {LEAST}")
-    return first[drawn(len(first), samples, "drift")]
+def one_of_each_item(items: Int64[Tensor, " n"]) -> Int64[Tensor, " k"]:
+    """Positions of the first sample of every item: siblings share a picture and would count it several times."""
+    values, inverse = torch.unique(items, return_inverse=True)
+    first = torch.full((len(values),), len(items))
+    return first.scatter_reduce(0, inverse, torch.arange(len(items)), "amin").sort().values
 
 
-def _participants(clients: KeptClients, which: str, index: Int64[Tensor, " n"]) -> Iterator[Participant]:
-    members = clients.run.federation.members
+@torch.no_grad()
+def public_representations(
+    model: Model, modality: str, samples: Samples, index: Int64[Tensor, " n"], batch: int, whose: str
+) -> Float[Tensor, "n d"]:
+    """Representations (unit norm) of some samples in one modality, on the CPU.
+
+    Raises:
+        DataError: one is not finite.
+    """
+    load, rows = samples.inputs[modality], samples.rows[modality][index]
+    parts = [model.represent(modality, load(part).to(model.device)).float().cpu() for part in torch.split(rows, batch)]
+    values = torch.cat(parts)
+    if not bool(values.isfinite().all()):
+        raise DataError(f"representations of '{modality}' by {whose} hold NaN or infinity: its model has diverged")
+    return values
+
+
+def _participants(clients: KeptClients, which: str, index: Int64[Tensor, " n"]) -> Iterator[Represented]:
+    run = clients.run
+
+    def represented(model: Model, settings: ModelSettings, whose: str) -> dict[str, Tensor]:
+        public = run.federation.public_samples({name: each.view for name, each in settings.encoders.items()})
+        assert public is not None
+        batch = run.experiment.run.evaluation_batch
+        return {name: public_representations(model, name, public, index, batch, whose) for name in public.modalities}
+
     for client, (number, _) in clients.versions.items():
-        model, settings = clients.model(client), members[client].model
-        values = _represented(clients, model, settings, index, f"client '{client}'")
-        yield Participant(client, members[client].group, number, values)
-    if clients.run.experiment.server is not None:
-        server = clients.run.server_model(which)
+        member = run.federation.members[client]
+        values = represented(clients.model(client), member.model, f"client '{client}'")
+        yield Represented(client, member.group, number, values)
+    if run.experiment.server is not None:
+        server = run.server_model(which)
         server.warn_if_untrained()
-        values = _represented(clients, server.model, server.saved.settings, index, "the server")
-        yield Participant(SERVER, None, server.round, values)
+        yield Represented(SERVER, None, server.round, represented(server.model, server.saved.settings, "the server"))
 
 
-def _represented(
-    clients: KeptClients, model: Model, settings: ModelSettings, index: Int64[Tensor, " n"], whose: str
-) -> dict[str, Tensor]:
-    views = {name: encoder.view for name, encoder in settings.encoders.items()}
-    public = clients.run.federation.public_samples(views)
-    assert public is not None
-    batch = clients.run.experiment.run.evaluation_batch
-    return {name: represented(model, name, public, index, batch, whose) for name in public.modalities}
+def drift_tables(drift: Drift) -> list[TextTable]:
+    """One table a modality: each client, then means over pairs."""
+    note = (
+        f"Mean distance of unit vectors (0 to 2), and debiased linear CKA, of the same {drift.samples} public samples; "
+        "round: after which the model was kept."
+    )
+
+    def cells(means: PairMeans) -> tuple[str, str]:
+        return figure(means.distance, 3), figure(means.cka, 3)
+
+    tables = []
+    for each in drift.modalities:
+        rows = []
+        for place in each.clients:
+            server = each.over([] if each.server is None else [(place, each.server)])
+            row = (each.names[place], str(each.rounds[place]), *cells(each.of_client(place)), *cells(server))
+            rows.append(row)
+        for kind, title in PAIRS.items():
+            means = each.between(kind)
+            of_kind = ("", "", *cells(means)) if kind == "server" else (*cells(means), "", "")
+            rows.append((f"mean, {title} ({means.pairs})", "", *of_kind))
+        columns = ("", "round", "distance to clients", "CKA", "distance to server", "CKA")
+        tables.append(TextTable(f"{drift.run}: drift of {each.modality}", columns, rows, (note,)))
+    return tables
 
 
-def _mean(values: Float[Tensor, "p p"], pairs: Sequence[tuple[int, int]]) -> float:
-    finite = [value for value in (float(values[pair]) for pair in pairs) if not math.isnan(value)]
-    return fmean(finite) if finite else math.nan
-
-
-def _pairs_json(pairs: Pairs) -> dict[str, float]:
-    return {"pairs": pairs.count, "distance": pairs.distance, "cka": pairs.alignment}
+@styled
+def draw_drift(drift: Drift) -> Figure:
+    """A row a modality: a map of the samples, a colour and marker for each client, and CKA of all pairs."""
+    rows = len(drift.modalities)
+    size = max(4.2, 0.3 * max(len(each.names) for each in drift.modalities))
+    title = f"{drift.run}: {drift.samples} public samples as everybody represents them"
+    drawing = empty_figure(2.4 * size + 2, size * rows, title)
+    axes = drawing.subplots(rows, 2, squeeze=False)
+    for (left, right), each in zip(axes, drift.modalities, strict=True):
+        for place, points in zip(each.mapped, each.points, strict=True):
+            # the last colour is black, which is the server's
+            look: Any = {"color": "black", "marker": "x"} if place == each.server else cycled(place, COLOURS[:6])
+            left.scatter(points[:, 0], points[:, 1], s=9, linewidths=0.6, label=each.names[place], **look)
+        bare_map(left)
+        left.set_title(f"{each.modality}: {_METHODS[drift.method]}")
+        legend_beside(left, columns=1 + len(each.names) // 20, markerscale=1.8)
+        heat_map(right, each.alignment, each.names, each.names, limits=(0, 1), label="debiased linear CKA")
+        right.set_title(f"{each.modality}: alignment")
+    return drawing

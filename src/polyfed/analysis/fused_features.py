@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import torch
 from jaxtyping import Float, Int64
@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from polyfed.algorithms.fedafd import FedAFD
+from polyfed.analysis.drawing import MARKERS, bare_map, cycled
 from polyfed.analysis.encoders import drawn
 from polyfed.analysis.projections import project, require_method
 from polyfed.analysis.separation import Separation
@@ -19,43 +20,39 @@ from polyfed.core.device import cpu_threads
 from polyfed.core.errors import ConfigError, nearest
 from polyfed.data.samples import Samples
 from polyfed.federation.membership import Member
-from polyfed.models.fused import Fused, Guidance, of_rows
-from polyfed.models.model import Model
+from polyfed.models.fused import Guidance, of_rows
+from polyfed.reporting.figures import COLOURS, empty_figure, legend_below, styled
+from polyfed.reporting.tables import TextTable, figure
 from polyfed.runs.opened import KeptClients
 from polyfed.tasks.classification import Classification
 
-Kind = Literal["local", "global", "fused"]
-KINDS: tuple[Kind, ...] = ("local", "global", "fused")
-SAMPLES = 1000
-SHOWN = 330
-"""Samples on the maps."""
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+FEATURE_KINDS = ("local", "global", "fused")
 TOGETHER = "together"
+_POINTS = 330  # samples on the maps
+_NAMED_CLASSES = 14
 
 
 @dataclass(frozen=True)
-class Feature:
+class KindOfFeatures:
     """One kind of features of a client's test samples.
 
     Attributes:
-        kind: ``local`` (the client's encoder), ``global`` (the server's) or ``fused``.
         values: as the client's head takes them [n, d].
         separation: of the classes by these, each scaled to unit norm.
         metrics: of the client's head on these.
     """
 
-    kind: Kind
     values: Float[Tensor, "n d"]
     separation: Separation
     metrics: Mapping[str, float]
 
-    @property
-    def unit(self) -> Float[Tensor, "n d"]:
-        """With unit norm."""
-        return F.normalize(self.values, dim=1)
-
 
 @dataclass(frozen=True)
-class Features:
+class ComparedFeatures:
     """Features of a client's test samples.
 
     Attributes:
@@ -64,7 +61,7 @@ class Features:
         primary: name of the metric of the client's head that counts most.
         labels: class of each sample [n].
         classes: names of the classes, by number.
-        found: the features by kind.
+        kinds: ``local`` (the client's encoder), ``global`` (the server's) and ``fused`` features.
         method: of the maps.
         shown: the m samples that are on the maps.
         maps: kind -> their places [m, 2]; ``together``: those of all kinds, one after the other [3m, 2].
@@ -76,7 +73,7 @@ class Features:
     primary: str
     labels: Int64[Tensor, " n"]
     classes: Mapping[int, str]
-    found: Mapping[Kind, Feature]
+    kinds: Mapping[str, KindOfFeatures]
     method: str
     shown: Int64[Tensor, " m"]
     maps: Mapping[str, Float[Tensor, "_ 2"]]
@@ -89,15 +86,13 @@ class Features:
             "round": self.round,
             "samples": len(self.labels),
             "classes": len(torch.unique(self.labels)),
-            "features": {
-                kind: vars(each.separation) | {"head": dict(each.metrics)} for kind, each in self.found.items()
-            },
+            "features": {k: vars(each.separation) | {"head": dict(each.metrics)} for k, each in self.kinds.items()},
         }
 
 
 @dataclass(frozen=True)
 class Tabled:
-    """A model whose embeddings are known, by number of the row."""
+    """A model whose embeddings are known, by number of the row: heads are evaluated on it as on any model."""
 
     tables: Mapping[str, Float[Tensor, "r d"]]
 
@@ -116,12 +111,12 @@ class Tabled:
 
 
 def run_features(
-    clients: KeptClients, client: str | None = None, *, samples: int | None = SAMPLES, method: str = "tsne"
-) -> Features:
+    clients: KeptClients, client: str | None = None, *, samples: int | None = 1000, method: str = "tsne"
+) -> ComparedFeatures:
     """What a classification client, the server's encoders that it keeps, and their fusion see in its test samples.
 
     Args:
-        clients: they.
+        clients: the clients of a run that keep models.
         client: id; None: the first that classifies and took part.
         samples: at most so many, drawn at random; None: all.
         method: of the maps, ``tsne`` or ``pca``.
@@ -133,66 +128,89 @@ def run_features(
         DataError: features are not finite.
     """
     require_method(method)
-    algorithm = clients.run.experiment.algorithm
+    run = clients.run
+    algorithm = run.experiment.algorithm
     if not isinstance(algorithm, FedAFD) or algorithm.fusion == "none":
         raise ConfigError(
-            f"clients of '{algorithm.component_name()}' in '{clients.run.folder}' do not fuse their features with the "
+            f"clients of '{algorithm.component_name()}' in '{run.folder}' do not fuse their features with the "
             "server's; give a run of fedafd with a fusion"
         )
-    chosen = _classifier(clients, client)
-    with cpu_threads(clients.run.experiment.run.threads):
-        tables, numbered = _tables(clients, algorithm, clients.run.federation.members[chosen], samples)
-        return _features(clients, chosen, tables, numbered, method)
+    client = _classifier(clients, client)
+    member = run.federation.members[client]
+    task, model, batch = member.settings.task, clients.model(client), run.experiment.run.evaluation_batch
+    assert isinstance(task, Classification)
+    with cpu_threads(run.experiment.run.threads):
+        tables, numbered = _tables(clients, algorithm, member, samples)
+        # the head goes to where the tables are
+        labels, head = numbered.targets[task.target].long(), model.heads[member.head].cpu()
+        kinds, units = {}, {}
+        for kind, table in tables.items():
+            values = torch.stack([table.embed(name, numbered.rows[name]) for name in numbered.modalities]).mean(0)
+            units[kind] = F.normalize(values, dim=1)
+            metrics = task.evaluate(table, head, numbered, batch_size=batch)
+            kinds[kind] = KindOfFeatures(values, Separation.of(units[kind], labels), metrics)
+        shown = drawn(len(labels), _POINTS, "features on maps", client)
+        maps = {kind: project(unit[shown], method) for kind, unit in units.items()}
+        maps[TOGETHER] = project(torch.cat([unit[shown] for unit in units.values()]), method)
+    return ComparedFeatures(
+        run=run.name,
+        client=client,
+        round=clients.versions[client][0],
+        primary=task.primary,
+        labels=labels,
+        classes=dict(enumerate(numbered.classes.get(task.target, ()))),
+        kinds=kinds,
+        method=method,
+        shown=shown,
+        maps=maps,
+    )
 
 
 def _classifier(clients: KeptClients, client: str | None) -> str:
-    classifying = [
-        name
-        for name in clients.versions
-        if isinstance(clients.run.federation.members[name].settings.task, Classification)
-        and clients.run.federation.members[name].settings.test_split is not None
-    ]
     if client is not None:
-        clients.member(client)
-    if not classifying or (client is not None and client not in classifying):
-        who = "no client" if client is None else f"not client '{client}'"
+        clients.member(client)  # refuses a name that nobody has
+    classifying = [name for name in clients.versions if _classifies(clients.member(name))]
+    chosen = client or next(iter(classifying), "")
+    if chosen not in classifying:
+        who = f"not client '{client}'" if client else "no client"
         raise ConfigError(
             f"{who} of '{clients.run.folder}' classifies test samples of its own; {nearest(client or '', classifying)}"
         )
-    return classifying[0] if client is None else client
+    return chosen
 
 
+def _classifies(member: Member) -> bool:
+    return isinstance(member.settings.task, Classification) and member.settings.test_split is not None
+
+
+@torch.no_grad()
 def _tables(
     clients: KeptClients, algorithm: FedAFD, member: Member, most: int | None
-) -> tuple[dict[Kind, Tabled], Samples]:
-    """Embeddings by kind, and the test samples, which hand over rows of these."""
+) -> tuple[dict[str, Tabled], Samples]:
+    """Embeddings by kind, local and global ones as they enter the fusion; and the test samples, as rows of these."""
     kept = clients.state(member.id)
-    model = clients.model(member.id, kept)
+    model, guidance = clients.model(member.id, kept), _guidance(clients, algorithm, member, kept)
     test = clients.run.federation.test(member)
     assert test is not None
-    guidance = _guidance(clients, algorithm, member, kept)
     test = test.subset(drawn(len(test), most, "features", member.id)).only(_judged(member, test, guidance))
     partner, numbered = of_rows(guidance, test)
-    unit, fused = algorithm.fuse == "representations", algorithm.fused(model, partner).eval()
-    return _encoded(model, guidance, fused, test, unit, clients.run.experiment.run.evaluation_batch), numbered
-
-
-def _guidance(
-    clients: KeptClients, algorithm: FedAFD, member: Member, kept: Mapping[str, Mapping[str, Tensor]]
-) -> Guidance:
-    """The encoders that the client received last, and its test samples in their views."""
-    server, weights = clients.run.experiment.server, kept.get("encoders", {})
-    assert server is not None
-    if not weights:
-        raise ConfigError(f"client '{member.id}' has received no encoders of the server; choose another --client")
-    model = clients.run.federation.shared_model(server.model)
-    own = set(model.state_dict())
-    model.load_state_dict({name: value for name, value in weights.items() if name in own}, strict=False)
-    there = clients.run.federation.test(member, server.model)
-    assert there is not None
-    sent = [name for name in there.modalities if any(key.startswith(f"encoders.{name}.") for key in weights)]
-    batch = clients.run.experiment.run.evaluation_batch
-    return Guidance(model.to(clients.run.place), there.only(sent), algorithm.fusion == "maps", batch, {})
+    fused = algorithm.fused(model, partner).eval()
+    server, theirs, device = guidance.model, guidance.samples.inputs, model.device
+    tables: dict[str, dict[str, Tensor]] = {kind: {} for kind in FEATURE_KINDS}
+    for modality, inputs in test.inputs.items():
+        rows = torch.unique(test.rows[modality])
+        parts: dict[str, list[Tensor]] = {kind: [] for kind in FEATURE_KINDS}
+        for part in torch.split(rows, clients.run.experiment.run.evaluation_batch):
+            parts["local"].append(model.embed(modality, inputs(part).to(device)))
+            parts["global"].append(server.embed(modality, theirs[modality](part).to(device)))
+            parts["fused"].append(fused.embed(modality, part))
+        values = {kind: torch.cat(embeddings).float() for kind, embeddings in parts.items()}
+        if algorithm.fuse == "representations":  # then unit vectors enter the fusion
+            values["local"], values["global"] = F.normalize(values["local"]), F.normalize(values["global"])
+        for kind, embeddings in values.items():
+            table = torch.zeros(len(inputs), embeddings.shape[1])  # rows that nobody asks for stay empty
+            tables[kind][modality] = table.index_copy_(0, rows, embeddings.cpu())
+    return {kind: Tabled(by_modality) for kind, by_modality in tables.items()}, numbered
 
 
 def _judged(member: Member, test: Samples, guidance: Guidance) -> Sequence[str]:
@@ -200,64 +218,82 @@ def _judged(member: Member, test: Samples, guidance: Guidance) -> Sequence[str]:
     task = member.settings.task
     assert isinstance(task, Classification)
     names = test.modalities if task.modality is None else (task.modality,)
-    lacking = [name for name in names if name not in guidance.samples.modalities]
-    if lacking:
-        raise ConfigError(
-            f"client '{member.id}' classifies by '{lacking[0]}', which the server does not encode, so nothing is "
-            "fused there; choose another --client"
-        )
+    for name in names:
+        if name not in guidance.samples.modalities:
+            raise ConfigError(
+                f"client '{member.id}' classifies by '{name}', which the server does not encode, so nothing is "
+                "fused there; choose another --client"
+            )
     return names
 
 
-@torch.no_grad()
-def _encoded(
-    model: Model, guidance: Guidance, fused: Fused, test: Samples, unit: bool, batch: int
-) -> dict[Kind, Tabled]:
-    """Embeddings of all rows that the samples need; local and global ones as they enter the fusion."""
-    tables: dict[Kind, dict[str, Tensor]] = {kind: {} for kind in KINDS}
-    for modality, inputs in test.inputs.items():
-        rows = torch.unique(test.rows[modality])
-        parts: dict[Kind, list[Tensor]] = {kind: [] for kind in KINDS}
-        for part in torch.split(rows, batch):
-            parts["fused"].append(fused.embed(modality, part))
-            parts["local"].append(model.embed(modality, inputs(part).to(model.device)))
-            there = guidance.samples.inputs[modality](part).to(guidance.model.device)
-            parts["global"].append(guidance.model.embed(modality, there))
-        for kind in KINDS:
-            found = torch.cat(parts[kind]).float().cpu()
-            found = F.normalize(found, dim=1) if unit and kind != "fused" else found
-            tables[kind][modality] = torch.zeros(len(inputs), found.shape[1]).index_copy_(0, rows, found)
-    return {kind: Tabled(each) for kind, each in tables.items()}
+def _guidance(
+    clients: KeptClients, algorithm: FedAFD, member: Member, kept: Mapping[str, Mapping[str, Tensor]]
+) -> Guidance:
+    """The encoders that the client received last, and its test samples in their views."""
+    run, weights = clients.run, kept.get("encoders", {})
+    assert run.experiment.server is not None
+    if not weights:
+        raise ConfigError(f"client '{member.id}' has received no encoders of the server; choose another --client")
+    model = run.federation.shared_model(run.experiment.server.model)
+    own = set(model.state_dict())
+    # encoders of modalities that the client lacks were not sent; they stay as initialised, and unused
+    model.load_state_dict({name: value for name, value in weights.items() if name in own}, strict=False)
+    test = run.federation.test(member, run.experiment.server.model)
+    assert test is not None
+    sent = [name for name in test.modalities if any(key.startswith(f"encoders.{name}.") for key in weights)]
+    batch = run.experiment.run.evaluation_batch
+    return Guidance(model.to(run.place), test.only(sent), algorithm.fusion == "maps", batch, {})
 
 
-def _features(
-    clients: KeptClients, client: str, tables: Mapping[Kind, Tabled], samples: Samples, method: str
-) -> Features:
-    member = clients.run.federation.members[client]
-    task, head = member.settings.task, clients.model(client).heads[member.head].cpu()
-    assert isinstance(task, Classification)
-    labels = samples.targets[task.target].long()
-    batch = clients.run.experiment.run.evaluation_batch
-    found: dict[Kind, Feature] = {}
-    for kind, table in tables.items():
-        values = torch.stack([table.embed(name, samples.rows[name]) for name in samples.modalities]).mean(0)
-        separation = Separation.of(F.normalize(values, dim=1), labels)
-        found[kind] = Feature(kind, values, separation, task.evaluate(table, head, samples, batch_size=batch))
-    shown = drawn(len(labels), SHOWN, "features on maps", client)
-    maps: dict[str, Tensor] = {
-        kind: project(each.unit[shown], method, "features", kind) for kind, each in found.items()
-    }
-    every = torch.cat([each.unit[shown] for each in found.values()])
-    maps[TOGETHER] = project(every, method, "features", TOGETHER)
-    return Features(
-        run=clients.run.name,
-        client=client,
-        round=clients.versions[client][0],
-        primary=task.primary,
-        labels=labels,
-        classes=dict(enumerate(samples.classes.get(task.target, ()))),
-        found=found,
-        method=method,
-        shown=shown,
-        maps=maps,
-    )
+def features_table(features: ComparedFeatures) -> TextTable:
+    """One row a kind of features."""
+    rows = [
+        (
+            kind,
+            figure(each.separation.silhouette, 3),
+            figure(each.separation.ratio, 3),
+            figure(each.separation.nearest_mean),
+            figure(each.metrics[features.primary]),
+        )
+        for kind, each in features.kinds.items()
+    ]
+    columns = ("features", "silhouette", "between / within", "nearest mean %", f"own head: {features.primary}")
+    classes = len(torch.unique(features.labels))
+    note = f"{len(features.labels)} test samples of {classes} classes. The head was trained on fused features."
+    return TextTable(f"{features.run}: features of {features.client}, round {features.round}", columns, rows, (note,))
+
+
+@styled
+def draw_features(features: ComparedFeatures) -> Figure:
+    """Local, global and fused features, coloured by class, and all three on one map, coloured by kind."""
+    drawing = empty_figure(16.5, 4.6, f"{features.run}, client {features.client}: features of its test samples")
+    axes = drawing.subplots(1, 4)
+    for place, (kind, each) in zip(axes, features.kinds.items(), strict=False):
+        _draw_classes(place, features, features.maps[kind])
+        place.set_title(f"{kind}: silhouette {figure(each.separation.silhouette)}")
+    parts = features.maps[TOGETHER].chunk(len(FEATURE_KINDS))
+    for number, (kind, points) in enumerate(zip(FEATURE_KINDS, parts, strict=True)):
+        look: Any = {"color": COLOURS[number], "marker": MARKERS[number], "label": kind}
+        axes[-1].scatter(points[:, 0], points[:, 1], s=7, alpha=0.6, linewidths=0, **look)
+    axes[-1].set_title("all three")
+    legend_below(axes[-1], columns=3, markerscale=2)
+    bare_map(axes[-1])
+    drawing.legend(*axes[0].get_legend_handles_labels(), loc="outside lower left", ncols=7, markerscale=2)
+    return drawing
+
+
+def _draw_classes(axes: Axes, features: ComparedFeatures, points: Float[Tensor, "m 2"]) -> None:
+    """The classes with most samples have colours, the others are grey."""
+    labels = features.labels[features.shown]
+    counts = torch.bincount(labels)
+    order = counts.argsort(descending=True, stable=True)
+    named = order[counts[order] > 0][:_NAMED_CLASSES].sort().values
+    others = ~torch.isin(labels, named)
+    if bool(others.any()):
+        axes.scatter(points[others, 0], points[others, 1], s=6, color="#cccccc", label="other classes", zorder=1)
+    for place, number in enumerate(named.tolist()):
+        x, y = points[labels == number].unbind(1)
+        look: Any = cycled(place) | {"label": features.classes.get(number, str(number))}
+        axes.scatter(x, y, s=9, linewidths=0, zorder=2, **look)
+    bare_map(axes)

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from polyfed.core.errors import DataError
 
-LEAST = 4
+LEAST_SAMPLES = 4
 """Samples that the debiased estimate needs."""
 
 _ROWS = 64  # rows of the kernel matrices that are in memory at a time
@@ -32,12 +32,12 @@ def linear_cka(representations: Sequence[Float[Tensor, "n _"]]) -> Float[Tensor,
         DataError: fewer than 4 samples, sets of different sizes, or values that are not finite.
     """
     sizes = sorted({len(x) for x in representations})
-    if len(sizes) != 1 or sizes[0] < LEAST or not all(bool(x.isfinite().all()) for x in representations):
+    if len(sizes) != 1 or sizes[0] < LEAST_SAMPLES or not all(map(_is_finite, representations)):
         raise DataError(
             f"no kernel alignment of sets of {', '.join(map(str, sizes)) or 'no'} vectors: "
-            f"it needs one finite vector for each of at least {LEAST} samples in all sets"
+            f"it needs one finite vector for each of at least {LEAST_SAMPLES} samples in all sets"
         )
-    n, centred = sizes[0], [_centred(x) for x in representations]
+    n, centred = sizes[0], [_centred(x.double().cpu()) for x in representations]
     offsets = torch.stack([_offsets(x) for x in centred])
     products = torch.zeros(len(centred), len(centred), dtype=torch.float64)
     for rows in torch.split(torch.arange(n), _ROWS):
@@ -45,13 +45,17 @@ def linear_cka(representations: Sequence[Float[Tensor, "n _"]]) -> Float[Tensor,
         kernels[:, torch.arange(len(rows)), rows] = 0
         flat = kernels.flatten(1)
         products += flat @ flat.T
+    # unbiased estimates of unrelated sets may be below 0
     norms = products.diagonal().clamp(min=0).sqrt()
     return (products / (norms[:, None] * norms)).clamp(-1, 1)
 
 
+def _is_finite(x: Tensor) -> bool:
+    return bool(x.isfinite().all())
+
+
 def _centred(x: Float[Tensor, "n d"]) -> Float[Tensor, "n d"]:
-    """The alignment is of differences only; what is left of equal vectors is rounding, so it is taken away."""
-    x = x.double().cpu()
+    # scaled too, as squares of large values would lose the differences; what is left of equal vectors is rounding
     centred: Tensor = x - x.mean(0)
     spread, size = (float(value.abs().max()) if value.numel() else 0.0 for value in (centred, x))
     return torch.zeros_like(centred) if spread <= _NOTHING * size else centred / spread

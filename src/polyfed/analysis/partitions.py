@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -42,8 +43,9 @@ def recorded(run: Run) -> RunRecords:
 
 def without_items(holding: Holding) -> dict[str, Any]:
     """What a client holds without the numbers of the items."""
-    entry = {name: value for name, value in asdict(holding).items() if name != "index"}
-    for part, held in (("test", holding.test), ("also", holding.also)):
-        if held is not None:
-            entry[part] = {name: value for name, value in held.items() if name != "index"}
-    return entry
+
+    def counts(entry: Mapping[str, Any]) -> dict[str, Any]:
+        return {name: value for name, value in entry.items() if name != "index"}
+
+    held = counts(asdict(holding))
+    return held | {part: counts(held[part]) for part in ("test", "also") if held[part] is not None}

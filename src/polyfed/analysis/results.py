@@ -1,16 +1,14 @@
-"""Files of an analysis: JSON without NaN, complete or not there, and folders that can be written to."""
+"""Files of an analysis: JSON without NaN and CSV, complete or not there, and folders that can be written to."""
 
 from __future__ import annotations
 
 import json
-import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from polyfed.core.errors import RunError
 from polyfed.core.files import write_atomically
-from polyfed.reporting.compare import Spread
 
 
 def ready_folder(path: Path) -> Path:
@@ -32,23 +30,24 @@ def write_json(path: Path, content: Mapping[str, Any]) -> Path:
     Raises:
         RunError: it cannot be written.
     """
-    text = json.dumps(_plain(content), indent=1, ensure_ascii=False, allow_nan=False)
+    finite = json.loads(json.dumps(content, default=dict), parse_constant=lambda name: None)
+    return _write(path, f"{json.dumps(finite, indent=1, ensure_ascii=False)}\n")
+
+
+def write_csv(path: Path, header: Sequence[str], rows: Iterable[Sequence[object]]) -> Path:
+    """Write a table; returns ``path``.
+
+    Raises:
+        RunError: it cannot be written.
+    """
+    import pandas as pd
+
+    return _write(path, pd.DataFrame(rows, columns=list(header), dtype=object).to_csv(index=False, na_rep="nan"))
+
+
+def _write(path: Path, text: str) -> Path:
     try:
-        write_atomically(path, f"{text}\n".encode())
+        write_atomically(path, text.encode())
     except OSError as error:
         raise RunError(f"cannot write '{path}' ({error.strerror or error}); choose another --out") from error
     return path
-
-
-def spread_json(by_seed: Mapping[int, float]) -> dict[str, Any]:
-    """Mean, sample standard deviation (null for one seed) and the value of every seed."""
-    spread = Spread.of(list(by_seed.values()))
-    return {"mean": spread.mean, "std": spread.std, "by_seed": {str(seed): value for seed, value in by_seed.items()}}
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, Mapping):
-        return {str(key): _plain(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(item) for item in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value

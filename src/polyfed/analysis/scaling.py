@@ -4,14 +4,29 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from polyfed.analysis.results import spread_json
-from polyfed.analysis.series import Found, Told, carry_out, plan, primary_metric, require_groups, without
+from polyfed.analysis.drawing import whiskers
+from polyfed.analysis.series import (
+    BySeed,
+    Tell,
+    final_values,
+    planned_trials,
+    primary_metric,
+    require_groups,
+    series_json,
+    spreads_of,
+    without,
+)
 from polyfed.core.errors import ConfigError
-from polyfed.reporting.compare import Spread
+from polyfed.reporting.figures import COLOURS, GREY, figure_grid, styled
+from polyfed.reporting.tables import TextTable
 from polyfed.runs.experiment import Experiment
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 Steps = Sequence[Sequence[str]]
 """What joins at each step: one group, or several at once (FedCola: an image and a text data set)."""
@@ -30,6 +45,7 @@ def scaling_experiments(experiment: Experiment, steps: Steps) -> dict[str, Exper
         raise ConfigError(f"groups: step {[bool(step) for step in steps].index(False) + 1} names no group")
     require_groups(experiment, [name for step in steps for name in step], "groups")
     labels = ["0-none", *(f"{number}-{'+'.join(step)}" for number, step in enumerate(steps, start=1))]
+    # the runs differ in what is left out, so that groups that no step names are in all of them
     missing = [[name for step in steps[number:] for name in step] for number in range(len(steps) + 1)]
     return {label: without(experiment, left_out, label) for label, left_out in zip(labels, missing, strict=True)}
 
@@ -46,29 +62,47 @@ class Scaling:
 
     metric: str
     steps: tuple[tuple[str, ...], ...]
-    values: Found
-
-    @property
-    def spreads(self) -> list[Spread]:
-        """Mean and standard deviation over seeds with 0, 1, 2, ... steps."""
-        return [Spread.of(list(by_seed.values())) for by_seed in self.values.values()]
+    values: BySeed
 
     def to_json(self) -> dict[str, Any]:
         """All of it, with mean and spread over seeds."""
-        return {
-            "metric": self.metric,
-            "steps": [list(step) for step in self.steps],
-            "values": {label: spread_json(by_seed) for label, by_seed in self.values.items()},
-        }
+        return {"metric": self.metric, "steps": self.steps, "values": series_json(self.values)}
 
 
-def scaling(
-    experiment: Experiment, steps: Steps, seeds: Sequence[int], out: Path, told: Told = lambda line: None
+def run_scaling(
+    experiment: Experiment, steps: Steps, seeds: Sequence[int], out: Path, tell: Tell = lambda line: None
 ) -> Scaling:
     """Run the experiment with 0, 1, 2, ... steps and every seed below ``out``; what is complete is not run again.
 
     Raises:
         ConfigError, RunError: before any run, if one of them is impossible.
     """
-    found = carry_out(plan(scaling_experiments(experiment, steps), seeds, out), told)
-    return Scaling(primary_metric(experiment), tuple(tuple(step) for step in steps), found)
+    values = final_values(planned_trials(scaling_experiments(experiment, steps), seeds, out), tell)
+    return Scaling(primary_metric(experiment), tuple(map(tuple, steps)), values)
+
+
+def scaling_table(scaled: Scaling) -> TextTable:
+    """The metric with 0, 1, 2, ... steps, and what each step changed."""
+    joined = ["none", *(" and ".join(step) for step in scaled.steps)]
+    spreads = list(spreads_of(scaled.values).values())
+    changes = ["", *(f"{after.mean - before.mean:+,.2f}" for before, after in pairwise(spreads))]
+    rows = [
+        (f"{number}: {name}", str(spread), change)
+        for number, (name, spread, change) in enumerate(zip(joined, spreads, changes, strict=True))
+    ]
+    return TextTable("More groups of clients", ("that joined", scaled.metric, "change"), rows)
+
+
+@styled
+def draw_scaling(scaled: Scaling) -> Figure:
+    """Mean of the metric by number of steps, its standard deviation, and every seed."""
+    drawing, (axes,) = figure_grid(1, 1, title=f"More groups of clients: {scaled.metric}")
+    spreads = list(spreads_of(scaled.values).values())
+    means = [spread.mean for spread in spreads]
+    axes.errorbar(range(len(means)), means, yerr=whiskers(spreads), color=COLOURS[0], marker="o", capsize=4)
+    for number, by_seed in enumerate(scaled.values.values()):
+        axes.plot([number] * len(by_seed), list(by_seed.values()), ".", color=GREY, markersize=5)
+    axes.set_xticks(range(len(means)), ["none", *("+ " + " and ".join(step) for step in scaled.steps)])
+    axes.tick_params(axis="x", rotation=20)
+    axes.set(xlabel="groups that joined", ylabel=scaled.metric)
+    return drawing

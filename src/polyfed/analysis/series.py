@@ -9,11 +9,13 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from polyfed.core.errors import ConfigError, RunError, nearest
 from polyfed.core.randomness import generator
 from polyfed.engines.flower import Flower
 from polyfed.federation.client import ClientInfo
+from polyfed.reporting.compare import Spread
 from polyfed.reporting.reported import resume, run
 from polyfed.reporting.tables import figure
 from polyfed.runs.experiment import Experiment
@@ -21,8 +23,8 @@ from polyfed.runs.folder import RunFolder
 from polyfed.runs.opened import open_run
 from polyfed.runs.records import SERVER
 
-Told = Callable[[str], None]
-Found = dict[str, dict[int, float]]
+Tell = Callable[[str], None]
+BySeed = dict[str, dict[int, float]]
 """Label of an experiment -> seed -> final value of the server's primary metric."""
 
 
@@ -47,6 +49,7 @@ class Trial:
     @property
     def complete(self) -> bool:
         """Whether its last round is on disk."""
+        # a run that was killed has begun, and may have complete rounds
         newest = open_run(self.folder).newest_checkpoint if self.begun else None
         return newest is not None and newest.round == self.experiment.run.rounds
 
@@ -57,10 +60,22 @@ class Trial:
             ConfigError: the experiment cannot be run, or the folder holds another one.
             RunError: the folder holds something else.
         """
-        cfg = self.experiment
-        cfg.run.engine.require()
+        cfg, engine = self.experiment, self.experiment.run.engine
+        primary_metric(cfg)
+        if isinstance(engine, Flower) and engine.is_deployed:
+            raise ConfigError(
+                "run.engine is a deployment, whose sites cannot be left out at will; simulate: --set run.engine=local"
+            )
+        engine.require()
         cfg.algorithm.require(has_public=cfg.public is not None, has_server=cfg.server is not None)
-        _require_cohort(cfg, self.label)
+        # a cohort can be drawn; what it is drawn from are stand-ins, as many as there are clients
+        groups = [(name, k) for name, group in cfg.clients.items() for k in range(group.count)]
+        try:
+            cfg.run.sampling.draw(
+                tuple(ClientInfo(f"{name}-{k}", name, (), "", 1, "") for name, k in groups), generator(0)
+            )
+        except ConfigError as error:
+            raise ConfigError(f"'{self.label}': {error}; a share (such as 0.5) suits every size") from error
         if not self.begun:
             RunFolder.require_free(self.folder)
         elif open_run(self.folder).experiment.to_yaml() != cfg.to_yaml():
@@ -69,21 +84,13 @@ class Trial:
                 "choose another --out, or give the settings that this folder was begun with"
             )
 
-    def carry_out(self) -> None:
-        """Run it, or go on with it."""
-        if self.begun:
-            resume(self.folder)
-        else:
-            run(self.experiment, self.folder)
-
     def final(self) -> float:
         """The server's primary test metric after the last round.
 
         Raises:
             RunError: the run did not record it.
         """
-        assert self.experiment.server is not None
-        metric, rounds = self.experiment.server.task.primary, self.experiment.run.rounds
+        metric, rounds = primary_metric(self.experiment), self.experiment.run.rounds
         values = open_run(self.folder).records.series(SERVER, metric)
         if rounds not in values:
             raise RunError(f"run '{self.folder}' has no test {metric} of round {rounds}; remove it to run it again")
@@ -91,22 +98,14 @@ class Trial:
 
 
 def primary_metric(experiment: Experiment) -> str:
-    """Name of what a series is judged by: the primary metric of the server's task.
-
-    Raises:
-        ConfigError: the experiment has no server model.
-    """
+    """The primary metric of the server's task, which judges a series; raises ConfigError without a server model."""
     if experiment.server is None:
         raise ConfigError(f"'{experiment.name}' has no server model to judge runs by; add a 'server' section")
     return experiment.server.task.primary
 
 
 def require_groups(experiment: Experiment, names: Sequence[str], option: str) -> None:
-    """Check that ``names`` are different groups of the experiment.
-
-    Raises:
-        ConfigError: there are none, one is unknown, or one comes twice.
-    """
+    """Raise ConfigError unless ``names`` are different groups of the experiment, at least one."""
     if not names:
         raise ConfigError(f"{option} names no group; {nearest('', experiment.clients)}")
     for name in names:
@@ -137,7 +136,7 @@ def without(experiment: Experiment, left_out: Sequence[str], label: str) -> Expe
     return experiment.model_copy(update={"clients": kept, "run": run, "name": f"{experiment.name}-{label}"})
 
 
-def plan(experiments: Mapping[str, Experiment], seeds: Sequence[int], out: Path) -> list[Trial]:
+def planned_trials(experiments: Mapping[str, Experiment], seeds: Sequence[int], out: Path) -> list[Trial]:
     """The runs of a series, each checked as far as that is possible without opening data.
 
     Args:
@@ -150,57 +149,45 @@ def plan(experiments: Mapping[str, Experiment], seeds: Sequence[int], out: Path)
     """
     if not seeds or len(set(seeds)) < len(seeds) or min(seeds) < 0:
         raise ConfigError(f"seeds {list(seeds)} must be different numbers from 0 on, at least one")
-    trials = [
-        Trial(label, _seeded(experiment, seed), out / f"{label}-seed{seed}")
-        for label, experiment in experiments.items()
-        for seed in seeds
-    ]
-    for trial in trials:
-        primary_metric(trial.experiment)
-        _require_here(trial.experiment)
-        trial.require_sound()
+    trials = []
+    for label, experiment in experiments.items():
+        for seed in seeds:
+            seeded = experiment.model_copy(update={"run": experiment.run.model_copy(update={"seed": seed})})
+            trials.append(Trial(label, seeded, out / f"{label}-seed{seed}"))
+            trials[-1].require_sound()  # before any run: a series may take days
     return trials
 
 
-def carry_out(trials: Sequence[Trial], told: Told = lambda line: None) -> Found:
+def final_values(trials: Sequence[Trial], tell: Tell = lambda line: None) -> BySeed:
     """Run what is not complete, in order, and collect the final values.
 
     Args:
         trials: planned runs.
-        told: is given one line before and one after each run.
+        tell: is given one line before and one after each run.
     """
-    found: Found = {}
+    values: BySeed = {}
     for number, trial in enumerate(trials, start=1):
         where = f"run {number} of {len(trials)}: {trial.label}, seed {trial.seed}"
-        state = "complete" if trial.complete else "continued" if trial.begun else "started"
-        if state != "complete":
-            told(f"{where}: {state}; watch it with: polyfed watch {trial.folder}")
-            trial.carry_out()
-        value = found.setdefault(trial.label, {})[trial.seed] = trial.final()
-        told(f"{where}: {primary_metric(trial.experiment)} {figure(value)}{' (was complete)' * (state == 'complete')}")
-    return found
+        was_complete = trial.complete
+        if not was_complete:
+            tell(f"{where}: {'continued' if trial.begun else 'started'}; watch it with: polyfed watch {trial.folder}")
+            if trial.begun:
+                resume(trial.folder)
+            else:
+                run(trial.experiment, trial.folder)
+        value = values.setdefault(trial.label, {})[trial.seed] = trial.final()
+        tell(f"{where}: {primary_metric(trial.experiment)} {figure(value)}{' (was complete)' * was_complete}")
+    return values
 
 
-def _seeded(experiment: Experiment, seed: int) -> Experiment:
-    return experiment.model_copy(update={"run": experiment.run.model_copy(update={"seed": seed})})
+def spreads_of(values: BySeed) -> dict[str, Spread]:
+    """Label -> mean and sample standard deviation over the seeds."""
+    return {label: Spread.of(list(by_seed.values())) for label, by_seed in values.items()}
 
 
-def _require_here(experiment: Experiment) -> None:
-    engine = experiment.run.engine
-    if isinstance(engine, Flower) and engine.is_deployed:
-        raise ConfigError(
-            "run.engine is a deployment, whose sites cannot be left out at will; simulate: --set run.engine=local"
-        )
-
-
-def _require_cohort(experiment: Experiment, label: str) -> None:
-    """A cohort can be drawn; what is drawn from are stand-ins, as many as there are clients."""
-    clients = tuple(
-        ClientInfo(f"{name}-{k}", name, (), "", 1, "")
-        for name, group in experiment.clients.items()
-        for k in range(group.count)
-    )
-    try:
-        experiment.run.sampling.draw(clients, generator(0))
-    except ConfigError as error:
-        raise ConfigError(f"'{label}': {error}; a share (such as 0.5) suits every size") from error
+def series_json(values: BySeed) -> dict[str, Any]:
+    """Label -> mean, standard deviation (NaN for one seed) and the value of every seed."""
+    return {
+        label: {"mean": spread.mean, "std": spread.std, "by_seed": {str(k): v for k, v in values[label].items()}}
+        for label, spread in spreads_of(values).items()
+    }

@@ -5,15 +5,29 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import combinations
+from itertools import chain, combinations
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from polyfed.analysis.results import spread_json
-from polyfed.analysis.series import Found, Told, carry_out, plan, primary_metric, require_groups, without
+from polyfed.analysis.drawing import whiskers
+from polyfed.analysis.series import (
+    BySeed,
+    Tell,
+    final_values,
+    planned_trials,
+    primary_metric,
+    require_groups,
+    series_json,
+    spreads_of,
+    without,
+)
 from polyfed.core.errors import ConfigError
-from polyfed.reporting.compare import Spread
+from polyfed.reporting.figures import COLOURS, GREY, figure_grid, styled
+from polyfed.reporting.tables import TextTable, figure
 from polyfed.runs.experiment import Experiment
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 NOBODY = "none"
 """Label of the coalition without any player."""
@@ -43,26 +57,27 @@ def shapley_values(utility: Mapping[frozenset[str], float]) -> dict[str, float]:
     for coalition in coalitions(players):
         value = utility.get(coalition)
         if value is None or not math.isfinite(value):
-            what = "is missing" if value is None else f"is {value}"
+            wrong = "is missing" if value is None else f"is {value}"
             raise ConfigError(
-                f"utility of coalition '{label_of(coalition, players)}' {what}; "
-                f"give a finite one for each of the {2 ** len(players)} coalitions of: {', '.join(players) or 'nobody'}"
+                f"utility of coalition '{label_of(coalition, players)}' {wrong}; give a finite one for each of the "
+                f"{2 ** len(players)} coalitions of: {', '.join(players) or 'nobody'}"
             )
-    return {player: _value(player, players, utility) for player in players}
-
-
-def _value(player: str, players: Sequence[str], utility: Mapping[frozenset[str], float]) -> float:
-    others = [other for other in players if other != player]
-    return math.fsum(
-        (utility[coalition | {player}] - utility[coalition]) / (len(players) * math.comb(len(others), len(coalition)))
-        for coalition in coalitions(others)
-    )
+    n = len(players)
+    # |S|! (n - |S| - 1)! / n! is one over n times the number of coalitions of that size among the others
+    return {
+        player: math.fsum(
+            (utility[coalition | {player}] - utility[coalition]) / (n * math.comb(n - 1, len(coalition)))
+            for coalition in coalitions(players)
+            if player not in coalition
+        )
+        for player in players
+    }
 
 
 def coalitions(players: Sequence[str]) -> Iterator[frozenset[str]]:
     """All subsets, the smaller first, and those of one size in the order of ``players``."""
-    for size in range(len(players) + 1):
-        yield from (frozenset(chosen) for chosen in combinations(players, size))
+    sizes = range(len(players) + 1)
+    return map(frozenset, chain.from_iterable(combinations(players, size) for size in sizes))
 
 
 def label_of(coalition: frozenset[str], players: Sequence[str]) -> str:
@@ -70,8 +85,8 @@ def label_of(coalition: frozenset[str], players: Sequence[str]) -> str:
     return "+".join(player for player in players if player in coalition) or NOBODY
 
 
-def coalition_experiments(experiment: Experiment, players: Sequence[str]) -> dict[frozenset[str], Experiment]:
-    """The experiment of every coalition: groups outside it are left out, groups that are no players stay in all.
+def coalition_experiments(experiment: Experiment, players: Sequence[str]) -> dict[str, Experiment]:
+    """Label of a coalition -> the experiment without the other players; groups that are no players stay in all.
 
     Raises:
         ConfigError: a player is no group of the experiment, or no client would be left in the smallest coalition.
@@ -79,11 +94,10 @@ def coalition_experiments(experiment: Experiment, players: Sequence[str]) -> dic
     require_groups(experiment, players, "players")
     if NOBODY in players:
         raise ConfigError(f"group '{NOBODY}' is called like the coalition of nobody; rename it under 'clients'")
+    labels = {label_of(coalition, players): coalition for coalition in coalitions(players)}
     return {
-        coalition: without(
-            experiment, [name for name in players if name not in coalition], label_of(coalition, players)
-        )
-        for coalition in coalitions(players)
+        label: without(experiment, [name for name in players if name not in coalition], label)
+        for label, coalition in labels.items()
     }
 
 
@@ -100,36 +114,28 @@ class Contributions:
 
     metric: str
     players: tuple[str, ...]
-    utilities: Found
-    values: Found
+    utilities: BySeed
+    values: BySeed
 
     @classmethod
-    def of(cls, metric: str, players: Sequence[str], utilities: Found) -> Contributions:
+    def of(cls, metric: str, players: Sequence[str], utilities: BySeed) -> Contributions:
         """Shapley values of every seed; utilities have the labels of ``label_of``."""
         sets = {label_of(coalition, players): coalition for coalition in coalitions(players)}
-        values: Found = {player: {} for player in players}
+        values: BySeed = {player: {} for player in players}
         for seed in next(iter(utilities.values())):
-            for player, value in shapley_values({sets[k]: by_seed[seed] for k, by_seed in utilities.items()}).items():
+            of_seed = {sets[label]: by_seed[seed] for label, by_seed in utilities.items()}
+            for player, value in shapley_values(of_seed).items():
                 values[player][seed] = value
         return cls(metric, tuple(players), utilities, values)
 
-    @property
-    def spreads(self) -> dict[str, Spread]:
-        """Player -> mean and standard deviation over seeds."""
-        return {player: Spread.of(list(by_seed.values())) for player, by_seed in self.values.items()}
-
     def to_json(self) -> dict[str, Any]:
         """All of it, with mean and spread over seeds."""
-        return {
-            "metric": self.metric,
-            "players": list(self.players),
-            "values": {player: spread_json(by_seed) for player, by_seed in self.values.items()},
-            "utilities": {label: spread_json(by_seed) for label, by_seed in self.utilities.items()},
-        }
+        values, utilities = series_json(self.values), series_json(self.utilities)
+        return {"metric": self.metric, "players": self.players, "values": values, "utilities": utilities}
 
 
 def contributions(
-    experiment: Experiment, players: Sequence[str], seeds: Sequence[int], out: Path, told: Told = lambda line: None
+    experiment: Experiment, players: Sequence[str], seeds: Sequence[int], out: Path, tell: Tell = lambda line: None
 ) -> Contributions:
     """Run every coalition with every seed below ``out`` (what is complete there is not run again), and divide the gain.
 
@@ -138,12 +144,47 @@ def contributions(
         players: groups whose contribution is asked for.
         seeds: of the runs; coalitions of one seed share initial weights, data and partitions.
         out: folder; the runs are its subfolders.
-        told: is given lines that say how far it is.
+        tell: is given lines that say how far it is.
 
     Raises:
         ConfigError, RunError: before any run, if one of them is impossible.
     """
-    experiments = coalition_experiments(experiment, players)
-    labelled = {label_of(coalition, players): one for coalition, one in experiments.items()}
-    utilities = carry_out(plan(labelled, seeds, out), told)
+    utilities = final_values(planned_trials(coalition_experiments(experiment, players), seeds, out), tell)
     return Contributions.of(primary_metric(experiment), players, utilities)
+
+
+def shapley_tables(contributed: Contributions) -> list[TextTable]:
+    """Utilities, and the values that come from them."""
+    seeds = len(next(iter(contributed.utilities.values())))
+    note = f"Mean over {seeds} seed{'s' * (seeds > 1)}{' ± standard deviation' * (seeds > 1)}."
+    utilities, values = (
+        [(label, str(spread)) for label, spread in spreads_of(by_seed).items()]
+        for by_seed in (contributed.utilities, contributed.values)
+    )
+    metric, exact = contributed.metric, "They sum to all - none."
+    return [
+        TextTable("Utility of each coalition", ("clients that take part", metric), utilities, (note,)),
+        TextTable("Shapley values", ("client type", f"share of {metric}"), values, (exact,)),
+    ]
+
+
+@styled
+def draw_shapley(contributed: Contributions) -> Figure:
+    """Left the Shapley values, right the utility of every coalition; whiskers: standard deviation over seeds."""
+    metric = contributed.metric
+    drawing, both = figure_grid(1, 2, title=f"Who contributes to {metric}")
+    panels = (
+        ("Shapley value", f"share of the gain in {metric}", contributed.values, COLOURS[0]),
+        ("with these clients", metric, contributed.utilities, GREY),
+    )
+    for axes, (title, label, by_seed, colour) in zip(both, panels, strict=True):
+        spreads = spreads_of(by_seed)
+        bars, means = list(spreads.values()), [spread.mean for spread in spreads.values()]
+        axes.bar(range(len(bars)), means, yerr=whiskers(bars), color=colour, capsize=4, width=0.6)
+        axes.axhline(0, color="black", linewidth=0.8)
+        for place, mean in enumerate(means):
+            axes.annotate(figure(mean), (place, mean), (12, 3), textcoords="offset points", fontsize=8)
+        axes.set_xticks(range(len(bars)), list(spreads))
+        axes.tick_params(axis="x", rotation=20)
+        axes.set(title=title, ylabel=label)
+    return drawing

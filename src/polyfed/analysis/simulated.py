@@ -29,11 +29,13 @@ from polyfed.runs.opened import Run
 from polyfed.runs.records import SERVER
 from polyfed.tasks.task import Task
 
-T = TypeVar("T")
+_T = TypeVar("_T")
+Figures = Mapping[str, Mapping[str, float]]
+"""Client -> figure (``R@1``) -> value."""
 
 
 @dataclass(frozen=True)
-class Subject:
+class TrainedModel:
     """A trained model of a run.
 
     Attributes:
@@ -89,7 +91,7 @@ class Simulated:
 
     # ---- models
 
-    def subject(self, name: str) -> Subject:
+    def trained(self, name: str) -> TrainedModel:
         """``server``: the server's model, or the only global model; a client: what it kept; a type: its global model.
 
         Raises:
@@ -105,26 +107,27 @@ class Simulated:
         valid = [SERVER, *self.keepers, *self.run.global_weights]
         raise ConfigError(f"--of {name}: run '{self.run.folder}' has no model of that name; {nearest(name, valid)}")
 
-    def globals(self) -> Iterator[Subject]:
+    def globals(self) -> Iterator[TrainedModel]:
         """The server's model, and the global models of types that are not shown by it."""
         server = self._server() if self.experiment.server is not None else None
         if server is not None:
             yield server
         for kind, weights in self.run.global_weights.items():
+            # a server that is the average of a type is not judged twice
             if server is None or not _holds(weights, server.model.state_dict()):
                 yield self._global(kind)
 
     @cached_property
-    def keepers(self) -> Mapping[str, int]:
+    def keepers(self) -> dict[str, int]:
         """Client that keeps a model -> round of the last step that it is of."""
         if "model" not in self.experiment.algorithm.keeps:
             return {}
         return {client: version[0] for client, version in self.run.kept_clients().versions.items()}
 
-    def kept(self, client: str) -> Subject:
+    def kept(self, client: str) -> TrainedModel:
         """The model that a client kept."""
-        model = self.run.kept_clients().model(client)
-        return self._of_member(client, self.keepers[client], self.federation.members[client], model)
+        member = self.federation.members[client]
+        return self._of_member(client, self.keepers[client], member, self.run.kept_clients().model(client))
 
     @property
     def is_server_untrained(self) -> bool:
@@ -133,108 +136,102 @@ class Simulated:
             return False
         return _holds(self._server().model.state_dict(), self.federation.server_model().state_dict())
 
-    def _server(self) -> Subject:
-        if self.experiment.server is None:
-            if len(self.run.global_weights) == 1:
-                return self._global(next(iter(self.run.global_weights)), SERVER)
-            valid = [*self.run.global_weights, *self.keepers]
-            raise ConfigError(
-                f"run '{self.run.folder}' has no server model and {len(self.run.global_weights)} global models, so "
-                f"--of server says not which; {nearest(SERVER, valid)}"
-            )
-        server = self.run.server_model(self.which)
-        server.warn_if_untrained()
-        saved = server.saved
-        return Subject(SERVER, server.round, saved.settings, saved.task, server.head_name, server.classes, server.model)
+    def _server(self) -> TrainedModel:
+        if self.experiment.server is not None:
+            server = self.run.server_model(self.which)
+            server.warn_if_untrained()
+            settings, task = server.saved.settings, server.saved.task
+            return TrainedModel(SERVER, server.round, settings, task, server.head_name, server.classes, server.model)
+        if len(self.run.global_weights) == 1:
+            return self._global(next(iter(self.run.global_weights)), SERVER)
+        valid = [*self.run.global_weights, *self.keepers]
+        raise ConfigError(
+            f"run '{self.run.folder}' has no server model and {len(self.run.global_weights)} global models, so "
+            f"--of server says not which; {nearest(SERVER, valid)}"
+        )
 
-    def _global(self, kind: str, name: str | None = None) -> Subject:
+    def _global(self, kind: str, name: str | None = None) -> TrainedModel:
         member = self.federation.members[self.run.types[kind].clients[0].id]
         return self._of_member(name or kind, self.run.checkpoint.round, member, self.run.global_model(kind))
 
-    def _of_member(self, name: str, number: int, member: Member, model: Model) -> Subject:
+    def _of_member(self, name: str, number: int, member: Member, model: Model) -> TrainedModel:
         classes = self.federation.train(member).classes
-        return Subject(name, number, member.model, member.settings.task, member.head, classes, model)
+        return TrainedModel(name, number, member.model, member.settings.task, member.head, classes, model)
 
     # ---- clients
 
-    def suited(self, subject: Subject) -> dict[str, Member]:
+    def judges(self, trained: TrainedModel) -> dict[str, Member]:
         """Clients that can judge the model: with its task, modalities and classes, and test samples."""
-        return {name: member for name, member in self.federation.members.items() if self._suits(subject, member)}
+        target = getattr(trained.task, "target", "")
+        suited = {}
+        for name, member in self.federation.members.items():
+            like = member.settings.task == trained.task and set(member.model.encoders) == set(trained.settings.encoders)
+            if like and member.settings.test_split is not None:
+                test = self.test(trained, member)
+                if len(test) > 0 and test.classes.get(target) == trained.classes.get(target):
+                    suited[name] = member
+        return suited
 
-    def comparable(self, subject: Subject) -> dict[str, Member]:
-        """As ``suited``.
-
-        Raises:
-            ConfigError: there is none.
-        """
-        found = self.suited(subject)
-        if not found:
+    def require_judges(self, trained: TrainedModel) -> dict[str, Member]:
+        """As ``judges``; raises ConfigError if there is none."""
+        members = self.judges(trained)
+        if not members:
             raise ConfigError(
                 f"no client of '{self.run.folder}' has test samples of the task, modalities and classes of "
-                f"'{subject.name}'; choose another model"
+                f"'{trained.name}'; choose another model"
             )
-        return found
+        return members
 
-    def _suits(self, subject: Subject, member: Member) -> bool:
-        if member.settings.task != subject.task or set(member.model.encoders) != set(subject.settings.encoders):
-            return False
-        if member.settings.test_split is None:
-            return False
-        test, target = self.test(subject, member), getattr(subject.task, "target", "")
-        return len(test) > 0 and test.classes.get(target) == subject.classes.get(target)
-
-    def train(self, subject: Subject, member: Member) -> Samples:
+    def train(self, trained: TrainedModel, member: Member) -> Samples:
         """A client's training samples in the views of a model."""
-        return self.federation.train(member, None if member.model == subject.settings else subject.settings)
+        # None: the client's own views, which are open already
+        return self.federation.train(member, None if member.model == trained.settings else trained.settings)
 
-    def test(self, subject: Subject, member: Member) -> Samples:
+    def test(self, trained: TrainedModel, member: Member) -> Samples:
         """Its test samples likewise."""
-        found = self.federation.test(member, None if member.model == subject.settings else subject.settings)
-        assert found is not None
-        return found
+        samples = self.federation.test(member, None if member.model == trained.settings else trained.settings)
+        assert samples is not None
+        return samples
 
     # ---- work
 
     def participant(
-        self, subject: Subject, name: str, training: TrainingSettings, seed: int | None = None
+        self, trained: TrainedModel, name: str, training: TrainingSettings, seed: int | None = None
     ) -> Participant:
         """The model at work: with a fresh optimiser, at the learning rate and the random draws of the next round."""
-        run, number = self.experiment.run, subject.round + 1
+        run, number = self.experiment.run, trained.round + 1
+        epochs = self.experiment.algorithm.epochs_a_round
+        # a schedule ends with the run: the round after its last has the last rate
         return Participant(
             name=name,
-            load_model=lambda weights: loaded(subject.model, weights),
-            clock=Clock(
-                run.seed if seed is None else seed,
-                number,
-                max(run.rounds, number),
-                self.experiment.algorithm.epochs_a_round,
-            ),
-            objective=subject.task,
-            head_name=subject.head,
+            load_model=lambda weights: loaded(trained.model, weights),
+            clock=Clock(run.seed if seed is None else seed, number, max(run.rounds, number), epochs),
+            objective=trained.task,
+            head_name=trained.head,
             training=training,
             precision=run.precision,
             evaluation_batch=run.evaluation_batch,
         )
 
-    def figures(self, subject: Subject, members: Mapping[str, Member]) -> dict[str, dict[str, float]]:
+    def figures(self, trained: TrainedModel, members: Mapping[str, Member]) -> dict[str, dict[str, float]]:
         """Client -> figures of the model as it is on that client's test samples."""
-        primary = subject.task.primary
+        primary = trained.task.primary
         return self.measured(
-            subject, members, lambda participant, test: figures_of(participant.evaluate(test), primary)
+            trained, members, lambda participant, test: figures_of(participant.evaluate(test), primary)
         )
 
     def measured(
-        self, subject: Subject, members: Mapping[str, Member], measure: Callable[[Participant, Samples], T]
-    ) -> dict[str, T]:
+        self, trained: TrainedModel, members: Mapping[str, Member], measure: Callable[[Participant, Samples], _T]
+    ) -> dict[str, _T]:
         """Client -> a measure of the model on its test samples; once for clients that share them."""
-        known: dict[int, T] = {}
-        found: dict[str, T] = {}
+        by_samples: dict[int, _T] = {}
+        by_client: dict[str, _T] = {}
         for name, member in members.items():
-            test = self.test(subject, member)
-            if id(test) not in known:
-                known[id(test)] = measure(self.participant(subject, name, member.settings.training), test)
-            found[name] = known[id(test)]
-        return found
+            test = self.test(trained, member)
+            if id(test) not in by_samples:  # a group may have one test set
+                by_samples[id(test)] = measure(self.participant(trained, name, member.settings.training), test)
+            by_client[name] = by_samples[id(test)]
+        return by_client
 
 
 def figures_of(metrics: Mapping[str, float], primary: str) -> dict[str, float]:
@@ -242,15 +239,20 @@ def figures_of(metrics: Mapping[str, float], primary: str) -> dict[str, float]:
 
     Protocols are told apart as in the metrics: ``R@1``, ``R@1_full``, ``R@1_batch64``; ``gallery`` likewise.
     """
-    by_name: dict[str, list[float]] = {}
+    recalls: dict[str, list[float]] = {}
     galleries: dict[str, list[float]] = {}
     for recall in sorted(find_recalls(metrics), key=lambda recall: (recall.protocol, recall.cutoff)):
         suffix = f"_{recall.protocol}" if recall.protocol else ""
-        by_name.setdefault(f"R@{recall.cutoff}{suffix}", []).append(recall.value)
+        recalls.setdefault(f"R@{recall.cutoff}{suffix}", []).append(recall.value)
         if not math.isnan(recall.gallery):
             galleries.setdefault(f"gallery{suffix}", []).append(recall.gallery)
-    found = {name: fmean(values) for name, values in (by_name | galleries).items()}
-    return found or {primary: metrics[primary]}
+    means = {name: fmean(values) for name, values in (recalls | galleries).items()}
+    return means or {primary: metrics[primary]}
+
+
+def mean_of(figures: Figures, figure: str) -> float:
+    """Unweighted mean of a figure over the clients."""
+    return fmean(of_client[figure] for of_client in figures.values())
 
 
 @contextlib.contextmanager
@@ -259,22 +261,16 @@ def only(model: Model, names: frozenset[str]) -> Iterator[None]:
 
     Batch norms outside keep their running statistics, and normalise by them: a frozen layer is a fixed function.
     """
-    frozen = [value for name, value in model.named_parameters() if value.requires_grad and name not in names]
-    norms = [
-        module
-        for prefix, module in model.named_modules()
-        if isinstance(module, _BatchNorm) and not any(name.startswith(f"{prefix}.") for name in names)
-    ]
-    hooks = [module.register_forward_pre_hook(_evaluates) for module in norms]
-    for value in frozen:
-        value.requires_grad_(False)
-    try:
+    trainable = {name: value for name, value in model.named_parameters() if value.requires_grad}
+    norms = [(prefix, module) for prefix, module in model.named_modules() if isinstance(module, _BatchNorm)]
+    with contextlib.ExitStack() as restore:
+        for name in trainable.keys() - names:
+            restore.callback(trainable[name].requires_grad_(False).requires_grad_, True)
+        for prefix, module in norms:
+            if not any(name.startswith(f"{prefix}.") for name in names):
+                # before every forward pass, as whoever trains calls model.train()
+                restore.callback(module.register_forward_pre_hook(_evaluates).remove)
         yield
-    finally:
-        for value in frozen:
-            value.requires_grad_(True)
-        for hook in hooks:
-            hook.remove()
 
 
 def _evaluates(module: torch.nn.Module, inputs: object) -> None:

@@ -44,9 +44,7 @@ def analyse_shapley(
     out: OutOfExperiment = None,
 ) -> None:
     """Divide what client types gain the server among them: every coalition is run. Continues where it was stopped."""
-    from polyfed.analysis.plots import draw_shapley
-    from polyfed.analysis.shapley import contributions
-    from polyfed.analysis.tables import shapley_tables
+    from polyfed.analysis.shapley import contributions, draw_shapley, shapley_tables
 
     experiment, numbers = settings.load(source), numbers_in("--seeds", seeds)
     folder = out or Path("runs") / f"{experiment.name}-shapley"
@@ -71,15 +69,13 @@ def analyse_scaling(
     out: OutOfExperiment = None,
 ) -> None:
     """Run an experiment with none, one, two, ... of some groups. Continues where it was stopped."""
-    from polyfed.analysis.plots import draw_scaling
-    from polyfed.analysis.scaling import scaling
-    from polyfed.analysis.tables import scaling_table
+    from polyfed.analysis.scaling import draw_scaling, run_scaling, scaling_table
 
     experiment, numbers = settings.load(source), numbers_in("--seeds", seeds)
     folder = out or Path("runs") / f"{experiment.name}-scaling"
     steps = [names_in("--groups", step, "+") for step in names_in("--groups", groups)]
     with interruptible(_CONTINUE):
-        scaled = scaling(experiment, steps, numbers, folder, typer.echo)
+        scaled = run_scaling(experiment, steps, numbers, folder, typer.echo)
     show_analysis(folder, "scaling", scaled.to_json(), draw_scaling(scaled), [scaling_table(scaled)])
 
 
@@ -98,11 +94,9 @@ def analyse_gap(
     places: PlaceOptions,
 ) -> None:
     """Measure the gap between data sets: the distance of their mean embeddings, summed over modalities."""
-    from polyfed.analysis.domain_gap import domain_gaps
-    from polyfed.analysis.encoders import encoders_of
-    from polyfed.analysis.gap_settings import load_encoders
+    from polyfed.analysis.domain_gap import domain_gaps, gap_table
+    from polyfed.analysis.encoders import encoders_of, load_encoders
     from polyfed.analysis.results import ready_folder
-    from polyfed.analysis.tables import gap_table
 
     pair = names_in("--between", between)
     if len(pair) != 2:
@@ -132,9 +126,7 @@ def analyse_landscape(
     """Draw the server's loss around its final weights, along the top two eigenvectors of the Hessian."""
     import safetensors.torch
 
-    from polyfed.analysis.model_plots import draw_landscape
-    from polyfed.analysis.run_landscape import run_landscape
-    from polyfed.analysis.tables import landscape_table
+    from polyfed.analysis.landscape import draw_landscape, landscape_table, run_landscape
     from polyfed.core.files import write_atomically
 
     server = places.server_model(run, which)
@@ -159,9 +151,7 @@ def analyse_centres(
     places: PlaceOptions,
 ) -> None:
     """Measure how far apart a server model keeps data sets or classes, and draw them; several runs side by side."""
-    from polyfed.analysis.centres import run_centres
-    from polyfed.analysis.model_plots import draw_centres
-    from polyfed.analysis.tables import centres_table
+    from polyfed.analysis.centres import centres_table, draw_centres, run_centres
 
     servers = [places.server_model(run, which) for run in runs]
     names = names_in("--data", data) if data is not None else list(servers[0].run.conditions.data.sources)
@@ -181,9 +171,7 @@ def analyse_drift(
     places: PlaceOptions,
 ) -> None:
     """Measure how differently clients and server represent the same public samples, and draw these on a map."""
-    from polyfed.analysis.drift import run_drift
-    from polyfed.analysis.exchange_plots import draw_drift
-    from polyfed.analysis.exchange_tables import drift_tables
+    from polyfed.analysis.drift import draw_drift, drift_tables, run_drift
 
     clients = places.open(run).kept_clients()
     folder = analysis_folder(out, run)
@@ -203,9 +191,7 @@ def analyse_features(
     places: PlaceOptions,
 ) -> None:
     """Compare a client's own features, those of the server's encoders, and both fused (FedAFD), by class."""
-    from polyfed.analysis.exchange_plots import draw_features
-    from polyfed.analysis.exchange_tables import features_table
-    from polyfed.analysis.fused_features import run_features
+    from polyfed.analysis.fused_features import draw_features, features_table, run_features
 
     clients = places.open(run).kept_clients()
     folder = analysis_folder(out, run)
@@ -223,26 +209,22 @@ def analyse_weights(
     out: OutOfRun = None,
 ) -> None:
     """Draw the weights of clients in the aggregation, by public sample, and compare kinds of clients."""
-    from polyfed.analysis.exchange_plots import draw_weights
-    from polyfed.analysis.exchange_tables import weights_tables
-    from polyfed.analysis.round_weights import run_weights
+    from polyfed.analysis.round_weights import draw_round_weights, run_weights, weights_tables
 
     chosen = None if at is None else numbers_in("--at", at)
     weights = run_weights(open_run(run), number=number, samples=samples, at=chosen)
     folder = analysis_folder(out, run)
-    show_analysis(folder, "weights", weights.to_json(), draw_weights(weights), weights_tables(weights))
+    show_analysis(folder, "weights", weights.to_json(), draw_round_weights(weights), weights_tables(weights))
 
 
 def analyse_traffic(runs: RunArguments, out: OutOfRun = None) -> None:
     """Compare the bytes of runs: in all, and of a client in a round, by direction and kind."""
-    from polyfed.analysis.exchange_plots import draw_traffic
-    from polyfed.analysis.exchange_tables import traffic_tables
-    from polyfed.analysis.traffic import run_traffic
+    from polyfed.analysis.traffic import draw_traffic_of_runs, run_traffic, traffic_tables
 
     by_run = [run_traffic(open_run(run)) for run in runs]
     folder = analysis_folder(out, runs[0])
     content = {"runs": [traffic.to_json() for traffic in by_run]}
-    show_analysis(folder, "traffic", content, draw_traffic(by_run), traffic_tables(by_run))
+    show_analysis(folder, "traffic", content, draw_traffic_of_runs(by_run), traffic_tables(by_run))
 
 
 def analyse_partition(

@@ -43,9 +43,14 @@ def analyse_retrain(
     places: PlaceOptions,
 ) -> None:
     """Re-train some layers of a model on clients' data, and see what becomes of it at every client. Simulations."""
-    from polyfed.analysis.retraining import Plan, run_retraining
-    from polyfed.analysis.retraining_plots import draw_retraining
-    from polyfed.analysis.retraining_tables import RETRAINING_HEADER, retraining_rows, retraining_tables
+    from polyfed.analysis.retraining import (
+        RETRAINING_HEADER,
+        Plan,
+        draw_retraining,
+        retraining_rows,
+        retraining_tables,
+        run_retraining,
+    )
     from polyfed.analysis.simulated import Simulated
 
     simulated, folder = Simulated(places.open(run), which), analysis_folder(out, run)
@@ -71,9 +76,13 @@ def analyse_distortion(
     places: PlaceOptions,
 ) -> None:
     """Measure how clients' local training takes paired representations of a model apart. Simulations."""
-    from polyfed.analysis.distortion import run_distortion
-    from polyfed.analysis.retraining_plots import draw_distortion
-    from polyfed.analysis.retraining_tables import DISTORTION_HEADER, distortion_rows, distortion_tables
+    from polyfed.analysis.distortion import (
+        DISTORTION_HEADER,
+        distortion_rows,
+        distortion_tables,
+        draw_distortion,
+        run_distortion,
+    )
     from polyfed.analysis.simulated import Simulated
 
     simulated, folder = Simulated(places.open(run), which), analysis_folder(out, run)
@@ -86,9 +95,7 @@ def analyse_distortion(
 
 def analyse_across(run: RunArgument, *, which: LastOrBest = "last", out: OutOfRun = None, places: PlaceOptions) -> None:
     """Judge global and kept models on every client's test samples: average, worst client, disparity. Simulations."""
-    from polyfed.analysis.across import run_across
-    from polyfed.analysis.retraining_plots import draw_across
-    from polyfed.analysis.retraining_tables import ACROSS_HEADER, across_rows, across_tables
+    from polyfed.analysis.across import ACROSS_HEADER, across_rows, across_tables, draw_across, run_across
     from polyfed.analysis.simulated import Simulated
 
     simulated, folder = Simulated(places.open(run), which), analysis_folder(out, run)
@@ -105,7 +112,7 @@ def _file_name(stem: str, which: str, **changed: object) -> str:
 
 
 def _write_rows(folder: Path, name: str, header: Sequence[str], rows: Any) -> None:
-    from polyfed.analysis.retraining_tables import write_csv
+    from polyfed.analysis.results import write_csv
 
     typer.echo(f"written: {write_csv(folder / f'{name}.csv', header, rows)}")
 

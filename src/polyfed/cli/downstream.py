@@ -44,7 +44,7 @@ def downstream_command(
     from polyfed.analysis.results import ready_folder
     from polyfed.core.device import cpu_threads
     from polyfed.downstream.model_choice import ModelChoice
-    from polyfed.downstream.plots import draw_findings
+    from polyfed.downstream.results import draw_findings
     from polyfed.downstream.suite import Suite, run_suite, suites
 
     if not suite:

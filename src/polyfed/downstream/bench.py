@@ -1,36 +1,126 @@
-"""Where probes do their work: the subject, the data sets of a suite, and features that are computed once."""
+"""Where probes do their work: a frozen model, the data sets of a suite, and features that are computed once."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import copy
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal, NamedTuple
+from pathlib import Path
+from typing import Literal
 
 import torch
 from jaxtyping import Float, Int64
-from torch import Tensor
+from torch import Tensor, nn
 
-from polyfed.core.errors import ConfigError, nearest
+from polyfed.core.errors import ConfigError, DataError, nearest
 from polyfed.core.randomness import generator
 from polyfed.data.assembly import assemble
 from polyfed.data.samples import Samples
-from polyfed.data.source import Split
-from polyfed.downstream.subject import Subject, computed
+from polyfed.data.source import Source, Split
+from polyfed.data.view import DataContext, View
 from polyfed.federation.settings import DataSettings
+from polyfed.models.model import Model
+from polyfed.models.towers import LocalFeatures, Splittable
 
-Kind = Literal["trunk", "embedding"]
+FeatureKind = Literal["trunk", "embedding"]
+ClientTests = Callable[[], Mapping[str, Samples]]
 
 
-class Labelled(NamedTuple):
-    """Features of samples and their classes, on the CPU."""
+@dataclass(frozen=True)
+class FrozenModel:
+    """What is put to the test: a model whose encoders stay as they are, and whose clients' data it may be shown.
 
-    x: Float[Tensor, "n d"]
-    y: Int64[Tensor, " n"]
+    Attributes:
+        name: for titles and records.
+        model: in evaluation mode, on its device, without gradients.
+        views: modality -> view of its encoder.
+        context: where the views find what they learnt.
+        batch: samples at a time where there is no gradient.
+        clients: gives the test samples of every client in these views, by id; None if there are no clients.
+        trained_on: sources of data that it was trained on, as far as is known.
+    """
+
+    name: str
+    model: Model
+    views: Mapping[str, View]
+    context: DataContext
+    batch: int = 256
+    clients: ClientTests | None = None
+    trained_on: tuple[Source, ...] = ()
+    _trunks: dict[str, nn.Module | None] = field(default_factory=dict, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        # frozen in earnest: no dropout, fixed batch statistics, and no graph behind features
+        self.model.requires_grad_(False).eval()
+
+    @property
+    def device(self) -> torch.device:
+        """Where the model is."""
+        return self.model.device
+
+    def lacks(self, modalities: Sequence[str]) -> str | None:
+        """Why it cannot be shown these modalities; None if it can."""
+        missing = [name for name in modalities if name not in self.views]
+        return f"{self.name} encodes {', '.join(self.views)}, not '{missing[0]}'" if missing else None
+
+    def knows(self, source: Source, data_dir: Path | None) -> bool:
+        """Whether it was trained on the same data, in whichever columns or selection.
+
+        Args:
+            source: what is asked about.
+            data_dir: folder that relative paths start from.
+        """
+        return source.identity(data_dir) in (known.identity(data_dir) for known in self.trained_on)
+
+    def trunk(self, modality: str) -> nn.Module | None:
+        """The encoder before its projection or align module, input -> ``LocalFeatures``; None if it cannot be split."""
+        if modality not in self._trunks:
+            encoder = self.model.encoders[modality]
+            # of a copy, as a split uses its encoder up
+            trunk = copy.deepcopy(encoder).split()[0].eval() if isinstance(encoder, Splittable) else None
+            self._trunks[modality] = trunk
+        return self._trunks[modality]
+
+    def embed(self, modality: str) -> Callable[[Tensor], Tensor]:
+        """Encoder input -> embedding [b, d]."""
+        return lambda x: self.model.embed(modality, x)
+
+    def pooled(self, modality: str) -> Callable[[Tensor], Tensor]:
+        """Encoder input -> pooled vector [b, c] of the trunk, of which there must be one."""
+        trunk = self.trunk(modality)
+        assert trunk is not None
+
+        def pool(x: Tensor) -> Tensor:
+            local: LocalFeatures = trunk(x)
+            return local.pooled
+
+        return pool
+
+
+@torch.no_grad()
+def computed(
+    function: Callable[[Tensor], Tensor], samples: Samples, modality: str, subject: FrozenModel, what: str
+) -> Tensor:
+    """``function`` of every distinct input of a modality, repeated as the samples repeat it; fp32, on the CPU.
+
+    Raises:
+        DataError: a value is not finite, or there are no samples.
+    """
+    if not len(samples):
+        raise DataError(f"{what} has no samples")
+    # siblings share a picture: each is encoded once
+    rows, place = samples.rows[modality].unique(return_inverse=True)  # type: ignore[no-untyped-call]
+    load = samples.inputs[modality]
+    parts = [function(load(part).to(subject.device)).float().cpu() for part in torch.split(rows, subject.batch)]
+    features = torch.cat(parts)
+    if not bool(features.isfinite().all()):
+        raise DataError(f"features of '{modality}' by {subject.name} on {what} hold NaN or infinity: it has diverged")
+    return features[place]
 
 
 @dataclass
 class Bench:
-    """A subject and the data that it is tested on.
+    """A model and the data that it is tested on.
 
     Attributes:
         subject: the model.
@@ -39,7 +129,7 @@ class Bench:
         draws: overrides the number of draws of all tasks.
     """
 
-    subject: Subject
+    subject: FrozenModel
     data: DataSettings
     seed: int = 42
     draws: int | None = None
@@ -62,72 +152,60 @@ class Bench:
             raise ConfigError(f"no source '{source}' in the suite or the run; {nearest(source, self.data.sources)}")
         if (source, name) not in self._splits:
             opened = self.data.sources[source].open(name, name=source, data_dir=self.data.data_folder)
-            self._splits[source, name] = opened
+            self._splits[source, name] = opened  # tasks of a suite share their data
         return self._splits[source, name]
 
-    def require(self, task: str, source: str, splits: Sequence[str], modalities: Sequence[str]) -> None:
-        """Check that splits are there and have columns for the modalities.
+    def require(
+        self, task: str, source: str, splits: Sequence[str], modalities: Sequence[str], target: str | None = None
+    ) -> None:
+        """Check that splits are there, have columns for the modalities, and the target if one is named.
 
         Raises:
-            ConfigError: no such source, or it has no column for a modality.
+            ConfigError: no such source, or it has no column for a modality, or no such target.
             DataError: no such split.
         """
-        for name in splits:
-            split = self.split(source, name)
+        for split in [self.split(source, name) for name in splits]:
             for modality in modalities:
                 if modality not in split.columns:
                     hint = nearest(modality, split.columns)
                     raise ConfigError(f"tasks.{task}: source '{source}' has no columns.{modality}; {hint}")
+            if target is not None and target not in split.targets:
+                hint = nearest(target, split.targets)
+                raise ConfigError(f"tasks.{task}.target: source '{source}' has no target '{target}'; {hint}")
 
-    def samples(self, source: str, split: str, modality: str) -> Samples:
-        """All samples of a split in one modality, opened once."""
-        return self.pairs(source, split, [modality])
-
-    def pairs(self, source: str, split: str, modalities: Sequence[str]) -> Samples:
-        """All samples of a split in several modalities, opened once."""
+    def samples(self, source: str, split: str, *modalities: str) -> Samples:
+        """All samples of a split in one or several modalities, opened once."""
         key = (source, split, *modalities)
         if key not in self._samples:
             views = {name: self.subject.views[name] for name in modalities}
             self._samples[key] = assemble(self.split(source, split), views, self.subject.context)
         return self._samples[key]
 
-    def kind(self, wanted: Literal["auto", "trunk", "embedding"], modality: str, task: str) -> Kind:
+    def kind(self, wanted: Literal["auto", "trunk", "embedding"], modality: str, task: str) -> FeatureKind:
         """What of an encoder is looked at: auto is the trunk where there is one.
 
         Raises:
             ConfigError: a trunk is wanted, and the encoder cannot be split.
         """
-        if wanted == "embedding":
+        if wanted == "embedding" or (wanted == "auto" and self.subject.trunk(modality) is None):
             return "embedding"
-        if self.subject.trunk(modality) is not None:
-            return "trunk"
-        if wanted == "trunk":
+        if self.subject.trunk(modality) is None:
             encoder = type(self.subject.model.encoders[modality]).__name__
             raise ConfigError(
                 f"tasks.{task}.features is 'trunk', but the encoder of '{modality}' ({encoder}) cannot be split; "
                 "set it to embedding or auto"
             )
-        return "embedding"
+        return "trunk"
 
-    def features(self, source: str, split: str, modality: str, kind: Kind) -> Float[Tensor, "n d"]:
+    def features(self, source: str, split: str, modality: str, kind: FeatureKind) -> Float[Tensor, "n d"]:
         """Features of all samples of a split, computed once for all tasks."""
         key = (source, split, modality, kind)
         if key not in self._features:
             function = (self.subject.pooled if kind == "trunk" else self.subject.embed)(modality)
-            assert function is not None
-            where = f"'{source}' {split}"
-            self._features[key] = computed(
-                function, self.samples(source, split, modality), modality, self.subject, where
-            )
+            samples, what = self.samples(source, split, modality), f"'{source}' {split}"
+            self._features[key] = computed(function, samples, modality, self.subject, what)
         return self._features[key]
 
     def labels(self, source: str, split: str, modality: str, target: str) -> Int64[Tensor, " n"]:
         """Classes of all samples of a split."""
         return self.samples(source, split, modality).targets[target].long()
-
-    def require_target(self, task: str, source: str, split: str, target: str) -> None:
-        """Raise ConfigError if a split has no such target."""
-        opened = self.split(source, split)
-        if target not in opened.targets:
-            hint = nearest(target, opened.targets)
-            raise ConfigError(f"tasks.{task}.target: source '{source}' has no target '{target}'; {hint}")

@@ -13,8 +13,8 @@ from polyfed.core.errors import ConfigError, nearest
 from polyfed.core.randomness import isolated
 from polyfed.data.samples import Samples
 from polyfed.data.source import Source
-from polyfed.data.view import DataContext, View
-from polyfed.downstream.subject import ClientTests, Subject
+from polyfed.data.view import DataContext
+from polyfed.downstream.bench import FrozenModel
 from polyfed.federation.settings import DataSettings
 from polyfed.models.model import Model, ModelSettings
 from polyfed.runs.experiment import parse_settings, read_config
@@ -22,9 +22,9 @@ from polyfed.runs.opened import Run, open_run
 
 
 class Opened(NamedTuple):
-    """A subject, and the data settings and CPU threads that it comes with."""
+    """A model, and the data settings and CPU threads that it comes with."""
 
-    subject: Subject
+    subject: FrozenModel
     data: DataSettings
     threads: int
 
@@ -58,116 +58,92 @@ class ModelChoice:
             ConfigError: contradicting options, a wrong file, no such client, or no server model.
             RunError: no run folder, or no model in it.
         """
-        self._require_consistent()
-        if self.encoders is not None:
-            return self._bare(self.encoders)
-        assert self.run is not None
-        subjects = _Subjects(self._opened_run(self.run))
-        return subjects.server(self.which) if self.client is None else subjects.client(self.client)
-
-    def _opened_run(self, folder: Path) -> Run:
-        return open_run(folder, data_dir=self.data_dir, weights_dir=self.weights_dir, device=self.device)
-
-    def _require_consistent(self) -> None:
-        if self.run is None and self.encoders is None:
-            raise ConfigError("nothing to test: give the folder of a run, or --encoders FILE.yaml")
-        if self.encoders is not None and (self.client or self.which):
-            raise ConfigError("--encoders is a model of its own: leave out --client and --model")
         if self.client is not None and self.which == "best":
             raise ConfigError("--model best is the server's; of a client there is only its last model")
+        if self.encoders is not None:
+            return self._described(self.encoders)
+        run = self._run()
+        if run is None:
+            raise ConfigError("nothing to test: give the folder of a run, or --encoders FILE.yaml")
+        return _server(run, self.which) if self.client is None else _client(run, self.client)
 
-    def _bare(self, file: Path) -> Opened:
-        settings = parse_settings(ModelSettings, read_config(file))
-        if self.run is not None:
-            return _Subjects(self._opened_run(self.run)).described(settings, file.stem, self.seed)
-        empty = DataSettings(sources={})
+    def _run(self) -> Run | None:
+        if self.run is None:
+            return None
+        return open_run(self.run, data_dir=self.data_dir, weights_dir=self.weights_dir, device=self.device)
+
+    def _described(self, file: Path) -> Opened:
+        """The model of a file, pretrained where it says so and else drawn at random; with the data of a run, if any."""
+        if self.client or self.which:
+            raise ConfigError("--encoders is a model of its own: leave out --client and --model")
+        settings, run = parse_settings(ModelSettings, read_config(file)), self._run()
         given = {"dir": self.data_dir, "weights_dir": self.weights_dir}
-        data = empty.model_copy(update={key: path.resolve() for key, path in given.items() if path is not None})
+        folders = {key: path.resolve() for key, path in given.items() if path is not None}
+        data = DataSettings(sources={}).model_copy(update=folders)
         context = DataContext(data.cache_folder, data.weights_folder, pixels=data.max_pixels)
-        model = _drawn(settings, context, self.seed).to(resolve_device(self.device or "auto"))
-        return Opened(Subject(file.stem, model, _views(settings), context), data, 2)
+        context = context if run is None else run.federation.data.context
+        with isolated(self.seed, "downstream", "encoders"):
+            model = settings.build({}, context)
+        if run is not None:  # whose clients' test samples can then be searched
+            return _of_run(run, file.stem, model, settings, context, ())
+        views = {modality: encoder.view for modality, encoder in settings.encoders.items()}
+        model = model.to(resolve_device(self.device or "auto"))
+        return Opened(FrozenModel(file.stem, model, views, context), data, 2)
 
 
-@dataclass(frozen=True)
-class _Subjects:
-    """The models of a run, and the test samples of its clients."""
+def _server(run: Run, which: str | None) -> Opened:
+    if run.experiment.server is None:
+        hint = f"--client ID, one of: {', '.join(run.federation.members) or 'none'}"
+        raise ConfigError(f"run '{run.folder}' has no server model; test a client's with {hint}")
+    server = run.server_model(which)
+    title = f"{run.name}, {server.which} server model (round {server.round})"
+    opened = _of_run(run, title, server.model, server.saved.settings, server.context, _trained_on(run))
+    server.warn_if_untrained()  # when nothing can be refused any more
+    return opened
 
-    run: Run
 
-    def server(self, which: str | None) -> Opened:
-        if self.run.experiment.server is None:
-            hint = f"--client ID, one of: {', '.join(self.run.federation.members) or 'none'}"
-            raise ConfigError(f"run '{self.run.folder}' has no server model; test a client's with {hint}")
-        server = self.run.server_model(which)
-        title = f"{self.run.name}, {server.which} server model (round {server.round})"
-        opened = self._opened(title, server.model, server.saved.settings, server.context, self._trained_on())
-        server.warn_if_untrained()
-        return opened
-
-    def client(self, client: str) -> Opened:
-        """A client's kept model, or the global model of its type where clients keep none."""
-        run = self.run
-        if "model" in run.experiment.algorithm.keeps:
-            kept = run.kept_clients()
-            model, settings = kept.model(client), kept.member(client).model
-            title = f"{run.name}, model of client {client} (round {kept.versions[client][0]})"
-        else:
-            model, title = self._of_type(client)
-            settings = run.federation.members[client].model
-        return self._opened(title, model, settings, run.federation.data.context, self._trained_on())
-
-    def described(self, settings: ModelSettings, name: str, seed: int) -> Opened:
-        """A model of other settings, which the run did not train."""
-        context = self.run.federation.data.context
-        return self._opened(name, _drawn(settings, context, seed), settings, context, ())
-
-    def _of_type(self, client: str) -> tuple[Model, str]:
-        run = self.run
-        members = run.federation.members
-        if client not in members:
-            raise ConfigError(f"no client '{client}' in '{run.folder}'; {nearest(client, members)}")
+def _client(run: Run, client: str) -> Opened:
+    """A client's kept model, or the global model of its type where clients keep none."""
+    members = run.federation.members
+    if "model" in run.experiment.algorithm.keeps:
+        kept = run.kept_clients()
+        model, settings = kept.model(client), kept.member(client).model
+        title = f"{run.name}, model of client {client} (round {kept.versions[client][0]})"
+    elif client not in members:
+        raise ConfigError(f"no client '{client}' in '{run.folder}'; {nearest(client, members)}")
+    else:
         kind = next(name for name, each in run.types.items() if client in {info.id for info in each.clients})
         if kind not in run.global_weights:
             raise ConfigError(
                 f"clients of '{run.experiment.algorithm.component_name()}' keep no model in '{run.folder}', nor does "
                 "the server for them; test the server's model"
             )
-        return run.global_model(kind), f"{run.name}, global model of {kind} (round {run.checkpoint.round})"
-
-    def _opened(
-        self, title: str, model: Model, settings: ModelSettings, context: DataContext, known: tuple[Source, ...]
-    ) -> Opened:
-        experiment = self.run.experiment
-        clients = self._tests(settings) if experiment.clients else None
-        batch, model = experiment.run.evaluation_batch, model.to(self.run.place)
-        subject = Subject(title, model, _views(settings), context, batch, clients, known)
-        return Opened(subject, experiment.data, experiment.run.threads)
-
-    def _trained_on(self) -> tuple[Source, ...]:
-        experiment = self.run.experiment
-        groups, public = experiment.clients, experiment.public
-        also = [group.also.source for group in groups.values() if group.also is not None and group.also.source]
-        held = [*(group.source for group in groups.values()), *also, *([public.source] if public else [])]
-        names = dict.fromkeys(held)
-        return tuple(experiment.data.sources[name] for name in names)
-
-    def _tests(self, settings: ModelSettings) -> ClientTests:
-        """Every client's test samples in the views of a model, of the modalities that both have."""
-
-        @cache
-        def test_samples() -> Mapping[str, Samples]:
-            federation = self.run.federation
-            tests = {name: federation.test(member, settings) for name, member in federation.members.items()}
-            return {name: samples for name, samples in tests.items() if samples is not None}
-
-        return test_samples
+        model, settings = run.global_model(kind), members[client].model
+        title = f"{run.name}, global model of {kind} (round {run.checkpoint.round})"
+    return _of_run(run, title, model, settings, run.federation.data.context, _trained_on(run))
 
 
-def _drawn(settings: ModelSettings, context: DataContext, seed: int) -> Model:
-    """The model of a file: pretrained where it says so, the rest drawn at random."""
-    with isolated(seed, "downstream", "encoders"):
-        return settings.build({}, context)
+def _of_run(
+    run: Run, title: str, model: Model, settings: ModelSettings, context: DataContext, trained_on: tuple[Source, ...]
+) -> Opened:
+    """A model with the data of a run, and the test samples of its clients in the model's views."""
+
+    @cache  # the samples are opened when a task asks for them
+    def client_tests() -> Mapping[str, Samples]:
+        tests = {name: run.federation.test(member, settings) for name, member in run.federation.members.items()}
+        return {name: samples for name, samples in tests.items() if samples is not None}
+
+    experiment = run.experiment
+    clients = client_tests if experiment.clients else None
+    views = {modality: encoder.view for modality, encoder in settings.encoders.items()}
+    batch = experiment.run.evaluation_batch
+    subject = FrozenModel(title, model.to(run.place), views, context, batch, clients, trained_on)
+    return Opened(subject, experiment.data, experiment.run.threads)
 
 
-def _views(settings: ModelSettings) -> dict[str, View]:
-    return {modality: encoder.view for modality, encoder in settings.encoders.items()}
+def _trained_on(run: Run) -> tuple[Source, ...]:
+    """Sources of the clients and of the public set."""
+    groups, public = run.experiment.clients.values(), run.experiment.public
+    also = [group.also.source for group in groups if group.also is not None and group.also.source]
+    names = dict.fromkeys([*(group.source for group in groups), *also, *([public.source] if public else [])])
+    return tuple(run.experiment.data.sources[name] for name in names)

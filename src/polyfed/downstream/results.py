@@ -1,24 +1,29 @@
-"""What probes found: values by draw, the facts that they depend on, and their JSON, CSV and tables."""
+"""What probes found: values by draw, the facts that they depend on, and their JSON, CSV, tables and picture."""
 
 from __future__ import annotations
 
-import csv
-import io
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from itertools import chain, cycle
+from typing import TYPE_CHECKING, Any
 
 from polyfed.reporting.compare import Spread
+from polyfed.reporting.figures import COLOURS, figure_grid, legend_below, styled
 from polyfed.reporting.tables import TextTable, count
 
-_WIDEST = 8  # columns of a table on a terminal
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
-COLUMNS = ("task", "probe", "on", "metric", "mean", "std", "draws", "facts")
+_WIDEST = 8  # columns of a table on a terminal
+_BARS = 6  # metrics in a panel of the picture; the others are in the tables
+_COLUMNS = ["task", "probe", "on", "metric", "mean", "std", "draws", "facts"]
 
 
 @dataclass(frozen=True)
-class Row:
-    """Metrics of one condition (a share of the data, a client).
+class ProbeRow:
+    """Metrics under one condition (a share of the data, a client).
 
     Attributes:
         on: which condition.
@@ -35,6 +40,14 @@ class Row:
         """Mean and standard deviation over draws."""
         return {name: Spread.of(list(values)) for name, values in self.values.items()}
 
+    def to_json(self) -> dict[str, Any]:
+        """All values."""
+        metrics = {
+            name: {"mean": spread.mean, "std": spread.std, "values": list(self.values[name])}
+            for name, spread in self.spreads.items()
+        }
+        return {"on": self.on, "facts": dict(self.facts), "metrics": metrics}
+
 
 @dataclass(frozen=True)
 class Outcome:
@@ -47,13 +60,28 @@ class Outcome:
     """
 
     data: str
-    rows: Sequence[Row]
+    rows: Sequence[ProbeRow]
     notes: Sequence[str] = ()
+
+    def table(self, title: str) -> TextTable:
+        """A row a condition; where there are many metrics, a column a condition."""
+        cells = [
+            {name: str(spread) for name, spread in row.spreads.items()}
+            | {name: count(value) for name, value in row.facts.items()}
+            for row in self.rows
+        ]
+        metrics = dict.fromkeys(chain.from_iterable(row.values for row in self.rows))
+        names = list(metrics | dict.fromkeys(chain.from_iterable(row.facts for row in self.rows)))
+        heads = ["", *(name.replace("_", " ") for name in names)]
+        lines = [[row.on, *(by.get(name, "-") for name in names)] for row, by in zip(self.rows, cells, strict=True)]
+        if len(names) > _WIDEST:  # a terminal is taller than it is wide
+            heads, *lines = map(list, zip(heads, *lines, strict=True))
+        return TextTable(title, heads, lines, tuple(self.notes))
 
 
 @dataclass(frozen=True)
 class Findings:
-    """A subject in all tasks of a suite.
+    """A model in all tasks of a suite.
 
     Attributes:
         subject: name of the model.
@@ -77,7 +105,7 @@ class Findings:
             task: {
                 "probe": self.probes[task],
                 "data": outcome.data,
-                "rows": [_row_json(row) for row in outcome.rows],
+                "rows": [row.to_json() for row in outcome.rows],
                 "notes": list(outcome.notes),
             }
             for task, outcome in self.outcomes.items()
@@ -87,51 +115,47 @@ class Findings:
 
     def to_csv(self) -> str:
         """One line a metric; a figure that does not exist (the deviation of one draw) is an empty cell."""
-        stream = io.StringIO()
-        writer = csv.writer(stream, lineterminator="\n")
-        writer.writerow(COLUMNS)
+        import pandas as pd
+
+        lines = []
         for task, outcome in self.outcomes.items():
             for row in outcome.rows:
                 facts = " ".join(f"{name}={count(value)}" for name, value in row.facts.items())
                 for metric, spread in row.spreads.items():
-                    figures = (_cell(spread.mean), _cell(spread.std), len(row.values[metric]))
-                    writer.writerow([task, self.probes[task], row.on, metric, *figures, facts])
-        return stream.getvalue()
+                    figures = (spread.mean, spread.std, len(row.values[metric]))
+                    lines.append((task, self.probes[task], row.on, metric, *figures, facts))
+        return pd.DataFrame(lines, columns=_COLUMNS).to_csv(index=False, float_format="%.6g")
 
     def tables(self) -> list[TextTable]:
         """A table a task, and one of what was left out."""
-        found = [_table(f"{task} ({self.probes[task]}, {each.data})", each) for task, each in self.outcomes.items()]
-        if self.left_out:
-            found.append(TextTable("Left out", ("task", "why"), list(self.left_out.items())))
-        return found
+        tables = [each.table(f"{task} ({self.probes[task]}, {each.data})") for task, each in self.outcomes.items()]
+        left_out = TextTable("Left out", ("task", "why"), list(self.left_out.items()))
+        return [*tables, left_out] if self.left_out else tables
 
 
-def _row_json(row: Row) -> dict[str, Any]:
-    metrics = {
-        name: {"mean": spread.mean, "std": spread.std, "values": list(row.values[name])}
-        for name, spread in row.spreads.items()
-    }
-    return {"on": row.on, "facts": dict(row.facts), "metrics": metrics}
+@styled
+def draw_findings(findings: Findings) -> Figure:
+    """A panel a task: bars by condition, a colour a metric; whiskers are standard deviations over draws."""
+    columns = min(3, len(findings.outcomes))
+    rows = math.ceil(len(findings.outcomes) / columns)
+    drawing, panels = figure_grid(rows, columns, title=findings.subject)
+    for axes, (task, outcome) in zip(panels, findings.outcomes.items(), strict=False):
+        _draw_bars(axes, outcome)
+        axes.set(title=f"{task} ({findings.probes[task]})", ylabel="percent")
+    for axes in panels[len(findings.outcomes) :]:
+        axes.set_axis_off()
+    return drawing
 
 
-def _cell(value: float) -> str:
-    return "" if value != value else f"{value:.6g}"
-
-
-def _table(title: str, outcome: Outcome) -> TextTable:
-    """A row a condition; where there are many metrics, a column a condition."""
-    metrics = list(dict.fromkeys(name for row in outcome.rows for name in row.values))
-    facts = list(dict.fromkeys(name for row in outcome.rows for name in row.facts))
-    names = [name.replace("_", " ") for name in (*metrics, *facts)]
-    cells = [
-        [
-            *(str(row.spreads[name]) if name in row.values else "-" for name in metrics),
-            *(count(row.facts[name]) if name in row.facts else "-" for name in facts),
-        ]
-        for row in outcome.rows
-    ]
-    heads = [row.on for row in outcome.rows]
-    if len(names) > _WIDEST:
-        names, heads, cells = heads, names, [list(column) for column in zip(*cells, strict=True)]
-    body = [(head, *row) for head, row in zip(heads, cells, strict=True)]
-    return TextTable(title, ("", *names), body, tuple(outcome.notes))
+def _draw_bars(axes: Axes, outcome: Outcome) -> None:
+    metrics = list(outcome.rows[0].values)[:_BARS]
+    width = 0.8 / len(metrics)
+    for number, (metric, colour) in enumerate(zip(metrics, cycle(COLOURS), strict=False)):
+        spreads = [row.spreads[metric] for row in outcome.rows]
+        places = [k + (number - (len(metrics) - 1) / 2) * width for k in range(len(spreads))]
+        whiskers = [0.0 if math.isnan(spread.std) else spread.std for spread in spreads]
+        label = metric.replace("_", " ")
+        axes.bar(places, [s.mean for s in spreads], width, yerr=whiskers, color=colour, label=label, capsize=2)
+    axes.set_xticks(range(len(outcome.rows)), [row.on for row in outcome.rows])
+    axes.tick_params(axis="x", rotation=30 if len(outcome.rows) > 3 else 0)
+    legend_below(axes, 2)

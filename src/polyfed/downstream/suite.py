@@ -11,10 +11,9 @@ from pydantic import Field, SerializeAsAny
 from polyfed.core.errors import ConfigError, nearest
 from polyfed.core.settings import Settings
 from polyfed.data.source import Source
-from polyfed.downstream.bench import Bench
+from polyfed.downstream.bench import Bench, FrozenModel
 from polyfed.downstream.probe import Probe
 from polyfed.downstream.results import Findings
-from polyfed.downstream.subject import Subject
 from polyfed.federation.settings import DataSettings
 from polyfed.runs.experiment import parse_settings, read_config
 
@@ -65,7 +64,7 @@ def suites() -> tuple[str, ...]:
 
 
 def run_suite(
-    subject: Subject,
+    subject: FrozenModel,
     suite: Suite,
     data: DataSettings,
     *,
@@ -74,7 +73,7 @@ def run_suite(
     draws: int | None = None,
     tell: Callable[[str], None] = lambda line: None,
 ) -> Findings:
-    """Test a subject in all tasks of a suite that suit it; the others are listed with the reason.
+    """Test a model in all tasks of a suite that suit it; the others are listed with the reason.
 
     Args:
         subject: the model.
@@ -83,7 +82,7 @@ def run_suite(
         name: of the suite, for records.
         seed: what all draws derive from.
         draws: overrides the number of draws of all tasks.
-        tell: is told of each task.
+        tell: is given the name of each task before it is done.
 
     Raises:
         ConfigError, DataError: a task's settings or data are wrong (found before any work), or none suits.
@@ -95,7 +94,7 @@ def run_suite(
     if not todo:
         task, reason = next(iter(left_out.items()))
         raise ConfigError(f"no task suits: {task}: {reason}; choose another suite or model")
-    for task, probe in todo.items():
+    for task, probe in todo.items():  # all, before any of them works for minutes
         probe.check(bench, task)
     outcomes = {}
     for task, probe in todo.items():

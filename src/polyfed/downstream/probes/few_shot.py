@@ -2,23 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Literal, Self
 
 import pyarrow.compute as pc
 import torch
-from jaxtyping import Int64
 from pydantic import Field, model_validator
-from torch import Tensor
 
 from polyfed.core.errors import DataError
 from polyfed.data.arrow import flat_values
-from polyfed.downstream.bench import Bench, Kind, Labelled
-from polyfed.downstream.linear import Fit, fit_linear, standardised, stratified
-from polyfed.downstream.probe import Probe
-from polyfed.downstream.results import Outcome, Row
-from polyfed.downstream.scores import absent_note, class_metrics
-from polyfed.downstream.splits import Share, require_apart
+from polyfed.downstream.bench import Bench, FeatureKind
+from polyfed.downstream.fitting import Fit, Labelled, fit_linear, standardised, stratified
+from polyfed.downstream.probe import Probe, Share, absent_note, class_metrics, require_apart
+from polyfed.downstream.results import Outcome, ProbeRow
 
 
 class FewShot(Probe):
@@ -62,120 +57,86 @@ class FewShot(Probe):
         return self
 
     def unsuitable(self, bench: Bench) -> str | None:
-        """The subject does not encode the modality."""
+        """The model does not encode the modality."""
         return bench.subject.lacks([self.modality])
 
     def check(self, bench: Bench, task: str) -> None:
-        """Splits, columns, the target, and that there is more than one class to learn.
-
-        Raises:
-            ConfigError, DataError: something of these is missing.
-        """
+        """Splits, columns, the target, and that there is more than one class to learn."""
         splits = [self.train, self.test, *([self.validation] if self.validation else [])]
+        learnt: set[str] = set()
         for source in self._sources:
-            bench.require(task, source, splits, [self.modality])
-            for name in splits:
-                bench.require_target(task, source, name, self.target)
+            bench.require(task, source, splits, [self.modality], self.target)
+            split = bench.split(source, self.train)
+            names = split.classes.get(self.target)
+            numbers = pc.unique(flat_values(split.read(split.targets[self.target]))).to_pylist()
+            learnt |= {names[number] if names else str(number) for number in numbers}
         bench.kind(self.features, self.modality, task)
-        if len(self._learnt(bench)) < 2:
+        if len(learnt) < 2:
             raise DataError(
-                f"tasks.{task}: '{self._on}' {self.train} has a single class of '{self.target}'; "
+                f"tasks.{task}: '{'+'.join(self._sources)}' {self.train} has a single class of '{self.target}'; "
                 "take another target, or data with at least two classes"
             )
 
     def run(self, bench: Bench, task: str) -> Outcome:
         """Train and test for every share and draw."""
-        kind, names = bench.kind(self.features, self.modality, task), self._classes(bench)
+        kind = bench.kind(self.features, self.modality, task)
+        names = list(dict.fromkeys(name for source in self._sources for name in self._names(bench, source, self.train)))
         train, test = self._data(bench, self.train, kind, names), self._data(bench, self.test, kind, names)
         validation = self._data(bench, self.validation, kind, names) if self.validation else None
-        rows = [self._row(bench, task, share, train, validation, test, len(names)) for share in self.shares]
-        width = train.x.shape[1]
-        notes = [f"Features: {kind}, width {width}. ± over draws.", *absent_note(test.y, names)]
-        return Outcome(f"{self._on}.{self.target}", rows, notes)
+        rows = []
+        for share in self.shares:
+            values: dict[str, list[float]] = {}
+            for draw in range(bench.draws or self.draws):
+                chosen = stratified(train.y, share, bench.stream(task, draw, f"share {share:g}"))
+                # shares of one draw see their samples in one order
+                few, stream = Labelled(train.x[chosen], train.y[chosen]), bench.stream(task, draw, "order")
+                for name, value in self._score(few, validation, test, len(names), stream).items():
+                    values.setdefault(name, []).append(value)
+            facts = {"n": len(chosen), "n_train": len(train.y), "n_test": len(test.y)}
+            rows.append(ProbeRow(f"{100 * share:g} %", values, facts))
+        notes = [f"Features: {kind}, width {train.x.shape[1]}. ± over draws.", *absent_note(test.y, names)]
+        return Outcome(f"{'+'.join(self._sources)}.{self.target}", rows, notes)
 
     @property
     def _sources(self) -> tuple[str, ...]:
         return (self.source,) if isinstance(self.source, str) else self.source
 
-    @property
-    def _on(self) -> str:
-        return "+".join(self._sources)
+    def _names(self, bench: Bench, source: str, split: str) -> list[str]:
+        """Names of a source's classes; where it has none, their numbers."""
+        labels = bench.labels(source, split, self.modality, self.target)
+        names = bench.split(source, split).classes.get(self.target)
+        return list(names or map(str, range(int(labels.max()) + 1)))
 
-    def _learnt(self, bench: Bench) -> set[str]:
-        """Names of the classes that occur in the training data."""
-        found: set[str] = set()
-        for source in self._sources:
-            split = bench.split(source, self.train)
-            names = split.classes.get(self.target)
-            numbers = pc.unique(flat_values(split.read(split.targets[self.target]))).to_pylist()
-            found |= {names[number] if names else str(number) for number in numbers}
-        return found
-
-    def _classes(self, bench: Bench) -> tuple[str, ...]:
-        """Names of all classes: those of the sources in order; where a source has none, its numbers."""
-        names: dict[str, None] = {}
-        for source in self._sources:
-            labels = bench.labels(source, self.train, self.modality, self.target)
-            names |= dict.fromkeys(self._names(bench, source) or map(str, range(int(labels.max()) + 1)))
-        return tuple(names)
-
-    def _names(self, bench: Bench, source: str) -> tuple[str, ...]:
-        return tuple(bench.split(source, self.train).classes.get(self.target, ()))
-
-    def _data(self, bench: Bench, split: str, kind: Kind, names: Sequence[str]) -> Labelled:
+    def _data(self, bench: Bench, split: str, kind: FeatureKind, names: list[str]) -> Labelled:
         """Features and classes of a split of all sources.
 
         Raises:
             DataError: it has a class that the training data do not know.
         """
         x = [bench.features(source, split, self.modality, kind) for source in self._sources]
-        return Labelled(torch.cat(x), torch.cat([self._numbers(bench, each, split, names) for each in self._sources]))
-
-    def _numbers(self, bench: Bench, source: str, split: str, names: Sequence[str]) -> Int64[Tensor, " n"]:
-        labels = bench.labels(source, split, self.modality, self.target)
-        own = bench.split(source, split).classes.get(self.target) or map(str, range(int(labels.max()) + 1))
-        place = [names.index(name) if name in names else -1 for name in own]
-        found = torch.tensor(place)[labels]
-        if bool((found < 0).any()):
-            odd = int(labels[found < 0][0])
-            raise DataError(f"'{source}' {split} has class {odd} of '{self.target}', which {self.train} does not know")
-        return found
-
-    def _row(
-        self,
-        bench: Bench,
-        task: str,
-        share: float,
-        train: Labelled,
-        validation: Labelled | None,
-        test: Labelled,
-        classes: int,
-    ) -> Row:
-        values: dict[str, list[float]] = {}
-        used = 0
-        for draw in range(bench.draws or self.draws):
-            chosen = stratified(train.y, share, bench.stream(task, draw, f"share {share:g}"))
-            few, used = Labelled(train.x[chosen], train.y[chosen]), len(chosen)
-            for name, value in self._score(bench, task, draw, few, validation, test, classes).items():
-                values.setdefault(name, []).append(value)
-        facts = {"n": used, "n_train": len(train.y), "n_test": len(test.y)}
-        return Row(f"{100 * share:g} %", values, facts)
+        y = []
+        for source in self._sources:
+            labels = bench.labels(source, split, self.modality, self.target)
+            own = self._names(bench, source, split)
+            numbers = torch.tensor([names.index(name) if name in names else -1 for name in own])[labels]
+            if bool((numbers < 0).any()):
+                odd = int(labels[numbers < 0][0])
+                raise DataError(
+                    f"'{source}' {split} has class {odd} of '{self.target}', which {self.train} does not know"
+                )
+            y.append(numbers)
+        return Labelled(torch.cat(x), torch.cat(y))
 
     def _score(
-        self,
-        bench: Bench,
-        task: str,
-        draw: int,
-        few: Labelled,
-        validation: Labelled | None,
-        test: Labelled,
-        classes: int,
+        self, few: Labelled, validation: Labelled | None, test: Labelled, classes: int, stream: torch.Generator
     ) -> dict[str, float]:
         """Metrics of one draw."""
-        sets = [few, *([validation] if validation else []), test]
-        x = standardised(*(each.x for each in sets)) if self.standardise else [each.x for each in sets]
-        few, *middle, test = (Labelled(values, each.y) for values, each in zip(x, sets, strict=True))
+        if self.standardise:
+            sets = [few, *([validation] if validation else []), test]
+            x = standardised(*(each.x for each in sets))
+            few, *middle, test = (Labelled(values, each.y) for values, each in zip(x, sets, strict=True))
+            validation = middle[0] if middle else None
         fit = Fit(self.lr, self.weight_decay, self.epochs, self.patience, self.batch_size)
-        stream = bench.stream(task, draw, "order")
-        layer = fit_linear(few, middle[0] if middle else None, classes, fit, stream)
-        return class_metrics(layer(test.x).detach().softmax(1) if classes > 2 else layer(test.x).detach(), test.y)
+        scores = fit_linear(few, validation, classes, fit, stream)(test.x).detach()
+        # of two classes AUROC goes by the difference of the logits, of more by the chances
+        return class_metrics(scores.softmax(1) if classes > 2 else scores, test.y)

@@ -15,14 +15,14 @@ from polyfed.downstream.search import Search
 class OutOfDomain(Search):
     """Recalls, as of ``retrieval``, on other data sets (FedAID's are question-answer pairs), one row each.
 
-    Those among ``sources`` that clients of the run, or its public set, come from are left out, which is said.
+    Those among ``sources`` that clients of the run, or its public set, come from are left out, and named in the notes.
     """
 
     sources: tuple[str, ...] = Field(min_length=1, description="names of sources; those trained on are left out")
     split: str = Field(default="test", description="split of all of them")
 
     def unsuitable(self, bench: Bench) -> str | None:
-        """The subject does not encode both modalities, or was trained on all of the sources."""
+        """The model does not encode both modalities, or was trained on all of the sources."""
         if self._known(bench) == list(self.sources):
             return f"{bench.subject.name} was trained on {', '.join(self.sources)}"
         return bench.subject.lacks(self.between)
@@ -32,17 +32,13 @@ class OutOfDomain(Search):
         return [source for source in self.sources if source in there and bench.subject.knows(there[source], folder)]
 
     def check(self, bench: Bench, task: str) -> None:
-        """Splits and columns, and that there is something to search.
-
-        Raises:
-            ConfigError, DataError: something is missing.
-        """
+        """Splits and columns, and that there is something to search."""
         for source in self.sources:
             bench.require(task, source, [self.split], self.between)
         self.where(bench)
 
     def where(self, bench: Bench) -> Mapping[str, Samples]:
-        """Every source that the subject does not know."""
+        """Every source that the model was not trained on."""
         new = [source for source in self.sources if source not in self._known(bench)]
         return {source: self.of_source(bench, source, self.split) for source in new}
 

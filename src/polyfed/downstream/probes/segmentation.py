@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Annotated, NamedTuple, Self, cast
 
 import torch
-from jaxtyping import Float, Int64, UInt8
+from jaxtyping import Float, UInt8
 from pyarrow.types import is_binary, is_large_binary, is_struct
 from pydantic import Field, model_validator
 from torch import Tensor
@@ -17,16 +17,14 @@ from polyfed.data.cache import ImageFit
 from polyfed.data.samples import Inputs
 from polyfed.data.views.masks import Masks
 from polyfed.downstream.bench import Bench
-from polyfed.downstream.decoding import DecoderFit, fit_decoder, logits_of, mean_mask
-from polyfed.downstream.maps import MapReader
-from polyfed.downstream.pictures import Pictures
-from polyfed.downstream.probe import Probe
-from polyfed.downstream.results import Outcome, Row
-from polyfed.downstream.splits import Share, require_apart
+from polyfed.downstream.fitting import Fit, fit_decoder, logits_of
+from polyfed.downstream.maps import MappedPictures, MapReader
+from polyfed.downstream.probe import Probe, Share, require_apart
+from polyfed.downstream.results import Outcome, ProbeRow
 from polyfed.losses.segmentation import focal_dice
 from polyfed.tasks.dice import mean_dice
 
-Side = Annotated[int, *Masks.model_fields["size"].metadata]  # bounds as those of the view
+_Side = Annotated[int, *Masks.model_fields["size"].metadata]  # bounds as those of the view
 
 
 class Segmentation(Probe):
@@ -54,7 +52,7 @@ class Segmentation(Probe):
     decoder: tuple[Annotated[int, Field(ge=1)], ...] = Field(
         default=(512, 256, 128, 64), min_length=1, description="widths of the decoder's stages"
     )
-    size: Side | None = Field(default=None, description="side of the masks; None: of the encoder's pictures")
+    size: _Side | None = Field(default=None, description="side of the masks; None: of the encoder's pictures")
     focal_weight: float = Field(default=10.0, ge=0, description="weight of the focal loss")
     dice_weight: float = Field(default=1.0, ge=0, description="weight of -log(soft Dice)")
     gamma: float = Field(default=2.0, ge=0, description="of the focal loss")
@@ -74,7 +72,7 @@ class Segmentation(Probe):
         return self
 
     def unsuitable(self, bench: Bench) -> str | None:
-        """The subject does not encode the modality, or not by position."""
+        """The model does not encode the modality, or not by position."""
         missing = bench.subject.lacks([self.modality])
         if missing is None and bench.subject.trunk(self.modality) is None:
             encoder = type(bench.subject.model.encoders[self.modality]).__name__
@@ -82,11 +80,7 @@ class Segmentation(Probe):
         return missing
 
     def check(self, bench: Bench, task: str) -> None:
-        """Splits, columns, that masks can be read, and that the encoder gives maps.
-
-        Raises:
-            ConfigError, DataError: something of these is missing.
-        """
+        """Splits, columns, that masks can be read, and that the encoder gives maps."""
         splits = [self.train, *self.test, *([self.validation] if isinstance(self.validation, str) else [])]
         bench.require(task, self.source, splits, [self.modality])
         for name in splits:
@@ -95,19 +89,24 @@ class Segmentation(Probe):
 
     def run(self, bench: Bench, task: str) -> Outcome:
         """Train and test for every share and draw."""
-        reader = self._reader(bench, task)
+        reader, validation = self._reader(bench, task), self.validation
         sets = _Sets(
             self._pictures(bench, task, [self.train], reader),
-            self._pictures(bench, task, [self.validation], reader) if isinstance(self.validation, str) else None,
+            self._pictures(bench, task, [validation], reader) if isinstance(validation, str) else None,
             self._pictures(bench, task, self.test, reader),
         )
         if not bool(sets.train.masks.any()):
             raise DataError(f"tasks.{task}: all masks '{self.mask}' of '{self.source}' {self.train} are empty")
-        rows = [self._row(bench, task, share, reader, sets) for share in self.shares]
+        rows = []
+        for share in self.shares:
+            scores = [self._draw(bench, task, share, draw, reader, sets) for draw in range(bench.draws or self.draws)]
+            values = {"dice": [each.dice for each in scores], "mean_mask": [each.mean_mask for each in scores]}
+            facts = {"n": scores[0].trained, "n_train": len(sets.train), "n_test": len(sets.test)}
+            facts |= {"held_out": scores[0].held} if isinstance(validation, float) else {}
+            rows.append(ProbeRow(f"{100 * share:g} %", values, facts))
         how = f"skips at {', '.join(map(str, reader.sides))} px" if reader.modules else f"grid {reader.sides[0]}"
-        return Outcome(
-            f"{self.source}.{self.mask} at {self._size(bench, task)} px", rows, [f"Decoder: {how}. ± over draws."]
-        )
+        data = f"{self.source}.{self.mask} at {self._size(bench, task)} px"
+        return Outcome(data, rows, [f"Decoder: {how}. ± over draws."])
 
     def _size(self, bench: Bench, task: str) -> int:
         subject = bench.subject
@@ -123,15 +122,16 @@ class Segmentation(Probe):
         example = samples.inputs[self.modality](samples.rows[self.modality][:1]).to(bench.subject.device)
         return MapReader.of(trunk, example, f"tasks.{task}, '{self.modality}'")
 
-    def _pictures(self, bench: Bench, task: str, splits: Sequence[str], reader: MapReader) -> Pictures:
+    def _pictures(self, bench: Bench, task: str, splits: Sequence[str], reader: MapReader) -> MappedPictures:
         parts = [bench.samples(self.source, name, self.modality) for name in splits]
-        found = [self._masks(bench, task, name)(part.items) for name, part in zip(splits, parts, strict=True)]
-        return Pictures(parts, self.modality, torch.cat(found), reader, bench.subject.device, self.memory)
+        masks = [self._masks(bench, task, name)(part.items) for name, part in zip(splits, parts, strict=True)]
+        return MappedPictures(parts, self.modality, torch.cat(masks), reader, bench.subject.device, self.memory)
 
     def _masks(self, bench: Bench, task: str, split: str) -> Inputs:
         """The masks of a split, decoded into the cache at first use."""
-        pictures = bench.subject.views[self.modality]
-        view = Masks(size=self._size(bench, task), fit=cast(ImageFit, getattr(pictures, "fit", "squash")))
+        # masks are resized or cropped as the pictures are
+        fit = cast(ImageFit, getattr(bench.subject.views[self.modality], "fit", "squash"))
+        view = Masks(size=self._size(bench, task), fit=fit)
         return view.open(bench.split(self.source, split).read(self.mask), self.mask, bench.subject.context)
 
     def _require_masks(self, bench: Bench, task: str, split: str) -> None:
@@ -148,45 +148,35 @@ class Segmentation(Probe):
                 raise ConfigError(f"tasks.{task}.mask: {reason}") from error
             raise DataError(f"tasks.{task}.mask: {error}") from error
 
-    def _row(self, bench: Bench, task: str, share: float, reader: MapReader, sets: _Sets) -> Row:
-        found = [self._draw(bench, task, share, draw, reader, sets) for draw in range(bench.draws or self.draws)]
-        values = {"dice": [each.dice for each in found], "mean_mask": [each.mean_mask for each in found]}
-        facts = {"n": found[0].trained, "n_train": len(sets.train), "n_test": len(sets.test)}
-        if isinstance(self.validation, float):
-            facts["held_out"] = found[0].held
-        return Row(f"{100 * share:g} %", values, facts)
-
     def _draw(self, bench: Bench, task: str, share: float, draw: int, reader: MapReader, sets: _Sets) -> _Score:
         order = torch.randperm(len(sets.train), generator=bench.stream(task, draw, f"share {share:g}"))
-        few, held = self._held_out(order[: max(2, round(share * len(order)))])
+        few = order[: max(2, round(share * len(order)))]
+        # two are trained on at least; what else the share says is held out for early stopping
+        count = min(round(self.validation * len(few)), len(few) - 2) if isinstance(self.validation, float) else 0
+        held, few = few[:count], few[count:]
+        watched, rows = (sets.train, held) if sets.validation is None else (sets.validation, sets.validation.all)
+        fit = Fit(self.lr, self.weight_decay, self.epochs, self.patience, self.batch_size)
+        # a decoder's initial weights depend on the draw and the share alone, not on which tasks came before
         with isolated(bench.seed + draw, "downstream", task, f"decoder {share:g}"):
             decoder = reader.decoder(self.decoder, sets.test.masks.shape[-1]).to(bench.subject.device)
-            watched, rows = (sets.train, held) if sets.validation is None else (sets.validation, _all(sets.validation))
 
             def validation() -> float:
                 return float(self._loss(logits_of(decoder, watched, rows), watched.masks[rows]))
 
-            fit = DecoderFit(self.lr, self.weight_decay, self.epochs, self.patience, self.batch_size)
             stream = bench.stream(task, draw, f"order {share:g}")
             fit_decoder(decoder, sets.train, few, validation if len(rows) else None, self._loss, fit, stream)
-        logits, truth = logits_of(decoder, sets.test, _all(sets.test)), sets.test.masks.bool()
-        guess = mean_mask(sets.train.masks[few]).expand_as(truth)
+        logits, truth = logits_of(decoder, sets.test, sets.test.all), sets.test.masks.bool()
+        guess = (sets.train.masks[few].double().mean(0) > 0.5).expand_as(truth)
         return _Score(float(mean_dice(logits > 0, truth)), float(mean_dice(guess, truth)), len(few), len(held))
-
-    def _held_out(self, chosen: Int64[Tensor, " n"]) -> tuple[Tensor, Tensor]:
-        """What is trained on, and what is held out for early stopping; two are trained on at least."""
-        share = self.validation if isinstance(self.validation, float) else 0.0
-        count = min(round(share * len(chosen)), len(chosen) - 2)
-        return chosen[count:], chosen[:count]
 
     def _loss(self, logits: Float[Tensor, "b h w"], masks: UInt8[Tensor, "b h w"]) -> Float[Tensor, ""]:
         return focal_dice(logits, masks, focal_weight=self.focal_weight, dice_weight=self.dice_weight, gamma=self.gamma)
 
 
 class _Sets(NamedTuple):
-    train: Pictures
-    validation: Pictures | None
-    test: Pictures
+    train: MappedPictures
+    validation: MappedPictures | None
+    test: MappedPictures
 
 
 class _Score(NamedTuple):
@@ -194,7 +184,3 @@ class _Score(NamedTuple):
     mean_mask: float
     trained: int
     held: int
-
-
-def _all(pictures: Pictures) -> Int64[Tensor, " n"]:
-    return torch.arange(len(pictures))

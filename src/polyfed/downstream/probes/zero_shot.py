@@ -12,11 +12,9 @@ from torch.nn import functional as F
 from polyfed.core.errors import ConfigError, nearest
 from polyfed.data.arrow import fingerprint_of
 from polyfed.data.source import Column
-from polyfed.downstream.bench import Bench
-from polyfed.downstream.probe import Probe
-from polyfed.downstream.results import Outcome, Row
-from polyfed.downstream.scores import absent_note, class_metrics
-from polyfed.downstream.subject import Subject
+from polyfed.downstream.bench import Bench, FrozenModel
+from polyfed.downstream.probe import Probe, absent_note, class_metrics
+from polyfed.downstream.results import Outcome, ProbeRow
 
 
 class ZeroShot(Probe):
@@ -51,17 +49,12 @@ class ZeroShot(Probe):
         return value
 
     def unsuitable(self, bench: Bench) -> str | None:
-        """The subject does not encode both modalities."""
+        """The model does not encode both modalities."""
         return bench.subject.lacks([self.modality, self.prompts])
 
     def check(self, bench: Bench, task: str) -> None:
-        """Split, column, target, and that classes and prompts are the same.
-
-        Raises:
-            ConfigError, DataError: something is missing.
-        """
-        bench.require(task, self.source, [self.split], [self.modality])
-        bench.require_target(task, self.source, self.split, self.target)
+        """Split, column, target, and that classes and prompts are the same."""
+        bench.require(task, self.source, [self.split], [self.modality], self.target)
         names = self._names(bench)
         if not names:
             raise ConfigError(f"tasks.{task}: target '{self.target}' of '{self.source}' has no class names")
@@ -76,10 +69,11 @@ class ZeroShot(Probe):
         x = F.normalize(bench.features(self.source, self.split, self.modality, "embedding"), dim=-1)
         labels = bench.labels(self.source, self.split, self.modality, self.target)
         cosines = x @ weights.T
+        # a picture may be near all prompts; what tells classes apart is by how much more to one
         others = (cosines.sum(1, keepdim=True) - cosines) / (len(names) - 1)
         values = {name: [value] for name, value in class_metrics(cosines - others, labels).items()}
         prompts = sum(len(self.texts(name)) for name in names)
-        row = Row(self.split, values, {"n_test": len(labels), "prompts": prompts})
+        row = ProbeRow(self.split, values, {"n_test": len(labels), "prompts": prompts})
         return Outcome(f"{self.source}.{self.target}", [row], absent_note(labels, names))
 
     def texts(self, name: str) -> list[str]:
@@ -90,9 +84,10 @@ class ZeroShot(Probe):
         return tuple(bench.split(self.source, self.split).classes.get(self.target, ()))
 
     @torch.no_grad()
-    def _class_vector(self, subject: Subject, name: str) -> Float[Tensor, " d"]:
+    def _class_vector(self, subject: FrozenModel, name: str) -> Float[Tensor, " d"]:
         texts = self.texts(name)
         values = pa.chunked_array([pa.array(texts, pa.string())])
+        # a column of its own, so that prompts are tokenised and cached as any text is
         column = Column(values, fingerprint_of("prompts", *texts), f"prompts of '{name}'")
         rows = subject.views[self.prompts].open(column, self.prompts, subject.context)
         units = subject.model.represent(self.prompts, rows(torch.arange(len(texts))).to(subject.device)).cpu()

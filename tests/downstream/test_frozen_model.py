@@ -13,7 +13,7 @@ from polyfed.data.sources.parquet import Parquet
 from polyfed.data.sources.questions import Questions
 from polyfed.data.sources.scenes import Scenes
 from polyfed.data.view import DataContext
-from polyfed.downstream.subject import Subject
+from polyfed.downstream.bench import FrozenModel
 from polyfed.models.model import Model
 
 DATA = Path("/data")
@@ -31,7 +31,7 @@ class Tones(Source):
 
 def knows(trained: Source, asked: Source, data_dir: Path | None = DATA) -> bool:
     model = Model({"image": nn.Linear(1, 1)}, {}, 1)
-    return Subject("random", model, {}, DataContext(Path()), known=(trained,)).knows(asked, data_dir)
+    return FrozenModel("random", model, {}, DataContext(Path()), trained_on=(trained,)).knows(asked, data_dir)
 
 
 SAME: list[tuple[Source, Source]] = [

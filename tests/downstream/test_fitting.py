@@ -7,9 +7,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from polyfed.downstream.bench import Labelled
-from polyfed.downstream.linear import Fit, fit_linear, standardised, stratified
-from polyfed.downstream.stopping import Stopping
+from polyfed.downstream.fitting import Fit, Labelled, fit_linear, fit_module, standardised, stratified
 
 FIT = Fit(lr=0.05, weight_decay=0.01, epochs=30, patience=4, batch_size=8)
 
@@ -94,20 +92,19 @@ def test_it_learns() -> None:
     assert (layer(test.x).argmax(1) == test.y).float().mean() > 0.75
 
 
-def test_stopping_keeps_the_lowest_and_waits_its_patience() -> None:
-    layer = nn.Linear(1, 1)
-    stopping = Stopping(layer, patience=2)
-    told: list[bool] = []
-    for number, loss in enumerate([3.0, 1.0, math.nan, 0.5, 0.7, 0.5]):
-        nn.init.constant_(layer.weight, number)
-        told.append(stopping.done(loss))
-    assert told == [False] * 5 + [True]
-    stopping.restore()
-    assert layer.weight.item() == 3
+@pytest.mark.parametrize(
+    ("values", "epochs", "kept"), [([3.0, 1.0, math.nan, 0.5, 0.7, 0.5], 6, 4), ([2.0, 1.0], 2, 2)]
+)
+def test_stopping_keeps_the_lowest_and_waits_its_patience(values: list[float], epochs: int, kept: int) -> None:
+    layer, seen = nn.Linear(1, 1), [0]
 
+    def losses():
+        seen[0] += 1
+        nn.init.constant_(layer.weight, seen[0])
+        return iter(())
 
-def test_without_validation_the_last_state_stays() -> None:
-    layer = nn.Linear(1, 1)
-    before = layer.weight.clone()
-    Stopping(layer, 1).restore()
-    assert torch.equal(layer.weight, before)
+    told = iter(values + [9.0] * 9)
+    fit_module(layer, losses, lambda: next(told), Fit(0.1, 0.0, max(epochs, len(values)), 2, 1))
+    assert (seen[0], layer.weight.item()) == (epochs, kept)
+    fit_module(layer, losses, None, Fit(0.1, 0.0, 3, 1, 1))
+    assert layer.weight.item() == epochs + 3  # without validation the last state stays
