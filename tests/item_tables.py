@@ -14,6 +14,7 @@ from PIL import Image
 
 from polyfed.data.source import Split
 from polyfed.data.sources.parquet import Parquet
+from polyfed.data.tables import SplitTable, split_of_table
 from polyfed.data.view import DataContext
 
 COUNTRIES = ["Italy", "Spain", "Italy", None, "Germany", "Italy"]
@@ -53,6 +54,12 @@ def written(folder: Path, split: str = "train", **changed: Any) -> Path:
 def opened(folder: Path, split: str = "train", **settings: Any) -> Split:
     given = {"path": "set", "id": "key", "columns": {"image": "image", "text": "text"}} | settings
     return Parquet.model_validate(given).open(split, name="s", data_dir=folder)
+
+
+def in_memory(data: pa.Table, ids: str | None = None, **settings: Any) -> Split:
+    """A split of a table that no file holds."""
+    split_table = SplitTable(data.column, lambda: data.num_rows, data.schema, "memory", "train", "f", ids)
+    return split_of_table(split_table, Parquet.model_validate({"path": "unused"} | settings), "s")
 
 
 def context_of(folder: Path) -> DataContext:

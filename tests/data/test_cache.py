@@ -16,8 +16,8 @@ from PIL import Image
 
 from polyfed.core.errors import DataError
 from polyfed.data import cache as module
-from polyfed.data.arrow import LazyColumn
 from polyfed.data.cache import decode, decoded
+from polyfed.data.source import Column
 
 
 def encoded(image: Image.Image, kind: str = "PNG", **options: Any) -> bytes:
@@ -30,8 +30,8 @@ def noise(seed: int, height: int = 12, width: int = 20) -> Image.Image:
     return Image.fromarray(np.random.default_rng(seed).integers(0, 256, (height, width, 3), dtype=np.uint8))
 
 
-def column(pictures: list[Any], fingerprint: str = "f") -> LazyColumn:
-    return LazyColumn(pa.chunked_array([pictures]), fingerprint, "pets/train, column 'image'")
+def column(pictures: list[Any], fingerprint: str = "f") -> Column:
+    return Column(pa.chunked_array([pictures]), fingerprint, "pets/train, column 'image'")
 
 
 def struct(image: Image.Image, path: str = "a.png") -> dict[str, Any]:
@@ -55,13 +55,13 @@ def test_many_chunks_keep_their_order(tmp_path: Path, monkeypatch: pytest.Monkey
     monkeypatch.setattr(module, "_CHUNK", 3)
     shades = [struct(Image.new("RGB", (4, 4), (k, k, k))) for k in range(10)]
     values = pa.chunked_array([shades[:4], shades[4:]])
-    found = decoded(LazyColumn(values, "f", "here"), 4, tmp_path)
+    found = decoded(Column(values, "f", "here"), 4, tmp_path)
     assert found[:, 0, 0, 0].tolist() == list(range(10))
 
 
 def test_second_open_reads_nothing_and_cannot_be_written(tmp_path: Path) -> None:
     first = decoded(column([struct(noise(0))]), 8, tmp_path)
-    second = decoded(LazyColumn(never, "f", "here", nested=False), 8, tmp_path)
+    second = decoded(Column(never, "f", "here", nested=False), 8, tmp_path)
     assert isinstance(second, np.memmap)
     np.testing.assert_array_equal(first, second)
     with pytest.raises(ValueError, match="read-only"):
@@ -89,22 +89,22 @@ def test_crop_keeps_the_middle_square(tmp_path: Path) -> None:
 
 def test_nested_and_plain_bytes_columns(tmp_path: Path) -> None:
     shades = [encoded(Image.new("RGB", (4, 4), (k, k, k))) for k in (10, 20, 30)]
-    nested = LazyColumn(pa.chunked_array([[[shades[0], shades[1]], [], [shades[2]]]]), "n", "here")
+    nested = Column(pa.chunked_array([[[shades[0], shades[1]], [], [shades[2]]]]), "n", "here")
     assert decoded(nested, 4, tmp_path)[:, 0, 0, 0].tolist() == [10, 20, 30]
 
 
 def test_empty_column(tmp_path: Path) -> None:
     kind = pa.struct([("bytes", pa.binary()), ("path", pa.string())])
-    empty = LazyColumn(pa.chunked_array([pa.array([], kind)]), "e", "here")
+    empty = Column(pa.chunked_array([pa.array([], kind)]), "e", "here")
     assert decoded(empty, 8, tmp_path).shape == (0, 3, 8, 8)
-    assert decoded(LazyColumn(never, "e", "here", nested=False), 8, tmp_path).shape == (0, 3, 8, 8)
+    assert decoded(Column(never, "e", "here", nested=False), 8, tmp_path).shape == (0, 3, 8, 8)
 
 
 def test_picture_stored_as_a_path(tmp_path: Path) -> None:
     file = tmp_path / "red.png"
     Image.new("RGB", (4, 4), "red").save(file)
     values = pa.chunked_array([[{"bytes": None, "path": "red.png"}]])
-    found = decoded(LazyColumn(values, "f", "here", folder=tmp_path), 4, tmp_path / "cache")
+    found = decoded(Column(values, "f", "here", folder=tmp_path), 4, tmp_path / "cache")
     assert found[0, :, 0, 0].tolist() == [255, 0, 0]
 
 

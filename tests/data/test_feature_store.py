@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from polyfed.core.errors import DataError
-from polyfed.data.feature_store import remembered, stored
+from polyfed.data.cache import remembered, stored
 
 
 class Counting:

@@ -12,8 +12,7 @@ from PIL import Image
 from transformers import BertConfig, BertModel, BertTokenizerFast, CLIPConfig, RobertaConfig, ViTConfig, ViTModel
 
 from polyfed.core.errors import ConfigError, DataError
-from polyfed.data import feature_store
-from polyfed.data.arrow import LazyColumn
+from polyfed.data import cache
 from polyfed.data.backbone_inputs import TextPreparation
 from polyfed.data.backbones import quiet
 from polyfed.data.source import Column
@@ -117,7 +116,7 @@ def test_spec_needs_no_weights_and_is_remembered(context, monkeypatch):
 def test_what_is_in_the_cache_needs_neither_the_column_nor_the_backbone(context, monkeypatch):
     images = column([png(0), png(1)])
     first = Features(backbone="vit").open(images, "image", context)
-    unread = LazyColumn(lambda: pytest.fail("the column was read"), images.fingerprint, "here", nested=False)
+    unread = Column(lambda: pytest.fail("the column was read"), images.fingerprint, "here", nested=False)
     monkeypatch.setattr(module, "outline", None)
     again = Features(backbone="vit").open(unread, "image", DataContext(context.cache, weights=context.weights))
     assert torch.equal(first(torch.arange(2)), again(torch.arange(2)))
@@ -135,7 +134,7 @@ def test_an_interruption_leaves_nothing_usable_and_is_taken_up_again(context, mo
             raise KeyboardInterrupt
         return original(self, start, stop)
 
-    monkeypatch.setattr(module, "stored", lambda *args: feature_store.stored(*args, chunk=2))
+    monkeypatch.setattr(module, "stored", lambda *args: cache.stored(*args, chunk=2))
     monkeypatch.setattr(module._Computation, "__call__", killed)
     with pytest.raises(KeyboardInterrupt):
         view.open(column(images), "image", context)

@@ -15,10 +15,10 @@ from pydantic import ValidationError
 
 from item_tables import context_of, opened, picture, table, written
 from polyfed.core.errors import DataError
-from polyfed.data.selection import lacking
+from polyfed.data.arrow import lacking
 from polyfed.data.source import Source
 from polyfed.data.sources.hub import Hub
-from polyfed.data.sources.parquet import Parquet
+from polyfed.data.sources.parquet import Parquet, _Shards
 from polyfed.data.sources.questions import Questions
 from polyfed.data.sources.scenes import Scenes
 from polyfed.data.views.pixels import Pixels
@@ -224,13 +224,13 @@ def test_nothing_left_is_an_error(tmp_path: Path) -> None:
 def test_pictures_are_not_read_to_find_that_none_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     written(tmp_path, text=["a", None, "", "d", "e", "f"])
     read: list[str] = []
-    original = pq.read_table
+    original = _Shards.read
 
-    def counting(file: Path, columns: list[str]) -> pa.Table:
-        read.extend(columns)
-        return original(file, columns=columns)
+    def noting(shards: _Shards, column: str) -> pa.ChunkedArray:
+        read.append(column)
+        return original(shards, column)
 
-    monkeypatch.setattr(pq, "read_table", counting)
+    monkeypatch.setattr(_Shards, "read", noting)
     opened(tmp_path, incomplete="leave_out")
     assert "text" in read
     assert "image" not in read

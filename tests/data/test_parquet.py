@@ -1,6 +1,5 @@
 """Parquet folders, and the splits of Arrow tables that all sources share."""
 
-import dataclasses
 import json
 import os
 import shutil
@@ -10,9 +9,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from item_tables import in_memory
 from polyfed.core.errors import DataError
-from polyfed.data.arrow import LazyColumn, class_names, flat_values, place_of, split_of_table
-from polyfed.data.source import Source, Split
+from polyfed.data.arrow import class_names
+from polyfed.data.source import Column, Source, Split
 from polyfed.data.sources.parquet import Parquet
 
 FEATURES = {
@@ -51,11 +51,6 @@ def folder(tmp_path: Path) -> Path:
 def parquet(**settings: object) -> Parquet:
     chosen = {"columns": {"picture": "image", "words": "text"}, "targets": {"label": "label"}} | settings
     return Parquet.model_validate({"path": "pets"} | chosen)
-
-
-def of_table(data: pa.Table, **settings: object) -> object:
-    given = {"ids_column": None, "columns": {}, "targets": {}} | settings
-    return split_of_table(data.select, data.schema, source="s", split="train", fingerprint="f", where="memory", **given)
 
 
 def test_reads_shards_in_order(folder: Path) -> None:
@@ -141,7 +136,7 @@ def test_relative_path_without_a_data_folder() -> None:
 
 def test_a_table_without_other_splits_has_no_text_targets() -> None:
     with pytest.raises(DataError, match=r"target 'y', column 'name'.* integers .* not string"):
-        of_table(table(), targets={"y": "name"})
+        in_memory(table(), targets={"y": "name"})
 
 
 def test_unknown_column_of_an_open_split(folder: Path) -> None:
@@ -292,7 +287,7 @@ def test_metadata_that_cannot_be_read_are_named(metadata: bytes) -> None:
 
 
 def test_nested_targets_are_checked_and_named() -> None:
-    split = of_table(table(), targets={"answer": "answers"})
+    split = in_memory(table(), targets={"answer": "answers"})
     assert split.read("answers").nested
     assert split.classes == {"answer": ("no", "yes")}
 
@@ -309,56 +304,54 @@ def test_nested_targets_are_checked_and_named() -> None:
     ],
 )
 def test_bad_labels_are_named(column: str, values: list, message: str) -> None:
-    split = of_table(table(**{column: values}), targets={"y": column})
+    split = in_memory(table(**{column: values}), targets={"y": column})
     with pytest.raises(DataError, match=message):
         split.read(column)
 
 
 def test_labels_without_names_may_be_any_integer() -> None:
-    split = of_table(table(label=[-1, 7, 300]).replace_schema_metadata(None), targets={"y": "label"})
+    split = in_memory(table(label=[-1, 7, 300]).replace_schema_metadata(None), targets={"y": "label"})
     assert split.read("label").values.to_pylist() == [-1, 7, 300]
 
 
 def test_ids_must_be_there_and_unique() -> None:
     with pytest.raises(DataError, match="id 'b' occurs 2 times"):
-        of_table(table(name=["b", "a", "b"]), ids_column="name")
+        in_memory(table(name=["b", "a", "b"]), ids="name")
     with pytest.raises(DataError, match="column 'name', row 1: no id"):
-        of_table(table(name=["b", None, "c"]), ids_column="name")
-    assert of_table(table(label=[7, 8, 9]), ids_column="label").ids == ("7", "8", "9")
+        in_memory(table(name=["b", None, "c"]), ids="name")
+    assert in_memory(table(label=[7, 8, 9]), ids="label").ids == ("7", "8", "9")
 
 
 def test_split_without_rows() -> None:
-    split = of_table(table().slice(0, 0), columns={"words": "text"}, targets={"y": "answers"})
+    split = in_memory(table().slice(0, 0), columns={"words": "text"}, targets={"y": "answers"})
     assert len(split) == 0
     assert len(split.read("answers").values) == 0
 
 
-def test_lazy_column_reads_once_and_can_be_replaced() -> None:
+def test_a_column_reads_once() -> None:
     calls = []
 
     def read() -> pa.ChunkedArray:
         calls.append(1)
         return pa.chunked_array([[["a"], ["b", "c"]]])
 
-    column = LazyColumn(read, "f", "here", nested=True)
+    column = Column(read, "f", "here", nested=True)
     assert column.nested
     assert not calls
     assert column.values is column.values
     assert len(calls) == 1
-    flat = dataclasses.replace(column, values=pa.chunked_array([["a"]]))
-    assert (flat.nested, flat.fingerprint, flat.where) == (False, "f", "here")
 
 
 def test_flattened_names_missing_values() -> None:
-    lists = LazyColumn(pa.chunked_array([[["a", "b"], []], [["c", None]]]), "f", "here")
+    lists = Column(pa.chunked_array([[["a", "b"], []], [["c", None]]]), "f", "here")
     with pytest.raises(DataError, match="here, row 2, entry 1: no value"):
-        flat_values(lists)
-    missing = LazyColumn(pa.chunked_array([[["a"], None]]), "f", "here")
+        lists.flat_values()
+    missing = Column(pa.chunked_array([[["a"], None]]), "f", "here")
     with pytest.raises(DataError, match="here, row 1: no value"):
-        flat_values(missing)
-    fine = LazyColumn(pa.chunked_array([[["a", "b"], []], [["c"]]]), "f", "here")
-    assert flat_values(fine).to_pylist() == ["a", "b", "c"]
-    assert [place_of(fine, row) for row in range(3)] == [
+        missing.flat_values()
+    fine = Column(pa.chunked_array([[["a", "b"], []], [["c"]]]), "f", "here")
+    assert fine.flat_values().to_pylist() == ["a", "b", "c"]
+    assert [fine.place_of(row) for row in range(3)] == [
         "here, row 0, entry 0",
         "here, row 0, entry 1",
         "here, row 2, entry 0",

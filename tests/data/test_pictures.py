@@ -17,9 +17,9 @@ import pytest
 from PIL import Image
 
 from polyfed.core.errors import DataError
-from polyfed.data.arrow import LazyColumn
 from polyfed.data.cache import decoded
 from polyfed.data.pictures import opened_picture, picture_bytes
+from polyfed.data.source import Column
 from polyfed.data.sources.parquet import Parquet
 
 
@@ -117,7 +117,7 @@ def test_pixels_are_counted_before_they_are_decoded(tmp_path: Path) -> None:
         opened_picture(large),
     ):
         pass
-    column = LazyColumn(pa.chunked_array([[png(), png((30, 30))]]), "f", "pets/train, column 'image'")
+    column = Column(pa.chunked_array([[png(), png((30, 30))]]), "f", "pets/train, column 'image'")
     assert decoded(column, 8, tmp_path, pixels=900).shape == (2, 3, 8, 8)
     with pytest.raises(
         DataError, match=re.escape("row 1: not a readable picture: 30 x 30 pixels are 900, the limit is 899")

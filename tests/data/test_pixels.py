@@ -11,21 +11,21 @@ from PIL import Image
 from pydantic import ValidationError
 
 from polyfed.core.randomness import generator
-from polyfed.data.arrow import LazyColumn
 from polyfed.data.images import Augment, Flip, Shift
 from polyfed.data.samples import Inputs
+from polyfed.data.source import Column
 from polyfed.data.view import DataContext, View
 from polyfed.data.views.pixels import Pixels
 
 
-def column(n: int = 6, nested: bool = False) -> LazyColumn:
+def column(n: int = 6, nested: bool = False) -> Column:
     values = []
     for seed in range(n):
         file = io.BytesIO()
         pixels = np.random.default_rng(seed).integers(0, 256, (16, 16, 3), dtype=np.uint8)
         Image.fromarray(pixels).save(file, "PNG")
         values.append({"bytes": file.getvalue(), "path": f"{seed}.png"})
-    return LazyColumn(pa.chunked_array([[values[:2], values[2:]] if nested else values]), f"n{nested}", "here")
+    return Column(pa.chunked_array([[values[:2], values[2:]] if nested else values]), f"n{nested}", "here")
 
 
 @pytest.fixture

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from polyfed.data.report_sections import section_text
+from polyfed.data.sources.mimic_cxr import section_text
 
 
 @pytest.mark.parametrize(

@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from polyfed.core.errors import ConfigError, DataError
-from polyfed.data.arrow import LazyColumn
-from polyfed.data.tokenization import Tokenizer, texts_of, words_of
+from polyfed.data.source import Column
+from polyfed.data.tokenization import Tokenizer, words_of
 from polyfed.data.tokenizers.glove import Glove
 from polyfed.data.tokenizers.hashing import Hashing
 from polyfed.data.tokenizers.pretrained import Pretrained
@@ -22,8 +22,8 @@ from polyfed.data.view import DataContext
 CAPTIONS = [["A dog runs.", "The dog, running!"], ["A cat sits on the mat"], ["the cat and THE dog"]]
 
 
-def column(values: list, fingerprint: str = "f") -> LazyColumn:
-    return LazyColumn(pa.chunked_array([values]), fingerprint, "pets/train, column 'text'")
+def column(values: list, fingerprint: str = "f") -> Column:
+    return Column(pa.chunked_array([values]), fingerprint, "pets/train, column 'text'")
 
 
 def context(tmp_path: Path, **changed: object) -> DataContext:
@@ -107,7 +107,7 @@ class TestLearnt:
         (file,) = run.iterdir()
         assert json.loads(file.read_text())["tokens"] == list(first.tokens)
         # the same data, but a call that must not happen: the vocabulary comes from the file
-        unread = LazyColumn(lambda: pytest.fail("read"), "f", "here", nested=True)
+        unread = Column(lambda: pytest.fail("read"), "f", "here", nested=True)
         again = kind.ready("words", context(tmp_path, bundles=run, public={"words": unread}))
         assert again.tokens == first.tokens
         assert again.encode(["a dog and a sphinx"], 9) == first.encode(["a dog and a sphinx"], 9)
@@ -193,7 +193,7 @@ def test_pretrained_without_padding(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         pad_token_id = None
         unk_token_id = 0
 
-    monkeypatch.setattr(Pretrained, "_tokenizer", lambda *_: NoPadding())
+    monkeypatch.setattr(Pretrained, "opened", lambda *_: NoPadding())
     with pytest.raises(ConfigError, match="tokenizer 'gpt' has no pad token"):
         Pretrained(path="gpt").ready("anything", context(tmp_path))
 
@@ -211,11 +211,11 @@ def test_real_vocabularies() -> None:
 
 
 def test_texts_of_other_columns(tmp_path: Path) -> None:
-    assert texts_of(column(CAPTIONS))[:3] == ["A dog runs.", "The dog, running!", "A cat sits on the mat"]
+    assert column(CAPTIONS).texts()[:3] == ["A dog runs.", "The dog, running!", "A cat sits on the mat"]
     with pytest.raises(DataError, match="column 'text': holds int64, not texts"):
-        texts_of(column([1, 2]))
+        column([1, 2]).texts()
     with pytest.raises(DataError, match="row 1: no value"):
-        texts_of(column(["a", None]))
+        column(["a", None]).texts()
 
 
 @pytest.mark.parametrize("settings", ["words", {"name": "hashing", "size": 64}, {"name": "glove", "folders": ["a"]}])

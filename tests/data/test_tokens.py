@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from polyfed.core.errors import ConfigError, DataError
 from polyfed.core.randomness import generator
-from polyfed.data.arrow import LazyColumn
+from polyfed.data.source import Column
 from polyfed.data.tokenization import Vocabulary
 from polyfed.data.tokenizers.hashing import Hashing
 from polyfed.data.tokenizers.words import Words
@@ -20,8 +20,8 @@ from polyfed.data.views.tokens import TokenRows, Tokens, matrix_of
 WORDS = Words(min_count=1)
 
 
-def column(values: list, fingerprint: str = "f") -> LazyColumn:
-    return LazyColumn(pa.chunked_array([values]), fingerprint, "pets/train, column 'text'")
+def column(values: list, fingerprint: str = "f") -> Column:
+    return Column(pa.chunked_array([values]), fingerprint, "pets/train, column 'text'")
 
 
 @pytest.fixture
@@ -82,14 +82,14 @@ def test_missing_texts_are_named(context: DataContext, values: list, message: st
 
 
 def test_column_without_rows(context: DataContext) -> None:
-    empty = LazyColumn(pa.chunked_array([pa.array([], pa.string())]), "e", "here")
+    empty = Column(pa.chunked_array([pa.array([], pa.string())]), "e", "here")
     assert len(Tokens(tokenizer=WORDS).open(empty, "words", context)) == 0
 
 
 def test_tokenised_once_for_a_context(context: DataContext) -> None:
     view = Tokens(tokenizer=WORDS)
     view.open(column(["one"]), "words", context)
-    unread = LazyColumn(lambda: pytest.fail("read"), "f", "here", nested=False)
+    unread = Column(lambda: pytest.fail("read"), "f", "here", nested=False)
     assert len(view.open(unread, "words", context)) == 1
     other = view.open(column(["two", "one"], "other"), "words", context)
     assert len(other) == 2

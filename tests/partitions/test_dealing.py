@@ -12,10 +12,9 @@ from hypothesis import strategies as st
 from item_tables import opened, written
 from polyfed.analysis.partitions import planned
 from polyfed.core.errors import ConfigError
-from polyfed.data.units import Indices, Units, filled, grouped
 from polyfed.federation.assignment import Assignment
 from polyfed.partitions.iid import Iid
-from polyfed.partitions.proportional import dealt, largest_remainder
+from polyfed.partitions.units import Indices, Units, dealt, filled, grouped, largest_remainder
 from polyfed.runs.experiment import Experiment
 
 

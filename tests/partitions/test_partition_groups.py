@@ -11,11 +11,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from polyfed.core.errors import ConfigError
-from polyfed.data.units import Units, grouped
 from polyfed.partitions.dirichlet import Dirichlet
 from polyfed.partitions.natural import Natural
 from polyfed.partitions.partition import Partition
 from polyfed.partitions.quantity import Quantity
+from polyfed.partitions.units import Units, grouped
 
 WITH_MINIMUM = {"quantity", "dirichlet"}
 COMPLETE = ["iid", "quantity", "shards", "by_label", "dirichlet", "natural"]

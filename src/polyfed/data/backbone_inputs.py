@@ -14,8 +14,7 @@ from torch import Tensor
 
 from polyfed.core.errors import ConfigError
 from polyfed.data.backbones import NO_CODE, has_tokenizer, quiet, read_backbone_config
-from polyfed.data.cache import ImageFit, Resampling, decode
-from polyfed.data.pictures import PIXELS, picture_bytes
+from polyfed.data.pictures import PIXELS, ImageFit, Resampling, decode, picture_bytes
 
 PREPROCESSOR = "preprocessor_config.json"
 _PILLOW: dict[int, Resampling] = {1: "lanczos", 2: "bilinear", 3: "bicubic"}

@@ -6,7 +6,9 @@ import numpy as np
 from pydantic import Field
 
 from polyfed.core.errors import ConfigError
-from polyfed.partitions.partition import Indices, Partition, Units
+from polyfed.data.item_classes import Indices
+from polyfed.partitions.partition import Partition
+from polyfed.partitions.units import Units
 
 
 class Dirichlet(Partition):

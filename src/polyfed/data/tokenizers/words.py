@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from pydantic import Field
 
-from polyfed.data.tokenization import PAD, UNKNOWN, LearntTokenizer, Vocabulary, word_encoder, words_of
+from polyfed.data.tokenization import PAD, UNKNOWN, LearntTokenizer, Vocabulary, vocabulary_of_words, words_of
 
 
 class Words(LearntTokenizer):
@@ -24,4 +24,4 @@ class Words(LearntTokenizer):
 
     def build(self, tokens: tuple[str, ...]) -> Vocabulary:
         """A look-up of whole words."""
-        return Vocabulary(tokens, word_encoder({token: number for number, token in enumerate(tokens)}))
+        return vocabulary_of_words(tokens)

@@ -15,8 +15,7 @@ from jaxtyping import Float, Int64
 from pydantic import Field
 from torch import Tensor, nn
 
-from polyfed.core.errors import ConfigError, DataError
-from polyfed.data.arrow import flat_values, place_of
+from polyfed.core.errors import ConfigError
 from polyfed.data.backbone_inputs import PREPROCESSOR, ImagePreparation, Prepared, TextPreparation
 from polyfed.data.backbones import (
     BackboneTower,
@@ -30,8 +29,8 @@ from polyfed.data.backbones import (
     outline,
     reads_images,
 )
-from polyfed.data.cache import ImageFit
-from polyfed.data.feature_store import FeatureRows, remembered, stored
+from polyfed.data.cache import FeatureRows, remembered, stored, unreadable
+from polyfed.data.pictures import ImageFit
 from polyfed.data.source import Column
 from polyfed.data.view import DataContext, InputSpec, View
 
@@ -164,7 +163,7 @@ class _Computation:
 
     @functools.cached_property
     def values(self) -> pa.ChunkedArray:
-        return flat_values(self.column)
+        return self.column.flat_values()
 
     @functools.cached_property
     def prepare(self) -> Preparation:
@@ -191,17 +190,10 @@ class _Computation:
         try:
             return self.prepare(values, self.column.folder, self.pixels)
         except Exception:
-            self._name_bad_value(start, values)
+            for row, value in enumerate(values, start):  # one at a time, to name the value that fails
+                try:
+                    self.prepare([value], self.column.folder, self.pixels)
+                except Exception as error:  # Pillow's decoders raise errors of many kinds
+                    what = f"backbone '{self.view.backbone}' cannot read it"
+                    raise unreadable(self.column, row, value, error, what) from error
             raise
-
-    def _name_bad_value(self, start: int, values: list[object]) -> None:
-        for row, value in enumerate(values, start):
-            try:
-                self.prepare([value], self.column.folder, self.pixels)
-            except Exception as error:  # Pillow's decoders raise errors of many kinds
-                path = value.get("path") if isinstance(value, dict) else None
-                named = f" (path '{path}')" if path else ""
-                raise DataError(
-                    f"{place_of(self.column, row)}{named}: backbone '{self.view.backbone}' cannot read it: "
-                    f"{' '.join(str(error).split())}; mend or leave out the row"
-                ) from error

@@ -14,7 +14,7 @@ from torch import Tensor
 from polyfed.data.arrow import fingerprint_of
 from polyfed.data.samples import Inputs
 from polyfed.data.source import Column
-from polyfed.data.tokenization import Tokenizer, Vocabulary, texts_of
+from polyfed.data.tokenization import Tokenizer, Vocabulary
 from polyfed.data.tokenizers.words import Words
 from polyfed.data.view import DataContext, InputSpec, View
 
@@ -37,7 +37,7 @@ class Tokens(View):
         stamp = fingerprint_of(self.tokenizer.key(modality, context), self.length, column.fingerprint)
         key = f"tokens:{stamp}"
         if key not in context.fitted:
-            context.fitted[key] = matrix_of(vocabulary, texts_of(column), self.length)
+            context.fitted[key] = matrix_of(vocabulary, column.texts(), self.length)
         ids = context.fitted[key]
         assert isinstance(ids, Tensor)
         return TokenRows(ids, vocabulary, self.drop, self.delete)

@@ -12,7 +12,6 @@ from pydantic import Field, model_validator
 from torch import Tensor
 
 from polyfed.core.errors import DataError
-from polyfed.data.arrow import flat_values
 from polyfed.downstream.bench import Bench, Kind, Labelled
 from polyfed.downstream.linear import Fit, fit_linear, standardised, stratified
 from polyfed.downstream.probe import Probe
@@ -107,7 +106,7 @@ class FewShot(Probe):
         for source in self._sources:
             split = bench.split(source, self.train)
             names = split.classes.get(self.target)
-            numbers = pc.unique(flat_values(split.read(split.targets[self.target]))).to_pylist()
+            numbers = pc.unique(split.read(split.targets[self.target]).flat_values()).to_pylist()
             found |= {names[number] if names else str(number) for number in numbers}
         return found
 
