@@ -8,7 +8,7 @@ from PIL import Image
 from polyfed.core.errors import DataError
 from polyfed.data.scenery import drawing, layout
 from polyfed.data.scenery.questions import ANSWERS
-from polyfed.data.scenery.vocabulary import TOPICS
+from polyfed.data.scenery.wording import TOPICS
 from polyfed.data.source import Source, Split
 from polyfed.data.sources import scenes as module
 from polyfed.data.sources.scenes import Scenes, scenes_schema

@@ -3,12 +3,21 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from polyfed.data.scenery.layout import COLOUR_NAMES, OPPOSITE, RELATIONS, SHAPES, TEXTURES, Scene, Thing, relation
-from polyfed.data.scenery.recipe import pick
+from polyfed.data.scenery.layout import (
+    COLOUR_NAMES,
+    OPPOSITE,
+    RELATIONS,
+    SHAPES,
+    TEXTURES,
+    Scene,
+    Thing,
+    pick,
+    relation,
+)
 
 ANSWERS = ("yes", "no", *COLOUR_NAMES, *SHAPES, *TEXTURES, "0", "1", "2", "3", "4", "5", *RELATIONS)
 
@@ -38,7 +47,7 @@ def _shape(scene: Scene, rng: np.random.Generator) -> Asked:
 
 
 def _texture(scene: Scene, rng: np.random.Generator) -> Asked:
-    known = _named(scene)
+    known = _alone(scene.things, _name)
     if not known:
         return None
     thing = pick(known, rng)
@@ -83,11 +92,11 @@ def _holds(scene: Scene, rng: np.random.Generator) -> Asked:
     if pair is None:
         return None
     a, b, where = pair
-    said, answer = where, "yes"
+    asked, answer = where, "yes"
     if rng.random() < 0.5:
         wrong = [other for other in RELATIONS if other != where]
-        said, answer = (OPPOSITE[where] if rng.random() < 0.5 else pick(wrong, rng)), "no"
-    words = f"{said} of" if said in ("left", "right") else said
+        asked, answer = (OPPOSITE[where] if rng.random() < 0.5 else pick(wrong, rng)), "no"
+    words = f"{asked} of" if asked in ("left", "right") else asked
     return f"is the {_name(a)} {words} the {_name(b)}", answer
 
 
@@ -110,19 +119,14 @@ def _article(word: str) -> str:
     return "an" if word[0] in "aeiou" else "a"
 
 
-def _alone(things: Iterable[Thing], key: Callable[[Thing], str]) -> list[Thing]:
+def _alone(things: Sequence[Thing], key: Callable[[Thing], str]) -> list[Thing]:
     """The things that share ``key`` with no other."""
-    listed = list(things)
-    count = Counter(map(key, listed))
-    return [thing for thing in listed if count[key(thing)] == 1]
-
-
-def _named(scene: Scene) -> list[Thing]:
-    return _alone(scene.things, _name)
+    count = Counter(map(key, things))
+    return [thing for thing in things if count[key(thing)] == 1]
 
 
 def _clear_pair(scene: Scene, rng: np.random.Generator) -> tuple[Thing, Thing, str] | None:
     """Two things that colour and shape single out, and the relation of the first to the second."""
-    known = _named(scene)
+    known = _alone(scene.things, _name)
     pairs = [(a, b, where) for a in known for b in known if a is not b and (where := relation(a, b))]
     return pick(pairs, rng) if pairs else None

@@ -15,11 +15,9 @@ from polyfed.core.activity import prepared
 from polyfed.core.errors import DataError, nearest
 from polyfed.data.arrow import fingerprint_of
 from polyfed.data.scenery.drawing import picture, png
-from polyfed.data.scenery.layout import LABELS, Scene, arrange
+from polyfed.data.scenery.layout import LABELS, VERSION, Domain, Scene, SceneRecipe, arrange
 from polyfed.data.scenery.questions import ANSWERS, questions
-from polyfed.data.scenery.recipe import VERSION, Domain, SceneRecipe
-from polyfed.data.scenery.vocabulary import TOPICS
-from polyfed.data.scenery.wording import captions, text, topic
+from polyfed.data.scenery.wording import TOPICS, captions, text, topic
 from polyfed.data.tables import SplitTable, TableSource
 
 
