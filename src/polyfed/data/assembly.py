@@ -31,26 +31,33 @@ def assemble(split: Split, views: Mapping[str, View], context: DataContext, *, l
         ConfigError: the source has no column for a modality.
         DataError: a column is missing, or lists of an item differ in length.
     """
-    for modality in (*views, *layout):
-        if modality not in split.columns:
-            raise ConfigError(
-                f"data.sources.{split.source}.columns has no '{modality}', which a model encodes; "
-                f"it has: {', '.join(split.columns) or 'none'}"
-            )
-    columns = {modality: split.modality(modality) for modality in views}
+    columns = {modality: _modality(split, modality) for modality in views}
     labels = {name: split.read(column) for name, column in split.targets.items()}
-    shaping = (*columns.values(), *labels.values(), *(split.modality(name) for name in layout))
+    shaping = (*columns.values(), *labels.values(), *(_modality(split, name) for name in layout))
     items = _items_of_samples([column for column in shaping if column.nested], len(split))
     places = torch.arange(len(items))  # of a sample's value among those of a nested column
+
+    def rows(column: Column) -> Int64[Tensor, " n"]:
+        return places if column.nested else items
+
     return Samples(
         inputs={modality: view.open(columns[modality], modality, context) for modality, view in views.items()},
-        rows={modality: places if column.nested else items for modality, column in columns.items()},
+        rows={modality: rows(column) for modality, column in columns.items()},
         items=items,
-        targets={name: _labels(column)[places if column.nested else items] for name, column in labels.items()},
+        targets={name: _labels(column)[rows(column)] for name, column in labels.items()},
         ids=split.ids,
         classes=split.classes,
         matches=items if split.matches is None else _groups(split.read(split.matches))[items],
     )
+
+
+def _modality(split: Split, modality: str) -> Column:
+    if modality not in split.columns:
+        raise ConfigError(
+            f"data.sources.{split.source}.columns has no '{modality}', which a model encodes; "
+            f"it has: {', '.join(split.columns) or 'none'}"
+        )
+    return split.modality(modality)
 
 
 def _items_of_samples(nested: Sequence[Column], count: int) -> Int64[Tensor, " n"]:

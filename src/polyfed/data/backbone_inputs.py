@@ -64,10 +64,13 @@ class ImagePreparation:
         normalise = config.get("do_normalize", True)
         if normalise and not ("image_mean" in config and "image_std" in config):
             raise ConfigError(f"'{folder}/{PREPROCESSOR}' gives no image_mean and image_std; add them")
+        number = config.get("resample", 2)
+        if number not in _PILLOW:
+            raise ConfigError(f"'{folder}/{PREPROCESSOR}': resample {number} is not one of {sorted(_PILLOW)}")
         return cls(
             size=size or _side(config, folder),
             fit=fit,
-            resampling=_resampling(config, folder),
+            resampling=_PILLOW[number],
             factor=float(config.get("rescale_factor", 1 / 255)) if config.get("do_rescale", True) else 1.0,
             mean=tuple(config["image_mean"]) if normalise else (0.0,) * 3,
             std=tuple(config["image_std"]) if normalise else (1.0,) * 3,
@@ -108,13 +111,6 @@ def _side(config: dict[str, Any], folder: Path) -> int:
     if not isinstance(size, int):
         raise ConfigError(f"'{folder}/{PREPROCESSOR}' gives no size; set the view's size")
     return size
-
-
-def _resampling(config: dict[str, Any], folder: Path) -> Resampling:
-    number = config.get("resample", 2)
-    if number not in _PILLOW:
-        raise ConfigError(f"'{folder}/{PREPROCESSOR}': resample {number} is not one of {sorted(_PILLOW)}")
-    return _PILLOW[number]
 
 
 @dataclass(frozen=True)

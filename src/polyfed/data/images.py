@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import torch
 from jaxtyping import Float, Int64, Num, UInt8
-from pydantic import Field, field_validator, model_validator
+from pydantic import AfterValidator, Field, field_validator, model_validator
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -26,6 +26,15 @@ MEAN_STD: dict[str, tuple[tuple[float, float, float], tuple[float, float, float]
     "imagenet": ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225)),
     "cifar100": ((0.5071, 0.4867, 0.4408), (0.2675, 0.2565, 0.2761)),
 }
+
+
+def _ordered(bounds: tuple[float, float]) -> tuple[float, float]:
+    if not 0 < bounds[0] <= bounds[1]:
+        raise ValueError(f"needs 0 < least <= greatest, not {bounds[0]} and {bounds[1]}")
+    return bounds
+
+
+_Bounds = Annotated[tuple[float, float], AfterValidator(_ordered)]
 
 
 def normalised(x: Num[Tensor, "b 3 h w"], by: Normalisation) -> Float[Tensor, "b 3 h w"]:
@@ -68,19 +77,14 @@ class Rotation(Augmentation):
 class RandomCrop(Augmentation):
     """Random resized crop: a box of random area and shape, enlarged to the whole size (bilinear)."""
 
-    scale: tuple[float, float] = Field(default=(0.5, 1.0), description="least and greatest share of the area")
-    ratio: tuple[float, float] = Field(default=(0.75, 4 / 3), description="least and greatest width / height")
+    scale: _Bounds = Field(default=(0.5, 1.0), description="least and greatest share of the area")
+    ratio: _Bounds = Field(default=(0.75, 4 / 3), description="least and greatest width / height")
 
     @model_validator(mode="before")
     @classmethod
     def _least_area(cls, data: Any) -> Any:
         number = isinstance(data, int | float) and not isinstance(data, bool)
         return {"scale": (data, 1.0)} if number else data
-
-    @field_validator("scale", "ratio")
-    @classmethod
-    def _ordered(cls, bounds: tuple[float, float]) -> tuple[float, float]:
-        return _checked_bounds(bounds)
 
     def __call__(self, x: Num[Tensor, "b 3 h w"], generator: torch.Generator) -> Num[Tensor, "b 3 h w"]:
         """Crops of the pictures' own size; a picture into which none of ten boxes fits stays whole."""
@@ -144,13 +148,8 @@ class Erase(Augmentation):
     """Random erasing (Zhong et al. 2020): with probability ``p`` set a random box of a picture to 0."""
 
     p: float = Field(default=0.2, ge=0, le=1, description="probability")
-    scale: tuple[float, float] = Field(default=(0.02, 0.33), description="least and greatest share of the area")
-    ratio: tuple[float, float] = Field(default=(0.3, 3.3), description="least and greatest width / height")
-
-    @field_validator("scale", "ratio")
-    @classmethod
-    def _ordered(cls, bounds: tuple[float, float]) -> tuple[float, float]:
-        return _checked_bounds(bounds)
+    scale: _Bounds = Field(default=(0.02, 0.33), description="least and greatest share of the area")
+    ratio: _Bounds = Field(default=(0.3, 3.3), description="least and greatest width / height")
 
     def __call__(self, x: Num[Tensor, "b 3 h w"], generator: torch.Generator) -> Num[Tensor, "b 3 h w"]:
         """Pictures, some with a hole; one into which none of ten boxes fits stays whole."""
@@ -196,12 +195,6 @@ class Augment(Settings):
 
 def _uniform(n: int, low: float, high: float, generator: torch.Generator) -> Float[Tensor, " n"]:
     return torch.rand(n, generator=generator) * (high - low) + low
-
-
-def _checked_bounds(bounds: tuple[float, float]) -> tuple[float, float]:
-    if not 0 < bounds[0] <= bounds[1]:
-        raise ValueError(f"needs 0 < least <= greatest, not {bounds[0]} and {bounds[1]}")
-    return bounds
 
 
 def _boxes(

@@ -17,7 +17,7 @@ from torch import Tensor
 from polyfed.core.errors import ConfigError, DataError
 from polyfed.data.arrow import is_text, lacking
 from polyfed.data.assembly import item_labels, item_target
-from polyfed.data.source import Split
+from polyfed.data.source import Column, Split
 
 Indices = npt.NDArray[np.int64]
 
@@ -72,19 +72,25 @@ def item_classes(splits: Sequence[Split], of: Sequence[str], key: str) -> list[I
         ConfigError: there is no such column, or it holds neither whole numbers nor truth values nor texts.
     """
     if not of:
-        of_target = [(item_labels(split), split.classes.get(item_target(split) or "", ())) for split in splits]
-        known = [ItemClasses(labels, dict(enumerate(names))) for labels, names in of_target if labels is not None]
+        known = list(filter(None, map(_of_target, splits)))
         return known if len(known) == len(splits) else None
     columns = [_Joined(splits, name, f"{key}: '{name}'") for name in of]
-    # a list of columns that are all bits is a set of marks; one that is not makes tuples of them all
-    numbers, names = _bit_sums(columns) if all(column.is_bit for column in columns) else _tuples(columns)
-    ends = np.cumsum([len(split) for split in splits])[:-1]
-    codes = {column.name: np.split(column.codes, ends) for column in columns}
+    # columns that are all bits are a set of marks; one that is not makes tuples of them all
+    numbers, names = (_bit_sums if all(column.is_bit for column in columns) else _tuples)(columns)
     values = {column.name: column.names for column in columns}
-    return [
-        ItemClasses(torch.from_numpy(own), names, {name: codes[name][number] for name in codes}, values)
-        for number, own in enumerate(np.split(numbers, ends))
-    ]
+    classes, start = [], 0
+    for split in splits:
+        own = slice(start, start + len(split))
+        codes = {column.name: column.codes[own] for column in columns}
+        classes.append(ItemClasses(torch.from_numpy(numbers[own]), names, codes, values))
+        start = own.stop
+    return classes
+
+
+def _of_target(split: Split) -> ItemClasses | None:
+    labels = item_labels(split)
+    names = split.classes.get(item_target(split) or "", ())
+    return None if labels is None else ItemClasses(labels, dict(enumerate(names)))
 
 
 def item_groups(split: Split, column: str, key: str) -> Int64[Tensor, " n"]:
@@ -105,10 +111,9 @@ class _Joined:
     Attributes:
         name: of the column.
         values: the distinct values in order, null first; of a target of texts the numbers of its classes.
-        names: of the values.
-        labels: how classes of these values are called: a bare number says of which column it is.
         codes: place among ``values`` of each item's value.
         is_bit: whether the values are 0 and 1, or truth values.
+        classes: names of the values 0, 1, ... of a target.
     """
 
     def __init__(self, splits: Sequence[Split], name: str, where: str) -> None:
@@ -116,26 +121,45 @@ class _Joined:
             columns = [split.read(name) for split in splits]
         except DataError as error:
             raise ConfigError(f"{where} cannot be read: {error}") from error
-        parts = []
-        for column in columns:
-            kind = column.values.type
-            plain = column.values.cast(kind.value_type) if pa.types.is_dictionary(kind) else column.values
-            if not (is_text(plain.type) or pa.types.is_integer(plain.type) or pa.types.is_boolean(plain.type)):
-                needed = "needed is one whole number, truth value or text an item"
-                raise ConfigError(f"{where} holds {kind} ({column.where}); {needed}")
-            parts.append(plain)
+        parts = [_usable_values(column, where) for column in columns]
         distinct = {value for part in parts for value in part.unique().to_pylist()}
         self.name = name
-        self.values: list[Any] = sorted(distinct, key=lambda value: (value is not None, 0 if value is None else value))
+        self.values: list[Any] = sorted(distinct - {None})
+        self.is_bit = distinct <= {0, 1} and not any(column.encoded for column in columns)
+        self.classes = _class_names(splits, name)
+        if None in distinct:
+            self.values.insert(0, None)
         codes = [pc.index_in(part, value_set=pa.array(self.values, part.type)).to_numpy() for part in parts]
         self.codes: Indices = np.concatenate(codes).astype(np.int64)
-        self.is_bit = all(value is not None and value in (0, 1) for value in self.values)
-        self.is_bit &= not any(column.encoded for column in columns)
-        targets = [(split, target) for split in splits for target, column in split.targets.items() if column == name]
-        classes = next((split.classes[target] for split, target in targets if target in split.classes), ())
-        self.names = [_name(value, classes) for value in self.values]
-        own_words = [bool(classes) or isinstance(value, str) for value in self.values]
-        self.labels = [text if own else f"{name} {text}" for text, own in zip(self.names, own_words, strict=True)]
+
+    @property
+    def names(self) -> list[str]:
+        """Names of the values."""
+        return [_name(value, self.classes) for value in self.values]
+
+    def label(self, code: int) -> str:
+        """How a class with this value is called: a bare number says of which column it is."""
+        value, name = self.values[code], _name(self.values[code], self.classes)
+        return name if isinstance(value, str) or self.classes else f"{self.name} {name}"
+
+
+def _usable_values(column: Column, where: str) -> pa.ChunkedArray:
+    """The values of a column whose type can make classes."""
+    kind = column.values.type
+    values = column.values.cast(kind.value_type) if pa.types.is_dictionary(kind) else column.values
+    if not (is_text(values.type) or pa.types.is_integer(values.type) or pa.types.is_boolean(values.type)):
+        needed = "needed is one whole number, truth value or text an item"
+        raise ConfigError(f"{where} holds {kind} ({column.where}); {needed}")
+    return values
+
+
+def _class_names(splits: Sequence[Split], column: str) -> Sequence[str]:
+    """Names of the classes of a target that is read from the column; none if there is no such target."""
+    for split in splits:
+        for target, names in split.classes.items():
+            if split.targets[target] == column:
+                return names
+    return ()
 
 
 def _name(value: bool | int | str | None, classes: Sequence[str]) -> str:
@@ -161,5 +185,5 @@ def _tuples(columns: Sequence[_Joined]) -> tuple[Indices, dict[int, str]]:
     for column in columns:  # renumbered each time: the product of many columns' counts need not fit 64 bits
         _, numbers = np.unique(numbers * len(column.values) + column.codes, return_inverse=True)
     _, first = np.unique(numbers, return_index=True)
-    names = [" / ".join(column.labels[int(column.codes[item])] for column in columns) for item in first]
+    names = [" / ".join(column.label(int(column.codes[item])) for column in columns) for item in first]
     return numbers, dict(enumerate(names))

@@ -32,5 +32,9 @@ def mentioning(column: Column, words: Iterable[str]) -> Bool[Tensor, " n"]:
     if not forms:
         return torch.zeros(len(items), dtype=torch.bool)
     pattern = re.compile(rf"(?<!\w)(?:{'|'.join(map(re.escape, forms))})(?:s|es)?(?!\w)")
-    texts = (item or () if column.nested else [item] for item in items)
-    return torch.tensor([any(pattern.search(text.lower()) for text in own if text) for own in texts], dtype=torch.bool)
+    lists = items if column.nested else [[item] for item in items]
+    return torch.tensor([_any(pattern, texts or ()) for texts in lists], dtype=torch.bool)
+
+
+def _any(pattern: re.Pattern[str], texts: Iterable[str | None]) -> bool:
+    return any(pattern.search(text.lower()) for text in texts if text)

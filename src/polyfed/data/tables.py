@@ -21,6 +21,7 @@ from polyfed.data.arrow import Mask, class_names, fingerprint_of, innermost, is_
 from polyfed.data.source import Column, Source, Split
 
 _Value = StrictBool | StrictInt | StrictStr
+_Plain = bool | int | str
 _SHOWN = 20  # values that an error lists at most: a column of ids has thousands
 
 
@@ -114,15 +115,7 @@ def split_of_table(table: SplitTable, source: TableSource, name: str) -> Split:
     Raises:
         DataError: a named column is missing or of the wrong type, an id is missing or not unique, or no row is left.
     """
-    uses = {f"columns.{modality}": column for modality, column in source.columns.items()}
-    uses |= {f"targets.{target}": column for target, column in source.targets.items()}
-    chosen = [("id", table.ids), *uses.items(), *(("where", column) for column in source.where)]
-    for use, column in [*chosen, ("matches", source.matches)]:
-        if column is not None:
-            table.require(column, f"{table.place} (source '{name}', {use})")
-    if source.matches is not None and not (is_text(kind := table.kind(source.matches)) or pa.types.is_integer(kind)):
-        place = f"{table.place}, matches: column '{source.matches}'"
-        raise DataError(f"{place} holds {kind}; name one of texts or integers")
+    _require_columns(table, source, name)
     names = class_names(table.schema, table.where)
     classes = {target: _classes(table, source, target, names) for target in source.targets}
     names_of_labels = {column: classes[target] for target, column in source.targets.items()}
@@ -158,6 +151,18 @@ def split_of_table(table: SplitTable, source: TableSource, name: str) -> Split:
     )
 
 
+def _require_columns(table: SplitTable, source: TableSource, name: str) -> None:
+    uses = {f"columns.{modality}": column for modality, column in source.columns.items()}
+    uses |= {f"targets.{target}": column for target, column in source.targets.items()}
+    chosen = [("id", table.ids), *uses.items(), *(("where", column) for column in source.where)]
+    for use, column in [*chosen, ("matches", source.matches)]:
+        if column is not None:
+            table.require(column, f"{table.place} (source '{name}', {use})")
+    if source.matches is not None and not (is_text(kind := table.kind(source.matches)) or pa.types.is_integer(kind)):
+        place = f"{table.place}, matches: column '{source.matches}'"
+        raise DataError(f"{place} holds {kind}; name one of texts or integers")
+
+
 def _items(
     table: SplitTable, source: TableSource, names: Mapping[str, Sequence[str]]
 ) -> tuple[Mask | None, dict[str, int]]:
@@ -172,9 +177,15 @@ def _items(
     if not fitting.any():
         asked = ", ".join(f"{column}: {' or '.join(map(repr, values))}" for column, values in wanted.items())
         raise DataError(f"{table.place}: none of {len(fitting)} items fits where {{{asked}}}; ask for less")
+    rows, left_out = _complete(table, source, fitting) if leave_out else (fitting, {})
+    return None if rows.all() else rows, left_out
+
+
+def _complete(table: SplitTable, source: TableSource, fitting: Mask) -> tuple[Mask, dict[str, int]]:
+    """Which of the rows lack nothing, and column -> how many lack it."""
     rows, left_out = fitting.copy(), {}
     single = [column for column in source.targets.values() if not is_list(table.kind(column))]
-    for column in dict.fromkeys((*source.columns.values(), *single)) if leave_out else ():
+    for column in dict.fromkeys((*source.columns.values(), *single)):
         kind = table.kind(column)
         if not is_text(kind) and not is_list(kind) and table.filled(column):
             continue  # pictures are not read to find that all are there
@@ -186,38 +197,27 @@ def _items(
         counts = ", ".join(f"'{column}' ({count})" for column, count in left_out.items())
         total = fitting.sum()
         raise DataError(f"{table.place}: all {total} items are incomplete, they lack {counts}; name other columns")
-    return None if rows.all() else rows, left_out
+    return rows, left_out
 
 
-_KINDS = (
-    (bool, pa.types.is_boolean, "true or false"),
-    (int, pa.types.is_integer, "an integer (or, where the column has class names, one of these)"),
-    (str, is_text, "a text (in quotes if it looks like a number)"),
-)
+_FITS: dict[type, Callable[[pa.DataType], bool]] = {bool: pa.types.is_boolean, int: pa.types.is_integer, str: is_text}
+_WANTED = {
+    bool: "true or false",
+    int: "an integer (or, where the column has class names, one of these)",
+    str: "a text (in quotes if it looks like a number)",
+}
 
 
-def _having(table: SplitTable, column: str, wanted: Sequence[bool | int | str], names: Sequence[str]) -> Mask:
+def _having(table: SplitTable, column: str, wanted: Sequence[_Plain], names: Sequence[str]) -> Mask:
     """Which rows have one of the values; a class may be given by its name."""
-    kind, place = table.kind(column), f"{table.place}, where.{column}"
-    stored = []
-    for value in wanted:
-        if next(fits for python, fits, _ in _KINDS if python is type(value))(kind):
-            stored.append(value)
-        elif isinstance(value, str) and names and pa.types.is_integer(kind):
-            if value not in names:
-                raise DataError(f"{place}: no class '{value}'; {nearest(value, names)}")
-            stored.append(names.index(value))
-        else:
-            given = str(value).lower() if isinstance(value, bool) else repr(value)
-            remedy = "name a column of booleans, integers or texts"
-            remedy = next((f"give {words}" for _, fits, words in _KINDS if fits(kind)), remedy)
-            raise DataError(f"{place}: the column holds {kind}, which {given} is not; {remedy}")
+    place = f"{table.place}, where.{column}"
+    stored = [_stored(value, table.kind(column), names, place) for value in wanted]
     values = _comparable(table.read(column))
     present = set(values.unique().to_pylist())
-    missing = [(value, number) for value, number in zip(wanted, stored, strict=True) if number not in present]
-    if missing and table.everywhere is not None:  # a value that this split happens to lack is no mistake
-        present = set(_comparable(table.everywhere(column)).unique().to_pylist())
-    for value, number in missing:
+    if table.everywhere is not None and not present.issuperset(stored):
+        # a value that this split happens to lack is no mistake
+        present |= set(_comparable(table.everywhere(column)).unique().to_pylist())
+    for value, number in zip(wanted, stored, strict=True):
         if number not in present:
             words = sorted(str(names[entry] if names else entry) for entry in present - {None})
             close = difflib.get_close_matches(str(value), words, n=_SHOWN) or words[:_SHOWN]
@@ -225,6 +225,20 @@ def _having(table: SplitTable, column: str, wanted: Sequence[bool | int | str], 
             raise DataError(f"{place}: no item has {value!r}; {hint}")
     rows: Mask = pc.is_in(values, value_set=pa.array(stored, values.type)).to_numpy().astype(np.bool_)
     return rows
+
+
+def _stored(value: _Plain, kind: pa.DataType, names: Sequence[str], place: str) -> _Plain:
+    """A value as it stands in a column: the number of a class that is given by its name."""
+    if _FITS[type(value)](kind):
+        return value
+    if isinstance(value, str) and names and pa.types.is_integer(kind):
+        if value not in names:
+            raise DataError(f"{place}: no class '{value}'; {nearest(value, names)}")
+        return names.index(value)
+    given = str(value).lower() if isinstance(value, bool) else repr(value)
+    remedies = [f"give {words}" for python, words in _WANTED.items() if _FITS[python](kind)]
+    remedy = (*remedies, "name a column of booleans, integers or texts")[0]
+    raise DataError(f"{place}: the column holds {kind}, which {given} is not; {remedy}")
 
 
 def _comparable(values: pa.ChunkedArray) -> pa.ChunkedArray:

@@ -63,31 +63,70 @@ def union(sets: Sequence[Samples]) -> Samples:
     first = sets[0]
     for other in sets[1:]:
         _require_alike(first, other)
-    # samples of one data set, opened through the same views, share these very objects
-    keys = [(id(part.ids), *(id(load) for load in part.inputs.values())) for part in sets]
-    data_sets = dict(zip(keys, sets, strict=True))
-    matches = dict.fromkeys(data_sets, 0)
-    for key, part in zip(keys, sets, strict=True):
-        matches[key] = max(matches[key], int(part.matches.max()) + 1 if part.matches.numel() else 0)
-
-    def apart(values: Iterable[Tensor], sizes: Iterable[int]) -> Int64[Tensor, " n"]:
-        """Numbers of each set, after those of the data sets before its own, which have so many."""
-        starts = dict(zip(data_sets, _starts(sizes), strict=True))
-        return torch.cat([numbers + starts[key] for key, numbers in zip(keys, values, strict=True)])
-
-    chains = {name: [part.inputs[name] for part in data_sets.values()] for name in first.modalities}
-    targets = [name for name in first.targets if all(name in part.targets for part in sets)]
-    ids = [part.ids for part in data_sets.values()]
+    origins = _Origins(sets)
+    targets = [name for name in first.targets if origins.share(name)]
     return Samples(
-        inputs={name: chain[0] if len(chain) == 1 else _Chained(tuple(chain)) for name, chain in chains.items()},
-        rows={name: apart((part.rows[name] for part in sets), map(len, chain)) for name, chain in chains.items()},
-        items=apart((part.items for part in sets), map(len, ids)),
+        inputs={name: origins.inputs(name) for name in first.modalities},
+        rows={name: origins.rows(name) for name in first.modalities},
+        items=origins.items(),
         targets={name: torch.cat([part.targets[name] for part in sets]) for name in targets},
-        # the very list of a single data set tells that it is the same data set
-        ids=ids[0] if len(ids) == 1 else [name for names in ids for name in names],
+        ids=origins.ids(),
         classes={name: classes for name, classes in first.classes.items() if name in targets},
-        matches=apart((part.matches for part in sets), matches.values()),
+        matches=origins.matches(),
     )
+
+
+class _Origins:
+    """The data sets that several sets of samples are taken from, and how those are numbered apart.
+
+    Attributes:
+        sets: all sets.
+        distinct: one set of each data set.
+    """
+
+    def __init__(self, sets: Sequence[Samples]) -> None:
+        self.sets = sets
+        # samples of one data set, opened through the same views, share these very objects
+        keys = [(id(part.ids), *(id(load) for load in part.inputs.values())) for part in sets]
+        by_key = dict(zip(keys, sets, strict=True))
+        self.distinct = list(by_key.values())
+        self._numbers = [list(by_key).index(key) for key in keys]
+
+    def apart(self, values: Sequence[Tensor], sizes: Sequence[int]) -> Int64[Tensor, " n"]:
+        """Numbers of each set, after those of the data sets before its own, which have so many."""
+        starts = _starts(sizes)
+        return torch.cat([own + starts[number] for own, number in zip(values, self._numbers, strict=True)])
+
+    def share(self, target: str) -> bool:
+        """Whether all sets have a target."""
+        return all(target in part.targets for part in self.sets)
+
+    def items(self) -> Int64[Tensor, " n"]:
+        """Each sample's item among those of all data sets."""
+        return self.apart([part.items for part in self.sets], [len(part.ids) for part in self.distinct])
+
+    def inputs(self, modality: str) -> Inputs:
+        """Of all data sets, one after the other."""
+        chain = tuple(part.inputs[modality] for part in self.distinct)
+        return chain[0] if len(chain) == 1 else _Chained(chain)
+
+    def rows(self, modality: str) -> Int64[Tensor, " n"]:
+        """Each sample's row in the chained inputs."""
+        sizes = [len(part.inputs[modality]) for part in self.distinct]
+        return self.apart([part.rows[modality] for part in self.sets], sizes)
+
+    def ids(self) -> Sequence[str]:
+        """Of the items of all data sets; the very list where there is one, which tells that it is the same data set."""
+        if len(self.distinct) == 1:
+            return self.distinct[0].ids
+        return [name for part in self.distinct for name in part.ids]
+
+    def matches(self) -> Int64[Tensor, " n"]:
+        """Equal for right answers to each other, which samples of different data sets never are."""
+        sizes = [0] * len(self.distinct)
+        for part, number in zip(self.sets, self._numbers, strict=True):
+            sizes[number] = max(sizes[number], int(part.matches.max()) + 1 if part.matches.numel() else 0)
+        return self.apart([part.matches for part in self.sets], sizes)
 
 
 def _starts(sizes: Iterable[int]) -> list[int]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -289,22 +289,24 @@ def section_text(report: str, sections: Sequence[str], otherwise: Literal["whole
         The text, None if it would be empty.
     """
     wanted = [_words(name) for name in sections]
-    common = _HEADING_WORDS.union(*wanted)
-    headings: list[tuple[int, int, frozenset[str]]] = []
-    for match in _HEADING.finditer(report):
-        words = _words(match[1])
-        if words & common if match[1].isupper() else words and words <= common:
-            headings.append((match.start(), match.end(), words))
-    ends = [*headings, (len(report), 0, frozenset[str]())]
+    headings = [*_headings(report, _HEADING_WORDS.union(*wanted)), (len(report), len(report), frozenset[str]())]
     parts = [
-        report[end:next_start]
-        for (_, end, words), (next_start, _, _) in pairwise(ends)
+        report[start:end]
+        for (_, start, words), (end, _, _) in pairwise(headings)
         if any(section <= words for section in wanted)
     ]
     text = " ".join(" ".join(parts).split())
     if not text and (otherwise == "whole" or not wanted):
         text = " ".join(_FIRST_LINE.sub("", report).split())
     return text or None
+
+
+def _headings(report: str, common: frozenset[str]) -> Iterator[tuple[int, int, frozenset[str]]]:
+    """Start, end and words of each heading."""
+    for match in _HEADING.finditer(report):
+        words = _words(match[1])
+        if words & common if match[1].isupper() else words and words <= common:
+            yield match.start(), match.end(), words
 
 
 def _words(phrase: str) -> frozenset[str]:

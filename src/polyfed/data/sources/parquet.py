@@ -67,12 +67,15 @@ def _files(folder: Path, split: str, what: str) -> list[Path]:
     shards = [match for match in matches if match["split"] == split]
     if not shards:
         raise DataError(f"{what}: no split '{split}'; {nearest(split, {match['split'] for match in matches})}")
+    _require_complete(shards, f"{what}, split '{split}'")
+    return [folder / match.string for match in shards]
+
+
+def _require_complete(shards: Sequence[re.Match[str]], what: str) -> None:
     expected = int(shards[0]["shards"] or 1)
     if [int(match["shard"] or 0) for match in shards] != list(range(expected)):
         names = ", ".join(match.string for match in shards)
-        needed = f"needs exactly {expected} file(s) but has {names}"
-        raise DataError(f"{what}, split '{split}': {needed}; fetch or remove files")
-    return [folder / match.string for match in shards]
+        raise DataError(f"{what}: needs exactly {expected} file(s) but has {names}; fetch or remove files")
 
 
 class _Shards:
@@ -120,15 +123,7 @@ class _Shards:
 
     def filled(self, column: str) -> bool:
         """Whether the files' statistics say that no part of a column is null: pictures need not be read for that."""
-        for file in self.files:
-            metadata = self._of_file(file, pq.read_metadata)
-            groups = [metadata.row_group(number) for number in range(metadata.num_row_groups)]
-            parts = [group.column(number) for group in groups for number in range(group.num_columns)]
-            # a struct's parts are called column.part, and a name may itself have dots
-            parts = [part for part in parts if f"{part.path_in_schema}.".startswith(f"{column}.")]
-            if not parts or any(not part.is_stats_set or part.statistics.null_count != 0 for part in parts):
-                return False
-        return True
+        return all(_null_free(self._of_file(file, pq.read_metadata), column) for file in self.files)
 
     def _type(self, column: str) -> pa.DataType:
         common, holder = self.schemas[0].field(column).type, self.files[0]
@@ -151,6 +146,14 @@ class _Shards:
         except (OSError, pa.ArrowException) as error:
             reason = f"cannot be read as Parquet ({_first_line(error)}); fetch the file again"
             raise DataError(f"{self.where}/{file.name}: {reason}") from error
+
+
+def _null_free(metadata: pq.FileMetaData, column: str) -> bool:
+    groups = [metadata.row_group(number) for number in range(metadata.num_row_groups)]
+    parts = [group.column(number) for group in groups for number in range(group.num_columns)]
+    # a struct's parts are called column.part, and a name may itself have dots
+    parts = [part for part in parts if f"{part.path_in_schema}.".startswith(f"{column}.")]
+    return bool(parts) and all(part.is_stats_set and part.statistics.null_count == 0 for part in parts)
 
 
 def _common(one: pa.DataType, other: pa.DataType) -> pa.DataType | None:

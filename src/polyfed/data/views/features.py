@@ -102,16 +102,13 @@ class Features(View):
         """
         if self._sees(folder):
             return ImagePreparation.of(folder, self.size, self.fit)
-        self._require_room(folder)
-        return TextPreparation.of(folder, self.length, pad_to_length=self.pool == "tokens")
-
-    def _require_room(self, folder: Path) -> None:
         most = most_tokens(folder)
         if most is not None and self.length > most:
             raise ConfigError(
                 f"view features: length is {self.length}, but the text backbone '{self.backbone}' has positions for "
                 f"{most} tokens; set the view's length to {most} or less"
             )
+        return TextPreparation.of(folder, self.length, pad_to_length=self.pool == "tokens")
 
     def _folder(self, context: DataContext) -> Path:
         return locate(self.backbone, context.weights, key="view features, backbone")
