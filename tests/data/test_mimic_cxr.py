@@ -16,7 +16,7 @@ from pydantic import ValidationError
 from polyfed.core.errors import DataError
 from polyfed.data.assembly import assemble
 from polyfed.data.source import Source, Split
-from polyfed.data.sources.mimic_cxr import FINDINGS, MimicCxr
+from polyfed.data.sources.mimic_cxr import FINDINGS, MimicCxr, section_text
 from polyfed.data.tokenizers.hashing import Hashing
 from polyfed.data.view import DataContext
 from polyfed.data.views.pixels import Pixels
@@ -211,6 +211,43 @@ def test_reports_may_be_elsewhere_and_are_read_only_when_asked_for(tmp_path: Pat
     assert listed(there, "text")[0].endswith("No acute process in study 50000000.")
     with pytest.raises(DataError, match=r"no folder 'files' with reports in .*or set reports to where they are"):
         listed(opened(folder, reports=f"{tmp_path.name}/files"), "text")
+
+
+# ---- sections of reports
+
+
+@pytest.mark.parametrize(
+    ("report", "expected"),
+    [
+        ("FINDINGS: clear.\nIMPRESSION: normal.", "clear. normal."),
+        ("IMPRESSION: normal.\nFINDINGS: clear.", "normal. clear."),
+        ("  Findings: clear.\n\n  Impression: normal.", "clear. normal."),
+        ("INDICATION: cough\nFINDINGS AND IMPRESSION:\nclear\nRECOMMENDATION(S): none", "clear"),
+        ("FINDINGS/IMPRESSION: clear\nNOTIFICATION: Dr. ___ at 5:37", "clear"),
+        ("FINDING: clear\nLUNGS: dry\nHEART: small\nCOMPARISON: none\n", "clear LUNGS: dry HEART: small"),
+        ("IMPRESSION: a\nADDENDUM:  later\nIMPRESSION: b", "a b"),
+        ("IMPRESSION: x\nAP CHEST, 5:37 A.M.: moved\nFindings were discussed with the team: yes", None),
+        ("FINAL REPORT\n Portable chest:\n no change", "whole Portable chest: no change"),
+        ("FINAL REPORT\nFINDINGS:\n\nIMPRESSION:\n", "whole FINDINGS: IMPRESSION:"),
+        ("INDICATION: see IMPRESSION: below", "whole INDICATION: see IMPRESSION: below"),
+        ("", ""),
+        (" \n FINAL REPORT \n", ""),
+    ],
+)
+def test_sections_are_found_by_their_headings(report: str, expected: str | None) -> None:
+    wanted = ("findings", "impression")
+    if expected is None:
+        assert section_text(report, wanted) == "x AP CHEST, 5:37 A.M.: moved Findings were discussed with the team: yes"
+        return
+    none = not expected or expected.startswith("whole ")
+    assert section_text(report, wanted, "none") == (None if none else expected)
+    assert section_text(report, wanted) == (expected.removeprefix("whole ") or None)
+
+
+def test_a_section_may_have_any_name() -> None:
+    report = "REASON FOR EXAM: fall\nLUNGS AND PLEURA: dry\nHEART: small\nIMPRESSION: normal"
+    assert section_text(report, ["reason"]) == "fall LUNGS AND PLEURA: dry HEART: small"
+    assert section_text(report, ["Pleura", "heart"]) == "dry small"
 
 
 # ---- labels

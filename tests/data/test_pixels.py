@@ -4,12 +4,12 @@ import io
 from pathlib import Path
 
 import numpy as np
-import pyarrow as pa
 import pytest
 import torch
 from PIL import Image
 from pydantic import ValidationError
 
+from item_tables import column_of, noise, struct_of
 from polyfed.core.randomness import generator
 from polyfed.data.images import Augment, Flip, Shift
 from polyfed.data.samples import Inputs
@@ -19,13 +19,8 @@ from polyfed.data.views.pixels import Pixels
 
 
 def column(n: int = 6, nested: bool = False) -> Column:
-    values = []
-    for seed in range(n):
-        file = io.BytesIO()
-        pixels = np.random.default_rng(seed).integers(0, 256, (16, 16, 3), dtype=np.uint8)
-        Image.fromarray(pixels).save(file, "PNG")
-        values.append({"bytes": file.getvalue(), "path": f"{seed}.png"})
-    return Column(pa.chunked_array([[values[:2], values[2:]] if nested else values]), f"n{nested}", "here")
+    values = [struct_of(noise(seed, 16, 16)) for seed in range(n)]
+    return column_of([values[:2], values[2:]] if nested else values, f"n{nested}")
 
 
 @pytest.fixture

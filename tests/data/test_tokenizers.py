@@ -4,13 +4,12 @@ import json
 import os
 from pathlib import Path
 
-import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from item_tables import column_of, unread
 from polyfed.core.errors import ConfigError, DataError
-from polyfed.data.source import Column
 from polyfed.data.tokenization import Tokenizer, words_of
 from polyfed.data.tokenizers.glove import Glove
 from polyfed.data.tokenizers.hashing import Hashing
@@ -22,12 +21,8 @@ from polyfed.data.view import DataContext
 CAPTIONS = [["A dog runs.", "The dog, running!"], ["A cat sits on the mat"], ["the cat and THE dog"]]
 
 
-def column(values: list, fingerprint: str = "f") -> Column:
-    return Column(pa.chunked_array([values]), fingerprint, "pets/train, column 'text'")
-
-
 def context(tmp_path: Path, **changed: object) -> DataContext:
-    given = {"cache": tmp_path, "weights": tmp_path, "public": {"words": column(CAPTIONS)}}
+    given = {"cache": tmp_path, "weights": tmp_path, "public": {"words": column_of(CAPTIONS)}}
     return DataContext(**(given | changed))
 
 
@@ -70,7 +65,7 @@ def test_a_hash_is_stable_and_in_range(tmp_path: Path) -> None:
 
 def test_wordpieces_split_unknown_words(tmp_path: Path) -> None:
     texts = ["running jumping singing", "run jump sing runs jumps sings", "runner jumper singer"] * 5
-    found = Wordpiece(size=100).ready("words", context(tmp_path, public={"words": column(texts)}))
+    found = Wordpiece(size=100).ready("words", context(tmp_path, public={"words": column_of(texts)}))
     assert found.tokens[:2] == ("<pad>", "<unk>")
     (row,) = found.encode(["springing"], 20)
     assert "".join(found.tokens[number].removeprefix("##") for number in row) == "springing"
@@ -107,11 +102,10 @@ class TestLearnt:
         (file,) = run.iterdir()
         assert json.loads(file.read_text())["tokens"] == list(first.tokens)
         # the same data, but a call that must not happen: the vocabulary comes from the file
-        unread = Column(lambda: pytest.fail("read"), "f", "here", nested=True)
-        again = kind.ready("words", context(tmp_path, bundles=run, public={"words": unread}))
+        again = kind.ready("words", context(tmp_path, bundles=run, public={"words": unread(nested=True)}))
         assert again.tokens == first.tokens
         assert again.encode(["a dog and a sphinx"], 9) == first.encode(["a dog and a sphinx"], 9)
-        kind.ready("words", context(tmp_path, bundles=run, public={"words": column(["x"], "other")}))
+        kind.ready("words", context(tmp_path, bundles=run, public={"words": column_of(["x"], "other")}))
         assert len(list(run.iterdir())) == 2
 
     def test_damaged_file_is_named(self, kind: Tokenizer, tmp_path: Path) -> None:
@@ -211,11 +205,11 @@ def test_real_vocabularies() -> None:
 
 
 def test_texts_of_other_columns(tmp_path: Path) -> None:
-    assert column(CAPTIONS).texts()[:3] == ["A dog runs.", "The dog, running!", "A cat sits on the mat"]
-    with pytest.raises(DataError, match="column 'text': holds int64, not texts"):
-        column([1, 2]).texts()
+    assert column_of(CAPTIONS).texts()[:3] == ["A dog runs.", "The dog, running!", "A cat sits on the mat"]
+    with pytest.raises(DataError, match="column 'x': holds int64, not texts"):
+        column_of([1, 2]).texts()
     with pytest.raises(DataError, match="row 1: no value"):
-        column(["a", None]).texts()
+        column_of(["a", None]).texts()
 
 
 @pytest.mark.parametrize("settings", ["words", {"name": "hashing", "size": 64}, {"name": "glove", "folders": ["a"]}])

@@ -8,9 +8,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from item_tables import column_of, unread
 from polyfed.core.errors import ConfigError, DataError
 from polyfed.core.randomness import generator
-from polyfed.data.source import Column
 from polyfed.data.tokenization import Vocabulary
 from polyfed.data.tokenizers.hashing import Hashing
 from polyfed.data.tokenizers.words import Words
@@ -20,14 +20,10 @@ from polyfed.data.views.tokens import TokenRows, Tokens, matrix_of
 WORDS = Words(min_count=1)
 
 
-def column(values: list, fingerprint: str = "f") -> Column:
-    return Column(pa.chunked_array([values]), fingerprint, "pets/train, column 'text'")
-
-
 @pytest.fixture
 def context(tmp_path: Path) -> DataContext:
     return DataContext(
-        cache=tmp_path, public={"words": column(["one two three four five", "one two three", "one two"])}
+        cache=tmp_path, public={"words": column_of(["one two three four five", "one two three", "one two"])}
     )
 
 
@@ -43,7 +39,7 @@ def rows_of(*texts: list[int], drop: float = 0.0, delete: float = 0.0) -> TokenR
 
 
 def test_pads_to_the_longest_text_of_the_batch(context: DataContext) -> None:
-    inputs = Tokens(tokenizer=WORDS).open(column(["three", "two one", "One, two; five!"]), "words", context)
+    inputs = Tokens(tokenizer=WORDS).open(column_of(["three", "two one", "One, two; five!"]), "words", context)
     assert len(inputs) == 3
     # by frequency, then alphabet: one, two 2 and 3, three 4, five 5, four 6
     assert inputs(torch.tensor([2, 0])).tolist() == [[2, 3, 5], [4, 0, 0]]
@@ -53,24 +49,24 @@ def test_pads_to_the_longest_text_of_the_batch(context: DataContext) -> None:
 
 
 def test_nested_texts_are_flattened_in_item_order(context: DataContext) -> None:
-    inputs = Tokens(tokenizer=WORDS).open(column([["one", "two"], [], ["three"]]), "words", context)
+    inputs = Tokens(tokenizer=WORDS).open(column_of([["one", "two"], [], ["three"]]), "words", context)
     assert inputs(torch.arange(3)).tolist() == [[2], [3], [4]]
 
 
 def test_text_without_words_is_one_unknown(context: DataContext) -> None:
-    inputs = Tokens(tokenizer=WORDS).open(column(["", " ?! ", "zebra"]), "words", context)
+    inputs = Tokens(tokenizer=WORDS).open(column_of(["", " ?! ", "zebra"]), "words", context)
     assert inputs(torch.arange(3)).tolist() == [[1], [1], [1]]
 
 
 def test_long_texts_are_cut(context: DataContext) -> None:
-    inputs = Tokens(tokenizer=WORDS, length=2).open(column(["one two three"]), "words", context)
+    inputs = Tokens(tokenizer=WORDS, length=2).open(column_of(["one two three"]), "words", context)
     assert inputs(torch.tensor([0])).tolist() == [[2, 3]]
 
 
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        (["one", None], "pets/train, column 'text', row 1: no value"),
+        (["one", None], "pets/train, column 'x', row 1: no value"),
         ([["one"], ["two", None]], "row 1, entry 1: no value"),
         ([["one"], None], "row 1: no value"),
         ([1, 2], "holds int64, not texts"),
@@ -78,20 +74,18 @@ def test_long_texts_are_cut(context: DataContext) -> None:
 )
 def test_missing_texts_are_named(context: DataContext, values: list, message: str) -> None:
     with pytest.raises(DataError, match=message):
-        Tokens(tokenizer=Hashing()).open(column(values), "words", context)
+        Tokens(tokenizer=Hashing()).open(column_of(values), "words", context)
 
 
 def test_column_without_rows(context: DataContext) -> None:
-    empty = Column(pa.chunked_array([pa.array([], pa.string())]), "e", "here")
-    assert len(Tokens(tokenizer=WORDS).open(empty, "words", context)) == 0
+    assert len(Tokens(tokenizer=WORDS).open(column_of(pa.array([], pa.string())), "words", context)) == 0
 
 
 def test_tokenised_once_for_a_context(context: DataContext) -> None:
     view = Tokens(tokenizer=WORDS)
-    view.open(column(["one"]), "words", context)
-    unread = Column(lambda: pytest.fail("read"), "f", "here", nested=False)
-    assert len(view.open(unread, "words", context)) == 1
-    other = view.open(column(["two", "one"], "other"), "words", context)
+    view.open(column_of(["one"]), "words", context)
+    assert len(view.open(unread(nested=False), "words", context)) == 1
+    other = view.open(column_of(["two", "one"], "other"), "words", context)
     assert len(other) == 2
 
 
