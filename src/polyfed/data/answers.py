@@ -81,6 +81,7 @@ class AnswerClasses:
 
     def number(self, answers: Iterable[str]) -> list[int]:
         """Class of each answer; that of OTHER for those outside the table."""
+        # a dictionary, as tuple.index would look through thousands of answers for each question
         classes = {answer: number for number, answer in enumerate(self.table)}
         return [classes.get(answer, len(self.table)) for answer in answers]
 
@@ -103,6 +104,7 @@ def learn_answers(
     counts: dict[int | None, Counter[str]] = {None: Counter(one.answer for one in asked)}
     for one in asked:
         counts.setdefault(kind_of(kinds, one), Counter())[one.answer] += 1
+    # ties go by the alphabet: the classes must not depend on the order of the questions
     ranked = {kind: sorted(times, key=lambda answer: (-times[answer], answer)) for kind, times in counts.items()}
     classes = tuple(map(plain_answer, table)) or tuple(ranked[None][:most])
     return AnswerClasses(classes, tuple(kinds), {kind: answers[0] for kind, answers in ranked.items()})
@@ -133,6 +135,7 @@ def one_answer(given: Any, several: Several) -> str:
     if not texts or not all(isinstance(text, str) and text.strip() for text in texts):
         raise ValueError(f"{given!r} is no answer: a text or a list of texts is needed")
     answers = [plain_answer(text) for text in texts]
+    # Counter keeps the order of first occurrence among equally frequent answers
     if several == "majority":
         return Counter(answers).most_common(1)[0][0]
     return ", ".join(sorted(set(answers)))

@@ -51,6 +51,7 @@ def lacking(values: pa.ChunkedArray) -> Mask:
     if is_text(kind):
         null = pc.or_kleene(null, pc.equal(pc.utf8_trim_whitespace(values), ""))
     elif pa.types.is_struct(kind) and kind.num_fields:
+        # parts of a null struct read as null too
         null = functools.reduce(pc.and_, [pc.struct_field(values, part.name).is_null() for part in kind])
     return null.to_numpy().astype(np.bool_)  # type: ignore[no-any-return]
 
@@ -90,6 +91,7 @@ def class_names(schema: pa.Schema, where: str = "table") -> dict[str, tuple[str,
 
 def fingerprint_of(*parts: object) -> str:
     """16 hexadecimal digits that depend on every part and on their order."""
+    # the separator occurs in no part, so that ("a", "bc") and ("ab", "c") differ
     return hashlib.sha256("\x1f".join(map(str, parts)).encode()).hexdigest()[:16]
 
 

@@ -74,6 +74,7 @@ def _items_of_samples(nested: Sequence[Column], count: int) -> Int64[Tensor, " n
 
 def _groups(column: Column) -> Int64[Tensor, " n"]:
     """Equal numbers for equal values, in the order in which they first occur; a null or blank one is like no other."""
+    # a missing report is not the right answer to another missing one
     alone = torch.from_numpy(lacking(column.values))
     encoded = column.values.combine_chunks().dictionary_encode()
     codes = torch.from_numpy(pc.fill_null(encoded.indices, 0).to_numpy().astype("int64"))
@@ -106,9 +107,11 @@ def matched_items(
     wanted = torch.bincount(own, minlength=classes) / len(own)
     there = torch.bincount(labels, minlength=classes)
     present = wanted > 0
+    # the scarcest class says how many items there can be in these proportions
     total = (there[present] / wanted[present]).min()
     quota = (wanted * total).round().long()
     ordered = labels[items]
+    # place of each item among those of its class, in the order of the items
     rank = torch.zeros_like(items)
     for label in present.nonzero().flatten().tolist():
         where = ordered == label

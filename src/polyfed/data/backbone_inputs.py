@@ -17,6 +17,7 @@ from polyfed.data.backbones import NO_CODE, has_tokenizer, quiet, read_backbone_
 from polyfed.data.pictures import PIXELS, ImageFit, Resampling, decode, picture_bytes
 
 PREPROCESSOR = "preprocessor_config.json"
+# image processors write a filter as its number in Pillow
 _PILLOW: dict[int, Resampling] = {1: "lanczos", 2: "bilinear", 3: "bicubic"}
 
 
@@ -146,6 +147,7 @@ class TextPreparation:
                 tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True, **NO_CODE)
         except (OSError, ValueError) as error:
             raise ConfigError(f"'{folder}' holds no usable tokenizer: {str(error).splitlines()[0]}") from error
+        # batches are padded, and the mask says where
         if tokenizer.pad_token_id is None:
             raise ConfigError(f"the tokenizer in '{folder}' has no padding token; add one to its configuration")
         return cls(tokenizer, length, pad_to_length)

@@ -106,6 +106,7 @@ def missing_folder(name: str, weights: Path | None, key: str) -> ConfigError:
 
 def digest(folder: Path) -> str:
     """SHA-256 over all that shapes a backbone's features: weights, configuration, tokenizer and so on."""
+    # names and contents, not the path: a folder that was moved holds the same backbone
     files = sorted({path for pattern in _HASHED for path in folder.glob(pattern)})
     parts = [f"{path.name}:{_file_digest(path, path.stat().st_mtime_ns, path.stat().st_size)}" for path in files]
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()
@@ -153,6 +154,7 @@ def most_tokens(folder: Path) -> int | None:
         ConfigError: ``config.json`` describes nothing that ``transformers`` knows.
     """
     config = _configuration(folder).get_text_config()
+    # a longer text would read beyond the table of positions
     most: int | None = getattr(config, "max_position_embeddings", None)
     if most is None or config.model_type not in _OFFSET_POSITIONS:
         return most
@@ -256,6 +258,7 @@ class Backbone(nn.Module):
         super().__init__()
         self.body = _tower(model, tower)
         self.pool = pool
+        # only some models can, and others refuse the argument
         self.resizes = "interpolate_pos_encoding" in inspect.signature(self.body.forward).parameters
         self.reads: str = {"vision": "pixel_values", "text": "input_ids"}.get(tower) or str(model.main_input_name)
         missing: list[str] = getattr(model, "missing_weights", [])
@@ -287,6 +290,7 @@ def frozen_backbone(folder: Path, pool: Pool, tower: BackboneTower = "whole") ->
     """The backbone in ``folder`` with its weights; leaves torch's global generator as it was."""
     from transformers import AutoModel
 
+    # transformers draws what a file lacks, and may draw more on the way
     with isolated("backbone"):
         return Backbone(load(folder, AutoModel, pooler=False), pool, tower)
 

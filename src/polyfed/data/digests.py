@@ -36,6 +36,7 @@ def content_digest(column: Column, items: Int64[Tensor, " n"], context: DataCont
         DataError: a picture cannot be read (names row and path), or the cache cannot be written.
     """
     chosen = hashlib.sha256(items.numpy().tobytes()).hexdigest()
+    # as a digest of pixels would need all pictures to be drawn
     if column.recipe:
         return fingerprint_of(column.recipe, chosen)
     path = context.cache / f"content-{fingerprint_of(_VERSION, column.fingerprint, chosen)}.json"
@@ -63,6 +64,7 @@ def _parts(value: Any, column: Column, pixels: int) -> Iterator[bytes]:
     if isinstance(value, dict):
         value = [entry for item in sorted(value.items()) for entry in item]
     if isinstance(value, list):
+        # lengths stand before contents, so that ["ab", "c"] and ["a", "bc"] differ
         yield b"list %d " % len(value)
         for entry in value:
             yield from _parts(entry, column, pixels)

@@ -101,6 +101,7 @@ def item_groups(split: Split, column: str, key: str) -> Int64[Tensor, " n"]:
     """
     joined = _Joined([split], column, f"{key}: '{column}'")
     texts = pa.array([None if value is None else str(value) for value in joined.values], pa.string())
+    # an item without a patient is not of the same patient as another without one
     alone = lacking(pa.chunked_array([texts]))[joined.codes]
     return torch.from_numpy(np.where(alone, len(joined.values) + np.cumsum(alone) - 1, joined.codes))
 
@@ -124,6 +125,7 @@ class _Joined:
         parts = [_usable_values(column, where) for column in columns]
         distinct = {value for part in parts for value in part.unique().to_pylist()}
         self.name = name
+        # null is set apart, as it cannot be compared with other values
         self.values: list[Any] = sorted(distinct - {None})
         self.is_bit = distinct <= {0, 1} and not any(column.encoded for column in columns)
         self.classes = _class_names(splits, name)

@@ -31,6 +31,7 @@ def mentioning(column: Column, words: Iterable[str]) -> Bool[Tensor, " n"]:
     items = column.values.to_pylist()
     if not forms:
         return torch.zeros(len(items), dtype=torch.bool)
+    # not \b, which would never match beside a word that ends in a mark, such as "c++"
     pattern = re.compile(rf"(?<!\w)(?:{'|'.join(map(re.escape, forms))})(?:s|es)?(?!\w)")
     lists = items if column.nested else [[item] for item in items]
     return torch.tensor([_any(pattern, texts or ()) for texts in lists], dtype=torch.bool)

@@ -46,6 +46,7 @@ class Column:
         recipe: str = "",
     ) -> None:
         """``values``, or a call that reads them; ``nested`` is looked up in them unless it is given."""
+        # whether a column is nested shapes samples; saying so spares reading its values
         self._values, self._nested = values, nested
         self.fingerprint, self.where, self.encoded = fingerprint, where, encoded
         self.folder, self.recipe = folder, recipe

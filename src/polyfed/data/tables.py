@@ -118,6 +118,7 @@ def split_of_table(table: SplitTable, source: TableSource, name: str) -> Split:
     _require_columns(table, source, name)
     names = class_names(table.schema, table.where)
     classes = {target: _classes(table, source, target, names) for target in source.targets}
+    # a column is read as labels wherever a target names it, and as it stands otherwise
     names_of_labels = {column: classes[target] for target, column in source.targets.items()}
     rows, left_out = _items(table, source, names)
 
@@ -184,6 +185,7 @@ def _items(
 def _complete(table: SplitTable, source: TableSource, fitting: Mask) -> tuple[Mask, dict[str, int]]:
     """Which of the rows lack nothing, and column -> how many lack it."""
     rows, left_out = fitting.copy(), {}
+    # a list of labels may be empty, which is no gap
     single = [column for column in source.targets.values() if not is_list(table.kind(column))]
     for column in dict.fromkeys((*source.columns.values(), *single)):
         kind = table.kind(column)
@@ -242,6 +244,7 @@ def _stored(value: _Plain, kind: pa.DataType, names: Sequence[str], place: str) 
 
 
 def _comparable(values: pa.ChunkedArray) -> pa.ChunkedArray:
+    # shards and splits may hold a column as integers of different width
     return values.cast(pa.int64()) if pa.types.is_integer(values.type) else values
 
 

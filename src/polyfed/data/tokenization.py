@@ -94,6 +94,7 @@ class LearntTokenizer(Tokenizer):
         if context.bundles is None:
             return self.build(self.learn(column.texts()))
         path = context.bundles / f"vocabulary-{self.component_name()}-{self.key(modality, context)}.json"
+        # a resumed run must have the tokens that its embeddings were trained with
         if not path.exists():
             content = {"settings": self.model_dump(mode="json"), "tokens": self.learn(column.texts())}
             write_atomically(path, json.dumps(content, ensure_ascii=False).encode())

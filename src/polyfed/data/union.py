@@ -26,6 +26,7 @@ class _Chained:
     def __call__(self, rows: Int64[Tensor, " b"], generator: torch.Generator | None = None) -> Tensor:
         starts = list(_starts(len(part) for part in self.parts))
         which = torch.bucketize(rows, torch.tensor(starts), right=True) - 1
+        # each part is asked once, for all of its rows
         places = [(which == number).nonzero().squeeze(1) for number in range(len(self.parts))]
         loaded = [
             part(rows[place] - start, generator)

@@ -164,6 +164,7 @@ def _written_out(vocabulary: Vocabulary) -> str:
     """The argument ``texts``, with empty ones written such that the tokenizer gives for them what the view gives."""
     assert vocabulary.pipeline is not None
     wanted = vocabulary.encode([""], 8)[0] or [vocabulary.unknown]
+    # the library pads an empty text, where the view makes one unknown token of it
     stand_ins = ("", " ", vocabulary.tokens[vocabulary.unknown])
     stand_in = next((text for text in stand_ins if vocabulary.pipeline.encode(text).ids == wanted), "")
     return f"[text or {json.dumps(stand_in)} for text in texts]" if stand_in else "texts"
@@ -175,6 +176,7 @@ def PREPARE(values):
     return torch.tensor(values, dtype=torch.float32)
 """
 
+# the code below is shown to readers of the export and runs as it stands
 _PIXELS = """
 def PREPARE(pictures):
     rows = []

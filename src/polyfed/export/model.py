@@ -96,6 +96,7 @@ def _new_folder(out: Path) -> Iterator[Path]:
     try:
         draft.mkdir(parents=True)
         yield draft
+        # not every system renames a folder onto an empty one
         if out.exists():
             out.rmdir()
         draft.replace(out)
@@ -125,6 +126,7 @@ def _encoder(modality: str, saved: SavedModel, model: Model, spec: InputSpec, fo
 
 def _classifiers(saved: SavedModel, model: Model, specs: Mapping[str, InputSpec], folder: Path) -> dict[str, Program]:
     """One program for each modality that the server's classifier reads, giving logits; else none."""
+    # other heads, such as those of retrieval, give no logits
     head = dict(model.heads.items()).get(str(saved.config["head"]))
     if not isinstance(head, LinearHead | NonNegativeHead):
         return {}

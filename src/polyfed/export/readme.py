@@ -30,6 +30,7 @@ def example(config: Mapping[str, Any], recipes: Mapping[str, Recipe]) -> str:
     """Code that prepares an example of every modality, encodes it, and compares the first two."""
     modalities = config["modalities"]
     names = {modality: re.sub(r"\W", "_", modality) for modality in modalities}
+    # plain imports first, then those with from, each in the order of the alphabet
     needed = {line for item in recipes.values() for line in item.imports} | {"import torch"}
     imports = sorted(needed, key=lambda line: (line.startswith("from"), line))
     functions = [

@@ -52,6 +52,7 @@ class ByLabel(Partition):
             )
         order, turns = rng.permutation(classes), rng.permutation(clients)
         holders: list[list[int]] = [[] for _ in range(classes)]
+        # in turn, so that numbers of holders differ by one at most and no client gets a class twice
         for hand in range(hands):
             holders[order[hand % classes]].append(int(turns[hand // each]))
         return holders

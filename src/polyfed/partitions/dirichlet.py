@@ -26,10 +26,6 @@ class Dirichlet(Partition):
     min_size: int = Field(default=10, ge=1, description="items that every client has at least")
     attempts: int = Field(default=1000, ge=1, le=1_000_000, description="draws before giving up on min_size")
 
-    def smallest(self) -> int:
-        """``min_size``."""
-        return self.min_size
-
     def needs_labels(self) -> bool:
         """Always."""
         return True

@@ -33,6 +33,7 @@ class Drop(Partition):
         parts = units.cut_evenly(rng.permutation(len(units)), clients)
         kept = rng.uniform(self.keep_least, self.keep_most, size=clients)
         for client, (part, share) in enumerate(zip(parts, kept, strict=True)):
+            # a client must keep something, or it could not train
             shortened = units.cut(part, np.array([int(share * units.sizes[part].sum())]))[0]
             parts[client] = shortened if len(shortened) else part[:1]
         return parts

@@ -21,10 +21,6 @@ class Natural(Partition):
 
     min_size: int = Field(default=1, ge=1, description="items that every client must have")
 
-    def smallest(self) -> int:
-        """``min_size``."""
-        return self.min_size
-
     def needs_labels(self) -> bool:
         """Always."""
         return True
@@ -53,6 +49,7 @@ def _holders(sizes: Indices, clients: int) -> Indices:
     holder = np.zeros(len(sizes), dtype=np.int64)
     held = np.zeros(clients, dtype=np.int64)
     for place, label in enumerate(np.argsort(-sizes, kind="stable")):
+        # the last of several clients that hold least
         client = place if place < clients else clients - 1 - int(held[::-1].argmin())
         holder[label] = client
         held[client] += sizes[label]

@@ -120,8 +120,8 @@ class Partition(Component):
         """
 
     def smallest(self) -> int:
-        """The number of items that every client is promised; 1 unless the partition has a setting for it."""
-        return 1
+        """The number of items that every client is promised: the setting ``min_size``, 1 without."""
+        return int(getattr(self, "min_size", 1))
 
     def needs_labels(self) -> bool:
         """Whether the partition goes by the classes of the items."""

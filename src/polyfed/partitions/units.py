@@ -47,6 +47,7 @@ class Units:
         asked for; single items are cut exactly.
         """
         sizes = self.sizes[order]
+        # counted in items before each unit; the smaller of two middles for even sizes
         middles = np.cumsum(sizes) - sizes + (sizes - 1) // 2
         return np.split(order, np.searchsorted(middles, ends, side="left"))
 
@@ -89,6 +90,7 @@ def filled(units: Units, parts: Sequence[Indices], least: int, choose: Callable[
     sizes = np.array([units.sizes[part].sum() for part in parts], dtype=np.int64)
     while sizes.min() < least:
         for rich in np.argsort(-sizes, kind="stable").tolist():
+            # the richest may hold one large group alone, which it cannot give
             spare: Indices = parts[rich][units.sizes[parts[rich]] <= sizes[rich] - least]
             if len(spare):
                 break

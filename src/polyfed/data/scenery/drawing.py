@@ -89,6 +89,7 @@ def picture(scene: Scene, recipe: SceneRecipe, index: int) -> tuple[Bytes, Bytes
     canvas = _background(recipe, style, rng)
     _clutter(canvas, recipe, style, rng)
     light = float(rng.uniform(0, 2 * math.pi))
+    # the mask is what is left of the main thing when nearer things have been painted over it
     visible = np.zeros(canvas.shape[:2], dtype=np.float32)
     for number in scene.depth:
         box, alpha = _paint(canvas, scene.things[number], recipe, style, light, rng)
@@ -146,6 +147,7 @@ def _paint(
     marks = marked(thing.texture, u, v)
     if style.outline:
         core = inside(thing.shape, u / (1 - style.outline), v / (1 - style.outline))
+        # outlined things are filled with the second tone
         marks = core & ~marks if thing.texture != "plain" else core
     alpha = _coarse(within)
     second_share = _coarse(within & marks)[:, :, None]
@@ -177,6 +179,7 @@ def _samples(span: slice, centre: float, radius: float, size: int) -> _Floats:
 def _coarse(fine: NDArray[np.float32] | NDArray[np.bool_]) -> _Floats:
     """Means over the sample points of each pixel."""
     height, width = fine.shape[0] // _FINER, fine.shape[1]
+    # columns are added one by one: numpy sums short last axes slowly
     rows = fine.reshape(height, _FINER, width).sum(axis=1, dtype=np.float32)
     total = sum((rows[:, k::_FINER] for k in range(1, _FINER)), start=rows[:, 0::_FINER])
     return _floats(total / _FINER**2)

@@ -126,6 +126,7 @@ class Scene:
 def relation(a: Thing, b: Thing) -> str | None:
     """Where ``a`` is, seen from ``b``; None if that is not clear: they lie diagonally, or too close."""
     dx, dy = a.x - b.x, a.y - b.y
+    # people call a thing "left of" another only if it is clearly more left than above or below
     if max(abs(dx), abs(dy)) < max(0.1, 1.3 * min(abs(dx), abs(dy))):
         return None
     if abs(dx) > abs(dy):
@@ -195,6 +196,7 @@ def _related(main: Thing, second: Thing, where: str, difficulty: float, rng: np.
 
 def _between(main: float, second: float, step: float, rng: np.random.Generator) -> float:
     """A coordinate of the second thing for which both things lie inside the picture."""
+    # both circles inside the picture, with a margin
     low = max(second, main - step) + _MARGIN
     high = 1 - max(second, main + step) - _MARGIN
     return float(rng.uniform(low, high)) if low < high else (low + high) / 2
@@ -204,6 +206,7 @@ def _placed(thing: Thing, placed: list[Thing], difficulty: float, rng: np.random
     """The thing where it overlaps the others least, or little enough."""
     best, least = thing, math.inf
     edge = thing.radius + _MARGIN
+    # some scenes have no free place: the best of a few tries then
     for _ in range(_TRIES):
         x, y = (float(value) for value in rng.uniform(edge, 1 - edge, size=2))
         overlap = max(1 - math.hypot(x - o.x, y - o.y) / (thing.radius + o.radius) for o in placed)

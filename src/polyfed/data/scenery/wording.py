@@ -88,6 +88,7 @@ FRAMES = (
 def captions(scene: Scene, difficulty: float, rng: np.random.Generator) -> list[str]:
     """Five captions in random order, at least one with a relation; some leave things or attributes out."""
     relational = rng.random(CAPTIONS) < 0.3 + 0.5 * difficulty
+    # retrieval must have something to go by in every scene
     relational[0] = True
     sentences = [_related(scene, difficulty, rng) if one else _loose(scene, difficulty, rng) for one in relational]
     return [sentences[i] for i in rng.permutation(CAPTIONS)]
@@ -101,6 +102,7 @@ def topic(scene: Scene, rng: np.random.Generator) -> int:
 
 def text(scene: Scene, topic: int, difficulty: float, rng: np.random.Generator) -> str:
     """Four sentences on the scene with three cue words, each of the topic more often than of any other."""
+    # three different ones, whatever the topic: it must not be told by the pattern
     frames = [FRAMES[i] for i in rng.permutation(len(FRAMES))[:3]]
     sentences = [
         frame.format(cue=_cue(topic, difficulty, rng), a=_phrase(pick(scene.things, rng), difficulty, rng))

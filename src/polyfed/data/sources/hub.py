@@ -36,6 +36,7 @@ class Hub(TableSource):
         data = self._loaded(self.splits.get(split, split), name)
 
         def everywhere(column: str) -> pa.ChunkedArray:
+            # numbers of classes of texts must not depend on which split is opened
             columns = [_column(part, column) for part in self._loaded(None, name).values()]
             return pa.chunked_array([chunk for values in columns for chunk in values.chunks], columns[0].type)
 

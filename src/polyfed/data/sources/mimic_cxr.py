@@ -266,10 +266,11 @@ def _how_to_get(project: str) -> str:
     return f"get it from https://physionet.org/content/{project}/ (credentialed access) and unpack it there"
 
 
-def _looked_up(keys: pa.ChunkedArray, known: pa.ChunkedArray, values: pa.ChunkedArray) -> pa.Array:
-    """The value of each key, null where it is not known."""
-    place = pc.index_in(keys.combine_chunks(), value_set=known.combine_chunks())
-    return values.combine_chunks().take(place)
+def _looked_up(keys: pa.ChunkedArray, table_keys: pa.ChunkedArray, values: pa.ChunkedArray) -> pa.Array:
+    """The value of each key, null where the table has no such key."""
+    # not a join, which gives rows in an order of its own
+    rows = pc.index_in(keys.combine_chunks(), value_set=table_keys.combine_chunks())
+    return values.combine_chunks().take(rows)
 
 
 def section_text(report: str, sections: Sequence[str], otherwise: Literal["whole", "none"] = "whole") -> str | None:

@@ -40,6 +40,7 @@ class Parquet(TableSource):
         shards = _Shards(_files(folder, split, f"source '{name}', path '{self.path}'"), where)
 
         def everywhere(column: str) -> pa.ChunkedArray:
+            # classes and values are those of all splits, whichever is opened
             files = [file for file in sorted(folder.iterdir()) if _FILE.fullmatch(file.name)]
             return _Shards(files, where).having(column).read(column)
 
@@ -92,6 +93,7 @@ class _Shards:
 
     def count(self) -> int:
         """Number of rows, from the files' footers."""
+        # a table without columns has no rows to count
         return sum(self._of_file(file, pq.read_metadata).num_rows for file in self.files)
 
     def common_schema(self) -> pa.Schema:

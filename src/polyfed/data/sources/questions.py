@@ -124,6 +124,7 @@ class Questions(Source):
     def _asked(self, split: Split, name: str, data_dir: Path | None) -> _Asked:
         answers = split.read(self.answers)
         names: Sequence[str] = ()
+        # names of numbered answers are part of the files' metadata
         if pa.types.is_integer(innermost(answers.values.type)):  # names are with targets only
             source = self.of.model_copy(update={"columns": {}, "targets": {ANSWER: self.answers}})
             names = source.open(split.name, name=name, data_dir=data_dir).classes.get(ANSWER, ())

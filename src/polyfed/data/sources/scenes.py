@@ -99,6 +99,7 @@ def _generated(recipe: SceneRecipe, column: str) -> pa.ChunkedArray:
     return pa.chunked_array([pa.array((make(recipe, number) for number in numbers), kind)])
 
 
+# all columns of a split are made of the same scenes; four splits at a time bound memory
 @lru_cache(maxsize=4)
 def _scenes(recipe: SceneRecipe) -> tuple[Scene, ...]:
     return tuple(arrange(recipe, index) for index in range(recipe.count))
@@ -118,6 +119,7 @@ def _topic(recipe: SceneRecipe, index: int) -> int:
 
 
 def _text(recipe: SceneRecipe, index: int) -> str:
+    # a stream for each purpose: reading one column must not change another
     rng = recipe.stream("text", index)
     return text(_scenes(recipe)[index], _topic(recipe, index), recipe.difficulty, rng)
 

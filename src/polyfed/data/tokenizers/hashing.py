@@ -22,6 +22,7 @@ class Hashing(Tokenizer):
 
         @functools.cache
         def bucket(word: str) -> int:
+            # Python's own hash of a text differs from process to process
             digest = hashlib.blake2b(word.encode(), digest_size=8).digest()
             return 2 + int.from_bytes(digest, "big") % (self.size - 2)
 

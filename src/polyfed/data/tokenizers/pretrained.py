@@ -59,6 +59,7 @@ class Pretrained(Tokenizer):
         local = (context.weights or Path()) / self.path
         words = local / "vocab.txt" if local.is_dir() else local
         try:
+            # a bare vocab.txt is all that BERT's tokenizer needs, and AutoTokenizer does not open it
             if words.is_file() and not (words.parent / "tokenizer.json").exists():
                 return transformers.BertTokenizer(vocab=str(words), do_lower_case=self.lowercase)
             place = str(local) if local.exists() else self.path

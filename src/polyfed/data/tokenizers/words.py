@@ -19,6 +19,7 @@ class Words(LearntTokenizer):
     def learn(self, texts: Sequence[str]) -> tuple[str, ...]:
         """Words by falling frequency, then alphabetically."""
         counts = Counter(word for text in texts for word in words_of(text))
+        # the same texts give the same ids, whatever the order of the texts
         frequent = [(-count, word) for word, count in counts.items() if count >= self.min_count]
         return PAD, UNKNOWN, *(word for _, word in sorted(frequent)[: self.size - 2])
 

@@ -128,6 +128,7 @@ class Features(View):
 
     def _stem(self, folder: Path, content: str) -> str:
         """Name of a file in the cache, by the backbone, the settings that matter to it, and ``content``."""
+        # batch_size is not among them: it changes the speed only
         settings = [self.size, self.fit] if self._sees(folder) else [self.length]
         identity = [_VERSION, content, digest(folder), self.pool, self.tower, self.precision, *settings]
         stamp = hashlib.sha256(json.dumps(identity).encode()).hexdigest()[:16]
@@ -177,6 +178,7 @@ class _Computation:
 
     def _batch(self, start: int, stop: int) -> Tensor:
         x, mask = (None if part is None else part.to(self.device) for part in self._prepared(start, stop))
+        # weights stay in float32; only the arithmetic is coarser
         bf16 = torch.autocast(self.device.type, torch.bfloat16, enabled=self.view.precision == "bf16")
         with torch.inference_mode(), bf16:
             features: Tensor = self.backbone(x, mask)

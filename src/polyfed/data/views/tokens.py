@@ -106,12 +106,15 @@ class TokenRows:
     def _deleted(self, ids: Int64[Tensor, "b l"], generator: torch.Generator) -> Int64[Tensor, "b l"]:
         """Delete floor(share x words) words of each text, which ones at random, and close the gaps."""
         words = self._words(ids)
+        # marks and padding get a lot above those of all words, so they are never among the first
         lots = torch.rand(ids.shape, generator=generator).masked_fill(~words, 2.0)
         rank = lots.argsort(1).argsort(1)
         gone = rank < (words.sum(1, keepdim=True).double() * self.delete).floor()
+        # stable: what stays keeps its order, and gaps move to the end
         order = gone.long().argsort(dim=1, stable=True)
         return ids.masked_fill(gone, self.vocabulary.pad).gather(1, order)
 
     def _trimmed(self, ids: Int64[Tensor, "b l"]) -> Int64[Tensor, "b longest"]:
+        # rows are stored at the length of the longest text of the column
         used = (ids != self.vocabulary.pad).any(0) * torch.arange(1, ids.shape[1] + 1)
         return ids[:, : max(1, int(used.max()))]
