@@ -17,7 +17,7 @@ from polyfed.data import cache
 from polyfed.data.backbone_inputs import TextPreparation
 from polyfed.data.backbones import quiet
 from polyfed.data.source import Column
-from polyfed.data.view import DataContext, View
+from polyfed.data.view import DataContext
 from polyfed.data.views import features as module
 from polyfed.data.views.features import Features
 
@@ -238,12 +238,6 @@ def test_a_folder_without_what_its_backbone_needs_is_told_so(context, backbone, 
     BertConfig(**SMALL, vocab_size=8).save_pretrained(context.weights / "words")
     with pytest.raises(ConfigError, match=message):
         Features(backbone=backbone).spec("image", context)
-
-
-def test_features_are_a_view_by_name():
-    view = View.model_validate({"name": "features", "backbone": "vit", "pool": "mean"})
-    assert isinstance(view, Features)
-    assert View.model_validate(view.model_dump()) == view
 
 
 def test_stored_flickr8k_features_are_reproduced(tmp_path):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,6 @@ from pydantic import ValidationError
 from item_tables import context_of, opened, picture, table, written
 from polyfed.core.errors import DataError
 from polyfed.data.arrow import lacking
-from polyfed.data.source import Source
 from polyfed.data.sources.hub import Hub
 from polyfed.data.sources.parquet import Parquet, _Shards
 from polyfed.data.sources.questions import Questions
@@ -100,22 +98,6 @@ def test_a_value_that_only_another_split_has_is_no_mistake(tmp_path: Path) -> No
     assert len(opened(tmp_path, "test", where={"country": ["Italy", "Spain"]})) == 6
     with pytest.raises(DataError, match=r"set/test: none of 6 items fits where \{country: 'Spain'\}"):
         opened(tmp_path, "test", where={"country": "Spain"})
-
-
-@pytest.mark.parametrize("where", [{"ok": []}, {"ok": None}, {"age": 1.5}, {"ok": [None]}])
-def test_values_are_booleans_integers_or_texts(where: dict[str, Any]) -> None:
-    with pytest.raises(ValidationError):
-        Parquet.model_validate({"path": "set", "where": where})
-
-
-def test_settings_survive_being_written_and_keep_their_types() -> None:
-    where = {"ok": True, "mention": [1, 0], "country": ["Italy", "1"]}
-    source = Parquet.model_validate({"path": "set", "where": where, "incomplete": "leave_out", "matches": "note"})
-    again = Source.model_validate(json.loads(json.dumps(source.model_dump(mode="json"))))
-    assert again == source
-    assert isinstance(again, Parquet)
-    assert again.where["ok"] is True
-    assert again.where == where
 
 
 # ---- other sources

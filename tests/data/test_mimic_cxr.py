@@ -11,11 +11,10 @@ from typing import Any
 import pytest
 import torch
 from PIL import Image
-from pydantic import ValidationError
 
 from polyfed.core.errors import DataError
 from polyfed.data.assembly import assemble
-from polyfed.data.source import Source, Split
+from polyfed.data.source import Split
 from polyfed.data.sources.mimic_cxr import FINDINGS, MimicCxr, section_text
 from polyfed.data.tokenizers.hashing import Hashing
 from polyfed.data.view import DataContext
@@ -346,12 +345,6 @@ def test_a_picture_without_a_key_is_named(made: Folder, column: str, views: list
         opened(made, views=views)
 
 
-@pytest.mark.parametrize("settings", [{"views": []}, {"sections": ["()"]}, {"labels": "negative"}])
-def test_settings_that_mean_nothing_are_refused(settings: dict[str, Any]) -> None:
-    with pytest.raises(ValidationError):
-        MimicCxr.model_validate({"path": "x"} | settings)
-
-
 # ---- caches and configuration
 
 
@@ -372,11 +365,3 @@ _VARIANTS: dict[str, dict[str, Any]] = {
     "views": {"views": ["AP"]},
     "where": {"where": {"view": "AP"}},
 }
-
-
-def test_named_in_a_configuration() -> None:
-    source = Source.model_validate({"name": "mimic_cxr", "path": "mimic"})
-    assert isinstance(source, MimicCxr)
-    assert source.columns == {"image": "image", "text": "text"}
-    assert source.matches == "study"
-    assert Source.model_validate(source.model_dump(mode="json")) == source

@@ -13,7 +13,7 @@ import pytest
 from item_tables import in_memory
 from polyfed.core.errors import DataError
 from polyfed.data.arrow import class_names
-from polyfed.data.source import Column, Source, Split
+from polyfed.data.source import Column, Split
 from polyfed.data.sources.parquet import Parquet
 
 FEATURES = {
@@ -274,13 +274,6 @@ def test_values_beyond_the_common_type_are_refused(tmp_path: Path) -> None:
     sharded(tmp_path, of_type([-1], pa.int64()), of_type([2**63], pa.uint64()))
     with pytest.raises(DataError, match=r"odd, train-00000.*, train-00001.*, column x: the values do not fit one type"):
         _ = odd(tmp_path).read("x").values
-
-
-def test_named_in_a_configuration() -> None:
-    settings = {"name": "parquet", "path": "pets", "columns": {"picture": "image"}}
-    source = Source.model_validate(settings)
-    assert isinstance(source, Parquet)
-    assert Source.model_validate(source.model_dump(mode="json")) == source
 
 
 def test_class_names_of_plain_sequence_and_list_features() -> None:

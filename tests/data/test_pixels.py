@@ -7,14 +7,12 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from pydantic import ValidationError
 
 from item_tables import column_of, noise, struct_of
 from polyfed.core.randomness import generator
-from polyfed.data.images import Augment, Flip, Shift
 from polyfed.data.samples import Inputs
 from polyfed.data.source import Column
-from polyfed.data.view import DataContext, View
+from polyfed.data.view import DataContext
 from polyfed.data.views.pixels import Pixels
 
 
@@ -81,13 +79,3 @@ def test_spec_needs_no_data(context: DataContext) -> None:
     spec = Pixels(size=48).spec("picture", context)
     assert (spec.shape, spec.vocabulary) == ((3, 48, 48), ())
     assert not list(context.cache.iterdir())
-
-
-def test_configuration() -> None:
-    view = View.model_validate({"name": "pixels", "size": 32, "normalise": "imagenet", "augment": {"flip": True}})
-    assert view == Pixels(size=32, normalise="imagenet", augment=Augment(flip=Flip()))
-    assert View.model_validate(view.model_dump(mode="json")) == view
-    assert Pixels(augment={"shift": 4}).augment.shift == Shift(pixels=4)
-    assert Pixels().size == 64
-    with pytest.raises(ValidationError, match="half"):
-        Pixels(normalise="mnist")

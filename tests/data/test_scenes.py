@@ -9,7 +9,7 @@ from polyfed.core.errors import DataError
 from polyfed.data.scenery import drawing, layout
 from polyfed.data.scenery.questions import ANSWERS
 from polyfed.data.scenery.wording import TOPICS
-from polyfed.data.source import Source, Split
+from polyfed.data.source import Split
 from polyfed.data.sources import scenes as module
 from polyfed.data.sources.scenes import Scenes, scenes_schema
 
@@ -23,15 +23,6 @@ def opened(split: str = "train", **settings: object) -> Split:
 
 def values(split: Split, column: str) -> list:
     return split.read(column).values.to_pylist()
-
-
-def test_the_bare_name_is_a_source_with_defaults():
-    source = Source.model_validate({"name": "scenes"})
-    assert isinstance(source, Scenes)
-    assert (source.train, source.validation, source.test, source.size) == (2000, 300, 300, 64)
-    assert source.columns == {"image": "image", "text": "captions"}
-    assert source.targets == {"label": "label"}
-    assert Source.model_validate(source.model_dump()) == source
 
 
 @pytest.mark.parametrize(("split", "count"), [("train", 24), ("validation", 6), ("test", 8)])

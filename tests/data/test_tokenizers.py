@@ -212,12 +212,6 @@ def test_texts_of_other_columns(tmp_path: Path) -> None:
         column_of(["a", None]).texts()
 
 
-@pytest.mark.parametrize("settings", ["words", {"name": "hashing", "size": 64}, {"name": "glove", "folders": ["a"]}])
-def test_configuration(settings: object) -> None:
-    tokenizer = Tokenizer.model_validate(settings)
-    assert Tokenizer.model_validate(tokenizer.model_dump(mode="json")) == tokenizer
-
-
 def test_all_are_found_by_name() -> None:
     assert set(Tokenizer.available()) == {"glove", "hashing", "pretrained", "wordpiece", "words"}
 

@@ -14,7 +14,7 @@ from polyfed.core.randomness import generator
 from polyfed.data.tokenization import Vocabulary
 from polyfed.data.tokenizers.hashing import Hashing
 from polyfed.data.tokenizers.words import Words
-from polyfed.data.view import DataContext, View
+from polyfed.data.view import DataContext
 from polyfed.data.views.tokens import TokenRows, Tokens, matrix_of
 
 WORDS = Words(min_count=1)
@@ -38,29 +38,23 @@ def rows_of(*texts: list[int], drop: float = 0.0, delete: float = 0.0) -> TokenR
     return TokenRows(ids, vocabulary, drop, delete)
 
 
-def test_pads_to_the_longest_text_of_the_batch(context: DataContext) -> None:
-    inputs = Tokens(tokenizer=WORDS).open(column_of(["three", "two one", "One, two; five!"]), "words", context)
-    assert len(inputs) == 3
-    # by frequency, then alphabet: one, two 2 and 3, three 4, five 5, four 6
-    assert inputs(torch.tensor([2, 0])).tolist() == [[2, 3, 5], [4, 0, 0]]
-    assert inputs(torch.tensor([0])).tolist() == [[4]]
-    assert inputs(torch.tensor([1, 1])).dtype == torch.int64
+@pytest.mark.parametrize(
+    ("values", "rows", "expected"),
+    [
+        # by frequency, then alphabet: one, two 2 and 3, three 4, five 5, four 6; padded to the longest of the batch
+        (["three", "two one", "One, two; five!"], [2, 0], [[2, 3, 5], [4, 0, 0]]),
+        (["three", "two one", "One, two; five!"], [0], [[4]]),
+        ([["one", "two"], [], ["three"]], [0, 1, 2], [[2], [3], [4]]),  # lists one after the other
+        (["", " ?! ", "zebra"], [0, 1, 2], [[1], [1], [1]]),  # a text without words is one unknown
+        (["one two three four five"], [0], [[2, 3, 4, 6]]),  # cut at four
+    ],
+)
+def test_texts_become_rows_of_ids(context: DataContext, values: list, rows: list[int], expected: list) -> None:
+    inputs = Tokens(tokenizer=WORDS, length=4).open(column_of(values), "words", context)
+    ids = inputs(torch.tensor(rows))
+    assert ids.tolist() == expected
+    assert ids.dtype == torch.int64
     assert inputs(torch.tensor([], dtype=torch.int64)).shape[0] == 0
-
-
-def test_nested_texts_are_flattened_in_item_order(context: DataContext) -> None:
-    inputs = Tokens(tokenizer=WORDS).open(column_of([["one", "two"], [], ["three"]]), "words", context)
-    assert inputs(torch.arange(3)).tolist() == [[2], [3], [4]]
-
-
-def test_text_without_words_is_one_unknown(context: DataContext) -> None:
-    inputs = Tokens(tokenizer=WORDS).open(column_of(["", " ?! ", "zebra"]), "words", context)
-    assert inputs(torch.arange(3)).tolist() == [[1], [1], [1]]
-
-
-def test_long_texts_are_cut(context: DataContext) -> None:
-    inputs = Tokens(tokenizer=WORDS, length=2).open(column_of(["one two three"]), "words", context)
-    assert inputs(torch.tensor([0])).tolist() == [[2, 3]]
 
 
 @pytest.mark.parametrize(
@@ -154,11 +148,3 @@ def test_delete_hits_every_place() -> None:
 
 def test_single_word_is_never_deleted() -> None:
     assert rows_of([5], delete=0.9)(torch.tensor([0]), generator(1)).tolist() == [[5]]
-
-
-def test_configuration() -> None:
-    view = View.model_validate({"name": "tokens", "tokenizer": {"name": "hashing", "size": 99}, "drop": 0.1})
-    assert view == Tokens(tokenizer=Hashing(size=99), drop=0.1)
-    assert View.model_validate(view.model_dump(mode="json")) == view
-    assert Tokens().tokenizer == Words()
-    assert Tokens().length == 32
