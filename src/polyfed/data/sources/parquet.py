@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import TypeVar
 
 import pyarrow as pa
-import pyarrow.dataset as pads
 import pyarrow.parquet as pq
 from pydantic import Field
 
@@ -109,6 +108,8 @@ class _Shards:
 
     def read(self, column: str) -> pa.ChunkedArray:
         """All values of a column."""
+        import pyarrow.dataset as pads  # takes a while, and runs on other sources do not need it
+
         schema = pa.schema([(column, self._type(column))])
         try:
             files = [str(file) for file in self.files]
