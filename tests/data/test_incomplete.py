@@ -67,7 +67,7 @@ def test_ids_need_be_unique_among_the_items_only(tmp_path: Path) -> None:
         ({"contry": "Italy"}, r"set/train \(source 's', where\): no column 'contry'; did you mean 'country'\?"),
         (
             {"country": "Itlay"},
-            r"set/train, where\.country: no item has 'Itlay'; did you mean 'Italy'\? valid: Germany,",
+            r"set/train, where\.country: no item has 'Itlay'; did you mean 'Italy'\? valid: Ger",
         ),
         ({"country": ["Italy", "France"]}, r"where\.country: no item has 'France'; valid: Germany, Italy, Spain"),
         ({"mention": 300}, r"where\.mention: no item has 300; valid: 0, 1"),
@@ -84,6 +84,20 @@ def test_ids_need_be_unique_among_the_items_only(tmp_path: Path) -> None:
 def test_values_that_do_not_fit_are_named(tmp_path: Path, where: dict[str, Any], message: str) -> None:
     with pytest.raises(DataError, match=message):
         opened(written(tmp_path), where=where)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"matches": "nte"}, r"matches\): no column 'nte'; did you mean 'note'\?"),
+        ({"matches": "age"}, "matches: column 'age' holds double; name one of texts or integers"),
+        ({"matches": "captions"}, "matches: column 'captions' holds list"),
+        ({"targets": {"y": "text"}}, "target 'y', column 'text': its texts are a modality already"),
+    ],
+)
+def test_columns_that_cannot_be_used_so_are_named(tmp_path: Path, settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(DataError, match=message):
+        opened(written(tmp_path), **settings)
 
 
 def test_of_very_many_values_a_few_are_shown(tmp_path: Path) -> None:
@@ -154,20 +168,14 @@ def test_items_without_picture_text_or_target_are_left_out_and_counted(tmp_path:
     assert split.read("mention").values.to_pylist() == [0, 1]
 
 
-def test_only_what_is_listed_must_be_there(tmp_path: Path) -> None:
+def test_only_what_is_listed_must_be_there_and_only_items_that_fit_are_counted(tmp_path: Path) -> None:
     written(tmp_path, text=["a", None, "", "d", "e", "f"])
     assert len(opened(tmp_path, incomplete="leave_out", columns={"image": "image"})) == 6
     assert opened(tmp_path, incomplete="leave_out").left_out == {"text": 2}
     refused = opened(tmp_path)
-    assert refused.left_out == {}
-    assert len(refused) == 6
-
-
-def test_only_items_that_fit_are_counted(tmp_path: Path) -> None:
-    written(tmp_path, text=["a", None, "", "d", "e", "f"])
-    split = opened(tmp_path, incomplete="leave_out", where={"country": "Italy"})
-    assert split.ids == ("k0", "k5")
-    assert split.left_out == {"text": 1}
+    assert (len(refused), refused.left_out) == (6, {})
+    italian = opened(tmp_path, incomplete="leave_out", where={"country": "Italy"})
+    assert (italian.ids, italian.left_out) == (("k0", "k5"), {"text": 1})
 
 
 def test_lists_lack_when_empty_or_with_a_gap() -> None:
