@@ -159,7 +159,7 @@ def _class_names(splits: Sequence[Split], column: str) -> Sequence[str]:
     """Names of the classes of a target that is read from the column; none if there is no such target."""
     for split in splits:
         for target, names in split.classes.items():
-            if split.targets[target] == column:
+            if split.targets.get(target) == column:
                 return names
     return ()
 
