@@ -4,26 +4,54 @@ from __future__ import annotations
 
 import io
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
+import pytest
 from PIL import Image
 
-from polyfed.data.source import Split
+from polyfed.data.source import Column, Split
 from polyfed.data.sources.parquet import Parquet
+from polyfed.data.tables import SplitTable, split_of_table
 from polyfed.data.view import DataContext
 
 COUNTRIES = ["Italy", "Spain", "Italy", None, "Germany", "Italy"]
 FEATURES = {"group": {"names": ["Head", "Thorax"], "_type": "ClassLabel"}}
 
 
-def picture(shade: int) -> dict[str, Any]:
+def encoded(image: Image.Image, kind: str = "PNG", **options: Any) -> bytes:
+    """An image as a file."""
     file = io.BytesIO()
-    Image.fromarray(np.full((8, 8, 3), shade, np.uint8)).save(file, "PNG")
-    return {"bytes": file.getvalue(), "path": f"{shade}.png"}
+    image.save(file, kind, **options)
+    return file.getvalue()
+
+
+def noise(seed: int, height: int = 12, width: int = 20) -> Image.Image:
+    """An image without any pattern."""
+    return Image.fromarray(np.random.default_rng(seed).integers(0, 256, (height, width, 3), dtype=np.uint8))
+
+
+def struct_of(image: Image.Image, path: str = "a.png") -> dict[str, Any]:
+    """An image as a row holds it."""
+    return {"bytes": encoded(image), "path": path}
+
+
+def picture(shade: int) -> dict[str, Any]:
+    return struct_of(Image.fromarray(np.full((8, 8, 3), shade, np.uint8)), f"{shade}.png")
+
+
+def column_of(values: Sequence[Any], fingerprint: str = "f", **options: Any) -> Column:
+    """A column of values that no file holds."""
+    return Column(pa.chunked_array([values]), fingerprint, "pets/train, column 'x'", **options)
+
+
+def unread(fingerprint: str = "f", **options: Any) -> Column:
+    """A column that must not be read."""
+    return Column(lambda: pytest.fail("the column was read"), fingerprint, "here", **options)
 
 
 def table(**changed: Any) -> pa.Table:
@@ -53,6 +81,12 @@ def written(folder: Path, split: str = "train", **changed: Any) -> Path:
 def opened(folder: Path, split: str = "train", **settings: Any) -> Split:
     given = {"path": "set", "id": "key", "columns": {"image": "image", "text": "text"}} | settings
     return Parquet.model_validate(given).open(split, name="s", data_dir=folder)
+
+
+def in_memory(data: pa.Table, ids: str | None = None, **settings: Any) -> Split:
+    """A split of a table that no file holds."""
+    split_table = SplitTable(data.column, lambda: data.num_rows, data.schema, "memory", "train", "f", ids)
+    return split_of_table(split_table, Parquet.model_validate({"path": "unused"} | settings), "s")
 
 
 def context_of(folder: Path) -> DataContext:

@@ -1,50 +1,32 @@
-"""The decode-once cache."""
+"""The caches: pictures that are decoded once, features that are computed once, remembered integers."""
 
 import io
+import json
 import multiprocessing
 import os
 import signal
 import stat
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pytest
+import torch
 from PIL import Image
 
+from item_tables import column_of, encoded, noise, struct_of, unread
 from polyfed.core.errors import DataError
 from polyfed.data import cache as module
-from polyfed.data.arrow import LazyColumn
-from polyfed.data.cache import decode, decoded
-
-
-def encoded(image: Image.Image, kind: str = "PNG", **options: Any) -> bytes:
-    file = io.BytesIO()
-    image.save(file, kind, **options)
-    return file.getvalue()
-
-
-def noise(seed: int, height: int = 12, width: int = 20) -> Image.Image:
-    return Image.fromarray(np.random.default_rng(seed).integers(0, 256, (height, width, 3), dtype=np.uint8))
-
-
-def column(pictures: list[Any], fingerprint: str = "f") -> LazyColumn:
-    return LazyColumn(pa.chunked_array([pictures]), fingerprint, "pets/train, column 'image'")
-
-
-def struct(image: Image.Image, path: str = "a.png") -> dict[str, Any]:
-    return {"bytes": encoded(image), "path": path}
-
-
-def never() -> pa.ChunkedArray:
-    raise AssertionError("the column was read although it is in the cache")
+from polyfed.data.cache import decode, decoded, remembered, stored
+from polyfed.data.source import Column
 
 
 def test_equals_one_picture_at_a_time(tmp_path: Path) -> None:
     images = [noise(seed) for seed in range(5)]
-    found = decoded(column([struct(image) for image in images]), 8, tmp_path)
+    found = decoded(column_of([struct_of(image) for image in images]), 8, tmp_path)
     slow = [np.asarray(image.resize((8, 8), Image.Resampling.BICUBIC)).transpose(2, 0, 1) for image in images]
     assert found.shape == (5, 3, 8, 8)
     assert found.dtype == np.uint8
@@ -53,15 +35,15 @@ def test_equals_one_picture_at_a_time(tmp_path: Path) -> None:
 
 def test_many_chunks_keep_their_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "_CHUNK", 3)
-    shades = [struct(Image.new("RGB", (4, 4), (k, k, k))) for k in range(10)]
+    shades = [struct_of(Image.new("RGB", (4, 4), (k, k, k))) for k in range(10)]
     values = pa.chunked_array([shades[:4], shades[4:]])
-    found = decoded(LazyColumn(values, "f", "here"), 4, tmp_path)
+    found = decoded(Column(values, "f", "here"), 4, tmp_path)
     assert found[:, 0, 0, 0].tolist() == list(range(10))
 
 
 def test_second_open_reads_nothing_and_cannot_be_written(tmp_path: Path) -> None:
-    first = decoded(column([struct(noise(0))]), 8, tmp_path)
-    second = decoded(LazyColumn(never, "f", "here", nested=False), 8, tmp_path)
+    first = decoded(column_of([struct_of(noise(0))]), 8, tmp_path)
+    second = decoded(unread(nested=False), 8, tmp_path)
     assert isinstance(second, np.memmap)
     np.testing.assert_array_equal(first, second)
     with pytest.raises(ValueError, match="read-only"):
@@ -69,42 +51,40 @@ def test_second_open_reads_nothing_and_cannot_be_written(tmp_path: Path) -> None
 
 
 def test_every_setting_has_a_file_of_its_own(tmp_path: Path) -> None:
-    picture = [struct(noise(0))]
-    decoded(column(picture), 8, tmp_path)
-    decoded(column(picture), 16, tmp_path)
-    decoded(column(picture), 8, tmp_path, "crop")
-    decoded(column(picture), 8, tmp_path, "squash", "bilinear")
-    decoded(column([struct(noise(1))], "other"), 8, tmp_path)
+    picture = [struct_of(noise(0))]
+    decoded(column_of(picture), 8, tmp_path)
+    decoded(column_of(picture), 16, tmp_path)
+    decoded(column_of(picture), 8, tmp_path, "crop")
+    decoded(column_of(picture), 8, tmp_path, "squash", "bilinear")
+    decoded(column_of([struct_of(noise(1))], "other"), 8, tmp_path)
     assert len(list(tmp_path.iterdir())) == 5
 
 
 def test_crop_keeps_the_middle_square(tmp_path: Path) -> None:
     wide = np.zeros((8, 24, 3), dtype=np.uint8)
     wide[:, 8:16] = 200
-    crop = decoded(column([struct(Image.fromarray(wide))]), 8, tmp_path, "crop")
+    crop = decoded(column_of([struct_of(Image.fromarray(wide))]), 8, tmp_path, "crop")
     assert (crop == 200).all()
-    squash = decoded(column([struct(Image.fromarray(wide))]), 8, tmp_path)
+    squash = decoded(column_of([struct_of(Image.fromarray(wide))]), 8, tmp_path)
     assert squash[0, 0, 0, 0] < 50
 
 
 def test_nested_and_plain_bytes_columns(tmp_path: Path) -> None:
     shades = [encoded(Image.new("RGB", (4, 4), (k, k, k))) for k in (10, 20, 30)]
-    nested = LazyColumn(pa.chunked_array([[[shades[0], shades[1]], [], [shades[2]]]]), "n", "here")
-    assert decoded(nested, 4, tmp_path)[:, 0, 0, 0].tolist() == [10, 20, 30]
+    pictures = decoded(column_of([shades[:2], [], shades[2:]]), 4, tmp_path)
+    assert pictures[:, 0, 0, 0].tolist() == [10, 20, 30]
 
 
 def test_empty_column(tmp_path: Path) -> None:
     kind = pa.struct([("bytes", pa.binary()), ("path", pa.string())])
-    empty = LazyColumn(pa.chunked_array([pa.array([], kind)]), "e", "here")
-    assert decoded(empty, 8, tmp_path).shape == (0, 3, 8, 8)
-    assert decoded(LazyColumn(never, "e", "here", nested=False), 8, tmp_path).shape == (0, 3, 8, 8)
+    assert decoded(column_of(pa.array([], kind), "e"), 8, tmp_path).shape == (0, 3, 8, 8)
+    assert decoded(unread("e", nested=False), 8, tmp_path).shape == (0, 3, 8, 8)
 
 
 def test_picture_stored_as_a_path(tmp_path: Path) -> None:
     file = tmp_path / "red.png"
     Image.new("RGB", (4, 4), "red").save(file)
-    values = pa.chunked_array([[{"bytes": None, "path": "red.png"}]])
-    found = decoded(LazyColumn(values, "f", "here", folder=tmp_path), 4, tmp_path / "cache")
+    found = decoded(column_of([{"bytes": None, "path": "red.png"}], folder=tmp_path), 4, tmp_path / "cache")
     assert found[0, :, 0, 0].tolist() == [255, 0, 0]
 
 
@@ -148,42 +128,50 @@ def test_big_jpeg_is_drafted_to_nearly_the_same_pixels() -> None:
     "bad", [b"not a picture", b"", encoded(noise(0), "PNG")[:-60], encoded(noise(0), "JPEG")[:300]]
 )
 def test_damaged_picture_is_named(tmp_path: Path, bad: bytes) -> None:
-    pictures = [struct(noise(0)), struct(noise(1)), {"bytes": bad, "path": "b.png"}]
-    with pytest.raises(
-        DataError, match=r"pets/train, column 'image', row 2 \(path 'b.png'\): not a readable"
-    ) as caught:
-        decoded(column(pictures), 8, tmp_path)
+    pictures = [struct_of(noise(0)), struct_of(noise(1)), {"bytes": bad, "path": "b.png"}]
+    with pytest.raises(DataError, match=r"pets/train, column 'x', row 2 \(path 'b.png'\): not a readable") as caught:
+        decoded(column_of(pictures), 8, tmp_path)
     assert "\n" not in str(caught.value)
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize("entry", [{"bytes": None, "path": None}, {"bytes": None, "path": "nowhere/a.png"}])
-def test_entry_without_a_picture(tmp_path: Path, entry: dict[str, Any]) -> None:
-    with pytest.raises(DataError, match="row 1"):
-        decoded(column([struct(noise(0)), entry]), 8, tmp_path)
+@pytest.mark.parametrize(
+    ("entry", "message"),
+    [
+        ({"bytes": None, "path": None}, "row 1"),
+        ({"bytes": None, "path": "nowhere/a.png"}, "row 1"),
+        (None, "row 1: no value"),
+    ],
+)
+def test_entry_without_a_picture(tmp_path: Path, entry: dict[str, Any] | None, message: str) -> None:
+    with pytest.raises(DataError, match=message):
+        decoded(column_of([struct_of(noise(0)), entry]), 8, tmp_path)
 
 
-def test_missing_picture(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="row 1: no value"):
-        decoded(column([struct(noise(0)), None]), 8, tmp_path)
-
-
-def test_unusable_folder_names_folder_and_setting(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "use",
+    [
+        lambda folder: decoded(column_of([struct_of(noise(0))]), 8, folder),
+        lambda folder: stored(folder / "a.npy", lambda: (3, 2), Counting()),
+        lambda folder: remembered(folder / "a.json", lambda: [5]),
+    ],
+)
+def test_unusable_folder_names_folder_and_setting(tmp_path: Path, use: Callable[[Path], object]) -> None:
     file = tmp_path / "file"
     file.touch()
     with pytest.raises(DataError, match=rf"cache folder '{file}/inside' .*data\.cache_dir or POLYFED_CACHE"):
-        decoded(column([struct(noise(0))]), 8, file / "inside")
+        use(file / "inside")
 
 
 def test_read_only_folder(tmp_path: Path) -> None:
-    decoded(column([struct(noise(0))]), 8, tmp_path)
+    decoded(column_of([struct_of(noise(0))]), 8, tmp_path)
     tmp_path.chmod(stat.S_IRUSR | stat.S_IXUSR)
     try:
-        assert len(decoded(column([struct(noise(0))]), 8, tmp_path)) == 1, "what is there can be used"
+        assert len(decoded(column_of([struct_of(noise(0))]), 8, tmp_path)) == 1, "what is there can be used"
         if os.access(tmp_path, os.W_OK):
             pytest.skip("running as root: permissions do not hold")
         with pytest.raises(DataError, match="POLYFED_CACHE"):
-            decoded(column([struct(noise(0))]), 16, tmp_path)
+            decoded(column_of([struct_of(noise(0))]), 16, tmp_path)
     finally:
         tmp_path.chmod(stat.S_IRWXU)
 
@@ -194,26 +182,26 @@ def test_full_disk_leaves_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
     monkeypatch.setattr(np.lib.format, "write_array_header_1_0", fail)
     with pytest.raises(DataError, match="No space left on device"):
-        decoded(column([struct(noise(0))]), 8, tmp_path)
+        decoded(column_of([struct_of(noise(0))]), 8, tmp_path)
     assert list(tmp_path.iterdir()) == []
 
 
 def test_truncated_cache_is_made_again(tmp_path: Path) -> None:
-    expected = np.array(decoded(column([struct(noise(0))]), 8, tmp_path))
+    expected = np.array(decoded(column_of([struct_of(noise(0))]), 8, tmp_path))
     (file,) = tmp_path.iterdir()
     file.write_bytes(file.read_bytes()[:-10])
-    np.testing.assert_array_equal(decoded(column([struct(noise(0))]), 8, tmp_path), expected)
+    np.testing.assert_array_equal(decoded(column_of([struct_of(noise(0))]), 8, tmp_path), expected)
 
 
 def test_only_old_temporary_files_are_removed(tmp_path: Path) -> None:
-    decoded(column([struct(noise(0))]), 8, tmp_path)
+    decoded(column_of([struct_of(noise(0))]), 8, tmp_path)
     (file,) = tmp_path.iterdir()
     file.unlink()
     old, young = (tmp_path / f".{file.name}.{name}.tmp" for name in ("old", "young"))
     old.touch()
     young.touch()
     os.utime(old, (time.time() - 7200,) * 2)
-    decoded(column([struct(noise(0))]), 8, tmp_path)
+    decoded(column_of([struct_of(noise(0))]), 8, tmp_path)
     assert set(tmp_path.iterdir()) == {file, young}
 
 
@@ -224,8 +212,8 @@ def _die_in_the_middle(folder: str) -> None:
         return decode(data, *settings)
 
     module._CHUNK, module.decode = 2, decode_or_die
-    pictures = [struct(noise(seed)) for seed in range(8)]
-    decoded(column(pictures), 16, Path(folder))
+    pictures = [struct_of(noise(seed)) for seed in range(8)]
+    decoded(column_of(pictures), 16, Path(folder))
 
 
 def test_killed_process_leaves_no_half_written_cache(tmp_path: Path) -> None:
@@ -236,12 +224,12 @@ def test_killed_process_leaves_no_half_written_cache(tmp_path: Path) -> None:
     (left,) = tmp_path.iterdir()
     assert left.suffix == ".tmp"
     os.utime(left, (time.time() - 7200,) * 2)
-    assert len(decoded(column([struct(noise(seed)) for seed in range(8)]), 16, tmp_path)) == 8
+    assert len(decoded(column_of([struct_of(noise(seed)) for seed in range(8)]), 16, tmp_path)) == 8
     assert [file.suffix for file in tmp_path.iterdir()] == [".npy"]
 
 
 def _decode_in_process(folder: str, barrier: Any, results: Any) -> None:
-    pictures = column([struct(noise(seed)) for seed in range(60)])
+    pictures = column_of([struct_of(noise(seed)) for seed in range(60)])
     barrier.wait()
     results.put(int(decoded(pictures, 16, Path(folder)).astype(np.int64).sum()))
 
@@ -255,6 +243,93 @@ def test_racing_processes_both_succeed(tmp_path: Path) -> None:
     sums = [results.get(timeout=20) for _ in racers]
     for racer in racers:
         racer.join(20)
-    alone = decoded(column([struct(noise(seed)) for seed in range(60)], "alone"), 16, tmp_path)
+    alone = decoded(column_of([struct_of(noise(seed)) for seed in range(60)], "alone"), 16, tmp_path)
     assert sums == [int(alone.astype(np.int64).sum())] * 2
     assert not [file for file in tmp_path.iterdir() if file.suffix == ".tmp"]
+
+
+# ---- frozen features
+
+
+class Counting:
+    """Computes row i as [i, 2 i], and notes what it was asked."""
+
+    def __init__(self, fail_at: int | None = None) -> None:
+        self.calls: list[tuple[int, int]] = []
+        self.fail_at = fail_at
+
+    def __call__(self, start: int, stop: int) -> torch.Tensor:
+        self.calls.append((start, stop))
+        if self.fail_at is not None and stop > self.fail_at:
+            raise KeyboardInterrupt
+        return torch.arange(start, stop).unsqueeze(1) * torch.tensor([[1.0, 2.0]])
+
+
+def test_rows_are_computed_once_in_chunks(tmp_path: Path) -> None:
+    compute = Counting()
+    rows = stored(tmp_path / "sub" / "a.npy", lambda: (7, 2), compute, chunk=3)
+    assert compute.calls == [(0, 3), (3, 6), (6, 7)]
+    assert rows.dtype == np.float16
+    assert rows.tolist() == [[i, 2 * i] for i in range(7)]
+    again = stored(tmp_path / "sub" / "a.npy", lambda: (7, 2), Counting(fail_at=0), chunk=3)
+    assert (again == rows).all()
+    assert not again.flags.writeable
+
+
+def test_an_interrupted_computation_is_taken_up_again(tmp_path: Path) -> None:
+    path = tmp_path / "a.npy"
+    with pytest.raises(KeyboardInterrupt):
+        stored(path, lambda: (10, 2), Counting(fail_at=7), chunk=3)
+    assert not path.exists()
+    compute = Counting()
+    rows = stored(path, lambda: (10, 2), compute, chunk=3)
+    assert compute.calls[0] == (6, 9)
+    assert rows.tolist() == [[i, 2 * i] for i in range(10)]
+    assert sorted(file.name for file in tmp_path.iterdir()) == ["a.lock", "a.npy"]
+
+
+@pytest.mark.parametrize("damage", ["done", "part", "shape"])
+def test_damaged_progress_starts_anew(tmp_path: Path, damage: str) -> None:
+    path = tmp_path / "a.npy"
+    with pytest.raises(KeyboardInterrupt):
+        stored(path, lambda: (10, 2), Counting(fail_at=7), chunk=3)
+    if damage == "shape":
+        (tmp_path / "a.done").write_text(json.dumps({"rows": 6, "shape": [9, 2]}))
+    else:
+        (tmp_path / f"a.{damage}").write_text("{")
+    compute = Counting()
+    assert stored(path, lambda: (10, 2), compute, chunk=3)[9].tolist() == [9, 18]
+    assert compute.calls[0] == (0, 3)
+
+
+def test_no_rows_need_no_file(tmp_path: Path) -> None:
+    assert stored(tmp_path / "a.npy", lambda: (0, 2, 3), Counting()).shape == (0, 2, 3)
+    assert not list(tmp_path.iterdir())
+
+
+def test_values_that_float16_cannot_hold_are_refused(tmp_path: Path) -> None:
+    def compute(start: int, stop: int) -> torch.Tensor:
+        values = torch.ones(stop - start, 2)
+        values[1, 1] = 70_000
+        return values
+
+    with pytest.raises(DataError, match="features of row 1 are not finite"):
+        stored(tmp_path / "a.npy", lambda: (3, 2), compute)
+    assert not (tmp_path / "a.npy").exists()
+
+
+def test_a_damaged_or_foreign_cache_file_is_named(tmp_path: Path) -> None:
+    np.save(tmp_path / "a.npy", np.zeros((3, 2), np.float32))
+    with pytest.raises(DataError, match=r"are float32, not float16; delete the file"):
+        stored(tmp_path / "a.npy", lambda: (3, 2), Counting())
+    (tmp_path / "b.npy").write_bytes(b"nonsense")
+    with pytest.raises(DataError, match=r"b\.npy' are damaged"):
+        stored(tmp_path / "b.npy", lambda: (3, 2), Counting())
+
+
+def test_integers_are_remembered(tmp_path: Path) -> None:
+    path = tmp_path / "sub" / "a.json"
+    assert remembered(path, lambda: [3, 4]) == [3, 4]
+    assert remembered(path, lambda: [5]) == [3, 4]
+    path.write_text("{")
+    assert remembered(path, lambda: [5]) == [5]

@@ -46,19 +46,6 @@ def test_matches_default_to_the_items_and_survive_selection(tmp_path: Path) -> N
     assert assemble(split, views, context_of(tmp_path)).matches.tolist() == [0, 1, 0]
 
 
-@pytest.mark.parametrize(
-    ("matches", "message"),
-    [
-        ("nte", r"matches\): no column 'nte'; did you mean 'note'\?"),
-        ("age", "matches: column 'age' holds double; name one of texts or integers"),
-        ("captions", "matches: column 'captions' holds list"),
-    ],
-)
-def test_matches_need_a_column_that_can_be_compared(tmp_path: Path, matches: str, message: str) -> None:
-    with pytest.raises(DataError, match=message):
-        opened(written(tmp_path), matches=matches)
-
-
 # ---- targets that are not integers
 
 
@@ -91,11 +78,6 @@ def test_boolean_targets_have_two_classes(tmp_path: Path) -> None:
     assert split.read("marks").values.to_pylist() == [[1], [0, 1], [], [1], [0], [1]]
     samples = assemble(opened(tmp_path, targets={"y": "ok"}), {"image": Pixels(size=8)}, context_of(tmp_path))
     assert samples.targets["y"].tolist() == [1, 0, 1, 1, 0, 1]
-
-
-def test_a_text_cannot_be_modality_and_target(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="target 'y', column 'text': its texts are a modality already"):
-        opened(written(tmp_path), targets={"y": "text"})
 
 
 # ---- caches

@@ -11,13 +11,13 @@ import torch
 from PIL import Image
 from transformers import BertConfig, BertModel, BertTokenizerFast, CLIPConfig, RobertaConfig, ViTConfig, ViTModel
 
+from item_tables import noise, struct_of, unread
 from polyfed.core.errors import ConfigError, DataError
-from polyfed.data import feature_store
-from polyfed.data.arrow import LazyColumn
+from polyfed.data import cache
 from polyfed.data.backbone_inputs import TextPreparation
 from polyfed.data.backbones import quiet
 from polyfed.data.source import Column
-from polyfed.data.view import DataContext, View
+from polyfed.data.view import DataContext
 from polyfed.data.views import features as module
 from polyfed.data.views.features import Features
 
@@ -26,10 +26,7 @@ STATISTICS = {"image_mean": [0.5] * 3, "image_std": [0.5] * 3}
 
 
 def png(seed: int) -> dict[str, bytes | str | None]:
-    pixels = np.random.default_rng(seed).integers(0, 256, (20, 28, 3), np.uint8)
-    stream = io.BytesIO()
-    Image.fromarray(pixels).save(stream, "PNG")
-    return {"bytes": stream.getvalue(), "path": f"{seed}.png"}
+    return struct_of(noise(seed, 20, 28), f"{seed}.png")
 
 
 def column(values: list, fingerprint: str = "f") -> Column:
@@ -117,9 +114,10 @@ def test_spec_needs_no_weights_and_is_remembered(context, monkeypatch):
 def test_what_is_in_the_cache_needs_neither_the_column_nor_the_backbone(context, monkeypatch):
     images = column([png(0), png(1)])
     first = Features(backbone="vit").open(images, "image", context)
-    unread = LazyColumn(lambda: pytest.fail("the column was read"), images.fingerprint, "here", nested=False)
     monkeypatch.setattr(module, "outline", None)
-    again = Features(backbone="vit").open(unread, "image", DataContext(context.cache, weights=context.weights))
+    again = Features(backbone="vit").open(
+        unread(nested=False), "image", DataContext(context.cache, weights=context.weights)
+    )
     assert torch.equal(first(torch.arange(2)), again(torch.arange(2)))
 
 
@@ -135,7 +133,7 @@ def test_an_interruption_leaves_nothing_usable_and_is_taken_up_again(context, mo
             raise KeyboardInterrupt
         return original(self, start, stop)
 
-    monkeypatch.setattr(module, "stored", lambda *args: feature_store.stored(*args, chunk=2))
+    monkeypatch.setattr(module, "stored", lambda *args: cache.stored(*args, chunk=2))
     monkeypatch.setattr(module._Computation, "__call__", killed)
     with pytest.raises(KeyboardInterrupt):
         view.open(column(images), "image", context)
@@ -167,11 +165,6 @@ def test_a_bad_value_is_named(context):
     with pytest.raises(DataError, match=r"row 0: .*neither bytes nor a path but str"):
         Features(backbone="vit").open(column(["a text"]), "text", context)
     assert not list(context.cache.glob("*.npy"))
-
-
-def test_a_missing_backbone_names_the_setting(context):
-    with pytest.raises(ConfigError, match=r"view features, backbone: no folder 'none'.*POLYFED_WEIGHTS"):
-        Features(backbone="none").spec("image", context)
 
 
 def test_global_generator_is_left_alone_whether_cached_or_not(context):
@@ -232,24 +225,19 @@ def test_a_text_longer_than_the_backbone_s_positions_is_refused_before_any_work(
     assert view.model_copy(update={"length": most}).prepare(folder) == "prepared"
 
 
-def test_a_folder_of_pictures_without_a_preprocessor_is_told_so(context):
+@pytest.mark.parametrize(
+    ("backbone", "message"),
+    [
+        ("none", r"view features, backbone: no folder 'none'.*POLYFED_WEIGHTS"),
+        ("vit", r"vit' holds no preprocessor_config\.json, which says how its backbone takes"),
+        ("words", "words' holds no tokenizer, by which its backbone takes texts"),
+    ],
+)
+def test_a_folder_without_what_its_backbone_needs_is_told_so(context, backbone, message):
     (context.weights / "vit" / "preprocessor_config.json").unlink()
-    with pytest.raises(
-        ConfigError, match=r"vit' holds no preprocessor_config\.json, which says how its backbone takes"
-    ):
-        Features(backbone="vit").spec("image", context)
-
-
-def test_a_folder_of_texts_without_a_tokenizer_is_told_so(context):
     BertConfig(**SMALL, vocab_size=8).save_pretrained(context.weights / "words")
-    with pytest.raises(ConfigError, match="words' holds no tokenizer, by which its backbone takes texts"):
-        Features(backbone="words").spec("text", context)
-
-
-def test_features_are_a_view_by_name():
-    view = View.model_validate({"name": "features", "backbone": "vit", "pool": "mean"})
-    assert isinstance(view, Features)
-    assert View.model_validate(view.model_dump()) == view
+    with pytest.raises(ConfigError, match=message):
+        Features(backbone=backbone).spec("image", context)
 
 
 def test_stored_flickr8k_features_are_reproduced(tmp_path):

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import io
 from pathlib import Path
 
 import numpy as np
@@ -9,6 +8,7 @@ import pytest
 import torch
 from PIL import Image
 
+from item_tables import column_of, struct_of
 from polyfed.core.errors import DataError
 from polyfed.data.source import Column
 from polyfed.data.view import DataContext
@@ -16,14 +16,8 @@ from polyfed.data.views.masks import Masks
 from polyfed.data.views.pixels import Pixels
 
 
-def png(values: np.ndarray) -> dict[str, object]:
-    stream = io.BytesIO()
-    Image.fromarray(values.astype(np.uint8)).save(stream, "PNG")
-    return {"bytes": stream.getvalue(), "path": None}
-
-
 def column(*masks: np.ndarray) -> Column:
-    return Column(pa.chunked_array([pa.array([png(mask) for mask in masks])]), f"f{len(masks)}", "masks")
+    return column_of([struct_of(Image.fromarray(mask.astype(np.uint8))) for mask in masks], f"f{len(masks)}")
 
 
 def test_masks_are_0_and_1_by_the_threshold(tmp_path: Path) -> None:
@@ -59,12 +53,9 @@ def test_masks_and_pictures_have_caches_of_their_own(tmp_path: Path) -> None:
 
 
 def test_a_missing_or_broken_mask_is_named(tmp_path: Path) -> None:
-    broken = Column(pa.chunked_array([pa.array([b"nothing"], pa.binary())]), "x", "masks, column 'm'")
-    with pytest.raises(DataError, match="column 'm', row 0: not a readable picture"):
-        Masks().open(broken, "mask", DataContext(tmp_path))
-    missing = Column(pa.chunked_array([pa.array([None], pa.binary())]), "y", "masks, column 'm'")
-    with pytest.raises(DataError, match="row 0: no value"):
-        Masks().open(missing, "mask", DataContext(tmp_path))
+    for value, message in ((b"nothing", "column 'x', row 0: not a readable picture"), (None, "row 0: no value")):
+        with pytest.raises(DataError, match=message):
+            Masks().open(column_of(pa.array([value], pa.binary())), "mask", DataContext(tmp_path))
 
 
 def test_spec(tmp_path: Path) -> None:

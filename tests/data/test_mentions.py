@@ -4,20 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
-import pyarrow as pa
 import pytest
 
+from item_tables import column_of
 from polyfed.core.errors import ConfigError
 from polyfed.data.mentions import mentioning
-from polyfed.data.source import Column
 from polyfed.federation.population import Population
 from polyfed.runs.experiment import Experiment
 
 CAPTIONS = [["A dog runs .", "Two hot dogs"], ["a Bus"], ["busy street"], [], ["Pine trees", None]]
-
-
-def column(values: list[Any]) -> Column:
-    return Column(pa.chunked_array([values]), "print", "file, column 'captions'")
 
 
 @pytest.mark.parametrize(
@@ -31,20 +26,20 @@ def column(values: list[Any]) -> Column:
     ],
 )
 def test_whole_words_singular_and_plural_in_any_case(words: list[str], found: list[bool]) -> None:
-    assert mentioning(column(CAPTIONS), words).tolist() == found
+    assert mentioning(column_of(CAPTIONS), words).tolist() == found
 
 
 def test_plain_texts_and_other_columns() -> None:
-    assert mentioning(column(["buses stop", None]), ["bus"]).tolist() == [True, False]
-    with pytest.raises(ConfigError, match=r"'captions'.* int64"):
-        mentioning(column([1, 2]), ["bus"])
+    assert mentioning(column_of(["buses stop", None]), ["bus"]).tolist() == [True, False]
+    with pytest.raises(ConfigError, match=r"'x'.* int64"):
+        mentioning(column_of([1, 2]), ["bus"])
 
 
 def test_no_words_are_never_mentioned_and_blank_ones_are_refused() -> None:
-    assert mentioning(column(CAPTIONS), []).tolist() == [False] * 5
+    assert mentioning(column_of(CAPTIONS), []).tolist() == [False] * 5
     for blank in ("", " ", "_"):
         with pytest.raises(ConfigError, match="blank"):
-            mentioning(column(CAPTIONS), ["dog", blank])
+            mentioning(column_of(CAPTIONS), ["dog", blank])
 
 
 def federation(tiny: dict[str, Any], without: dict[str, list[str]], items: int | None = None) -> Population:

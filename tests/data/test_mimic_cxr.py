@@ -11,12 +11,11 @@ from typing import Any
 import pytest
 import torch
 from PIL import Image
-from pydantic import ValidationError
 
 from polyfed.core.errors import DataError
 from polyfed.data.assembly import assemble
-from polyfed.data.source import Source, Split
-from polyfed.data.sources.mimic_cxr import FINDINGS, MimicCxr
+from polyfed.data.source import Split
+from polyfed.data.sources.mimic_cxr import FINDINGS, MimicCxr, section_text
 from polyfed.data.tokenizers.hashing import Hashing
 from polyfed.data.view import DataContext
 from polyfed.data.views.pixels import Pixels
@@ -213,6 +212,43 @@ def test_reports_may_be_elsewhere_and_are_read_only_when_asked_for(tmp_path: Pat
         listed(opened(folder, reports=f"{tmp_path.name}/files"), "text")
 
 
+# ---- sections of reports
+
+
+@pytest.mark.parametrize(
+    ("report", "expected"),
+    [
+        ("FINDINGS: clear.\nIMPRESSION: normal.", "clear. normal."),
+        ("IMPRESSION: normal.\nFINDINGS: clear.", "normal. clear."),
+        ("  Findings: clear.\n\n  Impression: normal.", "clear. normal."),
+        ("INDICATION: cough\nFINDINGS AND IMPRESSION:\nclear\nRECOMMENDATION(S): none", "clear"),
+        ("FINDINGS/IMPRESSION: clear\nNOTIFICATION: Dr. ___ at 5:37", "clear"),
+        ("FINDING: clear\nLUNGS: dry\nHEART: small\nCOMPARISON: none\n", "clear LUNGS: dry HEART: small"),
+        ("IMPRESSION: a\nADDENDUM:  later\nIMPRESSION: b", "a b"),
+        ("IMPRESSION: x\nAP CHEST, 5:37 A.M.: moved\nFindings were discussed with the team: yes", None),
+        ("FINAL REPORT\n Portable chest:\n no change", "whole Portable chest: no change"),
+        ("FINAL REPORT\nFINDINGS:\n\nIMPRESSION:\n", "whole FINDINGS: IMPRESSION:"),
+        ("INDICATION: see IMPRESSION: below", "whole INDICATION: see IMPRESSION: below"),
+        ("", ""),
+        (" \n FINAL REPORT \n", ""),
+    ],
+)
+def test_sections_are_found_by_their_headings(report: str, expected: str | None) -> None:
+    wanted = ("findings", "impression")
+    if expected is None:
+        assert section_text(report, wanted) == "x AP CHEST, 5:37 A.M.: moved Findings were discussed with the team: yes"
+        return
+    none = not expected or expected.startswith("whole ")
+    assert section_text(report, wanted, "none") == (None if none else expected)
+    assert section_text(report, wanted) == (expected.removeprefix("whole ") or None)
+
+
+def test_a_section_may_have_any_name() -> None:
+    report = "REASON FOR EXAM: fall\nLUNGS AND PLEURA: dry\nHEART: small\nIMPRESSION: normal"
+    assert section_text(report, ["reason"]) == "fall LUNGS AND PLEURA: dry HEART: small"
+    assert section_text(report, ["Pleura", "heart"]) == "dry small"
+
+
 # ---- labels
 
 
@@ -309,12 +345,6 @@ def test_a_picture_without_a_key_is_named(made: Folder, column: str, views: list
         opened(made, views=views)
 
 
-@pytest.mark.parametrize("settings", [{"views": []}, {"sections": ["()"]}, {"labels": "negative"}])
-def test_settings_that_mean_nothing_are_refused(settings: dict[str, Any]) -> None:
-    with pytest.raises(ValidationError):
-        MimicCxr.model_validate({"path": "x"} | settings)
-
-
 # ---- caches and configuration
 
 
@@ -335,11 +365,3 @@ _VARIANTS: dict[str, dict[str, Any]] = {
     "views": {"views": ["AP"]},
     "where": {"where": {"view": "AP"}},
 }
-
-
-def test_named_in_a_configuration() -> None:
-    source = Source.model_validate({"name": "mimic_cxr", "path": "mimic"})
-    assert isinstance(source, MimicCxr)
-    assert source.columns == {"image": "image", "text": "text"}
-    assert source.matches == "study"
-    assert Source.model_validate(source.model_dump(mode="json")) == source

@@ -1,18 +1,19 @@
 """Parquet folders, and the splits of Arrow tables that all sources share."""
 
-import dataclasses
 import json
 import os
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from item_tables import in_memory
 from polyfed.core.errors import DataError
-from polyfed.data.arrow import LazyColumn, class_names, flat_values, place_of, split_of_table
-from polyfed.data.source import Source, Split
+from polyfed.data.arrow import class_names
+from polyfed.data.source import Column, Split
 from polyfed.data.sources.parquet import Parquet
 
 FEATURES = {
@@ -51,11 +52,6 @@ def folder(tmp_path: Path) -> Path:
 def parquet(**settings: object) -> Parquet:
     chosen = {"columns": {"picture": "image", "words": "text"}, "targets": {"label": "label"}} | settings
     return Parquet.model_validate({"path": "pets"} | chosen)
-
-
-def of_table(data: pa.Table, **settings: object) -> object:
-    given = {"ids_column": None, "columns": {}, "targets": {}} | settings
-    return split_of_table(data.select, data.schema, source="s", split="train", fingerprint="f", where="memory", **given)
 
 
 def test_reads_shards_in_order(folder: Path) -> None:
@@ -134,41 +130,44 @@ def test_errors_name_what_is_missing(folder: Path, settings: dict, split: str, m
         parquet(**settings).open(split, name="pets", data_dir=folder)
 
 
-def test_relative_path_without_a_data_folder() -> None:
-    with pytest.raises(DataError, match=r"'pets' is relative and no data folder.*--data-dir or POLYFED_DATA"):
-        parquet().open("train", name="pets", data_dir=None)
+def damaged(folder: Path, split: str) -> None:
+    files = folder / "pets"
+    if split == "train":  # two versions of a split, or a missing shard
+        shutil.copy(files / "test.parquet", files / "train.parquet")
+    else:
+        (files / "test.parquet").write_bytes(b"not a parquet file")
 
 
-def test_a_table_without_other_splits_has_no_text_targets() -> None:
-    with pytest.raises(DataError, match=r"target 'y', column 'name'.* integers .* not string"):
-        of_table(table(), targets={"y": "name"})
+@pytest.mark.parametrize(
+    ("use", "message"),
+    [
+        (lambda folder: parquet().open("train", name="pets", data_dir=None),
+         r"'pets' is relative and no data folder.*--data-dir or POLYFED_DATA"),
+        (lambda folder: parquet().open("test", name="pets", data_dir=folder).read("mask"),
+         "pets/test: no column 'mask'"),
+        (lambda folder: (damaged(folder, "train"), parquet().open("train", name="pets", data_dir=folder)),
+         "split 'train': needs exactly"),
+        (lambda folder: ((folder / "pets" / "train-00000-of-00002.parquet").unlink(),
+                         parquet().open("train", name="pets", data_dir=folder)),
+         r"needs exactly 2 file\(s\) but has train-00001-of-00002"),
+        (lambda folder: (damaged(folder, "test"), parquet().open("test", name="pets", data_dir=folder)),
+         r"pets/test\.parquet: cannot be read"),
+        (lambda folder: in_memory(table(), targets={"y": "name"}),
+         r"target 'y', column 'name'.* integers .* not string"),
+        (lambda folder: in_memory(table(name=["b", "a", "b"]), ids="name"), "id 'b' occurs 2 times"),
+        (lambda folder: in_memory(table(name=["b", None, "c"]), ids="name"), "column 'name', row 1: no id"),
+    ],
+)  # fmt: skip
+def test_what_is_missing_or_damaged_is_named(folder: Path, use: Callable[[Path], object], message: str) -> None:
+    with pytest.raises(DataError, match=message):
+        use(folder)
 
 
-def test_unknown_column_of_an_open_split(folder: Path) -> None:
-    split = parquet().open("test", name="pets", data_dir=folder)
-    with pytest.raises(DataError, match="pets/test: no column 'mask'"):
-        split.read("mask")
+def test_ids_may_be_numbers() -> None:
+    assert in_memory(table(label=[7, 8, 9]), ids="label").ids == ("7", "8", "9")
 
 
-def test_missing_shard_is_not_skipped(folder: Path) -> None:
-    (folder / "pets" / "train-00000-of-00002.parquet").unlink()
-    with pytest.raises(DataError, match=r"needs exactly 2 file\(s\) but has train-00001-of-00002"):
-        parquet().open("train", name="pets", data_dir=folder)
-
-
-def test_two_versions_of_a_split_are_not_mixed(folder: Path) -> None:
-    shutil.copy(folder / "pets" / "test.parquet", folder / "pets" / "train.parquet")
-    with pytest.raises(DataError, match="split 'train': needs exactly"):
-        parquet().open("train", name="pets", data_dir=folder)
-
-
-def test_file_that_is_not_parquet(folder: Path) -> None:
-    (folder / "pets" / "test.parquet").write_bytes(b"not a parquet file")
-    with pytest.raises(DataError, match=r"pets/test\.parquet: cannot be read"):
-        parquet().open("test", name="pets", data_dir=folder)
-
-
-# ---- files that are damaged or shape_mismatch
+# ---- files whose types differ
 
 
 def sharded(folder: Path, *tables: pa.Table, split: str = "train") -> Path:
@@ -265,17 +264,16 @@ def test_a_type_names_the_file_that_it_is_from(tmp_path: Path) -> None:
         _ = odd(tmp_path).read("x").values
 
 
+def test_a_column_that_only_some_files_have_is_not_filled_up_with_nulls(tmp_path: Path) -> None:
+    sharded(tmp_path, of_type([1], pa.int64()), pa.table({"y": [1]}))
+    with pytest.raises(DataError, match=r"train-00001-of-00002\.parquet: no column 'x', which train-00000-of-00002"):
+        _ = odd(tmp_path).read("x").values
+
+
 def test_values_beyond_the_common_type_are_refused(tmp_path: Path) -> None:
     sharded(tmp_path, of_type([-1], pa.int64()), of_type([2**63], pa.uint64()))
     with pytest.raises(DataError, match=r"odd, train-00000.*, train-00001.*, column x: the values do not fit one type"):
         _ = odd(tmp_path).read("x").values
-
-
-def test_named_in_a_configuration() -> None:
-    settings = {"name": "parquet", "path": "pets", "columns": {"picture": "image"}}
-    source = Source.model_validate(settings)
-    assert isinstance(source, Parquet)
-    assert Source.model_validate(source.model_dump(mode="json")) == source
 
 
 def test_class_names_of_plain_sequence_and_list_features() -> None:
@@ -292,7 +290,7 @@ def test_metadata_that_cannot_be_read_are_named(metadata: bytes) -> None:
 
 
 def test_nested_targets_are_checked_and_named() -> None:
-    split = of_table(table(), targets={"answer": "answers"})
+    split = in_memory(table(), targets={"answer": "answers"})
     assert split.read("answers").nested
     assert split.classes == {"answer": ("no", "yes")}
 
@@ -309,56 +307,46 @@ def test_nested_targets_are_checked_and_named() -> None:
     ],
 )
 def test_bad_labels_are_named(column: str, values: list, message: str) -> None:
-    split = of_table(table(**{column: values}), targets={"y": column})
+    split = in_memory(table(**{column: values}), targets={"y": column})
     with pytest.raises(DataError, match=message):
         split.read(column)
 
 
 def test_labels_without_names_may_be_any_integer() -> None:
-    split = of_table(table(label=[-1, 7, 300]).replace_schema_metadata(None), targets={"y": "label"})
+    split = in_memory(table(label=[-1, 7, 300]).replace_schema_metadata(None), targets={"y": "label"})
     assert split.read("label").values.to_pylist() == [-1, 7, 300]
 
 
-def test_ids_must_be_there_and_unique() -> None:
-    with pytest.raises(DataError, match="id 'b' occurs 2 times"):
-        of_table(table(name=["b", "a", "b"]), ids_column="name")
-    with pytest.raises(DataError, match="column 'name', row 1: no id"):
-        of_table(table(name=["b", None, "c"]), ids_column="name")
-    assert of_table(table(label=[7, 8, 9]), ids_column="label").ids == ("7", "8", "9")
-
-
 def test_split_without_rows() -> None:
-    split = of_table(table().slice(0, 0), columns={"words": "text"}, targets={"y": "answers"})
+    split = in_memory(table().slice(0, 0), columns={"words": "text"}, targets={"y": "answers"})
     assert len(split) == 0
     assert len(split.read("answers").values) == 0
 
 
-def test_lazy_column_reads_once_and_can_be_replaced() -> None:
+def test_a_column_reads_once() -> None:
     calls = []
 
     def read() -> pa.ChunkedArray:
         calls.append(1)
         return pa.chunked_array([[["a"], ["b", "c"]]])
 
-    column = LazyColumn(read, "f", "here", nested=True)
+    column = Column(read, "f", "here", nested=True)
     assert column.nested
     assert not calls
     assert column.values is column.values
     assert len(calls) == 1
-    flat = dataclasses.replace(column, values=pa.chunked_array([["a"]]))
-    assert (flat.nested, flat.fingerprint, flat.where) == (False, "f", "here")
 
 
 def test_flattened_names_missing_values() -> None:
-    lists = LazyColumn(pa.chunked_array([[["a", "b"], []], [["c", None]]]), "f", "here")
+    lists = Column(pa.chunked_array([[["a", "b"], []], [["c", None]]]), "f", "here")
     with pytest.raises(DataError, match="here, row 2, entry 1: no value"):
-        flat_values(lists)
-    missing = LazyColumn(pa.chunked_array([[["a"], None]]), "f", "here")
+        lists.flat_values()
+    missing = Column(pa.chunked_array([[["a"], None]]), "f", "here")
     with pytest.raises(DataError, match="here, row 1: no value"):
-        flat_values(missing)
-    fine = LazyColumn(pa.chunked_array([[["a", "b"], []], [["c"]]]), "f", "here")
-    assert flat_values(fine).to_pylist() == ["a", "b", "c"]
-    assert [place_of(fine, row) for row in range(3)] == [
+        missing.flat_values()
+    fine = Column(pa.chunked_array([[["a", "b"], []], [["c"]]]), "f", "here")
+    assert fine.flat_values().to_pylist() == ["a", "b", "c"]
+    assert [fine.place_of(row) for row in range(3)] == [
         "here, row 0, entry 0",
         "here, row 0, entry 1",
         "here, row 2, entry 0",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import os
 import re
 import struct
@@ -16,17 +15,15 @@ import pyarrow.parquet as pq
 import pytest
 from PIL import Image
 
+from item_tables import column_of, encoded
 from polyfed.core.errors import DataError
-from polyfed.data.arrow import LazyColumn
 from polyfed.data.cache import decoded
 from polyfed.data.pictures import opened_picture, picture_bytes
 from polyfed.data.sources.parquet import Parquet
 
 
 def png(size: tuple[int, int] = (4, 4)) -> bytes:
-    file = io.BytesIO()
-    Image.new("L", size, 7).save(file, "PNG")
-    return file.getvalue()
+    return encoded(Image.new("L", size, 7))
 
 
 def bomb(width: int, height: int) -> bytes:
@@ -117,7 +114,7 @@ def test_pixels_are_counted_before_they_are_decoded(tmp_path: Path) -> None:
         opened_picture(large),
     ):
         pass
-    column = LazyColumn(pa.chunked_array([[png(), png((30, 30))]]), "f", "pets/train, column 'image'")
+    column = column_of([png(), png((30, 30))])
     assert decoded(column, 8, tmp_path, pixels=900).shape == (2, 3, 8, 8)
     with pytest.raises(
         DataError, match=re.escape("row 1: not a readable picture: 30 x 30 pixels are 900, the limit is 899")

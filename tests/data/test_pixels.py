@@ -4,28 +4,21 @@ import io
 from pathlib import Path
 
 import numpy as np
-import pyarrow as pa
 import pytest
 import torch
 from PIL import Image
-from pydantic import ValidationError
 
+from item_tables import column_of, noise, struct_of
 from polyfed.core.randomness import generator
-from polyfed.data.arrow import LazyColumn
-from polyfed.data.images import Augment, Flip, Shift
 from polyfed.data.samples import Inputs
-from polyfed.data.view import DataContext, View
+from polyfed.data.source import Column
+from polyfed.data.view import DataContext
 from polyfed.data.views.pixels import Pixels
 
 
-def column(n: int = 6, nested: bool = False) -> LazyColumn:
-    values = []
-    for seed in range(n):
-        file = io.BytesIO()
-        pixels = np.random.default_rng(seed).integers(0, 256, (16, 16, 3), dtype=np.uint8)
-        Image.fromarray(pixels).save(file, "PNG")
-        values.append({"bytes": file.getvalue(), "path": f"{seed}.png"})
-    return LazyColumn(pa.chunked_array([[values[:2], values[2:]] if nested else values]), f"n{nested}", "here")
+def column(n: int = 6, nested: bool = False) -> Column:
+    values = [struct_of(noise(seed, 16, 16)) for seed in range(n)]
+    return column_of([values[:2], values[2:]] if nested else values, f"n{nested}")
 
 
 @pytest.fixture
@@ -86,13 +79,3 @@ def test_spec_needs_no_data(context: DataContext) -> None:
     spec = Pixels(size=48).spec("picture", context)
     assert (spec.shape, spec.vocabulary) == ((3, 48, 48), ())
     assert not list(context.cache.iterdir())
-
-
-def test_configuration() -> None:
-    view = View.model_validate({"name": "pixels", "size": 32, "normalise": "imagenet", "augment": {"flip": True}})
-    assert view == Pixels(size=32, normalise="imagenet", augment=Augment(flip=Flip()))
-    assert View.model_validate(view.model_dump(mode="json")) == view
-    assert Pixels(augment={"shift": 4}).augment.shift == Shift(pixels=4)
-    assert Pixels().size == 64
-    with pytest.raises(ValidationError, match="half"):
-        Pixels(normalise="mnist")

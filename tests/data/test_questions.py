@@ -13,7 +13,6 @@ from polyfed.core.errors import DataError
 from polyfed.data.answers import OTHER
 from polyfed.data.assembly import assemble
 from polyfed.data.scenery.questions import ANSWERS
-from polyfed.data.source import Source
 from polyfed.data.sources.questions import Questions
 from polyfed.data.view import DataContext
 from polyfed.data.views.tokens import Tokens
@@ -132,13 +131,6 @@ def test_a_given_table_is_used_as_it_is(folder: Path):
     made = source(folder, table=["1", "Chair"])
     assert made.open("test", name="qa", data_dir=None).classes["answer"] == ("1", "chair", OTHER)
     assert targets(made, "test")["answer"] == [1, 0, 2]
-
-
-def test_named_in_a_configuration(folder: Path):
-    made = source(folder, several="majority", most=None)
-    again = Source.model_validate(made.model_dump(mode="json"))
-    assert again == made
-    assert made.model_dump(mode="json")["name"] == "questions"
 
 
 def test_settings_change_the_fingerprint_of_the_targets(folder: Path):

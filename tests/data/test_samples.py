@@ -8,11 +8,11 @@ import pyarrow as pa
 import pytest
 import torch
 
+from item_tables import in_memory
 from polyfed.core.errors import ConfigError, DataError
-from polyfed.data.arrow import split_of_table
 from polyfed.data.assembly import assemble, item_labels, of_column, of_items, order_of, require_disjoint
 from polyfed.data.samples import Batch, Samples
-from polyfed.data.source import Selection, Split
+from polyfed.data.source import Split
 from polyfed.data.view import DataContext, InputSpec, View
 
 TABLE = pa.table(
@@ -48,10 +48,7 @@ class Numbers(View):
 
 
 def split_of(columns: dict[str, str], targets: dict[str, str], table: pa.Table = TABLE, **options) -> Split:
-    return split_of_table(
-        lambda names: table.select(names), table.schema, source="s", split="train", ids_column="key",
-        columns=columns, targets=targets, fingerprint="f", where="here", **options,
-    )  # fmt: skip
+    return in_memory(table, "key", columns=columns, targets=targets, **options)
 
 
 def samples_of(columns: dict[str, str], targets: dict[str, str], views: list[str], **options) -> Samples:
@@ -146,7 +143,7 @@ def test_item_labels_are_the_first_target_with_a_value_an_item() -> None:
 def test_right_answers_are_the_item_itself_unless_the_source_says_more() -> None:
     assert samples_of(COLUMNS, {}, ["note"]).matches.tolist() == [0, 0, 1, 2, 2, 2]
     table = TABLE.append_column("same", pa.array([7, None, 7]))
-    split = split_of(COLUMNS, {}, table, selection=Selection(matches="same"))
+    split = split_of(COLUMNS, {}, table, matches="same")
     samples = assemble(split, {"note": Numbers()}, DataContext(Path()))
     first, alone, last = samples.matches[[0, 2, 3]].tolist()
     assert first == last != alone

@@ -6,11 +6,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from polyfed.data.scenery.drawing import picture, png
-from polyfed.data.scenery.layout import SHAPES, TEXTURES, Scene, Thing, arrange
-from polyfed.data.scenery.palette import STYLES, TONES, shifted
-from polyfed.data.scenery.recipe import SceneRecipe
-from polyfed.data.scenery.shapes import inside, marked
+from polyfed.data.scenery.drawing import STYLES, TONES, inside, marked, picture, png, shifted
+from polyfed.data.scenery.layout import SHAPES, TEXTURES, Scene, SceneRecipe, Thing, arrange
 
 EASY = SceneRecipe(0, "train", 1, difficulty=0.0)
 ONE = Scene((Thing("square", "red", "plain", "large", 0.25),), (0,))

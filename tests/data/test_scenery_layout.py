@@ -5,8 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from polyfed.data.scenery.layout import LABELS, RELATIONS, SHAPES, Scene, Thing, arrange, relation
-from polyfed.data.scenery.recipe import SceneRecipe
+from polyfed.data.scenery.layout import LABELS, RELATIONS, SHAPES, Scene, SceneRecipe, Thing, arrange, relation
 
 
 def thing(x: float, y: float, **kwargs: object) -> Thing:

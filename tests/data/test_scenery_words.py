@@ -3,10 +3,10 @@ from collections import Counter, defaultdict
 import numpy as np
 import pytest
 
-from polyfed.data.scenery.layout import SHAPES, Scene, Thing, arrange, relation
+from polyfed.data.scenery.layout import SHAPES, Scene, SceneRecipe, Thing, arrange, relation
 from polyfed.data.scenery.questions import ANSWERS, questions
-from polyfed.data.scenery.recipe import SceneRecipe
-from polyfed.data.scenery.vocabulary import (
+from polyfed.data.scenery.wording import (
+    CAPTIONS,
     COLOUR_WORDS,
     CUES,
     RELATION_WORDS,
@@ -14,8 +14,10 @@ from polyfed.data.scenery.vocabulary import (
     SIZE_WORDS,
     TEXTURE_WORDS,
     TOPICS,
+    captions,
+    text,
+    topic,
 )
-from polyfed.data.scenery.wording import CAPTIONS, captions, text, topic
 
 RECIPE = SceneRecipe(0, "train", 400)
 SCENES = [arrange(RECIPE, index) for index in range(RECIPE.count)]

@@ -4,14 +4,13 @@ import json
 import os
 from pathlib import Path
 
-import pyarrow as pa
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from item_tables import column_of, unread
 from polyfed.core.errors import ConfigError, DataError
-from polyfed.data.arrow import LazyColumn
-from polyfed.data.tokenization import Tokenizer, texts_of, words_of
+from polyfed.data.tokenization import Tokenizer, words_of
 from polyfed.data.tokenizers.glove import Glove
 from polyfed.data.tokenizers.hashing import Hashing
 from polyfed.data.tokenizers.pretrained import Pretrained
@@ -22,12 +21,8 @@ from polyfed.data.view import DataContext
 CAPTIONS = [["A dog runs.", "The dog, running!"], ["A cat sits on the mat"], ["the cat and THE dog"]]
 
 
-def column(values: list, fingerprint: str = "f") -> LazyColumn:
-    return LazyColumn(pa.chunked_array([values]), fingerprint, "pets/train, column 'text'")
-
-
 def context(tmp_path: Path, **changed: object) -> DataContext:
-    given = {"cache": tmp_path, "weights": tmp_path, "public": {"words": column(CAPTIONS)}}
+    given = {"cache": tmp_path, "weights": tmp_path, "public": {"words": column_of(CAPTIONS)}}
     return DataContext(**(given | changed))
 
 
@@ -70,7 +65,7 @@ def test_a_hash_is_stable_and_in_range(tmp_path: Path) -> None:
 
 def test_wordpieces_split_unknown_words(tmp_path: Path) -> None:
     texts = ["running jumping singing", "run jump sing runs jumps sings", "runner jumper singer"] * 5
-    found = Wordpiece(size=100).ready("words", context(tmp_path, public={"words": column(texts)}))
+    found = Wordpiece(size=100).ready("words", context(tmp_path, public={"words": column_of(texts)}))
     assert found.tokens[:2] == ("<pad>", "<unk>")
     (row,) = found.encode(["springing"], 20)
     assert "".join(found.tokens[number].removeprefix("##") for number in row) == "springing"
@@ -107,11 +102,10 @@ class TestLearnt:
         (file,) = run.iterdir()
         assert json.loads(file.read_text())["tokens"] == list(first.tokens)
         # the same data, but a call that must not happen: the vocabulary comes from the file
-        unread = LazyColumn(lambda: pytest.fail("read"), "f", "here", nested=True)
-        again = kind.ready("words", context(tmp_path, bundles=run, public={"words": unread}))
+        again = kind.ready("words", context(tmp_path, bundles=run, public={"words": unread(nested=True)}))
         assert again.tokens == first.tokens
         assert again.encode(["a dog and a sphinx"], 9) == first.encode(["a dog and a sphinx"], 9)
-        kind.ready("words", context(tmp_path, bundles=run, public={"words": column(["x"], "other")}))
+        kind.ready("words", context(tmp_path, bundles=run, public={"words": column_of(["x"], "other")}))
         assert len(list(run.iterdir())) == 2
 
     def test_damaged_file_is_named(self, kind: Tokenizer, tmp_path: Path) -> None:
@@ -193,7 +187,7 @@ def test_pretrained_without_padding(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         pad_token_id = None
         unk_token_id = 0
 
-    monkeypatch.setattr(Pretrained, "_tokenizer", lambda *_: NoPadding())
+    monkeypatch.setattr(Pretrained, "opened", lambda *_: NoPadding())
     with pytest.raises(ConfigError, match="tokenizer 'gpt' has no pad token"):
         Pretrained(path="gpt").ready("anything", context(tmp_path))
 
@@ -211,23 +205,18 @@ def test_real_vocabularies() -> None:
 
 
 def test_texts_of_other_columns(tmp_path: Path) -> None:
-    assert texts_of(column(CAPTIONS))[:3] == ["A dog runs.", "The dog, running!", "A cat sits on the mat"]
-    with pytest.raises(DataError, match="column 'text': holds int64, not texts"):
-        texts_of(column([1, 2]))
+    assert column_of(CAPTIONS).texts()[:3] == ["A dog runs.", "The dog, running!", "A cat sits on the mat"]
+    with pytest.raises(DataError, match="column 'x': holds int64, not texts"):
+        column_of([1, 2]).texts()
     with pytest.raises(DataError, match="row 1: no value"):
-        texts_of(column(["a", None]))
-
-
-@pytest.mark.parametrize("settings", ["words", {"name": "hashing", "size": 64}, {"name": "glove", "folders": ["a"]}])
-def test_configuration(settings: object) -> None:
-    tokenizer = Tokenizer.model_validate(settings)
-    assert Tokenizer.model_validate(tokenizer.model_dump(mode="json")) == tokenizer
+        column_of(["a", None]).texts()
 
 
 def test_all_are_found_by_name() -> None:
     assert set(Tokenizer.available()) == {"glove", "hashing", "pretrained", "wordpiece", "words"}
 
 
+@settings(max_examples=40, deadline=None)
 @given(st.text(st.sampled_from("aZéß9_' .\n☃")), st.integers(1, 20))
 def test_no_text_breaks_a_word_tokenizer(text: str, length: int) -> None:
     found = Hashing(size=16).load("anything", DataContext(cache=Path()))

@@ -5,29 +5,25 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from item_tables import column_of, unread
 from polyfed.core.errors import ConfigError, DataError
 from polyfed.core.randomness import generator
-from polyfed.data.arrow import LazyColumn
 from polyfed.data.tokenization import Vocabulary
 from polyfed.data.tokenizers.hashing import Hashing
 from polyfed.data.tokenizers.words import Words
-from polyfed.data.view import DataContext, View
+from polyfed.data.view import DataContext
 from polyfed.data.views.tokens import TokenRows, Tokens, matrix_of
 
 WORDS = Words(min_count=1)
 
 
-def column(values: list, fingerprint: str = "f") -> LazyColumn:
-    return LazyColumn(pa.chunked_array([values]), fingerprint, "pets/train, column 'text'")
-
-
 @pytest.fixture
 def context(tmp_path: Path) -> DataContext:
     return DataContext(
-        cache=tmp_path, public={"words": column(["one two three four five", "one two three", "one two"])}
+        cache=tmp_path, public={"words": column_of(["one two three four five", "one two three", "one two"])}
     )
 
 
@@ -42,35 +38,29 @@ def rows_of(*texts: list[int], drop: float = 0.0, delete: float = 0.0) -> TokenR
     return TokenRows(ids, vocabulary, drop, delete)
 
 
-def test_pads_to_the_longest_text_of_the_batch(context: DataContext) -> None:
-    inputs = Tokens(tokenizer=WORDS).open(column(["three", "two one", "One, two; five!"]), "words", context)
-    assert len(inputs) == 3
-    # by frequency, then alphabet: one, two 2 and 3, three 4, five 5, four 6
-    assert inputs(torch.tensor([2, 0])).tolist() == [[2, 3, 5], [4, 0, 0]]
-    assert inputs(torch.tensor([0])).tolist() == [[4]]
-    assert inputs(torch.tensor([1, 1])).dtype == torch.int64
+@pytest.mark.parametrize(
+    ("values", "rows", "expected"),
+    [
+        # by frequency, then alphabet: one, two 2 and 3, three 4, five 5, four 6; padded to the longest of the batch
+        (["three", "two one", "One, two; five!"], [2, 0], [[2, 3, 5], [4, 0, 0]]),
+        (["three", "two one", "One, two; five!"], [0], [[4]]),
+        ([["one", "two"], [], ["three"]], [0, 1, 2], [[2], [3], [4]]),  # lists one after the other
+        (["", " ?! ", "zebra"], [0, 1, 2], [[1], [1], [1]]),  # a text without words is one unknown
+        (["one two three four five"], [0], [[2, 3, 4, 6]]),  # cut at four
+    ],
+)
+def test_texts_become_rows_of_ids(context: DataContext, values: list, rows: list[int], expected: list) -> None:
+    inputs = Tokens(tokenizer=WORDS, length=4).open(column_of(values), "words", context)
+    ids = inputs(torch.tensor(rows))
+    assert ids.tolist() == expected
+    assert ids.dtype == torch.int64
     assert inputs(torch.tensor([], dtype=torch.int64)).shape[0] == 0
-
-
-def test_nested_texts_are_flattened_in_item_order(context: DataContext) -> None:
-    inputs = Tokens(tokenizer=WORDS).open(column([["one", "two"], [], ["three"]]), "words", context)
-    assert inputs(torch.arange(3)).tolist() == [[2], [3], [4]]
-
-
-def test_text_without_words_is_one_unknown(context: DataContext) -> None:
-    inputs = Tokens(tokenizer=WORDS).open(column(["", " ?! ", "zebra"]), "words", context)
-    assert inputs(torch.arange(3)).tolist() == [[1], [1], [1]]
-
-
-def test_long_texts_are_cut(context: DataContext) -> None:
-    inputs = Tokens(tokenizer=WORDS, length=2).open(column(["one two three"]), "words", context)
-    assert inputs(torch.tensor([0])).tolist() == [[2, 3]]
 
 
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        (["one", None], "pets/train, column 'text', row 1: no value"),
+        (["one", None], "pets/train, column 'x', row 1: no value"),
         ([["one"], ["two", None]], "row 1, entry 1: no value"),
         ([["one"], None], "row 1: no value"),
         ([1, 2], "holds int64, not texts"),
@@ -78,20 +68,18 @@ def test_long_texts_are_cut(context: DataContext) -> None:
 )
 def test_missing_texts_are_named(context: DataContext, values: list, message: str) -> None:
     with pytest.raises(DataError, match=message):
-        Tokens(tokenizer=Hashing()).open(column(values), "words", context)
+        Tokens(tokenizer=Hashing()).open(column_of(values), "words", context)
 
 
 def test_column_without_rows(context: DataContext) -> None:
-    empty = LazyColumn(pa.chunked_array([pa.array([], pa.string())]), "e", "here")
-    assert len(Tokens(tokenizer=WORDS).open(empty, "words", context)) == 0
+    assert len(Tokens(tokenizer=WORDS).open(column_of(pa.array([], pa.string())), "words", context)) == 0
 
 
 def test_tokenised_once_for_a_context(context: DataContext) -> None:
     view = Tokens(tokenizer=WORDS)
-    view.open(column(["one"]), "words", context)
-    unread = LazyColumn(lambda: pytest.fail("read"), "f", "here", nested=False)
-    assert len(view.open(unread, "words", context)) == 1
-    other = view.open(column(["two", "one"], "other"), "words", context)
+    view.open(column_of(["one"]), "words", context)
+    assert len(view.open(unread(nested=False), "words", context)) == 1
+    other = view.open(column_of(["two", "one"], "other"), "words", context)
     assert len(other) == 2
 
 
@@ -139,6 +127,7 @@ def test_drop_has_the_stated_chance() -> None:
     assert 0.085 < float((found == 1).double().mean()) < 0.115
 
 
+@settings(max_examples=40, deadline=None)
 @given(st.lists(st.integers(1, 30), min_size=1, max_size=5), st.sampled_from([0.1, 0.25, 0.5, 0.99]))
 def test_delete_takes_a_share_and_keeps_the_order(lengths: list[int], share: float) -> None:
     texts = [[2, *range(5, 5 + n), 3] for n in lengths]
@@ -160,11 +149,3 @@ def test_delete_hits_every_place() -> None:
 
 def test_single_word_is_never_deleted() -> None:
     assert rows_of([5], delete=0.9)(torch.tensor([0]), generator(1)).tolist() == [[5]]
-
-
-def test_configuration() -> None:
-    view = View.model_validate({"name": "tokens", "tokenizer": {"name": "hashing", "size": 99}, "drop": 0.1})
-    assert view == Tokens(tokenizer=Hashing(size=99), drop=0.1)
-    assert View.model_validate(view.model_dump(mode="json")) == view
-    assert Tokens().tokenizer == Words()
-    assert Tokens().length == 32

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import safetensors.torch
+import tokenizers
 import torch
 
 from polyfed.core.errors import RunError
@@ -38,7 +39,7 @@ def test_everything_is_there_and_nothing_else(exported: Path) -> None:
         "image.pt2",
         "model.safetensors",
         "text.pt2",
-        "vocabulary.json",
+        "tokenizer.json",
     }
     assert [path.name for path in exported.parent.iterdir()] == ["tiny"]
 
@@ -52,10 +53,9 @@ def test_the_configuration_describes_model_and_inputs(exported: Path) -> None:
     assert image["encoder"]["widths"] == [8, 8]
     assert text["input"] == {"shape": ["batch", "length"], "dtype": "int64"}
     assert (text["preparation"]["pad"], text["preparation"]["unknown"]) == (0, 1)
-    tokens = json.loads((exported / text["preparation"]["vocabulary"]).read_text())["tokens"]
-    assert len(tokens) == len(
-        safetensors.torch.load_file(exported / "model.safetensors")["encoders.text.embedding.weight"]
-    )
+    weights = safetensors.torch.load_file(exported / "model.safetensors")
+    tokenizer = tokenizers.Tokenizer.from_file(str(exported / text["preparation"]["tokenizer"]))
+    assert tokenizer.get_vocab_size() == len(weights["encoders.text.embedding.weight"])
 
 
 @pytest.mark.parametrize("rows", [1, 2, 7])
@@ -108,7 +108,7 @@ def test_a_classifier_gives_logits_and_the_names_of_its_classes(classifier_run: 
         wanted = model.heads[saved.config["head"]](model.embed("image", x))
     assert found.shape == (3, 18)
     assert torch.allclose(found, wanted, atol=1e-5)
-    assert not (folder / "vocabulary.json").exists()
+    assert not (folder / "tokenizer.json").exists()
     assert "image-classes.pt2" in (folder / "README.md").read_text()
 
 

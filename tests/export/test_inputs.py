@@ -7,6 +7,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+import tokenizers
 import torch
 from PIL import Image
 
@@ -32,6 +33,8 @@ TEXTS = [
     "unheard-of wörds 42",
     "a a a a a a a a a a a a",
     "...",
+    " \ufffd\u200b",
+    "ΟΔΟΣ x² naïve_İ 日本",
 ]
 
 
@@ -80,17 +83,25 @@ def test_texts_become_what_the_view_makes_of_them(
     assert ids.shape[1] == (fixed or wanted.shape[1])
     assert torch.equal(ids[:, : wanted.shape[1]], wanted)
     assert (ids[:, wanted.shape[1] :] == spec.pad).all()
-    assert tuple(json.loads((out / "vocabulary.json").read_text())["tokens"]) == spec.vocabulary
+    wanted_rows = ids[[bool(text) for text in TEXTS]].tolist()
+    if isinstance(tokenizer, Hashing):  # buckets have no names that a tokenizer's file could list
+        assert tuple(json.loads((out / "vocabulary.json").read_text())["tokens"]) == spec.vocabulary
+        return
+    loaded = tokenizers.Tokenizer.from_file(str(out / "tokenizer.json"))
+    ids = loaded.get_vocab()
+    assert all(ids[token] == number for number, token in enumerate(spec.vocabulary))
+    rows = [encoding.ids for encoding in loaded.encode_batch([text for text in TEXTS if text])]
+    assert rows == wanted_rows
 
 
 def test_two_vocabularies_do_not_meet(context: DataContext, tmp_path: Path) -> None:
-    view = Tokens(tokenizer=Hashing(size=5))
-    spec = view.spec("text", context)
-    for modality in ("text", "question"):
-        found = recipe(view, spec, modality=modality, context=context, folder=tmp_path, suffix=f"-{modality}")
-        assert found.facts["vocabulary"] == f"vocabulary-{modality}.json"
-        assert f"vocabulary-{modality}.json" in found.code
-        assert (tmp_path / f"vocabulary-{modality}.json").is_file()
+    for tokenizer, kind in ((Hashing(size=5), "vocabulary"), (Glove(folders=("vectors",)), "tokenizer")):
+        view = Tokens(tokenizer=tokenizer)
+        spec = view.spec("text", context)
+        for modality in ("text", "question"):
+            found = recipe(view, spec, modality=modality, context=context, folder=tmp_path, suffix=f"-{modality}")
+            assert found.facts[kind] == f"{kind}-{modality}.json"
+            assert (tmp_path / f"{kind}-{modality}.json").is_file()
 
 
 @pytest.mark.parametrize("mode", ["RGB", "RGBA", "L", "P"])

@@ -52,8 +52,8 @@ class Networks:
     ("encoder", "spec", "shape"),
     [
         (Bag(width=4), TOKENS, ("batch", "length")),
-        (GRU(width=4, pie=True), TOKENS, ("batch", 6)),
-        slow(GRU(width=4, readout="last"), TOKENS, ("batch", 6)),
+        slow(GRU(width=4, pie=True), TOKENS, ("batch", 6)),
+        (GRU(width=4, readout="last"), TOKENS, ("batch", 6)),
         slow(
             Transformer(width=8, heads=2, layers=1, pooling="cls", mask_padding=False),
             TOKENS,

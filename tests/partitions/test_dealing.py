@@ -12,10 +12,9 @@ from hypothesis import strategies as st
 from item_tables import opened, written
 from polyfed.analysis.partitions import planned
 from polyfed.core.errors import ConfigError
-from polyfed.data.units import Indices, Units, filled, grouped
 from polyfed.federation.assignment import Assignment
 from polyfed.partitions.iid import Iid
-from polyfed.partitions.proportional import dealt, largest_remainder
+from polyfed.partitions.units import Indices, Units, dealt, filled, grouped, largest_remainder
 from polyfed.runs.experiment import Experiment
 
 
@@ -29,7 +28,7 @@ def by_hand(shares: list[int], total: int) -> list[int]:
     return found
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(shares=st.lists(st.integers(0, 50), min_size=1, max_size=6).filter(any), total=st.integers(0, 90))
 def test_largest_remainder_is_exact(shares: list[int], total: int) -> None:
     assert largest_remainder(np.array(shares), total).tolist() == by_hand(shares, total)
@@ -100,7 +99,7 @@ def from_the_richest_alone(sizes: list[int], parts: list[list[int]], least: int)
     return parts
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(
     sizes=st.lists(st.integers(1, 6), min_size=1, max_size=30),
     clients=st.integers(1, 5),

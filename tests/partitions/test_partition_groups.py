@@ -11,11 +11,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from polyfed.core.errors import ConfigError
-from polyfed.data.units import Units, grouped
 from polyfed.partitions.dirichlet import Dirichlet
 from polyfed.partitions.natural import Natural
 from polyfed.partitions.partition import Partition
 from polyfed.partitions.quantity import Quantity
+from polyfed.partitions.units import Units, grouped
 
 WITH_MINIMUM = {"quantity", "dirichlet"}
 COMPLETE = ["iid", "quantity", "shards", "by_label", "dirichlet", "natural"]
@@ -79,7 +79,7 @@ def test_a_group_has_the_class_of_most_of_its_items(pairs: list[tuple[int, int]]
     assert sorted(np.concatenate(members)) == list(range(len(pairs)))
 
 
-@pytest.mark.parametrize("seed", range(15))
+@pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("alpha", [0.1, 1.0, 10.0])
 def test_dirichlet_counts_items_against_the_cap(alpha: float, seed: int) -> None:
     bits = torch.randint(2, (5, 2000), generator=gen(seed))
@@ -105,11 +105,10 @@ def test_a_minimum_counts_items_not_groups() -> None:
         Dirichlet(min_size=1).split(30, labels, 4, gen(), groups)
 
 
-@pytest.mark.parametrize("seed", range(20))
-def test_quantity_keeps_its_minimum_with_groups(seed: int) -> None:
-    groups = patients(200, 6, seed)
-    parts = Quantity(alpha=0.3, min_size=12).split(200, None, 8, gen(seed), groups)
-    assert min(len(part) for part in parts) >= 12
+def test_quantity_keeps_its_minimum_with_groups() -> None:
+    for seed in range(20):
+        parts = Quantity(alpha=0.3, min_size=12).split(200, None, 8, gen(seed), patients(200, 6, seed))
+        assert min(len(part) for part in parts) >= 12
 
 
 @pytest.mark.parametrize("large", [40, 60])
@@ -165,8 +164,3 @@ def test_natural_needs_as_many_classes_as_clients_and_its_minimum() -> None:
         Natural().split(10, torch.arange(10) % 2, 3, gen())
     with pytest.raises(ConfigError, match=r"min_size=4, but 2 clients would hold \[7, 3\] items"):
         Natural(min_size=4).split(10, torch.tensor([0] * 7 + [1] * 3), 2, gen())
-
-
-def test_a_column_is_named_once() -> None:
-    with pytest.raises(ValueError, match=r"column 'a' is named 2 times"):
-        Partition.model_validate({"name": "iid", "of": ["a", "b", "a"]})

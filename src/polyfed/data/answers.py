@@ -50,26 +50,27 @@ class QuestionKind(Settings):
 
     def matches(self, asked: AskedQuestion) -> bool:
         """Whether each pattern that is given matches."""
-        said = self.question is None or re.search(self.question, asked.question) is not None
-        return said and (self.answer is None or re.fullmatch(self.answer, asked.answer) is not None)
+        if self.question is not None and not re.search(self.question, asked.question):
+            return False
+        return self.answer is None or re.fullmatch(self.answer, asked.answer) is not None
 
 
 @dataclass(frozen=True)
-class Learnt:
+class AnswerClasses:
     """What the training split says of answers.
 
     Attributes:
         table: the answers that are classes, in class order.
         kinds: the rules, in order.
-        usual: kind (by number) -> its most frequent training answer; None -> that of all questions.
+        most_frequent: kind (by number) -> its most frequent training answer; None -> that of all questions.
     """
 
     table: tuple[str, ...]
     kinds: tuple[QuestionKind, ...]
-    usual: dict[int | None, str]
+    most_frequent: dict[int | None, str]
 
     @property
-    def classes(self) -> tuple[str, ...]:
+    def names(self) -> tuple[str, ...]:
         """Names of the answers' classes, the class of all other answers last."""
         return (*self.table, OTHER)
 
@@ -80,21 +81,18 @@ class Learnt:
 
     def number(self, answers: Iterable[str]) -> list[int]:
         """Class of each answer; that of OTHER for those outside the table."""
+        # a dictionary, as tuple.index would look through thousands of answers for each question
         classes = {answer: number for number, answer in enumerate(self.table)}
         return [classes.get(answer, len(self.table)) for answer in answers]
 
-    def kinds_of(self, asked: Iterable[AskedQuestion]) -> list[int]:
-        """Number of each question's kind."""
-        return [kind_of(self.kinds, one) for one in asked]
-
     def guesses(self, kinds: Iterable[int]) -> list[int]:
         """Class of the most frequent training answer of each kind; of all where training had no such question."""
-        return self.number(self.usual.get(kind, self.usual[None]) for kind in kinds)
+        return self.number(self.most_frequent.get(kind, self.most_frequent[None]) for kind in kinds)
 
 
-def learn(
+def learn_answers(
     asked: Sequence[AskedQuestion], kinds: Sequence[QuestionKind], most: int | None, table: Sequence[str] = ()
-) -> Learnt:
+) -> AnswerClasses:
     """Count training answers; among equally frequent ones the first in the alphabet comes first.
 
     Args:
@@ -106,9 +104,10 @@ def learn(
     counts: dict[int | None, Counter[str]] = {None: Counter(one.answer for one in asked)}
     for one in asked:
         counts.setdefault(kind_of(kinds, one), Counter())[one.answer] += 1
-    ranked = {kind: sorted(found, key=lambda answer: (-found[answer], answer)) for kind, found in counts.items()}
-    known = tuple(map(plain_answer, table)) or tuple(ranked[None][:most])
-    return Learnt(known, tuple(kinds), {kind: answers[0] for kind, answers in ranked.items()})
+    # ties go by the alphabet: the classes must not depend on the order of the questions
+    ranked = {kind: sorted(times, key=lambda answer: (-times[answer], answer)) for kind, times in counts.items()}
+    classes = tuple(map(plain_answer, table)) or tuple(ranked[None][:most])
+    return AnswerClasses(classes, tuple(kinds), {kind: answers[0] for kind, answers in ranked.items()})
 
 
 def kind_of(kinds: Sequence[QuestionKind], asked: AskedQuestion) -> int:
@@ -136,6 +135,7 @@ def one_answer(given: Any, several: Several) -> str:
     if not texts or not all(isinstance(text, str) and text.strip() for text in texts):
         raise ValueError(f"{given!r} is no answer: a text or a list of texts is needed")
     answers = [plain_answer(text) for text in texts]
+    # Counter keeps the order of first occurrence among equally frequent answers
     if several == "majority":
         return Counter(answers).most_common(1)[0][0]
     return ", ".join(sorted(set(answers)))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -13,9 +12,8 @@ from jaxtyping import Int64
 from torch import Tensor
 
 from polyfed.core.errors import ConfigError, DataError
-from polyfed.data.arrow import LazyColumn, fingerprint_of
+from polyfed.data.arrow import fingerprint_of, lacking, list_lengths
 from polyfed.data.samples import Samples
-from polyfed.data.selection import lacking
 from polyfed.data.source import Column, Split
 from polyfed.data.view import DataContext, View
 
@@ -36,28 +34,69 @@ def assemble(split: Split, views: Mapping[str, View], context: DataContext, *, l
     columns = {modality: _modality(split, modality) for modality in views}
     labels = {name: split.read(column) for name, column in split.targets.items()}
     shaping = (*columns.values(), *labels.values(), *(_modality(split, name) for name in layout))
-    nested = [column for column in shaping if column.nested]
-    arrangement = _layout(nested, len(split))
+    items = _items_of_samples([column for column in shaping if column.nested], len(split))
+    places = torch.arange(len(items))  # of a sample's value among those of a nested column
+
+    def rows(column: Column) -> Int64[Tensor, " n"]:
+        return places if column.nested else items
+
     return Samples(
         inputs={modality: view.open(columns[modality], modality, context) for modality, view in views.items()},
-        rows={modality: arrangement.rows(column) for modality, column in columns.items()},
-        items=arrangement.items,
-        targets={name: _values(column)[arrangement.rows(column)] for name, column in labels.items()},
+        rows={modality: rows(column) for modality, column in columns.items()},
+        items=items,
+        targets={name: _labels(column)[rows(column)] for name, column in labels.items()},
         ids=split.ids,
         classes=split.classes,
-        matches=arrangement.items if split.matches is None else _groups(split.read(split.matches))[arrangement.items],
+        matches=items if split.matches is None else _groups(split.read(split.matches))[items],
     )
 
 
-def item_labels(split: Split) -> Int64[Tensor, " n"] | None:
-    """One class an item, from the first target with one value an item; None if the split has none."""
-    name = item_target(split)
-    return None if name is None else _values(split.read(split.targets[name]))
+def _modality(split: Split, modality: str) -> Column:
+    if modality not in split.columns:
+        raise ConfigError(
+            f"data.sources.{split.source}.columns has no '{modality}', which a model encodes; "
+            f"it has: {', '.join(split.columns) or 'none'}"
+        )
+    return split.modality(modality)
+
+
+def _items_of_samples(nested: Sequence[Column], count: int) -> Int64[Tensor, " n"]:
+    """The item of each sample, given the columns that hold lists."""
+    if not nested:
+        return torch.arange(count)
+    first, *others = [torch.from_numpy(list_lengths(column.values)) for column in nested]
+    for column, lengths in zip(nested[1:], others, strict=True):
+        if not torch.equal(first, lengths):
+            item = int((first != lengths).nonzero()[0])
+            raise DataError(f"item {item}: {nested[0].where} and {column.where} hold lists of different length")
+    return torch.repeat_interleave(torch.arange(count), first)
+
+
+def _groups(column: Column) -> Int64[Tensor, " n"]:
+    """Equal numbers for equal values, in the order in which they first occur; a null or blank one is like no other."""
+    # a missing report is not the right answer to another missing one
+    alone = torch.from_numpy(lacking(column.values))
+    encoded = column.values.combine_chunks().dictionary_encode()
+    codes = torch.from_numpy(pc.fill_null(encoded.indices, 0).to_numpy().astype("int64"))
+    return torch.where(alone, len(encoded.dictionary) + torch.arange(len(codes)), codes)
+
+
+def _labels(column: Column) -> Int64[Tensor, " n"]:
+    flat = pc.list_flatten(column.values) if column.nested else column.values
+    if flat.null_count:
+        raise DataError(f"{column.where} has {flat.null_count} missing values; a target needs one for every sample")
+    return torch.from_numpy(flat.to_numpy().astype("int64"))
 
 
 def item_target(split: Split) -> str | None:
     """The first target with one value an item."""
     return next((name for name, column in split.targets.items() if not split.read(column).nested), None)
+
+
+def item_labels(split: Split) -> Int64[Tensor, " n"] | None:
+    """One class an item, from the first target with one value an item; None if the split has none."""
+    name = item_target(split)
+    return None if name is None else _labels(split.read(split.targets[name]))
 
 
 def matched_items(
@@ -68,9 +107,11 @@ def matched_items(
     wanted = torch.bincount(own, minlength=classes) / len(own)
     there = torch.bincount(labels, minlength=classes)
     present = wanted > 0
+    # the scarcest class says how many items there can be in these proportions
     total = (there[present] / wanted[present]).min()
     quota = (wanted * total).round().long()
     ordered = labels[items]
+    # place of each item among those of its class, in the order of the items
     rank = torch.zeros_like(items)
     for label in present.nonzero().flatten().tolist():
         where = ordered == label
@@ -85,11 +126,9 @@ def of_items(samples: Samples, items: Int64[Tensor, " k"]) -> Samples:
 
 def of_column(column: Column, items: Int64[Tensor, " k"]) -> Column:
     """A column restricted to some items; read when it is first looked at."""
-    chosen = items.numpy()
-    stamp = fingerprint_of(column.fingerprint, hashlib.sha256(chosen.tobytes()).hexdigest())
-    return LazyColumn(
-        lambda: column.values.take(pa.array(chosen)), stamp, column.where, column.nested, folder=column.folder
-    )
+    rows = items.numpy()
+    stamp = fingerprint_of(column.fingerprint, hashlib.sha256(rows.tobytes()).hexdigest())
+    return Column(lambda: column.values.take(pa.array(rows)), stamp, column.where, column.nested, folder=column.folder)
 
 
 def order_of(samples: Samples, contents: Sequence[str] = ()) -> str:
@@ -114,56 +153,3 @@ def require_disjoint(public: Sequence[str], other: Sequence[str], what: str) -> 
             f"the public set shares {len(shared)} items with {what}, for example '{min(shared)}'; "
             "draw public.source/public.split from data that nobody holds privately and nobody is tested on"
         )
-
-
-def _modality(split: Split, modality: str) -> Column:
-    if modality not in split.columns:
-        raise ConfigError(
-            f"data.sources.{split.source}.columns has no '{modality}', which a model encodes; "
-            f"it has: {', '.join(split.columns) or 'none'}"
-        )
-    return split.modality(modality)
-
-
-class _Layout(NamedTuple):
-    """How items make samples: the item of each sample, and its place among the values of all lists."""
-
-    items: Int64[Tensor, " n"]
-    places: Int64[Tensor, " n"]
-
-    def rows(self, column: Column) -> Int64[Tensor, " n"]:
-        """The row of each sample in a column."""
-        return self.places if column.nested else self.items
-
-
-def _layout(nested: Sequence[Column], count: int) -> _Layout:
-    if not nested:
-        items = torch.arange(count)
-        return _Layout(items, items)
-    lengths = [_lengths(column) for column in nested]
-    for column, other in zip(nested[1:], lengths[1:], strict=True):
-        if not torch.equal(lengths[0], other):
-            item = int((lengths[0] != other).nonzero()[0])
-            raise DataError(f"item {item}: {nested[0].where} and {column.where} hold lists of different length")
-    items = torch.repeat_interleave(torch.arange(count), lengths[0])
-    return _Layout(items, torch.arange(len(items)))
-
-
-def _lengths(column: Column) -> Int64[Tensor, " n"]:
-    lengths = pc.fill_null(pc.list_value_length(column.values), 0)
-    return torch.from_numpy(lengths.to_numpy().astype("int64"))
-
-
-def _groups(column: Column) -> Int64[Tensor, " n"]:
-    """Equal numbers for equal values, in the order in which they first occur; a null or blank one is like no other."""
-    alone = torch.from_numpy(lacking(column.values))
-    encoded = column.values.combine_chunks().dictionary_encode()
-    codes = torch.from_numpy(pc.fill_null(encoded.indices, 0).to_numpy().astype("int64"))
-    return torch.where(alone, len(encoded.dictionary) + torch.arange(len(codes)), codes)
-
-
-def _values(column: Column) -> Int64[Tensor, " n"]:
-    flat = pc.list_flatten(column.values) if column.nested else column.values
-    if flat.null_count:
-        raise DataError(f"{column.where} has {flat.null_count} missing values; a target needs one for every sample")
-    return torch.from_numpy(flat.to_numpy().astype("int64"))

@@ -14,10 +14,10 @@ from torch import Tensor
 
 from polyfed.core.errors import ConfigError
 from polyfed.data.backbones import NO_CODE, has_tokenizer, quiet, read_backbone_config
-from polyfed.data.cache import ImageFit, Resampling, decode
-from polyfed.data.pictures import PIXELS, picture_bytes
+from polyfed.data.pictures import PIXELS, ImageFit, Resampling, decode, picture_bytes
 
 PREPROCESSOR = "preprocessor_config.json"
+# image processors write a filter as its number in Pillow
 _PILLOW: dict[int, Resampling] = {1: "lanczos", 2: "bilinear", 3: "bicubic"}
 
 
@@ -65,10 +65,13 @@ class ImagePreparation:
         normalise = config.get("do_normalize", True)
         if normalise and not ("image_mean" in config and "image_std" in config):
             raise ConfigError(f"'{folder}/{PREPROCESSOR}' gives no image_mean and image_std; add them")
+        number = config.get("resample", 2)
+        if number not in _PILLOW:
+            raise ConfigError(f"'{folder}/{PREPROCESSOR}': resample {number} is not one of {sorted(_PILLOW)}")
         return cls(
             size=size or _side(config, folder),
             fit=fit,
-            resampling=_resampling(config, folder),
+            resampling=_PILLOW[number],
             factor=float(config.get("rescale_factor", 1 / 255)) if config.get("do_rescale", True) else 1.0,
             mean=tuple(config["image_mean"]) if normalise else (0.0,) * 3,
             std=tuple(config["image_std"]) if normalise else (1.0,) * 3,
@@ -111,13 +114,6 @@ def _side(config: dict[str, Any], folder: Path) -> int:
     return size
 
 
-def _resampling(config: dict[str, Any], folder: Path) -> Resampling:
-    number = config.get("resample", 2)
-    if number not in _PILLOW:
-        raise ConfigError(f"'{folder}/{PREPROCESSOR}': resample {number} is not one of {sorted(_PILLOW)}")
-    return _PILLOW[number]
-
-
 @dataclass(frozen=True)
 class TextPreparation:
     """Tokenise as the backbone's own tokenizer does; longer texts are cut at ``length`` tokens.
@@ -151,6 +147,7 @@ class TextPreparation:
                 tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True, **NO_CODE)
         except (OSError, ValueError) as error:
             raise ConfigError(f"'{folder}' holds no usable tokenizer: {str(error).splitlines()[0]}") from error
+        # batches are padded, and the mask says where
         if tokenizer.pad_token_id is None:
             raise ConfigError(f"the tokenizer in '{folder}' has no padding token; add one to its configuration")
         return cls(tokenizer, length, pad_to_length)

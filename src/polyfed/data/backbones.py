@@ -72,12 +72,21 @@ def locate(name: str, weights: Path | None, *, key: str = "weights") -> Path:
     """
     hub = _HUB_NAME.fullmatch(name) is not None
     for candidate in (name, name.rpartition("/")[2]) if hub else (name,):
-        folder = local_folder(candidate, weights)
-        if folder is not None:
+        if folder := local_folder(candidate, weights):
             return folder
-    if hub:
-        return _from_hub(name, weights, key)
-    raise missing_folder(name, weights, key)
+    if not hub:
+        raise missing_folder(name, weights, key)
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
+
+    try:
+        with quiet():
+            return Path(snapshot_download(name, allow_patterns=list(_HASHED), ignore_patterns=["onnx/*"]))
+    except (HfHubHTTPError, LocalEntryNotFoundError, OSError, ValueError) as error:
+        raise ConfigError(
+            f"{key}: '{name}' is neither a folder below the weights folder ({weights or 'not set'}; "
+            f"data.weights_dir or POLYFED_WEIGHTS) nor to be had from the hub: {str(error).splitlines()[0]}"
+        ) from error
 
 
 def local_folder(name: str, weights: Path | None) -> Path | None:
@@ -90,31 +99,14 @@ def local_folder(name: str, weights: Path | None) -> Path | None:
 def missing_folder(name: str, weights: Path | None, key: str) -> ConfigError:
     """The error for a folder that is not there."""
     return ConfigError(
-        f"{key}: no folder '{name}' below the weights folder ({_told(weights)}); set data.weights_dir or "
+        f"{key}: no folder '{name}' below the weights folder ({weights or 'not set'}); set data.weights_dir or "
         "POLYFED_WEIGHTS to the folder that holds it"
     )
 
 
-def _from_hub(name: str, weights: Path | None, key: str) -> Path:
-    from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
-
-    try:
-        with quiet():
-            return Path(snapshot_download(name, allow_patterns=list(_HASHED), ignore_patterns=["onnx/*"]))
-    except (HfHubHTTPError, LocalEntryNotFoundError, OSError, ValueError) as error:
-        raise ConfigError(
-            f"{key}: '{name}' is neither a folder below the weights folder ({_told(weights)}; "
-            f"data.weights_dir or POLYFED_WEIGHTS) nor to be had from the hub: {str(error).splitlines()[0]}"
-        ) from error
-
-
-def _told(weights: Path | None) -> str:
-    return "not set" if weights is None else str(weights)
-
-
 def digest(folder: Path) -> str:
     """SHA-256 over all that shapes a backbone's features: weights, configuration, tokenizer and so on."""
+    # names and contents, not the path: a folder that was moved holds the same backbone
     files = sorted({path for pattern in _HASHED for path in folder.glob(pattern)})
     parts = [f"{path.name}:{_file_digest(path, path.stat().st_mtime_ns, path.stat().st_size)}" for path in files]
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()
@@ -162,6 +154,7 @@ def most_tokens(folder: Path) -> int | None:
         ConfigError: ``config.json`` describes nothing that ``transformers`` knows.
     """
     config = _configuration(folder).get_text_config()
+    # a longer text would read beyond the table of positions
     most: int | None = getattr(config, "max_position_embeddings", None)
     if most is None or config.model_type not in _OFFSET_POSITIONS:
         return most
@@ -196,11 +189,19 @@ def load(folder: Path, kind: Any, *, pooler: bool = True, **options: Any) -> nn.
     Raises:
         ConfigError: the folder holds another architecture, or weights are missing.
     """
+    from safetensors import SafetensorError
+
     expected = getattr(getattr(kind, "config_class", None), "model_type", None)
-    found = read_backbone_config(folder, "config.json").get("model_type")
-    if expected is not None and expected != found:
-        raise ConfigError(f"weights folder '{folder}' holds a '{found}', this encoder needs a '{expected}'")
-    model, info = _from_pretrained(folder, kind, options)
+    given = read_backbone_config(folder, "config.json").get("model_type")
+    if expected is not None and expected != given:
+        raise ConfigError(f"weights folder '{folder}' holds a '{given}', this encoder needs a '{expected}'")
+    always = {"local_files_only": True, "use_safetensors": True, "output_loading_info": True, **NO_CODE}
+    try:
+        with quiet():
+            model, info = kind.from_pretrained(folder, dtype=torch.float32, **always, **options)
+    except (OSError, ValueError, RuntimeError, SafetensorError) as error:
+        raise ConfigError(f"weights folder '{folder}' cannot be loaded: {str(error).splitlines()[0]}") from error
+    # transformers fills what a file lacks with random numbers and goes on
     model.missing_weights = sorted(info["missing_keys"])
     missing = [key for key in model.missing_weights if pooler or "pooler" not in key]
     if missing:
@@ -209,18 +210,6 @@ def load(folder: Path, kind: Any, *, pooler: bool = True, **options: Any) -> nn.
         )
     loaded: nn.Module = model
     return loaded
-
-
-def _from_pretrained(folder: Path, kind: Any, options: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
-    from safetensors import SafetensorError
-
-    always = {"local_files_only": True, "use_safetensors": True, "output_loading_info": True, **NO_CODE}
-    try:
-        with quiet():
-            model, info = kind.from_pretrained(folder, dtype=torch.float32, **always, **options)
-    except (OSError, ValueError, RuntimeError, SafetensorError) as error:
-        raise ConfigError(f"weights folder '{folder}' cannot be loaded: {str(error).splitlines()[0]}") from error
-    return model, info
 
 
 def pooled(output: Any, pool: Pool, mask: Bool[Tensor, "b l"] | None = None) -> Tensor:
@@ -233,16 +222,21 @@ def pooled(output: Any, pool: Pool, mask: Bool[Tensor, "b l"] | None = None) -> 
     Raises:
         ConfigError: the model has no such output.
     """
-    hidden: Tensor = output.last_hidden_state
-    is_map = hidden.dim() == 4
-    local = hidden.flatten(2).transpose(1, 2) if is_map else hidden
     if pool == "pooled":
         return _pooler_output(output)
-    if pool == "cls" and is_map:
-        raise ConfigError("pool 'cls' needs a backbone with a CLS token, this one gives a map; use 'mean' or 'pooled'")
-    if pool == "cls" or (pool == "auto" and not is_map):
-        return local[:, 0]
-    return _masked(local, mask) if pool == "tokens" else _mean(local, mask)
+    hidden: Tensor = output.last_hidden_state
+    if hidden.dim() == 4:
+        if pool == "cls":
+            remedy = "use 'mean' or 'pooled'"
+            raise ConfigError(f"pool 'cls' needs a backbone with a CLS token, this one gives a map; {remedy}")
+        hidden = hidden.flatten(2).transpose(1, 2)
+        pool = "mean" if pool == "auto" else pool
+    if pool in ("auto", "cls"):
+        return hidden[:, 0]
+    if mask is None:
+        return hidden if pool == "tokens" else hidden.mean(1)
+    masked = hidden * mask.unsqueeze(-1)
+    return masked if pool == "tokens" else masked.sum(1) / mask.sum(1, keepdim=True).clamp(min=1)
 
 
 def _pooler_output(output: Any) -> Tensor:
@@ -250,16 +244,6 @@ def _pooler_output(output: Any) -> Tensor:
     if value is None:
         raise ConfigError("pool 'pooled' needs a backbone with a pooler; use 'cls' or 'mean'")
     return value.flatten(1)
-
-
-def _masked(local: Tensor, mask: Tensor | None) -> Tensor:
-    return local if mask is None else local * mask.unsqueeze(-1)
-
-
-def _mean(local: Tensor, mask: Tensor | None) -> Tensor:
-    if mask is None:
-        return local.mean(1)
-    return _masked(local, mask).sum(1) / mask.sum(1, keepdim=True).clamp(min=1)
 
 
 class Backbone(nn.Module):
@@ -274,6 +258,7 @@ class Backbone(nn.Module):
         super().__init__()
         self.body = _tower(model, tower)
         self.pool = pool
+        # only some models can, and others refuse the argument
         self.resizes = "interpolate_pos_encoding" in inspect.signature(self.body.forward).parameters
         self.reads: str = {"vision": "pixel_values", "text": "input_ids"}.get(tower) or str(model.main_input_name)
         missing: list[str] = getattr(model, "missing_weights", [])
@@ -305,6 +290,7 @@ def frozen_backbone(folder: Path, pool: Pool, tower: BackboneTower = "whole") ->
     """The backbone in ``folder`` with its weights; leaves torch's global generator as it was."""
     from transformers import AutoModel
 
+    # transformers draws what a file lacks, and may draw more on the way
     with isolated("backbone"):
         return Backbone(load(folder, AutoModel, pooler=False), pool, tower)
 

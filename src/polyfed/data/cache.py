@@ -1,8 +1,13 @@
-"""The decode-once cache: pictures of a column as one uint8 memory map, shared by all clients of a machine."""
+"""Caches in the folder that all runs of a machine share: decoded pictures, frozen features, a few integers.
+
+What a cached file depends on is part of its name, and a file under its final name is complete, whatever was killed.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import json
+import logging
 import os
 import time
 import uuid
@@ -10,26 +15,30 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from itertools import islice
 from pathlib import Path
-from typing import Any, BinaryIO, Literal
+from typing import Any, BinaryIO
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+from filelock import FileLock
 from jaxtyping import UInt8
-from PIL import Image, ImageOps
+from torch import Tensor
 
 from polyfed.core.activity import prepared
 from polyfed.core.errors import DataError
-from polyfed.data.arrow import fingerprint_of, flat_values, place_of
-from polyfed.data.pictures import PIXELS, opened_picture, picture_bytes
+from polyfed.core.files import write_atomically
+from polyfed.data.arrow import fingerprint_of
+from polyfed.data.pictures import PIXELS, ImageFit, Resampling, decode, picture_bytes
 from polyfed.data.source import Column
 
-ImageFit = Literal["squash", "crop"]
-Resampling = Literal["bilinear", "bicubic", "lanczos"]
+_log = logging.getLogger(__name__)
+
+FeatureRows = npt.NDArray[np.float16]
 
 _CHUNK = 512  # pictures decoded at a time: bounds memory, and keeps the temporary file's time stamp fresh
 _STALE = 3600.0  # seconds after which nobody can still be writing a temporary file
 _VERSION = 1  # raise when decoding changes what it returns
+_REPORT_SECONDS = 10.0
 
 
 def decoded(
@@ -43,15 +52,14 @@ def decoded(
     """Pictures of a column (nested columns flattened), decoded once and then read from a memory map.
 
     The layout is channels first: gathering a batch and converting it to float takes half the time of channels
-    last. The file is written under a temporary name and renamed, so a killed process leaves no half-written
-    cache, and processes that race for the same one all succeed.
+    last. The file is written under a temporary name and renamed, so processes that race for the same one all succeed.
 
     Args:
         column: image structs {bytes, path}, or encoded bytes.
         size: height and width in pixels.
         cache: folder of the cache; made if it is not there.
-        fit: ``squash`` resizes both sides to the size; ``crop`` resizes the short side and cuts the middle.
-        resampling: filter of the resize, always antialiased.
+        fit: see ``decode``.
+        resampling: see ``decode``.
         pixels: most pixels of a picture.
 
     Raises:
@@ -60,117 +68,178 @@ def decoded(
     """
     stamp = fingerprint_of(_VERSION, column.fingerprint, size, fit, resampling)
     path = cache / f"images-{size}-{fit}-{stamp}.npy"
-    opened = _opened(path)
-    if opened is None:
-
-        def read(value: Any) -> npt.NDArray[np.uint8]:
-            return decode(picture_bytes(value, column.folder, pixels), size, fit, resampling, pixels)
-
-        _create(path, column, size, read)
-        opened = _opened(path)
-    if opened is None:
-        raise _unusable(path.parent, "what was written there cannot be read back")
-    return opened
-
-
-def decode(
-    data: bytes, size: int, fit: ImageFit, resampling: Resampling, pixels: int = PIXELS
-) -> UInt8[np.ndarray, "3 size size"]:
-    """One encoded picture as RGB, upright, on white where it is transparent.
-
-    Raises:
-        Exception: of many kinds, as Pillow's decoders do, if the bytes are not a picture, or one of more pixels.
-    """
-    method, side = Image.Resampling[resampling.upper()], (size, size)
-    with opened_picture(data, pixels) as image:
-        # JPEG: decode at a half, quarter or eighth if that is at least twice the size, and looks the same
-        image.draft(None, (2 * size, 2 * size))
-        upright = _rgb(ImageOps.exif_transpose(image))
-        resized = ImageOps.fit(upright, side, method) if fit == "crop" else upright.resize(side, method)
-    return np.asarray(resized).transpose(2, 0, 1)
+    with _usable(cache):
+        pictures = _opened_pictures(path)
+    if pictures is None:
+        values = column.flat_values()
+        with _usable(cache), _replacing(path) as file:
+            header = {"descr": "|u1", "fortran_order": False, "shape": (len(values), 3, size, size)}
+            np.lib.format.write_array_header_1_0(file, header)
+            for chunk in _decoded_chunks(values, column, (size, fit, resampling, pixels)):
+                file.write(chunk.tobytes())
+        pictures = _opened_pictures(path)
+    if pictures is None:
+        raise _unusable(cache, "what was written there cannot be read back")
+    return pictures
 
 
-def _rgb(image: Image.Image) -> Image.Image:
-    if image.mode.startswith("I"):  # 16 bits; Pillow's own conversion would make all above 255 white
-        grey = np.asarray(image).astype(np.int64) >> 8
-        return Image.fromarray(grey.clip(0, 255).astype(np.uint8)).convert("RGB")
-    if image.has_transparency_data:
-        layers = image.convert("RGBA")
-        return Image.alpha_composite(Image.new("RGBA", layers.size, "white"), layers).convert("RGB")
-    return image.convert("RGB")
-
-
-def _opened(path: Path) -> npt.NDArray[np.uint8] | None:
+def _opened_pictures(path: Path) -> npt.NDArray[np.uint8] | None:
     """The cached array, or None if it is not there or damaged."""
     try:
         array: npt.NDArray[np.uint8] = np.load(path, mmap_mode="r")
     except (FileNotFoundError, NotADirectoryError, ValueError, EOFError):
         return None
-    except OSError as error:
-        raise _unusable(path.parent, error) from error
     return array
 
 
-def _create(path: Path, column: Column, size: int, read: Callable[[Any], npt.NDArray[np.uint8]]) -> None:
-    """Decode a column into ``path``."""
-    values = flat_values(column)
-    with _replacing(path) as file:
-        header = {"descr": "|u1", "fortran_order": False, "shape": (len(values), 3, size, size)}
-        np.lib.format.write_array_header_1_0(file, header)
-        for pictures in _decoded_chunks(values, column, read):
-            file.write(pictures.tobytes())
-
-
 def _decoded_chunks(
-    values: pa.ChunkedArray, column: Column, read: Callable[[Any], npt.NDArray[np.uint8]]
+    values: pa.ChunkedArray, column: Column, how: tuple[int, ImageFit, Resampling, int]
 ) -> Iterator[npt.NDArray[np.uint8]]:
     def picture(row: int) -> npt.NDArray[np.uint8]:
         entry = values[row].as_py()
         try:
-            return read(entry)
+            return decode(picture_bytes(entry, column.folder, how[-1]), *how)
         except Exception as error:  # Pillow's decoders raise errors of many kinds
-            raise _damaged(column, row, entry, error) from error
+            raise unreadable(column, row, entry, error, "not a readable picture") from error
 
     # Pillow lets go of the interpreter lock while it decodes and resizes
     with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
         starts = range(0, len(values), _CHUNK)  # mapping all at once would decode far ahead of the file
         rows = (range(start, min(start + _CHUNK, len(values))) for start in starts)
-        pictures = (decoded for chunk in rows for decoded in pool.map(picture, chunk))
+        pictures = (pixels for chunk in rows for pixels in pool.map(picture, chunk))
         counted = prepared(f"decoding pictures ({column.where})", pictures, len(values))
         while chunk := list(islice(counted, _CHUNK)):
             yield np.stack(chunk)
 
 
-def _damaged(column: Column, row: int, entry: Any, error: Exception) -> DataError:
+def unreadable(column: Column, row: int, entry: Any, error: Exception, what: str) -> DataError:
+    """The error for flat value ``row`` of a column, with its place, its path and what is wrong with it."""
     path = entry.get("path") if isinstance(entry, dict) else None
     named = f" (path '{path}')" if path else ""
     reason = " ".join(str(error).split()) or type(error).__name__
-    return DataError(f"{place_of(column, row)}{named}: not a readable picture: {reason}; mend or leave out the row")
+    return DataError(f"{column.place_of(row)}{named}: {what}: {reason}; mend or leave out the row")
 
 
 @contextlib.contextmanager
 def _replacing(path: Path) -> Iterator[BinaryIO]:
     """A temporary file next to ``path`` that takes its place at the end, or vanishes on an error."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    for left in path.parent.glob(f".{path.name}.*.tmp"):  # by killed processes
+        with contextlib.suppress(OSError):  # another process may be as quick
+            if time.time() - left.stat().st_mtime > _STALE:
+                left.unlink()
     temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}.tmp")
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        _remove_stale(path)
         with temporary.open("xb") as file:
             yield file
         temporary.replace(path)
-    except OSError as error:
-        raise _unusable(path.parent, error) from error
     finally:
         with contextlib.suppress(OSError):
             temporary.unlink(missing_ok=True)
 
 
-def _remove_stale(path: Path) -> None:
-    """Remove what killed processes left behind of ``path``."""
-    for file in path.parent.glob(f".{path.name}.*.tmp"):
-        with contextlib.suppress(OSError):  # another process may be as quick
-            if time.time() - file.stat().st_mtime > _STALE:
-                file.unlink()
+def stored(
+    path: Path,
+    shape: Callable[[], tuple[int, ...]],
+    compute: Callable[[int, int], Tensor],
+    *,
+    chunk: int = 256,
+) -> FeatureRows:
+    """The rows at ``path``, computed if they are not there: float16 [n, ...], a read-only memory map.
+
+    Until the file is complete the rows stand in ``path.part``, and ``path.done`` counts those that are there: an
+    interrupted computation goes on from that chunk. One process computes, others wait. Nothing is called if the rows
+    are there.
+
+    Args:
+        path: file to keep the rows in; what they depend on must be part of its name.
+        shape: gives the shape of all rows, (n, ...).
+        compute: rows ``start`` to ``stop`` -> [stop - start, ...].
+        chunk: rows to compute at a time; so many are lost at most when it is interrupted.
+
+    Raises:
+        DataError: a row is not finite in float16, or the folder cannot be written.
+    """
+    with _usable(path.parent):
+        if not path.exists():
+            size = shape()
+            if size[0] == 0:
+                return np.zeros(size, np.float16)
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with FileLock(path.with_suffix(".lock")):
+                if not path.exists():
+                    _fill(path, size, compute, chunk)
+        try:
+            rows: FeatureRows = np.load(path, mmap_mode="r")
+        except ValueError as error:
+            raise DataError(f"cached features '{path}' are damaged ({error}); delete the file") from error
+    if rows.dtype != np.float16:
+        raise DataError(f"cached features '{path}' are {rows.dtype}, not float16; delete the file")
+    return rows
+
+
+def _fill(path: Path, shape: tuple[int, ...], compute: Callable[[int, int], Tensor], chunk: int) -> None:
+    part, done = path.with_suffix(".part"), path.with_suffix(".done")
+    start, total = _rows_done(part, done, shape), shape[0]
+    rows = np.lib.format.open_memmap(part, mode="r+" if start else "w+", dtype=np.float16, shape=shape)
+    began = reported = time.monotonic()
+    firsts = range(start, total, chunk)
+    for first in prepared(f"caching features ({path.stem})", firsts, total, size=chunk, before=start):
+        last = min(first + chunk, total)
+        rows[first:last] = _finite(compute(first, last), first, path.stem)
+        rows.flush()
+        write_atomically(done, json.dumps({"rows": last, "shape": shape}).encode())
+        now = time.monotonic()
+        if last == total or now - reported >= _REPORT_SECONDS:
+            rate = (last - start) / max(now - began, 1e-9)
+            _log.info("%s: %d of %d rows, %.1f rows/s", path.stem, last, total, rate)
+            reported = now
+    del rows
+    part.replace(path)
+    done.unlink(missing_ok=True)
+
+
+def _rows_done(part: Path, done: Path, shape: tuple[int, ...]) -> int:
+    """Rows that an interrupted computation left in ``part``."""
+    with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+        state = json.loads(done.read_text())
+        rows = np.load(part, mmap_mode="r")
+        if rows.shape == shape == tuple(state["shape"]) and rows.dtype == np.float16:
+            return int(state["rows"])
+    return 0
+
+
+def _finite(values: Tensor, first: int, name: str) -> FeatureRows:
+    rows: FeatureRows = values.detach().cpu().half().numpy()
+    good = np.isfinite(rows).reshape(len(rows), -1).all(axis=1)
+    if not good.all():
+        row = first + int(np.argmin(good))
+        raise DataError(f"{name}: features of row {row} are not finite in float16; check the backbone and that row")
+    return rows
+
+
+def remembered(path: Path, compute: Callable[[], list[int]]) -> list[int]:
+    """A few integers kept as JSON at ``path``, computed if they are not there or damaged.
+
+    Raises:
+        DataError: the folder cannot be written.
+    """
+    with contextlib.suppress(OSError, ValueError):
+        numbers = json.loads(path.read_text())
+        if isinstance(numbers, list):
+            return numbers
+    numbers = compute()
+    with _usable(path.parent):
+        write_atomically(path, json.dumps(numbers).encode())
+    return numbers
+
+
+@contextlib.contextmanager
+def _usable(folder: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise _unusable(folder, error) from error
 
 
 def _unusable(folder: Path, reason: object) -> DataError:

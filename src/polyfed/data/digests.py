@@ -12,7 +12,7 @@ from torch import Tensor
 
 from polyfed.core.errors import DataError
 from polyfed.data.arrow import fingerprint_of
-from polyfed.data.feature_store import remembered
+from polyfed.data.cache import remembered
 from polyfed.data.pictures import picture_bytes
 from polyfed.data.source import Column, Split
 from polyfed.data.view import DataContext
@@ -36,6 +36,7 @@ def content_digest(column: Column, items: Int64[Tensor, " n"], context: DataCont
         DataError: a picture cannot be read (names row and path), or the cache cannot be written.
     """
     chosen = hashlib.sha256(items.numpy().tobytes()).hexdigest()
+    # as a digest of pixels would need all pictures to be drawn
     if column.recipe:
         return fingerprint_of(column.recipe, chosen)
     path = context.cache / f"content-{fingerprint_of(_VERSION, column.fingerprint, chosen)}.json"
@@ -63,6 +64,7 @@ def _parts(value: Any, column: Column, pixels: int) -> Iterator[bytes]:
     if isinstance(value, dict):
         value = [entry for item in sorted(value.items()) for entry in item]
     if isinstance(value, list):
+        # lengths stand before contents, so that ["ab", "c"] and ["a", "bc"] differ
         yield b"list %d " % len(value)
         for entry in value:
             yield from _parts(entry, column, pixels)

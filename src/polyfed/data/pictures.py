@@ -1,4 +1,4 @@
-"""Encoded pictures as rows of a data set hold them: which files they may name, and how large they may be.
+"""Encoded pictures as rows of a data set hold them: which files they may name, how large they may be, their pixels.
 
 A row is written by whoever made the data set. A path in it is believed only as far as the data set's own folder, and
 what a picture would take once it is decoded is known from its header before anything of it is decoded.
@@ -14,9 +14,14 @@ from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
-from PIL import Image
+import numpy as np
+from jaxtyping import UInt8
+from PIL import Image, ImageOps
+
+ImageFit = Literal["squash", "crop"]
+Resampling = Literal["bilinear", "bicubic", "lanczos"]
 
 PIXELS = 50_000_000
 """Most pixels of a picture unless a setting says otherwise."""
@@ -47,16 +52,13 @@ def picture_bytes(value: Any, folder: Path | None = None, pixels: int = PIXELS) 
         return value
     if isinstance(value, dict) and value.get("bytes") is not None:
         return bytes(value["bytes"])
-    if isinstance(value, dict) and value.get("path"):
-        return _file_bytes(str(value["path"]), folder, _BYTES_A_PIXEL * pixels + _SPARE)
-    raise ValueError(f"neither bytes nor a path but {type(value).__name__}")
-
-
-def _file_bytes(path: str, folder: Path | None, most: int) -> bytes:
+    if not isinstance(value, dict) or not value.get("path"):
+        raise ValueError(f"neither bytes nor a path but {type(value).__name__}")
+    most = _BYTES_A_PIXEL * pixels + _SPARE
     if folder is None:
         raise ValueError("the row names a file, and this data set has no folder of files")
     top = folder.resolve()
-    file = (top / path).resolve()
+    file = (top / str(value["path"])).resolve()
     if not file.is_relative_to(top):
         raise ValueError(f"the path leaves the data set's folder '{folder}'")
     # not blocking: opening a pipe would wait for whoever writes into it
@@ -93,3 +95,37 @@ def _formats() -> tuple[str, ...]:
     """The formats that this build of Pillow reads; none that runs a program to read them (EPS)."""
     Image.init()
     return tuple(name for name in _FORMATS if name in Image.OPEN)
+
+
+def decode(
+    data: bytes, size: int, fit: ImageFit, resampling: Resampling, pixels: int = PIXELS
+) -> UInt8[np.ndarray, "3 size size"]:
+    """One encoded picture as RGB, upright, on white where it is transparent.
+
+    Args:
+        data: the encoded picture.
+        size: height and width of the result.
+        fit: ``squash`` resizes both sides to the size; ``crop`` resizes the short side and cuts the middle.
+        resampling: filter of the resize, always antialiased.
+        pixels: most pixels of the encoded picture.
+
+    Raises:
+        Exception: of many kinds, as Pillow's decoders do, if the bytes are not a picture, or one of more pixels.
+    """
+    method, side = Image.Resampling[resampling.upper()], (size, size)
+    with opened_picture(data, pixels) as image:
+        # JPEG: decode at a half, quarter or eighth if that is at least twice the size, and looks the same
+        image.draft(None, (2 * size, 2 * size))
+        upright = _rgb(ImageOps.exif_transpose(image))
+        resized = ImageOps.fit(upright, side, method) if fit == "crop" else upright.resize(side, method)
+    return np.asarray(resized).transpose(2, 0, 1)
+
+
+def _rgb(image: Image.Image) -> Image.Image:
+    if image.mode.startswith("I"):  # 16 bits; Pillow's own conversion would make all above 255 white
+        grey = np.asarray(image).astype(np.int64) >> 8
+        return Image.fromarray(grey.clip(0, 255).astype(np.uint8)).convert("RGB")
+    if image.has_transparency_data:
+        layers = image.convert("RGBA")
+        return Image.alpha_composite(Image.new("RGBA", layers.size, "white"), layers).convert("RGB")
+    return image.convert("RGB")

@@ -139,9 +139,11 @@ class Samples:
         only batch.
         """
         n = len(self)
+        # without shuffling nothing is drawn: what is drawn later stays the same
         order = torch.randperm(n, generator=generator) if generator is not None and shuffle else torch.arange(n)
         for start in range(0, n, size):
             index = order[start : start + size]
+            # a client with less than a batch would otherwise never train
             if drop_last and len(index) < size and start > 0:
                 return
             yield self.batch(index, generator)

@@ -1,34 +1,33 @@
-"""Sources of data: named sets of Arrow tables, one a split, read column by column."""
+"""Sources of data: named sets of splits, whose columns are read when they are asked for."""
 
 from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Any, ClassVar
 
+import numpy as np
 import pyarrow as pa
-from pydantic import Field, StrictBool, StrictInt, StrictStr
+import pyarrow.compute as pc
+from pydantic import Field
 
 from polyfed.core.errors import DataError
 from polyfed.core.settings import Component
+from polyfed.data.arrow import is_list, is_text, list_lengths
 
 OTHER_LAYOUTS = (
     "pictures with a metadata.csv (columns file_name, text, ...) load as {name: hub, repository: ./FOLDER}; "
     "anything else is written as Parquet first (docs/quickstart.md, 'Your own data')"
 )
 
-Value = StrictBool | StrictInt | StrictStr
-Values = Value | Annotated[list[Value], Field(min_length=1)]
 
-
-@dataclass(frozen=True)
 class Column:
-    """One column of a split.
+    """One column of a split, whose values are read at first use: what is in a cache is never read again.
 
     Attributes:
-        values: one entry an item: an image struct {bytes, path}, a string, a number, or a list of such.
         fingerprint: changes whenever the content may have changed; part of every cache key.
         where: file and column, for error messages.
         encoded: whether the values are numbers of texts, which are what the data hold.
@@ -36,17 +35,67 @@ class Column:
         recipe: identifies what a generated column is made of, wherever that is; empty: only its values tell.
     """
 
-    values: pa.ChunkedArray
-    fingerprint: str
-    where: str
-    encoded: bool = False
-    folder: Path | None = None
-    recipe: str = ""
+    def __init__(
+        self,
+        values: pa.ChunkedArray | Callable[[], pa.ChunkedArray],
+        fingerprint: str,
+        where: str,
+        nested: bool | None = None,
+        encoded: bool = False,
+        folder: Path | None = None,
+        recipe: str = "",
+    ) -> None:
+        """``values``, or a call that reads them; ``nested`` is looked up in them unless it is given."""
+        # whether a column is nested shapes samples; saying so spares reading its values
+        self._values, self._nested = values, nested
+        self.fingerprint, self.where, self.encoded = fingerprint, where, encoded
+        self.folder, self.recipe = folder, recipe
+
+    @cached_property
+    def values(self) -> pa.ChunkedArray:
+        """One entry an item: an image struct {bytes, path}, a string, a number, or a list of such."""
+        return self._values() if callable(self._values) else self._values
 
     @property
     def nested(self) -> bool:
         """Whether an item holds a list of values, such as the five captions of a picture."""
-        return is_list(self.values.type)
+        return is_list(self.values.type) if self._nested is None else self._nested
+
+    def flat_values(self) -> pa.ChunkedArray:
+        """The values, those of a nested column one after the other in item order.
+
+        Raises:
+            DataError: a value, or a list of values, is null; the message names its row.
+        """
+        values = self.values
+        if values.null_count:
+            row = pc.index(values.is_null(), True).as_py()
+            raise DataError(f"{self.where}, row {row}: no value; fill it or leave out the row (incomplete: leave_out)")
+        flat = pc.list_flatten(values) if self.nested else values
+        if flat.null_count:
+            place = self.place_of(pc.index(flat.is_null(), True).as_py())
+            raise DataError(f"{place}: no value; fill it or leave it out of the list")
+        return flat
+
+    def texts(self) -> list[str]:
+        """The flat values of a column of texts.
+
+        Raises:
+            DataError: a value is missing or not a text.
+        """
+        values = self.flat_values()
+        if not is_text(values.type):
+            raise DataError(f"{self.where}: holds {values.type}, not texts; name a column of strings")
+        texts: list[str] = values.to_pylist()
+        return texts
+
+    def place_of(self, row: int) -> str:
+        """Where flat value ``row`` stands, for error messages."""
+        if not self.nested:
+            return f"{self.where}, row {row}"
+        ends = np.cumsum(list_lengths(self.values))
+        item = int(np.searchsorted(ends, row, side="right"))
+        return f"{self.where}, row {item}, entry {row - (int(ends[item - 1]) if item else 0)}"
 
 
 @dataclass(frozen=True)
@@ -89,7 +138,8 @@ class Source(Component):
 
     home: ClassVar[str] = "polyfed.data.sources"
     identified_by: ClassVar[frozenset[str] | None] = None
-    """Settings that say which data these are; None: all but those of every source or table, and ``id``."""
+    """Settings that say which data these are; None: all but ``id`` and those that choose columns or rows."""
+    chosen_by: ClassVar[frozenset[str]] = frozenset({"columns", "targets", "where", "incomplete", "matches", "id"})
 
     columns: dict[str, str] = Field(default_factory=dict, description="modality -> column that holds it")
     targets: dict[str, str] = Field(
@@ -115,62 +165,12 @@ class Source(Component):
 
         A ``path`` counts as the folder that it means, however it is written, whether or not it is there.
         """
-        dumped = self.model_dump(mode="json")
-        chosen = self.identified_by
-        kept = dumped.keys() - TableSource.model_fields.keys() - {"id"} if chosen is None else {"name", *chosen}
-        found = {key: value for key, value in dumped.items() if key in kept}
-        if isinstance(path := found.get("path"), str):
-            found["path"] = str(((data_dir or Path()) / Path(path).expanduser()).resolve())
-        return found
-
-
-@dataclass(frozen=True)
-class Selection:
-    """Which rows of a table are items, and which of these answer each other.
-
-    Attributes:
-        where: column -> the values, one of which an item must have.
-        leave_out: leave out items that lack a modality or a target.
-        matches: see ``Split``.
-    """
-
-    where: Mapping[str, Sequence[Value]] = field(default_factory=dict)
-    leave_out: bool = False
-    matches: str | None = None
-
-
-class TableSource(Source):
-    """A source whose splits are tables with one row an item; some of the rows may be all that is wanted."""
-
-    where: dict[str, Values] = Field(
-        default_factory=dict,
-        description="column -> value, or list of values, that an item must have; other rows are no items",
-    )
-    incomplete: Literal["refuse", "leave_out"] = Field(
-        default="refuse",
-        description="items without a modality of ``columns`` (null; of texts also blank) or without a target: an error "
-        "when they are read, or left out",
-    )
-    matches: str | None = Field(
-        default=None,
-        description="column of texts or integers: items with equal values are right answers to each other, an item "
-        "with a null or blank one only to itself",
-    )
-
-    def selection(self) -> Selection:
-        """The rows that are items."""
-        where = {column: value if isinstance(value, list) else [value] for column, value in self.where.items()}
-        return Selection(where, self.incomplete == "leave_out", self.matches)
-
-
-def is_list(kind: pa.DataType) -> bool:
-    """Whether an Arrow type is a list of any sort."""
-    return bool(pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind))
-
-
-def is_text(kind: pa.DataType) -> bool:
-    """Whether an Arrow type is a string of any sort."""
-    return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind))
+        settings = self.model_dump(mode="json")
+        identifying = settings.keys() - self.chosen_by if self.identified_by is None else {"name", *self.identified_by}
+        identity = {key: value for key, value in settings.items() if key in identifying}
+        if isinstance(path := identity.get("path"), str):
+            identity["path"] = str(((data_dir or Path()) / Path(path).expanduser()).resolve())
+        return identity
 
 
 def folder_of(path: str, name: str, data_dir: Path | None) -> Path:

@@ -4,25 +4,29 @@ from __future__ import annotations
 
 import json
 import re
-import uuid
 from abc import abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import ClassVar
-
-import pyarrow as pa
+from typing import TYPE_CHECKING, ClassVar
 
 from polyfed.core.errors import ConfigError, DataError
+from polyfed.core.files import write_atomically
 from polyfed.core.settings import Component
 from polyfed.core.untrusted import file_json
-from polyfed.data.arrow import fingerprint_of, flat_values
+from polyfed.data.arrow import fingerprint_of
 from polyfed.data.source import Column
 from polyfed.data.view import DataContext
 
-PAD, UNKNOWN = "<pad>", "<unk>"
+if TYPE_CHECKING:
+    import tokenizers
 
-_WORD = re.compile(r"[^\W_]+")
+PAD, UNKNOWN = "<pad>", "<unk>"
+NO_WORD = "\ufffd"
+"""Stands for a text without words: no vocabulary has it, so it becomes ``<unk>``."""
+
+Encode = Callable[[Sequence[str], int], list[list[int]]]
+
+_TEXTS = 8192  # texts that are encoded at a time
 
 
 @dataclass(frozen=True)
@@ -35,13 +39,15 @@ class Vocabulary:
         pad: id that fills up short texts.
         unknown: id that stands for what the vocabulary lacks.
         fixed: ids that are never dropped or deleted, such as marks of begin and end.
+        pipeline: a tokenizer of the library ``tokenizers`` that gives the same ids; None where there can be none.
     """
 
     tokens: tuple[str, ...]
-    encode: Callable[[Sequence[str], int], list[list[int]]]
+    encode: Encode
     pad: int = 0
     unknown: int = 1
     fixed: tuple[int, ...] = ()
+    pipeline: tokenizers.Tokenizer | None = None
 
 
 class Tokenizer(Component):
@@ -62,14 +68,13 @@ class Tokenizer(Component):
         key = f"tokenizer:{self.key(modality, context)}"
         if key not in context.fitted:
             context.fitted[key] = self.load(modality, context)
-        found = context.fitted[key]
-        assert isinstance(found, Vocabulary)
-        return found
+        vocabulary = context.fitted[key]
+        assert isinstance(vocabulary, Vocabulary)
+        return vocabulary
 
     def key(self, modality: str, context: DataContext) -> str:
         """Changes whenever the vocabulary may: depends on the settings and on where files are looked up."""
-        settings = json.dumps(self.model_dump(mode="json"), sort_keys=True)
-        return fingerprint_of(settings, context.weights)
+        return fingerprint_of(json.dumps(self.model_dump(mode="json"), sort_keys=True), context.weights)
 
 
 class LearntTokenizer(Tokenizer):
@@ -87,12 +92,18 @@ class LearntTokenizer(Tokenizer):
         """Read the vocabulary from the run folder, or learn it and write it there."""
         column = self._public_texts(modality, context)
         if context.bundles is None:
-            return self.build(self.learn(texts_of(column)))
-        name = f"vocabulary-{self.component_name()}-{self.key(modality, context)}.json"
-        path = context.bundles / name
+            return self.build(self.learn(column.texts()))
+        path = context.bundles / f"vocabulary-{self.component_name()}-{self.key(modality, context)}.json"
+        # a resumed run must have the tokens that its embeddings were trained with
         if not path.exists():
-            _write(path, {"settings": self.model_dump(mode="json"), "tokens": self.learn(texts_of(column))})
-        return self.build(_read_tokens(path))
+            content = {"settings": self.model_dump(mode="json"), "tokens": self.learn(column.texts())}
+            write_atomically(path, json.dumps(content, ensure_ascii=False).encode())
+        try:
+            tokens = file_json(path.read_text(encoding="utf-8"))["tokens"]
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            reason = f"not a readable vocabulary ({error}); remove the file to learn it again"
+            raise DataError(f"{path}: {reason}") from error
+        return self.build(tuple(tokens))
 
     def key(self, modality: str, context: DataContext) -> str:
         """Depends on the settings and on the public texts."""
@@ -109,46 +120,39 @@ class LearntTokenizer(Tokenizer):
         return context.public[modality]
 
 
-def texts_of(column: Column) -> list[str]:
-    """All texts of a column, those of nested columns in item order.
-
-    Raises:
-        DataError: a value is missing or not a text.
-    """
-    values = flat_values(column)
-    if not (pa.types.is_string(values.type) or pa.types.is_large_string(values.type)):
-        raise DataError(f"{column.where}: holds {values.type}, not texts; name a column of strings")
-    texts: list[str] = values.to_pylist()
-    return texts
-
-
 def words_of(text: str) -> list[str]:
     """Lower-cased runs of letters and digits; all else separates them."""
-    return _WORD.findall(text.lower())
+    return re.findall(r"[^\W_]+", text.lower())
 
 
-def word_encoder(ids: Mapping[str, int], unknown: int = 1) -> Callable[[Sequence[str], int], list[list[int]]]:
-    """Encode each word as its id, and as ``unknown`` if it has none."""
+def vocabulary_of_words(tokens: tuple[str, ...]) -> Vocabulary:
+    """Whole words, which ``words_of`` finds, by their place among ``tokens``."""
+    import tokenizers
+    from tokenizers import normalizers
+
+    ids = {token: number for number, token in enumerate(tokens)}
+    pipeline = tokenizers.Tokenizer(tokenizers.models.WordLevel(ids, unk_token=UNKNOWN))
+    pipeline.normalizer = normalizers.Sequence(
+        [
+            normalizers.Replace(NO_WORD, " "),
+            normalizers.Replace(tokenizers.Regex(r"\A[^\p{L}\p{N}]*\z"), NO_WORD),
+            # the one letter whose lower case depends on its place, which the library's own rule leaves out
+            normalizers.Replace(tokenizers.Regex(r"(?<=\p{L})Σ(?!\p{L})"), "ς"),
+            normalizers.Lowercase(),
+        ]
+    )
+    pattern = tokenizers.Regex(rf"[\p{{L}}\p{{N}}]+|{NO_WORD}")
+    pipeline.pre_tokenizer = tokenizers.pre_tokenizers.Split(pattern, "removed", invert=True)
+    return Vocabulary(tokens, encoder(pipeline), pipeline=pipeline)
+
+
+def encoder(pipeline: tokenizers.Tokenizer) -> Encode:
+    """Encode texts by a tokenizer of the library."""
 
     def encode(texts: Sequence[str], length: int) -> list[list[int]]:
-        return [[ids.get(word, unknown) for word in words_of(text)[:length]] for text in texts]
+        pipeline.enable_truncation(length)
+        # in parts: the library makes an object of a kilobyte of every text
+        parts = (list(texts[start : start + _TEXTS]) for start in range(0, len(texts), _TEXTS))
+        return [encoding.ids for part in parts for encoding in pipeline.encode_batch_fast(part)]
 
     return encode
-
-
-def _write(path: Path, content: object) -> None:
-    temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}.tmp")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        temporary.write_text(json.dumps(content, ensure_ascii=False), encoding="utf-8")
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)
-
-
-def _read_tokens(path: Path) -> tuple[str, ...]:
-    try:
-        tokens = file_json(path.read_text(encoding="utf-8"))["tokens"]
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise DataError(f"{path}: not a readable vocabulary ({error}); remove the file to learn it again") from error
-    return tuple(tokens)

@@ -4,18 +4,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from functools import singledispatch
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from polyfed.data.images import MEAN_STD
-from polyfed.data.tokenization import Tokenizer, Vocabulary
-from polyfed.data.tokenizers.glove import Glove
+from polyfed.data.tokenization import Vocabulary
 from polyfed.data.tokenizers.hashing import Hashing
 from polyfed.data.tokenizers.pretrained import Pretrained
-from polyfed.data.tokenizers.wordpiece import Wordpiece
-from polyfed.data.tokenizers.words import Words
 from polyfed.data.view import DataContext, InputSpec, View
 from polyfed.data.views.features import Features
 from polyfed.data.views.pixels import Pixels
@@ -41,15 +37,6 @@ class Recipe:
     imports: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True)
-class _Place:
-    modality: str
-    context: DataContext
-    folder: Path
-    suffix: str
-    fixed_length: int | None
-
-
 def recipe(
     view: View,
     spec: InputSpec,
@@ -60,7 +47,7 @@ def recipe(
     suffix: str = "",
     fixed_length: int | None = None,
 ) -> Recipe:
-    """The recipe of a view; files that it needs (a vocabulary) are written into ``folder``.
+    """The recipe of a view; files that it needs (a tokenizer) are written into ``folder``.
 
     Args:
         view: how the modality is presented to its encoder.
@@ -71,30 +58,35 @@ def recipe(
         suffix: part of file names that tells modalities apart.
         fixed_length: length that token rows must be padded to, if any.
     """
-    return _of_view(view, spec, _Place(modality, context, folder, suffix, fixed_length))
+    if isinstance(view, Pixels):
+        return _of_pixels(view)
+    if isinstance(view, Tokens):
+        return _of_tokens(view, view.tokenizer.ready(modality, context), context, folder, suffix, fixed_length)
+    if isinstance(view, Features):
+        shape = " by position, zero where there is padding" if len(spec.shape) > 1 else ""
+        settings = view.model_dump(mode="json", exclude={"batch_size", "precision"})
+        facts = {"view": settings, "backbone": view.backbone, "shape": list(spec.shape)}
+        words = (
+            f"features {list(spec.shape)}{shape} of the frozen backbone `{view.backbone}` "
+            f"(pool `{view.pool}`, tower `{view.tower}`), which is not part of this export: only what was "
+            "trained on top of it is."
+        )
+        comment = f"# features of the frozen backbone {view.backbone}, pool {view.pool}"
+    else:  # a view from outside of polyfed: its inputs are taken as they are
+        name = view.component_name()
+        facts = {"view": view.model_dump(mode="json")}
+        words = f"float32 {list(spec.shape)} as polyfed's view `{name}` makes it, see `config.json`."
+        comment = f"# made by the view {name}"
+    example = f"torch.zeros(1, {', '.join(map(str, spec.shape))}).tolist()"
+    return Recipe(facts, words, _AS_IS.format(comment=comment), example)
 
 
-@singledispatch
-def _of_view(view: View, spec: InputSpec, place: _Place) -> Recipe:
-    """A view of somebody else's: its inputs are taken as they are."""
-    kind = view.component_name()
-    return Recipe(
-        facts={"view": view.model_dump(mode="json")},
-        words=f"float32 {list(spec.shape)} as polyfed's view `{kind}` makes it, see `config.json`.",
-        code=_AS_IS.format(comment=f"# made by the view {kind}"),
-        example=f"torch.zeros(1, {', '.join(map(str, spec.shape))}).tolist()",
-    )
-
-
-@_of_view.register
-def _of_pixels(view: Pixels, spec: InputSpec, place: _Place) -> Recipe:
+def _of_pixels(view: Pixels) -> Recipe:
     mean, std = MEAN_STD[view.normalise]
-    filter_name = f"Image.Resampling.{view.resampling.upper()}"
-    if view.fit == "crop":
-        resize = f"ImageOps.fit(upright, ({view.size}, {view.size}), {filter_name})"
-    else:
-        resize = f"upright.resize(({view.size}, {view.size}), {filter_name})"
-    fit = "the short side resized and the middle cut out" if view.fit == "crop" else "both sides resized"
+    sides, resampling = f"({view.size}, {view.size})", f"Image.Resampling.{view.resampling.upper()}"
+    crop = view.fit == "crop"
+    resize = f"ImageOps.fit(upright, {sides}, {resampling})" if crop else f"upright.resize({sides}, {resampling})"
+    fit = "the short side resized and the middle cut out" if crop else "both sides resized"
     return Recipe(
         facts={"view": view.model_dump(mode="json"), "channels": "RGB", "mean": mean, "std": std},
         words=f"upright RGB pictures of {view.size} x {view.size} pixels ({fit}, {view.resampling}), "
@@ -105,101 +97,78 @@ def _of_pixels(view: Pixels, spec: InputSpec, place: _Place) -> Recipe:
     )
 
 
-@_of_view.register
-def _of_features(view: Features, spec: InputSpec, place: _Place) -> Recipe:
-    facts = view.model_dump(mode="json", exclude={"batch_size", "precision"})
-    shape = " by position, zero where there is padding" if len(spec.shape) > 1 else ""
-    return Recipe(
-        facts={"view": facts, "backbone": view.backbone, "shape": list(spec.shape)},
-        words=f"features {list(spec.shape)}{shape} of the frozen backbone `{view.backbone}` "
-        f"(pool `{view.pool}`, tower `{view.tower}`), which is not part of this export: only what was "
-        "trained on top of it is.",
-        code=_AS_IS.format(comment=f"# features of the frozen backbone {view.backbone}, pool {view.pool}"),
-        example=f"torch.zeros(1, {', '.join(map(str, spec.shape))}).tolist()",
-    )
-
-
-@_of_view.register
-def _of_tokens(view: Tokens, spec: InputSpec, place: _Place) -> Recipe:
-    vocabulary, file = view.tokenizer.ready(place.modality, place.context), f"vocabulary{place.suffix}.json"
+def _of_tokens(
+    view: Tokens, vocabulary: Vocabulary, context: DataContext, folder: Path, suffix: str, fixed_length: int | None
+) -> Recipe:
+    name = view.tokenizer.component_name()
     facts = {"length": view.length, "pad": vocabulary.pad, "unknown": vocabulary.unknown}
-    content = {"tokenizer": view.tokenizer.model_dump(mode="json"), **facts, "tokens": spec.vocabulary}
-    (place.folder / file).write_text(json.dumps(content, ensure_ascii=False) + "\n", "utf-8")
-    split = _split(view.tokenizer, vocabulary, place)
+    padded = f"to {fixed_length}" if fixed_length else "to the longest of the batch"
+    words = f"at most {view.length} tokens, padded {padded} with {vocabulary.pad}; a text without tokens is one "
+    words += f"{vocabulary.unknown}."
+    example = '["a red square above a blue circle"]'
+    if vocabulary.pipeline is not None:
+        file = f"tokenizer{suffix}.json"
+        texts = _written_out(vocabulary)  # before it is saved: texts must have been cut, for the side to be known
+        _write_tokenizer(view.length, vocabulary, folder / file, fixed_length)
+        return Recipe(
+            facts={"view": view.model_dump(mode="json"), "tokenizer": file, **facts},
+            words=f"`{file}` of the library `tokenizers` (it was `{name}`): {words}",
+            code=_TOKENIZER.format(file=file, texts=texts),
+            example=example,
+            imports=("from tokenizers import Tokenizer",),
+        )
+    # neither a hash nor a tokenizer that is written in Python has a file of that library
+    file = f"vocabulary{suffix}.json"
+    content = {"tokenizer": view.tokenizer.model_dump(mode="json"), **facts, "tokens": vocabulary.tokens}
+    (folder / file).write_text(json.dumps(content, ensure_ascii=False) + "\n", "utf-8")
+    setup, row = "", f"text[:{view.length}]"
+    imports: tuple[str, ...] = ()
+    if isinstance(view.tokenizer, Hashing):
+        setup = _BUCKET.format(buckets=view.tokenizer.size - 2)
+        row = rf'[bucket(word) for word in re.findall(r"[^\W_]+", text.lower())[:{view.length}]]'
+        imports = ("import hashlib", "import re")
+    elif isinstance(view.tokenizer, Pretrained):
+        path = f"tokenizer{suffix}"
+        view.tokenizer.opened(context).save_pretrained(folder / path)
+        setup = f'    tokenizer = AutoTokenizer.from_pretrained("{path}", trust_remote_code=False)\n'
+        row = f'tokenizer(text, truncation=True, max_length={view.length})["input_ids"]'
+        imports = ("from transformers import AutoTokenizer",)
+    else:  # a tokenizer from outside of polyfed: ids are taken as they are
+        example = f"[[{vocabulary.unknown}]]"
     return Recipe(
         facts={"view": view.model_dump(mode="json"), "vocabulary": file, **facts},
-        words=f"{split.words}, at most {view.length} of them, as ids of `{file}`, padded "
-        + (f"to {place.fixed_length}" if place.fixed_length else "to the longest of the batch")
-        + f" with {vocabulary.pad}; a text without tokens is one {vocabulary.unknown}.",
-        code=_TOKENS.format(
-            file=file, setup=split.setup, row=split.row, longest=place.fixed_length or "max(map(len, rows))"
+        words=f"ids of `{file}` by `{name}`: {words}",
+        code=_ROWS.format(
+            setup=setup,
+            row=f"{row} or [{vocabulary.unknown}]",
+            pad=vocabulary.pad,
+            longest=fixed_length or "max(map(len, rows))",
         ),
-        example=split.example,
-        imports=("import json", "from pathlib import Path", *split.imports),
+        example=example,
+        imports=imports,
     )
 
 
-@dataclass(frozen=True)
-class _Split:
-    """How one text becomes ids: ``setup`` runs once, with ``vocabulary`` and ``ids``; ``row`` is a text's."""
+def _write_tokenizer(length: int, vocabulary: Vocabulary, path: Path, fixed_length: int | None) -> None:
+    import tokenizers
 
-    words: str
-    row: str
-    setup: str = ""
-    example: str = '["a red square above a blue circle"]'
-    imports: tuple[str, ...] = field(default=())
-
-
-@singledispatch
-def _split(tokenizer: Tokenizer, vocabulary: Vocabulary, place: _Place) -> _Split:
-    """A tokenizer of somebody else's: ids are taken as they are."""
-    return _Split(
-        f"tokens of `{tokenizer.component_name()}`",
-        'text[: vocabulary["length"]]',
-        example=f"[[{vocabulary.unknown}]]",
-    )
+    assert vocabulary.pipeline is not None
+    pipeline = tokenizers.Tokenizer.from_str(vocabulary.pipeline.to_str())  # the view goes on using its own
+    direction = (pipeline.truncation or {}).get("direction", "right")
+    pipeline.enable_truncation(length, direction=direction)
+    pipeline.enable_padding(pad_id=vocabulary.pad, pad_token=vocabulary.tokens[vocabulary.pad], length=fixed_length)
+    pipeline.save(str(path))
 
 
-@_split.register(Words)
-@_split.register(Glove)
-def _split_words(tokenizer: Tokenizer, vocabulary: Vocabulary, place: _Place) -> _Split:
-    row = f'[ids.get(word, vocabulary["unknown"]) for word in {_FIND}]'
-    return _Split("lower-cased words (runs of letters and digits)", row, imports=("import re",))
+def _written_out(vocabulary: Vocabulary) -> str:
+    """The argument ``texts``, with empty ones written such that the tokenizer gives for them what the view gives."""
+    assert vocabulary.pipeline is not None
+    wanted = vocabulary.encode([""], 8)[0] or [vocabulary.unknown]
+    # the library pads an empty text, where the view makes one unknown token of it
+    stand_ins = ("", " ", vocabulary.tokens[vocabulary.unknown])
+    stand_in = next((text for text in stand_ins if vocabulary.pipeline.encode(text).ids == wanted), "")
+    return f"[text or {json.dumps(stand_in)} for text in texts]" if stand_in else "texts"
 
-
-@_split.register
-def _split_hashing(tokenizer: Hashing, vocabulary: Vocabulary, place: _Place) -> _Split:
-    return _Split(
-        "lower-cased words (runs of letters and digits), each hashed to an id",
-        f"[bucket(word) for word in {_FIND}]",
-        setup=_BUCKET.format(buckets=tokenizer.size - 2),
-        imports=("import hashlib", "import re"),
-    )
-
-
-@_split.register
-def _split_pieces(tokenizer: Wordpiece, vocabulary: Vocabulary, place: _Place) -> _Split:
-    return _Split(
-        "pieces of lower-cased words (WordPiece)",
-        'splitter.encode(text).ids[: vocabulary["length"]]',
-        setup=_PIECES,
-        imports=("from tokenizers import Tokenizer, models, normalizers, pre_tokenizers",),
-    )
-
-
-@_split.register
-def _split_pretrained(tokenizer: Pretrained, vocabulary: Vocabulary, place: _Place) -> _Split:
-    folder = f"tokenizer{place.suffix}"
-    tokenizer.opened(place.context).save_pretrained(place.folder / folder)
-    return _Split(
-        f"tokens of the tokenizer in `{folder}` (it was `{tokenizer.path}`), marks of begin and end included",
-        'splitter(text, truncation=True, max_length=vocabulary["length"])["input_ids"]',
-        setup=f'splitter = AutoTokenizer.from_pretrained("{folder}", trust_remote_code=False)\n    ',
-        imports=("from transformers import AutoTokenizer",),
-    )
-
-
-_FIND = 're.findall(r"[^\\W_]+", text.lower())[: vocabulary["length"]]'
 
 _AS_IS = """
 def PREPARE(values):
@@ -207,6 +176,7 @@ def PREPARE(values):
     return torch.tensor(values, dtype=torch.float32)
 """
 
+# the code below is shown to readers of the export and runs as it stands
 _PIXELS = """
 def PREPARE(pictures):
     rows = []
@@ -220,25 +190,22 @@ def PREPARE(pictures):
     return (torch.stack(rows) / 255 - mean) / std
 """
 
-_TOKENS = """
+_TOKENIZER = """
 def PREPARE(texts):
-    vocabulary = json.loads(Path("{file}").read_text("utf-8"))
-    ids = {{token: number for number, token in enumerate(vocabulary["tokens"])}}
-    {setup}rows = []
-    for text in texts:
-        row = {row}
-        rows.append(row or [vocabulary["unknown"]])
-    longest = {longest}
-    return torch.tensor([row + [vocabulary["pad"]] * (longest - len(row)) for row in rows])
+    tokenizer = Tokenizer.from_file("{file}")
+    encodings = tokenizer.encode_batch({texts})
+    return torch.tensor([encoding.ids for encoding in encodings])
 """
 
-_BUCKET = """def bucket(word):
+_ROWS = """
+def PREPARE(texts):
+{setup}    rows = [{row} for text in texts]
+    longest = {longest}
+    return torch.tensor([row + [{pad}] * (longest - len(row)) for row in rows])
+"""
+
+_BUCKET = """    def bucket(word):
         digest = hashlib.blake2b(word.encode(), digest_size=8).digest()
         return 2 + int.from_bytes(digest, "big") % {buckets}
 
-    """
-
-_PIECES = """splitter = Tokenizer(models.WordPiece(ids, unk_token="<unk>"))
-    splitter.normalizer = normalizers.BertNormalizer(lowercase=True)
-    splitter.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
-    """
+"""

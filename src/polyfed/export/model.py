@@ -2,7 +2,7 @@
 
 model.safetensors       weights by name, heads included
 config.json             architecture, widths, and how inputs are prepared
-vocabulary.json         tokens by id, where a modality has tokens
+tokenizer.json          of the library ``tokenizers``, where a modality has tokens
 <modality>.pt2          torch.export program: prepared inputs -> representations of unit norm
 <modality>-classes.pt2  prepared inputs -> logits, where the server classifies
 README.md               what this is, with an example that runs
@@ -16,7 +16,7 @@ import os
 import re
 import shutil
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from polyfed.core.errors import RunError
-from polyfed.data.view import DataContext, InputSpec
+from polyfed.data.view import InputSpec
 from polyfed.export.inputs import Recipe, recipe
 from polyfed.export.programs import Program, write_program
 from polyfed.export.readme import readme
@@ -59,15 +59,29 @@ def export_model(
     """
     opened, out = open_run(run, weights_dir=weights_dir, device="cpu"), Path(out) if out else Path(run) / "export"
     server = opened.server_model(which)
-    saved, folder = server.saved, server.saved.folder
+    saved, model = server.saved, server.model
     with _new_folder(out) as draft:
         server.warn_if_untrained()
-        parts = _Parts(saved, server.model, server.context, draft)
-        programs, classes = parts.encoders(), parts.classifiers()
-        recipes = parts.recipes(programs)
+        encoders = saved.settings.encoders
+        specs = {name: encoder.view.spec(name, server.context) for name, encoder in encoders.items()}
+        programs = {name: _encoder(name, saved, model, spec, draft) for name, spec in specs.items()}
+        classes = _classifiers(saved, model, specs, draft)
+        several = sum(bool(spec.vocabulary) for spec in specs.values()) > 1
+        recipes = {
+            name: recipe(
+                encoder.view,
+                specs[name],
+                modality=name,
+                context=server.context,
+                folder=draft,
+                suffix=f"-{_file(name)}" if several else "",
+                fixed_length=programs[name].fixed_length,
+            )
+            for name, encoder in encoders.items()
+        }
         config = {"experiment": opened.conditions.name, "model": server.which}
         config |= _config(saved, programs, classes, recipes)
-        shutil.copyfile(folder / "model.safetensors", draft / "model.safetensors")
+        shutil.copyfile(saved.folder / "model.safetensors", draft / "model.safetensors")
         (draft / "config.json").write_text(json.dumps(config, indent=1, ensure_ascii=False) + "\n", "utf-8")
         (draft / "README.md").write_text(readme(config, recipes), "utf-8")
     return out
@@ -82,6 +96,7 @@ def _new_folder(out: Path) -> Iterator[Path]:
     try:
         draft.mkdir(parents=True)
         yield draft
+        # not every system renames a folder onto an empty one
         if out.exists():
             out.rmdir()
         draft.replace(out)
@@ -102,64 +117,32 @@ class _Representation(nn.Module):
         return F.normalize(self.encoder(x).float(), dim=-1)
 
 
-@dataclass(frozen=True)
-class _Parts:
-    """What an export into ``folder`` is made of."""
+def _encoder(modality: str, saved: SavedModel, model: Model, spec: InputSpec, folder: Path) -> Program:
+    """The program that gives representations."""
+    what = f"encoder '{modality}' ({saved.settings.encoders[modality].component_name()})"
+    module, path = _Representation(model.tower(modality)), folder / f"{_file(modality)}.pt2"
+    return write_program(module, lambda x: model.represent(modality, x), spec, path, what)
 
-    saved: SavedModel
-    model: Model
-    context: DataContext
-    folder: Path
 
-    @property
-    def specs(self) -> dict[str, InputSpec]:
-        """Modality -> what its encoder receives."""
-        encoders = self.saved.settings.encoders
-        return {name: encoder.view.spec(name, self.context) for name, encoder in encoders.items()}
+def _classifiers(saved: SavedModel, model: Model, specs: Mapping[str, InputSpec], folder: Path) -> dict[str, Program]:
+    """One program for each modality that the server's classifier reads, giving logits; else none."""
+    # other heads, such as those of retrieval, give no logits
+    head = dict(model.heads.items()).get(str(saved.config["head"]))
+    if not isinstance(head, LinearHead | NonNegativeHead):
+        return {}
+    only = getattr(saved.task, "modality", None)
+    programs = {}
+    for modality, spec in specs.items():
+        if only in (None, modality):
+            module, path = nn.Sequential(model.tower(modality), head), folder / f"{_file(modality)}-classes.pt2"
+            live = partial(_logits, model, head, modality)
+            programs[modality] = write_program(module, live, spec, path, f"classifier of '{modality}'")
+    return programs
 
-    def encoders(self) -> dict[str, Program]:
-        """One program a modality, giving representations."""
-        return {modality: self._encoder(modality, spec) for modality, spec in self.specs.items()}
 
-    def _encoder(self, modality: str, spec: InputSpec) -> Program:
-        what = f"encoder '{modality}' ({self.saved.settings.encoders[modality].component_name()})"
-        module, path = _Representation(self.model.tower(modality)), self.folder / f"{_file(modality)}.pt2"
-        return write_program(module, lambda x: self.model.represent(modality, x), spec, path, what)
-
-    def classifiers(self) -> dict[str, Program]:
-        """One program for each modality that the server's classifier reads, giving logits; else none."""
-        head = dict(self.model.heads.items()).get(str(self.saved.config["head"]))
-        if not isinstance(head, LinearHead | NonNegativeHead):
-            return {}
-        only = getattr(self.saved.task, "modality", None)
-        read = {modality: spec for modality, spec in self.specs.items() if only in (None, modality)}
-        return {modality: self._classifier(modality, spec, head) for modality, spec in read.items()}
-
-    def _classifier(self, modality: str, spec: InputSpec, head: nn.Module) -> Program:
-        def live(x: Tensor) -> Tensor:
-            logits: Tensor = head(self.model.embed(modality, x))
-            return logits
-
-        module = nn.Sequential(self.model.tower(modality), head)
-        path = self.folder / f"{_file(modality)}-classes.pt2"
-        return write_program(module, live, spec, path, f"classifier of '{modality}'")
-
-    def recipes(self, programs: Mapping[str, Program]) -> dict[str, Recipe]:
-        """How inputs of each modality are prepared; writes the vocabularies."""
-        specs = self.specs
-        several = sum(bool(spec.vocabulary) for spec in specs.values()) > 1
-        return {
-            modality: recipe(
-                encoder.view,
-                specs[modality],
-                modality=modality,
-                context=self.context,
-                folder=self.folder,
-                suffix=f"-{_file(modality)}" if several else "",
-                fixed_length=programs[modality].fixed_length,
-            )
-            for modality, encoder in self.saved.settings.encoders.items()
-        }
+def _logits(model: Model, head: nn.Module, modality: str, x: Tensor) -> Tensor:
+    logits: Tensor = head(model.embed(modality, x))
+    return logits
 
 
 def _file(modality: str) -> str:

@@ -76,12 +76,14 @@ def example_input(spec: InputSpec, *, rows: int, length: int | None = None, seed
         return torch.randn(rows, *spec.shape, generator=stream)
     longest = length or spec.shape[0]
     ids = torch.randint(len(spec.vocabulary) - 1, (rows, longest), generator=stream)
+    # the padding id is left out: networks take it for the end of a text
     ids += ids >= spec.pad  # padding stands at the end only
     used = (longest - torch.arange(rows) * longest // max(rows, 1)).unsqueeze(1)
     return ids.masked_fill(torch.arange(longest) >= used, spec.pad)
 
 
 def _traced(module: nn.Module, spec: InputSpec, what: str) -> ExportedProgram:
+    # the batch must vary; the length may, and is fixed where the network unrolls over it
     dims = {0: Dim.DYNAMIC} | ({1: Dim.AUTO} if spec.vocabulary else {})
     example = example_input(spec, rows=3)
     try:
@@ -109,6 +111,7 @@ def _check(program: Program, live: Live, spec: InputSpec, what: str) -> None:
     with _silent():
         loaded = torch.export.load(program.path).module()
     half = max(1, spec.shape[0] // 2) if program.tokens else None
+    # a batch of one, as torch would rather fix a size of 1; another batch; shorter texts
     for rows, length in ((1, None), (5, None), (4, half)):
         x = example_input(spec, rows=rows, length=length, seed=rows)
         with torch.no_grad():

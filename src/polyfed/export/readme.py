@@ -16,55 +16,41 @@ def readme(config: Mapping[str, Any], recipes: Mapping[str, Recipe]) -> str:
         config: what ``config.json`` holds.
         recipes: modality -> how its inputs are prepared.
     """
+    rows = []
+    for key, output in (
+        ("program", f"representation of unit norm [batch, {config['dim']}]"),
+        ("classes_program", "logits [batch, classes]"),
+    ):
+        for modality, entry in config["modalities"].items():
+            shape = ", ".join(map(str, entry["input"]["shape"]))
+            if entry[key]:
+                rows.append(f"| `{entry[key]}` | {modality} | {entry['input']['dtype']} [{shape}] | {output} |")
     return _PAGE.format(
         name=config["experiment"],
         model=config["model"],
         round=config["round"],
-        rows="\n".join(_rows(config)),
+        rows="\n".join(rows),
         notes="\n".join(f"* **{modality}**: {item.words}" for modality, item in recipes.items()),
-        example=example(config, recipes),
+        example=_example(config["modalities"], recipes),
     )
 
 
-def example(config: Mapping[str, Any], recipes: Mapping[str, Recipe]) -> str:
+def _example(modalities: Mapping[str, Any], recipes: Mapping[str, Recipe]) -> str:
     """Code that prepares an example of every modality, encodes it, and compares the first two."""
-    modalities = config["modalities"]
     names = {modality: re.sub(r"\W", "_", modality) for modality in modalities}
     needed = {line for item in recipes.values() for line in item.imports} | {"import torch"}
+    # plain imports first, then those with from, each in the order of the alphabet
     imports = sorted(needed, key=lambda line: (line.startswith("from"), line))
-    functions = [
-        recipes[modality].code.strip().replace("PREPARE", f"prepare_{name}") for modality, name in names.items()
-    ]
-    loads = [
-        f'encode_{name} = torch.export.load("{modalities[modality]["program"]}").module()'
-        for modality, name in names.items()
-    ]
-    calls = [
-        f"    {name} = encode_{name}(prepare_{name}({recipes[modality].example}))\n"
-        f'    print("{name}", tuple({name}.shape))'
-        for modality, name in names.items()
-    ]
-    first, *rest = names.values()
-    compare = [f'    print("similarity", ({first} @ {rest[0]}.T).tolist())'] if rest else []
+    functions, loads, calls = [], [], []
+    for modality, name in names.items():
+        functions.append(recipes[modality].code.strip().replace("PREPARE", f"prepare_{name}"))
+        loads.append(f'encode_{name} = torch.export.load("{modalities[modality]["program"]}").module()')
+        calls.append(f"    {name} = encode_{name}(prepare_{name}({recipes[modality].example}))")
+        calls.append(f'    print("{name}", tuple({name}.shape))')
+    first, *others = names.values()
+    compare = [f'    print("similarity", ({first} @ {others[0]}.T).tolist())'] if others else []
     body = "\n".join([*loads, "", "with torch.inference_mode():", *calls, *compare])
     return "\n\n\n".join(["\n".join(imports), *functions, body])
-
-
-def _rows(config: Mapping[str, Any]) -> list[str]:
-    outputs = {
-        "program": f"representation of unit norm [batch, {config['dim']}]",
-        "classes_program": "logits [batch, classes]",
-    }
-    return [
-        f"| `{entry[key]}` | {modality} | {_signature(entry['input'])} | {output} |"
-        for key, output in outputs.items()
-        for modality, entry in config["modalities"].items()
-        if entry[key]
-    ]
-
-
-def _signature(entry: Mapping[str, Any]) -> str:
-    return f"{entry['dtype']} [{', '.join(map(str, entry['shape']))}]"
 
 
 _PAGE = """# {name}: server model of round {round} ({model})

@@ -14,11 +14,10 @@ from torch import Tensor
 from polyfed.core.errors import ConfigError
 from polyfed.core.randomness import generator
 from polyfed.data.assembly import matched_items
-from polyfed.data.item_classes import ItemClasses, item_classes, item_groups
+from polyfed.data.item_classes import Indices, ItemClasses, item_classes, item_groups
 from polyfed.data.source import Split
-from polyfed.data.units import Indices, grouped
 from polyfed.federation.settings import GroupSettings
-from polyfed.partitions.proportional import dealt
+from polyfed.partitions.units import dealt, grouped
 
 LEAST_DEALT = 2
 """Test items that every client gets where they are dealt out: fewer make neither a ranking nor a batch."""

@@ -6,7 +6,9 @@ import numpy as np
 from pydantic import Field
 
 from polyfed.core.errors import ConfigError
-from polyfed.partitions.partition import Indices, Partition, Units
+from polyfed.data.item_classes import Indices
+from polyfed.partitions.partition import Partition
+from polyfed.partitions.units import Units
 
 
 class ByLabel(Partition):
@@ -31,7 +33,11 @@ class ByLabel(Partition):
         parts: list[list[Indices]] = [[] for _ in range(clients)]
         for label, own in enumerate(holders):
             members = rng.permutation(np.flatnonzero(kind == label))
-            self._check_class(int(classes[label]), f"{len(members)} {units.called}", len(members) < len(own), len(own))
+            if len(members) < len(own):
+                raise ConfigError(
+                    f"partition 'by_label': class {classes[label]} has {len(members)} {units.called} for {len(own)} "
+                    "clients; lower classes_per_client or use fewer clients"
+                )
             for client, piece in zip(own, np.array_split(members, len(own)), strict=True):
                 parts[client].append(piece)
         return [rng.permutation(np.concatenate(pieces)) for pieces in parts]
@@ -46,14 +52,7 @@ class ByLabel(Partition):
             )
         order, turns = rng.permutation(classes), rng.permutation(clients)
         holders: list[list[int]] = [[] for _ in range(classes)]
+        # in turn, so that numbers of holders differ by one at most and no client gets a class twice
         for hand in range(hands):
             holders[order[hand % classes]].append(int(turns[hand // each]))
         return holders
-
-    @staticmethod
-    def _check_class(label: int, held: str, short: bool, holders: int) -> None:
-        if short:
-            raise ConfigError(
-                f"partition 'by_label': class {label} has {held} for {holders} clients; "
-                "lower classes_per_client or use fewer clients"
-            )

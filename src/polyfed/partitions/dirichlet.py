@@ -6,7 +6,9 @@ import numpy as np
 from pydantic import Field
 
 from polyfed.core.errors import ConfigError
-from polyfed.partitions.partition import Indices, Partition, Units
+from polyfed.data.item_classes import Indices
+from polyfed.partitions.partition import Partition
+from polyfed.partitions.units import Units
 
 
 class Dirichlet(Partition):
@@ -23,10 +25,6 @@ class Dirichlet(Partition):
     alpha: float = Field(default=0.5, gt=0, le=1e6, description="concentration; smaller is more skewed")
     min_size: int = Field(default=10, ge=1, description="items that every client has at least")
     attempts: int = Field(default=1000, ge=1, le=1_000_000, description="draws before giving up on min_size")
-
-    def smallest(self) -> int:
-        """``min_size``."""
-        return self.min_size
 
     def needs_labels(self) -> bool:
         """Always."""

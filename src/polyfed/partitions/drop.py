@@ -7,7 +7,9 @@ from typing import Self
 import numpy as np
 from pydantic import Field, model_validator
 
-from polyfed.partitions.partition import Indices, Partition, Units
+from polyfed.data.item_classes import Indices
+from polyfed.partitions.partition import Partition
+from polyfed.partitions.units import Units
 
 
 class Drop(Partition):
@@ -30,9 +32,8 @@ class Drop(Partition):
         """Shorten each equal part by its keep ratio, to one unit at least."""
         parts = units.cut_evenly(rng.permutation(len(units)), clients)
         kept = rng.uniform(self.keep_least, self.keep_most, size=clients)
-        return [_shortened(units, part, share) for part, share in zip(parts, kept, strict=True)]
-
-
-def _shortened(units: Units, part: Indices, share: float) -> Indices:
-    kept = units.cut(part, np.array([int(share * units.sizes[part].sum())]))[0]
-    return kept if len(kept) else part[:1]
+        for client, (part, share) in enumerate(zip(parts, kept, strict=True)):
+            # a client must keep something, or it could not train
+            shortened = units.cut(part, np.array([int(share * units.sizes[part].sum())]))[0]
+            parts[client] = shortened if len(shortened) else part[:1]
+        return parts

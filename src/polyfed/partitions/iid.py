@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from polyfed.partitions.partition import Indices, Partition, Units
+from polyfed.data.item_classes import Indices
+from polyfed.partitions.partition import Partition
+from polyfed.partitions.units import Units
 
 
 class Iid(Partition):

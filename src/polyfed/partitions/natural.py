@@ -6,7 +6,9 @@ import numpy as np
 from pydantic import Field
 
 from polyfed.core.errors import ConfigError
-from polyfed.partitions.partition import Indices, Partition, Units
+from polyfed.data.item_classes import Indices
+from polyfed.partitions.partition import Partition
+from polyfed.partitions.units import Units
 
 
 class Natural(Partition):
@@ -18,10 +20,6 @@ class Natural(Partition):
     """
 
     min_size: int = Field(default=1, ge=1, description="items that every client must have")
-
-    def smallest(self) -> int:
-        """``min_size``."""
-        return self.min_size
 
     def needs_labels(self) -> bool:
         """Always."""
@@ -37,15 +35,13 @@ class Natural(Partition):
             )
         holder = _holders(np.bincount(kind, weights=units.sizes).astype(np.int64), clients)
         parts = [rng.permutation(np.flatnonzero(holder[kind] == client)) for client in range(clients)]
-        self._check_sizes([int(units.sizes[part].sum()) for part in parts])
-        return parts
-
-    def _check_sizes(self, sizes: list[int]) -> None:
+        sizes = [int(units.sizes[part].sum()) for part in parts]
         if min(sizes) < self.min_size:
             raise ConfigError(
                 f"partition 'natural': min_size={self.min_size}, but {len(sizes)} clients would hold {sizes} items; "
                 "lower min_size or use fewer clients"
             )
+        return parts
 
 
 def _holders(sizes: Indices, clients: int) -> Indices:
@@ -53,6 +49,7 @@ def _holders(sizes: Indices, clients: int) -> Indices:
     holder = np.zeros(len(sizes), dtype=np.int64)
     held = np.zeros(clients, dtype=np.int64)
     for place, label in enumerate(np.argsort(-sizes, kind="stable")):
+        # the last of several clients that hold least
         client = place if place < clients else clients - 1 - int(held[::-1].argmin())
         holder[label] = client
         held[client] += sizes[label]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Sequence
 from typing import ClassVar
 
 import numpy as np
@@ -14,9 +13,8 @@ from torch import Tensor
 
 from polyfed.core.errors import ConfigError
 from polyfed.core.settings import Component
-from polyfed.data.units import Indices, Units, grouped
-
-__all__ = ["Indices", "Partition", "Units"]
+from polyfed.data.item_classes import Indices
+from polyfed.partitions.units import Units, grouped
 
 
 class Partition(Component):
@@ -67,41 +65,28 @@ class Partition(Component):
             ConfigError: labels are needed and absent, there are more clients than items or groups, or a minimum per
                 client cannot be kept.
         """
-        known = None if labels is None else labels.numpy(force=True)
-        self._check_labels(items, known)
+        name = f"partition '{self.component_name()}'"
+        classes = self._checked_classes(items, labels, name)
         if groups is None:
-            units, members = Units(np.ones(items, dtype=np.int64), known), None
+            units, members = Units(np.ones(items, dtype=np.int64), classes), None
         else:
-            units, members = grouped(groups.numpy(force=True), known)
-        self._check(units, clients)
+            units, members = grouped(groups.numpy(force=True), classes)
+        self._require_enough(units, clients, name)
+        # one number, whatever the partition draws: what is drawn after it stays the same
         seed = int(torch.randint(2**63 - 1, (1,), generator=generator))
         rng = np.random.default_rng(seed)
         parts = self.assign(units, clients, rng)
-        self._check_parts(units, parts)
+        least = min(int(units.sizes[part].sum()) for part in parts)
+        if least < self.smallest():  # whole groups may leave less to a client than single items would
+            raise ConfigError(
+                f"{name}: a client would have {least} items, and {self.smallest()} are promised; the largest group "
+                f"that stays together ('{self.together}') has {int(units.sizes.max())}; use fewer clients"
+            )
         if members is not None:
             parts = [rng.permutation(np.concatenate([members[unit] for unit in part])) for part in parts]
         return [torch.from_numpy(np.ascontiguousarray(part, dtype=np.int64)) for part in parts]
 
-    @abstractmethod
-    def assign(self, units: Units, clients: int, rng: np.random.Generator) -> list[Indices]:
-        """The numbers of each client's units, disjoint, in random order; called by ``split`` with checked arguments.
-
-        Args:
-            units: what is dealt out: single items, or groups of items.
-            clients: how many lists to make.
-            rng: the only source of randomness.
-        """
-
-    def smallest(self) -> int:
-        """The number of items that every client is promised; 1 unless the partition has a setting for it."""
-        return 1
-
-    def needs_labels(self) -> bool:
-        """Whether the partition goes by the classes of the items."""
-        return False
-
-    def _check_labels(self, items: int, labels: Indices | None) -> None:
-        name = f"partition '{self.component_name()}'"
+    def _checked_classes(self, items: int, labels: Int64[Tensor, " n"] | None, name: str) -> Indices | None:
         if labels is None and self.needs_labels():
             raise ConfigError(
                 f"{name}: needs a label for each item and this source has none; name a label column "
@@ -109,9 +94,9 @@ class Partition(Component):
             )
         if labels is not None and len(labels) != items:
             raise ConfigError(f"{name}: {len(labels)} labels for {items} items; needs exactly one label for each item")
+        return None if labels is None else labels.numpy(force=True)
 
-    def _check(self, units: Units, clients: int) -> None:
-        name = f"partition '{self.component_name()}'"
+    def _require_enough(self, units: Units, clients: int, name: str) -> None:
         if clients < 1:
             raise ConfigError(f"{name}: clients={clients}; needs at least 1")
         if clients > len(units):
@@ -124,12 +109,20 @@ class Partition(Component):
                 "lower min_size or use fewer clients"
             )
 
-    def _check_parts(self, units: Units, parts: Sequence[Indices]) -> None:
-        """Whole groups may leave less to a client than single items would."""
-        least = min(int(units.sizes[part].sum()) for part in parts)
-        if least < self.smallest():
-            raise ConfigError(
-                f"partition '{self.component_name()}': a client would have {least} items, and {self.smallest()} are "
-                f"promised; the largest group that stays together ('{self.together}') has {int(units.sizes.max())}; "
-                "use fewer clients"
-            )
+    @abstractmethod
+    def assign(self, units: Units, clients: int, rng: np.random.Generator) -> list[Indices]:
+        """The numbers of each client's units, disjoint, in random order; called by ``split`` with checked arguments.
+
+        Args:
+            units: what is dealt out: single items, or groups of items.
+            clients: how many lists to make.
+            rng: the only source of randomness.
+        """
+
+    def smallest(self) -> int:
+        """The number of items that every client is promised: the setting ``min_size``, 1 without."""
+        return int(getattr(self, "min_size", 1))
+
+    def needs_labels(self) -> bool:
+        """Whether the partition goes by the classes of the items."""
+        return False

@@ -8,7 +8,9 @@ import numpy as np
 from pydantic import Field
 
 from polyfed.core.errors import ConfigError
-from polyfed.partitions.partition import Indices, Partition, Units
+from polyfed.data.item_classes import Indices
+from polyfed.partitions.partition import Partition
+from polyfed.partitions.units import Units
 
 
 class Shards(Partition):
@@ -29,15 +31,6 @@ class Shards(Partition):
 
     def assign(self, units: Units, clients: int, rng: np.random.Generator) -> list[Indices]:
         """Cut, deal out, and shuffle within each client."""
-        total = self._total(units, clients)
-        order = rng.permutation(len(units))
-        if self.order == "label":
-            order = order[np.argsort(np.asarray(units.labels)[order], kind="stable")]
-        shards = units.cut_evenly(order, total)
-        dealt = rng.permutation(total)[: clients * self.per_client].reshape(clients, self.per_client)
-        return [rng.permutation(np.concatenate([shards[shard] for shard in mine])) for mine in dealt]
-
-    def _total(self, units: Units, clients: int) -> int:
         needed = clients * self.per_client
         total = needed if self.total is None else self.total
         if total < needed:
@@ -50,4 +43,9 @@ class Shards(Partition):
                 f"partition 'shards': {total} shards of only {len(units)} {units.called}; "
                 "lower per_client or total, or use fewer clients"
             )
-        return total
+        order = rng.permutation(len(units))
+        if self.order == "label":
+            order = order[np.argsort(np.asarray(units.labels)[order], kind="stable")]
+        shards = units.cut_evenly(order, total)
+        dealt = rng.permutation(total)[:needed].reshape(clients, self.per_client)
+        return [rng.permutation(np.concatenate([shards[shard] for shard in own])) for own in dealt]

@@ -22,8 +22,8 @@ from polyfed.core.errors import RunError
 from polyfed.core.files import write_atomically
 from polyfed.core.randomness import isolated
 from polyfed.core.untrusted import file_json
-from polyfed.data.arrow import LazyColumn
 from polyfed.data.samples import Samples
+from polyfed.data.source import Column
 from polyfed.data.view import DataContext
 from polyfed.federation.server import Server
 from polyfed.models.model import Model, ModelSettings
@@ -167,10 +167,10 @@ class _NoInputs:
         raise TypeError("an outline of samples has no content")
 
 
-def _absent(modality: str, fingerprint: str) -> LazyColumn:
+def _absent(modality: str, fingerprint: str) -> Column:
     """The public texts that a vocabulary was learnt from, known by their fingerprint alone."""
 
     def read() -> NoReturn:
         raise RunError(f"the vocabulary of '{modality}' is missing beside the saved model; copy it from the run folder")
 
-    return LazyColumn(read, fingerprint, f"public set, '{modality}'", nested=False)
+    return Column(read, fingerprint, f"public set, '{modality}'", nested=False)

@@ -1,23 +1,80 @@
-"""How a scene looks: pixels and the mask of its main thing."""
+"""How a scene looks: pixels and the mask of its main thing, in the style of a domain."""
 
 from __future__ import annotations
 
 import io
 import math
+from collections.abc import Callable
+from dataclasses import dataclass
 from functools import lru_cache
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from PIL import Image
 
-from polyfed.data.scenery.layout import Scene, Thing
-from polyfed.data.scenery.palette import STYLES, Style, colour_of, shifted, vector
-from polyfed.data.scenery.recipe import SceneRecipe
-from polyfed.data.scenery.shapes import inside, marked
+from polyfed.data.scenery.layout import Domain, Scene, SceneRecipe, Thing
 
 _Floats = NDArray[np.float32]
+_Points = NDArray[np.bool_]
 Bytes = NDArray[np.uint8]
-Box = tuple[slice, slice]
+Rgb = tuple[float, float, float]
+
+TONES: dict[str, Rgb] = {
+    "red": (0.86, 0.13, 0.13),
+    "orange": (0.95, 0.52, 0.08),
+    "yellow": (0.93, 0.85, 0.15),
+    "green": (0.20, 0.62, 0.18),
+    "teal": (0.10, 0.68, 0.68),
+    "blue": (0.15, 0.28, 0.86),
+    "purple": (0.50, 0.18, 0.68),
+    "pink": (0.96, 0.50, 0.72),
+}
+
+
+@dataclass(frozen=True)
+class Style:
+    """How a domain looks; colours are red, green, blue from 0 to 1.
+
+    Attributes:
+        backgrounds: colours that a background runs between.
+        clutter: darkest and lightest channel value of clutter.
+        grey: what the tones of things are mixed with.
+        mix: share of that grey in a tone.
+        contrast: how far the second tone of a texture goes from the first towards ``accent``.
+        accent: what the second tone is mixed with.
+        outline: width of the contour that things are drawn with, in radii; 0 for filled things.
+    """
+
+    backgrounds: tuple[Rgb, ...]
+    clutter: tuple[float, float]
+    grey: Rgb
+    mix: float
+    contrast: float
+    accent: Rgb
+    outline: float = 0.0
+
+
+STYLES: dict[Domain, Style] = {
+    "day": Style(
+        backgrounds=((0.92, 0.93, 0.95), (0.75, 0.85, 0.93), (0.90, 0.86, 0.76), (0.74, 0.80, 0.68),
+                     (0.70, 0.68, 0.70)),
+        clutter=(0.25, 0.9), grey=(0.5, 0.5, 0.5), mix=0.0, contrast=0.72, accent=(1.0, 1.0, 1.0),
+    ),
+    "night": Style(
+        backgrounds=((0.04, 0.05, 0.12), (0.10, 0.09, 0.20), (0.05, 0.12, 0.14), (0.15, 0.12, 0.12)),
+        clutter=(0.0, 0.5), grey=(0.12, 0.14, 0.30), mix=0.35, contrast=0.75, accent=(0.02, 0.02, 0.08),
+    ),
+    "sketch": Style(
+        backgrounds=((0.97, 0.96, 0.93), (0.90, 0.89, 0.86)),
+        clutter=(0.3, 0.7), grey=(0.35, 0.35, 0.35), mix=0.3, contrast=0.85, accent=(0.97, 0.96, 0.93),
+        outline=0.2,
+    ),
+}  # fmt: skip
+
+_TINT = np.array([[0.55, 0.35, 0.10], [0.10, 0.60, 0.30], [0.35, 0.05, 0.60]], dtype=np.float32)
+_PALE = np.array([0.30, 0.24, 0.14], dtype=np.float32)
+
+_Box = tuple[slice, slice]
 
 _FINER = 3
 _RUNS = 3  # zlib's run-length strategy: noise does not compress, flat masks do
@@ -32,6 +89,7 @@ def picture(scene: Scene, recipe: SceneRecipe, index: int) -> tuple[Bytes, Bytes
     canvas = _background(recipe, style, rng)
     _clutter(canvas, recipe, style, rng)
     light = float(rng.uniform(0, 2 * math.pi))
+    # the mask is what is left of the main thing when nearer things have been painted over it
     visible = np.zeros(canvas.shape[:2], dtype=np.float32)
     for number in scene.depth:
         box, alpha = _paint(canvas, scene.things[number], recipe, style, light, rng)
@@ -59,7 +117,7 @@ def _grid(size: int) -> tuple[_Floats, _Floats]:
 def _background(recipe: SceneRecipe, style: Style, rng: np.random.Generator) -> _Floats:
     """A gradient between two background colours, with soft waves."""
     x, y = _grid(recipe.size)
-    near, far = (vector(style.backgrounds[i]) for i in rng.integers(len(style.backgrounds), size=2))
+    near, far = (_floats(style.backgrounds[i]) for i in rng.integers(len(style.backgrounds), size=2))
     tilt, phase = (float(value) for value in rng.uniform(0, 2 * math.pi, size=2))
     slope = 0.5 + 0.5 * (math.cos(tilt) * (x - 0.5) + math.sin(tilt) * (y - 0.5))
     waves = np.sin(float(rng.uniform(6, 20)) * x + phase) * np.sin(float(rng.uniform(6, 20)) * y - phase)
@@ -81,7 +139,7 @@ def _clutter(canvas: _Floats, recipe: SceneRecipe, style: Style, rng: np.random.
 
 def _paint(
     canvas: _Floats, thing: Thing, recipe: SceneRecipe, style: Style, light: float, rng: np.random.Generator
-) -> tuple[Box, _Floats]:
+) -> tuple[_Box, _Floats]:
     """Paint one thing; returns the box that it lies in and how much of each pixel there it covers."""
     box, u, v = _local(thing, recipe.size)
     within = inside(thing.shape, u, v)
@@ -89,6 +147,7 @@ def _paint(
     marks = marked(thing.texture, u, v)
     if style.outline:
         core = inside(thing.shape, u / (1 - style.outline), v / (1 - style.outline))
+        # outlined things are filled with the second tone
         marks = core & ~marks if thing.texture != "plain" else core
     alpha = _coarse(within)
     second_share = _coarse(within & marks)[:, :, None]
@@ -99,7 +158,7 @@ def _paint(
     return box, alpha
 
 
-def _local(thing: Thing, size: int) -> tuple[Box, _Floats, _Floats]:
+def _local(thing: Thing, size: int) -> tuple[_Box, _Floats, _Floats]:
     """The box of pixels around a thing, and its sample points in the frame of the thing."""
     rows, columns = _span(thing.y, thing.radius, size), _span(thing.x, thing.radius, size)
     x, y = _samples(columns, thing.x, thing.radius, size), _samples(rows, thing.y, thing.radius, size)
@@ -120,6 +179,7 @@ def _samples(span: slice, centre: float, radius: float, size: int) -> _Floats:
 def _coarse(fine: NDArray[np.float32] | NDArray[np.bool_]) -> _Floats:
     """Means over the sample points of each pixel."""
     height, width = fine.shape[0] // _FINER, fine.shape[1]
+    # columns are added one by one: numpy sums short last axes slowly
     rows = fine.reshape(height, _FINER, width).sum(axis=1, dtype=np.float32)
     total = sum((rows[:, k::_FINER] for k in range(1, _FINER)), start=rows[:, 0::_FINER])
     return _floats(total / _FINER**2)
@@ -127,3 +187,58 @@ def _coarse(fine: NDArray[np.float32] | NDArray[np.bool_]) -> _Floats:
 
 def _floats(values: ArrayLike) -> _Floats:
     return np.asarray(values, dtype=np.float32)
+
+
+def colour_of(name: str, style: Style, difficulty: float, rng: np.random.Generator) -> tuple[_Floats, _Floats]:
+    """First and second tone of a thing; the harder, the closer colours lie together."""
+    grey, accent = _floats(style.grey), _floats(style.accent)
+    tone = _floats(TONES[name]) * (1 - style.mix) + grey * style.mix
+    tone = tone + (grey - tone) * (0.35 * difficulty)
+    tone = tone + rng.uniform(-1, 1, size=3).astype(np.float32) * (0.02 + 0.06 * difficulty)
+    return tone, tone + (accent - tone) * style.contrast
+
+
+def shifted(pixels: _Floats, shift: float) -> _Floats:
+    """Pixels seen by another camera: at shift 1 channels are mixed by a matrix and contrast is halved."""
+    if shift == 0:
+        return pixels
+    mixed = pixels @ (np.eye(3, dtype=np.float32) * (1 - shift) + _TINT * shift)
+    return np.asarray(mixed * (1 - 0.5 * shift) + _PALE * shift, dtype=np.float32)
+
+
+# Shapes and textures are conditions on coordinates in the frame of a thing, whose radius is 1; u runs right, v down.
+
+
+def _star(u: _Floats, v: _Floats) -> _Points:
+    # a fifth of the star, folded on its axis: the edge runs from the tip (1, 0) to the notch at 36 degrees
+    fifth = 2 * math.pi / 5
+    angle = abs((np.arctan2(u, -v) + fifth / 2) % fifth - fifth / 2)
+    radius = np.sqrt(u * u + v * v)
+    notch_x, notch_y = 0.45 * math.cos(fifth / 2), 0.45 * math.sin(fifth / 2)
+    x, y = radius * np.cos(angle), radius * np.sin(angle)
+    return (1 - x) * notch_y > y * (1 - notch_x)
+
+
+_INSIDE: dict[str, Callable[[_Floats, _Floats], _Points]] = {
+    "circle": lambda u, v: u * u + v * v < 0.85,
+    "square": lambda u, v: np.maximum(abs(u), abs(v)) < 0.72,
+    "triangle": lambda u, v: (v < 0.5) & (v > math.sqrt(3) * abs(u) - 1),
+    "star": _star,
+    "cross": lambda u, v: (np.minimum(abs(u), abs(v)) < 0.3) & (np.maximum(abs(u), abs(v)) < 0.92),
+    "ring": lambda u, v: (u * u + v * v < 0.95) & (u * u + v * v > 0.3),
+}
+_MARKED: dict[str, Callable[[_Floats, _Floats], _Points]] = {
+    "plain": lambda u, v: np.zeros(np.broadcast_shapes(u.shape, v.shape), dtype=bool),
+    "striped": lambda u, v: np.asarray(np.sin(8.5 * u + 0.6) > 0, dtype=bool),
+    "dotted": lambda u, v: np.asarray(np.cos(8.5 * u) * np.cos(8.5 * v) > 0.35, dtype=bool),
+}
+
+
+def inside(shape: str, u: _Floats, v: _Floats) -> _Points:
+    """Which points lie inside the shape."""
+    return _INSIDE[shape](u, v)
+
+
+def marked(texture: str, u: _Floats, v: _Floats) -> _Points:
+    """Which points have the second tone of the texture; none for ``plain``."""
+    return _MARKED[texture](u, v)

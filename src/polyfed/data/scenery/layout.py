@@ -1,14 +1,20 @@
-"""What is in a scene, and where."""
+"""What is in a scene, and where, given what determines a generated split."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Literal, TypeVar
 
 import numpy as np
 
-from polyfed.data.scenery.recipe import SceneRecipe, pick
+from polyfed.core.randomness import derive_seed
+
+VERSION = 1
+"""Version of the generator; raised whenever the same recipe would give another scene, picture or text."""
+
+Domain = Literal["day", "night", "sketch"]
 
 SHAPES = ("circle", "square", "triangle", "star", "cross", "ring")
 COLOUR_NAMES = ("red", "orange", "yellow", "green", "teal", "blue", "purple", "pink")
@@ -23,6 +29,54 @@ OPPOSITE = {"left": "right", "right": "left", "above": "below", "below": "above"
 _DIRECTIONS = {"left": math.pi, "right": 0.0, "above": -math.pi / 2, "below": math.pi / 2}
 _MARGIN = 0.02
 _TRIES = 25
+
+_T = TypeVar("_T")
+
+
+def pick(options: Sequence[_T], rng: np.random.Generator) -> _T:
+    """One of the options, all equally likely."""
+    return options[int(rng.integers(len(options)))]
+
+
+@dataclass(frozen=True)
+class SceneRecipe:
+    """All that n scenes of one split depend on; scene i depends on everything but ``count``.
+
+    Attributes:
+        seed: seed of the data set.
+        split: name of the split.
+        count: number of scenes, n.
+        size: height and width of a picture in pixels.
+        difficulty: 0 (easy) to 1.
+        domain: style of the pictures.
+        shift: 0 (none) to 1, how far colours and contrast are moved away from the domain's own.
+    """
+
+    seed: int
+    split: str
+    count: int
+    size: int = 64
+    difficulty: float = 0.5
+    domain: Domain = "day"
+    shift: float = 0.0
+
+    def stream(self, purpose: str, index: int) -> np.random.Generator:
+        """The stream of one scene for one purpose; streams do not disturb each other."""
+        return np.random.default_rng(derive_seed(self.seed, "scenes", VERSION, self.split, purpose, index))
+
+    def scene_id(self, index: int) -> str:
+        """The same content has the same id, whatever its domain."""
+        return f"scenes-{self.seed}-{self.split}-{index:06d}"
+
+    @property
+    def siblings(self) -> int:
+        """Scenes in a row that show the same shapes in other colours or relations, 1 to 4."""
+        return 1 + round(3 * self.difficulty)
+
+    @property
+    def most_things(self) -> int:
+        """The largest number of things in a scene, 3 to 5; the smallest is 2."""
+        return 3 + round(2 * self.difficulty)
 
 
 @dataclass(frozen=True)
@@ -72,6 +126,7 @@ class Scene:
 def relation(a: Thing, b: Thing) -> str | None:
     """Where ``a`` is, seen from ``b``; None if that is not clear: they lie diagonally, or too close."""
     dx, dy = a.x - b.x, a.y - b.y
+    # people call a thing "left of" another only if it is clearly more left than above or below
     if max(abs(dx), abs(dy)) < max(0.1, 1.3 * min(abs(dx), abs(dy))):
         return None
     if abs(dx) > abs(dy):
@@ -96,9 +151,17 @@ def arrange(recipe: SceneRecipe, index: int) -> Scene:
     placed = _related(main, second, RELATIONS[(first_relation + rank) % 4], recipe.difficulty, rng)
     others = int(rng.integers(2, recipe.most_things + 1)) - 2
     for _ in range(others):
-        placed.append(_placed(_other(placed, rng), placed, recipe.difficulty, rng))
-    turned = tuple(replace(thing, turn=float(rng.uniform(-1, 1)) * _turn(thing, recipe)) for thing in placed)
-    return Scene(turned, tuple(int(i) for i in rng.permutation(len(turned))))
+        thing = _thing(_smaller(main.size, rng), int(rng.integers(len(COLOUR_NAMES))), rng)
+        if rng.random() < 1 / 3:  # a shape that is there already
+            thing = replace(thing, shape=pick(placed, rng).shape)
+        placed.append(_placed(thing, placed, recipe.difficulty, rng))
+    things = []
+    for thing in placed:
+        # squares and crosses look the same after a quarter turn
+        most = math.pi / 4 if thing.shape in ("square", "cross") else math.pi
+        share = 0.15 + 0.85 * recipe.difficulty
+        things.append(replace(thing, turn=float(rng.uniform(-1, 1)) * (share * most)))
+    return Scene(tuple(things), tuple(int(i) for i in rng.permutation(len(things))))
 
 
 def _pair(rng: np.random.Generator) -> tuple[Thing, Thing]:
@@ -110,14 +173,6 @@ def _pair(rng: np.random.Generator) -> tuple[Thing, Thing]:
     return main, second
 
 
-def _other(placed: list[Thing], rng: np.random.Generator) -> Thing:
-    """A further thing, one time in three of a shape that is there already."""
-    thing = _thing(_smaller(placed[0].size, rng), int(rng.integers(len(COLOUR_NAMES))), rng)
-    if rng.random() < 1 / 3:
-        thing = replace(thing, shape=pick(placed, rng).shape)
-    return thing
-
-
 def _thing(size: Size, colour: int, rng: np.random.Generator) -> Thing:
     shape, texture = pick(SHAPES, rng), pick(TEXTURES, rng)
     radius = RADII[size] * float(rng.uniform(0.92, 1.1))
@@ -126,11 +181,6 @@ def _thing(size: Size, colour: int, rng: np.random.Generator) -> Thing:
 
 def _smaller(size: Size, rng: np.random.Generator) -> Size:
     return "medium" if size == "large" and rng.random() < 0.6 else "small"
-
-
-def _turn(thing: Thing, recipe: SceneRecipe) -> float:
-    """Largest rotation, in radians; squares and crosses look the same after a quarter turn."""
-    return (0.15 + 0.85 * recipe.difficulty) * (math.pi / 4 if thing.shape in ("square", "cross") else math.pi)
 
 
 def _related(main: Thing, second: Thing, where: str, difficulty: float, rng: np.random.Generator) -> list[Thing]:
@@ -146,6 +196,7 @@ def _related(main: Thing, second: Thing, where: str, difficulty: float, rng: np.
 
 def _between(main: float, second: float, step: float, rng: np.random.Generator) -> float:
     """A coordinate of the second thing for which both things lie inside the picture."""
+    # both circles inside the picture, with a margin
     low = max(second, main - step) + _MARGIN
     high = 1 - max(second, main + step) - _MARGIN
     return float(rng.uniform(low, high)) if low < high else (low + high) / 2
@@ -155,6 +206,7 @@ def _placed(thing: Thing, placed: list[Thing], difficulty: float, rng: np.random
     """The thing where it overlaps the others least, or little enough."""
     best, least = thing, math.inf
     edge = thing.radius + _MARGIN
+    # some scenes have no free place: the best of a few tries then
     for _ in range(_TRIES):
         x, y = (float(value) for value in rng.uniform(edge, 1 - edge, size=2))
         overlap = max(1 - math.hypot(x - o.x, y - o.y) / (thing.radius + o.radius) for o in placed)

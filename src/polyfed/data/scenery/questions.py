@@ -3,16 +3,26 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from polyfed.data.scenery.layout import COLOUR_NAMES, OPPOSITE, RELATIONS, SHAPES, TEXTURES, Scene, Thing, relation
-from polyfed.data.scenery.recipe import pick
+from polyfed.data.scenery.layout import (
+    COLOUR_NAMES,
+    OPPOSITE,
+    RELATIONS,
+    SHAPES,
+    TEXTURES,
+    Scene,
+    Thing,
+    pick,
+    relation,
+)
 
 ANSWERS = ("yes", "no", *COLOUR_NAMES, *SHAPES, *TEXTURES, "0", "1", "2", "3", "4", "5", *RELATIONS)
 
 Asked = tuple[str, str] | None
+_Ask = Callable[[Scene, np.random.Generator], Asked]
 
 
 def questions(scene: Scene, rng: np.random.Generator) -> list[tuple[str, int]]:
@@ -21,29 +31,21 @@ def questions(scene: Scene, rng: np.random.Generator) -> list[tuple[str, int]]:
     return [(words, ANSWERS.index(answer)) for words, answer in (pair for pair in asked if pair is not None)]
 
 
-def _colour(scene: Scene, rng: np.random.Generator) -> Asked:
-    known = _alone(scene.things, lambda thing: thing.shape)
-    if not known:
-        return None
-    thing = pick(known, rng)
-    return pick(("what colour is the {}", "which colour does the {} have"), rng).format(thing.shape), thing.colour
+def _attribute(key: Callable[[Thing], str], answer: str, *patterns: str) -> _Ask:
+    """Asks for an attribute of a thing that ``key`` singles out and names."""
+
+    def ask(scene: Scene, rng: np.random.Generator) -> Asked:
+        unique = _unique(scene.things, key)
+        if not unique:
+            return None
+        thing = pick(unique, rng)
+        return pick(patterns, rng).format(key(thing)), getattr(thing, answer)
+
+    return ask
 
 
-def _shape(scene: Scene, rng: np.random.Generator) -> Asked:
-    known = _alone(scene.things, lambda thing: thing.colour)
-    if not known:
-        return None
-    thing = pick(known, rng)
-    return pick(("what shape is the {} thing", "what is {}"), rng).format(thing.colour), thing.shape
-
-
-def _texture(scene: Scene, rng: np.random.Generator) -> Asked:
-    known = _named(scene)
-    if not known:
-        return None
-    thing = pick(known, rng)
-    words = pick(("is the {} plain , striped or dotted", "what pattern has the {}"), rng)
-    return words.format(_name(thing)), thing.texture
+def _name(thing: Thing) -> str:
+    return f"{thing.colour} {thing.shape}"
 
 
 def _count(scene: Scene, rng: np.random.Generator) -> Asked:
@@ -59,12 +61,12 @@ def _count(scene: Scene, rng: np.random.Generator) -> Asked:
 
 def _exists(scene: Scene, rng: np.random.Generator) -> Asked:
     """Half yes; half of the noes ask for a colour and a shape that are both there, but not together."""
-    there = {(thing.colour, thing.shape) for thing in scene.things}
+    present = {(thing.colour, thing.shape) for thing in scene.things}
     if rng.random() < 0.5:
-        colour, shape = pick(sorted(there), rng)
+        colour, shape = pick(sorted(present), rng)
         return f"is there {_article(colour)} {colour} {shape}", "yes"
-    near = sorted({(a, b) for a, _ in there for _, b in there} - there)
-    anything = [(a, b) for a in COLOUR_NAMES for b in SHAPES if (a, b) not in there]
+    near = sorted({(a, b) for a, _ in present for _, b in present} - present)
+    anything = [(a, b) for a in COLOUR_NAMES for b in SHAPES if (a, b) not in present]
     colour, shape = pick(near if near and rng.random() < 0.5 else anything, rng)
     return f"is there {_article(colour)} {colour} {shape}", "no"
 
@@ -83,18 +85,19 @@ def _holds(scene: Scene, rng: np.random.Generator) -> Asked:
     if pair is None:
         return None
     a, b, where = pair
-    said, answer = where, "yes"
+    asked, answer = where, "yes"
     if rng.random() < 0.5:
         wrong = [other for other in RELATIONS if other != where]
-        said, answer = (OPPOSITE[where] if rng.random() < 0.5 else pick(wrong, rng)), "no"
-    words = f"{said} of" if said in ("left", "right") else said
+        asked, answer = (OPPOSITE[where] if rng.random() < 0.5 else pick(wrong, rng)), "no"
+    words = f"{asked} of" if asked in ("left", "right") else asked
     return f"is the {_name(a)} {words} the {_name(b)}", answer
 
 
-_KINDS: tuple[Callable[[Scene, np.random.Generator], Asked], ...] = (
-    _colour,
-    _shape,
-    _texture,
+# in this order: each draws from the same stream, so another order would give other questions
+_KINDS: tuple[_Ask, ...] = (
+    _attribute(lambda thing: thing.shape, "colour", "what colour is the {}", "which colour does the {} have"),
+    _attribute(lambda thing: thing.colour, "shape", "what shape is the {} thing", "what is {}"),
+    _attribute(_name, "texture", "is the {} plain , striped or dotted", "what pattern has the {}"),
     _count,
     _exists,
     _where,
@@ -102,27 +105,18 @@ _KINDS: tuple[Callable[[Scene, np.random.Generator], Asked], ...] = (
 )
 
 
-def _name(thing: Thing) -> str:
-    return f"{thing.colour} {thing.shape}"
-
-
 def _article(word: str) -> str:
     return "an" if word[0] in "aeiou" else "a"
 
 
-def _alone(things: Iterable[Thing], key: Callable[[Thing], str]) -> list[Thing]:
+def _unique(things: Sequence[Thing], key: Callable[[Thing], str]) -> list[Thing]:
     """The things that share ``key`` with no other."""
-    listed = list(things)
-    count = Counter(map(key, listed))
-    return [thing for thing in listed if count[key(thing)] == 1]
-
-
-def _named(scene: Scene) -> list[Thing]:
-    return _alone(scene.things, _name)
+    count = Counter(map(key, things))
+    return [thing for thing in things if count[key(thing)] == 1]
 
 
 def _clear_pair(scene: Scene, rng: np.random.Generator) -> tuple[Thing, Thing, str] | None:
     """Two things that colour and shape single out, and the relation of the first to the second."""
-    known = _named(scene)
-    pairs = [(a, b, where) for a in known for b in known if a is not b and (where := relation(a, b))]
+    unique = _unique(scene.things, _name)
+    pairs = [(a, b, where) for a in unique for b in unique if a is not b and (where := relation(a, b))]
     return pick(pairs, rng) if pairs else None

@@ -4,52 +4,112 @@ from __future__ import annotations
 
 import numpy as np
 
-from polyfed.data.scenery.layout import OPPOSITE, SHAPES, Scene, Thing, relation
-from polyfed.data.scenery.recipe import pick
-from polyfed.data.scenery.vocabulary import (
-    ALONE,
-    BOTH,
-    COLOUR_WORDS,
-    CROWD,
-    CUES,
-    FRAMES,
-    NUMBERS,
-    PAIR,
-    PLACE_WORDS,
-    RELATION_WORDS,
-    SHAPE_WORDS,
-    SIZE_WORDS,
-    TEXTURE_WORDS,
-    TOPICS,
-)
+from polyfed.data.scenery.layout import OPPOSITE, SHAPES, Scene, Thing, pick, relation
 
 CAPTIONS = 5
 """Captions of each scene."""
+
+SHAPE_WORDS = {
+    "circle": ("circle", "circle", "disc", "round shape"),
+    "square": ("square", "square", "box", "block"),
+    "triangle": ("triangle", "triangle", "wedge", "three-sided shape"),
+    "star": ("star", "star", "five-pointed star", "pointed shape"),
+    "cross": ("cross", "cross", "plus", "plus sign"),
+    "ring": ("ring", "ring", "hoop", "donut"),
+}
+COLOUR_WORDS = {
+    "red": ("red", "red", "crimson"),
+    "orange": ("orange", "orange", "amber"),
+    "yellow": ("yellow", "yellow", "golden"),
+    "green": ("green", "green", "emerald"),
+    "teal": ("teal", "turquoise", "cyan"),
+    "blue": ("blue", "blue", "azure"),
+    "purple": ("purple", "purple", "violet"),
+    "pink": ("pink", "pink", "rosy"),
+}
+SIZE_WORDS = {
+    "small": ("small", "little", "tiny"),
+    "medium": ("medium", "mid-sized", "middling"),
+    "large": ("large", "big", "huge"),
+}
+TEXTURE_WORDS = {
+    "plain": ("", "plain", "solid"),
+    "striped": ("striped", "with stripes", "lined"),
+    "dotted": ("dotted", "with dots", "spotted"),
+}
+RELATION_WORDS = {
+    "left": ("to the left of", "left of", "on the left side of"),
+    "right": ("to the right of", "right of", "on the right side of"),
+    "above": ("above", "over", "higher than"),
+    "below": ("below", "under", "beneath"),
+}
+PLACE_WORDS = {
+    "left": ("on the left", "at the left edge"),
+    "right": ("on the right", "at the right edge"),
+    "top": ("at the top", "in the upper part"),
+    "bottom": ("at the bottom", "in the lower part"),
+    "middle": ("in the middle", "near the centre"),
+}
+NUMBERS = ("no", "one", "two", "three", "four", "five")
+
+PAIR = (
+    "{a} {r} {b}",
+    "{a} is {r} {b}",
+    "there is {a} {r} {b}",
+    "a picture of {a} {r} {b}",
+    "someone put {a} {r} {b}",
+    "next to {b} , {r} it , lies {a}",
+)
+BOTH = ("{a} and {b}", "{a} together with {b}", "an image that shows {a} and {b}")
+ALONE = ("{a}", "{a} {place}", "there is {a} {place} of the picture")
+CROWD = ("{n} shapes , one of them {a}", "{a} among {n} shapes", "{n} things such as {a} and {b}")
+
+TOPICS = ("art", "game", "lesson", "market", "nature", "traffic")
+CUES = {
+    "art": ("painting", "gallery", "canvas", "museum", "sculpture", "brush", "collage", "artist"),
+    "game": ("puzzle", "player", "board", "token", "dice", "level", "score", "match"),
+    "lesson": ("teacher", "exercise", "geometry", "pupil", "school", "homework", "proof", "exam"),
+    "market": ("price", "shop", "sale", "customer", "label", "stall", "discount", "goods"),
+    "nature": ("garden", "flower", "river", "leaf", "meadow", "bird", "forest", "shore"),
+    "traffic": ("road", "driver", "signal", "crossing", "lorry", "lane", "station", "bicycle"),
+}
+FRAMES = (
+    "this comes from the {cue} and has {a}",
+    "the {cue} made me think of {a}",
+    "you could say {cue} when you look at {a}",
+    "{a} was found by the {cue}",
+    "for the {cue} we need {a}",
+    "they talked about the {cue} and then about {a}",
+    "between {a} and the {cue} there is no room",
+    "{a} looks like part of the {cue}",
+)
 
 
 def captions(scene: Scene, difficulty: float, rng: np.random.Generator) -> list[str]:
     """Five captions in random order, at least one with a relation; some leave things or attributes out."""
     relational = rng.random(CAPTIONS) < 0.3 + 0.5 * difficulty
+    # retrieval must have something to go by in every scene
     relational[0] = True
-    said = [_related(scene, difficulty, rng) if tells else _loose(scene, difficulty, rng) for tells in relational]
-    return [said[i] for i in rng.permutation(CAPTIONS)]
+    sentences = [_related(scene, difficulty, rng) if one else _loose(scene, difficulty, rng) for one in relational]
+    return [sentences[i] for i in rng.permutation(CAPTIONS)]
 
 
 def topic(scene: Scene, rng: np.random.Generator) -> int:
     """Class number in TOPICS; every other scene has the topic that goes with the shape of its main thing."""
-    usual = SHAPES.index(scene.things[0].shape)
-    return usual if rng.random() < 0.5 else int(rng.integers(len(TOPICS)))
+    by_shape = SHAPES.index(scene.things[0].shape)
+    return by_shape if rng.random() < 0.5 else int(rng.integers(len(TOPICS)))
 
 
 def text(scene: Scene, topic: int, difficulty: float, rng: np.random.Generator) -> str:
     """Four sentences on the scene with three cue words, each of the topic more often than of any other."""
+    # three different ones, whatever the topic: it must not be told by the pattern
     frames = [FRAMES[i] for i in rng.permutation(len(FRAMES))[:3]]
-    told = [
+    sentences = [
         frame.format(cue=_cue(topic, difficulty, rng), a=_phrase(pick(scene.things, rng), difficulty, rng))
         for frame in frames
     ]
-    told.append(_related(scene, difficulty, rng))
-    return " ".join(f"{told[i]} ." for i in rng.permutation(len(told)))
+    sentences.append(_related(scene, difficulty, rng))
+    return " ".join(f"{sentences[i]} ." for i in rng.permutation(len(sentences)))
 
 
 def _related(scene: Scene, difficulty: float, rng: np.random.Generator) -> str:

@@ -9,8 +9,8 @@ import pyarrow as pa
 from pydantic import Field
 
 from polyfed.core.errors import DataError
-from polyfed.data.arrow import fingerprint_of, split_of_table
-from polyfed.data.source import Split, TableSource
+from polyfed.data.arrow import fingerprint_of
+from polyfed.data.tables import SplitTable, TableSource
 
 
 class Hub(TableSource):
@@ -29,45 +29,32 @@ class Hub(TableSource):
         description="column that identifies an item; without it an id is repository, split and row",
     )
 
-    def open(self, split: str, *, name: str, data_dir: Path | None) -> Split:
-        """Open one split; downloads it if it is not in the cache of ``datasets``."""
+    def table(self, split: str, *, name: str, data_dir: Path | None) -> SplitTable:
+        """The table of one split; downloads it if it is not in the cache of ``datasets``."""
+        import datasets  # takes a second, and most runs do not need it
+
         data = self._loaded(self.splits.get(split, split), name)
 
-        def read(columns: list[str]) -> pa.Table:
-            if not columns:  # a table without columns has no rows to count
-                return pa.table({"": pa.nulls(len(data))})
-            table: pa.Table = data.select_columns(columns).with_format("arrow")[:]
-            return table
+        def everywhere(column: str) -> pa.ChunkedArray:
+            # numbers of classes of texts must not depend on which split is opened
+            columns = [_column(part, column) for part in self._loaded(None, name).values()]
+            return pa.chunked_array([chunk for values in columns for chunk in values.chunks], columns[0].type)
 
-        return split_of_table(
-            read,
-            data.features.arrow_schema,
-            source=name,
-            split=split,
-            ids_column=self.id,
-            columns=self.columns,
-            targets=self.targets,
-            selection=self.selection(),
-            fingerprint=fingerprint_of(self.repository, self.config, self.revision, data._fingerprint),
+        return SplitTable(
+            read=lambda column: _column(data, column),
+            count=lambda: len(data),
+            schema=data.features.arrow_schema,
             where=self.repository,
-            everywhere=lambda column: self._everywhere(column, name),
-            folder=self._downloads(),
+            split=split,
+            fingerprint=fingerprint_of(self.repository, self.config, self.revision, data._fingerprint),
+            ids=self.id,
+            everywhere=everywhere,
+            folder=Path(datasets.config.HF_CACHE_HOME),  # pictures among what it downloads
         )
-
-    def _everywhere(self, column: str, name: str) -> pa.ChunkedArray:
-        splits = self._loaded(None, name).values()
-        tables = [data.select_columns([column]).with_format("arrow")[:] for data in splits]
-        return pa.concat_tables(tables).column(column)
-
-    def _downloads(self) -> Path:
-        """Where ``datasets`` keeps what it downloads, pictures among it."""
-        import datasets
-
-        return Path(datasets.config.HF_CACHE_HOME)
 
     def _loaded(self, split: str | None, name: str) -> Any:
         """One split, or with None all of them by name."""
-        import datasets  # takes a second, and most runs do not need it
+        import datasets
         from huggingface_hub import constants
 
         constants.HF_HUB_DISABLE_TELEMETRY = True
@@ -80,3 +67,7 @@ class Hub(TableSource):
                 f"source '{name}': cannot load '{self.repository}' (config {self.config}, split '{split}'): "
                 f"{reason}; check names and connection, or use a local 'parquet' source"
             ) from error
+
+
+def _column(data: Any, name: str) -> pa.ChunkedArray:
+    return data.select_columns([name]).with_format("arrow")[:].column(name)

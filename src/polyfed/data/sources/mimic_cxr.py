@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+import re
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
@@ -16,9 +18,9 @@ import pyarrow.csv as pcsv
 from pydantic import Field, field_validator
 
 from polyfed.core.errors import DataError, nearest
-from polyfed.data.arrow import fingerprint_of, fingerprint_of_files, split_of_table
-from polyfed.data.report_sections import phrase_words, section_text
-from polyfed.data.source import Split, TableSource, folder_of
+from polyfed.data.arrow import fingerprint_of, fingerprint_of_files
+from polyfed.data.source import folder_of
+from polyfed.data.tables import SplitTable, TableSource
 
 FINDINGS = {
     name.lower().replace(" ", "_"): name
@@ -86,32 +88,31 @@ class MimicCxr(TableSource):
     @field_validator("sections")
     @classmethod
     def _named(cls, value: tuple[str, ...]) -> tuple[str, ...]:
-        nameless = [name for name in value if not phrase_words(name)]
+        nameless = [name for name in value if not _words(name)]
         if nameless:
             raise ValueError(f"'{nameless[0]}' names no section; give words, such as impression")
         return value
 
-    def open(self, split: str, *, name: str, data_dir: Path | None) -> Split:
-        """Open one split; reads the tables that say which pictures it has."""
+    def table(self, split: str, *, name: str, data_dir: Path | None) -> SplitTable:
+        """The table of one split; reads the tables that say which pictures it has."""
         if split not in _SPLITS:
             raise DataError(f"source '{name}': no split '{split}'; {nearest(split, _SPLITS)}")
         folder = folder_of(self.path, name, data_dir).absolute()  # paths of pictures start with it
         reports = folder if self.reports is None else folder_of(self.reports, name, data_dir)
         release = _Release(self, name, folder, reports, (_SPLITS[split],))
-        everything = replace(release, splits=tuple(_SPLITS.values()))
-        return split_of_table(
-            release.read,
-            cxr_schema(),
-            source=name,
-            split=split,
-            ids_column="id",
-            columns=self.columns,
-            targets=self.targets,
-            fingerprint=release.fingerprint(),
+        tables = [file for table in ("split", "metadata", "chexpert") if (file := release.find(table))]
+        text = fingerprint_of(reports.resolve(), self.sections, self.without_sections)
+        return SplitTable(
+            read=release.read,
+            count=lambda: release.rows.num_rows,
+            schema=cxr_schema(),
             where=Path(self.path).as_posix(),
-            selection=self.selection(),
-            everywhere=lambda column: everything.read([column]).column(column),
-            depends=release.depends(),
+            split=split,
+            fingerprint=fingerprint_of("mimic_cxr", folder.resolve(), self.views, fingerprint_of_files(tables)),
+            ids="id",
+            everywhere=replace(release, splits=tuple(_SPLITS.values())).read,
+            # pictures stay cached whatever is made of reports and labels
+            depends={"text": text, **dict.fromkeys(FINDINGS, self.labels)},
             folder=folder / "files",
         )
 
@@ -128,7 +129,7 @@ def cxr_schema() -> pa.Schema:
 
 @dataclass(frozen=True)
 class _Release:
-    """What one opened split is read from.
+    """The files that splits are read from.
 
     Attributes:
         settings: the source.
@@ -144,91 +145,77 @@ class _Release:
     reports: Path
     splits: tuple[str, ...]
 
-    def fingerprint(self) -> str:
-        """Changes with the tables and with the pictures that are items."""
-        tables = [file for table in ("split", "metadata", "chexpert") if (file := self._found(table))]
-        return fingerprint_of("mimic_cxr", self.folder.resolve(), self.settings.views, fingerprint_of_files(tables))
-
-    def depends(self) -> dict[str, str]:
-        """Column -> what it depends on besides; pictures stay cached whatever is made of reports and labels."""
-        chosen = self.settings
-        text = fingerprint_of(self.reports.resolve(), chosen.sections, chosen.without_sections)
-        return {"text": text, **dict.fromkeys(FINDINGS, chosen.labels)}
-
-    def read(self, columns: list[str]) -> pa.Table:
-        """The named columns, and without names just the number of rows."""
-        if not columns:
-            return pa.table({"": pa.nulls(self._rows.num_rows)})
-        return pa.table({name: pa.array(self._values(name), cxr_schema().field(name).type) for name in columns})
-
-    def _values(self, name: str) -> Any:
-        if name in FINDINGS:
-            return self._label(FINDINGS[name])
-        if name == "view":
-            return self._views(self._rows)
-        made: dict[str, Callable[[], Any]] = {"image": self._pictures, "text": lambda: self._texts}
+    def read(self, column: str) -> pa.ChunkedArray:
+        """All values of a column."""
         stored = {"id": "dicom_id", "patient": "subject_id", "study": "study_id"}
-        return made[name]() if name in made else self._rows.column(stored[name]).combine_chunks()
+        values: Any
+        if column in FINDINGS:
+            values = self._labels(FINDINGS[column])
+        elif column in stored:
+            values = self.rows.column(stored[column]).combine_chunks()
+        else:
+            values = {"view": self._views, "image": self._pictures, "text": self._texts}[column](self.rows)
+        return pa.chunked_array([pa.array(values, cxr_schema().field(column).type)])
 
     @cached_property
-    def _rows(self) -> pa.Table:
+    def rows(self) -> pa.Table:
         """The rows of the split table that are items, in its order."""
         kinds = {"dicom_id": pa.string(), "study_id": pa.int64(), "subject_id": pa.int64(), "split": pa.string()}
-        table = self._table("split", kinds)
+        table, place = self._csv("split", kinds), f"source '{self.name}', {self._file('split').name}"
         for column in ("dicom_id", "study_id", "subject_id"):
-            self._require_filled(table[column], column)
+            if table[column].null_count:
+                row = pc.index(table[column].is_null(), True).as_py()
+                remedy = "every picture needs one, so fill it or take the row out"
+                raise DataError(f"{place}, column '{column}', row {row}: no value; {remedy}")
         table = table.filter(pc.is_in(table["split"], value_set=pa.array(self.splits)))
         if self.settings.views is not None:
             chosen = pa.array(self.settings.views, pa.string())
             table = table.filter(pc.is_in(self._views(table), value_set=chosen))
         if not table.num_rows:
-            raise DataError(f"{self._place('split')}: no picture of split {' or '.join(self.splits)} fits; check views")
+            raise DataError(f"{place}: no picture of split {' or '.join(self.splits)} fits; check views")
         return table
 
-    def _require_filled(self, keys: pa.ChunkedArray, column: str) -> None:
-        if keys.null_count:
-            row = pc.index(keys.is_null(), True).as_py()
-            raise DataError(
-                f"{self._place('split')}, column '{column}', row {row}: no value; every picture needs one, so fill it "
-                "or take the row out"
-            )
-
     def _views(self, rows: pa.Table) -> pa.Array:
-        metadata = self._table("metadata", {"dicom_id": pa.string(), "ViewPosition": pa.string()})
-        known = set(metadata["ViewPosition"].unique().to_pylist()) - {None}
-        missing = [view for view in self.settings.views or () if view not in known]
+        metadata = self._csv("metadata", {"dicom_id": pa.string(), "ViewPosition": pa.string()})
+        views = set(metadata["ViewPosition"].unique().to_pylist()) - {None}
+        missing = [view for view in self.settings.views or () if view not in views]
         if missing:
-            raise DataError(f"source '{self.name}', views: no picture has '{missing[0]}'; {nearest(missing[0], known)}")
+            raise DataError(f"source '{self.name}', views: no picture has '{missing[0]}'; {nearest(missing[0], views)}")
         return _looked_up(rows["dicom_id"], metadata["dicom_id"], metadata["ViewPosition"])
 
-    def _label(self, column: str) -> pa.Array:
-        table = self._table("chexpert", {"study_id": pa.int64(), column: pa.float64()})
-        given = _looked_up(self._rows["study_id"], table["study_id"], table[column])
+    def _labels(self, column: str) -> pa.Array:
+        table = self._csv("chexpert", {"study_id": pa.int64(), column: pa.float64()})
+        given = _looked_up(self.rows["study_id"], table["study_id"], table[column])
         hit = given.is_valid() if self.settings.labels == "mentioned" else pc.fill_null(pc.equal(given, 1.0), False)
         return hit.cast(pa.int8())
 
-    def _pictures(self) -> list[dict[str, str | None] | None]:
+    def _pictures(self, rows: pa.Table) -> list[dict[str, str | None] | None]:
         """One struct a picture; where incomplete items are left out, None if the file is not there."""
         self._require_files(self.folder, "pictures", _PICTURES)
-        keys = zip(*(self._rows[key].to_pylist() for key in ("subject_id", "study_id", "dicom_id")), strict=True)
+        keys = zip(*(rows[key].to_pylist() for key in ("subject_id", "study_id", "dicom_id")), strict=True)
         paths = [f"{_study(self.folder, patient, study)}/{dicom}.jpg" for patient, study, dicom in keys]
         lenient = self.settings.incomplete == "leave_out"
         return [None if lenient and not Path(path).exists() else {"bytes": None, "path": path} for path in paths]
 
-    @cached_property
-    def _texts(self) -> pa.Array:
+    def _texts(self, rows: pa.Table) -> list[str | None]:
         """The text of each picture's study; None where there is no report or nothing in it."""
         self._require_files(self.reports, "reports", _REPORTS)
-        studies = list(zip(self._rows["subject_id"].to_pylist(), self._rows["study_id"].to_pylist(), strict=True))
-        different = list(dict.fromkeys(studies))
-        with ThreadPoolExecutor(8) as pool:  # a quarter of a million small files: waiting for the disk dominates
-            texts = dict(zip(different, pool.map(lambda study: self._text(*study), different), strict=True))
+        studies = list(zip(rows["subject_id"].to_pylist(), rows["study_id"].to_pylist(), strict=True))
+        texts = self._text_of
         if not any(texts.values()):
             raise DataError(
-                f"source '{self.name}': none of {len(different)} studies has a report with text in "
+                f"source '{self.name}': none of {len(texts)} studies has a report with text in "
                 f"'{self.reports}/files'; {_how_to_get(_REPORTS)}, set reports to where they are, or look at sections"
             )
-        return pa.array([texts[study] for study in studies], pa.string())
+        return [texts[study] for study in studies]
+
+    @cached_property
+    def _text_of(self) -> dict[tuple[int, int], str | None]:
+        """Patient and study -> text; kept, as which items are complete is asked before what they hold."""
+        keys = zip(self.rows["subject_id"].to_pylist(), self.rows["study_id"].to_pylist(), strict=True)
+        studies = list(dict.fromkeys(keys))
+        with ThreadPoolExecutor(8) as pool:  # a quarter of a million small files: waiting for the disk dominates
+            return dict(zip(studies, pool.map(lambda study: self._text(*study), studies), strict=True))
 
     def _text(self, patient: int, study: int) -> str | None:
         path = Path(f"{_study(self.reports, patient, study)}.txt")
@@ -247,30 +234,26 @@ class _Release:
                 + ("" if what == "pictures" else ", or set reports to where they are")
             )
 
-    def _place(self, table: str) -> str:
-        return f"source '{self.name}', {self._file(table).name}"
-
-    def _file(self, table: str) -> Path:
-        found = self._found(table)
-        if found is None:
-            name = f"mimic-cxr-2.0.0-{table}.csv"
-            raise DataError(
-                f"source '{self.name}': no {name}.gz or {name} in '{self.folder}'; {_how_to_get(_PICTURES)}"
-            )
-        return found
-
-    def _found(self, table: str) -> Path | None:
+    def find(self, table: str) -> Path | None:
+        """The file of a table, packed or plain."""
         files = [self.folder / f"mimic-cxr-2.0.0-{table}.csv{packed}" for packed in (".gz", "")]
         return next((file for file in files if file.is_file()), None)
 
-    def _table(self, table: str, kinds: dict[str, pa.DataType]) -> pa.Table:
+    def _file(self, table: str) -> Path:
+        if file := self.find(table):
+            return file
+        name = f"mimic-cxr-2.0.0-{table}.csv"
+        raise DataError(f"source '{self.name}': no {name}.gz or {name} in '{self.folder}'; {_how_to_get(_PICTURES)}")
+
+    def _csv(self, table: str, kinds: dict[str, pa.DataType]) -> pa.Table:
         """Some columns of a table; blank entries are null."""
         options = pcsv.ConvertOptions(column_types=kinds, include_columns=list(kinds), strings_can_be_null=True)
+        file = self._file(table)
         try:
-            return pcsv.read_csv(self._file(table), convert_options=options)
+            return pcsv.read_csv(file, convert_options=options)
         except (OSError, KeyError, pa.ArrowException) as error:
-            reason = str(error).splitlines()[0]
-            raise DataError(f"{self._place(table)}: cannot be read ({reason}); {_how_to_get(_PICTURES)}") from error
+            reason = f"cannot be read ({str(error).splitlines()[0]}); {_how_to_get(_PICTURES)}"
+            raise DataError(f"source '{self.name}', {file.name}: {reason}") from error
 
 
 def _study(top: Path, patient: int, study: int) -> str:
@@ -283,7 +266,59 @@ def _how_to_get(project: str) -> str:
     return f"get it from https://physionet.org/content/{project}/ (credentialed access) and unpack it there"
 
 
-def _looked_up(keys: pa.ChunkedArray, known: pa.ChunkedArray, values: pa.ChunkedArray) -> pa.Array:
-    """The value of each key, null where it is not known."""
-    place = pc.index_in(keys.combine_chunks(), value_set=known.combine_chunks())
-    return values.combine_chunks().take(place)
+def _looked_up(keys: pa.ChunkedArray, table_keys: pa.ChunkedArray, values: pa.ChunkedArray) -> pa.Array:
+    """The value of each key, null where the table has no such key."""
+    # not a join, which gives rows in an order of its own
+    rows = pc.index_in(keys.combine_chunks(), value_set=table_keys.combine_chunks())
+    return values.combine_chunks().take(rows)
+
+
+def section_text(report: str, sections: Sequence[str], otherwise: Literal["whole", "none"] = "whole") -> str | None:
+    """The text of some sections of a radiology report, in the report's order, with single spaces.
+
+    A section begins with a heading and a colon at the start of a line, and ends at the next heading. In capitals a
+    heading is any short phrase with a common word (``FINDINGS AND IMPRESSION``); otherwise all its words must be common
+    ones (``Impression``), so that a sentence with a colon, or ``LUNGS:`` among the findings, is none.
+
+    Args:
+        report: text of a report.
+        sections: names of sections in any case, singular or plural; a heading with all words of one is that section.
+            Without names it is the whole report.
+        otherwise: what a report gives in which all of these are missing or empty: its ``whole`` text, or none.
+
+    Returns:
+        The text, None if it would be empty.
+    """
+    wanted = [_words(name) for name in sections]
+    headings = [*_headings(report, _HEADING_WORDS.union(*wanted)), (len(report), len(report), frozenset[str]())]
+    parts = [
+        report[start:end]
+        for (_, start, words), (end, _, _) in pairwise(headings)
+        if any(section <= words for section in wanted)
+    ]
+    text = " ".join(" ".join(parts).split())
+    if not text and (otherwise == "whole" or not wanted):
+        text = " ".join(_FIRST_LINE.sub("", report).split())
+    return text or None
+
+
+def _headings(report: str, common: frozenset[str]) -> Iterator[tuple[int, int, frozenset[str]]]:
+    """Start, end and words of each heading."""
+    for match in _HEADING.finditer(report):
+        words = _words(match[1])
+        if words & common if match[1].isupper() else words and words <= common:
+            yield match.start(), match.end(), words
+
+
+def _words(phrase: str) -> frozenset[str]:
+    """The words of a heading, in lower case and without the plural's s."""
+    return frozenset(word.rstrip("s") for word in re.findall("[a-z]+", phrase.lower())) - _LINKING
+
+
+_HEADING = re.compile(r"^[ \t]*([A-Za-z][A-Za-z /&(),-]{0,60}?)[ \t]*:", re.MULTILINE)
+_FIRST_LINE = re.compile(r"\A\s*FINAL REPORT\b")
+_LINKING = frozenset({"and", "for", "of", "the", ""})  # blank: what is left of the plural in "(S)"
+_HEADING_WORDS = _words(
+    "addendum comparison conclusion diagnosis exam examination findings history impression indication information "
+    "notification procedure reason recommendation report study summary technique"
+)

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import TypeVar
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 from pydantic import Field
 
 from polyfed.core.errors import DataError, nearest
-from polyfed.data.arrow import fingerprint_of_files, innermost, split_of_table
-from polyfed.data.source import OTHER_LAYOUTS, Split, TableSource, folder_of, is_text
+from polyfed.data.arrow import fingerprint_of_files, innermost, is_text
+from polyfed.data.source import OTHER_LAYOUTS, folder_of
+from polyfed.data.tables import SplitTable, TableSource
 
 _FILE = re.compile(r"(?P<split>\w+)(-(?P<shard>\d+)-of-(?P<shards>\d+)(-\w+)?)?\.parquet")
+_T = TypeVar("_T")
 
 
 class Parquet(TableSource):
@@ -29,79 +32,131 @@ class Parquet(TableSource):
         default=None, description="column that identifies an item; without it an id is path, split and row"
     )
 
-    def open(self, split: str, *, name: str, data_dir: Path | None) -> Split:
-        """Open one split; reads the schemas and the ids."""
+    def table(self, split: str, *, name: str, data_dir: Path | None) -> SplitTable:
+        """The files of one split as a table; reads their schemas."""
         folder = folder_of(self.path, name, data_dir)
-        files = _files(folder, split, f"source '{name}', path '{self.path}'")
         where = Path(self.path).as_posix()
-        schema = _common_schema(files, where)
+        shards = _Shards(_files(folder, split, f"source '{name}', path '{self.path}'"), where)
 
-        def read(columns: list[str]) -> pa.Table:
-            return _read(files, columns, where)
+        def everywhere(column: str) -> pa.ChunkedArray:
+            # classes and values are those of all splits, whichever is opened
+            files = [file for file in sorted(folder.iterdir()) if _FILE.fullmatch(file.name)]
+            return _Shards(files, where).having(column).read(column)
 
-        return split_of_table(
-            read,
-            schema,
-            source=name,
-            split=split,
-            ids_column=self.id,
-            columns=self.columns,
-            targets=self.targets,
-            selection=self.selection(),
-            fingerprint=fingerprint_of_files(files),
+        return SplitTable(
+            read=shards.read,
+            count=shards.count,
+            schema=shards.common_schema(),
             where=where,
-            everywhere=lambda column: _everywhere(folder, column, where),
-            filled=lambda column: _filled(files, column, where),
+            split=split,
+            fingerprint=fingerprint_of_files(shards.files),
+            ids=self.id,
+            everywhere=everywhere,
+            filled=shards.filled,
             folder=folder,
         )
 
 
 def _files(folder: Path, split: str, what: str) -> list[Path]:
-    """Files of a split in shard order."""
-    named = [(match, file) for file in sorted(folder.iterdir()) if (match := _FILE.fullmatch(file.name))]
-    found = [(match, file) for match, file in named if match["split"] == split]
-    if not named:
+    """Files of a split in shard order: shards 0 to n - 1 of n, each once, or a single file."""
+    matches = [match for file in sorted(folder.iterdir()) if (match := _FILE.fullmatch(file.name))]
+    if not matches:
         raise DataError(
             f"{what}: there is no file such as train.parquet or train-00000-of-00002.parquet; {OTHER_LAYOUTS}"
         )
-    if not found:
-        raise DataError(f"{what}: no split '{split}'; {nearest(split, {match['split'] for match, _ in named})}")
-    _require_complete([match for match, _ in found], f"{what}, split '{split}'")
-    return [file for _, file in found]
+    shards = [match for match in matches if match["split"] == split]
+    if not shards:
+        raise DataError(f"{what}: no split '{split}'; {nearest(split, {match['split'] for match in matches})}")
+    _require_complete(shards, f"{what}, split '{split}'")
+    return [folder / match.string for match in shards]
 
 
-def _require_complete(found: Sequence[re.Match[str]], what: str) -> None:
-    """Shards 0 to n - 1 of n, each once, or a single file."""
-    shards = [int(match["shard"] or 0) for match in found]
-    expected = int(found[0]["shards"] or 1)
-    if shards != list(range(expected)):
-        names = ", ".join(match.string for match in found)
+def _require_complete(shards: Sequence[re.Match[str]], what: str) -> None:
+    expected = int(shards[0]["shards"] or 1)
+    if [int(match["shard"] or 0) for match in shards] != list(range(expected)):
+        names = ", ".join(match.string for match in shards)
         raise DataError(f"{what}: needs exactly {expected} file(s) but has {names}; fetch or remove files")
 
 
-def _schema(file: Path, where: str) -> pa.Schema:
-    try:
-        return pq.read_schema(file)
-    except (OSError, pa.ArrowException) as error:
-        raise _unreadable(file, where, error) from error
+class _Shards:
+    """Parquet files as one ``pyarrow`` data set, whose types hold the values of all files as they are."""
+
+    def __init__(self, files: Sequence[Path], where: str) -> None:
+        self.files, self.where = files, where
+        self.schemas = [self._of_file(file, pq.read_schema) for file in files]
+
+    def having(self, column: str) -> _Shards:
+        """The files that have a column."""
+        files = zip(self.files, self.schemas, strict=True)
+        return _Shards([file for file, schema in files if column in schema.names], self.where)
+
+    def count(self) -> int:
+        """Number of rows, from the files' footers."""
+        # a table without columns has no rows to count
+        return sum(self._of_file(file, pq.read_metadata).num_rows for file in self.files)
+
+    def common_schema(self) -> pa.Schema:
+        """The first file's columns; one without a common type keeps its own, and is refused when it is read."""
+        schema = self.schemas[0]
+        for place, field in enumerate(schema):
+            kinds = [other.field(field.name).type for other in self.schemas if field.name in other.names]
+            common = field.type
+            for kind in kinds:
+                common = _common(common, kind) or common
+            schema = schema.set(place, field.with_type(common))
+        return schema
+
+    def read(self, column: str) -> pa.ChunkedArray:
+        """All values of a column."""
+        import pyarrow.dataset as pads  # takes a while, and runs on other sources do not need it
+
+        schema = pa.schema([(column, self._type(column))])
+        try:
+            files = [str(file) for file in self.files]
+            table = pads.dataset(files, schema=schema, format="parquet").to_table(columns={column: pads.field(column)})
+        except (OSError, pa.ArrowException) as error:
+            for file in self.files:  # a file that cannot be read by itself is the reason
+                self._of_file(file, lambda file: pads.dataset(str(file)).to_table(columns={column: pads.field(column)}))
+            names = ", ".join(file.name for file in self.files)
+            raise DataError(
+                f"{self.where}, {names}, column {column}: the values do not fit one type ({_first_line(error)}); "
+                "write all files with one type"
+            ) from error
+        return table.column(column)
+
+    def filled(self, column: str) -> bool:
+        """Whether the files' statistics say that no part of a column is null: pictures need not be read for that."""
+        return all(_null_free(self._of_file(file, pq.read_metadata), column) for file in self.files)
+
+    def _type(self, column: str) -> pa.DataType:
+        common, holder = self.schemas[0].field(column).type, self.files[0]
+        for file, schema in zip(self.files[1:], self.schemas[1:], strict=True):
+            if column not in schema.names:  # the data set would fill it up with nulls
+                raise DataError(f"{self.where}/{file.name}: no column '{column}', which {holder.name} has; add it")
+            kind = schema.field(column).type
+            both = _common(common, kind)
+            if both is None:
+                raise DataError(
+                    f"{self.where}/{file.name}, column '{column}': holds {kind}, but {holder.name} holds {common}; "
+                    "write both files with one type"
+                )
+            common, holder = both, holder if both == common else file
+        return common
+
+    def _of_file(self, file: Path, read: Callable[[Path], _T]) -> _T:
+        try:
+            return read(file)
+        except (OSError, pa.ArrowException) as error:
+            reason = f"cannot be read as Parquet ({_first_line(error)}); fetch the file again"
+            raise DataError(f"{self.where}/{file.name}: {reason}") from error
 
 
-def _metadata(file: Path, where: str) -> pq.FileMetaData:
-    try:
-        return pq.read_metadata(file)
-    except (OSError, pa.ArrowException) as error:
-        raise _unreadable(file, where, error) from error
-
-
-def _common_schema(files: Sequence[Path], where: str) -> pa.Schema:
-    """The first file's schema, with types that hold the values of all files; a column without such is left as it is."""
-    found, *others = [_schema(file, where) for file in files]
-    for other in others:
-        for place, field in enumerate(found):
-            if other.get_field_index(field.name) >= 0:
-                kind = _common(field.type, other.field(field.name).type)
-                found = found.set(place, field.with_type(kind or field.type))
-    return found
+def _null_free(metadata: pq.FileMetaData, column: str) -> bool:
+    groups = [metadata.row_group(number) for number in range(metadata.num_row_groups)]
+    parts = [group.column(number) for group in groups for number in range(group.num_columns)]
+    # a struct's parts are called column.part, and a name may itself have dots
+    parts = [part for part in parts if f"{part.path_in_schema}.".startswith(f"{column}.")]
+    return bool(parts) and all(part.is_stats_set and part.statistics.null_count == 0 for part in parts)
 
 
 def _common(one: pa.DataType, other: pa.DataType) -> pa.DataType | None:
@@ -113,73 +168,10 @@ def _common(one: pa.DataType, other: pa.DataType) -> pa.DataType | None:
         both = pa.unify_schemas(schemas, promote_options="permissive").field(0).type
     except pa.ArrowException:
         return None
-    return both if all(_stays(innermost(kind), innermost(both)) for kind in (one, other)) else None
-
-
-def _stays(kind: pa.DataType, both: pa.DataType) -> bool:
-    return pa.types.is_null(kind) or all(test(kind) == test(both) for test in (pa.types.is_integer, is_text))
-
-
-def _read(files: Sequence[Path], columns: list[str], where: str) -> pa.Table:
-    if not columns:  # a table without columns has no rows to count
-        return pa.table({"": pa.nulls(sum(_metadata(file, where).num_rows for file in files))})
-    tables = [_columns(file, columns, where) for file in files]
-    for column in columns:
-        _require_common(files, [table.schema.field(column).type for table in tables], column, where)
-    try:
-        return pa.concat_tables(tables, promote_options="permissive")
-    except pa.ArrowException as error:  # a value beyond the common type
-        raise DataError(
-            f"{where}, {_names(files)}, column {', '.join(columns)}: the values do not fit one type "
-            f"({_first_line(error)}); write all files with one type"
-        ) from error
-
-
-def _require_common(files: Sequence[Path], kinds: Sequence[pa.DataType], column: str, where: str) -> None:
-    common, holder = kinds[0], files[0]
-    for file, kind in zip(files[1:], kinds[1:], strict=True):
-        both = _common(common, kind)
-        if both is None:
-            raise DataError(
-                f"{where}/{file.name}, column '{column}': holds {kind}, but {holder.name} holds {common}; "
-                "write both files with one type"
-            )
-        common, holder = both, holder if both == common else file
-
-
-def _columns(file: Path, columns: list[str], where: str) -> pa.Table:
-    try:
-        return pq.read_table(file, columns=columns).select(columns)
-    except (OSError, KeyError, pa.ArrowException) as error:
-        raise _unreadable(file, where, error) from error
-
-
-def _everywhere(folder: Path, column: str, where: str) -> pa.ChunkedArray:
-    """A column of all splits that have it."""
-    files = [file for file in sorted(folder.iterdir()) if _FILE.fullmatch(file.name)]
-    files = [file for file in files if column in _schema(file, where).names]
-    return _read(files, [column], where).column(column)
-
-
-def _filled(files: Sequence[Path], column: str, where: str) -> bool:
-    """Whether the files' own statistics say that no part of a column is null: pictures need not be read for that."""
-    return all(_null_free(_metadata(file, where), column) for file in files)
-
-
-def _null_free(metadata: pq.FileMetaData, column: str) -> bool:
-    groups = [metadata.row_group(number) for number in range(metadata.num_row_groups)]
-    parts = [group.column(number) for group in groups for number in range(group.num_columns)]
-    own = [part for part in parts if f"{part.path_in_schema}.".startswith(f"{column}.")]  # names may have dots
-    return bool(own) and all(part.is_stats_set and part.statistics.null_count == 0 for part in own)
-
-
-def _unreadable(file: Path, where: str, error: Exception) -> DataError:
-    return DataError(f"{where}/{file.name}: cannot be read as Parquet ({_first_line(error)}); fetch the file again")
+    inner = [innermost(kind) for kind in (one, other) if not pa.types.is_null(innermost(kind))]
+    same = all(test(kind) == test(innermost(both)) for kind in inner for test in (pa.types.is_integer, is_text))
+    return both if same else None
 
 
 def _first_line(error: Exception) -> str:
     return str(error).splitlines()[0]
-
-
-def _names(files: Sequence[Path]) -> str:
-    return ", ".join(file.name for file in files)

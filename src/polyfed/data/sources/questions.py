@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -10,14 +10,21 @@ from typing import Any, Self
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 from pydantic import Field, SerializeAsAny, field_validator, model_validator
 
 from polyfed.core.errors import DataError
-from polyfed.data.answers import OTHER, AskedQuestion, Learnt, QuestionKind, Several, learn, one_answer, plain_answer
-from polyfed.data.arrow import LazyColumn, fingerprint_of, flat_values, is_list, place_of
+from polyfed.data.answers import (
+    OTHER,
+    AskedQuestion,
+    QuestionKind,
+    Several,
+    kind_of,
+    learn_answers,
+    one_answer,
+    plain_answer,
+)
+from polyfed.data.arrow import fingerprint_of, innermost, list_lengths
 from polyfed.data.source import Column, Source, Split
-from polyfed.data.tokenization import texts_of
 
 ANSWER, KIND, PRIOR, KIND_PRIOR = "answer", "kind", "prior", "kind_prior"
 """The targets: class of the answer, kind of the question, and the classes of two guesses."""
@@ -78,18 +85,31 @@ class Questions(Source):
     def open(self, split: str, *, name: str, data_dir: Path | None) -> Split:
         """Open one split; reads the training questions and answers."""
         inner = self._inner(split, name, data_dir)
-        here = self._read(inner, name, data_dir)
-        if split == self.train_split:
-            learnt = self._learn(here)
-        else:
-            learnt = self._learn(self._read(self._inner(self.train_split, name, data_dir), name, data_dir))
-        made = {ANSWER: _answer, KIND: _kind, PRIOR: _prior, KIND_PRIOR: _kind_prior}
-        columns = {_virtual(target): here.column(target, learnt, values) for target, values in made.items()}
-        classes = {ANSWER: learnt.classes, KIND: learnt.kind_names, PRIOR: learnt.classes, KIND_PRIOR: learnt.classes}
+        asked = self._asked(inner, name, data_dir)
+        train = asked
+        if split != self.train_split:
+            train = self._asked(self._inner(self.train_split, name, data_dir), name, data_dir)
+        if not train.asked:
+            where = train.questions.where
+            raise DataError(f"{where}: no questions to learn the answers from; name another train_split")
+        classes = learn_answers(train.asked, self.kinds, self.most, self.table)
+
+        def kinds() -> list[int]:
+            return [kind_of(self.kinds, one) for one in asked.asked]
+
+        values: dict[str, Callable[[], list[int]]] = {
+            ANSWER: lambda: classes.number(one.answer for one in asked.asked),
+            KIND: kinds,
+            PRIOR: lambda: classes.number([classes.most_frequent[None]]) * len(asked.asked),
+            KIND_PRIOR: lambda: classes.guesses(kinds()),
+        }
+        names = dict.fromkeys(values, classes.names) | {KIND: classes.kind_names}
+        # names of columns that no table would have
+        columns = {f"<{target}>": asked.column(target, classes.table, make) for target, make in values.items()}
         return replace(
             inner,
-            targets={**inner.targets, **{target: _virtual(target) for target in made}},
-            classes={**inner.classes, **classes},
+            targets={**inner.targets, **{target: f"<{target}>" for target in values}},
+            classes={**inner.classes, **names},
             read=lambda column: columns[column] if column in columns else inner.read(column),
         )
 
@@ -101,22 +121,15 @@ class Questions(Source):
         source = self.of.model_copy(update={"columns": self.columns, "targets": self.targets})
         return source.open(split, name=name, data_dir=data_dir)
 
-    def _read(self, split: Split, name: str, data_dir: Path | None) -> _Asked:
+    def _asked(self, split: Split, name: str, data_dir: Path | None) -> _Asked:
         answers = split.read(self.answers)
-        names: tuple[str, ...] = ()
-        kind = answers.values.type
-        if pa.types.is_integer(kind.value_type if is_list(kind) else kind):  # names are with targets only
+        names: Sequence[str] = ()
+        # names of numbered answers are part of the files' metadata
+        if pa.types.is_integer(innermost(answers.values.type)):  # names are with targets only
             source = self.of.model_copy(update={"columns": {}, "targets": {ANSWER: self.answers}})
             names = source.open(split.name, name=name, data_dir=data_dir).classes.get(ANSWER, ())
         stamp = fingerprint_of(self.model_dump_json(exclude={"of"}))
         return _Asked(split.read(self.question), answers, names, self.several, stamp)
-
-    def _learn(self, train: _Asked) -> Learnt:
-        if not train.asked:
-            raise DataError(
-                f"{train.questions.where}: no questions to learn the answers from; name another train_split"
-            )
-        return learn(train.asked, self.kinds, self.most, self.table)
 
 
 @dataclass(frozen=True)
@@ -144,7 +157,12 @@ class _Asked:
         Raises:
             DataError: a question or an answer is missing, or an item has more of one than of the other.
         """
-        questions, given = texts_of(self.questions), self._given()
+        questions = self.questions.texts()
+        if self.questions.nested:  # undoes the lists of the items, and not those of several answers
+            self._require_parallel_lists()
+            given = self.answers.flat_values().to_pylist()
+        else:
+            given = self.answers.values.to_pylist()
         if len(questions) != len(given):
             raise DataError(
                 f"{self.questions.where} has {len(questions)} questions, but {self.answers.where} answers "
@@ -152,70 +170,36 @@ class _Asked:
             )
         return [AskedQuestion(plain_answer(text), self._answer(row, given[row])) for row, text in enumerate(questions)]
 
-    def _given(self) -> list[Any]:
-        """One entry a question: the list level of the items is undone, that of several answers is not."""
-        column = self.answers
-        if self.questions.nested:
-            self._require_parallel()
-            values: list[Any] = flat_values(column).to_pylist()
-        else:
-            values = column.values.to_pylist()
-        return values
-
-    def _require_parallel(self) -> None:
+    def _require_parallel_lists(self) -> None:
         if not self.answers.nested:
             raise DataError(f"{self.answers.where}: one answer an item, but {self.questions.where} holds lists")
-        lengths = [pc.fill_null(pc.list_value_length(part.values), 0) for part in (self.questions, self.answers)]
-        unequal = pc.index(pc.equal(*lengths), False).as_py()
-        if unequal >= 0:
+        unequal = np.flatnonzero(list_lengths(self.questions.values) != list_lengths(self.answers.values))
+        if len(unequal):
             raise DataError(
-                f"{self.questions.where} and {self.answers.where}, row {unequal}: lists of different length; "
+                f"{self.questions.where} and {self.answers.where}, row {unequal[0]}: lists of different length; "
                 "every question needs its answer at the same place"
             )
 
     def _answer(self, row: int, given: Any) -> str:
         try:
-            return self._named(given) if isinstance(given, int) else one_answer(given, self.several)
+            if not isinstance(given, int):
+                return one_answer(given, self.several)
+            if self.names and not 0 <= given < len(self.names):
+                raise ValueError(f"answer {given} is not in 0 to {len(self.names) - 1}")
+            return plain_answer(self.names[given] if self.names else str(given))
         except ValueError as error:
-            place = place_of(self.answers, row) if self.questions.nested else f"{self.answers.where}, row {row}"
+            place = self.answers.place_of(row) if self.questions.nested else f"{self.answers.where}, row {row}"
             raise DataError(f"{place}: {error}; mend or leave out the question") from error
 
-    def _named(self, number: int) -> str:
-        if self.names and not 0 <= number < len(self.names):
-            raise ValueError(f"answer {number} is not in 0 to {len(self.names) - 1}")
-        return plain_answer(self.names[number] if self.names else str(number))
-
-    def column(self, target: str, learnt: Learnt, values: Any) -> Column:
+    def column(self, target: str, table: Sequence[str], make: Callable[[], list[int]]) -> Column:
         """The column of a target, made when it is first looked at; nested as the questions are."""
-        stamp = fingerprint_of(self.questions.fingerprint, self.answers.fingerprint, self.stamp, learnt.table, target)
-        where = f"{self.answers.where}, {target}"
-        return LazyColumn(lambda: self._shaped(values(self.asked, learnt)), stamp, where, self.questions.nested)
 
-    def _shaped(self, values: Sequence[int]) -> pa.ChunkedArray:
-        flat = pa.array(values, pa.int64())
-        if not self.questions.nested:
-            return pa.chunked_array([flat])
-        lengths = pc.fill_null(pc.list_value_length(self.questions.values), 0).to_numpy()
-        ends = np.concatenate(([0], np.cumsum(lengths))).astype(np.int32)
-        return pa.chunked_array([pa.ListArray.from_arrays(pa.array(ends), flat)])
+        def values() -> pa.ChunkedArray:
+            flat = pa.array(make(), pa.int64())
+            if not self.questions.nested:
+                return pa.chunked_array([flat])
+            ends = np.concatenate(([0], np.cumsum(list_lengths(self.questions.values)))).astype(np.int32)
+            return pa.chunked_array([pa.ListArray.from_arrays(pa.array(ends), flat)])
 
-
-def _virtual(target: str) -> str:
-    """Name of a made column: none that a table would have."""
-    return f"<{target}>"
-
-
-def _answer(asked: Sequence[AskedQuestion], learnt: Learnt) -> list[int]:
-    return learnt.number(one.answer for one in asked)
-
-
-def _kind(asked: Sequence[AskedQuestion], learnt: Learnt) -> list[int]:
-    return learnt.kinds_of(asked)
-
-
-def _prior(asked: Sequence[AskedQuestion], learnt: Learnt) -> list[int]:
-    return learnt.number([learnt.usual[None]]) * len(asked)
-
-
-def _kind_prior(asked: Sequence[AskedQuestion], learnt: Learnt) -> list[int]:
-    return learnt.guesses(learnt.kinds_of(asked))
+        stamp = fingerprint_of(self.questions.fingerprint, self.answers.fingerprint, self.stamp, table, target)
+        return Column(values, stamp, f"{self.answers.where}, {target}", self.questions.nested)

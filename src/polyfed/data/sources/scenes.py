@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
-from functools import lru_cache
+from collections.abc import Callable, Sequence
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -14,14 +13,12 @@ from pydantic import Field
 
 from polyfed.core.activity import prepared
 from polyfed.core.errors import DataError, nearest
-from polyfed.data.arrow import fingerprint_of, split_of_table
+from polyfed.data.arrow import fingerprint_of
 from polyfed.data.scenery.drawing import picture, png
-from polyfed.data.scenery.layout import LABELS, Scene, arrange
+from polyfed.data.scenery.layout import LABELS, VERSION, Domain, Scene, SceneRecipe, arrange
 from polyfed.data.scenery.questions import ANSWERS, questions
-from polyfed.data.scenery.recipe import VERSION, Domain, SceneRecipe
-from polyfed.data.scenery.vocabulary import TOPICS
-from polyfed.data.scenery.wording import captions, text, topic
-from polyfed.data.source import Split, TableSource
+from polyfed.data.scenery.wording import TOPICS, captions, text, topic
+from polyfed.data.tables import SplitTable, TableSource
 
 
 class Scenes(TableSource):
@@ -58,21 +55,19 @@ class Scenes(TableSource):
         default=0.0, ge=0, le=1, description="how far colours and contrast are moved from the domain's own"
     )
 
-    def open(self, split: str, *, name: str, data_dir: Path | None) -> Split:
-        """Open one split; no picture is drawn until the image or mask column is read."""
+    def table(self, split: str, *, name: str, data_dir: Path | None) -> SplitTable:
+        """The table of one split; no picture is drawn until the image or mask column is read."""
         recipe = self.recipe(split, name)
-        return split_of_table(
-            lambda columns: _table(recipe, columns),
-            scenes_schema(),
-            source=name,
-            split=split,
-            ids_column="id",
-            columns=self.columns,
-            targets=self.targets,
-            selection=self.selection(),
-            fingerprint=fingerprint_of("scenes", VERSION, recipe),
-            recipe=fingerprint_of("scenes", VERSION, recipe),
+        stamp = fingerprint_of("scenes", VERSION, recipe)
+        return SplitTable(
+            read=lambda column: _generated(recipe, column),
+            count=lambda: recipe.count,
+            schema=scenes_schema(),
             where="scenes",
+            split=split,
+            fingerprint=stamp,
+            ids="id",
+            recipe=stamp,
         )
 
     def recipe(self, split: str, name: str = "scenes") -> SceneRecipe:
@@ -91,102 +86,72 @@ class Scenes(TableSource):
 
 def scenes_schema() -> pa.Schema:
     """Schema of the table, with class names as Hugging Face metadata."""
-    features = {name: column.feature for name, column in _COLUMNS.items()}
+    features = {name: feature for name, (_, feature, _) in _COLUMNS.items()}
     metadata = {"huggingface": json.dumps({"info": {"features": features}})}
-    return pa.schema([(name, column.kind) for name, column in _COLUMNS.items()], metadata=metadata)
+    return pa.schema([(name, kind) for name, (kind, _, _) in _COLUMNS.items()], metadata=metadata)
 
 
-@dataclass(frozen=True)
-class _Generated:
-    """A column: its Arrow type, its Hugging Face feature, and how the value of one scene is made."""
-
-    kind: pa.DataType
-    feature: Any
-    make: Callable[[SceneRecipe, int], Any]
-
-
-def _table(recipe: SceneRecipe, columns: Sequence[str]) -> pa.Table:
-    """The named columns, and without names just the number of rows."""
-    if not columns:
-        return pa.table({"id": pa.nulls(recipe.count)}).select([])
-    chosen = {name: _COLUMNS[name] for name in columns}
-    return pa.table(
-        {
-            name: pa.array((column.make(recipe, index) for index in _counted(recipe, name)), column.kind)
-            for name, column in chosen.items()
-        }
-    )
+def _generated(recipe: SceneRecipe, column: str) -> pa.ChunkedArray:
+    """All values of a column."""
+    kind, _, make = _COLUMNS[column]
+    what = f"generating scenes: {column} ({recipe.split})"
+    numbers = prepared(what, range(recipe.count), recipe.count)
+    return pa.chunked_array([pa.array((make(recipe, number) for number in numbers), kind)])
 
 
-def _counted(recipe: SceneRecipe, column: str) -> Iterator[int]:
-    return prepared(f"generating scenes: {column} ({recipe.split})", range(recipe.count), recipe.count)
-
-
-def _scene(recipe: SceneRecipe, index: int) -> Scene:
-    return _scenes(recipe)[index]
-
-
+# all columns of a split are made of the same scenes; four splits at a time bound memory
 @lru_cache(maxsize=4)
 def _scenes(recipe: SceneRecipe) -> tuple[Scene, ...]:
     return tuple(arrange(recipe, index) for index in range(recipe.count))
 
 
-def _id(recipe: SceneRecipe, index: int) -> str:
-    return recipe.scene_id(index)
-
-
-def _image(recipe: SceneRecipe, index: int) -> dict[str, object]:
-    return {
-        "bytes": png(picture(_scene(recipe, index), recipe, index)[0]),
-        "path": f"{recipe.scene_id(index)}.png",
-    }
-
-
-def _mask(recipe: SceneRecipe, index: int) -> dict[str, object]:
-    return {
-        "bytes": png(picture(_scene(recipe, index), recipe, index)[1]),
-        "path": f"{recipe.scene_id(index)}-mask.png",
-    }
+def _png(recipe: SceneRecipe, index: int, *, mask: bool = False) -> dict[str, object]:
+    pixels = picture(_scenes(recipe)[index], recipe, index)[mask]
+    return {"bytes": png(pixels), "path": f"{recipe.scene_id(index)}{'-mask' if mask else ''}.png"}
 
 
 def _captions(recipe: SceneRecipe, index: int) -> list[str]:
-    return captions(_scene(recipe, index), recipe.difficulty, recipe.stream("captions", index))
-
-
-def _label(recipe: SceneRecipe, index: int) -> int:
-    return _scene(recipe, index).label
+    return captions(_scenes(recipe)[index], recipe.difficulty, recipe.stream("captions", index))
 
 
 def _topic(recipe: SceneRecipe, index: int) -> int:
-    return topic(_scene(recipe, index), recipe.stream("topic", index))
+    return topic(_scenes(recipe)[index], recipe.stream("topic", index))
 
 
 def _text(recipe: SceneRecipe, index: int) -> str:
-    return text(_scene(recipe, index), _topic(recipe, index), recipe.difficulty, recipe.stream("text", index))
+    # a stream for each purpose: reading one column must not change another
+    rng = recipe.stream("text", index)
+    return text(_scenes(recipe)[index], _topic(recipe, index), recipe.difficulty, rng)
 
 
-def _questions(recipe: SceneRecipe, index: int) -> list[str]:
-    return [words for words, _ in questions(_scene(recipe, index), recipe.stream("questions", index))]
-
-
-def _answers(recipe: SceneRecipe, index: int) -> list[int]:
-    return [answer for _, answer in questions(_scene(recipe, index), recipe.stream("questions", index))]
+def _asked(recipe: SceneRecipe, index: int) -> list[tuple[str, int]]:
+    return questions(_scenes(recipe)[index], recipe.stream("questions", index))
 
 
 def _classes(names: Sequence[str]) -> dict[str, object]:
     return {"_type": "ClassLabel", "names": list(names)}
 
 
+def _list(feature: object) -> dict[str, object]:
+    return {"_type": "List", "feature": feature}
+
+
+_ANSWER = _classes(ANSWERS)
 _STRING = {"_type": "Value", "dtype": "string"}
 _PICTURE = pa.struct([("bytes", pa.binary()), ("path", pa.string())])
-_COLUMNS = {
-    "id": _Generated(pa.string(), _STRING, _id),
-    "image": _Generated(_PICTURE, {"_type": "Image"}, _image),
-    "captions": _Generated(pa.list_(pa.string()), {"_type": "List", "feature": _STRING}, _captions),
-    "label": _Generated(pa.int64(), _classes(LABELS), _label),
-    "text": _Generated(pa.string(), _STRING, _text),
-    "topic": _Generated(pa.int64(), _classes(TOPICS), _topic),
-    "questions": _Generated(pa.list_(pa.string()), {"_type": "List", "feature": _STRING}, _questions),
-    "answers": _Generated(pa.list_(pa.int64()), {"_type": "List", "feature": _classes(ANSWERS)}, _answers),
-    "mask": _Generated(_PICTURE, {"_type": "Image"}, _mask),
+# column -> Arrow type, Hugging Face feature, and how the value of one scene is made
+_COLUMNS: dict[str, tuple[pa.DataType, Any, Callable[[SceneRecipe, int], Any]]] = {
+    "id": (pa.string(), _STRING, SceneRecipe.scene_id),
+    "image": (_PICTURE, {"_type": "Image"}, _png),
+    "captions": (pa.list_(pa.string()), _list(_STRING), _captions),
+    "label": (pa.int64(), _classes(LABELS), lambda recipe, index: _scenes(recipe)[index].label),
+    "text": (pa.string(), _STRING, _text),
+    "topic": (pa.int64(), _classes(TOPICS), _topic),
+    "questions": (pa.list_(pa.string()), _list(_STRING), lambda *scene: [words for words, _ in _asked(*scene)]),
+    "answers": (
+        pa.list_(pa.int64()),
+        _list(_classes(ANSWERS)),
+        lambda *scene: [answer for _, answer in _asked(*scene)],
+    ),
+    "mask": (_PICTURE, {"_type": "Image"}, partial(_png, mask=True)),
 }

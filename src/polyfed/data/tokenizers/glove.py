@@ -7,7 +7,7 @@ from pathlib import Path
 from pydantic import Field
 
 from polyfed.core.errors import ConfigError
-from polyfed.data.tokenization import PAD, UNKNOWN, Tokenizer, Vocabulary, word_encoder
+from polyfed.data.tokenization import PAD, UNKNOWN, Tokenizer, Vocabulary, vocabulary_of_words
 from polyfed.data.view import DataContext
 
 
@@ -23,18 +23,14 @@ class Glove(Tokenizer):
 
     def load(self, modality: str, context: DataContext) -> Vocabulary:
         """Read the words; a word in several folders counts once."""
-        words = [word for folder in self.folders for word in _words(folder, context.weights)]
-        tokens = tuple(dict.fromkeys((PAD, UNKNOWN, *words)))
-        return Vocabulary(tokens, word_encoder({token: number for number, token in enumerate(tokens)}))
-
-
-def _words(folder: str, weights: Path | None) -> list[str]:
-    file = (weights or Path()) / folder / "words.txt"
-    try:
-        words = file.read_text(encoding="utf-8").split("\n")
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(
-            f"glove folder '{folder}': '{file}' cannot be read ({error}); "
-            "correct the folder, or set data.weights_dir or POLYFED_WEIGHTS"
-        ) from error
-    return [word for word in words if word]
+        words: list[str] = []
+        for folder in self.folders:
+            file = (context.weights or Path()) / folder / "words.txt"
+            try:
+                words += file.read_text(encoding="utf-8").split("\n")
+            except (OSError, UnicodeDecodeError) as error:
+                raise ConfigError(
+                    f"glove folder '{folder}': '{file}' cannot be read ({error}); "
+                    "correct the folder, or set data.weights_dir or POLYFED_WEIGHTS"
+                ) from error
+        return vocabulary_of_words(tuple(dict.fromkeys((PAD, UNKNOWN, *filter(None, words)))))

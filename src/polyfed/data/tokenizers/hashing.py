@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 from collections.abc import Sequence
 
@@ -18,13 +19,12 @@ class Hashing(Tokenizer):
 
     def load(self, modality: str, context: DataContext) -> Vocabulary:
         """Buckets are called ``#2``, ``#3``, ...: like their ids."""
-        known: dict[str, int] = {}
 
+        @functools.cache
         def bucket(word: str) -> int:
-            if word not in known:
-                digest = hashlib.blake2b(word.encode(), digest_size=8).digest()
-                known[word] = 2 + int.from_bytes(digest, "big") % (self.size - 2)
-            return known[word]
+            # Python's own hash of a text differs from process to process
+            digest = hashlib.blake2b(word.encode(), digest_size=8).digest()
+            return 2 + int.from_bytes(digest, "big") % (self.size - 2)
 
         def encode(texts: Sequence[str], length: int) -> list[list[int]]:
             return [[bucket(word) for word in words_of(text)[:length]] for text in texts]

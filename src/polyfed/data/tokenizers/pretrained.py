@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -36,27 +36,30 @@ class Pretrained(Tokenizer):
             rows: list[list[int]] = tokenizer(list(texts), truncation=True, max_length=length)["input_ids"]
             return rows
 
+        ids: dict[str, int] = tokenizer.get_vocab()
+        tokens = [""] * (max(ids.values()) + 1)  # some tokenizers leave ids out
+        for token, number in ids.items():
+            tokens[number] = token
         fixed = {*tokenizer.all_special_ids} - {tokenizer.unk_token_id}
         return Vocabulary(
-            tokens=_by_id(tokenizer.get_vocab()),
+            tokens=tuple(tokens),
             encode=encode,
             pad=tokenizer.pad_token_id,
             unknown=tokenizer.unk_token_id,
             fixed=tuple(sorted(fixed)),
+            pipeline=getattr(tokenizer, "backend_tokenizer", None),
         )
 
     def opened(self, context: DataContext) -> Any:
         """The tokenizer as ``transformers`` gives it."""
-        return self._tokenizer((context.weights or Path()) / self.path)
-
-    def _tokenizer(self, local: Path) -> Any:
         import transformers  # takes seconds, and most runs do not need it
         from huggingface_hub import constants
 
         constants.HF_HUB_DISABLE_TELEMETRY = True
-
+        local = (context.weights or Path()) / self.path
         words = local / "vocab.txt" if local.is_dir() else local
         try:
+            # a bare vocab.txt is all that BERT's tokenizer needs, and AutoTokenizer does not open it
             if words.is_file() and not (words.parent / "tokenizer.json").exists():
                 return transformers.BertTokenizer(vocab=str(words), do_lower_case=self.lowercase)
             place = str(local) if local.exists() else self.path
@@ -66,11 +69,3 @@ class Pretrained(Tokenizer):
                 f"tokenizer '{self.path}' can be loaded neither from '{local}' nor the hub "
                 f"({str(error).splitlines()[0]}); correct it, or set data.weights_dir or POLYFED_WEIGHTS"
             ) from error
-
-
-def _by_id(ids: Mapping[str, int]) -> tuple[str, ...]:
-    """Token strings by id; some tokenizers leave ids out."""
-    tokens = [""] * (max(ids.values()) + 1)
-    for token, number in ids.items():
-        tokens[number] = token
-    return tuple(tokens)

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import tokenizers  # isort: skip
 from pydantic import Field
 
-from polyfed.data.tokenization import PAD, UNKNOWN, LearntTokenizer, Vocabulary
+from polyfed.data.tokenization import NO_WORD, PAD, UNKNOWN, LearntTokenizer, Vocabulary, encoder
 
 
 class Wordpiece(LearntTokenizer):
@@ -22,8 +22,12 @@ class Wordpiece(LearntTokenizer):
 
     def learn(self, texts: Sequence[str]) -> tuple[str, ...]:
         """Pieces in the order in which they were learnt."""
-        tokenizer = _tokenizer({UNKNOWN: 0})
-        letters = _letters(tokenizer, texts, most=self.size // 4)
+        pipeline = _pipeline({UNKNOWN: 0})
+        counts = Counter[str]()
+        for text in texts:
+            counts.update(pipeline.normalizer.normalize_str(text))
+        frequent = sorted((-count, letter) for letter, count in counts.items() if not letter.isspace())
+        letters = [letter for _, letter in frequent[: self.size // 4]]
         trainer = tokenizers.trainers.WordPieceTrainer(
             vocab_size=self.size,
             min_frequency=self.min_count,
@@ -34,32 +38,22 @@ class Wordpiece(LearntTokenizer):
             limit_alphabet=len(letters),
             show_progress=False,
         )
-        tokenizer.train_from_iterator(texts, trainer)
-        ids = tokenizer.get_vocab()
+        pipeline.train_from_iterator(texts, trainer)
+        ids = pipeline.get_vocab()
         return tuple(sorted(ids, key=ids.__getitem__))
 
     def build(self, tokens: tuple[str, ...]) -> Vocabulary:
         """Greedy longest-match splitting."""
-        tokenizer = _tokenizer({token: number for number, token in enumerate(tokens)})
-
-        def encode(texts: Sequence[str], length: int) -> list[list[int]]:
-            tokenizer.enable_truncation(length)
-            return [encoding.ids for encoding in tokenizer.encode_batch_fast(list(texts))]
-
-        return Vocabulary(tokens, encode)
-
-
-def _tokenizer(ids: dict[str, int]) -> tokenizers.Tokenizer:
-    tokenizer = tokenizers.Tokenizer(tokenizers.models.WordPiece(ids, unk_token=UNKNOWN))
-    tokenizer.normalizer = tokenizers.normalizers.BertNormalizer(lowercase=True)
-    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.BertPreTokenizer()
-    return tokenizer
+        pipeline = _pipeline({token: number for number, token in enumerate(tokens)})
+        blank = tokenizers.normalizers.Replace(tokenizers.Regex(r"\A[\s\p{C}\x{fffd}]+\z"), " ")
+        wordless = tokenizers.normalizers.Replace(tokenizers.Regex(r"\A\s*\z"), NO_WORD)
+        # BERT's rules drop control characters, and nothing can be put in place of a text that has become empty
+        pipeline.normalizer = tokenizers.normalizers.Sequence([blank, pipeline.normalizer, wordless])
+        return Vocabulary(tokens, encoder(pipeline), pipeline=pipeline)
 
 
-def _letters(tokenizer: tokenizers.Tokenizer, texts: Sequence[str], most: int) -> list[str]:
-    """The most frequent letters, in a fixed order."""
-    counts = Counter[str]()
-    for text in texts:
-        counts.update(tokenizer.normalizer.normalize_str(text))
-    frequent = sorted((-count, letter) for letter, count in counts.items() if not letter.isspace())
-    return [letter for _, letter in frequent[:most]]
+def _pipeline(ids: dict[str, int]) -> tokenizers.Tokenizer:
+    pipeline = tokenizers.Tokenizer(tokenizers.models.WordPiece(ids, unk_token=UNKNOWN))
+    pipeline.normalizer = tokenizers.normalizers.BertNormalizer(lowercase=True)
+    pipeline.pre_tokenizer = tokenizers.pre_tokenizers.BertPreTokenizer()
+    return pipeline

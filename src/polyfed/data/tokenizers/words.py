@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from pydantic import Field
 
-from polyfed.data.tokenization import PAD, UNKNOWN, LearntTokenizer, Vocabulary, word_encoder, words_of
+from polyfed.data.tokenization import PAD, UNKNOWN, LearntTokenizer, Vocabulary, vocabulary_of_words, words_of
 
 
 class Words(LearntTokenizer):
@@ -19,9 +19,10 @@ class Words(LearntTokenizer):
     def learn(self, texts: Sequence[str]) -> tuple[str, ...]:
         """Words by falling frequency, then alphabetically."""
         counts = Counter(word for text in texts for word in words_of(text))
+        # the same texts give the same ids, whatever the order of the texts
         frequent = [(-count, word) for word, count in counts.items() if count >= self.min_count]
         return PAD, UNKNOWN, *(word for _, word in sorted(frequent)[: self.size - 2])
 
     def build(self, tokens: tuple[str, ...]) -> Vocabulary:
         """A look-up of whole words."""
-        return Vocabulary(tokens, word_encoder({token: number for number, token in enumerate(tokens)}))
+        return vocabulary_of_words(tokens)

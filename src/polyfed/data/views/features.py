@@ -15,8 +15,7 @@ from jaxtyping import Float, Int64
 from pydantic import Field
 from torch import Tensor, nn
 
-from polyfed.core.errors import ConfigError, DataError
-from polyfed.data.arrow import flat_values, place_of
+from polyfed.core.errors import ConfigError
 from polyfed.data.backbone_inputs import PREPROCESSOR, ImagePreparation, Prepared, TextPreparation
 from polyfed.data.backbones import (
     BackboneTower,
@@ -30,8 +29,8 @@ from polyfed.data.backbones import (
     outline,
     reads_images,
 )
-from polyfed.data.cache import ImageFit
-from polyfed.data.feature_store import FeatureRows, remembered, stored
+from polyfed.data.cache import FeatureRows, remembered, stored, unreadable
+from polyfed.data.pictures import ImageFit
 from polyfed.data.source import Column
 from polyfed.data.view import DataContext, InputSpec, View
 
@@ -103,16 +102,13 @@ class Features(View):
         """
         if self._sees(folder):
             return ImagePreparation.of(folder, self.size, self.fit)
-        self._require_room(folder)
-        return TextPreparation.of(folder, self.length, pad_to_length=self.pool == "tokens")
-
-    def _require_room(self, folder: Path) -> None:
         most = most_tokens(folder)
         if most is not None and self.length > most:
             raise ConfigError(
                 f"view features: length is {self.length}, but the text backbone '{self.backbone}' has positions for "
                 f"{most} tokens; set the view's length to {most} or less"
             )
+        return TextPreparation.of(folder, self.length, pad_to_length=self.pool == "tokens")
 
     def _folder(self, context: DataContext) -> Path:
         return locate(self.backbone, context.weights, key="view features, backbone")
@@ -132,6 +128,7 @@ class Features(View):
 
     def _stem(self, folder: Path, content: str) -> str:
         """Name of a file in the cache, by the backbone, the settings that matter to it, and ``content``."""
+        # batch_size is not among them: it changes the speed only
         settings = [self.size, self.fit] if self._sees(folder) else [self.length]
         identity = [_VERSION, content, digest(folder), self.pool, self.tower, self.precision, *settings]
         stamp = hashlib.sha256(json.dumps(identity).encode()).hexdigest()[:16]
@@ -164,7 +161,7 @@ class _Computation:
 
     @functools.cached_property
     def values(self) -> pa.ChunkedArray:
-        return flat_values(self.column)
+        return self.column.flat_values()
 
     @functools.cached_property
     def prepare(self) -> Preparation:
@@ -181,6 +178,7 @@ class _Computation:
 
     def _batch(self, start: int, stop: int) -> Tensor:
         x, mask = (None if part is None else part.to(self.device) for part in self._prepared(start, stop))
+        # weights stay in float32; only the arithmetic is coarser
         bf16 = torch.autocast(self.device.type, torch.bfloat16, enabled=self.view.precision == "bf16")
         with torch.inference_mode(), bf16:
             features: Tensor = self.backbone(x, mask)
@@ -191,17 +189,10 @@ class _Computation:
         try:
             return self.prepare(values, self.column.folder, self.pixels)
         except Exception:
-            self._name_bad_value(start, values)
+            for row, value in enumerate(values, start):  # one at a time, to name the value that fails
+                try:
+                    self.prepare([value], self.column.folder, self.pixels)
+                except Exception as error:  # Pillow's decoders raise errors of many kinds
+                    what = f"backbone '{self.view.backbone}' cannot read it"
+                    raise unreadable(self.column, row, value, error, what) from error
             raise
-
-    def _name_bad_value(self, start: int, values: list[object]) -> None:
-        for row, value in enumerate(values, start):
-            try:
-                self.prepare([value], self.column.folder, self.pixels)
-            except Exception as error:  # Pillow's decoders raise errors of many kinds
-                path = value.get("path") if isinstance(value, dict) else None
-                named = f" (path '{path}')" if path else ""
-                raise DataError(
-                    f"{place_of(self.column, row)}{named}: backbone '{self.view.backbone}' cannot read it: "
-                    f"{' '.join(str(error).split())}; mend or leave out the row"
-                ) from error

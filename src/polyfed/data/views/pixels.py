@@ -10,8 +10,9 @@ from jaxtyping import Float, Int64, UInt8
 from pydantic import Field
 from torch import Tensor
 
-from polyfed.data.cache import ImageFit, Resampling, decoded
+from polyfed.data.cache import decoded
 from polyfed.data.images import Augment, Normalisation, normalised
+from polyfed.data.pictures import ImageFit, Resampling
 from polyfed.data.samples import Inputs
 from polyfed.data.source import Column
 from polyfed.data.view import DataContext, InputSpec, View

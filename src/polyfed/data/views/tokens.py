@@ -14,7 +14,7 @@ from torch import Tensor
 from polyfed.data.arrow import fingerprint_of
 from polyfed.data.samples import Inputs
 from polyfed.data.source import Column
-from polyfed.data.tokenization import Tokenizer, Vocabulary, texts_of
+from polyfed.data.tokenization import Tokenizer, Vocabulary
 from polyfed.data.tokenizers.words import Words
 from polyfed.data.view import DataContext, InputSpec, View
 
@@ -37,7 +37,7 @@ class Tokens(View):
         stamp = fingerprint_of(self.tokenizer.key(modality, context), self.length, column.fingerprint)
         key = f"tokens:{stamp}"
         if key not in context.fitted:
-            context.fitted[key] = matrix_of(vocabulary, texts_of(column), self.length)
+            context.fitted[key] = matrix_of(vocabulary, column.texts(), self.length)
         ids = context.fitted[key]
         assert isinstance(ids, Tensor)
         return TokenRows(ids, vocabulary, self.drop, self.delete)
@@ -89,29 +89,26 @@ class TokenRows:
         """Token ids of ``rows``, damaged if there is a generator."""
         ids = self.ids[rows].long()
         if generator is not None and self.drop:
-            ids = self._dropped(ids, generator)
+            chosen = torch.rand(ids.shape, generator=generator) < self.drop
+            ids = ids.masked_fill(chosen & self._words(ids), self.vocabulary.unknown)
         if generator is not None and self.delete:
             ids = self._deleted(ids, generator)
-        return self._trimmed(ids)
+        # rows are stored at the length of the longest text of the column
+        used = (ids != self.vocabulary.pad).any(0) * torch.arange(1, ids.shape[1] + 1)
+        return ids[:, : max(1, int(used.max()))]
 
     def _words(self, ids: Int64[Tensor, "b l"]) -> Bool[Tensor, "b l"]:
         """Where damage may happen: neither at padding nor at marks of begin and end."""
         spared = torch.tensor((self.vocabulary.pad, *self.vocabulary.fixed))
         return ~torch.isin(ids, spared)
 
-    def _dropped(self, ids: Int64[Tensor, "b l"], generator: torch.Generator) -> Int64[Tensor, "b l"]:
-        chosen = torch.rand(ids.shape, generator=generator) < self.drop
-        return ids.masked_fill(chosen & self._words(ids), self.vocabulary.unknown)
-
     def _deleted(self, ids: Int64[Tensor, "b l"], generator: torch.Generator) -> Int64[Tensor, "b l"]:
         """Delete floor(share x words) words of each text, which ones at random, and close the gaps."""
         words = self._words(ids)
+        # marks and padding get a lot above those of all words, so they are never among the first
         lots = torch.rand(ids.shape, generator=generator).masked_fill(~words, 2.0)
         rank = lots.argsort(1).argsort(1)
         gone = rank < (words.sum(1, keepdim=True).double() * self.delete).floor()
+        # stable: what stays keeps its order, and gaps move to the end
         order = gone.long().argsort(dim=1, stable=True)
         return ids.masked_fill(gone, self.vocabulary.pad).gather(1, order)
-
-    def _trimmed(self, ids: Int64[Tensor, "b l"]) -> Int64[Tensor, "b longest"]:
-        used = (ids != self.vocabulary.pad).any(0) * torch.arange(1, ids.shape[1] + 1)
-        return ids[:, : max(1, int(used.max()))]

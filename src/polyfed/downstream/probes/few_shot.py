@@ -9,7 +9,6 @@ import torch
 from pydantic import Field, model_validator
 
 from polyfed.core.errors import DataError
-from polyfed.data.arrow import flat_values
 from polyfed.downstream.bench import Bench, FeatureKind
 from polyfed.downstream.fitting import Fit, Labelled, fit_linear, standardised, stratified
 from polyfed.downstream.probe import Probe, Share, absent_note, class_metrics, require_apart
@@ -68,7 +67,7 @@ class FewShot(Probe):
             bench.require(task, source, splits, [self.modality], self.target)
             split = bench.split(source, self.train)
             names = split.classes.get(self.target)
-            numbers = pc.unique(flat_values(split.read(split.targets[self.target]))).to_pylist()
+            numbers = pc.unique(split.read(split.targets[self.target]).flat_values()).to_pylist()
             learnt |= {names[number] if names else str(number) for number in numbers}
         bench.kind(self.features, self.modality, task)
         if len(learnt) < 2:

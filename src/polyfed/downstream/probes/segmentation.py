@@ -13,7 +13,7 @@ from torch import Tensor
 
 from polyfed.core.errors import ConfigError, DataError
 from polyfed.core.randomness import isolated
-from polyfed.data.cache import ImageFit
+from polyfed.data.pictures import ImageFit
 from polyfed.data.samples import Inputs
 from polyfed.data.views.masks import Masks
 from polyfed.downstream.bench import Bench

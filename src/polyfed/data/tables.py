@@ -1,0 +1,328 @@
+"""Splits made of Arrow tables: what Parquet files, hub data sets, PhysioNet folders and generated tables share."""
+
+from __future__ import annotations
+
+import difflib
+import hashlib
+from abc import abstractmethod
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from pydantic import Field, StrictBool, StrictInt, StrictStr
+
+from polyfed.core.errors import DataError, nearest
+from polyfed.data.arrow import Mask, class_names, fingerprint_of, innermost, is_list, is_text, lacking
+from polyfed.data.source import Column, Source, Split
+
+_Value = StrictBool | StrictInt | StrictStr
+_Plain = bool | int | str
+_SHOWN = 20  # values that an error lists at most: a column of ids has thousands
+
+
+@dataclass(frozen=True)
+class SplitTable:
+    """One split as a table with one row an item, read column by column.
+
+    Attributes:
+        read: column -> all its values.
+        count: gives the number of rows.
+        schema: schema of the table; class names come from its Hugging Face metadata.
+        where: path or name of the data as the user gave it, for messages and ids.
+        split: name of the split.
+        fingerprint: changes whenever the content may have changed.
+        ids: column of strings or integers, unique; None makes ids ``<where>/<split>:<row>``, with the row's number in
+            the whole table, whatever is selected.
+        everywhere: column -> its values in all splits of the source; None: no other split can be read, and then no
+            target can be texts.
+        filled: whether a column is known, without reading it, to have no null.
+        depends: column -> what else its content changes with, besides ``fingerprint``.
+        folder: folder in which files lie that rows may name; None: they name none.
+        recipe: identifies what the table is generated from, on every machine alike; empty: it is not generated.
+    """
+
+    read: Callable[[str], pa.ChunkedArray]
+    count: Callable[[], int]
+    schema: pa.Schema
+    where: str
+    split: str
+    fingerprint: str
+    ids: str | None = None
+    everywhere: Callable[[str], pa.ChunkedArray] | None = None
+    filled: Callable[[str], bool] = lambda column: False
+    depends: Mapping[str, str] = field(default_factory=dict)
+    folder: Path | None = None
+    recipe: str = ""
+
+    @property
+    def place(self) -> str:
+        """Path and split, for messages."""
+        return f"{self.where}/{self.split}"
+
+    def kind(self, column: str) -> pa.DataType:
+        """Type of a column."""
+        return self.schema.field(column).type
+
+    def require(self, column: str, place: str) -> None:
+        """Raise DataError, which says ``place``, if there is no such column."""
+        if column not in self.schema.names:
+            raise DataError(f"{place}: no column '{column}'; {nearest(column, self.schema.names)}")
+
+
+class TableSource(Source):
+    """A source whose splits are tables with one row an item; some of the rows may be all that is wanted."""
+
+    where: dict[str, _Value | Annotated[list[_Value], Field(min_length=1)]] = Field(
+        default_factory=dict,
+        description="column -> value, or list of values, that an item must have; other rows are no items",
+    )
+    incomplete: Literal["refuse", "leave_out"] = Field(
+        default="refuse",
+        description="items without a modality of ``columns`` (null; of texts also blank) or without a target: an error "
+        "when they are read, or left out",
+    )
+    matches: str | None = Field(
+        default=None,
+        description="column of texts or integers: items with equal values are right answers to each other, an item "
+        "with a null or blank one only to itself",
+    )
+
+    @abstractmethod
+    def table(self, split: str, *, name: str, data_dir: Path | None) -> SplitTable:
+        """The table of one split; arguments and errors are those of ``open``."""
+
+    def open(self, split: str, *, name: str, data_dir: Path | None) -> Split:
+        """Open one split; reads its schema, the ids, and the columns that decide which rows are items."""
+        return split_of_table(self.table(split, name=name, data_dir=data_dir), self, name)
+
+
+def split_of_table(table: SplitTable, source: TableSource, name: str) -> Split:
+    """The rows of a table that are items, with the columns and targets that a source names.
+
+    A target is a column of integers or booleans, of (nested) lists of these, or of texts, whose classes are the
+    different texts of all splits in alphabetical order.
+
+    Args:
+        table: all rows.
+        source: settings that choose among them.
+        name: of the source in the configuration.
+
+    Raises:
+        DataError: a named column is missing or of the wrong type, an id is missing or not unique, or no row is left.
+    """
+    _require_columns(table, source, name)
+    names = class_names(table.schema, table.where)
+    classes = {target: _classes(table, source, target, names) for target in source.targets}
+    # a column is read as labels wherever a target names it, and as it stands otherwise
+    names_of_labels = {column: classes[target] for target, column in source.targets.items()}
+    rows, left_out = _items(table, source, names)
+
+    def kept(column: str) -> pa.ChunkedArray:
+        values = table.read(column)
+        return values if rows is None else values.filter(pa.array(rows))
+
+    def read(column: str) -> Column:
+        table.require(column, table.place)
+        here = f"{table.place}, {'' if rows is None else 'kept items, '}column '{column}'"
+        # the same rows have the same fingerprint, however they were chosen
+        choice = () if rows is None else (hashlib.sha256(np.packbits(rows).tobytes()).hexdigest(),)
+        more = (table.depends[column],) if column in table.depends else ()
+        stamp = fingerprint_of(table.fingerprint, table.split, column, *choice, *more)
+        if column in names_of_labels:
+            return _label_column(kept(column), names_of_labels[column], stamp, here)
+        recipe = table.recipe and fingerprint_of(table.recipe, column, *choice)
+        nested = is_list(table.kind(column))
+        return Column(lambda: kept(column), stamp, here, nested, folder=table.folder, recipe=recipe)
+
+    return Split(
+        source=name,
+        name=table.split,
+        ids=_row_ids(table, rows) if table.ids is None else _column_ids(kept(table.ids), table.ids, table.place),
+        columns=dict(source.columns),
+        targets=dict(source.targets),
+        classes={target: names for target, names in classes.items() if names},
+        read=read,
+        left_out=left_out,
+        matches=source.matches,
+    )
+
+
+def _require_columns(table: SplitTable, source: TableSource, name: str) -> None:
+    uses = {f"columns.{modality}": column for modality, column in source.columns.items()}
+    uses |= {f"targets.{target}": column for target, column in source.targets.items()}
+    chosen = [("id", table.ids), *uses.items(), *(("where", column) for column in source.where)]
+    for use, column in [*chosen, ("matches", source.matches)]:
+        if column is not None:
+            table.require(column, f"{table.place} (source '{name}', {use})")
+    if source.matches is not None and not (is_text(kind := table.kind(source.matches)) or pa.types.is_integer(kind)):
+        place = f"{table.place}, matches: column '{source.matches}'"
+        raise DataError(f"{place} holds {kind}; name one of texts or integers")
+
+
+def _items(
+    table: SplitTable, source: TableSource, names: Mapping[str, Sequence[str]]
+) -> tuple[Mask | None, dict[str, int]]:
+    """Which rows are items (None: all), and column -> how many fitting rows lack it."""
+    leave_out = source.incomplete == "leave_out"
+    if not source.where and not leave_out:
+        return None, {}
+    wanted = {column: value if isinstance(value, list) else [value] for column, value in source.where.items()}
+    fitting: Mask = np.ones(table.count(), np.bool_)
+    for column, values in wanted.items():
+        fitting &= _having(table, column, values, names.get(column, ()))
+    if not fitting.any():
+        asked = ", ".join(f"{column}: {' or '.join(map(repr, values))}" for column, values in wanted.items())
+        raise DataError(f"{table.place}: none of {len(fitting)} items fits where {{{asked}}}; ask for less")
+    rows, left_out = _complete(table, source, fitting) if leave_out else (fitting, {})
+    return None if rows.all() else rows, left_out
+
+
+def _complete(table: SplitTable, source: TableSource, fitting: Mask) -> tuple[Mask, dict[str, int]]:
+    """Which of the rows lack nothing, and column -> how many lack it."""
+    rows, left_out = fitting.copy(), {}
+    # a list of labels may be empty, which is no gap
+    single = [column for column in source.targets.values() if not is_list(table.kind(column))]
+    for column in dict.fromkeys((*source.columns.values(), *single)):
+        kind = table.kind(column)
+        if not is_text(kind) and not is_list(kind) and table.filled(column):
+            continue  # pictures are not read to find that all are there
+        missing = fitting & lacking(table.read(column))
+        if missing.any():
+            left_out[column] = int(missing.sum())
+            rows &= ~missing
+    if not rows.any():
+        counts = ", ".join(f"'{column}' ({count})" for column, count in left_out.items())
+        total = fitting.sum()
+        raise DataError(f"{table.place}: all {total} items are incomplete, they lack {counts}; name other columns")
+    return rows, left_out
+
+
+_FITS: dict[type, Callable[[pa.DataType], bool]] = {bool: pa.types.is_boolean, int: pa.types.is_integer, str: is_text}
+_WANTED = {
+    bool: "true or false",
+    int: "an integer (or, where the column has class names, one of these)",
+    str: "a text (in quotes if it looks like a number)",
+}
+
+
+def _having(table: SplitTable, column: str, wanted: Sequence[_Plain], names: Sequence[str]) -> Mask:
+    """Which rows have one of the values; a class may be given by its name."""
+    place = f"{table.place}, where.{column}"
+    stored = [_stored(value, table.kind(column), names, place) for value in wanted]
+    values = _comparable(table.read(column))
+    present = set(values.unique().to_pylist())
+    if table.everywhere is not None and not present.issuperset(stored):
+        # a value that this split happens to lack is no mistake
+        present |= set(_comparable(table.everywhere(column)).unique().to_pylist())
+    for value, number in zip(wanted, stored, strict=True):
+        if number not in present:
+            words = sorted(str(names[entry] if names else entry) for entry in present - {None})
+            close = difflib.get_close_matches(str(value), words, n=_SHOWN) or words[:_SHOWN]
+            hint = nearest(str(value), words if len(words) <= _SHOWN else close)
+            raise DataError(f"{place}: no item has {value!r}; {hint}")
+    rows: Mask = pc.is_in(values, value_set=pa.array(stored, values.type)).to_numpy().astype(np.bool_)
+    return rows
+
+
+def _stored(value: _Plain, kind: pa.DataType, names: Sequence[str], place: str) -> _Plain:
+    """A value as it stands in a column: the number of a class that is given by its name."""
+    if _FITS[type(value)](kind):
+        return value
+    if isinstance(value, str) and names and pa.types.is_integer(kind):
+        if value not in names:
+            raise DataError(f"{place}: no class '{value}'; {nearest(value, names)}")
+        return names.index(value)
+    given = str(value).lower() if isinstance(value, bool) else repr(value)
+    remedies = [f"give {words}" for python, words in _WANTED.items() if _FITS[python](kind)]
+    remedy = (*remedies, "name a column of booleans, integers or texts")[0]
+    raise DataError(f"{place}: the column holds {kind}, which {given} is not; {remedy}")
+
+
+def _comparable(values: pa.ChunkedArray) -> pa.ChunkedArray:
+    # shards and splits may hold a column as integers of different width
+    return values.cast(pa.int64()) if pa.types.is_integer(values.type) else values
+
+
+def _classes(
+    table: SplitTable, source: TableSource, target: str, names: Mapping[str, tuple[str, ...]]
+) -> tuple[str, ...]:
+    """Class names of a target in label order; none if only its numbers are known."""
+    column = source.targets[target]
+    kind = table.kind(column)
+    if pa.types.is_boolean(innermost(kind)):
+        return "false", "true"
+    if pa.types.is_integer(innermost(kind)):
+        return names.get(column, ())
+    place = f"{table.place}, target '{target}', column '{column}'"
+    if not is_text(kind) or table.everywhere is None:
+        texts = "" if table.everywhere is None else ", or one text an item,"
+        raise DataError(f"{place}: a target needs integers or lists of integers{texts} not {kind}; use class numbers")
+    if column in source.columns.values():
+        raise DataError(f"{place}: its texts are a modality already; a target needs a column of its own")
+    return tuple(sorted(_unless_blank(table.everywhere(column)).unique().drop_null().to_pylist()))
+
+
+def _unless_blank(texts: pa.ChunkedArray) -> pa.ChunkedArray:
+    """The texts, null where they are blank."""
+    return pc.if_else(pc.equal(pc.utf8_trim_whitespace(texts), ""), pa.scalar(None, texts.type), texts)
+
+
+def _label_column(values: pa.ChunkedArray, names: tuple[str, ...], stamp: str, where: str) -> Column:
+    """Class numbers; each is checked, since a wrong one would only be found by a loss, on a GPU without a message."""
+    kind = values.type
+    encoded = is_text(kind)
+    if encoded:
+        values, stamp = pc.index_in(_unless_blank(values), pa.array(names, kind)), fingerprint_of(stamp, *names)
+    elif pa.types.is_boolean(innermost(kind)):
+        numbers = pa.int8()
+        while is_list(kind):
+            numbers, kind = pa.list_(numbers), kind.value_type
+        values = values.cast(numbers)
+    flat, nulls = values, values.null_count
+    while is_list(flat.type):
+        flat = pc.list_flatten(flat)
+        nulls += flat.null_count
+    bounds = pc.min_max(flat).as_py()
+    outside = names and bounds["min"] is not None and (bounds["min"] < 0 or bounds["max"] >= len(names))
+    if nulls or outside:
+        raise _bad_label(values, len(names), where)
+    return Column(values, stamp, where, encoded=encoded)
+
+
+def _bad_label(values: pa.ChunkedArray, classes: int, where: str) -> DataError:
+    """Names the first label that is null or, where their number is known, none of the classes."""
+
+    def bad(entry: Any) -> list[Any]:
+        if isinstance(entry, list):
+            return [label for part in entry for label in bad(part)]
+        return [entry] if entry is None or (classes and not 0 <= entry < classes) else []
+
+    row, label = next((row, labels[0]) for row, entry in enumerate(values.to_pylist()) if (labels := bad(entry)))
+    valid = f"in 0 to {classes - 1}" if classes else "an integer"
+    can_leave_out = label is None and not is_list(values.type)
+    remedy = "mend or leave out the row" + (" (incomplete: leave_out)" if can_leave_out else "")
+    return DataError(f"{where}, row {row}: label {label} is not {valid}; {remedy}")
+
+
+def _row_ids(table: SplitTable, rows: Mask | None) -> tuple[str, ...]:
+    numbers = range(table.count()) if rows is None else np.flatnonzero(rows).tolist()
+    return tuple(f"{table.place}:{row}" for row in numbers)
+
+
+def _column_ids(column: pa.ChunkedArray, name: str, place: str) -> tuple[str, ...]:
+    values = column.to_pylist()
+    if None in values:
+        raise DataError(f"{place}, column '{name}', row {values.index(None)}: no id; every item needs one")
+    ids = tuple(map(str, values))
+    if len(set(ids)) < len(ids):
+        twice, count = Counter(ids).most_common(1)[0]
+        raise DataError(
+            f"{place}, column '{name}': id '{twice}' occurs {count} times; "
+            "an item is one row (several captions go into a list), or leave `id` out"
+        )
+    return ids
