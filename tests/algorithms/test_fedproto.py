@@ -137,7 +137,7 @@ def test_without_the_distance_clients_train_as_alone(tmp_path: Path) -> None:
 def test_encoders_run_once_a_batch(tmp_path: Path) -> None:
     session = began(classifiers(), tmp_path)
     client = woken(session, "text-0", (2, 0), after=(1, 0))
-    known, modes = session.experiment.algorithm.known_to(session.server, client.info), []
+    known, modes = session.experiment.algorithm.prototypes_for(session.server, client.info), []
     client.model.encoders["text"].register_forward_hook(lambda module, *_: modes.append(module.training))
     session.experiment.algorithm.fit(client, known)
     client.model.encoders["text"]._forward_hooks.clear()
@@ -181,7 +181,7 @@ def test_prototypes_mix_within_a_class_space_only(tmp_path: Path) -> None:
     assert list(spaces) == [SPACE, f"{SPACE}:notes"]
     infos = {info.id: info for info in apart.server.clients}
     for name in NAMES:
-        sent = apart.experiment.algorithm.known_to(apart.server, infos[name])
+        sent = apart.experiment.algorithm.prototypes_for(apart.server, infos[name])
         assert list(by_space(sent, Known)) == [SPACE if name == "image" else f"{SPACE}:notes"]
     alike = began(two_sources(), tmp_path / "b")
     assert list(by_space(alike.server.state["prototypes"], Known)) == [SPACE]

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from polyfed.losses.kl import row_kl, score_kl, similarity_kl
+from polyfed.losses.distillation import row_kl, score_kl, similarity_kl
 
 
 def naive(student, teacher, tau):

@@ -3,7 +3,7 @@ import math
 import pytest
 import torch
 
-from polyfed.losses.model_contrast import model_contrast
+from polyfed.losses.contrast import model_contrast
 
 
 def by_loops(z, received, previous, tau):

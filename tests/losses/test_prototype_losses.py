@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from polyfed.losses.prototypes import distance_contrast, distances, prototype_distance
+from polyfed.losses.classification import distance_contrast, distances, prototype_distance
 
 PRESENT = torch.tensor([True, False, True, True])
 LABELS = torch.tensor([0, 1, 3, 3, 2, 1])

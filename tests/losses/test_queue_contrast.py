@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from polyfed.losses.queue_contrast import queue_contrast
+from polyfed.losses.contrast import queue_contrast
 
 
 def naive(student, targets, queue, items, queued, tau):

@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from polyfed.losses.sinkhorn import sinkhorn
+from polyfed.losses.mgca import sinkhorn
 
 
 def by_loops(scores, epsilon, iterations):

@@ -60,7 +60,7 @@ class ClassMeans(NamedTuple):
         return self._replace(counts=fewer.to(self.counts.dtype))
 
 
-class Known(NamedTuple):
+class GlobalPrototypes(NamedTuple):
     """Global prototypes of the c classes that have one."""
 
     means: Float[Tensor, "c d"]
@@ -74,10 +74,10 @@ class Known(NamedTuple):
         return len(self.present), self.means.shape[1]
 
 
-PrototypeTable = TypeVar("PrototypeTable", ClassMeans, Known)
+PrototypeTable = TypeVar("PrototypeTable", ClassMeans, GlobalPrototypes)
 
 
-def prototype_tensors(space: str, prototypes: ClassMeans | Known) -> dict[str, Tensor]:
+def prototype_tensors(space: str, prototypes: ClassMeans | GlobalPrototypes) -> dict[str, Tensor]:
     """Tensors of a class space by name, ``<space>.means`` and so on; what ``by_space`` reads."""
     return {f"{space}.{part}": tensor for part, tensor in prototypes._asdict().items()}
 

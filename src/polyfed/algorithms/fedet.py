@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
 from typing import Annotated, ClassVar, NamedTuple
 
 import torch
@@ -11,16 +10,17 @@ from jaxtyping import Float
 from pydantic import Field, SerializeAsAny
 from torch import Tensor
 from torch.nn import functional as F
+from torch.nn.utils import get_total_norm
 
 from polyfed.aggregation.ensemble import Ensemble, Ensembled
 from polyfed.aggregation.mean import WeightedMean
 from polyfed.aggregation.statistics import row_statistics
 from polyfed.aggregation.weighting import Weighting
 from polyfed.aggregation.weightings.variance import Variance
-from polyfed.algorithms.algorithm import Lifetime, Reply, client_query, client_step, each
+from polyfed.algorithms.algorithm import Lifetime, Reply, client_step, each
 from polyfed.algorithms.shared.either_form import OF_FORM, SoftmaxForm
 from polyfed.algorithms.shared.ensemble_distillation import AlternatingDistillation
-from polyfed.algorithms.shared.global_models import ShapeCheck
+from polyfed.algorithms.shared.global_models import GlobalEvaluation, ReplyCheck, weights_check
 from polyfed.algorithms.shared.public_exchange import DISTILS
 from polyfed.core.effects import Condition, Not, Only
 from polyfed.core.untrusted import read_json
@@ -29,8 +29,7 @@ from polyfed.federation.client import Client
 from polyfed.federation.cohort import Cohort
 from polyfed.federation.public_outputs import PublicOutputs
 from polyfed.federation.server import Server
-from polyfed.losses.distillation import DISTILLATIONS, Distillation
-from polyfed.losses.kl import row_kl
+from polyfed.losses.distillation import DISTILLATIONS, Distillation, row_kl
 from polyfed.models.model import CachedModel
 from polyfed.wire.payload import Logits, Representations, Weights
 
@@ -53,17 +52,7 @@ class Vote(NamedTuple):
     log_weights: Float[Tensor, " n"] | float
 
 
-@dataclass
-class Averages:
-    """Running means of what clients trained, weighted by their samples."""
-
-    models: dict[str, WeightedMean] = field(default_factory=dict)
-    """By type."""
-    head: WeightedMean | None = None
-    """Of the representation layer, over clients of all types."""
-
-
-class FedET(SoftmaxForm, AlternatingDistillation):
+class FedET(SoftmaxForm, AlternatingDistillation, GlobalEvaluation):
     """Ensemble knowledge transfer to a large server model (FedET, Cho et al., IJCAI 2022).
 
     A round: each client trains its type's small model, as in FedAvg, and also says what that thinks of the exchanged
@@ -126,29 +115,40 @@ class FedET(SoftmaxForm, AlternatingDistillation):
     def aggregate(self, server: Server, cohort: Cohort, server_outputs: PublicOutputs) -> dict[str, Aim]:
         """Average models by type and the head over all, and find consensus and dissent."""
         votes: dict[str, list[Vote]] = {}
-        averages, ensembles = Averages(), self.ensembles(server, server_outputs)
-        asked = cohort.ask(
+        models: dict[str, WeightedMean] = {}
+        head, ensembles = WeightedMean(), self.ensembles(server, server_outputs)
+        has_head = False
+        replies = cohort.ask(
             self.fit,
             check=self.reply_check(server, server_outputs),
             weights=each(server.weights_for),
             order=server_outputs.order,
             channels=each(self.asked_outputs(server_outputs)),
         )
-        for reply in asked:
-            self._average(server, reply, averages)
+        for reply in replies:
+            kind, count = server.type_of(reply.sender), reply.num_examples
+            if count:  # a mean of nothing else would end the round
+                trained = limited(server.weights[kind], reply.weights, self.largest_update)
+                models.setdefault(kind, WeightedMean()).add(trained, count)
+                if names := self.shared(server, kind):
+                    head.add({name: trained[name] for name in names}, count)
+                    has_head = True
             for output, rows in reply.knowledge.items():
                 values = ensembles.clipped(rows)
                 # held, not folded in: who contradicts is known once the consensus is
                 vote = Vote(reply.sender.id, values, ensembles.log_weights(reply, output, values))
                 votes.setdefault(output, []).append(vote)
-        server.weights |= {kind: mean.take() for kind, mean in averages.models.items()}
-        if averages.head is not None:
-            _load(server, averages.head.take())
+        server.weights |= {kind: mean.take() for kind, mean in models.items()}
+        if has_head:
+            own = server.model.state_dict()
+            with torch.no_grad():
+                for name, value in head.take().items():
+                    own[name].copy_(value)
         return self.aims(server, server_outputs, votes)
 
-    def reply_check(self, server: Server, server_outputs: PublicOutputs) -> Callable[[Reply], None]:
+    def reply_check(self, server: Server, server_outputs: PublicOutputs) -> ReplyCheck:
         """Raises PayloadError for a reply whose weights or outputs are not what its sender was asked for."""
-        check_weights, check_outputs = ShapeCheck(server), self.outputs_check(server_outputs, "knowledge")
+        check_weights, check_outputs = weights_check(server), self.outputs_check(server_outputs, "knowledge")
 
         def check(reply: Reply) -> None:
             check_weights(reply)
@@ -181,10 +181,8 @@ class FedET(SoftmaxForm, AlternatingDistillation):
         goals = {name: aim.consensus for name, aim in targets.items()}
         server.record(**self.distances(server, goals, "before"))
         (trainer, size), samples = self.distiller(server), server.exchanged(self.public_samples)
-        server.model.train()
-        for epoch in server.epochs(self.kd_epochs if targets else 0):
-            for batch in server.public_batches(f"distil-{epoch}", size, augment=self.public_augment, samples=samples):
-                trainer.step(self.kd_weight * self.aim_loss(server, batch, targets))
+        for batch in self.public_passes(server, "distil", self.kd_epochs if targets else 0, size, samples):
+            trainer.step(self.kd_weight * self.aim_loss(server, batch, targets))
         server.record(**self.distances(server, goals, "after"))
         self.return_head(server)
 
@@ -216,21 +214,6 @@ class FedET(SoftmaxForm, AlternatingDistillation):
             head = {name: own[name].detach().clone() for name in self.shared(server, kind)}
             server.weights[kind] = server.weights[kind] | head
 
-    def _average(self, server: Server, reply: Reply, averages: Averages) -> None:
-        if not reply.num_examples:  # a mean of nothing else would end the round
-            return
-        kind = server.type_of(reply.sender)
-        trained = limited(server.weights[kind], reply.weights, self.largest_update)
-        averages.models.setdefault(kind, WeightedMean()).add(trained, reply.num_examples)
-        if names := self.shared(server, kind):
-            averages.head = averages.head or WeightedMean()
-            averages.head.add({name: trained[name] for name in names}, reply.num_examples)
-
-    def evaluate_clients(self, server: Server, cohort: Cohort) -> Mapping[str, Mapping[str, float]]:
-        """Every asked client's test metrics of the model of its type."""
-        replies = cohort.ask(self.assess_global, weights=each(server.weights_for))
-        return {reply.sender.id: reply.payload.scalars for reply in replies}  # type: ignore[misc]
-
     # ---- client half
 
     @client_step(weights=Weights, knowledge=Representations | Logits, num_examples=int)
@@ -243,12 +226,6 @@ class FedET(SoftmaxForm, AlternatingDistillation):
             knowledge=self.client_outputs(client, order, read_json(channels)),
             num_examples=client.num_examples,
         )
-
-    @client_query(float)
-    def assess_global(self, client: Client, weights: Weights) -> Reply:
-        """Evaluate the received model on the client's test samples."""
-        client.load_weights(weights)
-        return self.assess(client)
 
 
 def answers(values: Float[Tensor, "n w"], anchors: Float[Tensor, "n w"] | None) -> Tensor:
@@ -266,19 +243,8 @@ def limited(received: Mapping[str, Tensor], trained: Mapping[str, Tensor], large
     """
     moved = {name: value.to(received[name].device) for name, value in trained.items()}
     floating = [name for name, value in moved.items() if value.is_floating_point()]
-    change = _norm([moved[name].float() - received[name].float() for name in floating])
-    bound = largest * _norm([received[name].float() for name in floating])
+    change = float(get_total_norm([moved[name].float() - received[name].float() for name in floating]))
+    bound = largest * float(get_total_norm([received[name].float() for name in floating]))
     if change <= bound:
         return moved
     return moved | {name: torch.lerp(received[name], moved[name], bound / change) for name in floating}
-
-
-def _norm(tensors: Sequence[Tensor]) -> float:
-    return float(torch.stack([value.norm() for value in tensors]).norm()) if tensors else 0.0
-
-
-@torch.no_grad()
-def _load(server: Server, tensors: Mapping[str, Tensor]) -> None:
-    own = server.model.state_dict()
-    for name, value in tensors.items():
-        own[name].copy_(value)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 
 from pydantic import Field, SerializeAsAny
 
@@ -11,7 +11,7 @@ from polyfed.aggregation.averagings.fediot import MultimodalAveraging
 from polyfed.aggregation.collaboration import collaborate
 from polyfed.algorithms.algorithm import Reply
 from polyfed.algorithms.fedavg import FedAvg
-from polyfed.algorithms.shared.global_models import holders_of
+from polyfed.algorithms.shared.global_models import holders_of, noted
 from polyfed.federation.cohort import Cohort
 from polyfed.federation.server import Server
 
@@ -40,12 +40,10 @@ class FedIoT(FedAvg):
         """Fold replies into the global models, and record the shares that clients with several modalities had."""
         sizes = dict.fromkeys(server.types, 0.0)
 
-        def counted() -> Iterator[Reply]:
-            for reply in replies:
-                sizes[server.type_of(reply.sender)] += reply.num_examples
-                yield reply
+        def count(reply: Reply) -> None:
+            sizes[server.type_of(reply.sender)] += reply.num_examples
 
-        super().aggregate(server, cohort, counted())
+        super().aggregate(server, cohort, noted(replies, count))
         server.record(**{f"share.{modality}": share for modality, share in self.shares(server, sizes).items()})
 
     def shares(self, server: Server, sizes: dict[str, float]) -> dict[str, float]:

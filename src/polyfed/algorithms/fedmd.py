@@ -103,7 +103,7 @@ class FedMD(EitherForm, EnsembleDistillation):
         for reply in replies:
             ensembles.add(reply, reply.knowledge)
         targets = ensembles.targets()
-        # rows of 0 where everybody's weight is 0: there is no consensus on these samples
+        # where everybody's weight is 0 a row is 0: clients take that for no consensus on the sample
         agreed = {name: target.values for name, target in targets.items() if bool(target.valid.any())}
         server.record(**{f"consensus.{name}": float(target.valid.float().mean()) for name, target in targets.items()})
 
@@ -119,7 +119,10 @@ class FedMD(EitherForm, EnsembleDistillation):
         """The client's outputs on the exchanged samples, those that ``channels`` lists as JSON; a client that is new
         here trains first."""
         if "begun" not in client.state:
-            self._begin(client)
+            if self.first_public_epochs:
+                client.fit(client.public_set, epochs=self.first_public_epochs, once=True, purpose="first-public")
+            if self.first_private_epochs:
+                client.fit(client.train, epochs=self.first_private_epochs, once=True, purpose="first-private")
             client.state["begun"] = {"round": torch.tensor(client.clock.round)}
         return Reply(
             knowledge=self.client_outputs(client, order, read_json(channels)), num_examples=client.num_examples
@@ -137,21 +140,10 @@ class FedMD(EitherForm, EnsembleDistillation):
         agreed = {name: values.to(client.device) for name, values in consensus.items()}
         valid = {name: values.any(1) for name, values in agreed.items()}
         trainer, distance = client.trainer(), DISTILLATIONS[self.digest_loss]
-        client.model.train()
-        for epoch in client.epochs(self.digest_epochs if agreed else 0):
-            batches = client.public_batches(
-                f"digest-{epoch}", self.digest_batch_size, augment=self.public_augment, samples=samples
-            )
-            for batch in batches:
-                own = self.output_kind.outputs(client, batch, list(agreed))
-                losses = [
-                    distance(own[name], values[batch.index], valid[name][batch.index])
-                    for name, values in agreed.items()
-                ]
-                trainer.step(torch.stack(losses).sum())
-
-    def _begin(self, client: Client) -> None:
-        if self.first_public_epochs:
-            client.fit(client.public_set, epochs=self.first_public_epochs, once=True, purpose="first-public")
-        if self.first_private_epochs:
-            client.fit(client.train, epochs=self.first_private_epochs, once=True, purpose="first-private")
+        epochs = self.digest_epochs if agreed else 0
+        for batch in self.public_passes(client, "digest", epochs, self.digest_batch_size, samples):
+            own = self.output_kind.outputs(client, batch, list(agreed))
+            losses = [
+                distance(own[name], values[batch.index], valid[name][batch.index]) for name, values in agreed.items()
+            ]
+            trainer.step(torch.stack(losses).sum())

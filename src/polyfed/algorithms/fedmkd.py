@@ -16,7 +16,7 @@ from polyfed.algorithms.shared.either_form import SoftmaxForm
 from polyfed.algorithms.shared.ensemble_distillation import ServerTask
 from polyfed.algorithms.shared.ensembles import HEAT_MAP_SAMPLES
 from polyfed.algorithms.shared.public_exchange import DISTILS, fixed_sample
-from polyfed.algorithms.shared.random_views import random_views
+from polyfed.algorithms.shared.second_views import SecondViews, random_views
 from polyfed.core.effects import Condition, Not, Only
 from polyfed.core.randomness import isolated
 from polyfed.core.untrusted import read_json
@@ -26,8 +26,8 @@ from polyfed.federation.cohort import Cohort
 from polyfed.federation.public_outputs import PublicOutputs, clip_row_norms
 from polyfed.federation.server import Server
 from polyfed.federation.settings import TrainingSettings
-from polyfed.losses.byol import Predictor, TargetNetwork, symmetric_byol
-from polyfed.losses.queue_contrast import queue_contrast
+from polyfed.losses.byol import Predictor
+from polyfed.losses.contrast import queue_contrast
 from polyfed.models.model import CachedModel
 from polyfed.models.teacher_attention import TeacherAttention
 from polyfed.wire.payload import Logits, Representations
@@ -63,9 +63,7 @@ class FedMKD(SoftmaxForm, ServerTask):
     ``contrast``; the weights of teachers as arrays.
     """
 
-    only_if: ClassVar[Mapping[str, Condition]] = {
-        "temperature": _CONTRASTS,
-    }
+    only_if: ClassVar[Mapping[str, Condition]] = {"temperature": _CONTRASTS}
 
     kd_epochs: int = Field(default=5, ge=0, description="passes over the exchanged samples that distil a round")
     public_augment: bool = Field(default=True, description="training view of the samples that the student learns by")
@@ -118,18 +116,14 @@ class FedMKD(SoftmaxForm, ServerTask):
         samples = server.exchanged(self.public_samples)
         student = Student(self, server, samples, widths)
         size = (self.distillation or server.training).batch_size
-        server.model.train()
-        for epoch in server.epochs(self.kd_epochs):
-            for batch in server.public_batches(f"distil-{epoch}", size, augment=self.public_augment, samples=samples):
-                student.learn(batch, present)
+        for batch in self.public_passes(server, "distil", self.kd_epochs, size, samples):
+            student.learn(batch, present)
         student.keep()
         server.record(**student.means())
-        self._show(server, student, samples, present)
-
-    def _show(self, server: Server, student: Student, samples: Samples, teachers: Mapping[str, Teachers]) -> None:
+        # the weights that the heat map of the report shows
         index = fixed_sample(server, len(samples), min(HEAT_MAP_SAMPLES, len(samples)))
         own = self.output_kind.of(server, samples.subset(index))
-        for name, (values, senders) in teachers.items():
+        for name, (values, senders) in present.items():
             with torch.no_grad():
                 rows = F.normalize(own[name], dim=1)
                 _, weights = student.attention(name, rows, values[:, index.to(values.device)])
@@ -151,45 +145,46 @@ class Student:
     Attributes:
         attention: over teachers.
         predictors: of BYOL, by modality.
-        target: the slow encoders, by modality whose training view is random.
+        views: pairs of views of the modalities whose training view is random, and the slow encoders.
         trainer: one optimiser over model, attention and predictors.
     """
 
     def __init__(self, method: FedMKD, server: Server, samples: Samples, widths: Mapping[str, int]) -> None:
-        self._method, self._server, self._samples = method, server, samples
+        self._method, self._server = method, server
         model, device = server.model, server.device
-        self._random = random_views(samples) if method.byol_weight else []
+        names = random_views(samples) if method.byol_weight else []
         with isolated(server.clock.seed, "student"):  # what is kept replaces them from the second round on
             self.attention = TeacherAttention(widths, method.adapter_outputs).to(device)
-            self.predictors = nn.ModuleDict(
-                {name: Predictor(model.dim, method.predictor_width) for name in self._random}
-            ).to(device)
-        self.target = TargetNetwork({name: model.tower(name) for name in self._random}, method.momentum)
+            self.predictors = nn.ModuleDict({name: Predictor(model.dim, method.predictor_width) for name in names})
+            self.predictors.to(device)
+        self.views = SecondViews(samples, names, model, method.momentum, server.generator("second-views"))
         for name, module in self._modules().items():
             if name in server.state:
                 module.load_state_dict(server.state[name])
-        whole = nn.ModuleDict({"model": model, "attention": self.attention, "predictors": self.predictors})
-        self.trainer = server.trainer(_OPTIMIZER, method.distillation, module=whole)
-        queue = server.state.get(_QUEUE, {})
-        self._queue = {name: value.to(device) for name, value in queue.items()} or _empty(widths, device)
-        self._stream = server.generator("second-views")
+        trained = nn.ModuleDict({"model": model, "attention": self.attention, "predictors": self.predictors})
+        self.trainer = server.trainer(_OPTIMIZER, method.distillation, module=trained)
+        empty = {f"values.{name}": torch.zeros(0, width) for name, width in widths.items()}
+        empty |= {f"items.{name}": torch.zeros(0, dtype=torch.int64) for name in widths}
+        self._queue = {name: value.to(device) for name, value in (server.state.get(_QUEUE) or empty).items()}
         self._losses: dict[str, list[Tensor]] = {"byol": [], "contrast": []}
 
     def learn(self, batch: Batch, teachers: Mapping[str, Teachers]) -> None:
         """One step."""
-        once, method = CachedModel(self._server.model), self._method
-        outputs = method.batch_outputs(self._server, once, batch, list(teachers))
+        model, method = CachedModel(self._server.model), self._method
+        outputs = method.batch_outputs(self._server, model, batch, list(teachers))
         contrasts = [
             self.contrast(name, outputs[name], teachers[name].values[:, batch.index], batch) for name in teachers
         ]
-        parts = {"contrast": torch.stack(contrasts).sum()}
-        if self._random:
-            parts["byol"] = self.byol(once, batch)
+        losses = {"contrast": torch.stack(contrasts).sum()}
+        if self.views.names:
+            with self._server.autocast():
+                losses["byol"] = self.views.loss(model, self.predictors, batch)
         factors = {"contrast": method.contrast_weight, "byol": method.byol_weight}
-        self.trainer.step(method.kd_weight * torch.stack([factors[name] * loss for name, loss in parts.items()]).sum())
-        self.target.follow()
-        for name, loss in parts.items():
-            self._losses[name].append(loss.detach())
+        loss = torch.stack([factors[name] * value for name, value in losses.items()]).sum()
+        self.trainer.step(method.kd_weight * loss)
+        self.views.target.follow()
+        for name, value in losses.items():
+            self._losses[name].append(value.detach())
 
     def contrast(self, output: str, own: Tensor, teachers: Tensor, batch: Batch) -> Tensor:
         """InfoNCE of the student's outputs with the teachers' target, which then joins the queue."""
@@ -202,19 +197,6 @@ class Student:
         self._queue[f"items.{output}"] = torch.cat([batch.items, items])[kept]
         return loss
 
-    def byol(self, once: CachedModel, batch: Batch) -> Tensor:
-        """Agreement of the batch with a second view of its samples, added over modalities with a random view."""
-        server, losses = self._server, []
-        again = self._samples.batch(batch.index.cpu(), self._stream, self._random).to(server.device)
-        with server.autocast():
-            for name in self._random:
-                first, second, predictor = batch.inputs[name], again.inputs[name], self.predictors[name]
-                ahead = predictor(once.embed(name, first)), predictor(server.model.embed(name, second))
-                with torch.no_grad():
-                    goals = self.target[name](first), self.target[name](second)
-                losses.append(symmetric_byol(ahead, goals))
-        return torch.stack(losses).sum()
-
     def keep(self) -> None:
         """Leave with the server what lasts."""
         server = self._server
@@ -226,10 +208,5 @@ class Student:
         return {name: float(torch.stack(values).mean()) for name, values in self._losses.items() if values}
 
     def _modules(self) -> dict[str, nn.Module]:
-        modules = {"attention": self.attention, "predictors": self.predictors, "target": self.target}
+        modules = {"attention": self.attention, "predictors": self.predictors, "target": self.views.target}
         return {name: module for name, module in modules.items() if module.state_dict()}
-
-
-def _empty(widths: Mapping[str, int], device: torch.device) -> dict[str, Tensor]:
-    values = {f"values.{name}": torch.zeros(0, width, device=device) for name, width in widths.items()}
-    return values | {f"items.{name}": torch.zeros(0, dtype=torch.int64, device=device) for name in widths}

@@ -10,12 +10,12 @@ from jaxtyping import Float
 from pydantic import Field
 from torch import Tensor, nn
 
-from polyfed.aggregation.prototypes import ClassMeans, Known, MeanWeighting, adaptive_margin, mean_prototypes
+from polyfed.aggregation.prototypes import ClassMeans, GlobalPrototypes, MeanWeighting, adaptive_margin, mean_prototypes
 from polyfed.algorithms.fedproto import FedProto
 from polyfed.core.effects import Not, Only
 from polyfed.core.randomness import isolated
 from polyfed.federation.server import Server
-from polyfed.losses.prototypes import distance_contrast
+from polyfed.losses.classification import distance_contrast
 
 STATE = "generator"
 
@@ -40,7 +40,9 @@ class FedTGP(FedProto):
     server_width: int | None = Field(default=None, ge=1, description="hidden width of the generator; None: d")
     margin_threshold: float = Field(default=100.0, ge=0, le=1e6, description="tau, the largest margin")
 
-    def learn(self, server: Server, space: str, sent: Sequence[ClassMeans], old: Known | None) -> Known:
+    def learn(
+        self, server: Server, space: str, sent: Sequence[ClassMeans], old: GlobalPrototypes | None
+    ) -> GlobalPrototypes:
         """Train the generator on what clients sent; the prototypes that it makes of the classes seen so far."""
         average = mean_prototypes(sent, self.weighting)
         seen = average.present if old is None else average.present | old.present
@@ -58,7 +60,7 @@ class FedTGP(FedProto):
                 loss.backward()  # type: ignore[no-untyped-call]
                 optimizer.step()
         self._keep(server, space, generator)
-        return Known(generator().detach()[seen], seen)
+        return GlobalPrototypes(generator().detach()[seen], seen)
 
     def generator(self, server: Server, space: str, classes: int, dim: int) -> Generator:
         """The generator of a class space as the last round left it, or new."""

@@ -16,7 +16,7 @@ from polyfed.core.effects import Not, Only
 from polyfed.data.samples import Batch
 from polyfed.federation.client import Client
 from polyfed.federation.participant import Regulariser
-from polyfed.losses.model_contrast import model_contrast
+from polyfed.losses.contrast import model_contrast
 from polyfed.models.model import Embedder, Model
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Mapping
 from typing import ClassVar, Literal
 
 import torch
@@ -12,7 +12,7 @@ from torch import Tensor
 from polyfed.aggregation.mean import WeightedMean
 from polyfed.algorithms.algorithm import Lifetime, Reply, client_step, each
 from polyfed.algorithms.fedavg import FedAvg
-from polyfed.algorithms.shared.global_models import ShapeCheck
+from polyfed.algorithms.shared.global_models import ReplyCheck, noted, weights_check
 from polyfed.core.errors import PayloadError
 from polyfed.federation.client import Client, ClientInfo
 from polyfed.federation.cohort import Cohort
@@ -57,22 +57,20 @@ class Scaffold(FedAvg):
         means: dict[str, WeightedMean] = {}
         sizes: dict[str, float] = {}
 
-        def folded(replies: Iterable[Reply]) -> Iterator[Reply]:
-            for reply in replies:
-                kind, share = server.type_of(reply.sender), self.share(server, reply.sender)
-                means.setdefault(kind, WeightedMean()).add(reply.controls, share)
-                sizes[kind] = sizes.get(kind, 0.0) + share
-                yield reply
+        def fold(reply: Reply) -> None:
+            kind, share = server.type_of(reply.sender), self.share(server, reply.sender)
+            means.setdefault(kind, WeightedMean()).add(reply.controls, share)
+            sizes[kind] = sizes.get(kind, 0.0) + share
 
-        weights, controls = each(server.weights_for), each[Weights](lambda client: self.control_for(server, client))
         replies = cohort.ask(
             self.controlled_fit,
             check=self.shape_check(server),
             changes=("controls",),
-            weights=weights,
-            controls=controls,
+            weights=each(server.weights_for),
+            controls=each(lambda client: self.control_for(server, client)),
         )
-        self.aggregate(server, cohort, folded(replies))
+        self.aggregate(server, cohort, noted(replies, fold))
+        # c <- c + |S| / N mean of the changes (Algorithm 1, line 17): absent clients keep their c_k
         for kind, mean in means.items():
             part = sizes[kind] / sum(self.share(server, client) for client in server.types[kind].clients)
             server.state[_key(kind)] = _moved(server.state.get(_key(kind), {}), mean.take(), part)
@@ -85,9 +83,18 @@ class Scaffold(FedAvg):
         """The control variate of a client's type; empty while it is zero."""
         return Weights(server.state.get(_key(server.type_of(client)), {}))
 
-    def shape_check(self, server: Server) -> ShapeCheck:
+    def shape_check(self, server: Server) -> ReplyCheck:
         """The check that a reply's weights and changes are those of its sender's architecture."""
-        return _ShapeCheckBoth(server)
+        check_weights = weights_check(server)
+
+        def check(reply: Reply) -> None:
+            check_weights(reply)
+            outline = server.outline(server.type_of(reply.sender))
+            for name, change in outline_of(reply.controls).items():
+                if change != outline.get(name) or not change[1].is_floating_point:
+                    raise PayloadError(f"controls do not match the architecture, first at '{name}'")
+
+        return check
 
     # ---- client half
 
@@ -139,15 +146,6 @@ class _Path:
     def mean(self, steps: int) -> dict[str, Tensor]:
         """Mean of the raw gradients of so many steps; 0 where there was none."""
         return {name: value / max(steps, 1) for name, value in self._sums.items()}
-
-
-class _ShapeCheckBoth(ShapeCheck):
-    def __call__(self, reply: Reply) -> None:
-        super().__call__(reply)
-        outline = self._server.outline(self._server.type_of(reply.sender))
-        for name, change in outline_of(reply.controls).items():
-            if change != outline.get(name) or not change[1].is_floating_point:
-                raise PayloadError(f"controls do not match the architecture, first at '{name}'")
 
 
 def _filled(client: Client, values: Tensors) -> dict[str, Tensor]:

@@ -126,13 +126,12 @@ class EnsembleDistillation(AlternatingDistillation):
         samples = server.exchanged(self.public_samples)
         if self.kd_joint and len(samples) < len(server.public_set):  # the task is trained on all of P
             index, samples = server.exchanged_index(self.public_samples), server.public_set
-            targets = scattered(targets, index, len(samples))
-        server.model.train()
+            targets = {name: _scattered(target, index, len(samples)) for name, target in targets.items()}
         # without a target there is still the task to train, if it has no passes of its own
-        for epoch in server.epochs(self.kd_epochs if targets or self.kd_joint else 0):
-            for batch in server.public_batches(f"distil-{epoch}", size, augment=self.public_augment, samples=samples):
-                loss = self.kd_weight * self.distillation_loss(server, batch, targets)
-                trainer.step(loss + server.task_loss(batch) if self.kd_joint else loss)
+        epochs = self.kd_epochs if targets or self.kd_joint else 0
+        for batch in self.public_passes(server, "distil", epochs, size, samples):
+            loss = self.kd_weight * self.distillation_loss(server, batch, targets)
+            trainer.step(loss + server.task_loss(batch) if self.kd_joint else loss)
         server.record(**self.distances(server, targets, "after"))
 
     def distiller(self, server: Server) -> tuple[Trainer, int]:
@@ -149,13 +148,11 @@ class EnsembleDistillation(AlternatingDistillation):
         return torch.stack(losses).sum() if losses else torch.zeros((), device=server.device)
 
 
-def scattered(targets: Mapping[str, Ensembled], index: Tensor, total: int) -> dict[str, Ensembled]:
+def _scattered(target: Ensembled, index: Tensor, total: int) -> Ensembled:
     """Targets of the samples at ``index`` as targets of the whole public set; the others have none."""
-    result = {}
-    for name, (values, valid) in targets.items():
-        rows = index.to(values.device)
-        result[name] = Ensembled(
-            values.new_zeros(total, values.shape[1]).index_copy_(0, rows, values),
-            valid.new_zeros(total).index_copy_(0, rows, valid),
-        )
-    return result
+    values, valid = target
+    rows = index.to(values.device)
+    return Ensembled(
+        values.new_zeros(total, values.shape[1]).index_copy_(0, rows, values),
+        valid.new_zeros(total).index_copy_(0, rows, valid),
+    )

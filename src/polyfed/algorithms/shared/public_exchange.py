@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Annotated, Any, ClassVar, Literal
 
 import torch
@@ -14,7 +14,9 @@ from polyfed.algorithms.algorithm import Algorithm, Lifetime, Reply
 from polyfed.core.effects import Not, Only
 from polyfed.core.errors import ConfigError
 from polyfed.core.randomness import generator
+from polyfed.data.samples import Batch, Samples
 from polyfed.federation.cohort import Cohort
+from polyfed.federation.participant import Participant
 from polyfed.federation.public_outputs import LogitKind, OutputKind, PublicOutputs, RepresentationKind
 from polyfed.federation.server import Server
 
@@ -95,6 +97,16 @@ class PublicExchange(Algorithm):
     @abstractmethod
     def distil(self, server: Server, targets: Mapping[str, Any]) -> None:
         """Teach the server's model what ``aggregate`` made."""
+
+    def public_passes(
+        self, participant: Participant, purpose: str, epochs: int, size: int, samples: Samples | None = None
+    ) -> Iterator[Batch]:
+        """Batches of shuffled passes over public samples (None: all of P), to train on, as ``public_augment`` says."""
+        participant.model.train()
+        for epoch in participant.epochs(epochs):
+            yield from participant.public_batches(
+                f"{purpose}-{epoch}", size, augment=self.public_augment, samples=samples
+            )
 
     def outputs_check(self, server_outputs: PublicOutputs, field: str) -> Callable[[Reply], None]:
         """Raises PayloadError for a reply whose ``field`` is not what its sender was asked for."""
