@@ -11,8 +11,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from polyfed.aggregation.ensemble import Ensemble
-from polyfed.aggregation.gca import contrastive_scores
-from polyfed.aggregation.tiles import TileSize
+from polyfed.aggregation.tiles import TileSize, contrastive_scores
 from polyfed.core.errors import ConfigError, PayloadError
 
 SMALL = TileSize(4, 5)

@@ -10,9 +10,8 @@ from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from polyfed.aggregation.gca import contrastive_scores
 from polyfed.aggregation.statistics import _Rivals, row_statistics, scores_statistics
-from polyfed.aggregation.tiles import TileSize
+from polyfed.aggregation.tiles import TileSize, contrastive_scores
 from polyfed.core.errors import ConfigError, PayloadError
 
 ALL = ("positive", "negatives_lse", "lse", "best_negative", "winner", "entropy", "variance")

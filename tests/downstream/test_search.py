@@ -12,12 +12,12 @@ from polyfed.core.errors import DataError
 from polyfed.data.sources.parquet import Parquet
 from polyfed.data.sources.scenes import Scenes
 from polyfed.downstream.probes.out_of_domain import OutOfDomain
-from polyfed.downstream.probes.retrieval import Retrieval
-from polyfed.tasks.retrieval import Retrieval as Task
+from polyfed.downstream.probes.retrieval import PairRetrieval
+from polyfed.tasks.retrieval import PairRetrieval as Task
 
 
 def test_retrieval_on_a_source_reports_its_galleries(make_bench: Any) -> None:
-    (row,) = outcome(Retrieval(source="scenes", batch=32, draws=2), make_bench()).rows
+    (row,) = outcome(PairRetrieval(source="scenes", batch=32, draws=2), make_bench()).rows
     assert row.facts == {
         "n": 100,
         "batches": 4,
@@ -36,7 +36,7 @@ def test_retrieval_on_a_source_reports_its_galleries(make_bench: Any) -> None:
 
 def test_full_recalls_are_those_of_the_retrieval_task(make_bench: Any) -> None:
     bench = make_bench()
-    (row,) = outcome(Retrieval(source="scenes"), bench).rows
+    (row,) = outcome(PairRetrieval(source="scenes"), bench).rows
     samples = bench.pairs("scenes", "test", ("image", "text"))
     expected = Task().evaluate(bench.subject.model, None, samples, batch_size=16)
     for name in ("image_to_text_r@1", "image_to_text_r@10", "text_to_image_r@5"):
@@ -45,7 +45,7 @@ def test_full_recalls_are_those_of_the_retrieval_task(make_bench: Any) -> None:
 
 def test_a_batch_of_all_is_that_of_the_retrieval_task(make_bench: Any) -> None:
     bench = make_bench()
-    (row,) = outcome(Retrieval(source="scenes", batch=100, draws=2), bench).rows
+    (row,) = outcome(PairRetrieval(source="scenes", batch=100, draws=2), bench).rows
     samples = bench.pairs("scenes", "test", ("image", "text"))
     expected = Task(in_batch=100).evaluate(bench.subject.model, None, samples, batch_size=16)
     for name in ("image_to_text_r@5", "text_to_image_r@1"):
@@ -57,7 +57,7 @@ def test_clients_mean_worst_and_disparity(make_bench: Any) -> None:
     whole = bench.pairs("scenes", "test", ("image", "text"))
     tests = {"a": whole.subset(torch.arange(40)), "b": whole.subset(torch.arange(40, 100)), "c": whole.only(["image"])}
     object.__setattr__(bench.subject, "clients", lambda: tests)
-    found = {row.on: row for row in outcome(Retrieval(batch=16, draws=3), bench).rows}
+    found = {row.on: row for row in outcome(PairRetrieval(batch=16, draws=3), bench).rows}
     assert list(found) == ["a", "b", "mean over clients", "worst client", "disparity"]
     for metric in found["a"].values:
         pairs = list(zip(found["a"].values[metric], found["b"].values[metric], strict=True))
@@ -71,7 +71,7 @@ def test_matches_of_the_samples_are_right_answers(make_bench: Any) -> None:
     whole = bench.pairs("scenes", "test", ("image", "text"))
     halves = replace(whole, matches=whole.items % 2)  # ten pictures and fifty texts each
     object.__setattr__(bench.subject, "clients", lambda: {"a": halves})
-    row = outcome(Retrieval(draws=1, batch=100), bench).rows[0]
+    row = outcome(PairRetrieval(draws=1, batch=100), bench).rows[0]
     for way in ("image_to_text", "text_to_image"):
         assert row.values[f"chance_{way}_r@1_full"] == [pytest.approx(50)]
         assert row.values[f"{way}_r@10_full"][0] >= row.values[f"{way}_r@1_full"][0] > 5
@@ -84,12 +84,12 @@ def test_clients_whose_every_search_would_succeed_are_left_out_and_named(make_be
     whole = bench.pairs("scenes", "test", ("image", "text"))
     lone, siblings, more = (whole.subset(torch.arange(*part)) for part in ((0, 1), (0, 5), (5, 25)))
     object.__setattr__(bench.subject, "clients", lambda: {"lone": lone, "one picture": siblings, "more": more})
-    found = outcome(Retrieval(batch=8, draws=2), bench)
+    found = outcome(PairRetrieval(batch=8, draws=2), bench)
     assert [row.on for row in found.rows] == ["more", "mean over clients", "worst client", "disparity"]
     assert found.rows[1].facts == {"clients": 1}
     assert found.notes[-1].endswith("none that do not answer each other: lone, one picture.")
     object.__setattr__(bench.subject, "clients", lambda: {"more": more})
-    assert "Left out" not in " ".join(outcome(Retrieval(draws=1), bench).notes)
+    assert "Left out" not in " ".join(outcome(PairRetrieval(draws=1), bench).notes)
 
 
 @pytest.mark.parametrize("clients", [[], [1], [1, 5]])
@@ -99,13 +99,13 @@ def test_no_client_can_be_searched(make_bench: Any, clients: list[int]) -> None:
     tests = {str(count): whole.subset(torch.arange(count)) for count in clients}
     object.__setattr__(bench.subject, "clients", lambda: tests)
     with pytest.raises(DataError, match=r"tasks\.task: no client has two test samples with image and text that do not"):
-        Retrieval().check(bench, "task")
+        PairRetrieval().check(bench, "task")
 
 
-@pytest.mark.parametrize("kind", [Retrieval, OutOfDomain])
+@pytest.mark.parametrize("kind", [PairRetrieval, OutOfDomain])
 def test_a_source_of_a_single_sample_is_refused(make_bench: Any, kind: Any) -> None:
     bench = make_bench(one=Scenes(test=1, size=16, columns={"image": "image", "text": "text"}))
-    probe = Retrieval(source="one") if kind is Retrieval else OutOfDomain(sources=("scenes", "one"))
+    probe = PairRetrieval(source="one") if kind is PairRetrieval else OutOfDomain(sources=("scenes", "one"))
     with pytest.raises(DataError, match=r"'one' test has 1 sample\(s\) and no two that do not answer each other"):
         probe.check(bench, "task")
 
@@ -116,7 +116,7 @@ def test_a_source_of_a_single_sample_is_refused(make_bench: Any, kind: Any) -> N
 )
 def test_retrieval_settings(settings: Any, message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        Retrieval(**settings)
+        PairRetrieval(**settings)
 
 
 def test_data_that_it_was_trained_on_are_no_other_domain(make_bench: Any) -> None:

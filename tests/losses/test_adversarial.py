@@ -5,6 +5,7 @@ import torch
 
 from polyfed.losses.adversarial import (
     ENCODER_FORMS,
+    Discriminator,
     discriminator_loss,
     encoder_loss,
     frozen_output,
@@ -12,7 +13,6 @@ from polyfed.losses.adversarial import (
     non_saturating,
     separation,
 )
-from polyfed.models.discriminators import Discriminator
 
 
 @pytest.fixture

@@ -19,7 +19,7 @@ from polyfed.models.encoders.bert import Bert
 from polyfed.models.encoders.blocks import Blocks
 from polyfed.models.encoders.gru import GRU
 from polyfed.models.encoders.mobilenet import MobileNet
-from polyfed.models.encoders.projection import Projection
+from polyfed.models.encoders.projection import FeatureProjection
 from polyfed.models.encoders.resnet import ResNet
 from polyfed.models.encoders.transformer import Transformer
 from polyfed.models.encoders.vit import ViT
@@ -130,7 +130,7 @@ def test_tokens_of_padding_change_nothing(name: str) -> None:
 
 
 def test_an_encoder_without_positions_is_refused() -> None:
-    encoder = Projection().build(DIM, InputSpec((9,)), CONTEXT)
+    encoder = FeatureProjection().build(DIM, InputSpec((9,)), CONTEXT)
     with pytest.raises(ConfigError, match=r"encoder of 'image' .* has no features by position .* choose resnet"):
         AlignerSettings().around(encoder, "image", DIM)
 

@@ -3,7 +3,7 @@ import math
 import pytest
 import torch
 
-from polyfed.models.discriminators import Discriminator
+from polyfed.losses.adversarial import Discriminator
 
 
 @pytest.fixture(autouse=True)

@@ -12,7 +12,7 @@ from polyfed.models.encoders.bert import Bert
 from polyfed.models.encoders.blocks import Blocks
 from polyfed.models.encoders.gru import GRU
 from polyfed.models.encoders.mobilenet import MobileNet
-from polyfed.models.encoders.projection import Projection
+from polyfed.models.encoders.projection import FeatureProjection
 from polyfed.models.encoders.resnet import ResNet
 from polyfed.models.encoders.transformer import Transformer
 from polyfed.models.encoders.vit import ViT
@@ -125,7 +125,7 @@ def test_without_positions_an_encoder_says_so():
             self.positions = nn.Embedding(3, 2)
 
     assert not positioned(Other())
-    assert not positioned(Projection().build(10, InputSpec((9,)), CONTEXT))
+    assert not positioned(FeatureProjection().build(10, InputSpec((9,)), CONTEXT))
 
 
 def test_local_features_of_another_width_are_refused():

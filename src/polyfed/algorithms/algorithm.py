@@ -14,7 +14,7 @@ from polyfed.federation.cohort import Cohort, Reply, each
 from polyfed.federation.server import Server
 from polyfed.federation.state import Lifetime
 from polyfed.models.model import Model
-from polyfed.models.slots import describe, places
+from polyfed.models.slots import encode_places, places
 from polyfed.tasks.pairing import PairTask
 from polyfed.tasks.task import Task
 from polyfed.wire.payload import Weights
@@ -92,7 +92,7 @@ class Algorithm(Component):
     @fresh_query(weights=Weights, slots=str)
     def initial(self, client: Client) -> Reply:
         """The client's initial weights and their slots: how a server learns of an architecture it does not know."""
-        return Reply(weights=Weights(client.model.state_dict()), slots=describe(places(client.model)))
+        return Reply(weights=Weights(client.model.state_dict()), slots=encode_places(places(client.model)))
 
     def require(self, *, has_public: bool, has_server: bool) -> None:
         """Check that the federation suits the method.

@@ -14,7 +14,7 @@ from polyfed.federation.cohort import Cohort
 from polyfed.federation.server import Server
 
 
-class Local(Algorithm):
+class LocalOnly(Algorithm):
     """Every client of the cohort trains on its own data only; the lower bound for what federation brings a client."""
 
     keeps: ClassVar[Mapping[str, Lifetime]] = {"model": Lifetime.RUN, "optimizer": Lifetime.RUN}

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from polyfed.federation.client import ClientInfo
-from polyfed.models.slots import Places
+from polyfed.models.slots import TensorPlaces
 
 _DIGEST = re.compile(r"(?<=\d)x[0-9a-f]{8}")  # of the names of classes, in the name of a head
 Outline = Mapping[str, tuple[tuple[int, ...], torch.dtype]]
@@ -27,7 +27,7 @@ class Blueprint:
     """An architecture as its clients start: initial tensors by name, and the slot of each."""
 
     tensors: Mapping[str, Tensor]
-    places: Places
+    places: TensorPlaces
 
 
 @dataclass(frozen=True)

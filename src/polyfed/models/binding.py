@@ -8,12 +8,11 @@ from contextlib import nullcontext
 from typing import TypeVar
 
 import torch
-from jaxtyping import Float
 from torch import Tensor, nn
 
 from polyfed.models.aligner import ALIGNER, POSITIONS, Aligner, Detail, aligned
 from polyfed.models.model import CachedEmbedder, Model
-from polyfed.models.slots import EXTRA, HEAD, Places
+from polyfed.models.slots import EXTRA, HEAD, TensorPlaces
 from polyfed.models.towers import LocalFeatures
 
 AnyModule = TypeVar("AnyModule", bound=nn.Module)
@@ -31,14 +30,14 @@ class EncoderFeatures:
         self.device = model.device
         self._encoders = aligned(model.encoders)
         self._frozen = frozen
-        self._known: dict[str, tuple[Tensor, LocalFeatures]] = {}
+        self._features: dict[str, tuple[Tensor, LocalFeatures]] = {}
 
     def __call__(self, modality: str, x: Tensor) -> LocalFeatures:
         """Features of ``x``."""
-        cached = self._known.get(modality)
+        cached = self._features.get(modality)
         if cached is None or cached[0] is not x:
             with torch.no_grad() if self._frozen else nullcontext():
-                cached = self._known[modality] = (x, self._encoders[modality].trunk(x))
+                cached = self._features[modality] = (x, self._encoders[modality].trunk(x))
         return cached[1]
 
 
@@ -51,20 +50,14 @@ class Bound(CachedEmbedder):
     """
 
     def __init__(self, features: EncoderFeatures, aligners: Mapping[str, Aligner]) -> None:
-        super().__init__()
-        self._features, self._aligners = features, aligners
+        def embed(modality: str, x: Tensor) -> Tensor:
+            embedding: Tensor = aligners[modality](features(modality, x))
+            return embedding
 
-    @property
-    def device(self) -> torch.device:
-        """Where the features are."""
-        return self._features.device
+        def detail(modality: str, x: Tensor) -> Detail:
+            return aligners[modality].detail(features(modality, x))
 
-    def _embed(self, modality: str, x: Tensor) -> Float[Tensor, "b d"]:
-        embedding: Tensor = self._aligners[modality](self._features(modality, x))
-        return embedding
-
-    def _detail(self, modality: str, x: Tensor) -> Detail:
-        return self._aligners[modality].detail(self._features(modality, x))
+        super().__init__(embed, detail, features.device)
 
 
 class Parts:
@@ -76,7 +69,7 @@ class Parts:
         places: of the tensors of the model's state dict.
     """
 
-    def __init__(self, places: Places) -> None:
+    def __init__(self, places: TensorPlaces) -> None:
         roles = {name: place.slot.role for name, place in places.items()}
         self.aligner = tuple(name for name, role in roles.items() if role == ALIGNER)
         self.rest = tuple(name for name, role in roles.items() if role in (HEAD, EXTRA, POSITIONS))

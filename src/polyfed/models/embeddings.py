@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from polyfed.core.errors import ConfigError
 from polyfed.data.view import InputSpec
 from polyfed.models.blocks import SPREAD
+from polyfed.models.encoder import check_patches
 from polyfed.models.pooling import valid_positions
 
 Embedded = tuple[Float[Tensor, "b l w"], Bool[Tensor, "b l"] | None]
@@ -129,8 +130,9 @@ def embedding_of(spec: InputSpec, width: int, patch: int) -> Embedding:
     """
     match spec.shape, bool(spec.vocabulary):
         case (channels, height, across), False:
-            _check_patches(height, across, patch)
-            return PatchEmbedding((channels, height, across), width, patch)
+            shape = (channels, height, across)
+            check_patches(shape, patch, "blocks")
+            return PatchEmbedding(shape, width, patch)
         case (length, features), False:
             return FeatureEmbedding((length, features), width)
         case (_,), True:
@@ -141,14 +143,6 @@ def embedding_of(spec: InputSpec, width: int, patch: int) -> Embedding:
         f"by position [length, width], its view gives shape {list(spec.shape)}{words}; set its view to pixels, tokens "
         "or features with pool: tokens"
     )
-
-
-def _check_patches(height: int, across: int, patch: int) -> None:
-    if height % patch or across % patch:
-        raise ConfigError(
-            f"encoder 'blocks': patch {patch} does not divide images of {height}x{across}; change patch or the "
-            "view's size"
-        )
 
 
 def _first_valid(mask: Bool[Tensor, "b l"]) -> Bool[Tensor, "b l"]:

@@ -53,16 +53,8 @@ class AdamP(Optimizer):
             wd_ratio: share of the weight decay that a projected weight gets.
             nesterov: look ahead by one momentum step.
         """
-        defaults = {
-            "lr": lr,
-            "betas": betas,
-            "eps": eps,
-            "weight_decay": weight_decay,
-            "delta": delta,
-            "wd_ratio": wd_ratio,
-            "nesterov": nesterov,
-        }
-        super().__init__(params, defaults)
+        moments = {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay, "nesterov": nesterov}
+        super().__init__(params, {**moments, "delta": delta, "wd_ratio": wd_ratio})
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
@@ -78,7 +70,12 @@ class AdamP(Optimizer):
         return loss
 
     def _update(self, weight: Tensor, gradient: Tensor, group: dict[str, Any]) -> None:
-        update = _adam_update(self._moments(weight), gradient, group)
+        state: dict[str, Tensor] = self.state[weight]
+        if not state:
+            state["step"] = torch.tensor(0.0)
+            for name in ("exp_avg", "exp_avg_sq"):
+                state[name] = torch.zeros_like(weight, memory_format=torch.preserve_format)
+        update = _adam_update(state, gradient, group)
         decay: float | Tensor = group["lr"] * group["weight_decay"]
         if weight.ndim > 1:
             projected = _project(weight, gradient, update, group["delta"])
@@ -87,14 +84,6 @@ class AdamP(Optimizer):
         if isinstance(decay, Tensor) or decay:
             weight.mul_(1 - decay)
         weight.add_(update, alpha=-group["lr"])
-
-    def _moments(self, weight: Tensor) -> dict[str, Tensor]:
-        state: dict[str, Tensor] = self.state[weight]
-        if not state:
-            state["step"] = torch.tensor(0.0)
-            state["exp_avg"] = torch.zeros_like(weight, memory_format=torch.preserve_format)
-            state["exp_avg_sq"] = torch.zeros_like(weight, memory_format=torch.preserve_format)
-        return state
 
 
 def _adam_update(state: dict[str, Tensor], gradient: Tensor, group: dict[str, Any]) -> Tensor:

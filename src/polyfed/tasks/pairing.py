@@ -80,6 +80,13 @@ class PairTask(Task):
         """``r1_sum``: R@1 summed over directions and protocols."""
         return "r1_sum"
 
+    def loss(self, model: Embedder, head: nn.Module | None, batch: Batch) -> Tensor:
+        """The loss that the head is, of the batch's pairs; of tasks whose head is none another."""
+        if head is None:
+            raise TypeError(f"{self.component_name()} needs the module that its head() made")
+        loss: Tensor = head(*self.represent(model, batch), self.siblings(batch))
+        return loss
+
     def evaluate(
         self, model: Embedder, head: nn.Module | None, samples: Samples, *, batch_size: int
     ) -> dict[str, float]:
@@ -90,7 +97,9 @@ class PairTask(Task):
             DataError: there are fewer items than folds.
         """
         self.require(samples)
-        self._require_items(samples.items)
+        count, needed = len(set(samples.items.tolist())), max(self.folds)
+        if count < needed:
+            raise DataError(f"{count} items cannot make {needed} folds; lower folds or test on more items")
         with evaluating(model):
             encoded = {modality: _encode(model, modality, samples, batch_size) for modality in self.between}
             sides = {modality: side for modality, (side, _) in encoded.items()}
@@ -137,7 +146,7 @@ class PairTask(Task):
             model.require_detail(modality)
 
     def siblings(self, batch: Batch) -> Int64[Tensor, " b"] | None:
-        """Numbers whose equality takes two samples of a batch out of each other's negatives; None: nothing does."""
+        """Groups whose samples are not each other's negatives, one number a sample; None: all are negatives."""
         return batch.matches if self.mask_siblings else None
 
     @property
@@ -150,33 +159,27 @@ class PairTask(Task):
         first, second = self.between
         return (first, second), (second, first)
 
-    def _require_items(self, items: Int64[Tensor, " n"]) -> None:
-        count, needed = len(set(items.tolist())), max(self.folds)
-        if count < needed:
-            raise DataError(f"{count} items cannot make {needed} folds; lower folds or test on more items")
-
     def _suffix(self, folds: int) -> str:
         return "" if len(self.folds) == 1 else "_full" if folds == 1 else f"_{folds}fold"
 
     def _recalls(self, sides: Mapping[str, _Side], folds: int) -> dict[str, float]:
-        parts = self._split(sides[self.between[0]].items, folds)
-        results = [self._compare({name: side.of(items) for name, side in sides.items()}) for items in parts]
+        """Means over folds, whose sizes in items differ by one at most."""
+        items: Tensor = sides[self.between[0]].items.unique()  # type: ignore[no-untyped-call]
+        if self.fold_seed is not None:
+            order = torch.randperm(len(items), generator=generator(self.fold_seed, "folds"))
+            items = items[order.to(items.device)]
+        parts = items.tensor_split(folds)
+        results = [self._compare({name: side.of(part) for name, side in sides.items()}) for part in parts]
         means = {name: fmean(result[name] for result in results) for name in results[0]}
         return means | {"folds": float(folds)}
-
-    def _split(self, items: Int64[Tensor, " n"], folds: int) -> tuple[Int64[Tensor, " fold"], ...]:
-        """Item numbers of each fold; sizes differ by one at most."""
-        distinct: Tensor = items.unique()  # type: ignore[no-untyped-call]
-        if self.fold_seed is not None:
-            order = torch.randperm(len(distinct), generator=generator(self.fold_seed, "folds"))
-            distinct = distinct[order.to(distinct.device)]
-        return tuple(distinct.tensor_split(folds))
 
     def _in_batches(self, pairs: Mapping[str, _Side], size: int) -> dict[str, float]:
         """Means over all queries of what ``_compare`` finds in each block of aligned samples."""
         values = pairs[self.between[0]].values
         order = torch.randperm(len(values), generator=generator(self.fold_seed or 0, "batches")).to(values.device)
-        blocks = _blocks(order, size)
+        blocks = list(torch.split(order, size))
+        if len(blocks) > 1 and len(blocks[-1]) < 2:  # a single sample would always be found: it joins the block before
+            blocks[-2:] = [torch.cat(blocks[-2:])]
         results = [self._compare({name: side.at(block) for name, side in pairs.items()}) for block in blocks]
         weights = [len(block) for block in blocks]
         return {name: fmean((result[name] for result in results), weights) for name in results[0]}
@@ -221,11 +224,3 @@ def _encode(
     load, device = samples.inputs[modality], model.device
     blocks = [model.represent(modality, load(part).to(device, non_blocking=True)) for part in rows.split(batch_size)]
     return _Side(torch.cat(blocks), items.to(device), matches.to(device)), place.to(device)
-
-
-def _blocks(order: Int64[Tensor, " n"], size: int) -> list[Int64[Tensor, " b"]]:
-    """Blocks of ``size``, the last of what is left; a single one left joins the block before."""
-    blocks = list(torch.split(order, size))
-    if len(blocks) > 1 and len(blocks[-1]) < 2:
-        blocks[-2:] = [torch.cat(blocks[-2:])]
-    return blocks

@@ -10,8 +10,8 @@ from jaxtyping import Float
 from pydantic import Field
 from torch import Tensor
 
-from polyfed.aggregation.gca import contrastive_scores
 from polyfed.aggregation.statistics import row_statistics
+from polyfed.aggregation.tiles import contrastive_scores
 from polyfed.aggregation.weighting import OF_REPRESENTATIONS, Evidence, Weighting, log_share
 from polyfed.core.effects import Where
 from polyfed.core.errors import ConfigError

@@ -17,8 +17,7 @@ from polyfed.federation.client import Client
 from polyfed.federation.mixing import Pair, interleave
 from polyfed.federation.participant import Trainer
 from polyfed.federation.settings import TrainingSettings
-from polyfed.losses.adversarial import EncoderForm, discriminator_loss, encoder_loss
-from polyfed.models.discriminators import Discriminator
+from polyfed.losses.adversarial import Discriminator, EncoderForm, discriminator_loss, encoder_loss
 from polyfed.models.model import Model
 from polyfed.optim.settings import OptimizerSettings
 

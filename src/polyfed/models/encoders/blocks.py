@@ -17,12 +17,11 @@ from polyfed.data.view import DataContext, InputSpec, View
 from polyfed.data.views.pixels import Pixels
 from polyfed.models.blocks import EPS, FinalNorm, initialise, stack
 from polyfed.models.embeddings import Embedded, Embedding, PatchEmbedding, embedding_of
-from polyfed.models.encoder import Encoder
+from polyfed.models.encoder import Encoder, check_channels
 from polyfed.models.pooling import masked_mean
-from polyfed.models.shapes import check_channels
 from polyfed.models.towers import LocalFeatures, Positions
 
-Pooling = Literal["cls", "mean"]
+_Pooling = Literal["cls", "mean"]
 
 
 class _Plan(NamedTuple):
@@ -79,7 +78,7 @@ class Blocks(Encoder):
     )
     mask_padding: bool = Field(default=True, description="keep padding out of attention; off only in FedCola's code")
     final_norm: bool = Field(default=True, description="norm after the blocks; off if the model has one for all")
-    pooling: Pooling = Field(default="cls", description="CLS (of a text: first) token, or mean of the input's tokens")
+    pooling: _Pooling = Field(default="cls", description="CLS (of a text: first) token, or mean of the input's tokens")
     weights: str | None = Field(default=None, description="pretrained ViT: folder, or hub name owner/name")
     pretrained_embedding: bool = Field(
         default=True, description="for pictures, take patch, CLS and position embeddings from `weights` too"
@@ -92,12 +91,17 @@ class Blocks(Encoder):
             ConfigError: the view's input is of no known kind, or pictures that patches do not divide; or the
                 weights cannot be had, have fewer blocks than ``depth`` or another number of channels.
         """
-        source = self._source(context) if self.weights else None
-        plan = self._plan(source)
-        pretrains_embedding = source is not None and self.pretrained_embedding and len(spec.shape) == 3
-        embedding = embedding_of(spec, plan.width, self._patch(source, spec) if pretrains_embedding else self.patch)
-        module = BlocksModule(embedding, self._stacked(plan), self._norm(plan), dim, self.pooling, self.mask_padding)
-        module.apply(initialise)
+        source: Any = self._source(context) if self.weights else None
+        plan, patch = self._plan(source), self.patch
+        pretrains_embedding = bool(self.weights) and self.pretrained_embedding and len(spec.shape) == 3
+        if pretrains_embedding:
+            check_channels(spec.shape[0], int(source.config.num_channels), "blocks", self.weights)
+            patch = int(source.config.patch_size)
+        embedding = embedding_of(spec, plan.width, patch)
+        blocks = stack(plan.width, plan.depth, plan.heads, plan.expansion, self.drop_path, plan.eps)
+        norm = FinalNorm(plan.width, eps=plan.eps) if self.final_norm else nn.Identity()
+        module = BlocksModule(embedding, blocks, norm, dim, self.pooling, self.mask_padding)
+        module.apply(initialise)  # before pretrained weights: what these lack stays as drawn here
         if source is not None:
             _fill(module, _weights_of(source, embedding if pretrains_embedding else None), str(self.weights))
         return module
@@ -116,16 +120,6 @@ class Blocks(Encoder):
                 f"encoder 'blocks': depth {depth}, but weights '{self.weights}' have {plan.depth} blocks; lower depth"
             )
         return plan._replace(depth=depth)
-
-    def _patch(self, source: Any, spec: InputSpec) -> int:
-        check_channels(spec.shape[0], int(source.config.num_channels), "blocks", self.weights)
-        return int(source.config.patch_size)
-
-    def _stacked(self, plan: _Plan) -> nn.ModuleList:
-        return stack(plan.width, plan.depth, plan.heads, plan.expansion, self.drop_path, plan.eps)
-
-    def _norm(self, plan: _Plan) -> nn.Module:
-        return FinalNorm(plan.width, eps=plan.eps) if self.final_norm else nn.Identity()
 
 
 class Project(nn.Linear):
@@ -152,7 +146,7 @@ class BlocksModule(nn.Module):
         blocks: nn.ModuleList,
         norm: nn.Module,
         dim: int,
-        pooling: Pooling = "cls",
+        pooling: _Pooling = "cls",
         mask_padding: bool = True,
     ) -> None:
         super().__init__()

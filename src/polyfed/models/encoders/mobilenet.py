@@ -11,8 +11,7 @@ from torch import Tensor, nn
 from polyfed.data.backbones import load, locate
 from polyfed.data.view import DataContext, InputSpec, View
 from polyfed.data.views.pixels import Pixels
-from polyfed.models.encoder import Encoder
-from polyfed.models.shapes import check_channels, image_shape
+from polyfed.models.encoder import Encoder, check_channels, image_shape
 from polyfed.models.towers import EncoderTower, LocalFeatures, from_map
 
 
@@ -49,7 +48,9 @@ class MobileNet(Encoder):
             check_channels(channels, int(model.config.num_channels), "mobilenet", self.weights)
         else:
             model = MobileNetV2Model(MobileNetV2Config(num_channels=channels, depth_multiplier=self.multiplier))
-        _usual_momentum(model)
+        for module in model.modules():
+            if isinstance(module, nn.BatchNorm2d):
+                module.momentum = 0.1
         width = int(model.conv_1x1.convolution.out_channels)
         return EncoderTower(_MobileNetTrunk(model), width, dim, pie=width if self.pie else None, dropout=self.dropout)
 
@@ -61,9 +62,3 @@ class _MobileNetTrunk(nn.Module):
 
     def forward(self, x: Float[Tensor, "b c h w"]) -> LocalFeatures:
         return from_map(self.model(x).last_hidden_state)
-
-
-def _usual_momentum(model: nn.Module) -> None:
-    for module in model.modules():
-        if isinstance(module, nn.BatchNorm2d):
-            module.momentum = 0.1

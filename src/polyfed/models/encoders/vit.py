@@ -9,12 +9,10 @@ from jaxtyping import Float
 from pydantic import Field, SerializeAsAny
 from torch import Tensor, nn
 
-from polyfed.core.errors import ConfigError
 from polyfed.data.backbones import load, locate
 from polyfed.data.view import DataContext, InputSpec, View
 from polyfed.data.views.pixels import Pixels
-from polyfed.models.encoder import Encoder
-from polyfed.models.shapes import check_channels, image_shape
+from polyfed.models.encoder import Encoder, check_channels, check_patches, image_shape
 from polyfed.models.towers import EncoderTower, LocalFeatures
 
 
@@ -66,7 +64,7 @@ class ViT(Encoder):
 
         width, layers, heads, patch = _PRESETS[self.size]
         patch = self.patch or patch
-        _check_patches(shape, patch)
+        check_patches(shape, patch, "vit")
         config = ViTConfig(
             hidden_size=width,
             num_hidden_layers=layers,
@@ -86,7 +84,7 @@ class ViT(Encoder):
         folder = locate(str(self.weights), context.weights, key="encoder vit, weights")
         model: Any = load(folder, ViTModel, add_pooling_layer=False)
         check_channels(shape[0], int(model.config.num_channels), "vit", self.weights)
-        _check_patches(shape, int(model.config.patch_size))
+        check_patches(shape, int(model.config.patch_size), "vit")
         _resize(model, *shape[1:])
         return model
 
@@ -101,14 +99,6 @@ class _ViTTrunk(nn.Module):
         tokens: Tensor = self.model(x).last_hidden_state
         patches = tokens[:, 1:]
         return LocalFeatures(tokens[:, 0] if self.pooling == "cls" else patches.mean(1), patches)
-
-
-def _check_patches(shape: tuple[int, int, int], patch: int) -> None:
-    _, height, width = shape
-    if height % patch or width % patch:
-        raise ConfigError(
-            f"encoder 'vit': patch {patch} does not divide images of {height}x{width}; change patch or the view's size"
-        )
 
 
 def _resize(model: Any, height: int, width: int) -> None:
