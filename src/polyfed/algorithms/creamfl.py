@@ -156,20 +156,16 @@ class CreamFL(EnsembleDistillation):
         shared = [name for name in batch.inputs if name in server_outputs]  # those that the server encodes
         intra_factor = 1.0 if self.intra_reduction == "sum" else 1.0 / max(1, len(shared))
         for modality in shared:
-            inputs = batch.inputs[modality]
             with client.autocast():
-                local = client.model.represent(modality, inputs)
-            for other in self._contrasted(modality, server_outputs):
-                total = total + inter_modal(local, other, batch.index, tau=self.tau_inter, items=items)
+                local = client.model.represent(modality, batch.inputs[modality])
+            for other, anchors in server_outputs.items() if self.inter else ():
+                if other != modality:
+                    total = total + inter_modal(local, anchors, batch.index, tau=self.tau_inter, items=items)
             if self.intra:
                 previous = reference(modality, batch)
                 contrast = intra_modal(local, server_outputs[modality][batch.index], previous, tau=self.tau_intra)
                 total = total + intra_factor * contrast
         return total
-
-    def _contrasted(self, modality: str, server_outputs: Mapping[str, Tensor]) -> list[Tensor]:
-        """The server's representations of the other modalities, if there is an inter-modal contrast."""
-        return [values for name, values in server_outputs.items() if self.inter and name != modality]
 
     def _steps(self, client: Client, samples: Samples, epoch: int) -> Iterator[Pair]:
         """Private and public batches of one epoch, as ``local_reg`` combines them."""

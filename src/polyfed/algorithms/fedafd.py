@@ -20,7 +20,7 @@ from polyfed.core.effects import Condition, Not, Only
 from polyfed.data.samples import Batch
 from polyfed.federation.client import Client
 from polyfed.federation.cohort import Cohort
-from polyfed.federation.participant import Trainer, step_together
+from polyfed.federation.participant import step_together
 from polyfed.federation.public_outputs import PublicOutputs
 from polyfed.federation.server import Server
 from polyfed.models.fused import Guidance
@@ -99,10 +99,16 @@ class FedAFD(GuidedFusion, AdversarialAlignment, EnsembleDistillation):
         server_outputs: Mapping[str, Tensor],
         guidance: Guidance | None,
     ) -> None:
-        trainers = self._trainers(client)
+        # one optimiser each for encoders with classifier, for the fusion and for the discriminators
+        trainers = {"optimizer": client.trainer(only=lambda name: not name.startswith("extras."))}
+        if self.fusion != "none":
+            trainers[FUSION] = self.fusion_trainer(client)
+        if self.beta:
+            trainers["discriminator"] = self.discriminator_trainer(client)
         losses = []
         if public is not None:
             local = self.local_representations(client, public, server_outputs)
+            # discriminators first, as in adversarial training; the released code scales their loss by beta as well
             factor = self.beta if self.baa_update == "alternate" else 1.0
             trainers["discriminator"].step(factor * self.discriminating(client, public, local, server_outputs))
             losses.append(self.beta * self.alignment(client, public, local, server_outputs))
@@ -110,12 +116,3 @@ class FedAFD(GuidedFusion, AdversarialAlignment, EnsembleDistillation):
             losses.append(self.fused_task_loss(client, private, guidance))
         moved = ("optimizer", FUSION) if private is not None else ("optimizer",)
         step_together(torch.stack(losses).sum(), *(trainers[name] for name in moved if name in trainers))
-
-    def _trainers(self, client: Client) -> dict[str, Trainer]:
-        """One optimiser each for encoders with classifier, for the fusion and for the discriminators."""
-        trainers = {"optimizer": client.trainer(only=lambda name: not name.startswith("extras."))}
-        if self.fusion != "none":
-            trainers[FUSION] = self.fusion_trainer(client)
-        if self.beta:
-            trainers["discriminator"] = self.discriminator_trainer(client)
-        return trainers

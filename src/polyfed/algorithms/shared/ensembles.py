@@ -138,9 +138,9 @@ class Ensembles:
         for output, ensemble in self._ensembles.items():
             self._server.arrays[f"weights.{output}"] = (ensemble.weights(), senders[output])
         self._server.record(**{f"senders.{output}": float(len(names)) for output, names in senders.items()})
-        return {output: self._target(ensemble.result()) for output, ensemble in self._ensembles.items()}
-
-    def _target(self, ensembled: Ensembled) -> Ensembled:
-        if not self._method.renormalise_target:
-            return ensembled
-        return ensembled._replace(values=F.normalize(ensembled.values, dim=-1))
+        targets = {output: ensemble.result() for output, ensemble in self._ensembles.items()}
+        if self._method.renormalise_target:
+            return {
+                name: target._replace(values=F.normalize(target.values, dim=-1)) for name, target in targets.items()
+            }
+        return targets
