@@ -7,11 +7,9 @@ from collections.abc import Iterable
 import torch
 from pydantic import Field
 
-from polyfed.algorithms.algorithm import Reply
+from polyfed.algorithms.algorithm import Cohort, Reply, Server, Weights
 from polyfed.algorithms.fedavg import FedAvg
-from polyfed.federation.cohort import Cohort
-from polyfed.federation.server import Server
-from polyfed.wire.payload import Payload, Weights
+from polyfed.wire.payload import Payload
 
 
 class Bounded(FedAvg):

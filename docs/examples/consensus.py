@@ -9,12 +9,17 @@ from pydantic import Field
 from torch import Tensor
 
 from polyfed.aggregation.ensemble import Ensemble
-from polyfed.algorithms.algorithm import Algorithm, Lifetime, Reply, client_step
-from polyfed.federation.client import Client
-from polyfed.federation.cohort import Cohort
-from polyfed.federation.server import Server
+from polyfed.algorithms.algorithm import (
+    Algorithm,
+    Client,
+    Cohort,
+    Lifetime,
+    Reply,
+    Representations,
+    Server,
+    client_step,
+)
 from polyfed.losses.distillation import l2
-from polyfed.wire.payload import Representations
 
 
 class Consensus(Algorithm):

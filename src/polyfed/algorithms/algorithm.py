@@ -1,4 +1,4 @@
-"""The base of all methods."""
+"""The base of all methods, and the names that methods are written with."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import ClassVar
 from polyfed.core.effects import PAIRING, SEVERAL, SEVERAL_TYPES, SINGLE, require_effects_beneath
 from polyfed.core.errors import ConfigError
 from polyfed.core.settings import Component
-from polyfed.federation.client import Client
+from polyfed.federation.client import Client, ClientInfo
 from polyfed.federation.cohort import Cohort, Reply, each
 from polyfed.federation.server import Server
 from polyfed.federation.state import Lifetime
@@ -17,10 +17,24 @@ from polyfed.models.model import Model
 from polyfed.models.slots import encode_places, places
 from polyfed.tasks.pairing import PairTask
 from polyfed.tasks.task import Task
-from polyfed.wire.payload import Weights
+from polyfed.wire.payload import Logits, Representations, Weights
 from polyfed.wire.schema import client_query, client_step, fresh_query
 
-__all__ = ["Algorithm", "Lifetime", "Reply", "client_query", "client_step", "each"]
+__all__ = [
+    "Algorithm",
+    "Client",
+    "ClientInfo",
+    "Cohort",
+    "Lifetime",
+    "Logits",
+    "Reply",
+    "Representations",
+    "Server",
+    "Weights",
+    "client_query",
+    "client_step",
+    "each",
+]
 
 
 class Algorithm(Component):

@@ -9,13 +9,9 @@ from typing import ClassVar
 import torch
 
 from polyfed.aggregation.averagings.by_type import ByType
-from polyfed.algorithms.algorithm import Lifetime, Reply, client_step, each
+from polyfed.algorithms.algorithm import Client, ClientInfo, Cohort, Lifetime, Reply, Server, Weights, client_step, each
 from polyfed.algorithms.shared.global_models import GlobalModels, average, noted
 from polyfed.core.errors import ConfigError
-from polyfed.federation.client import Client, ClientInfo
-from polyfed.federation.cohort import Cohort
-from polyfed.federation.server import Server
-from polyfed.wire.payload import Weights
 
 _BUDGET = ("steps", "epochs", "samples")
 """What training has cost a type so far: optimiser steps, passes over its data, samples seen."""

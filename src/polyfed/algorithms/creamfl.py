@@ -13,19 +13,15 @@ from torch import Tensor
 from polyfed.aggregation.ensemble import Ensembled
 from polyfed.aggregation.weighting import Weighting
 from polyfed.aggregation.weightings.gca import GCA
-from polyfed.algorithms.algorithm import Lifetime, Reply, client_step
+from polyfed.algorithms.algorithm import Client, Cohort, Lifetime, Reply, Representations, Server, client_step
 from polyfed.algorithms.shared.ensemble_distillation import EnsembleDistillation
 from polyfed.core.effects import Condition, Not, Only
 from polyfed.core.errors import ConfigError
 from polyfed.data.samples import Batch, Samples
-from polyfed.federation.client import Client
-from polyfed.federation.cohort import Cohort
 from polyfed.federation.mixing import Pair, interleave
 from polyfed.federation.public_outputs import PublicOutputs
 from polyfed.federation.reference import FrozenCopy, Reference, Stored
-from polyfed.federation.server import Server
 from polyfed.losses.contrast import inter_modal, intra_modal
-from polyfed.wire.payload import Representations
 
 CONTRASTS = Only(gamma=Not(0)) & (Only(inter=True) | Only(intra=True))
 """Clients contrast what they see with what the server sees."""

@@ -11,7 +11,17 @@ from torch import Tensor
 
 from polyfed.aggregation.weighting import Weighting
 from polyfed.aggregation.weightings.gca import GCA
-from polyfed.algorithms.algorithm import Reply, client_step, each
+from polyfed.algorithms.algorithm import (
+    Client,
+    ClientInfo,
+    Cohort,
+    Reply,
+    Representations,
+    Server,
+    Weights,
+    client_step,
+    each,
+)
 from polyfed.algorithms.creamfl import CreamFL
 from polyfed.algorithms.fedavg import FedAvg
 from polyfed.algorithms.shared.global_models import ReplyCheck, noted
@@ -19,16 +29,12 @@ from polyfed.algorithms.shared.public_exchange import DISTILS
 from polyfed.core.effects import Not, Only
 from polyfed.core.errors import ConfigError
 from polyfed.data.samples import Batch
-from polyfed.federation.client import Client, ClientInfo
-from polyfed.federation.cohort import Cohort
 from polyfed.federation.participant import Regulariser
 from polyfed.federation.reference import Stored
-from polyfed.federation.server import Server
 from polyfed.federation.settings import TrainingSettings
 from polyfed.losses.distillation import Distillation
 from polyfed.models.model import Embedder
 from polyfed.optim.settings import OptimizerSettings
-from polyfed.wire.payload import Representations, Weights
 
 _CONTRASTS = Only(gamma=Not(0))
 

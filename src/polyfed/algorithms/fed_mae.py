@@ -9,15 +9,12 @@ import torch
 from pydantic import Field, model_validator
 from torch import Tensor
 
-from polyfed.algorithms.algorithm import Reply, client_step
+from polyfed.algorithms.algorithm import Client, Cohort, Reply, Server, Weights, client_step
 from polyfed.algorithms.fedavg import FedAvg
 from polyfed.algorithms.shared.global_models import noted
 from polyfed.core.effects import Not, Only
 from polyfed.core.errors import ConfigError
 from polyfed.data.samples import Batch
-from polyfed.federation.client import Client
-from polyfed.federation.cohort import Cohort
-from polyfed.federation.server import Server
 from polyfed.models.masked import (
     PatchDecoder,
     encode_visible,
@@ -27,7 +24,6 @@ from polyfed.models.masked import (
     reconstruction_loss,
 )
 from polyfed.models.model import Embedder, Model
-from polyfed.wire.payload import Weights
 
 _DECODER = "mae_"
 _REBUILDS = Only(mae_weight=Not(0))

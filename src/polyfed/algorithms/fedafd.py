@@ -12,19 +12,25 @@ from torch import Tensor
 from polyfed.aggregation.ensemble import Ensembled
 from polyfed.aggregation.weighting import Weighting
 from polyfed.aggregation.weightings.sed import SED
-from polyfed.algorithms.algorithm import Lifetime, Reply, client_step, each
+from polyfed.algorithms.algorithm import (
+    Client,
+    Cohort,
+    Lifetime,
+    Reply,
+    Representations,
+    Server,
+    Weights,
+    client_step,
+    each,
+)
 from polyfed.algorithms.shared.adversarial_alignment import ALIGNS, AdversarialAlignment
 from polyfed.algorithms.shared.ensemble_distillation import EnsembleDistillation
 from polyfed.algorithms.shared.guided_fusion import FUSION, GuidedFusion
 from polyfed.core.effects import Condition, Not, Only
 from polyfed.data.samples import Batch
-from polyfed.federation.client import Client
-from polyfed.federation.cohort import Cohort
 from polyfed.federation.participant import step_together
 from polyfed.federation.public_outputs import PublicOutputs
-from polyfed.federation.server import Server
 from polyfed.models.fused import Guidance
-from polyfed.wire.payload import Representations, Weights
 
 
 class FedAFD(GuidedFusion, AdversarialAlignment, EnsembleDistillation):

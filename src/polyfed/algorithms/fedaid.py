@@ -10,7 +10,7 @@ import torch
 from pydantic import Field, model_validator
 from torch import Tensor
 
-from polyfed.algorithms.algorithm import Reply, client_step, each
+from polyfed.algorithms.algorithm import Client, ClientInfo, Cohort, Reply, Server, Weights, client_step, each
 from polyfed.algorithms.shared.global_models import noted, weights_check
 from polyfed.algorithms.shared.robust_alignment import (
     CONTRASTIVE,
@@ -23,17 +23,13 @@ from polyfed.algorithms.shared.robust_alignment import (
 )
 from polyfed.core.effects import Condition, Not, Only
 from polyfed.data.samples import Batch
-from polyfed.federation.client import Client, ClientInfo
-from polyfed.federation.cohort import Cohort
 from polyfed.federation.participant import Regulariser
-from polyfed.federation.server import Server
 from polyfed.losses.distillation import squared_distance
 from polyfed.losses.info_nce import info_nce
 from polyfed.models.aligner import Aligner
 from polyfed.models.binding import Bound, EncoderFeatures, aligners_of, frozen_aligners, frozen_copy
 from polyfed.models.model import Embedder, Model
 from polyfed.tasks.pairing import PairTask
-from polyfed.wire.payload import Weights
 
 _TEACHES = Only(teacher="robust")  # there is a second stage
 

@@ -12,17 +12,13 @@ from polyfed.aggregation.averaging import Averaging
 from polyfed.aggregation.averagings.fedcola import CollaborativeAveraging
 from polyfed.aggregation.collaboration import require_equal
 from polyfed.aggregation.mean import WeightedMean
-from polyfed.algorithms.algorithm import Reply, client_step, each
+from polyfed.algorithms.algorithm import Client, Cohort, Reply, Server, Weights, client_step, each
 from polyfed.algorithms.fedavg import FedAvg
 from polyfed.algorithms.shared.global_models import holders_of, shapes_of
 from polyfed.core.effects import Not, Only
 from polyfed.core.errors import ConfigError
-from polyfed.federation.client import Client
-from polyfed.federation.cohort import Cohort
-from polyfed.federation.server import Server
 from polyfed.models.gates import ROLES, gated, linears
 from polyfed.models.slots import Slot
-from polyfed.wire.payload import Weights
 
 _COMPLEMENTS = Only(complement=Not("none"))
 

@@ -8,7 +8,7 @@ from typing import Annotated, ClassVar, Literal, Self
 from pydantic import Field, model_validator
 from torch import Tensor
 
-from polyfed.algorithms.algorithm import Lifetime, Reply, client_step, each
+from polyfed.algorithms.algorithm import Client, Cohort, Lifetime, Reply, Server, Weights, client_step, each
 from polyfed.algorithms.shared.global_models import noted, weights_check
 from polyfed.algorithms.shared.robust_alignment import (
     RobustAlignment,
@@ -20,14 +20,10 @@ from polyfed.algorithms.shared.robust_alignment import (
 )
 from polyfed.core.effects import Not, Only
 from polyfed.data.samples import Batch
-from polyfed.federation.client import Client
-from polyfed.federation.cohort import Cohort
 from polyfed.federation.participant import Regulariser
-from polyfed.federation.server import Server
 from polyfed.losses.distillation import GuidanceReduction
 from polyfed.models.binding import Bound, EncoderFeatures, aligners_of, frozen_aligners, frozen_copy
 from polyfed.models.model import Embedder
-from polyfed.wire.payload import Weights
 
 Mode = Literal["training", "evaluation"]
 

@@ -9,19 +9,15 @@ import torch
 from pydantic import Field, model_validator
 from torch import Tensor
 
-from polyfed.algorithms.algorithm import Lifetime, Reply, client_step
+from polyfed.algorithms.algorithm import Client, Cohort, Lifetime, Reply, Server, Weights, client_step
 from polyfed.algorithms.fedavg import FedAvg
 from polyfed.algorithms.shared.global_models import noted
 from polyfed.algorithms.shared.second_views import SecondViews, random_views
 from polyfed.core.effects import Not, Only
 from polyfed.core.errors import ConfigError
 from polyfed.data.samples import Batch
-from polyfed.federation.client import Client
-from polyfed.federation.cohort import Cohort
-from polyfed.federation.server import Server
 from polyfed.losses.byol import Predictor
 from polyfed.models.model import Embedder, Model
-from polyfed.wire.payload import Weights
 
 
 class FedEMA(FedAvg):

@@ -17,7 +17,18 @@ from polyfed.aggregation.mean import WeightedMean
 from polyfed.aggregation.statistics import row_statistics
 from polyfed.aggregation.weighting import Weighting
 from polyfed.aggregation.weightings.variance import Variance
-from polyfed.algorithms.algorithm import Lifetime, Reply, client_step, each
+from polyfed.algorithms.algorithm import (
+    Client,
+    Cohort,
+    Lifetime,
+    Logits,
+    Reply,
+    Representations,
+    Server,
+    Weights,
+    client_step,
+    each,
+)
 from polyfed.algorithms.shared.either_form import OF_FORM, SoftmaxForm
 from polyfed.algorithms.shared.ensemble_distillation import AlternatingDistillation
 from polyfed.algorithms.shared.global_models import GlobalEvaluation, ReplyCheck, weights_check
@@ -25,13 +36,9 @@ from polyfed.algorithms.shared.public_exchange import DISTILS
 from polyfed.core.effects import Condition, Not, Only
 from polyfed.core.untrusted import read_json
 from polyfed.data.samples import Batch
-from polyfed.federation.client import Client
-from polyfed.federation.cohort import Cohort
 from polyfed.federation.public_outputs import PublicOutputs
-from polyfed.federation.server import Server
 from polyfed.losses.distillation import DISTILLATIONS, Distillation, row_kl
 from polyfed.models.model import CachedModel
-from polyfed.wire.payload import Logits, Representations, Weights
 
 
 class Aim(NamedTuple):

@@ -15,21 +15,17 @@ from polyfed.aggregation.ensemble import Ensembled
 from polyfed.aggregation.statistics import row_statistics
 from polyfed.aggregation.weighting import Weighting
 from polyfed.aggregation.weightings.entropy import Entropy
-from polyfed.algorithms.algorithm import Reply, client_step, each
+from polyfed.algorithms.algorithm import Client, Cohort, Logits, Reply, Representations, Server, client_step, each
 from polyfed.algorithms.shared.either_form import OF_FORM, SoftmaxForm
 from polyfed.algorithms.shared.ensembles import EnsembleTeacher
 from polyfed.algorithms.shared.public_exchange import DISTILS
 from polyfed.core.effects import Condition, Not, Only
 from polyfed.core.errors import ConfigError
 from polyfed.data.samples import Batch
-from polyfed.federation.client import Client
-from polyfed.federation.cohort import Cohort
 from polyfed.federation.public_outputs import PublicOutputs
-from polyfed.federation.server import Server
 from polyfed.losses.contrast import inter_modal
 from polyfed.losses.distillation import row_kl
 from polyfed.models.model import CachedModel
-from polyfed.wire.payload import Logits, Representations
 
 _STORE = "store"
 _STUDIES = Only(public_epochs=Not(0))  # clients learn from the server

@@ -9,11 +9,9 @@ from pydantic import Field, SerializeAsAny
 from polyfed.aggregation.averaging import Averaging
 from polyfed.aggregation.averagings.fediot import MultimodalAveraging
 from polyfed.aggregation.collaboration import collaborate
-from polyfed.algorithms.algorithm import Reply
+from polyfed.algorithms.algorithm import Cohort, Reply, Server
 from polyfed.algorithms.fedavg import FedAvg
 from polyfed.algorithms.shared.global_models import holders_of, noted
-from polyfed.federation.cohort import Cohort
-from polyfed.federation.server import Server
 
 
 class FedIoT(FedAvg):

@@ -10,7 +10,17 @@ from pydantic import Field
 from torch import Tensor
 
 from polyfed.aggregation.ensemble import Ensembled
-from polyfed.algorithms.algorithm import Lifetime, Reply, client_step, each
+from polyfed.algorithms.algorithm import (
+    Client,
+    Cohort,
+    Lifetime,
+    Logits,
+    Reply,
+    Representations,
+    Server,
+    client_step,
+    each,
+)
 from polyfed.algorithms.shared.either_form import OF_FORM, EitherForm
 from polyfed.algorithms.shared.ensemble_distillation import EnsembleDistillation
 from polyfed.algorithms.shared.public_exchange import DISTILS
@@ -18,12 +28,8 @@ from polyfed.core.effects import Condition, Not, Only, Such
 from polyfed.core.errors import ConfigError
 from polyfed.core.untrusted import read_json
 from polyfed.data.samples import Samples
-from polyfed.federation.client import Client
-from polyfed.federation.cohort import Cohort
 from polyfed.federation.public_outputs import PublicOutputs
-from polyfed.federation.server import Server
 from polyfed.losses.distillation import DISTILLATIONS, Distillation
-from polyfed.wire.payload import Logits, Representations
 
 _COMPARING = Such(lambda weighting: weighting.compares, "one that compares with the server")
 DIGESTS = Only(digest_epochs=Not(0))

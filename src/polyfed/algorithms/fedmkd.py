@@ -12,7 +12,7 @@ from pydantic import Field
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from polyfed.algorithms.algorithm import Reply, client_step, each
+from polyfed.algorithms.algorithm import Client, Cohort, Logits, Reply, Representations, Server, client_step, each
 from polyfed.algorithms.shared.either_form import SoftmaxForm
 from polyfed.algorithms.shared.ensemble_distillation import ServerTask
 from polyfed.algorithms.shared.ensembles import HEAT_MAP_SAMPLES
@@ -22,15 +22,11 @@ from polyfed.core.effects import Condition, Not, Only
 from polyfed.core.randomness import isolated
 from polyfed.core.untrusted import read_json
 from polyfed.data.samples import Batch, Samples
-from polyfed.federation.client import Client
-from polyfed.federation.cohort import Cohort
 from polyfed.federation.public_outputs import PublicOutputs, clip_row_norms
-from polyfed.federation.server import Server
 from polyfed.federation.settings import TrainingSettings
 from polyfed.losses.byol import Predictor
 from polyfed.losses.contrast import queue_contrast
 from polyfed.models.model import CachedModel
-from polyfed.wire.payload import Logits, Representations
 
 _OPTIMIZER, _QUEUE = "student", "queue"
 _CONTRASTS, _BYOL = DISTILS & Only(contrast_weight=Not(0)), DISTILS & Only(byol_weight=Not(0))

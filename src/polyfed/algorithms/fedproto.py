@@ -22,15 +22,23 @@ from polyfed.aggregation.prototypes import (
     prototype_tensors,
     table,
 )
-from polyfed.algorithms.algorithm import Algorithm, Lifetime, Reply, client_query, client_step, each
+from polyfed.algorithms.algorithm import (
+    Algorithm,
+    Client,
+    ClientInfo,
+    Cohort,
+    Lifetime,
+    Reply,
+    Server,
+    client_query,
+    client_step,
+    each,
+)
 from polyfed.core.effects import Not, Only
 from polyfed.core.errors import ConfigError, PayloadError, nearest
 from polyfed.data.samples import Batch, Samples
-from polyfed.federation.client import Client, ClientInfo
-from polyfed.federation.cohort import Cohort
 from polyfed.federation.heads import class_space
 from polyfed.federation.participant import Regulariser
-from polyfed.federation.server import Server
 from polyfed.losses.classification import distances, prototype_distance
 from polyfed.losses.distillation import Distillation
 from polyfed.models.model import Embedder

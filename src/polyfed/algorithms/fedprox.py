@@ -9,9 +9,9 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
+from polyfed.algorithms.algorithm import Client
 from polyfed.algorithms.fedavg import FedAvg
 from polyfed.core.effects import Not, Only
-from polyfed.federation.client import Client
 
 
 class FedProx(FedAvg):

@@ -11,10 +11,10 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from polyfed.aggregation.prototypes import ClassMeans, GlobalPrototypes, MeanWeighting, adaptive_margin, mean_prototypes
+from polyfed.algorithms.algorithm import Server
 from polyfed.algorithms.fedproto import FedProto
 from polyfed.core.effects import Not, Only
 from polyfed.core.randomness import isolated
-from polyfed.federation.server import Server
 from polyfed.losses.classification import distance_contrast
 
 STATE = "generator"

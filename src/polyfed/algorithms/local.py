@@ -7,11 +7,8 @@ from typing import Annotated, ClassVar
 
 from pydantic import Field
 
-from polyfed.algorithms.algorithm import Algorithm, Lifetime, Reply, client_step
+from polyfed.algorithms.algorithm import Algorithm, Client, Cohort, Lifetime, Reply, Server, client_step
 from polyfed.core.effects import Only
-from polyfed.federation.client import Client
-from polyfed.federation.cohort import Cohort
-from polyfed.federation.server import Server
 
 
 class LocalOnly(Algorithm):

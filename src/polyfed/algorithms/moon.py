@@ -10,11 +10,10 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
-from polyfed.algorithms.algorithm import Lifetime
+from polyfed.algorithms.algorithm import Client, Lifetime
 from polyfed.algorithms.fedavg import FedAvg
 from polyfed.core.effects import Not, Only
 from polyfed.data.samples import Batch
-from polyfed.federation.client import Client
 from polyfed.federation.participant import Regulariser
 from polyfed.losses.contrast import model_contrast
 from polyfed.models.model import Embedder, Model

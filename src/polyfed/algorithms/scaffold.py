@@ -10,15 +10,11 @@ from pydantic import Field
 from torch import Tensor
 
 from polyfed.aggregation.mean import WeightedMean
-from polyfed.algorithms.algorithm import Lifetime, Reply, client_step, each
+from polyfed.algorithms.algorithm import Client, ClientInfo, Cohort, Lifetime, Reply, Server, Weights, client_step, each
 from polyfed.algorithms.fedavg import FedAvg
 from polyfed.algorithms.shared.global_models import ReplyCheck, noted, weights_check
 from polyfed.core.errors import PayloadError
-from polyfed.federation.client import Client, ClientInfo
-from polyfed.federation.cohort import Cohort
-from polyfed.federation.server import Server
 from polyfed.federation.types import outline_of
-from polyfed.wire.payload import Weights
 
 Tensors = Mapping[str, Tensor]
 

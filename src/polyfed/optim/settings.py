@@ -52,7 +52,8 @@ class OptimizerSettings(Settings):
         options = self.model_dump(include={"lr", "betas", "eps", "weight_decay"})
         if self.kind == "adamp":
             return AdamP(parameters, **options, nesterov=self.nesterov)
-        return {"adamw": torch.optim.AdamW, "adam": torch.optim.Adam}[self.kind](parameters, **options)
+        adaptive = torch.optim.AdamW if self.kind == "adamw" else torch.optim.Adam
+        return adaptive(parameters, **options)
 
 
 class Schedule(Settings):

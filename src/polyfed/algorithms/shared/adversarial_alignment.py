@@ -10,10 +10,10 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
+from polyfed.algorithms.algorithm import Client
 from polyfed.algorithms.shared.public_exchange import PublicExchange
 from polyfed.core.effects import SEVERAL, Inner, Never, Not, Only, Where
 from polyfed.data.samples import Batch, Samples
-from polyfed.federation.client import Client
 from polyfed.federation.mixing import Pair, interleave
 from polyfed.federation.participant import Trainer
 from polyfed.federation.settings import TrainingSettings

@@ -9,10 +9,10 @@ from typing import Annotated, Literal
 from pydantic import Field
 from torch import Tensor
 
+from polyfed.algorithms.algorithm import Client, ClientInfo
 from polyfed.algorithms.shared.public_exchange import PublicExchange
 from polyfed.core.effects import Only
 from polyfed.data.samples import Batch
-from polyfed.federation.client import Client, ClientInfo
 from polyfed.federation.participant import Participant
 from polyfed.federation.public_outputs import LogitKind, OutputKind, PublicOutputs, RepresentationKind
 from polyfed.models.model import CachedModel

@@ -10,14 +10,13 @@ from pydantic import Field
 from torch import Tensor
 
 from polyfed.aggregation.ensemble import Ensembled
+from polyfed.algorithms.algorithm import Cohort, Server
 from polyfed.algorithms.shared.ensembles import EnsembleTeacher
 from polyfed.algorithms.shared.public_exchange import DISTILS, PublicExchange
 from polyfed.core.effects import Condition, Not, Only
 from polyfed.core.errors import ConfigError
 from polyfed.data.samples import Batch
-from polyfed.federation.cohort import Cohort
 from polyfed.federation.participant import Trainer
-from polyfed.federation.server import Server
 from polyfed.federation.settings import TrainingSettings
 from polyfed.losses.distillation import DISTILLATIONS, Distillation
 

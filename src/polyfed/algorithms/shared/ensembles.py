@@ -13,12 +13,11 @@ from torch.nn import functional as F
 from polyfed.aggregation.ensemble import Ensemble, Ensembled
 from polyfed.aggregation.weighting import OF_REPRESENTATIONS, Evidence, Weighting
 from polyfed.aggregation.weightings.mean import Mean
-from polyfed.algorithms.algorithm import Reply
+from polyfed.algorithms.algorithm import Reply, Server
 from polyfed.algorithms.shared.public_exchange import DISTILS, PublicExchange, fixed_sample
 from polyfed.core.effects import Facts
 from polyfed.core.errors import ConfigError
 from polyfed.federation.public_outputs import PublicOutputs, clip_row_norms
-from polyfed.federation.server import Server
 from polyfed.losses.distillation import DISTILLATIONS
 
 HEAT_MAP_SAMPLES = 256

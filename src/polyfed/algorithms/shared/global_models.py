@@ -9,14 +9,10 @@ from pydantic import Field
 
 from polyfed.aggregation.averaging import Averaging
 from polyfed.aggregation.collaboration import Holder
-from polyfed.algorithms.algorithm import Algorithm, Reply, client_query, each
+from polyfed.algorithms.algorithm import Algorithm, Client, Cohort, Reply, Server, Weights, client_query, each
 from polyfed.core.effects import Only
 from polyfed.core.errors import PayloadError
-from polyfed.federation.client import Client
-from polyfed.federation.cohort import Cohort
-from polyfed.federation.server import Server
 from polyfed.federation.types import outline_of
-from polyfed.wire.payload import Weights
 
 ReplyCheck = Callable[[Reply], None]
 

@@ -9,19 +9,17 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from polyfed.algorithms.algorithm import Algorithm, Reply, client_query
+from polyfed.algorithms.algorithm import Algorithm, Client, ClientInfo, Reply, Server, Weights, client_query
 from polyfed.core.effects import PAIRING, SEVERAL, SINGLE, Inner, Never, Not, Only, Where
 from polyfed.core.errors import RunError
 from polyfed.data.samples import Batch, Samples
-from polyfed.federation.client import Client, ClientInfo, Guide
+from polyfed.federation.client import Guide
 from polyfed.federation.participant import Trainer
-from polyfed.federation.server import Server
 from polyfed.federation.settings import TrainingSettings
 from polyfed.models.fused import Fused, Guidance, Partner, SampleFeatures, of_batch, of_rows
 from polyfed.models.fusion import GranularityFusion
 from polyfed.models.model import Model
 from polyfed.optim.settings import OptimizerSettings
-from polyfed.wire.payload import Weights
 
 FUSION, VERSION = "fusion", "version"
 FUSES = Only(fusion=Not("none"))

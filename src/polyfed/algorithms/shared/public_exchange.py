@@ -10,15 +10,13 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from polyfed.algorithms.algorithm import Algorithm, Lifetime, Reply
+from polyfed.algorithms.algorithm import Algorithm, Cohort, Lifetime, Reply, Server
 from polyfed.core.effects import Not, Only
 from polyfed.core.errors import ConfigError
 from polyfed.core.randomness import generator
 from polyfed.data.samples import Batch, Samples
-from polyfed.federation.cohort import Cohort
 from polyfed.federation.participant import Participant
 from polyfed.federation.public_outputs import LogitKind, OutputKind, PublicOutputs, RepresentationKind
-from polyfed.federation.server import Server
 
 DISTILS = Only(kd_epochs=Not(0), kd_weight=Not(0))
 """The server learns from what clients send."""

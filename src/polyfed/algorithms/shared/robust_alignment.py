@@ -12,22 +12,18 @@ from torch import Tensor
 
 from polyfed.aggregation.mean import WeightedMean
 from polyfed.aggregation.robust import SMALLEST_WEIGHT, Divergence, chi_square, mirror_step_of
-from polyfed.algorithms.algorithm import Lifetime, Reply
+from polyfed.algorithms.algorithm import Client, ClientInfo, Cohort, Lifetime, Reply, Server, Weights
 from polyfed.algorithms.shared.global_models import GlobalModels
 from polyfed.core.effects import Not, Only
 from polyfed.core.errors import ConfigError
 from polyfed.data.samples import Batch
-from polyfed.federation.client import Client, ClientInfo
-from polyfed.federation.cohort import Cohort
 from polyfed.federation.participant import Regulariser
-from polyfed.federation.server import Server
 from polyfed.losses.distillation import GuidanceReduction, squared_distance
 from polyfed.losses.info_nce import info_nce
 from polyfed.models.binding import Bound, EncoderFeatures, Parts, aligners_of
 from polyfed.models.model import Embedder, Model
 from polyfed.models.slots import places
 from polyfed.tasks.pairing import PairTask
-from polyfed.wire.payload import Weights
 
 _W = "robust_weights"
 
