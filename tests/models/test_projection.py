@@ -1,13 +1,9 @@
-from pathlib import Path
-
 import pytest
 import torch
+from encoder_cases import CONTEXT
 
-from polyfed.core.errors import ConfigError
-from polyfed.data.view import DataContext, InputSpec
+from polyfed.data.view import InputSpec
 from polyfed.models.encoders.projection import FeatureProjection
-
-CONTEXT = DataContext(Path("unused"))
 
 
 @pytest.mark.parametrize("hidden", [None, 7])
@@ -52,10 +48,3 @@ def test_positions_of_zeros_are_padding(pie):
     torch.testing.assert_close(model(x), model(padded))
     if not pie:
         torch.testing.assert_close(model(x), model.project(model.standardise(x.mean(1))))
-
-
-def test_other_input_is_refused():
-    with pytest.raises(ConfigError, match="encoder 'projection' needs features"):
-        FeatureProjection().build(5, InputSpec((9,), ("a", "b")), CONTEXT)
-    with pytest.raises(ConfigError, match="pool: tokens"):
-        FeatureProjection(pie=True).build(5, InputSpec((9,)), CONTEXT)
