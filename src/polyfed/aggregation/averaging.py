@@ -68,4 +68,5 @@ class Averaging(Component):
 
     def finish(self, exchange: WeightExchange, weights: Models, state: State) -> dict[str, dict[str, Tensor]]:
         """The new global models, after the server optimiser's step; its momenta last in ``state``."""
+        # the exchange ends here: its result may share memory with the old models
         return self.server_optimizer.step(weights, exchange.result(), state)

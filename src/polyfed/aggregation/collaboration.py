@@ -135,6 +135,7 @@ def stacks(holders: Mapping[str, Holder], target: str, slot: Slot, scope: Scope)
     """Type -> its slots that contribute to a slot of ``target``; a type's several stacks share its weight."""
     if not scope.covers(slot):
         return {target: [slot]}
+    # a slot of another modality only with range all, whatever the keys are called
     slots_of = {
         name: [
             other
@@ -191,6 +192,7 @@ def require_equal(
     here = {key: tuple(shapes[target][name]) for key, name in holders[target].keys.get(slot, {}).items()}
     there = {key: tuple(shapes[source][name]) for key, name in holders[source].keys.get(other, {}).items()}
     if here != there:
+        # the first difference by name is enough to find the rest
         key = sorted(set(here.items()) ^ set(there.items()))[0][0]
         sizes = ["missing" if shape is None else str(list(shape)) for shape in (here.get(key), there.get(key))]
         raise ConfigError(

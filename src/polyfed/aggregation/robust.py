@@ -17,11 +17,9 @@ from torch import Tensor
 Divergence = Literal["chi_square", "kl", "none", "released"]
 """What keeps the weights near each other; ``none``: nothing, ``released``: ``released_chi_square_projection``."""
 
-BISECTION_STEPS = 64
-"""Halvings of log s: from any bracket within float64 to its last bit."""
+_BISECTION_STEPS = 64  # halvings of log s: from any bracket within float64 to its last bit
 SMALLEST_WEIGHT = torch.finfo(torch.float64).tiny
-DEEPEST = -745.0
-"""e to this is the smallest positive float64."""
+_DEEPEST = -745.0  # e to this is the smallest positive float64
 
 
 def chi_square(w: Float[Tensor, " n"]) -> Float[Tensor, ""]:
@@ -180,6 +178,7 @@ def mirror_step_of(
     if not len(index):
         return w
     v, shares = _finite(v, "v"), w[index]
+    # absent clients keep theirs: nothing is known of their losses
     mass = shares.sum()
     if mass == 0:
         return w
@@ -225,7 +224,7 @@ def _in_kl_ball(logs: Float[Tensor, " n"], rho: float) -> Float[Tensor, " n"]:
     counted = logs > -math.inf
     floor = (len(logs) / counted.sum(dtype=logs.dtype)).log()
     within = floor <= rho
-    exponents = torch.where(within, (logs - logs.max()).masked_fill(~counted, 0), DEEPEST * ~counted)
+    exponents = torch.where(within, (logs - logs.max()).masked_fill(~counted, 0), _DEEPEST * ~counted)
     absent = ~counted & within
     # D <= log(n / m) + t spread
     lowest = (rho - floor * within) / (-exponents.min()).clamp(min=SMALLEST_WEIGHT)
@@ -243,7 +242,8 @@ def _largest_fitting(
     """
     high = torch.ones_like(low)
     low = torch.where(divergence(path(high)) <= rho, high, low)
-    for _ in range(BISECTION_STEPS):
+    for _ in range(_BISECTION_STEPS):
+        # the root of a product would under- or overflow
         middle = low.sqrt() * high.sqrt()
         fits = divergence(path(middle)) <= rho
         low, high = torch.where(fits, middle, low), torch.where(fits, high, middle)

@@ -17,17 +17,15 @@ from polyfed.losses.running_log_sum_exp import BoundedLogSumExp, RunningEntropy,
 Statistic = Literal["positive", "negatives_lse", "lse", "best_negative", "winner", "entropy", "variance"]
 Statistics = dict[Statistic, Tensor]
 
+# those that need every logit; the variance follows from the anchors' covariance
 _SCANNED: frozenset[Statistic] = frozenset(("positive", "negatives_lse", "lse", "best_negative", "winner", "entropy"))
-"""Those that need every logit; the variance follows from the anchors' covariance."""
 _SUMS: frozenset[Statistic] = frozenset(("negatives_lse", "lse", "entropy"))
 RIVALS: frozenset[Statistic] = frozenset(("best_negative", "winner"))
+# those of class scores that mean nothing where the true class is unknown
 _LABELLED: frozenset[Statistic] = frozenset(("positive", "negatives_lse", "best_negative"))
-"""Those of class scores that mean nothing where the true class is unknown."""
 
-_CHUNK = 1024
-"""Vectors at a time, where there is no tile."""
-_ROUNDING = 4.0
-"""Logits that differ by so many times eps |u| |g| are ties: products of one pair vary by that between tiles."""
+_CHUNK = 1024  # vectors at a time, where there is no tile
+_ROUNDING = 4.0  # logits closer than so many eps |u| |g| tie: products of a pair vary by that between tiles
 
 
 def row_statistics(
@@ -138,8 +136,10 @@ class _Scan:
     ) -> None:
         self.anchors, self.wanted, self.blocks = anchors, set(wanted), blocks
         self.scale, self.dtype = 1 / (tau * math.log(2)), working_dtype(rows, anchors)
+        # on the CPU, where the scan decides tile by tile whether a row's own item is in it
         self.starts, self.sizes = _families(items, len(anchors))
         self.bounded = largest_logit(rows, anchors) * self.scale <= RANGE
+        # scale of rounding errors: ties are told apart from differences by it
         self.reach = torch.linalg.vector_norm(anchors, dim=1, dtype=self.dtype).amax()
         self.workspace = torch.empty(blocks.rows * blocks.columns, dtype=self.dtype, device=rows.device)
         # allocating it tile by tile would leave the heap full of holes
@@ -164,6 +164,7 @@ class _Scan:
                 running.add(tile, largest)
         statistics: Statistics = {"positive": siblings.logit(own)}
         if rivals is not None:
+            # a rival must beat every sibling, by more than rounding
             wins = rivals.best > siblings.logits.amax(1) + self.slack(vectors)
             statistics |= {"best_negative": rivals.best, "winner": torch.where(wins, rivals.index, own.to(wins.device))}
         if running is not None:
@@ -184,6 +185,7 @@ class _Scan:
         if "winner" not in self.wanted:
             return vectors.new_full((len(vectors),), math.inf)
         partners = self.anchors[own.to(self.anchors.device)].to(self.dtype)
+        # an estimate is enough here: the own logit itself comes out of the tile
         logits: Tensor = torch.linalg.vecdot(vectors, partners)
         return logits - self.slack(vectors)
 
@@ -255,6 +257,7 @@ class _Rivals:
 def _variances(rows: Float[Tensor, "n d"], anchors: Float[Tensor, "P d"], tau: float) -> Float[Tensor, " n"]:
     """Var_j(u . g_j / tau) = u^T Cov(g) u / tau^2."""
     dtype = working_dtype(rows, anchors)
+    # centred first: the difference of two large squares would lose the variance
     mean = anchors.to(dtype).mean(0)
     covariance = mean.new_zeros(len(mean), len(mean))
     for part in torch.split(anchors, _CHUNK):

@@ -75,6 +75,7 @@ class Algorithm(Component):
     @property
     def counts_epochs(self) -> bool:
         """Whether clients train for so many epochs, not for so many steps."""
+        # methods name these settings alike, but not every method has them
         return getattr(self, "local_steps", None) is None
 
     @property
@@ -126,6 +127,7 @@ class Algorithm(Component):
             ConfigError: one has none.
         """
         clients = server.clients
+        # known only once clients have joined: conditions on them cannot be checked with the settings
         facts = {
             SINGLE: any(len(client.modalities) == 1 for client in clients),
             SEVERAL: any(len(client.modalities) > 1 for client in clients),

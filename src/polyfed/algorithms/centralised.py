@@ -13,8 +13,7 @@ from polyfed.algorithms.algorithm import Client, ClientInfo, Cohort, Lifetime, R
 from polyfed.algorithms.shared.global_models import GlobalModels, average, noted
 from polyfed.core.errors import ConfigError
 
-_BUDGET = ("steps", "epochs", "samples")
-"""What training has cost a type so far: optimiser steps, passes over its data, samples seen."""
+_BUDGET = ("steps", "epochs", "samples")  # cost of training: optimiser steps, passes over the data, samples seen
 
 
 class Centralised(GlobalModels):

@@ -23,8 +23,8 @@ from polyfed.federation.public_outputs import PublicOutputs
 from polyfed.federation.reference import FrozenCopy, Reference, Stored
 from polyfed.losses.contrast import inter_modal, intra_modal
 
-CONTRASTS = Only(gamma=Not(0)) & (Only(inter=True) | Only(intra=True))
-"""Clients contrast what they see with what the server sees."""
+# clients contrast what they see with what the server sees
+_CONTRASTS = Only(gamma=Not(0)) & (Only(inter=True) | Only(intra=True))
 
 
 class CreamFL(EnsembleDistillation):
@@ -44,7 +44,7 @@ class CreamFL(EnsembleDistillation):
         "previous": Lifetime.RUN,
     }
 
-    only_if: ClassVar[Mapping[str, Condition]] = {"public_augment": CONTRASTS | Only(kd_epochs=Not(0))}
+    only_if: ClassVar[Mapping[str, Condition]] = {"public_augment": _CONTRASTS | Only(kd_epochs=Not(0))}
 
     inter: Annotated[bool, Only(gamma=Not(0))] = Field(
         default=True, description="inter-modal contrast (Eq. 1) in local training"
@@ -69,14 +69,14 @@ class CreamFL(EnsembleDistillation):
     mask_siblings: Annotated[bool, Only(inter=True, gamma=Not(0))] = Field(
         default=False, description="leave captions of the same picture out of Eq. 1's sum"
     )
-    local_reg: Annotated[Literal["joint", "separate_pass"], CONTRASTS] = Field(
+    local_reg: Annotated[Literal["joint", "separate_pass"], _CONTRASTS] = Field(
         default="joint",
         description="add the contrasts to the task loss (Eq. 3), or a pass of their own after it",
     )
-    public_batch_size: Annotated[int, CONTRASTS] = Field(
+    public_batch_size: Annotated[int, _CONTRASTS] = Field(
         default=128, ge=2, description="public samples a step of local training"
     )
-    public_batches_per_epoch: Annotated[int | None, CONTRASTS] = Field(
+    public_batches_per_epoch: Annotated[int | None, _CONTRASTS] = Field(
         default=None,
         ge=1,
         description="joint: None gives every private step one; separate pass: None takes all of P",
@@ -115,17 +115,20 @@ class CreamFL(EnsembleDistillation):
         """ClientLocalTraining of Algorithm 1: E epochs of Eq. 3, then representations of the public set."""
         server_outputs = {name: value.to(client.device) for name, value in representations.items()}
         samples = client.exchanged(self.public_samples)
+        # before the first step: what Eq. 2 calls previous must not move with the model
         reference = self._reference(client, samples)
         trainer = client.trainer()
         client.model.train()
         for epoch in client.epochs(self.local_epochs):
             for private, public in self._steps(client, samples, epoch):
+                # one step for both parts: Eq. 3 is a sum
                 loss = torch.zeros((), device=client.device)
                 if private is not None:
                     loss = loss + client.task_loss(private)
                 if public is not None:
                     loss = loss + self.gamma * self.contrasts(client, public, samples, server_outputs, reference)
                 trainer.step(loss)
+        # with the trained model, Eq. 4 weighs what the client has become
         own = client.represent(samples, list(server_outputs), training=self.extraction == "train")
         if self._caches:  # what was just sent is what Eq. 2 calls previous the next time
             client.state["previous"] = own
@@ -147,6 +150,7 @@ class CreamFL(EnsembleDistillation):
         ``batch`` is one of the exchanged ``samples``, ``server_outputs`` are the server's own of these. The intra-modal
         contrasts are summed or averaged, as ``intra_reduction`` says; the inter-modal ones always are summed.
         """
+        # numbers of the exchanged samples, as indices of a batch are places among these
         items = samples.items.to(client.device) if self.mask_siblings else None
         total = torch.zeros((), device=client.device)
         shared = [name for name in batch.inputs if name in server_outputs]  # those that the server encodes

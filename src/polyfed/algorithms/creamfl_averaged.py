@@ -117,6 +117,7 @@ class CreamFLAveraged(FedAvg):
         )
         self.aggregate(server, cohort, noted(replies, lambda reply: ensembles.add(reply, reply.representations)))
         self.creamfl.distil(server, ensembles.targets())
+        # the server's model goes on training in place next round, the broadcast must not follow it
         distilled = {name: value.clone() for name, value in server.model.state_dict().items()}
         server.update_weights({server.own_type: server.weights[server.own_type] | distilled})
 
@@ -151,6 +152,7 @@ class CreamFLAveraged(FedAvg):
     def contrast(self, client: Client, server_outputs: Mapping[str, Tensor]) -> Regulariser:
         """gamma (l_inter + l_intra) of a public batch, the next at every step (CreamFL, Eq. 1-3)."""
         creamfl, previous = self.creamfl, Stored(client.represent(client.public_set, list(server_outputs)))
+        # passes without end, as private steps may outnumber public batches; each pass draws anew
         passes = (client.public_batches(f"contrast-{number}", self.public_batch_size) for number in count())
         batches = chain.from_iterable(passes)
 

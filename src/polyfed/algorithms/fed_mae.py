@@ -70,6 +70,7 @@ class FedMAE(FedAvg):
         for modality, encoder in model.encoders.items():
             blocks = maskable(encoder)
             if blocks is not None:
+                # under a name with the modality, as clients of one type average decoders by name
                 decoder = PatchDecoder(blocks, self.decoder_width, self.decoder_depth, self.decoder_heads)
                 model.extras[f"{_DECODER}{modality}"] = decoder
 
@@ -116,6 +117,7 @@ class FedMAE(FedAvg):
         """Train the received model and decoder; replies with the mean ``reconstruction`` loss if there is one."""
         client.load_weights(weights)
         losses: list[Tensor] = []
+        # a stream of its own: masks are the same whatever the task draws
         masks = client.generator("masks")
         able = any(name.startswith(_DECODER) for name in client.model.extras)
 
@@ -138,6 +140,7 @@ class FedMAE(FedAvg):
         """Sum over the modalities that can be masked of the loss on hidden patches."""
         losses = []
         for modality, x in batch.inputs.items():
+            # batches also hold modalities that only the task sees, such as texts
             encoder = maskable(client.model.encoders[modality])
             if encoder is None:
                 continue

@@ -123,6 +123,7 @@ class FedAID(RobustAlignment):
 
     def robust_aligner(self, server: Server, cohort: Cohort, aggregated: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Stage 2 and the weighted mean of what it gives."""
+        # heads and encoders do not cross back: the second stage moves them for its own sake only
         names = self.parts(server).aligner
         sent = Weights(aggregated if self.measured_on == "local" else {})
         replies = cohort.ask(
@@ -152,6 +153,7 @@ class FedAID(RobustAlignment):
         """Stage 1 (Algorithm 2): minimise L_guide + alpha L_task (Eq. 2)."""
         parts = parts_of(client)
         client.load_weights({**client.state.pop("encoder", {}), **weights})
+        # what was just received is both the start and the anchor, unless the broadcast is repeated
         anchors = dict(teacher or selected(weights, parts.aligner))
         client.state["teacher"] = anchors
         loss = self.guided_loss(client, frozen_aligners(client.model, anchors))
@@ -214,6 +216,7 @@ class FedAID(RobustAlignment):
 
     def robust_loss(self, client: Client, local: Mapping[str, Aligner]) -> Regulariser:
         """L_dro (Eq. 5), of the client's model as distorted encoder and teacher aligner."""
+        # of the average before stage 2 distorts it: the f* of Eq. 5
         reference, head = frozen_copy(client.model), None if client.head is None else frozen_copy(client.head)
 
         def loss(model: Embedder, batch: Batch) -> Tensor:
@@ -224,6 +227,7 @@ class FedAID(RobustAlignment):
                 squared_distance(distorted.represent(name, x), undistorted.represent(name, x), self.guidance_reduction)
                 for name, x in batch.inputs.items()
             ]
+            # the distortion of f~: the task with the average's aligners, which stay as they are
             task = client.task.loss(Bound(features, local), head, batch)
             return self.beta * torch.stack(gaps).sum() + self.contrast(client, distorted, batch) + task
 
@@ -238,5 +242,6 @@ class FedAID(RobustAlignment):
         task = client.task
         same, how = (task.siblings(batch), task.contrast_reduction) if isinstance(task, PairTask) else (None, "mean")
         z, scale = [view.represent(name, x) for name, x in batch.inputs.items()], 1 / self.contrast_temperature
+        # every pair of modalities once: with two it is the paper's L_CL
         losses = [info_nce(u, v, scale, same, reduction=how) for u, v in combinations(z, 2)]
         return self.contrast_weight * torch.stack(losses).sum()

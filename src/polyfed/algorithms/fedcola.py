@@ -78,6 +78,7 @@ class FedCola(FedAvg):
         def out(kind: str) -> Weights:
             return self.out_weights(server, kind)
 
+        # W_out is the same for all clients of a type: computed once, in `out`
         weights, others = each(server.weights_for), each[Weights](lambda client: out(server.type_of(client)))
         replies = cohort.ask(self.complemented_fit, check=self.shape_check(server), weights=weights, others=others)
         self.aggregate(server, cohort, replies)
@@ -95,6 +96,7 @@ class FedCola(FedAvg):
         Empty where none does: clients of several modalities, or alone with their modality.
         """
         sources = self.sources(server, kind)
+        # released: in round 1 the gate opens on a copy of the own weights
         if sources and self.first_out == "own" and server.clock.round == 1:
             sources = [kind]
         if not sources:
@@ -135,6 +137,7 @@ class FedCola(FedAvg):
         if not others:
             self.train(client)
         else:
+            # only clients of one modality are sent others' weights
             (encoder,) = client.model.encoders.values()
             layers = linears(encoder, ROLES[self.complement])
             with gated(encoder, {name: others[f"{name}.weight"] for name in layers}, trainable=self.train_out):

@@ -143,9 +143,11 @@ class FedDRA(RobustAlignment):
     @client_step(float, weights=Weights, num_examples=int)
     def bind(self, client: Client, aligner: Weights, factor: float) -> Reply:
         """Train all on the task under guidance by what was received."""
+        # not sent twice: the first stage of this round has left it with the client
         encoder = client.state.pop("encoder")
         client.load_weights({**encoder, **aligner})
         measured = self.measured(client, task_loss(client)) if self.measured_on == "received" else {}
+        # before a local aligner is loaded: anchors are the robust aligner's in either case
         loss = self.guided_loss(client)
         if self.measure == "guided":
             client.state["teacher"] = _layers(aligner)
@@ -196,6 +198,7 @@ class FedDRA(RobustAlignment):
         """v: the task's loss of the aggregated model, with ``measure: guided`` also the distance to the teacher's."""
         if self.measure == "task":
             return task_loss(client)
+        # layers of the robust aligner, embedding heads of the average, as in the released code
         weights = {**client.model.state_dict(), **client.state["teacher"]}
         teacher = frozen_aligners(client.model, weights, training=False)
 

@@ -99,6 +99,7 @@ class FedEMA(FedAvg):
         """Blend, then train; replies with the mean ``byol`` loss and with m (``blending``) where there are any."""
         m, model = self.blend(client, weights), client.model
         scalars = {} if m is None else {"blending": m}
+        # without a random view both views are one, and BYOL has nothing to learn
         names = random_views(client.train) if self.byol_weight else []
         views = SecondViews(client.train, names, model, self.momentum, client.generator("second-views"))
         if "target" in client.state:
@@ -136,11 +137,13 @@ class FedEMA(FedAvg):
             client.load_weights(weights)
             client.state["blending"] = {"lambda": torch.zeros((), dtype=torch.float64)}  # 0: not known yet
             return None
+        # of the kept model, which is still loaded
         gap = self.gap(client.model, weights)
         scale = float(kept["lambda"]) if self.lam is None else self.lam
         if self.lam is None and scale == 0 < gap:
             scale = self.tau / gap
             client.state["blending"] = {"lambda": torch.tensor(scale, dtype=torch.float64)}
+        # beyond 1 a client would move away from the global model
         m = min(scale * gap, 1.0)
         client.load_weights(blended(client.model.state_dict(), weights, m))
         return m

@@ -174,6 +174,7 @@ class FedET(SoftmaxForm, AlternatingDistillation, GlobalEvaluation):
         aims = {}
         for output, consensus in ensembles.targets().items():
             anchors = self.anchors(server_outputs, output)
+            # diversity is dissent in answers, not in scores: clients differ in calibration
             agreed = answers(consensus.values, anchors)
             others = Ensemble(len(agreed), consensus.values.shape[1], server.device)
             for vote in votes[output]:
@@ -200,6 +201,7 @@ class FedET(SoftmaxForm, AlternatingDistillation, GlobalEvaluation):
         for name, (consensus, others, anchors) in aims.items():
             own, goal, valid = outputs[name], consensus.values[batch.index], consensus.valid[batch.index]
             if anchors is None:
+                # the answer of the consensus alone, whose scores mix those of many scales
                 wrong = F.cross_entropy(own, goal.argmax(1), reduction="none")
                 losses.append((wrong * valid).sum() / valid.sum().clamp_min(1))
             else:
@@ -250,6 +252,7 @@ def limited(received: Mapping[str, Tensor], trained: Mapping[str, Tensor], large
     """
     moved = {name: value.to(received[name].device) for name, value in trained.items()}
     floating = [name for name, value in moved.items() if value.is_floating_point()]
+    # in fp32: bf16 squares of a whole model would overflow or vanish
     change = float(get_total_norm([moved[name].float() - received[name].float() for name in floating]))
     bound = largest * float(get_total_norm([received[name].float() for name in floating]))
     if change <= bound:

@@ -130,6 +130,7 @@ class FedGEMS(SoftmaxForm, EnsembleTeacher):
             stored, ensemble = ~right & has[index], torch.zeros_like(right)
             teacher = kept[index]  # zeros where nothing is stored, of which nobody is taught
             if name in targets:
+                # the store goes before the ensemble, as in the paper: the server prefers what it once knew
                 ensemble = ~right & ~stored & targets[name].valid
                 teacher = torch.where(ensemble[:, None], targets[name].values, teacher)
             lessons[name] = Lesson(teacher, stored | ensemble, self.anchors(server_outputs, name))
@@ -162,6 +163,7 @@ class FedGEMS(SoftmaxForm, EnsembleTeacher):
         """Passes over P with task and lessons together."""
         goals = {name: Ensembled(lesson.teacher, lesson.taught) for name, lesson in targets.items()}
         server.record(**self.distances(server, goals, "before"))
+        # the task's own optimiser: lessons and task are one loss
         trainer, size = server.trainer(), server.training.batch_size
         place = torch.full((len(server.public_set),), -1).index_copy_(
             0, index := server.exchanged_index(self.public_samples), torch.arange(len(index))
@@ -184,6 +186,7 @@ class FedGEMS(SoftmaxForm, EnsembleTeacher):
         outputs = self.batch_outputs(server, model, batch, list(lessons))
         factors, parts = [], []
         for name, (teacher, taught, anchors) in lessons.items():
+            # a sample that was not exchanged this round has no teacher, whatever row 0 says
             lesson = taught[row] & (place >= 0)
             factors.append(torch.where(lesson, self.epsilon, 1.0))
             parts.append(((1 - factors[-1]) * row_kl(outputs[name], teacher[row], anchors, self.tau)).mean())

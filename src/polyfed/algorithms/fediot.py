@@ -54,6 +54,7 @@ class FedIoT(FedAvg):
         holders, scope = holders_of(server), self.averaging.scope
         shares: dict[str, float] = {}
         for (_, slot), contributions in collaborate(holders, sizes, scope).items():
+            # all shared slots of a modality have the same shares: the first tells
             if contributions and scope.covers(slot) and slot.modality not in shares:
                 parts = [(len(holders[part.source].modalities) > 1, part.coefficient) for part in contributions]
                 shares[slot.modality] = sum(part for several, part in parts if several) / sum(part for _, part in parts)

@@ -32,8 +32,7 @@ from polyfed.federation.public_outputs import PublicOutputs
 from polyfed.losses.distillation import DISTILLATIONS, Distillation
 
 _COMPARING = Such(lambda weighting: weighting.compares, "one that compares with the server")
-DIGESTS = Only(digest_epochs=Not(0))
-"""Clients learn from what the others say."""
+_DIGESTS = Only(digest_epochs=Not(0))  # clients learn from what the others say
 
 
 class FedMD(EitherForm, EnsembleDistillation):
@@ -57,16 +56,16 @@ class FedMD(EitherForm, EnsembleDistillation):
 
     only_if: ClassVar[Mapping[str, Condition]] = {
         "server_first": OF_FORM & Only(kd_joint=False, server_epochs=Not(0), aggregation=_COMPARING),
-        "aggregation": DISTILS | DIGESTS,
-        "renormalise_target": OF_FORM & (DISTILS | DIGESTS),
-        "public_augment": Only(kd_epochs=Not(0)) | DIGESTS,
+        "aggregation": DISTILS | _DIGESTS,
+        "renormalise_target": OF_FORM & (DISTILS | _DIGESTS),
+        "public_augment": Only(kd_epochs=Not(0)) | _DIGESTS,
     }
 
     digest_epochs: int = Field(default=1, ge=0, description="passes over the exchanged samples that fit the consensus")
-    digest_loss: Annotated[Distillation, DIGESTS] = Field(
+    digest_loss: Annotated[Distillation, _DIGESTS] = Field(
         default="l1", description="distance of the digest; the paper's: l1"
     )
-    digest_batch_size: Annotated[int, DIGESTS] = Field(
+    digest_batch_size: Annotated[int, _DIGESTS] = Field(
         default=128, ge=2, description="public samples a step of the digest"
     )
     first_public_epochs: int = Field(
@@ -143,6 +142,7 @@ class FedMD(EitherForm, EnsembleDistillation):
 
     def digest(self, client: Client, samples: Samples, consensus: Mapping[str, Tensor]) -> None:
         """Fit what the client says of the exchanged samples to the consensus, where there is one."""
+        # of the client's own outputs only: others are not sent to it
         agreed = {name: values.to(client.device) for name, values in consensus.items()}
         valid = {name: values.any(1) for name, values in agreed.items()}
         trainer, distance = client.trainer(), DISTILLATIONS[self.digest_loss]

@@ -97,6 +97,7 @@ class FedMKD(SoftmaxForm, ServerTask):
         for reply in replies:
             for name, values in reply.knowledge.items():
                 clipped = clip_row_norms(values.to(server.device), self.output_kind.largest).float()
+                # unit norm also where logits cross: no teacher counts by its scale
                 rows[name].append(F.normalize(clipped, dim=1))
                 senders[name].append(reply.sender.id)
         server.record(**{f"senders.{name}": float(len(ids)) for name, ids in senders.items() if ids})
@@ -167,6 +168,7 @@ class Student:
     def learn(self, batch: Batch, teachers: Mapping[str, Teachers]) -> None:
         """One step."""
         model, method = CachedModel(self._server.model), self._method
+        # embeds first: BYOL takes the same embeddings of the first view
         outputs = method.batch_outputs(self._server, model, batch, list(teachers))
         contrasts = [
             self.contrast(name, outputs[name], teachers[name].values[:, batch.index], batch) for name in teachers
@@ -185,6 +187,7 @@ class Student:
     def contrast(self, output: str, own: Tensor, teachers: Tensor, batch: Batch) -> Tensor:
         """InfoNCE of the student's outputs with the teachers' target, which then joins the queue."""
         own = F.normalize(own.float(), dim=1)
+        # gradient reaches the attention through the target, not through the queue
         targets = F.normalize(self.attention(output, own, teachers)[0], dim=1)
         values, items = self._queue[f"values.{output}"], self._queue[f"items.{output}"]
         loss = queue_contrast(own, targets, values, batch.items, items, self._method.tau)

@@ -123,10 +123,12 @@ class FedProto(Algorithm):
 
     def update(self, server: Server, space: str, sent: Sequence[ClassMeans]) -> int:
         """Make new global prototypes of a space from those of clients; how many rows were scaled."""
+        # bounded before they are averaged: one false row would move a mean without limit
         rows, number = [one.means for one in sent], 0
         if self.largest_norm is not None:
             rows, number = bounded(rows, self.largest_norm)
         sent = [one._replace(means=means) for one, means in zip(sent, rows, strict=True)]
+        # FedTGP learns here what FedProto averages
         new = self.learn(server, space, sent, _global_prototypes(server).get(space))
         server.state[_PROTOTYPES] = dict(server.state.get(_PROTOTYPES, {})) | prototype_tensors(space, new)
         return number
@@ -138,6 +140,7 @@ class FedProto(Algorithm):
         averages = mean_prototypes(sent, self.weighting)
         if old is None:
             return GlobalPrototypes(averages.means, averages.present)
+        # classes that nobody sent keep theirs: absent clients may still need them
         rows = torch.where(averages.present[:, None], table(averages.means, averages.present), table(*old))
         present = averages.present | old.present
         return GlobalPrototypes(rows[present], present)
@@ -181,6 +184,7 @@ class FedProto(Algorithm):
 
         def regularise(model: Embedder, batch: Batch) -> Tensor:
             labels = batch.targets[target].long()
+            # the task has embedded this batch already, and `model` remembers
             features = self.feature(model, task, batch)
             return self.proto_weight * prototype_distance(features, rows, received.present, labels, self.distance)
 
@@ -247,6 +251,7 @@ class FedProto(Algorithm):
         """Metrics of naming the class of the nearest prototype; classes without one are never named."""
         classes, ranks, guesses, truth = _class_count(client), [], [], []
         for features, labels in self.features(client, task, samples):
+            # not -inf: a tie of all must count against the model, not be NaN
             scores = features.new_full((len(features), classes), torch.finfo(features.dtype).min)
             if received is not None:
                 scores[:, received.present] = -distances(features, received.means)

@@ -30,6 +30,7 @@ class FedProx(FedAvg):
     def train(self, client: Client) -> None:
         """Local training with the proximal term."""
         live = dict(client.model.named_parameters())
+        # cloned, as training moves the live ones in place
         received = {name: value.detach().clone() for name, value in live.items()}
 
         @torch.no_grad()

@@ -53,6 +53,7 @@ class FedTGP(FedProto):
         margin = float(adaptive_margin(average.means, self.margin_threshold))
         optimizer = torch.optim.SGD(generator.parameters(), lr=self.server_lr)
         for epoch in range(self.server_epochs):
+            # on the CPU, so that all devices shuffle alike
             order = torch.randperm(len(features), generator=server.generator(f"prototypes-{space}-{epoch}"))
             for index in torch.split(order.to(features.device), self.server_batch_size):
                 loss = distance_contrast(features[index], generator()[seen], labels[index], margin)
@@ -64,6 +65,7 @@ class FedTGP(FedProto):
 
     def generator(self, server: Server, space: str, classes: int, dim: int) -> Generator:
         """The generator of a class space as the last round left it, or new."""
+        # drawn in every round and then overwritten: the draws depend on nothing that was kept
         with isolated(server.clock.seed, "init", f"prototypes-{space}"):
             generator = Generator(classes, dim, self.server_width or dim).to(server.device)
         kept = {

@@ -58,6 +58,7 @@ class MOON(FedAvg):
         kept = client.state.get("previous")
         if not kept:
             return None
+        # copies in evaluation mode: dropout in constants would be noise in the contrast
         live, received, previous = client.model, _frozen(client.model), _frozen(client.model)
         previous.load_state_dict(dict(kept))
 

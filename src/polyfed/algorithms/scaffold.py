@@ -99,6 +99,7 @@ class Scaffold(FedAvg):
         """Train the received model with corrected gradients; send it, and the change of c_k."""
         client.load_weights(weights)
         own, common = _filled(client, client.state.get("control", {})), _filled(client, controls)
+        # option I needs the gradient at W, before any step
         full = self.gradient(client, weights) if self.variate == "full" else None
         path = _Path({name: common[name] - own[name] for name in own})
         steps = client.fit(client.train, epochs=self.local_epochs, steps=self.local_steps, correct=path)
@@ -136,6 +137,7 @@ class _Path:
     @torch.no_grad()
     def __call__(self, gradients: Tensors) -> None:
         values = list(gradients.values())
+        # raw gradients first: corrected in place they would cancel c - c_k from its own estimate
         torch._foreach_add_([self._sums[name] for name in gradients], values)
         torch._foreach_add_(values, [self._shift[name] for name in gradients])
 

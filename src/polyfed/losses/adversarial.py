@@ -62,6 +62,7 @@ def discriminator_loss(
     Raises:
         ValueError: there is no real or no fake representation.
     """
+    # two passes: in one batch a discriminator with batch norms would see both kinds mixed
     return separation(discriminator(real.detach()), discriminator(fake.detach()))
 
 
@@ -88,6 +89,7 @@ def encoder_loss(
 @in_full_precision
 def separation(real: Float[Tensor, " r"], fake: Float[Tensor, " f"]) -> Float[Tensor, ""]:
     """Binary cross-entropy of the logits with label 1 for real and 0 for fake ones, each averaged, then added."""
+    # softplus, as the logarithm of a sigmoid underflows
     return F.softplus(-_some(real, "real")).mean() + F.softplus(_some(fake, "fake")).mean()
 
 
@@ -121,6 +123,7 @@ def frozen_output(module: nn.Module, x: Tensor) -> Tensor:
     ``requires_grad`` is never touched, so that nothing has to be put back after an error, and autocast keeps no
     copy of a weight that a later, unfrozen call would take.
     """
+    # of parameters alone: buffers are the module's own, and a batch norm's would move
     constants = {name: value.detach() for name, value in module.named_parameters()}
     output: Tensor = functional_call(module, constants, (x,))
     return output

@@ -54,6 +54,7 @@ class TargetNetwork(nn.ModuleDict):
 
     def __init__(self, online: Mapping[str, nn.Module], momentum: float) -> None:
         super().__init__({name: copy.deepcopy(module) for name, module in online.items()})
+        # in training mode, with statistics of the batch, as the online network
         self.requires_grad_(False).train()
         self._pace = 1 - momentum
         self._leaders = [value for module in online.values() for value in module.parameters()]
@@ -61,5 +62,6 @@ class TargetNetwork(nn.ModuleDict):
     @torch.no_grad()
     def follow(self) -> None:
         """xi <- momentum xi + (1 - momentum) theta, for parameters; buffers are its own."""
+        # in the order of both, which a deep copy keeps
         for slow, fast in zip(self.parameters(), self._leaders, strict=True):
             slow.lerp_(fast, self._pace)

@@ -18,6 +18,7 @@ def margin_cross_entropy(
     """Mean of CE(z - margin onehot(y), y): the true class must win by ``margin`` (CreamFL: 4)."""
     if margin == 0:
         return F.cross_entropy(logits, labels)
+    # not in place: the logits belong to the caller, and autograd needs them
     reduction = logits.new_full((len(labels), 1), -margin)
     return F.cross_entropy(logits.scatter_add(1, labels[:, None], reduction), labels)
 
@@ -52,6 +53,7 @@ def prototype_distance(
     Returns:
         0 if no sample's class has a prototype.
     """
+    # absent rows may hold anything: they are masked before any arithmetic
     return DISTILLATIONS[distance](features, prototypes[labels], present[labels])
 
 

@@ -41,6 +41,7 @@ def inter_modal(
     """
     anchors = anchors.detach()
     partition = log_partition(u, anchors, positive, tau, items, include_self, chunk)
+    # the positive logit apart: a chunk that holds it is gone by now
     loss = partition - (u * anchors[positive]).sum(1) / tau
     return loss.masked_fill(partition == -math.inf, 0).mean()
 
@@ -104,6 +105,7 @@ def queue_contrast(
         tau: temperature.
     """
     siblings = items[:, None] == torch.cat([items, queued])
+    # a sample is its own positive, not its sibling
     siblings[:, : len(items)].fill_diagonal_(False)
     logits = student @ torch.cat([targets, queue.to(targets)]).T / tau
     return F.cross_entropy(logits.masked_fill(siblings, -math.inf), torch.arange(len(student), device=student.device))

@@ -84,6 +84,7 @@ def squared_distance(
     squares = (z - anchors).square()
     if reduction == "element":
         return squares.mean()
+    # in the order of the paper: over dimensions, then over samples
     distances = squares.sum(1)
     return distances.sum() if reduction == "sum" else distances.mean()
 
@@ -124,6 +125,7 @@ def similarity_kl(
         teacher = teacher.detach().to(student).requires_grad_()
         level = log_partition(teacher, anchors, own, tau, None, True, chunk)
         (slope,) = torch.autograd.grad(level.sum(), teacher)
+    # the row's own anchor is part of both sums, so that any index does
     ahead = log_partition(student, anchors, own, tau, None, True, chunk)
     return ahead - level.detach() - (slope * (student - teacher.detach())).sum(1)
 

@@ -16,8 +16,7 @@ from polyfed.losses.precision import in_full_precision
 
 Aggregate = Literal["sum", "mean"]
 
-BLOCK_VALUES = 1 << 24
-"""Attention weights or context features that are held at a time: 64 MiB in fp32."""
+_BLOCK_VALUES = 1 << 24  # attention weights or context features held at a time: 64 MiB in fp32
 
 _HIDDEN = -1e30  # stands for minus infinity: without any valid position what follows stays finite, with gradient 0
 
@@ -102,10 +101,10 @@ def word_region_scores(
         word_scale: gamma_2 in the paper, temp2 in its code.
         aggregate: over words; ``mean``: log of the mean, so that long texts do not score higher.
         chunk: texts at a time; fewer need less memory, and (in training) a second pass over what was dropped. None:
-            as many as ``BLOCK_VALUES`` allow.
+            as many as ``_BLOCK_VALUES`` allow.
     """
     (b, length, dim), (texts, count, _) = regions.shape, words.shape
-    size = chunk or max(1, BLOCK_VALUES // max(1, b * count * max(length, dim)))
+    size = chunk or max(1, _BLOCK_VALUES // max(1, b * count * max(length, dim)))
     block = partial(
         _scores, regions, region_mask, attention_scale=attention_scale, word_scale=word_scale, aggregate=aggregate
     )
@@ -149,6 +148,7 @@ def _attention(
     similarity = torch.einsum("bld,ctd->bclt", regions, words)
     if word_mask is not None:
         similarity = similarity.masked_fill(~word_mask[:, None], _HIDDEN)
+    # over words first, over regions then, as in the released code
     shares = scale * similarity.softmax(-1)
     if region_mask is not None:
         shares = shares.masked_fill(~region_mask[:, None, :, None], _HIDDEN)

@@ -42,6 +42,7 @@ def token_alignment(
     attention = _masked(tokens @ others.mT / tau, other_mask).softmax(-1)
     logits = tokens @ F.normalize(attention @ others, dim=-1).mT / tau
     own = logits.diagonal(dim1=1, dim2=2)
+    # both directions see valid tokens only: padding is nobody's negative
     row, column = (_masked(part, mask).logsumexp(-1) for part in (logits, logits.mT))
     losses = weights * ((row + column) / 2 - own)
     if mask is not None:
@@ -98,6 +99,7 @@ def prototype_alignment(
     centres = F.normalize(prototypes, dim=-1)
     scores = u @ centres.T, v @ centres.T
     codes = (sinkhorn(score, epsilon, iterations) for score in scores)
+    # each side is to foretell the code of the other
     swapped = zip(codes, reversed(scores), strict=True)
     return torch.stack([-(q * (score / temperature).log_softmax(1)).sum(1).mean() for q, score in swapped]).mean()
 
@@ -118,6 +120,7 @@ def sinkhorn(scores: Float[Tensor, "b k"], epsilon: float = 0.05, iterations: in
     """
     logs = scores / epsilon
     for _ in range(iterations):
+        # a softmax in logarithms is one scaling, and cannot overflow
         logs = logs.log_softmax(0).log_softmax(1)
     return logs.softmax(1)
 

@@ -8,8 +8,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-VANISHING_BITS = -4096.0
-"""Logit in bits whose power of two is 0 in any type, and whose product with that 0 is a number."""
+_VANISHING_BITS = -4096.0  # its power of two is 0 in any type, and its product with that 0 is a number
 
 
 class RunningLogSumExp:
@@ -44,6 +43,7 @@ class RunningLogSumExp:
         drop = self.peak - peak
         shrink = self._rescale(drop)
         powers = self._powers(tile.sub_(peak[:, None]))
+        # older sums are relative to the old peak
         self.total.mul_(shrink).add_(powers.sum(1))
         self.peak = peak
         return powers
@@ -119,7 +119,7 @@ class RunningEntropy(RunningLogSumExp):
         return shrink
 
     def _powers(self, logits: Float[Tensor, "r n"]) -> Float[Tensor, "r n"]:
-        logits.clamp_(min=VANISHING_BITS)  # -inf x 0 is NaN
+        logits.clamp_(min=_VANISHING_BITS)  # -inf x 0 is NaN
         fits = logits.numel() <= len(self._scratch)
         powers = torch.exp2(logits, out=self._scratch[: logits.numel()].view_as(logits) if fits else None)
         self._moment.add_(logits.mul_(powers).sum(1))

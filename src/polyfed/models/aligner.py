@@ -65,6 +65,7 @@ class AlignerSettings(Settings):
 
     def require_modalities(self, modalities: Iterable[str]) -> None:
         """Raise ValueError if ``norm`` names a modality that there is not."""
+        # a misspelt modality would be pre-norm without a word
         unknown = sorted(set(self.norm) - set(modalities)) if isinstance(self.norm, dict) else []
         if unknown:
             raise ValueError(f"aligner.norm names '{unknown[0]}', the encoders are {', '.join(modalities)}")
@@ -80,6 +81,7 @@ class AlignerSettings(Settings):
                 f"model.aligner: the encoder of '{modality}' ({type(encoder).__name__}) has no features by position to "
                 "align; choose resnet, vit, mobilenet, blocks, bert, transformer, gru or bag"
             )
+        # uses the encoder up: its projection is gone from here on
         trunk, width = encoder.split()
         heads = self.heads or _heads(width)
         if width % heads:
@@ -106,15 +108,19 @@ class Aligner(nn.Module):
 
     def __init__(self, width: int, dim: int, heads: int, norm: Norm, settings: AlignerSettings) -> None:
         super().__init__()
+        # image features come out of a pre-norm ViT, text features of a post-norm BERT
         kind, hidden = TransformerBlock if norm == "pre" else PostBlock, round(settings.expansion * width)
         self.width = width
         self.layers = nn.ModuleList(kind(width, heads, hidden) for _ in range(settings.layers))
         self.head = embedding_head(width, dim, settings)
         self.local = nn.Linear(width, dim) if settings.local else None
+        # layers only: heads keep torch's own start, as in the released code
         self.layers.apply(initialise)
         for module in self.modules():
+            # of every module inside: otherwise those of its blocks would be told as the encoder's
             module.role = ALIGNER  # type: ignore[assignment]
         if self.local is not None:
+            # after the loop above, which has reached it too
             self.local.role = POSITIONS  # type: ignore[assignment]
 
     def forward(self, features: LocalFeatures) -> Float[Tensor, "b d"]:
@@ -153,6 +159,7 @@ class Aligner(nn.Module):
 def _shares(layer: nn.Module, tokens: Float[Tensor, "b l+1 w"], mask: Tensor | None) -> Float[Tensor, "b l"]:
     """How the summary attends to the positions alone."""
     assert isinstance(layer, TransformerBlock | PostBlock)
+    # the summary attends to itself too, which says nothing about positions
     attention = layer.leading(tokens, mask)[:, 1:]
     return attention / attention.sum(1, keepdim=True).clamp(min=torch.finfo(attention.dtype).tiny)
 

@@ -36,6 +36,7 @@ class EncoderFeatures:
         """Features of ``x``."""
         cached = self._features.get(modality)
         if cached is None or cached[0] is not x:
+            # a frozen trunk keeps no graph: half the memory of a second encoder
             with torch.no_grad() if self._frozen else nullcontext():
                 cached = self._features[modality] = (x, self._encoders[modality].trunk(x))
         return cached[1]
@@ -73,6 +74,7 @@ class Parts:
         roles = {name: place.slot.role for name, place in places.items()}
         self.aligner = tuple(name for name, role in roles.items() if role == ALIGNER)
         self.rest = tuple(name for name, role in roles.items() if role in (HEAD, EXTRA, POSITIONS))
+        # what is neither: whatever an encoder calls its tensors
         own = {*self.aligner, *self.rest}
         self.encoder = tuple(name for name in roles if name not in own)
         self.without_encoder = (*self.aligner, *self.rest)
@@ -98,6 +100,7 @@ def frozen_aligners(model: Model, weights: Mapping[str, Tensor], *, training: bo
         prefix = f"encoders.{modality}.aligner."
         made[modality] = frozen_copy(aligner, training=training)
         given = {name.removeprefix(prefix): value for name, value in weights.items() if name.startswith(prefix)}
+        # no teacher is learnt for heads of positions
         own = {name: value for name, value in made[modality].state_dict().items() if name.startswith("local.")}
         made[modality].load_state_dict(own | given)
     return made
@@ -114,5 +117,6 @@ def frozen_copy(module: AnyModule, *, training: bool = False) -> AnyModule:
     made = copy.deepcopy(module).train(training).requires_grad_(False)
     for part in made.modules():
         if isinstance(part, nn.modules.batchnorm._BatchNorm):
+            # in training mode a batch norm would move its running statistics even without gradient
             part.momentum = 0.0
     return made

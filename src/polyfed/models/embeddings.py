@@ -49,6 +49,7 @@ class _LedEmbedding(Embedding):
         self.positions = nn.Parameter(torch.randn(1, count + 1, width) * SPREAD)
 
     def led(self, tokens: Float[Tensor, "b l w"]) -> Float[Tensor, "b l+1 w"]:
+        # positions are added to CLS as well (ViT)
         tokens = torch.cat([self.cls.expand(tokens.shape[0], -1, -1), tokens], dim=1)
         return tokens + self.positions[:, : tokens.shape[1]]
 
@@ -73,6 +74,7 @@ class PatchEmbedding(_LedEmbedding):
     def patches(self, x: Float[Tensor, "b c h w"]) -> Float[Tensor, "b n p*p*c"]:
         """The pixels of each patch, channels last, in the order of the tokens."""
         (batch, channels), (down, across), p = x.shape[:2], self.grid, self.patch
+        # channels last, as in the released code of MAE: the order of what a decoder rebuilds
         tiles = x.reshape(batch, channels, down, p, across, p).permute(0, 2, 4, 3, 5, 1)
         return tiles.reshape(batch, down * across, p * p * channels)
 
@@ -100,6 +102,7 @@ class FeatureEmbedding(_LedEmbedding):
 
     def forward(self, x: Float[Tensor, "b l f"]) -> Embedded:
         """CLS is always valid."""
+        # (x != 0).any: padding of cached features is written as zeros
         return self.led(self.linear(x)), _first_valid(nn.functional.pad((x != 0).any(-1), (1, 0)))
 
 
@@ -118,6 +121,7 @@ class WordEmbedding(Embedding):
 
     def forward(self, x: Int64[Tensor, "b l"]) -> Embedded:
         """The first token is always valid: a text without tokens is read as one padding token."""
+        # token type 0 everywhere: there is one text, and pretrained tables have two types
         tokens = self.words(x) + self.positions.weight[: x.shape[1]] + self.types.weight[0]
         return self.norm(tokens), _first_valid(valid_positions(x, self.pad))
 
@@ -128,6 +132,7 @@ def embedding_of(spec: InputSpec, width: int, patch: int) -> Embedding:
     Raises:
         ConfigError: it is neither pictures nor token ids nor features by position, or patches do not fit.
     """
+    # by the shape alone: no modality is known by its name
     match spec.shape, bool(spec.vocabulary):
         case (channels, height, across), False:
             shape = (channels, height, across)

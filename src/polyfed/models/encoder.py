@@ -51,6 +51,7 @@ def token_length(spec: InputSpec, encoder: str) -> int:
     Raises:
         ConfigError: the view gives something else, or tokens without a vocabulary.
     """
+    # a shape of one number is also that of pooled features
     if len(spec.shape) != 1 or not spec.vocabulary:
         raise _mismatch(encoder, "token ids [length] with a vocabulary", spec, "tokens")
     return spec.shape[0]

@@ -46,6 +46,7 @@ def seen(model: Model, modality: str, x: Tensor, *, maps: bool) -> SampleFeature
             f"algorithm.fusion is maps, but the encoder of '{modality}' ({type(encoder).__name__}) gives no features "
             "by position; choose another encoder, or fusion: vectors"
         )
+    # not through embed: its mean over positions comes after the fusion
     values, mask = encoder.positions(x)
     return SampleFeatures(values if model.final_norm is None else model.final_norm(values), mask)
 
@@ -99,6 +100,7 @@ class Guidance:
 
     @torch.no_grad()
     def _encode(self, modality: str, rows: Int64[Tensor, " b"]) -> SampleFeatures:
+        # without a generator: the evaluation view
         x = self.samples.inputs[modality](rows).to(self.model.device, non_blocking=True)
         return seen(self.model, modality, x, maps=self.maps)
 
@@ -150,10 +152,12 @@ class Fused(nn.Module):
             return self.model.embed(modality, x)
         own = seen(self.model, modality, x, maps=self._maps)
         if self._unit:
+            # both, or the longer one would decide
             own, other = own.unit(), other.unit()
         if not self._maps:
             vector: Tensor = self.fusion(own.values, other.values)
             return vector
+        # two encoders see pictures in grids of their own
         matched = match_positions(other.values, other.mask, own.values.shape[1], own.mask)
         return self.fusion.embedding(own.values, matched, own.mask)
 

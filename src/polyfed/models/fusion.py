@@ -93,7 +93,9 @@ class GranularityFusion(nn.Module):
         self, x: Float[Tensor, "b l d"], stage: int, mask: Bool[Tensor, "b l"] | None = None
     ) -> Float[Tensor, "b l d"]:
         """Share of the local features, in (0, 1): M(x) at stage 0, M'(x) at stage 1."""
+        # with a shared branch both stages have the one
         overall = self.pooled[stage % len(self.pooled)]
+        # a sample without positions has no mean that could count in a batch norm
         some = None if mask is None else mask.any(1)
         return _share(overall(_mean(x, mask), some).unsqueeze(1), self.pointwise[stage](x, mask))
 
@@ -145,6 +147,7 @@ class PositionNorm(nn.BatchNorm1d):
 
     def _over_valid(self, x: Tensor, mask: Tensor) -> Tensor:
         mean, variance, count = _moments(x, mask)
+        # on the device: to ask for it would make every step wait
         several = count > 1
         shift = torch.where(several, mean, self.running_mean)
         scale = torch.rsqrt(torch.where(several, variance, self.running_var) + self.eps) * self.weight
@@ -187,6 +190,7 @@ def match_positions(
     if g.shape[1] == length:
         return g
     side, wanted = math.isqrt(g.shape[1]), math.isqrt(length)
+    # a sequence: one axis
     if side**2 != g.shape[1] or wanted**2 != length:
         return _axis(g, g.shape[1], length) @ g
     windows = _axis(g, side, wanted)

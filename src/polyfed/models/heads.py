@@ -72,6 +72,7 @@ class FusedHead(nn.Module):
         super().__init__()
         self.fusion: Fusion = fusion
         self.norm = nn.LayerNorm(dim, elementwise_affine=False)
+        # a single embedding is taken as it is, whatever the fusion
         parts = {"product": 1, "concat": modalities, "both": modalities + 1}[fusion] if modalities > 1 else 1
         self.hidden = nn.Linear(dim * parts, hidden)
         self.output = nn.Linear(hidden, answers)
@@ -87,6 +88,7 @@ class FusedHead(nn.Module):
         normed: list[Tensor] = [self.norm(embedding) for embedding in embeddings]
         if len(normed) == 1:
             return normed[0]
+        # concatenated first, product last
         parts = [] if self.fusion == "product" else normed
         if self.fusion != "concat":
             parts = [*parts, torch.stack(normed).prod(0)]

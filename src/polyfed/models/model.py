@@ -52,6 +52,7 @@ class ModelSettings(Settings):
         """A name for this architecture: equal for equal settings, readable, and safe to show to the server."""
         # without the aligner where there is none: names of architectures are older than aligners
         settings = self.model_dump(mode="json", exclude={"aligner"} if self.aligner is None else None)
+        # short, but two settings of one federation will hardly collide in 32 bits
         digest = hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:8]
         parts = "+".join(f"{modality}-{encoder.component_name()}" for modality, encoder in self.encoders.items())
         return f"{parts}-d{self.dim}-{digest}"
@@ -118,6 +119,7 @@ class Model(nn.Module):
         self.encoders = nn.ModuleDict(encoders)
         self.final_norm = final_norm
         self.heads = nn.ModuleDict(heads)
+        # filled by the method once the model is built, see Algorithm.add_modules
         self.extras = nn.ModuleDict()
         self.dim = dim
 
@@ -151,6 +153,7 @@ class Model(nn.Module):
         Raises:
             ConfigError: the encoder gives no features by position.
         """
+        # says what to change, where the encoder itself would fail deep inside
         self.require_detail(modality)
         encoder = self.encoders[modality]
         if isinstance(encoder, Aligned):

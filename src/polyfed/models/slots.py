@@ -65,6 +65,7 @@ def places(model: Model) -> dict[str, TensorPlace]:
             for key in module.state_dict():
                 tensor_places[f"{part}.{name}.{key}"] = TensorPlace(Slot(name, role), key)
     if model.final_norm is not None:
+        # shared by modalities, so it is exchangeable only among clients that have the same ones
         slot = Slot("+".join(model.modalities), SHARED)
         tensor_places |= {f"final_norm.{key}": TensorPlace(slot, key) for key in model.final_norm.state_dict()}
     # in the order of the state dict, in which tensors are sent and averaged

@@ -66,6 +66,7 @@ class PIE(nn.Module):
         self.fc = nn.Linear(in_dim, dim)
         self.norm = nn.LayerNorm(dim)
         for layer in (self.w1, self.w2, self.fc):
+            # as the code of PVSE, which CreamFL and FedAFD take over
             nn.init.xavier_uniform_(layer.weight)
         nn.init.zeros_(self.fc.bias)
 
@@ -88,6 +89,7 @@ class PIE(nn.Module):
         """Attention weights; each row sums to one over its valid positions."""
         scores: Tensor = self.w2(torch.tanh(self.w1(local))).squeeze(-1).float()
         if mask is not None:
+            # not -inf: a row without valid positions would be NaN
             scores = scores.masked_fill(~mask, torch.finfo(scores.dtype).min)
         return scores.softmax(-1).to(local.dtype)
 
@@ -117,6 +119,7 @@ class EncoderTower(nn.Module):
     def forward(self, x: Tensor) -> Float[Tensor, "b d"]:
         """Embedding, not normalised."""
         pooled, local, mask, _ = self.trunk(x)
+        # PIE adds to the projection, and so comes after it
         out: Tensor = self.project(self.dropout(pooled))
         return out if self.pie is None else self.pie(out, local, mask)
 

@@ -60,6 +60,7 @@ def embedding_table(
         table = torch.cat([_columns(folder, spec.vocabulary, context) for folder in vectors], dim=1)
     else:
         table = torch.empty(rows, width).uniform_(-_RANDOM_RANGE, _RANDOM_RANGE)
+    # after the draw: the other rows do not depend on where padding stands
     if 0 <= spec.pad < rows:
         table[spec.pad] = 0
     return nn.Embedding(rows, table.shape[1], padding_idx=spec.pad, _weight=table, _freeze=freeze)

@@ -10,8 +10,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-SMALLEST_NORM = 1e-30
-"""Keeps quotients by the norm of a zero weight or gradient finite."""
+_SMALLEST_NORM = 1e-30  # keeps quotients by the norm of a zero weight or gradient finite
 
 
 class AdamP(Optimizer):
@@ -80,6 +79,7 @@ class AdamP(Optimizer):
         if weight.ndim > 1:
             projected = _project(weight, gradient, update, group["delta"])
             if decay:
+                # on the device: to ask it would make every weight wait
                 decay = torch.where(projected, decay * group["wd_ratio"], decay)
         if isinstance(decay, Tensor) or decay:
             weight.mul_(1 - decay)
@@ -108,12 +108,13 @@ def _project(weight: Tensor, gradient: Tensor, update: Tensor, delta: float) -> 
     w_norm, g_norm = torch.linalg.vector_norm(w, dim=1), torch.linalg.vector_norm(g, dim=1)
     wg, wq, ww = torch.linalg.vecdot(w, g), torch.linalg.vecdot(w, q), w_norm.square()
     by_channel = _cosine(wg, w_norm, g_norm).amax() < delta / w.shape[1] ** 0.5
+    # only where the channels fail the test, see `radial`
     by_layer = _cosine(wg.sum(), w_norm.norm(), g_norm.norm()) < delta / w.numel() ** 0.5
-    layer = (wq.sum() / ww.sum().clamp_min(SMALLEST_NORM)) * by_layer
-    radial = torch.where(by_channel, wq / ww.clamp_min(SMALLEST_NORM), layer)
+    layer = (wq.sum() / ww.sum().clamp_min(_SMALLEST_NORM)) * by_layer
+    radial = torch.where(by_channel, wq / ww.clamp_min(_SMALLEST_NORM), layer)
     update.addcmul_(weight, radial.reshape(-1, *[1] * (weight.ndim - 1)), value=-1)
     return torch.logical_or(by_channel, by_layer)
 
 
 def _cosine(wg: Tensor, w_norm: Tensor, g_norm: Tensor) -> Tensor:
-    return wg.abs() / (w_norm * g_norm).clamp_min(SMALLEST_NORM)
+    return wg.abs() / (w_norm * g_norm).clamp_min(_SMALLEST_NORM)

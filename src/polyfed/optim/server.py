@@ -57,6 +57,7 @@ class Momenta:
 
     def get(self, what: str, like: Tensor, start: float = 0.0) -> Tensor:
         """The momentum called ``what``, at first filled with ``start``; to be changed in place."""
+        # in the server's state, and so in every checkpoint
         group = self._state.setdefault(f"server-{what}:{self._kind}", {})
         if self._name not in group:
             group[self._name] = torch.full_like(like, start)

@@ -47,6 +47,7 @@ class OptimizerSettings(Settings):
         """The optimiser over ``parameters``, or groups of them as torch's optimisers take them."""
         parameters = list(parameters)  # type: ignore[assignment]
         if self.kind == "sgd":
+            # keys are named as torch's arguments are
             options = self.model_dump(include={"lr", "momentum", "weight_decay", "nesterov"})
             return torch.optim.SGD(parameters, **options)
         options = self.model_dump(include={"lr", "betas", "eps", "weight_decay"})
@@ -100,6 +101,7 @@ class Schedule(Settings):
             epoch: index from 0 of the epoch in its loop; matters to unit ``epoch`` only.
             epochs: of a round, the same for all loops: the local epochs of the method.
         """
+        # above 0 in the first round, which would else teach nothing
         warm = min(1.0, (round + 1) / (self.warmup + 1))
         match self.kind:
             case "cosine":

@@ -9,8 +9,7 @@ from torch.optim import Optimizer
 
 from polyfed.core.errors import PayloadError, nearest
 
-SEPARATOR = ":"
-"""Between the kind of state and the parameter's name, as in ``exp_avg:encoders.image.conv1.weight``."""
+_SEPARATOR = ":"  # between kind and parameter, as in exp_avg:encoders.image.conv1.weight
 
 
 def optimizer_tensors(optimizer: Optimizer, named_parameters: Iterable[tuple[str, Tensor]]) -> dict[str, Tensor]:
@@ -29,7 +28,7 @@ def optimizer_tensors(optimizer: Optimizer, named_parameters: Iterable[tuple[str
                 continue
             if not isinstance(value, Tensor):
                 raise PayloadError(f"state '{kind}' of parameter '{name}' is a {type(value).__name__}; use tensors")
-            tensors[f"{kind}{SEPARATOR}{name}"] = value.detach().clone()
+            tensors[f"{kind}{_SEPARATOR}{name}"] = value.detach().clone()
     return tensors
 
 
@@ -45,7 +44,7 @@ def load_optimizer_tensors(
     by_name = dict(named_parameters)
     loaded: dict[str, dict[str, Tensor]] = {}
     for key, value in tensors.items():
-        kind, _, name = key.partition(SEPARATOR)
+        kind, _, name = key.partition(_SEPARATOR)
         if name not in by_name:
             raise PayloadError(f"state '{kind}' belongs to no parameter '{name}' here; {nearest(name, by_name)}")
         if value.ndim and value.shape != by_name[name].shape:

@@ -6,8 +6,7 @@ import torch
 from jaxtyping import Float, Int64
 from torch import Tensor
 
-TOP5_CLASSES = 10
-"""From this number of classes on, top-5 accuracy says something."""
+_TOP5_CLASSES = 10  # with fewer classes, five guesses say little
 
 
 def label_ranks(logits: Float[Tensor, "n c"], labels: Int64[Tensor, " n"]) -> Int64[Tensor, " n"]:
@@ -49,7 +48,7 @@ def accuracies(
     ranks: Int64[Tensor, " n"], predicted: Int64[Tensor, " n"], labels: Int64[Tensor, " n"], classes: int
 ) -> dict[str, float]:
     """``accuracy``, ``top5`` (from 10 classes on), ``balanced_accuracy`` and ``macro_f1``, in percent."""
-    metrics = {"accuracy": top(ranks, 1)} | ({"top5": top(ranks, 5)} if classes >= TOP5_CLASSES else {})
+    metrics = {"accuracy": top(ranks, 1)} | ({"top5": top(ranks, 5)} if classes >= _TOP5_CLASSES else {})
     metrics["balanced_accuracy"] = balanced_accuracy(predicted, labels, classes)
     metrics["macro_f1"] = macro_f1(predicted, labels, classes)
     return {name: float(value) for name, value in metrics.items()}

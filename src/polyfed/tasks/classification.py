@@ -109,6 +109,7 @@ class Classification(Task):
         """What the classifier takes of a batch: the embedding, or the mean of those of several modalities."""
         modalities = self._modalities(tuple(batch.inputs))
         embeddings = [model.embed(modality, batch.inputs[modality]) for modality in modalities]
+        # of embeddings, not of logits: one head serves any number of modalities
         return torch.stack(embeddings).mean(0) if len(embeddings) > 1 else embeddings[0]
 
     def scores(self, model: Embedder, head: nn.Module | None, batch: Batch) -> Float[Tensor, "b c"]:
@@ -140,6 +141,7 @@ class Classification(Task):
     def _classes(self, samples: Samples) -> int:
         labels = self._labels(samples)
         names = samples.classes.get(self.target)
+        # names count classes that a client's own samples may lack
         classes = self.classes or (len(names) if names else int(labels.max()) + 1)
         if int(labels.max()) >= classes or int(labels.min()) < 0:
             raise ConfigError(

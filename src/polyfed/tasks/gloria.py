@@ -75,7 +75,9 @@ class GLoRIA(PairTask):
         """
         first, second = self.detail(model, batch)
         siblings, parts = self.siblings(batch), []
+        # a term without weight is not even computed
         if self.global_weight:
+            # in fp32, as a model's representations: under autocast embeddings have 16 bits
             u, v = (F.normalize(side.embedding.float(), dim=-1) for side in (first, second))
             parts.append(self.global_weight * info_nce(u, v, self.global_scale, siblings, reduction="sum"))
         if self.local_weight:

@@ -86,6 +86,7 @@ class MGCA(PairTask):
         """
         if not isinstance(head, PrototypeLayer):
             raise TypeError("mgca needs the module that its head() made")
+        # one pass of each encoder for all three terms
         sides = self.detail(model, batch)
         u, v = (F.normalize(side.embedding.float(), dim=-1) for side in sides)
         parts = []
@@ -97,6 +98,7 @@ class MGCA(PairTask):
                 token_alignment(own.positions, other.positions, weights, own.mask, other.mask, self.token_temperature)
                 for own, other, weights in zip(sides, reversed(sides), self._token_weights(sides), strict=True)
             ]
+            # each modality once as the one that attends
             parts.append(self.token_weight * (tokens[0] + tokens[1]))
         if self.prototype_weight:
             settings = self.prototype_temperature, self.epsilon, self.iterations
@@ -138,6 +140,7 @@ class PrototypeLayer(nn.Module):
 
     def forward(self) -> Float[Tensor, "k d"]:
         """The prototypes, without gradient as long as they are frozen."""
+        # evaluation counts no steps
         if not (self.training and torch.is_grad_enabled()):
             return self.weight
         # chosen on the device: to ask for the count would make every step wait for a GPU

@@ -104,8 +104,10 @@ class PairTask(Task):
             encoded = {modality: _encode(model, modality, samples, batch_size) for modality in self.between}
             sides = {modality: side for modality, (side, _) in encoded.items()}
             protocols = {self._suffix(count): self._recalls(sides, count) for count in self.folds}
+            # blocks of a batch come later: their recalls are easier, and would flatter the sum
             first = sum(recalls[f"{a}_to_{b}_r@1"] for recalls in protocols.values() for a, b in self._directions)
             if self.in_batch is not None:
+                # sample by sample, as in training: a row that several samples share comes several times
                 pairs = {modality: side.at(place) for modality, (side, place) in encoded.items()}
                 protocols[f"_batch{self.in_batch}"] = self._in_batches(pairs, self.in_batch)
         return {self.primary: first} | {
@@ -114,6 +116,7 @@ class PairTask(Task):
 
     def require(self, samples: Samples) -> None:
         """Raise ConfigError if the samples lack one of the two modalities."""
+        # before any encoding: a wrong task fails at once and says why
         missing = [modality for modality in self.between if modality not in samples.inputs]
         if missing:
             raise ConfigError(
@@ -218,6 +221,7 @@ def _encode(
 ) -> tuple[_Side, Int64[Tensor, " samples"]]:
     """Every distinct row, and which of them each sample has."""
     rows, place = samples.rows[modality].unique(return_inverse=True)  # type: ignore[no-untyped-call]
+    # every sample of a row has the row's item, so that any of them may write it
     items, matches = (
         torch.empty_like(rows).scatter_(0, place, numbers) for numbers in (samples.items, samples.matches)
     )

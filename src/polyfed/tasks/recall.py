@@ -47,6 +47,7 @@ def ranks(
     if not len(queries):
         return first
     entries = gallery[order]
+    # padded once for all queries
     tiled = _tiled(entries if entries.dtype == torch.float64 else entries.float())
     # whole tiles, at least one, so that no work goes into padding
     size = max(_TILE, block_scores // max(1, len(tiled)) // _TILE * _TILE)

@@ -99,6 +99,7 @@ class VQA(Task):
         answerable = (labels >= 0) & (labels < answers)
         known = labels.where(answerable, -100)  # what a cross-entropy leaves out
         with evaluating(model, fused):
+            # pictures have many questions: rows are encoded once and looked up
             sides = [_encode(model, modality, samples, batch_size) for modality in modalities]
             outcomes = []
             for start in range(0, len(samples), batch_size):
@@ -141,6 +142,7 @@ class VQA(Task):
         names = samples.classes.get(self.target)
         if not names:
             raise ConfigError(f"target '{self.target}' has no class names; wrap its source in a source 'questions'")
+        # rare answers share a class at the end, which nobody can answer
         return len(names) - (names[-1] == OTHER)
 
     def _metrics(

@@ -64,6 +64,7 @@ class AdversarialAlignment(PublicExchange):
         """The discriminators of each modality."""
         super().add_modules(model)
         names = ["every"] if self.share_discriminators else list(model.encoders)
+        # without a weight there would be parameters that nothing trains
         for name in names if self.beta else []:
             for kind in ("own", "cross"):
                 model.extras[f"{DISCRIMINATORS}{kind}_{name}"] = Discriminator(
@@ -121,6 +122,7 @@ class AdversarialAlignment(PublicExchange):
     ) -> Iterator[Pair]:
         """Private and public batches of one epoch, as ``baa_update`` combines them."""
         private = client.batches(client.train, f"task-{epoch}")
+        # a client none of whose modalities the server encodes has nothing to align with
         able = any(name in server_outputs for name in client.model.modalities)
         if not self.beta or not able:
             yield from ((batch, None) for batch in private)

@@ -63,6 +63,7 @@ class EitherForm(PublicExchange):
 
     def client_outputs(self, client: Client, order: str, names: Sequence[str]) -> PublicOutputs:
         """The client's outputs on the exchanged samples, name -> [n, w]."""
+        # drawn alike by all from seed and round, so that no index crosses
         samples = client.exchanged(self.public_samples)
         outputs = self.output_kind.of(client, samples, training=self.extraction == "train")
         return self.output_kind.bundle({name: value for name, value in outputs.items() if name in names}, order)

@@ -43,6 +43,7 @@ class ServerTask(PublicExchange):
 
     def round(self, server: Server, cohort: Cohort) -> None:
         """Ask the cohort, train on P, and learn from what clients sent."""
+        # clients get what the server saw before this round's training; see server_first
         targets = self.aggregate(server, cohort, self.server_outputs(server))
         self.train_task(server)
         self.distil(server, targets)
@@ -139,6 +140,7 @@ class EnsembleDistillation(AlternatingDistillation):
 
     def distillation_loss(self, server: Server, batch: Batch, targets: Mapping[str, Ensembled]) -> Tensor:
         """Sum over outputs of the distance to the targets; samples without a target do not count."""
+        # with gradient, and only of outputs that somebody sent
         outputs = self.output_kind.outputs(server, batch, list(targets))
         losses = [
             DISTILLATIONS[self.kd_loss](outputs[name], target.values[batch.index], target.valid[batch.index])

@@ -53,6 +53,7 @@ class EnsembleTeacher(PublicExchange):
                 f"algorithm.aggregation '{self.aggregation.component_name()}' contrasts modalities, but server.model "
                 f"encodes {list(server.model.modalities)}; add an encoder, or choose mean or sed"
             )
+        # samples are classes of their own where representations cross
         has_labels = not self.exchanges_logits or self.output_kind.labels(server, server.public_set) is not None
         if self.aggregation.needs_labels and not has_labels:
             raise ConfigError(
@@ -99,6 +100,7 @@ class Ensembles:
     def add(self, reply: Reply, client_outputs: Mapping[str, Float[Tensor, "n w"]]) -> None:
         """Fold in one client's outputs; no row outweighs others by its norm."""
         for output, rows in client_outputs.items():
+            # weights come of the clipped rows, which are those that count
             values = self.clipped(rows)
             self.add_weighed(output, reply.sender.id, values, self.log_weights(reply, output, values))
 
@@ -126,6 +128,7 @@ class Ensembles:
         """Fold in rows whose weights are known."""
         if output not in self._ensembles:
             count, width = self._server_outputs[output].shape
+            # weights of all samples of all clients would outgrow the ensemble
             shown = fixed_sample(self._server, count, min(HEAT_MAP_SAMPLES, count))
             self._ensembles[output] = Ensemble(count, width, self._server.device, record=shown)
         self._ensembles[output].add(values, log_weights)

@@ -71,6 +71,7 @@ def weights_check(server: Server, part: Collection[str] | None = None) -> ReplyC
         expected = server.outline(server.type_of(reply.sender))
         if part is not None:
             expected = {name: shape for name, shape in expected.items() if name in part}
+        # names too: a tensor too many would be averaged into the model
         received = outline_of(reply.weights)
         if received != expected:
             first = min(name for name, _ in set(received.items()) ^ set(expected.items()))

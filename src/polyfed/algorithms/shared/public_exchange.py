@@ -119,5 +119,6 @@ class PublicExchange(Algorithm):
 
 def fixed_sample(server: Server, total: int, count: int) -> Tensor:
     """Ascending indices of ``count`` among ``total`` exchanged samples, the same in every round, for diagnostics."""
+    # without the round: figures of two rounds are to be comparable
     order = torch.randperm(total, generator=generator(server.clock.seed, "diagnostic"))
     return order[:count].sort().values

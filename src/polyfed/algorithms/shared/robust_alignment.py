@@ -112,6 +112,7 @@ class RobustWeights(GlobalModels):
         A contrast depends on the size of its batch, so that all are as large as in training, and one at least is
         measured; a client that cannot fill one is measured on all that it has, which flatters it.
         """
+        # drawn anew each round, so that a share of the data is not always the same one
         order = torch.randperm(len(client.train), generator=client.generator("measured"))
         size = client.training.batch_size
         count = max(1, round(self.measure_share * len(order)) // size) * size
@@ -234,6 +235,7 @@ class RobustAlignment(RobustWeights):
         """L_guide: distance of local and anchor representations, summed over modalities (Eq. 1)."""
         losses = []
         for modality, x in batch.inputs.items():
+            # both of one embedded batch: an EncoderFeatures is made for it and shared
             z, target = local.represent(modality, x), anchors.represent(modality, x)
             if self.guidance == "l2":
                 losses.append(squared_distance(z, target, self.guidance_reduction))

@@ -62,6 +62,7 @@ class Bert(Encoder):
                 raise ConfigError(
                     f"encoder 'bert' has room for {room} {what}, its view gives {needed}; {remedy.format(room)}"
                 )
+        # of the model as built: pretrained weights bring their own width
         width = int(model.config.hidden_size)
         return EncoderTower(_BertTrunk(model, spec.pad, self.pooling), width, dim, pie=width if self.pie else None)
 
@@ -107,5 +108,6 @@ class _BertTrunk(nn.Module):
         states: Tensor = output.last_hidden_state
         if self.pooling == "pooler":
             return LocalFeatures(output.pooler_output, states, mask)
+        # the pooler is a layer on CLS, so that CLS itself is still a position
         led = self.pooling == "cls"
         return LocalFeatures(states[:, 0] if led else masked_mean(states, mask), states, mask, led)

@@ -168,6 +168,7 @@ class BlocksModule(nn.Module):
 
     def encode(self, tokens: Float[Tensor, "b l w"], mask: Bool[Tensor, "b l"] | None = None) -> Float[Tensor, "b l w"]:
         """Tokens after the blocks and the final norm; any choice of tokens will do, as in a masked autoencoder."""
+        # FedCola's code lets padding in; pooling leaves it out in any case
         attended = mask if self.mask_padding else None
         for block in self.blocks:
             tokens = block(tokens, attended)
@@ -188,6 +189,7 @@ class BlocksModule(nn.Module):
 
     def local(self, encoded: Float[Tensor, "b l w"], mask: Bool[Tensor, "b l"] | None) -> LocalFeatures:
         """What ``encode`` gave, as a trunk says it."""
+        # a text's first token is one of its own, a learnt CLS is not
         own, led = encoded[:, self.embedding.prefix :], self.pooling == "cls" and not self.embedding.prefix
         return LocalFeatures(self._pooled(encoded, mask), own, self._own(mask), led)
 
@@ -238,6 +240,7 @@ def _renamed(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
         match = _LAYER.fullmatch(key)
         if match and match[2] in _PARTS:
             named[f"blocks.{match[1]}.{_PARTS[match[2]]}.{match[3]}"] = value
+    # side by side: the blocks have one linear layer for the three
     for query in [key for key in named if ".q." in key]:
         parts = [named.pop(query.replace(".q.", f".{letter}.")) for letter in "qkv"]
         named[query.replace(".q.", ".qkv.")] = torch.cat(parts)
@@ -248,6 +251,7 @@ def _embedding_weights(source: Any, embedding: PatchEmbedding) -> dict[str, Tens
     height, across = (side * embedding.patch for side in embedding.grid)
     conv = source.embeddings.patch_embeddings.projection
     with torch.no_grad():
+        # for the view's size, which need not be that of the pretraining
         positions = source.embeddings.interpolate_pos_encoding(embedding.positions, height, across)
     return {
         "embedding.cls": source.embeddings.cls_token,
@@ -263,6 +267,7 @@ def _fill(module: BlocksModule, weights: Mapping[str, Tensor], name: str) -> Non
     Raises:
         ConfigError: a parameter of the blocks or the final norm is not among them.
     """
+    # not strict: the projection to d and other inputs' embeddings are never there
     missing = module.load_state_dict(weights, strict=False).missing_keys
     lost = [key for key in missing if key.startswith(("blocks.", "norm."))]
     if lost:

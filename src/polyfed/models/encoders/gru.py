@@ -54,6 +54,7 @@ class _GRUModule(nn.Module):
         self.readout = settings.readout
         self.embedding = embedding
         self.dropout = nn.Dropout(settings.dropout)
+        # two modules instead of a bidirectional one: that would read the padding first
         self.forwards = nn.GRU(width, hidden, batch_first=True)
         self.backwards = nn.GRU(width, hidden, batch_first=True) if settings.bidirectional else None
         self.project = nn.Linear(state, dim) if settings.project or state != dim else nn.Identity()
@@ -90,6 +91,7 @@ class _GRUModule(nn.Module):
         states: Tensor = self.forwards(words)[0]
         if self.backwards is None:
             return states
+        # back to front within the text: padding stays behind it in both directions
         mirrored = self.backwards(reversed_valid(words, lengths))[0]
         return torch.cat([states, reversed_valid(mirrored, lengths)], dim=-1)
 
@@ -97,6 +99,7 @@ class _GRUModule(nn.Module):
         state = final_state(self.forwards, words, lengths)
         if self.backwards is None:
             return state
+        # the backward direction has read one word only when it is at the last one
         if self.readout == "last":
             word = last_valid(words, lengths).unsqueeze(1)
             return torch.cat([state, self.backwards(word)[0][:, 0]], dim=-1)
@@ -107,6 +110,7 @@ class _GRUModule(nn.Module):
 class _GRUTrunk(nn.Module):
     def __init__(self, encoder: _GRUModule) -> None:
         super().__init__()
+        # nothing may stay that learns nothing
         encoder.project, encoder.pie = nn.Identity(), None
         self.gru = encoder
 

@@ -50,6 +50,7 @@ class MobileNet(Encoder):
             model = MobileNetV2Model(MobileNetV2Config(num_channels=channels, depth_multiplier=self.multiplier))
         for module in model.modules():
             if isinstance(module, nn.BatchNorm2d):
+                # PyTorch's usual rate, see the class
                 module.momentum = 0.1
         width = int(model.conv_1x1.convolution.out_channels)
         return EncoderTower(_MobileNetTrunk(model), width, dim, pie=width if self.pie else None, dropout=self.dropout)

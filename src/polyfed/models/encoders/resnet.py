@@ -79,9 +79,11 @@ class ResNet(Encoder):
         if stem != "large":
             old = trunk.embedder.embedder.convolution
             stride = 1 if stem == "small" else 2
+            # drawn after the rest, so that a stem changes no other weight
             new = nn.Conv2d(old.in_channels, old.out_channels, 3, stride=stride, padding=1, bias=False)
             nn.init.kaiming_normal_(new.weight, mode="fan_out", nonlinearity="relu")
             trunk.embedder.embedder.convolution = new
+            # the published max-pool would halve a small map again
             trunk.embedder.pooler = nn.Identity()
         channels_out = int(trunk.config.hidden_sizes[-1])
         pie = channels_out if self.pie else None
@@ -125,6 +127,7 @@ class _ResNetTrunk(nn.Module):
         super().__init__()
         self.embedder = model.embedder
         self.encoder = model.encoder
+        # weights too, or every convolution would convert them
         channels_last(self)
 
     def forward(self, x: Float[Tensor, "b c h w"]) -> LocalFeatures:

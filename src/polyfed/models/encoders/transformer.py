@@ -57,6 +57,7 @@ class _TransformerTrunk(nn.Module):
         self.pooling = settings.pooling
         self.mask_padding = settings.mask_padding
         self.embedding = embedding_table(spec, context, width=width)
+        # no draw: the other weights are the same with and without it
         self.cls = nn.Parameter(torch.zeros(1, 1, width)) if settings.pooling == "cls" else None
         self.positions = nn.Parameter(torch.randn(length + 1, width) * 0.02)
         self.dropout = nn.Dropout(settings.dropout)
@@ -70,7 +71,11 @@ class _TransformerTrunk(nn.Module):
             norm_first=True,
         )
         self.layers = nn.TransformerEncoder(
-            layer, settings.layers, norm=nn.LayerNorm(width), enable_nested_tensor=False
+            # nested tensors would cut the output to the longest text of the batch
+            layer,
+            settings.layers,
+            norm=nn.LayerNorm(width),
+            enable_nested_tensor=False,
         )
 
     def forward(self, tokens: Int64[Tensor, "b l"]) -> LocalFeatures:

@@ -97,6 +97,7 @@ class _ViTTrunk(nn.Module):
 
     def forward(self, x: Float[Tensor, "b c h w"]) -> LocalFeatures:
         tokens: Tensor = self.model(x).last_hidden_state
+        # CLS is no position of the picture
         patches = tokens[:, 1:]
         return LocalFeatures(tokens[:, 0] if self.pooling == "cls" else patches.mean(1), patches)
 
@@ -109,6 +110,7 @@ def _resize(model: Any, height: int, width: int) -> None:
     with torch.no_grad():
         like = embeddings.position_embeddings.new_empty(1, count, model.config.hidden_size)
         positions = embeddings.interpolate_pos_encoding(like, height, width)
+    # once, at the build: transformers would interpolate at every step
     embeddings.position_embeddings = nn.Parameter(positions.detach().clone())
     embeddings.image_size = embeddings.patch_embeddings.image_size = (height, width)
     embeddings.patch_embeddings.num_patches = count - 1
