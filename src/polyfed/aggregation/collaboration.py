@@ -116,19 +116,24 @@ def collaborate(holders: Mapping[str, Holder], sizes: Mapping[str, float], scope
 def _contributions(
     holders: Mapping[str, Holder], weights: Mapping[str, float], target: str, slot: Slot, scope: Scope
 ) -> tuple[Contribution, ...]:
-    partners, several = stacks(holders, target, slot, scope), len(holders[target].modalities) > 1
-    # types whose samples a share is taken of: where they are not simply the contributors, shares add up to less than 1
-    basis = set(partners)
-    if scope.compensation or (scope.denominator == "model" and several and scope.covers(slot)):
-        basis = {target}.union(*(stacks(holders, target, other, scope) for other in holders[target].keys))
-    # in a fixed order: a set's would change the sum's last bits from process to process
-    total = sum(weights[name] for name in holders if name in basis)
+    partners = stacks(holders, target, slot, scope)
+    total = sum(weights[name] for name in _basis(holders, target, slot, scope))
     return tuple(
         Contribution(name, source, weights[name] / len(slots) / total)
         for name, slots in partners.items()
         for source in slots
         if weights[name] > 0
     )
+
+
+def _basis(holders: Mapping[str, Holder], target: str, slot: Slot, scope: Scope) -> list[str]:
+    """Types whose samples a share is taken of: where not all of them contribute, shares add up to less than 1."""
+    basis = set(stacks(holders, target, slot, scope))
+    several = len(holders[target].modalities) > 1
+    if scope.compensation or (scope.denominator == "model" and several and scope.covers(slot)):
+        basis = {target}.union(*(stacks(holders, target, other, scope) for other in holders[target].keys))
+    # in a fixed order: a set's would change the sum's last bits from process to process
+    return [name for name in holders if name in basis]
 
 
 def stacks(holders: Mapping[str, Holder], target: str, slot: Slot, scope: Scope) -> dict[str, list[Slot]]:
@@ -160,20 +165,25 @@ def require_exchangeable(
     Raises:
         ConfigError: naming the clients and slots that cannot be averaged; or nobody has a slot of that kind.
     """
+    _require_slots(holders, scope)
+    pairs = ((target, slot) for target, holder in holders.items() for slot in holder.keys)
+    for target, slot in pairs:
+        for name, slots in stacks(holders, target, slot, scope).items():
+            for other in slots:
+                require_equal(target, slot, name, other, holders, shapes)
+
+
+def _require_slots(holders: Mapping[str, Holder], scope: Scope) -> None:
+    if scope.range == "own" or scope.layers == "none":
+        return
     present = {slot for holder in holders.values() for slot in holder.keys}
     released_no_op = scope.names == "released" and scope.layers == "mlp"  # matches nothing, as in FedCola's code
-    covered = released_no_op or any(map(scope.covers, present))
-    if scope.range != "own" and scope.layers != "none" and not covered:
-        roles = sorted({slot.role for slot in present})
+    if not released_no_op and not any(map(scope.covers, present)):
         raise ConfigError(
             f"algorithm.averaging.layers is '{scope.layers}', but no client's model has such layers; roles there are: "
-            f"{', '.join(roles)}; give clients encoders 'blocks', or set algorithm.averaging.layers=encoder"
+            f"{', '.join(sorted({slot.role for slot in present}))}; give clients encoders 'blocks', or set "
+            "algorithm.averaging.layers=encoder"
         )
-    for target, holder in holders.items():
-        for slot in holder.keys:
-            for name, slots in stacks(holders, target, slot, scope).items():
-                for other in slots:
-                    require_equal(target, slot, name, other, holders, shapes)
 
 
 def require_equal(

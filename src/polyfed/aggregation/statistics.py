@@ -67,14 +67,14 @@ def row_statistics(
     """
     own = torch.arange(len(rows)) if own is None else own.cpu()
     _check(rows, anchors, own, tau)
-    if len(rows) == 0:
-        dtypes = {name: torch.int64 if name == "winner" else working_dtype(rows, anchors) for name in wanted}
-        return {name: torch.empty(0, dtype=dtype, device=rows.device) for name, dtype in dtypes.items()}
+    if len(rows) == 0:  # a type for each statistic all the same: parts of clients are put together
+        empty = torch.empty(0, dtype=working_dtype(rows, anchors), device=rows.device)
+        return {name: empty.long() if name == "winner" else empty.clone() for name in wanted}
     statistics: Statistics = {}
     if _SCANNED & set(wanted):
         scan = _Scan(rows, anchors, wanted, tau, items, blocks or TileSize.suited(rows.device))
         parts = list(scan.parts(rows, own))
-        statistics.update({name: torch.cat([part[name] for part in parts]) for name in parts[0]})
+        statistics = {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
     if "variance" in wanted:
         statistics["variance"] = _variances(rows, anchors, tau)
     return {name: statistics[name] for name in wanted}

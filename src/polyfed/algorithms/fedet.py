@@ -40,6 +40,8 @@ from polyfed.federation.public_outputs import PublicOutputs
 from polyfed.losses.distillation import DISTILLATIONS, Distillation, row_kl
 from polyfed.models.model import CachedModel
 
+_HEAD = "/head"  # beside types, whose names have no slash at their start
+
 
 class Aim(NamedTuple):
     """What the server learns for one output on the exchanged samples."""
@@ -122,9 +124,8 @@ class FedET(SoftmaxForm, AlternatingDistillation, GlobalEvaluation):
     def aggregate(self, server: Server, cohort: Cohort, server_outputs: PublicOutputs) -> dict[str, Aim]:
         """Average models by type and the head over all, and find consensus and dissent."""
         votes: dict[str, list[Vote]] = {}
-        models: dict[str, WeightedMean] = {}
-        head, ensembles = WeightedMean(), self.ensembles(server, server_outputs)
-        has_head = False
+        means: dict[str, WeightedMean] = {}
+        ensembles = self.ensembles(server, server_outputs)
         replies = cohort.ask(
             self.fit,
             check=self.reply_check(server, server_outputs),
@@ -133,25 +134,27 @@ class FedET(SoftmaxForm, AlternatingDistillation, GlobalEvaluation):
             channels=each(self.asked_outputs(server_outputs)),
         )
         for reply in replies:
-            kind, count = server.type_of(reply.sender), reply.num_examples
-            if count:  # a mean of nothing else would end the round
-                trained = limited(server.weights[kind], reply.weights, self.largest_update)
-                models.setdefault(kind, WeightedMean()).add(trained, count)
-                if names := self.shared(server, kind):
-                    head.add({name: trained[name] for name in names}, count)
-                    has_head = True
+            self.fold_weights(server, reply, means)
             for output, rows in reply.knowledge.items():
                 values = ensembles.clipped(rows)
                 # held, not folded in: who contradicts is known once the consensus is
                 vote = Vote(reply.sender.id, values, ensembles.log_weights(reply, output, values))
                 votes.setdefault(output, []).append(vote)
-        server.weights |= {kind: mean.take() for kind, mean in models.items()}
-        if has_head:
-            own = server.model.state_dict()
-            with torch.no_grad():
-                for name, value in head.take().items():
-                    own[name].copy_(value)
+        head, own = means.pop(_HEAD, None), server.model.state_dict()
+        server.weights |= {kind: mean.take() for kind, mean in means.items()}
+        with torch.no_grad():
+            for name, value in head.take().items() if head is not None else ():
+                own[name].copy_(value)
         return self.aims(server, server_outputs, votes)
+
+    def fold_weights(self, server: Server, reply: Reply, means: dict[str, WeightedMean]) -> None:
+        """Fold a reply's weights into the mean of its type, and its representation layer into that of all types."""
+        kind, count = server.type_of(reply.sender), reply.num_examples
+        if count:  # a mean of nothing else would end the round
+            trained = limited(server.weights[kind], reply.weights, self.largest_update)
+            means.setdefault(kind, WeightedMean()).add(trained, count)
+            if names := self.shared(server, kind):
+                means.setdefault(_HEAD, WeightedMean()).add({name: trained[name] for name in names}, count)
 
     def reply_check(self, server: Server, server_outputs: PublicOutputs) -> ReplyCheck:
         """Raises PayloadError for a reply whose weights or outputs are not what its sender was asked for."""

@@ -105,14 +105,16 @@ class PairTask(Task):
             sides = {modality: side for modality, (side, _) in encoded.items()}
             protocols = {self._suffix(count): self._recalls(sides, count) for count in self.folds}
             # blocks of a batch come later: their recalls are easier, and would flatter the sum
-            first = sum(recalls[f"{a}_to_{b}_r@1"] for recalls in protocols.values() for a, b in self._directions)
+            firsts = [f"{a}_to_{b}_r@1" for a, b in self._directions]
+            first = sum(recalls[name] for recalls in protocols.values() for name in firsts)
             if self.in_batch is not None:
                 # sample by sample, as in training: a row that several samples share comes several times
                 pairs = {modality: side.at(place) for modality, (side, place) in encoded.items()}
                 protocols[f"_batch{self.in_batch}"] = self._in_batches(pairs, self.in_batch)
-        return {self.primary: first} | {
-            f"{name}{suffix}": value for suffix, recalls in protocols.items() for name, value in recalls.items()
-        }
+        metrics = {self.primary: first}
+        for suffix, recalls in protocols.items():
+            metrics |= {f"{name}{suffix}": value for name, value in recalls.items()}
+        return metrics
 
     def require(self, samples: Samples) -> None:
         """Raise ConfigError if the samples lack one of the two modalities."""
