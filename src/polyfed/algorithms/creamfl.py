@@ -23,7 +23,7 @@ from polyfed.federation.public_outputs import PublicOutputs
 from polyfed.federation.reference import FrozenCopy, Reference, Stored
 from polyfed.losses.contrast import inter_modal, intra_modal
 
-# clients contrast what they see with what the server sees
+# clients contrast their representations with the server's
 _CONTRASTS = Only(gamma=Not(0)) & (Only(inter=True) | Only(intra=True))
 
 

@@ -10,7 +10,7 @@ import torch
 from pydantic import Field, model_validator
 from torch import Tensor
 
-from polyfed.algorithms.algorithm import Client, ClientInfo, Cohort, Reply, Server, Weights, client_step, each
+from polyfed.algorithms.algorithm import Client, Cohort, Reply, Server, Weights, client_step, each
 from polyfed.algorithms.shared.global_models import noted, weights_check
 from polyfed.algorithms.shared.robust_alignment import (
     CONTRASTIVE,
@@ -109,9 +109,10 @@ class FedAID(RobustAlignment):
     def guided(self, server: Server, cohort: Cohort, losses: dict[str, float]) -> dict[str, Tensor]:
         """Stage 1 and the mean of what it gives; clients that hold the encoder already get the rest only."""
         parts, now = self.parts(server), server.weights[self.kind(server)]
-        # where replies are encoded against what was sent for them, all of it is sent
-        sends_all = cohort.transport.refers
-        had = {client.id for client in cohort.clients if self._holds(server, client) and not sends_all}
+        # who holds the encoder of the last round, sent to be measured; where replies are encoded against what was sent
+        # for them, all of it is sent
+        last = server.clock.round - 1 if self.broadcast == "shared" and not cohort.transport.refers else None
+        had = {name for name, round in server.state.get("holding", {}).items() if int(round) == last}
         replies = cohort.ask(
             self.guide,
             check=self.shape_check(server),
@@ -141,11 +142,6 @@ class FedAID(RobustAlignment):
             server.state.setdefault("holding", {})[reply.sender.id] = torch.tensor(server.clock.round)
             yield reply
 
-    def _holds(self, server: Server, client: ClientInfo) -> bool:
-        """Whether a client has the encoder of the last round, sent to be measured."""
-        held = server.state.get("holding", {}).get(client.id)
-        return self.broadcast == "shared" and held is not None and int(held) == server.clock.round - 1
-
     # ---- client half
 
     @client_step(float, weights=Weights, num_examples=int)
@@ -156,7 +152,7 @@ class FedAID(RobustAlignment):
         # what was just received is both the start and the anchor, unless the broadcast is repeated
         anchors = dict(teacher or selected(weights, parts.aligner))
         client.state["teacher"] = anchors
-        loss = self.guided_loss(client, frozen_aligners(client.model, anchors))
+        loss = self.anchored_loss(client, frozen_aligners(client.model, anchors))
         client.fit(client.train, epochs=self.local_epochs, steps=self.local_steps, task_weight=0, regulariser=loss)
         trained = client.model.state_dict()
         if self.aligner_in_stage_two == "local":
@@ -202,15 +198,6 @@ class FedAID(RobustAlignment):
             features = EncoderFeatures(model)
             task = client.task.loss(Bound(features, aligners_of(model)), client.head, batch)
             return task + self.contrast(client, Bound(features, teacher), batch)
-
-        return loss
-
-    def guided_loss(self, client: Client, anchors: Mapping[str, Aligner]) -> Regulariser:
-        """Eq. 2; the anchors are those of the moving encoder, to which their gradient flows."""
-
-        def loss(model: Embedder, batch: Batch) -> Tensor:
-            features = EncoderFeatures(client.model)
-            return self.local_loss(client, Bound(features, aligners_of(client.model)), Bound(features, anchors), batch)
 
         return loss
 

@@ -200,14 +200,7 @@ class FedDRA(RobustAlignment):
             return task_loss(client)
         # layers of the robust aligner, embedding heads of the average, as in the released code
         weights = {**client.model.state_dict(), **client.state["teacher"]}
-        teacher = frozen_aligners(client.model, weights, training=False)
-
-        def loss(model: Embedder, batch: Batch) -> Tensor:
-            features = EncoderFeatures(client.model)
-            local, anchors = Bound(features, aligners_of(client.model)), Bound(features, teacher)
-            return self.local_loss(client, local, anchors, batch)
-
-        return loss
+        return self.anchored_loss(client, frozen_aligners(client.model, weights, training=False))
 
 
 def _layers(aligner: Mapping[str, Tensor]) -> dict[str, Tensor]:

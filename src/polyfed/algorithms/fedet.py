@@ -64,10 +64,10 @@ class Vote(NamedTuple):
 class FedET(SoftmaxForm, AlternatingDistillation, GlobalEvaluation):
     """Ensemble knowledge transfer to a large server model (FedET, Cho et al., IJCAI 2022).
 
-    A round: each client trains its type's small model, as in FedAvg, and also says what that thinks of the exchanged
-    public samples: the server does not hold clients' architectures, so both cross. The server averages the models by
-    type, weighs what clients say by the variance of their scores, and learns from the class that this consensus
-    prefers, and from those who contradict it:
+    A round: each client trains its type's small model, as in FedAvg, and also sends that model's outputs on the
+    exchanged public samples: the server does not hold clients' architectures, so both cross. The server averages the
+    models by type, weighs clients' outputs by the variance of their scores, and learns from the class that this
+    consensus prefers, and from those who contradict it:
 
         CE(server(x), argmax s) + lambda KL(softmax(s_div) || softmax(server(x))),
 
@@ -79,7 +79,7 @@ class FedET(SoftmaxForm, AlternatingDistillation, GlobalEvaluation):
     and shape: their mean over all clients enters the server's model before the distillation, and the types' models get
     what it makes of them.
 
-    All that clients of a round say is held until the consensus is known: clients x exchanged samples x w x 4 bytes an
+    All outputs of a round are held until the consensus is known: clients x exchanged samples x w x 4 bytes an
     output. A client's update whose norm exceeds ``largest_update`` times that of the model it received is scaled down
     to it. Clients keep nothing and are judged by the model of their type. Metric: ``contradicted`` by output, the
     share of samples on which some client contradicts the consensus.
@@ -230,7 +230,7 @@ class FedET(SoftmaxForm, AlternatingDistillation, GlobalEvaluation):
 
     @client_step(weights=Weights, knowledge=Representations | Logits, num_examples=int)
     def fit(self, client: Client, weights: Weights, order: str, channels: str) -> Reply:
-        """Train the received model on the client's own task; replies with it and what it says of public samples."""
+        """Train the received model on the client's own task; replies with it and its outputs on public samples."""
         client.load_weights(weights)
         client.fit(client.train, epochs=self.local_epochs)
         return Reply(

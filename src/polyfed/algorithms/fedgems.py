@@ -176,11 +176,7 @@ class FedGEMS(SoftmaxForm, EnsembleTeacher):
     def lesson_loss(self, server: Server, batch: Batch, lessons: Mapping[str, Lesson], place: Tensor) -> Tensor:
         """Task and divergence from the teachers, each sample with its own shares.
 
-        Args:
-            server: that learns.
-            batch: of the public set.
-            lessons: by output.
-            place: of each sample of the batch among the exchanged ones; -1: it is not one of them.
+        ``place`` is that of each sample of the batch among the exchanged ones; -1: it is not one of them.
         """
         model, row = CachedModel(server.model), place.clamp_min(0)
         outputs = self.batch_outputs(server, model, batch, list(lessons))

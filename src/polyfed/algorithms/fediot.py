@@ -47,9 +47,7 @@ class FedIoT(FedAvg):
     def shares(self, server: Server, sizes: dict[str, float]) -> dict[str, float]:
         """Modality -> share of types with several modalities in the averages of its shared slots.
 
-        Args:
-            server: knows the types.
-            sizes: type -> samples of the clients that replied.
+        ``sizes`` are the samples of the clients that replied, by type.
         """
         holders, scope = holders_of(server), self.averaging.scope
         shares: dict[str, float] = {}

@@ -32,15 +32,15 @@ from polyfed.federation.public_outputs import PublicOutputs
 from polyfed.losses.distillation import DISTILLATIONS, Distillation
 
 _COMPARING = Such(lambda weighting: weighting.compares, "one that compares with the server")
-_DIGESTS = Only(digest_epochs=Not(0))  # clients learn from what the others say
+_DIGESTS = Only(digest_epochs=Not(0))  # clients learn from the others' outputs
 
 
 class FedMD(EitherForm, EnsembleDistillation):
     """Heterogeneous federated learning by model distillation (FedMD, Li and Wang, 2019).
 
-    Before its first round a client trains on the labelled public set, then on its own data. A round: clients say what
-    they think of public samples (the paper: 5,000 drawn anew), the server takes the mean, and clients *digest* it (fit
-    the consensus) and *revisit* their own data.
+    Before its first round a client trains on the labelled public set, then on its own data. A round: clients send their
+    outputs on public samples (the paper: 5,000 drawn anew), the server takes the mean, and clients *digest* it (fit the
+    consensus) and *revisit* their own data.
 
     The paper exchanges class scores of one classification and has no server model. Here the server has one, which
     distils the same consensus, as CreamFL and FedAFD compare it; and with ``exchange: representations`` participants
@@ -78,7 +78,7 @@ class FedMD(EitherForm, EnsembleDistillation):
     # ---- server half
 
     def setup(self, server: Server) -> None:
-        """Check that everybody can say what crosses.
+        """Check that everybody has what crosses.
 
         Raises:
             ConfigError: somebody cannot.
@@ -97,7 +97,7 @@ class FedMD(EitherForm, EnsembleDistillation):
             )
 
     def aggregate(self, server: Server, cohort: Cohort, server_outputs: PublicOutputs) -> dict[str, Ensembled]:
-        """Ask what clients think, take the consensus, and have them digest it and revisit their own data."""
+        """Ask for clients' outputs, take the consensus, and have them digest it and revisit their own data."""
         ensembles = self.ensembles(server, server_outputs)
         replies = cohort.ask(
             self.tell,
@@ -141,7 +141,7 @@ class FedMD(EitherForm, EnsembleDistillation):
         return Reply()
 
     def digest(self, client: Client, samples: Samples, consensus: Mapping[str, Tensor]) -> None:
-        """Fit what the client says of the exchanged samples to the consensus, where there is one."""
+        """Fit the client's outputs on the exchanged samples to the consensus, where there is one."""
         # of the client's own outputs only: others are not sent to it
         agreed = {name: values.to(client.device) for name, values in consensus.items()}
         valid = {name: values.any(1) for name, values in agreed.items()}

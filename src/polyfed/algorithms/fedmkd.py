@@ -42,19 +42,19 @@ class Teachers(NamedTuple):
 class FedMKD(SoftmaxForm, ServerTask):
     """Multi-teacher knowledge distillation on unlabelled public data (FedMKD, NeurIPS 2024).
 
-    Clients train on their own tasks and say what they think of the exchanged samples. The server's model learns from
+    Clients train on their own tasks and send their outputs on the exchanged samples. The server's model learns from
     them in ``kd_epochs`` passes, with a target for each sample and output that an attention over the teachers makes:
 
         0.1 BYOL + 0.9 InfoNCE(student, target; queue of past targets).
 
     BYOL compares two training views of each modality whose view is random, by a predictor and a slow copy of the
-    encoders; it is the same in both forms. The contrast compares what the student says with the teachers' target, both
+    encoders; it is the same in both forms. The contrast compares the student's output with the teachers' target, both
     of unit norm; teachers have unit norm too, so that none outweighs others by its scale. The attention learns with the
     student, in one optimiser (``distillation``). Taking this method for the baseline of that name in multimodal
     studies, its form with representations of several modalities or with class scores, negatives from the batch beside
     those of the queue, and leaving out negatives of the same item are inferences.
 
-    Server state: adapters and predictors, the slow encoders, the queues. What the teachers of a round say is held at
+    Server state: adapters and predictors, the slow encoders, the queues. The outputs of a round's teachers are held at
     once, twice for a moment: teachers x exchanged samples x w x 4 bytes an output. Metrics: mean ``byol`` and
     ``contrast``; the weights of teachers as arrays.
     """
@@ -212,35 +212,28 @@ class Student:
 
 
 class TeacherAttention(nn.Module):
-    """One target a sample out of what several teachers say of it: sum_c softmax_c(q . k_c / sqrt(outputs)) t_c.
+    """One target a sample from the rows of several teachers: sum_c softmax_c(q . k_c / sqrt(outputs)) t_c.
 
-    The query q comes from what the student says of the sample, the key k_c from what teacher c does, both through the
-    channel's adapter, an MLP with few outputs. The paper names an MLP to 10 scores and a softmax over teachers; that
-    query and keys share it, and the scale, are inferred.
-
-    Args:
-        widths: name of an output -> its width w.
-        outputs: of the adapters.
+    The query q comes of the student's row, the key k_c of teacher c's, both through an adapter, an MLP with few
+    outputs, of which each output of participants (name -> width w) has one. The paper names an MLP to 10 scores and a
+    softmax over teachers; that query and keys share it, and the scale, are inferred.
     """
 
     def __init__(self, widths: Mapping[str, int], outputs: int = 10) -> None:
         super().__init__()
-        self._place = {channel: place for place, channel in enumerate(widths)}
+        self._place = {output: place for place, output in enumerate(widths)}
         self._scale = 1 / math.sqrt(outputs)
         self.adapters = nn.ModuleList(
             nn.Sequential(nn.Linear(width, width), nn.ReLU(), nn.Linear(width, outputs)) for width in widths.values()
         )
 
     def forward(
-        self, channel: str, student: Float[Tensor, "b w"], teachers: Float[Tensor, "t b w"]
+        self, output: str, student: Float[Tensor, "b w"], teachers: Float[Tensor, "t b w"]
     ) -> tuple[Float[Tensor, "b w"], Float[Tensor, "t b"]]:
         """The targets, and the weight of each teacher; both carry gradient to the adapter.
 
-        Args:
-            channel: whose adapter.
-            student: what the student says; a constant, as it is not to learn to choose easy teachers.
-            teachers: what the teachers say.
+        The student's rows are constants: it is not to learn to choose easy teachers.
         """
-        adapter = self.adapters[self._place[channel]]
+        adapter = self.adapters[self._place[output]]
         weights = (self._scale * (adapter(student.detach()) * adapter(teachers)).sum(-1)).softmax(0)
         return torch.einsum("tb,tbw->bw", weights, teachers), weights

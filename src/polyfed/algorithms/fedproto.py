@@ -108,30 +108,27 @@ class FedProto(Algorithm):
         prototypes = each(lambda client: self.prototypes_for(server, client))
         sent: dict[str, list[ClassMeans]] = {}
         for reply in cohort.ask(self.fit, check=PrototypeCheck(self, server), prototypes=prototypes):
-            for space, means in by_space(reply.prototypes, ClassMeans).items():
+            for space, own in by_space(reply.prototypes, ClassMeans).items():
                 # a client that claims more samples than it joined with does not count for more
-                means = means.at_most(server.weight(reply.sender))
-                sent.setdefault(space, []).append(ClassMeans(*(part.to(server.device) for part in means)))
+                own = own.at_most(server.weight(reply.sender))
+                sent.setdefault(space, []).append(ClassMeans(*(part.to(server.device) for part in own)))
         if not sent and _PROTOTYPES not in server.state and cohort.clients == server.clients:
             raise ConfigError(
                 f"no client of the federation sent prototypes: none has a task with classes, or algorithm.min_count "
                 f"({self.min_count}) is more than any has of a class; give some the task 'classification', or lower it"
             )
-        scaled = [self.update(server, space, means) for space, means in sent.items()]
+        scaled = 0
+        for space, means in sent.items():
+            rows, number = [one.means for one in means], 0
+            if self.largest_norm is not None:
+                # bounded before they are averaged: one false row would move a mean without limit
+                rows, number = bounded(rows, self.largest_norm)
+            honest = [one._replace(means=row) for one, row in zip(means, rows, strict=True)]
+            new = self.learn(server, space, honest, _global_prototypes(server).get(space))
+            server.state[_PROTOTYPES] = dict(server.state.get(_PROTOTYPES, {})) | prototype_tensors(space, new)
+            scaled += number
         present = [prototypes.present.sum() for prototypes in _global_prototypes(server).values()]
-        server.record(prototypes=float(sum(present)), bounded=float(sum(scaled)))
-
-    def update(self, server: Server, space: str, sent: Sequence[ClassMeans]) -> int:
-        """Make new global prototypes of a space from those of clients; how many rows were scaled."""
-        # bounded before they are averaged: one false row would move a mean without limit
-        rows, number = [one.means for one in sent], 0
-        if self.largest_norm is not None:
-            rows, number = bounded(rows, self.largest_norm)
-        sent = [one._replace(means=means) for one, means in zip(sent, rows, strict=True)]
-        # FedTGP learns here what FedProto averages
-        new = self.learn(server, space, sent, _global_prototypes(server).get(space))
-        server.state[_PROTOTYPES] = dict(server.state.get(_PROTOTYPES, {})) | prototype_tensors(space, new)
-        return number
+        server.record(prototypes=float(sum(present)), bounded=float(scaled))
 
     def learn(
         self, server: Server, space: str, sent: Sequence[ClassMeans], old: GlobalPrototypes | None
@@ -238,28 +235,20 @@ class FedProto(Algorithm):
         metrics: dict[str, float] = dict(self.assess(client).payload.scalars)  # type: ignore[arg-type]
         if client.test is None or not isinstance(client.task, Classification):
             return Reply(**metrics)
-        received = self.received(client, prototypes)
-        by_prototype = self.nearest(client, client.task, client.test, received)
-        beside = {"classifier_accuracy": metrics["accuracy"], "prototype_accuracy": by_prototype["accuracy"]}
-        chosen = by_prototype if self.inference == "prototypes" else {}
-        classes = len(received.means) if received is not None else 0
-        return Reply(**metrics | chosen | beside, prototype_classes=float(classes))
-
-    def nearest(
-        self, client: Client, task: Classification, samples: Samples, received: GlobalPrototypes | None
-    ) -> dict[str, float]:
-        """Metrics of naming the class of the nearest prototype; classes without one are never named."""
-        classes, ranks, guesses, truth = _class_count(client), [], [], []
-        for features, labels in self.features(client, task, samples):
-            # not -inf: a tie of all must count against the model, not be NaN
+        received, classes, outcomes = self.received(client, prototypes), _class_count(client), []
+        for features, labels in self.features(client, client.task, client.test):
+            # classes without a prototype are never named; not by -inf: a tie of all must count against the model
             scores = features.new_full((len(features), classes), torch.finfo(features.dtype).min)
             if received is not None:
                 scores[:, received.present] = -distances(features, received.means)
-            ranks.append(label_ranks(scores, labels))
-            guesses.append(predictions(scores, labels, ranks[-1]))
-            truth.append(labels)
-        positions, predicted, labels = (torch.cat(part).cpu() for part in (ranks, guesses, truth))
-        return accuracies(positions, predicted, labels, classes)
+            ranks = label_ranks(scores, labels)
+            outcomes.append((ranks, predictions(scores, labels, ranks), labels))
+        ranks, predicted, labels = (torch.cat(part).cpu() for part in zip(*outcomes, strict=True))
+        by_prototype = accuracies(ranks, predicted, labels, classes)
+        beside = {"classifier_accuracy": metrics["accuracy"], "prototype_accuracy": by_prototype["accuracy"]}
+        chosen = by_prototype if self.inference == "prototypes" else {}
+        known = len(received.means) if received is not None else 0
+        return Reply(**metrics | chosen | beside, prototype_classes=float(known))
 
 
 class PrototypeCheck:

@@ -47,9 +47,7 @@ class Predictor(nn.Sequential):
 class TargetNetwork(nn.ModuleDict):
     """The target network: a copy of online networks, by name, that learns nothing and follows them slowly.
 
-    Args:
-        online: networks to follow.
-        momentum: share of itself that it keeps at each step.
+    At each step it keeps the share ``momentum`` of itself.
     """
 
     def __init__(self, online: Mapping[str, nn.Module], momentum: float) -> None:

@@ -33,11 +33,9 @@ class RunningLogSumExp:
         self._log = torch.log if base == "e" else torch.log2
 
     def add(self, tile: Float[Tensor, "r n"], largest: Float[Tensor, " r"] | None = None) -> Float[Tensor, "r n"]:
-        """Add the logits of a tile and return their powers, relative to the new peak.
+        """Add the logits of a tile, which is overwritten, and return their powers, relative to the new peak.
 
-        Args:
-            tile: overwritten.
-            largest: logit of each row of the tile, where it is known already.
+        ``largest`` is the largest logit of each row, where it is known already.
         """
         peak = torch.maximum(self.peak, tile.amax(1) if largest is None else largest)
         drop = self.peak - peak
@@ -99,9 +97,7 @@ class RunningSoftmaxMean(RunningLogSumExp):
 class RunningEntropy(RunningLogSumExp):
     """Sums beside the powers logit x power, both relative to the peak: exact where the entropy is small.
 
-    Args:
-        like: gives shape [r], type and device of the result.
-        scratch: memory for the powers of a tile, used where it is large enough: they must not replace the logits.
+    The powers, which must not replace the logits, are written into ``scratch`` where it is large enough.
     """
 
     def __init__(self, like: Float[Tensor, " r"], scratch: Float[Tensor, " s"]) -> None:

@@ -30,7 +30,7 @@ Norm = Literal["pre", "post"]
 
 
 class Detail(NamedTuple):
-    """What an encoder says of a batch, as a whole and by position.
+    """Features of a batch by an encoder, as a whole and by position.
 
     Attributes:
         embedding: before normalisation.

@@ -19,11 +19,9 @@ AnyModule = TypeVar("AnyModule", bound=nn.Module)
 
 
 class EncoderFeatures:
-    """What the trunks of a model give of a batch, each input encoded only once; made for the batch, then dropped.
+    """Features of a batch by a model's trunks, each input encoded only once; made for the batch, then dropped.
 
-    Args:
-        model: whose encoders have align modules.
-        frozen: without gradient.
+    ``frozen``: without gradient.
     """
 
     def __init__(self, model: Model, *, frozen: bool = False) -> None:
@@ -43,12 +41,7 @@ class EncoderFeatures:
 
 
 class Bound(CachedEmbedder):
-    """Embeddings that given align modules make of given features; tasks take it as a model.
-
-    Args:
-        features: of the batch.
-        aligners: modality -> align module.
-    """
+    """Embeddings that given align modules make of given features; tasks take it as a model."""
 
     def __init__(self, features: EncoderFeatures, aligners: Mapping[str, Aligner]) -> None:
         def embed(modality: str, x: Tensor) -> Tensor:
@@ -65,9 +58,6 @@ class Parts:
     """Which tensors of a model are encoders (Theta), which align modules (theta), and which the rest.
 
     The rest are what serves tasks alone: their heads, and the align modules' heads for positions.
-
-    Args:
-        places: of the tensors of the model's state dict.
     """
 
     def __init__(self, places: TensorPlaces) -> None:
@@ -107,12 +97,9 @@ def frozen_aligners(model: Model, weights: Mapping[str, Tensor], *, training: bo
 
 
 def frozen_copy(module: AnyModule, *, training: bool = False) -> AnyModule:
-    """A copy that does not learn.
+    """A copy that does not learn, in evaluation mode.
 
-    Args:
-        module: to copy.
-        training: in training mode: batch norms go by the batch, and dropout draws; running statistics stay as they
-            are. Otherwise in evaluation mode.
+    Or in ``training`` mode: batch norms go by the batch, and dropout draws; running statistics stay as they are.
     """
     made = copy.deepcopy(module).train(training).requires_grad_(False)
     for part in made.modules():

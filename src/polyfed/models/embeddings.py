@@ -19,12 +19,7 @@ Embedded = tuple[Float[Tensor, "b l w"], Bool[Tensor, "b l"] | None]
 
 
 class Embedding(nn.Module):
-    """From an input to tokens with their positions, and which of them are valid.
-
-    Attributes:
-        prefix: number of tokens before those of the input.
-        width: width w of the tokens.
-    """
+    """From an input to tokens of width w with their positions, after ``prefix`` tokens that are not the input's."""
 
     role: ClassVar[str] = "embedding"
     prefix: ClassVar[int]
@@ -57,10 +52,7 @@ class _LedEmbedding(Embedding):
 class PatchEmbedding(_LedEmbedding):
     """Pictures [b, c, h, w] to CLS and one token a patch, row by row (ViT).
 
-    Attributes:
-        patch: side p of a patch in pixels.
-        grid: number of patches down and across.
-        content: number of values of a patch.
+    ``grid`` is the number of patches, of side ``patch``, down and across; ``content`` the number of values of a patch.
     """
 
     def __init__(self, shape: tuple[int, int, int], width: int, patch: int) -> None:
@@ -84,12 +76,7 @@ class PatchEmbedding(_LedEmbedding):
 
 
 class FeatureEmbedding(_LedEmbedding):
-    """Features by position [b, l, f] to CLS and one token a position; positions that are all zero are padding.
-
-    Attributes:
-        grid: one row of l positions.
-        content: f.
-    """
+    """Features by position [b, l, f] to CLS and one token a position; positions that are all zero are padding."""
 
     def __init__(self, shape: tuple[int, int], width: int) -> None:
         super().__init__(width, shape[0])

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from typing import ClassVar
+from typing import Any, ClassVar
 
-from pydantic import SerializeAsAny
+from pydantic import Field, SerializeAsAny
 from torch import nn
 
 from polyfed.core.errors import ConfigError
 from polyfed.core.settings import Component
+from polyfed.data.backbones import load, locate
 from polyfed.data.view import DataContext, InputSpec, View
 
 
@@ -31,6 +32,25 @@ class Encoder(Component):
 
         Weights are drawn from torch's global generator (or loaded, where the settings say so).
         """
+
+
+class PretrainedEncoder(Encoder):
+    """Encoders that ``transformers`` builds, or loads where ``weights`` say so."""
+
+    weights: str | None = Field(default=None, description="pretrained weights: folder, or hub name owner/name")
+
+    def pretrained(self, kind: type, context: DataContext, channels: int | None = None, **options: Any) -> Any:
+        """The model of class ``kind`` with these weights.
+
+        Raises:
+            ConfigError: they cannot be had, or take another number of channels.
+        """
+        name = self.component_name()
+        folder = locate(str(self.weights), context.weights, key=f"encoder {name}, weights")
+        model: Any = load(folder, kind, **options)
+        if channels is not None:
+            check_channels(channels, int(model.config.num_channels), name, self.weights)
+        return model
 
 
 def image_shape(spec: InputSpec, encoder: str) -> tuple[int, int, int]:

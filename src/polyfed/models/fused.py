@@ -1,4 +1,4 @@
-"""A model whose embeddings are fused with what other encoders see of the same samples; tasks take it as a model."""
+"""A model whose embeddings are fused with other encoders' features of the same samples; tasks take it as a model."""
 
 from __future__ import annotations
 

@@ -25,13 +25,7 @@ class NonNegativeHead(nn.Module):
 
     The released code multiplies features by 128 before the classifier; the separation of classes,
     ``CE(relu(W) relu(W)^T, identity)``, is a loss on ``positive_weight``. Weights start positive (the
-    absolute values of Xavier's): one that starts below zero would never receive a gradient.
-
-    Args:
-        dim: width d of the embedding.
-        classes: number of classes.
-        scale: factor on the embedding.
-        bias: whether to add a bias, which may be negative.
+    absolute values of Xavier's): one that starts below zero would never receive a gradient. A bias may be negative.
     """
 
     def __init__(self, dim: int, classes: int, *, scale: float = 128.0, bias: bool = False) -> None:

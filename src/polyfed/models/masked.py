@@ -136,13 +136,9 @@ def sine_cosine(grid: tuple[int, int], width: int) -> Float[Tensor, "n w"]:
 def reconstruction_loss(
     predicted: Float[Tensor, "b n q"], patches: Float[Tensor, "b n q"], hidden: Bool[Tensor, "b n"], *, normalise: bool
 ) -> Float[Tensor, ""]:
-    """Squared error, mean over the pixels of hidden patches; the visible ones do not count.
+    """Squared error, mean over the pixels of ``hidden`` patches, of which there is one at least; others do not count.
 
-    Args:
-        predicted: pixels by patch.
-        patches: true pixels.
-        hidden: true where a patch counts; at least one.
-        normalise: compare with (pixel - mean) / std of each patch, which the paper found to learn better.
+    ``normalise``: compare with (pixel - mean) / std of each patch, which the paper found to learn better.
     """
     if normalise:
         variance, mean = torch.var_mean(patches, dim=-1, keepdim=True)

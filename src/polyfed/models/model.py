@@ -175,10 +175,7 @@ class Model(nn.Module):
 class CachedEmbedder:
     """A model for the losses of one batch, which embeds each input only once; made for the batch, then dropped.
 
-    Args:
-        embed: modality, input -> embedding.
-        detail: modality, input -> embedding and features by position.
-        device: where inputs go.
+    ``embed`` and ``detail`` give the embedding, and this with features by position, of a modality's input.
     """
 
     def __init__(

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 
 class LocalFeatures(NamedTuple):
-    """What a trunk says of a batch.
+    """Features of a batch by a trunk.
 
     Attributes:
         pooled: one vector a sample [b, c].

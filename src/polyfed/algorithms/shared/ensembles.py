@@ -84,10 +84,7 @@ class EnsembleTeacher(PublicExchange):
 class Ensembles:
     """One weighted ensemble an output, into which clients' replies are folded as they come.
 
-    Args:
-        method: says how clients are weighed.
-        server: for whom.
-        server_outputs: the server's own, output -> [n, w], beside which clients are weighed.
+    Clients are weighed as the method says, beside the server's own outputs, output -> [n, w].
     """
 
     def __init__(self, method: EnsembleTeacher, server: Server, server_outputs: PublicOutputs) -> None:

@@ -20,6 +20,7 @@ from polyfed.data.samples import Batch
 from polyfed.federation.participant import Regulariser
 from polyfed.losses.distillation import GuidanceReduction, squared_distance
 from polyfed.losses.info_nce import info_nce
+from polyfed.models.aligner import Aligner
 from polyfed.models.binding import Bound, EncoderFeatures, Parts, aligners_of
 from polyfed.models.model import Embedder, Model
 from polyfed.models.slots import places
@@ -230,6 +231,15 @@ class RobustAlignment(RobustWeights):
         if self.guidance_weight:
             parts.append(self.guidance_weight * self.guidance_loss(client, local, anchors, batch))
         return torch.stack(parts).sum()
+
+    def anchored_loss(self, client: Client, anchors: Mapping[str, Aligner]) -> Regulariser:
+        """Eq. 2 with anchors that other aligners give of the client's moving encoder, to which gradient flows."""
+
+        def loss(model: Embedder, batch: Batch) -> Tensor:
+            features = EncoderFeatures(client.model)
+            return self.local_loss(client, Bound(features, aligners_of(client.model)), Bound(features, anchors), batch)
+
+        return loss
 
     def guidance_loss(self, client: Client, local: Bound, anchors: Bound, batch: Batch) -> Tensor:
         """L_guide: distance of local and anchor representations, summed over modalities (Eq. 1)."""

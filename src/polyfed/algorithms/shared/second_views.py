@@ -13,13 +13,9 @@ from polyfed.models.model import Embedder, Model
 
 
 class SecondViews:
-    """BYOL on each modality whose training view is random, so that two draws of it differ (Grill et al. 2020).
+    """BYOL on modalities whose training view is random, so that two draws of it differ (Grill et al. 2020).
 
-    Args:
-        samples: of which batches are made, and their second views.
-        model: the online model; the target network starts as a copy of its encoders.
-        momentum: of the target network.
-        stream: where second views are drawn from.
+    The target network starts as a copy of the model's encoders; second views are drawn from ``stream``.
     """
 
     def __init__(

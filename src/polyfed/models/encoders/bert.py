@@ -9,10 +9,9 @@ from pydantic import Field, SerializeAsAny
 from torch import Tensor, nn
 
 from polyfed.core.errors import ConfigError
-from polyfed.data.backbones import load, locate
 from polyfed.data.view import DataContext, InputSpec, View
 from polyfed.data.views.tokens import Tokens
-from polyfed.models.encoder import Encoder, token_length
+from polyfed.models.encoder import PretrainedEncoder, token_length
 from polyfed.models.pooling import masked_mean, valid_positions
 from polyfed.models.towers import EncoderTower, LocalFeatures
 
@@ -31,7 +30,7 @@ _PRESETS = {
 }
 
 
-class Bert(Encoder):
+class Bert(PretrainedEncoder):
     """BERT; its CLS token, the mean of its tokens, or its own pooler (a tanh layer on CLS) projected to d."""
 
     view: SerializeAsAny[View] = Tokens()
@@ -42,7 +41,6 @@ class Bert(Encoder):
     positions: int = Field(default=512, ge=1, description="longest text, unless `weights` bring their own")
     dropout: float = Field(default=0.1, ge=0, lt=1, description="dropout within the transformer")
     pie: bool = Field(default=False, description="attention over the tokens (PVSE)")
-    weights: str | None = Field(default=None, description="pretrained weights: folder, or hub name owner/name")
 
     def build(self, dim: int, spec: InputSpec, context: DataContext) -> nn.Module:
         """Maps token ids [b, l] to [b, dim].
@@ -52,7 +50,7 @@ class Bert(Encoder):
                 weights cannot be had.
         """
         length, words = token_length(spec, "bert"), len(spec.vocabulary)
-        model = self._pretrained(context) if self.weights else self._random(words, spec.pad)
+        model = self._model(words, spec.pad, context)
         config = model.config
         for needed, room, what, remedy in (
             (length, config.max_position_embeddings, "tokens a text", "set the view's length to {} or less"),
@@ -66,9 +64,13 @@ class Bert(Encoder):
         width = int(model.config.hidden_size)
         return EncoderTower(_BertTrunk(model, spec.pad, self.pooling), width, dim, pie=width if self.pie else None)
 
-    def _random(self, words: int, pad: int) -> Any:
+    def _model(self, words: int, pad: int, context: DataContext) -> Any:
         from transformers import BertConfig, BertModel
 
+        rates: dict[str, Any] = dict.fromkeys(("hidden_dropout_prob", "attention_probs_dropout_prob"), self.dropout)
+        pools = self.pooling == "pooler"
+        if self.weights:
+            return self.pretrained(BertModel, context, add_pooling_layer=pools, **rates)
         width, layers, heads = _PRESETS[self.size]
         config = BertConfig(
             vocab_size=words,
@@ -77,18 +79,10 @@ class Bert(Encoder):
             num_attention_heads=heads,
             intermediate_size=4 * width,
             max_position_embeddings=self.positions,
-            hidden_dropout_prob=self.dropout,
-            attention_probs_dropout_prob=self.dropout,
             pad_token_id=pad,
+            **rates,
         )
-        return BertModel(config, add_pooling_layer=self.pooling == "pooler")
-
-    def _pretrained(self, context: DataContext) -> Any:
-        from transformers import BertModel
-
-        folder = locate(str(self.weights), context.weights, key="encoder bert, weights")
-        options: dict[str, Any] = dict.fromkeys(("hidden_dropout_prob", "attention_probs_dropout_prob"), self.dropout)
-        return load(folder, BertModel, add_pooling_layer=self.pooling == "pooler", **options)
+        return BertModel(config, add_pooling_layer=pools)
 
 
 class _BertTrunk(nn.Module):

@@ -9,10 +9,10 @@ from jaxtyping import Float
 from pydantic import Field, SerializeAsAny, model_validator
 from torch import Tensor, nn
 
-from polyfed.data.backbones import channels_last, load, locate
+from polyfed.data.backbones import channels_last
 from polyfed.data.view import DataContext, InputSpec, View
 from polyfed.data.views.pixels import Pixels
-from polyfed.models.encoder import Encoder, check_channels, image_shape
+from polyfed.models.encoder import PretrainedEncoder, image_shape
 from polyfed.models.towers import EncoderTower, LocalFeatures, from_map
 
 _BlockKind = Literal["basic", "bottleneck"]
@@ -35,7 +35,7 @@ _PRESETS = {
 }
 
 
-class ResNet(Encoder):
+class ResNet(PretrainedEncoder):
     """ResNet, its mean-pooled map projected to d; with ``pie``, attention over the map as well.
 
     Stems: ``large`` is the published one (7x7 stride 2, max-pool: a quarter of the side), ``medium`` a 3x3
@@ -56,7 +56,6 @@ class ResNet(Encoder):
     stem: Literal["auto", "small", "medium", "large"] = Field(default="auto", description="first convolution")
     pie: bool = Field(default=False, description="attention over the map (PVSE, CreamFL)")
     dropout: float = Field(default=0.0, ge=0, lt=1, description="share of the pooled vector dropped in training")
-    weights: str | None = Field(default=None, description="pretrained weights: folder, or hub name owner/name")
 
     @model_validator(mode="after")
     def _stages_agree(self) -> Self:
@@ -74,7 +73,7 @@ class ResNet(Encoder):
             ConfigError: the view gives no images, or the weights cannot be had.
         """
         channels, height, width = image_shape(spec, "resnet")
-        trunk = self._pretrained(channels, context) if self.weights else self._random(channels)
+        trunk = self._model(channels, context)
         stem = self._stem(min(height, width))
         if stem != "large":
             old = trunk.embedder.embedder.convolution
@@ -96,17 +95,11 @@ class ResNet(Encoder):
             return "large"
         return "small" if side <= 40 else "medium"
 
-    def _pretrained(self, channels: int, context: DataContext) -> Any:
-        from transformers import ResNetModel
-
-        folder = locate(str(self.weights), context.weights, key="encoder resnet, weights")
-        model: Any = load(folder, ResNetModel)
-        check_channels(channels, int(model.config.num_channels), "resnet", self.weights)
-        return model
-
-    def _random(self, channels: int) -> Any:
+    def _model(self, channels: int, context: DataContext) -> Any:
         from transformers import ResNetConfig, ResNetModel
 
+        if self.weights:
+            return self.pretrained(ResNetModel, context, channels)
         widths, depths, block = self._stages()
         config = ResNetConfig(
             num_channels=channels,
