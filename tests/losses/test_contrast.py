@@ -5,9 +5,8 @@ import math
 import pytest
 import torch
 from torch.nn import functional as F
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
+from naive import Largest, cosine
 from polyfed.losses.contrast import inter_modal, intra_modal, model_contrast, queue_contrast
 
 
@@ -65,19 +64,6 @@ def test_a_row_without_negatives_counts_as_zero(public):
     assert float(u.grad.abs().sum()) == 0.0
 
 
-class Largest(TorchDispatchMode):
-    """Records the number of elements of the largest tensor that any operation returns."""
-
-    elements = 0
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        out = func(*args, **(kwargs or {}))
-        for value in tree_leaves(out):
-            if isinstance(value, torch.Tensor):
-                self.elements = max(self.elements, value.numel())
-        return out
-
-
 def test_inter_modal_never_holds_batch_times_public():
     torch.manual_seed(0)
     u, anchors = torch.randn(64, 2).requires_grad_(), torch.randn(2000, 2)
@@ -105,11 +91,6 @@ def model_contrast_by_loops(z, received, previous, tau):
         towards, away = math.exp(cosine(own, g) / tau), math.exp(cosine(own, p) / tau)
         losses.append(-math.log(towards / (towards + away)))
     return sum(losses) / len(losses)
-
-
-def cosine(a, b):
-    product = sum(x * y for x, y in zip(a, b, strict=True))
-    return product / math.sqrt(sum(x * x for x in a) * sum(y * y for y in b))
 
 
 @pytest.fixture

@@ -6,18 +6,10 @@ import pytest
 import torch
 from torch.nn import functional as F
 
+from naive import dot, softmax
 from polyfed.losses.gloria import local_contrast, word_region_scores
 
 SETTINGS = {"attention_scale": 3.0, "word_scale": 2.0}
-
-
-def softmax(values):
-    total = sum(math.exp(x) for x in values)
-    return [math.exp(x) / total for x in values]
-
-
-def dot(a, b):
-    return sum(x * y for x, y in zip(a, b, strict=True))
 
 
 def score(regions, words, attention_scale, word_scale, aggregate="sum"):

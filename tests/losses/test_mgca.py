@@ -6,33 +6,21 @@ import pytest
 import torch
 from torch.nn import functional as F
 
+from naive import dot, softmax, unit_vector
 from polyfed.losses.mgca import prototype_alignment, sinkhorn, token_alignment, token_weights, uniform_weights
-
-
-def dot(a, b):
-    return sum(x * y for x, y in zip(a, b, strict=True))
-
-
-def unit(vector):
-    return [x / math.sqrt(dot(vector, vector)) for x in vector]
-
-
-def softmax(values):
-    total = sum(math.exp(x) for x in values)
-    return [math.exp(x) / total for x in values]
 
 
 def tokens_by_loops(tokens, others, weights, mask, other_mask, tau):
     total = 0.0
     for b in range(len(tokens)):
-        own = [unit(row) for row, kept in zip(tokens[b].tolist(), mask[b].tolist(), strict=True) if kept]
-        other = [unit(row) for row, kept in zip(others[b].tolist(), other_mask[b].tolist(), strict=True) if kept]
+        own = [unit_vector(row) for row, kept in zip(tokens[b].tolist(), mask[b].tolist(), strict=True) if kept]
+        other = [unit_vector(row) for row, kept in zip(others[b].tolist(), other_mask[b].tolist(), strict=True) if kept]
         if not other:
             continue
         attended = []
         for token in own:
             shares = softmax([dot(token, o) / tau for o in other])
-            attended.append(unit([dot(shares, column) for column in zip(*other, strict=True)]))
+            attended.append(unit_vector([dot(shares, column) for column in zip(*other, strict=True)]))
         for i, weight in enumerate(weights[b][mask[b]].tolist()):
             found = dot(own[i], attended[i]) / tau
             row = math.log(sum(math.exp(dot(own[i], a) / tau) for a in attended))
@@ -152,7 +140,7 @@ def pairs():
 
 def test_prototypes_equal_loops(pairs):
     u, v, prototypes = pairs
-    centres = [unit(row) for row in prototypes.tolist()]
+    centres = [unit_vector(row) for row in prototypes.tolist()]
     scores = [[[dot(row, centre) for centre in centres] for row in side.tolist()] for side in (u, v)]
     codes = [sinkhorn(torch.tensor(side, dtype=torch.float64), 0.1, 4).tolist() for side in scores]
     total = 0.0
