@@ -140,7 +140,17 @@ def mirror_step(
     # relative to the highest loss that counts, so that no exponent overflows
     counted = w > 0
     losses = (v - v[counted].max()).clamp(min=-torch.finfo(v.dtype).max)
-    return _projected((w.log() + gamma * losses).masked_fill(~counted, -math.inf), rho, divergence)
+    logs = (w.log() + gamma * losses).masked_fill(~counted, -math.inf)
+    match divergence:
+        case "kl":  # from the logarithms: a weight too small for float64 is no 0 here
+            return _in_kl_ball(logs, _radius(rho))
+        case "chi_square":
+            return chi_square_projection(logs.softmax(0), rho)
+        case "released":
+            return released_chi_square_projection(logs.softmax(0), rho)
+        case "none":
+            return logs.softmax(0)
+    raise ValueError(f"divergence is '{divergence}'; valid: {', '.join(get_args(Divergence))}")
 
 
 def mirror_step_of(
@@ -183,20 +193,6 @@ def mirror_step_of(
     if mass == 0:
         return w
     return w.index_copy(0, index, mass * mirror_step(shares, v, gamma, rho, divergence))
-
-
-def _projected(logs: Float[Tensor, " n"], rho: float, divergence: Divergence) -> Float[Tensor, " n"]:
-    """Weights of these logarithms, brought into the ball."""
-    if divergence == "kl":
-        # from the logarithms: a weight too small for float64 is no 0 here
-        return _in_kl_ball(logs, _radius(rho))
-    if divergence == "chi_square":
-        return chi_square_projection(logs.softmax(0), rho)
-    if divergence == "released":
-        return released_chi_square_projection(logs.softmax(0), rho)
-    if divergence == "none":
-        return logs.softmax(0)
-    raise ValueError(f"divergence is '{divergence}'; valid: {', '.join(get_args(Divergence))}")
 
 
 def _nearest_in_simplex(v: Float[Tensor, " n"], total: float) -> Float[Tensor, " n"]:

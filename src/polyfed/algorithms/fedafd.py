@@ -36,11 +36,11 @@ from polyfed.models.fused import Guidance
 class FedAFD(GuidedFusion, AdversarialAlignment, EnsembleDistillation):
     """Adversarial fusion and distillation (FedAFD, CVPR 2026): personal clients and a large server model.
 
-    A round: the server trains on P and sends what it sees there, and its encoders (every ``broadcast_every``
+    A round: the server trains on P and sends its representations of P, and its encoders (every ``broadcast_every``
     rounds). A client trains its task on features fused with those of the frozen encoders (GFF), while two
     discriminators a modality, which stay with it, push its public representations towards the server's of the same and
-    of the other modality (BAA). The server weighs what clients see in P by likeness to what it sees itself (SED) and
-    distils it. Clients are judged with their own model and fusion.
+    of the other modality (BAA). The server weighs clients' representations of P by likeness to its own (SED) and
+    distils them. Clients are judged with their own model and fusion.
 
     Defaults follow the paper; where the released code differs, the other behaviour is an option, bundled in the preset
     ``fedafd-released``. Without BAA: ``beta: 0``; without GFF: ``fusion: none``; without SED: ``aggregation: mean``.

@@ -17,7 +17,7 @@ from polyfed.core.effects import Not, Only
 from polyfed.core.randomness import isolated
 from polyfed.losses.classification import distance_contrast
 
-STATE = "generator"
+_STATE = "generator"
 
 
 class FedTGP(FedProto):
@@ -60,29 +60,26 @@ class FedTGP(FedProto):
                 optimizer.zero_grad(set_to_none=True)
                 loss.backward()  # type: ignore[no-untyped-call]
                 optimizer.step()
-        self._keep(server, space, generator)
+        tensors = {f"{space}.{name}": value for name, value in generator.state_dict().items()}
+        server.state[_STATE] = dict(server.state.get(_STATE, {})) | tensors
         return GlobalPrototypes(generator().detach()[seen], seen)
 
-    def generator(self, server: Server, space: str, classes: int, dim: int) -> Generator:
+    def generator(self, server: Server, space: str, classes: int, dim: int) -> PrototypeGenerator:
         """The generator of a class space as the last round left it, or new."""
         # drawn in every round and then overwritten: the draws depend on nothing that was kept
         with isolated(server.clock.seed, "init", f"prototypes-{space}"):
-            generator = Generator(classes, dim, self.server_width or dim).to(server.device)
+            generator = PrototypeGenerator(classes, dim, self.server_width or dim).to(server.device)
         kept = {
             name.removeprefix(f"{space}."): value
-            for name, value in server.state.get(STATE, {}).items()
+            for name, value in server.state.get(_STATE, {}).items()
             if name.startswith(f"{space}.")
         }
         if kept:
             generator.load_state_dict(kept)
         return generator
 
-    def _keep(self, server: Server, space: str, generator: Generator) -> None:
-        tensors = {f"{space}.{name}": value for name, value in generator.state_dict().items()}
-        server.state[STATE] = dict(server.state.get(STATE, {})) | tensors
 
-
-class Generator(nn.Module):
+class PrototypeGenerator(nn.Module):
     """Global prototypes [classes, d]: a trainable vector for each class through an MLP that all classes share."""
 
     def __init__(self, classes: int, dim: int, width: int) -> None:

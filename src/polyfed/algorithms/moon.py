@@ -66,7 +66,11 @@ class MOON(FedAvg):
             losses = []
             for modality, x in batch.inputs.items():
                 z = project_embedding(live, modality, model.embed(modality, x))
-                losses.append(model_contrast(z, _seen(received, modality, x), _seen(previous, modality, x), self.tau))
+                with torch.no_grad():
+                    towards, away = (
+                        project_embedding(own, modality, own.embed(modality, x)) for own in (received, previous)
+                    )
+                losses.append(model_contrast(z, towards, away, self.tau))
             return self.mu * torch.stack(losses).sum()
 
         return regularise
@@ -77,11 +81,6 @@ def project_embedding(model: Model, modality: str, embedding: Tensor) -> Tensor:
     name = _head(modality)
     projected: Tensor = model.extras[name](embedding) if name in model.extras else embedding
     return projected
-
-
-@torch.no_grad()
-def _seen(model: Model, modality: str, x: Tensor) -> Tensor:
-    return project_embedding(model, modality, model.embed(modality, x))
 
 
 def _frozen(model: Model) -> Model:

@@ -1,4 +1,4 @@
-"""Contrasts with what others see: CreamFL's (Yu et al. 2023), MOON's (Li et al. 2021) and FedMKD's (NeurIPS 2024)."""
+"""Contrasts with others' representations: CreamFL's (Yu et al. 2023), MOON's (Li et al. 2021) and FedMKD's (NeurIPS 2024)."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def intra_modal(
 def model_contrast(
     z: Float[Tensor, "b d"], received: Float[Tensor, "b d"], previous: Float[Tensor, "b d"], tau: float = 0.5
 ) -> Float[Tensor, ""]:
-    """Contrast towards what the received model sees, away from what the client's previous one saw (MOON, Eq. 3).
+    """Contrast towards representations of the received model, away from the client's previous one's (MOON, Eq. 3).
 
     -log exp(cos(z, z_glob) / tau) / (exp(cos(z, z_glob) / tau) + exp(cos(z, z_prev) / tau)), mean over b: CreamFL's
     Eq. 2 on vectors of any length. Gradient to ``z`` only.

@@ -83,7 +83,7 @@ def prototype_alignment(
     epsilon: float = 0.05,
     iterations: int = 3,
 ) -> Float[Tensor, ""]:
-    """Swapped prediction (as SwAV): each side foretells to which prototypes the other is assigned, mean over b.
+    """Swapped prediction (as SwAV): each side predicts to which prototypes the other is assigned, mean over b.
 
     -(q_u . log softmax(v C^T / temperature) + q_v . log softmax(u C^T / temperature)) / 2, with q the balanced
     assignments of ``sinkhorn`` over the batch, which are constants.
@@ -99,7 +99,7 @@ def prototype_alignment(
     centres = F.normalize(prototypes, dim=-1)
     scores = u @ centres.T, v @ centres.T
     codes = (sinkhorn(score, epsilon, iterations) for score in scores)
-    # each side is to foretell the code of the other
+    # each side is to predict the code of the other
     swapped = zip(codes, reversed(scores), strict=True)
     return torch.stack([-(q * (score / temperature).log_softmax(1)).sum(1).mean() for q, score in swapped]).mean()
 

@@ -83,16 +83,13 @@ class AlignerSettings(Settings):
             )
         # uses the encoder up: its projection is gone from here on
         trunk, width = encoder.split()
-        heads = self.heads or _heads(width)
+        # one for about every 64 channels, a number that divides the width
+        fitting = (count for count in range(max(1, width // 64), 0, -1) if width % count == 0)
+        heads = self.heads or next(fitting)
         if width % heads:
             raise ConfigError(f"model.aligner.heads {heads} does not divide the width {width} of '{modality}'")
         norm = self.norm.get(modality, "pre") if isinstance(self.norm, dict) else self.norm
         return Aligned(trunk, Aligner(width, dim, heads, norm, self))
-
-
-def _heads(width: int) -> int:
-    """One head for about every 64 channels, a number that divides the width."""
-    return next(count for count in range(max(1, width // 64), 0, -1) if width % count == 0)
 
 
 class Aligner(nn.Module):
@@ -117,7 +114,7 @@ class Aligner(nn.Module):
         # layers only: heads keep torch's own start, as in the released code
         self.layers.apply(initialise)
         for module in self.modules():
-            # of every module inside: otherwise those of its blocks would be told as the encoder's
+            # of every module inside: the roles of its blocks would else pass for the encoder's
             module.role = ALIGNER  # type: ignore[assignment]
         if self.local is not None:
             # after the loop above, which has reached it too

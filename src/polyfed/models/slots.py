@@ -1,4 +1,4 @@
-"""Named parameter slots: what each tensor of a model is, told by the model's structure and never by its name.
+"""Named parameter slots: what each tensor of a model is, known from the model's structure and never from its name.
 
 A slot is (modality, role). Modules say their role themselves, in an attribute ``role``; a tensor has that of the
 nearest module around it that has one. So an aggregation rule can speak of the attention of the text encoder, whatever

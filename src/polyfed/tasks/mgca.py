@@ -25,7 +25,7 @@ class MGCA(PairTask):
 
     Instances: InfoNCE on the embeddings, summed over the two directions. Tokens: each token against the others of its
     sample by what it attends to in the other modality, for both modalities (``polyfed.losses.mgca``). Prototypes: each
-    side of a sample foretells to which prototypes the other belongs.
+    side of a sample predicts to which prototypes the other belongs.
 
     Written after the paper and its released code, of which the default is kept: tokens attend without weights of their
     own (the option of learnt attention layers is left out). Padding never counts as a negative, pieces of a word are

@@ -132,7 +132,7 @@ class PairTask(Task):
         return model.represent(first, batch.inputs[first]), model.represent(second, batch.inputs[second])
 
     def detail(self, model: Embedder, batch: Batch) -> tuple[Detail, Detail]:
-        """What the model says of both sides of a batch, position by position.
+        """The model's features of both sides of a batch, position by position.
 
         Raises:
             ConfigError: the model gives no features by position.

@@ -1,4 +1,4 @@
-"""The base of methods whose participants exchange what they see in a public set."""
+"""The base of methods whose participants exchange outputs on a public set."""
 
 from __future__ import annotations
 

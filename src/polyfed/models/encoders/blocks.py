@@ -188,7 +188,7 @@ class BlocksModule(nn.Module):
         return own if self.project is None else self.project(own), self._own(mask)
 
     def local(self, encoded: Float[Tensor, "b l w"], mask: Bool[Tensor, "b l"] | None) -> LocalFeatures:
-        """What ``encode`` gave, as a trunk says it."""
+        """What ``encode`` gave, as a trunk's features."""
         # a text's first token is one of its own, a learnt CLS is not
         own, led = encoded[:, self.embedding.prefix :], self.pooling == "cls" and not self.embedding.prefix
         return LocalFeatures(self._pooled(encoded, mask), own, self._own(mask), led)
