@@ -1,4 +1,4 @@
-"""Contrasts with others' representations: CreamFL's (Yu et al. 2023), MOON's (Li et al. 2021) and FedMKD's (NeurIPS 2024)."""
+"""Contrasts with others' representations: CreamFL (Yu et al. 2023), MOON (Li et al. 2021), FedMKD (NeurIPS 2024)."""
 
 from __future__ import annotations
 
