@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from itertools import chain, count, islice
+from itertools import islice
 from typing import Annotated, ClassVar, Literal
 
 import torch
@@ -18,7 +18,7 @@ from polyfed.algorithms.shared.ensemble_distillation import EnsembleDistillation
 from polyfed.core.effects import Condition, Not, Only
 from polyfed.core.errors import ConfigError
 from polyfed.data.samples import Batch, Samples
-from polyfed.federation.mixing import Pair, interleave
+from polyfed.federation.mixing import Pair
 from polyfed.federation.public_outputs import PublicOutputs
 from polyfed.federation.reference import FrozenCopy, Reference, Stored
 from polyfed.losses.contrast import inter_modal, intra_modal
@@ -179,11 +179,7 @@ class CreamFL(EnsembleDistillation):
             public = client.public_batches(f"contrast-{epoch}", size, augment=view, samples=samples)
             yield from ((None, batch) for batch in islice(public, wanted))
         else:
-            passes = (
-                client.public_batches(f"contrast-{epoch}-{number}", size, augment=view, samples=samples)
-                for number in count()
-            )
-            yield from interleave(private, chain.from_iterable(passes), client.steps_an_epoch, wanted)
+            yield from self.mixed_batches(client, private, f"contrast-{epoch}", size, wanted, samples)
 
     @property
     def _looks_back(self) -> bool:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from itertools import chain, count
 from typing import Annotated, Literal
 
 import torch
@@ -14,7 +13,7 @@ from polyfed.algorithms.algorithm import Client
 from polyfed.algorithms.shared.public_exchange import PublicExchange
 from polyfed.core.effects import SEVERAL, Inner, Never, Not, Only, Where
 from polyfed.data.samples import Batch, Samples
-from polyfed.federation.mixing import Pair, interleave
+from polyfed.federation.mixing import Pair
 from polyfed.federation.participant import Trainer
 from polyfed.federation.settings import TrainingSettings
 from polyfed.losses.adversarial import Discriminator, EncoderForm, discriminator_loss, encoder_loss
@@ -127,14 +126,10 @@ class AdversarialAlignment(PublicExchange):
         if not self.beta or not able:
             yield from ((batch, None) for batch in private)
             return
-        size, view = self.public_batch_size, self.public_augment
-        # as many passes over P as private batches call for; each has a draw of its own
-        passes = (
-            client.public_batches(f"align-{epoch}-{number}", size, augment=view, samples=samples) for number in count()
-        )
-        if self.baa_update == "alternate":
-            yield from ((None, batch) for batch in next(passes))
-            yield from ((batch, None) for batch in private)
+        size, wanted = self.public_batch_size, self.public_batches_per_epoch
+        if self.baa_update == "joint":
+            yield from self.mixed_batches(client, private, f"align-{epoch}", size, wanted, samples)
         else:
-            wanted = self.public_batches_per_epoch
-            yield from interleave(private, chain.from_iterable(passes), client.steps_an_epoch, wanted)
+            public = client.public_batches(f"align-{epoch}-0", size, augment=self.public_augment, samples=samples)
+            yield from ((None, batch) for batch in public)
+            yield from ((batch, None) for batch in private)

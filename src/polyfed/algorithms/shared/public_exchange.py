@@ -4,17 +4,19 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping
+from itertools import chain, count
 from typing import Annotated, Any, ClassVar, Literal
 
 import torch
 from pydantic import Field
 from torch import Tensor
 
-from polyfed.algorithms.algorithm import Algorithm, Cohort, Lifetime, Reply, Server
+from polyfed.algorithms.algorithm import Algorithm, Client, Cohort, Lifetime, Reply, Server
 from polyfed.core.effects import Not, Only
 from polyfed.core.errors import ConfigError
 from polyfed.core.randomness import generator
 from polyfed.data.samples import Batch, Samples
+from polyfed.federation.mixing import Pair, interleave
 from polyfed.federation.participant import Participant
 from polyfed.federation.public_outputs import LogitKind, OutputKind, PublicOutputs, RepresentationKind
 
@@ -105,6 +107,17 @@ class PublicExchange(Algorithm):
             yield from participant.public_batches(
                 f"{purpose}-{epoch}", size, augment=self.public_augment, samples=samples
             )
+
+    def mixed_batches(
+        self, client: Client, private: Iterator[Batch], purpose: str, size: int, wanted: int | None, samples: Samples
+    ) -> Iterator[Pair]:
+        """Private batches of an epoch, and ``wanted`` public ones (None: one each) spread evenly among them."""
+        # as many passes over public samples as private batches call for; each has a draw of its own
+        passes = (
+            client.public_batches(f"{purpose}-{number}", size, augment=self.public_augment, samples=samples)
+            for number in count()
+        )
+        return interleave(private, chain.from_iterable(passes), client.steps_an_epoch, wanted)
 
     def outputs_check(self, server_outputs: PublicOutputs, field: str) -> Callable[[Reply], None]:
         """Raises PayloadError for a reply whose ``field`` is not what its sender was asked for."""
