@@ -26,11 +26,6 @@ from polyfed.models.slots import places
 from polyfed.models.towers import LocalFeatures
 
 
-@pytest.fixture(autouse=True)
-def seeded() -> None:
-    torch.manual_seed(0)
-
-
 def lively(module: nn.Module) -> nn.Module:
     """The module with weights large enough, and statistics odd enough, that every term of a formula shows."""
     for name, value in module.named_parameters():

@@ -24,11 +24,6 @@ every_encoder = pytest.mark.parametrize("name", ENCODERS)
 every_text_encoder = pytest.mark.parametrize("name", OF_TEXTS)
 
 
-@pytest.fixture(autouse=True)
-def seeded() -> None:
-    torch.manual_seed(0)
-
-
 @every_encoder
 def test_inputs_become_embeddings_that_can_be_trained(name: str) -> None:
     model, x = built(name)

@@ -10,11 +10,6 @@ from polyfed.models.pooling import masked_mean
 MASK = torch.tensor([[1, 1, 1, 0], [1, 0, 0, 0], [1, 1, 1, 1]]).bool()
 
 
-@pytest.fixture(autouse=True)
-def seeded() -> None:
-    torch.manual_seed(0)
-
-
 @pytest.fixture
 def maps() -> tuple[torch.Tensor, torch.Tensor]:
     return torch.randn(3, 4, 8, dtype=torch.float64), torch.randn(3, 4, 8, dtype=torch.float64)

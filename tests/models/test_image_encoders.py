@@ -18,11 +18,6 @@ from polyfed.models.encoders.vit import ViT
 TINY_VIT = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 32}
 
 
-@pytest.fixture(autouse=True)
-def seeded() -> None:
-    torch.manual_seed(0)
-
-
 def parameters(encoder: Encoder, spec: InputSpec, dim: int = 256) -> int:
     with torch.device("meta"):
         return sum(p.numel() for p in encoder.build(dim, spec, CONTEXT).parameters())

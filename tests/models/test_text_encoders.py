@@ -14,11 +14,6 @@ from polyfed.models.encoders.transformer import Transformer
 from polyfed.models.pooling import last_valid
 
 
-@pytest.fixture(autouse=True)
-def seeded() -> None:
-    torch.manual_seed(0)
-
-
 def test_gru_reads_the_whole_text_in_both_directions():
     model = GRU(width=8).build(10, TEXTS, CONTEXT).eval()
     words = model.embedding(torch.tensor([[5, 3, 7]]))
