@@ -31,6 +31,17 @@ class ClassMeans(NamedTuple):
 
     def require(self, samples: int) -> None:
         """Raise PayloadError unless this can be what somebody with so many samples, each of one class, has."""
+        self._require_shapes()
+        if not len(self.counts):
+            raise PayloadError("no class is flagged; who has none sends no prototypes at all")
+        fewest, total = int(self.counts.min()), int(self.counts.sum())
+        if fewest < 1 or total > samples:
+            raise PayloadError(
+                f"class counts are {fewest} or more and {total} in sum, expected at least 1 and at most {samples}, "
+                "with which the client joined"
+            )
+
+    def _require_shapes(self) -> None:
         means, counts, present = self
         if present.dtype != torch.bool or present.ndim != 1:
             raise PayloadError(f"flags of classes are {_kind(present)}, expected bool [classes]")
@@ -39,13 +50,6 @@ class ClassMeans(NamedTuple):
             raise PayloadError(f"class means are {_kind(means)}, expected float32 [{expected}, d] as flagged")
         if counts.dtype != torch.int32 or tuple(counts.shape) != (expected,):
             raise PayloadError(f"class counts are {_kind(counts)}, expected int32 [{expected}] as flagged")
-        if not len(counts):
-            raise PayloadError("no class is flagged; who has none sends no prototypes at all")
-        if int(counts.min()) < 1 or int(counts.sum()) > samples:
-            raise PayloadError(
-                f"class counts are {int(counts.min())} or more and {int(counts.sum())} in sum, expected at least 1 and "
-                f"at most {samples}, with which the client joined"
-            )
 
     def at_most(self, samples: int) -> ClassMeans:
         """The same with counts that add up to no more than ``samples``, scaled down alike, but at least one each."""

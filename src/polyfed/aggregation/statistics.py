@@ -67,9 +67,9 @@ def row_statistics(
     """
     own = torch.arange(len(rows)) if own is None else own.cpu()
     _check(rows, anchors, own, tau)
-    if len(rows) == 0:  # a type for each statistic all the same: parts of clients are put together
+    if len(rows) == 0:  # of the right types all the same: parts of clients are put together
         empty = torch.empty(0, dtype=working_dtype(rows, anchors), device=rows.device)
-        return {name: empty.long() if name == "winner" else empty.clone() for name in wanted}
+        return dict.fromkeys(wanted, empty) | ({"winner": empty.long()} if "winner" in wanted else {})
     statistics: Statistics = {}
     if _SCANNED & set(wanted):
         scan = _Scan(rows, anchors, wanted, tau, items, blocks or TileSize.suited(rows.device))

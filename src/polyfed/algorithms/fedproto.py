@@ -112,11 +112,8 @@ class FedProto(Algorithm):
                 # a client that claims more samples than it joined with does not count for more
                 own = own.at_most(server.weight(reply.sender))
                 sent.setdefault(space, []).append(ClassMeans(*(part.to(server.device) for part in own)))
-        if not sent and _PROTOTYPES not in server.state and cohort.clients == server.clients:
-            raise ConfigError(
-                f"no client of the federation sent prototypes: none has a task with classes, or algorithm.min_count "
-                f"({self.min_count}) is more than any has of a class; give some the task 'classification', or lower it"
-            )
+        if not sent:
+            _require_earlier(server, cohort, self.min_count)
         scaled = 0
         for space, means in sent.items():
             rows, number = [one.means for one in means], 0
@@ -275,6 +272,14 @@ class PrototypeCheck:
 
 def _global_prototypes(server: Server) -> dict[str, GlobalPrototypes]:
     return by_space(server.state.get(_PROTOTYPES, {}), GlobalPrototypes)
+
+
+def _require_earlier(server: Server, cohort: Cohort, min_count: int) -> None:
+    if _PROTOTYPES not in server.state and cohort.clients == server.clients:
+        raise ConfigError(
+            "no client of the federation sent prototypes: none has a task with classes, or algorithm.min_count "
+            f"({min_count}) is more than any has of a class; give some the task 'classification', or lower it"
+        )
 
 
 def _class_count(client: Client) -> int:

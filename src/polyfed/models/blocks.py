@@ -101,10 +101,6 @@ class DropPath(nn.Module):
         kept = x.new_empty(x.shape[0], *(1,) * (x.dim() - 1)).bernoulli_(1 - self.rate)
         return x * (kept / (1 - self.rate))
 
-    def extra_repr(self) -> str:
-        """The rate."""
-        return f"rate={self.rate:g}"
-
 
 class TransformerBlock(nn.Module):
     """Pre-norm transformer block (ViT): ``x + attention(norm1(x))``, then ``x + mlp(norm2(x))``."""

@@ -97,9 +97,7 @@ class PairTask(Task):
             DataError: there are fewer items than folds.
         """
         self.require(samples)
-        count, needed = len(set(samples.items.tolist())), max(self.folds)
-        if count < needed:
-            raise DataError(f"{count} items cannot make {needed} folds; lower folds or test on more items")
+        _require_items(len(set(samples.items.tolist())), max(self.folds))
         with evaluating(model):
             encoded = {modality: _encode(model, modality, samples, batch_size) for modality in self.between}
             sides = {modality: side for modality, (side, _) in encoded.items()}
@@ -111,10 +109,7 @@ class PairTask(Task):
                 # sample by sample, as in training: a row that several samples share comes several times
                 pairs = {modality: side.at(place) for modality, (side, place) in encoded.items()}
                 protocols[f"_batch{self.in_batch}"] = self._in_batches(pairs, self.in_batch)
-        metrics = {self.primary: first}
-        for suffix, recalls in protocols.items():
-            metrics |= {f"{name}{suffix}": value for name, value in recalls.items()}
-        return metrics
+        return {self.primary: first} | _suffixed(protocols)
 
     def require(self, samples: Samples) -> None:
         """Raise ConfigError if the samples lack one of the two modalities."""
@@ -216,6 +211,15 @@ class _Side:
     def at(self, index: Int64[Tensor, " k"]) -> _Side:
         """The rows at ``index``."""
         return _Side(self.values[index], self.items[index], self.matches[index])
+
+
+def _require_items(count: int, needed: int) -> None:
+    if count < needed:
+        raise DataError(f"{count} items cannot make {needed} folds; lower folds or test on more items")
+
+
+def _suffixed(protocols: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
+    return {f"{name}{suffix}": value for suffix, recalls in protocols.items() for name, value in recalls.items()}
 
 
 def _encode(
