@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from polyfed.aggregation.prototypes import Known, by_space
+from polyfed.aggregation.prototypes import GlobalPrototypes, by_space
 from polyfed.runs.session import Session
 from prototype_federations import SPACE
 
 NAMES = ("image", "text-0", "text-1")
 
 
-def known_of(session: Session, space: str = SPACE) -> Known:
-    return by_space(session.server.state["prototypes"], Known)[space]
+def known_of(session: Session, space: str = SPACE) -> GlobalPrototypes:
+    return by_space(session.server.state["prototypes"], GlobalPrototypes)[space]
 
 
 def global_of(session: Session, space: str = SPACE) -> dict[int, list[float]]:

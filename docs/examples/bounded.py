@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 
 import torch
 from pydantic import Field
 
-from polyfed.algorithms.algorithm import Reply
+from polyfed.algorithms.algorithm import Cohort, Reply, Server, Weights
 from polyfed.algorithms.fedavg import FedAvg
-from polyfed.federation.cohort import Cohort
-from polyfed.federation.server import Server
-from polyfed.wire.payload import Payload, Weights
+from polyfed.wire.payload import Payload
 
 
 class Bounded(FedAvg):
@@ -25,18 +23,17 @@ class Bounded(FedAvg):
     def aggregate(self, server: Server, cohort: Cohort, replies: Iterable[Reply]) -> None:
         """As FedAvg, of updates that are not too long."""
         cut: list[bool] = []
-        super().aggregate(server, cohort, self.bounded(server, replies, cut))
+        super().aggregate(server, cohort, (self.bounded(server, reply, cut) for reply in replies))
         server.record(shortened=sum(cut) / max(len(cut), 1))
 
-    def bounded(self, server: Server, replies: Iterable[Reply], cut: list[bool]) -> Iterator[Reply]:
-        """The replies as they come, the weights in them pulled back towards those that were sent out."""
-        for reply in replies:
-            old = server.weights[server.type_of(reply.sender)]
-            new = {name: value.to(old[name]) for name, value in reply.weights.items() if value.is_floating_point()}
-            norm = float(torch.nn.utils.get_total_norm([new[name] - old[name] for name in new]))
-            cut.append(norm > self.length)
-            if norm > self.length:
-                short = {name: old[name].lerp(value, self.length / norm) for name, value in new.items()}
-                fields = {**reply.payload.fields, "weights": Weights({**reply.weights, **short})}
-                reply = Reply.received(Payload(fields), reply.sender)
-            yield reply
+    def bounded(self, server: Server, reply: Reply, cut: list[bool]) -> Reply:
+        """A reply whose weights are pulled back towards those that were sent out; ``cut`` notes whether they were."""
+        old = server.weights[server.type_of(reply.sender)]
+        new = {name: value.to(old[name]) for name, value in reply.weights.items() if value.is_floating_point()}
+        norm = float(torch.nn.utils.get_total_norm([new[name] - old[name] for name in new]))
+        cut.append(norm > self.length)
+        if norm <= self.length:
+            return reply
+        short = {name: old[name].lerp(value, self.length / norm) for name, value in new.items()}
+        weights = Weights({**reply.weights, **short})
+        return Reply.received(Payload({**reply.payload.fields, "weights": weights}), reply.sender)

@@ -9,12 +9,17 @@ from pydantic import Field
 from torch import Tensor
 
 from polyfed.aggregation.ensemble import Ensemble
-from polyfed.algorithms.algorithm import Algorithm, Lifetime, Reply, client_step
-from polyfed.federation.client import Client
-from polyfed.federation.cohort import Cohort
-from polyfed.federation.server import Server
+from polyfed.algorithms.algorithm import (
+    Algorithm,
+    Client,
+    Cohort,
+    Lifetime,
+    Reply,
+    Representations,
+    Server,
+    client_step,
+)
 from polyfed.losses.distillation import l2
-from polyfed.wire.payload import Representations
 
 
 class Consensus(Algorithm):
@@ -38,13 +43,13 @@ class Consensus(Algorithm):
             sent.require(server.public_order, len(server.public_set), server.model.dim, tuple(sent))
 
         means: dict[str, Ensemble] = {}
-        known = Representations(server.state.get("consensus", {}), order=server.public_order)
-        for reply in cohort.ask(self.fit, check=check, consensus=known):
+        consensus = Representations(server.state.get("consensus", {}), order=server.public_order)
+        for reply in cohort.ask(self.fit, check=check, consensus=consensus):
             for modality, values in reply.representations.items():
-                mean = means.setdefault(modality, Ensemble(len(values), server.model.dim))
+                mean = means.setdefault(modality, Ensemble(*values.shape))
                 mean.add(values.cpu(), 0.0)  # log of the weight 1
         agreed = {modality: mean.result().values for modality, mean in means.items()}
-        server.state["consensus"] = {**known, **agreed}
+        server.state["consensus"] = {**consensus, **agreed}
         self.digest(server, server.state["consensus"])
 
     @client_step(representations=Representations)
@@ -55,16 +60,19 @@ class Consensus(Algorithm):
         own = client.represent(client.public_set)
         return Reply(representations=Representations(own, order=consensus.order))
 
-    def digest(self, participant: Client | Server, targets: Mapping[str, Tensor]) -> None:
-        """Move a participant's representations of the public set towards the targets."""
-        shared = [modality for modality in participant.public_set.modalities if modality in targets]
-        known = {modality: targets[modality].to(participant.device) for modality in shared}
-        trainer = participant.trainer("digest")
-        participant.model.train()
-        for epoch in participant.epochs(self.digest_epochs if known else 0):
-            for batch in participant.batches(participant.public_set, f"digest-{epoch}"):
-                distances = [
-                    l2(participant.model.represent(name, batch.inputs[name]), target[batch.index])
-                    for name, target in known.items()
-                ]
-                trainer.step(sum(distances[1:], distances[0]))
+    def digest(self, participant: Client | Server, consensus: Mapping[str, Tensor]) -> None:
+        """Move a participant's representations of the public set towards the consensus."""
+        modalities = [name for name in participant.public_set.modalities if name in consensus]
+        targets = {name: consensus[name].to(participant.device) for name in modalities}
+
+        def distance(model, batch):
+            own = {name: model.represent(name, batch.inputs[name]) for name in targets}
+            return sum(l2(own[name], target[batch.index]) for name, target in targets.items())
+
+        participant.fit(
+            participant.public_set,
+            epochs=self.digest_epochs,
+            purpose="digest",
+            task_weight=0,
+            regulariser=distance if targets else None,
+        )

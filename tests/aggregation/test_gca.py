@@ -7,12 +7,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.nn import functional as F
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
+from naive import Largest
 from polyfed.aggregation.ensemble import Ensemble
-from polyfed.aggregation.gca import contrastive_scores
-from polyfed.aggregation.tiles import TileSize
+from polyfed.aggregation.tiles import TileSize, contrastive_scores
 from polyfed.core.errors import ConfigError, PayloadError
 
 SMALL = TileSize(4, 5)
@@ -123,19 +121,6 @@ def test_permuting_public_samples_permutes_scores():
         contrastive_scores(local[order], other[order], blocks=SMALL),
         contrastive_scores(local, other, blocks=SMALL)[order],
     )
-
-
-class Largest(TorchDispatchMode):
-    """Records the number of elements of the largest tensor that any operation returns."""
-
-    elements = 0
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        out = func(*args, **(kwargs or {}))
-        for value in tree_leaves(out):
-            if isinstance(value, torch.Tensor):
-                self.elements = max(self.elements, value.numel())
-        return out
 
 
 def test_never_holds_public_times_public():

@@ -8,7 +8,7 @@ import torch
 from polyfed.aggregation.prototypes import (
     ClassAverage,
     ClassMeans,
-    Known,
+    GlobalPrototypes,
     adaptive_margin,
     bounded,
     by_space,
@@ -236,7 +236,7 @@ def test_names_of_tensors_lead_back_to_spaces(clients):
     found = by_space(tensors, ClassMeans)
     assert list(found) == ["a.b:c", "d"]
     assert all(x is y for x, y in zip(found["d"], clients[1], strict=True))
-    known = by_space(prototype_tensors("d", Known(clients[1].means, clients[1].present)), Known)
+    known = by_space(prototype_tensors("d", GlobalPrototypes(clients[1].means, clients[1].present)), GlobalPrototypes)
     assert known["d"].shape == (CLASSES, D)
     for wrong in ({"d.means": clients[1].means}, tensors | {"d.more": clients[1].means}, {"means": clients[1].means}):
         with pytest.raises(PayloadError, match="expected"):

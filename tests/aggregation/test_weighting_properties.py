@@ -9,7 +9,7 @@ from pydantic import ValidationError
 from weighting_clients import CLASSES, DIM, SIZE, choose, client, ensemble, evidence, known, labels, unit, voter
 
 from polyfed.aggregation.ensemble import Ensemble
-from polyfed.aggregation.gca import contrastive_scores
+from polyfed.aggregation.tiles import contrastive_scores
 from polyfed.aggregation.weighting import Evidence, Weighting
 from polyfed.core.errors import ConfigError, PayloadError
 from polyfed.core.settings import Settings

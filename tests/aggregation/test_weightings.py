@@ -8,28 +8,16 @@ import torch
 from torch.nn import functional as F
 from weighting_clients import SIZE, choose, client, ensemble, evidence, known, labels, voter
 
+from naive import cosine, dot, softmax
+
 FLOOR = 1e-3
 
 
 # ---- the formulas, one sample of one client at a time
 
 
-def dot(a, b):
-    return sum(x * y for x, y in zip(a, b, strict=True))
-
-
-def cosine(a, b):
-    return dot(a, b) / math.sqrt(dot(a, a) * dot(b, b))
-
-
 def mean_of(values):
     return sum(values) / len(values)
-
-
-def softmax(row):
-    top = max(row)
-    powers = [math.exp(x - top) for x in row]
-    return [p / sum(powers) for p in powers]
 
 
 def variance(row):

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from by_hand import assert_mean, copies, in_steps, plain_sgd, plain_training, transformers
 from misbehaving import contents
-from polyfed.algorithms.creamfl_averaged import CreamFLAveraged, _ReplyCheck
+from polyfed.algorithms.creamfl_averaged import CreamFLAveraged
 from polyfed.core.errors import ConfigError, PayloadError
 from polyfed.data.samples import Batch
 from polyfed.federation.cohort import Reply
@@ -207,7 +207,7 @@ def test_nobody_sends_what_was_not_asked_for(config: Config, tmp_path: Path) -> 
     session = prepared(config, tmp_path)
     server = session.server
     known = server.represent_public()
-    check = _ReplyCheck(session.experiment.algorithm, server, known)
+    check = session.experiment.algorithm.reply_check(server, known)
     for client in server.clients:
         own = {name: known[name] for name in client.modalities if len(client.modalities) == 1}
         weights = server.weights_for(client)

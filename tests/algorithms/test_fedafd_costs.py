@@ -12,7 +12,7 @@ import torch
 from by_hand import three_kinds
 from polyfed.algorithms.shared.ensembles import Ensembles
 from polyfed.data.view import DataContext, InputSpec
-from polyfed.models.discriminators import Discriminator
+from polyfed.losses.adversarial import Discriminator
 from polyfed.models.encoders.bert import Bert
 from polyfed.models.encoders.resnet import ResNet
 from polyfed.models.fusion import GranularityFusion

@@ -87,7 +87,7 @@ def test_anchors_are_the_teachers_and_do_not_learn(tmp_path: Path) -> None:
     teacher = {name: value + 0.1 for name, value in global_model(session).items() if value.is_floating_point()}
     weights = {name: teacher.get(name, value) for name, value in global_model(session).items()}
     anchors = frozen_aligners(client.model, {name: weights[name] for name in parts_of(session).aligner})
-    loss = algorithm.guided_loss(client, anchors)
+    loss = algorithm.anchored_loss(client, anchors)
     batch = next(client.batches(client.train, "x"))
     client.model.train()
     loss(client.model, batch).backward()

@@ -135,7 +135,7 @@ def byol_by_hand(student: Student, server: Server, first: Tensor, second: Tensor
     encoder, predictor = server.model.encoders["image"], student.predictors["image"]
     ahead = predictor(encoder(first)), predictor(encoder(second))
     with torch.no_grad():
-        goals = student.target["image"](first), student.target["image"](second)
+        goals = student.views.target["image"](first), student.views.target["image"](second)
     losses = []
     for p, t in ((ahead[0], goals[1]), (ahead[1], goals[0])):
         losses.append(sum(2 - 2 * (a @ b) / (a.norm() * b.norm()) for a, b in zip(p, t, strict=True)) / len(p))
@@ -161,15 +161,15 @@ def test_one_step_is_that_of_the_weighted_sum(tiny: Config, tmp_path: Path, form
         contrast_by_hand(student, name, own, teachers[name].values[:, batch.index], batch.items.tolist(), 0.1)
         for name, own in said.items()
     )
-    own = copy.deepcopy(student.target.state_dict())
+    own = copy.deepcopy(student.views.target.state_dict())
     byol = byol_by_hand(student, server, batch.inputs["image"], again.inputs["image"])
-    student.target.load_state_dict(own)  # batch statistics
+    student.views.target.load_state_dict(own)  # batch statistics
     learning = {**dict(server.model.named_parameters()), **dict(student.predictors.named_parameters())}
     total = 0.5 * (0.6 * contrast + 0.3 * byol)
     gradients = torch.autograd.grad(total, list(learning.values()), allow_unused=True)
     before = {name: value.detach().clone() for name, value in learning.items()}
     adapters = [value.detach().clone() for value in student.attention.parameters()]
-    slow = [value.clone() for value in student.target.parameters()]
+    slow = [value.clone() for value in student.views.target.parameters()]
     torch.manual_seed(3)
     for _ in server.epochs(1):
         student.learn(batch, teachers)
@@ -178,7 +178,7 @@ def test_one_step_is_that_of_the_weighted_sum(tiny: Config, tmp_path: Path, form
         assert torch.allclose(value, expected, atol=1e-6), name
     assert any(not torch.equal(*pair) for pair in zip(adapters, student.attention.parameters(), strict=True))
     online = server.model.tower("image").parameters()
-    for late, early, fast in zip(student.target.parameters(), slow, online, strict=True):
+    for late, early, fast in zip(student.views.target.parameters(), slow, online, strict=True):
         assert torch.allclose(late, 0.9 * early + 0.1 * fast, atol=1e-6)
     assert student.means() == pytest.approx(
         {"contrast": float(contrast.detach()), "byol": float(byol.detach())}, rel=1e-4
@@ -188,7 +188,7 @@ def test_one_step_is_that_of_the_weighted_sum(tiny: Config, tmp_path: Path, form
 def test_without_random_views_the_contrast_is_all(tiny: Config, tmp_path: Path) -> None:
     session, method = session_of(tiny, tmp_path, "representations", augment=False)
     student, _ = student_of(method, session.server)
-    assert len(student.predictors) == len(student.target) == 0
+    assert len(student.predictors) == len(student.views.target) == 0
     method.round(session.server, first_cohort(session))
     names = {name for record in round_records(session) for name in record["metrics"]}
     assert "contrast" in names

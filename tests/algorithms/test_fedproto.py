@@ -14,7 +14,7 @@ from torch import Tensor
 from by_hand import assert_learns_topics, topics, transformers
 from known_prototypes import NAMES, global_of
 from misbehaving import cut_short
-from polyfed.aggregation.prototypes import Known, by_space
+from polyfed.aggregation.prototypes import GlobalPrototypes, by_space
 from polyfed.core.errors import ConfigError
 from polyfed.core.randomness import isolated
 from polyfed.federation import types
@@ -137,7 +137,7 @@ def test_without_the_distance_clients_train_as_alone(tmp_path: Path) -> None:
 def test_encoders_run_once_a_batch(tmp_path: Path) -> None:
     session = began(classifiers(), tmp_path)
     client = woken(session, "text-0", (2, 0), after=(1, 0))
-    known, modes = session.experiment.algorithm.known_to(session.server, client.info), []
+    known, modes = session.experiment.algorithm.prototypes_for(session.server, client.info), []
     client.model.encoders["text"].register_forward_hook(lambda module, *_: modes.append(module.training))
     session.experiment.algorithm.fit(client, known)
     client.model.encoders["text"]._forward_hooks.clear()
@@ -177,17 +177,17 @@ def test_prototypes_mix_within_a_class_space_only(tmp_path: Path) -> None:
     config = two_sources()
     config["clients"]["text"]["type"] = "notes"
     apart = began(config, tmp_path / "a")
-    spaces = by_space(apart.server.state["prototypes"], Known)
+    spaces = by_space(apart.server.state["prototypes"], GlobalPrototypes)
     assert list(spaces) == [SPACE, f"{SPACE}:notes"]
     infos = {info.id: info for info in apart.server.clients}
     for name in NAMES:
-        sent = apart.experiment.algorithm.known_to(apart.server, infos[name])
-        assert list(by_space(sent, Known)) == [SPACE if name == "image" else f"{SPACE}:notes"]
+        sent = apart.experiment.algorithm.prototypes_for(apart.server, infos[name])
+        assert list(by_space(sent, GlobalPrototypes)) == [SPACE if name == "image" else f"{SPACE}:notes"]
     alike = began(two_sources(), tmp_path / "b")
-    assert list(by_space(alike.server.state["prototypes"], Known)) == [SPACE]
+    assert list(by_space(alike.server.state["prototypes"], GlobalPrototypes)) == [SPACE]
     config["algorithm"]["shared"] = {"image": "things", "text": "things"}
     together = began(config, tmp_path / "c")
-    assert list(by_space(together.server.state["prototypes"], Known)) == ["things"]
+    assert list(by_space(together.server.state["prototypes"], GlobalPrototypes)) == ["things"]
 
 
 def test_targets_of_one_source_are_spaces_of_their_own(tmp_path: Path) -> None:
@@ -195,7 +195,7 @@ def test_targets_of_one_source_are_spaces_of_their_own(tmp_path: Path) -> None:
     config["data"]["sources"]["scenes"]["targets"] = {"label": "label", "topic": "topic"}
     config["clients"]["text"]["task"] = {"name": "classification", "target": "topic"}
     session = began(config, tmp_path, 2)
-    spaces = by_space(session.server.state["prototypes"], Known)
+    spaces = by_space(session.server.state["prototypes"], GlobalPrototypes)
     assert list(spaces) == [SPACE, "topic:6x453400fc"]
     assert spaces["topic:6x453400fc"].shape[0] == 6
     metrics = session.experiment.algorithm.evaluate_clients(session.server, session.cohort(3, Ledger()))
@@ -226,9 +226,9 @@ def test_any_name_of_a_source_will_do(tmp_path: Path, source: str, space: str, m
         client["source"] = source
     monkeypatch.setattr(types, "_classes_of", lambda target, split: split.source)  # as if classes had no names
     session = began(config, tmp_path, 2)
-    assert list(by_space(session.server.state["prototypes"], Known)) == [space]
+    assert list(by_space(session.server.state["prototypes"], GlobalPrototypes)) == [space]
     groups = session.server.snapshot()
-    assert by_space(groups["state:prototypes"], Known)[space].shape[1] == 8
+    assert by_space(groups["state:prototypes"], GlobalPrototypes)[space].shape[1] == 8
 
 
 # ---- inference

@@ -13,7 +13,7 @@ from torch import Tensor
 from known_prototypes import NAMES, global_of, known_of
 from polyfed.aggregation.prototypes import ClassMeans, by_space, prototype_tensors
 from polyfed.algorithms.algorithm import Reply, client_step
-from polyfed.algorithms.fedproto import FedProto, Sound
+from polyfed.algorithms.fedproto import FedProto, PrototypeCheck
 from polyfed.core.errors import PayloadError
 from polyfed.federation.client import Client
 from polyfed.reporting.reported import run
@@ -156,4 +156,4 @@ def test_a_reply_is_checked_against_what_the_space_is(tmp_path: Path) -> None:
     fewer = ClassMeans(torch.ones(1, 8), torch.ones(1, dtype=torch.int32), torch.tensor([True, False]))
     reply = Reply.received(Reply(prototypes=Prototypes(prototype_tensors(SPACE, fewer))).payload, info)
     with pytest.raises(PayloadError, match=f"have 2 classes of width 8, expected {known.shape[0]} of width 8"):
-        Sound(method, session.server)(reply)
+        PrototypeCheck(method, session.server)(reply)

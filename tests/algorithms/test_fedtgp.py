@@ -12,7 +12,7 @@ from torch import Tensor
 
 from by_hand import assert_learns_topics, topics
 from misbehaving import cut_short
-from polyfed.aggregation.prototypes import ClassMeans, Known, by_space
+from polyfed.aggregation.prototypes import ClassMeans, GlobalPrototypes, by_space
 from polyfed.algorithms.fedtgp import FedTGP
 from polyfed.core.randomness import generator
 from polyfed.reporting.reported import resume, run
@@ -98,7 +98,7 @@ def test_two_rounds_of_the_server_equal_plain_loops(session: Session) -> None:
     """In the second one class is new, and one that is known is nobody's."""
     method, server = method_of(session), session.server
     rounds = [[sent([3, 0, 1, 0], 1), sent([1, 2, 0, 0], 2)], [sent([0, 5, 2, 1], 3), sent([0, 1, 0, 4], 4)]]
-    known: Known | None = None
+    known: GlobalPrototypes | None = None
     weights: dict[str, Tensor] = {}
     for number, (clients, seen) in enumerate(zip(rounds, [[0, 1, 2], [0, 1, 2, 3]], strict=True), 1):
         server.begin(number)
@@ -120,7 +120,7 @@ def test_clients_do_as_in_fedproto(tmp_path: Path) -> None:
     for name in ("image", "text-0", "text-1"):
         a, b = (woken(one, name, (2, 0), after=(1, 0)).model.state_dict() for one in (ours, averaging))
         assert all(torch.equal(value, b[key]) for key, value in a.items())
-    trained, mean = (by_space(one.server.state["prototypes"], Known)[SPACE] for one in (ours, averaging))
+    trained, mean = (by_space(one.server.state["prototypes"], GlobalPrototypes)[SPACE] for one in (ours, averaging))
     assert torch.equal(trained.present, mean.present)
     assert not torch.allclose(trained.means, mean.means)
 

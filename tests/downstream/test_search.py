@@ -20,7 +20,7 @@ from polyfed.data.sources.scenes import Scenes
 from polyfed.downstream.probes.out_of_domain import OutOfDomain
 from polyfed.downstream.probes.retrieval import RetrievalProbe
 from polyfed.downstream.search import Gallery, chance_recalls, random_blocks, recalls_between
-from polyfed.tasks.retrieval import Retrieval
+from polyfed.tasks.retrieval import PairRetrieval
 
 Pair = tuple[Gallery, Gallery]
 
@@ -156,7 +156,7 @@ def test_full_recalls_are_those_of_the_retrieval_task(make_bench: Any) -> None:
     bench = make_bench()
     (row,) = outcome(RetrievalProbe(source="scenes"), bench).rows
     samples = bench.samples("scenes", "test", "image", "text")
-    expected = Retrieval().evaluate(bench.subject.model, None, samples, batch_size=16)
+    expected = PairRetrieval().evaluate(bench.subject.model, None, samples, batch_size=16)
     for name in ("image_to_text_r@1", "image_to_text_r@10", "text_to_image_r@5"):
         assert row.values[f"{name}_full"] == [pytest.approx(expected[name])]
 
@@ -165,7 +165,7 @@ def test_a_batch_of_all_is_that_of_the_retrieval_task(make_bench: Any) -> None:
     bench = make_bench()
     (row,) = outcome(RetrievalProbe(source="scenes", batch=100, draws=2), bench).rows
     samples = bench.samples("scenes", "test", "image", "text")
-    expected = Retrieval(in_batch=100).evaluate(bench.subject.model, None, samples, batch_size=16)
+    expected = PairRetrieval(in_batch=100).evaluate(bench.subject.model, None, samples, batch_size=16)
     for name in ("image_to_text_r@5", "text_to_image_r@1"):
         assert row.values[name] == [pytest.approx(expected[f"{name}_batch100"])] * 2
 

@@ -15,7 +15,7 @@ from polyfed.models.encoders.bag import Bag
 from polyfed.models.encoders.bert import Bert
 from polyfed.models.encoders.gru import GRU
 from polyfed.models.encoders.mobilenet import MobileNet
-from polyfed.models.encoders.projection import Projection
+from polyfed.models.encoders.projection import FeatureProjection
 from polyfed.models.encoders.resnet import ResNet
 from polyfed.models.encoders.transformer import Transformer
 from polyfed.models.encoders.vit import ViT
@@ -64,8 +64,8 @@ class Networks:
         slow(ResNet(widths=(4, 4), depths=(1, 1), block="basic", pie=True), PIXELS, ("batch", 3, 16, 16)),
         slow(ViT(size="nano", pie=True), PIXELS, ("batch", 3, 16, 16)),
         slow(MobileNet(), PIXELS, ("batch", 3, 16, 16)),
-        (Projection(hidden=4), InputSpec((5,)), ("batch", 5)),
-        (Projection(pie=True), InputSpec((4, 5)), ("batch", 4, 5)),
+        (FeatureProjection(hidden=4), InputSpec((5,)), ("batch", 5)),
+        (FeatureProjection(pie=True), InputSpec((4, 5)), ("batch", 4, 5)),
     ],
     ids=lambda value: value.component_name() if isinstance(value, Encoder) else "",
 )

@@ -11,7 +11,7 @@ from polyfed.federation.types import class_space, head_name
 from polyfed.tasks.classification import Classification
 from polyfed.tasks.gloria import GLoRIA
 from polyfed.tasks.mgca import MGCA
-from polyfed.tasks.retrieval import Retrieval
+from polyfed.tasks.retrieval import PairRetrieval
 from polyfed.tasks.vqa import VQA
 
 
@@ -28,8 +28,8 @@ PETS, PETS_TURNED = ("cat", "dog"), ("dog", "cat")
         (Classification(), Classification(margin=1.0), True),
         (Classification(), Classification(bias=False), False),
         (Classification(non_negative=True, scale=2.0), Classification(non_negative=True, scale=4.0), False),
-        (Retrieval(objective="info_nce"), Retrieval(objective="info_nce", folds=5, mask_siblings=True), True),
-        (Retrieval(objective="info_nce"), Retrieval(), False),
+        (PairRetrieval(objective="info_nce"), PairRetrieval(objective="info_nce", folds=5, mask_siblings=True), True),
+        (PairRetrieval(objective="info_nce"), PairRetrieval(), False),
         (GLoRIA(), GLoRIA(global_weight=2.0), True),
         (MGCA(), MGCA(prototypes=10), False),
         (VQA(), VQA(use=("text",)), False),
@@ -63,9 +63,9 @@ def test_sources_of_similar_names_have_heads_of_their_own() -> None:
 
 
 def test_a_task_without_classes_is_told_by_itself() -> None:
-    assert head_name(Retrieval(), split()) == "retrieval"
-    assert head_name(Retrieval(objective="info_nce", learn_temperature=False), split("b")) == (
+    assert head_name(PairRetrieval(), split()) == "retrieval"
+    assert head_name(PairRetrieval(objective="info_nce", learn_temperature=False), split("b")) == (
         "retrieval-info_nce-no_learn_temperature"
     )
-    assert head_name(Retrieval(), split(), "coco") == "retrieval::coco"
+    assert head_name(PairRetrieval(), split(), "coco") == "retrieval::coco"
     assert class_space("retrieval") == ""

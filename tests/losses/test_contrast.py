@@ -1,12 +1,13 @@
+"""Contrasts with what others see, against plain loops: CreamFL, MOON, FedMKD."""
+
 import math
 
 import pytest
 import torch
 from torch.nn import functional as F
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
-from polyfed.losses.contrast import inter_modal, intra_modal
+from naive import Largest, cosine
+from polyfed.losses.contrast import inter_modal, intra_modal, model_contrast, queue_contrast
 
 
 def inter_by_loops(u, anchors, positive, tau, items, include_self):
@@ -46,14 +47,6 @@ def test_inter_modal_is_the_cross_entropy_against_the_public_set(public):
     torch.testing.assert_close(inter_modal(u, anchors, positive), F.cross_entropy(u @ anchors.T, positive))
 
 
-def test_inter_modal_gradient_reaches_u_only(public):
-    u, anchors, positive = public
-    anchors = anchors.clone().requires_grad_()
-    inter_modal(u, anchors, positive).backward()
-    assert anchors.grad is None
-    assert u.grad.abs().sum() > 0
-
-
 @pytest.mark.parametrize("tau", [1.0, 0.01, 0.001])
 def test_inter_modal_survives_cold_temperatures(public, tau):
     u = public[0].detach().float().requires_grad_()
@@ -69,32 +62,6 @@ def test_a_row_without_negatives_counts_as_zero(public):
     loss.backward()
     assert float(loss.detach()) == 0.0
     assert float(u.grad.abs().sum()) == 0.0
-
-
-def test_inter_modal_autocast_computes_in_fp32(public):
-    u, anchors = public[0].detach().float(), public[1].float()
-    with torch.autocast("cpu", torch.bfloat16):
-        inside = inter_modal(u, anchors, public[2])
-    assert torch.equal(inside, inter_modal(u, anchors, public[2]))
-
-
-def test_nan_is_not_hidden(public):
-    u = public[0].detach().clone()
-    u[1] = math.nan
-    assert torch.isnan(inter_modal(u, *public[1:]))
-
-
-class Largest(TorchDispatchMode):
-    """Records the number of elements of the largest tensor that any operation returns."""
-
-    elements = 0
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        out = func(*args, **(kwargs or {}))
-        for value in tree_leaves(out):
-            if isinstance(value, torch.Tensor):
-                self.elements = max(self.elements, value.numel())
-        return out
 
 
 def test_inter_modal_never_holds_batch_times_public():
@@ -118,16 +85,74 @@ def test_intra_modal_equals_loops(public):
     torch.testing.assert_close(torch.autograd.grad(ours, u), torch.autograd.grad(naive, u))
 
 
-def test_intra_modal_is_log_two_where_both_are_equal_and_stable_far_out():
+def model_contrast_by_loops(z, received, previous, tau):
+    losses = []
+    for own, g, p in zip(z.tolist(), received.tolist(), previous.tolist(), strict=True):
+        towards, away = math.exp(cosine(own, g) / tau), math.exp(cosine(own, p) / tau)
+        losses.append(-math.log(towards / (towards + away)))
+    return sum(losses) / len(losses)
+
+
+@pytest.fixture
+def three():
+    torch.manual_seed(3)
+    return tuple(3 * torch.randn(5, 4, dtype=torch.float64) for _ in range(3))
+
+
+@pytest.mark.parametrize("tau", [0.1, 0.5, 2.0])
+def test_model_contrast_equals_loops(three, tau):
+    assert float(model_contrast(*three, tau)) == pytest.approx(model_contrast_by_loops(*three, tau))
+
+
+def test_lengths_do_not_matter(three):
+    z, received, previous = three
+    assert float(model_contrast(7 * z, received / 9, 2 * previous)) == pytest.approx(float(model_contrast(*three)))
+
+
+def test_it_is_log_two_where_both_models_agree_and_stable_far_out():
     z = torch.eye(3)
-    assert float(intra_modal(z, z, z)) == pytest.approx(math.log(2))
-    assert float(intra_modal(z, -z, z, tau=1e-3)) == pytest.approx(2000.0)
-    assert float(intra_modal(z, z, -z, tau=1e-3)) == 0.0
+    assert float(model_contrast(z, z, z)) == pytest.approx(math.log(2))
+    assert float(model_contrast(z, -z, z, tau=1e-3)) == pytest.approx(2000.0)
+    assert float(model_contrast(z, z, -z, tau=1e-3)) == 0.0
 
 
-def test_intra_modal_gradient_reaches_u_only():
-    u, g, p = (torch.randn(2, 3, requires_grad=True) for _ in range(3))
-    intra_modal(u, g, p).backward()
-    assert u.grad is not None
-    assert g.grad is None
-    assert p.grad is None
+def queue_by_loops(student, targets, queue, items, queued, tau):
+    losses = []
+    for k, row in enumerate(student.tolist()):
+        own, rest = None, 0.0
+        candidates = [
+            *zip(targets.tolist(), items.tolist(), strict=True),
+            *zip(queue.tolist(), queued.tolist(), strict=True),
+        ]
+        for j, (target, item) in enumerate(candidates):
+            logit = sum(a * b for a, b in zip(row, target, strict=True)) / tau
+            if j == k:
+                own = logit
+            elif item != items.tolist()[k]:
+                rest += math.exp(logit)
+        losses.append(math.log(math.exp(own) + rest) - own)
+    return sum(losses) / len(losses)
+
+
+@pytest.fixture
+def rows():
+    torch.manual_seed(2)
+    return [F.normalize(torch.randn(n, 6, dtype=torch.float64), dim=1) for n in (4, 4, 7)]
+
+
+@pytest.mark.parametrize("tau", [0.1, 1.0])
+@pytest.mark.parametrize("items", [[0, 1, 2, 3], [0, 0, 1, 2]])
+def test_queue_contrast_equals_loops(rows, tau, items):
+    items, queued = torch.tensor(items), torch.tensor([9, 0, 8, 7, 2, 6, 5])
+    expected = queue_by_loops(*rows, items, queued, tau)
+    assert float(queue_contrast(*rows, items, queued, tau)) == pytest.approx(expected, abs=1e-12)
+
+
+def test_without_a_queue_the_batch_is_left_and_one_item_is_no_contrast(rows):
+    student, targets, queue = rows
+    none = torch.zeros(0, dtype=torch.int64)
+    found = queue_contrast(student, targets, queue[:0], torch.arange(4), none, 0.1)
+    assert float(found) == pytest.approx(
+        queue_by_loops(student, targets, queue[:0], torch.arange(4), none, 0.1), abs=1e-12
+    )
+    assert float(queue_contrast(student, targets, queue[:0], torch.zeros(4, dtype=torch.int64), none)) == 0.0

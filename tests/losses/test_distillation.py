@@ -1,3 +1,5 @@
+"""Distances and divergences of students and teachers against plain loops."""
+
 import math
 from typing import get_args
 
@@ -5,7 +7,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from polyfed.losses.distillation import DISTILLATIONS, Distillation
+from polyfed.losses.distillation import DISTILLATIONS, Distillation, row_kl, score_kl, similarity_kl, squared_distance
 
 
 def by_loops(name, student, target, rows):
@@ -84,7 +86,103 @@ def test_descent_brings_the_student_to_the_target(both, name):
     assert float(DISTILLATIONS["cosine"](student, target, None).detach()) < 0.05 * first
 
 
-def test_autocast_computes_in_fp32():
-    student, target = torch.randn(3, 4).bfloat16(), torch.randn(3, 4)
-    with torch.autocast("cpu", torch.bfloat16):
-        assert DISTILLATIONS["cosine"](student, target, None).dtype == torch.float32
+def squares_by_loops(z, anchors, reduction):
+    squares = [[(a - b) ** 2 for a, b in zip(own, other, strict=True)] for own, other in zip(z, anchors, strict=True)]
+    total = sum(sum(row) for row in squares)
+    return total / {"sum": 1, "mean": len(squares), "element": sum(len(row) for row in squares)}[reduction]
+
+
+@pytest.fixture
+def unit_pair():
+    torch.manual_seed(4)
+    return torch.nn.functional.normalize(torch.randn(2, 5, 3, dtype=torch.float64), dim=-1).unbind(0)
+
+
+REDUCTIONS = ["sum", "mean", "element"]
+
+
+@pytest.mark.parametrize("reduction", REDUCTIONS)
+def test_squared_distance_equals_loops(unit_pair, reduction):
+    z, anchors = unit_pair
+    expected = squares_by_loops(z.tolist(), anchors.tolist(), reduction)
+    assert float(squared_distance(z, anchors, reduction)) == pytest.approx(expected, rel=1e-12)
+    assert expected > 0.1
+
+
+def test_the_sum_is_the_default(unit_pair):
+    assert float(squared_distance(*unit_pair)) == float(squared_distance(*unit_pair, "sum"))
+
+
+def test_equal_ones_are_at_no_distance_and_have_no_gradient(unit_pair):
+    z = unit_pair[0].clone().requires_grad_()
+    loss = squared_distance(z, unit_pair[0])
+    loss.backward()
+    assert loss.item() == 0
+    assert float(z.grad.abs().max()) == 0  # no NaN either, which a root would give
+
+
+def test_squared_distance_scales_with_the_square(unit_pair):
+    z, anchors = unit_pair
+    order = torch.tensor([3, 0, 4, 1, 2])
+    for reduction in REDUCTIONS:
+        loss = float(squared_distance(z, anchors, reduction))
+        assert float(squared_distance(z[order], anchors[order], reduction)) == pytest.approx(loss)
+        assert float(squared_distance(3 * z, 3 * anchors, reduction)) == pytest.approx(9 * loss)
+        assert float(squared_distance(z, anchors[order], reduction)) != pytest.approx(loss)
+
+
+def kl_by_loops(student, teacher, tau):
+    """sum_j p_j (log p_j - log q_j), row by row."""
+    found = []
+    for s, t in zip(student.tolist(), teacher.tolist(), strict=True):
+        q, p = ([math.exp(x / tau) for x in row] for row in (s, t))
+        q, p = ([x / sum(row) for x in row] for row in (q, p))
+        found.append(sum(a * (math.log(a) - math.log(b)) for a, b in zip(p, q, strict=True)))
+    return torch.tensor(found, dtype=torch.float64)
+
+
+@pytest.fixture
+def rows():
+    torch.manual_seed(1)
+    return [F.normalize(torch.randn(n, 6, dtype=torch.float64), dim=1) for n in (5, 5, 9)]
+
+
+@pytest.mark.parametrize("tau", [0.1, 0.7, 3.0])
+def test_scores_equal_loops(rows, tau):
+    student, teacher, _ = rows
+    assert torch.allclose(score_kl(student, teacher, tau), kl_by_loops(student, teacher, tau), atol=1e-12)
+
+
+@pytest.mark.parametrize("tau", [0.1, 0.7, 3.0])
+@pytest.mark.parametrize("chunk", [1, 4, 4096])
+def test_similarities_equal_loops_and_their_gradient(rows, tau, chunk):
+    student, teacher, anchors = rows
+    student.requires_grad_()
+    found = similarity_kl(student, teacher, anchors, tau, chunk=chunk)
+    assert torch.allclose(found, kl_by_loops(student @ anchors.T, teacher @ anchors.T, tau), atol=1e-12)
+    (gradient,) = torch.autograd.grad(found.sum(), student)
+    held = score_kl(student @ anchors.T, teacher @ anchors.T, tau)
+    (expected,) = torch.autograd.grad(held.sum(), student)
+    assert torch.allclose(gradient, expected, atol=1e-12)
+
+
+def test_it_is_0_where_both_agree_and_positive_elsewhere(rows):
+    student, teacher, anchors = rows
+    for found in (score_kl(teacher, teacher), similarity_kl(teacher, teacher, anchors)):
+        assert float(found.abs().max()) < 1e-12
+    assert float(similarity_kl(student, teacher, anchors).min()) > 0
+
+
+def test_the_order_of_anchors_does_not_matter_and_one_alone_says_nothing(rows):
+    student, teacher, anchors = rows
+    shuffled = anchors[torch.randperm(len(anchors), generator=torch.Generator().manual_seed(0))]
+    found = similarity_kl(student, teacher, anchors, 0.2)
+    assert torch.allclose(found, similarity_kl(student, teacher, shuffled, 0.2), atol=1e-12)
+    assert float(similarity_kl(student, teacher, anchors[:1], 0.2).abs().max()) < 1e-12
+
+
+def test_no_rows_and_the_choice_by_anchors(rows):
+    student, teacher, anchors = rows
+    assert similarity_kl(student[:0], teacher[:0], anchors).shape == (0,)
+    assert torch.equal(row_kl(student, teacher, None, 0.5), score_kl(student, teacher, 0.5))
+    assert torch.equal(row_kl(student, teacher, anchors, 0.5), similarity_kl(student, teacher, anchors, 0.5))

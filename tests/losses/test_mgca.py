@@ -1,4 +1,4 @@
-"""Token and prototype alignment: against loops; masks, weights, quantiles, gradients."""
+"""Token and prototype alignment, and Sinkhorn-Knopp: against loops; masks, weights, quantiles, limits."""
 
 import math
 
@@ -6,34 +6,21 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from polyfed.losses.mgca import prototype_alignment, token_alignment, token_weights, uniform_weights
-from polyfed.losses.sinkhorn import sinkhorn
-
-
-def dot(a, b):
-    return sum(x * y for x, y in zip(a, b, strict=True))
-
-
-def unit(vector):
-    return [x / math.sqrt(dot(vector, vector)) for x in vector]
-
-
-def softmax(values):
-    total = sum(math.exp(x) for x in values)
-    return [math.exp(x) / total for x in values]
+from naive import dot, softmax, unit_vector
+from polyfed.losses.mgca import prototype_alignment, sinkhorn, token_alignment, token_weights, uniform_weights
 
 
 def tokens_by_loops(tokens, others, weights, mask, other_mask, tau):
     total = 0.0
     for b in range(len(tokens)):
-        own = [unit(row) for row, kept in zip(tokens[b].tolist(), mask[b].tolist(), strict=True) if kept]
-        other = [unit(row) for row, kept in zip(others[b].tolist(), other_mask[b].tolist(), strict=True) if kept]
+        own = [unit_vector(row) for row, kept in zip(tokens[b].tolist(), mask[b].tolist(), strict=True) if kept]
+        other = [unit_vector(row) for row, kept in zip(others[b].tolist(), other_mask[b].tolist(), strict=True) if kept]
         if not other:
             continue
         attended = []
         for token in own:
             shares = softmax([dot(token, o) / tau for o in other])
-            attended.append(unit([dot(shares, column) for column in zip(*other, strict=True)]))
+            attended.append(unit_vector([dot(shares, column) for column in zip(*other, strict=True)]))
         for i, weight in enumerate(weights[b][mask[b]].tolist()):
             found = dot(own[i], attended[i]) / tau
             row = math.log(sum(math.exp(dot(own[i], a) / tau) for a in attended))
@@ -153,7 +140,7 @@ def pairs():
 
 def test_prototypes_equal_loops(pairs):
     u, v, prototypes = pairs
-    centres = [unit(row) for row in prototypes.tolist()]
+    centres = [unit_vector(row) for row in prototypes.tolist()]
     scores = [[[dot(row, centre) for centre in centres] for row in side.tolist()] for side in (u, v)]
     codes = [sinkhorn(torch.tensor(side, dtype=torch.float64), 0.1, 4).tolist() for side in scores]
     total = 0.0
@@ -188,10 +175,53 @@ def test_one_pair_is_finite(pairs):
     assert math.isfinite(float(prototype_alignment(u[:1], v[:1], prototypes)))
 
 
-def test_autocast_computes_in_fp32(sides, masks, pairs):
-    inputs = [x.float() for x in (*sides, torch.rand(4, 5, generator=torch.Generator().manual_seed(0)))]
-    pairs = [x.float() for x in pairs]
-    with torch.autocast("cpu", torch.bfloat16):
-        inside = token_alignment(*inputs, *masks), prototype_alignment(*pairs)
-    assert torch.equal(inside[0], token_alignment(*inputs, *masks))
-    assert torch.equal(inside[1], prototype_alignment(*pairs))
+def sinkhorn_by_loops(scores, epsilon, iterations):
+    q = [[math.exp(x / epsilon) for x in row] for row in scores.tolist()]
+    b, k = len(q), len(q[0])
+    for _ in range(iterations):
+        for j in range(k):
+            total = sum(q[i][j] for i in range(b))
+            for i in range(b):
+                q[i][j] *= 1 / (k * total)
+        for i in range(b):
+            total = sum(q[i])
+            q[i] = [x / (b * total) for x in q[i]]
+    return [[x / sum(row) for x in row] for row in q]
+
+
+@pytest.fixture
+def scores():
+    return torch.rand(6, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(0)) * 2 - 1
+
+
+@pytest.mark.parametrize("iterations", [0, 1, 3, 20])
+@pytest.mark.parametrize("epsilon", [0.05, 0.7])
+def test_sinkhorn_equals_loops(scores, epsilon, iterations):
+    found = sinkhorn(scores, epsilon, iterations)
+    torch.testing.assert_close(found, torch.tensor(sinkhorn_by_loops(scores, epsilon, iterations), dtype=torch.float64))
+
+
+def test_both_marginals_in_the_limit(scores):
+    found = sinkhorn(scores, 0.2, 500)
+    torch.testing.assert_close(found.sum(1), torch.ones(6, dtype=torch.float64))
+    torch.testing.assert_close(found.sum(0), torch.full((4,), 6 / 4, dtype=torch.float64))
+    assert not torch.allclose(sinkhorn(scores, 0.2, 1).sum(0), torch.full((4,), 1.5, dtype=torch.float64), atol=1e-3)
+
+
+def test_rows_always_add_up_to_one(scores):
+    torch.testing.assert_close(sinkhorn(scores.float(), 0.05, 3).sum(1), torch.ones(6))
+
+
+def test_order_of_samples_and_of_prototypes_goes_along(scores):
+    rows, columns = torch.tensor([3, 1, 5, 0, 2, 4]), torch.tensor([2, 0, 3, 1])
+    torch.testing.assert_close(sinkhorn(scores[rows][:, columns]), sinkhorn(scores)[rows][:, columns])
+
+
+def test_scores_whose_exponential_overflows(scores):
+    found = sinkhorn((1000 * scores).float(), 0.05, 3)
+    assert torch.isfinite(found).all()
+    torch.testing.assert_close(found, sinkhorn(1000 * scores, 0.05, 3).float(), atol=1e-4, rtol=1e-3)
+
+
+def test_one_sample_belongs_to_all_alike(scores):
+    torch.testing.assert_close(sinkhorn(scores[:1], 0.05, 3), torch.full((1, 4), 0.25, dtype=torch.float64))

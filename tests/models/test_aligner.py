@@ -3,31 +3,27 @@
 from __future__ import annotations
 
 import math
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from encoder_cases import CONTEXT, DIM, PICTURES, TEXTS, TOKENS
 from pydantic import ValidationError
 from torch import Tensor, nn
 
 from polyfed.core.errors import ConfigError
-from polyfed.data.view import DataContext, InputSpec
-from polyfed.models.aligner import Aligner, AlignerSettings, sequence
+from polyfed.data.view import InputSpec
+from polyfed.models.aligner import Aligner, AlignerSettings, aligned, sequence
+from polyfed.models.binding import Parts
 from polyfed.models.blocks import PostBlock, TransformerBlock
 from polyfed.models.encoders.bag import Bag
-from polyfed.models.model import ModelSettings
+from polyfed.models.encoders.bert import Bert
+from polyfed.models.encoders.blocks import Blocks
+from polyfed.models.encoders.vit import ViT
+from polyfed.models.heads import LinearHead
+from polyfed.models.model import Model, ModelSettings
+from polyfed.models.slots import places
 from polyfed.models.towers import LocalFeatures
-
-CONTEXT = DataContext(Path("unused"))
-TEXTS = InputSpec((12,), ("<pad>", "<unk>", *(f"w{i}" for i in range(20))), pad=0)
-TOKENS = torch.tensor([[5, 3, 7, 9, 0, 0], [2, 0, 0, 0, 0, 0], [1, 2, 3, 4, 5, 6]])
-DIM = 10
-
-
-@pytest.fixture(autouse=True)
-def seeded() -> None:
-    torch.manual_seed(0)
 
 
 def lively(module: nn.Module) -> nn.Module:
@@ -318,3 +314,53 @@ def test_norms_by_modality() -> None:
 def test_an_architecture_tells_its_aligner() -> None:
     names = [model_settings(**more).architecture for more in ({}, {"aligner": {}}, {"aligner": {"layers": 2}})]
     assert len(set(names)) == 3
+
+
+# ---- sizes of the paper
+
+
+def count(module: nn.Module) -> int:
+    return sum(value.numel() for value in module.parameters())
+
+
+def test_sizes_are_the_papers() -> None:
+    words = InputSpec((112,), tuple(f"w{k}" for k in range(28_996)), pad=0)
+    settings = AlignerSettings(norm={"text": "post"})
+    with torch.device("meta"):
+        image = settings.around(ViT(size="base").build(128, InputSpec((3, 224, 224)), CONTEXT), "image", 128)
+        text = settings.around(Bert(size="base").build(128, words, CONTEXT), "text", 128)
+    assert count(image.trunk) == 85_798_656
+    assert count(text.trunk) == 107_719_680
+    assert [type(encoder.aligner.layers[0]) for encoder in (image, text)] == [TransformerBlock, PostBlock]
+    for encoder in (image, text):
+        assert count(encoder.aligner.layers) == 7_087_872
+        assert count(encoder.aligner.head) == 1_841_280
+        assert encoder.aligner.layers[0].attention.heads == 12
+    both = sum(count(encoder.aligner) for encoder in (image, text))
+    assert 4 * both / 2**20 == pytest.approx(68.12, abs=0.01)
+
+
+# ---- roles
+
+
+def test_every_tensor_is_of_one_part() -> None:
+    settings = AlignerSettings(hidden=7, local=True)
+    encoders = {
+        "image": settings.around(Blocks(size="nano", depth=2, patch=8).build(DIM, PICTURES, CONTEXT), "image", DIM),
+        "text": settings.around(Bag(width=8).build(DIM, TEXTS, CONTEXT), "text", DIM),
+    }
+    model = Model(encoders, {"task": LinearHead(DIM, 3)}, DIM)
+    model.extras["more"] = nn.Linear(2, 2)
+    found, names = places(model), list(model.state_dict())
+    parts = Parts(found)
+    assert sorted([*parts.encoder, *parts.aligner, *parts.rest]) == sorted(names)
+    assert set(parts.aligner) == {name for name in names if ".aligner." in name and ".aligner.local." not in name}
+    assert {name for name in names if ".aligner.local." in name} <= set(parts.rest)
+    assert set(parts.encoder) == {name for name in names if ".trunk." in name}
+    assert {name.split(".")[0] for name in parts.rest} == {"heads", "extras", "encoders"}
+    assert set(parts.without_encoder) == {*parts.aligner, *parts.rest}
+    buffers = [name for name, _ in model.named_buffers()]
+    assert [name for name in buffers if ".aligner." in name]  # statistics of batch norms go with the aligner
+    assert {found[name].slot for name in parts.aligner} == {("image", "aligner"), ("text", "aligner")}
+    assert {found[name].slot.role for name in parts.encoder} >= {"attention", "mlp", "norm", "trunk"}
+    assert list(aligned(model.encoders)) == ["image", "text"]

@@ -8,9 +8,10 @@ from typing import Any
 
 import pytest
 import torch
+from encoder_cases import TEXTS
 from torch import Tensor, nn
 
-from polyfed.data.view import DataContext, InputSpec
+from polyfed.data.view import DataContext
 from polyfed.models.aligner import AlignerSettings
 from polyfed.models.binding import Bound, EncoderFeatures, Parts, aligners_of, frozen_aligners, frozen_copy
 from polyfed.models.encoders.bag import Bag
@@ -18,7 +19,6 @@ from polyfed.models.heads import LinearHead
 from polyfed.models.model import Model
 from polyfed.models.slots import places
 
-TEXTS = InputSpec((12,), ("<pad>", "<unk>", *(f"w{i}" for i in range(20))), pad=0)
 BATCH = {
     "notes": torch.tensor([[5, 3, 7, 9], [2, 0, 0, 0], [1, 2, 3, 4]]),
     "report": torch.tensor([[4, 4, 7, 0], [2, 8, 1, 0], [6, 0, 0, 0]]),

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from encoder_cases import CONTEXT, PICTURES, TEXTS, TOKENS
 from torch import nn
 from torch.nn import functional as F
 
@@ -17,25 +18,16 @@ from polyfed.models.encoder import Encoder
 from polyfed.models.encoders.blocks import Blocks, BlocksModule, _renamed
 from polyfed.models.heads import LinearHead
 
-CONTEXT = DataContext(Path("unused"))
-IMAGES = InputSpec((3, 32, 32))
-TEXTS = InputSpec((12,), ("<pad>", "<unk>", *(f"w{i}" for i in range(20))), pad=0)
 FEATURES = InputSpec((7, 5))
-TOKENS = torch.tensor([[5, 3, 7, 9, 0, 0], [2, 0, 0, 0, 0, 0], [1, 2, 3, 4, 5, 6]])
 INPUTS = {
-    "images": (IMAGES, torch.randn(3, 3, 32, 32, generator=torch.Generator().manual_seed(1))),
+    "images": (PICTURES, torch.randn(3, 3, 32, 32, generator=torch.Generator().manual_seed(1))),
     "texts": (TEXTS, TOKENS),
     "features": (FEATURES, torch.randn(3, 7, 5, generator=torch.Generator().manual_seed(1))),
 }
 ROLES = {"embedding", "attention", "mlp", "norm", "final_norm", "projection"}
 
 
-@pytest.fixture(autouse=True)
-def seeded() -> None:
-    torch.manual_seed(0)
-
-
-def nano(spec: InputSpec = IMAGES, dim: int = 96, context: DataContext = CONTEXT, **settings) -> BlocksModule:
+def nano(spec: InputSpec = PICTURES, dim: int = 96, context: DataContext = CONTEXT, **settings) -> BlocksModule:
     return Blocks(**{"patch": 8, **settings}).build(dim, spec, context)
 
 
@@ -256,7 +248,7 @@ def test_a_part_of_the_tokens_can_be_encoded():
 
 def test_depth_and_final_norm_are_settings():
     model = Encoder.model_validate({"name": "blocks", "depth": 2, "final_norm": False, "patch": 8})
-    module = model.build(96, IMAGES, CONTEXT)
+    module = model.build(96, PICTURES, CONTEXT)
     assert len(module.blocks) == 2
     assert not list(module.norm.parameters())
 
@@ -298,7 +290,7 @@ def original(folder: Path, name: str = "vit"):
         return ViTModel.from_pretrained(folder / name, add_pooling_layer=False).eval()
 
 
-def pretrained(folder: Path, spec: InputSpec = IMAGES, dim: int = 16, **settings) -> BlocksModule:
+def pretrained(folder: Path, spec: InputSpec = PICTURES, dim: int = 16, **settings) -> BlocksModule:
     context = DataContext(folder, weights=folder)
     return Blocks(**{"weights": "vit", **settings}).build(dim, spec, context).eval()
 
@@ -333,7 +325,9 @@ def test_the_first_blocks_can_be_taken_alone(folder):
         pretrained(folder, depth=4)
 
 
-@pytest.mark.parametrize(("spec", "settings"), [(TEXTS, {}), (FEATURES, {}), (IMAGES, {"pretrained_embedding": False})])
+@pytest.mark.parametrize(
+    ("spec", "settings"), [(TEXTS, {}), (FEATURES, {}), (PICTURES, {"pretrained_embedding": False})]
+)
 def test_blocks_and_norm_alone_can_be_pretrained(folder, spec, settings):
     whole, model = pretrained(folder), pretrained(folder, spec, patch=16, **settings)
     for part in ("blocks", "norm"):

@@ -11,7 +11,7 @@ from torch.nn import functional as F
 
 from polyfed.core.errors import ConfigError
 from polyfed.data.samples import Samples
-from polyfed.models.fused import Fused, Guidance, RowNumbers, SampleFeatures, of_batch, of_rows, seen
+from polyfed.models.fused import Fused, Guidance, RowNumbers, SampleFeatures, features_of, of_batch, of_rows
 from polyfed.models.fusion import GranularityFusion, match_positions
 from polyfed.models.model import Model
 from polyfed.tasks import evaluating
@@ -206,18 +206,18 @@ def test_evaluation_changes_model_and_fusion_but_not_the_others(parts: Parts) ->
 def test_encoders_without_positions_are_named(parts: Parts) -> None:
     own, _, mine, _ = parts
     with pytest.raises(ConfigError, match=r"fusion is maps, but the encoder of 'a' \(Flat\) .* fusion: vectors"):
-        seen(own, "a", mine.batch(torch.arange(2)).inputs["a"], maps=True)
+        features_of(own, "a", mine.batch(torch.arange(2)).inputs["a"], maps=True)
 
 
 def test_a_final_norm_belongs_to_maps_too(parts: Parts) -> None:
     own, _, mine, _ = parts
     normed = Model(dict(own.encoders), {}, 4, final_norm=nn.LayerNorm(4))
     x = mine.batch(torch.arange(3)).inputs["b"]
-    values, mask = seen(normed, "b", x, maps=True)
+    values, mask = features_of(normed, "b", x, maps=True)
     expected = F.layer_norm(own.encoders["b"].positions(x)[0], (4,))
     torch.testing.assert_close(values, expected)
     assert mask is not None
-    torch.testing.assert_close(seen(normed, "b", x, maps=False).values, normed.embed("b", x))
+    torch.testing.assert_close(features_of(normed, "b", x, maps=False).values, normed.embed("b", x))
 
 
 def test_units_and_choices(parts: Parts) -> None:

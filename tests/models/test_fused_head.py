@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from polyfed.models.fused_head import FusedHead
+from polyfed.models.heads import FusedHead
 
 
 def normed(row):

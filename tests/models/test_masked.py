@@ -1,13 +1,13 @@
 """Masked autoencoding: what is hidden, and how well it is rebuilt, against plain loops."""
 
 import math
-from pathlib import Path
 
 import pytest
 import torch
+from encoder_cases import CONTEXT, TEXTS
 from torch import nn
 
-from polyfed.data.view import DataContext, InputSpec
+from polyfed.data.view import InputSpec
 from polyfed.models.encoders.blocks import Blocks
 from polyfed.models.masked import (
     PatchDecoder,
@@ -19,14 +19,6 @@ from polyfed.models.masked import (
     reconstruction_loss,
     sine_cosine,
 )
-
-CONTEXT = DataContext(Path("unused"))
-TEXTS = InputSpec((12,), ("<pad>", "<unk>", "word"), pad=0)
-
-
-@pytest.fixture(autouse=True)
-def seeded() -> None:
-    torch.manual_seed(0)
 
 
 def stream(seed=1):

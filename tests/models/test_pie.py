@@ -3,7 +3,7 @@ import math
 import pytest
 import torch
 
-from polyfed.models.pie import PIE
+from polyfed.models.towers import PIE
 
 
 @pytest.fixture

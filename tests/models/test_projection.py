@@ -1,19 +1,15 @@
-from pathlib import Path
-
 import pytest
 import torch
+from encoder_cases import CONTEXT
 
-from polyfed.core.errors import ConfigError
-from polyfed.data.view import DataContext, InputSpec
-from polyfed.models.encoders.projection import Projection
-
-CONTEXT = DataContext(Path("unused"))
+from polyfed.data.view import InputSpec
+from polyfed.models.encoders.projection import FeatureProjection
 
 
 @pytest.mark.parametrize("hidden", [None, 7])
 @pytest.mark.parametrize("standardise", ["none", "batch", "layer"])
 def test_features_become_embeddings(standardise, hidden):
-    model = Projection(standardise=standardise, hidden=hidden).build(5, InputSpec((9,)), CONTEXT)
+    model = FeatureProjection(standardise=standardise, hidden=hidden).build(5, InputSpec((9,)), CONTEXT)
     embedding = model(torch.randn(4, 9))
     assert embedding.shape == (4, 5)
     embedding.sum().backward()
@@ -21,20 +17,20 @@ def test_features_become_embeddings(standardise, hidden):
 
 
 def test_linear_projection_is_linear():
-    model = Projection(standardise="none").build(5, InputSpec((9,)), CONTEXT).eval()
+    model = FeatureProjection(standardise="none").build(5, InputSpec((9,)), CONTEXT).eval()
     x = torch.randn(4, 9)
     layer = model.project[-1]
     torch.testing.assert_close(model(x), x @ layer.weight.T + layer.bias)
 
 
 def test_batch_standardisation_undoes_scale_and_shift():
-    model = Projection(standardise="batch").build(5, InputSpec((9,)), CONTEXT)
+    model = FeatureProjection(standardise="batch").build(5, InputSpec((9,)), CONTEXT)
     x = torch.randn(64, 9)
     torch.testing.assert_close(model(x), model(100 * x + 7), atol=1e-3, rtol=1e-3)
 
 
 def test_batch_standardisation_of_one_sample_uses_what_it_has_seen():
-    model = Projection(standardise="batch").build(5, InputSpec((9,)), CONTEXT)
+    model = FeatureProjection(standardise="batch").build(5, InputSpec((9,)), CONTEXT)
     for _ in range(3):
         model(torch.randn(16, 9) * 3 + 1)
     x = torch.randn(1, 9)
@@ -46,16 +42,9 @@ def test_batch_standardisation_of_one_sample_uses_what_it_has_seen():
 
 @pytest.mark.parametrize("pie", [False, True])
 def test_positions_of_zeros_are_padding(pie):
-    model = Projection(pie=pie).build(5, InputSpec((6, 9)), CONTEXT).eval()
+    model = FeatureProjection(pie=pie).build(5, InputSpec((6, 9)), CONTEXT).eval()
     x = torch.randn(2, 4, 9)
     padded = torch.nn.functional.pad(x, (0, 0, 0, 2))
     torch.testing.assert_close(model(x), model(padded))
     if not pie:
         torch.testing.assert_close(model(x), model.project(model.standardise(x.mean(1))))
-
-
-def test_other_input_is_refused():
-    with pytest.raises(ConfigError, match="encoder 'projection' needs features"):
-        Projection().build(5, InputSpec((9,), ("a", "b")), CONTEXT)
-    with pytest.raises(ConfigError, match="pool: tokens"):
-        Projection(pie=True).build(5, InputSpec((9,)), CONTEXT)

@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from polyfed.models.teacher_attention import TeacherAttention
+from polyfed.algorithms.fedmkd import TeacherAttention
 
 
 @pytest.fixture

@@ -221,7 +221,9 @@ def test_a_restored_server_goes_on_with_the_same_bits(config: Config, tmp_path: 
     assert not same(other.server.weights["text"], whole.server.weights["text"])  # the momenta matter
 
 
-@pytest.mark.parametrize(("method", "name"), [("fedavg", "yogi"), ("fediot", "momentum")])
+@pytest.mark.parametrize(
+    ("method", "name"), [pytest.param("fedavg", "yogi", marks=pytest.mark.slow), ("fediot", "momentum")]
+)
 def test_a_resumed_run_ends_in_the_same_bits(config: Config, tmp_path: Path, method: str, name: str) -> None:
     config["algorithm"] |= {"name": method} | followed_by(SETTINGS[name], AVERAGING[method])
     config["run"] |= {"rounds": 3, "evaluate_clients": False, "sampling": {"cohort": 3}}
@@ -229,7 +231,7 @@ def test_a_resumed_run_ends_in_the_same_bits(config: Config, tmp_path: Path, met
     assert contents(resume(cut_short(config, tmp_path / "stopped", at=3))) == contents(whole)
 
 
-@pytest.mark.parametrize("method", ["fedavg", "fediot"])
+@pytest.mark.parametrize("method", [pytest.param("fedavg", marks=pytest.mark.slow), "fediot"])
 def test_each_goes_with_any_method(config: Config, tmp_path: Path, method: str) -> None:
     """One round from equal weights: the methods' aggregates are the same, what is made of them differs."""
     found = {}
@@ -249,7 +251,9 @@ def test_each_goes_with_any_method(config: Config, tmp_path: Path, method: str) 
 RATES = {"momentum": {"momentum": 0.5}, "adam": {"lr": 0.02}, "yogi": {"lr": 0.02}, "adagrad": {"lr": 0.1}}
 
 
-@pytest.mark.parametrize("name", RATES)
+@pytest.mark.parametrize(
+    "name", ["yogi", *(pytest.param(name, marks=pytest.mark.slow) for name in ("momentum", "adam", "adagrad"))]
+)
 def test_clients_learn(config: Config, tmp_path: Path, name: str) -> None:
     """Few texts, tested on those that it trains on; chance is 17 percent."""
     config["clients"] = {"text": config["clients"]["text"] | {"items": 48, "test_split": "train"}}

@@ -12,7 +12,7 @@ from polyfed.data.samples import Samples
 from polyfed.models.model import Model
 from polyfed.reporting.recalls import chance_recall, find_recalls, is_context
 from polyfed.tasks.classification import Classification
-from polyfed.tasks.retrieval import Retrieval
+from polyfed.tasks.retrieval import PairRetrieval
 
 
 @settings(max_examples=40)
@@ -49,7 +49,7 @@ def evaluate(task):
 
 @pytest.mark.parametrize("folds", [(1,), (2,), (2, 1)])
 def test_every_recall_of_the_retrieval_task_is_found_with_its_context(folds):
-    metrics = evaluate(Retrieval(between=("image", "my_text"), folds=folds, cutoffs=(1, 3)))
+    metrics = evaluate(PairRetrieval(between=("image", "my_text"), folds=folds, cutoffs=(1, 3)))
     found = find_recalls(metrics)
     assert [recall.name for recall in found] == [name for name in metrics if "_r@" in name]
     assert len(found) == 4 * len(folds)
@@ -77,7 +77,7 @@ def test_recall_without_context_has_no_chance():
 
 
 def test_recalls_in_batches_are_found_with_their_own_gallery():
-    metrics = evaluate(Retrieval(between=("image", "my_text"), cutoffs=(1,), in_batch=4))
+    metrics = evaluate(PairRetrieval(between=("image", "my_text"), cutoffs=(1,), in_batch=4))
     found = {recall.name: recall for recall in find_recalls(metrics)}
     assert set(found) == {name for name in metrics if "_r@" in name}
     inside = found["image_to_my_text_r@1_batch4"]

@@ -13,13 +13,13 @@ from polyfed.core.randomness import generator
 from polyfed.losses.info_nce import InfoNCE, info_nce
 from polyfed.losses.soft_contrastive import SoftContrastive
 from polyfed.models.model import Model
-from polyfed.tasks.retrieval import Retrieval
+from polyfed.tasks.retrieval import PairRetrieval
 from polyfed.tasks.task import Task
 
 
 def test_is_found_by_name_and_survives_a_round_trip():
     task = Task.model_validate({"name": "retrieval", "objective": "info_nce", "temperature": 0.1, "folds": 5})
-    assert isinstance(task, Retrieval)
+    assert isinstance(task, PairRetrieval)
     assert task.folds == (5,)
     assert Task.model_validate(task.model_dump(mode="json")) == task
     assert task.primary == "r1_sum"
@@ -39,15 +39,15 @@ def test_is_found_by_name_and_survives_a_round_trip():
 )
 def test_settings_that_make_no_sense_are_refused(settings, message):
     with pytest.raises(ValidationError, match=message):
-        Retrieval(**settings)
+        PairRetrieval(**settings)
 
 
 def test_heads_are_the_losses_with_their_scalars():
     samples = captioned(3, 1)
-    soft = Retrieval(shift=2.0, scale=3.0).head(6, samples)
+    soft = PairRetrieval(shift=2.0, scale=3.0).head(6, samples)
     assert isinstance(soft, SoftContrastive)
     assert {name: value.item() for name, value in soft.named_parameters()} == {"shift": 2.0, "scale": 3.0}
-    fixed = Retrieval(objective="info_nce", temperature=0.5, learn_temperature=False).head(6, samples)
+    fixed = PairRetrieval(objective="info_nce", temperature=0.5, learn_temperature=False).head(6, samples)
     assert isinstance(fixed, InfoNCE)
     assert not list(fixed.parameters())
     assert float(fixed.scale) == pytest.approx(2.0)
@@ -57,10 +57,10 @@ def test_loss_is_that_of_the_representations():
     samples = captioned(4, 2, noise=0.5)
     batch = samples.batch(torch.arange(8))
     model = identity_model("image", "text")
-    task = Retrieval(objective="info_nce", temperature=0.5)
+    task = PairRetrieval(objective="info_nce", temperature=0.5)
     u, v = (nn.functional.normalize(batch.inputs[name], dim=1) for name in ("image", "text"))
     assert task.loss(model, task.head(6, samples), batch).item() == pytest.approx(info_nce(u, v, 2.0).item())
-    masked = Retrieval(objective="info_nce", temperature=0.5, mask_siblings=True)
+    masked = PairRetrieval(objective="info_nce", temperature=0.5, mask_siblings=True)
     expected = info_nce(u, v, 2.0, samples.items)
     loss = masked.loss(model, masked.head(6, samples), batch)
     assert loss.item() == pytest.approx(expected.item())
@@ -71,11 +71,11 @@ def test_loss_is_that_of_the_representations():
 
 def test_loss_needs_its_head():
     with pytest.raises(TypeError, match="head"):
-        Retrieval().loss(identity_model("image", "text"), None, captioned(2, 1).batch(torch.arange(2)))
+        PairRetrieval().loss(identity_model("image", "text"), None, captioned(2, 1).batch(torch.arange(2)))
 
 
 def test_a_perfect_model_scores_100_with_its_context():
-    metrics = Retrieval().evaluate(identity_model("image", "text"), None, captioned(20, 5), batch_size=7)
+    metrics = PairRetrieval().evaluate(identity_model("image", "text"), None, captioned(20, 5), batch_size=7)
     # the five equal captions of a picture are all positives of it, so they do not compete
     assert metrics == {
         "r1_sum": 200.0,
@@ -101,12 +101,12 @@ def test_a_constant_model_scores_nothing():
     shifted = make_samples(
         {name: inputs.values.abs() for name, inputs in samples.inputs.items()}, samples.rows, samples.items
     )
-    assert Retrieval().evaluate(model, None, shifted, batch_size=7)["r1_sum"] == 0.0
+    assert PairRetrieval().evaluate(model, None, shifted, batch_size=7)["r1_sum"] == 0.0
 
 
 def test_each_distinct_row_is_encoded_once_in_the_evaluation_view():
     samples = captioned(6, 5)
-    Retrieval().evaluate(identity_model("image", "text"), None, samples, batch_size=4)
+    PairRetrieval().evaluate(identity_model("image", "text"), None, samples, batch_size=4)
     assert samples.inputs["image"].asked == list(range(6))
     assert samples.inputs["text"].asked == list(range(30))
     assert samples.inputs["image"].training_views == 0
@@ -115,7 +115,7 @@ def test_each_distinct_row_is_encoded_once_in_the_evaluation_view():
 def test_order_of_the_samples_does_not_matter():
     samples, model = captioned(12, 3, noise=1.5), identity_model("image", "text")
     shuffled = samples.subset(torch.randperm(36, generator=torch.Generator().manual_seed(0)))
-    task = Retrieval(folds=(1, 3))
+    task = PairRetrieval(folds=(1, 3))
     expected = task.evaluate(model, None, samples, batch_size=5)
     assert 0 < expected["r1_sum"] < 400
     assert task.evaluate(model, None, shuffled, batch_size=36) == pytest.approx(expected)
@@ -123,9 +123,9 @@ def test_order_of_the_samples_does_not_matter():
 
 def test_folds_are_means_over_contiguous_items():
     samples, model = captioned(10, 2, noise=2.0), identity_model("image", "text")
-    metrics = Retrieval(folds=(1, 2), cutoffs=(1,)).evaluate(model, None, samples, batch_size=8)
+    metrics = PairRetrieval(folds=(1, 2), cutoffs=(1,)).evaluate(model, None, samples, batch_size=8)
     halves = [
-        Retrieval(cutoffs=(1,)).evaluate(model, None, samples.subset(part), batch_size=8)
+        PairRetrieval(cutoffs=(1,)).evaluate(model, None, samples.subset(part), batch_size=8)
         for part in (torch.arange(10), torch.arange(10, 20))
     ]
     for name in (
@@ -147,7 +147,7 @@ def test_fold_seed_shuffles_items_reproducibly():
     samples, model = captioned(40, 1, noise=2.0), identity_model("image", "text")
 
     def score(seed):
-        return Retrieval(folds=8, fold_seed=seed).evaluate(model, None, samples, batch_size=40)
+        return PairRetrieval(folds=8, fold_seed=seed).evaluate(model, None, samples, batch_size=40)
 
     assert score(1) == score(1)
     assert len({score(seed)["r1_sum"] for seed in (None, 1, 2, 3)}) > 1
@@ -160,7 +160,7 @@ def test_model_and_batch_norm_are_left_as_they_were():
     model.train()
     norm.eval()
     before = {name: value.clone() for name, value in model.state_dict().items()}
-    Retrieval().evaluate(model, None, captioned(5, 2), batch_size=4)
+    PairRetrieval().evaluate(model, None, captioned(5, 2), batch_size=4)
     assert model.training
     assert model.encoders["image"][0].training
     assert not norm.training
@@ -171,7 +171,9 @@ def test_any_two_modalities_will_do():
     values = torch.randn(5, 6, generator=torch.Generator().manual_seed(0))
     rows = torch.arange(5)
     samples = make_samples({"audio": values, "imu": values}, {"audio": rows, "imu": rows}, rows)
-    metrics = Retrieval(between=("audio", "imu")).evaluate(identity_model("audio", "imu"), None, samples, batch_size=2)
+    metrics = PairRetrieval(between=("audio", "imu")).evaluate(
+        identity_model("audio", "imu"), None, samples, batch_size=2
+    )
     assert metrics["imu_to_audio_r@1"] == 100.0
     assert metrics["gallery_imu"] == 5.0
 
@@ -180,11 +182,11 @@ def test_errors_name_what_is_missing():
     samples = captioned(3, 1)
     empty = samples.subset(torch.empty(0, dtype=torch.int64))
     with pytest.raises(ConfigError, match="needs 'text'"):
-        Retrieval().head(6, samples.only(["image"]))
+        PairRetrieval().head(6, samples.only(["image"]))
     with pytest.raises(DataError, match="3 items cannot make 5 folds"):
-        Retrieval(folds=5).evaluate(identity_model("image", "text"), None, samples, batch_size=2)
+        PairRetrieval(folds=5).evaluate(identity_model("image", "text"), None, samples, batch_size=2)
     with pytest.raises(DataError, match="0 items"):
-        Retrieval().evaluate(identity_model("image", "text"), None, empty, batch_size=2)
+        PairRetrieval().evaluate(identity_model("image", "text"), None, empty, batch_size=2)
 
 
 # ---- right answers beyond the item, and recalls within batches
@@ -200,13 +202,13 @@ def test_samples_that_match_are_right_answers_and_no_negatives():
     rows = torch.arange(6)
     samples = make_samples({"image": values, "text": values}, {"image": rows, "text": rows}, rows)
     model = identity_model("image", "text")
-    assert Retrieval(folds=2).evaluate(model, None, samples, batch_size=4)["r1_sum"] < 200  # ties
+    assert PairRetrieval(folds=2).evaluate(model, None, samples, batch_size=4)["r1_sum"] < 200  # ties
     same = matching(samples, [5, 5, 3, 3, 9, 9])
-    metrics = Retrieval().evaluate(model, None, same, batch_size=4)
+    metrics = PairRetrieval().evaluate(model, None, same, batch_size=4)
     assert metrics["r1_sum"] == 200.0
     assert metrics["image_to_text_positives_per_query"] == 2.0
     batch = same.batch(torch.arange(6))
-    task = Retrieval(objective="info_nce", temperature=0.5, mask_siblings=True)
+    task = PairRetrieval(objective="info_nce", temperature=0.5, mask_siblings=True)
     expected = info_nce(values, values, 2.0, same.matches)
     assert task.loss(model, task.head(6, same), batch).item() == pytest.approx(expected.item())
 
@@ -214,7 +216,7 @@ def test_samples_that_match_are_right_answers_and_no_negatives():
 def test_folds_stay_over_items():
     """Siblings by ``matches`` may fall into different folds; each still has its own item there."""
     samples = matching(captioned(6, 1, noise=1.0), [0, 1, 2, 0, 1, 2])
-    metrics = Retrieval(folds=2).evaluate(identity_model("image", "text"), None, samples, batch_size=4)
+    metrics = PairRetrieval(folds=2).evaluate(identity_model("image", "text"), None, samples, batch_size=4)
     assert metrics["gallery_text"] == 3.0
     assert metrics["image_to_text_positives_per_query"] == 1.0
 
@@ -243,7 +245,7 @@ def test_recalls_within_batches_equal_loops(size, seed):
     samples = captioned(13, 1, noise=1.5)
     if size == 5:
         samples = matching(captioned(7, 2, noise=1.5), [0, 0, 1, 1, 2, 2, 0, 0, 4, 4, 5, 5, 6, 6])
-    task = Retrieval(in_batch=size, fold_seed=seed, cutoffs=(1, 2))
+    task = PairRetrieval(in_batch=size, fold_seed=seed, cutoffs=(1, 2))
     metrics = task.evaluate(identity_model("image", "text"), None, samples, batch_size=4)
     order = torch.randperm(len(samples), generator=generator(seed or 0, "batches")).tolist()
     recalls, gallery = in_batches(samples, order, size)
@@ -257,6 +259,6 @@ def test_recalls_within_batches_equal_loops(size, seed):
 
 def test_a_batch_as_large_as_the_gallery_is_the_gallery():
     samples, model = captioned(9, 1, noise=1.5), identity_model("image", "text")
-    metrics = Retrieval(in_batch=9).evaluate(model, None, samples, batch_size=4)
+    metrics = PairRetrieval(in_batch=9).evaluate(model, None, samples, batch_size=4)
     for name in ("image_to_text_r@1", "text_to_image_r@5", "gallery_text", "image_to_text_positives_per_query"):
         assert metrics[f"{name}_batch9"] == pytest.approx(metrics[name])

@@ -10,7 +10,7 @@ from torch import nn
 
 from polyfed.core.errors import ConfigError, DataError
 from polyfed.data.answers import OTHER
-from polyfed.models.fused_head import FusedHead
+from polyfed.models.heads import FusedHead
 from polyfed.models.model import CachedModel, Model
 from polyfed.tasks.task import Task
 from polyfed.tasks.vqa import VQA, answer_loss

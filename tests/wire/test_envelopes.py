@@ -9,7 +9,7 @@ import pytest
 
 from polyfed.core.errors import PayloadError
 from polyfed.federation.client import ClientInfo
-from polyfed.models.slots import described
+from polyfed.models.slots import decode_places
 from polyfed.wire.limits import Limits
 from polyfed.wire.messages import Answer, Request, answer_of, envelope_answer, envelope_requests, request_of
 from polyfed.wire.payload import Payload
@@ -62,4 +62,4 @@ def test_a_client_is_described_in_words_and_numbers_of_64_bits(change: dict[str,
 
 def test_deep_slots_are_refused() -> None:
     with pytest.raises(PayloadError, match="nested deeper than 32 levels"):
-        described("[" * 100_000 + "]" * 100_000)
+        decode_places("[" * 100_000 + "]" * 100_000)

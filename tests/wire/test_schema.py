@@ -10,7 +10,7 @@ import torch
 from polyfed.algorithms.algorithm import Algorithm
 from polyfed.algorithms.creamfl import CreamFL
 from polyfed.algorithms.fedavg import FedAvg
-from polyfed.algorithms.local import Local
+from polyfed.algorithms.local import LocalOnly
 from polyfed.core.errors import PayloadError
 from polyfed.federation.client import Client
 from polyfed.federation.cohort import Cohort, Reply
@@ -102,7 +102,7 @@ def test_what_is_no_step_is_named(what: Any) -> None:
 def test_the_methods_of_polyfed_say_what_they_send() -> None:
     assert steps_of(FedAvg)["fit"].returns == {"weights": Weights, "num_examples": int}
     assert steps_of(CreamFL)["fit"].returns == {"representations": Representations, "num_examples": int}
-    assert steps_of(Local)["fit"].returns == {}
+    assert steps_of(LocalOnly)["fit"].returns == {}
     assert [steps_of(FedAvg)[name].kind for name in ("assess", "assess_global", "initial")] == [
         *("query", "query", "fresh")
     ]
@@ -187,7 +187,7 @@ def test_further_scalars_are_of_the_type_that_was_declared_for_them() -> None:
 
 
 def test_a_step_that_declares_nothing_sends_nothing() -> None:
-    schema = steps_of(Local)["fit"]
+    schema = steps_of(LocalOnly)["fit"]
     schema.require_reply(reply())
     with pytest.raises(PayloadError, match=r"undeclared field 'loss' \(float\); declared: none"):
         schema.require_reply(reply(loss=0.5))

@@ -43,11 +43,7 @@ class Averaging(Component):
         return self.scope.layers != "none" and self.scope.range != "own"
 
     def require(self, holders: Mapping[str, Holder], shapes: Mapping[str, Mapping[str, tuple[int, ...]]]) -> None:
-        """Check that slots that are to be averaged between types have the same tensors.
-
-        Args:
-            holders: type -> its global model.
-            shapes: type -> name -> shape of a tensor.
+        """Check that slots that are to be averaged between types have the same tensors; see ``require_exchangeable``.
 
         Raises:
             ConfigError: they have not, or nobody has such slots.
@@ -55,17 +51,12 @@ class Averaging(Component):
         require_exchangeable(holders, shapes, self.scope)
 
     def start(self, weights: Models, holders: Mapping[str, Holder], asked: Mapping[str, float]) -> WeightExchange:
-        """Take up a round's weights as they come.
-
-        Args:
-            weights: type -> its global model, as broadcast.
-            holders: type -> what is known of it.
-            asked: type -> samples of its clients that are asked.
-        """
+        """Take up a round's weights as they come; ``asked`` are the samples of the clients that are asked, by type."""
         if self.mean == "exact":
             return ExactExchange(weights, holders, self.scope)
         return SequentialExchange(weights, holders, self.scope, asked)
 
     def finish(self, exchange: WeightExchange, weights: Models, state: State) -> dict[str, dict[str, Tensor]]:
         """The new global models, after the server optimiser's step; its momenta last in ``state``."""
+        # the exchange ends here: its result may share memory with the old models
         return self.server_optimizer.step(weights, exchange.result(), state)

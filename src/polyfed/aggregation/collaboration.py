@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from polyfed.core.errors import ConfigError
-from polyfed.models.slots import BLOCK_ROLES, EXTRA, HEAD, Places, Slot
+from polyfed.models.slots import BLOCK_ROLES, EXTRA, HEAD, Slot, TensorPlaces
 
 Layers = Literal["none", "attention", "mlp", "blocks", "encoder"]
 Range = Literal["own", "modality", "all"]
@@ -69,7 +69,7 @@ class Holder:
     """
 
     modalities: tuple[str, ...]
-    places: Places
+    places: TensorPlaces
     clients: tuple[str, ...] = ()
     keys: Mapping[Slot, Mapping[str, str]] = field(init=False)
     """Slot -> key -> name of the tensor."""
@@ -117,7 +117,7 @@ def _contributions(
     holders: Mapping[str, Holder], weights: Mapping[str, float], target: str, slot: Slot, scope: Scope
 ) -> tuple[Contribution, ...]:
     partners = stacks(holders, target, slot, scope)
-    total = sum(weights[name] for name in (_whole(holders, target, slot, scope) or partners))
+    total = sum(weights[name] for name in _basis(holders, target, slot, scope))
     return tuple(
         Contribution(name, source, weights[name] / len(slots) / total)
         for name, slots in partners.items()
@@ -126,18 +126,21 @@ def _contributions(
     )
 
 
-def _whole(holders: Mapping[str, Holder], target: str, slot: Slot, scope: Scope) -> set[str]:
-    """Types whose samples a share is taken of, where these are not simply the contributors."""
+def _basis(holders: Mapping[str, Holder], target: str, slot: Slot, scope: Scope) -> list[str]:
+    """Types whose samples a share is taken of: where not all of them contribute, shares add up to less than 1."""
+    basis = set(stacks(holders, target, slot, scope))
     several = len(holders[target].modalities) > 1
     if scope.compensation or (scope.denominator == "model" and several and scope.covers(slot)):
-        return _partners(holders, target, scope)
-    return set()
+        basis = {target}.union(*(stacks(holders, target, other, scope) for other in holders[target].keys))
+    # in a fixed order: a set's would change the sum's last bits from process to process
+    return [name for name in holders if name in basis]
 
 
 def stacks(holders: Mapping[str, Holder], target: str, slot: Slot, scope: Scope) -> dict[str, list[Slot]]:
     """Type -> its slots that contribute to a slot of ``target``; a type's several stacks share its weight."""
     if not scope.covers(slot):
         return {target: [slot]}
+    # a slot of another modality only with range all, whatever the keys are called
     slots_of = {
         name: [
             other
@@ -147,14 +150,6 @@ def stacks(holders: Mapping[str, Holder], target: str, slot: Slot, scope: Scope)
         for name, holder in holders.items()
     }
     return {name: slots for name, slots in slots_of.items() if slots}
-
-
-def _partners(holders: Mapping[str, Holder], target: str, scope: Scope) -> set[str]:
-    """Everybody who contributes to any slot of a type's model, the type itself included."""
-    partners = {target}
-    for slot in holders[target].keys:
-        partners |= stacks(holders, target, slot, scope).keys()
-    return partners
 
 
 def require_exchangeable(
@@ -170,22 +165,25 @@ def require_exchangeable(
     Raises:
         ConfigError: naming the clients and slots that cannot be averaged; or nobody has a slot of that kind.
     """
-    if scope.range != "own" and scope.layers != "none" and not _any_covered(holders, scope):
-        roles = sorted({slot.role for holder in holders.values() for slot in holder.keys})
+    _require_slots(holders, scope)
+    pairs = ((target, slot) for target, holder in holders.items() for slot in holder.keys)
+    for target, slot in pairs:
+        for name, slots in stacks(holders, target, slot, scope).items():
+            for other in slots:
+                require_equal(target, slot, name, other, holders, shapes)
+
+
+def _require_slots(holders: Mapping[str, Holder], scope: Scope) -> None:
+    if scope.range == "own" or scope.layers == "none":
+        return
+    present = {slot for holder in holders.values() for slot in holder.keys}
+    released_no_op = scope.names == "released" and scope.layers == "mlp"  # matches nothing, as in FedCola's code
+    if not released_no_op and not any(map(scope.covers, present)):
         raise ConfigError(
             f"algorithm.averaging.layers is '{scope.layers}', but no client's model has such layers; roles there are: "
-            f"{', '.join(roles)}; give clients encoders 'blocks', or set algorithm.averaging.layers=encoder"
+            f"{', '.join(sorted({slot.role for slot in present}))}; give clients encoders 'blocks', or set "
+            "algorithm.averaging.layers=encoder"
         )
-    for target, holder in holders.items():
-        for slot in holder.keys:
-            for name, slots in stacks(holders, target, slot, scope).items():
-                for other in slots:
-                    require_equal(target, slot, name, other, holders, shapes)
-
-
-def _any_covered(holders: Mapping[str, Holder], scope: Scope) -> bool:
-    released_no_op = scope.names == "released" and scope.layers == "mlp"
-    return released_no_op or any(scope.covers(slot) for holder in holders.values() for slot in holder.keys)
 
 
 def require_equal(
@@ -204,17 +202,15 @@ def require_equal(
     here = {key: tuple(shapes[target][name]) for key, name in holders[target].keys.get(slot, {}).items()}
     there = {key: tuple(shapes[source][name]) for key, name in holders[source].keys.get(other, {}).items()}
     if here != there:
+        # the first difference by name is enough to find the rest
         key = sorted(set(here.items()) ^ set(there.items()))[0][0]
+        sizes = ["missing" if shape is None else str(list(shape)) for shape in (here.get(key), there.get(key))]
         raise ConfigError(
             f"slot '{slot}' of clients {_some(holders[target].clients)} cannot be averaged with slot '{other}' of "
-            f"clients {_some(holders[source].clients)}: '{key}' is {_shape(here.get(key))} and "
-            f"{_shape(there.get(key))}; give them equal encoders, or set algorithm.averaging.range=own"
+            f"clients {_some(holders[source].clients)}: '{key}' is {sizes[0]} and "
+            f"{sizes[1]}; give them equal encoders, or set algorithm.averaging.range=own"
         )
 
 
 def _some(clients: tuple[str, ...]) -> str:
     return ", ".join(clients[:3]) + (f" and {len(clients) - 3} more" if len(clients) > 3 else "")
-
-
-def _shape(shape: tuple[int, ...] | None) -> str:
-    return "missing" if shape is None else str(list(shape))

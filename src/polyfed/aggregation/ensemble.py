@@ -11,8 +11,7 @@ from torch import Tensor
 
 from polyfed.core.errors import PayloadError
 
-RECORDED = 1024
-"""Samples whose weights are kept for inspection, unless told which."""
+_RECORDED = 1024  # samples whose weights are kept for inspection, unless told which
 
 
 class Ensembled(NamedTuple):
@@ -59,7 +58,7 @@ class Ensemble:
         self._total = torch.zeros(samples, dim, device=device, dtype=dtype)
         self._denominator = torch.zeros(samples, device=device, dtype=dtype)
         self._peak = torch.full((samples,), -math.inf, device=device, dtype=dtype)
-        spaced = torch.arange(0, samples, -(-samples // RECORDED) or 1)
+        spaced = torch.arange(0, samples, -(-samples // _RECORDED) or 1)
         self.recorded = (spaced if record is None else record).to(device)
         self._history: list[Tensor] = []
 
@@ -87,7 +86,10 @@ class Ensemble:
         level = peak.masked_fill(peak == -math.inf, 0)  # -inf less -inf is NaN; nobody counts there so far
         weight, shrink = (logs - level).exp_(), (self._peak - level).exp_()
         self._denominator.mul_(shrink).add_(weight)
-        self._total.mul_(shrink[:, None]).addcmul_(self._counted(values, logs), weight[:, None])
+        values, absent = values.to(self._total), logs == -math.inf
+        if bool(absent.any()):  # a row that does not count may hold anything, NaN too, and 0 x NaN is NaN
+            values = values.masked_fill(absent[:, None], 0)
+        self._total.mul_(shrink[:, None]).addcmul_(values, weight[:, None])
         self._peak = peak
 
     def result(self) -> Ensembled:
@@ -119,9 +121,3 @@ class Ensemble:
         if not bool((logs < math.inf).all()):
             raise PayloadError("log weights hold NaN or +inf; check that the client's representations are finite")
         return logs.expand_as(self._denominator)
-
-    def _counted(self, values: Tensor, logs: Tensor) -> Float[Tensor, "P d"]:
-        values = values.to(self._total)
-        absent = logs == -math.inf
-        # a row that does not count may hold anything, NaN too, and 0 x NaN is NaN
-        return values.masked_fill(absent[:, None], 0) if bool(absent.any()) else values

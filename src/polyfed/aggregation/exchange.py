@@ -41,6 +41,7 @@ class ExactExchange:
     def add(self, kind: str, tensors: Mapping[str, Tensor], samples: float) -> None:
         """See ``WeightExchange``."""
         self._means[kind].add(tensors, samples)
+        # shares between types need sizes, which are known only at the end
         self._sizes[kind] += samples
 
     @torch.no_grad()
@@ -62,6 +63,7 @@ class ExactExchange:
         # shares need not add up to one, so that the old model is moved by differences and not replaced by a mean
         total = old.to(accumulator(old.dtype), copy=True)
         for share in shares:
+            # the same tensor under the name that the other type has for it
             source = self._holders[share.source].keys[share.slot][place.key]
             total.add_(means[share.source][source].to(total), alpha=share.coefficient)
             total.sub_(self._weights[share.source][source].to(total), alpha=share.coefficient)
@@ -107,6 +109,7 @@ class SequentialExchange:
         if running.is_floating_point():
             running.lerp_(towards.to(running), share)
         else:
+            # counters have no lerp, and in fp32 would lose their last digits
             running.copy_(running.double().lerp(towards.to(running.device).double(), share).round())
 
     def result(self) -> dict[str, dict[str, Tensor]]:

@@ -44,12 +44,22 @@ class WeightedMean:
         """
         if not (math.isfinite(weight) and weight >= 0):
             raise PayloadError(f"weight of a client is {weight}; it must be finite and not negative")
-        self._check_shapes(tensors)  # of all tensors first: a client counts as a whole or not at all
-        if weight == 0:
-            return
-        with torch.no_grad():
-            for name, tensor in tensors.items():
-                self._fold(name, tensor, weight)
+        for name, tensor in tensors.items():  # all of them first: a client counts as a whole or not at all
+            entry = self._entries.get(name)
+            if entry is not None and entry.mean.shape != tensor.shape:
+                raise PayloadError(
+                    f"tensor '{name}' has shape {tuple(tensor.shape)}, not {tuple(entry.mean.shape)} as in "
+                    "earlier clients; average only clients that share this layer's architecture"
+                )
+        for name, tensor in tensors.items() if weight > 0 else ():
+            entry = self._entries.get(name)
+            if entry is None:
+                mean = tensor.detach().to(accumulator(tensor.dtype), copy=True)
+                self._entries[name] = _Entry(mean, weight, tensor.dtype)
+            else:
+                entry.total += weight
+                # the mean so far, not a sum to be divided at the end, which would grow with the number of samples
+                entry.mean.lerp_(tensor.detach().to(entry.mean), weight / entry.total)
 
     def result(self) -> dict[str, Tensor]:
         """The means, in the type and on the device of the first client's tensors.
@@ -57,9 +67,7 @@ class WeightedMean:
         Raises:
             PayloadError: no client with a positive weight was added.
         """
-        if not self._entries:
-            raise PayloadError("no client contributed a positive weight; there is no mean of nothing")
-        return {name: entry.value() for name, entry in self._entries.items()}
+        return self._values(self._entries, copy=True)
 
     def take(self) -> dict[str, Tensor]:
         """``result`` without copies where none is needed, emptying the mean: for models that fill the memory.
@@ -68,28 +76,17 @@ class WeightedMean:
             PayloadError: as ``result``.
         """
         entries, self._entries = self._entries, {}
+        return self._values(entries, copy=False)
+
+    @staticmethod
+    def _values(entries: Mapping[str, _Entry], *, copy: bool) -> dict[str, Tensor]:
         if not entries:
             raise PayloadError("no client contributed a positive weight; there is no mean of nothing")
-        return {name: entry.value(copy=False) for name, entry in entries.items()}
-
-    def _fold(self, name: str, tensor: Tensor, weight: float) -> None:
-        entry = self._entries.get(name)
-        if entry is None:
-            mean = tensor.detach().to(accumulator(tensor.dtype), copy=True)
-            self._entries[name] = _Entry(mean, weight, tensor.dtype)
-            return
-        entry.total += weight
-        # the mean so far, not a sum to be divided at the end, which would grow with the number of samples
-        entry.mean.lerp_(tensor.to(entry.mean), weight / entry.total)
-
-    def _check_shapes(self, tensors: Mapping[str, Tensor]) -> None:
-        for name, tensor in tensors.items():
-            entry = self._entries.get(name)
-            if entry is not None and entry.mean.shape != tensor.shape:
-                raise PayloadError(
-                    f"tensor '{name}' has shape {tuple(tensor.shape)}, not {tuple(entry.mean.shape)} as in "
-                    "earlier clients; average only clients that share this layer's architecture"
-                )
+        values = {}
+        for name, entry in entries.items():
+            rounded = entry.mean if entry.dtype.is_floating_point else entry.mean.round()
+            values[name] = rounded.to(entry.dtype, copy=copy)
+        return values
 
 
 @dataclass
@@ -97,10 +94,6 @@ class _Entry:
     mean: Tensor
     total: float
     dtype: torch.dtype
-
-    def value(self, *, copy: bool = True) -> Tensor:
-        rounded = self.mean if self.dtype.is_floating_point else self.mean.round()
-        return rounded.to(self.dtype, copy=copy)
 
 
 def accumulator(dtype: torch.dtype) -> torch.dtype:

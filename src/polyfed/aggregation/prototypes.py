@@ -32,13 +32,13 @@ class ClassMeans(NamedTuple):
     def require(self, samples: int) -> None:
         """Raise PayloadError unless this can be what somebody with so many samples, each of one class, has."""
         self._require_shapes()
-        counts = self.counts
-        if not len(counts):
+        if not len(self.counts):
             raise PayloadError("no class is flagged; who has none sends no prototypes at all")
-        if int(counts.min()) < 1 or int(counts.sum()) > samples:
+        fewest, total = int(self.counts.min()), int(self.counts.sum())
+        if fewest < 1 or total > samples:
             raise PayloadError(
-                f"class counts are {int(counts.min())} or more and {int(counts.sum())} in sum, expected at least 1 and "
-                f"at most {samples}, with which the client joined"
+                f"class counts are {fewest} or more and {total} in sum, expected at least 1 and at most {samples}, "
+                "with which the client joined"
             )
 
     def _require_shapes(self) -> None:
@@ -56,11 +56,12 @@ class ClassMeans(NamedTuple):
         total = int(self.counts.sum(dtype=torch.int64))
         if total <= samples:
             return self
+        # rounded down, or the sum could exceed what the client may count for
         fewer = (self.counts.double() * (samples / total)).floor().clamp_min(1)
         return self._replace(counts=fewer.to(self.counts.dtype))
 
 
-class Known(NamedTuple):
+class GlobalPrototypes(NamedTuple):
     """Global prototypes of the c classes that have one."""
 
     means: Float[Tensor, "c d"]
@@ -74,10 +75,10 @@ class Known(NamedTuple):
         return len(self.present), self.means.shape[1]
 
 
-PrototypeTable = TypeVar("PrototypeTable", ClassMeans, Known)
+PrototypeTable = TypeVar("PrototypeTable", ClassMeans, GlobalPrototypes)
 
 
-def prototype_tensors(space: str, prototypes: ClassMeans | Known) -> dict[str, Tensor]:
+def prototype_tensors(space: str, prototypes: ClassMeans | GlobalPrototypes) -> dict[str, Tensor]:
     """Tensors of a class space by name, ``<space>.means`` and so on; what ``by_space`` reads."""
     return {f"{space}.{part}": tensor for part, tensor in prototypes._asdict().items()}
 
@@ -155,6 +156,7 @@ def mean_prototypes(sent: Sequence[ClassMeans], weighting: MeanWeighting = "coun
     sums = sent[0].means.new_zeros(shapes[0])
     weights, counts = sums.new_zeros(len(sums)), sums.new_zeros(len(sums), dtype=torch.int64)
     for one in sent:
+        # fp32 holds counts up to 2^24 exactly, more than a client has of a class
         share = one.counts.to(sums) if weighting == "count" else torch.ones_like(one.counts, dtype=sums.dtype)
         sums[one.present] += share[:, None] * one.means
         weights[one.present] += share
@@ -190,6 +192,7 @@ def bounded(rows: Sequence[Float[Tensor, "_ d"]], times: float) -> tuple[list[Te
 def _median(groups: Sequence[Float[Tensor, " _"]]) -> Float[Tensor, ""]:
     """The smallest value that at least half of all weight is not above, a group's values sharing the weight 1."""
     shares = torch.cat([torch.full(one.shape, 1 / len(one), dtype=torch.float64) for one in groups])
+    # stable, and shares on the CPU: the same row is the median on every device
     values, order = torch.cat(list(groups)).sort(stable=True)
     below = shares[order.cpu()].cumsum(0)
     return values[int((below < len(groups) / 2 - 1e-9).sum())]
@@ -202,6 +205,7 @@ def adaptive_margin(means: Float[Tensor, "c d"], threshold: float) -> Float[Tens
     """
     if len(means) < 2:
         return means.new_zeros(())
+    # by differences: near classes are what the margin is about
     gaps = torch.cdist(means, means, compute_mode="donot_use_mm_for_euclid_dist")
     return gaps.fill_diagonal_(torch.inf).amin(1).amax().clamp_max(threshold)
 

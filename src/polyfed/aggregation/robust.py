@@ -17,11 +17,9 @@ from torch import Tensor
 Divergence = Literal["chi_square", "kl", "none", "released"]
 """What keeps the weights near each other; ``none``: nothing, ``released``: ``released_chi_square_projection``."""
 
-BISECTION_STEPS = 64
-"""Halvings of log s: from any bracket within float64 to its last bit."""
+_BISECTION_STEPS = 64  # halvings of log s: from any bracket within float64 to its last bit
 SMALLEST_WEIGHT = torch.finfo(torch.float64).tiny
-DEEPEST = -745.0
-"""e to this is the smallest positive float64."""
+_DEEPEST = -745.0  # e to this is the smallest positive float64
 
 
 def chi_square(w: Float[Tensor, " n"]) -> Float[Tensor, ""]:
@@ -142,7 +140,17 @@ def mirror_step(
     # relative to the highest loss that counts, so that no exponent overflows
     counted = w > 0
     losses = (v - v[counted].max()).clamp(min=-torch.finfo(v.dtype).max)
-    return _projected((w.log() + gamma * losses).masked_fill(~counted, -math.inf), rho, divergence)
+    logs = (w.log() + gamma * losses).masked_fill(~counted, -math.inf)
+    match divergence:
+        case "kl":  # from the logarithms: a weight too small for float64 is no 0 here
+            return _in_kl_ball(logs, _radius(rho))
+        case "chi_square":
+            return chi_square_projection(logs.softmax(0), rho)
+        case "released":
+            return released_chi_square_projection(logs.softmax(0), rho)
+        case "none":
+            return logs.softmax(0)
+    raise ValueError(f"divergence is '{divergence}'; valid: {', '.join(get_args(Divergence))}")
 
 
 def mirror_step_of(
@@ -180,24 +188,11 @@ def mirror_step_of(
     if not len(index):
         return w
     v, shares = _finite(v, "v"), w[index]
+    # absent clients keep theirs: nothing is known of their losses
     mass = shares.sum()
     if mass == 0:
         return w
     return w.index_copy(0, index, mass * mirror_step(shares, v, gamma, rho, divergence))
-
-
-def _projected(logs: Float[Tensor, " n"], rho: float, divergence: Divergence) -> Float[Tensor, " n"]:
-    """Weights of these logarithms, brought into the ball."""
-    if divergence == "kl":
-        # from the logarithms: a weight too small for float64 is no 0 here
-        return _in_kl_ball(logs, _radius(rho))
-    if divergence == "chi_square":
-        return chi_square_projection(logs.softmax(0), rho)
-    if divergence == "released":
-        return released_chi_square_projection(logs.softmax(0), rho)
-    if divergence == "none":
-        return logs.softmax(0)
-    raise ValueError(f"divergence is '{divergence}'; valid: {', '.join(get_args(Divergence))}")
 
 
 def _nearest_in_simplex(v: Float[Tensor, " n"], total: float) -> Float[Tensor, " n"]:
@@ -225,7 +220,7 @@ def _in_kl_ball(logs: Float[Tensor, " n"], rho: float) -> Float[Tensor, " n"]:
     counted = logs > -math.inf
     floor = (len(logs) / counted.sum(dtype=logs.dtype)).log()
     within = floor <= rho
-    exponents = torch.where(within, (logs - logs.max()).masked_fill(~counted, 0), DEEPEST * ~counted)
+    exponents = torch.where(within, (logs - logs.max()).masked_fill(~counted, 0), _DEEPEST * ~counted)
     absent = ~counted & within
     # D <= log(n / m) + t spread
     lowest = (rho - floor * within) / (-exponents.min()).clamp(min=SMALLEST_WEIGHT)
@@ -243,7 +238,8 @@ def _largest_fitting(
     """
     high = torch.ones_like(low)
     low = torch.where(divergence(path(high)) <= rho, high, low)
-    for _ in range(BISECTION_STEPS):
+    for _ in range(_BISECTION_STEPS):
+        # the root of a product would under- or overflow
         middle = low.sqrt() * high.sqrt()
         fits = divergence(path(middle)) <= rho
         low, high = torch.where(fits, middle, low), torch.where(fits, high, middle)

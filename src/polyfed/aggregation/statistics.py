@@ -17,17 +17,15 @@ from polyfed.losses.running_log_sum_exp import BoundedLogSumExp, RunningEntropy,
 Statistic = Literal["positive", "negatives_lse", "lse", "best_negative", "winner", "entropy", "variance"]
 Statistics = dict[Statistic, Tensor]
 
-SCANNED: frozenset[Statistic] = frozenset(("positive", "negatives_lse", "lse", "best_negative", "winner", "entropy"))
-"""Those that need every logit; the variance follows from the anchors' covariance."""
-SUMS: frozenset[Statistic] = frozenset(("negatives_lse", "lse", "entropy"))
+# those that need every logit; the variance follows from the anchors' covariance
+_SCANNED: frozenset[Statistic] = frozenset(("positive", "negatives_lse", "lse", "best_negative", "winner", "entropy"))
+_SUMS: frozenset[Statistic] = frozenset(("negatives_lse", "lse", "entropy"))
 RIVALS: frozenset[Statistic] = frozenset(("best_negative", "winner"))
-LABELLED: frozenset[Statistic] = frozenset(("positive", "negatives_lse", "best_negative"))
-"""Those of class scores that mean nothing where the true class is unknown."""
+# those of class scores that mean nothing where the true class is unknown
+_LABELLED: frozenset[Statistic] = frozenset(("positive", "negatives_lse", "best_negative"))
 
-CHUNK = 1024
-"""Vectors at a time, where there is no tile."""
-ROUNDING = 4.0
-"""Logits that differ by so many times eps |u| |g| are ties: products of one pair vary by that between tiles."""
+_CHUNK = 1024  # vectors at a time, where there is no tile
+_ROUNDING = 4.0  # logits closer than so many eps |u| |g| tie: products of a pair vary by that between tiles
 
 
 def row_statistics(
@@ -69,13 +67,14 @@ def row_statistics(
     """
     own = torch.arange(len(rows)) if own is None else own.cpu()
     _check(rows, anchors, own, tau)
-    if len(rows) == 0:
-        return {name: _none(name, working_dtype(rows, anchors), rows.device) for name in wanted}
+    if len(rows) == 0:  # of the right types all the same: parts of clients are put together
+        empty = torch.empty(0, dtype=working_dtype(rows, anchors), device=rows.device)
+        return dict.fromkeys(wanted, empty) | ({"winner": empty.long()} if "winner" in wanted else {})
     statistics: Statistics = {}
-    if SCANNED & set(wanted):
+    if _SCANNED & set(wanted):
         scan = _Scan(rows, anchors, wanted, tau, items, blocks or TileSize.suited(rows.device))
         parts = list(scan.parts(rows, own))
-        statistics.update({name: torch.cat([part[name] for part in parts]) for name in parts[0]})
+        statistics = {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
     if "variance" in wanted:
         statistics["variance"] = _variances(rows, anchors, tau)
     return {name: statistics[name] for name in wanted}
@@ -102,28 +101,25 @@ def scores_statistics(
     """
     logits = scores.to(working_dtype(scores, scores)) / _positive(tau)
     if labels is None:
-        lacking = sorted(LABELLED & set(wanted))
+        lacking = sorted(_LABELLED & set(wanted))
         if lacking:
             raise ConfigError(f"statistics {lacking} of class scores need the true classes; the public set has none")
         statistics: Statistics = {"winner": logits.argmax(1)}
     else:
-        statistics = _labelled(logits, _classes(logits, labels))
+        labels = _classes(logits, labels)
+        positive = logits.gather(1, labels[:, None]).squeeze(1)
+        others = logits.scatter(1, labels[:, None], -math.inf)
+        best, index = others.max(1)
+        statistics = {
+            "positive": positive,
+            "negatives_lse": others.logsumexp(1),
+            "best_negative": best,
+            "winner": torch.where(best > positive, index, labels),  # a tie is the true class's
+        }
     statistics["lse"] = logits.logsumexp(1)
     statistics["entropy"] = torch.special.entr(logits.softmax(1)).sum(1)
     statistics["variance"] = logits.var(1, correction=0)
     return {name: statistics[name] for name in wanted}
-
-
-def _labelled(logits: Float[Tensor, "n C"], labels: Int[Tensor, " n"]) -> Statistics:
-    positive = logits.gather(1, labels[:, None]).squeeze(1)
-    others = logits.scatter(1, labels[:, None], -math.inf)
-    best, index = others.max(1)
-    return {
-        "positive": positive,
-        "negatives_lse": others.logsumexp(1),
-        "best_negative": best,
-        "winner": torch.where(best > positive, index, labels),
-    }
 
 
 class _Scan:
@@ -140,8 +136,10 @@ class _Scan:
     ) -> None:
         self.anchors, self.wanted, self.blocks = anchors, set(wanted), blocks
         self.scale, self.dtype = 1 / (tau * math.log(2)), working_dtype(rows, anchors)
+        # on the CPU, where the scan decides tile by tile whether a row's own item is in it
         self.starts, self.sizes = _families(items, len(anchors))
         self.bounded = largest_logit(rows, anchors) * self.scale <= RANGE
+        # scale of rounding errors: ties are told apart from differences by it
         self.reach = torch.linalg.vector_norm(anchors, dim=1, dtype=self.dtype).amax()
         self.workspace = torch.empty(blocks.rows * blocks.columns, dtype=self.dtype, device=rows.device)
         # allocating it tile by tile would leave the heap full of holes
@@ -166,28 +164,34 @@ class _Scan:
                 running.add(tile, largest)
         statistics: Statistics = {"positive": siblings.logit(own)}
         if rivals is not None:
+            # a rival must beat every sibling, by more than rounding
             wins = rivals.best > siblings.logits.amax(1) + self.slack(vectors)
             statistics |= {"best_negative": rivals.best, "winner": torch.where(wins, rivals.index, own.to(wins.device))}
         if running is not None:
-            statistics |= _sums(running, siblings.logits)
+            statistics["negatives_lse"] = running.result()
+            running.add(siblings.logits)  # overwrites them: nothing else needs them from here on
+            statistics["lse"] = running.result()
+            if isinstance(running, RunningEntropy):
+                statistics["entropy"] = running.entropy()
         return {name: value if name == "winner" else value * math.log(2) for name, value in statistics.items()}
 
     def slack(self, vectors: Float[Tensor, "r d"]) -> Float[Tensor, " r"]:
         """By how much a row's logits may differ and be ties."""
         slack: Tensor = torch.linalg.vector_norm(vectors, dim=1) * self.reach
-        return slack * (ROUNDING * torch.finfo(self.dtype).eps)
+        return slack * (_ROUNDING * torch.finfo(self.dtype).eps)
 
     def hurdle(self, vectors: Float[Tensor, "r d"], own: Int[Tensor, " r"]) -> Float[Tensor, " r"]:
         """What a rival must exceed for its index to matter: the own logit, or +inf if nobody asks for winners."""
         if "winner" not in self.wanted:
             return vectors.new_full((len(vectors),), math.inf)
         partners = self.anchors[own.to(self.anchors.device)].to(self.dtype)
+        # an estimate is enough here: the own logit itself comes out of the tile
         logits: Tensor = torch.linalg.vecdot(vectors, partners)
         return logits - self.slack(vectors)
 
     def running_sum(self, vectors: Float[Tensor, "r d"]) -> RunningLogSumExp | None:
         """What sums the powers, if anybody asks for the sum."""
-        if not SUMS & self.wanted:
+        if not _SUMS & self.wanted:
             return None
         like = vectors.new_empty(len(vectors))
         if "entropy" in self.wanted:
@@ -250,35 +254,22 @@ class _Rivals:
         return top
 
 
-def _sums(running: RunningLogSumExp, siblings: Float[Tensor, "r f"]) -> Statistics:
-    """The sums without and with a row's own item, whose logits are overwritten."""
-    statistics: Statistics = {"negatives_lse": running.result()}
-    running.add(siblings)
-    statistics["lse"] = running.result()
-    if isinstance(running, RunningEntropy):
-        statistics["entropy"] = running.entropy()
-    return statistics
-
-
 def _variances(rows: Float[Tensor, "n d"], anchors: Float[Tensor, "P d"], tau: float) -> Float[Tensor, " n"]:
     """Var_j(u . g_j / tau) = u^T Cov(g) u / tau^2."""
     dtype = working_dtype(rows, anchors)
+    # centred first: the difference of two large squares would lose the variance
     mean = anchors.to(dtype).mean(0)
     covariance = mean.new_zeros(len(mean), len(mean))
-    for part in torch.split(anchors, CHUNK):
+    for part in torch.split(anchors, _CHUNK):
         centred = part.to(dtype) - mean
         covariance.addmm_(centred.T, centred)
     covariance.div_(len(anchors))
-    variances, product = mean.new_empty(len(rows)), mean.new_empty(CHUNK, len(mean))
-    for part, out in zip(torch.split(rows, CHUNK), torch.split(variances, CHUNK), strict=True):
+    variances, product = mean.new_empty(len(rows)), mean.new_empty(_CHUNK, len(mean))
+    for part, out in zip(torch.split(rows, _CHUNK), torch.split(variances, _CHUNK), strict=True):
         vectors = part.to(dtype)
         turned = torch.mm(vectors, covariance, out=product[: len(part)])
         torch.sum(turned.mul_(vectors), 1, out=out)
     return variances.clamp_(min=0).div_(tau**2)
-
-
-def _none(name: Statistic, dtype: torch.dtype, device: torch.device) -> Tensor:
-    return torch.empty(0, dtype=torch.int64 if name == "winner" else dtype, device=device)
 
 
 def _families(items: Int[Tensor, " P"] | None, count: int) -> tuple[Int[Tensor, " P"], Int[Tensor, " P"]]:

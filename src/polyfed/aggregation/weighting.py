@@ -69,6 +69,7 @@ class Evidence:
                 f"{sorted(self.server_outputs)}"
             )
         anchors = self.server_outputs[self.output]
+        # rows come in 16 bits where the wire is, and cosines of these must not
         dtype = working_dtype(self.values, anchors)
         rows, anchors = (F.normalize(side.to(dtype), dim=1) for side in (self.values, anchors))
         return row_statistics(rows, anchors, wanted, tau=tau, items=self.siblings(mask_siblings))
@@ -79,6 +80,7 @@ class Evidence:
         Raises:
             ConfigError: they are to be none, and the items are not known.
         """
+        # a study may weigh without items; a run always knows them
         if masked and self.items is None:
             raise ConfigError("mask_siblings needs the items of the public samples; they are unknown here")
         return self.items if masked else None

@@ -1,4 +1,4 @@
-"""The base of all methods."""
+"""The base of all methods, and the names that methods are written with."""
 
 from __future__ import annotations
 
@@ -9,18 +9,32 @@ from typing import ClassVar
 from polyfed.core.effects import PAIRING, SEVERAL, SEVERAL_TYPES, SINGLE, require_effects_beneath
 from polyfed.core.errors import ConfigError
 from polyfed.core.settings import Component
-from polyfed.federation.client import Client
+from polyfed.federation.client import Client, ClientInfo
 from polyfed.federation.cohort import Cohort, Reply, each
 from polyfed.federation.server import Server
 from polyfed.federation.state import Lifetime
 from polyfed.models.model import Model
-from polyfed.models.slots import describe, places
+from polyfed.models.slots import encode_places, places
 from polyfed.tasks.pairing import PairTask
 from polyfed.tasks.task import Task
-from polyfed.wire.payload import Weights
+from polyfed.wire.payload import Logits, Representations, Weights
 from polyfed.wire.schema import client_query, client_step, fresh_query
 
-__all__ = ["Algorithm", "Lifetime", "Reply", "client_query", "client_step", "each"]
+__all__ = [
+    "Algorithm",
+    "Client",
+    "ClientInfo",
+    "Cohort",
+    "Lifetime",
+    "Logits",
+    "Reply",
+    "Representations",
+    "Server",
+    "Weights",
+    "client_query",
+    "client_step",
+    "each",
+]
 
 
 class Algorithm(Component):
@@ -61,6 +75,7 @@ class Algorithm(Component):
     @property
     def counts_epochs(self) -> bool:
         """Whether clients train for so many epochs, not for so many steps."""
+        # methods name these settings alike, but not every method has them
         return getattr(self, "local_steps", None) is None
 
     @property
@@ -92,7 +107,7 @@ class Algorithm(Component):
     @fresh_query(weights=Weights, slots=str)
     def initial(self, client: Client) -> Reply:
         """The client's initial weights and their slots: how a server learns of an architecture it does not know."""
-        return Reply(weights=Weights(client.model.state_dict()), slots=describe(places(client.model)))
+        return Reply(weights=Weights(client.model.state_dict()), slots=encode_places(places(client.model)))
 
     def require(self, *, has_public: bool, has_server: bool) -> None:
         """Check that the federation suits the method.
@@ -112,6 +127,7 @@ class Algorithm(Component):
             ConfigError: one has none.
         """
         clients = server.clients
+        # known only once clients have joined: conditions on them cannot be checked with the settings
         facts = {
             SINGLE: any(len(client.modalities) == 1 for client in clients),
             SEVERAL: any(len(client.modalities) > 1 for client in clients),

@@ -3,22 +3,17 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Mapping
 from typing import ClassVar
 
 import torch
 
 from polyfed.aggregation.averagings.by_type import ByType
-from polyfed.algorithms.algorithm import Lifetime, Reply, client_step, each
-from polyfed.algorithms.shared.global_models import GlobalModels, average
+from polyfed.algorithms.algorithm import Client, ClientInfo, Cohort, Lifetime, Reply, Server, Weights, client_step, each
+from polyfed.algorithms.shared.global_models import GlobalModels, average, noted
 from polyfed.core.errors import ConfigError
-from polyfed.federation.client import Client, ClientInfo
-from polyfed.federation.cohort import Cohort
-from polyfed.federation.server import Server
-from polyfed.wire.payload import Weights
 
-BUDGET = ("steps", "epochs", "samples")
-"""What training has cost a type so far: optimiser steps, passes over its data, samples seen."""
+_BUDGET = ("steps", "epochs", "samples")  # cost of training: optimiser steps, passes over the data, samples seen
 
 
 class Centralised(GlobalModels):
@@ -49,12 +44,18 @@ class Centralised(GlobalModels):
         """Ask everybody to train on, and take over the models; those who have not trained yet get initial weights."""
 
         def initial(client: ClientInfo) -> Weights:
-            begun = server.type_of(client) in server.state.get("budget", {})
-            return Weights({}) if begun else server.weights_for(client)
+            return Weights({}) if server.type_of(client) in budget else server.weights_for(client)
 
+        def account(reply: Reply) -> None:
+            kind = server.type_of(reply.sender)
+            spent = torch.tensor([getattr(reply, what) for what in _BUDGET], dtype=torch.float64)
+            budget[kind] = budget.get(kind, torch.zeros_like(spent)) + spent
+
+        budget = server.state.setdefault("budget", {})
         replies = cohort.ask(self.fit, check=self.shape_check(server), weights=each(initial))
-        average(server, cohort, _accounted(server, replies), ByType())
-        server.record(**_budget(server))
+        average(server, cohort, noted(replies, account), ByType())
+        kinds = [kind for kind in server.types if kind in budget]  # a checkpoint has an order of its own
+        server.record(**{f"{what}.{kind}": float(budget[kind][k]) for kind in kinds for k, what in enumerate(_BUDGET)})
 
     # ---- client half
 
@@ -71,22 +72,6 @@ class Centralised(GlobalModels):
             epochs=steps / max(client.steps_an_epoch, 1),
             samples=_seen(client, steps),
         )
-
-
-def _accounted(server: Server, replies: Iterable[Reply]) -> Iterator[Reply]:
-    """The replies, whose costs are added to the budget of their type."""
-    budget = server.state.setdefault("budget", {})
-    for reply in replies:
-        kind = server.type_of(reply.sender)
-        spent = torch.tensor([getattr(reply, what) for what in BUDGET], dtype=torch.float64)
-        budget[kind] = budget.get(kind, torch.zeros_like(spent)) + spent
-        yield reply
-
-
-def _budget(server: Server) -> dict[str, float]:
-    spent = server.state.get("budget", {})
-    kinds = [kind for kind in server.types if kind in spent]  # a checkpoint has an order of its own
-    return {f"{what}.{kind}": float(spent[kind][k]) for kind in kinds for k, what in enumerate(BUDGET)}
 
 
 def _seen(client: Client, steps: int) -> int:

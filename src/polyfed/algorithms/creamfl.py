@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from itertools import chain, count, islice
+from itertools import islice
 from typing import Annotated, ClassVar, Literal
 
 import torch
@@ -13,20 +13,16 @@ from torch import Tensor
 from polyfed.aggregation.ensemble import Ensembled
 from polyfed.aggregation.weighting import Weighting
 from polyfed.aggregation.weightings.gca import GCA
-from polyfed.algorithms.algorithm import Lifetime, Reply, client_step
+from polyfed.algorithms.algorithm import Client, Cohort, Lifetime, Reply, Representations, Server, client_step
 from polyfed.algorithms.shared.ensemble_distillation import EnsembleDistillation
 from polyfed.core.effects import Condition, Not, Only
 from polyfed.core.errors import ConfigError
 from polyfed.data.samples import Batch, Samples
-from polyfed.federation.client import Client
-from polyfed.federation.cohort import Cohort
-from polyfed.federation.public_outputs import FrozenCopy, Pair, PublicOutputs, Reference, Stored, interleave
-from polyfed.federation.server import Server
+from polyfed.federation.public_outputs import FrozenCopy, Pair, PublicOutputs, Reference, Stored
 from polyfed.losses.contrast import inter_modal, intra_modal
-from polyfed.wire.payload import Representations
 
-CONTRASTS = Only(gamma=Not(0)) & (Only(inter=True) | Only(intra=True))
-"""Clients contrast what they see with what the server sees."""
+# clients contrast their representations with the server's
+_CONTRASTS = Only(gamma=Not(0)) & (Only(inter=True) | Only(intra=True))
 
 
 class CreamFL(EnsembleDistillation):
@@ -46,7 +42,7 @@ class CreamFL(EnsembleDistillation):
         "previous": Lifetime.RUN,
     }
 
-    only_if: ClassVar[Mapping[str, Condition]] = {"public_augment": CONTRASTS | Only(kd_epochs=Not(0))}
+    only_if: ClassVar[Mapping[str, Condition]] = {"public_augment": _CONTRASTS | Only(kd_epochs=Not(0))}
 
     inter: Annotated[bool, Only(gamma=Not(0))] = Field(
         default=True, description="inter-modal contrast (Eq. 1) in local training"
@@ -71,14 +67,14 @@ class CreamFL(EnsembleDistillation):
     mask_siblings: Annotated[bool, Only(inter=True, gamma=Not(0))] = Field(
         default=False, description="leave captions of the same picture out of Eq. 1's sum"
     )
-    local_reg: Annotated[Literal["joint", "separate_pass"], CONTRASTS] = Field(
+    local_reg: Annotated[Literal["joint", "separate_pass"], _CONTRASTS] = Field(
         default="joint",
         description="add the contrasts to the task loss (Eq. 3), or a pass of their own after it",
     )
-    public_batch_size: Annotated[int, CONTRASTS] = Field(
+    public_batch_size: Annotated[int, _CONTRASTS] = Field(
         default=128, ge=2, description="public samples a step of local training"
     )
-    public_batches_per_epoch: Annotated[int | None, CONTRASTS] = Field(
+    public_batches_per_epoch: Annotated[int | None, _CONTRASTS] = Field(
         default=None,
         ge=1,
         description="joint: None gives every private step one; separate pass: None takes all of P",
@@ -117,17 +113,20 @@ class CreamFL(EnsembleDistillation):
         """ClientLocalTraining of Algorithm 1: E epochs of Eq. 3, then representations of the public set."""
         server_outputs = {name: value.to(client.device) for name, value in representations.items()}
         samples = client.exchanged(self.public_samples)
+        # before the first step: what Eq. 2 calls previous must not move with the model
         reference = self._reference(client, samples)
         trainer = client.trainer()
         client.model.train()
         for epoch in client.epochs(self.local_epochs):
             for private, public in self._steps(client, samples, epoch):
+                # one step for both parts: Eq. 3 is a sum
                 loss = torch.zeros((), device=client.device)
                 if private is not None:
                     loss = loss + client.task_loss(private)
                 if public is not None:
                     loss = loss + self.gamma * self.contrasts(client, public, samples, server_outputs, reference)
                 trainer.step(loss)
+        # with the trained model, Eq. 4 weighs what the client has become
         own = client.represent(samples, list(server_outputs), training=self.extraction == "train")
         if self._caches:  # what was just sent is what Eq. 2 calls previous the next time
             client.state["previous"] = own
@@ -149,25 +148,22 @@ class CreamFL(EnsembleDistillation):
         ``batch`` is one of the exchanged ``samples``, ``server_outputs`` are the server's own of these. The intra-modal
         contrasts are summed or averaged, as ``intra_reduction`` says; the inter-modal ones always are summed.
         """
+        # numbers of the exchanged samples, as indices of a batch are places among these
         items = samples.items.to(client.device) if self.mask_siblings else None
         total = torch.zeros((), device=client.device)
         shared = [name for name in batch.inputs if name in server_outputs]  # those that the server encodes
         intra_factor = 1.0 if self.intra_reduction == "sum" else 1.0 / max(1, len(shared))
         for modality in shared:
-            inputs = batch.inputs[modality]
             with client.autocast():
-                local = client.model.represent(modality, inputs)
-            for other in self._contrasted(modality, server_outputs):
-                total = total + inter_modal(local, other, batch.index, tau=self.tau_inter, items=items)
+                local = client.model.represent(modality, batch.inputs[modality])
+            for other, anchors in server_outputs.items() if self.inter else ():
+                if other != modality:
+                    total = total + inter_modal(local, anchors, batch.index, tau=self.tau_inter, items=items)
             if self.intra:
                 previous = reference(modality, batch)
                 contrast = intra_modal(local, server_outputs[modality][batch.index], previous, tau=self.tau_intra)
                 total = total + intra_factor * contrast
         return total
-
-    def _contrasted(self, modality: str, server_outputs: Mapping[str, Tensor]) -> list[Tensor]:
-        """The server's representations of the other modalities, if there is an inter-modal contrast."""
-        return [values for name, values in server_outputs.items() if self.inter and name != modality]
 
     def _steps(self, client: Client, samples: Samples, epoch: int) -> Iterator[Pair]:
         """Private and public batches of one epoch, as ``local_reg`` combines them."""
@@ -181,11 +177,7 @@ class CreamFL(EnsembleDistillation):
             public = client.public_batches(f"contrast-{epoch}", size, augment=view, samples=samples)
             yield from ((None, batch) for batch in islice(public, wanted))
         else:
-            passes = (
-                client.public_batches(f"contrast-{epoch}-{number}", size, augment=view, samples=samples)
-                for number in count()
-            )
-            yield from interleave(private, chain.from_iterable(passes), client.steps_an_epoch, wanted)
+            yield from self.mixed_batches(client, private, f"contrast-{epoch}", size, wanted, samples)
 
     @property
     def _looks_back(self) -> bool:

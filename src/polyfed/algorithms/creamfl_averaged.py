@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Mapping
 from itertools import chain, count
 from typing import Annotated, ClassVar
 
@@ -11,24 +11,30 @@ from torch import Tensor
 
 from polyfed.aggregation.weighting import Weighting
 from polyfed.aggregation.weightings.gca import GCA
-from polyfed.algorithms.algorithm import Reply, client_step, each
+from polyfed.algorithms.algorithm import (
+    Client,
+    ClientInfo,
+    Cohort,
+    Reply,
+    Representations,
+    Server,
+    Weights,
+    client_step,
+    each,
+)
 from polyfed.algorithms.creamfl import CreamFL
 from polyfed.algorithms.fedavg import FedAvg
-from polyfed.algorithms.shared.ensembles import Ensembles
+from polyfed.algorithms.shared.global_models import ReplyCheck, noted
 from polyfed.algorithms.shared.public_exchange import DISTILS
 from polyfed.core.effects import Not, Only
 from polyfed.core.errors import ConfigError
 from polyfed.data.samples import Batch
-from polyfed.federation.client import Client, ClientInfo
-from polyfed.federation.cohort import Cohort
 from polyfed.federation.participant import Regulariser
 from polyfed.federation.public_outputs import Stored
-from polyfed.federation.server import Server
 from polyfed.federation.settings import TrainingSettings
 from polyfed.losses.distillation import Distillation
 from polyfed.models.model import Embedder
 from polyfed.optim.settings import OptimizerSettings
-from polyfed.wire.payload import Representations, Weights
 
 _CONTRASTS = Only(gamma=Not(0))
 
@@ -102,16 +108,30 @@ class CreamFLAveraged(FedAvg):
         """Broadcast, train, average, and distil what the clients of one modality see in the public set."""
         server_outputs = server.represent_public()
         ensembles = self.creamfl.ensembles(server, server_outputs)
+        nothing = Representations({}, order=server_outputs.order)
         replies = cohort.ask(
             self.contrasted_fit,
-            check=_ReplyCheck(self, server, server_outputs),
+            check=self.reply_check(server, server_outputs),
             weights=each(server.weights_for),
-            representations=each(lambda client: server_outputs if _is_single(client) else _nothing(server_outputs)),
+            representations=each(lambda client: server_outputs if _is_single(client) else nothing),
         )
-        self.aggregate(server, cohort, _weighed(replies, ensembles))
+        self.aggregate(server, cohort, noted(replies, lambda reply: ensembles.add(reply, reply.representations)))
         self.creamfl.distil(server, ensembles.targets())
+        # the server's model goes on training in place next round, the broadcast must not follow it
         distilled = {name: value.clone() for name, value in server.model.state_dict().items()}
         server.update_weights({server.own_type: server.weights[server.own_type] | distilled})
+
+    def reply_check(self, server: Server, server_outputs: Representations) -> ReplyCheck:
+        """The check that weights and representations are what their sender was to send."""
+        check_weights, rows, dim = self.shape_check(server), len(server.public_set), server.model.dim
+
+        def check(reply: Reply) -> None:
+            check_weights(reply)
+            sender = reply.sender
+            own = tuple(name for name in sender.modalities if name in server_outputs and _is_single(sender))
+            reply.representations.require(server_outputs.order, rows, dim, own)
+
+        return check
 
     # ---- client half
 
@@ -129,9 +149,10 @@ class CreamFLAveraged(FedAvg):
             num_examples=client.num_examples,
         )
 
-    def contrast(self, client: Client, server_outputs: dict[str, Tensor]) -> Regulariser:
+    def contrast(self, client: Client, server_outputs: Mapping[str, Tensor]) -> Regulariser:
         """gamma (l_inter + l_intra) of a public batch, the next at every step (CreamFL, Eq. 1-3)."""
         creamfl, previous = self.creamfl, Stored(client.represent(client.public_set, list(server_outputs)))
+        # passes without end, as private steps may outnumber public batches; each pass draws anew
         passes = (client.public_batches(f"contrast-{number}", self.public_batch_size) for number in count())
         batches = chain.from_iterable(passes)
 
@@ -142,30 +163,5 @@ class CreamFLAveraged(FedAvg):
         return regularise
 
 
-def _weighed(replies: Iterable[Reply], ensembles: Ensembles) -> Iterator[Reply]:
-    """The replies, whose representations are folded in as they pass."""
-    for reply in replies:
-        ensembles.add(reply, reply.representations)
-        yield reply
-
-
-class _ReplyCheck:
-    """Raises PayloadError for weights or representations that are not what their sender was to send."""
-
-    def __init__(self, method: FedAvg, server: Server, server_outputs: Representations) -> None:
-        self._shape_check, self._server_outputs = method.shape_check(server), server_outputs
-        self._rows, self._dim = len(server.public_set), server.model.dim
-
-    def __call__(self, reply: Reply) -> None:
-        self._shape_check(reply)
-        sender, order = reply.sender, self._server_outputs.order
-        own = tuple(name for name in sender.modalities if name in self._server_outputs and _is_single(sender))
-        reply.representations.require(order, self._rows, self._dim, own)
-
-
 def _is_single(client: ClientInfo) -> bool:
     return len(client.modalities) == 1
-
-
-def _nothing(server_outputs: Representations) -> Representations:
-    return Representations({}, order=server_outputs.order)

@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from typing import Annotated, Self
 
 import torch
 from pydantic import Field, model_validator
 from torch import Tensor
 
-from polyfed.algorithms.algorithm import Reply, client_step
+from polyfed.algorithms.algorithm import Client, Cohort, Reply, Server, Weights, client_step
 from polyfed.algorithms.fedavg import FedAvg
+from polyfed.algorithms.shared.global_models import noted
 from polyfed.core.effects import Not, Only
 from polyfed.core.errors import ConfigError
 from polyfed.data.samples import Batch
-from polyfed.federation.client import Client
-from polyfed.federation.cohort import Cohort
-from polyfed.federation.server import Server
 from polyfed.models.masked import (
     PatchDecoder,
     encode_visible,
@@ -26,7 +24,6 @@ from polyfed.models.masked import (
     reconstruction_loss,
 )
 from polyfed.models.model import Embedder, Model
-from polyfed.wire.payload import Weights
 
 _DECODER = "mae_"
 _REBUILDS = Only(mae_weight=Not(0))
@@ -73,6 +70,7 @@ class FedMAE(FedAvg):
         for modality, encoder in model.encoders.items():
             blocks = maskable(encoder)
             if blocks is not None:
+                # under a name with the modality, as clients of one type average decoders by name
                 decoder = PatchDecoder(blocks, self.decoder_width, self.decoder_depth, self.decoder_heads)
                 model.extras[f"{_DECODER}{modality}"] = decoder
 
@@ -85,7 +83,10 @@ class FedMAE(FedAvg):
             ConfigError: no client can rebuild pictures, or one that cannot has no task either.
         """
         unable = [
-            client.id for name, kind in server.types.items() if not _able(server, name) for client in kind.clients
+            client.id
+            for name, kind in server.types.items()
+            if not any(tensor.startswith(f"extras.{_DECODER}") for tensor in server.shapes(name))
+            for client in kind.clients
         ]
         if unable and (self.task_weight == 0 or len(unable) == len(server.clients)):
             advice = "" if self.task_weight else ", or set algorithm.task_weight"
@@ -98,7 +99,12 @@ class FedMAE(FedAvg):
     def aggregate(self, server: Server, cohort: Cohort, replies: Iterable[Reply]) -> None:
         """As FedAvg, and record the mean reconstruction loss over clients, by sample count."""
         losses: list[tuple[float, int]] = []
-        super().aggregate(server, cohort, _noting(replies, losses))
+
+        def note(reply: Reply) -> None:
+            if "reconstruction" in reply.payload.scalars:
+                losses.append((reply.reconstruction, reply.num_examples))
+
+        super().aggregate(server, cohort, noted(replies, note))
         total = sum(count for _, count in losses)
         if total:
             mean = sum(loss * count for loss, count in losses) / total
@@ -110,13 +116,8 @@ class FedMAE(FedAvg):
     def fit(self, client: Client, weights: Weights) -> Reply:
         """Train the received model and decoder; replies with the mean ``reconstruction`` loss if there is one."""
         client.load_weights(weights)
-        found = self._trained(client)
-        means = {"reconstruction": float(torch.stack(found).mean())} if found else {}
-        return Reply(weights=Weights(client.model.state_dict()), num_examples=client.num_examples, **means)
-
-    def _trained(self, client: Client) -> list[Tensor]:
-        """Local training; gives the reconstruction loss of each step, if there is any."""
         losses: list[Tensor] = []
+        # a stream of its own: masks are the same whatever the task draws
         masks = client.generator("masks")
         able = any(name.startswith(_DECODER) for name in client.model.extras)
 
@@ -132,32 +133,20 @@ class FedMAE(FedAvg):
             task_weight=self.task_weight,
             regulariser=rebuild if able and self.mae_weight else None,
         )
-        return losses
+        means = {"reconstruction": float(torch.stack(losses).mean())} if losses else {}
+        return Reply(weights=Weights(client.model.state_dict()), num_examples=client.num_examples, **means)
 
     def reconstruction(self, client: Client, batch: Batch, masks: torch.Generator) -> Tensor:
         """Sum over the modalities that can be masked of the loss on hidden patches."""
-        losses = [
-            self._rebuilt(client, modality, batch.inputs[modality], masks)
-            for modality in batch.inputs
-            if f"{_DECODER}{modality}" in client.model.extras
-        ]
+        losses = []
+        for modality, x in batch.inputs.items():
+            # batches also hold modalities that only the task sees, such as texts
+            encoder = maskable(client.model.encoders[modality])
+            if encoder is None:
+                continue
+            patches = patches_of(encoder, x)
+            masking = random_masking(len(x), patches.shape[1], self.mask_ratio, masks).to(x.device)
+            decoder = client.model.extras[f"{_DECODER}{modality}"]
+            predicted = decoder(encode_visible(encoder, x, masking), masking.restore).float()
+            losses.append(reconstruction_loss(predicted, patches, masking.hidden, normalise=self.normalise_patches))
         return torch.stack(losses).sum()
-
-    def _rebuilt(self, client: Client, modality: str, x: Tensor, masks: torch.Generator) -> Tensor:
-        encoder, decoder = maskable(client.model.encoders[modality]), client.model.extras[f"{_DECODER}{modality}"]
-        assert encoder is not None
-        patches = patches_of(encoder, x)
-        masking = random_masking(len(x), patches.shape[1], self.mask_ratio, masks).to(x.device)
-        predicted = decoder(encode_visible(encoder, x, masking), masking.restore)
-        return reconstruction_loss(predicted.float(), patches, masking.hidden, normalise=self.normalise_patches)
-
-
-def _able(server: Server, kind: str) -> bool:
-    return any(name.startswith(f"extras.{_DECODER}") for name in server.shapes(kind))
-
-
-def _noting(replies: Iterable[Reply], losses: list[tuple[float, int]]) -> Iterator[Reply]:
-    for reply in replies:
-        if "reconstruction" in reply.payload.scalars:
-            losses.append((reply.reconstruction, reply.num_examples))
-        yield reply

@@ -12,29 +12,35 @@ from torch import Tensor
 from polyfed.aggregation.ensemble import Ensembled
 from polyfed.aggregation.weighting import Weighting
 from polyfed.aggregation.weightings.sed import SED
-from polyfed.algorithms.algorithm import Lifetime, Reply, client_step, each
+from polyfed.algorithms.algorithm import (
+    Client,
+    Cohort,
+    Lifetime,
+    Reply,
+    Representations,
+    Server,
+    Weights,
+    client_step,
+    each,
+)
 from polyfed.algorithms.shared.adversarial_alignment import ALIGNS, AdversarialAlignment
 from polyfed.algorithms.shared.ensemble_distillation import EnsembleDistillation
 from polyfed.algorithms.shared.guided_fusion import FUSION, GuidedFusion
 from polyfed.core.effects import Condition, Not, Only
 from polyfed.data.samples import Batch
-from polyfed.federation.client import Client
-from polyfed.federation.cohort import Cohort
 from polyfed.federation.public_outputs import PublicOutputs
-from polyfed.federation.server import Server
-from polyfed.federation.trainer import Trainer, step_together
+from polyfed.federation.trainer import step_together
 from polyfed.models.fused import Guidance
-from polyfed.wire.payload import Representations, Weights
 
 
 class FedAFD(GuidedFusion, AdversarialAlignment, EnsembleDistillation):
     """Adversarial fusion and distillation (FedAFD, CVPR 2026): personal clients and a large server model.
 
-    A round: the server trains on P and sends what it sees there, and its encoders (every ``broadcast_every``
+    A round: the server trains on P and sends its representations of P, and its encoders (every ``broadcast_every``
     rounds). A client trains its task on features fused with those of the frozen encoders (GFF), while two
     discriminators a modality, which stay with it, push its public representations towards the server's of the same and
-    of the other modality (BAA). The server weighs what clients see in P by likeness to what it sees itself (SED) and
-    distils it. Clients are judged with their own model and fusion.
+    of the other modality (BAA). The server weighs clients' representations of P by likeness to its own (SED) and
+    distils them. Clients are judged with their own model and fusion.
 
     Defaults follow the paper; where the released code differs, the other behaviour is an option, bundled in the preset
     ``fedafd-released``. Without BAA: ``beta: 0``; without GFF: ``fusion: none``; without SED: ``aggregation: mean``.
@@ -99,10 +105,16 @@ class FedAFD(GuidedFusion, AdversarialAlignment, EnsembleDistillation):
         server_outputs: Mapping[str, Tensor],
         guidance: Guidance | None,
     ) -> None:
-        trainers = self._trainers(client)
+        # one optimiser each for encoders with classifier, for the fusion and for the discriminators
+        trainers = {"optimizer": client.trainer(only=lambda name: not name.startswith("extras."))}
+        if self.fusion != "none":
+            trainers[FUSION] = self.fusion_trainer(client)
+        if self.beta:
+            trainers["discriminator"] = self.discriminator_trainer(client)
         losses = []
         if public is not None:
             local = self.local_representations(client, public, server_outputs)
+            # discriminators first, as in adversarial training; the released code scales their loss by beta as well
             factor = self.beta if self.baa_update == "alternate" else 1.0
             trainers["discriminator"].step(factor * self.discriminating(client, public, local, server_outputs))
             losses.append(self.beta * self.alignment(client, public, local, server_outputs))
@@ -110,12 +122,3 @@ class FedAFD(GuidedFusion, AdversarialAlignment, EnsembleDistillation):
             losses.append(self.fused_task_loss(client, private, guidance))
         moved = ("optimizer", FUSION) if private is not None else ("optimizer",)
         step_together(torch.stack(losses).sum(), *(trainers[name] for name in moved if name in trainers))
-
-    def _trainers(self, client: Client) -> dict[str, Trainer]:
-        """One optimiser each for encoders with classifier, for the fusion and for the discriminators."""
-        trainers = {"optimizer": client.trainer(only=lambda name: not name.startswith("extras."))}
-        if self.fusion != "none":
-            trainers[FUSION] = self.fusion_trainer(client)
-        if self.beta:
-            trainers["discriminator"] = self.discriminator_trainer(client)
-        return trainers

@@ -10,29 +10,26 @@ import torch
 from pydantic import Field, model_validator
 from torch import Tensor
 
-from polyfed.algorithms.algorithm import Reply, client_step, each
+from polyfed.algorithms.algorithm import Client, Cohort, Reply, Server, Weights, client_step, each
+from polyfed.algorithms.shared.global_models import noted, weights_check
 from polyfed.algorithms.shared.robust_alignment import (
     CONTRASTIVE,
     SQUARED,
-    PartShapeCheck,
     RobustAlignment,
-    noting,
+    loss_reports,
     parts_of,
     selected,
+    task_loss,
 )
 from polyfed.core.effects import Condition, Not, Only
 from polyfed.data.samples import Batch
-from polyfed.federation.client import Client, ClientInfo
-from polyfed.federation.cohort import Cohort
 from polyfed.federation.participant import Regulariser
-from polyfed.federation.server import Server
-from polyfed.losses.guidance import squared_distance
+from polyfed.losses.distillation import squared_distance
 from polyfed.losses.info_nce import info_nce
 from polyfed.models.aligner import Aligner
 from polyfed.models.binding import Bound, EncoderFeatures, aligners_of, frozen_aligners, frozen_copy
 from polyfed.models.model import Embedder, Model
 from polyfed.tasks.pairing import PairTask
-from polyfed.wire.payload import Weights
 
 _TEACHES = Only(teacher="robust")  # there is a second stage
 
@@ -98,25 +95,24 @@ class FedAID(RobustAlignment):
 
     def round(self, server: Server, cohort: Cohort) -> None:
         """Guided training, average, losses, weights, robust aligner (Algorithm 1)."""
-        losses: dict[str, float] = {}
-        aggregated = self._guided(server, cohort, losses)
+        kind, losses = self.kind(server), dict[str, float]()
+        aggregated = self.guided(server, cohort, losses)
         if self.teacher == "averaged":
-            server.update_weights({self.kind(server): aggregated})
+            server.update_weights({kind: aggregated})
             return
         if self.measured_on == "aggregated":
-            self._gather(server, cohort, aggregated, losses)
+            losses = loss_reports(self._delivered(server, cohort.ask(self.judge, weights=Weights(aggregated))))
         self.reweigh(server, losses)
-        robust = self._taught(server, cohort, aggregated)
-        server.update_weights({self.kind(server): aggregated | robust})
+        robust = self.robust_aligner(server, cohort, aggregated)
+        server.update_weights({kind: aggregated | robust})
 
-    def _guided(self, server: Server, cohort: Cohort, losses: dict[str, float]) -> dict[str, Tensor]:
-        """Stage 1 and the mean of what it gives; clients that hold the encoder already get the rest only.
-
-        Where replies are encoded against what was sent for them, all of it is.
-        """
+    def guided(self, server: Server, cohort: Cohort, losses: dict[str, float]) -> dict[str, Tensor]:
+        """Stage 1 and the mean of what it gives; clients that hold the encoder already get the rest only."""
         parts, now = self.parts(server), server.weights[self.kind(server)]
-        sends_all = cohort.transport.refers
-        had = {client.id for client in cohort.clients if self._holds(server, client) and not sends_all}
+        # who holds the encoder of the last round, sent to be measured; where replies are encoded against what was sent
+        # for them, all of it is sent
+        last = server.clock.round - 1 if self.broadcast == "shared" and not cohort.transport.refers else None
+        had = {name for name, round in server.state.get("holding", {}).items() if int(round) == last}
         replies = cohort.ask(
             self.guide,
             check=self.shape_check(server),
@@ -124,38 +120,27 @@ class FedAID(RobustAlignment):
             weights=each(lambda client: selected(now, parts.without_encoder) if client.id in had else Weights(now)),
             teacher=selected(now, parts.aligner if self.broadcast == "repeated" else ()),
         )
-        return self.averaged(noting(replies, losses))
+        return self.averaged(noted(replies, lambda reply: losses.update(loss_reports([reply]))))
 
-    def _gather(
-        self, server: Server, cohort: Cohort, aggregated: Mapping[str, Tensor], losses: dict[str, float]
-    ) -> None:
-        """Send the average, get v_k."""
-        replies = self._delivered(server, cohort.ask(self.judge, weights=Weights(aggregated)))
-        losses |= {reply.sender.id: reply.loss for reply in replies if "loss" in reply.payload.scalars}
-
-    def _taught(self, server: Server, cohort: Cohort, aggregated: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    def robust_aligner(self, server: Server, cohort: Cohort, aggregated: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Stage 2 and the weighted mean of what it gives."""
+        # heads and encoders do not cross back: the second stage moves them for its own sake only
         names = self.parts(server).aligner
         sent = Weights(aggregated if self.measured_on == "local" else {})
-        asked = cohort.ask(
+        replies = cohort.ask(
             self.teach,
-            check=PartShapeCheck(server, names),
+            check=weights_check(server, names),
             origins={"weights": selected(server.weights[self.kind(server)], names)},
             weights=sent,
             factor=each(self.loss_factor(server)),
         )
-        return self.robust_mean(server, self._delivered(server, asked) if sent else asked)
+        return self.robust_mean(server, self._delivered(server, replies) if sent else replies)
 
     def _delivered(self, server: Server, replies: Iterable[Reply]) -> Iterator[Reply]:
         """The replies of clients that have got the encoder of this round."""
         for reply in replies:
             server.state.setdefault("holding", {})[reply.sender.id] = torch.tensor(server.clock.round)
             yield reply
-
-    def _holds(self, server: Server, client: ClientInfo) -> bool:
-        """Whether a client has the encoder of the last round, sent to be measured."""
-        held = server.state.get("holding", {}).get(client.id)
-        return self.broadcast == "shared" and held is not None and int(held) == server.clock.round - 1
 
     # ---- client half
 
@@ -164,22 +149,23 @@ class FedAID(RobustAlignment):
         """Stage 1 (Algorithm 2): minimise L_guide + alpha L_task (Eq. 2)."""
         parts = parts_of(client)
         client.load_weights({**client.state.pop("encoder", {}), **weights})
+        # what was just received is both the start and the anchor, unless the broadcast is repeated
         anchors = dict(teacher or selected(weights, parts.aligner))
         client.state["teacher"] = anchors
-        loss = self.guided_loss(client, frozen_aligners(client.model, anchors))
+        loss = self.anchored_loss(client, frozen_aligners(client.model, anchors))
         client.fit(client.train, epochs=self.local_epochs, steps=self.local_steps, task_weight=0, regulariser=loss)
         trained = client.model.state_dict()
         if self.aligner_in_stage_two == "local":
             client.state["aligner"] = dict(selected(trained, parts.without_encoder))
-        told = self.measured(client, self.task_loss(client)) if self.measured_on == "local" else {}
-        return Reply(weights=Weights(trained), num_examples=client.num_examples, **told)
+        measured = self.measured(client, task_loss(client)) if self.measured_on == "local" else {}
+        return Reply(weights=Weights(trained), num_examples=client.num_examples, **measured)
 
     @client_step(float)
     def judge(self, client: Client, weights: Weights) -> Reply:
         """v_k: the loss of the aggregated model on the client's own data (Algorithm 1, line 9)."""
         self._keep(client, weights)
         client.load_weights(weights)
-        return Reply(**self.measured(client, self._robust_measure(client)))
+        return Reply(**self.measured(client, self.robust_measure(client)))
 
     @client_step(weights=Weights)
     def teach(self, client: Client, factor: float, weights: Weights) -> Reply:
@@ -189,20 +175,11 @@ class FedAID(RobustAlignment):
         parts, kept = parts_of(client), client.state
         averaged = kept["aligner"]
         client.load_weights({**kept["encoder"], **averaged, **kept["teacher"]})
-        trained = {*parts.encoder, *parts.aligner}
-        client.trainer(only=lambda name: name in trained)  # what fit will use
         loss = self.robust_loss(client, frozen_aligners(client.model, averaged))
-        client.fit(
-            client.train,
-            epochs=1,
-            steps=self.robust_steps,
-            purpose="robust",
-            task_weight=0,
-            regulariser=lambda model, batch: factor * loss(model, batch),
-        )
+        trained = self.train_part(client, (*parts.encoder, *parts.aligner), "robust", loss, factor)
         if self.broadcast == "repeated":
             del client.state["encoder"]
-        return Reply(weights=selected(client.model.state_dict(), parts.aligner))
+        return Reply(weights=selected(trained, parts.aligner))
 
     def _keep(self, client: Client, weights: Weights) -> None:
         """Remember the aggregated model for stage 2, and its encoder for the next round."""
@@ -211,10 +188,10 @@ class FedAID(RobustAlignment):
         client.state["aligner"] = {**selected(weights, parts.without_encoder), **own}
         client.state["encoder"] = dict(selected(weights, parts.encoder))
 
-    def _robust_measure(self, client: Client) -> Callable[[Model, Batch], Tensor]:
+    def robust_measure(self, client: Client) -> Callable[[Model, Batch], Tensor]:
         """v_k: the task's loss, or L_dro(g*, P_k, f*) (Eq. 4), whose first term is 0 where f~ is f* itself."""
         if self.measure == "task":
-            return self.task_loss(client)
+            return task_loss(client)
         teacher = frozen_aligners(client.model, client.state["teacher"], training=False)
 
         def loss(model: Model, batch: Batch) -> Tensor:
@@ -224,17 +201,9 @@ class FedAID(RobustAlignment):
 
         return loss
 
-    def guided_loss(self, client: Client, anchors: Mapping[str, Aligner]) -> Regulariser:
-        """Eq. 2; the anchors are those of the moving encoder, to which their gradient flows."""
-
-        def loss(model: Embedder, batch: Batch) -> Tensor:
-            features = EncoderFeatures(client.model)
-            return self.local_loss(client, Bound(features, aligners_of(client.model)), Bound(features, anchors), batch)
-
-        return loss
-
     def robust_loss(self, client: Client, local: Mapping[str, Aligner]) -> Regulariser:
         """L_dro (Eq. 5), of the client's model as distorted encoder and teacher aligner."""
+        # of the average before stage 2 distorts it: the f* of Eq. 5
         reference, head = frozen_copy(client.model), None if client.head is None else frozen_copy(client.head)
 
         def loss(model: Embedder, batch: Batch) -> Tensor:
@@ -245,6 +214,7 @@ class FedAID(RobustAlignment):
                 squared_distance(distorted.represent(name, x), undistorted.represent(name, x), self.guidance_reduction)
                 for name, x in batch.inputs.items()
             ]
+            # the distortion of f~: the task with the average's aligners, which stay as they are
             task = client.task.loss(Bound(features, local), head, batch)
             return self.beta * torch.stack(gaps).sum() + self.contrast(client, distorted, batch) + task
 
@@ -259,5 +229,6 @@ class FedAID(RobustAlignment):
         task = client.task
         same, how = (task.siblings(batch), task.contrast_reduction) if isinstance(task, PairTask) else (None, "mean")
         z, scale = [view.represent(name, x) for name, x in batch.inputs.items()], 1 / self.contrast_temperature
+        # every pair of modalities once: with two it is the paper's L_CL
         losses = [info_nce(u, v, scale, same, reduction=how) for u, v in combinations(z, 2)]
         return self.contrast_weight * torch.stack(losses).sum()

@@ -8,12 +8,8 @@ from pydantic import Field, SerializeAsAny
 
 from polyfed.aggregation.averaging import Averaging
 from polyfed.aggregation.averagings.by_type import ByType
-from polyfed.algorithms.algorithm import Reply, client_step, each
+from polyfed.algorithms.algorithm import Client, Cohort, Reply, Server, Weights, client_step, each
 from polyfed.algorithms.shared.global_models import GlobalModels, average, holders_of, shapes_of
-from polyfed.federation.client import Client
-from polyfed.federation.cohort import Cohort
-from polyfed.federation.server import Server
-from polyfed.wire.payload import Weights
 
 
 class FedAvg(GlobalModels):

@@ -12,17 +12,13 @@ from polyfed.aggregation.averaging import Averaging
 from polyfed.aggregation.averagings.fedcola import CollaborativeAveraging
 from polyfed.aggregation.collaboration import require_equal
 from polyfed.aggregation.mean import WeightedMean
-from polyfed.algorithms.algorithm import Reply, client_step, each
+from polyfed.algorithms.algorithm import Client, Cohort, Reply, Server, Weights, client_step, each
 from polyfed.algorithms.fedavg import FedAvg
 from polyfed.algorithms.shared.global_models import holders_of, shapes_of
 from polyfed.core.effects import Not, Only
 from polyfed.core.errors import ConfigError
-from polyfed.federation.client import Client
-from polyfed.federation.cohort import Cohort
-from polyfed.federation.server import Server
 from polyfed.models.gates import ROLES, gated, linears
 from polyfed.models.slots import Slot
-from polyfed.wire.payload import Weights
 
 _COMPLEMENTS = Only(complement=Not("none"))
 
@@ -82,6 +78,7 @@ class FedCola(FedAvg):
         def out(kind: str) -> Weights:
             return self.out_weights(server, kind)
 
+        # W_out is the same for all clients of a type: computed once, in `out`
         weights, others = each(server.weights_for), each[Weights](lambda client: out(server.type_of(client)))
         replies = cohort.ask(self.complemented_fit, check=self.shape_check(server), weights=weights, others=others)
         self.aggregate(server, cohort, replies)
@@ -99,6 +96,7 @@ class FedCola(FedAvg):
         Empty where none does: clients of several modalities, or alone with their modality.
         """
         sources = self.sources(server, kind)
+        # released: in round 1 the gate opens on a copy of the own weights
         if sources and self.first_out == "own" and server.clock.round == 1:
             sources = [kind]
         if not sources:
@@ -139,6 +137,7 @@ class FedCola(FedAvg):
         if not others:
             self.train(client)
         else:
+            # only clients of one modality are sent others' weights
             (encoder,) = client.model.encoders.values()
             layers = linears(encoder, ROLES[self.complement])
             with gated(encoder, {name: others[f"{name}.weight"] for name in layers}, trainable=self.train_out):

@@ -8,26 +8,22 @@ from typing import Annotated, ClassVar, Literal, Self
 from pydantic import Field, model_validator
 from torch import Tensor
 
-from polyfed.algorithms.algorithm import Lifetime, Reply, client_step, each
+from polyfed.algorithms.algorithm import Client, Cohort, Lifetime, Reply, Server, Weights, client_step, each
+from polyfed.algorithms.shared.global_models import noted, weights_check
 from polyfed.algorithms.shared.robust_alignment import (
-    PartShapeCheck,
     RobustAlignment,
-    layers_of,
     local_view,
-    noting,
+    loss_reports,
     parts_of,
     selected,
+    task_loss,
 )
 from polyfed.core.effects import Not, Only
 from polyfed.data.samples import Batch
-from polyfed.federation.client import Client
-from polyfed.federation.cohort import Cohort
 from polyfed.federation.participant import Regulariser
-from polyfed.federation.server import Server
-from polyfed.losses.guidance import GuidanceReduction
+from polyfed.losses.distillation import GuidanceReduction
 from polyfed.models.binding import Bound, EncoderFeatures, aligners_of, frozen_aligners, frozen_copy
 from polyfed.models.model import Embedder
-from polyfed.wire.payload import Weights
 
 Mode = Literal["training", "evaluation"]
 
@@ -100,7 +96,7 @@ class FedDRA(RobustAlignment):
 
     def round(self, server: Server, cohort: Cohort) -> None:
         """Robust aligner, guided training, average, weights of the next round."""
-        robust, losses = self._robust(server, cohort), dict[str, float]()
+        robust, losses = self.robust_aligner(server, cohort), dict[str, float]()
         factor = each(self.loss_factor(server)) if self.weighted_stages == "both" else 1.0
         replies = cohort.ask(
             self.bind,
@@ -109,26 +105,25 @@ class FedDRA(RobustAlignment):
             aligner=Weights(robust),
             factor=factor,
         )
-        aggregated = self.averaged(noting(replies, losses))
+        aggregated = self.averaged(noted(replies, lambda reply: losses.update(loss_reports([reply]))))
         server.update_weights({self.kind(server): aggregated})
         if self.measured_on == "aggregated":
-            replies = cohort.ask(self.judge, weights=Weights(aggregated))
-            losses |= {reply.sender.id: reply.loss for reply in replies if "loss" in reply.payload.scalars}
+            losses = loss_reports(cohort.ask(self.judge, weights=Weights(aggregated)))
         self.reweigh(server, losses)
 
-    def _robust(self, server: Server, cohort: Cohort) -> dict[str, Tensor]:
+    def robust_aligner(self, server: Server, cohort: Cohort) -> dict[str, Tensor]:
         """Stage 1 and the weighted mean of what it gives, whose layers are the teacher of the next round's."""
         names = self.parts(server).without_encoder
         replies = cohort.ask(
             self.align,
-            check=PartShapeCheck(server, names),
+            check=weights_check(server, names),
             weights=server.weights_for(cohort.clients[0]),
             teacher=Weights(server.state.get("teacher", {})),
             factor=each(self.loss_factor(server)),
         )
         robust = self.robust_mean(server, replies)
         if self.guided_stages == "both":
-            server.state["teacher"] = layers_of(robust)
+            server.state["teacher"] = _layers(robust)
         return robust
 
     # ---- client half
@@ -139,18 +134,8 @@ class FedDRA(RobustAlignment):
         parts = parts_of(client)
         client.load_weights(weights)
         client.state["encoder"] = dict(selected(weights, parts.encoder))
-        trained = set(parts.without_encoder)
-        client.trainer(only=lambda name: name in trained)  # what fit will use
         loss = self.aligner_loss(client, {**selected(weights, parts.aligner), **teacher})
-        client.fit(
-            client.train,
-            epochs=1,
-            steps=self.robust_steps,
-            purpose="align",
-            task_weight=0,
-            regulariser=lambda model, batch: factor * loss(model, batch),
-        )
-        learnt = selected(client.model.state_dict(), parts.without_encoder)
+        learnt = selected(self.train_part(client, parts.without_encoder, "align", loss, factor), parts.without_encoder)
         if self.aligner_in_stage_two == "local":
             client.state["aligner"] = dict(learnt)
         return Reply(weights=learnt)
@@ -158,12 +143,14 @@ class FedDRA(RobustAlignment):
     @client_step(float, weights=Weights, num_examples=int)
     def bind(self, client: Client, aligner: Weights, factor: float) -> Reply:
         """Train all on the task under guidance by what was received."""
+        # not sent twice: the first stage of this round has left it with the client
         encoder = client.state.pop("encoder")
         client.load_weights({**encoder, **aligner})
-        told = self.measured(client, self.task_loss(client)) if self.measured_on == "received" else {}
+        measured = self.measured(client, task_loss(client)) if self.measured_on == "received" else {}
+        # before a local aligner is loaded: anchors are the robust aligner's in either case
         loss = self.guided_loss(client)
         if self.measure == "guided":
-            client.state["teacher"] = layers_of(aligner)
+            client.state["teacher"] = _layers(aligner)
         if self.aligner_in_stage_two == "local":
             client.load_weights({**encoder, **client.state.pop("aligner")})
         client.fit(
@@ -173,13 +160,13 @@ class FedDRA(RobustAlignment):
             task_weight=0,
             regulariser=lambda model, batch: factor * loss(model, batch),
         )
-        return Reply(weights=Weights(client.model.state_dict()), num_examples=client.num_examples, **told)
+        return Reply(weights=Weights(client.model.state_dict()), num_examples=client.num_examples, **measured)
 
     @client_step(float)
     def judge(self, client: Client, weights: Weights) -> Reply:
         """v_k: the loss of the aggregated model on the client's own data."""
         client.load_weights(weights)
-        return Reply(**self.measured(client, self._aggregated_loss(client)))
+        return Reply(**self.measured(client, self.aggregated_loss(client)))
 
     def aligner_loss(self, client: Client, teacher: Mapping[str, Tensor]) -> Regulariser:
         """Loss of the first stage: the task's; with ``guided_stages: both`` also the distance to the teacher's."""
@@ -207,15 +194,15 @@ class FedDRA(RobustAlignment):
 
         return loss
 
-    def _aggregated_loss(self, client: Client) -> Regulariser:
+    def aggregated_loss(self, client: Client) -> Regulariser:
+        """v: the task's loss of the aggregated model, with ``measure: guided`` also the distance to the teacher's."""
         if self.measure == "task":
-            return self.task_loss(client)
+            return task_loss(client)
+        # layers of the robust aligner, embedding heads of the average, as in the released code
         weights = {**client.model.state_dict(), **client.state["teacher"]}
-        teacher = frozen_aligners(client.model, weights, training=False)
+        return self.anchored_loss(client, frozen_aligners(client.model, weights, training=False))
 
-        def loss(model: Embedder, batch: Batch) -> Tensor:
-            features = EncoderFeatures(client.model)
-            local, anchors = Bound(features, aligners_of(client.model)), Bound(features, teacher)
-            return self.local_loss(client, local, anchors, batch)
 
-        return loss
+def _layers(aligner: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The tensors of align modules that are transformer layers, without embedding heads."""
+    return {name: value for name, value in aligner.items() if ".aligner.layers." in name}

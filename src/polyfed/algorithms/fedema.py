@@ -2,25 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Annotated, ClassVar, Literal, Self
 
 import torch
 from pydantic import Field, model_validator
 from torch import Tensor
 
-from polyfed.algorithms.algorithm import Lifetime, Reply, client_step
+from polyfed.algorithms.algorithm import Client, Cohort, Lifetime, Reply, Server, Weights, client_step
 from polyfed.algorithms.fedavg import FedAvg
-from polyfed.algorithms.shared.random_views import random_views
+from polyfed.algorithms.shared.global_models import noted
+from polyfed.algorithms.shared.second_views import SecondViews, random_views
 from polyfed.core.effects import Not, Only
 from polyfed.core.errors import ConfigError
 from polyfed.data.samples import Batch
-from polyfed.federation.client import Client
-from polyfed.federation.cohort import Cohort
-from polyfed.federation.server import Server
-from polyfed.losses.byol import Predictor, TargetNetwork, symmetric_byol
+from polyfed.losses.byol import Predictor
 from polyfed.models.model import Embedder, Model
-from polyfed.wire.payload import Weights
 
 
 class FedEMA(FedAvg):
@@ -72,46 +69,63 @@ class FedEMA(FedAvg):
     # ---- server half
 
     def aggregate(self, server: Server, cohort: Cohort, replies: Iterable[Reply]) -> None:
-        """As FedAvg, and record what clients say of their training.
+        """As FedAvg, and record what clients report of their training.
 
         Raises:
             ConfigError: without a task there is nothing to train for a client, as only it can tell.
         """
         scalars: dict[str, list[float]] = {"byol": [], "blending": []}
-        super().aggregate(server, cohort, self._heard(replies, scalars))
-        means = {name: sum(values) / len(values) for name, values in scalars.items() if values}
-        server.record(byol_clients=float(len(scalars["byol"])), **means)
-
-    def _heard(self, replies: Iterable[Reply], scalars: Mapping[str, list[float]]) -> Iterator[Reply]:
         idle = []
-        for reply in replies:
+
+        def note(reply: Reply) -> None:
             for name in scalars.keys() & reply.payload.scalars.keys():
                 scalars[name].append(float(getattr(reply, name)))
             if self.task_weight == 0 and not reply.random_views:
                 idle.append(reply.sender.id)
-            yield reply
+
+        super().aggregate(server, cohort, noted(replies, note))
         if idle:
             raise ConfigError(
                 f"algorithm.task_weight is 0, and no training view of {', '.join(idle)} is random, so that there is "
                 "nothing to train: set augment (pixels) or drop (tokens) in a view of theirs, or set task_weight"
             )
+        means = {name: sum(values) / len(values) for name, values in scalars.items() if values}
+        server.record(byol_clients=float(len(scalars["byol"])), **means)
 
     # ---- client half
 
     @client_step(float, weights=Weights, num_examples=int, random_views=int)
     def fit(self, client: Client, weights: Weights) -> Reply:
         """Blend, then train; replies with the mean ``byol`` loss and with m (``blending``) where there are any."""
-        m = self.blend(client, weights)
+        m, model = self.blend(client, weights), client.model
         scalars = {} if m is None else {"blending": m}
-        pairs = ViewPairs(client, self.momentum) if self.byol_weight else None
-        byol_losses = self._trained(client, pairs)
-        if byol_losses:
-            scalars["byol"] = float(torch.stack(byol_losses).mean())
-        if pairs is not None:
-            client.state["target"] = pairs.target.state_dict()
-        views = len(pairs.names) if pairs is not None else 0
-        trained = Weights(client.model.state_dict())
-        return Reply(weights=trained, num_examples=client.num_examples, random_views=views, **scalars)
+        # without a random view both views are one, and BYOL has nothing to learn
+        names = random_views(client.train) if self.byol_weight else []
+        views = SecondViews(client.train, names, model, self.momentum, client.generator("second-views"))
+        if "target" in client.state:
+            views.target.load_state_dict(dict(client.state["target"]))
+        predictors = {name: model.extras[f"predictor_{name}"] for name in names}
+        losses: list[Tensor] = []
+
+        def byol(model: Embedder, batch: Batch) -> Tensor:
+            loss = views.loss(model, predictors, batch)
+            losses.append(loss.detach())
+            return self.byol_weight * loss
+
+        client.fit(
+            client.train,
+            epochs=self.local_epochs,
+            steps=self.local_steps,
+            task_weight=self.task_weight,
+            regulariser=byol if names else None,
+            after_step=views.target.follow,
+        )
+        if losses:
+            scalars["byol"] = float(torch.stack(losses).mean())
+        if self.byol_weight:
+            client.state["target"] = views.target.state_dict()
+        trained = Weights(model.state_dict())
+        return Reply(weights=trained, num_examples=client.num_examples, random_views=len(names), **scalars)
 
     def blend(self, client: Client, weights: Weights) -> float | None:
         """Load m W_k + (1 - m) W_g into the client's model and return m, or W_g and None the first time.
@@ -121,13 +135,15 @@ class FedEMA(FedAvg):
         kept = client.state.get("blending")
         if kept is None:
             client.load_weights(weights)
-            client.state["blending"] = {"lambda": torch.zeros((), dtype=torch.float64)}  # not known yet
+            client.state["blending"] = {"lambda": torch.zeros((), dtype=torch.float64)}  # 0: not known yet
             return None
+        # of the kept model, which is still loaded
         gap = self.gap(client.model, weights)
         scale = float(kept["lambda"]) if self.lam is None else self.lam
         if self.lam is None and scale == 0 < gap:
             scale = self.tau / gap
             client.state["blending"] = {"lambda": torch.tensor(scale, dtype=torch.float64)}
+        # beyond 1 a client would move away from the global model
         m = min(scale * gap, 1.0)
         client.load_weights(blended(client.model.state_dict(), weights, m))
         return m
@@ -142,60 +158,6 @@ class FedEMA(FedAvg):
         ]
         norms = torch.stack([difference.norm() for difference in differences])
         return float(norms.norm() if self.divergence == "norm" else norms.mean())
-
-    def _trained(self, client: Client, pairs: ViewPairs | None) -> list[Tensor]:
-        """Local training; gives the BYOL loss of each step, if there is any."""
-        losses: list[Tensor] = []
-
-        def byol(model: Embedder, batch: Batch) -> Tensor:
-            assert pairs is not None
-            loss = pairs(model, batch)
-            losses.append(loss.detach())
-            return self.byol_weight * loss
-
-        def follow() -> None:
-            if pairs is not None:
-                pairs.target.follow()
-
-        client.fit(
-            client.train,
-            epochs=self.local_epochs,
-            steps=self.local_steps,
-            task_weight=self.task_weight,
-            regulariser=byol if pairs and pairs.names else None,
-            after_step=follow,
-        )
-        return losses
-
-
-class ViewPairs:
-    """BYOL of a client in one step: second views of its batches, and the target network.
-
-    Attributes:
-        names: modalities whose training view is random.
-        target: as kept, or else a copy of what the client received.
-    """
-
-    def __init__(self, client: Client, momentum: float) -> None:
-        samples = client.train
-        self.names = random_views(samples)
-        self.target = TargetNetwork({name: client.model.tower(name) for name in self.names}, momentum)
-        if "target" in client.state:
-            self.target.load_state_dict(dict(client.state["target"]))
-        self._client, self._stream = client, client.generator("second-views")
-
-    def __call__(self, model: Embedder, batch: Batch) -> Tensor:
-        """Sum over modalities of the symmetric loss between the batch and a second view of its samples."""
-        again = self._client.train.batch(batch.index.cpu(), self._stream, self.names).to(self._client.device)
-        losses = [self._loss(model, name, batch.inputs[name], again.inputs[name]) for name in self.names]
-        return torch.stack(losses).sum()
-
-    def _loss(self, model: Embedder, name: str, first: Tensor, second: Tensor) -> Tensor:
-        predictor = self._client.model.extras[f"predictor_{name}"]
-        predictions = predictor(model.embed(name, first)), predictor(model.embed(name, second))
-        with torch.no_grad():
-            targets = self.target[name](first), self.target[name](second)
-        return symmetric_byol(predictions, targets)
 
 
 def blended(own: Mapping[str, Tensor], received: Mapping[str, Tensor], m: float) -> dict[str, Tensor]:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
 from typing import Annotated, ClassVar, NamedTuple
 
 import torch
@@ -11,28 +10,37 @@ from jaxtyping import Float
 from pydantic import Field, SerializeAsAny
 from torch import Tensor
 from torch.nn import functional as F
+from torch.nn.utils import get_total_norm
 
 from polyfed.aggregation.ensemble import Ensemble, Ensembled
 from polyfed.aggregation.mean import WeightedMean
 from polyfed.aggregation.statistics import row_statistics
 from polyfed.aggregation.weighting import Weighting
 from polyfed.aggregation.weightings.variance import Variance
-from polyfed.algorithms.algorithm import Lifetime, Reply, client_query, client_step, each
+from polyfed.algorithms.algorithm import (
+    Client,
+    Cohort,
+    Lifetime,
+    Logits,
+    Reply,
+    Representations,
+    Server,
+    Weights,
+    client_step,
+    each,
+)
 from polyfed.algorithms.shared.either_form import OF_FORM, SoftmaxForm
 from polyfed.algorithms.shared.ensemble_distillation import AlternatingDistillation
-from polyfed.algorithms.shared.global_models import ShapeCheck
+from polyfed.algorithms.shared.global_models import GlobalEvaluation, ReplyCheck, weights_check
 from polyfed.algorithms.shared.public_exchange import DISTILS
 from polyfed.core.effects import Condition, Not, Only
 from polyfed.core.untrusted import read_json
 from polyfed.data.samples import Batch
-from polyfed.federation.client import Client
-from polyfed.federation.cohort import Cohort
 from polyfed.federation.public_outputs import PublicOutputs
-from polyfed.federation.server import Server
-from polyfed.losses.distillation import DISTILLATIONS, Distillation
-from polyfed.losses.kl import row_kl
+from polyfed.losses.distillation import DISTILLATIONS, Distillation, row_kl
 from polyfed.models.model import CachedModel
-from polyfed.wire.payload import Logits, Representations, Weights
+
+_HEAD = "/head"  # beside types, whose names have no slash at their start
 
 
 class Aim(NamedTuple):
@@ -53,23 +61,13 @@ class Vote(NamedTuple):
     log_weights: Float[Tensor, " n"] | float
 
 
-@dataclass
-class Averages:
-    """Running means of what clients trained, weighted by their samples."""
-
-    models: dict[str, WeightedMean] = field(default_factory=dict)
-    """By type."""
-    head: WeightedMean | None = None
-    """Of the representation layer, over clients of all types."""
-
-
-class FedET(SoftmaxForm, AlternatingDistillation):
+class FedET(SoftmaxForm, AlternatingDistillation, GlobalEvaluation):
     """Ensemble knowledge transfer to a large server model (FedET, Cho et al., IJCAI 2022).
 
-    A round: each client trains its type's small model, as in FedAvg, and also says what that thinks of the exchanged
-    public samples: the server does not hold clients' architectures, so both cross. The server averages the models by
-    type, weighs what clients say by the variance of their scores, and learns from the class that this consensus
-    prefers, and from those who contradict it:
+    A round: each client trains its type's small model, as in FedAvg, and also sends that model's outputs on the
+    exchanged public samples: the server does not hold clients' architectures, so both cross. The server averages the
+    models by type, weighs clients' outputs by the variance of their scores, and learns from the class that this
+    consensus prefers, and from those who contradict it:
 
         CE(server(x), argmax s) + lambda KL(softmax(s_div) || softmax(server(x))),
 
@@ -81,7 +79,7 @@ class FedET(SoftmaxForm, AlternatingDistillation):
     and shape: their mean over all clients enters the server's model before the distillation, and the types' models get
     what it makes of them.
 
-    All that clients of a round say is held until the consensus is known: clients x exchanged samples x w x 4 bytes an
+    All outputs of a round are held until the consensus is known: clients x exchanged samples x w x 4 bytes an
     output. A client's update whose norm exceeds ``largest_update`` times that of the model it received is scaled down
     to it. Clients keep nothing and are judged by the model of their type. Metric: ``contradicted`` by output, the
     share of samples on which some client contradicts the consensus.
@@ -126,29 +124,41 @@ class FedET(SoftmaxForm, AlternatingDistillation):
     def aggregate(self, server: Server, cohort: Cohort, server_outputs: PublicOutputs) -> dict[str, Aim]:
         """Average models by type and the head over all, and find consensus and dissent."""
         votes: dict[str, list[Vote]] = {}
-        averages, ensembles = Averages(), self.ensembles(server, server_outputs)
-        asked = cohort.ask(
+        means: dict[str, WeightedMean] = {}
+        ensembles = self.ensembles(server, server_outputs)
+        replies = cohort.ask(
             self.fit,
             check=self.reply_check(server, server_outputs),
             weights=each(server.weights_for),
             order=server_outputs.order,
             channels=each(self.asked_outputs(server_outputs)),
         )
-        for reply in asked:
-            self._average(server, reply, averages)
+        for reply in replies:
+            self.fold_weights(server, reply, means)
             for output, rows in reply.knowledge.items():
                 values = ensembles.clipped(rows)
                 # held, not folded in: who contradicts is known once the consensus is
                 vote = Vote(reply.sender.id, values, ensembles.log_weights(reply, output, values))
                 votes.setdefault(output, []).append(vote)
-        server.weights |= {kind: mean.take() for kind, mean in averages.models.items()}
-        if averages.head is not None:
-            _load(server, averages.head.take())
+        head, own = means.pop(_HEAD, None), server.model.state_dict()
+        server.weights |= {kind: mean.take() for kind, mean in means.items()}
+        with torch.no_grad():
+            for name, value in head.take().items() if head is not None else ():
+                own[name].copy_(value)
         return self.aims(server, server_outputs, votes)
 
-    def reply_check(self, server: Server, server_outputs: PublicOutputs) -> Callable[[Reply], None]:
+    def fold_weights(self, server: Server, reply: Reply, means: dict[str, WeightedMean]) -> None:
+        """Fold a reply's weights into the mean of its type, and its representation layer into that of all types."""
+        kind, count = server.type_of(reply.sender), reply.num_examples
+        if count:  # a mean of nothing else would end the round
+            trained = limited(server.weights[kind], reply.weights, self.largest_update)
+            means.setdefault(kind, WeightedMean()).add(trained, count)
+            if names := self.shared(server, kind):
+                means.setdefault(_HEAD, WeightedMean()).add({name: trained[name] for name in names}, count)
+
+    def reply_check(self, server: Server, server_outputs: PublicOutputs) -> ReplyCheck:
         """Raises PayloadError for a reply whose weights or outputs are not what its sender was asked for."""
-        check_weights, check_outputs = ShapeCheck(server), self.outputs_check(server_outputs, "knowledge")
+        check_weights, check_outputs = weights_check(server), self.outputs_check(server_outputs, "knowledge")
 
         def check(reply: Reply) -> None:
             check_weights(reply)
@@ -167,6 +177,7 @@ class FedET(SoftmaxForm, AlternatingDistillation):
         aims = {}
         for output, consensus in ensembles.targets().items():
             anchors = self.anchors(server_outputs, output)
+            # diversity is dissent in answers, not in scores: clients differ in calibration
             agreed = answers(consensus.values, anchors)
             others = Ensemble(len(agreed), consensus.values.shape[1], server.device)
             for vote in votes[output]:
@@ -181,10 +192,8 @@ class FedET(SoftmaxForm, AlternatingDistillation):
         goals = {name: aim.consensus for name, aim in targets.items()}
         server.record(**self.distances(server, goals, "before"))
         (trainer, size), samples = self.distiller(server), server.exchanged(self.public_samples)
-        server.model.train()
-        for epoch in server.epochs(self.kd_epochs if targets else 0):
-            for batch in server.public_batches(f"distil-{epoch}", size, augment=self.public_augment, samples=samples):
-                trainer.step(self.kd_weight * self.aim_loss(server, batch, targets))
+        for batch in self.public_passes(server, "distil", self.kd_epochs if targets else 0, size, samples):
+            trainer.step(self.kd_weight * self.aim_loss(server, batch, targets))
         server.record(**self.distances(server, goals, "after"))
         self.return_head(server)
 
@@ -195,6 +204,7 @@ class FedET(SoftmaxForm, AlternatingDistillation):
         for name, (consensus, others, anchors) in aims.items():
             own, goal, valid = outputs[name], consensus.values[batch.index], consensus.valid[batch.index]
             if anchors is None:
+                # the answer of the consensus alone, whose scores mix those of many scales
                 wrong = F.cross_entropy(own, goal.argmax(1), reduction="none")
                 losses.append((wrong * valid).sum() / valid.sum().clamp_min(1))
             else:
@@ -216,26 +226,11 @@ class FedET(SoftmaxForm, AlternatingDistillation):
             head = {name: own[name].detach().clone() for name in self.shared(server, kind)}
             server.weights[kind] = server.weights[kind] | head
 
-    def _average(self, server: Server, reply: Reply, averages: Averages) -> None:
-        if not reply.num_examples:  # a mean of nothing else would end the round
-            return
-        kind = server.type_of(reply.sender)
-        trained = limited(server.weights[kind], reply.weights, self.largest_update)
-        averages.models.setdefault(kind, WeightedMean()).add(trained, reply.num_examples)
-        if names := self.shared(server, kind):
-            averages.head = averages.head or WeightedMean()
-            averages.head.add({name: trained[name] for name in names}, reply.num_examples)
-
-    def evaluate_clients(self, server: Server, cohort: Cohort) -> Mapping[str, Mapping[str, float]]:
-        """Every asked client's test metrics of the model of its type."""
-        replies = cohort.ask(self.assess_global, weights=each(server.weights_for))
-        return {reply.sender.id: reply.payload.scalars for reply in replies}  # type: ignore[misc]
-
     # ---- client half
 
     @client_step(weights=Weights, knowledge=Representations | Logits, num_examples=int)
     def fit(self, client: Client, weights: Weights, order: str, channels: str) -> Reply:
-        """Train the received model on the client's own task; replies with it and what it says of public samples."""
+        """Train the received model on the client's own task; replies with it and its outputs on public samples."""
         client.load_weights(weights)
         client.fit(client.train, epochs=self.local_epochs)
         return Reply(
@@ -243,12 +238,6 @@ class FedET(SoftmaxForm, AlternatingDistillation):
             knowledge=self.client_outputs(client, order, read_json(channels)),
             num_examples=client.num_examples,
         )
-
-    @client_query(float)
-    def assess_global(self, client: Client, weights: Weights) -> Reply:
-        """Evaluate the received model on the client's test samples."""
-        client.load_weights(weights)
-        return self.assess(client)
 
 
 def answers(values: Float[Tensor, "n w"], anchors: Float[Tensor, "n w"] | None) -> Tensor:
@@ -266,19 +255,9 @@ def limited(received: Mapping[str, Tensor], trained: Mapping[str, Tensor], large
     """
     moved = {name: value.to(received[name].device) for name, value in trained.items()}
     floating = [name for name, value in moved.items() if value.is_floating_point()]
-    change = _norm([moved[name].float() - received[name].float() for name in floating])
-    bound = largest * _norm([received[name].float() for name in floating])
+    # in fp32: bf16 squares of a whole model would overflow or vanish
+    change = float(get_total_norm([moved[name].float() - received[name].float() for name in floating]))
+    bound = largest * float(get_total_norm([received[name].float() for name in floating]))
     if change <= bound:
         return moved
     return moved | {name: torch.lerp(received[name], moved[name], bound / change) for name in floating}
-
-
-def _norm(tensors: Sequence[Tensor]) -> float:
-    return float(torch.stack([value.norm() for value in tensors]).norm()) if tensors else 0.0
-
-
-@torch.no_grad()
-def _load(server: Server, tensors: Mapping[str, Tensor]) -> None:
-    own = server.model.state_dict()
-    for name, value in tensors.items():
-        own[name].copy_(value)

@@ -15,21 +15,17 @@ from polyfed.aggregation.ensemble import Ensembled
 from polyfed.aggregation.statistics import row_statistics
 from polyfed.aggregation.weighting import Weighting
 from polyfed.aggregation.weightings.entropy import Entropy
-from polyfed.algorithms.algorithm import Reply, client_step, each
+from polyfed.algorithms.algorithm import Client, Cohort, Logits, Reply, Representations, Server, client_step, each
 from polyfed.algorithms.shared.either_form import OF_FORM, SoftmaxForm
 from polyfed.algorithms.shared.ensembles import EnsembleTeacher
 from polyfed.algorithms.shared.public_exchange import DISTILS
 from polyfed.core.effects import Condition, Not, Only
 from polyfed.core.errors import ConfigError
 from polyfed.data.samples import Batch
-from polyfed.federation.client import Client
-from polyfed.federation.cohort import Cohort
 from polyfed.federation.public_outputs import PublicOutputs
-from polyfed.federation.server import Server
 from polyfed.losses.contrast import inter_modal
-from polyfed.losses.kl import row_kl
+from polyfed.losses.distillation import row_kl
 from polyfed.models.model import CachedModel
-from polyfed.wire.payload import Logits, Representations
 
 _STORE = "store"
 _STUDIES = Only(public_epochs=Not(0))  # clients learn from the server
@@ -134,10 +130,12 @@ class FedGEMS(SoftmaxForm, EnsembleTeacher):
             stored, ensemble = ~right & has[index], torch.zeros_like(right)
             teacher = kept[index]  # zeros where nothing is stored, of which nobody is taught
             if name in targets:
+                # the store goes before the ensemble, as in the paper: the server prefers what it once knew
                 ensemble = ~right & ~stored & targets[name].valid
                 teacher = torch.where(ensemble[:, None], targets[name].values, teacher)
             lessons[name] = Lesson(teacher, stored | ensemble, self.anchors(server_outputs, name))
-            self._record(server, name, right, stored, ensemble)
+            cases = {"right": right, "stored": stored, "ensemble": ensemble, "alone": ~(right | stored | ensemble)}
+            server.record(**{f"{case}.{name}": float(mask.float().mean()) for case, mask in cases.items()})
             store[f"values.{name}"] = kept.index_copy(0, index[right], own[right])
             store[f"known.{name}"] = has.index_fill(0, index[right], True)
         server.state[_STORE] = store
@@ -165,30 +163,26 @@ class FedGEMS(SoftmaxForm, EnsembleTeacher):
         """Passes over P with task and lessons together."""
         goals = {name: Ensembled(lesson.teacher, lesson.taught) for name, lesson in targets.items()}
         server.record(**self.distances(server, goals, "before"))
+        # the task's own optimiser: lessons and task are one loss
         trainer, size = server.trainer(), server.training.batch_size
         place = torch.full((len(server.public_set),), -1).index_copy_(
             0, index := server.exchanged_index(self.public_samples), torch.arange(len(index))
         )
         place = place.to(server.device)  # of each public sample among the exchanged ones; -1: it is not one
-        server.model.train()
-        for epoch in server.epochs(self.kd_epochs):
-            for batch in server.public_batches(f"distil-{epoch}", size, augment=self.public_augment):
-                trainer.step(self.lesson_loss(server, batch, targets, place[batch.index]))
+        for batch in self.public_passes(server, "distil", self.kd_epochs, size):
+            trainer.step(self.lesson_loss(server, batch, targets, place[batch.index]))
         server.record(**self.distances(server, goals, "after"))
 
     def lesson_loss(self, server: Server, batch: Batch, lessons: Mapping[str, Lesson], place: Tensor) -> Tensor:
         """Task and divergence from the teachers, each sample with its own shares.
 
-        Args:
-            server: that learns.
-            batch: of the public set.
-            lessons: by output.
-            place: of each sample of the batch among the exchanged ones; -1: it is not one of them.
+        ``place`` is that of each sample of the batch among the exchanged ones; -1: it is not one of them.
         """
         model, row = CachedModel(server.model), place.clamp_min(0)
         outputs = self.batch_outputs(server, model, batch, list(lessons))
         factors, parts = [], []
         for name, (teacher, taught, anchors) in lessons.items():
+            # a sample that was not exchanged this round has no teacher, whatever row 0 says
             lesson = taught[row] & (place >= 0)
             factors.append(torch.where(lesson, self.epsilon, 1.0))
             parts.append(((1 - factors[-1]) * row_kl(outputs[name], teacher[row], anchors, self.tau)).mean())
@@ -200,31 +194,24 @@ class FedGEMS(SoftmaxForm, EnsembleTeacher):
                 task = torch.stack(factors).mean() * server.task.loss(model, server.head, batch)
         return task + self.kd_weight * torch.stack(parts).sum()
 
-    def _record(self, server: Server, output: str, right: Tensor, stored: Tensor, ensemble: Tensor) -> None:
-        alone = ~(right | stored | ensemble)
-        cases = {"right": right, "stored": stored, "ensemble": ensemble, "alone": alone}
-        server.record(**{f"{case}.{output}": float(mask.float().mean()) for case, mask in cases.items()})
-
     # ---- client half
 
     @client_step(knowledge=Representations | Logits, num_examples=int)
     def fit(self, client: Client, knowledge: Representations | Logits) -> Reply:
-        """Own data, then public samples; replies with what the client says of these."""
+        """Own data, then public samples; replies with the client's outputs on these."""
         client.fit(client.train, epochs=self.local_epochs)
         self.study(client, knowledge)
         own = self.client_outputs(client, knowledge.order, list(knowledge))
         return Reply(knowledge=own, num_examples=client.num_examples)
 
     def study(self, client: Client, knowledge: Mapping[str, Tensor]) -> None:
-        """Passes over the exchanged samples with what the server says of them."""
+        """Passes over the exchanged samples towards the server's outputs on them."""
         server_outputs = {name: values.to(client.device) for name, values in knowledge.items()}
         samples, trainer = client.exchanged(self.public_samples), client.trainer()
         items = samples.items.to(client.device) if self.mask_siblings else None
-        size, view = self.public_batch_size, self.public_augment
-        client.model.train()
-        for epoch in client.epochs(self.public_epochs if server_outputs else 0):
-            for batch in client.public_batches(f"study-{epoch}", size, augment=view, samples=samples):
-                trainer.step(self.study_loss(client, batch, server_outputs, items))
+        epochs = self.public_epochs if server_outputs else 0
+        for batch in self.public_passes(client, "study", epochs, self.public_batch_size, samples):
+            trainer.step(self.study_loss(client, batch, server_outputs, items))
 
     def study_loss(
         self, client: Client, batch: Batch, server_outputs: Mapping[str, Tensor], items: Tensor | None = None
@@ -240,6 +227,6 @@ class FedGEMS(SoftmaxForm, EnsembleTeacher):
                 task = F.cross_entropy(own, batch.targets[name].long())
             else:  # the contrast that CreamFL has between modalities, here within one
                 task = inter_modal(own, among, batch.index, tau=self.tau, items=items)
-            told = row_kl(own, server_outputs[name][batch.index], among, self.tau).mean()
-            losses.append(self.epsilon * task + (1 - self.epsilon) * told)
+            divergence = row_kl(own, server_outputs[name][batch.index], among, self.tau).mean()
+            losses.append(self.epsilon * task + (1 - self.epsilon) * divergence)
         return torch.stack(losses).sum()

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 
 from pydantic import Field, SerializeAsAny
 
 from polyfed.aggregation.averaging import Averaging
 from polyfed.aggregation.averagings.fediot import MultimodalAveraging
 from polyfed.aggregation.collaboration import collaborate
-from polyfed.algorithms.algorithm import Reply
+from polyfed.algorithms.algorithm import Cohort, Reply, Server
 from polyfed.algorithms.fedavg import FedAvg
-from polyfed.algorithms.shared.global_models import holders_of
-from polyfed.federation.cohort import Cohort
-from polyfed.federation.server import Server
+from polyfed.algorithms.shared.global_models import holders_of, noted
 
 
 class FedIoT(FedAvg):
@@ -40,24 +38,21 @@ class FedIoT(FedAvg):
         """Fold replies into the global models, and record the shares that clients with several modalities had."""
         sizes = dict.fromkeys(server.types, 0.0)
 
-        def counted() -> Iterator[Reply]:
-            for reply in replies:
-                sizes[server.type_of(reply.sender)] += reply.num_examples
-                yield reply
+        def count(reply: Reply) -> None:
+            sizes[server.type_of(reply.sender)] += reply.num_examples
 
-        super().aggregate(server, cohort, counted())
+        super().aggregate(server, cohort, noted(replies, count))
         server.record(**{f"share.{modality}": share for modality, share in self.shares(server, sizes).items()})
 
     def shares(self, server: Server, sizes: dict[str, float]) -> dict[str, float]:
         """Modality -> share of types with several modalities in the averages of its shared slots.
 
-        Args:
-            server: knows the types.
-            sizes: type -> samples of the clients that replied.
+        ``sizes`` are the samples of the clients that replied, by type.
         """
         holders, scope = holders_of(server), self.averaging.scope
         shares: dict[str, float] = {}
         for (_, slot), contributions in collaborate(holders, sizes, scope).items():
+            # all shared slots of a modality have the same shares: the first tells
             if contributions and scope.covers(slot) and slot.modality not in shares:
                 parts = [(len(holders[part.source].modalities) > 1, part.coefficient) for part in contributions]
                 shares[slot.modality] = sum(part for several, part in parts if several) / sum(part for _, part in parts)

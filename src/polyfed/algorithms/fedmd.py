@@ -10,7 +10,17 @@ from pydantic import Field
 from torch import Tensor
 
 from polyfed.aggregation.ensemble import Ensembled
-from polyfed.algorithms.algorithm import Lifetime, Reply, client_step, each
+from polyfed.algorithms.algorithm import (
+    Client,
+    Cohort,
+    Lifetime,
+    Logits,
+    Reply,
+    Representations,
+    Server,
+    client_step,
+    each,
+)
 from polyfed.algorithms.shared.either_form import OF_FORM, EitherForm
 from polyfed.algorithms.shared.ensemble_distillation import EnsembleDistillation
 from polyfed.algorithms.shared.public_exchange import DISTILS
@@ -18,24 +28,19 @@ from polyfed.core.effects import Condition, Not, Only, Such
 from polyfed.core.errors import ConfigError
 from polyfed.core.untrusted import read_json
 from polyfed.data.samples import Samples
-from polyfed.federation.client import Client
-from polyfed.federation.cohort import Cohort
 from polyfed.federation.public_outputs import PublicOutputs
-from polyfed.federation.server import Server
 from polyfed.losses.distillation import DISTILLATIONS, Distillation
-from polyfed.wire.payload import Logits, Representations
 
 _COMPARING = Such(lambda weighting: weighting.compares, "one that compares with the server")
-DIGESTS = Only(digest_epochs=Not(0))
-"""Clients learn from what the others say."""
+_DIGESTS = Only(digest_epochs=Not(0))  # clients learn from the others' outputs
 
 
 class FedMD(EitherForm, EnsembleDistillation):
     """Heterogeneous federated learning by model distillation (FedMD, Li and Wang, 2019).
 
-    Before its first round a client trains on the labelled public set, then on its own data. A round: clients say what
-    they think of public samples (the paper: 5,000 drawn anew), the server takes the mean, and clients *digest* it (fit
-    the consensus) and *revisit* their own data.
+    Before its first round a client trains on the labelled public set, then on its own data. A round: clients send their
+    outputs on public samples (the paper: 5,000 drawn anew), the server takes the mean, and clients *digest* it (fit the
+    consensus) and *revisit* their own data.
 
     The paper exchanges class scores of one classification and has no server model. Here the server has one, which
     distils the same consensus, as CreamFL and FedAFD compare it; and with ``exchange: representations`` participants
@@ -51,16 +56,16 @@ class FedMD(EitherForm, EnsembleDistillation):
 
     only_if: ClassVar[Mapping[str, Condition]] = {
         "server_first": OF_FORM & Only(kd_joint=False, server_epochs=Not(0), aggregation=_COMPARING),
-        "aggregation": DISTILS | DIGESTS,
-        "renormalise_target": OF_FORM & (DISTILS | DIGESTS),
-        "public_augment": Only(kd_epochs=Not(0)) | DIGESTS,
+        "aggregation": DISTILS | _DIGESTS,
+        "renormalise_target": OF_FORM & (DISTILS | _DIGESTS),
+        "public_augment": Only(kd_epochs=Not(0)) | _DIGESTS,
     }
 
     digest_epochs: int = Field(default=1, ge=0, description="passes over the exchanged samples that fit the consensus")
-    digest_loss: Annotated[Distillation, DIGESTS] = Field(
+    digest_loss: Annotated[Distillation, _DIGESTS] = Field(
         default="l1", description="distance of the digest; the paper's: l1"
     )
-    digest_batch_size: Annotated[int, DIGESTS] = Field(
+    digest_batch_size: Annotated[int, _DIGESTS] = Field(
         default=128, ge=2, description="public samples a step of the digest"
     )
     first_public_epochs: int = Field(
@@ -73,7 +78,7 @@ class FedMD(EitherForm, EnsembleDistillation):
     # ---- server half
 
     def setup(self, server: Server) -> None:
-        """Check that everybody can say what crosses.
+        """Check that everybody has what crosses.
 
         Raises:
             ConfigError: somebody cannot.
@@ -92,7 +97,7 @@ class FedMD(EitherForm, EnsembleDistillation):
             )
 
     def aggregate(self, server: Server, cohort: Cohort, server_outputs: PublicOutputs) -> dict[str, Ensembled]:
-        """Ask what clients think, take the consensus, and have them digest it and revisit their own data."""
+        """Ask for clients' outputs, take the consensus, and have them digest it and revisit their own data."""
         ensembles = self.ensembles(server, server_outputs)
         replies = cohort.ask(
             self.tell,
@@ -103,7 +108,7 @@ class FedMD(EitherForm, EnsembleDistillation):
         for reply in replies:
             ensembles.add(reply, reply.knowledge)
         targets = ensembles.targets()
-        # rows of 0 where everybody's weight is 0: there is no consensus on these samples
+        # where everybody's weight is 0 a row is 0: clients take that for no consensus on the sample
         agreed = {name: target.values for name, target in targets.items() if bool(target.valid.any())}
         server.record(**{f"consensus.{name}": float(target.valid.float().mean()) for name, target in targets.items()})
 
@@ -119,7 +124,10 @@ class FedMD(EitherForm, EnsembleDistillation):
         """The client's outputs on the exchanged samples, those that ``channels`` lists as JSON; a client that is new
         here trains first."""
         if "begun" not in client.state:
-            self._begin(client)
+            if self.first_public_epochs:
+                client.fit(client.public_set, epochs=self.first_public_epochs, once=True, purpose="first-public")
+            if self.first_private_epochs:
+                client.fit(client.train, epochs=self.first_private_epochs, once=True, purpose="first-private")
             client.state["begun"] = {"round": torch.tensor(client.clock.round)}
         return Reply(
             knowledge=self.client_outputs(client, order, read_json(channels)), num_examples=client.num_examples
@@ -133,25 +141,15 @@ class FedMD(EitherForm, EnsembleDistillation):
         return Reply()
 
     def digest(self, client: Client, samples: Samples, consensus: Mapping[str, Tensor]) -> None:
-        """Fit what the client says of the exchanged samples to the consensus, where there is one."""
+        """Fit the client's outputs on the exchanged samples to the consensus, where there is one."""
+        # of the client's own outputs only: others are not sent to it
         agreed = {name: values.to(client.device) for name, values in consensus.items()}
         valid = {name: values.any(1) for name, values in agreed.items()}
         trainer, distance = client.trainer(), DISTILLATIONS[self.digest_loss]
-        client.model.train()
-        for epoch in client.epochs(self.digest_epochs if agreed else 0):
-            batches = client.public_batches(
-                f"digest-{epoch}", self.digest_batch_size, augment=self.public_augment, samples=samples
-            )
-            for batch in batches:
-                own = self.output_kind.outputs(client, batch, list(agreed))
-                losses = [
-                    distance(own[name], values[batch.index], valid[name][batch.index])
-                    for name, values in agreed.items()
-                ]
-                trainer.step(torch.stack(losses).sum())
-
-    def _begin(self, client: Client) -> None:
-        if self.first_public_epochs:
-            client.fit(client.public_set, epochs=self.first_public_epochs, once=True, purpose="first-public")
-        if self.first_private_epochs:
-            client.fit(client.train, epochs=self.first_private_epochs, once=True, purpose="first-private")
+        epochs = self.digest_epochs if agreed else 0
+        for batch in self.public_passes(client, "digest", epochs, self.digest_batch_size, samples):
+            own = self.output_kind.outputs(client, batch, list(agreed))
+            losses = [
+                distance(own[name], values[batch.index], valid[name][batch.index]) for name, values in agreed.items()
+            ]
+            trainer.step(torch.stack(losses).sum())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Annotated, ClassVar, NamedTuple
 
@@ -11,26 +12,21 @@ from pydantic import Field
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from polyfed.algorithms.algorithm import Reply, client_step, each
+from polyfed.algorithms.algorithm import Client, Cohort, Logits, Reply, Representations, Server, client_step, each
 from polyfed.algorithms.shared.either_form import SoftmaxForm
 from polyfed.algorithms.shared.ensemble_distillation import ServerTask
 from polyfed.algorithms.shared.ensembles import HEAT_MAP_SAMPLES
 from polyfed.algorithms.shared.public_exchange import DISTILS, fixed_sample
-from polyfed.algorithms.shared.random_views import random_views
+from polyfed.algorithms.shared.second_views import SecondViews, random_views
 from polyfed.core.effects import Condition, Not, Only
 from polyfed.core.randomness import isolated
 from polyfed.core.untrusted import read_json
 from polyfed.data.samples import Batch, Samples
-from polyfed.federation.client import Client
-from polyfed.federation.cohort import Cohort
 from polyfed.federation.public_outputs import PublicOutputs, clip_row_norms
-from polyfed.federation.server import Server
 from polyfed.federation.settings import TrainingSettings
-from polyfed.losses.byol import Predictor, TargetNetwork, symmetric_byol
-from polyfed.losses.queue_contrast import queue_contrast
+from polyfed.losses.byol import Predictor
+from polyfed.losses.contrast import queue_contrast
 from polyfed.models.model import CachedModel
-from polyfed.models.teacher_attention import TeacherAttention
-from polyfed.wire.payload import Logits, Representations
 
 _OPTIMIZER, _QUEUE = "student", "queue"
 _CONTRASTS, _BYOL = DISTILS & Only(contrast_weight=Not(0)), DISTILS & Only(byol_weight=Not(0))
@@ -46,26 +42,24 @@ class Teachers(NamedTuple):
 class FedMKD(SoftmaxForm, ServerTask):
     """Multi-teacher knowledge distillation on unlabelled public data (FedMKD, NeurIPS 2024).
 
-    Clients train on their own tasks and say what they think of the exchanged samples. The server's model learns from
+    Clients train on their own tasks and send their outputs on the exchanged samples. The server's model learns from
     them in ``kd_epochs`` passes, with a target for each sample and output that an attention over the teachers makes:
 
         0.1 BYOL + 0.9 InfoNCE(student, target; queue of past targets).
 
     BYOL compares two training views of each modality whose view is random, by a predictor and a slow copy of the
-    encoders; it is the same in both forms. The contrast compares what the student says with the teachers' target, both
+    encoders; it is the same in both forms. The contrast compares the student's output with the teachers' target, both
     of unit norm; teachers have unit norm too, so that none outweighs others by its scale. The attention learns with the
     student, in one optimiser (``distillation``). Taking this method for the baseline of that name in multimodal
     studies, its form with representations of several modalities or with class scores, negatives from the batch beside
     those of the queue, and leaving out negatives of the same item are inferences.
 
-    Server state: adapters and predictors, the slow encoders, the queues. What the teachers of a round say is held at
+    Server state: adapters and predictors, the slow encoders, the queues. The outputs of a round's teachers are held at
     once, twice for a moment: teachers x exchanged samples x w x 4 bytes an output. Metrics: mean ``byol`` and
     ``contrast``; the weights of teachers as arrays.
     """
 
-    only_if: ClassVar[Mapping[str, Condition]] = {
-        "temperature": _CONTRASTS,
-    }
+    only_if: ClassVar[Mapping[str, Condition]] = {"temperature": _CONTRASTS}
 
     kd_epochs: int = Field(default=5, ge=0, description="passes over the exchanged samples that distil a round")
     public_augment: bool = Field(default=True, description="training view of the samples that the student learns by")
@@ -103,6 +97,7 @@ class FedMKD(SoftmaxForm, ServerTask):
         for reply in replies:
             for name, values in reply.knowledge.items():
                 clipped = clip_row_norms(values.to(server.device), self.output_kind.largest).float()
+                # unit norm also where logits cross: no teacher counts by its scale
                 rows[name].append(F.normalize(clipped, dim=1))
                 senders[name].append(reply.sender.id)
         server.record(**{f"senders.{name}": float(len(ids)) for name, ids in senders.items() if ids})
@@ -118,18 +113,14 @@ class FedMKD(SoftmaxForm, ServerTask):
         samples = server.exchanged(self.public_samples)
         student = Student(self, server, samples, widths)
         size = (self.distillation or server.training).batch_size
-        server.model.train()
-        for epoch in server.epochs(self.kd_epochs):
-            for batch in server.public_batches(f"distil-{epoch}", size, augment=self.public_augment, samples=samples):
-                student.learn(batch, present)
+        for batch in self.public_passes(server, "distil", self.kd_epochs, size, samples):
+            student.learn(batch, present)
         student.keep()
         server.record(**student.means())
-        self._show(server, student, samples, present)
-
-    def _show(self, server: Server, student: Student, samples: Samples, teachers: Mapping[str, Teachers]) -> None:
+        # the weights that the heat map of the report shows
         index = fixed_sample(server, len(samples), min(HEAT_MAP_SAMPLES, len(samples)))
         own = self.output_kind.of(server, samples.subset(index))
-        for name, (values, senders) in teachers.items():
+        for name, (values, senders) in present.items():
             with torch.no_grad():
                 rows = F.normalize(own[name], dim=1)
                 _, weights = student.attention(name, rows, values[:, index.to(values.device)])
@@ -151,49 +142,52 @@ class Student:
     Attributes:
         attention: over teachers.
         predictors: of BYOL, by modality.
-        target: the slow encoders, by modality whose training view is random.
+        views: pairs of views of the modalities whose training view is random, and the slow encoders.
         trainer: one optimiser over model, attention and predictors.
     """
 
     def __init__(self, method: FedMKD, server: Server, samples: Samples, widths: Mapping[str, int]) -> None:
-        self._method, self._server, self._samples = method, server, samples
+        self._method, self._server = method, server
         model, device = server.model, server.device
-        self._random = random_views(samples) if method.byol_weight else []
+        names = random_views(samples) if method.byol_weight else []
         with isolated(server.clock.seed, "student"):  # what is kept replaces them from the second round on
             self.attention = TeacherAttention(widths, method.adapter_outputs).to(device)
-            self.predictors = nn.ModuleDict(
-                {name: Predictor(model.dim, method.predictor_width) for name in self._random}
-            ).to(device)
-        self.target = TargetNetwork({name: model.tower(name) for name in self._random}, method.momentum)
+            self.predictors = nn.ModuleDict({name: Predictor(model.dim, method.predictor_width) for name in names})
+            self.predictors.to(device)
+        self.views = SecondViews(samples, names, model, method.momentum, server.generator("second-views"))
         for name, module in self._modules().items():
             if name in server.state:
                 module.load_state_dict(server.state[name])
-        whole = nn.ModuleDict({"model": model, "attention": self.attention, "predictors": self.predictors})
-        self.trainer = server.trainer(_OPTIMIZER, method.distillation, module=whole)
-        queue = server.state.get(_QUEUE, {})
-        self._queue = {name: value.to(device) for name, value in queue.items()} or _empty(widths, device)
-        self._stream = server.generator("second-views")
+        trained = nn.ModuleDict({"model": model, "attention": self.attention, "predictors": self.predictors})
+        self.trainer = server.trainer(_OPTIMIZER, method.distillation, module=trained)
+        empty = {f"values.{name}": torch.zeros(0, width) for name, width in widths.items()}
+        empty |= {f"items.{name}": torch.zeros(0, dtype=torch.int64) for name in widths}
+        self._queue = {name: value.to(device) for name, value in (server.state.get(_QUEUE) or empty).items()}
         self._losses: dict[str, list[Tensor]] = {"byol": [], "contrast": []}
 
     def learn(self, batch: Batch, teachers: Mapping[str, Teachers]) -> None:
         """One step."""
-        once, method = CachedModel(self._server.model), self._method
-        outputs = method.batch_outputs(self._server, once, batch, list(teachers))
+        model, method = CachedModel(self._server.model), self._method
+        # embeds first: BYOL takes the same embeddings of the first view
+        outputs = method.batch_outputs(self._server, model, batch, list(teachers))
         contrasts = [
             self.contrast(name, outputs[name], teachers[name].values[:, batch.index], batch) for name in teachers
         ]
-        parts = {"contrast": torch.stack(contrasts).sum()}
-        if self._random:
-            parts["byol"] = self.byol(once, batch)
+        losses = {"contrast": torch.stack(contrasts).sum()}
+        if self.views.names:
+            with self._server.autocast():
+                losses["byol"] = self.views.loss(model, self.predictors, batch)
         factors = {"contrast": method.contrast_weight, "byol": method.byol_weight}
-        self.trainer.step(method.kd_weight * torch.stack([factors[name] * loss for name, loss in parts.items()]).sum())
-        self.target.follow()
-        for name, loss in parts.items():
-            self._losses[name].append(loss.detach())
+        loss = torch.stack([factors[name] * value for name, value in losses.items()]).sum()
+        self.trainer.step(method.kd_weight * loss)
+        self.views.target.follow()
+        for name, value in losses.items():
+            self._losses[name].append(value.detach())
 
     def contrast(self, output: str, own: Tensor, teachers: Tensor, batch: Batch) -> Tensor:
         """InfoNCE of the student's outputs with the teachers' target, which then joins the queue."""
         own = F.normalize(own.float(), dim=1)
+        # gradient reaches the attention through the target, not through the queue
         targets = F.normalize(self.attention(output, own, teachers)[0], dim=1)
         values, items = self._queue[f"values.{output}"], self._queue[f"items.{output}"]
         loss = queue_contrast(own, targets, values, batch.items, items, self._method.tau)
@@ -201,19 +195,6 @@ class Student:
         self._queue[f"values.{output}"] = torch.cat([targets.detach(), values])[kept]
         self._queue[f"items.{output}"] = torch.cat([batch.items, items])[kept]
         return loss
-
-    def byol(self, once: CachedModel, batch: Batch) -> Tensor:
-        """Agreement of the batch with a second view of its samples, added over modalities with a random view."""
-        server, losses = self._server, []
-        again = self._samples.batch(batch.index.cpu(), self._stream, self._random).to(server.device)
-        with server.autocast():
-            for name in self._random:
-                first, second, predictor = batch.inputs[name], again.inputs[name], self.predictors[name]
-                ahead = predictor(once.embed(name, first)), predictor(server.model.embed(name, second))
-                with torch.no_grad():
-                    goals = self.target[name](first), self.target[name](second)
-                losses.append(symmetric_byol(ahead, goals))
-        return torch.stack(losses).sum()
 
     def keep(self) -> None:
         """Leave with the server what lasts."""
@@ -226,10 +207,33 @@ class Student:
         return {name: float(torch.stack(values).mean()) for name, values in self._losses.items() if values}
 
     def _modules(self) -> dict[str, nn.Module]:
-        modules = {"attention": self.attention, "predictors": self.predictors, "target": self.target}
+        modules = {"attention": self.attention, "predictors": self.predictors, "target": self.views.target}
         return {name: module for name, module in modules.items() if module.state_dict()}
 
 
-def _empty(widths: Mapping[str, int], device: torch.device) -> dict[str, Tensor]:
-    values = {f"values.{name}": torch.zeros(0, width, device=device) for name, width in widths.items()}
-    return values | {f"items.{name}": torch.zeros(0, dtype=torch.int64, device=device) for name in widths}
+class TeacherAttention(nn.Module):
+    """One target a sample from the rows of several teachers: sum_c softmax_c(q . k_c / sqrt(outputs)) t_c.
+
+    The query q comes of the student's row, the key k_c of teacher c's, both through an adapter, an MLP with few
+    outputs, of which each output of participants (name -> width w) has one. The paper names an MLP to 10 scores and a
+    softmax over teachers; that query and keys share it, and the scale, are inferred.
+    """
+
+    def __init__(self, widths: Mapping[str, int], outputs: int = 10) -> None:
+        super().__init__()
+        self._place = {output: place for place, output in enumerate(widths)}
+        self._scale = 1 / math.sqrt(outputs)
+        self.adapters = nn.ModuleList(
+            nn.Sequential(nn.Linear(width, width), nn.ReLU(), nn.Linear(width, outputs)) for width in widths.values()
+        )
+
+    def forward(
+        self, output: str, student: Float[Tensor, "b w"], teachers: Float[Tensor, "t b w"]
+    ) -> tuple[Float[Tensor, "b w"], Float[Tensor, "t b"]]:
+        """The targets, and the weight of each teacher; both carry gradient to the adapter.
+
+        The student's rows are constants: it is not to learn to choose easy teachers.
+        """
+        adapter = self.adapters[self._place[output]]
+        weights = (self._scale * (adapter(student.detach()) * adapter(teachers)).sum(-1)).softmax(0)
+        return torch.einsum("tb,tbw->bw", weights, teachers), weights

@@ -14,7 +14,7 @@ from torch.nn import functional as F
 from polyfed.aggregation.prototypes import (
     ClassAverage,
     ClassMeans,
-    Known,
+    GlobalPrototypes,
     MeanWeighting,
     bounded,
     by_space,
@@ -22,24 +22,32 @@ from polyfed.aggregation.prototypes import (
     prototype_tensors,
     table,
 )
-from polyfed.algorithms.algorithm import Algorithm, Lifetime, Reply, client_query, client_step, each
+from polyfed.algorithms.algorithm import (
+    Algorithm,
+    Client,
+    ClientInfo,
+    Cohort,
+    Lifetime,
+    Reply,
+    Server,
+    client_query,
+    client_step,
+    each,
+)
 from polyfed.core.effects import Not, Only
 from polyfed.core.errors import ConfigError, PayloadError, nearest
 from polyfed.data.samples import Batch, Samples
-from polyfed.federation.client import Client, ClientInfo
-from polyfed.federation.cohort import Cohort
 from polyfed.federation.participant import Regulariser
-from polyfed.federation.server import Server
 from polyfed.federation.types import class_space
+from polyfed.losses.classification import distances, prototype_distance
 from polyfed.losses.distillation import Distillation
-from polyfed.losses.prototypes import distances, prototype_distance
 from polyfed.models.model import Embedder
 from polyfed.tasks import evaluating
-from polyfed.tasks.accuracy import balanced_accuracy, label_ranks, macro_f1, predictions, top
-from polyfed.tasks.classification import TOP5_CLASSES, Classification
+from polyfed.tasks.accuracy import accuracies, label_ranks, predictions
+from polyfed.tasks.classification import Classification
 from polyfed.wire.payload import Prototypes
 
-PROTOTYPES = "prototypes"
+_PROTOTYPES = "prototypes"
 
 
 class FedProto(Algorithm):
@@ -96,52 +104,50 @@ class FedProto(Algorithm):
                 raise ConfigError(f"algorithm.shared names '{group}', which is no group; {nearest(group, groups)}")
 
     def round(self, server: Server, cohort: Cohort) -> None:
-        """Broadcast global prototypes, train, gather the clients' own, learn new global ones."""
-        prototypes = each(lambda client: self.known_to(server, client))
-        gathered: dict[str, list[ClassMeans]] = {}
-        for reply in cohort.ask(self.fit, check=Sound(self, server), prototypes=prototypes):
-            for space, sent in by_space(reply.prototypes, ClassMeans).items():
-                means = sent.at_most(server.weight(reply.sender))
-                gathered.setdefault(space, []).append(ClassMeans(*(part.to(server.device) for part in means)))
-        if not gathered and PROTOTYPES not in server.state and cohort.clients == server.clients:
-            raise ConfigError(
-                f"no client of the federation sent prototypes: none has a task with classes, or algorithm.min_count "
-                f"({self.min_count}) is more than any has of a class; give some the task 'classification', or lower it"
-            )
-        scaled = [self.update(server, space, sent) for space, sent in gathered.items()]
-        present = [space.present.sum() for space in by_space(server.state.get(PROTOTYPES, {}), Known).values()]
-        server.record(prototypes=float(sum(present)), bounded=float(sum(scaled)))
+        """Broadcast global prototypes, train, collect the clients' own, learn new global ones."""
+        prototypes = each(lambda client: self.prototypes_for(server, client))
+        sent: dict[str, list[ClassMeans]] = {}
+        for reply in cohort.ask(self.fit, check=PrototypeCheck(self, server), prototypes=prototypes):
+            for space, own in by_space(reply.prototypes, ClassMeans).items():
+                # a client that claims more samples than it joined with does not count for more
+                own = own.at_most(server.weight(reply.sender))
+                sent.setdefault(space, []).append(ClassMeans(*(part.to(server.device) for part in own)))
+        if not sent:
+            _require_earlier(server, cohort, self.min_count)
+        scaled = 0
+        for space, means in sent.items():
+            rows, number = [one.means for one in means], 0
+            if self.largest_norm is not None:
+                # bounded before they are averaged: one false row would move a mean without limit
+                rows, number = bounded(rows, self.largest_norm)
+            honest = [one._replace(means=row) for one, row in zip(means, rows, strict=True)]
+            new = self.learn(server, space, honest, _global_prototypes(server).get(space))
+            server.state[_PROTOTYPES] = dict(server.state.get(_PROTOTYPES, {})) | prototype_tensors(space, new)
+            scaled += number
+        present = [prototypes.present.sum() for prototypes in _global_prototypes(server).values()]
+        server.record(prototypes=float(sum(present)), bounded=float(scaled))
 
-    def update(self, server: Server, space: str, sent: Sequence[ClassMeans]) -> int:
-        """Make new global prototypes of a space from those of clients; how many rows were scaled."""
-        rows, number = [one.means for one in sent], 0
-        if self.largest_norm is not None:
-            rows, number = bounded(rows, self.largest_norm)
-        sent = [one._replace(means=means) for one, means in zip(sent, rows, strict=True)]
-        old = by_space(server.state.get(PROTOTYPES, {}), Known).get(space)
-        new = self.learn(server, space, sent, old)
-        server.state[PROTOTYPES] = dict(server.state.get(PROTOTYPES, {})) | prototype_tensors(space, new)
-        return number
-
-    def learn(self, server: Server, space: str, sent: Sequence[ClassMeans], old: Known | None) -> Known:
-        """The mean of what clients sent, and the old prototypes of the other classes."""
+    def learn(
+        self, server: Server, space: str, sent: Sequence[ClassMeans], old: GlobalPrototypes | None
+    ) -> GlobalPrototypes:
+        """Eq. 6: the mean of what clients sent, and the old prototypes of the other classes."""
         averages = mean_prototypes(sent, self.weighting)
         if old is None:
-            return Known(averages.means, averages.present)
+            return GlobalPrototypes(averages.means, averages.present)
+        # classes that nobody sent keep theirs: absent clients may still need them
         rows = torch.where(averages.present[:, None], table(averages.means, averages.present), table(*old))
         present = averages.present | old.present
-        return Known(rows[present], present)
+        return GlobalPrototypes(rows[present], present)
 
-    def known_to(self, server: Server, client: ClientInfo) -> Prototypes:
+    def prototypes_for(self, server: Server, client: ClientInfo) -> Prototypes:
         """Global prototypes of the classes of a client; empty while there are none."""
-        kept = server.state.get(PROTOTYPES, {})
+        kept = server.state.get(_PROTOTYPES, {})
         return Prototypes({name: kept[name] for name in kept if self.admits(client, name.rpartition(".")[0])})
 
     def admits(self, client: ClientInfo, space: str) -> bool:
         """Whether a class space can be that of a client; see ``space_of``."""
-        if client.group in self.shared:
-            return space == self.shared[client.group]
-        return space == class_space(client.architecture.partition("/")[2])
+        own = self.shared.get(client.group) or class_space(client.architecture.partition("/")[2])
+        return space == own
 
     @property
     def is_personal(self) -> bool:
@@ -150,7 +156,7 @@ class FedProto(Algorithm):
 
     def evaluate_clients(self, server: Server, cohort: Cohort) -> Mapping[str, Mapping[str, float]]:
         """Every asked client's test metrics, with the global prototypes of its classes."""
-        prototypes = each(lambda client: self.known_to(server, client))
+        prototypes = each(lambda client: self.prototypes_for(server, client))
         replies = cohort.ask(self.assess_nearest, prototypes=prototypes)
         return {reply.sender.id: reply.payload.scalars for reply in replies}  # type: ignore[misc]
 
@@ -164,17 +170,17 @@ class FedProto(Algorithm):
         return Reply(prototypes=self.own(client))
 
     def pull(self, client: Client, prototypes: Prototypes) -> Regulariser | None:
-        """lambda times the distance to the global prototypes; None while the client knows of none."""
-        prototypes_of_classes, task = self.received(client, prototypes), client.task
-        if prototypes_of_classes is None or not isinstance(task, Classification):
+        """lambda times the distance to the global prototypes (Eq. 7-8); None while the client knows of none."""
+        received, task = self.received(client, prototypes), client.task
+        if received is None or not isinstance(task, Classification):
             return None
-        rows, present, target = table(*prototypes_of_classes), prototypes_of_classes.present, task.target
+        rows, target = table(*received), task.target
 
         def regularise(model: Embedder, batch: Batch) -> Tensor:
+            labels = batch.targets[target].long()
+            # the task has embedded this batch already, and `model` remembers
             features = self.feature(model, task, batch)
-            return self.proto_weight * prototype_distance(
-                features, rows, present, batch.targets[target].long(), self.distance
-            )
+            return self.proto_weight * prototype_distance(features, rows, received.present, labels, self.distance)
 
         return regularise
 
@@ -182,18 +188,17 @@ class FedProto(Algorithm):
         """Means of the features of the client's training samples by class; empty if there are no classes."""
         if not isinstance(client.task, Classification):
             return Prototypes({})
-        average = ClassAverage(class_count(client), client.model.dim, client.device)
+        average = ClassAverage(_class_count(client), client.model.dim, client.device)
         for features, labels in self.features(client, client.task, client.train):
             average.add(features, labels)
         means = average.result(self.min_count)
-        space = self.space_of(client)
-        return Prototypes(prototype_tensors(space, means) if len(means.counts) else {})
+        return Prototypes(prototype_tensors(self.space_of(client), means) if len(means.counts) else {})
 
     def space_of(self, client: Client) -> str:
         """Name of a client's class space: of its target and classes, or what ``shared`` calls it."""
         return self.shared.get(client.info.group, class_space(client.head_name))
 
-    def received(self, client: Client, prototypes: Prototypes) -> Known | None:
+    def received(self, client: Client, prototypes: Prototypes) -> GlobalPrototypes | None:
         """Global prototypes of the client's classes, on its device, or None.
 
         Raises:
@@ -202,19 +207,15 @@ class FedProto(Algorithm):
         if not isinstance(client.task, Classification):
             return None
         space = self.space_of(client)
-        prototypes_of_space = by_space(prototypes, Known).get(space)
-        if prototypes_of_space is None:
+        own = by_space(prototypes, GlobalPrototypes).get(space)
+        if own is None:
             return None
-        shape, expected = prototypes_of_space.shape, (class_count(client), client.model.dim)
-        if shape != expected:
-            raise PayloadError(_differing(space, shape, expected))
-        return Known(*(part.to(client.device) for part in prototypes_of_space))
+        _require_shape(space, own.shape, (_class_count(client), client.model.dim))
+        return GlobalPrototypes(*(part.to(client.device) for part in own))
 
     def feature(self, model: Embedder, task: Classification, batch: Batch) -> Float[Tensor, "b d"]:
         """What the classifier takes of a batch, of unit length if so asked."""
-        modalities = tuple(batch.inputs) if task.modality is None else (task.modality,)
-        embeddings = [model.embed(name, batch.inputs[name]) for name in modalities]
-        feature = torch.stack(embeddings).mean(0) if len(embeddings) > 1 else embeddings[0]
+        feature = task.feature(model, batch)
         return F.normalize(feature.float(), dim=-1) if self.normalise else feature
 
     def features(self, client: Client, task: Classification, samples: Samples) -> Iterator[tuple[Tensor, Tensor]]:
@@ -227,37 +228,27 @@ class FedProto(Algorithm):
 
     @client_query(float)
     def assess_nearest(self, client: Client, prototypes: Prototypes) -> Reply:
-        """Evaluate the client's model on its test samples, by its classifier and by the nearest prototype."""
+        """Evaluate the client's model on its test samples, by its classifier and by the nearest prototype (Eq. 4)."""
         metrics: dict[str, float] = dict(self.assess(client).payload.scalars)  # type: ignore[arg-type]
         if client.test is None or not isinstance(client.task, Classification):
             return Reply(**metrics)
-        received = self.received(client, prototypes)
-        nearby = self.nearest(client, client.task, client.test, received)
-        counted = len(received.means) if received is not None else 0
-        beside = {"classifier_accuracy": metrics["accuracy"], "prototype_accuracy": nearby["accuracy"]}
-        chosen = nearby if self.inference == "prototypes" else {}
-        return Reply(**metrics | chosen | beside, prototype_classes=float(counted))
-
-    def nearest(
-        self, client: Client, task: Classification, samples: Samples, received: Known | None
-    ) -> dict[str, float]:
-        """Metrics of naming the class of the nearest prototype; classes without one are never named."""
-        classes, ranks, guesses, truth = class_count(client), [], [], []
-        for features, labels in self.features(client, task, samples):
+        received, classes, outcomes = self.received(client, prototypes), _class_count(client), []
+        for features, labels in self.features(client, client.task, client.test):
+            # classes without a prototype are never named; not by -inf: a tie of all must count against the model
             scores = features.new_full((len(features), classes), torch.finfo(features.dtype).min)
             if received is not None:
                 scores[:, received.present] = -distances(features, received.means)
-            ranks.append(label_ranks(scores, labels))
-            guesses.append(predictions(scores, labels, ranks[-1]))
-            truth.append(labels)
-        positions, predicted, labels = (torch.cat(part).cpu() for part in (ranks, guesses, truth))
-        metrics = {"accuracy": top(positions, 1)} | ({"top5": top(positions, 5)} if classes >= TOP5_CLASSES else {})
-        metrics["balanced_accuracy"] = balanced_accuracy(predicted, labels, classes)
-        metrics["macro_f1"] = macro_f1(predicted, labels, classes)
-        return {name: float(value) for name, value in metrics.items()}
+            ranks = label_ranks(scores, labels)
+            outcomes.append((ranks, predictions(scores, labels, ranks), labels))
+        ranks, predicted, labels = (torch.cat(part).cpu() for part in zip(*outcomes, strict=True))
+        by_prototype = accuracies(ranks, predicted, labels, classes)
+        beside = {"classifier_accuracy": metrics["accuracy"], "prototype_accuracy": by_prototype["accuracy"]}
+        chosen = by_prototype if self.inference == "prototypes" else {}
+        known = len(received.means) if received is not None else 0
+        return Reply(**metrics | chosen | beside, prototype_classes=float(known))
 
 
-class Sound:
+class PrototypeCheck:
     """Raises PayloadError for a reply whose prototypes cannot be what its sender has.
 
     The first prototypes of a space that are accepted fix its number of classes and width.
@@ -265,9 +256,7 @@ class Sound:
 
     def __init__(self, method: FedProto, server: Server) -> None:
         self._admits = method.admits
-        self._shapes = {
-            space: known.shape for space, known in by_space(server.state.get(PROTOTYPES, {}), Known).items()
-        }
+        self._shapes = {space: prototypes.shape for space, prototypes in _global_prototypes(server).items()}
 
     def __call__(self, reply: Reply) -> None:
         """Check a reply with ``prototypes``."""
@@ -278,19 +267,30 @@ class Sound:
             if not self._admits(reply.sender, space):
                 raise PayloadError(f"prototypes of the class space '{space}', which is not the client's")
             means.require(reply.sender.samples)
-            expected = self._shapes.setdefault(space, means.shape)
-            if means.shape != expected:
-                raise PayloadError(_differing(space, means.shape, expected))
+            _require_shape(space, means.shape, self._shapes.setdefault(space, means.shape))
 
 
-def class_count(client: Client) -> int:
-    """Number of classes of a client's classifier."""
+def _global_prototypes(server: Server) -> dict[str, GlobalPrototypes]:
+    return by_space(server.state.get(_PROTOTYPES, {}), GlobalPrototypes)
+
+
+def _require_earlier(server: Server, cohort: Cohort, min_count: int) -> None:
+    if _PROTOTYPES not in server.state and cohort.clients == server.clients:
+        raise ConfigError(
+            "no client of the federation sent prototypes: none has a task with classes, or algorithm.min_count "
+            f"({min_count}) is more than any has of a class; give some the task 'classification', or lower it"
+        )
+
+
+def _class_count(client: Client) -> int:
     assert client.head is not None
     return len(client.head.get_parameter("weight"))
 
 
-def _differing(space: str, shape: tuple[int, int], expected: tuple[int, int]) -> str:
-    return (
-        f"prototypes of the class space '{space}' have {shape[0]} classes of width {shape[1]}, expected {expected[0]} "
-        f"of width {expected[1]}: set task.classes and model.dim alike for all whose classes are the same"
-    )
+def _require_shape(space: str, shape: tuple[int, int], expected: tuple[int, int]) -> None:
+    if shape != expected:
+        raise PayloadError(
+            f"prototypes of the class space '{space}' have {shape[0]} classes of width {shape[1]}, expected "
+            f"{expected[0]} of width {expected[1]}: set task.classes and model.dim alike for all whose classes are the "
+            "same"
+        )

@@ -9,9 +9,9 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
+from polyfed.algorithms.algorithm import Client
 from polyfed.algorithms.fedavg import FedAvg
 from polyfed.core.effects import Not, Only
-from polyfed.federation.client import Client
 
 
 class FedProx(FedAvg):
@@ -30,6 +30,7 @@ class FedProx(FedAvg):
     def train(self, client: Client) -> None:
         """Local training with the proximal term."""
         live = dict(client.model.named_parameters())
+        # cloned, as training moves the live ones in place
         received = {name: value.detach().clone() for name, value in live.items()}
 
         @torch.no_grad()

@@ -10,14 +10,14 @@ from jaxtyping import Float
 from pydantic import Field
 from torch import Tensor, nn
 
-from polyfed.aggregation.prototypes import ClassMeans, Known, MeanWeighting, adaptive_margin, mean_prototypes
+from polyfed.aggregation.prototypes import ClassMeans, GlobalPrototypes, MeanWeighting, adaptive_margin, mean_prototypes
+from polyfed.algorithms.algorithm import Server
 from polyfed.algorithms.fedproto import FedProto
 from polyfed.core.effects import Not, Only
 from polyfed.core.randomness import isolated
-from polyfed.federation.server import Server
-from polyfed.losses.prototypes import distance_contrast
+from polyfed.losses.classification import distance_contrast
 
-STATE = "generator"
+_STATE = "generator"
 
 
 class FedTGP(FedProto):
@@ -40,7 +40,9 @@ class FedTGP(FedProto):
     server_width: int | None = Field(default=None, ge=1, description="hidden width of the generator; None: d")
     margin_threshold: float = Field(default=100.0, ge=0, le=1e6, description="tau, the largest margin")
 
-    def learn(self, server: Server, space: str, sent: Sequence[ClassMeans], old: Known | None) -> Known:
+    def learn(
+        self, server: Server, space: str, sent: Sequence[ClassMeans], old: GlobalPrototypes | None
+    ) -> GlobalPrototypes:
         """Train the generator on what clients sent; the prototypes that it makes of the classes seen so far."""
         average = mean_prototypes(sent, self.weighting)
         seen = average.present if old is None else average.present | old.present
@@ -51,34 +53,33 @@ class FedTGP(FedProto):
         margin = float(adaptive_margin(average.means, self.margin_threshold))
         optimizer = torch.optim.SGD(generator.parameters(), lr=self.server_lr)
         for epoch in range(self.server_epochs):
+            # on the CPU, so that all devices shuffle alike
             order = torch.randperm(len(features), generator=server.generator(f"prototypes-{space}-{epoch}"))
             for index in torch.split(order.to(features.device), self.server_batch_size):
                 loss = distance_contrast(features[index], generator()[seen], labels[index], margin)
                 optimizer.zero_grad(set_to_none=True)
                 loss.backward()  # type: ignore[no-untyped-call]
                 optimizer.step()
-        self._keep(server, space, generator)
-        return Known(generator().detach()[seen], seen)
+        tensors = {f"{space}.{name}": value for name, value in generator.state_dict().items()}
+        server.state[_STATE] = dict(server.state.get(_STATE, {})) | tensors
+        return GlobalPrototypes(generator().detach()[seen], seen)
 
-    def generator(self, server: Server, space: str, classes: int, dim: int) -> Generator:
+    def generator(self, server: Server, space: str, classes: int, dim: int) -> PrototypeGenerator:
         """The generator of a class space as the last round left it, or new."""
+        # drawn in every round and then overwritten: the draws depend on nothing that was kept
         with isolated(server.clock.seed, "init", f"prototypes-{space}"):
-            generator = Generator(classes, dim, self.server_width or dim).to(server.device)
+            generator = PrototypeGenerator(classes, dim, self.server_width or dim).to(server.device)
         kept = {
             name.removeprefix(f"{space}."): value
-            for name, value in server.state.get(STATE, {}).items()
+            for name, value in server.state.get(_STATE, {}).items()
             if name.startswith(f"{space}.")
         }
         if kept:
             generator.load_state_dict(kept)
         return generator
 
-    def _keep(self, server: Server, space: str, generator: Generator) -> None:
-        tensors = {f"{space}.{name}": value for name, value in generator.state_dict().items()}
-        server.state[STATE] = dict(server.state.get(STATE, {})) | tensors
 
-
-class Generator(nn.Module):
+class PrototypeGenerator(nn.Module):
     """Global prototypes [classes, d]: a trainable vector for each class through an MLP that all classes share."""
 
     def __init__(self, classes: int, dim: int, width: int) -> None:

@@ -7,14 +7,11 @@ from typing import Annotated, ClassVar
 
 from pydantic import Field
 
-from polyfed.algorithms.algorithm import Algorithm, Lifetime, Reply, client_step
+from polyfed.algorithms.algorithm import Algorithm, Client, Cohort, Lifetime, Reply, Server, client_step
 from polyfed.core.effects import Only
-from polyfed.federation.client import Client
-from polyfed.federation.cohort import Cohort
-from polyfed.federation.server import Server
 
 
-class Local(Algorithm):
+class LocalOnly(Algorithm):
     """Every client of the cohort trains on its own data only; the lower bound for what federation brings a client."""
 
     keeps: ClassVar[Mapping[str, Lifetime]] = {"model": Lifetime.RUN, "optimizer": Lifetime.RUN}

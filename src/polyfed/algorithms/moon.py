@@ -10,13 +10,12 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
-from polyfed.algorithms.algorithm import Lifetime
+from polyfed.algorithms.algorithm import Client, Lifetime
 from polyfed.algorithms.fedavg import FedAvg
 from polyfed.core.effects import Not, Only
 from polyfed.data.samples import Batch
-from polyfed.federation.client import Client
 from polyfed.federation.participant import Regulariser
-from polyfed.losses.model_contrast import model_contrast
+from polyfed.losses.contrast import model_contrast
 from polyfed.models.model import Embedder, Model
 
 
@@ -59,6 +58,7 @@ class MOON(FedAvg):
         kept = client.state.get("previous")
         if not kept:
             return None
+        # copies in evaluation mode: dropout in constants would be noise in the contrast
         live, received, previous = client.model, _frozen(client.model), _frozen(client.model)
         previous.load_state_dict(dict(kept))
 
@@ -66,7 +66,11 @@ class MOON(FedAvg):
             losses = []
             for modality, x in batch.inputs.items():
                 z = project_embedding(live, modality, model.embed(modality, x))
-                losses.append(model_contrast(z, _seen(received, modality, x), _seen(previous, modality, x), self.tau))
+                with torch.no_grad():
+                    towards, away = (
+                        project_embedding(own, modality, own.embed(modality, x)) for own in (received, previous)
+                    )
+                losses.append(model_contrast(z, towards, away, self.tau))
             return self.mu * torch.stack(losses).sum()
 
         return regularise
@@ -77,11 +81,6 @@ def project_embedding(model: Model, modality: str, embedding: Tensor) -> Tensor:
     name = _head(modality)
     projected: Tensor = model.extras[name](embedding) if name in model.extras else embedding
     return projected
-
-
-@torch.no_grad()
-def _seen(model: Model, modality: str, x: Tensor) -> Tensor:
-    return project_embedding(model, modality, model.embed(modality, x))
 
 
 def _frozen(model: Model) -> Model:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Mapping
 from typing import ClassVar, Literal
 
 import torch
@@ -10,15 +10,11 @@ from pydantic import Field
 from torch import Tensor
 
 from polyfed.aggregation.mean import WeightedMean
-from polyfed.algorithms.algorithm import Lifetime, Reply, client_step, each
+from polyfed.algorithms.algorithm import Client, ClientInfo, Cohort, Lifetime, Reply, Server, Weights, client_step, each
 from polyfed.algorithms.fedavg import FedAvg
-from polyfed.algorithms.shared.global_models import ShapeCheck
+from polyfed.algorithms.shared.global_models import ReplyCheck, noted, weights_check
 from polyfed.core.errors import PayloadError
-from polyfed.federation.client import Client, ClientInfo
-from polyfed.federation.cohort import Cohort
-from polyfed.federation.server import Server
 from polyfed.federation.types import outline_of
-from polyfed.wire.payload import Weights
 
 Tensors = Mapping[str, Tensor]
 
@@ -57,22 +53,20 @@ class Scaffold(FedAvg):
         means: dict[str, WeightedMean] = {}
         sizes: dict[str, float] = {}
 
-        def folded(replies: Iterable[Reply]) -> Iterator[Reply]:
-            for reply in replies:
-                kind, share = server.type_of(reply.sender), self.share(server, reply.sender)
-                means.setdefault(kind, WeightedMean()).add(reply.controls, share)
-                sizes[kind] = sizes.get(kind, 0.0) + share
-                yield reply
+        def fold(reply: Reply) -> None:
+            kind, share = server.type_of(reply.sender), self.share(server, reply.sender)
+            means.setdefault(kind, WeightedMean()).add(reply.controls, share)
+            sizes[kind] = sizes.get(kind, 0.0) + share
 
-        weights, controls = each(server.weights_for), each[Weights](lambda client: self.control_for(server, client))
         replies = cohort.ask(
             self.controlled_fit,
             check=self.shape_check(server),
             changes=("controls",),
-            weights=weights,
-            controls=controls,
+            weights=each(server.weights_for),
+            controls=each(lambda client: self.control_for(server, client)),
         )
-        self.aggregate(server, cohort, folded(replies))
+        self.aggregate(server, cohort, noted(replies, fold))
+        # c <- c + |S| / N mean of the changes (Algorithm 1, line 17): absent clients keep their c_k
         for kind, mean in means.items():
             part = sizes[kind] / sum(self.share(server, client) for client in server.types[kind].clients)
             server.state[_key(kind)] = _moved(server.state.get(_key(kind), {}), mean.take(), part)
@@ -85,9 +79,18 @@ class Scaffold(FedAvg):
         """The control variate of a client's type; empty while it is zero."""
         return Weights(server.state.get(_key(server.type_of(client)), {}))
 
-    def shape_check(self, server: Server) -> ShapeCheck:
+    def shape_check(self, server: Server) -> ReplyCheck:
         """The check that a reply's weights and changes are those of its sender's architecture."""
-        return _ShapeCheckBoth(server)
+        check_weights = weights_check(server)
+
+        def check(reply: Reply) -> None:
+            check_weights(reply)
+            outline = server.outline(server.type_of(reply.sender))
+            for name, change in outline_of(reply.controls).items():
+                if change != outline.get(name) or not change[1].is_floating_point:
+                    raise PayloadError(f"controls do not match the architecture, first at '{name}'")
+
+        return check
 
     # ---- client half
 
@@ -96,6 +99,7 @@ class Scaffold(FedAvg):
         """Train the received model with corrected gradients; send it, and the change of c_k."""
         client.load_weights(weights)
         own, common = _filled(client, client.state.get("control", {})), _filled(client, controls)
+        # option I needs the gradient at W, before any step
         full = self.gradient(client, weights) if self.variate == "full" else None
         path = _Path({name: common[name] - own[name] for name in own})
         steps = client.fit(client.train, epochs=self.local_epochs, steps=self.local_steps, correct=path)
@@ -133,21 +137,13 @@ class _Path:
     @torch.no_grad()
     def __call__(self, gradients: Tensors) -> None:
         values = list(gradients.values())
+        # raw gradients first: corrected in place they would cancel c - c_k from its own estimate
         torch._foreach_add_([self._sums[name] for name in gradients], values)
         torch._foreach_add_(values, [self._shift[name] for name in gradients])
 
     def mean(self, steps: int) -> dict[str, Tensor]:
         """Mean of the raw gradients of so many steps; 0 where there was none."""
         return {name: value / max(steps, 1) for name, value in self._sums.items()}
-
-
-class _ShapeCheckBoth(ShapeCheck):
-    def __call__(self, reply: Reply) -> None:
-        super().__call__(reply)
-        outline = self._server.outline(self._server.type_of(reply.sender))
-        for name, change in outline_of(reply.controls).items():
-            if change != outline.get(name) or not change[1].is_floating_point:
-                raise PayloadError(f"controls do not match the architecture, first at '{name}'")
 
 
 def _filled(client: Client, values: Tensors) -> dict[str, Tensor]:

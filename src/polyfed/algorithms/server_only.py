@@ -6,9 +6,7 @@ from typing import ClassVar
 
 from pydantic import Field
 
-from polyfed.algorithms.algorithm import Algorithm
-from polyfed.federation.cohort import Cohort
-from polyfed.federation.server import Server
+from polyfed.algorithms.algorithm import Algorithm, Cohort, Server
 
 
 class ServerOnly(Algorithm):

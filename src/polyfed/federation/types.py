@@ -13,7 +13,7 @@ from torch import Tensor
 
 from polyfed.data.source import Split
 from polyfed.federation.client import ClientInfo
-from polyfed.models.slots import Places
+from polyfed.models.slots import TensorPlaces
 from polyfed.tasks.task import Task
 
 _DIGEST = re.compile(r"(?<=\d)x[0-9a-f]{8}")  # of the names of classes, in the name of a head
@@ -31,7 +31,7 @@ class Blueprint:
     """An architecture as its clients start: initial tensors by name, and the slot of each."""
 
     tensors: Mapping[str, Tensor]
-    places: Places
+    places: TensorPlaces
 
 
 @dataclass(frozen=True)

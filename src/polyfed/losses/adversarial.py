@@ -5,10 +5,12 @@ Real are the global representations, fake the client's own. All losses take logi
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from itertools import pairwise
 from types import MappingProxyType
 from typing import Literal
 
+import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 from torch.func import functional_call
@@ -17,6 +19,32 @@ from torch.nn import functional as F
 from polyfed.losses.precision import in_full_precision
 
 EncoderForm = Literal["minimax", "non_saturating"]
+
+
+class Discriminator(nn.Module):
+    """MLP with leaky ReLUs that scores representations: high for global (real) ones, low for local (fake) ones.
+
+    Args:
+        dim: width d of the representations.
+        hidden: widths of the hidden layers (FedAFD, supplement A.2.1).
+        slope: of the leaky ReLUs below zero.
+        double_sigmoid: give probabilities, as FedAFD's released code does, although its loss takes logits. Read as
+            logits they confine the loss of a real sample to (0.313, 0.693), of a fake one to (0.693, 1.313).
+    """
+
+    def __init__(
+        self, dim: int, hidden: Sequence[int] = (128, 64), slope: float = 0.2, *, double_sigmoid: bool = False
+    ) -> None:
+        super().__init__()
+        widths = (dim, *hidden)
+        inner = [layer for pair in pairwise(widths) for layer in (nn.Linear(*pair), nn.LeakyReLU(slope))]
+        self.layers = nn.Sequential(*inner, nn.Linear(widths[-1], 1))
+        self.double_sigmoid = double_sigmoid
+
+    def forward(self, x: Float[Tensor, "b d"]) -> Float[Tensor, " b"]:
+        """Logits of being real; probabilities with ``double_sigmoid``."""
+        logits: Tensor = self.layers(x).squeeze(-1)
+        return torch.sigmoid(logits) if self.double_sigmoid else logits
 
 
 def discriminator_loss(
@@ -34,6 +62,7 @@ def discriminator_loss(
     Raises:
         ValueError: there is no real or no fake representation.
     """
+    # two passes: in one batch a discriminator with batch norms would see both kinds mixed
     return separation(discriminator(real.detach()), discriminator(fake.detach()))
 
 
@@ -60,6 +89,7 @@ def encoder_loss(
 @in_full_precision
 def separation(real: Float[Tensor, " r"], fake: Float[Tensor, " f"]) -> Float[Tensor, ""]:
     """Binary cross-entropy of the logits with label 1 for real and 0 for fake ones, each averaged, then added."""
+    # softplus, as the logarithm of a sigmoid underflows
     return F.softplus(-_some(real, "real")).mean() + F.softplus(_some(fake, "fake")).mean()
 
 
@@ -93,6 +123,7 @@ def frozen_output(module: nn.Module, x: Tensor) -> Tensor:
     ``requires_grad`` is never touched, so that nothing has to be put back after an error, and autocast keeps no
     copy of a weight that a later, unfrozen call would take.
     """
+    # of parameters alone: buffers are the module's own, and a batch norm's would move
     constants = {name: value.detach() for name, value in module.named_parameters()}
     output: Tensor = functional_call(module, constants, (x,))
     return output

@@ -47,13 +47,12 @@ class Predictor(nn.Sequential):
 class TargetNetwork(nn.ModuleDict):
     """The target network: a copy of online networks, by name, that learns nothing and follows them slowly.
 
-    Args:
-        online: networks to follow.
-        momentum: share of itself that it keeps at each step.
+    At each step it keeps the share ``momentum`` of itself.
     """
 
     def __init__(self, online: Mapping[str, nn.Module], momentum: float) -> None:
         super().__init__({name: copy.deepcopy(module) for name, module in online.items()})
+        # in training mode, with statistics of the batch, as the online network
         self.requires_grad_(False).train()
         self._pace = 1 - momentum
         self._leaders = [value for module in online.values() for value in module.parameters()]
@@ -61,5 +60,6 @@ class TargetNetwork(nn.ModuleDict):
     @torch.no_grad()
     def follow(self) -> None:
         """xi <- momentum xi + (1 - momentum) theta, for parameters; buffers are its own."""
+        # in the order of both, which a deep copy keeps
         for slow, fast in zip(self.parameters(), self._leaders, strict=True):
             slow.lerp_(fast, self._pace)

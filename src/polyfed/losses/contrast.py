@@ -1,9 +1,10 @@
-"""Local contrastive regularisation of CreamFL (Yu et al. 2023, section 3.2)."""
+"""Contrasts with others' representations: CreamFL (Yu et al. 2023), MOON (Li et al. 2021), FedMKD (NeurIPS 2024)."""
 
 from __future__ import annotations
 
 import math
 
+import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 from torch.nn import functional as F
@@ -23,7 +24,7 @@ def inter_modal(
     include_self: bool = True,
     chunk: int = 4096,
 ) -> Float[Tensor, ""]:
-    """Cross-entropy of each representation against the other modality's public set (Eq. 1), mean over b.
+    """Cross-entropy of each representation against the other modality's public set (CreamFL, Eq. 1), mean over b.
 
     -log exp(u_k . t_k / tau) / sum_j exp(u_k . t_j / tau), in memory b x ``chunk``; gradient to ``u`` only.
 
@@ -40,21 +41,18 @@ def inter_modal(
     """
     anchors = anchors.detach()
     partition = log_partition(u, anchors, positive, tau, items, include_self, chunk)
+    # the positive logit apart: a chunk that holds it is gone by now
     loss = partition - (u * anchors[positive]).sum(1) / tau
     return loss.masked_fill(partition == -math.inf, 0).mean()
 
 
 @in_full_precision
 def intra_modal(
-    u: Float[Tensor, "b d"],
-    consensus: Float[Tensor, "b d"],
-    previous: Float[Tensor, "b d"],
-    tau: float = 1.0,
+    u: Float[Tensor, "b d"], consensus: Float[Tensor, "b d"], previous: Float[Tensor, "b d"], tau: float = 1.0
 ) -> Float[Tensor, ""]:
-    """Two-way contrast towards the global, away from the previous representation (Eq. 2), mean over b.
+    """Contrast towards the global, away from the previous representation (CreamFL, Eq. 2), mean over b.
 
-    -log exp(u.g / tau) / (exp(u.g / tau) + exp(u.p / tau)) = softplus(u.(p - g) / tau); gradient to ``u``
-    only.
+    -log exp(u.g / tau) / (exp(u.g / tau) + exp(u.p / tau)) = softplus(u.(p - g) / tau); gradient to ``u`` only.
 
     Args:
         u: the client's representations of public samples.
@@ -63,3 +61,51 @@ def intra_modal(
         tau: temperature (the paper has none, the released code 0.5).
     """
     return F.softplus((u * (previous - consensus).detach()).sum(1) / tau).mean()
+
+
+@in_full_precision
+def model_contrast(
+    z: Float[Tensor, "b d"], received: Float[Tensor, "b d"], previous: Float[Tensor, "b d"], tau: float = 0.5
+) -> Float[Tensor, ""]:
+    """Contrast towards representations of the received model, away from the client's previous one's (MOON, Eq. 3).
+
+    -log exp(cos(z, z_glob) / tau) / (exp(cos(z, z_glob) / tau) + exp(cos(z, z_prev) / tau)), mean over b: CreamFL's
+    Eq. 2 on vectors of any length. Gradient to ``z`` only.
+
+    Args:
+        z: of the model in training.
+        received: z_glob, of the model that the server sent.
+        previous: z_prev, of the client's model at the end of its previous participation.
+        tau: temperature.
+    """
+    unit, towards, away = (F.normalize(values, dim=1) for values in (z, received, previous))
+    return intra_modal(unit, towards, away, tau)
+
+
+@in_full_precision
+def queue_contrast(
+    student: Float[Tensor, "b d"],
+    targets: Float[Tensor, "b d"],
+    queue: Float[Tensor, "q d"],
+    items: Int[Tensor, " b"],
+    queued: Int[Tensor, " q"],
+    tau: float = 0.1,
+) -> Float[Tensor, ""]:
+    """-log exp(s_k . t_k / tau) / sum_j exp(s_k . t_j / tau), mean over the batch (FedMKD).
+
+    j runs over the sample itself and all targets, of batch and queue, that belong to other items. In a small public
+    set the queue would otherwise hold a sample's own target of the epoch before as a negative.
+
+    Args:
+        student: outputs that learn, unit L2 norm.
+        targets: their targets, unit L2 norm; they may carry gradient.
+        queue: earlier targets, unit L2 norm; constants.
+        items: number of the item behind each sample of the batch.
+        queued: the same of the queue.
+        tau: temperature.
+    """
+    siblings = items[:, None] == torch.cat([items, queued])
+    # a sample is its own positive, not its sibling
+    siblings[:, : len(items)].fill_diagonal_(False)
+    logits = student @ torch.cat([targets, queue.to(targets)]).T / tau
+    return F.cross_entropy(logits.masked_fill(siblings, -math.inf), torch.arange(len(student), device=student.device))

@@ -1,4 +1,4 @@
-"""Distances by which a student learns representations or class scores, CreamFL's L2 norm (Eq. 7) among them."""
+"""Distances by which a student learns representations or class scores, and divergences between their softmaxes."""
 
 from __future__ import annotations
 
@@ -11,9 +11,11 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 from torch.nn import functional as F
 
+from polyfed.losses.log_partition import log_partition
 from polyfed.losses.precision import in_full_precision
 
 Distillation = Literal["l2", "mse", "l1", "cosine", "kl"]
+GuidanceReduction = Literal["sum", "mean", "element"]
 
 
 @in_full_precision
@@ -51,8 +53,7 @@ def kl(
     student: Float[Tensor, "b c"], target: Float[Tensor, "b c"], valid: Bool[Tensor, " b"] | None = None
 ) -> Float[Tensor, ""]:
     """Mean over samples of KL(softmax(target) || softmax(student)), of class scores; arguments as ``l2``."""
-    told = F.log_softmax(_constant(target, student, valid), dim=1)
-    return _mean(F.kl_div(F.log_softmax(student, dim=1), told, reduction="none", log_target=True).sum(1), valid)
+    return _mean(score_kl(student, _constant(target, student, valid)), valid)
 
 
 @in_full_precision
@@ -67,6 +68,71 @@ DISTILLATIONS: Mapping[Distillation, Callable[[Tensor, Tensor, Tensor | None], T
     {"l2": l2, "mse": mse, "l1": l1, "cosine": cosine, "kl": kl}
 )
 """The distances by name."""
+
+
+@in_full_precision
+def squared_distance(
+    z: Float[Tensor, "b d"], anchors: Float[Tensor, "b d"], reduction: GuidanceReduction = "sum"
+) -> Float[Tensor, ""]:
+    """Sum over the batch of ||z - z*||^2 (FedAID, arXiv 2404.03854, Eq. 1 and 5); gradient to both.
+
+    Args:
+        z: representations.
+        anchors: z*, in the same order.
+        reduction: ``sum`` over samples, their ``mean``, or the mean over all b x d elements (FedDRA's released code).
+    """
+    squares = (z - anchors).square()
+    if reduction == "element":
+        return squares.mean()
+    # in the order of the paper: over dimensions, then over samples
+    distances = squares.sum(1)
+    return distances.sum() if reduction == "sum" else distances.mean()
+
+
+@in_full_precision
+def score_kl(student: Float[Tensor, "b c"], teacher: Float[Tensor, "b c"], tau: float = 1.0) -> Float[Tensor, " b"]:
+    """KL(softmax(teacher / tau) || softmax(student / tau)) of each row of class scores; gradient to ``student`` only.
+
+    It is not multiplied by tau squared.
+    """
+    teacher = F.log_softmax(teacher.detach() / tau, dim=1)
+    return F.kl_div(F.log_softmax(student / tau, dim=1), teacher, reduction="none", log_target=True).sum(1)
+
+
+@in_full_precision
+def similarity_kl(
+    student: Float[Tensor, "b d"],
+    teacher: Float[Tensor, "b d"],
+    anchors: Float[Tensor, "P d"],
+    tau: float = 1.0,
+    *,
+    chunk: int = 4096,
+) -> Float[Tensor, " b"]:
+    """``score_kl`` of the similarities u G^T to the anchors G, in memory b x ``chunk``.
+
+    With A(u) = log sum_j exp(u . g_j / tau) it is A(student) - A(teacher) - A'(teacher) . (student - teacher), the
+    Bregman divergence of A, so that no row of P similarities is held.
+
+    Args:
+        student: representations that learn.
+        teacher: constants.
+        anchors: what both are compared with; constants.
+        tau: temperature.
+        chunk: anchors at a time.
+    """
+    anchors, own = anchors.detach(), torch.zeros(len(student), dtype=torch.int64, device=student.device)
+    with torch.enable_grad():  # A'(teacher) comes from autograd, even where the caller evaluates without gradients
+        teacher = teacher.detach().to(student).requires_grad_()
+        level = log_partition(teacher, anchors, own, tau, None, True, chunk)
+        (slope,) = torch.autograd.grad(level.sum(), teacher)
+    # the row's own anchor is part of both sums, so that any index does
+    ahead = log_partition(student, anchors, own, tau, None, True, chunk)
+    return ahead - level.detach() - (slope * (student - teacher.detach())).sum(1)
+
+
+def row_kl(student: Tensor, teacher: Tensor, anchors: Tensor | None, tau: float) -> Float[Tensor, " b"]:
+    """``similarity_kl`` where there are anchors, else ``score_kl``."""
+    return score_kl(student, teacher, tau) if anchors is None else similarity_kl(student, teacher, anchors, tau)
 
 
 def _constant(

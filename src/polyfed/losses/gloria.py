@@ -16,8 +16,7 @@ from polyfed.losses.precision import in_full_precision
 
 Aggregate = Literal["sum", "mean"]
 
-BLOCK_VALUES = 1 << 24
-"""Attention weights or context features that are held at a time: 64 MiB in fp32."""
+_BLOCK_VALUES = 1 << 24  # attention weights or context features held at a time: 64 MiB in fp32
 
 _HIDDEN = -1e30  # stands for minus infinity: without any valid position what follows stays finite, with gradient 0
 
@@ -65,8 +64,13 @@ def local_contrast(
         chunk=chunk,
     )
     logits = scale * scores
+    hollow = torch.zeros(len(logits), dtype=torch.bool, device=logits.device)
+    for mask in (region_mask, word_mask):
+        hollow = hollow if mask is None else hollow | ~mask.any(1)
     if region_mask is not None or word_mask is not None:
-        logits = _without_hollow(logits, ~(_any(region_mask, regions) & _any(word_mask, words)))
+        # hollow pairs see and are seen by nobody but themselves: a cross-entropy of 0, without gradient
+        logits = logits.masked_fill(hollow[:, None] | hollow, -torch.inf)
+        logits = torch.where(torch.diag(hollow), 0, logits)
     return pair_cross_entropy(logits, items, reduction=reduction)
 
 
@@ -97,23 +101,22 @@ def word_region_scores(
         word_scale: gamma_2 in the paper, temp2 in its code.
         aggregate: over words; ``mean``: log of the mean, so that long texts do not score higher.
         chunk: texts at a time; fewer need less memory, and (in training) a second pass over what was dropped. None:
-            as many as ``BLOCK_VALUES`` allow.
+            as many as ``_BLOCK_VALUES`` allow.
     """
     (b, length, dim), (texts, count, _) = regions.shape, words.shape
-    size = chunk or max(1, BLOCK_VALUES // max(1, b * count * max(length, dim)))
+    size = chunk or max(1, _BLOCK_VALUES // max(1, b * count * max(length, dim)))
     block = partial(
         _scores, regions, region_mask, attention_scale=attention_scale, word_scale=word_scale, aggregate=aggregate
     )
     if size >= texts:
         return block(words, word_mask)
     masks = (None,) * -(-texts // size) if word_mask is None else torch.split(word_mask, size)
-    parts = zip(torch.split(words, size), masks, strict=True)
-    return torch.cat([_recomputed(block, part, mask) for part, mask in parts], dim=1)
-
-
-def _recomputed(block: partial[Tensor], words: Tensor, mask: Tensor | None) -> Float[Tensor, "b c"]:
-    found: Tensor = checkpoint(block, words, mask, use_reentrant=False, preserve_rng_state=False)
-    return found
+    # recomputed in the backward pass: what a block holds in between is what does not fit
+    scores: list[Tensor] = [
+        checkpoint(block, part, mask, use_reentrant=False, preserve_rng_state=False)
+        for part, mask in zip(torch.split(words, size), masks, strict=True)
+    ]
+    return torch.cat(scores, dim=1)
 
 
 def _scores(
@@ -132,7 +135,10 @@ def _scores(
     if word_mask is not None:
         similarity = similarity.masked_fill(~word_mask, _HIDDEN)
     scores = similarity.logsumexp(-1)
-    return scores if aggregate == "sum" else scores - _lengths(words, word_mask).log()
+    if aggregate == "sum":
+        return scores
+    lengths = words.new_full((len(words),), words.shape[1]) if word_mask is None else word_mask.sum(1).clamp(min=1)
+    return scores - lengths.to(words.dtype).log()
 
 
 def _attention(
@@ -142,23 +148,8 @@ def _attention(
     similarity = torch.einsum("bld,ctd->bclt", regions, words)
     if word_mask is not None:
         similarity = similarity.masked_fill(~word_mask[:, None], _HIDDEN)
+    # over words first, over regions then, as in the released code
     shares = scale * similarity.softmax(-1)
     if region_mask is not None:
         shares = shares.masked_fill(~region_mask[:, None, :, None], _HIDDEN)
     return shares.softmax(2)
-
-
-def _lengths(words: Float[Tensor, "c t d"], mask: Bool[Tensor, "c t"] | None) -> Float[Tensor, " c"]:
-    if mask is None:
-        return words.new_full((len(words),), words.shape[1])
-    return mask.sum(1).clamp(min=1).to(words.dtype)
-
-
-def _any(mask: Tensor | None, features: Float[Tensor, "b l d"]) -> Bool[Tensor, " b"]:
-    return mask.any(1) if mask is not None else torch.ones(len(features), dtype=torch.bool, device=features.device)
-
-
-def _without_hollow(logits: Float[Tensor, "b b"], hollow: Bool[Tensor, " b"]) -> Float[Tensor, "b b"]:
-    """Logits in which hollow pairs see and are seen by nobody but themselves."""
-    logits = logits.masked_fill(hollow[:, None] | hollow, -torch.inf)
-    return torch.where(torch.diag(hollow), 0, logits)

@@ -12,8 +12,7 @@ from torch.nn import functional as F
 
 from polyfed.losses.precision import in_full_precision
 
-MAX_SCALE = 100.0
-"""Upper bound of the logit scale 1 / temperature; the lower bound is 1."""
+_MAX_SCALE = 100.0  # of 1 / temperature, as in CLIP; at least 1
 
 
 Reduction = Literal["mean", "sum"]
@@ -61,6 +60,7 @@ def pair_cross_entropy(
     """
     target = torch.arange(len(logits), device=logits.device)
     if items is not None:
+        # of one item: as negatives they would push right answers apart
         siblings = (items[:, None] == items[None, :]).fill_diagonal_(False)
         logits = logits.masked_fill(siblings, -math.inf)
     mean = weight * F.cross_entropy(logits, target) + (1 - weight) * F.cross_entropy(logits.T, target)
@@ -86,6 +86,7 @@ class InfoNCE(nn.Module):
         if learnable:
             self.log_scale = nn.Parameter(log_scale)
         else:
+            # a buffer: part of the state, sent and saved, but no parameter to train
             self.register_buffer("log_scale", log_scale)
 
     @property
@@ -96,7 +97,7 @@ class InfoNCE(nn.Module):
         because a clamp in the graph would cut the gradient that leads back.
         """
         with torch.no_grad():
-            self.log_scale.clamp_(0.0, math.log(MAX_SCALE))
+            self.log_scale.clamp_(0.0, math.log(_MAX_SCALE))
         return self.log_scale.exp()
 
     def forward(

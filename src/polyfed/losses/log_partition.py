@@ -55,6 +55,7 @@ class _LogPartition(torch.autograd.Function):
         running = RunningSoftmaxMean(u, "e") if ctx.needs_input_grad[0] else RunningLogSumExp(u.new_empty(len(u)), "e")
         for start in range(0, len(anchors), chunk):
             part = anchors[start : start + chunk]
+            # divided after the product, as in the formula: scaled rows would round differently
             logits = (u @ part.T).div_(tau)
             hidden = _hidden(positive, start, len(part), items, include_self)
             if hidden is not None:  # in place: the tile is not needed again
@@ -64,6 +65,7 @@ class _LogPartition(torch.autograd.Function):
             else:
                 running.add(logits)
         if isinstance(running, RunningSoftmaxMean):
+            # [b, d], all that the backward pass needs: it runs over no anchor again
             ctx.save_for_backward(running.mean(tau))
         return running.result()
 

@@ -8,7 +8,6 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from polyfed.losses.precision import in_full_precision
-from polyfed.losses.sinkhorn import sinkhorn
 
 _HIDDEN = -1e30  # stands for minus infinity: without any valid position what follows stays finite, with gradient 0
 
@@ -42,9 +41,10 @@ def token_alignment(
     tokens, others = F.normalize(tokens, dim=-1), F.normalize(others, dim=-1)
     attention = _masked(tokens @ others.mT / tau, other_mask).softmax(-1)
     logits = tokens @ F.normalize(attention @ others, dim=-1).mT / tau
-    found = logits.diagonal(dim1=1, dim2=2)
+    own = logits.diagonal(dim1=1, dim2=2)
+    # both directions see valid tokens only: padding is nobody's negative
     row, column = (_masked(part, mask).logsumexp(-1) for part in (logits, logits.mT))
-    losses = weights * ((row + column) / 2 - found)
+    losses = weights * ((row + column) / 2 - own)
     if mask is not None:
         losses = losses.masked_fill(~mask, 0)
     if other_mask is not None:
@@ -83,7 +83,7 @@ def prototype_alignment(
     epsilon: float = 0.05,
     iterations: int = 3,
 ) -> Float[Tensor, ""]:
-    """Swapped prediction (as SwAV): each side foretells to which prototypes the other is assigned, mean over b.
+    """Swapped prediction (as SwAV): each side predicts to which prototypes the other is assigned, mean over b.
 
     -(q_u . log softmax(v C^T / temperature) + q_v . log softmax(u C^T / temperature)) / 2, with q the balanced
     assignments of ``sinkhorn`` over the batch, which are constants.
@@ -99,8 +99,30 @@ def prototype_alignment(
     centres = F.normalize(prototypes, dim=-1)
     scores = u @ centres.T, v @ centres.T
     codes = (sinkhorn(score, epsilon, iterations) for score in scores)
+    # each side is to predict the code of the other
     swapped = zip(codes, reversed(scores), strict=True)
     return torch.stack([-(q * (score / temperature).log_softmax(1)).sum(1).mean() for q, score in swapped]).mean()
+
+
+@torch.no_grad()
+@in_full_precision
+def sinkhorn(scores: Float[Tensor, "b k"], epsilon: float = 0.05, iterations: int = 3) -> Float[Tensor, "b k"]:
+    """How much each of k prototypes stands for each of b samples, every prototype being used alike; a constant.
+
+    Sinkhorn-Knopp (Cuturi 2013), as in SwAV (Caron et al. 2020): columns, then rows of exp(scores / epsilon) are scaled
+    in turn. In the end a row adds up to 1, and with many iterations a column to b / k. Computed with logarithms, so
+    scores of any size will do.
+
+    Args:
+        scores: similarity of samples and prototypes; finite.
+        epsilon: small: hard assignments.
+        iterations: number of scalings of both; 0 leaves the softmax of each row.
+    """
+    logs = scores / epsilon
+    for _ in range(iterations):
+        # a softmax in logarithms is one scaling, and cannot overflow
+        logs = logs.log_softmax(0).log_softmax(1)
+    return logs.softmax(1)
 
 
 def _masked(scores: Float[Tensor, "b n m"], mask: Bool[Tensor, "b m"] | None) -> Float[Tensor, "b n m"]:

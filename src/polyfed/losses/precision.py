@@ -19,6 +19,7 @@ def in_full_precision(function: Callable[Parameters, Returned]) -> Callable[Para
 
     @functools.wraps(function)
     def wrapped(*args: Parameters.args, **kwargs: Parameters.kwargs) -> Returned:
+        # autocast is set by kind of device, and a loss is computed where its tensors are
         device = next(value.device.type for value in args if isinstance(value, Tensor))
         off = torch.autocast(device, enabled=False) if torch.is_autocast_enabled(device) else nullcontext()
         with off:

@@ -8,8 +8,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-VANISHING_BITS = -4096.0
-"""Logit in bits whose power of two is 0 in any type, and whose product with that 0 is a number."""
+_VANISHING_BITS = -4096.0  # its power of two is 0 in any type, and its product with that 0 is a number
 
 
 class RunningLogSumExp:
@@ -34,16 +33,15 @@ class RunningLogSumExp:
         self._log = torch.log if base == "e" else torch.log2
 
     def add(self, tile: Float[Tensor, "r n"], largest: Float[Tensor, " r"] | None = None) -> Float[Tensor, "r n"]:
-        """Add the logits of a tile and return their powers, relative to the new peak.
+        """Add the logits of a tile, which is overwritten, and return their powers, relative to the new peak.
 
-        Args:
-            tile: overwritten.
-            largest: logit of each row of the tile, where it is known already.
+        ``largest`` is the largest logit of each row, where it is known already.
         """
         peak = torch.maximum(self.peak, tile.amax(1) if largest is None else largest)
         drop = self.peak - peak
         shrink = self._rescale(drop)
         powers = self._powers(tile.sub_(peak[:, None]))
+        # older sums are relative to the old peak
         self.total.mul_(shrink).add_(powers.sum(1))
         self.peak = peak
         return powers
@@ -99,9 +97,7 @@ class RunningSoftmaxMean(RunningLogSumExp):
 class RunningEntropy(RunningLogSumExp):
     """Sums beside the powers logit x power, both relative to the peak: exact where the entropy is small.
 
-    Args:
-        like: gives shape [r], type and device of the result.
-        scratch: memory for the powers of a tile, used where it is large enough: they must not replace the logits.
+    The powers, which must not replace the logits, are written into ``scratch`` where it is large enough.
     """
 
     def __init__(self, like: Float[Tensor, " r"], scratch: Float[Tensor, " s"]) -> None:
@@ -119,7 +115,7 @@ class RunningEntropy(RunningLogSumExp):
         return shrink
 
     def _powers(self, logits: Float[Tensor, "r n"]) -> Float[Tensor, "r n"]:
-        logits.clamp_(min=VANISHING_BITS)  # -inf x 0 is NaN
+        logits.clamp_(min=_VANISHING_BITS)  # -inf x 0 is NaN
         fits = logits.numel() <= len(self._scratch)
         powers = torch.exp2(logits, out=self._scratch[: logits.numel()].view_as(logits) if fits else None)
         self._moment.add_(logits.mul_(powers).sum(1))

@@ -34,6 +34,7 @@ def soft_dice(logits: Float[Tensor, "b h w"], masks: Num[Tensor, "b h w"], smoot
         smooth: s > 0, so that a batch of empty masks has a value and a slope.
     """
     chances, truth = logits.sigmoid(), masks.to(logits.dtype)
+    # over the batch, not by picture: an empty mask would make a picture's share arbitrary
     return (2 * (chances * truth).sum() + smooth) / (chances.sum() + truth.sum() + smooth)
 
 

@@ -10,8 +10,7 @@ from torch.nn import functional as F
 from polyfed.losses.info_nce import Reduction
 from polyfed.losses.precision import in_full_precision
 
-EPSILON = 1e-6
-"""Added to squared distances, so that the root has a gradient where two representations coincide."""
+_EPSILON = 1e-6  # added to squares, so that the root has a gradient where two representations coincide
 
 
 @in_full_precision
@@ -40,11 +39,13 @@ def soft_contrastive(
         reduction: ``sum`` as in the papers (clip the gradient: it grows with b^2), or ``mean``.
     """
     norms = torch.linalg.vecdot(u, u)[:, None] + torch.linalg.vecdot(v, v)
-    distance = (torch.addmm(norms, u, v.T, alpha=-2).relu() + EPSILON).sqrt()
+    # one product instead of b x b x d differences; rounding may leave a negative square
+    distance = (torch.addmm(norms, u, v.T, alpha=-2).relu() + _EPSILON).sqrt()
     sign = torch.ones_like(distance).fill_diagonal_(-1)
     terms = F.softplus((shift - scale * distance) * (2 * sign))
     if items is not None:
         terms = terms.masked_fill((items[:, None] == items) & (sign > 0), 0)
+    # distances are symmetric: the second direction has the same value
     return 2 * terms.sum() if reduction == "sum" else terms.sum() / terms.numel()
 
 

@@ -30,7 +30,7 @@ Norm = Literal["pre", "post"]
 
 
 class Detail(NamedTuple):
-    """What an encoder says of a batch, as a whole and by position.
+    """Features of a batch by an encoder, as a whole and by position.
 
     Attributes:
         embedding: before normalisation.
@@ -65,6 +65,7 @@ class AlignerSettings(Settings):
 
     def require_modalities(self, modalities: Iterable[str]) -> None:
         """Raise ValueError if ``norm`` names a modality that there is not."""
+        # a misspelt modality would be pre-norm without a word
         unknown = sorted(set(self.norm) - set(modalities)) if isinstance(self.norm, dict) else []
         if unknown:
             raise ValueError(f"aligner.norm names '{unknown[0]}', the encoders are {', '.join(modalities)}")
@@ -80,17 +81,15 @@ class AlignerSettings(Settings):
                 f"model.aligner: the encoder of '{modality}' ({type(encoder).__name__}) has no features by position to "
                 "align; choose resnet, vit, mobilenet, blocks, bert, transformer, gru or bag"
             )
+        # uses the encoder up: its projection is gone from here on
         trunk, width = encoder.split()
-        heads = self.heads or _heads(width)
+        # one for about every 64 channels, a number that divides the width
+        fitting = (count for count in range(max(1, width // 64), 0, -1) if width % count == 0)
+        heads = self.heads or next(fitting)
         if width % heads:
             raise ConfigError(f"model.aligner.heads {heads} does not divide the width {width} of '{modality}'")
         norm = self.norm.get(modality, "pre") if isinstance(self.norm, dict) else self.norm
         return Aligned(trunk, Aligner(width, dim, heads, norm, self))
-
-
-def _heads(width: int) -> int:
-    """One head for about every 64 channels, a number that divides the width."""
-    return next(count for count in range(max(1, width // 64), 0, -1) if width % count == 0)
 
 
 class Aligner(nn.Module):
@@ -106,15 +105,19 @@ class Aligner(nn.Module):
 
     def __init__(self, width: int, dim: int, heads: int, norm: Norm, settings: AlignerSettings) -> None:
         super().__init__()
+        # image features come out of a pre-norm ViT, text features of a post-norm BERT
         kind, hidden = TransformerBlock if norm == "pre" else PostBlock, round(settings.expansion * width)
         self.width = width
         self.layers = nn.ModuleList(kind(width, heads, hidden) for _ in range(settings.layers))
         self.head = embedding_head(width, dim, settings)
         self.local = nn.Linear(width, dim) if settings.local else None
+        # layers only: heads keep torch's own start, as in the released code
         self.layers.apply(initialise)
         for module in self.modules():
+            # of every module inside: the roles of its blocks would else pass for the encoder's
             module.role = ALIGNER  # type: ignore[assignment]
         if self.local is not None:
+            # after the loop above, which has reached it too
             self.local.role = POSITIONS  # type: ignore[assignment]
 
     def forward(self, features: LocalFeatures) -> Float[Tensor, "b d"]:
@@ -153,6 +156,7 @@ class Aligner(nn.Module):
 def _shares(layer: nn.Module, tokens: Float[Tensor, "b l+1 w"], mask: Tensor | None) -> Float[Tensor, "b l"]:
     """How the summary attends to the positions alone."""
     assert isinstance(layer, TransformerBlock | PostBlock)
+    # the summary attends to itself too, which says nothing about positions
     attention = layer.leading(tokens, mask)[:, 1:]
     return attention / attention.sum(1, keepdim=True).clamp(min=torch.finfo(attention.dtype).tiny)
 

@@ -8,78 +8,63 @@ from contextlib import nullcontext
 from typing import TypeVar
 
 import torch
-from jaxtyping import Float
 from torch import Tensor, nn
 
 from polyfed.models.aligner import ALIGNER, POSITIONS, Aligner, Detail, aligned
 from polyfed.models.model import CachedEmbedder, Model
-from polyfed.models.slots import EXTRA, HEAD, Places
+from polyfed.models.slots import EXTRA, HEAD, TensorPlaces
 from polyfed.models.towers import LocalFeatures
 
 AnyModule = TypeVar("AnyModule", bound=nn.Module)
 
 
 class EncoderFeatures:
-    """What the trunks of a model give of a batch, each input encoded only once; made for the batch, then dropped.
+    """Features of a batch by a model's trunks, each input encoded only once; made for the batch, then dropped.
 
-    Args:
-        model: whose encoders have align modules.
-        frozen: without gradient.
+    ``frozen``: without gradient.
     """
 
     def __init__(self, model: Model, *, frozen: bool = False) -> None:
         self.device = model.device
         self._encoders = aligned(model.encoders)
         self._frozen = frozen
-        self._known: dict[str, tuple[Tensor, LocalFeatures]] = {}
+        self._features: dict[str, tuple[Tensor, LocalFeatures]] = {}
 
     def __call__(self, modality: str, x: Tensor) -> LocalFeatures:
         """Features of ``x``."""
-        cached = self._known.get(modality)
+        cached = self._features.get(modality)
         if cached is None or cached[0] is not x:
+            # a frozen trunk keeps no graph: half the memory of a second encoder
             with torch.no_grad() if self._frozen else nullcontext():
-                cached = self._known[modality] = (x, self._encoders[modality].trunk(x))
+                cached = self._features[modality] = (x, self._encoders[modality].trunk(x))
         return cached[1]
 
 
 class Bound(CachedEmbedder):
-    """Embeddings that given align modules make of given features; tasks take it as a model.
-
-    Args:
-        features: of the batch.
-        aligners: modality -> align module.
-    """
+    """Embeddings that given align modules make of given features; tasks take it as a model."""
 
     def __init__(self, features: EncoderFeatures, aligners: Mapping[str, Aligner]) -> None:
-        super().__init__()
-        self._features, self._aligners = features, aligners
+        def embed(modality: str, x: Tensor) -> Tensor:
+            embedding: Tensor = aligners[modality](features(modality, x))
+            return embedding
 
-    @property
-    def device(self) -> torch.device:
-        """Where the features are."""
-        return self._features.device
+        def detail(modality: str, x: Tensor) -> Detail:
+            return aligners[modality].detail(features(modality, x))
 
-    def _embed(self, modality: str, x: Tensor) -> Float[Tensor, "b d"]:
-        embedding: Tensor = self._aligners[modality](self._features(modality, x))
-        return embedding
-
-    def _detail(self, modality: str, x: Tensor) -> Detail:
-        return self._aligners[modality].detail(self._features(modality, x))
+        super().__init__(embed, detail, features.device)
 
 
 class Parts:
     """Which tensors of a model are encoders (Theta), which align modules (theta), and which the rest.
 
     The rest are what serves tasks alone: their heads, and the align modules' heads for positions.
-
-    Args:
-        places: of the tensors of the model's state dict.
     """
 
-    def __init__(self, places: Places) -> None:
+    def __init__(self, places: TensorPlaces) -> None:
         roles = {name: place.slot.role for name, place in places.items()}
         self.aligner = tuple(name for name, role in roles.items() if role == ALIGNER)
         self.rest = tuple(name for name, role in roles.items() if role in (HEAD, EXTRA, POSITIONS))
+        # what is neither: whatever an encoder calls its tensors
         own = {*self.aligner, *self.rest}
         self.encoder = tuple(name for name in roles if name not in own)
         self.without_encoder = (*self.aligner, *self.rest)
@@ -105,21 +90,20 @@ def frozen_aligners(model: Model, weights: Mapping[str, Tensor], *, training: bo
         prefix = f"encoders.{modality}.aligner."
         made[modality] = frozen_copy(aligner, training=training)
         given = {name.removeprefix(prefix): value for name, value in weights.items() if name.startswith(prefix)}
+        # no teacher is learnt for heads of positions
         own = {name: value for name, value in made[modality].state_dict().items() if name.startswith("local.")}
         made[modality].load_state_dict(own | given)
     return made
 
 
 def frozen_copy(module: AnyModule, *, training: bool = False) -> AnyModule:
-    """A copy that does not learn.
+    """A copy that does not learn, in evaluation mode.
 
-    Args:
-        module: to copy.
-        training: in training mode: batch norms go by the batch, and dropout draws; running statistics stay as they
-            are. Otherwise in evaluation mode.
+    Or in ``training`` mode: batch norms go by the batch, and dropout draws; running statistics stay as they are.
     """
     made = copy.deepcopy(module).train(training).requires_grad_(False)
     for part in made.modules():
         if isinstance(part, nn.modules.batchnorm._BatchNorm):
+            # in training mode a batch norm would move its running statistics even without gradient
             part.momentum = 0.0
     return made

@@ -48,7 +48,9 @@ class Attention(nn.Module):
     def leading(self, x: Float[Tensor, "b l w"], mask: Bool[Tensor, "b l"] | None = None) -> Float[Tensor, "b l"]:
         """How the first position attends to each, mean over the heads; rows add up to one, 0 where not valid."""
         shape = (3, self.heads, x.shape[-1] // self.heads)
+        # no fused kernel gives its weights: one row of them is computed again
         q, k, _ = self.qkv(x).unflatten(-1, shape).permute(2, 0, 3, 1, 4).unbind(0)
+        # in fp32, or 16 bits would round the softmax of long sequences
         scores = (q[:, :, :1] @ k.transpose(-1, -2)).squeeze(2).float() / shape[-1] ** 0.5
         if mask is not None:
             scores = scores.masked_fill(~mask[:, None], float("-inf"))
@@ -59,6 +61,7 @@ class Attention(nn.Module):
         """Attend to the positions where ``mask`` is true; each row needs at least one."""
         shape = (3, self.heads, x.shape[-1] // self.heads)
         q, k, v = self.qkv(x).unflatten(-1, shape).permute(2, 0, 3, 1, 4).unbind(0)
+        # [b, 1, 1, l] broadcasts over heads and queries
         attended = F.scaled_dot_product_attention(q, k, v, attn_mask=None if mask is None else mask[:, None, None])
         out: Tensor = self.proj(attended.transpose(1, 2).flatten(2))
         return out
@@ -94,12 +97,9 @@ class DropPath(nn.Module):
         """``x`` itself outside training and at rate 0; nothing is drawn then."""
         if not self.training or self.rate == 0:
             return x
+        # one draw a sample, whatever the width: a branch is dropped whole
         kept = x.new_empty(x.shape[0], *(1,) * (x.dim() - 1)).bernoulli_(1 - self.rate)
         return x * (kept / (1 - self.rate))
-
-    def extra_repr(self) -> str:
-        """The rate."""
-        return f"rate={self.rate:g}"
 
 
 class TransformerBlock(nn.Module):
@@ -149,6 +149,7 @@ def stack(
     width: int, depth: int, heads: int, expansion: float = 4, drop_path: float = 0.0, eps: float = EPS
 ) -> nn.ModuleList:
     """``depth`` blocks; stochastic depth grows linearly from 0 in the first to ``drop_path`` in the last."""
+    # first blocks matter to all later ones, so they are dropped least
     rates = [drop_path * number / max(1, depth - 1) for number in range(depth)]
     return nn.ModuleList(TransformerBlock(width, heads, round(expansion * width), rate, eps) for rate in rates)
 
@@ -159,5 +160,6 @@ def initialise(module: nn.Module) -> None:
         nn.init.normal_(module.weight, std=SPREAD)
     if isinstance(module, nn.Linear | nn.Conv2d) and module.bias is not None:
         nn.init.zeros_(module.bias)
+    # normal_ has filled the padding row as well
     if isinstance(module, nn.Embedding) and module.padding_idx is not None:
         nn.init.zeros_(module.weight[module.padding_idx])

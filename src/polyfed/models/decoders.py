@@ -45,6 +45,7 @@ class GridDecoder(nn.Module):
         """Logits of the foreground, from the coarsest of the maps."""
         x = maps[0]
         for stage in self.stages:
+            # not beyond the masks: the last stages would work on pixels that are thrown away
             x = _resized(stage(x), min(self.size, 2 * x.shape[-2]), min(self.size, 2 * x.shape[-1]))
         return _resized(self.logits(x), self.size, self.size).squeeze(1)
 
@@ -64,6 +65,7 @@ class UNetDecoder(nn.Module):
     def __init__(self, channels: Sequence[int], widths: Sequence[int], size: int) -> None:
         super().__init__()
         _require_widths(widths)
+        # as many steps as there are maps to join, whatever the backbone
         steps = [widths[min(k, len(widths) - 1)] for k in range(max(1, len(channels) - 1))]
         inputs = [a + b for a, b in zip([channels[0], *steps], channels[1:], strict=False)] or [channels[0]]
         self.size = size
@@ -73,6 +75,7 @@ class UNetDecoder(nn.Module):
     def forward(self, maps: Maps) -> Float[Tensor, "b size size"]:
         """Logits of the foreground."""
         x = maps[0]
+        # a transformer's single map has nothing to be joined with
         if len(maps) == 1:
             x = self.stages[0](x)
         for stage, skip in zip(self.stages, maps[1:], strict=False):

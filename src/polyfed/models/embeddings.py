@@ -12,18 +12,14 @@ from torch import Tensor, nn
 from polyfed.core.errors import ConfigError
 from polyfed.data.view import InputSpec
 from polyfed.models.blocks import SPREAD
+from polyfed.models.encoder import check_patches
 from polyfed.models.pooling import valid_positions
 
 Embedded = tuple[Float[Tensor, "b l w"], Bool[Tensor, "b l"] | None]
 
 
 class Embedding(nn.Module):
-    """From an input to tokens with their positions, and which of them are valid.
-
-    Attributes:
-        prefix: number of tokens before those of the input.
-        width: width w of the tokens.
-    """
+    """From an input to tokens of width w with their positions, after ``prefix`` tokens that are not the input's."""
 
     role: ClassVar[str] = "embedding"
     prefix: ClassVar[int]
@@ -48,6 +44,7 @@ class _LedEmbedding(Embedding):
         self.positions = nn.Parameter(torch.randn(1, count + 1, width) * SPREAD)
 
     def led(self, tokens: Float[Tensor, "b l w"]) -> Float[Tensor, "b l+1 w"]:
+        # positions are added to CLS as well (ViT)
         tokens = torch.cat([self.cls.expand(tokens.shape[0], -1, -1), tokens], dim=1)
         return tokens + self.positions[:, : tokens.shape[1]]
 
@@ -55,10 +52,7 @@ class _LedEmbedding(Embedding):
 class PatchEmbedding(_LedEmbedding):
     """Pictures [b, c, h, w] to CLS and one token a patch, row by row (ViT).
 
-    Attributes:
-        patch: side p of a patch in pixels.
-        grid: number of patches down and across.
-        content: number of values of a patch.
+    ``grid`` is the number of patches, of side ``patch``, down and across; ``content`` the number of values of a patch.
     """
 
     def __init__(self, shape: tuple[int, int, int], width: int, patch: int) -> None:
@@ -72,6 +66,7 @@ class PatchEmbedding(_LedEmbedding):
     def patches(self, x: Float[Tensor, "b c h w"]) -> Float[Tensor, "b n p*p*c"]:
         """The pixels of each patch, channels last, in the order of the tokens."""
         (batch, channels), (down, across), p = x.shape[:2], self.grid, self.patch
+        # channels last, as in the released code of MAE: the order of what a decoder rebuilds
         tiles = x.reshape(batch, channels, down, p, across, p).permute(0, 2, 4, 3, 5, 1)
         return tiles.reshape(batch, down * across, p * p * channels)
 
@@ -81,12 +76,7 @@ class PatchEmbedding(_LedEmbedding):
 
 
 class FeatureEmbedding(_LedEmbedding):
-    """Features by position [b, l, f] to CLS and one token a position; positions that are all zero are padding.
-
-    Attributes:
-        grid: one row of l positions.
-        content: f.
-    """
+    """Features by position [b, l, f] to CLS and one token a position; positions that are all zero are padding."""
 
     def __init__(self, shape: tuple[int, int], width: int) -> None:
         super().__init__(width, shape[0])
@@ -99,6 +89,7 @@ class FeatureEmbedding(_LedEmbedding):
 
     def forward(self, x: Float[Tensor, "b l f"]) -> Embedded:
         """CLS is always valid."""
+        # (x != 0).any: padding of cached features is written as zeros
         return self.led(self.linear(x)), _first_valid(nn.functional.pad((x != 0).any(-1), (1, 0)))
 
 
@@ -117,6 +108,7 @@ class WordEmbedding(Embedding):
 
     def forward(self, x: Int64[Tensor, "b l"]) -> Embedded:
         """The first token is always valid: a text without tokens is read as one padding token."""
+        # token type 0 everywhere: there is one text, and pretrained tables have two types
         tokens = self.words(x) + self.positions.weight[: x.shape[1]] + self.types.weight[0]
         return self.norm(tokens), _first_valid(valid_positions(x, self.pad))
 
@@ -127,10 +119,12 @@ def embedding_of(spec: InputSpec, width: int, patch: int) -> Embedding:
     Raises:
         ConfigError: it is neither pictures nor token ids nor features by position, or patches do not fit.
     """
+    # by the shape alone: no modality is known by its name
     match spec.shape, bool(spec.vocabulary):
         case (channels, height, across), False:
-            _check_patches(height, across, patch)
-            return PatchEmbedding((channels, height, across), width, patch)
+            shape = (channels, height, across)
+            check_patches(shape, patch, "blocks")
+            return PatchEmbedding(shape, width, patch)
         case (length, features), False:
             return FeatureEmbedding((length, features), width)
         case (_,), True:
@@ -141,14 +135,6 @@ def embedding_of(spec: InputSpec, width: int, patch: int) -> Embedding:
         f"by position [length, width], its view gives shape {list(spec.shape)}{words}; set its view to pixels, tokens "
         "or features with pool: tokens"
     )
-
-
-def _check_patches(height: int, across: int, patch: int) -> None:
-    if height % patch or across % patch:
-        raise ConfigError(
-            f"encoder 'blocks': patch {patch} does not divide images of {height}x{across}; change patch or the "
-            "view's size"
-        )
 
 
 def _first_valid(mask: Bool[Tensor, "b l"]) -> Bool[Tensor, "b l"]:

@@ -1,14 +1,16 @@
-"""Encoder settings: one modality's network, from its view to a d-dimensional embedding."""
+"""Encoder settings: one modality's network, from its view to an embedding, and what it may expect of that view."""
 
 from __future__ import annotations
 
 from abc import abstractmethod
-from typing import ClassVar
+from typing import Any, ClassVar
 
-from pydantic import SerializeAsAny
+from pydantic import Field, SerializeAsAny
 from torch import nn
 
+from polyfed.core.errors import ConfigError
 from polyfed.core.settings import Component
+from polyfed.data.backbones import load, locate
 from polyfed.data.view import DataContext, InputSpec, View
 
 
@@ -30,3 +32,81 @@ class Encoder(Component):
 
         Weights are drawn from torch's global generator (or loaded, where the settings say so).
         """
+
+
+class PretrainedEncoder(Encoder):
+    """Encoders that ``transformers`` builds, or loads where ``weights`` say so."""
+
+    weights: str | None = Field(default=None, description="pretrained weights: folder, or hub name owner/name")
+
+    def pretrained(self, kind: type, context: DataContext, channels: int | None = None, **options: Any) -> Any:
+        """The model of class ``kind`` with these weights.
+
+        Raises:
+            ConfigError: they cannot be had, or take another number of channels.
+        """
+        name = self.component_name()
+        folder = locate(str(self.weights), context.weights, key=f"encoder {name}, weights")
+        model: Any = load(folder, kind, **options)
+        if channels is not None:
+            check_channels(channels, int(model.config.num_channels), name, self.weights)
+        return model
+
+
+def image_shape(spec: InputSpec, encoder: str) -> tuple[int, int, int]:
+    """(channels, height, width) of an image view.
+
+    Raises:
+        ConfigError: the view gives something else.
+    """
+    if len(spec.shape) != 3:
+        raise _mismatch(encoder, "images [channels, height, width]", spec, "pixels")
+    channels, height, width = spec.shape
+    return channels, height, width
+
+
+def token_length(spec: InputSpec, encoder: str) -> int:
+    """Longest token sequence of a token view.
+
+    Raises:
+        ConfigError: the view gives something else, or tokens without a vocabulary.
+    """
+    # a shape of one number is also that of pooled features
+    if len(spec.shape) != 1 or not spec.vocabulary:
+        raise _mismatch(encoder, "token ids [length] with a vocabulary", spec, "tokens")
+    return spec.shape[0]
+
+
+def feature_shape(spec: InputSpec, encoder: str, *, positions: bool = False) -> tuple[int, ...]:
+    """(width,) or (length, width) of a feature view; with ``positions`` only the latter will do.
+
+    Raises:
+        ConfigError: the view gives something else.
+    """
+    if len(spec.shape) not in (1, 2) or spec.vocabulary:
+        raise _mismatch(encoder, "features [width] or [length, width]", spec, "features")
+    if positions and len(spec.shape) == 1:
+        raise _mismatch(encoder, "features by position [length, width] for pie", spec, "features with pool: tokens")
+    return spec.shape
+
+
+def check_channels(given: int, needed: int, encoder: str, weights: str | None) -> None:
+    """Raise ConfigError if pretrained weights take ``needed`` channels and the view gives another number."""
+    if given != needed:
+        raise ConfigError(f"encoder '{encoder}': weights '{weights}' take {needed} channels, its view gives {given}")
+
+
+def check_patches(shape: tuple[int, int, int], patch: int, encoder: str) -> None:
+    """Raise ConfigError if patches of a side do not divide images [channels, height, width]."""
+    _, height, width = shape
+    if height % patch or width % patch:
+        raise ConfigError(
+            f"encoder '{encoder}': patch {patch} does not divide images of {height}x{width}; change patch or the "
+            "view's size"
+        )
+
+
+def _mismatch(encoder: str, needs: str, spec: InputSpec, view: str) -> ConfigError:
+    words = f" and a vocabulary of {len(spec.vocabulary)}" if spec.vocabulary else ""
+    got = f"shape {list(spec.shape)}{words}"
+    return ConfigError(f"encoder '{encoder}' needs {needs}, its view gives {got}; set its view to {view}")

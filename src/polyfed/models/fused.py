@@ -1,4 +1,4 @@
-"""A model whose embeddings are fused with what other encoders see of the same samples; tasks take it as a model."""
+"""A model whose embeddings are fused with other encoders' features of the same samples; tasks take it as a model."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from polyfed.models.model import Model
 
 
 class SampleFeatures(NamedTuple):
-    """What encoders give of samples: vectors [b, d], or features by position [b, l, d] and which are valid."""
+    """Features of samples: vectors [b, d], or features by position [b, l, d] and which are valid."""
 
     values: Float[Tensor, "b *l d"]
     mask: Bool[Tensor, "b l"] | None = None
@@ -32,8 +32,8 @@ class SampleFeatures(NamedTuple):
         return self._replace(values=F.normalize(self.values.float(), dim=-1))
 
 
-def seen(model: Model, modality: str, x: Tensor, *, maps: bool) -> SampleFeatures:
-    """What a model's encoder gives of a batch, before normalisation.
+def features_of(model: Model, modality: str, x: Tensor, *, maps: bool) -> SampleFeatures:
+    """Features of a batch by a model's encoder, before normalisation.
 
     Raises:
         ConfigError: features by position are wanted of an encoder that has none.
@@ -46,20 +46,21 @@ def seen(model: Model, modality: str, x: Tensor, *, maps: bool) -> SampleFeature
             f"algorithm.fusion is maps, but the encoder of '{modality}' ({type(encoder).__name__}) gives no features "
             "by position; choose another encoder, or fusion: vectors"
         )
+    # not through embed: its mean over positions comes after the fusion
     values, mask = encoder.positions(x)
     return SampleFeatures(values if model.final_norm is None else model.final_norm(values), mask)
 
 
 @dataclass
 class Guidance:
-    """What the server's frozen encoders see in a client's samples, in the evaluation view, row by row of a modality.
+    """Features of a client's samples by the server's frozen encoders, in the evaluation view, row by row of a modality.
 
     Attributes:
         model: the encoders, frozen.
         samples: the client's samples in their views.
         maps: features by position instead of vectors.
         batch: rows at a time.
-        tables: modality -> what is seen of its distinct rows, ascending, once it is known.
+        tables: modality -> features of its distinct rows, ascending, once they are known.
     """
 
     model: Model
@@ -80,7 +81,7 @@ class Guidance:
             self.tables[modality] = SampleFeatures(values, torch.cat(masks) if masks else None)
 
     def of_samples(self, modality: str, index: Int64[Tensor, " b"]) -> SampleFeatures:
-        """What is seen of the samples at ``index``; encoded now if it is not known."""
+        """Features of the samples at ``index``; encoded now if they are not known."""
         table = self.tables.get(modality)
         if table is None:
             return self._encode(modality, self.samples.rows[modality][index.cpu()])
@@ -90,7 +91,7 @@ class Guidance:
         return table.at(self._places[modality][index.to(table.values.device)])
 
     def of_rows(self, modality: str, rows: Int64[Tensor, " b"]) -> SampleFeatures:
-        """What is seen of rows of a modality."""
+        """Features of rows of a modality."""
         table = self.tables.get(modality)
         if table is None:
             return self._encode(modality, rows)
@@ -99,8 +100,9 @@ class Guidance:
 
     @torch.no_grad()
     def _encode(self, modality: str, rows: Int64[Tensor, " b"]) -> SampleFeatures:
+        # without a generator: the evaluation view
         x = self.samples.inputs[modality](rows).to(self.model.device, non_blocking=True)
-        return seen(self.model, modality, x, maps=self.maps)
+        return features_of(self.model, modality, x, maps=self.maps)
 
     def _distinct(self, modality: str) -> Int64[Tensor, " r"]:
         if modality not in self._rows:  # sorting all rows at every step would cost more than the look-up
@@ -109,7 +111,8 @@ class Guidance:
 
 
 Partner = Callable[[str, Tensor], tuple[Tensor, SampleFeatures | None]]
-"""(modality, what a task hands over) -> input of the model, and what the other encoders see of it, if they do."""
+"""(modality, what a task hands over) -> input of the model, and the other encoders' features of it, if they have the
+modality."""
 
 
 class Fused(nn.Module):
@@ -148,12 +151,14 @@ class Fused(nn.Module):
         x, other = self._partner(modality, x)
         if other is None:
             return self.model.embed(modality, x)
-        own = seen(self.model, modality, x, maps=self._maps)
+        own = features_of(self.model, modality, x, maps=self._maps)
         if self._unit:
+            # both, or the longer one would decide
             own, other = own.unit(), other.unit()
         if not self._maps:
             vector: Tensor = self.fusion(own.values, other.values)
             return vector
+        # two encoders see pictures in grids of their own
         matched = match_positions(other.values, other.mask, own.values.shape[1], own.mask)
         return self.fusion.embedding(own.values, matched, own.mask)
 

@@ -45,16 +45,12 @@ class GranularityFusion(nn.Module):
         dim: width d of the features.
         squeeze: d over the width of the bottleneck.
         shared_global_branch: M' takes T1 of M, a slip of the released code, rather than one of its own.
-        renormalise: bring the result to unit L2 norm; off in the paper.
     """
 
-    def __init__(
-        self, dim: int, squeeze: int = 4, *, shared_global_branch: bool = False, renormalise: bool = False
-    ) -> None:
+    def __init__(self, dim: int, squeeze: int = 4, *, shared_global_branch: bool = False) -> None:
         super().__init__()
         self.pooled = nn.ModuleList(_Branch(dim, squeeze) for _ in range(1 if shared_global_branch else 2))
         self.pointwise = nn.ModuleList(_Branch(dim, squeeze) for _ in range(2))
-        self.renormalise = renormalise
 
     def forward(
         self,
@@ -64,13 +60,24 @@ class GranularityFusion(nn.Module):
     ) -> Float[Tensor, "b *l d"]:
         """Fused vectors, or maps with the positions of the given ones.
 
-        With ``renormalise`` the vector of each position has unit norm. ``mask`` is true at valid positions; what
-        the result has elsewhere means nothing.
+        ``mask`` is true at valid positions; what the result has elsewhere means nothing.
 
         Raises:
             ValueError: shapes differ, or there is a mask for vectors.
         """
-        return self._finished(self._fused(local, received, mask))
+        if local.shape != received.shape:
+            raise ValueError(
+                f"local features {list(local.shape)} and received ones {list(received.shape)} differ in shape; "
+                "bring maps to the same positions with match_positions"
+            )
+        if mask is not None and mask.shape != local.shape[:-1]:
+            raise ValueError(
+                f"mask {list(mask.shape)} for features {list(local.shape)}; one value a position, maps only"
+            )
+        if local.dim() == 2:
+            return self.forward(local.unsqueeze(1), received.unsqueeze(1)).squeeze(1)
+        first = _mixed(self.attention(local + received, 0, mask), local, received)
+        return _mixed(self.attention(first, 1, mask), local, received)
 
     def embedding(
         self,
@@ -78,33 +85,19 @@ class GranularityFusion(nn.Module):
         received: Float[Tensor, "b *l d"],
         mask: Bool[Tensor, "b l"] | None = None,
     ) -> Float[Tensor, "b d"]:
-        """Mean of the fused map over its valid positions, only then brought to unit norm if wanted.
-
-        It is zero in a row without any. Of vectors the result is that of ``forward``.
-
-        Raises:
-            ValueError: as ``forward``.
-        """
-        fused = self._fused(local, received, mask)
-        return self._finished(fused if fused.dim() == 2 else _mean(fused, mask))
+        """Mean of the fused map over its valid positions, zero in a row without any; of vectors that of ``forward``."""
+        fused: Tensor = self(local, received, mask)
+        return fused if fused.dim() == 2 else _mean(fused, mask)
 
     def attention(
         self, x: Float[Tensor, "b l d"], stage: int, mask: Bool[Tensor, "b l"] | None = None
     ) -> Float[Tensor, "b l d"]:
         """Share of the local features, in (0, 1): M(x) at stage 0, M'(x) at stage 1."""
+        # with a shared branch both stages have the one
         overall = self.pooled[stage % len(self.pooled)]
+        # a sample without positions has no mean that could count in a batch norm
         some = None if mask is None else mask.any(1)
         return _share(overall(_mean(x, mask), some).unsqueeze(1), self.pointwise[stage](x, mask))
-
-    def _fused(self, local: Tensor, received: Tensor, mask: Tensor | None) -> Tensor:
-        _check(local, received, mask)
-        if local.dim() == 2:
-            return self._fused(local.unsqueeze(1), received.unsqueeze(1), None).squeeze(1)
-        first = _mixed(self.attention(local + received, 0, mask), local, received)
-        return _mixed(self.attention(first, 1, mask), local, received)
-
-    def _finished(self, fused: Tensor) -> Tensor:
-        return F.normalize(fused, dim=-1) if self.renormalise else fused
 
 
 class _Branch(nn.Module):
@@ -149,23 +142,22 @@ class PositionNorm(nn.BatchNorm1d):
         flat = input.flatten(0, -2)
         if self.training and len(flat) > 1:
             return super().forward(flat).view_as(input)
-        known = F.batch_norm(flat, self.running_mean, self.running_var, self.weight, self.bias, eps=self.eps)
-        return known.view_as(input)
+        normed = F.batch_norm(flat, self.running_mean, self.running_var, self.weight, self.bias, eps=self.eps)
+        return normed.view_as(input)
 
     def _over_valid(self, x: Tensor, mask: Tensor) -> Tensor:
         mean, variance, count = _moments(x, mask)
+        # on the device: to ask for it would make every step wait
         several = count > 1
         shift = torch.where(several, mean, self.running_mean)
         scale = torch.rsqrt(torch.where(several, variance, self.running_var) + self.eps) * self.weight
-        self._remember(mean.detach(), variance.detach() * count / (count - 1).clamp(min=1), several)
+        unbiased = variance.detach() * count / (count - 1).clamp(min=1)
+        with torch.no_grad():
+            for running, value in ((self.running_mean, mean.detach()), (self.running_var, unbiased)):
+                # through .data: torch's batch norm of an earlier call in this step has saved these tensors, unneeded
+                running.data.lerp_(torch.where(several, value, running).to(running.dtype), self.momentum)
+            self.num_batches_tracked += several
         return ((x - shift) * scale + self.bias).to(x.dtype)
-
-    @torch.no_grad()
-    def _remember(self, mean: Tensor, variance: Tensor, several: Tensor) -> None:
-        for running, value in ((self.running_mean, mean), (self.running_var, variance)):
-            # through .data: torch's batch norm of an earlier call in this step has saved these tensors, unneeded
-            running.data.lerp_(torch.where(several, value, running).to(running.dtype), self.momentum)
-        self.num_batches_tracked += several
 
 
 def match_positions(
@@ -191,17 +183,14 @@ def match_positions(
     """
     if mask is not None and mask.shape[1] != length:
         raise ValueError(f"mask of {mask.shape[1]} positions for a map of {length}; pass the mask of that map")
-    if g_mask is None and mask is None:
-        return _matched_whole(g, length)
-    inputs = torch.ones_like(g[..., 0], dtype=torch.bool) if g_mask is None else g_mask
-    outputs = inputs.new_ones(len(g), length) if mask is None else mask
-    return _windows(inputs, outputs).to(g.dtype) @ g
-
-
-def _matched_whole(g: Float[Tensor, "b n d"], length: int) -> Float[Tensor, "b m d"]:
+    if g_mask is not None or mask is not None:
+        inputs = torch.ones_like(g[..., 0], dtype=torch.bool) if g_mask is None else g_mask
+        outputs = inputs.new_ones(len(g), length) if mask is None else mask
+        return _windows(inputs, outputs).to(g.dtype) @ g
     if g.shape[1] == length:
         return g
     side, wanted = math.isqrt(g.shape[1]), math.isqrt(length)
+    # a sequence: one axis
     if side**2 != g.shape[1] or wanted**2 != length:
         return _axis(g, g.shape[1], length) @ g
     windows = _axis(g, side, wanted)
@@ -247,13 +236,3 @@ def _mixed(share: Tensor, local: Tensor, received: Tensor) -> Tensor:
 
 def _mean(x: Float[Tensor, "b l d"], mask: Bool[Tensor, "b l"] | None) -> Float[Tensor, "b d"]:
     return x.mean(1) if mask is None else masked_mean(x, mask)
-
-
-def _check(local: Tensor, received: Tensor, mask: Tensor | None) -> None:
-    if local.shape != received.shape:
-        raise ValueError(
-            f"local features {list(local.shape)} and received ones {list(received.shape)} differ in shape; "
-            "bring maps to the same positions with match_positions"
-        )
-    if mask is not None and mask.shape != local.shape[:-1]:
-        raise ValueError(f"mask {list(mask.shape)} for features {list(local.shape)}; one value a position, maps only")

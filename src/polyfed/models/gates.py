@@ -26,6 +26,7 @@ class GatedWeight(nn.Module):
     def __init__(self, out: Float[Tensor, "o i"], *, trainable: bool = True) -> None:
         super().__init__()
         self.out = nn.Parameter(out.clone(), requires_grad=trainable)
+        # at zero, training starts from the model that was sent
         self.gate = nn.Parameter(torch.zeros(1, device=out.device, dtype=out.dtype))
 
     def forward(self, weight: Float[Tensor, "o i"]) -> Float[Tensor, "o i"]:
@@ -71,6 +72,7 @@ def gated(module: nn.Module, outs: Mapping[str, Tensor], *, trainable: bool = Tr
         for name in gates:
             layer = module.get_submodule(name)
             if parametrize.is_parametrized(layer):
+                # leaves W + g W_out as the plain weight: the compression trick of section 4.2
                 parametrize.remove_parametrizations(layer, "weight", leave_parametrized=True)
                 # in the former order, on which sums over all parameters depend in their last bits
                 layer._parameters = {key: layer._parameters[key] for key in orders[name]}

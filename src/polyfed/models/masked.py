@@ -40,6 +40,7 @@ def hidden_count(patches: int, ratio: float) -> int:
 
 def random_masking(batch: int, patches: int, ratio: float, generator: torch.Generator) -> Masking:
     """Masks of ``batch`` pictures, each drawn on its own, uniformly among those that hide as many patches."""
+    # a sort of uniform numbers is a uniform permutation, row by row
     order = torch.rand(batch, patches, generator=generator).argsort(1)
     restore = order.argsort(1)
     seen = patches - hidden_count(patches, ratio)
@@ -64,6 +65,7 @@ def patches_of(encoder: BlocksModule, x: Float[Tensor, "b c h w"]) -> Float[Tens
 def encode_visible(encoder: BlocksModule, x: Float[Tensor, "b c h w"], masking: Masking) -> Float[Tensor, "b k+1 w"]:
     """CLS and the visible patches after the blocks, which see nothing else."""
     tokens, _ = encoder.tokens(x)
+    # positions are added before patches are left out, or they would be lost
     lead, patches = tokens[:, : encoder.embedding.prefix], tokens[:, encoder.embedding.prefix :]
     seen = patches.gather(1, masking.visible[..., None].expand(-1, -1, patches.shape[-1]))
     return encoder.encode(torch.cat([lead, seen], dim=1))
@@ -94,13 +96,16 @@ class PatchDecoder(nn.Module):
         self.norm = FinalNorm(width, eps=EPS)
         self.pixels = nn.Linear(width, embedding.content)
         self.apply(initialise)
+        # drawn after the layers: the order of draws is part of what a seed means
         self.mask = nn.Parameter(torch.randn(1, 1, width) * SPREAD)
+        # not persistent: it follows from the settings, and need not cross
         self.register_buffer("positions", sine_cosine(embedding.grid, width), persistent=False)
 
     def forward(self, encoded: Float[Tensor, "b k+1 w"], restore: Int64[Tensor, "b n"]) -> Float[Tensor, "b n p*p*c"]:
         """Pixels of each patch, channels last, in the order of the picture."""
         tokens = self.embed(encoded)
         lead, seen = tokens[:, :1], tokens[:, 1:]
+        # the same token for every hidden patch: its position alone tells them apart
         blank = self.mask.expand(len(seen), restore.shape[1] - seen.shape[1], -1).to(seen.dtype)
         mixed = torch.cat([seen, blank], dim=1)
         restored = mixed.gather(1, restore[..., None].expand(-1, -1, mixed.shape[-1])) + self.positions
@@ -131,13 +136,9 @@ def sine_cosine(grid: tuple[int, int], width: int) -> Float[Tensor, "n w"]:
 def reconstruction_loss(
     predicted: Float[Tensor, "b n q"], patches: Float[Tensor, "b n q"], hidden: Bool[Tensor, "b n"], *, normalise: bool
 ) -> Float[Tensor, ""]:
-    """Squared error, mean over the pixels of hidden patches; the visible ones do not count.
+    """Squared error, mean over the pixels of ``hidden`` patches, of which there is one at least; others do not count.
 
-    Args:
-        predicted: pixels by patch.
-        patches: true pixels.
-        hidden: true where a patch counts; at least one.
-        normalise: compare with (pixel - mean) / std of each patch, which the paper found to learn better.
+    ``normalise``: compare with (pixel - mean) / std of each patch, which the paper found to learn better.
     """
     if normalise:
         variance, mean = torch.var_mean(patches, dim=-1, keepdim=True)

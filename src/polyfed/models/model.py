@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Protocol, Self, cast, runtime_checkable
 
 import torch
@@ -51,8 +50,10 @@ class ModelSettings(Settings):
     @property
     def architecture(self) -> str:
         """A name for this architecture: equal for equal settings, readable, and safe to show to the server."""
-        told = self.model_dump(mode="json", exclude={"aligner"} if self.aligner is None else None)
-        digest = hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()[:8]
+        # without the aligner where there is none: names of architectures are older than aligners
+        settings = self.model_dump(mode="json", exclude={"aligner"} if self.aligner is None else None)
+        # short, but two settings of one federation will hardly collide in 32 bits
+        digest = hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:8]
         parts = "+".join(f"{modality}-{encoder.component_name()}" for modality, encoder in self.encoders.items())
         return f"{parts}-d{self.dim}-{digest}"
 
@@ -118,6 +119,7 @@ class Model(nn.Module):
         self.encoders = nn.ModuleDict(encoders)
         self.final_norm = final_norm
         self.heads = nn.ModuleDict(heads)
+        # filled by the method once the model is built, see Algorithm.add_modules
         self.extras = nn.ModuleDict()
         self.dim = dim
 
@@ -151,6 +153,7 @@ class Model(nn.Module):
         Raises:
             ConfigError: the encoder gives no features by position.
         """
+        # says what to change, where the encoder itself would fail deep inside
         self.require_detail(modality)
         encoder = self.encoders[modality]
         if isinstance(encoder, Aligned):
@@ -169,31 +172,26 @@ class Model(nn.Module):
             )
 
 
-class CachedEmbedder(ABC):
-    """A model for the losses of one batch, which embeds each input only once; made for the batch, then dropped."""
+class CachedEmbedder:
+    """A model for the losses of one batch, which embeds each input only once; made for the batch, then dropped.
 
-    def __init__(self) -> None:
-        self._known: dict[str, tuple[Tensor, Tensor]] = {}
+    ``embed`` and ``detail`` give the embedding, and this with features by position, of a modality's input.
+    """
+
+    def __init__(
+        self, embed: Callable[[str, Tensor], Tensor], detail: Callable[[str, Tensor], Detail], device: torch.device
+    ) -> None:
+        self.device = device
+        self._embed, self._detail = embed, detail
+        # of the last input of each modality, told apart by identity: two losses of a batch share the tensor
+        self._embeddings: dict[str, tuple[Tensor, Tensor]] = {}
         self._details: dict[str, tuple[Tensor, Detail]] = {}
-
-    @property
-    @abstractmethod
-    def device(self) -> torch.device:
-        """Where inputs go."""
-
-    @abstractmethod
-    def _embed(self, modality: str, x: Tensor) -> Float[Tensor, "b d"]:
-        """Embedding before normalisation."""
-
-    @abstractmethod
-    def _detail(self, modality: str, x: Tensor) -> Detail:
-        """Embedding and features by position."""
 
     def embed(self, modality: str, x: Tensor) -> Float[Tensor, "b d"]:
         """Embedding before normalisation, remembered for the last ``x`` of each modality."""
-        cached = self._known.get(modality)
+        cached = self._embeddings.get(modality)
         if cached is None or cached[0] is not x:
-            cached = self._known[modality] = (x, self._embed(modality, x))
+            cached = self._embeddings[modality] = (x, self._embed(modality, x))
         return cached[1]
 
     def represent(self, modality: str, x: Tensor) -> Float[Tensor, "b d"]:
@@ -205,7 +203,7 @@ class CachedEmbedder(ABC):
         cached = self._details.get(modality)
         if cached is None or cached[0] is not x:
             cached = self._details[modality] = (x, self._detail(modality, x))
-            self._known[modality] = (x, cached[1].embedding)
+            self._embeddings[modality] = (x, cached[1].embedding)
         return cached[1]
 
 
@@ -213,16 +211,5 @@ class CachedModel(CachedEmbedder):
     """A whole model that embeds each input only once."""
 
     def __init__(self, model: Model) -> None:
-        super().__init__()
+        super().__init__(model.embed, model.detail, model.device)
         self.model = model
-
-    @property
-    def device(self) -> torch.device:
-        """Device of the parameters."""
-        return self.model.device
-
-    def _embed(self, modality: str, x: Tensor) -> Float[Tensor, "b d"]:
-        return self.model.embed(modality, x)
-
-    def _detail(self, modality: str, x: Tensor) -> Detail:
-        return self.model.detail(modality, x)

@@ -1,4 +1,4 @@
-"""Named parameter slots: what each tensor of a model is, told by the model's structure and never by its name.
+"""Named parameter slots: what each tensor of a model is, known from the model's structure and never from its name.
 
 A slot is (modality, role). Modules say their role themselves, in an attribute ``role``; a tensor has that of the
 nearest module around it that has one. So an aggregation rule can speak of the attention of the text encoder, whatever
@@ -50,7 +50,7 @@ class TensorPlace:
     key: str
 
 
-Places = Mapping[str, TensorPlace]
+TensorPlaces = Mapping[str, TensorPlace]
 """Name of a tensor in the state dict -> its place."""
 
 
@@ -58,21 +58,18 @@ def places(model: Model) -> dict[str, TensorPlace]:
     """The place of every tensor of a model's state dict."""
     tensor_places: dict[str, TensorPlace] = {}
     for modality, encoder in model.encoders.items():
-        prefix = f"encoders.{modality}."
-        roles = _roles(encoder)
-        tensor_places |= {f"{prefix}{key}": TensorPlace(Slot(modality, role), key) for key, role in roles.items()}
-    for name, module in model.heads.items():
-        tensor_places |= {f"heads.{name}.{key}": TensorPlace(Slot(name, HEAD), key) for key in module.state_dict()}
-    for name, module in model.extras.items():
-        tensor_places |= {f"extras.{name}.{key}": TensorPlace(Slot(name, EXTRA), key) for key in module.state_dict()}
+        for key in encoder.state_dict():
+            tensor_places[f"encoders.{modality}.{key}"] = TensorPlace(Slot(modality, _role(encoder, key)), key)
+    for part, role, modules in (("heads", HEAD, model.heads), ("extras", EXTRA, model.extras)):
+        for name, module in modules.items():
+            for key in module.state_dict():
+                tensor_places[f"{part}.{name}.{key}"] = TensorPlace(Slot(name, role), key)
     if model.final_norm is not None:
+        # shared by modalities, so it is exchangeable only among clients that have the same ones
         slot = Slot("+".join(model.modalities), SHARED)
         tensor_places |= {f"final_norm.{key}": TensorPlace(slot, key) for key in model.final_norm.state_dict()}
+    # in the order of the state dict, in which tensors are sent and averaged
     return {name: tensor_places[name] for name in model.state_dict()}
-
-
-def _roles(encoder: nn.Module) -> dict[str, str]:
-    return {key: _role(encoder, key) for key in encoder.state_dict()}
 
 
 def _role(module: nn.Module, key: str) -> str:
@@ -83,21 +80,21 @@ def _role(module: nn.Module, key: str) -> str:
     return str(role)
 
 
-def describe(tensor_places: Places) -> str:
+def encode_places(tensor_places: TensorPlaces) -> str:
     """Places as JSON, for a message: every slot with its names and keys."""
     return json.dumps([[name, *place.slot, place.key] for name, place in tensor_places.items()])
 
 
-def require_described(text: str) -> None:
-    """Raise PayloadError unless the text is a description that ``described`` reads."""
-    described(text)
+def require_places(text: str) -> None:
+    """Raise PayloadError unless ``decode_places`` reads the text."""
+    decode_places(text)
 
 
-def described(text: str) -> dict[str, TensorPlace]:
-    """The inverse of ``describe``.
+def decode_places(text: str) -> dict[str, TensorPlace]:
+    """The inverse of ``encode_places``.
 
     Raises:
-        PayloadError: the text is not such a description.
+        PayloadError: the text does not describe a model's parameters.
     """
     try:
         rows = read_json(text)

@@ -1,17 +1,19 @@
-"""Towers: a trunk that gives a pooled vector and local features, and what turns them into an embedding."""
+"""Towers: a trunk that gives a pooled vector and local features, and what turns them into an embedding.
+
+PIE is from PVSE (Song and Soleymani, CVPR 2019).
+"""
 
 from __future__ import annotations
 
 from typing import NamedTuple, Protocol, runtime_checkable
 
+import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
-from polyfed.models.pie import PIE
-
 
 class LocalFeatures(NamedTuple):
-    """What a trunk says of a batch.
+    """Features of a batch by a trunk.
 
     Attributes:
         pooled: one vector a sample [b, c].
@@ -44,6 +46,54 @@ def from_map(features: Float[Tensor, "b c h w"]) -> LocalFeatures:
     return LocalFeatures(features.mean((2, 3)), features.flatten(2).transpose(1, 2))
 
 
+class PIE(nn.Module):
+    """One-head attention over local features, added to a pooled embedding, as in CreamFL and FedAFD.
+
+    ``LayerNorm(out + sigmoid(fc(sum_l a_l x_l)))`` with ``a = softmax_l(w2 tanh(w1 x))``; not L2-normalised,
+    which ``Model.represent`` does.
+
+    Args:
+        in_dim: width of the local features.
+        dim: width d of the embedding.
+        hidden: width of the attention; half of ``in_dim`` by default.
+    """
+
+    def __init__(self, in_dim: int, dim: int, hidden: int | None = None) -> None:
+        super().__init__()
+        hidden = hidden or max(1, in_dim // 2)
+        self.w1 = nn.Linear(in_dim, hidden, bias=False)
+        self.w2 = nn.Linear(hidden, 1, bias=False)
+        self.fc = nn.Linear(in_dim, dim)
+        self.norm = nn.LayerNorm(dim)
+        for layer in (self.w1, self.w2, self.fc):
+            # as the code of PVSE, which CreamFL and FedAFD take over
+            nn.init.xavier_uniform_(layer.weight)
+        nn.init.zeros_(self.fc.bias)
+
+    def forward(
+        self,
+        out: Float[Tensor, "b d"],
+        local: Float[Tensor, "b l c"],
+        mask: Bool[Tensor, "b l"] | None = None,
+    ) -> Float[Tensor, "b d"]:
+        """Embedding from the pooled, projected ``out`` and the local features; ``mask`` is true where valid.
+
+        A row without a valid position attends evenly, so it stays finite.
+        """
+        attention = self.attention(local, mask)
+        attended = (attention.unsqueeze(1) @ local).squeeze(1)
+        embedding: Tensor = self.norm(out + torch.sigmoid(self.fc(attended)))
+        return embedding
+
+    def attention(self, local: Float[Tensor, "b l c"], mask: Bool[Tensor, "b l"] | None = None) -> Float[Tensor, "b l"]:
+        """Attention weights; each row sums to one over its valid positions."""
+        scores: Tensor = self.w2(torch.tanh(self.w1(local))).squeeze(-1).float()
+        if mask is not None:
+            # not -inf: a row without valid positions would be NaN
+            scores = scores.masked_fill(~mask, torch.finfo(scores.dtype).min)
+        return scores.softmax(-1).to(local.dtype)
+
+
 class EncoderTower(nn.Module):
     """Trunk, then a linear layer on the pooled vector, then (with ``pie``) attention over the local features.
 
@@ -69,6 +119,7 @@ class EncoderTower(nn.Module):
     def forward(self, x: Tensor) -> Float[Tensor, "b d"]:
         """Embedding, not normalised."""
         pooled, local, mask, _ = self.trunk(x)
+        # PIE adds to the projection, and so comes after it
         out: Tensor = self.project(self.dropout(pooled))
         return out if self.pie is None else self.pie(out, local, mask)
 

@@ -1,4 +1,4 @@
-"""Word embeddings, random or from files of word vectors (GloVe)."""
+"""Word embeddings, random or from files of word vectors (GloVe), and encoders that start with them."""
 
 from __future__ import annotations
 
@@ -7,17 +7,40 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import torch
+from pydantic import Field, SerializeAsAny
 from torch import Tensor, nn
 
 from polyfed.core.errors import ConfigError
 from polyfed.data.backbones import local_folder, missing_folder
-from polyfed.data.view import DataContext, InputSpec
+from polyfed.data.view import DataContext, InputSpec, View
+from polyfed.data.views.tokens import Tokens
+from polyfed.models.encoder import Encoder, token_length
 
 _logger = logging.getLogger(__name__)
 
-RANDOM_RANGE = 0.1
+_RANDOM_RANGE = 0.1
 # spread of a word without a vector over that of the vectors; 1 costs about a point of recall on Flickr8k
-UNSEEN_SPREAD = 0.1
+_UNSEEN_SPREAD = 0.1
+
+
+class WordEncoder(Encoder):
+    """Encoders over a table of word embeddings."""
+
+    view: SerializeAsAny[View] = Tokens()
+    width: int = Field(default=300, ge=1, description="width of the word embeddings, unless `vectors` bring theirs")
+    vectors: tuple[str, ...] = Field(
+        default=(), description="folders of word vectors (words.txt, vectors.safetensors), put side by side"
+    )
+    freeze_embedding: bool = Field(default=False, description="keep the word embeddings as they start")
+
+    def table(self, spec: InputSpec, context: DataContext) -> nn.Embedding:
+        """The embeddings as set.
+
+        Raises:
+            ConfigError: the view gives no tokens, or word vectors cannot be had.
+        """
+        token_length(spec, self.component_name())
+        return embedding_table(spec, context, width=self.width, vectors=self.vectors, freeze=self.freeze_embedding)
 
 
 def embedding_table(
@@ -36,38 +59,30 @@ def embedding_table(
     if vectors:
         table = torch.cat([_columns(folder, spec.vocabulary, context) for folder in vectors], dim=1)
     else:
-        table = torch.empty(rows, width).uniform_(-RANDOM_RANGE, RANDOM_RANGE)
+        table = torch.empty(rows, width).uniform_(-_RANDOM_RANGE, _RANDOM_RANGE)
+    # after the draw: the other rows do not depend on where padding stands
     if 0 <= spec.pad < rows:
         table[spec.pad] = 0
     return nn.Embedding(rows, table.shape[1], padding_idx=spec.pad, _weight=table, _freeze=freeze)
 
 
 def _columns(name: str, vocabulary: Sequence[str], context: DataContext) -> Tensor:
-    row_of, vectors = _word_vectors(name, context)
-    rows = [row_of.get(word.lower(), -1) for word in vocabulary]
-    indices = torch.tensor(rows)
-    hit = indices >= 0
-    if not hit.any():
-        raise ConfigError(f"vectors '{name}' has none of the {len(rows)} words of the vocabulary; check the tokenizer")
-    _logger.debug("vectors %s cover %d of %d words", name, int(hit.sum()), len(rows))
-    table = torch.randn(len(rows), vectors.shape[1]) * (UNSEEN_SPREAD * vectors.std())
-    table[hit] = vectors[indices[hit]]
-    return table
-
-
-def _word_vectors(name: str, context: DataContext) -> tuple[dict[str, int], Tensor]:
     key = f"word vectors {name}"
-    if key not in context.fitted:
-        context.fitted[key] = _read(_folder(name, context))
+    if key not in context.fitted:  # read once for all clients
+        folder = local_folder(name, context.weights)
+        if folder is None:
+            raise missing_folder(name, context.weights, "vectors")
+        context.fitted[key] = _read(folder)
     fitted: tuple[dict[str, int], Tensor] = context.fitted[key]  # type: ignore[assignment]
-    return fitted
-
-
-def _folder(name: str, context: DataContext) -> Path:
-    folder = local_folder(name, context.weights)
-    if folder is None:
-        raise missing_folder(name, context.weights, "vectors")
-    return folder
+    row_of, vectors = fitted
+    rows = torch.tensor([row_of.get(word.lower(), -1) for word in vocabulary])
+    known = rows >= 0
+    if not known.any():
+        raise ConfigError(f"vectors '{name}' has none of the {len(rows)} words of the vocabulary; check the tokenizer")
+    _logger.debug("vectors %s cover %d of %d words", name, int(known.sum()), len(rows))
+    table = torch.randn(len(rows), vectors.shape[1]) * (_UNSEEN_SPREAD * vectors.std())
+    table[known] = vectors[rows[known]]
+    return table
 
 
 def _read(folder: Path) -> tuple[dict[str, int], Tensor]:

@@ -10,8 +10,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-SMALLEST_NORM = 1e-30
-"""Keeps quotients by the norm of a zero weight or gradient finite."""
+_SMALLEST_NORM = 1e-30  # keeps quotients by the norm of a zero weight or gradient finite
 
 
 class AdamP(Optimizer):
@@ -53,16 +52,8 @@ class AdamP(Optimizer):
             wd_ratio: share of the weight decay that a projected weight gets.
             nesterov: look ahead by one momentum step.
         """
-        defaults = {
-            "lr": lr,
-            "betas": betas,
-            "eps": eps,
-            "weight_decay": weight_decay,
-            "delta": delta,
-            "wd_ratio": wd_ratio,
-            "nesterov": nesterov,
-        }
-        super().__init__(params, defaults)
+        moments = {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay, "nesterov": nesterov}
+        super().__init__(params, {**moments, "delta": delta, "wd_ratio": wd_ratio})
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
@@ -78,23 +69,21 @@ class AdamP(Optimizer):
         return loss
 
     def _update(self, weight: Tensor, gradient: Tensor, group: dict[str, Any]) -> None:
-        update = _adam_update(self._moments(weight), gradient, group)
+        state: dict[str, Tensor] = self.state[weight]
+        if not state:
+            state["step"] = torch.tensor(0.0)
+            for name in ("exp_avg", "exp_avg_sq"):
+                state[name] = torch.zeros_like(weight, memory_format=torch.preserve_format)
+        update = _adam_update(state, gradient, group)
         decay: float | Tensor = group["lr"] * group["weight_decay"]
         if weight.ndim > 1:
             projected = _project(weight, gradient, update, group["delta"])
             if decay:
+                # on the device: to ask it would make every weight wait
                 decay = torch.where(projected, decay * group["wd_ratio"], decay)
         if isinstance(decay, Tensor) or decay:
             weight.mul_(1 - decay)
         weight.add_(update, alpha=-group["lr"])
-
-    def _moments(self, weight: Tensor) -> dict[str, Tensor]:
-        state: dict[str, Tensor] = self.state[weight]
-        if not state:
-            state["step"] = torch.tensor(0.0)
-            state["exp_avg"] = torch.zeros_like(weight, memory_format=torch.preserve_format)
-            state["exp_avg_sq"] = torch.zeros_like(weight, memory_format=torch.preserve_format)
-        return state
 
 
 def _adam_update(state: dict[str, Tensor], gradient: Tensor, group: dict[str, Any]) -> Tensor:
@@ -119,12 +108,13 @@ def _project(weight: Tensor, gradient: Tensor, update: Tensor, delta: float) -> 
     w_norm, g_norm = torch.linalg.vector_norm(w, dim=1), torch.linalg.vector_norm(g, dim=1)
     wg, wq, ww = torch.linalg.vecdot(w, g), torch.linalg.vecdot(w, q), w_norm.square()
     by_channel = _cosine(wg, w_norm, g_norm).amax() < delta / w.shape[1] ** 0.5
+    # only where the channels fail the test, see `radial`
     by_layer = _cosine(wg.sum(), w_norm.norm(), g_norm.norm()) < delta / w.numel() ** 0.5
-    layer = (wq.sum() / ww.sum().clamp_min(SMALLEST_NORM)) * by_layer
-    radial = torch.where(by_channel, wq / ww.clamp_min(SMALLEST_NORM), layer)
+    layer = (wq.sum() / ww.sum().clamp_min(_SMALLEST_NORM)) * by_layer
+    radial = torch.where(by_channel, wq / ww.clamp_min(_SMALLEST_NORM), layer)
     update.addcmul_(weight, radial.reshape(-1, *[1] * (weight.ndim - 1)), value=-1)
     return torch.logical_or(by_channel, by_layer)
 
 
 def _cosine(wg: Tensor, w_norm: Tensor, g_norm: Tensor) -> Tensor:
-    return wg.abs() / (w_norm * g_norm).clamp_min(SMALLEST_NORM)
+    return wg.abs() / (w_norm * g_norm).clamp_min(_SMALLEST_NORM)

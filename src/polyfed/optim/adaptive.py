@@ -25,6 +25,7 @@ class AdaptiveServer(ServerOptimizer):
         """The next value of one tensor."""
         update = new - old
         first = momenta.get("first", old).lerp_(update, 1 - self.beta1)
+        # at tau^2, as in the paper: from 0 the first step would be lr in every coordinate
         second = momenta.get("second", old, start=self.tau**2)
         self.advance(second, update.square())
         return old.addcdiv(first, second.sqrt().add_(self.tau), value=self.lr)

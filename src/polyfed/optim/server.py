@@ -34,15 +34,15 @@ class ServerOptimizer(Component):
             new: type -> tensors, as aggregated.
             state: lasts for the run; momenta are kept in it, as ``server-<kind>:<type>``.
         """
-        return {kind: self._model(kind, old[kind], tensors, state) for kind, tensors in new.items()}
-
-    def _model(
-        self, kind: str, old: Mapping[str, Tensor], new: Mapping[str, Tensor], state: State
-    ) -> dict[str, Tensor]:
-        return {
-            name: self.follow(old[name], value, Momenta(state, kind, name)) if _moved(old[name], value) else value
-            for name, value in new.items()
-        }
+        models: dict[str, dict[str, Tensor]] = {}
+        for kind, tensors in new.items():
+            models[kind] = {}
+            for name, value in tensors.items():
+                before = old[kind][name]
+                # the very tensor of before: nobody has moved it, so that its momenta rest too
+                follows = before.is_floating_point() and value is not before
+                models[kind][name] = self.follow(before, value, Momenta(state, kind, name)) if follows else value
+        return models
 
     @abstractmethod
     def follow(self, old: Tensor, new: Tensor, slots: Momenta) -> Tensor:
@@ -57,13 +57,10 @@ class Momenta:
 
     def get(self, what: str, like: Tensor, start: float = 0.0) -> Tensor:
         """The momentum called ``what``, at first filled with ``start``; to be changed in place."""
+        # in the server's state, and so in every checkpoint
         group = self._state.setdefault(f"server-{what}:{self._kind}", {})
         if self._name not in group:
             group[self._name] = torch.full_like(like, start)
         elif group[self._name].device != like.device:  # read from a checkpoint
             group[self._name] = group[self._name].to(like.device)
         return group[self._name]
-
-
-def _moved(old: Tensor, new: Tensor) -> bool:
-    return old.is_floating_point() and new is not old

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping
-from functools import partial
-from types import MappingProxyType
+from collections.abc import Iterable
 from typing import Annotated, Any, Literal
 
 import torch
@@ -47,38 +45,16 @@ class OptimizerSettings(Settings):
 
     def build(self, parameters: Iterable[Tensor] | Iterable[dict[str, Any]]) -> Optimizer:
         """The optimiser over ``parameters``, or groups of them as torch's optimisers take them."""
-        return _KINDS[self.kind](self, list(parameters))
-
-    def _adaptive(self) -> dict[str, object]:
-        return {"lr": self.lr, "betas": self.betas, "eps": self.eps, "weight_decay": self.weight_decay}
-
-
-def _sgd(settings: OptimizerSettings, parameters: list[Any]) -> Optimizer:
-    return torch.optim.SGD(
-        parameters,
-        lr=settings.lr,
-        momentum=settings.momentum,
-        weight_decay=settings.weight_decay,
-        nesterov=settings.nesterov,
-    )
-
-
-def _adamp(settings: OptimizerSettings, parameters: list[Any]) -> Optimizer:
-    return AdamP(parameters, **settings._adaptive(), nesterov=settings.nesterov)  # type: ignore[arg-type]
-
-
-def _adam(kind: Callable[..., Optimizer], settings: OptimizerSettings, parameters: list[Any]) -> Optimizer:
-    return kind(parameters, **settings._adaptive())
-
-
-_KINDS: Mapping[str, Callable[[OptimizerSettings, list[Any]], Optimizer]] = MappingProxyType(
-    {
-        "adamp": _adamp,
-        "adamw": partial(_adam, torch.optim.AdamW),
-        "adam": partial(_adam, torch.optim.Adam),
-        "sgd": _sgd,
-    }
-)
+        parameters = list(parameters)  # type: ignore[assignment]
+        if self.kind == "sgd":
+            # keys are named as torch's arguments are
+            options = self.model_dump(include={"lr", "momentum", "weight_decay", "nesterov"})
+            return torch.optim.SGD(parameters, **options)
+        options = self.model_dump(include={"lr", "betas", "eps", "weight_decay"})
+        if self.kind == "adamp":
+            return AdamP(parameters, **options, nesterov=self.nesterov)
+        adaptive = torch.optim.AdamW if self.kind == "adamw" else torch.optim.Adam
+        return adaptive(parameters, **options)
 
 
 class Schedule(Settings):
@@ -125,34 +101,19 @@ class Schedule(Settings):
             epoch: index from 0 of the epoch in its loop; matters to unit ``epoch`` only.
             epochs: of a round, the same for all loops: the local epochs of the method.
         """
+        # above 0 in the first round, which would else teach nothing
         warm = min(1.0, (round + 1) / (self.warmup + 1))
-        if self.kind == "exponential" and self.unit == "epoch":
-            return warm * self.decay ** (round * epochs + epoch)
-        return warm * _SHAPES[self.kind](self, round, rounds)
-
-
-def _constant(schedule: Schedule, round: int, rounds: int) -> float:
-    return 1.0
-
-
-def _cosine(schedule: Schedule, round: int, rounds: int) -> float:
-    progress = min(round / (schedule.t_max or max(rounds, 1)), 1.0)
-    return schedule.minimum + (1 - schedule.minimum) * (1 + math.cos(math.pi * progress)) / 2
-
-
-def _steps(schedule: Schedule, round: int, rounds: int) -> float:
-    # fractions are compared with a tolerance: 0.7 x 10 is below 7 in binary
-    reached = [round + 1e-9 >= (value * rounds if value < 1 else value) for value in schedule.milestones]
-    return schedule.drop ** sum(reached)
-
-
-def _exponential(schedule: Schedule, round: int, rounds: int) -> float:
-    return schedule.decay**round
-
-
-_SHAPES: Mapping[str, Callable[[Schedule, int, int], float]] = MappingProxyType(
-    {"constant": _constant, "cosine": _cosine, "steps": _steps, "exponential": _exponential}
-)
+        match self.kind:
+            case "cosine":
+                progress = min(round / (self.t_max or max(rounds, 1)), 1.0)
+                return warm * (self.minimum + (1 - self.minimum) * (1 + math.cos(math.pi * progress)) / 2)
+            case "steps":
+                # fractions are compared with a tolerance: 0.7 x 10 is below 7 in binary
+                reached = [round + 1e-9 >= (value * rounds if value < 1 else value) for value in self.milestones]
+                return warm * self.drop ** sum(reached)
+            case "exponential":
+                return warm * self.decay ** (round * epochs + epoch if self.unit == "epoch" else round)
+        return warm
 
 
 def clip_gradients(parameters: Iterable[Tensor], limit: float | None) -> Tensor | None:

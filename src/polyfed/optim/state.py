@@ -9,8 +9,7 @@ from torch.optim import Optimizer
 
 from polyfed.core.errors import PayloadError, nearest
 
-SEPARATOR = ":"
-"""Between the kind of state and the parameter's name, as in ``exp_avg:encoders.image.conv1.weight``."""
+_SEPARATOR = ":"  # between kind and parameter, as in exp_avg:encoders.image.conv1.weight
 
 
 def optimizer_tensors(optimizer: Optimizer, named_parameters: Iterable[tuple[str, Tensor]]) -> dict[str, Tensor]:
@@ -29,7 +28,7 @@ def optimizer_tensors(optimizer: Optimizer, named_parameters: Iterable[tuple[str
                 continue
             if not isinstance(value, Tensor):
                 raise PayloadError(f"state '{kind}' of parameter '{name}' is a {type(value).__name__}; use tensors")
-            tensors[f"{kind}{SEPARATOR}{name}"] = value.detach().clone()
+            tensors[f"{kind}{_SEPARATOR}{name}"] = value.detach().clone()
     return tensors
 
 
@@ -42,29 +41,21 @@ def load_optimizer_tensors(
         PayloadError: a name is not of this optimiser's parameters, or a shape does not fit; nothing is
             changed then.
     """
-    by_name = {name: parameter for name, parameter in named_parameters}
+    by_name = dict(named_parameters)
     loaded: dict[str, dict[str, Tensor]] = {}
     for key, value in tensors.items():
-        kind, _, name = key.partition(SEPARATOR)
-        _check(name, kind, value, by_name)
+        kind, _, name = key.partition(_SEPARATOR)
+        if name not in by_name:
+            raise PayloadError(f"state '{kind}' belongs to no parameter '{name}' here; {nearest(name, by_name)}")
+        if value.ndim and value.shape != by_name[name].shape:
+            raise PayloadError(
+                f"state '{kind}' of parameter '{name}' has shape {tuple(value.shape)}, not "
+                f"{tuple(by_name[name].shape)}; restore it into the architecture that it was saved from"
+            )
         loaded.setdefault(name, {})[kind] = value.detach().clone()
-    state = optimizer.state_dict()
-    state["state"] = {index: loaded[name] for index, name in _indices(optimizer, by_name).items() if name in loaded}
-    optimizer.load_state_dict(state)
-
-
-def _indices(optimizer: Optimizer, by_name: Mapping[str, Tensor]) -> dict[int, str]:
-    """Names by the running number that ``state_dict`` gives to each parameter of the optimiser."""
+    # a state dict knows parameters by their running number in the groups, not by name
     names = {id(parameter): name for name, parameter in by_name.items()}
-    ordered = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-    return {index: names[id(parameter)] for index, parameter in enumerate(ordered) if id(parameter) in names}
-
-
-def _check(name: str, kind: str, value: Tensor, by_name: Mapping[str, Tensor]) -> None:
-    if name not in by_name:
-        raise PayloadError(f"state '{kind}' belongs to no parameter '{name}' here; {nearest(name, by_name)}")
-    if value.ndim and value.shape != by_name[name].shape:
-        raise PayloadError(
-            f"state '{kind}' of parameter '{name}' has shape {tuple(value.shape)}, not "
-            f"{tuple(by_name[name].shape)}; restore it into the architecture that it was saved from"
-        )
+    ordered = [names.get(id(parameter)) for group in optimizer.param_groups for parameter in group["params"]]
+    state = optimizer.state_dict()
+    state["state"] = {index: loaded[name] for index, name in enumerate(ordered) if name in loaded}
+    optimizer.load_state_dict(state)

@@ -11,7 +11,7 @@ from polyfed.core.errors import PayloadError
 from polyfed.federation.client import ClientInfo
 from polyfed.federation.state import flatten, unflatten
 from polyfed.federation.types import Blueprint
-from polyfed.models.slots import describe, described
+from polyfed.models.slots import decode_places, encode_places
 from polyfed.runs.folder import RunFolder
 
 _FILE = "blueprint.safetensors"
@@ -36,12 +36,12 @@ def told_blueprints(
         first = {client.architecture: client for client in reversed(clients)}  # the earliest of each wins
         _save(names, _sound(ask(tuple(client for client in clients if client in first.values()))), folder)
     tensors, texts = unflatten(folder.tensors(_FILE) or {}), folder.metadata(_FILE)
-    return {name: Blueprint(tensors[str(k)], described(texts[str(k)])) for k, name in enumerate(names)}
+    return {name: Blueprint(tensors[str(k)], decode_places(texts[str(k)])) for k, name in enumerate(names)}
 
 
 def _save(names: Sequence[str], blueprints: Mapping[str, Blueprint], folder: RunFolder) -> None:
     numbered = {str(k): blueprints[name] for k, name in enumerate(names)}
-    texts = {number: describe(blueprint.places) for number, blueprint in numbered.items()}
+    texts = {number: encode_places(blueprint.places) for number, blueprint in numbered.items()}
     folder.save_tensors(_FILE, flatten({number: blueprint.tensors for number, blueprint in numbered.items()}), texts)
 
 

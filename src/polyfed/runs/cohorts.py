@@ -16,7 +16,7 @@ from polyfed.federation.cohort import Cohort, Engine, ReplyPolicy
 from polyfed.federation.gate import Medians
 from polyfed.federation.server import Server
 from polyfed.federation.types import Blueprint
-from polyfed.models.slots import described, require_described
+from polyfed.models.slots import decode_places, require_places
 from polyfed.runs.events import Callback, ClientDone, Incident, StepStarted
 from polyfed.runs.experiment import Experiment
 from polyfed.runs.folder import RunFolder
@@ -76,9 +76,9 @@ class Cohorts:
         policy, ledger = ReplyPolicy(min_clients=len(clients)), Ledger()
         cohort = self._of(0, clients, ledger, lambda step: policy, purpose="setup:")
         algorithm: Any = self.experiment.algorithm
-        replies = cohort.ask(algorithm.initial, check=lambda reply: require_described(reply.slots))
+        replies = cohort.ask(algorithm.initial, check=lambda reply: require_places(reply.slots))
         blueprints = {
-            reply.sender.architecture: Blueprint(reply.weights.tensors, described(reply.slots)) for reply in replies
+            reply.sender.architecture: Blueprint(reply.weights.tensors, decode_places(reply.slots)) for reply in replies
         }
         self.folder.append("ledger", ledger.records)  # at once: this ask belongs to no round that a checkpoint closes
         return blueprints

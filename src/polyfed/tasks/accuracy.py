@@ -6,6 +6,8 @@ import torch
 from jaxtyping import Float, Int64
 from torch import Tensor
 
+_TOP5_CLASSES = 10  # with fewer classes, five guesses say little
+
 
 def label_ranks(logits: Float[Tensor, "n c"], labels: Int64[Tensor, " n"]) -> Int64[Tensor, " n"]:
     """Rank from 0 of the true class: how many other classes score at least as high, or NaN."""
@@ -42,10 +44,19 @@ def macro_f1(predicted: Int64[Tensor, " n"], labels: Int64[Tensor, " n"], classe
     return 100.0 * (2 * hits / sizes)[sizes > 0].mean()
 
 
+def accuracies(
+    ranks: Int64[Tensor, " n"], predicted: Int64[Tensor, " n"], labels: Int64[Tensor, " n"], classes: int
+) -> dict[str, float]:
+    """``accuracy``, ``top5`` (from 10 classes on), ``balanced_accuracy`` and ``macro_f1``, in percent."""
+    metrics = {"accuracy": top(ranks, 1)} | ({"top5": top(ranks, 5)} if classes >= _TOP5_CLASSES else {})
+    metrics["balanced_accuracy"] = balanced_accuracy(predicted, labels, classes)
+    metrics["macro_f1"] = macro_f1(predicted, labels, classes)
+    return {name: float(value) for name, value in metrics.items()}
+
+
 def _counts(
     predicted: Int64[Tensor, " n"], labels: Int64[Tensor, " n"], classes: int
-) -> tuple[Float[Tensor, " c"], Float[Tensor, " c"], Float[Tensor, " c"]]:
+) -> tuple[Float[Tensor, " c"], ...]:
     """Recognised samples, samples, and predictions of each class."""
     groups = (labels[predicted == labels], labels, predicted)
-    hits, support, claimed = (torch.bincount(group, minlength=classes).double() for group in groups)
-    return hits, support, claimed
+    return tuple(torch.bincount(group, minlength=classes).double() for group in groups)

@@ -35,6 +35,7 @@ def macro_auroc(scores: Float[Tensor, "n c"], labels: Int64[Tensor, " n"]) -> fl
     Classes that do not occur are left out of the mean; NaN if none is left.
     """
     if scores.shape[1] == 2:
+        # the softmax of two classes rises with the difference alone
         return auroc(scores[:, 1] - scores[:, 0], labels == 1)
     defined = [value for value in class_aurocs(scores, labels) if value == value]
     return fmean(defined) if defined else nan

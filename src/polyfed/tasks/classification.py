@@ -17,11 +17,8 @@ from polyfed.losses.classification import class_separation, margin_cross_entropy
 from polyfed.models.heads import LinearHead, NonNegativeHead
 from polyfed.models.model import Embedder
 from polyfed.tasks import evaluating
-from polyfed.tasks.accuracy import balanced_accuracy, label_ranks, macro_f1, predictions, top
+from polyfed.tasks.accuracy import accuracies, label_ranks, predictions
 from polyfed.tasks.task import Task
-
-TOP5_CLASSES = 10
-"""From this number of classes on, top-5 accuracy says something."""
 
 
 class Classification(Task):
@@ -89,23 +86,37 @@ class Classification(Task):
         if head is None:
             raise TypeError("classification needs the module that its head() made")
         labels, classes = self._labels(samples), len(head.get_parameter("weight"))
-        _check_labels(labels, classes, self.target)
+        outside = labels[(labels < 0) | (labels >= classes)]
+        if len(outside):
+            raise DataError(
+                f"target '{self.target}' has label {int(outside[0])}, but the head knows {classes} classes; "
+                "set classes to the number over all splits"
+            )
         samples = samples.only(self._modalities(samples.modalities))
         results: list[tuple[Tensor, Tensor, Tensor]] = []
         with evaluating(model, head):
             for batch in (batch.to(model.device) for batch in samples.batches(batch_size)):
-                logits = self.scores(model, head, batch).float()
-                results.append(_outcome(logits, batch.targets[self.target].long()))
+                logits, truth = self.scores(model, head, batch).float(), batch.targets[self.target].long()
+                positions = label_ranks(logits, truth)
+                losses = F.cross_entropy(logits, truth, reduction="none")  # without margin, whatever training has
+                results.append((positions, predictions(logits, truth, positions), losses))
+        # left on the device until here, so that no batch waits for a GPU
         positions, predicted, losses = (torch.cat(part).cpu() for part in zip(*results, strict=True))
-        return _metrics(positions, predicted, losses, labels, classes)
+        metrics = accuracies(positions, predicted, labels, classes)
+        return metrics | {"loss": float(losses.double().mean()), "n": float(len(labels)), "classes": float(classes)}
+
+    def feature(self, model: Embedder, batch: Batch) -> Float[Tensor, "b d"]:
+        """What the classifier takes of a batch: the embedding, or the mean of those of several modalities."""
+        modalities = self._modalities(tuple(batch.inputs))
+        embeddings = [model.embed(modality, batch.inputs[modality]) for modality in modalities]
+        # of embeddings, not of logits: one head serves any number of modalities
+        return torch.stack(embeddings).mean(0) if len(embeddings) > 1 else embeddings[0]
 
     def scores(self, model: Embedder, head: nn.Module | None, batch: Batch) -> Float[Tensor, "b c"]:
         """Class scores (logits) of a batch, by the modalities that are classified."""
         if head is None:
             raise TypeError("classification needs the module that its head() made")
-        modalities = self._modalities(tuple(batch.inputs))
-        embeddings = [model.embed(modality, batch.inputs[modality]) for modality in modalities]
-        logits: Tensor = head(torch.stack(embeddings).mean(0) if len(embeddings) > 1 else embeddings[0])
+        logits: Tensor = head(self.feature(model, batch))
         return logits
 
     def _modalities(self, available: tuple[str, ...]) -> tuple[str, ...]:
@@ -130,6 +141,7 @@ class Classification(Task):
     def _classes(self, samples: Samples) -> int:
         labels = self._labels(samples)
         names = samples.classes.get(self.target)
+        # names count classes that a client's own samples may lack
         classes = self.classes or (len(names) if names else int(labels.max()) + 1)
         if int(labels.max()) >= classes or int(labels.min()) < 0:
             raise ConfigError(
@@ -137,37 +149,3 @@ class Classification(Task):
                 f"do not fit {classes} classes; raise classes, or number the labels from 0"
             )
         return classes
-
-
-def _check_labels(labels: Int64[Tensor, " n"], classes: int, target: str) -> None:
-    outside = labels[(labels < 0) | (labels >= classes)]
-    if len(outside):
-        raise DataError(
-            f"target '{target}' has label {int(outside[0])}, but the head knows {classes} classes; "
-            "set classes to the number over all splits"
-        )
-
-
-def _outcome(
-    logits: Float[Tensor, "b c"], labels: Int64[Tensor, " b"]
-) -> tuple[Int64[Tensor, " b"], Int64[Tensor, " b"], Float[Tensor, " b"]]:
-    """Rank of the true class, predicted class and cross-entropy of each sample, left on the device."""
-    positions = label_ranks(logits, labels)
-    return positions, predictions(logits, labels, positions), F.cross_entropy(logits, labels, reduction="none")
-
-
-def _metrics(
-    positions: Int64[Tensor, " n"],
-    predicted: Int64[Tensor, " n"],
-    losses: Float[Tensor, " n"],
-    labels: Int64[Tensor, " n"],
-    classes: int,
-) -> dict[str, float]:
-    metrics = {"accuracy": top(positions, 1)} | ({"top5": top(positions, 5)} if classes >= TOP5_CLASSES else {})
-    metrics["balanced_accuracy"] = balanced_accuracy(predicted, labels, classes)
-    metrics["macro_f1"] = macro_f1(predicted, labels, classes)
-    metrics["loss"] = losses.double().mean()
-    return {name: float(value) for name, value in metrics.items()} | {
-        "n": float(len(labels)),
-        "classes": float(classes),
-    }

@@ -5,11 +5,10 @@ from __future__ import annotations
 from typing import ClassVar
 
 from pydantic import Field
-from torch import Tensor, nn
+from torch import nn
 
-from polyfed.data.samples import Batch, Samples
+from polyfed.data.samples import Samples
 from polyfed.losses.info_nce import InfoNCE, Reduction
-from polyfed.models.model import Embedder
 from polyfed.tasks.pairing import PairTask
 
 
@@ -44,10 +43,3 @@ class ConVIRT(PairTask):
         """
         self.require(samples)
         return InfoNCE(self.temperature, learnable=self.learn_temperature, weight=self.weight, reduction=self.reduction)
-
-    def loss(self, model: Embedder, head: nn.Module | None, batch: Batch) -> Tensor:
-        """InfoNCE of the batch's pairs."""
-        if head is None:
-            raise TypeError("convirt needs the module that its head() made")
-        loss: Tensor = head(*self.represent(model, batch), self.siblings(batch))
-        return loss

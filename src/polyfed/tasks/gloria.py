@@ -12,7 +12,6 @@ from torch.nn import functional as F
 from polyfed.data.samples import Batch, Samples
 from polyfed.losses.gloria import local_contrast
 from polyfed.losses.info_nce import Reduction, info_nce
-from polyfed.models.aligner import Detail
 from polyfed.models.model import Embedder, Model
 from polyfed.tasks.pairing import PairTask
 
@@ -75,28 +74,25 @@ class GLoRIA(PairTask):
             ConfigError: the model gives no features by position.
         """
         first, second = self.detail(model, batch)
-        parts = []
+        siblings, parts = self.siblings(batch), []
+        # a term without weight is not even computed
         if self.global_weight:
-            parts.append(self.global_weight * self._global(first, second, batch))
+            # in fp32, as a model's representations: under autocast embeddings have 16 bits
+            u, v = (F.normalize(side.embedding.float(), dim=-1) for side in (first, second))
+            parts.append(self.global_weight * info_nce(u, v, self.global_scale, siblings, reduction="sum"))
         if self.local_weight:
-            parts.append(self.local_weight * self._local(first, second, batch))
+            local = local_contrast(
+                first.positions,
+                second.positions,
+                first.mask,
+                second.mask,
+                siblings,
+                scale=self.local_scale,
+                attention_scale=self.attention_scale,
+                word_scale=self.word_scale,
+                aggregate=self.aggregate,
+                reduction="sum",
+                chunk=self.chunk,
+            )
+            parts.append(self.local_weight * local)
         return torch.stack(parts).sum()
-
-    def _global(self, first: Detail, second: Detail, batch: Batch) -> Tensor:
-        u, v = (F.normalize(side.embedding.float(), dim=-1) for side in (first, second))
-        return info_nce(u, v, self.global_scale, self.siblings(batch), reduction=self.contrast_reduction)
-
-    def _local(self, first: Detail, second: Detail, batch: Batch) -> Tensor:
-        return local_contrast(
-            first.positions,
-            second.positions,
-            first.mask,
-            second.mask,
-            self.siblings(batch),
-            scale=self.local_scale,
-            attention_scale=self.attention_scale,
-            word_scale=self.word_scale,
-            aggregate=self.aggregate,
-            reduction="sum",
-            chunk=self.chunk,
-        )

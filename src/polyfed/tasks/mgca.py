@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import ClassVar, Literal, Self
 
 import torch
@@ -24,7 +25,7 @@ class MGCA(PairTask):
 
     Instances: InfoNCE on the embeddings, summed over the two directions. Tokens: each token against the others of its
     sample by what it attends to in the other modality, for both modalities (``polyfed.losses.mgca``). Prototypes: each
-    side of a sample foretells to which prototypes the other belongs.
+    side of a sample predicts to which prototypes the other belongs.
 
     Written after the paper and its released code, of which the default is kept: tokens attend without weights of their
     own (the option of learnt attention layers is left out). Padding never counts as a negative, pieces of a word are
@@ -85,30 +86,33 @@ class MGCA(PairTask):
         """
         if not isinstance(head, PrototypeLayer):
             raise TypeError("mgca needs the module that its head() made")
+        # one pass of each encoder for all three terms
         sides = self.detail(model, batch)
         u, v = (F.normalize(side.embedding.float(), dim=-1) for side in sides)
         parts = []
         if self.instance_weight:
-            found = info_nce(u, v, 1 / self.temperature, self.siblings(batch), reduction=self.contrast_reduction)
-            parts.append(self.instance_weight * found)
+            instances = info_nce(u, v, 1 / self.temperature, self.siblings(batch), reduction=self.contrast_reduction)
+            parts.append(self.instance_weight * instances)
         if self.token_weight:
-            parts.append(self.token_weight * (self._tokens(0, *sides) + self._tokens(1, *reversed(sides))))
+            tokens = [
+                token_alignment(own.positions, other.positions, weights, own.mask, other.mask, self.token_temperature)
+                for own, other, weights in zip(sides, reversed(sides), self._token_weights(sides), strict=True)
+            ]
+            # each modality once as the one that attends
+            parts.append(self.token_weight * (tokens[0] + tokens[1]))
         if self.prototype_weight:
             settings = self.prototype_temperature, self.epsilon, self.iterations
             parts.append(self.prototype_weight * prototype_alignment(u, v, head(), *settings))
         return torch.stack(parts).sum()
 
-    def _tokens(self, number: int, own: Detail, other: Detail) -> Tensor:
-        weights = self._weights(self.between[number], own)
-        tau = self.token_temperature
-        return token_alignment(own.positions, other.positions, weights, own.mask, other.mask, tau)
-
-    def _weights(self, modality: str, side: Detail) -> Float[Tensor, "b n"]:
-        if self.token_weights == "uniform":
-            return uniform_weights(side.positions, side.mask)
-        if side.attention is None:
-            raise _no_attention(modality)
-        return token_weights(side.attention, side.mask)
+    def _token_weights(self, sides: tuple[Detail, Detail]) -> Iterator[Float[Tensor, "b n"]]:
+        for modality, side in zip(self.between, sides, strict=True):
+            if self.token_weights == "uniform":
+                yield uniform_weights(side.positions, side.mask)
+            elif side.attention is None:
+                raise _no_attention(modality)
+            else:
+                yield token_weights(side.attention, side.mask)
 
 
 def _no_attention(modality: str) -> ConfigError:
@@ -136,6 +140,7 @@ class PrototypeLayer(nn.Module):
 
     def forward(self) -> Float[Tensor, "k d"]:
         """The prototypes, without gradient as long as they are frozen."""
+        # evaluation counts no steps
         if not (self.training and torch.is_grad_enabled()):
             return self.weight
         # chosen on the device: to ask for the count would make every step wait for a GPU

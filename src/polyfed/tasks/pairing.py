@@ -80,6 +80,13 @@ class PairTask(Task):
         """``r1_sum``: R@1 summed over directions and protocols."""
         return "r1_sum"
 
+    def loss(self, model: Embedder, head: nn.Module | None, batch: Batch) -> Tensor:
+        """The loss that the head is, of the batch's pairs; of tasks whose head is none another."""
+        if head is None:
+            raise TypeError(f"{self.component_name()} needs the module that its head() made")
+        loss: Tensor = head(*self.represent(model, batch), self.siblings(batch))
+        return loss
+
     def evaluate(
         self, model: Embedder, head: nn.Module | None, samples: Samples, *, batch_size: int
     ) -> dict[str, float]:
@@ -90,21 +97,23 @@ class PairTask(Task):
             DataError: there are fewer items than folds.
         """
         self.require(samples)
-        self._require_items(samples.items)
+        _require_items(len(set(samples.items.tolist())), max(self.folds))
         with evaluating(model):
             encoded = {modality: _encode(model, modality, samples, batch_size) for modality in self.between}
             sides = {modality: side for modality, (side, _) in encoded.items()}
             protocols = {self._suffix(count): self._recalls(sides, count) for count in self.folds}
-            first = sum(recalls[f"{a}_to_{b}_r@1"] for recalls in protocols.values() for a, b in self._directions)
+            # blocks of a batch come later: their recalls are easier, and would flatter the sum
+            firsts = [f"{a}_to_{b}_r@1" for a, b in self._directions]
+            first = sum(recalls[name] for recalls in protocols.values() for name in firsts)
             if self.in_batch is not None:
+                # sample by sample, as in training: a row that several samples share comes several times
                 pairs = {modality: side.at(place) for modality, (side, place) in encoded.items()}
                 protocols[f"_batch{self.in_batch}"] = self._in_batches(pairs, self.in_batch)
-        return {self.primary: first} | {
-            f"{name}{suffix}": value for suffix, recalls in protocols.items() for name, value in recalls.items()
-        }
+        return {self.primary: first} | _suffixed(protocols)
 
     def require(self, samples: Samples) -> None:
         """Raise ConfigError if the samples lack one of the two modalities."""
+        # before any encoding: a wrong task fails at once and says why
         missing = [modality for modality in self.between if modality not in samples.inputs]
         if missing:
             raise ConfigError(
@@ -118,7 +127,7 @@ class PairTask(Task):
         return model.represent(first, batch.inputs[first]), model.represent(second, batch.inputs[second])
 
     def detail(self, model: Embedder, batch: Batch) -> tuple[Detail, Detail]:
-        """What the model says of both sides of a batch, position by position.
+        """The model's features of both sides of a batch, position by position.
 
         Raises:
             ConfigError: the model gives no features by position.
@@ -137,7 +146,7 @@ class PairTask(Task):
             model.require_detail(modality)
 
     def siblings(self, batch: Batch) -> Int64[Tensor, " b"] | None:
-        """Numbers whose equality takes two samples of a batch out of each other's negatives; None: nothing does."""
+        """Groups whose samples are not each other's negatives, one number a sample; None: all are negatives."""
         return batch.matches if self.mask_siblings else None
 
     @property
@@ -150,33 +159,27 @@ class PairTask(Task):
         first, second = self.between
         return (first, second), (second, first)
 
-    def _require_items(self, items: Int64[Tensor, " n"]) -> None:
-        count, needed = len(set(items.tolist())), max(self.folds)
-        if count < needed:
-            raise DataError(f"{count} items cannot make {needed} folds; lower folds or test on more items")
-
     def _suffix(self, folds: int) -> str:
         return "" if len(self.folds) == 1 else "_full" if folds == 1 else f"_{folds}fold"
 
     def _recalls(self, sides: Mapping[str, _Side], folds: int) -> dict[str, float]:
-        parts = self._split(sides[self.between[0]].items, folds)
-        results = [self._compare({name: side.of(items) for name, side in sides.items()}) for items in parts]
+        """Means over folds, whose sizes in items differ by one at most."""
+        items: Tensor = sides[self.between[0]].items.unique()  # type: ignore[no-untyped-call]
+        if self.fold_seed is not None:
+            order = torch.randperm(len(items), generator=generator(self.fold_seed, "folds"))
+            items = items[order.to(items.device)]
+        parts = items.tensor_split(folds)
+        results = [self._compare({name: side.of(part) for name, side in sides.items()}) for part in parts]
         means = {name: fmean(result[name] for result in results) for name in results[0]}
         return means | {"folds": float(folds)}
-
-    def _split(self, items: Int64[Tensor, " n"], folds: int) -> tuple[Int64[Tensor, " fold"], ...]:
-        """Item numbers of each fold; sizes differ by one at most."""
-        distinct: Tensor = items.unique()  # type: ignore[no-untyped-call]
-        if self.fold_seed is not None:
-            order = torch.randperm(len(distinct), generator=generator(self.fold_seed, "folds"))
-            distinct = distinct[order.to(distinct.device)]
-        return tuple(distinct.tensor_split(folds))
 
     def _in_batches(self, pairs: Mapping[str, _Side], size: int) -> dict[str, float]:
         """Means over all queries of what ``_compare`` finds in each block of aligned samples."""
         values = pairs[self.between[0]].values
         order = torch.randperm(len(values), generator=generator(self.fold_seed or 0, "batches")).to(values.device)
-        blocks = _blocks(order, size)
+        blocks = list(torch.split(order, size))
+        if len(blocks) > 1 and len(blocks[-1]) < 2:  # a single sample would always be found: it joins the block before
+            blocks[-2:] = [torch.cat(blocks[-2:])]
         results = [self._compare({name: side.at(block) for name, side in pairs.items()}) for block in blocks]
         weights = [len(block) for block in blocks]
         return {name: fmean((result[name] for result in results), weights) for name in results[0]}
@@ -210,22 +213,24 @@ class _Side:
         return _Side(self.values[index], self.items[index], self.matches[index])
 
 
+def _require_items(count: int, needed: int) -> None:
+    if count < needed:
+        raise DataError(f"{count} items cannot make {needed} folds; lower folds or test on more items")
+
+
+def _suffixed(protocols: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
+    return {f"{name}{suffix}": value for suffix, recalls in protocols.items() for name, value in recalls.items()}
+
+
 def _encode(
     model: Embedder, modality: str, samples: Samples, batch_size: int
 ) -> tuple[_Side, Int64[Tensor, " samples"]]:
     """Every distinct row, and which of them each sample has."""
     rows, place = samples.rows[modality].unique(return_inverse=True)  # type: ignore[no-untyped-call]
+    # every sample of a row has the row's item, so that any of them may write it
     items, matches = (
         torch.empty_like(rows).scatter_(0, place, numbers) for numbers in (samples.items, samples.matches)
     )
     load, device = samples.inputs[modality], model.device
     blocks = [model.represent(modality, load(part).to(device, non_blocking=True)) for part in rows.split(batch_size)]
     return _Side(torch.cat(blocks), items.to(device), matches.to(device)), place.to(device)
-
-
-def _blocks(order: Int64[Tensor, " n"], size: int) -> list[Int64[Tensor, " b"]]:
-    """Blocks of ``size``, the last of what is left; a single one left joins the block before."""
-    blocks = list(torch.split(order, size))
-    if len(blocks) > 1 and len(blocks[-1]) < 2:
-        blocks[-2:] = [torch.cat(blocks[-2:])]
-    return blocks

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from math import nan
 
 import torch
-from jaxtyping import Bool, Float, Int64
+from jaxtyping import Float, Int64
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -34,18 +34,29 @@ def ranks(
     Raises:
         DataError: a query has no positive in the gallery.
     """
+    # entries of an item stand together, so that a query's positives are a run of columns
     order = gallery_items.argsort(stable=True)
     first, positives = _runs(query_items, gallery_items[order])
-    _check_positives(positives, query_items)
+    lonely = (positives == 0).nonzero()
+    if len(lonely):
+        query = int(lonely[0])
+        raise DataError(
+            f"query {query} (item {int(query_items[query])}) has no positive in the gallery; "
+            "evaluate only items that both sides hold"
+        )
     if not len(queries):
         return first
-    tiled = _tiled(_scorable(gallery[order]))
-    size = _block_size(block_scores // max(1, len(tiled)))
+    entries = gallery[order]
+    # padded once for all queries
+    tiled = _tiled(entries if entries.dtype == torch.float64 else entries.float())
+    # whole tiles, at least one, so that no work goes into padding
+    size = max(_TILE, block_scores // max(1, len(tiled)) // _TILE * _TILE)
+    blocks = []
     with torch.autocast(queries.device.type, enabled=False):
-        blocks = [
-            _block_ranks(_scores(q, tiled, len(gallery)), start, count)
-            for q, start, count in zip(*(_split(x, size) for x in (queries, first, positives)), strict=True)
-        ]
+        for rows in (slice(start, start + size) for start in range(0, len(queries), size)):
+            part = queries[rows].to(tiled.dtype)
+            scores = (_tiled(part) @ tiled.T)[: len(part), : len(gallery)]
+            blocks.append(_block_ranks(scores, first[rows], positives[rows]))
     return torch.cat(blocks)
 
 
@@ -70,36 +81,9 @@ def _runs(
     return first, torch.searchsorted(sorted_items, items, right=True) - first
 
 
-def _check_positives(positives: Int64[Tensor, " n"], query_items: Int64[Tensor, " n"]) -> None:
-    lonely = (positives == 0).nonzero()
-    if len(lonely):
-        query = int(lonely[0])
-        raise DataError(
-            f"query {query} (item {int(query_items[query])}) has no positive in the gallery; "
-            "evaluate only items that both sides hold"
-        )
-
-
-def _split(x: Tensor, size: int) -> list[Tensor]:
-    return [x[start : start + size] for start in range(0, len(x), size)]
-
-
-def _scorable(x: Tensor) -> Tensor:
-    return x if x.dtype == torch.float64 else x.float()
-
-
 def _tiled(x: Float[Tensor, "n d"]) -> Float[Tensor, "padded d"]:
     """Rows of zeros added up to a multiple of the tile: a GEMM rounds its remainder rows differently."""
     return F.pad(x, (0, 0, 0, -len(x) % _TILE))
-
-
-def _block_size(rows: int) -> int:
-    """Whole tiles, at least one, so that no work goes into padding."""
-    return max(_TILE, rows // _TILE * _TILE)
-
-
-def _scores(queries: Float[Tensor, "b d"], tiled: Float[Tensor, "padded d"], m: int) -> Float[Tensor, "b m"]:
-    return (_tiled(queries.to(tiled.dtype)) @ tiled.T)[: len(queries), :m]
 
 
 def _block_ranks(
@@ -110,16 +94,11 @@ def _block_ranks(
     They are read out of the same product as the scores that they are compared with: computed apart they would
     round differently, and ties would no longer be ties.
     """
-    own, owned = _own_scores(scores, first, positives)
+    offset = torch.arange(int(positives.max()), device=scores.device)
+    owned = offset < positives[:, None]
+    own = scores.gather(1, (first[:, None] + offset).clamp_(max=scores.shape[1] - 1))
     best = own.masked_fill(~owned | own.isnan(), -torch.inf).amax(1, keepdim=True)
+    # what is below is counted, and not what is above: a NaN is neither, and so counts against the model
     below = (scores < best).sum(1, dtype=torch.int32)
     own_below = ((own < best) & owned).sum(1, dtype=torch.int32)
     return (scores.shape[1] - positives) - (below - own_below)
-
-
-def _own_scores(
-    scores: Float[Tensor, "b m"], first: Int64[Tensor, " b"], positives: Int64[Tensor, " b"]
-) -> tuple[Float[Tensor, "b p"], Bool[Tensor, "b p"]]:
-    offset = torch.arange(int(positives.max()), device=scores.device)
-    columns = (first[:, None] + offset).clamp_(max=scores.shape[1] - 1)
-    return scores.gather(1, columns), offset < positives[:, None]

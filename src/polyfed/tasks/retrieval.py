@@ -5,19 +5,18 @@ from __future__ import annotations
 from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
-from torch import Tensor, nn
+from torch import nn
 
 from polyfed.core.effects import Only
-from polyfed.data.samples import Batch, Samples
+from polyfed.data.samples import Samples
 from polyfed.losses.info_nce import InfoNCE
 from polyfed.losses.soft_contrastive import SoftContrastive
-from polyfed.models.model import Embedder
 from polyfed.tasks.pairing import PairTask
 
 _SOFT, _INFO_NCE = Only(objective="soft_contrastive"), Only(objective="info_nce")
 
 
-class Retrieval(PairTask):
+class PairRetrieval(PairTask):
     """A contrastive loss of pairs; metrics as ``PairTask`` says."""
 
     shapes_head: ClassVar[tuple[str, ...] | None] = ("objective", "reduction", "learn_temperature")
@@ -50,10 +49,3 @@ class Retrieval(PairTask):
         if self.objective == "info_nce":
             return InfoNCE(self.temperature, learnable=self.learn_temperature)
         return SoftContrastive(self.shift, self.scale, reduction=self.reduction)
-
-    def loss(self, model: Embedder, head: nn.Module | None, batch: Batch) -> Tensor:
-        """Contrastive loss of the batch's pairs."""
-        if head is None:
-            raise TypeError("retrieval needs the module that its head() made")
-        loss: Tensor = head(*self.represent(model, batch), self.siblings(batch))
-        return loss

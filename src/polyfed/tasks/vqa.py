@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import ClassVar, Literal
 
 import torch
@@ -17,7 +16,7 @@ from polyfed.data.answers import OTHER
 from polyfed.data.samples import Batch, Samples
 from polyfed.data.sources.questions import KIND, KIND_PRIOR, PRIOR
 from polyfed.losses.precision import in_full_precision
-from polyfed.models.fused_head import FusedHead, Fusion
+from polyfed.models.heads import FusedHead, Fusion
 from polyfed.models.model import CachedModel, Embedder
 from polyfed.tasks import evaluating
 from polyfed.tasks.accuracy import label_ranks
@@ -88,17 +87,29 @@ class VQA(Task):
             DataError: there are no samples, or the classes are not as many as the head's.
         """
         fused, modalities = _require(head), self._modalities(samples.modalities)
-        self._require_answers(samples, fused)
+        if len(samples) == 0:
+            raise DataError("no questions to answer; enlarge this participant's share of the data")
+        answers = self._answers(samples)
+        if answers != fused.answers:
+            raise DataError(
+                f"target '{self.target}' has {answers} answers, but the head knows {fused.answers}; "
+                "evaluate with the answers that the model learnt"
+            )
         labels = samples.targets[self.target].long()
+        answerable = (labels >= 0) & (labels < answers)
+        known = labels.where(answerable, -100)  # what a cross-entropy leaves out
         with evaluating(model, fused):
+            # pictures have many questions: rows are encoded once and looked up
             sides = [_encode(model, modality, samples, batch_size) for modality in modalities]
             outcomes = []
             for start in range(0, len(samples), batch_size):
                 rows = slice(start, start + batch_size)
-                logits = fused([values[place[rows]] for values, place in sides]).float()
-                outcomes.append(_outcome(logits, labels[rows].to(model.device)))
+                logits, truth = fused([values[place[rows]] for values, place in sides]).float(), known[rows]
+                truth = truth.to(model.device)
+                ranks = label_ranks(logits, truth.clamp(min=0))
+                outcomes.append((ranks == 0, F.cross_entropy(logits, truth, ignore_index=-100, reduction="none")))
         right, losses = (torch.cat(part).cpu() for part in zip(*outcomes, strict=True))
-        return self._metrics(samples, right, losses, fused.answers)
+        return self._metrics(samples, right & answerable, losses, answerable) | {"answers": float(answers)}
 
     def _embeddings(self, model: Embedder, batch: Batch) -> list[Float[Tensor, "b d"]]:
         modalities = self._modalities(tuple(batch.inputs))
@@ -110,7 +121,7 @@ class VQA(Task):
                 f"task.encoders 'frozen' cannot be combined with a method that trains through {type(plain).__name__}; "
                 "set encoders: fine_tuned"
             )
-        with _still(plain):
+        with evaluating(plain, inference=False):  # the head trains on what comes of it
             return [plain.embed(modality, batch.inputs[modality]) for modality in modalities]
 
     def _modalities(self, available: Sequence[str]) -> tuple[str, ...]:
@@ -131,34 +142,24 @@ class VQA(Task):
         names = samples.classes.get(self.target)
         if not names:
             raise ConfigError(f"target '{self.target}' has no class names; wrap its source in a source 'questions'")
+        # rare answers share a class at the end, which nobody can answer
         return len(names) - (names[-1] == OTHER)
 
-    def _require_answers(self, samples: Samples, head: FusedHead) -> None:
-        if len(samples) == 0:
-            raise DataError("no questions to answer; enlarge this participant's share of the data")
-        answers = self._answers(samples)
-        if answers != head.answers:
-            raise DataError(
-                f"target '{self.target}' has {answers} answers, but the head knows {head.answers}; "
-                "evaluate with the answers that the model learnt"
-            )
-
     def _metrics(
-        self, samples: Samples, right: Bool[Tensor, " n"], losses: Float[Tensor, " n"], answers: int
+        self,
+        samples: Samples,
+        right: Bool[Tensor, " n"],
+        losses: Float[Tensor, " n"],
+        answerable: Bool[Tensor, " n"],
     ) -> dict[str, float]:
         labels = samples.targets[self.target].long()
-        answerable = (labels >= 0) & (labels < answers)
         metrics = {"accuracy": _percent(right)}
         if PRIOR in samples.targets:
             metrics["prior"] = _percent((samples.targets[PRIOR] == labels) & answerable)
         metrics |= _by_kind(samples, right, answerable & (samples.targets.get(KIND_PRIOR, labels) == labels))
         if bool(answerable.any()):  # a mean of nothing is no number
             metrics["loss"] = float(losses[answerable].double().mean())
-        return metrics | {
-            "answerable": _percent(answerable),
-            "n": float(len(labels)),
-            "answers": float(answers),
-        }
+        return metrics | {"answerable": _percent(answerable), "n": float(len(labels))}
 
 
 @in_full_precision
@@ -167,20 +168,6 @@ def answer_loss(logits: Float[Tensor, "b answers"], labels: Int64[Tensor, " b"])
     answerable = (labels >= 0) & (labels < logits.shape[1])
     total = F.cross_entropy(logits, labels.where(answerable, -100), ignore_index=-100, reduction="sum")
     return total / answerable.sum().clamp(min=1)
-
-
-@contextlib.contextmanager
-def _still(model: nn.Module) -> Iterator[None]:
-    """Evaluation mode without gradients, whose results may enter a graph; afterwards modes are what they were."""
-    modes = {part: part.training for part in model.modules()}
-    for part in modes:
-        part.training = False
-    try:
-        with torch.no_grad():
-            yield
-    finally:
-        for part, training in modes.items():
-            part.training = training
 
 
 def _require(head: nn.Module | None) -> FusedHead:
@@ -197,16 +184,6 @@ def _encode(
     load, device = samples.inputs[modality], model.device
     parts = [model.embed(modality, load(part).to(device, non_blocking=True)) for part in rows.split(batch_size)]
     return torch.cat(parts), place.to(device)
-
-
-def _outcome(
-    logits: Float[Tensor, "b answers"], labels: Int64[Tensor, " b"]
-) -> tuple[Bool[Tensor, " b"], Float[Tensor, " b"]]:
-    """Whether each answer is right, and its cross-entropy; those outside the classes are wrong, their loss is 0."""
-    answerable = (labels >= 0) & (labels < logits.shape[1])
-    ranks = label_ranks(logits, labels.where(answerable, 0))
-    losses = F.cross_entropy(logits, labels.where(answerable, -100), ignore_index=-100, reduction="none")
-    return (ranks == 0) & answerable, losses
 
 
 def _by_kind(samples: Samples, right: Bool[Tensor, " n"], guessed: Bool[Tensor, " n"]) -> dict[str, float]:

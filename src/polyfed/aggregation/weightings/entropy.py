@@ -36,5 +36,6 @@ class Entropy(Weighting):
         """1 / H, since the softmax over clients is taken of it; -inf where the client is wrong."""
         truth = evidence.truth()
         statistics = evidence.statistics({"winner", "entropy"}, tau=self.tau, mask_siblings=self.mask_siblings)
+        # a one-hot prediction has entropy 0, whose inverse would silence all others
         certainty = statistics["entropy"].clamp(min=self.floor).reciprocal()
         return certainty.masked_fill_(statistics["winner"] != truth, -math.inf)

@@ -10,8 +10,8 @@ from jaxtyping import Float
 from pydantic import Field
 from torch import Tensor
 
-from polyfed.aggregation.gca import contrastive_scores
 from polyfed.aggregation.statistics import row_statistics
+from polyfed.aggregation.tiles import contrastive_scores
 from polyfed.aggregation.weighting import OF_REPRESENTATIONS, Evidence, Weighting, log_share
 from polyfed.core.effects import Where
 from polyfed.core.errors import ConfigError
@@ -52,9 +52,11 @@ class GCA(Weighting):
     def _scores(self, evidence: Evidence, other: Float[Tensor, "n d"]) -> Float[Tensor, " n"]:
         items = evidence.siblings(self.mask_siblings)
         if items is None:
+            # the fast path: without siblings no item is looked for in the tiles
             return contrastive_scores(evidence.values, other, tau=self.tau, include_self=self.include_self)
         statistics = row_statistics(evidence.values, other, {"positive", "negatives_lse"}, tau=self.tau, items=items)
         if self.include_self:
             return log_share(statistics)
         positive, negatives = statistics["positive"], statistics["negatives_lse"]
+        # with no negative the difference is infinite, and one client would outweigh all
         return (positive - negatives).masked_fill_(negatives == -math.inf, 0)

@@ -13,7 +13,7 @@ from polyfed.core.effects import SEVERAL, SINGLE, Where
 class IoT(Weighting):
     """a_c n_c, a_c being ``factor`` for clients of several modalities and 1 for others (Zhao et al., IoTDI 2022).
 
-    FedIoT's weights of models, applied to what clients say of public samples: reamFL+IoT of the CreamFL paper.
+    FedIoT's weights of models, applied to clients' outputs on public samples: reamFL+IoT of the CreamFL paper.
     """
 
     factor: Annotated[float, Where(SINGLE) & Where(SEVERAL)] = Field(

@@ -32,11 +32,10 @@ class Margin(Weighting):
     def log_weights(self, evidence: Evidence) -> Float[Tensor, " n"]:
         """The margin over tau; 0 for a sample, or a class, that has no rival."""
         if evidence.is_scores:
-            return self._lead(evidence.values.to(working_dtype(evidence.values, evidence.values)))
+            scores = evidence.values.to(working_dtype(evidence.values, evidence.values))
+            # of a single class the first is also the last: no lead
+            leading = scores.topk(min(2, scores.shape[1]), dim=1).values
+            return torch.sub(leading[:, 0], leading[:, -1]) / self.tau
         statistics = evidence.statistics({"positive", "best_negative"}, tau=self.tau, mask_siblings=self.mask_siblings)
         margin = statistics["positive"] - statistics["best_negative"]
         return margin.masked_fill_(statistics["best_negative"] == -math.inf, 0)
-
-    def _lead(self, scores: Float[Tensor, "n C"]) -> Float[Tensor, " n"]:
-        top = scores.topk(min(2, scores.shape[1]), dim=1).values
-        return torch.sub(top[:, 0], top[:, -1]) / self.tau

@@ -3,22 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from itertools import chain, count
 from typing import Annotated, Literal
 
 import torch
 from pydantic import Field
 from torch import Tensor
 
+from polyfed.algorithms.algorithm import Client
 from polyfed.algorithms.shared.public_exchange import PublicExchange
 from polyfed.core.effects import SEVERAL, Inner, Never, Not, Only, Where
 from polyfed.data.samples import Batch, Samples
-from polyfed.federation.client import Client
-from polyfed.federation.public_outputs import Pair, interleave
+from polyfed.federation.public_outputs import Pair
 from polyfed.federation.settings import TrainingSettings
 from polyfed.federation.trainer import Trainer
-from polyfed.losses.adversarial import EncoderForm, discriminator_loss, encoder_loss
-from polyfed.models.discriminators import Discriminator
+from polyfed.losses.adversarial import Discriminator, EncoderForm, discriminator_loss, encoder_loss
 from polyfed.models.model import Model
 from polyfed.optim.settings import OptimizerSettings
 
@@ -65,6 +63,7 @@ class AdversarialAlignment(PublicExchange):
         """The discriminators of each modality."""
         super().add_modules(model)
         names = ["every"] if self.share_discriminators else list(model.encoders)
+        # without a weight there would be parameters that nothing trains
         for name in names if self.beta else []:
             for kind in ("own", "cross"):
                 model.extras[f"{DISCRIMINATORS}{kind}_{name}"] = Discriminator(
@@ -122,18 +121,15 @@ class AdversarialAlignment(PublicExchange):
     ) -> Iterator[Pair]:
         """Private and public batches of one epoch, as ``baa_update`` combines them."""
         private = client.batches(client.train, f"task-{epoch}")
+        # a client none of whose modalities the server encodes has nothing to align with
         able = any(name in server_outputs for name in client.model.modalities)
         if not self.beta or not able:
             yield from ((batch, None) for batch in private)
             return
-        size, view = self.public_batch_size, self.public_augment
-        # as many passes over P as private batches call for; each has a draw of its own
-        passes = (
-            client.public_batches(f"align-{epoch}-{number}", size, augment=view, samples=samples) for number in count()
-        )
-        if self.baa_update == "alternate":
-            yield from ((None, batch) for batch in next(passes))
-            yield from ((batch, None) for batch in private)
+        size, wanted = self.public_batch_size, self.public_batches_per_epoch
+        if self.baa_update == "joint":
+            yield from self.mixed_batches(client, private, f"align-{epoch}", size, wanted, samples)
         else:
-            wanted = self.public_batches_per_epoch
-            yield from interleave(private, chain.from_iterable(passes), client.steps_an_epoch, wanted)
+            public = client.public_batches(f"align-{epoch}-0", size, augment=self.public_augment, samples=samples)
+            yield from ((None, batch) for batch in public)
+            yield from ((batch, None) for batch in private)

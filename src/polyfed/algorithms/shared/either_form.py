@@ -9,10 +9,10 @@ from typing import Annotated, Literal
 from pydantic import Field
 from torch import Tensor
 
+from polyfed.algorithms.algorithm import Client, ClientInfo
 from polyfed.algorithms.shared.public_exchange import PublicExchange
 from polyfed.core.effects import Only
 from polyfed.data.samples import Batch
-from polyfed.federation.client import Client, ClientInfo
 from polyfed.federation.participant import Participant
 from polyfed.federation.public_outputs import LogitKind, OutputKind, PublicOutputs, RepresentationKind
 from polyfed.models.model import CachedModel
@@ -63,6 +63,7 @@ class EitherForm(PublicExchange):
 
     def client_outputs(self, client: Client, order: str, names: Sequence[str]) -> PublicOutputs:
         """The client's outputs on the exchanged samples, name -> [n, w]."""
+        # drawn alike by all from seed and round, so that no index crosses
         samples = client.exchanged(self.public_samples)
         outputs = self.output_kind.of(client, samples, training=self.extraction == "train")
         return self.output_kind.bundle({name: value for name, value in outputs.items() if name in names}, order)

@@ -10,13 +10,12 @@ from pydantic import Field
 from torch import Tensor
 
 from polyfed.aggregation.ensemble import Ensembled
+from polyfed.algorithms.algorithm import Cohort, Server
 from polyfed.algorithms.shared.ensembles import EnsembleTeacher
 from polyfed.algorithms.shared.public_exchange import DISTILS, PublicExchange
 from polyfed.core.effects import Condition, Not, Only
 from polyfed.core.errors import ConfigError
 from polyfed.data.samples import Batch
-from polyfed.federation.cohort import Cohort
-from polyfed.federation.server import Server
 from polyfed.federation.settings import TrainingSettings
 from polyfed.federation.trainer import Trainer
 from polyfed.losses.distillation import DISTILLATIONS, Distillation
@@ -44,6 +43,7 @@ class ServerTask(PublicExchange):
 
     def round(self, server: Server, cohort: Cohort) -> None:
         """Ask the cohort, train on P, and learn from what clients sent."""
+        # clients get what the server saw before this round's training; see server_first
         targets = self.aggregate(server, cohort, self.server_outputs(server))
         self.train_task(server)
         self.distil(server, targets)
@@ -126,13 +126,12 @@ class EnsembleDistillation(AlternatingDistillation):
         samples = server.exchanged(self.public_samples)
         if self.kd_joint and len(samples) < len(server.public_set):  # the task is trained on all of P
             index, samples = server.exchanged_index(self.public_samples), server.public_set
-            targets = scattered(targets, index, len(samples))
-        server.model.train()
+            targets = {name: _scattered(target, index, len(samples)) for name, target in targets.items()}
         # without a target there is still the task to train, if it has no passes of its own
-        for epoch in server.epochs(self.kd_epochs if targets or self.kd_joint else 0):
-            for batch in server.public_batches(f"distil-{epoch}", size, augment=self.public_augment, samples=samples):
-                loss = self.kd_weight * self.distillation_loss(server, batch, targets)
-                trainer.step(loss + server.task_loss(batch) if self.kd_joint else loss)
+        epochs = self.kd_epochs if targets or self.kd_joint else 0
+        for batch in self.public_passes(server, "distil", epochs, size, samples):
+            loss = self.kd_weight * self.distillation_loss(server, batch, targets)
+            trainer.step(loss + server.task_loss(batch) if self.kd_joint else loss)
         server.record(**self.distances(server, targets, "after"))
 
     def distiller(self, server: Server) -> tuple[Trainer, int]:
@@ -141,6 +140,7 @@ class EnsembleDistillation(AlternatingDistillation):
 
     def distillation_loss(self, server: Server, batch: Batch, targets: Mapping[str, Ensembled]) -> Tensor:
         """Sum over outputs of the distance to the targets; samples without a target do not count."""
+        # with gradient, and only of outputs that somebody sent
         outputs = self.output_kind.outputs(server, batch, list(targets))
         losses = [
             DISTILLATIONS[self.kd_loss](outputs[name], target.values[batch.index], target.valid[batch.index])
@@ -149,13 +149,11 @@ class EnsembleDistillation(AlternatingDistillation):
         return torch.stack(losses).sum() if losses else torch.zeros((), device=server.device)
 
 
-def scattered(targets: Mapping[str, Ensembled], index: Tensor, total: int) -> dict[str, Ensembled]:
+def _scattered(target: Ensembled, index: Tensor, total: int) -> Ensembled:
     """Targets of the samples at ``index`` as targets of the whole public set; the others have none."""
-    result = {}
-    for name, (values, valid) in targets.items():
-        rows = index.to(values.device)
-        result[name] = Ensembled(
-            values.new_zeros(total, values.shape[1]).index_copy_(0, rows, values),
-            valid.new_zeros(total).index_copy_(0, rows, valid),
-        )
-    return result
+    values, valid = target
+    rows = index.to(values.device)
+    return Ensembled(
+        values.new_zeros(total, values.shape[1]).index_copy_(0, rows, values),
+        valid.new_zeros(total).index_copy_(0, rows, valid),
+    )

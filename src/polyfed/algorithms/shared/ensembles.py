@@ -13,12 +13,11 @@ from torch.nn import functional as F
 from polyfed.aggregation.ensemble import Ensemble, Ensembled
 from polyfed.aggregation.weighting import OF_REPRESENTATIONS, Evidence, Weighting
 from polyfed.aggregation.weightings.mean import Mean
-from polyfed.algorithms.algorithm import Reply
+from polyfed.algorithms.algorithm import Reply, Server
 from polyfed.algorithms.shared.public_exchange import DISTILS, PublicExchange, fixed_sample
 from polyfed.core.effects import Facts
 from polyfed.core.errors import ConfigError
 from polyfed.federation.public_outputs import PublicOutputs, clip_row_norms
-from polyfed.federation.server import Server
 from polyfed.losses.distillation import DISTILLATIONS
 
 HEAT_MAP_SAMPLES = 256
@@ -54,6 +53,7 @@ class EnsembleTeacher(PublicExchange):
                 f"algorithm.aggregation '{self.aggregation.component_name()}' contrasts modalities, but server.model "
                 f"encodes {list(server.model.modalities)}; add an encoder, or choose mean or sed"
             )
+        # samples are classes of their own where representations cross
         has_labels = not self.exchanges_logits or self.output_kind.labels(server, server.public_set) is not None
         if self.aggregation.needs_labels and not has_labels:
             raise ConfigError(
@@ -84,10 +84,7 @@ class EnsembleTeacher(PublicExchange):
 class Ensembles:
     """One weighted ensemble an output, into which clients' replies are folded as they come.
 
-    Args:
-        method: says how clients are weighed.
-        server: for whom.
-        server_outputs: the server's own, output -> [n, w], beside which clients are weighed.
+    Clients are weighed as the method says, beside the server's own outputs, output -> [n, w].
     """
 
     def __init__(self, method: EnsembleTeacher, server: Server, server_outputs: PublicOutputs) -> None:
@@ -100,6 +97,7 @@ class Ensembles:
     def add(self, reply: Reply, client_outputs: Mapping[str, Float[Tensor, "n w"]]) -> None:
         """Fold in one client's outputs; no row outweighs others by its norm."""
         for output, rows in client_outputs.items():
+            # weights come of the clipped rows, which are those that count
             values = self.clipped(rows)
             self.add_weighed(output, reply.sender.id, values, self.log_weights(reply, output, values))
 
@@ -127,6 +125,7 @@ class Ensembles:
         """Fold in rows whose weights are known."""
         if output not in self._ensembles:
             count, width = self._server_outputs[output].shape
+            # weights of all samples of all clients would outgrow the ensemble
             shown = fixed_sample(self._server, count, min(HEAT_MAP_SAMPLES, count))
             self._ensembles[output] = Ensemble(count, width, self._server.device, record=shown)
         self._ensembles[output].add(values, log_weights)
@@ -138,9 +137,9 @@ class Ensembles:
         for output, ensemble in self._ensembles.items():
             self._server.arrays[f"weights.{output}"] = (ensemble.weights(), senders[output])
         self._server.record(**{f"senders.{output}": float(len(names)) for output, names in senders.items()})
-        return {output: self._target(ensemble.result()) for output, ensemble in self._ensembles.items()}
-
-    def _target(self, ensembled: Ensembled) -> Ensembled:
-        if not self._method.renormalise_target:
-            return ensembled
-        return ensembled._replace(values=F.normalize(ensembled.values, dim=-1))
+        targets = {output: ensemble.result() for output, ensemble in self._ensembles.items()}
+        if self._method.renormalise_target:
+            return {
+                name: target._replace(values=F.normalize(target.values, dim=-1)) for name, target in targets.items()
+            }
+        return targets

@@ -2,25 +2,42 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import Annotated
 
 from pydantic import Field
-from torch import Tensor
 
 from polyfed.aggregation.averaging import Averaging
 from polyfed.aggregation.collaboration import Holder
-from polyfed.algorithms.algorithm import Algorithm, Reply, client_query, each
+from polyfed.algorithms.algorithm import Algorithm, Client, Cohort, Reply, Server, Weights, client_query, each
 from polyfed.core.effects import Only
 from polyfed.core.errors import PayloadError
-from polyfed.federation.client import Client
-from polyfed.federation.cohort import Cohort
-from polyfed.federation.server import Server
-from polyfed.federation.types import Outline, outline_of
-from polyfed.wire.payload import Weights
+from polyfed.federation.types import outline_of
+
+ReplyCheck = Callable[[Reply], None]
 
 
-class GlobalModels(Algorithm):
+class GlobalEvaluation(Algorithm):
+    """Methods whose clients are judged by the global model of their type, and not by one of their own."""
+
+    @property
+    def is_personal(self) -> bool:
+        """Clients are judged by the global model of their type."""
+        return False
+
+    def evaluate_clients(self, server: Server, cohort: Cohort) -> Mapping[str, Mapping[str, float]]:
+        """Every asked client's test metrics of the global model of its type."""
+        replies = cohort.ask(self.assess_global, weights=each(server.weights_for))
+        return {reply.sender.id: reply.payload.scalars for reply in replies}  # type: ignore[misc]
+
+    @client_query(float)
+    def assess_global(self, client: Client, weights: Weights) -> Reply:
+        """Evaluate the received model on the client's test samples."""
+        client.load_weights(weights)
+        return self.assess(client)
+
+
+class GlobalModels(GlobalEvaluation):
     """Each type of clients has a global model, which its clients receive, train and are judged by."""
 
     local_epochs: Annotated[int, Only(local_steps=None)] = Field(
@@ -39,25 +56,36 @@ class GlobalModels(Algorithm):
         """Start everybody from common initial weights."""
         server.share_weights()
 
-    def shape_check(self, server: Server) -> ShapeCheck:
+    def shape_check(self, server: Server) -> ReplyCheck:
         """The check that a reply's weights are those of its sender's architecture."""
-        return ShapeCheck(server)
+        return weights_check(server)
 
-    @property
-    def is_personal(self) -> bool:
-        """Clients are judged by the global model of their type."""
-        return False
 
-    def evaluate_clients(self, server: Server, cohort: Cohort) -> Mapping[str, Mapping[str, float]]:
-        """Every asked client's test metrics of the global model of its type."""
-        replies = cohort.ask(self.assess_global, weights=each(server.weights_for))
-        return {reply.sender.id: reply.payload.scalars for reply in replies}  # type: ignore[misc]
+def weights_check(server: Server, part: Collection[str] | None = None) -> ReplyCheck:
+    """Raises PayloadError for a reply whose ``weights`` are not all tensors (or the ``part``) of its sender's model.
 
-    @client_query(float)
-    def assess_global(self, client: Client, weights: Weights) -> Reply:
-        """Evaluate the received model on the client's test samples."""
-        client.load_weights(weights)
-        return self.assess(client)
+    Types of numbers must be the server's as well as shapes: a mean takes on that of the first tensor in it.
+    """
+
+    def check(reply: Reply) -> None:
+        expected = server.outline(server.type_of(reply.sender))
+        if part is not None:
+            expected = {name: shape for name, shape in expected.items() if name in part}
+        # names too: a tensor too many would be averaged into the model
+        received = outline_of(reply.weights)
+        if received != expected:
+            first = min(name for name, _ in set(received.items()) ^ set(expected.items()))
+            fault = "do not match the architecture" if part is None else "are not the part that was asked for"
+            raise PayloadError(f"weights {fault}, first at '{first}'")
+
+    return check
+
+
+def noted(replies: Iterable[Reply], note: Callable[[Reply], None]) -> Iterator[Reply]:
+    """The replies as they come, each shown to ``note`` just before it is used: none is held."""
+    for reply in replies:
+        note(reply)
+        yield reply
 
 
 def average(server: Server, cohort: Cohort, replies: Iterable[Reply], averaging: Averaging) -> None:
@@ -77,9 +105,7 @@ def holders_of(server: Server) -> dict[str, Holder]:
     """The global models, as aggregation sees them."""
     return {
         name: Holder(
-            kind.modalities,
-            server.blueprints[kind.architecture].places,
-            tuple(client.id for client in kind.clients),
+            kind.modalities, server.blueprints[kind.architecture].places, tuple(client.id for client in kind.clients)
         )
         for name, kind in server.types.items()
     }
@@ -88,25 +114,3 @@ def holders_of(server: Server) -> dict[str, Holder]:
 def shapes_of(server: Server) -> dict[str, dict[str, tuple[int, ...]]]:
     """Type -> name -> shape of a tensor of its global model."""
     return {kind: {name: tuple(shape) for name, shape in server.shapes(kind).items()} for kind in server.types}
-
-
-class ShapeCheck:
-    """Raises PayloadError for a reply whose weights are not those of its sender's architecture."""
-
-    def __init__(self, server: Server) -> None:
-        self._server = server
-
-    def __call__(self, reply: Reply) -> None:
-        """Check a reply with ``weights``."""
-        wrong = shape_mismatch(reply.weights, self._server.outline(self._server.type_of(reply.sender)))
-        if wrong is not None:
-            raise PayloadError(f"weights do not match the architecture, first at '{wrong}'")
-
-
-def shape_mismatch(weights: Mapping[str, Tensor], outline: Outline) -> str | None:
-    """The first tensor that is missing, too much, or of another shape or type of numbers than it must be; or None.
-
-    Types of numbers are the server's: a mean takes on that of the first tensor in it.
-    """
-    received = outline_of(weights)
-    return None if received == outline else min(name for name, _ in set(received.items()) ^ set(outline.items()))

@@ -9,19 +9,17 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from polyfed.algorithms.algorithm import Algorithm, Reply, client_query
+from polyfed.algorithms.algorithm import Algorithm, Client, ClientInfo, Reply, Server, Weights, client_query
 from polyfed.core.effects import PAIRING, SEVERAL, SINGLE, Inner, Never, Not, Only, Where
 from polyfed.core.errors import RunError
 from polyfed.data.samples import Batch, Samples
-from polyfed.federation.client import Client, ClientInfo, Guide
-from polyfed.federation.server import Server
+from polyfed.federation.client import Guide
 from polyfed.federation.settings import TrainingSettings
 from polyfed.federation.trainer import Trainer
 from polyfed.models.fused import Fused, Guidance, Partner, SampleFeatures, of_batch, of_rows
 from polyfed.models.fusion import GranularityFusion
 from polyfed.models.model import Model
 from polyfed.optim.settings import OptimizerSettings
-from polyfed.wire.payload import Weights
 
 FUSION, VERSION = "fusion", "version"
 FUSES = Only(fusion=Not("none"))
@@ -86,6 +84,7 @@ class GuidedFusion(Algorithm):
         """The encoders that clients are to have, and the round of their broadcast."""
         if self.fusion == "none":
             return 0, {}
+        # the last round in which encoders were broadcast, counted from the first
         version = server.clock.round - (server.clock.round - 1) % self.broadcast_every
         if version == server.clock.round:
             own = server.model.state_dict()
@@ -104,6 +103,7 @@ class GuidedFusion(Algorithm):
         """Those of the encoders that a client is sent."""
         if self.send_encoders == "all":
             return dict(encoders)
+        # the norm after the encoders belongs to all of them
         own = tuple(f"encoders.{name}." for name in client.modalities)
         return {name: value for name, value in encoders.items() if name.startswith((*own, "final_norm."))}
 
@@ -139,6 +139,7 @@ class GuidedFusion(Algorithm):
 
     def fusion_trainer(self, client: Client) -> Trainer:
         """The optimiser of the fusion."""
+        # the paper trains the fusion of image-text clients a fiftieth as fast
         settings = self.fusion_training_several if len(client.model.modalities) > 1 else self.fusion_training
         return client.trainer(FUSION, settings, lambda name: name.startswith(f"extras.{FUSION}"))
 
@@ -156,6 +157,7 @@ class GuidedFusion(Algorithm):
         if not kept or int(kept[VERSION]) != version:
             held = f"those of round {int(kept[VERSION])}" if kept else "none"
             raise RunError(f"the server's encoders of round {version} are needed, but this client has {held}")
+        # in the evaluation view: what is cached must not depend on a draw
         guidance = self._guidance(client, self._guide(client).train, kept)
         if self.cache_global_features:
             self._remember(client, guidance, version)

@@ -1,22 +1,23 @@
-"""The base of methods whose participants exchange what they see in a public set."""
+"""The base of methods whose participants exchange outputs on a public set."""
 
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from itertools import chain, count
 from typing import Annotated, Any, ClassVar, Literal
 
 import torch
 from pydantic import Field
 from torch import Tensor
 
-from polyfed.algorithms.algorithm import Algorithm, Lifetime, Reply
+from polyfed.algorithms.algorithm import Algorithm, Client, Cohort, Lifetime, Reply, Server
 from polyfed.core.effects import Not, Only
 from polyfed.core.errors import ConfigError
 from polyfed.core.randomness import generator
-from polyfed.federation.cohort import Cohort
-from polyfed.federation.public_outputs import LogitKind, OutputKind, PublicOutputs, RepresentationKind
-from polyfed.federation.server import Server
+from polyfed.data.samples import Batch, Samples
+from polyfed.federation.participant import Participant
+from polyfed.federation.public_outputs import LogitKind, OutputKind, Pair, PublicOutputs, RepresentationKind, interleave
 
 DISTILS = Only(kd_epochs=Not(0), kd_weight=Not(0))
 """The server learns from what clients send."""
@@ -96,6 +97,27 @@ class PublicExchange(Algorithm):
     def distil(self, server: Server, targets: Mapping[str, Any]) -> None:
         """Teach the server's model what ``aggregate`` made."""
 
+    def public_passes(
+        self, participant: Participant, purpose: str, epochs: int, size: int, samples: Samples | None = None
+    ) -> Iterator[Batch]:
+        """Batches of shuffled passes over public samples (None: all of P), to train on, as ``public_augment`` says."""
+        participant.model.train()
+        for epoch in participant.epochs(epochs):
+            yield from participant.public_batches(
+                f"{purpose}-{epoch}", size, augment=self.public_augment, samples=samples
+            )
+
+    def mixed_batches(
+        self, client: Client, private: Iterator[Batch], purpose: str, size: int, wanted: int | None, samples: Samples
+    ) -> Iterator[Pair]:
+        """Private batches of an epoch, and ``wanted`` public ones (None: one each) spread evenly among them."""
+        # as many passes over public samples as private batches call for; each has a draw of its own
+        passes = (
+            client.public_batches(f"{purpose}-{number}", size, augment=self.public_augment, samples=samples)
+            for number in count()
+        )
+        return interleave(private, chain.from_iterable(passes), client.steps_an_epoch, wanted)
+
     def outputs_check(self, server_outputs: PublicOutputs, field: str) -> Callable[[Reply], None]:
         """Raises PayloadError for a reply whose ``field`` is not what its sender was asked for."""
         rows, width = next(iter(server_outputs.values())).shape
@@ -109,5 +131,6 @@ class PublicExchange(Algorithm):
 
 def fixed_sample(server: Server, total: int, count: int) -> Tensor:
     """Ascending indices of ``count`` among ``total`` exchanged samples, the same in every round, for diagnostics."""
+    # without the round: figures of two rounds are to be comparable
     order = torch.randperm(total, generator=generator(server.clock.seed, "diagnostic"))
     return order[:count].sort().values

@@ -1,9 +1,9 @@
-"""What FedAID and FedDRA share: guidance by a teacher aligner, and weights of clients by their losses."""
+"""What FedAID and FedDRA share: guidance by anchors of a teacher aligner, and weights of clients by their losses."""
 
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Annotated, ClassVar, Literal, Self
 
 import torch
@@ -11,21 +11,20 @@ from pydantic import Field, model_validator
 from torch import Tensor
 
 from polyfed.aggregation.mean import WeightedMean
-from polyfed.aggregation.robust import SMALLEST_WEIGHT, chi_square, mirror_step_of
-from polyfed.algorithms.algorithm import Lifetime, Reply
-from polyfed.algorithms.shared.global_models import GlobalModels, shape_mismatch
+from polyfed.aggregation.robust import SMALLEST_WEIGHT, Divergence, chi_square, mirror_step_of
+from polyfed.algorithms.algorithm import Client, ClientInfo, Cohort, Lifetime, Reply, Server, Weights
+from polyfed.algorithms.shared.global_models import GlobalModels
 from polyfed.core.effects import Not, Only
-from polyfed.core.errors import ConfigError, PayloadError
+from polyfed.core.errors import ConfigError
 from polyfed.data.samples import Batch
-from polyfed.federation.client import Client, ClientInfo
-from polyfed.federation.cohort import Cohort
-from polyfed.federation.server import Server
-from polyfed.losses.guidance import GuidanceReduction, contrastive_guidance, squared_distance
+from polyfed.federation.participant import Regulariser
+from polyfed.losses.distillation import GuidanceReduction, squared_distance
+from polyfed.losses.info_nce import info_nce
+from polyfed.models.aligner import Aligner
 from polyfed.models.binding import Bound, EncoderFeatures, Parts, aligners_of
 from polyfed.models.model import Embedder, Model
 from polyfed.models.slots import places
 from polyfed.tasks.pairing import PairTask
-from polyfed.wire.payload import Weights
 
 _W = "robust_weights"
 
@@ -33,11 +32,110 @@ SQUARED = Only(guidance="l2", guidance_weight=Not(0))
 CONTRASTIVE = Only(guidance="contrastive", guidance_weight=Not(0))
 
 
-class RobustAlignment(GlobalModels):
+class RobustWeights(GlobalModels):
+    """Methods whose server keeps a weight w_k for every client, which grows with the client's loss (Eq. 4)."""
+
+    gamma: Annotated[float, Only(rho=Not(0)) | Only(divergence="none")] = Field(
+        default=0.5, ge=0, le=1e3, description="step of w (Eq. 4); 0: w stays uniform. FedDRA's code: 0.01 x 50 steps"
+    )
+    rho: Annotated[float, Only(divergence=Not("none"))] = Field(
+        default=1.0, ge=0, description="radius of the uncertainty set; 0: w stays uniform"
+    )
+    divergence: Divergence = Field(
+        default="chi_square",
+        description="bounds w; none: the simplex alone (AFL); released: FedDRA's loose search for chi_square",
+    )
+    weight_use: Literal["aggregate", "loss", "both", "none"] = Field(
+        default="aggregate",
+        description="how w acts on the robust aligner: as share in its mean, as factor n w_k of the client's loss "
+        "(without effect under Adam), both, or not at all",
+    )
+    measure_share: float = Field(
+        default=1.0, gt=0, le=1, description="share of a client's training samples that its loss v is measured on"
+    )
+
+    @model_validator(mode="after")
+    def _has_a_search(self) -> Self:
+        if self.divergence == "released" and self.rho == 0:
+            raise ValueError("rho 0 with divergence 'released': its search fails there; use chi_square")
+        return self
+
+    # ---- server half
+
+    def setup(self, server: Server) -> None:
+        """Common initial weights, and uniform w."""
+        super().setup(server)
+        share = 1 / len(server.clients)
+        # in fp64, in which the mirror step computes
+        server.state[_W] = {client.id: torch.tensor(share, dtype=torch.float64) for client in server.clients}
+
+    def robust_mean(self, server: Server, replies: Iterable[Reply]) -> dict[str, Tensor]:
+        """sum_k w_k theta*_k over those who replied (their w together being 1), or the uniform mean."""
+        mean, weights = WeightedMean(), server.state[_W]
+        by_weight = self.weight_use in ("aggregate", "both")
+        for reply in replies:
+            # a w that has vanished still counts: alike where nobody has more, else for nothing that is seen
+            mean.add(reply.weights, max(float(weights[reply.sender.id]), SMALLEST_WEIGHT) if by_weight else 1.0)
+        return mean.take()
+
+    def loss_factor(self, server: Server) -> Callable[[ClientInfo], float]:
+        """n w_k for every client, whose mean is one; one where w is no factor of losses."""
+        if self.weight_use not in ("loss", "both"):
+            return lambda client: 1.0
+        return lambda client: len(server.clients) * float(server.state[_W][client.id])
+
+    def reweigh(self, server: Server, losses: Mapping[str, float]) -> None:
+        """w <- Proj(w e^(gamma v) / sum) among the clients that reported their loss (Eq. 4), and record both.
+
+        What these weigh together does not change: of the others nothing is known.
+        """
+        names = [client.id for client in server.clients]
+        present = torch.tensor([name in losses for name in names])
+        if not bool(present.any()):
+            return
+        w = torch.stack([server.state[_W][name].cpu() for name in names])
+        v = torch.tensor([losses[name] for name in names if name in losses], dtype=torch.float64)
+        moved = mirror_step_of(w, present, v, gamma=self.gamma, rho=self.rho, divergence=self.divergence)
+        server.state[_W] = {name: value.clone() for name, value in zip(names, moved, strict=True)}
+        server.record(
+            **{f"loss.{name}": value for name, value in losses.items()},
+            **{f"weight.{name}": float(value) for name, value in server.state[_W].items()},
+            worst_loss=max(losses.values()),
+            chi_square=float(chi_square(moved)),
+        )
+
+    # ---- client half
+
+    @torch.no_grad()
+    def measured(self, client: Client, loss: Callable[[Model, Batch], Tensor]) -> dict[str, float]:
+        """``loss``: mean over the measured samples of a loss in evaluation mode and view; nothing without a batch.
+
+        A contrast depends on the size of its batch, so that all are as large as in training, and one at least is
+        measured; a client that cannot fill one is measured on all that it has, which flatters it.
+        """
+        # drawn anew each round, so that a share of the data is not always the same one
+        order = torch.randperm(len(client.train), generator=client.generator("measured"))
+        size = client.training.batch_size
+        count = max(1, round(self.measure_share * len(order)) // size) * size
+        client.model.eval()
+        values: list[Tensor] = []
+        sizes: list[int] = []
+        for index in torch.split(order[:count], size):
+            if len(index) > 1:  # a single sample has nothing to be contrasted with
+                batch = client.train.batch(index).to(client.device)
+                with client.autocast():
+                    values.append(loss(client.model, batch).float())
+                sizes.append(len(index))
+        if not sizes:
+            return {}
+        losses = torch.stack(values).cpu().double()  # one wait for a device, which need not know float64
+        return {"loss": float(losses @ torch.tensor(sizes, dtype=torch.float64)) / sum(sizes)}
+
+
+class RobustAlignment(RobustWeights):
     """Base of the methods that bind local alignment to a distributionally robust teacher.
 
-    All clients train one model whose encoders have align modules (``model.aligner``). The server keeps, besides that
-    model, a weight w_k for every client, which grows with the client's loss (Eq. 4).
+    All clients train one model whose encoders have align modules (``model.aligner``).
     """
 
     keeps: ClassVar[Mapping[str, Lifetime]] = {
@@ -62,34 +160,14 @@ class RobustAlignment(GlobalModels):
     contrast_temperature: Annotated[float, CONTRASTIVE] = Field(
         default=0.07, ge=0.01, le=1, description="of contrastive guidance, and of L_CL in FedAID's second stage"
     )
-    gamma: Annotated[float, Only(rho=Not(0)) | Only(divergence="none")] = Field(
-        default=0.5, ge=0, le=1e3, description="step of w (Eq. 4); 0: w stays uniform. FedDRA's code: 0.01 x 50 steps"
-    )
-    rho: Annotated[float, Only(divergence=Not("none"))] = Field(
-        default=1.0, ge=0, description="radius of the uncertainty set; 0: w stays uniform"
-    )
-    divergence: Literal["chi_square", "kl", "none", "released"] = Field(
-        default="chi_square",
-        description="bounds w; none: the simplex alone (AFL); released: FedDRA's loose search for chi_square",
-    )
-    weight_use: Literal["aggregate", "loss", "both", "none"] = Field(
-        default="aggregate",
-        description="how w acts on the robust aligner: as share in its mean, as factor n w_k of the client's loss "
-        "(without effect under Adam), both, or not at all",
-    )
     mean: Literal["uniform", "samples"] = Field(
         default="uniform", description="average of models over clients: all alike (paper), or by sample count"
-    )
-    measure_share: float = Field(
-        default=1.0, gt=0, le=1, description="share of a client's training samples that its loss v is measured on"
     )
 
     @model_validator(mode="after")
     def _trainable(self) -> Self:
         if self.guidance_weight == self.task_weight == 0:
             raise ValueError("guidance_weight and task_weight are both 0: there is nothing to train; set one above 0")
-        if self.divergence == "released" and self.rho == 0:
-            raise ValueError("rho 0 with divergence 'released': its search fails there; use chi_square")
         return self
 
     # ---- server half
@@ -114,9 +192,6 @@ class RobustAlignment(GlobalModels):
                 f"'{server.types[kind].modalities[0]}'; give them pairs, or leave them to another method"
             )
         super().setup(server)
-        share = 1 / len(server.clients)
-        # in fp64, in which the mirror step computes
-        server.state[_W] = {client.id: torch.tensor(share, dtype=torch.float64) for client in server.clients}
 
     @abstractmethod
     def round(self, server: Server, cohort: Cohort) -> None:
@@ -146,42 +221,6 @@ class RobustAlignment(GlobalModels):
             mean.add(reply.weights, 1.0 if self.mean == "uniform" else reply.num_examples)
         return mean.take()
 
-    def robust_mean(self, server: Server, replies: Iterable[Reply]) -> dict[str, Tensor]:
-        """sum_k w_k theta*_k over those who replied (their w together being 1), or the uniform mean.
-
-        Those whose w has vanished count alike where nobody has more.
-        """
-        mean, weights = WeightedMean(), server.state[_W]
-        by_weight = self.weight_use in ("aggregate", "both")
-        for reply in replies:
-            mean.add(reply.weights, max(float(weights[reply.sender.id]), SMALLEST_WEIGHT) if by_weight else 1.0)
-        return mean.take()
-
-    def loss_factor(self, server: Server) -> Callable[[ClientInfo], float]:
-        """n w_k for every client, whose mean is one; one where w is no factor of losses."""
-        if self.weight_use not in ("loss", "both"):
-            return lambda client: 1.0
-        return lambda client: len(server.clients) * float(server.state[_W][client.id])
-
-    def reweigh(self, server: Server, losses: Mapping[str, float]) -> None:
-        """w <- Proj(w e^(gamma v) / sum) among the clients that told their loss (Eq. 4), and record both.
-
-        What these weigh together does not change: of the others nothing is known.
-        """
-        names = [client.id for client in server.clients]
-        present = torch.tensor([name in losses for name in names])
-        if bool(present.any()):
-            w = torch.stack([server.state[_W][name].cpu() for name in names])
-            v = torch.tensor([losses[name] for name in names if name in losses], dtype=torch.float64)
-            moved = mirror_step_of(w, present, v, gamma=self.gamma, rho=self.rho, divergence=self.divergence)
-            server.state[_W] = {name: value.clone() for name, value in zip(names, moved, strict=True)}
-            server.record(
-                **{f"loss.{name}": value for name, value in losses.items()},
-                **{f"weight.{name}": float(value) for name, value in server.state[_W].items()},
-                worst_loss=max(losses.values()),
-                chi_square=float(chi_square(moved)),
-            )
-
     # ---- client half
 
     def local_loss(self, client: Client, local: Bound, anchors: Bound, batch: Batch) -> Tensor:
@@ -193,70 +232,53 @@ class RobustAlignment(GlobalModels):
             parts.append(self.guidance_weight * self.guidance_loss(client, local, anchors, batch))
         return torch.stack(parts).sum()
 
-    def task_loss(self, client: Client) -> Callable[[Embedder, Batch], Tensor]:
-        """The task's loss of the model under training, each input encoded only once."""
-        return lambda model, batch: client.task.loss(local_view(client.model), client.head, batch)
+    def anchored_loss(self, client: Client, anchors: Mapping[str, Aligner]) -> Regulariser:
+        """Eq. 2 with anchors that other aligners give of the client's moving encoder, to which gradient flows."""
+
+        def loss(model: Embedder, batch: Batch) -> Tensor:
+            features = EncoderFeatures(client.model)
+            return self.local_loss(client, Bound(features, aligners_of(client.model)), Bound(features, anchors), batch)
+
+        return loss
 
     def guidance_loss(self, client: Client, local: Bound, anchors: Bound, batch: Batch) -> Tensor:
         """L_guide: distance of local and anchor representations, summed over modalities (Eq. 1)."""
         losses = []
         for modality, x in batch.inputs.items():
+            # both of one embedded batch: an EncoderFeatures is made for it and shared
             z, target = local.represent(modality, x), anchors.represent(modality, x)
             if self.guidance == "l2":
                 losses.append(squared_distance(z, target, self.guidance_reduction))
             else:
                 siblings = client.task.siblings(batch) if isinstance(client.task, PairTask) else None
-                losses.append(contrastive_guidance(z, target, self.contrast_temperature, siblings))
+                losses.append(info_nce(z, target, 1 / self.contrast_temperature, siblings))
         return torch.stack(losses).sum()
 
-    @torch.no_grad()
-    def measured(self, client: Client, loss: Callable[[Model, Batch], Tensor]) -> dict[str, float]:
-        """``loss``: mean over the measured samples of a loss in evaluation mode and view; nothing without a batch.
-
-        A contrast depends on the size of its batch, so that all are as large as in training, and one at least is
-        measured; a client that cannot fill one is measured on all that it has, which flatters it.
-        """
-        order = torch.randperm(len(client.train), generator=client.generator("measured"))
-        size = client.training.batch_size
-        count = max(1, round(self.measure_share * len(order)) // size) * size
-        client.model.eval()
-        values: list[Tensor] = []
-        sizes: list[int] = []
-        for index in torch.split(order[:count], size):
-            if len(index) > 1:
-                batch = client.train.batch(index).to(client.device)
-                with client.autocast():
-                    values.append(loss(client.model, batch).float())
-                sizes.append(len(index))
-        if not sizes:
-            return {}
-        losses = torch.stack(values).cpu().double()  # one wait for a device, which need not know float64
-        return {"loss": float(losses @ torch.tensor(sizes, dtype=torch.float64)) / sum(sizes)}
+    def train_part(
+        self, client: Client, names: Iterable[str], purpose: str, loss: Regulariser, factor: float
+    ) -> Mapping[str, Tensor]:
+        """``robust_steps`` steps on ``factor`` times a loss that move the named tensors alone; the model after them."""
+        trained = set(names)
+        client.trainer(only=lambda name: name in trained)  # what fit will use
+        client.fit(
+            client.train,
+            epochs=1,
+            steps=self.robust_steps,
+            purpose=purpose,
+            task_weight=0,
+            regulariser=lambda model, batch: factor * loss(model, batch),
+        )
+        return client.model.state_dict()
 
 
-class PartShapeCheck:
-    """Raises PayloadError for a reply whose weights are not the named tensors of its sender's architecture."""
-
-    def __init__(self, server: Server, names: Iterable[str]) -> None:
-        self._server, self._names = server, set(names)
-
-    def __call__(self, reply: Reply) -> None:
-        """Check a reply with ``weights``."""
-        outline = self._server.outline(self._server.type_of(reply.sender))
-        expected = {name: shape for name, shape in outline.items() if name in self._names}
-        wrong = shape_mismatch(reply.weights, expected)
-        if wrong is not None:
-            raise PayloadError(f"weights are not the part that was asked for, first at '{wrong}'")
+def task_loss(client: Client) -> Callable[[Embedder, Batch], Tensor]:
+    """The task's loss of the model under training, each input encoded only once."""
+    return lambda model, batch: client.task.loss(local_view(client.model), client.head, batch)
 
 
 def selected(tensors: Mapping[str, Tensor], names: Iterable[str]) -> Weights:
     """The named tensors."""
     return Weights({name: tensors[name] for name in names})
-
-
-def layers_of(aligner: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The tensors of align modules that are transformer layers, without embedding heads."""
-    return {name: value for name, value in aligner.items() if ".aligner.layers." in name}
 
 
 def parts_of(client: Client) -> Parts:
@@ -269,9 +291,6 @@ def local_view(model: Model) -> Bound:
     return Bound(EncoderFeatures(model), aligners_of(model))
 
 
-def noting(replies: Iterable[Reply], losses: dict[str, float]) -> Iterator[Reply]:
-    """The replies; the losses that they tell are noted by client."""
-    for reply in replies:
-        if "loss" in reply.payload.scalars:
-            losses[reply.sender.id] = reply.loss
-        yield reply
+def loss_reports(replies: Iterable[Reply]) -> dict[str, float]:
+    """Client -> the loss that it reports, if it does."""
+    return {reply.sender.id: reply.loss for reply in replies if "loss" in reply.payload.scalars}

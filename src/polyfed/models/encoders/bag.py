@@ -3,29 +3,20 @@
 from __future__ import annotations
 
 from jaxtyping import Float, Int64
-from pydantic import Field, SerializeAsAny
+from pydantic import Field
 from torch import Tensor, nn
 
-from polyfed.data.view import DataContext, InputSpec, View
-from polyfed.data.views.tokens import Tokens
-from polyfed.models.encoder import Encoder
+from polyfed.data.view import DataContext, InputSpec
 from polyfed.models.pooling import masked_mean, valid_positions
-from polyfed.models.shapes import token_length
 from polyfed.models.towers import LocalFeatures, Positions
-from polyfed.models.words import embedding_table
+from polyfed.models.words import WordEncoder
 
 
-class Bag(Encoder):
+class Bag(WordEncoder):
     """Mean of word embeddings, dropout, an optional hidden layer (GELU), projection to d."""
 
     projecting = ("hidden",)
 
-    view: SerializeAsAny[View] = Tokens()
-    width: int = Field(default=300, ge=1, description="width of the word embeddings, unless `vectors` bring theirs")
-    vectors: tuple[str, ...] = Field(
-        default=(), description="folders of word vectors (words.txt, vectors.safetensors), put side by side"
-    )
-    freeze_embedding: bool = Field(default=False, description="keep the word embeddings as they start")
     dropout: float = Field(default=0.2, ge=0, lt=1, description="share of the mean dropped in training")
     hidden: int | None = Field(default=None, ge=1, description="width of a hidden layer; none by default")
 
@@ -35,9 +26,7 @@ class Bag(Encoder):
         Raises:
             ConfigError: the view gives no tokens, or word vectors cannot be had.
         """
-        token_length(spec, "bag")
-        table = embedding_table(spec, context, width=self.width, vectors=self.vectors, freeze=self.freeze_embedding)
-        return _BagModule(table, spec.pad, dim, self.dropout, self.hidden)
+        return _BagModule(self.table(spec, context), spec.pad, dim, self.dropout, self.hidden)
 
 
 class _BagModule(nn.Module):

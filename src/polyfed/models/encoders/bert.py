@@ -9,15 +9,11 @@ from pydantic import Field, SerializeAsAny
 from torch import Tensor, nn
 
 from polyfed.core.errors import ConfigError
-from polyfed.data.backbones import load, locate
 from polyfed.data.view import DataContext, InputSpec, View
 from polyfed.data.views.tokens import Tokens
-from polyfed.models.encoder import Encoder
+from polyfed.models.encoder import PretrainedEncoder, token_length
 from polyfed.models.pooling import masked_mean, valid_positions
-from polyfed.models.shapes import token_length
 from polyfed.models.towers import EncoderTower, LocalFeatures
-
-BertPooling = Literal["cls", "mean", "pooler"]
 
 
 class _Preset(NamedTuple):
@@ -34,18 +30,17 @@ _PRESETS = {
 }
 
 
-class Bert(Encoder):
+class Bert(PretrainedEncoder):
     """BERT; its CLS token, the mean of its tokens, or its own pooler (a tanh layer on CLS) projected to d."""
 
     view: SerializeAsAny[View] = Tokens()
     size: Literal["tiny", "mini", "small", "base"] = Field(
         default="tiny", description="architecture, unless `weights` bring their own"
     )
-    pooling: BertPooling = Field(default="cls", description="which tokens make the embedding")
+    pooling: Literal["cls", "mean", "pooler"] = Field(default="cls", description="which tokens make the embedding")
     positions: int = Field(default=512, ge=1, description="longest text, unless `weights` bring their own")
     dropout: float = Field(default=0.1, ge=0, lt=1, description="dropout within the transformer")
     pie: bool = Field(default=False, description="attention over the tokens (PVSE)")
-    weights: str | None = Field(default=None, description="pretrained weights: folder, or hub name owner/name")
 
     def build(self, dim: int, spec: InputSpec, context: DataContext) -> nn.Module:
         """Maps token ids [b, l] to [b, dim].
@@ -54,15 +49,28 @@ class Bert(Encoder):
             ConfigError: the view gives no tokens, or more or longer ones than the model has room for; or the
                 weights cannot be had.
         """
-        length = token_length(spec, "bert")
-        model = self._pretrained(context) if self.weights else self._random(len(spec.vocabulary), spec.pad)
-        _check_room(model.config, length, len(spec.vocabulary))
+        length, words = token_length(spec, "bert"), len(spec.vocabulary)
+        model = self._model(words, spec.pad, context)
+        config = model.config
+        for needed, room, what, remedy in (
+            (length, config.max_position_embeddings, "tokens a text", "set the view's length to {} or less"),
+            (words, config.vocab_size, "words in the vocabulary", "give the view a vocabulary of {} words or less"),
+        ):
+            if needed > room:
+                raise ConfigError(
+                    f"encoder 'bert' has room for {room} {what}, its view gives {needed}; {remedy.format(room)}"
+                )
+        # of the model as built: pretrained weights bring their own width
         width = int(model.config.hidden_size)
         return EncoderTower(_BertTrunk(model, spec.pad, self.pooling), width, dim, pie=width if self.pie else None)
 
-    def _random(self, words: int, pad: int) -> Any:
+    def _model(self, words: int, pad: int, context: DataContext) -> Any:
         from transformers import BertConfig, BertModel
 
+        rates: dict[str, Any] = dict.fromkeys(("hidden_dropout_prob", "attention_probs_dropout_prob"), self.dropout)
+        pools = self.pooling == "pooler"
+        if self.weights:
+            return self.pretrained(BertModel, context, add_pooling_layer=pools, **rates)
         width, layers, heads = _PRESETS[self.size]
         config = BertConfig(
             vocab_size=words,
@@ -71,25 +79,14 @@ class Bert(Encoder):
             num_attention_heads=heads,
             intermediate_size=4 * width,
             max_position_embeddings=self.positions,
-            hidden_dropout_prob=self.dropout,
-            attention_probs_dropout_prob=self.dropout,
             pad_token_id=pad,
+            **rates,
         )
-        return BertModel(config, add_pooling_layer=self.pooling == "pooler")
-
-    def _pretrained(self, context: DataContext) -> Any:
-        from transformers import BertModel
-
-        folder = locate(str(self.weights), context.weights, key="encoder bert, weights")
-        options: dict[str, Any] = {
-            "hidden_dropout_prob": self.dropout,
-            "attention_probs_dropout_prob": self.dropout,
-        }
-        return load(folder, BertModel, add_pooling_layer=self.pooling == "pooler", **options)
+        return BertModel(config, add_pooling_layer=pools)
 
 
 class _BertTrunk(nn.Module):
-    def __init__(self, model: Any, pad: int, pooling: BertPooling) -> None:
+    def __init__(self, model: Any, pad: int, pooling: str) -> None:
         super().__init__()
         self.model = model
         self.pad = pad
@@ -97,27 +94,14 @@ class _BertTrunk(nn.Module):
 
     def forward(self, tokens: Int64[Tensor, "b l"]) -> LocalFeatures:
         mask = valid_positions(tokens, self.pad)
-        output = self.model(input_ids=tokens, attention_mask=_attention_mask(mask))
+        attended = mask.clone()
+        attended[:, 0] = True  # an empty text is read as one padding token
+        # [b, 1, l, l]: transformers takes it as it is, where [b, l] would cost a device sync
+        attended = attended[:, None, None, :].expand(-1, 1, mask.shape[1], -1)
+        output = self.model(input_ids=tokens, attention_mask=attended)
         states: Tensor = output.last_hidden_state
         if self.pooling == "pooler":
             return LocalFeatures(output.pooler_output, states, mask)
+        # the pooler is a layer on CLS, so that CLS itself is still a position
         led = self.pooling == "cls"
         return LocalFeatures(states[:, 0] if led else masked_mean(states, mask), states, mask, led)
-
-
-def _attention_mask(mask: Tensor) -> Tensor:
-    """[b, 1, l, l]: ``transformers`` takes it as it is, where [b, l] would cost a device sync."""
-    ready = mask.clone()
-    ready[:, 0] = True
-    return ready[:, None, None, :].expand(-1, 1, mask.shape[1], -1)
-
-
-def _check_room(config: Any, length: int, words: int) -> None:
-    for needed, room, what, remedy in (
-        (length, config.max_position_embeddings, "tokens a text", "set the view's length to {} or less"),
-        (words, config.vocab_size, "words in the vocabulary", "give the view a vocabulary of {} words or less"),
-    ):
-        if needed > room:
-            raise ConfigError(
-                f"encoder 'bert' has room for {room} {what}, its view gives {needed}; {remedy.format(room)}"
-            )

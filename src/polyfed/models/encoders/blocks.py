@@ -17,12 +17,11 @@ from polyfed.data.view import DataContext, InputSpec, View
 from polyfed.data.views.pixels import Pixels
 from polyfed.models.blocks import EPS, FinalNorm, initialise, stack
 from polyfed.models.embeddings import Embedded, Embedding, PatchEmbedding, embedding_of
-from polyfed.models.encoder import Encoder
+from polyfed.models.encoder import Encoder, check_channels
 from polyfed.models.pooling import masked_mean
-from polyfed.models.shapes import check_channels
 from polyfed.models.towers import LocalFeatures, Positions
 
-Pooling = Literal["cls", "mean"]
+_Pooling = Literal["cls", "mean"]
 
 
 class _Plan(NamedTuple):
@@ -79,7 +78,7 @@ class Blocks(Encoder):
     )
     mask_padding: bool = Field(default=True, description="keep padding out of attention; off only in FedCola's code")
     final_norm: bool = Field(default=True, description="norm after the blocks; off if the model has one for all")
-    pooling: Pooling = Field(default="cls", description="CLS (of a text: first) token, or mean of the input's tokens")
+    pooling: _Pooling = Field(default="cls", description="CLS (of a text: first) token, or mean of the input's tokens")
     weights: str | None = Field(default=None, description="pretrained ViT: folder, or hub name owner/name")
     pretrained_embedding: bool = Field(
         default=True, description="for pictures, take patch, CLS and position embeddings from `weights` too"
@@ -92,12 +91,17 @@ class Blocks(Encoder):
             ConfigError: the view's input is of no known kind, or pictures that patches do not divide; or the
                 weights cannot be had, have fewer blocks than ``depth`` or another number of channels.
         """
-        source = self._source(context) if self.weights else None
-        plan = self._plan(source)
-        pretrains_embedding = source is not None and self.pretrained_embedding and len(spec.shape) == 3
-        embedding = embedding_of(spec, plan.width, self._patch(source, spec) if pretrains_embedding else self.patch)
-        module = BlocksModule(embedding, self._stacked(plan), self._norm(plan), dim, self.pooling, self.mask_padding)
-        module.apply(initialise)
+        source: Any = self._source(context) if self.weights else None
+        plan, patch = self._plan(source), self.patch
+        pretrains_embedding = bool(self.weights) and self.pretrained_embedding and len(spec.shape) == 3
+        if pretrains_embedding:
+            check_channels(spec.shape[0], int(source.config.num_channels), "blocks", self.weights)
+            patch = int(source.config.patch_size)
+        embedding = embedding_of(spec, plan.width, patch)
+        blocks = stack(plan.width, plan.depth, plan.heads, plan.expansion, self.drop_path, plan.eps)
+        norm = FinalNorm(plan.width, eps=plan.eps) if self.final_norm else nn.Identity()
+        module = BlocksModule(embedding, blocks, norm, dim, self.pooling, self.mask_padding)
+        module.apply(initialise)  # before pretrained weights: what these lack stays as drawn here
         if source is not None:
             _fill(module, _weights_of(source, embedding if pretrains_embedding else None), str(self.weights))
         return module
@@ -116,16 +120,6 @@ class Blocks(Encoder):
                 f"encoder 'blocks': depth {depth}, but weights '{self.weights}' have {plan.depth} blocks; lower depth"
             )
         return plan._replace(depth=depth)
-
-    def _patch(self, source: Any, spec: InputSpec) -> int:
-        check_channels(spec.shape[0], int(source.config.num_channels), "blocks", self.weights)
-        return int(source.config.patch_size)
-
-    def _stacked(self, plan: _Plan) -> nn.ModuleList:
-        return stack(plan.width, plan.depth, plan.heads, plan.expansion, self.drop_path, plan.eps)
-
-    def _norm(self, plan: _Plan) -> nn.Module:
-        return FinalNorm(plan.width, eps=plan.eps) if self.final_norm else nn.Identity()
 
 
 class Project(nn.Linear):
@@ -152,7 +146,7 @@ class BlocksModule(nn.Module):
         blocks: nn.ModuleList,
         norm: nn.Module,
         dim: int,
-        pooling: Pooling = "cls",
+        pooling: _Pooling = "cls",
         mask_padding: bool = True,
     ) -> None:
         super().__init__()
@@ -174,6 +168,7 @@ class BlocksModule(nn.Module):
 
     def encode(self, tokens: Float[Tensor, "b l w"], mask: Bool[Tensor, "b l"] | None = None) -> Float[Tensor, "b l w"]:
         """Tokens after the blocks and the final norm; any choice of tokens will do, as in a masked autoencoder."""
+        # FedCola's code lets padding in; pooling leaves it out in any case
         attended = mask if self.mask_padding else None
         for block in self.blocks:
             tokens = block(tokens, attended)
@@ -193,7 +188,8 @@ class BlocksModule(nn.Module):
         return own if self.project is None else self.project(own), self._own(mask)
 
     def local(self, encoded: Float[Tensor, "b l w"], mask: Bool[Tensor, "b l"] | None) -> LocalFeatures:
-        """What ``encode`` gave, as a trunk says it."""
+        """What ``encode`` gave, as a trunk's features."""
+        # a text's first token is one of its own, a learnt CLS is not
         own, led = encoded[:, self.embedding.prefix :], self.pooling == "cls" and not self.embedding.prefix
         return LocalFeatures(self._pooled(encoded, mask), own, self._own(mask), led)
 
@@ -244,6 +240,7 @@ def _renamed(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
         match = _LAYER.fullmatch(key)
         if match and match[2] in _PARTS:
             named[f"blocks.{match[1]}.{_PARTS[match[2]]}.{match[3]}"] = value
+    # side by side: the blocks have one linear layer for the three
     for query in [key for key in named if ".q." in key]:
         parts = [named.pop(query.replace(".q.", f".{letter}.")) for letter in "qkv"]
         named[query.replace(".q.", ".qkv.")] = torch.cat(parts)
@@ -254,6 +251,7 @@ def _embedding_weights(source: Any, embedding: PatchEmbedding) -> dict[str, Tens
     height, across = (side * embedding.patch for side in embedding.grid)
     conv = source.embeddings.patch_embeddings.projection
     with torch.no_grad():
+        # for the view's size, which need not be that of the pretraining
         positions = source.embeddings.interpolate_pos_encoding(embedding.positions, height, across)
     return {
         "embedding.cls": source.embeddings.cls_token,
@@ -269,6 +267,7 @@ def _fill(module: BlocksModule, weights: Mapping[str, Tensor], name: str) -> Non
     Raises:
         ConfigError: a parameter of the blocks or the final norm is not among them.
     """
+    # not strict: the projection to d and other inputs' embeddings are never there
     missing = module.load_state_dict(weights, strict=False).missing_keys
     lost = [key for key in missing if key.startswith(("blocks.", "norm."))]
     if lost:

@@ -6,24 +6,18 @@ from typing import Literal
 
 import torch
 from jaxtyping import Float, Int64
-from pydantic import Field, SerializeAsAny
+from pydantic import Field
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.utils.rnn import pack_padded_sequence
 
-from polyfed.data.view import DataContext, InputSpec, View
-from polyfed.data.views.tokens import Tokens
-from polyfed.models.encoder import Encoder
-from polyfed.models.pie import PIE
+from polyfed.data.view import DataContext, InputSpec
 from polyfed.models.pooling import last_valid, lengths_of, reversed_valid, trimmed, valid_positions
-from polyfed.models.shapes import token_length
-from polyfed.models.towers import LocalFeatures, Positions
-from polyfed.models.words import embedding_table
-
-Readout = Literal["final", "last"]
+from polyfed.models.towers import PIE, LocalFeatures, Positions
+from polyfed.models.words import WordEncoder
 
 
-class GRU(Encoder):
+class GRU(WordEncoder):
     """Word embeddings, a (bidirectional) GRU, its state projected to d; with ``pie``, attention over them.
 
     ``readout: final`` takes the state of each direction after it has read the whole text; ``last`` takes both
@@ -32,15 +26,11 @@ class GRU(Encoder):
 
     projecting = ("pie", "project")
 
-    view: SerializeAsAny[View] = Tokens()
-    width: int = Field(default=300, ge=1, description="width of the word embeddings, unless `vectors` bring theirs")
-    vectors: tuple[str, ...] = Field(
-        default=(), description="folders of word vectors (words.txt, vectors.safetensors), put side by side"
-    )
-    freeze_embedding: bool = Field(default=False, description="keep the word embeddings as they start")
     hidden: int | None = Field(default=None, ge=1, description="width of a direction; all together d by default")
     bidirectional: bool = Field(default=True, description="read backwards as well")
-    readout: Readout = Field(default="final", description="whole text in both directions, or as PVSE and CreamFL")
+    readout: Literal["final", "last"] = Field(
+        default="final", description="whole text in both directions, or as PVSE and CreamFL"
+    )
     project: bool = Field(default=False, description="linear layer on the state even where its width is d already")
     pie: bool = Field(default=False, description="attention over the word embeddings (PVSE, CreamFL)")
     dropout: float = Field(default=0.0, ge=0, lt=1, description="share of the word embeddings dropped in training")
@@ -51,9 +41,7 @@ class GRU(Encoder):
         Raises:
             ConfigError: the view gives no tokens, or word vectors cannot be had.
         """
-        token_length(spec, "gru")
-        table = embedding_table(spec, context, width=self.width, vectors=self.vectors, freeze=self.freeze_embedding)
-        return _GRUModule(self, table, spec.pad, dim)
+        return _GRUModule(self, self.table(spec, context), spec.pad, dim)
 
 
 class _GRUModule(nn.Module):
@@ -66,6 +54,7 @@ class _GRUModule(nn.Module):
         self.readout = settings.readout
         self.embedding = embedding
         self.dropout = nn.Dropout(settings.dropout)
+        # two modules instead of a bidirectional one: that would read the padding first
         self.forwards = nn.GRU(width, hidden, batch_first=True)
         self.backwards = nn.GRU(width, hidden, batch_first=True) if settings.bidirectional else None
         self.project = nn.Linear(state, dim) if settings.project or state != dim else nn.Identity()
@@ -87,18 +76,22 @@ class _GRUModule(nn.Module):
         """Final state and states by position."""
         mask = valid_positions(tokens, self.pad)
         words, lengths = self.dropout(self.embedding(trimmed(tokens, self.pad))), lengths_of(mask)
-        return LocalFeatures(self._state(words, lengths), _padded(self._states(words, lengths), tokens.shape[1]), mask)
+        state, states = self._state(words, lengths), self._states(words, lengths)
+        # one length for all batches, whatever was trimmed, so that they can be put together
+        return LocalFeatures(state, F.pad(states, (0, 0, 0, tokens.shape[1] - states.shape[1])), mask)
 
     def positions(self, tokens: Int64[Tensor, "b l"]) -> Positions:
         """The states after each word, of a backward GRU those after the words from the end to it, projected."""
         mask = valid_positions(tokens, self.pad)
         words = self.dropout(self.embedding(trimmed(tokens, self.pad)))
-        return _padded(self.project(self._states(words, lengths_of(mask))), tokens.shape[1]), mask
+        states = self.project(self._states(words, lengths_of(mask)))
+        return F.pad(states, (0, 0, 0, tokens.shape[1] - states.shape[1])), mask
 
     def _states(self, words: Tensor, lengths: Tensor) -> Float[Tensor, "b l h"]:
         states: Tensor = self.forwards(words)[0]
         if self.backwards is None:
             return states
+        # back to front within the text: padding stays behind it in both directions
         mirrored = self.backwards(reversed_valid(words, lengths))[0]
         return torch.cat([states, reversed_valid(mirrored, lengths)], dim=-1)
 
@@ -106,6 +99,7 @@ class _GRUModule(nn.Module):
         state = final_state(self.forwards, words, lengths)
         if self.backwards is None:
             return state
+        # the backward direction has read one word only when it is at the last one
         if self.readout == "last":
             word = last_valid(words, lengths).unsqueeze(1)
             return torch.cat([state, self.backwards(word)[0][:, 0]], dim=-1)
@@ -113,14 +107,10 @@ class _GRUModule(nn.Module):
         return torch.cat([state, final_state(self.backwards, mirrored, lengths)], dim=-1)
 
 
-def _padded(local: Tensor, length: int) -> Float[Tensor, "b l h"]:
-    """One length for all batches, whatever was trimmed, so that they can be put together."""
-    return F.pad(local, (0, 0, 0, length - local.shape[1]))
-
-
 class _GRUTrunk(nn.Module):
     def __init__(self, encoder: _GRUModule) -> None:
         super().__init__()
+        # nothing may stay that learns nothing
         encoder.project, encoder.pie = nn.Identity(), None
         self.gru = encoder
 

@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from jaxtyping import Float
 from pydantic import Field, SerializeAsAny
 from torch import Tensor, nn
 
-from polyfed.data.backbones import load, locate
 from polyfed.data.view import DataContext, InputSpec, View
 from polyfed.data.views.pixels import Pixels
-from polyfed.models.encoder import Encoder
-from polyfed.models.shapes import check_channels, image_shape
+from polyfed.models.encoder import PretrainedEncoder, image_shape
 from polyfed.models.towers import EncoderTower, LocalFeatures, from_map
 
 
-class MobileNet(Encoder):
+class MobileNet(PretrainedEncoder):
     """Trainable MobileNetV2, its mean-pooled map projected to d; with ``pie``, attention over the map too.
 
     Batch normalisation forgets at PyTorch's usual rate (momentum 0.1): ``transformers`` ships TensorFlow's
@@ -32,7 +28,6 @@ class MobileNet(Encoder):
     )
     pie: bool = Field(default=False, description="attention over the map (PVSE, CreamFL)")
     dropout: float = Field(default=0.0, ge=0, lt=1, description="share of the pooled vector dropped in training")
-    weights: str | None = Field(default=None, description="pretrained weights: folder, or hub name owner/name")
 
     def build(self, dim: int, spec: InputSpec, context: DataContext) -> nn.Module:
         """Maps images [b, c, h, w] to [b, dim]; sides of 32 pixels or more make sense.
@@ -44,12 +39,13 @@ class MobileNet(Encoder):
 
         channels, _, _ = image_shape(spec, "mobilenet")
         if self.weights:
-            folder = locate(self.weights, context.weights, key="encoder mobilenet, weights")
-            model: Any = load(folder, MobileNetV2Model)
-            check_channels(channels, int(model.config.num_channels), "mobilenet", self.weights)
+            model = self.pretrained(MobileNetV2Model, context, channels)
         else:
             model = MobileNetV2Model(MobileNetV2Config(num_channels=channels, depth_multiplier=self.multiplier))
-        _usual_momentum(model)
+        for module in model.modules():
+            if isinstance(module, nn.BatchNorm2d):
+                # PyTorch's usual rate, see the class
+                module.momentum = 0.1
         width = int(model.conv_1x1.convolution.out_channels)
         return EncoderTower(_MobileNetTrunk(model), width, dim, pie=width if self.pie else None, dropout=self.dropout)
 
@@ -61,9 +57,3 @@ class _MobileNetTrunk(nn.Module):
 
     def forward(self, x: Float[Tensor, "b c h w"]) -> LocalFeatures:
         return from_map(self.model(x).last_hidden_state)
-
-
-def _usual_momentum(model: nn.Module) -> None:
-    for module in model.modules():
-        if isinstance(module, nn.BatchNorm2d):
-            module.momentum = 0.1

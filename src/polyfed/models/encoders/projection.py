@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Literal
 
 from jaxtyping import Float
@@ -11,15 +12,12 @@ from torch.nn import functional as F
 
 from polyfed.data.view import DataContext, InputSpec, View
 from polyfed.data.views.features import Features
-from polyfed.models.encoder import Encoder
-from polyfed.models.pie import PIE
+from polyfed.models.encoder import Encoder, feature_shape
 from polyfed.models.pooling import masked_mean
-from polyfed.models.shapes import feature_shape
-
-Standardise = Literal["none", "batch", "layer"]
+from polyfed.models.towers import PIE
 
 
-class Projection(Encoder):
+class FeatureProjection(Encoder):
     """Features [b, f], standardised if wanted, dropout, a linear layer or an MLP with one hidden layer to d.
 
     Features by position [b, l, f] are averaged over their positions, and with ``pie`` attended to as well;
@@ -27,7 +25,7 @@ class Projection(Encoder):
     """
 
     view: SerializeAsAny[View] = Features()
-    standardise: Standardise = Field(
+    standardise: Literal["none", "batch", "layer"] = Field(
         default="layer",
         description="per sample, per feature over the batches (both without affine), or not at all",
     )
@@ -46,12 +44,17 @@ class Projection(Encoder):
 
 
 class _ProjectionModule(nn.Module):
-    def __init__(self, settings: Projection, width: int, dim: int) -> None:
+    def __init__(self, settings: FeatureProjection, width: int, dim: int) -> None:
         super().__init__()
         inner: list[nn.Module] = []
         if settings.hidden is not None:
             inner = [nn.Linear(width, settings.hidden), nn.GELU(), nn.Dropout(settings.dropout)]
-        self.standardise = _standardiser(settings.standardise, width)
+        standardisers: dict[str, Callable[[], nn.Module]] = {
+            "batch": lambda: _FeatureNorm(width),
+            "layer": lambda: nn.LayerNorm(width, elementwise_affine=False),
+            "none": nn.Identity,
+        }
+        self.standardise = standardisers[settings.standardise]()
         self.project = nn.Sequential(nn.Dropout(settings.dropout), *inner, nn.Linear(settings.hidden or width, dim))
         self.pie = PIE(width, dim) if settings.pie else None
 
@@ -72,9 +75,3 @@ class _FeatureNorm(nn.BatchNorm1d):
         if input.shape[0] > 1:
             return super().forward(input)
         return F.batch_norm(input, self.running_mean, self.running_var, eps=self.eps)
-
-
-def _standardiser(kind: Standardise, width: int) -> nn.Module:
-    if kind == "batch":
-        return _FeatureNorm(width)
-    return nn.LayerNorm(width, elementwise_affine=False) if kind == "layer" else nn.Identity()

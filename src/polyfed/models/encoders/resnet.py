@@ -9,21 +9,19 @@ from jaxtyping import Float
 from pydantic import Field, SerializeAsAny, model_validator
 from torch import Tensor, nn
 
-from polyfed.data.backbones import channels_last, load, locate
+from polyfed.data.backbones import channels_last
 from polyfed.data.view import DataContext, InputSpec, View
 from polyfed.data.views.pixels import Pixels
-from polyfed.models.encoder import Encoder
-from polyfed.models.shapes import check_channels, image_shape
+from polyfed.models.encoder import PretrainedEncoder, image_shape
 from polyfed.models.towers import EncoderTower, LocalFeatures, from_map
 
-Stem = Literal["small", "medium", "large"]
-BlockKind = Literal["basic", "bottleneck"]
+_BlockKind = Literal["basic", "bottleneck"]
 
 
 class _Preset(NamedTuple):
     widths: tuple[int, ...]
     depths: tuple[int, ...]
-    block: BlockKind
+    block: _BlockKind
 
 
 _WIDE = (256, 512, 1024, 2048)
@@ -37,7 +35,7 @@ _PRESETS = {
 }
 
 
-class ResNet(Encoder):
+class ResNet(PretrainedEncoder):
     """ResNet, its mean-pooled map projected to d; with ``pie``, attention over the map as well.
 
     Stems: ``large`` is the published one (7x7 stride 2, max-pool: a quarter of the side), ``medium`` a 3x3
@@ -54,11 +52,10 @@ class ResNet(Encoder):
     )
     widths: tuple[int, ...] | None = Field(default=None, min_length=1, description="channels by stage, over `size`")
     depths: tuple[int, ...] | None = Field(default=None, min_length=1, description="blocks by stage, over `size`")
-    block: BlockKind | None = Field(default=None, description="kind of block, over `size`")
+    block: _BlockKind | None = Field(default=None, description="kind of block, over `size`")
     stem: Literal["auto", "small", "medium", "large"] = Field(default="auto", description="first convolution")
     pie: bool = Field(default=False, description="attention over the map (PVSE, CreamFL)")
     dropout: float = Field(default=0.0, ge=0, lt=1, description="share of the pooled vector dropped in training")
-    weights: str | None = Field(default=None, description="pretrained weights: folder, or hub name owner/name")
 
     @model_validator(mode="after")
     def _stages_agree(self) -> Self:
@@ -76,45 +73,42 @@ class ResNet(Encoder):
             ConfigError: the view gives no images, or the weights cannot be had.
         """
         channels, height, width = image_shape(spec, "resnet")
-        trunk = self._pretrained(channels, context) if self.weights else self._random(channels)
+        trunk = self._model(channels, context)
         stem = self._stem(min(height, width))
         if stem != "large":
-            _replace_stem(trunk, stem)
+            old = trunk.embedder.embedder.convolution
+            stride = 1 if stem == "small" else 2
+            # drawn after the rest, so that a stem changes no other weight
+            new = nn.Conv2d(old.in_channels, old.out_channels, 3, stride=stride, padding=1, bias=False)
+            nn.init.kaiming_normal_(new.weight, mode="fan_out", nonlinearity="relu")
+            trunk.embedder.embedder.convolution = new
+            # the published max-pool would halve a small map again
+            trunk.embedder.pooler = nn.Identity()
         channels_out = int(trunk.config.hidden_sizes[-1])
         pie = channels_out if self.pie else None
         return EncoderTower(_ResNetTrunk(trunk), channels_out, dim, pie=pie, dropout=self.dropout)
 
-    def _stem(self, side: int) -> Stem:
+    def _stem(self, side: int) -> str:
         if self.stem != "auto":
             return self.stem
         if self.weights or side > 96:
             return "large"
         return "small" if side <= 40 else "medium"
 
-    def _pretrained(self, channels: int, context: DataContext) -> Any:
-        from transformers import ResNetModel
+    def _model(self, channels: int, context: DataContext) -> Any:
+        from transformers import ResNetConfig, ResNetModel
 
-        folder = locate(str(self.weights), context.weights, key="encoder resnet, weights")
-        model: Any = load(folder, ResNetModel)
-        check_channels(channels, int(model.config.num_channels), "resnet", self.weights)
-        return model
-
-    def _random(self, channels: int) -> Any:
-        from transformers import ResNetModel
-
-        return ResNetModel(self._config(channels))
-
-    def _config(self, channels: int) -> Any:
-        from transformers import ResNetConfig
-
+        if self.weights:
+            return self.pretrained(ResNetModel, context, channels)
         widths, depths, block = self._stages()
-        return ResNetConfig(
+        config = ResNetConfig(
             num_channels=channels,
             embedding_size=min(64, widths[0]),
             hidden_sizes=list(widths),
             depths=list(depths),
             layer_type=block,
         )
+        return ResNetModel(config)
 
     def _stages(self) -> _Preset:
         preset = _PRESETS[self.size]
@@ -126,18 +120,10 @@ class _ResNetTrunk(nn.Module):
         super().__init__()
         self.embedder = model.embedder
         self.encoder = model.encoder
+        # weights too, or every convolution would convert them
         channels_last(self)
 
     def forward(self, x: Float[Tensor, "b c h w"]) -> LocalFeatures:
         # channels last: 1.2 to 1.6 times the training speed of the default layout on a CPU core
         x = x.contiguous(memory_format=torch.channels_last)
         return from_map(self.encoder(self.embedder(x)).last_hidden_state)
-
-
-def _replace_stem(model: Any, stem: Stem) -> None:
-    old = model.embedder.embedder.convolution
-    stride = 1 if stem == "small" else 2
-    new = nn.Conv2d(old.in_channels, old.out_channels, 3, stride=stride, padding=1, bias=False)
-    nn.init.kaiming_normal_(new.weight, mode="fan_out", nonlinearity="relu")
-    model.embedder.embedder.convolution = new
-    model.embedder.pooler = nn.Identity()

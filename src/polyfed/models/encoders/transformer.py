@@ -11,9 +11,8 @@ from torch import Tensor, nn
 
 from polyfed.data.view import DataContext, InputSpec, View
 from polyfed.data.views.tokens import Tokens
-from polyfed.models.encoder import Encoder
+from polyfed.models.encoder import Encoder, token_length
 from polyfed.models.pooling import masked_mean, valid_positions
-from polyfed.models.shapes import token_length
 from polyfed.models.towers import EncoderTower, LocalFeatures
 from polyfed.models.words import embedding_table
 
@@ -58,6 +57,7 @@ class _TransformerTrunk(nn.Module):
         self.pooling = settings.pooling
         self.mask_padding = settings.mask_padding
         self.embedding = embedding_table(spec, context, width=width)
+        # no draw: the other weights are the same with and without it
         self.cls = nn.Parameter(torch.zeros(1, 1, width)) if settings.pooling == "cls" else None
         self.positions = nn.Parameter(torch.randn(length + 1, width) * 0.02)
         self.dropout = nn.Dropout(settings.dropout)
@@ -71,7 +71,11 @@ class _TransformerTrunk(nn.Module):
             norm_first=True,
         )
         self.layers = nn.TransformerEncoder(
-            layer, settings.layers, norm=nn.LayerNorm(width), enable_nested_tensor=False
+            # nested tensors would cut the output to the longest text of the batch
+            layer,
+            settings.layers,
+            norm=nn.LayerNorm(width),
+            enable_nested_tensor=False,
         )
 
     def forward(self, tokens: Int64[Tensor, "b l"]) -> LocalFeatures:
@@ -81,11 +85,9 @@ class _TransformerTrunk(nn.Module):
             x = torch.cat([self.cls.expand(x.shape[0], -1, -1), x], dim=1)
             mask = torch.cat([torch.ones_like(mask[:, :1]), mask], dim=1)
         x = self.dropout(x + self.positions[: x.shape[1]])
-        x = self.layers(x, src_key_padding_mask=_ignored(mask) if self.mask_padding else None)
+        ignored = None
+        if self.mask_padding:  # never the first position, so that an empty text stays finite
+            ignored = torch.cat([torch.zeros_like(mask[:, :1]), ~mask[:, 1:]], dim=1)
+        x = self.layers(x, src_key_padding_mask=ignored)
         led = self.pooling != "mean"
         return LocalFeatures(x[:, 0] if led else masked_mean(x, mask), x, mask, led)
-
-
-def _ignored(mask: Tensor) -> Tensor:
-    """Positions that attention skips: padding, but never the first, so that an empty text stays finite."""
-    return torch.cat([torch.zeros_like(mask[:, :1]), ~mask[:, 1:]], dim=1)

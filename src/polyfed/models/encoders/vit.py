@@ -9,12 +9,9 @@ from jaxtyping import Float
 from pydantic import Field, SerializeAsAny
 from torch import Tensor, nn
 
-from polyfed.core.errors import ConfigError
-from polyfed.data.backbones import load, locate
 from polyfed.data.view import DataContext, InputSpec, View
 from polyfed.data.views.pixels import Pixels
-from polyfed.models.encoder import Encoder
-from polyfed.models.shapes import check_channels, image_shape
+from polyfed.models.encoder import PretrainedEncoder, check_patches, image_shape
 from polyfed.models.towers import EncoderTower, LocalFeatures
 
 
@@ -33,7 +30,7 @@ _PRESETS = {
 }
 
 
-class ViT(Encoder):
+class ViT(PretrainedEncoder):
     """Pre-norm ViT, its CLS token or mean patch token projected to d; with ``pie``, attention over patches.
 
     Pretrained position embeddings are interpolated (bicubic) once, when the model is built for another size.
@@ -47,7 +44,6 @@ class ViT(Encoder):
     pooling: Literal["cls", "mean"] = Field(default="cls", description="CLS token, or mean of the patch tokens")
     pie: bool = Field(default=False, description="attention over the patch tokens")
     dropout: float = Field(default=0.0, ge=0, lt=1, description="dropout within the transformer, if not pretrained")
-    weights: str | None = Field(default=None, description="pretrained weights: folder, or hub name owner/name")
 
     def build(self, dim: int, spec: InputSpec, context: DataContext) -> nn.Module:
         """Maps images [b, c, h, w] to [b, dim].
@@ -57,16 +53,21 @@ class ViT(Encoder):
                 cannot be had or have another number of channels.
         """
         shape = image_shape(spec, "vit")
-        trunk = self._pretrained(shape, context) if self.weights else self._random(shape)
+        trunk = self._model(shape, context)
         width = int(trunk.config.hidden_size)
         return EncoderTower(_ViTTrunk(trunk, self.pooling), width, dim, pie=width if self.pie else None)
 
-    def _random(self, shape: tuple[int, int, int]) -> Any:
+    def _model(self, shape: tuple[int, int, int], context: DataContext) -> Any:
         from transformers import ViTConfig, ViTModel
 
+        if self.weights:
+            model = self.pretrained(ViTModel, context, shape[0], add_pooling_layer=False)
+            check_patches(shape, int(model.config.patch_size), "vit")
+            _resize(model, *shape[1:])
+            return model
         width, layers, heads, patch = _PRESETS[self.size]
         patch = self.patch or patch
-        _check_patches(shape, patch)
+        check_patches(shape, patch, "vit")
         config = ViTConfig(
             hidden_size=width,
             num_hidden_layers=layers,
@@ -80,16 +81,6 @@ class ViT(Encoder):
         )
         return ViTModel(config, add_pooling_layer=False)
 
-    def _pretrained(self, shape: tuple[int, int, int], context: DataContext) -> Any:
-        from transformers import ViTModel
-
-        folder = locate(str(self.weights), context.weights, key="encoder vit, weights")
-        model: Any = load(folder, ViTModel, add_pooling_layer=False)
-        check_channels(shape[0], int(model.config.num_channels), "vit", self.weights)
-        _check_patches(shape, int(model.config.patch_size))
-        _resize(model, *shape[1:])
-        return model
-
 
 class _ViTTrunk(nn.Module):
     def __init__(self, model: Any, pooling: str) -> None:
@@ -99,16 +90,9 @@ class _ViTTrunk(nn.Module):
 
     def forward(self, x: Float[Tensor, "b c h w"]) -> LocalFeatures:
         tokens: Tensor = self.model(x).last_hidden_state
+        # CLS is no position of the picture
         patches = tokens[:, 1:]
         return LocalFeatures(tokens[:, 0] if self.pooling == "cls" else patches.mean(1), patches)
-
-
-def _check_patches(shape: tuple[int, int, int], patch: int) -> None:
-    _, height, width = shape
-    if height % patch or width % patch:
-        raise ConfigError(
-            f"encoder 'vit': patch {patch} does not divide images of {height}x{width}; change patch or the view's size"
-        )
 
 
 def _resize(model: Any, height: int, width: int) -> None:
@@ -119,6 +103,7 @@ def _resize(model: Any, height: int, width: int) -> None:
     with torch.no_grad():
         like = embeddings.position_embeddings.new_empty(1, count, model.config.hidden_size)
         positions = embeddings.interpolate_pos_encoding(like, height, width)
+    # once, at the build: transformers would interpolate at every step
     embeddings.position_embeddings = nn.Parameter(positions.detach().clone())
     embeddings.image_size = embeddings.patch_embeddings.image_size = (height, width)
     embeddings.patch_embeddings.num_patches = count - 1

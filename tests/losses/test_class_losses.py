@@ -1,11 +1,48 @@
-"""Losses on distances to prototypes against plain loops; classes without one, gradients, half precision."""
+"""Losses of classes against plain loops: margins, separation, distances to prototypes."""
 
 import math
 
 import pytest
 import torch
+from torch.nn import functional as F
 
-from polyfed.losses.prototypes import distance_contrast, distances, prototype_distance
+from polyfed.losses.classification import (
+    class_separation,
+    distance_contrast,
+    distances,
+    margin_cross_entropy,
+    prototype_distance,
+)
+
+
+def test_margin_equals_loops():
+    torch.manual_seed(4)
+    logits, labels = torch.randn(5, 3, dtype=torch.float64), torch.tensor([0, 2, 1, 1, 0])
+    losses = []
+    for z, y in zip(logits.tolist(), labels.tolist(), strict=True):
+        z[y] -= 4
+        losses.append(math.log(sum(map(math.exp, z))) - z[y])
+    assert float(margin_cross_entropy(logits, labels, 4.0)) == pytest.approx(sum(losses) / 5)
+
+
+def test_margin_zero_is_plain_cross_entropy_and_leaves_the_logits_alone():
+    logits, labels = torch.randn(4, 3), torch.tensor([0, 1, 2, 0])
+    before = logits.clone()
+    assert torch.equal(margin_cross_entropy(logits, labels, 0.0), F.cross_entropy(logits, labels))
+    margin_cross_entropy(logits, labels, 4.0)
+    assert torch.equal(logits, before)
+
+
+def test_separation_by_hand():
+    weight = torch.tensor([[1.0, -5.0], [1.0, 2.0]])
+    # relu(W) relu(W)^T = [[1, 1], [1, 5]]
+    expected = (math.log(2) + math.log(1 + math.exp(-4))) / 2
+    assert float(class_separation(weight)) == pytest.approx(expected, rel=1e-5)
+
+
+def test_separation_prefers_orthogonal_classes():
+    assert class_separation(3 * torch.eye(3)) < class_separation(torch.full((3, 3), 3.0**0.5))
+
 
 PRESENT = torch.tensor([True, False, True, True])
 LABELS = torch.tensor([0, 1, 3, 3, 2, 1])
@@ -103,13 +140,6 @@ def test_the_contrast_equals_loops(data, margin):
     assert float(found) == pytest.approx(sum(losses) / len(losses))
 
 
-def test_the_gradient_of_the_contrast_is_that_of_the_formula(data):
-    features, prototypes = data
-    assert torch.autograd.gradcheck(
-        lambda prototypes: distance_contrast(features, prototypes, LABELS, 0.7), prototypes.requires_grad_()
-    )
-
-
 def test_names_of_classes_and_places_in_space_do_not_matter(data):
     features, prototypes = data
     expected = float(distance_contrast(features, prototypes, LABELS, 0.7))
@@ -124,16 +154,3 @@ def test_names_of_classes_and_places_in_space_do_not_matter(data):
 def test_a_single_class_teaches_nothing(data):
     loss = distance_contrast(data[0], data[1][:1].requires_grad_(), torch.zeros(6, dtype=torch.long), 1.0)
     assert float(loss.detach()) == pytest.approx(0, abs=1e-12)
-
-
-def test_inside_autocast_they_are_in_full_precision(data):
-    features, prototypes = (values.float() for values in data)
-    halves = features.bfloat16()
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        pull = prototype_distance(halves, prototypes, PRESENT, LABELS)
-        contrast = distance_contrast(halves, prototypes, LABELS, 0.7)
-    assert pull.dtype == contrast.dtype == torch.float32
-    assert float(pull) == pytest.approx(
-        float(prototype_distance(halves.float(), prototypes, PRESENT, LABELS)), rel=1e-6
-    )
-    assert float(contrast) == pytest.approx(float(distance_contrast(halves.float(), prototypes, LABELS, 0.7)), rel=1e-6)

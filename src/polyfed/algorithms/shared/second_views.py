@@ -1,0 +1,50 @@
+"""BYOL between a batch and a second view of its samples, for methods that train it beside other losses."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor, nn
+
+from polyfed.data.samples import Batch, Samples
+from polyfed.losses.byol import TargetNetwork, symmetric_byol
+from polyfed.models.model import Embedder, Model
+
+
+class SecondViews:
+    """BYOL on modalities whose training view is random, so that two draws of it differ (Grill et al. 2020).
+
+    The target network starts as a copy of the model's encoders; second views are drawn from ``stream``.
+    """
+
+    def __init__(
+        self, samples: Samples, names: Sequence[str], model: Model, momentum: float, stream: torch.Generator
+    ) -> None:
+        self.names, self._samples, self._stream = names, samples, stream
+        self.target = TargetNetwork({name: model.tower(name) for name in names}, momentum)
+
+    def loss(self, model: Embedder, predictors: Mapping[str, nn.Module] | nn.ModuleDict, batch: Batch) -> Tensor:
+        """The symmetric loss between the batch and a second view of its samples, summed over modalities."""
+        again = self._samples.batch(batch.index.cpu(), self._stream, self.names).to(batch.index.device)
+        losses = []
+        for name in self.names:
+            first, second, predictor = batch.inputs[name], again.inputs[name], predictors[name]
+            predictions = predictor(model.embed(name, first)), predictor(model.embed(name, second))
+            with torch.no_grad():
+                targets = self.target[name](first), self.target[name](second)
+            losses.append(symmetric_byol(predictions, targets))
+        return torch.stack(losses).sum()
+
+
+def random_views(samples: Samples) -> list[str]:
+    """Modalities whose training view takes anything from its random stream."""
+    names = []
+    for name in samples.modalities:
+        # no view says of itself whether it is random: look whether making one moves the stream
+        stream = torch.Generator()
+        before = stream.get_state()
+        samples.inputs[name](samples.rows[name][:1], stream)
+        if not torch.equal(before, stream.get_state()):
+            names.append(name)
+    return names

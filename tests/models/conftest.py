@@ -1,0 +1,9 @@
+"""Weights of models under test are drawn alike in every run."""
+
+import pytest
+import torch
+
+
+@pytest.fixture(autouse=True)
+def seeded() -> None:
+    torch.manual_seed(0)

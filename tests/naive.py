@@ -1,0 +1,45 @@
+"""Plain Python that formulas are tested against, and a watch on how much memory an operation takes."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+Vector = Sequence[float]
+
+
+def dot(a: Vector, b: Vector) -> float:
+    return sum(x * y for x, y in zip(a, b, strict=True))
+
+
+def unit_vector(a: Vector) -> list[float]:
+    return [x / math.sqrt(dot(a, a)) for x in a]
+
+
+def cosine(a: Vector, b: Vector) -> float:
+    return dot(a, b) / math.sqrt(dot(a, a) * dot(b, b))
+
+
+def softmax(row: Iterable[float]) -> list[float]:
+    row = list(row)
+    top = max(row)
+    powers = [math.exp(x - top) for x in row]
+    return [p / sum(powers) for p in powers]
+
+
+class Largest(TorchDispatchMode):
+    """Records the number of elements of the largest tensor that any operation returns."""
+
+    elements = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        for value in tree_leaves(out):
+            if isinstance(value, torch.Tensor):
+                self.elements = max(self.elements, value.numel())
+        return out
