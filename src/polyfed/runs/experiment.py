@@ -248,17 +248,22 @@ def _parse_value(text: str) -> Any:
 def _set(content: Any, keys: Sequence[str], value: Any, path: str) -> Any:
     if not keys:
         return value
-    if isinstance(content, list) and keys[0].isdigit() and int(keys[0]) < len(content):
-        position = int(keys[0])
-        return [*content[:position], _set(content[position], keys[1:], value, path), *content[position + 1 :]]
+    key, below = keys[0], keys[1:]
+    if isinstance(content, list) and key.isdigit() and int(key) < len(content):
+        position = int(key)
+        return [*content[:position], _set(content[position], below, value, path), *content[position + 1 :]]
+    section = _section(content, key, path)
+    if path != "name" and list(keys) == ["name"] and section.get("name") != value:
+        section = {}  # another component: settings of the old one do not apply
+    return {**section, key: _set(section.get(key), below, value, path)}
+
+
+def _section(content: Any, key: str, path: str) -> Mapping[str, Any]:
     if isinstance(content, str):  # a component given by its bare name
-        content = {"name": content}
+        return {"name": content}
     if content is not None and not isinstance(content, Mapping):
-        raise ConfigError(f"--set {path}: '{keys[0]}' is below a value, not a section")
-    content = content or {}
-    if path != "name" and list(keys) == ["name"] and content.get("name") != value:
-        content = {}  # another component: settings of the old one do not apply
-    return {**content, keys[0]: _set(content.get(keys[0]), keys[1:], value, path)}
+        raise ConfigError(f"--set {path}: '{key}' is below a value, not a section")
+    return content or {}
 
 
 def _first_problem(error: ValidationError) -> str:

@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from statistics import fmean
 from types import TracebackType
@@ -227,16 +228,12 @@ def round_points(records: Sequence[Record], *, per_client: bool = True) -> Round
         per_client: whether clients are named, in curves and in events.
     """
     events = [record for record in records if record["kind"] == "event"]
-    measured = [record for record in records if record["participant"] != SERVER]
-    values = {
-        name: value
-        for record in records
-        if per_client or record["participant"] == SERVER
-        for name, value in _points_of(record).items()
-    }
-    values |= _client_means(measured)  # over this round's cohort: clients that were not asked have no new value
+    named = records if per_client else [record for record in records if record["participant"] == SERVER]
+    values = dict(chain.from_iterable(_points_of(record).items() for record in named))
+    # means over this round's cohort: clients that were not asked have no new value
+    values |= _client_means(record for record in records if record["participant"] != SERVER)
     values |= {f"events/{name}": float(n) for name, n in Counter(event["event"] for event in events).items()}
-    reasons = {f"{e['event']}/{e['participant']}": str(e.get("reason", "")) for e in events if per_client}
+    reasons = {f"{e['event']}/{e['participant']}": str(e.get("reason", "")) for e in events} if per_client else {}
     return RoundPoints(int(records[0]["round"]), values, reasons)
 
 
@@ -251,7 +248,7 @@ def _by_kind(record: Record) -> dict[str, float]:
     return {f"{record['kind']}/{name}": float(value) for name, value in record.get("metrics", {}).items()}
 
 
-def _client_means(records: Sequence[Record]) -> dict[str, float]:
+def _client_means(records: Iterable[Record]) -> dict[str, float]:
     """Means over clients, each over those that have the metric."""
     values: dict[str, list[float]] = {}
     for record in records:
