@@ -33,16 +33,16 @@ def plain_sgd(config: Config, batch_size: int = 12) -> Config:
 
 def transformers(**algorithm: Any) -> Config:
     """One image, two text and two paired clients with exchangeable blocks, on scenes, without a public set."""
-    image = {"name": "blocks", "size": "nano", "depth": 2, "patch": 8, "drop_path": 0.0}
+    image = {"name": "blocks", "size": "nano", "depth": 1, "patch": 8, "drop_path": 0.0}
     image["view"] = {"name": "pixels", "size": 16}
     tokens = {"name": "tokens", "length": 24, "tokenizer": {"name": "hashing", "size": 1000}}
-    text = {"name": "blocks", "size": "nano", "depth": 2, "drop_path": 0.0, "view": tokens}
+    text = {"name": "blocks", "size": "nano", "depth": 1, "drop_path": 0.0, "view": tokens}
     without = {"final_norm": False}
     training = {"optimizer": {"kind": "adamw", "lr": 0.001}, "batch_size": 16}
     paired = {"dim": 96, "final_norm": True, "encoders": {"image": image | without, "text": text | without}}
     retrieval = {"name": "retrieval", "objective": "info_nce", "mask_siblings": True}
     topics = {"columns": {"text": "text"}, "targets": {"topic": "topic"}}
-    sets = {"train": 48, "validation": 12, "test": 12, "size": 16}
+    sets = {"train": 24, "validation": 6, "test": 6, "size": 16}
     return {
         "name": "transformers",
         "data": {
@@ -162,7 +162,7 @@ def outcome(session: Session) -> dict[str, dict[str, Tensor]]:
     found = {}
     for name in session.cohorts.accepted:  # one at a time: clients of one architecture share a live model
         found |= copies({name: as_left(session, name).model.state_dict()})
-    return found | copies({"server": session.server.model.state_dict()})
+    return found | (copies({"server": session.server.model.state_dict()}) if session.server.has_model else {})
 
 
 def topics(**algorithm: Any) -> Config:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,10 +19,18 @@ Cli = Callable[..., tuple[int, str, str]]
 torch.set_num_threads(1)  # tests run beside each other; threads that wait for each other would only slow them
 
 
+@pytest.fixture(scope="session", autouse=True)
+def shared_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """One cache for all tests of a worker: training the default tokenizer alone takes longer than most runs here."""
+    folder = tmp_path_factory.mktemp("shared") / "cache"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("POLYFED_CACHE", str(folder))
+        yield folder
+
+
 @pytest.fixture
-def tiny(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+def tiny(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     """A complete experiment that runs in a second: 3 clients, 72 generated scenes, 2 rounds of FedAvg."""
-    monkeypatch.setenv("POLYFED_CACHE", str(tmp_path / "cache"))
     for variable in ("POLYFED_DATA", "POLYFED_WEIGHTS"):
         monkeypatch.delenv(variable, raising=False)
     return tiny_experiment()
@@ -59,7 +67,6 @@ def fedafd_run(tiny_run: Path, tmp_path_factory: pytest.TempPathFactory) -> Path
 
 
 def _finished(content: dict[str, Any], folder: Path) -> Path:
-    content["data"]["cache_dir"] = str(folder / "cache")
     content["run"]["rounds"] = 1
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("polyfed.reporting.reported.draw_all", lambda records: None)  # takes longer than all the rest

@@ -14,8 +14,8 @@ from by_hand import RATE, assert_mean, copies, in_steps, plain_sgd, transformers
 from polyfed.algorithms.fed_mae import FedMAE
 from polyfed.core.errors import ConfigError
 from polyfed.core.randomness import generator
-from polyfed.reporting.reported import run
 from polyfed.runs.experiment import Experiment
+from polyfed.runs.runner import run_experiment
 from polyfed.runs.session import Session
 from polyfed.wire.ledger import Ledger
 from sessions import prepared, round_records, woken
@@ -26,8 +26,7 @@ FINE = {"patch": 4}  # 16 patches a picture of 16 pixels
 
 
 @pytest.fixture
-def config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Config:
-    monkeypatch.setenv("POLYFED_CACHE", str(tmp_path / "cache"))
+def config() -> Config:
     found = transformers(name="fed_mae", **SMALL)
     for participant in (found["server"], found["clients"]["image"], found["clients"]["paired"]):
         participant["model"] = copy.deepcopy(participant["model"])
@@ -132,7 +131,7 @@ def test_without_reconstruction_it_is_fedavg_with_a_decoder_at_rest(config: Conf
 
 def test_encoder_and_decoder_cross_and_nothing_else(config: Config, tmp_path: Path) -> None:
     config["run"] |= {"rounds": 1, "evaluate_clients": False}
-    result = run(Experiment.parse(config), tmp_path / "run")
+    result = run_experiment(Experiment.parse(config), tmp_path / "run")
     session = prepared(config, tmp_path / "s")
     for line in result.records.transfers:
         if line.kind == "weights":
@@ -150,13 +149,13 @@ def test_who_cannot_rebuild_is_named(config: Config, tmp_path: Path) -> None:
     with pytest.raises(
         ConfigError, match=r"patches of pictures, and text-0, text-1 cannot: .*, or set algorithm.task_weight"
     ):
-        run(Experiment.parse(config), tmp_path / "run")
+        run_experiment(Experiment.parse(config), tmp_path / "run")
     assert not (tmp_path / "run").exists()
     config["clients"] = {"text": config["clients"]["text"]}
     config["algorithm"]["task_weight"] = 1.0
     del config["server"]
     with pytest.raises(ConfigError, match=r"text-0, text-1 cannot: .* at least two patches$"):
-        run(Experiment.parse(config), tmp_path / "run")
+        run_experiment(Experiment.parse(config), tmp_path / "run")
 
 
 DEFAULTS = {name: FedMAE.model_fields[name].default for name in SMALL}
@@ -175,19 +174,6 @@ def test_settings_that_cannot_be(config: Config, settings: Config, message: str)
         Experiment.parse(config | {"algorithm": config["algorithm"] | settings})
 
 
-def test_bfloat16_and_exchange_between_types(config: Config, tmp_path: Path) -> None:
-    averaging = {"name": "by_slot", "layers": "encoder", "range": "modality", "server_optimizer": "adam"}
-    config["algorithm"] |= {"averaging": averaging, "mask_ratio": 0.6}
-    config["run"] |= {"precision": "bfloat16"}
-    config["clients"]["paired"]["model"]["final_norm"] = config["server"]["model"]["final_norm"] = False
-    for encoder in config["clients"]["paired"]["model"]["encoders"].values():
-        encoder["final_norm"] = True
-    config["server"]["model"] = config["clients"]["paired"]["model"]
-    result = run(Experiment.parse(config), tmp_path / "run")
-    assert result.records.excluded() == ()
-    assert len(result.records.series("server", "reconstruction", "train")) == 2
-
-
 @pytest.mark.slow
 def test_it_learns_to_rebuild_and_to_classify(config: Config, tmp_path: Path) -> None:
     """Two clients on 48 pictures each: far better than the mean picture would do, and better at their own labels."""
@@ -200,7 +186,7 @@ def test_it_learns_to_rebuild_and_to_classify(config: Config, tmp_path: Path) ->
     image["model"]["encoders"]["image"] |= {"depth": 1, "pooling": "mean"}
     config["algorithm"] |= {"local_epochs": 20, "normalise_patches": False, "mask_ratio": 0.5, "mae_weight": 10.0}
     config["run"] |= {"rounds": 5}
-    result = run(Experiment.parse(config), tmp_path / "run")
+    result = run_experiment(Experiment.parse(config), tmp_path / "run")
     losses = list(result.records.series("server", "reconstruction", "train").values())
     accuracy = list(result.records.series("image-0", "accuracy").values())
     assert losses[-1] < 0.8 * losses[0]

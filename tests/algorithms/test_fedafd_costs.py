@@ -23,11 +23,6 @@ from polyfed.wire.payload import Payload, Representations
 from sessions import prepared
 
 
-@pytest.fixture(autouse=True)
-def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("POLYFED_CACHE", str(tmp_path / "cache"))
-
-
 def large() -> Model:
     """The paper's server model, without memory."""
     spec, words = InputSpec((3, 224, 224)), InputSpec((64,), vocabulary=tuple(f"w{k}" for k in range(30_522)), pad=0)

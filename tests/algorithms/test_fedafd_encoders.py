@@ -22,11 +22,6 @@ from polyfed.wire.payload import Payload, Weights
 from sessions import prepared, request, round_records, site_of, woken
 
 
-@pytest.fixture(autouse=True)
-def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("POLYFED_CACHE", str(tmp_path / "cache"))
-
-
 def heard(session: Session, monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, str, Values, Values]]:
     """(round, client, encoders it is sent, the server's at that time), filled while the session goes on."""
     found: list[tuple[int, str, Values, Values]] = []

@@ -37,12 +37,6 @@ from polyfed.runs.session import Session
 from polyfed.tasks.task import Task
 from sessions import prepared, site_of, woken
 
-
-@pytest.fixture(autouse=True)
-def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("POLYFED_CACHE", str(tmp_path / "cache"))
-
-
 # ---- stage 1
 
 CONTRASTIVE: Config = {"guidance": "contrastive", "contrast_temperature": 0.1}

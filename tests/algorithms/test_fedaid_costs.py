@@ -37,11 +37,6 @@ from polyfed.wire.transport import Transport
 from sessions import prepared
 
 
-@pytest.fixture(autouse=True)
-def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("POLYFED_CACHE", str(tmp_path / "cache"))
-
-
 @pytest.mark.parametrize("transport", [{"dtype": "float16"}, {"unchanged": "omit"}, {"topk": 0.5}])
 def test_narrow_transports_carry_both_schedules(tmp_path: Path, transport: Config) -> None:
     found = {}

@@ -32,20 +32,14 @@ from misbehaving import contents
 from polyfed.core.errors import ExchangeError
 from polyfed.data.samples import Samples
 from polyfed.federation.state import unflatten
-from polyfed.reporting.reported import resume, run
 from polyfed.runs.events import Callback, ClientDone, Event, RoundStarted
 from polyfed.runs.experiment import Experiment
+from polyfed.runs.runner import resume_run, run_experiment
 from polyfed.runs.session import Session
 from polyfed.wire.ledger import Ledger
 from polyfed.wire.messages import Answer, Request
 from polyfed.wire.payload import Payload, Weights
 from sessions import site_of
-
-
-@pytest.fixture(autouse=True)
-def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("POLYFED_CACHE", str(tmp_path / "cache"))
-
 
 # ---- who drops out
 
@@ -211,7 +205,9 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str,
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("POLYFED_CACHE", str(tmp_path_factory.mktemp("cache")))
         for method in ("fedaid", "feddra"):
-            found[method] = contents(run(Experiment.parse(quiet(method)), tmp_path_factory.mktemp(method) / "run"))
+            found[method] = contents(
+                run_experiment(Experiment.parse(quiet(method)), tmp_path_factory.mktemp(method) / "run")
+            )
     return found
 
 
@@ -231,14 +227,14 @@ def test_a_run_killed_between_phases_resumes_to_the_same_bits(
     tmp_path: Path, undisturbed: dict[str, dict[str, bytes]], method: str, step: str, client: str
 ) -> None:
     with pytest.raises(KeyboardInterrupt):
-        run(Experiment.parse(quiet(method)), tmp_path / "run", [Dies(step, client)])
-    assert contents(resume(tmp_path / "run")) == undisturbed[method]
+        run_experiment(Experiment.parse(quiet(method)), tmp_path / "run", [Dies(step, client)])
+    assert contents(resume_run(tmp_path / "run")) == undisturbed[method]
 
 
 def test_twice_gives_the_same_bits_on_either_schedule(tmp_path: Path, undisturbed: dict[str, dict[str, bytes]]) -> None:
     whole = undisturbed["fedaid"]
-    assert contents(run(Experiment.parse(quiet()), tmp_path / "again")) == whole
-    repeated = contents(run(Experiment.parse(quiet(broadcast="repeated")), tmp_path / "repeated"))
+    assert contents(run_experiment(Experiment.parse(quiet()), tmp_path / "again")) == whole
+    repeated = contents(run_experiment(Experiment.parse(quiet(broadcast="repeated")), tmp_path / "repeated"))
     assert repeated["metrics.jsonl"] == whole["metrics.jsonl"]
     assert repeated["models/last/model.safetensors"] == whole["models/last/model.safetensors"]
     assert repeated["ledger.jsonl"] != whole["ledger.jsonl"]
@@ -252,7 +248,7 @@ def test_replies_that_refer_to_requests_are_encoded_alike_on_either_schedule(
     for broadcast in ("shared", "repeated"):
         config = quiet(broadcast=broadcast)
         config["run"] |= {"transport": transport, "engine": {"name": "local", "serialize": True}}
-        result = run(Experiment.parse(config), tmp_path / broadcast)
+        result = run_experiment(Experiment.parse(config), tmp_path / broadcast)
         up = [one.bytes for one in result.records.transfers if (one.step, one.direction) == ("guide", "up")]
         found.append((contents(result)["models/last/model.safetensors"], up))
     assert found[0] == found[1]

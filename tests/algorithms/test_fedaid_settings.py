@@ -23,12 +23,6 @@ from polyfed.runs.experiment import Experiment
 from polyfed.runs.session import Session
 from sessions import prepared, woken
 
-
-@pytest.fixture(autouse=True)
-def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("POLYFED_CACHE", str(tmp_path / "cache"))
-
-
 # ---- settings
 
 

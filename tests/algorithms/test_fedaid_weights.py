@@ -29,11 +29,6 @@ from polyfed.aggregation.robust import chi_square, mirror_step, mirror_step_of
 from sessions import prepared
 
 
-@pytest.fixture(autouse=True)
-def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("POLYFED_CACHE", str(tmp_path / "cache"))
-
-
 @pytest.mark.parametrize(
     ("settings", "samples", "weight"),
     [

@@ -32,11 +32,6 @@ RATE = 0.05
 CLIENTS = ("hospital-0", "hospital-1")
 
 
-@pytest.fixture(autouse=True)
-def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("POLYFED_CACHE", str(tmp_path / "cache"))
-
-
 def session_of(folder: Path, count: int = 2, **algorithm: Any) -> Session:
     """Two batches of plain SGD in each stage; losses are of all samples."""
     config = copy.deepcopy(

@@ -36,11 +36,6 @@ PRESET = read_config("feddra-mimic")["algorithm"]
 RELEASED: Mapping[str, Any] = {key: PRESET[key] for key in sorted(STAGES)}  # tests/presets has each with its source
 
 
-@pytest.fixture(autouse=True)
-def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("POLYFED_CACHE", str(tmp_path / "cache"))
-
-
 def session_of(folder: Path, **algorithm: Any) -> Session:
     """Two clients, two batches of plain SGD in each stage, the contrast of the released code."""
     task = {"name": "convirt", "learn_temperature": False, "reduction": "sum"}

@@ -28,11 +28,6 @@ RATE = 0.05
 FORMS = ("representations", "scores")
 
 
-@pytest.fixture(autouse=True)
-def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("POLYFED_CACHE", str(tmp_path / "cache"))
-
-
 def federation(exchange: str, **algorithm: Any) -> Config:
     """Three kinds of clients; with scores they and the server tell the same classes."""
     config = three_kinds(**({"name": "fedmd", "exchange": exchange} | algorithm))

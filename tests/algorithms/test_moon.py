@@ -12,12 +12,12 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from by_hand import RATE, assert_learns_topics, assert_mean, copies, in_steps, plain_sgd, topics, transformers
-from misbehaving import contents, cut_short
+from by_hand import RATE, assert_mean, copies, in_steps, plain_sgd, transformers
+from misbehaving import contents
 from polyfed.core.randomness import isolated
 from polyfed.models.model import CachedModel, Model
-from polyfed.reporting.reported import resume, run
 from polyfed.runs.experiment import Experiment
+from polyfed.runs.runner import run_experiment
 from polyfed.runs.session import Session
 from polyfed.wire.ledger import Ledger
 from sessions import first_cohort, prepared, woken
@@ -100,8 +100,10 @@ def weights_of(session: Session) -> list[Tensor]:
 
 
 def test_without_the_contrast_it_is_fedavg(config: Config, tmp_path: Path) -> None:
-    ours = run(Experiment.parse(config | {"algorithm": config["algorithm"] | {"mu": 0.0}}), tmp_path / "a")
-    fedavg = run(Experiment.parse(config | {"algorithm": {"name": "fedavg", "local_epochs": 1}}), tmp_path / "b")
+    ours = run_experiment(Experiment.parse(config | {"algorithm": config["algorithm"] | {"mu": 0.0}}), tmp_path / "a")
+    fedavg = run_experiment(
+        Experiment.parse(config | {"algorithm": {"name": "fedavg", "local_epochs": 1}}), tmp_path / "b"
+    )
     assert contents(ours) == contents(fedavg)
 
 
@@ -128,40 +130,3 @@ def test_encoders_run_once_a_batch_and_frozen_models_learn_nothing(tiny: Config,
     client.fit(client.train, epochs=1, steps=2, regulariser=regulariser)
     client.model.encoders["image"]._forward_hooks.clear()
     assert modes == [True, False, False] * 2
-
-
-def test_only_weights_cross(config: Config, tmp_path: Path) -> None:
-    session = prepared(config, tmp_path)
-    for number in (1, 2):
-        ledger = Ledger()
-        session.experiment.algorithm.round(session.server, session.cohort(number, ledger))
-        sent = [line for line in ledger.records if line["kind"] != "framing"]
-        assert {line["bundle"] for line in sent} == {"weights"}
-        for info in session.server.clients:
-            weights = session.server.weights_for(info).values()
-            size = sum(value.numel() * value.element_size() for value in weights)
-            assert [line["bytes"] for line in sent if line["client"] == info.id] == [size, size]
-
-
-ACROSS = {"name": "by_slot", "layers": "blocks", "range": "modality", "server_optimizer": "momentum"}
-
-
-@pytest.mark.parametrize("projection", [None, 4])
-def test_half_precision_and_exchange_between_types(tiny: Config, tmp_path: Path, projection: int | None) -> None:
-    config = transformers(name="moon", projection=projection, averaging=ACROSS)
-    config["run"]["precision"] = "bfloat16"
-    result = run(Experiment.parse(config), tmp_path / "run")
-    assert result.records.excluded() == ()
-    assert torch.isfinite(torch.tensor(list(result.metrics().values()))).all()
-
-
-def test_an_interrupted_run_ends_in_the_same_bits(tiny: Config, tmp_path: Path) -> None:
-    tiny["algorithm"] = {"name": "moon", "local_epochs": 1, "projection": 4}
-    tiny["run"] |= {"rounds": 3, "sampling": {"cohort": 2}}
-    whole = run(Experiment.parse(tiny), tmp_path / "a")
-    assert contents(resume(cut_short(tiny, tmp_path / "b"))) == contents(whole)
-
-
-@pytest.mark.parametrize("projection", [None, 16])
-def test_it_learns(tiny: Config, tmp_path: Path, projection: int | None) -> None:
-    assert_learns_topics(prepared(topics(name="moon", projection=projection), tmp_path))

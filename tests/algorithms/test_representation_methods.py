@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -10,12 +9,9 @@ from typing import Any
 import pytest
 import torch
 
-from by_hand import one_classification, outcome, play, three_kinds
-from misbehaving import contents, cut_short
+from by_hand import play, three_kinds
 from polyfed.algorithms.shared.ensemble_distillation import EnsembleDistillation
-from polyfed.reporting.reported import resume, run
 from polyfed.runs.experiment import Experiment
-from polyfed.runs.records import RunRecords
 from polyfed.runs.session import Session
 from polyfed.wire.ledger import Ledger
 from polyfed.wire.messages import Answer, Request
@@ -23,64 +19,6 @@ from polyfed.wire.payload import Payload, Weights
 from sessions import prepared, request, round_records, site_of
 
 Config = dict[str, Any]
-
-METHODS: dict[str, Config] = {
-    "creamfl": {"name": "creamfl"},
-    "creamfl-few": {"name": "creamfl", "public_samples": 10},
-    "fedafd": {"name": "fedafd"},
-    "fedafd-few": {"name": "fedafd", "public_samples": 10, "broadcast_every": 2},
-    "fedmd": {"name": "fedmd"},
-    "fedmd-scores": {"name": "fedmd", "exchange": "scores", "public_samples": 10},
-    "margin": {"name": "margin_weighted"},
-}
-ROW = 8 * 4, 18 * 4  # bytes of a representation, of a row of scores
-
-
-@pytest.fixture(autouse=True)
-def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("POLYFED_CACHE", str(tmp_path / "cache"))
-
-
-def federation(method: str) -> Config:
-    config = three_kinds(**METHODS[method])
-    config["clients"]["paired"]["count"] = 1
-    config["run"] |= {"evaluate_clients": 1}
-    return one_classification(config) if method.endswith("scores") else config
-
-
-def sent(records: RunRecords) -> dict[tuple[str, int, str, str], int]:
-    """(client, round, direction, kind) -> bytes of tensors; 0 if there is no such line."""
-    totals: dict[tuple[str, int, str, str], int] = defaultdict(int)
-    for line in records.transfers:
-        totals[line.client, line.round, line.direction, line.kind] += line.bytes
-    return totals
-
-
-@pytest.mark.parametrize("method", METHODS)
-def test_bytes_twice_and_resumed_in_mid_round(tmp_path: Path, method: str) -> None:
-    """The ledger has what the method's table says, and nothing depends on an interruption."""
-    config = federation(method)
-    experiment = Experiment.parse(config)
-    whole = run(experiment, tmp_path / "a")
-    assert not whole.records.events
-    assert contents(resume(cut_short(config, tmp_path / "b"))) == contents(whole)
-
-    found, rows = sent(whole.records), config["algorithm"].get("public_samples", 16)
-    session = prepared(config, tmp_path / "sizes")
-    kind = "scores" if method.endswith("scores") else "representations"
-    for client in session.server.clients:
-        own = len(client.modalities)
-        for number in (1, 2):
-            up, down = (found[client.id, number, direction, kind] for direction in ("up", "down"))
-            if kind == "scores":
-                assert up == down == rows * ROW[1]
-            elif config["algorithm"]["name"] in ("fedmd", "margin_weighted"):
-                assert up == down == own * rows * ROW[0]  # the consensus in the client's own modalities
-            else:
-                assert (up, down) == (own * rows * ROW[0], 2 * rows * ROW[0])
-            weights = found[client.id, number, "down", "weights"]
-            assert found[client.id, number, "up", "weights"] == 0
-            assert weights == encoders(session, client.modalities, method, number)
 
 
 def encoders(session: Session, modalities: Sequence[str], method: str, number: int) -> int:
@@ -114,21 +52,6 @@ SWITCHES: dict[str, Config] = {
 }
 
 
-@pytest.mark.parametrize("name", SWITCHES)
-def test_every_switch_runs_and_two_sessions_agree(tmp_path: Path, name: str) -> None:
-    found = []
-    for place in "ab":
-        config = three_kinds(name="fedafd", **SWITCHES[name])
-        config["clients"]["paired"]["count"] = 1
-        session = play(prepared(config, tmp_path / place), 1, 2)
-        assert set(session.cohorts.accepted) == {"image", "text", "paired"}
-        judged = session.experiment.algorithm.evaluate_clients(session.server, session.cohort(3, Ledger()))
-        found.append((outcome(session), judged))
-    assert found[0][1] == found[1][1]
-    for participant, values in found[0][0].items():
-        assert all(torch.equal(value, found[1][0][participant][key]) for key, value in values.items()), participant
-
-
 def test_switches_change_what_a_client_learns(tmp_path: Path) -> None:
     """Each one alone, in one epoch of a client of texts; the first matters to paired ones only, the next to nobody."""
     idle = {"share_discriminators", "renormalise", "send_encoders", "cache_global_features", "kd_loss"}
@@ -153,15 +76,6 @@ def test_federations_of_one_kind(tmp_path: Path, method: str, kept: Sequence[str
     metrics = {key for record in round_records(session) for key in record["metrics"]}
     assert "kd_distance_after.image" in metrics
     assert ("kd_distance_after.text" in metrics) == (kept == ("paired",))
-
-
-@pytest.mark.parametrize("method", ["fedafd", "fedmd"])
-def test_one_client_a_round(tmp_path: Path, method: str) -> None:
-    config = three_kinds(name=method)
-    config["run"] |= {"sampling": {"cohort": 1}}
-    session = play(prepared(config, tmp_path), 1, 4)
-    assert len(session.cohorts.accepted) > 1
-    assert not [record for record in round_records(session) if record["kind"] == "event"]
 
 
 def test_every_weighting_serves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

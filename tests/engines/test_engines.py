@@ -10,9 +10,10 @@ from typing import Any
 import pytest
 
 from by_hand import aligned, transformers
-from polyfed import Experiment, run
+from polyfed import Experiment
 from polyfed.core.errors import ExchangeError
 from polyfed.runs.records import RunRecords
+from polyfed.runs.runner import run_experiment
 
 SEQUENTIAL = {"name": "fedcola", "mean": "sequential"}
 METHODS: dict[str, dict[str, Any]] = {"two_phases": {"name": "two_phases.TwoPhases"}}
@@ -73,7 +74,9 @@ def digest(folder: Path) -> dict[str, str]:
 
 
 def finished(config: dict[str, Any], folder: Path, *, engine: Any = "local", **run_settings: Any) -> Path:
-    return run(Experiment.parse(config | {"run": config["run"] | {"engine": engine} | run_settings}), folder).folder
+    return run_experiment(
+        Experiment.parse(config | {"run": config["run"] | {"engine": engine} | run_settings}), folder
+    ).folder
 
 
 @pytest.mark.usefixtures("ray_cluster")
@@ -92,7 +95,6 @@ def test_every_engine_gives_the_same_bits(tiny: dict[str, Any], tmp_path: Path, 
 def test_every_engine_gives_the_same_bits_with_transformers_and_aligners(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, method: str
 ) -> None:
-    monkeypatch.setenv("POLYFED_CACHE", str(tmp_path / "cache"))
     config = transformers(**BLOCKS[method]) if method in BLOCKS else aligned(**ALIGNED[method])
     expected = digest(finished(config, tmp_path / "local"))
     for name, engine in ENGINES.items():

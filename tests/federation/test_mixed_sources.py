@@ -22,11 +22,6 @@ Config = dict[str, Any]
 OTHER = {"name": "scenes", "train": 20, "validation": 8, "test": 12, "size": 16, "seed": 7}
 
 
-@pytest.fixture(autouse=True)
-def _cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("POLYFED_CACHE", str(tmp_path / "cache"))
-
-
 def elsewhere(config: Config) -> Config:
     """The same federation with a server that is judged on pairs that no client has."""
     columns = config["data"]["sources"]["scenes"].get("columns", {"image": "image", "text": "captions"})

@@ -19,11 +19,6 @@ IMAGE = ClientInfo("a", "a", ("image",), "classification", 10, "x")
 PAIRED = ClientInfo("b", "b", ("image", "text"), "retrieval", 10, "y")
 
 
-@pytest.fixture(autouse=True)
-def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("POLYFED_CACHE", str(tmp_path / "cache"))
-
-
 # ---- bounds
 
 

@@ -8,8 +8,8 @@ import pytest
 
 from misbehaving import Config, contents, facts, failing, happened
 from polyfed.core.errors import ConfigError, ExchangeError
-from polyfed.reporting.reported import resume, run
 from polyfed.runs.experiment import Experiment
+from polyfed.runs.runner import resume_run, run_experiment
 from sessions import prepared, site_of
 
 
@@ -32,7 +32,7 @@ def config(tiny: Config) -> Config:
 def test_a_failing_client_is_left_out_of_the_round_and_named(
     config: Config, tmp_path: Path, caplog: pytest.LogCaptureFixture, how: str, reason: str
 ) -> None:
-    result = run(Experiment.parse(failing(config, how)), tmp_path / "a")
+    result = run_experiment(Experiment.parse(failing(config, how)), tmp_path / "a")
     excluded = result.records.excluded()
     assert [(event.round, event.participant) for event in excluded] == [(2, "paired-0")]
     assert reason in excluded[0].reason
@@ -45,7 +45,7 @@ def test_a_failing_client_is_left_out_of_the_round_and_named(
 
 
 def test_a_step_that_failed_changed_nothing_on_its_client(config: Config, tmp_path: Path) -> None:
-    result = run(Experiment.parse(failing(config, "raise")), tmp_path / "a")
+    result = run_experiment(Experiment.parse(failing(config, "raise")), tmp_path / "a")
     labels = sorted(path.stem for path in (result.folder / "checkpoints/clients/paired-0").iterdir())
     assert labels == ["000001-00", "000003-00"]
 
@@ -54,7 +54,7 @@ def test_too_few_clients_stop_the_run_and_it_can_be_resumed(config: Config, tmp_
     config = failing(config, "raise")
     config["run"]["min_clients"] = 3
     with pytest.raises(ExchangeError, match=r"round 2: 2 of 3 clients .*paired-0: ValueError: no GPU left"):
-        run(Experiment.parse(config), tmp_path / "a")
+        run_experiment(Experiment.parse(config), tmp_path / "a")
     names = {path.name for path in (tmp_path / "a" / "checkpoints").glob("round-*.json")}
     assert names == {"round-000000.json", "round-000001.json"}
 
@@ -62,22 +62,22 @@ def test_too_few_clients_stop_the_run_and_it_can_be_resumed(config: Config, tmp_
 def test_a_share_of_the_cohort_can_be_the_quorum(config: Config, tmp_path: Path) -> None:
     config = failing(config, "raise")
     config["run"]["min_clients"] = 0.6
-    assert run(Experiment.parse(config), tmp_path / "a").records.rounds == 3
+    assert run_experiment(Experiment.parse(config), tmp_path / "a").records.rounds == 3
     config["run"]["min_clients"] = 0.7
     with pytest.raises(ExchangeError, match=r"2 of 3 clients .* the quorum \(run.min_clients\) is 3"):
-        run(Experiment.parse(config), tmp_path / "b")
+        run_experiment(Experiment.parse(config), tmp_path / "b")
 
 
 def test_a_client_that_is_back_is_told_of(config: Config, tmp_path: Path) -> None:
     config = failing(config, "raise")
     config["run"]["evaluate_clients"] = False
-    result = run(Experiment.parse(config), tmp_path / "a")
+    result = run_experiment(Experiment.parse(config), tmp_path / "a")
     assert happened(result) == [(2, "paired-0", "client_excluded"), (3, "paired-0", "client_returned")]
     assert result.records.events[-1].reason == "answered 'fit'"
 
 
 def test_an_evaluation_in_the_same_round_shows_that_a_client_is_back(config: Config, tmp_path: Path) -> None:
-    result = run(Experiment.parse(failing(config, "raise")), tmp_path / "a")
+    result = run_experiment(Experiment.parse(failing(config, "raise")), tmp_path / "a")
     assert happened(result) == [(2, "paired-0", "client_excluded"), (2, "paired-0", "client_returned")]
     assert result.records.events[-1].reason == "answered 'assess'"
 
@@ -85,18 +85,18 @@ def test_an_evaluation_in_the_same_round_shows_that_a_client_is_back(config: Con
 def test_who_is_away_is_remembered_by_a_resumed_run(config: Config, tmp_path: Path) -> None:
     config = failing(config, "raise")
     config["run"]["evaluate_clients"] = False
-    whole = run(Experiment.parse(config), tmp_path / "a")
+    whole = run_experiment(Experiment.parse(config), tmp_path / "a")
     before = contents(whole)
     for path in (whole.folder / "checkpoints").glob("round-000003.*"):
         path.unlink()
-    resumed = resume(whole.folder)
+    resumed = resume_run(whole.folder)
     of_clients = [event for event in happened(resumed) if event[1] != "server"]
     assert of_clients == [(2, "paired-0", "client_excluded"), (3, "paired-0", "client_returned")]
     assert contents(resumed) == before
 
 
 def test_what_a_failed_client_told_is_kept_in_detail(config: Config, tmp_path: Path) -> None:
-    folder = run(Experiment.parse(failing(config, "raise")), tmp_path / "a").folder
+    folder = run_experiment(Experiment.parse(failing(config, "raise")), tmp_path / "a").folder
     text = (folder / "tracebacks.log").read_text()
     assert text.startswith("--- round 2, client paired-0\n    Traceback (most recent call last):\n")
     assert text.endswith('raise ValueError("no GPU left")\n    ValueError: no GPU left\n')
@@ -105,13 +105,13 @@ def test_what_a_failed_client_told_is_kept_in_detail(config: Config, tmp_path: P
 @pytest.mark.parametrize("how", ["nan", "short"])
 def test_a_refused_reply_has_no_traceback(config: Config, tmp_path: Path, how: str) -> None:
     """Nothing was raised where the server could not use what came; what is not finite, the client finds itself."""
-    folder = run(Experiment.parse(failing(config, how)), tmp_path / "a").folder
+    folder = run_experiment(Experiment.parse(failing(config, how)), tmp_path / "a").folder
     assert (folder / "tracebacks.log").exists() == (how == "nan")
 
 
 def test_a_reply_that_is_refused_does_not_move_its_client(config: Config, tmp_path: Path) -> None:
     """Its step is kept by the client, and accepted by nobody: it goes on from where it stood before."""
-    folder = run(Experiment.parse(failing(config, "short")), tmp_path / "a").folder
+    folder = run_experiment(Experiment.parse(failing(config, "short")), tmp_path / "a").folder
     labels = sorted(path.stem for path in (folder / "checkpoints/clients/paired-0").iterdir())
     assert labels == ["000001-00", "000003-00"]
     assert facts(folder, 2)["accepted"] == {"paired-0": [1, 0], "paired-1": [2, 0], "image": [2, 0]}
@@ -121,13 +121,13 @@ def test_a_reply_that_is_refused_does_not_move_its_client(config: Config, tmp_pa
 def test_answers_that_come_too_late_never_happened(tiny: Config, tmp_path: Path) -> None:
     tiny["algorithm"] = {"name": "local", "local_epochs": 1}
     tiny["run"] |= {"min_clients": 0, "phases": {"fit": {"deadline": 1e-9}}}
-    result = run(Experiment.parse(tiny), tmp_path / "a")
+    result = run_experiment(Experiment.parse(tiny), tmp_path / "a")
     excluded = result.records.excluded()
     assert len(excluded) == 2 * 3
     assert {event.reason for event in excluded} == {"no answer within 1e-09 s"}
     assert facts(result.folder, 2)["accepted"] == {}
     untrained = tiny | {"run": tiny["run"] | {"rounds": 1, "phases": {}}, "algorithm": "server_only"}
-    initial = run(Experiment.parse(untrained), tmp_path / "b")
+    initial = run_experiment(Experiment.parse(untrained), tmp_path / "b")
     for client in ("paired-0", "image"):
         assert result.metrics(client) == initial.metrics(client)
 
@@ -135,14 +135,14 @@ def test_answers_that_come_too_late_never_happened(tiny: Config, tmp_path: Path)
 def test_a_quorum_for_a_step_that_the_method_does_not_have(config: Config, tmp_path: Path) -> None:
     config["run"]["phases"] = {"fti": {"deadline": 3}}
     with pytest.raises(ConfigError, match=r"run\.phases\.fti: 'creamfl': did you mean 'fit'\? valid: assess, fit"):
-        run(Experiment.parse(config), tmp_path / "a")
+        run_experiment(Experiment.parse(config), tmp_path / "a")
     assert not (tmp_path / "a").exists()
 
 
 def test_limits_of_the_run_hold_on_both_sides(config: Config, tmp_path: Path) -> None:
     config["run"]["limits"] = {"row_norm": 0.5}  # representations have unit norm
     with pytest.raises(ExchangeError, match=r"representations: tensor '\w+' has norm 1, the limit is 0\.5"):
-        run(Experiment.parse(config), tmp_path / "a")
+        run_experiment(Experiment.parse(config), tmp_path / "a")
     config["run"]["limits"] = {"row_norm": 1e9, "tensor_norm": 1e9}
     session = prepared(config, tmp_path / "b")
     assert site_of(session).limits == session.experiment.run.limits

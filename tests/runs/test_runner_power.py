@@ -11,9 +11,9 @@ import pytest
 from misbehaving import Config, contents, facts, happened, interrupted
 from polyfed.core.errors import RunError
 from polyfed.core.files import write_atomically
-from polyfed.reporting.reported import resume, run
 from polyfed.runs.experiment import Experiment
 from polyfed.runs.folder import LOGS, RunFolder
+from polyfed.runs.runner import resume_run, run_experiment
 
 
 @pytest.fixture
@@ -44,7 +44,7 @@ def test_what_a_manifest_counts_is_synced_before_it(
     config: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     disk, out = Disk(monkeypatch), tmp_path / "run"
-    run(Experiment.parse(config), out)
+    run_experiment(Experiment.parse(config), out)
     for number in (2, 3):
         counted = facts(out, number)["logs"]
         manifests = [k for k, (path, _) in enumerate(disk.synced) if f".round-{number:06d}.json." in path.name]
@@ -68,8 +68,8 @@ def test_a_round_whose_logs_are_lost_is_done_again(config: Config, tmp_path: Pat
     out = tmp_path / "a"
     interrupted(config, out, tmp_path / "marker", at=3)
     cut(out, log, facts(out, 1)["logs"][log] + 5, zeros)
-    result = resume(out)
-    assert contents(result) == contents(run(Experiment.parse(config), tmp_path / "b"))
+    result = resume_run(out)
+    assert contents(result) == contents(run_experiment(Experiment.parse(config), tmp_path / "b"))
     assert (1, "server", "checkpoint_skipped") in happened(result)
     reasons = [event.reason for event in result.records.events if event.event == "checkpoint_skipped"]
     assert f"{log}.jsonl" in reasons[0]
@@ -84,7 +84,7 @@ def test_a_log_is_never_extended(config: Config, tmp_path: Path) -> None:
     with pytest.raises(
         RunError, match=rf"metrics\.jsonl has {size:,} bytes of {counted:,}.*restore it from a copy"
     ) as caught:
-        resume(out)
+        resume_run(out)
     assert "\n" not in str(caught.value)
     assert (out / "metrics.jsonl").stat().st_size == size
     with pytest.raises(RunError, match=r"metrics\.jsonl"):
@@ -97,4 +97,4 @@ def test_a_history_that_was_cut_off_goes_on_with_a_new_line(config: Config, tmp_
     interrupted(config, out, tmp_path / "marker", at=2)
     line = json.dumps({"round": 1, "participant": "server", "event": "resumed", "reason": "after round 1"})
     (out / "history.jsonl").write_text(f"{line}\n{line[:30]}" + "\0" * 20)
-    assert happened(resume(out))[:2] == [(1, "server", "resumed")] * 2
+    assert happened(resume_run(out))[:2] == [(1, "server", "resumed")] * 2
