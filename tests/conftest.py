@@ -10,10 +10,10 @@ import pytest
 import torch
 import yaml
 
+from federations import tiny_experiment
 from polyfed import Experiment, run
 from polyfed.cli.main import main
 from run_folders import write_run
-from tiny_federation import tiny_experiment
 
 Cli = Callable[..., tuple[int, str, str]]
 torch.set_num_threads(1)  # tests run beside each other; threads that wait for each other would only slow them

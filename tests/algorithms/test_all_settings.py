@@ -15,7 +15,7 @@ from pydantic import BaseModel
 from torch import Tensor
 
 from by_hand import as_left, copies
-from every_method import METHODS, federation_for
+from federations import METHODS, Config, federation_for
 from polyfed.aggregation.averaging import Averaging
 from polyfed.algorithms.algorithm import Algorithm
 from polyfed.core.effects import Never, conditions_of
@@ -29,7 +29,6 @@ from polyfed.wire.ledger import Ledger
 from sessions import prepared, round_records
 from settings_to_flip import AVERAGINGS, COMPANIONS, EQUAL, VALUES
 
-Config = dict[str, Any]
 Result = Mapping[str, Tensor]
 COSTLY = {"creamfl_averaged", "fed_mae", "fedafd", "fedaid", "fedcola", "feddra", "fedema", "fediot"}
 TOLERANCE = 1e-6

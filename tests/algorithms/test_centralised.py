@@ -4,20 +4,18 @@ from __future__ import annotations
 
 import copy
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 
-from by_hand import Weights, copies, transformers
+from by_hand import Weights, copies
+from federations import Config, transformers
 from polyfed.core.errors import ConfigError
 from polyfed.runs.experiment import Experiment
 from polyfed.runs.runner import run_experiment
 from polyfed.runs.session import Session
 from polyfed.wire.ledger import Ledger
 from sessions import prepared, woken
-
-Config = dict[str, Any]
 
 
 @pytest.fixture

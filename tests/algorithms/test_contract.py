@@ -6,13 +6,12 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 
 from by_hand import play
-from every_method import METHODS, federation_for
+from federations import METHODS, Config, federation_for
 from misbehaving import contents, cut_short
 from polyfed.algorithms.algorithm import Algorithm
 from polyfed.federation.client import ClientInfo
@@ -26,7 +25,6 @@ from polyfed.wire.ledger import Ledger
 from polyfed.wire.messages import Answer, Request
 from sessions import prepared, round_records, site_of
 
-Config = dict[str, Any]
 FORMS: dict[str, Config] = {method: {} for method in METHODS} | {
     "creamfl:few": {"public_samples": 10},
     "fedafd:few": {"public_samples": 10, "broadcast_every": 2},

@@ -10,7 +10,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from by_hand import assert_mean, copies, in_steps, plain_sgd, plain_training, transformers
+from by_hand import assert_mean, copies, plain_training
+from federations import Config, in_steps, plain_sgd, transformers
 from polyfed.algorithms.creamfl_averaged import CreamFLAveraged, _ReplyCheck
 from polyfed.core.errors import ConfigError, PayloadError
 from polyfed.data.samples import Batch
@@ -23,7 +24,6 @@ from polyfed.wire.ledger import Ledger
 from polyfed.wire.payload import Representations, Weights
 from sessions import prepared, round_records, woken
 
-Config = dict[str, Any]
 Tensors = dict[str, Tensor]
 GAMMA = 10.0
 ROWS, WIDTH = 30, 96  # of the public set: 6 pictures of 5 captions

@@ -10,7 +10,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from by_hand import RATE, assert_mean, copies, in_steps, plain_sgd, transformers
+from by_hand import RATE, assert_mean, copies
+from federations import Config, in_steps, plain_sgd, transformers
 from polyfed.algorithms.fed_mae import FedMAE
 from polyfed.core.errors import ConfigError
 from polyfed.core.randomness import generator
@@ -20,7 +21,6 @@ from polyfed.runs.session import Session
 from polyfed.wire.ledger import Ledger
 from sessions import prepared, round_records, woken
 
-Config = dict[str, Any]
 SMALL = {"decoder_depth": 1, "decoder_width": 32, "decoder_heads": 2}
 FINE = {"patch": 4}  # 16 patches a picture of 16 pixels
 

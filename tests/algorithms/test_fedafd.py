@@ -9,23 +9,12 @@ from pathlib import Path
 
 import pytest
 import torch
+from fedafd_sessions import CLIENTS, FAST, SEVERAL, SLOW, Values, asked, encoders_of, known_of, session_of
 from torch import Tensor
 from torch.nn import functional as F
 
-from by_hand import as_left, group, play, three_kinds
-from fedafd_federations import (
-    CLIENTS,
-    FAST,
-    SEVERAL,
-    SLOW,
-    Config,
-    Values,
-    asked,
-    encoders_of,
-    known_of,
-    session_of,
-    sgd,
-)
+from by_hand import as_left, play
+from federations import Config, group, sgd, three_kinds
 from polyfed.algorithms.fedafd import FedAFD
 from polyfed.core.randomness import isolated
 from polyfed.data.samples import Batch

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from by_hand import three_kinds
+from federations import three_kinds
 from polyfed.algorithms.shared.ensembles import Ensembles
 from polyfed.data.view import DataContext, InputSpec
 from polyfed.models.discriminators import Discriminator

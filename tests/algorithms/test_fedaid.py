@@ -8,10 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
-from aligned_federations import (
+from aligned_sessions import (
     CLIENTS,
-    Config,
     assert_close,
     config_of,
     furthest,
@@ -25,8 +23,10 @@ from aligned_federations import (
     shrink,
     stage_two,
 )
-from by_hand import aligned, assert_mean, play
+
+from by_hand import assert_mean, play
 from fedaid_by_hand import contrast, guided, taught, without_statistics
+from federations import Config, aligned
 from polyfed.algorithms import fedaid
 from polyfed.algorithms.shared.robust_alignment import local_view
 from polyfed.data.samples import Samples

@@ -9,17 +9,10 @@ from typing import Any
 
 import pytest
 import torch
+from aligned_sessions import config_of, events, global_model, parts_of, same, session_of
 
-from aligned_federations import (
-    Config,
-    config_of,
-    events,
-    global_model,
-    parts_of,
-    same,
-    session_of,
-)
 from by_hand import play
+from federations import Config
 from polyfed.algorithms.algorithm import Reply
 from polyfed.data.view import DataContext, InputSpec
 from polyfed.federation.cohort import each
@@ -37,7 +30,14 @@ from polyfed.wire.transport import Transport
 from sessions import prepared
 
 
-@pytest.mark.parametrize("transport", [{"dtype": "float16"}, {"unchanged": "omit"}, {"topk": 0.5}])
+@pytest.mark.parametrize(
+    "transport",
+    [
+        {"dtype": "float16"},
+        {"unchanged": "omit"},
+        pytest.param({"topk": 0.5}, marks=pytest.mark.slow),
+    ],
+)
 def test_narrow_transports_carry_both_schedules(tmp_path: Path, transport: Config) -> None:
     found = {}
     for broadcast in ("shared", "repeated"):

@@ -7,15 +7,11 @@ from pathlib import Path
 
 import pytest
 import torch
+from aligned_sessions import CLIENTS, Values, events
 from pydantic import ValidationError
 
-from aligned_federations import (
-    CLIENTS,
-    Config,
-    Values,
-    events,
-)
-from by_hand import aligned, copies, play, transformers
+from by_hand import copies, play
+from federations import Config, aligned, transformers
 from polyfed.algorithms.fedaid import FedAID
 from polyfed.algorithms.feddra import FedDRA
 from polyfed.core.errors import ConfigError

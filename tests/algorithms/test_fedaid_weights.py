@@ -8,10 +8,8 @@ from typing import Any
 
 import pytest
 import torch
-
-from aligned_federations import (
+from aligned_sessions import (
     CLIENTS,
-    Config,
     Values,
     config_of,
     furthest,
@@ -23,8 +21,10 @@ from aligned_federations import (
     session_of,
     stage_two,
 )
+
 from by_hand import play
 from fedaid_by_hand import loss_of, without_statistics
+from federations import Config
 from polyfed.aggregation.robust import chi_square, mirror_step, mirror_step_of
 from sessions import prepared
 

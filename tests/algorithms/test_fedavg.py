@@ -4,20 +4,17 @@ from __future__ import annotations
 
 import copy
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 
-from by_hand import assert_mean, copies, plain_sgd, plain_training
+from by_hand import assert_mean, copies, plain_training
+from federations import Config, plain_sgd
 from polyfed.core.errors import ConfigError
 from polyfed.federation.cohort import each
 from polyfed.runs.experiment import Experiment
 from polyfed.runs.runner import run_experiment
 from sessions import first_cohort, prepared
-
-Config = dict[str, Any]
-
 
 ACROSS = {"averaging": {"name": "by_slot", "layers": "encoder", "range": "modality"}}
 

@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 from torch.func import functional_call
 
-from by_hand import RATE, copies, plain_sgd, plain_training, transformers
+from by_hand import RATE, copies, plain_training
+from federations import Config, plain_sgd, transformers
 from polyfed.algorithms.fedcola import FedCola
 from polyfed.core.errors import ConfigError
 from polyfed.core.randomness import isolated
@@ -24,7 +25,6 @@ from polyfed.wire.messages import Answer, Request
 from polyfed.wire.transport import Transport
 from sessions import first_cohort, prepared, woken
 
-Config = dict[str, Any]
 Weights = dict[str, Tensor]
 
 

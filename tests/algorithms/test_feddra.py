@@ -12,7 +12,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from by_hand import aligned, assert_mean, copies, play
+from by_hand import assert_mean, copies, play
+from federations import aligned
 from polyfed.aggregation.robust import chi_square, mirror_step
 from polyfed.algorithms.feddra import FedDRA
 from polyfed.core.randomness import isolated
@@ -26,7 +27,6 @@ from polyfed.wire.messages import Answer, Request
 from polyfed.wire.payload import Weights as PayloadWeights
 from sessions import prepared, round_records, site_of, woken
 
-Config = dict[str, Any]
 Values = dict[str, Tensor]
 RATE = 0.05
 CLIENTS = ("hospital-0", "hospital-1")

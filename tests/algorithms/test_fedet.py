@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from either import classifying, divergence, unit, unlabelled
+from by_hand import divergence, unit
+from federations import Config, classifying, unlabelled
 from polyfed.aggregation.ensemble import Ensembled
 from polyfed.algorithms.fedet import Aim, FedET, Vote, limited
 from polyfed.core.errors import ConfigError
@@ -22,7 +23,6 @@ from polyfed.runs.session import Session
 from polyfed.wire.payload import Payload
 from sessions import first_cohort, prepared, request, round_records, site_of
 
-Config = dict[str, Any]
 METHOD = {"name": "fedet", "local_epochs": 1}
 FORMS = ["representations", "scores"]
 

@@ -9,7 +9,8 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from either import classifying, divergence, unit, unlabelled
+from by_hand import divergence, unit
+from federations import Config, classifying, unlabelled
 from polyfed.aggregation.ensemble import Ensembled
 from polyfed.algorithms.fedgems import FedGEMS, Lesson
 from polyfed.core.errors import ConfigError
@@ -20,7 +21,6 @@ from polyfed.runs.session import Session
 from polyfed.wire.payload import Payload
 from sessions import first_cohort, prepared, request, round_records, site_of, woken
 
-Config = dict[str, Any]
 METHOD = {"name": "fedgems", "local_epochs": 1, "public_batch_size": 16}
 FORMS = ["representations", "scores"]
 

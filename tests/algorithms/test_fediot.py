@@ -7,14 +7,14 @@ from typing import Any
 
 import pytest
 
-from by_hand import assert_mean, copies, plain_sgd, plain_training, transformers
+from by_hand import assert_mean, copies, plain_training
+from federations import Config, plain_sgd, transformers
 from polyfed.core.errors import ConfigError
 from polyfed.runs.experiment import Experiment
 from polyfed.runs.runner import run_experiment
 from polyfed.runs.session import Session
 from sessions import first_cohort, prepared, round_records
 
-Config = dict[str, Any]
 ALPHA = 100
 
 

@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from by_hand import as_left, one_classification, outcome, play, three_kinds
+from by_hand import as_left, outcome, play
+from federations import Config, one_classification, three_kinds
 from polyfed.core.errors import ConfigError
 from polyfed.core.randomness import isolated
 from polyfed.federation.participant import Participant
@@ -22,7 +23,6 @@ from polyfed.wire.messages import Answer, Request
 from polyfed.wire.payload import Payload, Representations
 from sessions import prepared, round_records, site_of, woken
 
-Config = dict[str, Any]
 CLIENTS = ("image", "text", "paired-0", "paired-1")
 RATE = 0.05
 FORMS = ("representations", "scores")

@@ -12,7 +12,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from either import classifying, unit
+from by_hand import unit
+from federations import Config, classifying
 from polyfed.algorithms.fedmkd import FedMKD, Student, Teachers
 from polyfed.core.errors import ConfigError
 from polyfed.core.randomness import generator
@@ -23,7 +24,6 @@ from polyfed.runs.session import Session
 from polyfed.wire.payload import Payload
 from sessions import first_cohort, prepared, request, round_records, site_of, woken
 
-Config = dict[str, Any]
 METHOD = {"name": "fedmkd", "local_epochs": 1, "kd_epochs": 2, "predictor_width": 16}
 FORMS = ["representations", "scores"]
 RATE = 0.05

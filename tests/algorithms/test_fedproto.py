@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from known_prototypes import NAMES, global_of
+from federations import Config, classifiers, with_retrieval
 from polyfed.aggregation.prototypes import Known, by_space
 from polyfed.core.errors import ConfigError
 from polyfed.core.randomness import isolated
@@ -21,10 +21,9 @@ from polyfed.runs.experiment import Experiment
 from polyfed.runs.runner import run_experiment
 from polyfed.runs.session import Session
 from polyfed.wire.ledger import Ledger
-from prototype_federations import SPACE, began, classifiers, play, with_retrieval
+from prototype_sessions import NAMES, SPACE, began, global_of, play
 from sessions import first_cohort, prepared, woken
 
-Config = dict[str, Any]
 Means = dict[int, tuple[list[float], int]]
 
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from known_prototypes import NAMES, global_of, known_of
+from federations import classifiers, with_retrieval
 from polyfed.aggregation.prototypes import ClassMeans, by_space, prototype_tensors
 from polyfed.algorithms.algorithm import Reply, client_step
 from polyfed.algorithms.fedproto import FedProto, Sound
@@ -21,7 +21,7 @@ from polyfed.runs.runner import run_experiment
 from polyfed.runs.session import Session
 from polyfed.wire.ledger import Ledger
 from polyfed.wire.payload import Prototypes
-from prototype_federations import SPACE, began, classifiers, with_retrieval
+from prototype_sessions import NAMES, SPACE, began, global_of, known_of
 from sessions import first_cohort, prepared, round_records
 
 # ---- what crosses

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
-from by_hand import assert_mean, copies, plain_sgd, plain_training, transformers
+from by_hand import assert_mean, copies, plain_training
+from federations import Config, plain_sgd, transformers
 from misbehaving import contents
 from polyfed.algorithms.fedprox import FedProx
 from polyfed.data.samples import Batch
@@ -19,8 +19,6 @@ from polyfed.models.model import Model
 from polyfed.runs.experiment import Experiment
 from polyfed.runs.runner import run_experiment
 from sessions import first_cohort, prepared
-
-Config = dict[str, Any]
 
 
 @pytest.fixture(params=["tiny", pytest.param("transformers", marks=pytest.mark.slow)])

@@ -9,12 +9,13 @@ import pytest
 import torch
 from torch import Tensor
 
+from federations import classifiers, with_retrieval
 from polyfed.aggregation.prototypes import ClassMeans, Known, by_space
 from polyfed.algorithms.fedtgp import FedTGP
 from polyfed.core.randomness import generator
 from polyfed.runs.session import Session
 from polyfed.wire.ledger import Ledger
-from prototype_federations import SPACE, began, classifiers, play, with_retrieval
+from prototype_sessions import SPACE, began, play
 from sessions import prepared, woken
 
 CLASSES, D = 4, 3

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-import either
-from by_hand import Config, assert_learns_topics, topics, transformers
+from by_hand import assert_learns_topics
+from federations import Config, topics, transformers
 from polyfed.runs.experiment import Experiment
 from polyfed.runs.runner import run_experiment
 from sessions import prepared
@@ -49,7 +49,7 @@ SERVERS: dict[str, Config] = {
 @pytest.mark.parametrize("name", SERVERS)
 def test_a_server_learns_topics_from_its_clients(tmp_path: Path, name: str) -> None:
     """Without a task of its own, and with FedGEMS wherever it is wrong: from chance to twice as good."""
-    config = either.topics(name=name.split(":")[0], **SERVERS[name])
+    config = topics(server=True, name=name.split(":")[0], **SERVERS[name])
     config["run"] |= {"rounds": 3, "evaluate_clients": name == "fedet"}
     records = run_experiment(Experiment.parse(config), tmp_path / "run").records
     assert list(records.series("server", "accuracy").values())[-1] > 2 * 100 / 6

@@ -5,14 +5,14 @@ from __future__ import annotations
 import copy
 from itertools import islice
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from by_hand import RATE, assert_mean, copies, in_steps, plain_sgd, transformers
+from by_hand import RATE, assert_mean, copies
+from federations import Config, in_steps, plain_sgd, transformers
 from misbehaving import contents
 from polyfed.core.randomness import isolated
 from polyfed.models.model import CachedModel, Model
@@ -22,7 +22,6 @@ from polyfed.runs.session import Session
 from polyfed.wire.ledger import Ledger
 from sessions import first_cohort, prepared, woken
 
-Config = dict[str, Any]
 Weights = dict[str, Tensor]
 
 

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 import torch
 
-from by_hand import play, three_kinds
+from by_hand import play
+from federations import Config, three_kinds
 from polyfed.algorithms.shared.ensemble_distillation import EnsembleDistillation
 from polyfed.runs.experiment import Experiment
 from polyfed.runs.session import Session
@@ -17,8 +18,6 @@ from polyfed.wire.ledger import Ledger
 from polyfed.wire.messages import Answer, Request
 from polyfed.wire.payload import Payload, Weights
 from sessions import prepared, request, round_records, site_of
-
-Config = dict[str, Any]
 
 
 def encoders(session: Session, modalities: Sequence[str], method: str, number: int) -> int:

@@ -11,7 +11,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from by_hand import RATE, assert_mean, copies, in_steps, plain_sgd, transformers
+from by_hand import RATE, assert_mean, copies
+from federations import Config, in_steps, plain_sgd, transformers
 from polyfed.algorithms.algorithm import Reply, client_step
 from polyfed.algorithms.scaffold import Scaffold, _Path
 from polyfed.core.randomness import isolated
@@ -25,7 +26,6 @@ from polyfed.wire.ledger import Ledger
 from polyfed.wire.payload import Weights
 from sessions import prepared, site_of, woken
 
-Config = dict[str, Any]
 Tensors = Mapping[str, Tensor]
 
 

@@ -10,13 +10,12 @@ import pytest
 from torch.optim import Optimizer
 
 from by_hand import play
-from every_method import METHODS, federation_for
+from federations import METHODS, Config, federation_for
 from polyfed.algorithms.algorithm import Algorithm
 from polyfed.federation.settings import TrainingSettings
 from polyfed.optim.settings import OptimizerSettings
 from sessions import prepared
 
-Config = dict[str, Any]
 SCHEDULE = {"kind": "exponential", "decay": 0.5, "unit": "epoch"}
 EPOCHS = 3
 IN_STEPS = {"fedaid", "feddra"}

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import torch
 
-from by_hand import Config, outcome, play
-from every_method import federation_for
+from by_hand import outcome, play
+from federations import Config, federation_for
 from polyfed.engines.local import LocalEngine
 from polyfed.wire.ledger import Ledger
 from sessions import prepared, round_records, site_of

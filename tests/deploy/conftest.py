@@ -7,8 +7,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from federations import MARK, marked, started, wait_until
 from folders import Folders, Live, make
+
+from federations import MARK, marked, started, wait_until
 
 
 @pytest.fixture(scope="session")

@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from federations import Started, experiment_settings, ports
-
 from polyfed.deploy.connection import ServerAddress, load_settings
 from polyfed.deploy.files import ServerFolder, SiteFolder
 from polyfed.deploy.init import create_federation

@@ -12,9 +12,9 @@ from pathlib import Path
 
 import psutil
 import pytest
-from federations import Started, free_port
 from folders import Live
 
+from federations import Started, free_port
 from polyfed.core.errors import RunError
 from polyfed.deploy import flower
 from polyfed.deploy.authentication import REFUSAL, SIGNATURE_HEADER, signed

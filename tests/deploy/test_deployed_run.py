@@ -13,9 +13,9 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-from federations import experiment_settings, started
 from folders import Folders, Live
 
+from federations import experiment_settings, started
 from polyfed import Experiment, run
 from polyfed.runs.records import RunRecords
 

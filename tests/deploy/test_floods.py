@@ -12,9 +12,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from federations import MARK, started
 from folders import Live
 
+from federations import MARK, started
 from polyfed.runs.records import RunRecords
 
 pytestmark = pytest.mark.slow

@@ -8,10 +8,10 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
-from federations import Started, started, wait_until
 from folders import Folders, Live
 from test_deployed_run import CLI
 
+from federations import Started, started, wait_until
 from polyfed.deploy.init import admit_site
 from polyfed.deploy.keys import create_keys, read_public
 from polyfed.engines.node_keys import fingerprint

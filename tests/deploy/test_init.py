@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 import yaml
-from federations import experiment_settings
 from folders import Folders
 
+from federations import experiment_settings
 from polyfed.core.errors import ConfigError, RunError
 from polyfed.deploy import flower
 from polyfed.deploy.certificates import hosts_of, read_certificate

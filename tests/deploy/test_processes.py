@@ -11,8 +11,8 @@ import uuid
 from pathlib import Path
 
 import pytest
-from federations import MARK, Started, marked, wait_until
 
+from federations import MARK, Started, marked, wait_until
 from polyfed.core.errors import RunError
 from polyfed.deploy.processes import Processes, free_port, offspring, stopping
 

@@ -10,9 +10,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from federations import MARK, Started, marked, started, wait_until
 from folders import Folders, Live, make
 
+from federations import MARK, Started, marked, started, wait_until
 from polyfed.core.errors import ConfigError, RunError
 from polyfed.deploy import attend, flower, registry, serve
 from polyfed.deploy.files import ServerFolder

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from by_hand import aligned, transformers
+from federations import aligned, transformers
 from polyfed import Experiment
 from polyfed.core.errors import ExchangeError
 from polyfed.runs.records import RunRecords

@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 import torch
 
-from by_hand import assert_mean, copies, plain_sgd, plain_training, three_kinds, transformers
+from by_hand import assert_mean, copies, plain_training
+from federations import Config, plain_sgd, three_kinds, transformers
 from polyfed.core.errors import ConfigError, DataError
 from polyfed.federation import heads
 from polyfed.federation.population import Population
@@ -18,7 +19,6 @@ from polyfed.reporting.reported import run
 from polyfed.runs.experiment import Experiment
 from sessions import first_cohort, prepared
 
-Config = dict[str, Any]
 OTHER = {"name": "scenes", "train": 20, "validation": 8, "test": 12, "size": 16, "seed": 7}
 
 

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from by_hand import one_classification, three_kinds
+from federations import one_classification, three_kinds
 from polyfed.core.errors import ConfigError
 from polyfed.federation.client import ClientInfo
 from polyfed.federation.public_outputs import LogitKind, RepresentationKind, clip_row_norms

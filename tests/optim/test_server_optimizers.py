@@ -11,7 +11,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from by_hand import copies, transformers
+from by_hand import copies
+from federations import Config, transformers
 from misbehaving import contents, cut_short
 from polyfed.core.errors import ConfigError
 from polyfed.optim.server import ServerOptimizer
@@ -21,7 +22,6 @@ from polyfed.runs.session import Session
 from polyfed.wire.ledger import Ledger
 from sessions import prepared
 
-Config = dict[str, Any]
 Models = dict[str, dict[str, Tensor]]
 SETTINGS: dict[str, Config] = {
     "replace": {"name": "replace"},

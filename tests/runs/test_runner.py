@@ -16,7 +16,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from misbehaving import Config, contents, cut_short, interrupted
+from federations import Config
+from misbehaving import contents, cut_short, interrupted
 from polyfed.core.errors import RunError
 from polyfed.reporting.reported import run
 from polyfed.runs.experiment import Experiment

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 import torch
 
-from misbehaving import Config, cut_short, happened, lying
+from federations import Config
+from misbehaving import cut_short, happened, lying
 from polyfed import Experiment
 from polyfed.engines.local import LocalEngine
 from polyfed.federation.cohort import each

@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from misbehaving import Config, happened, lying
+from federations import Config
+from misbehaving import happened, lying
 from polyfed import Experiment
 from polyfed.runs.runner import run_experiment
 from polyfed.wire.ledger import Ledger

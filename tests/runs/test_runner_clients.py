@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from misbehaving import Config, contents, facts, failing, happened
+from federations import Config
+from misbehaving import contents, facts, failing, happened
 from polyfed.core.errors import ConfigError, ExchangeError
 from polyfed.runs.experiment import Experiment
 from polyfed.runs.runner import resume_run, run_experiment

@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from misbehaving import Config, contents, interrupted
+from federations import Config
+from misbehaving import contents, interrupted
 from polyfed.core.errors import RunError
 from polyfed.reporting.reported import resume, run
 from polyfed.runs.experiment import Experiment

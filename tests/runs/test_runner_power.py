@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from misbehaving import Config, contents, facts, happened, interrupted
+from federations import Config
+from misbehaving import contents, facts, happened, interrupted
 from polyfed.core.errors import RunError
 from polyfed.core.files import write_atomically
 from polyfed.runs.experiment import Experiment

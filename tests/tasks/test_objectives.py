@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -14,7 +13,8 @@ from task_samples import captioned, identity_model, make_samples
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from by_hand import aligned as hospitals
+from federations import Config
+from federations import aligned as hospitals
 from polyfed import Experiment, run
 from polyfed.aggregation.mean import WeightedMean
 from polyfed.core.errors import ConfigError
@@ -29,7 +29,6 @@ from polyfed.tasks.gloria import GLoRIA
 from polyfed.tasks.mgca import MGCA, PrototypeLayer
 from polyfed.tasks.task import Task
 
-Config = dict[str, Any]
 DIM = 6
 
 

@@ -7,20 +7,15 @@ from typing import Any
 
 from torch import Tensor
 
-from by_hand import three_kinds
+from federations import three_kinds
 from polyfed.federation.public_outputs import PublicOutputs
 from polyfed.runs.session import Session
 from polyfed.wire.payload import Payload, Weights
 from sessions import prepared, request, site_of
 
-Config = dict[str, Any]
 Values = dict[str, Tensor]
 CLIENTS = ("image", "text", "paired")
 SLOW, FAST, SEVERAL = 0.02, 0.3, 0.1  # rates of discriminators and of fusion, there of several modalities
-
-
-def sgd(rate: float) -> Config:
-    return {"optimizer": {"kind": "sgd", "lr": rate, "momentum": 0.0, "clip": None}}
 
 
 def session_of(folder: Path, **algorithm: Any) -> Session:

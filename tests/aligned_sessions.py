@@ -11,14 +11,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from by_hand import aligned, copies, play
+from by_hand import copies, play
+from federations import aligned
 from polyfed.models.binding import Parts
 from polyfed.runs.session import Session
 from polyfed.wire.messages import Answer, Request
 from polyfed.wire.payload import Payload
 from sessions import prepared, round_records, site_of
 
-Config = dict[str, Any]
 Values = dict[str, Tensor]
 RATE = 0.02
 CLIENTS = ("hospital-0", "hospital-1", "hospital-2")
