@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from by_hand import copies, play
-from federations import aligned
+from federations import Config, aligned
 from polyfed.models.binding import Parts
 from polyfed.runs.session import Session
 from polyfed.wire.messages import Answer, Request

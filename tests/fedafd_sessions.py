@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import Tensor
 
-from federations import three_kinds
+from federations import sgd, three_kinds
 from polyfed.federation.public_outputs import PublicOutputs
 from polyfed.runs.session import Session
 from polyfed.wire.payload import Payload, Weights

@@ -304,7 +304,7 @@ def _shrink(config: Config, optimizer: Config) -> None:
     for source in config["data"]["sources"].values():
         source |= {"train": 14, "validation": 4, "test": 4}
     for participant in participants(config):
-        participant["training"] = {"optimizer": optimizer, "batch_size": 4}
+        participant["training"] = {"optimizer": optimizer, "batch_size": 8}
         for encoder in participant["model"]["encoders"].values():
             encoder |= _LITTLE.get(encoder["name"], {})
             encoder["view"] = encoder["view"] | _RANDOM[encoder["view"]["name"]]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from pathlib import Path
 
 import pytest
@@ -10,7 +9,6 @@ import torch
 
 from by_hand import Weights, copies
 from federations import Config, transformers
-from polyfed.core.errors import ConfigError
 from polyfed.runs.experiment import Experiment
 from polyfed.runs.runner import run_experiment
 from polyfed.runs.session import Session
@@ -113,34 +111,3 @@ def test_the_budget_of_two_rounds(
 
 
 # ---- what it refuses
-
-
-def test_several_clients_of_a_type_are_refused_with_what_to_set(config: Config, tmp_path: Path) -> None:
-    config["clients"]["text"]["count"] = 2
-    config["clients"]["paired"]["count"] = 3
-    expected = r"text \(2 clients\): set clients\.text\.count=1; paired \(3 clients\): set clients\.paired\.count=1"
-    with pytest.raises(ConfigError, match=expected):
-        run_experiment(Experiment.parse(config), tmp_path / "run")
-    assert not (tmp_path / "run").exists()
-
-
-def test_two_architectures_of_a_group_are_not_pooled_either(config: Config, tmp_path: Path) -> None:
-    group = config["clients"]["text"]
-    other = copy.deepcopy(group.pop("model"))
-    other["encoders"]["text"]["depth"] = 1
-    group |= {"count": 2, "models": [config["clients"]["text"].get("model") or copy.deepcopy(other), other]}
-    group["models"][0]["encoders"]["text"]["depth"] = 2
-    with pytest.raises(ConfigError, match=r"text \(2 clients\)"):
-        run_experiment(Experiment.parse(config), tmp_path / "run")
-
-
-def test_two_groups_of_a_type_are_refused(config: Config, tmp_path: Path) -> None:
-    config["clients"]["more"] = copy.deepcopy(config["clients"]["text"])
-    with pytest.raises(ConfigError, match=r"text\+more: leave one of the groups text, more"):
-        run_experiment(Experiment.parse(config), tmp_path / "run")
-
-
-def test_it_has_no_averaging_of_fedavgs(config: Config) -> None:
-    config["algorithm"]["averaging"] = "by_type"
-    with pytest.raises(ConfigError, match="unknown key 'averaging'"):
-        Experiment.parse(config)

@@ -36,6 +36,8 @@ FORMS: dict[str, Config] = {method: {} for method in METHODS} | {
     "fedcola:adam": {"averaging": {"name": "fedcola", "server_optimizer": "adam"}},
 }
 """Methods with their defaults, and forms of them that exchange or keep other things."""
+FEWER = {"creamfl:few", "fedet:few", "fedgems:few", "fedmkd:few"}
+"""Slow: fewer public samples cross by the same code in all methods, which ``fedafd:few`` and ``fedmd:scores`` run."""
 
 
 def method_of(form: str) -> type[Algorithm]:
@@ -43,10 +45,15 @@ def method_of(form: str) -> type[Algorithm]:
 
 
 def config_of(form: str) -> Config:
-    return federation_for(form.split(":")[0], **FORMS[form])
+    config = federation_for(form.split(":")[0], **FORMS[form])
+    config["run"] |= {"rounds": 2, "eval_every": 2}
+    return config
 
 
-@pytest.fixture(scope="module", params=FORMS)
+@pytest.fixture(
+    scope="module",
+    params=[pytest.param(form, marks=pytest.mark.slow) if form in FEWER else form for form in FORMS],
+)
 def form(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 

@@ -13,7 +13,7 @@ from torch import Tensor
 from by_hand import assert_mean, copies, plain_training
 from federations import Config, in_steps, plain_sgd, transformers
 from polyfed.algorithms.creamfl_averaged import CreamFLAveraged, _ReplyCheck
-from polyfed.core.errors import ConfigError, PayloadError
+from polyfed.core.errors import PayloadError
 from polyfed.data.samples import Batch
 from polyfed.federation.cohort import Reply
 from polyfed.models.model import Model
@@ -260,21 +260,6 @@ def test_both_readings_of_the_weights_act(config: Config, tmp_path: Path) -> Non
 
 def flat(weights: Tensors) -> Tensor:
     return torch.cat([value.flatten().float() for value in weights.values()])
-
-
-@pytest.mark.parametrize(("part", "expected"), [("public", "needs a public set"), ("server", "needs a server model")])
-def test_what_it_cannot_work_without(config: Config, tmp_path: Path, part: str, expected: str) -> None:
-    del config[part]
-    with pytest.raises(ConfigError, match=expected):
-        run_experiment(Experiment.parse(config), tmp_path / "run")
-    assert not (tmp_path / "run").exists()
-
-
-def test_a_server_of_one_modality_is_refused(config: Config, tmp_path: Path) -> None:
-    image = config["clients"]["image"]
-    config["server"] = {key: image[key] for key in ("model", "task", "source", "training")}
-    with pytest.raises(ConfigError, match="contrasts between modalities need two"):
-        run_experiment(Experiment.parse(config), tmp_path / "run")
 
 
 @pytest.mark.slow

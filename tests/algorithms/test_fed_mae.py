@@ -12,8 +12,6 @@ from torch import Tensor
 
 from by_hand import RATE, assert_mean, copies
 from federations import Config, in_steps, plain_sgd, transformers
-from polyfed.algorithms.fed_mae import FedMAE
-from polyfed.core.errors import ConfigError
 from polyfed.core.randomness import generator
 from polyfed.runs.experiment import Experiment
 from polyfed.runs.runner import run_experiment
@@ -142,36 +140,6 @@ def test_encoder_and_decoder_cross_and_nothing_else(config: Config, tmp_path: Pa
     assert {line.kind for line in result.records.transfers} == {"weights", "framing"}
     train = [record for record in result.records.series("server", "mae_clients", "train").values()]
     assert train == [3.0]  # the image client and two paired ones
-
-
-def test_who_cannot_rebuild_is_named(config: Config, tmp_path: Path) -> None:
-    config["algorithm"]["task_weight"] = 0.0
-    with pytest.raises(
-        ConfigError, match=r"patches of pictures, and text-0, text-1 cannot: .*, or set algorithm.task_weight"
-    ):
-        run_experiment(Experiment.parse(config), tmp_path / "run")
-    assert not (tmp_path / "run").exists()
-    config["clients"] = {"text": config["clients"]["text"]}
-    config["algorithm"]["task_weight"] = 1.0
-    del config["server"]
-    with pytest.raises(ConfigError, match=r"text-0, text-1 cannot: .* at least two patches$"):
-        run_experiment(Experiment.parse(config), tmp_path / "run")
-
-
-DEFAULTS = {name: FedMAE.model_fields[name].default for name in SMALL}
-
-
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"decoder_heads": 5}, "decoder_heads 5 does not divide decoder_width 32"),
-        ({"task_weight": 0.0, "mae_weight": 0.0} | DEFAULTS, "nothing to train"),
-        ({"decoder_width": 30}, "multiple of 4"),
-    ],
-)
-def test_settings_that_cannot_be(config: Config, settings: Config, message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
-        Experiment.parse(config | {"algorithm": config["algorithm"] | settings})
 
 
 @pytest.mark.slow

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import copy
 from pathlib import Path
 
-import pytest
 import torch
 
 from by_hand import assert_mean, copies, plain_training
 from federations import Config, plain_sgd
-from polyfed.core.errors import ConfigError
 from polyfed.federation.cohort import each
 from polyfed.runs.experiment import Experiment
 from polyfed.runs.runner import run_experiment
@@ -50,23 +47,6 @@ def test_the_server_model_shows_the_global_model_of_its_type(tiny: Config, tmp_p
     session.experiment.algorithm.round(session.server, first_cohort(session))
     for name, value in session.server.model.state_dict().items():
         assert torch.equal(value, session.server.weights["paired"][name])
-
-
-def test_a_server_model_that_nobody_trains_is_refused(tiny: Config, tmp_path: Path) -> None:
-    tiny["server"] = copy.deepcopy(tiny["server"])
-    tiny["server"]["model"]["encoders"]["image"]["widths"] = [16, 8]
-    with pytest.raises(ConfigError, match=r"server\.model must be the model of one type of clients"):
-        run_experiment(Experiment.parse(tiny), tmp_path / "run")
-    assert not (tmp_path / "run").exists()
-
-
-def test_encoders_of_different_shape_cannot_be_averaged(tiny: Config, tmp_path: Path) -> None:
-    tiny["algorithm"] |= ACROSS
-    tiny["clients"]["image"]["model"] = copy.deepcopy(tiny["clients"]["image"]["model"])
-    tiny["clients"]["image"]["model"]["encoders"]["image"]["widths"] = [16, 8]
-    with pytest.raises(ConfigError, match=r"'image/trunk' of clients paired-0, paired-1 cannot be averaged .* image:"):
-        run_experiment(Experiment.parse(tiny), tmp_path / "run")
-    assert not (tmp_path / "run").exists()
 
 
 def test_replies_do_not_share_memory_with_the_resident_model(tiny: Config, tmp_path: Path) -> None:

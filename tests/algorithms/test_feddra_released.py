@@ -10,12 +10,13 @@ from typing import Any
 
 import pytest
 import torch
-from aligned_sessions import RATE, assert_close, config_of, furthest, global_model, heard, metrics, parts_of, replies
 from pydantic import ValidationError
 from torch import Tensor, nn
 
+from aligned_sessions import RATE, assert_close, config_of, furthest, global_model, heard, metrics, parts_of, replies
 from by_hand import assert_mean, play
 from fedaid_by_hand import without_statistics
+from federations import Config
 from polyfed.aggregation.robust import mirror_step
 from polyfed.algorithms import feddra
 from polyfed.algorithms.feddra import FedDRA

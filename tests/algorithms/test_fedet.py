@@ -15,7 +15,6 @@ from by_hand import divergence, unit
 from federations import Config, classifying, unlabelled
 from polyfed.aggregation.ensemble import Ensembled
 from polyfed.algorithms.fedet import Aim, FedET, Vote, limited
-from polyfed.core.errors import ConfigError
 from polyfed.federation.public_outputs import PublicOutputs
 from polyfed.runs.experiment import Experiment
 from polyfed.runs.runner import run_experiment
@@ -271,11 +270,7 @@ def test_clients_of_one_modality_and_of_one_that_the_server_lacks(tiny: Config, 
 
 def test_unlabelled_public_sets_are_enough_without_a_task_of_the_servers_own(tiny: Config, tmp_path: Path) -> None:
     config = unlabelled(tiny) | {"algorithm": METHOD | {"exchange": "scores"}}
-    with pytest.raises(ConfigError, match="server_epochs is 1, but the public set lacks the classes"):
-        prepared(config, tmp_path / "a")
     session = prepared(config | {"algorithm": config["algorithm"] | {"server_epochs": 0}}, tmp_path / "b")
     session.experiment.algorithm.round(session.server, first_cohort(session))
     metrics = {name: value for record in round_records(session) for name, value in record["metrics"].items()}
     assert metrics["kd_distance_after.label"] != metrics["kd_distance_before.label"]
-    with pytest.raises(ConfigError, match="unknown key 'kd_joint'"):
-        Experiment.parse(tiny | {"algorithm": METHOD | {"kd_joint": True}})

@@ -10,10 +10,9 @@ import torch
 from torch.nn import functional as F
 
 from by_hand import divergence, unit
-from federations import Config, classifying, unlabelled
+from federations import Config, classifying
 from polyfed.aggregation.ensemble import Ensembled
 from polyfed.algorithms.fedgems import FedGEMS, Lesson
-from polyfed.core.errors import ConfigError
 from polyfed.federation.public_outputs import PublicOutputs
 from polyfed.runs.experiment import Experiment
 from polyfed.runs.runner import run_experiment
@@ -259,12 +258,3 @@ def test_clients_of_one_modality_alone(tiny: Config, tmp_path: Path) -> None:
     assert {"senders.image", "right.text", "ensemble.text"} <= set(names)
     assert "senders.text" not in names
     assert set(result.records.series("server", "ensemble.text", "train").values()) == {0.0}
-
-
-def test_what_it_cannot_work_with(tiny: Config, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="asks who is right, but the public set has no classes"):
-        prepared(unlabelled(tiny) | {"algorithm": METHOD | {"exchange": "scores"}}, tmp_path / "a")
-    with pytest.raises(ConfigError, match=r"fedgems with exchange: representations matches modalities.*\['image'\]"):
-        prepared(unlabelled(tiny) | {"algorithm": METHOD}, tmp_path / "b")
-    with pytest.raises(ConfigError, match="unknown key 'kd_loss'"):
-        Experiment.parse(tiny | {"algorithm": METHOD | {"kd_loss": "mse"}})

@@ -13,7 +13,6 @@ from torch.nn import functional as F
 
 from by_hand import as_left, outcome, play
 from federations import Config, one_classification, three_kinds
-from polyfed.core.errors import ConfigError
 from polyfed.core.randomness import isolated
 from polyfed.federation.participant import Participant
 from polyfed.models.model import Model
@@ -266,47 +265,6 @@ def test_by_default_nobody_trains_before_it_is_asked(tmp_path: Path) -> None:
 
 
 # ---- refusals and options
-
-
-@pytest.mark.parametrize(
-    ("exchange", "options", "message"),
-    [
-        ("representations", {"kd_loss": "kl"}, "kd_loss is kl, which compares class scores, not representations"),
-        ("representations", {"digest_loss": "kl"}, "digest_loss is kl, which compares class scores"),
-        ("representations", {"public_samples": 17}, "public_samples is 17, but the public set has 16"),
-        ("representations", {"first_public_epochs": 1}, "first_public_epochs is 1, but .* exchange: scores and labels"),
-    ],
-)
-def test_what_cannot_be_is_refused(tmp_path: Path, exchange: str, options: Config, message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
-        session_of(tmp_path, exchange, **options)
-
-
-def test_scores_need_one_classification(tmp_path: Path) -> None:
-    config = federation("scores")
-    retrieval = three_kinds()["server"]["task"]
-    paired = config["clients"]["paired"] | {"task": retrieval}
-    with pytest.raises(ConfigError, match="exchange is scores, but client 'paired-0' has the task 'retrieval'"):
-        prepared(config | {"clients": config["clients"] | {"paired": paired}}, tmp_path / "a")
-    with pytest.raises(ConfigError, match="exchange is scores, but the task of 'server' is 'retrieval'"):
-        prepared(config | {"server": config["server"] | {"task": retrieval}}, tmp_path / "b")
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"first_public_epochs": 1}, "it needs exchange: scores and labels"),
-        ({"aggregation": "sed"}, "aggregation 'sed' weighs scores by the true class, which the public set lacks"),
-    ],
-)
-def test_what_needs_labels_says_so(tmp_path: Path, options: Config, message: str) -> None:
-    config = federation("scores", server_epochs=0, **options)
-    sources = config["data"]["sources"]
-    columns = {"columns": {"image": "image", "text": "captions"}, "targets": {"topic": "topic"}}
-    sources["unlabelled"] = sources["scenes"] | {"seed": 7} | columns
-    config["public"] |= {"source": "unlabelled"}
-    with pytest.raises(ConfigError, match=message):
-        prepared(config, tmp_path)
 
 
 @pytest.mark.parametrize(

@@ -278,11 +278,4 @@ def test_a_federation_without_classes_is_no_prototype_federation(tmp_path: Path)
         play(session, 1)
 
 
-def test_shared_spaces_name_groups(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"algorithm\.shared names 'txt'.*did you mean 'text'"):
-        prepared(classifiers(shared={"txt": "things"}), tmp_path)
-    with pytest.raises(ConfigError, match="shared"):
-        Experiment.parse(classifiers(shared={"text": "a:b"}))
-
-
 # ---- whole runs

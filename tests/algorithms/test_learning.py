@@ -14,6 +14,7 @@ from sessions import prepared
 
 TOPICS: dict[str, tuple[Config, int]] = {
     "fedavg": ({}, 6),
+    "fedema": ({"predictor_width": 8}, 6),
     "fedproto": ({}, 6),
     "fedprox": ({"mu": 0.01}, 8),
     "fedprox:plain": ({"mu": 0.01, "norm": "plain"}, 8),
@@ -74,6 +75,7 @@ def fitting(method: str, epochs: int) -> Config:
     return config
 
 
+@pytest.mark.slow
 def test_fediot_fits_texts(tmp_path: Path) -> None:
     records = run_experiment(Experiment.parse(fitting("fediot", 6)), tmp_path / "run").records
     assert records.last("text-0")["accuracy"] > 2 * 100 / 6

@@ -8,7 +8,7 @@ import pytest
 
 from federations import Config
 from misbehaving import contents, facts, failing, happened
-from polyfed.core.errors import ConfigError, ExchangeError
+from polyfed.core.errors import ExchangeError
 from polyfed.runs.experiment import Experiment
 from polyfed.runs.runner import resume_run, run_experiment
 from sessions import prepared, site_of
@@ -131,13 +131,6 @@ def test_answers_that_come_too_late_never_happened(tiny: Config, tmp_path: Path)
     initial = run_experiment(Experiment.parse(untrained), tmp_path / "b")
     for client in ("paired-0", "image"):
         assert result.metrics(client) == initial.metrics(client)
-
-
-def test_a_quorum_for_a_step_that_the_method_does_not_have(config: Config, tmp_path: Path) -> None:
-    config["run"]["phases"] = {"fti": {"deadline": 3}}
-    with pytest.raises(ConfigError, match=r"run\.phases\.fti: 'creamfl': did you mean 'fit'\? valid: assess, fit"):
-        run_experiment(Experiment.parse(config), tmp_path / "a")
-    assert not (tmp_path / "a").exists()
 
 
 def test_limits_of_the_run_hold_on_both_sides(config: Config, tmp_path: Path) -> None:

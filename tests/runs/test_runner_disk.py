@@ -5,25 +5,19 @@ from __future__ import annotations
 import errno
 import importlib
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from federations import Config
-from misbehaving import contents, interrupted
+from misbehaving import contents
 from polyfed.core.errors import RunError
 from polyfed.reporting.reported import resume, run
 from polyfed.runs.experiment import Experiment
 from polyfed.runs.folder import RunFolder
 from polyfed.runs.runner import resume_run, run_experiment
-
-
-@pytest.fixture
-def config(tiny: Config) -> Config:
-    tiny["algorithm"] = {"name": "creamfl", "local_epochs": 1, "public_batch_size": 16}
-    tiny["run"] |= {"rounds": 3, "sampling": {"cohort": 2}}
-    return tiny
 
 
 def filling(monkeypatch: pytest.MonkeyPatch, module: str, name: str, code: int = errno.ENOSPC) -> None:
@@ -38,24 +32,29 @@ def filling(monkeypatch: pytest.MonkeyPatch, module: str, name: str, code: int =
     monkeypatch.setattr(f"{module}.write_atomically", full)
 
 
-@pytest.mark.parametrize("name", ["round-000002.safetensors", "round-000002.json", "models/last/model.safetensors"])
-@pytest.mark.parametrize("code", [errno.ENOSPC, errno.EDQUOT])
+@pytest.mark.parametrize(
+    ("name", "code"),
+    [
+        ("round-000002.safetensors", errno.ENOSPC),
+        ("round-000002.json", errno.EDQUOT),
+        ("models/last/model.safetensors", errno.ENOSPC),
+    ],
+)
 def test_a_full_disk_says_how_to_go_on(
-    config: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, code: int
+    stopped: Callable[[int], Path], whole: dict[str, bytes], monkeypatch: pytest.MonkeyPatch, name: str, code: int
 ) -> None:
-    out = tmp_path / "a"
-    interrupted(config, out, tmp_path / "marker", at=2)
+    out = stopped(2)
     with monkeypatch.context() as patch:
         filling(patch, "polyfed.runs.folder", name, code)
         with pytest.raises(RunError, match=f"make room and continue with 'polyfed resume {out}'") as caught:
             resume_run(out)
     assert os.strerror(code) in str(caught.value)
     assert "\n" not in str(caught.value)
-    assert contents(resume_run(out)) == contents(run_experiment(Experiment.parse(config), tmp_path / "b"))
+    assert contents(resume_run(out)) == whole
 
 
 def test_a_log_that_could_not_be_written_whole_is_cut_back(
-    config: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    config: Config, whole: dict[str, bytes], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     append = RunFolder.append
 
@@ -69,7 +68,7 @@ def test_a_log_that_could_not_be_written_whole_is_cut_back(
         patch.setattr(RunFolder, "append", partly)
         with pytest.raises(RunError, match="polyfed resume"):
             run_experiment(Experiment.parse(config), tmp_path / "a")
-    assert contents(resume_run(tmp_path / "a")) == contents(run_experiment(Experiment.parse(config), tmp_path / "b"))
+    assert contents(resume_run(tmp_path / "a")) == whole
 
 
 def test_a_full_disk_during_the_preparation_leaves_nothing_to_resume(
