@@ -54,14 +54,6 @@ def parts_of(session: Session) -> Parts:
     return session.experiment.algorithm.parts(session.server)
 
 
-def metrics(session: Session) -> dict[str, float]:
-    """What the server recorded of the round."""
-    found: dict[str, float] = {}
-    for record in round_records(session):
-        found |= record.get("metrics", {})
-    return found
-
-
 def events(session: Session) -> list[tuple[str, str]]:
     return [(record["participant"], record["event"]) for record in round_records(session) if record["kind"] == "event"]
 

@@ -61,6 +61,30 @@ def copies(models: Mapping[str, Weights]) -> dict[str, dict[str, Tensor]]:
     return {kind: {name: value.clone() for name, value in model.items()} for kind, model in models.items()}
 
 
+def model_of(session: Session, client: str, weights: Weights) -> Model:
+    """A client's model, of its own, with given weights."""
+    model = session.federation.client_model(session.federation.members[client])
+    model.load_state_dict(dict(weights))
+    return model
+
+
+def weights_of(model: Model) -> dict[str, Tensor]:
+    """A model's tensors as they are now."""
+    return {name: value.detach().clone() for name, value in model.state_dict().items()}
+
+
+def descend(
+    model: Model, loss: Tensor, rate: float, correct: Callable[[str, Tensor], Tensor] = lambda name, gradient: gradient
+) -> None:
+    """w <- w - rate x gradient; ``correct`` gives the gradient to use, of a named parameter."""
+    model.zero_grad()
+    loss.backward()
+    with torch.no_grad():
+        for name, value in model.named_parameters():
+            if value.grad is not None:
+                value -= rate * correct(name, value.grad)
+
+
 def plain_training(
     session: Session,
     client_id: str,
@@ -82,26 +106,14 @@ def plain_training(
         correct: gives the gradient to use, of a named parameter.
         step: name of the client step, for what it draws.
     """
-    member = session.federation.members[client_id]
-    model = session.federation.client_model(member)
-    model.load_state_dict(dict(start))
-    model.train()
+    member, model = session.federation.members[client_id], model_of(session, client_id, start).train()
     client = woken(session, client_id)
     with isolated(0, 1, client_id, step, 0):  # dropout draws as the step's does
         for epoch in range(epochs):
             for batch in client.batches(session.federation.train(member), f"task-{epoch}"):
                 head = model.heads[member.head] if member.head in model.heads else None
-                model.zero_grad()
-                (member.settings.task.loss(model, head, batch) + extra(model, batch)).backward()
-                _descend(model, correct)
-    return {name: value.detach().clone() for name, value in model.state_dict().items()}
-
-
-@torch.no_grad()
-def _descend(model: Model, correct: Callable[[str, Tensor], Tensor]) -> None:
-    for name, value in model.named_parameters():
-        if value.grad is not None:
-            value -= RATE * correct(name, value.grad)
+                descend(model, member.settings.task.loss(model, head, batch) + extra(model, batch), RATE, correct)
+    return weights_of(model)
 
 
 def assert_mean(

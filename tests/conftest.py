@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 import yaml
+from hypothesis import settings
 
 from federations import tiny_experiment
 from polyfed import Experiment, run
@@ -16,6 +18,9 @@ from polyfed.cli.main import main
 from run_folders import write_run
 
 Cli = Callable[..., tuple[int, str, str]]
+settings.register_profile("few", max_examples=20, deadline=None)
+settings.register_profile("many", max_examples=500, deadline=None)
+settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "few"))
 torch.set_num_threads(1)  # tests run beside each other; threads that wait for each other would only slow them
 
 
@@ -68,9 +73,7 @@ def fedafd_run(tiny_run: Path, tmp_path_factory: pytest.TempPathFactory) -> Path
 
 def _finished(content: dict[str, Any], folder: Path) -> Path:
     content["run"]["rounds"] = 1
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("polyfed.reporting.reported.draw_all", lambda records: None)  # takes longer than all the rest
-        return run(Experiment.load(content), folder / "run").folder
+    return run(Experiment.load(content), folder / "run").folder  # ``run.plots`` is false
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from by_hand import Weights, copies
+from by_hand import Weights, copies, weights_of
 from federations import Config, transformers
 from polyfed.runs.experiment import Experiment
 from polyfed.runs.runner import run_experiment
@@ -47,7 +47,7 @@ def one_training(session: Session, client_id: str, start: Weights, epochs: int) 
             optimizer.zero_grad()
             member.settings.task.loss(model, model.heads[member.head], batch).backward()
             optimizer.step()
-    return {name: value.detach().clone() for name, value in model.state_dict().items()}
+    return weights_of(model)
 
 
 def test_rounds_of_one_epoch_are_one_training_of_many(config: Config, tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from by_hand import assert_mean, copies, plain_training
+from by_hand import assert_mean, copies, descend, plain_training, weights_of
 from federations import Config, in_steps, plain_sgd, transformers
 from polyfed.algorithms.creamfl_averaged import CreamFLAveraged, _ReplyCheck
 from polyfed.core.errors import PayloadError
@@ -22,7 +22,7 @@ from polyfed.runs.runner import run_experiment
 from polyfed.runs.session import Session
 from polyfed.wire.ledger import Ledger
 from polyfed.wire.payload import Representations, Weights
-from sessions import prepared, round_records, woken
+from sessions import metrics, prepared, woken
 
 Tensors = dict[str, Tensor]
 GAMMA = 10.0
@@ -45,10 +45,6 @@ def one_round(session: Session, *, absent: tuple[str, ...] = ()) -> Ledger:
     cohort.clients = tuple(client for client in cohort.clients if client.group not in absent)
     session.experiment.algorithm.round(session.server, cohort)
     return ledger
-
-
-def recorded(session: Session) -> dict[str, float]:
-    return {name: value for record in round_records(session) for name, value in record["metrics"].items()}
 
 
 # ---- by hand
@@ -144,13 +140,8 @@ def distilled(session: Session, start: Tensors, targets: Tensors, rate: float) -
     model.train()
     for batch in session.server.public_batches("distil-0", 16):
         errors = [model.represent(name, batch.inputs[name]) - targets[name][batch.index] for name in targets]
-        model.zero_grad()
-        sum(error.square().mean() for error in errors).backward()
-        with torch.no_grad():
-            for value in model.parameters():
-                if value.grad is not None:
-                    value -= rate * value.grad
-    return {name: value.detach() for name, value in model.state_dict().items()}
+        descend(model, sum(error.square().mean() for error in errors), rate)
+    return weights_of(model)
 
 
 def test_the_averaged_paired_model_learns_what_single_modalities_sent(config: Config, tmp_path: Path) -> None:
@@ -216,7 +207,7 @@ def test_types_that_are_absent(
     session = prepared(config, tmp_path)
     start = copies(session.server.weights)
     one_round(session, absent=absent)
-    found = recorded(session)
+    found = metrics(session)
     assert {name.removeprefix("senders."): value for name, value in found.items() if "senders" in name} == senders
     for kind in ("image", "text"):
         same = all(torch.equal(value, start[kind][name]) for name, value in session.server.weights[kind].items())

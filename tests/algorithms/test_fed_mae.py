@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from by_hand import RATE, assert_mean, copies
+from by_hand import RATE, assert_mean, copies, descend, weights_of
 from federations import Config, in_steps, plain_sgd, transformers
 from polyfed.core.randomness import generator
 from polyfed.runs.experiment import Experiment
@@ -60,13 +60,8 @@ def by_hand(session: Session, client_id: str, start: dict[str, Tensor], number: 
         losses.append(float(rebuilt.detach()))
         loss = weights["mae"] * rebuilt
         loss = loss + weights["task"] * member.settings.task.loss(model, model.heads[member.head], batch)
-        model.zero_grad()
-        loss.backward()
-        with torch.no_grad():
-            for value in model.parameters():
-                if value.grad is not None:
-                    value -= RATE * value.grad
-    return {name: value.detach().clone() for name, value in model.state_dict().items()}, sum(losses) / 2
+        descend(model, loss, RATE)
+    return weights_of(model), sum(losses) / 2
 
 
 def rebuilt_by_hand(model: Any, x: Tensor, lots: Tensor) -> Tensor:

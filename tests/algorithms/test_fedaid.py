@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 from aligned_sessions import (
     CLIENTS,
     assert_close,
@@ -15,7 +16,6 @@ from aligned_sessions import (
     furthest,
     global_model,
     heard,
-    metrics,
     parts_of,
     replies,
     same,
@@ -23,7 +23,6 @@ from aligned_sessions import (
     shrink,
     stage_two,
 )
-
 from by_hand import assert_mean, play
 from fedaid_by_hand import contrast, guided, taught, without_statistics
 from federations import Config, aligned
@@ -35,7 +34,7 @@ from polyfed.federation.state import unflatten
 from polyfed.models.binding import frozen_aligners
 from polyfed.runs.session import Session
 from polyfed.tasks.task import Task
-from sessions import prepared, site_of, woken
+from sessions import metrics, prepared, site_of, woken
 
 # ---- stage 1
 

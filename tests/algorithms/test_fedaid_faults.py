@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+
 from aligned_sessions import (
     CLIENTS,
     Said,
@@ -18,14 +19,12 @@ from aligned_sessions import (
     fields,
     global_model,
     heard,
-    metrics,
     parts_of,
     replies,
     same,
     session_of,
     shrink,
 )
-
 from by_hand import assert_mean, play
 from federations import Config, aligned
 from misbehaving import contents
@@ -39,7 +38,7 @@ from polyfed.runs.session import Session
 from polyfed.wire.ledger import Ledger
 from polyfed.wire.messages import Answer, Request
 from polyfed.wire.payload import Payload, Weights
-from sessions import site_of
+from sessions import metrics, site_of
 
 # ---- who drops out
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+
 from aligned_sessions import (
     CLIENTS,
     Values,
@@ -15,18 +16,16 @@ from aligned_sessions import (
     furthest,
     global_model,
     heard,
-    metrics,
     parts_of,
     replies,
     session_of,
     stage_two,
 )
-
 from by_hand import play
 from fedaid_by_hand import loss_of, without_statistics
 from federations import Config
 from polyfed.aggregation.robust import chi_square, mirror_step, mirror_step_of
-from sessions import prepared
+from sessions import metrics, prepared
 
 
 @pytest.mark.parametrize(

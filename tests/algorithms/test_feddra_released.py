@@ -13,8 +13,8 @@ import torch
 from pydantic import ValidationError
 from torch import Tensor, nn
 
-from aligned_sessions import RATE, assert_close, config_of, furthest, global_model, heard, metrics, parts_of, replies
-from by_hand import assert_mean, play
+from aligned_sessions import RATE, assert_close, config_of, furthest, global_model, heard, parts_of, replies
+from by_hand import assert_mean, descend, model_of, play, weights_of
 from fedaid_by_hand import without_statistics
 from federations import Config
 from polyfed.aggregation.robust import mirror_step
@@ -25,7 +25,7 @@ from polyfed.data.samples import Batch
 from polyfed.models.model import Model
 from polyfed.runs.config_files import read_config
 from polyfed.runs.session import Session
-from sessions import prepared, woken
+from sessions import metrics, prepared, woken
 
 Values = dict[str, Tensor]
 CLIENTS = ("hospital-0", "hospital-1")
@@ -46,12 +46,6 @@ def session_of(folder: Path, **algorithm: Any) -> Session:
 
 
 # ---- written out
-
-
-def model_of(session: Session, client: str, weights: Mapping[str, Tensor]) -> Model:
-    model = session.federation.client_model(session.federation.members[client])
-    model.load_state_dict(dict(weights))
-    return model
 
 
 def unit(aligner: nn.Module, features: Any) -> Tensor:
@@ -81,19 +75,6 @@ def batches(session: Session, client: str, number: int, purpose: str) -> Iterato
     return islice(own.batches(own.train, f"{purpose}-0"), 2)
 
 
-def descend(model: nn.Module, loss: Tensor) -> None:
-    model.zero_grad()
-    loss.backward()
-    with torch.no_grad():
-        for value in model.parameters():
-            if value.grad is not None:
-                value -= RATE * value.grad
-
-
-def weights_of(model: Model) -> Values:
-    return {name: value.detach().clone() for name, value in model.state_dict().items()}
-
-
 def stage_one(session: Session, client: str, number: int, start: Values, teacher: Values, factor: float) -> Values:
     """Align modules and heads, on features of an encoder in training mode, near the anchors of the last teacher."""
     model, still = model_of(session, client, start), model_of(session, client, {**start, **teacher})
@@ -107,7 +88,7 @@ def stage_one(session: Session, client: str, number: int, start: Values, teacher
             z = embedded(still, model, batch)
             with torch.no_grad():
                 anchors = embedded(still, still, batch)
-            descend(model, factor * (itc(z) + gap(z, anchors)))
+            descend(model, factor * (itc(z) + gap(z, anchors)), RATE)
     trained = weights_of(model)
     return {name: start[name] if ".trunk." in name else value for name, value in trained.items()}
 
@@ -122,7 +103,7 @@ def stage_two(session: Session, client: str, number: int, own: Values, robust: V
             z = embedded(model, model, batch)
             with torch.no_grad():
                 anchors = embedded(still, still, batch)
-            descend(model, factor * (itc(z) + gap(z, anchors)))
+            descend(model, factor * (itc(z) + gap(z, anchors)), RATE)
     return weights_of(model)
 
 

@@ -10,7 +10,7 @@ import pytest
 from by_hand import assert_mean, copies, plain_training
 from federations import Config, plain_sgd, transformers
 from polyfed.runs.session import Session
-from sessions import first_cohort, prepared, round_records
+from sessions import first_cohort, metrics, prepared
 
 ALPHA = 100
 
@@ -33,10 +33,6 @@ def trained_by_hand(session: Session) -> dict[str, dict[str, Any]]:
 
 def counts(session: Session, factor: float = ALPHA) -> dict[str, float]:
     return {info.id: info.samples * (factor if len(info.modalities) > 1 else 1) for info in session.server.clients}
-
-
-def recorded(session: Session) -> dict[str, float]:
-    return {name: value for record in round_records(session) for name, value in record["metrics"].items()}
 
 
 @pytest.mark.parametrize("modality", ["image", "text"])
@@ -75,7 +71,7 @@ def test_encoders_without_blocks_are_shared_whole_if_so_set(tiny: Config, tmp_pa
         found = session.server.weights[kind]
         encoder = {name: value for name, value in found.items() if name.startswith("encoders.image.")}
         assert_mean(encoder, trained, samples)
-    assert list(recorded(session)) == ["share.image", "share.text"]
+    assert list(metrics(session)) == ["share.image", "share.text"]
 
 
 @pytest.mark.parametrize("factor", [1.0, 100.0])
@@ -89,7 +85,7 @@ def test_the_recorded_share_is_that_of_the_sample_counts(config: Config, tmp_pat
         f"share.{name}": factor * samples["paired"] / (factor * samples["paired"] + samples[name])
         for name in ("image", "text")
     }
-    assert recorded(session) == pytest.approx(expected)
+    assert metrics(session) == pytest.approx(expected)
     assert expected["share.image"] != pytest.approx(expected["share.text"])
 
 
@@ -101,7 +97,7 @@ def test_the_share_is_of_those_who_came(
     cohort = first_cohort(session)
     cohort.clients = tuple(client for client in cohort.clients if client.group != absent)
     session.experiment.algorithm.round(session.server, cohort)
-    found = recorded(session)
+    found = metrics(session)
     for name, expected in (("image", image), ("text", text)):
         assert 0.9 < found[f"share.{name}"] < 1 if expected is None else found[f"share.{name}"] == expected
 
@@ -110,4 +106,4 @@ def test_nothing_shared_has_no_share(config: Config, tmp_path: Path) -> None:
     config["algorithm"] |= averaged(range="own")
     session = prepared(config, tmp_path)
     session.experiment.algorithm.round(session.server, first_cohort(session))
-    assert recorded(session) == {}
+    assert metrics(session) == {}

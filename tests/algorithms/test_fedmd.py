@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from by_hand import as_left, outcome, play
+from by_hand import as_left, descend, outcome, play
 from federations import Config, one_classification, three_kinds
 from polyfed.core.randomness import isolated
 from polyfed.federation.participant import Participant
@@ -71,21 +71,12 @@ def learnt(session: Session, name: str, agreed: dict[str, Tensor], exchange: str
         for epoch in range(settings.digest_epochs):
             for batch in client.public_batches(f"digest-{epoch}", settings.digest_batch_size):
                 own = told(session, model, member.head, samples, exchange, batch.index)
-                descend(model, sum((own[key] - agreed[key][batch.index]).abs().mean() for key in own))
+                descend(model, sum((own[key] - agreed[key][batch.index]).abs().mean() for key in own), RATE)
         for epoch in range(settings.local_epochs):
             for batch in client.batches(client.train, f"task-{epoch}"):
                 head = model.heads[member.head]
-                descend(model, task.loss(model, head, batch))
+                descend(model, task.loss(model, head, batch), RATE)
     return model
-
-
-def descend(model: Model, loss: Tensor) -> None:
-    model.zero_grad()
-    loss.backward()
-    with torch.no_grad():
-        for value in model.parameters():
-            if value.grad is not None:
-                value -= RATE * value.grad
 
 
 @pytest.mark.parametrize("exchange", FORMS)

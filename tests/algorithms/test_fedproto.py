@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from by_hand import descend
 from federations import Config, classifiers, with_retrieval
 from polyfed.aggregation.prototypes import Known, by_space
 from polyfed.core.errors import ConfigError
@@ -53,11 +54,7 @@ class ByHand:
                 found = [self.distance(own, prototypes[label]) for own, label in pairs if label in prototypes]
                 if found:
                     loss = loss + self.settings.proto_weight * sum(found) / len(found)
-                model.zero_grad()
-                loss.backward()
-                with torch.no_grad():
-                    for value in (value for value in model.parameters() if value.grad is not None):
-                        value -= 0.05 * value.grad
+                descend(model, loss, 0.05)
         return self.means()
 
     def distance(self, own: Tensor, to: list[float]) -> Tensor:

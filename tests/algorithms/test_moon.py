@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from by_hand import RATE, assert_mean, copies
+from by_hand import RATE, assert_mean, copies, descend
 from federations import Config, in_steps, plain_sgd, transformers
 from misbehaving import contents
 from polyfed.core.randomness import isolated
@@ -43,7 +43,6 @@ def by_hand(session: Session, name: str, start: Weights, number: int, previous: 
     model.train()
     with isolated(0, number, name, "fit", 0):
         for batch in islice(client.batches(client.train, "task-0"), 2):
-            model.zero_grad()
             once = CachedModel(model)
             loss = member.settings.task.loss(once, model.heads[member.head], batch)
             for modality, x in batch.inputs.items() if previous else ():
@@ -52,11 +51,8 @@ def by_hand(session: Session, name: str, start: Weights, number: int, previous: 
                     g, p = (projected(other, modality, other.embed(modality, x)) for other in (received, before))
                 towards, away = (F.cosine_similarity(z, other).div(0.5).exp() for other in (g, p))
                 loss = loss - 5.0 * (towards / (towards + away)).log().mean()
-            loss.backward()
-            with torch.no_grad():
-                for value in (value for value in model.parameters() if value.grad is not None):
-                    value -= RATE * value.grad
-    return {key: value.detach().clone() for key, value in model.state_dict().items()}
+            descend(model, loss, RATE)
+    return weights_of(model)
 
 
 def projected(model: Model, modality: str, embedding: Tensor) -> Tensor:

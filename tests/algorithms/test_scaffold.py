@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from by_hand import RATE, assert_mean, copies
+from by_hand import RATE, assert_mean, copies, weights_of
 from federations import Config, in_steps, plain_sgd, transformers
 from polyfed.algorithms.algorithm import Reply, client_step
 from polyfed.algorithms.scaffold import Scaffold, _Path
@@ -71,7 +71,7 @@ def by_hand(session: Session, name: str, start: Tensors, number: int, c: Tensors
     parts = whole or path
     total = sum(size for size, _ in parts)
     new = {key: sum(size / total * found[k] for size, found in parts) for k, key in enumerate(names)}
-    return {key: value.detach().clone() for key, value in model.state_dict().items()}, new
+    return weights_of(model), new
 
 
 @pytest.mark.parametrize("variate", ["path", "full"])
