@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from by_hand import RATE, assert_mean, copies, descend
+from by_hand import RATE, assert_mean, copies, descend, weights_of
 from federations import Config, in_steps, plain_sgd, transformers
 from misbehaving import contents
 from polyfed.core.randomness import isolated
@@ -86,11 +86,11 @@ def test_the_first_participation_is_fedavg(config: Config, tmp_path: Path) -> No
         for session in (ours, plain):
             session.server.begin(number)
             session.experiment.algorithm.round(session.server, session.cohort(number, Ledger()))
-        pairs = zip(weights_of(ours), weights_of(plain), strict=True)
+        pairs = zip(global_weights(ours), global_weights(plain), strict=True)
         assert all(torch.equal(a, b) for a, b in pairs) == (number == 1)
 
 
-def weights_of(session: Session) -> list[Tensor]:
+def global_weights(session: Session) -> list[Tensor]:
     return [value for model in session.server.weights.values() for value in model.values()]
 
 

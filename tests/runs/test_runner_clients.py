@@ -22,6 +22,7 @@ from sessions import prepared, site_of
 
 def creamfl(**run: Any) -> Config:
     config = tiny_experiment()
+    config["data"]["sources"]["scenes"]["train"] = 24  # of which 16 are public
     config["algorithm"] = {"name": "creamfl", "local_epochs": 1, "public_batch_size": 16}
     config["run"] |= {"rounds": 3} | run
     return config
