@@ -206,6 +206,13 @@ def topics(*, server: bool = False, **algorithm: Any) -> Config:
 # ---- variations
 
 
+def sized(config: Config, train: int) -> Config:
+    """The same federation with so many training items in every source."""
+    for source in config["data"]["sources"].values():
+        source["train"] = train
+    return config
+
+
 def plain_sgd(config: Config, batch_size: int = 12) -> Config:
     """The same federation with plain SGD everywhere, which ``by_hand.plain_training`` does."""
     for clients in config["clients"].values():

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from by_hand import Weights, copies, weights_of
-from federations import Config, transformers
+from federations import Config, sized, transformers
 from polyfed.runs.experiment import Experiment
 from polyfed.runs.runner import run_experiment
 from polyfed.runs.session import Session
@@ -18,7 +18,7 @@ from sessions import prepared, woken
 
 @pytest.fixture
 def config() -> Config:
-    found = transformers(name="centralised")
+    found = sized(transformers(name="centralised"), 48)
     for group in found["clients"].values():
         group |= {"count": 1, "items": 8 if group["task"] == found["server"]["task"] else 32}
     return found

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from by_hand import assert_mean, copies, descend, plain_training, weights_of
-from federations import Config, in_steps, plain_sgd, transformers
+from federations import Config, in_steps, plain_sgd, sized, transformers
 from polyfed.algorithms.creamfl_averaged import CreamFLAveraged, _ReplyCheck
 from polyfed.core.errors import PayloadError
 from polyfed.data.samples import Batch
@@ -31,7 +31,7 @@ ROWS, WIDTH = 30, 96  # of the public set: 6 pictures of 5 captions
 
 @pytest.fixture
 def config() -> Config:
-    found = transformers(name="creamfl_averaged", gamma=1.0, public_batch_size=ROWS)
+    found = sized(transformers(name="creamfl_averaged", gamma=1.0, public_batch_size=ROWS), 48)
     found["public"] = {"source": "scenes", "items": ROWS // 5}
     found["clients"]["image"]["items"] = 24
     found["clients"]["text"]["items"] = 48

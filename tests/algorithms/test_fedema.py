@@ -204,19 +204,6 @@ def test_equal_weights_need_no_lambda(config: Config, tmp_path: Path) -> None:
     assert float(kept(session, "paired-0", 2)["blending"]["lambda"]) > 0
 
 
-def test_without_byol_and_blending_it_is_fedavg(config: Config, tmp_path: Path) -> None:
-    found = {}
-    for name, algorithm in (
-        ("fedavg", {"name": "fedavg", "local_epochs": 1}),
-        ("fedema", {"name": "fedema", "local_epochs": 1, "byol_weight": 0.0, "lam": 0.0}),
-    ):
-        session = prepared(config | {"algorithm": algorithm}, tmp_path / name)
-        rounds(session, 1, 2)
-        found[name] = session.server.weights
-    for kind, weights in found["fedavg"].items():
-        assert all(torch.equal(value, found["fedema"][kind][name]) for name, value in weights.items())
-
-
 # ---- what crosses, what stays
 
 

@@ -12,12 +12,9 @@ from torch import Tensor
 
 from by_hand import assert_mean, copies, plain_training
 from federations import Config, plain_sgd, transformers
-from misbehaving import contents
 from polyfed.algorithms.fedprox import FedProx
 from polyfed.data.samples import Batch
 from polyfed.models.model import Model
-from polyfed.runs.experiment import Experiment
-from polyfed.runs.runner import run_experiment
 from sessions import first_cohort, prepared
 
 
@@ -54,15 +51,6 @@ def test_two_rounds_equal_a_plain_loop(config: Config, tmp_path: Path, norm: str
                 }
                 with nullcontext() if same else pytest.raises(AssertionError):  # the term matters
                     assert_mean(server.weights[kind], trained, samples)
-
-
-def test_without_the_term_it_is_fedavg(config: Config, tmp_path: Path) -> None:
-    config["algorithm"] |= {"mu": 0.0}
-    ours = run_experiment(Experiment.parse(config), tmp_path / "a")
-    fedavg = run_experiment(
-        Experiment.parse(config | {"algorithm": {"name": "fedavg", "local_epochs": 1}}), tmp_path / "b"
-    )
-    assert contents(ours) == contents(fedavg)
 
 
 def test_a_larger_mu_keeps_clients_closer(tiny: Config, tmp_path: Path) -> None:

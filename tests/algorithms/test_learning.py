@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from by_hand import assert_learns_topics
-from federations import Config, topics, transformers
+from federations import Config, sized, topics, transformers
 from polyfed.runs.experiment import Experiment
 from polyfed.runs.runner import run_experiment
 from sessions import prepared
@@ -65,10 +65,8 @@ def test_a_server_learns_topics_from_its_clients(tmp_path: Path, name: str) -> N
 
 def fitting(method: str, epochs: int) -> Config:
     """Transformers that are tested on the few texts and pairs that they train on."""
-    config = transformers(name=method, local_epochs=epochs)
+    config = sized(transformers(name=method, local_epochs=epochs), 48)
     del config["clients"]["image"]
-    for source in config["data"]["sources"].values():
-        source["train"] = 48
     for group in config["clients"].values():
         group["test_split"] = "train"
     config["run"] |= {"rounds": 4, "eval_every": 4}

@@ -13,11 +13,8 @@ from torch.nn import functional as F
 
 from by_hand import RATE, assert_mean, copies, descend, weights_of
 from federations import Config, in_steps, plain_sgd, transformers
-from misbehaving import contents
 from polyfed.core.randomness import isolated
 from polyfed.models.model import CachedModel, Model
-from polyfed.runs.experiment import Experiment
-from polyfed.runs.runner import run_experiment
 from polyfed.runs.session import Session
 from polyfed.wire.ledger import Ledger
 from sessions import first_cohort, prepared, woken
@@ -92,14 +89,6 @@ def test_the_first_participation_is_fedavg(config: Config, tmp_path: Path) -> No
 
 def global_weights(session: Session) -> list[Tensor]:
     return [value for model in session.server.weights.values() for value in model.values()]
-
-
-def test_without_the_contrast_it_is_fedavg(config: Config, tmp_path: Path) -> None:
-    ours = run_experiment(Experiment.parse(config | {"algorithm": config["algorithm"] | {"mu": 0.0}}), tmp_path / "a")
-    fedavg = run_experiment(
-        Experiment.parse(config | {"algorithm": {"name": "fedavg", "local_epochs": 1}}), tmp_path / "b"
-    )
-    assert contents(ours) == contents(fedavg)
 
 
 def test_a_client_keeps_the_model_that_it_sent(tiny: Config, tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from by_hand import outcome, play
+from by_hand import copies, outcome, play
 from federations import Config, federation_for
 from polyfed.engines.local import LocalEngine
 from polyfed.wire.ledger import Ledger
@@ -124,3 +124,27 @@ def test_two_rounds_are_the_same_bits_with_messages_that_are_encoded(tmp_path: P
     assert metrics == again
     for participant, tensors in plain.items():
         assert all(torch.equal(value, encoded[participant][key]) for key, value in tensors.items()), participant
+
+
+OFF: dict[str, Config] = {
+    "fed_mae": {"mae_weight": 0.0},
+    "fedema": {"byol_weight": 0.0, "lam": 0.0},
+    "fedprox": {"mu": 0.0},
+    "moon": {"mu": 0.0},
+}
+
+
+@pytest.mark.parametrize("method", OFF)
+def test_without_what_it_adds_a_method_is_fedavg(tmp_path: Path, method: str) -> None:
+    """In the bits of what both train; modules of the method's own are at rest."""
+    weights = {}
+    for name, settings in ((method, OFF[method]), ("fedavg", {})):
+        session = prepared(federation_for(name, **settings), tmp_path / name)
+        start = copies(session.server.weights)
+        play(session, 1, 2)
+        weights[name] = session.server.weights
+        own = {(kind, key) for kind, model in start.items() for key in model if key.startswith("extras.")}
+        assert bool(own) == (name in ("fed_mae", "fedema"))
+        assert all(torch.allclose(weights[name][kind][key], start[kind][key], atol=1e-7) for kind, key in own)
+    for kind, model in weights["fedavg"].items():
+        assert all(torch.equal(value, weights[method][kind][key]) for key, value in model.items()), kind
