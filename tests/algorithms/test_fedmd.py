@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from by_hand import as_left, descend, outcome, play
+from by_hand import as_left, descend, play
 from federations import Config, one_classification, three_kinds
 from polyfed.core.randomness import isolated
 from polyfed.federation.participant import Participant
@@ -256,25 +256,6 @@ def test_by_default_nobody_trains_before_it_is_asked(tmp_path: Path) -> None:
 
 
 # ---- refusals and options
-
-
-@pytest.mark.parametrize(
-    "options",
-    [
-        {"exchange": "scores", "kd_loss": "kl", "digest_loss": "kl", "first_public_epochs": 1},
-        {"exchange": "scores", "name": "margin_weighted", "kd_joint": True, "public_samples": 10},
-        {"exchange": "scores", "aggregation": "sed", "extraction": "train", "largest_score": 0.5},
-        {"name": "margin_weighted", "public_samples": 10, "server_first": True, "kd_optimizer": "shared"},
-        {"digest_loss": "cosine", "public_augment": True, "renormalise_target": True, "kd_joint": True},
-    ],
-)
-def test_options_run_and_two_sessions_agree(tmp_path: Path, options: Config) -> None:
-    found = [
-        outcome(play(session_of(tmp_path / name, **({"exchange": "representations"} | options)), 1, 2)) for name in "ab"
-    ]
-    assert set(found[0]) == {*CLIENTS, "server"}
-    for participant, values in found[0].items():
-        assert all(torch.equal(value, found[1][participant][key]) for key, value in values.items()), participant
 
 
 def test_loud_clients_are_bounded_in_the_mean(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from by_hand import RATE, assert_mean, copies, weights_of
-from federations import Config, in_steps, plain_sgd, transformers
+from federations import Config, in_steps, plain_sgd, sized, transformers
 from polyfed.algorithms.algorithm import Reply, client_step
 from polyfed.algorithms.scaffold import Scaffold, _Path
 from polyfed.core.randomness import isolated
@@ -31,7 +31,7 @@ Tensors = Mapping[str, Tensor]
 
 @pytest.fixture(params=["tiny", "transformers"])
 def config(request: pytest.FixtureRequest, tiny: Config) -> Config:
-    config = tiny if request.param == "tiny" else transformers()
+    config = tiny if request.param == "tiny" else sized(transformers(), 48)
     config["algorithm"] = {"name": "scaffold", "local_epochs": 1}
     return config
 

@@ -75,6 +75,23 @@ VARIATIONS: dict[str, tuple[Config, Config]] = {
     "fediot all": (averaged("fediot", range="all", server_optimizer="yogi"), BFLOAT16),
     "fediot sequential": (averaged("fediot", mean="sequential"), {}),
     "fedproto classifier": ({"inference": "classifier"}, HALF),
+    "fedmd kl": (
+        {"scores": True, "exchange": "scores", "kd_loss": "kl", "digest_loss": "kl", "first_public_epochs": 1},
+        {},
+    ),
+    "fedmd sed": (
+        {"scores": True, "exchange": "scores", "aggregation": "sed", "extraction": "train", "largest_score": 0.5},
+        {},
+    ),
+    "fedmd joint": (
+        {"digest_loss": "cosine", "public_augment": True, "renormalise_target": True, "kd_joint": True},
+        {},
+    ),
+    "margin_weighted scores": (
+        {"scores": True, "exchange": "scores", "kd_joint": True, "public_samples": 10},
+        {},
+    ),
+    "margin_weighted first": ({"public_samples": 10, "server_first": True, "kd_optimizer": "shared"}, {}),
     "fedprox plain": ({"norm": "plain", "averaging": ACROSS_TYPES}, BFLOAT16),
     "moon projected": ({"projection": 4, "averaging": ACROSS_TYPES}, BFLOAT16),
     "scaffold full": ({"variate": "full", "averaging": ACROSS_TYPES}, BFLOAT16),
@@ -93,7 +110,9 @@ QUICK = {
     "fedcola all",
     "fedema in bf16",
     "fediot all",
+    "fedmd sed",
     "fedproto classifier",
+    "margin_weighted first",
     "moon projected",
     "scaffold full",
 }
