@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import Tensor
 
-from federations import sgd, three_kinds
+from federations import Config, sgd, three_kinds
 from polyfed.federation.public_outputs import PublicOutputs
 from polyfed.runs.session import Session
 from polyfed.wire.payload import Payload, Weights
@@ -15,6 +15,19 @@ from sessions import prepared, request, site_of
 
 Values = dict[str, Tensor]
 CLIENTS = ("image", "text", "paired")
+RELEASED: Config = {
+    "baa_update": "alternate",
+    "adversarial": "non_saturating",
+    "share_discriminators": True,
+    "double_sigmoid": True,
+    "reset_fusion": True,
+    "shared_global_branch": True,
+    "send_encoders": "all",
+    "renormalise": False,
+    "kd_loss": "mse",
+    "cache_global_features": False,
+}
+"""What the released code does otherwise than the paper."""
 SLOW, FAST, SEVERAL = 0.02, 0.3, 0.1  # rates of discriminators and of fusion, there of several modalities
 
 

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.func import functional_call
 
 from by_hand import RATE, copies, plain_training
-from federations import Config, plain_sgd, transformers
+from federations import Config, plain_sgd, sized, transformers
 from polyfed.algorithms.fedcola import FedCola
 from polyfed.core.randomness import isolated
 from polyfed.federation.cohort import Cohort, ReplyPolicy
@@ -252,7 +252,7 @@ def test_matrices_alone_cost_less(config: Config, tmp_path: Path, complement: st
 @pytest.mark.slow
 def test_learns_on_scenes(config: Config, tmp_path: Path) -> None:
     """Few scenes, tested on those that it trains on: it fits them, where an untrained model is at chance."""
-    for group in config["clients"].values():
+    for group in sized(config, 48)["clients"].values():
         group["test_split"] = "train"
         if "image" in (encoders := group["model"]["encoders"]):
             encoders["image"]["patch"] = 4

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from by_hand import copies, outcome, play
+from fedafd_sessions import RELEASED
 from federations import Config, federation_for
 from polyfed.engines.local import LocalEngine
 from polyfed.wire.ledger import Ledger
@@ -40,21 +41,7 @@ VARIATIONS: dict[str, tuple[Config, Config]] = {
     "creamfl_averaged without contrasts": ({"gamma": 0.0, **averaged("by_type", mean="sequential")}, {}),
     "creamfl_averaged adam": (averaged("by_type", server_optimizer="adam"), {}),
     "fed_mae in bf16": (averaged("by_slot", layers="blocks", range="modality") | {"mask_ratio": 0.6}, BFLOAT16),
-    "fedafd released": (
-        {
-            "baa_update": "alternate",
-            "adversarial": "non_saturating",
-            "share_discriminators": True,
-            "double_sigmoid": True,
-            "reset_fusion": True,
-            "shared_global_branch": True,
-            "send_encoders": "all",
-            "renormalise": False,
-            "kd_loss": "mse",
-            "cache_global_features": False,
-        },
-        {},
-    ),
+    "fedafd released": (RELEASED, {}),
     "fedafd maps": ({"fusion": "maps", "public_samples": 10, "broadcast_every": 2, "local_epochs": 2}, {}),
     "fedafd without both": ({"fusion": "none", "beta": 0, "aggregation": "mean"}, {}),
     "fedafd without alignment": ({"beta": 0, "fuse": "embeddings", "kd_joint": True, "public_samples": 10}, {}),

@@ -1,4 +1,4 @@
-"""What holds for every method over a public set: bytes, repetition, resumption, absent kinds; switches of FedAFD."""
+"""Methods over a public set: federations of one kind, all weightings, joint distillation; switches of FedAFD."""
 
 from __future__ import annotations
 
@@ -10,52 +10,21 @@ import pytest
 import torch
 
 from by_hand import play
-from federations import Config, three_kinds
+from fedafd_sessions import RELEASED
+from federations import three_kinds
 from polyfed.algorithms.shared.ensemble_distillation import EnsembleDistillation
 from polyfed.runs.experiment import Experiment
-from polyfed.runs.session import Session
 from polyfed.wire.ledger import Ledger
 from polyfed.wire.messages import Answer, Request
 from polyfed.wire.payload import Payload, Weights
 from sessions import prepared, request, round_records, site_of
 
 
-def encoders(session: Session, modalities: Sequence[str], method: str, number: int) -> int:
-    """Bytes of the encoders that cross in a round."""
-    if not method.startswith("fedafd") or (method == "fedafd-few" and number == 2):
-        return 0
-    model = session.server.model
-    return sum(value.nbytes for name in modalities for value in model.encoders[name].state_dict().values())
-
-
-# ---- switches of FedAFD; those of the others are tested with them
-
-SWITCHES: dict[str, Config] = {
-    "released": {
-        "baa_update": "alternate",
-        "adversarial": "non_saturating",
-        "share_discriminators": True,
-        "double_sigmoid": True,
-        "reset_fusion": True,
-        "shared_global_branch": True,
-        "send_encoders": "all",
-        "renormalise": False,
-        "kd_loss": "mse",
-        "cache_global_features": False,
-    },
-    "maps": {"fusion": "maps", "public_samples": 10, "broadcast_every": 2, "local_epochs": 2},
-    "no-gff-no-baa": {"fusion": "none", "beta": 0, "aggregation": "mean"},
-    "no-baa": {"beta": 0, "fuse": "embeddings", "kd_joint": True, "public_samples": 10},
-    "no-gff": {"fusion": "none", "public_augment": True, "extraction": "train", "server_first": False},
-    "thrice": {"broadcast_every": 3, "public_batches_per_epoch": 1, "public_batch_size": 8},
-}
-
-
 def test_switches_change_what_a_client_learns(tmp_path: Path) -> None:
     """Each one alone, in one epoch of a client of texts; the first matters to paired ones only, the next to nobody."""
     idle = {"share_discriminators", "renormalise", "send_encoders", "cache_global_features", "kd_loss"}
     found: dict[str, torch.Tensor] = {}
-    for key, value in ({"beta": 0.5} | SWITCHES["released"] | {"fuse": "embeddings"}).items():
+    for key, value in ({"beta": 0.5} | RELEASED | {"fuse": "embeddings"}).items():
         session = prepared(three_kinds(name="fedafd", **{key: value}), tmp_path / key)
         model = session.server.model.state_dict()
         encoders = Weights({name: x for name, x in model.items() if name.startswith("encoders.text.")})
