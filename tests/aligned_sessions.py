@@ -12,12 +12,12 @@ import torch
 from torch import Tensor
 
 from by_hand import copies, play
-from federations import Config, aligned
 from polyfed.models.binding import Parts
 from polyfed.runs.session import Session
 from polyfed.wire.messages import Answer, Request
 from polyfed.wire.payload import Payload
 from sessions import prepared, round_records, site_of
+from small_federations import Config, aligned
 
 Values = dict[str, Tensor]
 RATE = 0.02

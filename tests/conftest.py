@@ -12,10 +12,10 @@ import torch
 import yaml
 from hypothesis import settings
 
-from federations import tiny_experiment
 from polyfed import Experiment, run
 from polyfed.cli.main import main
 from run_folders import write_run
+from small_federations import tiny_experiment
 
 Cli = Callable[..., tuple[int, str, str]]
 settings.register_profile("few", max_examples=20, deadline=None)

@@ -7,11 +7,11 @@ from typing import Any
 
 from torch import Tensor
 
-from federations import Config, sgd, three_kinds
 from polyfed.federation.public_outputs import PublicOutputs
 from polyfed.runs.session import Session
 from polyfed.wire.payload import Payload, Weights
 from sessions import prepared, request, site_of
+from small_federations import Config, sgd, three_kinds
 
 Values = dict[str, Tensor]
 CLIENTS = ("image", "text", "paired")

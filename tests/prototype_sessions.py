@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from federations import Config
 from polyfed.aggregation.prototypes import Known, by_space
 from polyfed.runs.session import Session
 from polyfed.wire.ledger import Ledger
 from sessions import prepared
+from small_federations import Config
 
 SPACE = "label:18x7bd651f0"  # the target, how many classes, and a digest of their names
 NAMES = ("image", "text-0", "text-1")

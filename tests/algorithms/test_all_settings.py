@@ -15,7 +15,6 @@ from pydantic import BaseModel
 from torch import Tensor
 
 from by_hand import as_left, copies
-from federations import METHODS, Config, federation_for
 from polyfed.aggregation.averaging import Averaging
 from polyfed.algorithms.algorithm import Algorithm
 from polyfed.core.effects import Never, conditions_of
@@ -28,6 +27,7 @@ from polyfed.runs.session import Session
 from polyfed.wire.ledger import Ledger
 from sessions import prepared, round_records
 from settings_to_flip import AVERAGINGS, COMPANIONS, EQUAL, VALUES
+from small_federations import METHODS, Config, federation_for
 
 Result = Mapping[str, Tensor]
 COSTLY = {"creamfl_averaged", "fed_mae", "fedafd", "fedaid", "fedcola", "feddra", "fedema", "fediot"}

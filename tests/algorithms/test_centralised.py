@@ -8,12 +8,12 @@ import pytest
 import torch
 
 from by_hand import Weights, copies, weights_of
-from federations import Config, sized, transformers
 from polyfed.runs.experiment import Experiment
 from polyfed.runs.runner import run_experiment
 from polyfed.runs.session import Session
 from polyfed.wire.ledger import Ledger
 from sessions import prepared, woken
+from small_federations import Config, sized, transformers
 
 
 @pytest.fixture

@@ -11,7 +11,6 @@ import pytest
 import torch
 
 from by_hand import play
-from federations import METHODS, Config, federation_for
 from misbehaving import contents, cut_short
 from polyfed.algorithms.algorithm import Algorithm
 from polyfed.federation.client import ClientInfo
@@ -24,6 +23,7 @@ from polyfed.wire.framing import tensor_bytes, wire_size
 from polyfed.wire.ledger import Ledger
 from polyfed.wire.messages import Answer, Request
 from sessions import prepared, round_records, site_of
+from small_federations import METHODS, Config, federation_for
 
 FORMS: dict[str, Config] = {method: {} for method in METHODS} | {
     "creamfl:few": {"public_samples": 10},

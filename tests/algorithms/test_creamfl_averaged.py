@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 
 from by_hand import assert_mean, copies, descend, plain_training, weights_of
-from federations import Config, in_steps, plain_sgd, sized, transformers
 from polyfed.algorithms.creamfl_averaged import CreamFLAveraged, _ReplyCheck
 from polyfed.core.errors import PayloadError
 from polyfed.data.samples import Batch
@@ -23,6 +22,7 @@ from polyfed.runs.session import Session
 from polyfed.wire.ledger import Ledger
 from polyfed.wire.payload import Representations, Weights
 from sessions import metrics, prepared, woken
+from small_federations import Config, in_steps, plain_sgd, sized, transformers
 
 Tensors = dict[str, Tensor]
 GAMMA = 10.0

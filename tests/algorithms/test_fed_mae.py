@@ -11,13 +11,13 @@ import torch
 from torch import Tensor
 
 from by_hand import RATE, assert_mean, copies, descend, weights_of
-from federations import Config, in_steps, plain_sgd, sized, transformers
 from polyfed.core.randomness import generator
 from polyfed.runs.experiment import Experiment
 from polyfed.runs.runner import run_experiment
 from polyfed.runs.session import Session
 from polyfed.wire.ledger import Ledger
 from sessions import prepared, round_records, woken
+from small_federations import Config, in_steps, plain_sgd, sized, transformers
 
 SMALL = {"decoder_depth": 1, "decoder_width": 32, "decoder_heads": 2}
 FINE = {"patch": 4}  # 16 patches a picture of 16 pixels

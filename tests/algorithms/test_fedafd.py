@@ -9,12 +9,11 @@ from pathlib import Path
 
 import pytest
 import torch
-from fedafd_sessions import CLIENTS, FAST, SEVERAL, SLOW, Values, asked, encoders_of, known_of, session_of
 from torch import Tensor
 from torch.nn import functional as F
 
 from by_hand import as_left, play
-from federations import Config, group, sgd, three_kinds
+from fedafd_sessions import CLIENTS, FAST, SEVERAL, SLOW, Values, asked, encoders_of, known_of, session_of
 from polyfed.algorithms.fedafd import FedAFD
 from polyfed.core.randomness import isolated
 from polyfed.data.samples import Batch
@@ -26,6 +25,7 @@ from polyfed.runs.session import Session
 from polyfed.wire.ledger import Ledger
 from polyfed.wire.payload import Weights
 from sessions import prepared, woken
+from small_federations import Config, group, sgd, three_kinds
 
 # ---- gradients
 

@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 import torch
 
-from federations import three_kinds
 from polyfed.algorithms.shared.ensembles import Ensembles
 from polyfed.data.view import DataContext, InputSpec
 from polyfed.models.discriminators import Discriminator
@@ -21,6 +20,7 @@ from polyfed.wire.ledger import Ledger
 from polyfed.wire.messages import Answer, Request
 from polyfed.wire.payload import Payload, Representations
 from sessions import prepared
+from small_federations import three_kinds
 
 
 def large() -> Model:

@@ -7,12 +7,11 @@ from pathlib import Path
 
 import pytest
 import torch
-from fedafd_sessions import CLIENTS, Values, asked, encoders_of, known_of, session_of
 from torch import Tensor
 from torch.nn import functional as F
 
 from by_hand import as_left, outcome, play
-from federations import three_kinds
+from fedafd_sessions import CLIENTS, Values, asked, encoders_of, known_of, session_of
 from polyfed.core.errors import RunError
 from polyfed.federation.client import Client
 from polyfed.models.fused import Guidance, SampleFeatures
@@ -21,6 +20,7 @@ from polyfed.wire.ledger import Ledger
 from polyfed.wire.messages import Answer, Request
 from polyfed.wire.payload import Payload, Weights
 from sessions import prepared, request, round_records, site_of, woken
+from small_federations import three_kinds
 
 
 def heard(session: Session, monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, str, Values, Values]]:

@@ -25,7 +25,6 @@ from aligned_sessions import (
 )
 from by_hand import assert_mean, play
 from fedaid_by_hand import contrast, guided, taught, without_statistics
-from federations import Config, aligned
 from polyfed.algorithms import fedaid
 from polyfed.algorithms.shared.robust_alignment import local_view
 from polyfed.data.samples import Samples
@@ -35,6 +34,7 @@ from polyfed.models.binding import frozen_aligners
 from polyfed.runs.session import Session
 from polyfed.tasks.task import Task
 from sessions import metrics, prepared, site_of, woken
+from small_federations import Config, aligned
 
 # ---- stage 1
 

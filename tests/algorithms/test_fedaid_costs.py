@@ -9,10 +9,9 @@ from typing import Any
 
 import pytest
 import torch
-from aligned_sessions import config_of, events, global_model, parts_of, same, session_of
 
+from aligned_sessions import config_of, events, global_model, parts_of, same, session_of
 from by_hand import play
-from federations import Config
 from polyfed.algorithms.algorithm import Reply
 from polyfed.data.view import DataContext, InputSpec
 from polyfed.federation.cohort import each
@@ -28,6 +27,7 @@ from polyfed.wire.ledger import Ledger
 from polyfed.wire.payload import Payload, Weights
 from polyfed.wire.transport import Transport
 from sessions import prepared
+from small_federations import Config
 
 
 @pytest.mark.parametrize(

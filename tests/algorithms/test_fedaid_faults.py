@@ -26,7 +26,6 @@ from aligned_sessions import (
     shrink,
 )
 from by_hand import assert_mean, play
-from federations import Config, aligned
 from misbehaving import contents
 from polyfed.core.errors import ExchangeError
 from polyfed.data.samples import Samples
@@ -39,6 +38,7 @@ from polyfed.wire.ledger import Ledger
 from polyfed.wire.messages import Answer, Request
 from polyfed.wire.payload import Payload, Weights
 from sessions import metrics, site_of
+from small_federations import Config, aligned
 
 # ---- who drops out
 

@@ -11,12 +11,12 @@ from pydantic import ValidationError
 
 from aligned_sessions import CLIENTS, Values, events
 from by_hand import copies, play
-from federations import Config, aligned, transformers
 from polyfed.algorithms.fedaid import FedAID
 from polyfed.algorithms.feddra import FedDRA
 from polyfed.runs.experiment import Experiment
 from polyfed.runs.session import Session
 from sessions import prepared, woken
+from small_federations import Config, aligned, transformers
 
 # ---- settings
 

@@ -23,9 +23,9 @@ from aligned_sessions import (
 )
 from by_hand import play
 from fedaid_by_hand import loss_of, without_statistics
-from federations import Config
 from polyfed.aggregation.robust import chi_square, mirror_step, mirror_step_of
 from sessions import metrics, prepared
+from small_federations import Config
 
 
 @pytest.mark.parametrize(

@@ -7,11 +7,11 @@ from pathlib import Path
 import torch
 
 from by_hand import assert_mean, copies, plain_training
-from federations import Config, plain_sgd
 from polyfed.federation.cohort import each
 from polyfed.runs.experiment import Experiment
 from polyfed.runs.runner import run_experiment
 from sessions import first_cohort, prepared
+from small_federations import Config, plain_sgd
 
 ACROSS = {"averaging": {"name": "by_slot", "layers": "encoder", "range": "modality"}}
 

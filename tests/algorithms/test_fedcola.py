@@ -12,7 +12,6 @@ from torch import Tensor
 from torch.func import functional_call
 
 from by_hand import RATE, copies, plain_training
-from federations import Config, plain_sgd, sized, transformers
 from polyfed.algorithms.fedcola import FedCola
 from polyfed.core.randomness import isolated
 from polyfed.federation.cohort import Cohort, ReplyPolicy
@@ -23,6 +22,7 @@ from polyfed.wire.ledger import Ledger
 from polyfed.wire.messages import Answer, Request
 from polyfed.wire.transport import Transport
 from sessions import first_cohort, prepared, woken
+from small_federations import Config, plain_sgd, sized, transformers
 
 Weights = dict[str, Tensor]
 

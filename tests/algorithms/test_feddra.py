@@ -13,7 +13,6 @@ import torch
 from torch import Tensor
 
 from by_hand import assert_mean, copies, descend, model_of, play, weights_of
-from federations import aligned
 from polyfed.aggregation.robust import chi_square, mirror_step
 from polyfed.algorithms.feddra import FedDRA
 from polyfed.core.randomness import isolated
@@ -26,6 +25,7 @@ from polyfed.wire.ledger import Ledger
 from polyfed.wire.messages import Answer, Request
 from polyfed.wire.payload import Weights as PayloadWeights
 from sessions import metrics, prepared, round_records, site_of, woken
+from small_federations import aligned
 
 Values = dict[str, Tensor]
 RATE = 0.05

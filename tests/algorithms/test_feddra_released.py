@@ -16,7 +16,6 @@ from torch import Tensor, nn
 from aligned_sessions import RATE, assert_close, config_of, furthest, global_model, heard, parts_of, replies
 from by_hand import assert_mean, descend, model_of, play, weights_of
 from fedaid_by_hand import without_statistics
-from federations import Config
 from polyfed.aggregation.robust import mirror_step
 from polyfed.algorithms import feddra
 from polyfed.algorithms.feddra import FedDRA
@@ -26,6 +25,7 @@ from polyfed.models.model import Model
 from polyfed.runs.config_files import read_config
 from polyfed.runs.session import Session
 from sessions import metrics, prepared, woken
+from small_federations import Config
 
 Values = dict[str, Tensor]
 CLIENTS = ("hospital-0", "hospital-1")

@@ -14,7 +14,6 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from by_hand import RATE, assert_mean, copies
-from federations import Config, in_steps, plain_sgd
 from polyfed.algorithms.fedema import FedEMA
 from polyfed.core.errors import ConfigError
 from polyfed.core.randomness import generator
@@ -25,6 +24,7 @@ from polyfed.runs.runner import run_experiment
 from polyfed.runs.session import Session
 from polyfed.wire.ledger import Ledger
 from sessions import prepared, round_records, site_of, woken
+from small_federations import Config, in_steps, plain_sgd
 
 AUGMENT = {"flip": True, "jitter": True, "shift": 2}
 SMALL = {"name": "fedema", "local_epochs": 1, "predictor_width": 16}

@@ -12,7 +12,6 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from by_hand import divergence, unit
-from federations import Config, classifying, unlabelled
 from polyfed.aggregation.ensemble import Ensembled
 from polyfed.algorithms.fedet import Aim, FedET, Vote, limited
 from polyfed.federation.public_outputs import PublicOutputs
@@ -21,6 +20,7 @@ from polyfed.runs.runner import run_experiment
 from polyfed.runs.session import Session
 from polyfed.wire.payload import Payload
 from sessions import first_cohort, prepared, request, round_records, site_of
+from small_federations import Config, classifying, unlabelled
 
 METHOD = {"name": "fedet", "local_epochs": 1}
 FORMS = ["representations", "scores"]

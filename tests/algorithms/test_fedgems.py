@@ -10,7 +10,6 @@ import torch
 from torch.nn import functional as F
 
 from by_hand import divergence, unit
-from federations import Config, classifying
 from polyfed.aggregation.ensemble import Ensembled
 from polyfed.algorithms.fedgems import FedGEMS, Lesson
 from polyfed.federation.public_outputs import PublicOutputs
@@ -19,6 +18,7 @@ from polyfed.runs.runner import run_experiment
 from polyfed.runs.session import Session
 from polyfed.wire.payload import Payload
 from sessions import first_cohort, prepared, request, round_records, site_of, woken
+from small_federations import Config, classifying
 
 METHOD = {"name": "fedgems", "local_epochs": 1, "public_batch_size": 16}
 FORMS = ["representations", "scores"]

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from by_hand import assert_mean, copies, plain_training
-from federations import Config, plain_sgd, transformers
 from polyfed.runs.session import Session
 from sessions import first_cohort, metrics, prepared
+from small_federations import Config, plain_sgd, transformers
 
 ALPHA = 100
 

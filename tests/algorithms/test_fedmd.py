@@ -12,7 +12,6 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from by_hand import as_left, descend, play
-from federations import Config, one_classification, three_kinds
 from polyfed.core.randomness import isolated
 from polyfed.federation.participant import Participant
 from polyfed.models.model import Model
@@ -21,6 +20,7 @@ from polyfed.wire.ledger import Ledger
 from polyfed.wire.messages import Answer, Request
 from polyfed.wire.payload import Payload, Representations
 from sessions import prepared, round_records, site_of, woken
+from small_federations import Config, one_classification, three_kinds
 
 CLIENTS = ("image", "text", "paired-0", "paired-1")
 RATE = 0.05

@@ -13,7 +13,6 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from by_hand import unit
-from federations import Config, classifying
 from polyfed.algorithms.fedmkd import FedMKD, Student, Teachers
 from polyfed.core.randomness import generator
 from polyfed.federation.server import Server
@@ -22,6 +21,7 @@ from polyfed.runs.runner import run_experiment
 from polyfed.runs.session import Session
 from polyfed.wire.payload import Payload
 from sessions import first_cohort, prepared, request, round_records, site_of, woken
+from small_federations import Config, classifying
 
 METHOD = {"name": "fedmkd", "local_epochs": 1, "kd_epochs": 2, "predictor_width": 16}
 FORMS = ["representations", "scores"]

@@ -12,7 +12,6 @@ import torch
 from torch import Tensor
 
 from by_hand import descend
-from federations import Config, classifiers, with_retrieval
 from polyfed.aggregation.prototypes import Known, by_space
 from polyfed.core.errors import ConfigError
 from polyfed.core.randomness import isolated
@@ -24,6 +23,7 @@ from polyfed.runs.session import Session
 from polyfed.wire.ledger import Ledger
 from prototype_sessions import NAMES, SPACE, began, global_of, play
 from sessions import first_cohort, prepared, woken
+from small_federations import Config, classifiers, with_retrieval
 
 Means = dict[int, tuple[list[float], int]]
 

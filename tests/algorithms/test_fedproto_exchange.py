@@ -10,7 +10,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from federations import classifiers, with_retrieval
 from polyfed.aggregation.prototypes import ClassMeans, by_space, prototype_tensors
 from polyfed.algorithms.algorithm import Reply, client_step
 from polyfed.algorithms.fedproto import FedProto, Sound
@@ -23,6 +22,7 @@ from polyfed.wire.ledger import Ledger
 from polyfed.wire.payload import Prototypes
 from prototype_sessions import NAMES, SPACE, began, global_of, known_of
 from sessions import first_cohort, prepared, round_records
+from small_federations import classifiers, with_retrieval
 
 # ---- what crosses
 

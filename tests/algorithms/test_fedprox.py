@@ -11,11 +11,11 @@ import torch
 from torch import Tensor
 
 from by_hand import assert_mean, copies, plain_training
-from federations import Config, plain_sgd, transformers
 from polyfed.algorithms.fedprox import FedProx
 from polyfed.data.samples import Batch
 from polyfed.models.model import Model
 from sessions import first_cohort, prepared
+from small_federations import Config, plain_sgd, transformers
 
 
 @pytest.fixture(params=["tiny", pytest.param("transformers", marks=pytest.mark.slow)])

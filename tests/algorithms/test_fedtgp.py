@@ -9,7 +9,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from federations import classifiers, with_retrieval
 from polyfed.aggregation.prototypes import ClassMeans, Known, by_space
 from polyfed.algorithms.fedtgp import FedTGP
 from polyfed.core.randomness import generator
@@ -17,6 +16,7 @@ from polyfed.runs.session import Session
 from polyfed.wire.ledger import Ledger
 from prototype_sessions import SPACE, began, play
 from sessions import prepared, woken
+from small_federations import classifiers, with_retrieval
 
 CLASSES, D = 4, 3
 FEW = {"server_epochs": 3, "server_lr": 0.1, "server_batch_size": 2}

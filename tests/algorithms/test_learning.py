@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 from by_hand import assert_learns_topics
-from federations import Config, sized, topics, transformers
 from polyfed.runs.experiment import Experiment
 from polyfed.runs.runner import run_experiment
 from sessions import prepared
+from small_federations import Config, sized, topics, transformers
 
 TOPICS: dict[str, tuple[Config, int]] = {
     "fedavg": ({}, 6),

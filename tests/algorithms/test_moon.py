@@ -12,12 +12,12 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from by_hand import RATE, assert_mean, copies, descend, weights_of
-from federations import Config, in_steps, plain_sgd, transformers
 from polyfed.core.randomness import isolated
 from polyfed.models.model import CachedModel, Model
 from polyfed.runs.session import Session
 from polyfed.wire.ledger import Ledger
 from sessions import first_cohort, prepared, woken
+from small_federations import Config, in_steps, plain_sgd, transformers
 
 Weights = dict[str, Tensor]
 

@@ -11,13 +11,13 @@ import torch
 
 from by_hand import play
 from fedafd_sessions import RELEASED
-from federations import three_kinds
 from polyfed.algorithms.shared.ensemble_distillation import EnsembleDistillation
 from polyfed.runs.experiment import Experiment
 from polyfed.wire.ledger import Ledger
 from polyfed.wire.messages import Answer, Request
 from polyfed.wire.payload import Payload, Weights
 from sessions import prepared, request, round_records, site_of
+from small_federations import three_kinds
 
 
 def test_switches_change_what_a_client_learns(tmp_path: Path) -> None:

@@ -12,7 +12,6 @@ import torch
 from torch import Tensor, nn
 
 from by_hand import RATE, assert_mean, copies, weights_of
-from federations import Config, in_steps, plain_sgd, sized, transformers
 from polyfed.algorithms.algorithm import Reply, client_step
 from polyfed.algorithms.scaffold import Scaffold, _Path
 from polyfed.core.randomness import isolated
@@ -25,6 +24,7 @@ from polyfed.runs.session import Session
 from polyfed.wire.ledger import Ledger
 from polyfed.wire.payload import Weights
 from sessions import prepared, site_of, woken
+from small_federations import Config, in_steps, plain_sgd, sized, transformers
 
 Tensors = Mapping[str, Tensor]
 

@@ -10,11 +10,11 @@ import pytest
 from torch.optim import Optimizer
 
 from by_hand import play
-from federations import METHODS, Config, federation_for
 from polyfed.algorithms.algorithm import Algorithm
 from polyfed.federation.settings import TrainingSettings
 from polyfed.optim.settings import OptimizerSettings
 from sessions import prepared
+from small_federations import METHODS, Config, federation_for
 
 SCHEDULE = {"kind": "exponential", "decay": 0.5, "unit": "epoch"}
 EPOCHS = 3

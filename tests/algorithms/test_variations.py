@@ -10,10 +10,10 @@ import torch
 
 from by_hand import copies, outcome, play
 from fedafd_sessions import RELEASED
-from federations import Config, federation_for
 from polyfed.engines.local import LocalEngine
 from polyfed.wire.ledger import Ledger
 from sessions import prepared, round_records, site_of
+from small_federations import Config, federation_for
 
 BFLOAT16 = {"precision": "bfloat16"}
 HALF = BFLOAT16 | {"transport": {"dtype": "float16"}}

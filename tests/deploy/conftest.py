@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from folders import Folders, Live, make
 
-from federations import MARK, marked, started, wait_until
+from small_federations import MARK, marked, started, wait_until
 
 
 @pytest.fixture(scope="session")

@@ -14,7 +14,6 @@ import psutil
 import pytest
 from folders import Live
 
-from federations import Started, free_port
 from polyfed.core.errors import RunError
 from polyfed.deploy import flower
 from polyfed.deploy.authentication import REFUSAL, SIGNATURE_HEADER, signed
@@ -26,6 +25,7 @@ from polyfed.deploy.gate import BODY_LIMIT, CLOSED
 from polyfed.deploy.keys import create_keys
 from polyfed.deploy.probe import PROTOBUF, ask
 from polyfed.deploy.registry import nodes
+from small_federations import Started, free_port
 from wire import http1, http2, lines, posted, raw
 
 pytestmark = pytest.mark.slow

@@ -15,9 +15,9 @@ from typing import Any
 
 from folders import Folders, Live
 
-from federations import experiment_settings, started
 from polyfed import Experiment, run
 from polyfed.runs.records import RunRecords
+from small_federations import experiment_settings, started
 
 CLI = "import sys; from polyfed.cli.main import main; sys.exit(main())"
 

@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 from folders import Live
 
-from federations import MARK, started
 from polyfed.runs.records import RunRecords
+from small_federations import MARK, started
 
 pytestmark = pytest.mark.slow
 

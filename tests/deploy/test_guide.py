@@ -12,7 +12,7 @@ import pytest
 from guide import Block, Guide, blocks
 from lookups import outside, recorded, recording
 
-from federations import MARK, marked, ports, wait_until
+from small_federations import MARK, marked, ports, wait_until
 
 PAGE = Path(__file__).parents[2] / "docs" / "deployment.md"
 

@@ -11,11 +11,11 @@ import pytest
 from folders import Folders, Live
 from test_deployed_run import CLI
 
-from federations import Started, started, wait_until
 from polyfed.deploy.init import admit_site
 from polyfed.deploy.keys import create_keys, read_public
 from polyfed.engines.node_keys import fingerprint
 from polyfed.runs.records import SITE_REFUSED, RunRecords
+from small_federations import Started, started, wait_until
 
 pytestmark = pytest.mark.slow
 

@@ -11,7 +11,6 @@ import pytest
 import yaml
 from folders import Folders
 
-from federations import experiment_settings
 from polyfed.core.errors import ConfigError, RunError
 from polyfed.deploy import flower
 from polyfed.deploy.certificates import hosts_of, read_certificate
@@ -22,6 +21,7 @@ from polyfed.deploy.init import admit_site, create_federation, renew_certificate
 from polyfed.deploy.keys import create_keys, public_half, read_public
 from polyfed.deploy.site_config import SiteConfig
 from polyfed.runs.experiment import Experiment
+from small_federations import experiment_settings
 
 
 def create(folder: Path, settings: dict[str, Any] | None = None, **options: Any) -> dict[str, Path]:

@@ -18,9 +18,9 @@ import pytest
 from folders import make
 from lookups import Record, outside, recorded, recording
 
-from federations import COMMAND, MARK, Started, marked, wait_until
 from polyfed.deploy.check import check_site
 from polyfed.deploy.registry import nodes
+from small_federations import COMMAND, MARK, Started, marked, wait_until
 
 pytestmark = pytest.mark.slow
 

@@ -12,7 +12,6 @@ from pathlib import Path
 import pytest
 from folders import Folders, Live, make
 
-from federations import MARK, Started, marked, started, wait_until
 from polyfed.core.errors import ConfigError, RunError
 from polyfed.deploy import attend, flower, registry, serve
 from polyfed.deploy.files import ServerFolder
@@ -20,6 +19,7 @@ from polyfed.deploy.init import admit_site
 from polyfed.deploy.keys import create_keys
 from polyfed.deploy.link import Link
 from polyfed.deploy.registry import nodes
+from small_federations import MARK, Started, marked, started, wait_until
 
 real = pytest.mark.slow
 

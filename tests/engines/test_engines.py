@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from federations import METHODS, Config, federation_for
 from misbehaving import contents
 from polyfed import Experiment
 from polyfed.core.errors import ExchangeError
 from polyfed.runs.records import RunRecords
 from polyfed.runs.runner import run_experiment
+from small_federations import METHODS, Config, federation_for
 
 FORMS: dict[str, Config] = {
     "fedafd broadcasting twice": {"broadcast_every": 2},

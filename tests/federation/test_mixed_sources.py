@@ -11,13 +11,13 @@ import pytest
 import torch
 
 from by_hand import assert_mean, copies, plain_training
-from federations import Config, plain_sgd, three_kinds, transformers
 from polyfed.core.errors import ConfigError, DataError
 from polyfed.federation import heads
 from polyfed.federation.population import Population
 from polyfed.reporting.reported import run
 from polyfed.runs.experiment import Experiment
 from sessions import first_cohort, prepared
+from small_federations import Config, plain_sgd, three_kinds, transformers
 
 OTHER = {"name": "scenes", "train": 20, "validation": 8, "test": 12, "size": 16, "seed": 7}
 

@@ -12,7 +12,6 @@ import torch
 from torch import Tensor
 
 from by_hand import copies
-from federations import Config, sized, transformers
 from misbehaving import contents, cut_short
 from polyfed.core.errors import ConfigError
 from polyfed.optim.server import ServerOptimizer
@@ -21,6 +20,7 @@ from polyfed.runs.experiment import Experiment
 from polyfed.runs.session import Session
 from polyfed.wire.ledger import Ledger
 from sessions import prepared
+from small_federations import Config, sized, transformers
 
 Models = dict[str, dict[str, Tensor]]
 SETTINGS: dict[str, Config] = {

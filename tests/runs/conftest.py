@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from federations import Config, tiny_experiment
 from misbehaving import contents, interrupted
 from polyfed.runs.experiment import Experiment
 from polyfed.runs.runner import run_experiment
+from small_federations import Config, tiny_experiment
 
 Stopped = Callable[..., Path]
 

@@ -10,7 +10,11 @@ from typing import Any
 
 import pytest
 
-from federations import (
+from polyfed.algorithms.fed_mae import FedMAE
+from polyfed.core.errors import ConfigError
+from polyfed.runs.experiment import Experiment
+from polyfed.runs.runner import run_experiment
+from small_federations import (
     Config,
     aligned,
     classifiers,
@@ -20,10 +24,6 @@ from federations import (
     transformers,
     unlabelled,
 )
-from polyfed.algorithms.fed_mae import FedMAE
-from polyfed.core.errors import ConfigError
-from polyfed.runs.experiment import Experiment
-from polyfed.runs.runner import run_experiment
 
 GONE = object()
 """In place of a value: the key is taken out."""

@@ -17,13 +17,13 @@ from pathlib import Path
 import pytest
 import torch
 
-from federations import Config
 from misbehaving import contents, cut_short
 from polyfed.core.errors import RunError
 from polyfed.reporting.reported import run
 from polyfed.runs.experiment import Experiment
 from polyfed.runs.folder import RunFolder
 from polyfed.runs.runner import resume_run, run_experiment
+from small_federations import Config
 
 Contents = dict[str, bytes]
 Stopped = Callable[[int], Path]

@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 import torch
 
-from federations import Config
 from misbehaving import cut_short, happened, lying
 from polyfed import Experiment
 from polyfed.engines.local import LocalEngine
@@ -20,6 +19,7 @@ from polyfed.runs.runner import resume_run, run_experiment
 from polyfed.runs.session import Session
 from polyfed.wire.ledger import Ledger
 from sessions import prepared
+from small_federations import Config
 
 LIARS = ("image-0", "image-3")
 

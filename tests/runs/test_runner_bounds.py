@@ -7,12 +7,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from federations import Config
 from misbehaving import happened, lying
 from polyfed import Experiment
 from polyfed.runs.runner import run_experiment
 from polyfed.wire.ledger import Ledger
 from sessions import prepared
+from small_federations import Config
 
 FREE = {"update": None, "refuse": None, "size": None, "weight": None}
 

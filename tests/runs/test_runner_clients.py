@@ -11,13 +11,13 @@ from typing import Any
 import pytest
 
 from by_hand import play
-from federations import Config, tiny_experiment
 from misbehaving import contents, facts, failing, happened
 from polyfed.core.errors import ExchangeError
 from polyfed.runs.experiment import Experiment
 from polyfed.runs.opened import Run
 from polyfed.runs.runner import resume_run, run_experiment
 from sessions import prepared, site_of
+from small_federations import Config, tiny_experiment
 
 
 def creamfl(**run: Any) -> Config:

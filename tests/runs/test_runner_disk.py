@@ -11,13 +11,13 @@ from typing import Any
 
 import pytest
 
-from federations import Config
 from misbehaving import contents
 from polyfed.core.errors import RunError
 from polyfed.reporting.reported import resume, run
 from polyfed.runs.experiment import Experiment
 from polyfed.runs.folder import RunFolder
 from polyfed.runs.runner import resume_run, run_experiment
+from small_federations import Config
 
 
 def filling(monkeypatch: pytest.MonkeyPatch, module: str, name: str, code: int = errno.ENOSPC) -> None:

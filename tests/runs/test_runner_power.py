@@ -10,13 +10,13 @@ from pathlib import Path
 
 import pytest
 
-from federations import Config
 from misbehaving import contents, facts, happened
 from polyfed.core.errors import RunError
 from polyfed.core.files import write_atomically
 from polyfed.runs.experiment import Experiment
 from polyfed.runs.folder import LOGS, RunFolder
 from polyfed.runs.runner import resume_run, run_experiment
+from small_federations import Config
 
 Stopped = Callable[[int], Path]
 

@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from by_hand import copies, play
-from federations import Config, three_kinds, transformers
 from polyfed.core.randomness import isolated
 from sessions import prepared, woken
+from small_federations import Config, three_kinds, transformers
 
 
 def aligned(task: Config, *, aligner: bool = True) -> Config:

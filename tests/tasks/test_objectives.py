@@ -13,8 +13,6 @@ from task_samples import captioned, identity_model, make_samples
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from federations import Config
-from federations import aligned as hospitals
 from polyfed import Experiment, run
 from polyfed.aggregation.mean import WeightedMean
 from polyfed.core.errors import ConfigError
@@ -28,6 +26,8 @@ from polyfed.tasks.convirt import ConVIRT
 from polyfed.tasks.gloria import GLoRIA
 from polyfed.tasks.mgca import MGCA, PrototypeLayer
 from polyfed.tasks.task import Task
+from small_federations import Config
+from small_federations import aligned as hospitals
 
 DIM = 6
 
