@@ -7,9 +7,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from federations import MARK, marked, started, wait_until
 from folders import Folders, Live, make
-
-from small_federations import MARK, marked, started, wait_until
 
 
 @pytest.fixture(scope="session")

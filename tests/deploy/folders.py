@@ -5,13 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from federations import Started, experiment_settings, ports
+
 from polyfed.deploy.connection import ServerAddress, load_settings
 from polyfed.deploy.files import ServerFolder, SiteFolder
 from polyfed.deploy.init import create_federation
 from polyfed.deploy.link import Link
 from polyfed.deploy.registry import link_to
 from polyfed.runs.experiment import Experiment
-from small_federations import Started, experiment_settings, ports
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+from federations import Started, free_port
 from folders import Live
 
 from polyfed.core.errors import RunError
@@ -25,7 +26,6 @@ from polyfed.deploy.gate import BODY_LIMIT, CLOSED
 from polyfed.deploy.keys import create_keys
 from polyfed.deploy.probe import PROTOBUF, ask
 from polyfed.deploy.registry import nodes
-from small_federations import Started, free_port
 from wire import http1, http2, lines, posted, raw
 
 pytestmark = pytest.mark.slow

@@ -13,11 +13,11 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
+from federations import experiment_settings, started
 from folders import Folders, Live
 
 from polyfed import Experiment, run
 from polyfed.runs.records import RunRecords
-from small_federations import experiment_settings, started
 
 CLI = "import sys; from polyfed.cli.main import main; sys.exit(main())"
 

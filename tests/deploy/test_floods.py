@@ -12,10 +12,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from federations import MARK, started
 from folders import Live
 
 from polyfed.runs.records import RunRecords
-from small_federations import MARK, started
 
 pytestmark = pytest.mark.slow
 

@@ -9,10 +9,9 @@ import uuid
 from pathlib import Path
 
 import pytest
+from federations import MARK, marked, ports, wait_until
 from guide import Block, Guide, blocks
 from lookups import outside, recorded, recording
-
-from small_federations import MARK, marked, ports, wait_until
 
 PAGE = Path(__file__).parents[2] / "docs" / "deployment.md"
 

@@ -8,6 +8,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
+from federations import Started, started, wait_until
 from folders import Folders, Live
 from test_deployed_run import CLI
 
@@ -15,7 +16,6 @@ from polyfed.deploy.init import admit_site
 from polyfed.deploy.keys import create_keys, read_public
 from polyfed.engines.node_keys import fingerprint
 from polyfed.runs.records import SITE_REFUSED, RunRecords
-from small_federations import Started, started, wait_until
 
 pytestmark = pytest.mark.slow
 

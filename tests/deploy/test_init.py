@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import yaml
+from federations import experiment_settings
 from folders import Folders
 
 from polyfed.core.errors import ConfigError, RunError
@@ -21,7 +22,6 @@ from polyfed.deploy.init import admit_site, create_federation, renew_certificate
 from polyfed.deploy.keys import create_keys, public_half, read_public
 from polyfed.deploy.site_config import SiteConfig
 from polyfed.runs.experiment import Experiment
-from small_federations import experiment_settings
 
 
 def create(folder: Path, settings: dict[str, Any] | None = None, **options: Any) -> dict[str, Path]:

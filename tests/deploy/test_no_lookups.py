@@ -15,12 +15,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from federations import COMMAND, MARK, Started, marked, wait_until
 from folders import make
 from lookups import Record, outside, recorded, recording
 
 from polyfed.deploy.check import check_site
 from polyfed.deploy.registry import nodes
-from small_federations import COMMAND, MARK, Started, marked, wait_until
 
 pytestmark = pytest.mark.slow
 

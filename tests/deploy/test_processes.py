@@ -11,10 +11,10 @@ import uuid
 from pathlib import Path
 
 import pytest
+from federations import MARK, Started, marked, wait_until
 
 from polyfed.core.errors import RunError
 from polyfed.deploy.processes import Processes, free_port, offspring, stopping
-from small_federations import MARK, Started, marked, wait_until
 
 SLEEP = "import time; time.sleep(600)"
 DETACHED = f"""

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from federations import MARK, Started, marked, started, wait_until
 from folders import Folders, Live, make
 
 from polyfed.core.errors import ConfigError, RunError
@@ -19,7 +20,6 @@ from polyfed.deploy.init import admit_site
 from polyfed.deploy.keys import create_keys
 from polyfed.deploy.link import Link
 from polyfed.deploy.registry import nodes
-from small_federations import MARK, Started, marked, started, wait_until
 
 real = pytest.mark.slow
 
