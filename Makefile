@@ -8,7 +8,7 @@ export HF_HUB_DISABLE_TELEMETRY := 1
 export TOKENIZERS_PARALLELISM := false
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test test-methods test-engines test-deploy test-browser test-all bench lint house clean
+.PHONY: help install demo test test-methods test-engines test-deploy test-browser test-others test-all bench lint house clean
 
 help:
 	@echo "make demo      train a small multimodal federation on generated data, with a report at the end"
@@ -29,21 +29,27 @@ demo: install
 test: install
 	$(BIN)/python -m pytest -q -n 2 --dist worksteal -m "not slow"
 
-# all tests, slow ones too, of one part; they can run side by side
+# all tests, slow ones too, in parts that can run side by side: make -j 5 test-all
+METHODS := $(addprefix tests/,algorithms aggregation losses models optim presets tasks)
+ENGINES := $(addprefix tests/,engines faults runs)
+BROWSER := tests/reporting/test_html_browser.py
+
 test-methods: install
-	$(BIN)/python -m pytest -q -n 2 tests/algorithms tests/aggregation tests/losses tests/models tests/tasks tests/optim
+	$(BIN)/python -m pytest -q -n 2 --dist worksteal $(METHODS)
 
 test-engines: install
-	$(BIN)/python -m pytest -q tests/engines tests/faults
+	$(BIN)/python -m pytest -q $(ENGINES)
 
 test-deploy: install
 	$(BIN)/python -m pytest -q tests/deploy
 
 test-browser: install
-	$(BIN)/python -m pytest -q tests/reporting/test_html_browser.py
+	$(BIN)/python -m pytest -q $(BROWSER)
 
-test-all: install
-	$(BIN)/python -m pytest -q -n 2
+test-others: install
+	$(BIN)/python -m pytest -q -n 2 tests $(addprefix --ignore=,$(METHODS) $(ENGINES) $(BROWSER) tests/deploy)
+
+test-all: test-methods test-engines test-deploy test-browser test-others
 
 bench: install
 	@for name in losses evaluation engine gca weights gates aggregation transport engines; do echo "# benchmarks/$$name.py"; $(BIN)/python benchmarks/$$name.py || exit 1; done

@@ -1,12 +1,12 @@
-"""Local training written out as a plain loop, and small transformer federations, for tests of methods."""
+"""Local training written out as a plain loop, and what sessions are compared by."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from polyfed.core.randomness import isolated
 from polyfed.data.samples import Batch
@@ -16,130 +16,8 @@ from polyfed.runs.session import Session
 from polyfed.wire.ledger import Ledger
 from sessions import woken
 
-Config = dict[str, Any]
-UNBOUND = {"update": None, "refuse": None, "size": None}
-"""Of three clients and a few batches, an honest one moves one tensor or other far more than usual."""
 Weights = Mapping[str, Tensor]
 RATE = 0.001
-
-
-def plain_sgd(config: Config, batch_size: int = 12) -> Config:
-    """The same federation with plain SGD everywhere, which ``plain_training`` does."""
-    training = {"optimizer": {"kind": "sgd", "lr": RATE, "momentum": 0.0, "clip": None}, "batch_size": batch_size}
-    for group in config["clients"].values():
-        group["training"] = training
-    return config
-
-
-def transformers(**algorithm: Any) -> Config:
-    """One image, two text and two paired clients with exchangeable blocks, on scenes, without a public set."""
-    image = {"name": "blocks", "size": "nano", "depth": 2, "patch": 8, "drop_path": 0.0}
-    image["view"] = {"name": "pixels", "size": 16}
-    tokens = {"name": "tokens", "length": 24, "tokenizer": {"name": "hashing", "size": 1000}}
-    text = {"name": "blocks", "size": "nano", "depth": 2, "drop_path": 0.0, "view": tokens}
-    without = {"final_norm": False}
-    training = {"optimizer": {"kind": "adamw", "lr": 0.001}, "batch_size": 16}
-    paired = {"dim": 96, "final_norm": True, "encoders": {"image": image | without, "text": text | without}}
-    retrieval = {"name": "retrieval", "objective": "info_nce", "mask_siblings": True}
-    topics = {"columns": {"text": "text"}, "targets": {"topic": "topic"}}
-    sets = {"train": 48, "validation": 12, "test": 12, "size": 16}
-    return {
-        "name": "transformers",
-        "data": {
-            "sources": {
-                "scenes": {"name": "scenes", **sets},
-                "pictures": {"name": "scenes", **sets, "seed": 1, "columns": {"image": "image"}},
-                "texts": {"name": "scenes", **sets, "seed": 2, **topics},
-            }
-        },
-        "server": {"model": paired, "task": retrieval, "source": "scenes", "training": training},
-        "clients": {
-            "image": group(1, "pictures", {"image": image}, training),
-            "text": group(2, "texts", {"text": text}, training, target="topic"),
-            "paired": {"count": 2, "source": "scenes", "model": paired, "task": retrieval, "training": training},
-        },
-        "algorithm": _trained({"name": "fedavg"} | algorithm),
-        "run": {"rounds": 2, "threads": 1, "device": "cpu", "plots": False},
-    }
-
-
-def _trained(algorithm: Config) -> Config:
-    return algorithm if algorithm.get("local_steps") else {"local_epochs": 1} | algorithm
-
-
-def in_steps(algorithm: Config, steps: int) -> Config:
-    """Settings of a method whose clients train for so many batches, not for epochs."""
-    return {key: value for key, value in algorithm.items() if key != "local_epochs"} | {"local_steps": steps}
-
-
-def group(count: int, source: str, encoders: Config, training: Config, target: str = "label") -> Config:
-    """Clients that classify."""
-    model, task = {"dim": 96, "encoders": encoders}, {"name": "classification", "target": target}
-    return {"count": count, "source": source, "model": model, "task": task, "training": training}
-
-
-def three_kinds(**algorithm: Any) -> Config:
-    """One image, one text and two paired clients on tiny scenes, a server that retrieves, and public pairs."""
-    view = {"name": "pixels", "size": 16}
-    image = {"name": "resnet", "widths": [8, 8], "depths": [1, 1], "block": "basic", "view": view}
-    text = {"name": "bag", "width": 8, "view": {"name": "tokens", "length": 16}}
-    training = {"optimizer": {"kind": "sgd", "lr": 0.05, "momentum": 0.0, "clip": None}, "batch_size": 12}
-    retrieval = {"name": "retrieval", "objective": "info_nce", "temperature": 0.5}
-    paired = {"model": {"dim": 8, "encoders": {"image": image, "text": text}}, "task": retrieval, "training": training}
-    own = {"name": "scenes", "train": 24, "validation": 8, "test": 12, "size": 16}
-    pairs = {"train": 16, "columns": {"image": "image", "text": "captions"}, "targets": {"label": "label"}}
-    topic = {"columns": {"text": "text"}, "targets": {"topic": "topic"}}
-    clients = {
-        "image": group(1, "pictures", {"image": image}, training),
-        "text": group(1, "texts", {"text": text}, training, target="topic"),
-        "paired": paired | {"count": 2, "source": "scenes"},
-    }
-    clients["image"]["model"]["dim"] = clients["text"]["model"]["dim"] = 8
-    return {
-        "name": "three-kinds",
-        "data": {
-            "sources": {
-                "scenes": own | pairs,
-                "pictures": own | {"seed": 1, "columns": {"image": "image"}},
-                "texts": own | {"seed": 2} | topic,
-            }
-        },
-        "public": {"source": "scenes", "items": 8, "per_item": 2},
-        "server": paired | {"source": "scenes"},
-        "clients": clients,
-        "algorithm": _trained(algorithm),
-        "run": {"rounds": 2, "threads": 1, "device": "cpu", "plots": False},
-    }
-
-
-def aligned(**algorithm: Any) -> Config:
-    """Three paired clients whose encoders have align modules, and a server that shows their model, on tiny scenes."""
-    view = {"name": "pixels", "size": 16}
-    image = {"name": "resnet", "widths": [8, 8], "depths": [1, 1], "block": "basic", "view": view}
-    tokens = {"name": "tokens", "length": 16, "tokenizer": {"name": "hashing", "size": 200}}
-    text = {"name": "bag", "width": 8, "view": tokens}
-    model = {"dim": 8, "aligner": {"hidden": 16}, "encoders": {"image": image, "text": text}}
-    task = {"name": "retrieval", "objective": "info_nce", "learn_temperature": False, "mask_siblings": True}
-    participant = {"source": "scenes", "model": model, "task": task}
-    training = {"optimizer": {"kind": "adamw", "lr": 0.01}, "batch_size": 12}
-    columns = {"image": "image", "text": "captions"}
-    scenes = {"name": "scenes", "train": 18, "validation": 8, "test": 12, "size": 16, "columns": columns}
-    return {
-        "name": "aligned",
-        "data": {"sources": {"scenes": scenes}},
-        "server": participant,
-        "clients": {"hospital": participant | {"count": 3, "training": training}},
-        "algorithm": {"name": "fedaid"} | algorithm,
-        "run": {"rounds": 2, "threads": 1, "device": "cpu", "plots": False, "bounds": UNBOUND},
-    }
-
-
-def one_classification(config: Config) -> Config:
-    """``three_kinds`` whose clients and server all tell the same classes, which public samples have too."""
-    task = {"name": "classification", "target": "label", "classes": 18}
-    config["data"]["sources"]["texts"]["targets"] = {"label": "label"}
-    clients = {name: participant | {"task": task} for name, participant in config["clients"].items()}
-    return config | {"clients": clients, "server": config["server"] | {"task": task}}
 
 
 def play(session: Session, first: int, last: int) -> Session:
@@ -162,19 +40,7 @@ def outcome(session: Session) -> dict[str, dict[str, Tensor]]:
     found = {}
     for name in session.cohorts.accepted:  # one at a time: clients of one architecture share a live model
         found |= copies({name: as_left(session, name).model.state_dict()})
-    return found | copies({"server": session.server.model.state_dict()})
-
-
-def topics(**algorithm: Any) -> Config:
-    """Two clients that tell the topic of a text, one of six, by a bag of words: learnt in a second."""
-    config = transformers(local_epochs=3, **algorithm)
-    texts = config["clients"]["text"]
-    view = {"name": "tokens", "length": 24, "tokenizer": {"name": "hashing", "size": 400}}
-    texts["model"] = {"dim": 32, "encoders": {"text": {"name": "bag", "width": 32, "view": view}}}
-    texts["training"] = {"optimizer": {"kind": "adam", "lr": 0.02}, "batch_size": 32}
-    config["data"]["sources"]["texts"] |= {"train": 600, "test": 200, "difficulty": 0.0}
-    del config["server"]
-    return config | {"clients": {"text": texts}}
+    return found | (copies({"server": session.server.model.state_dict()}) if session.server.has_model else {})
 
 
 def assert_learns_topics(session: Session, rounds: int = 6) -> None:
@@ -193,6 +59,30 @@ def assert_learns_topics(session: Session, rounds: int = 6) -> None:
 def copies(models: Mapping[str, Weights]) -> dict[str, dict[str, Tensor]]:
     """Global models as they are now."""
     return {kind: {name: value.clone() for name, value in model.items()} for kind, model in models.items()}
+
+
+def model_of(session: Session, client: str, weights: Weights) -> Model:
+    """A client's model, of its own, with given weights."""
+    model = session.federation.client_model(session.federation.members[client])
+    model.load_state_dict(dict(weights))
+    return model
+
+
+def weights_of(model: Model) -> dict[str, Tensor]:
+    """A model's tensors as they are now."""
+    return {name: value.detach().clone() for name, value in model.state_dict().items()}
+
+
+def descend(
+    model: Model, loss: Tensor, rate: float, correct: Callable[[str, Tensor], Tensor] = lambda name, gradient: gradient
+) -> None:
+    """w <- w - rate x gradient; ``correct`` gives the gradient to use, of a named parameter."""
+    model.zero_grad()
+    loss.backward()
+    with torch.no_grad():
+        for name, value in model.named_parameters():
+            if value.grad is not None:
+                value -= rate * correct(name, value.grad)
 
 
 def plain_training(
@@ -216,26 +106,14 @@ def plain_training(
         correct: gives the gradient to use, of a named parameter.
         step: name of the client step, for what it draws.
     """
-    member = session.federation.members[client_id]
-    model = session.federation.client_model(member)
-    model.load_state_dict(dict(start))
-    model.train()
+    member, model = session.federation.members[client_id], model_of(session, client_id, start).train()
     client = woken(session, client_id)
     with isolated(0, 1, client_id, step, 0):  # dropout draws as the step's does
         for epoch in range(epochs):
             for batch in client.batches(session.federation.train(member), f"task-{epoch}"):
                 head = model.heads[member.head] if member.head in model.heads else None
-                model.zero_grad()
-                (member.settings.task.loss(model, head, batch) + extra(model, batch)).backward()
-                _descend(model, correct)
-    return {name: value.detach().clone() for name, value in model.state_dict().items()}
-
-
-@torch.no_grad()
-def _descend(model: Model, correct: Callable[[str, Tensor], Tensor]) -> None:
-    for name, value in model.named_parameters():
-        if value.grad is not None:
-            value -= RATE * correct(name, value.grad)
+                descend(model, member.settings.task.loss(model, head, batch) + extra(model, batch), RATE, correct)
+    return weights_of(model)
 
 
 def assert_mean(
@@ -247,3 +125,15 @@ def assert_mean(
         if value.is_floating_point():
             mean = sum(shares[client] / total * weights[name].double() for client, weights in trained.items())
             assert torch.allclose(value.double(), mean, atol=tolerance), name
+
+
+def unit(*shape: int, seed: int = 0) -> Tensor:
+    """Random rows of unit norm."""
+    return F.normalize(torch.randn(*shape, generator=torch.Generator().manual_seed(seed)), dim=-1)
+
+
+def divergence(student: Tensor, teacher: Tensor, tau: float) -> Tensor:
+    """KL(softmax(teacher / tau) || softmax(student / tau)) of each row, in float64."""
+    p, q = (torch.exp(rows.double() / tau) for rows in (teacher, student))
+    p, q = p / p.sum(1, keepdim=True), q / q.sum(1, keepdim=True)
+    return (p * (p / q).log()).sum(1)

@@ -2,28 +2,41 @@
 
 from __future__ import annotations
 
+import os
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import yaml
+from hypothesis import settings
 
 from polyfed import Experiment, run
 from polyfed.cli.main import main
 from run_folders import write_run
-from tiny_federation import tiny_experiment
+from small_federations import tiny_experiment
 
 Cli = Callable[..., tuple[int, str, str]]
+settings.register_profile("few", max_examples=20, deadline=None)
+settings.register_profile("many", max_examples=500, deadline=None)
+settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "few"))
 torch.set_num_threads(1)  # tests run beside each other; threads that wait for each other would only slow them
 
 
+@pytest.fixture(scope="session", autouse=True)
+def shared_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """One cache for all tests of a worker: training the default tokenizer alone takes longer than most runs here."""
+    folder = tmp_path_factory.mktemp("shared") / "cache"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("POLYFED_CACHE", str(folder))
+        yield folder
+
+
 @pytest.fixture
-def tiny(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+def tiny(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     """A complete experiment that runs in a second: 3 clients, 72 generated scenes, 2 rounds of FedAvg."""
-    monkeypatch.setenv("POLYFED_CACHE", str(tmp_path / "cache"))
     for variable in ("POLYFED_DATA", "POLYFED_WEIGHTS"):
         monkeypatch.delenv(variable, raising=False)
     return tiny_experiment()
@@ -66,11 +79,8 @@ def fedafd_run(tiny_run: Path, tmp_path_factory: pytest.TempPathFactory) -> Path
 
 
 def _finished(content: dict[str, Any], folder: Path) -> Path:
-    content["data"]["cache_dir"] = str(folder / "cache")
     content["run"]["rounds"] = 1
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("polyfed.reporting.reported.draw_all", lambda records: None)  # takes longer than all the rest
-        return run(Experiment.load(content), folder / "run").folder
+    return run(Experiment.load(content), folder / "run").folder  # ``run.plots`` is false
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from aligned_federations import RATE, Values, parts_of
+from aligned_sessions import RATE, Values, parts_of
 from polyfed.core.randomness import isolated
 from polyfed.data.samples import Batch
 from polyfed.models.model import Model

@@ -13,19 +13,21 @@ from polyfed.algorithms.algorithm import Reply, client_step
 from polyfed.algorithms.creamfl import CreamFL
 from polyfed.algorithms.fedavg import FedAvg
 from polyfed.federation.client import Client
-from polyfed.reporting.reported import run
 from polyfed.runs.events import Callback, ClientDone, Event, RoundStarted
 from polyfed.runs.experiment import Experiment
 from polyfed.runs.opened import Run
+from polyfed.runs.runner import run_experiment
 from polyfed.wire.payload import Representations, Weights
 
 Config = dict[str, Any]
-COMPARED = ("metrics.jsonl", "ledger.jsonl", "partition.json", "models/last/model.safetensors")
+COMPARED = ("metrics.jsonl", "ledger.jsonl", "partition.json")
 
 
 def contents(result: Run | Path) -> dict[str, bytes]:
+    """What must be the same bits in runs of one experiment: figures, bytes, partition, models."""
     folder = result if isinstance(result, Path) else result.folder
-    return {name: (folder / name).read_bytes() for name in COMPARED}
+    models = sorted(str(path.relative_to(folder)) for path in (folder / "models").rglob("*.safetensors"))
+    return {name: (folder / name).read_bytes() for name in (*COMPARED, *models)}
 
 
 def happened(result: Run) -> list[tuple[int, str, str]]:
@@ -53,7 +55,7 @@ class Stopping(Callback):
 def cut_short(config: Config, folder: Path, at: int = 2) -> Path:
     """A run that was interrupted in the middle of round ``at``; gives its folder."""
     with pytest.raises(KeyboardInterrupt):
-        run(Experiment.parse(config), folder, [Stopping(at)])
+        run_experiment(Experiment.parse(config), folder, [Stopping(at)])
     return folder
 
 
@@ -77,7 +79,7 @@ def interrupted(config: Config, folder: Path, marker: Path, at: int = 2) -> None
     name = f"{Stops.__module__}.Stops"
     config["algorithm"] = config["algorithm"] | {"name": name, "marker": str(marker), "at": at}
     with pytest.raises(KeyboardInterrupt):
-        run(Experiment.parse(config), folder)
+        run_experiment(Experiment.parse(config), folder)
 
 
 class Fails(CreamFL):

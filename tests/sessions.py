@@ -33,6 +33,11 @@ def round_records(session: Session) -> list[dict[str, Any]]:
     return [dict(record) for record in session.recorder.records if record["round"] == session.server.clock.round]
 
 
+def metrics(session: Session) -> dict[str, float]:
+    """What was measured in the round that goes on."""
+    return {name: value for record in round_records(session) for name, value in record.get("metrics", {}).items()}
+
+
 def site_of(session: Session) -> Site:
     """Where the clients of a prepared session live."""
     assert isinstance(session.engine, LocalEngine)

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import yaml
 
-from tiny_federation import tiny_experiment
+from small_federations import tiny_experiment
 
 ROOT = Path(__file__).parent.parent
 Run = Callable[..., subprocess.CompletedProcess[str]]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import itertools
 from collections.abc import Iterator, Mapping
 from functools import cache
 from pathlib import Path
@@ -14,7 +15,6 @@ from pydantic import BaseModel
 from torch import Tensor
 
 from by_hand import as_left, copies
-from every_method import METHODS, federation_for
 from polyfed.aggregation.averaging import Averaging
 from polyfed.algorithms.algorithm import Algorithm
 from polyfed.core.effects import Never, conditions_of
@@ -27,10 +27,9 @@ from polyfed.runs.session import Session
 from polyfed.wire.ledger import Ledger
 from sessions import prepared, round_records
 from settings_to_flip import AVERAGINGS, COMPANIONS, EQUAL, VALUES
+from small_federations import METHODS, Config, federation_for
 
-Config = dict[str, Any]
 Result = Mapping[str, Tensor]
-ROUNDS = 2
 COSTLY = {"creamfl_averaged", "fed_mae", "fedafd", "fedaid", "fedcola", "feddra", "fedema", "fediot"}
 TOLERANCE = 1e-6
 """Relative to the largest number: less is rounding."""
@@ -102,29 +101,43 @@ def refused(method: str, settings: Config) -> bool:
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """Of all sessions, which share a cache."""
+    """Of all sessions."""
     path = tmp_path_factory.mktemp("effects")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("POLYFED_CACHE", str(path / "cache"))
-        yield path
+    yield path
     _known.clear()
 
 
-_known: dict[str, Result] = {}
+_known: dict[str, Stages] = {}
 
 
-def played(folder: Path, method: str, settings: Config) -> Result:
-    """All that two rounds leave: models, metrics, bytes."""
+class Stages:
+    """Results after the first round, after the second, and with what clients then measure; made when asked for."""
+
+    def __init__(self, made: Iterator[Result]) -> None:
+        self.made, self.results = made, list[Result]()
+
+    def __iter__(self) -> Iterator[Result]:
+        for number in itertools.count():
+            if number == len(self.results):
+                try:
+                    self.results.append(next(self.made))
+                except StopIteration:
+                    return
+            yield self.results[number]
+
+
+def played(folder: Path, method: str, settings: Config) -> Stages:
     key = f"{method}-{sorted(settings.items(), key=str)}"
     if key not in _known:
-        _known[key] = _played(folder / f"{len(_known)}", federation_for(method, **settings))
+        _known[key] = Stages(_played(folder / f"{len(_known)}", federation_for(method, **settings)))
     return _known[key]
 
 
-def _played(folder: Path, config: Config) -> Result:
+def _played(folder: Path, config: Config) -> Iterator[Result]:
+    """Models, metrics and bytes."""
     session = prepared(config, folder)
     algorithm, server, numbers = session.experiment.algorithm, session.server, dict[str, float]()
-    for number in range(1, ROUNDS + 1):
+    for number in (1, 2):
         server.begin(number)
         ledger = Ledger()
         with isolated(session.experiment.run.seed, number, "server"):
@@ -134,9 +147,15 @@ def _played(folder: Path, config: Config) -> Result:
         for line in ledger.records:
             key = f"{number}-{line['client']}-{line['direction']}-{line['kind']}"
             numbers[key] = numbers.get(key, 0) + line["bytes"]
-    judged = algorithm.evaluate_clients(server, session.cohort(ROUNDS, Ledger()))
-    numbers |= {f"{client}-{key}": value for client, found in judged.items() for key, value in found.items()}
-    return _tensors(session) | {key: torch.tensor(value, dtype=torch.float64) for key, value in numbers.items()}
+        yield _tensors(session) | _as_tensors(numbers)
+    judged = algorithm.evaluate_clients(server, session.cohort(2, Ledger()))
+    yield _as_tensors(
+        {f"{client}-{key}": value for client, metrics in judged.items() for key, value in metrics.items()}
+    )
+
+
+def _as_tensors(numbers: Mapping[str, float]) -> Result:
+    return {key: torch.tensor(value, dtype=torch.float64) for key, value in numbers.items()}
 
 
 def _tensors(session: Session) -> dict[str, Tensor]:
@@ -151,9 +170,12 @@ def _tensors(session: Session) -> dict[str, Tensor]:
     return {f"{group}-{name}": value.clone() for group, tensors in groups.items() for name, value in tensors.items()}
 
 
-def alike(one: Result, other: Result) -> bool:
-    """Whether two results are the same up to rounding."""
-    return one.keys() == other.keys() and all(_close(value, other[key]) for key, value in one.items())
+def alike(one: Stages, other: Stages) -> bool:
+    """Whether all results are the same up to rounding; ends with the first stage in which they are not."""
+    return all(
+        before.keys() == after.keys() and all(_close(value, after[key]) for key, value in before.items())
+        for before, after in zip(one, other, strict=True)
+    )
 
 
 def _close(one: Tensor, other: Tensor) -> bool:

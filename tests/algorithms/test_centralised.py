@@ -2,30 +2,23 @@
 
 from __future__ import annotations
 
-import copy
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 
-from by_hand import Weights, copies, in_steps, transformers
-from misbehaving import contents, cut_short
-from polyfed.core.errors import ConfigError
-from polyfed.reporting.reported import resume, run
+from by_hand import Weights, copies, weights_of
 from polyfed.runs.experiment import Experiment
+from polyfed.runs.runner import run_experiment
 from polyfed.runs.session import Session
-from polyfed.wire.framing import tensor_bytes
 from polyfed.wire.ledger import Ledger
 from sessions import prepared, woken
-
-Config = dict[str, Any]
+from small_federations import Config, sized, transformers
 
 
 @pytest.fixture
-def config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Config:
-    monkeypatch.setenv("POLYFED_CACHE", str(tmp_path / "cache"))
-    found = transformers(name="centralised")
+def config() -> Config:
+    found = sized(transformers(name="centralised"), 48)
     for group in found["clients"].values():
         group |= {"count": 1, "items": 8 if group["task"] == found["server"]["task"] else 32}
     return found
@@ -54,7 +47,7 @@ def one_training(session: Session, client_id: str, start: Weights, epochs: int) 
             optimizer.zero_grad()
             member.settings.task.loss(model, model.heads[member.head], batch).backward()
             optimizer.step()
-    return {name: value.detach().clone() for name, value in model.state_dict().items()}
+    return weights_of(model)
 
 
 def test_rounds_of_one_epoch_are_one_training_of_many(config: Config, tmp_path: Path) -> None:
@@ -81,16 +74,6 @@ def test_its_momenta_are_what_tells_it_from_fedavg_over_one_client(config: Confi
         assert all(torch.equal(value, found["centralised", 1][kind][name]) for name, value in first.items())
         second = found["fedavg", 2][kind]
         assert any(not torch.equal(value, found["centralised", 2][kind][name]) for name, value in second.items())
-
-
-def test_weights_go_down_once_and_come_up_every_round(config: Config, tmp_path: Path) -> None:
-    config["algorithm"] = in_steps(config["algorithm"], 1)
-    session = prepared(config, tmp_path)
-    ledger = rounds(session, 3)
-    for kind, weights in session.server.weights.items():
-        lines = [line for line in ledger.records if line["client"] == kind and line["kind"] == "weights"]
-        found = {way: [line["bytes"] for line in lines if line["direction"] == way] for way in ("down", "up")}
-        assert found == {"down": [tensor_bytes(weights), 0, 0], "up": 3 * [tensor_bytes(weights)]}
 
 
 def test_a_client_that_comes_later_starts_from_the_initial_weights_too(config: Config, tmp_path: Path) -> None:
@@ -121,67 +104,10 @@ def test_the_budget_of_two_rounds(
     del config["server"]
     config["algorithm"] = {"name": "centralised"} | settings
     config["run"] |= {"rounds": 2, "evaluate_clients": False}
-    result = run(Experiment.parse(config), tmp_path / "run")
+    result = run_experiment(Experiment.parse(config), tmp_path / "run")
     expected = {"steps.text": steps, "epochs.text": epochs, "samples.text": samples}
     assert result.records.last("server", "train") == pytest.approx(expected)
     assert list(result.records.series("server", "steps.text", "train").values()) == [steps / 2, steps]
 
 
-def test_a_resumed_run_ends_in_the_same_bits_on_a_real_wire_too(config: Config, tmp_path: Path) -> None:
-    config["run"] |= {"rounds": 3}
-    config["algorithm"] = in_steps(config["algorithm"], 2)
-    whole = run(Experiment.parse(config), tmp_path / "whole")
-    assert contents(resume(cut_short(config, tmp_path / "stopped", at=3))) == contents(whole)
-    config["run"]["engine"] = {"name": "local", "serialize": True}
-    assert contents(run(Experiment.parse(config), tmp_path / "wire")) == contents(whole)
-
-
-def test_it_runs_in_bf16(config: Config, tmp_path: Path) -> None:
-    config["algorithm"] = in_steps(config["algorithm"], 2)
-    config["run"]["precision"] = "bfloat16"
-    result = run(Experiment.parse(config), tmp_path / "run")
-    assert result.records.last("server", "train")["steps.paired"] == 4
-
-
 # ---- what it refuses
-
-
-def test_several_clients_of_a_type_are_refused_with_what_to_set(config: Config, tmp_path: Path) -> None:
-    config["clients"]["text"]["count"] = 2
-    config["clients"]["paired"]["count"] = 3
-    expected = r"text \(2 clients\): set clients\.text\.count=1; paired \(3 clients\): set clients\.paired\.count=1"
-    with pytest.raises(ConfigError, match=expected):
-        run(Experiment.parse(config), tmp_path / "run")
-    assert not (tmp_path / "run").exists()
-
-
-def test_two_architectures_of_a_group_are_not_pooled_either(config: Config, tmp_path: Path) -> None:
-    group = config["clients"]["text"]
-    other = copy.deepcopy(group.pop("model"))
-    other["encoders"]["text"]["depth"] = 1
-    group |= {"count": 2, "models": [config["clients"]["text"].get("model") or copy.deepcopy(other), other]}
-    group["models"][0]["encoders"]["text"]["depth"] = 2
-    with pytest.raises(ConfigError, match=r"text \(2 clients\)"):
-        run(Experiment.parse(config), tmp_path / "run")
-
-
-def test_two_groups_of_a_type_are_refused(config: Config, tmp_path: Path) -> None:
-    config["clients"]["more"] = copy.deepcopy(config["clients"]["text"])
-    with pytest.raises(ConfigError, match=r"text\+more: leave one of the groups text, more"):
-        run(Experiment.parse(config), tmp_path / "run")
-
-
-def test_it_has_no_averaging_of_fedavgs(config: Config) -> None:
-    config["algorithm"]["averaging"] = "by_type"
-    with pytest.raises(ConfigError, match="unknown key 'averaging'"):
-        Experiment.parse(config)
-
-
-def test_it_learns(config: Config, tmp_path: Path) -> None:
-    """Few texts, tested on those that it trains on."""
-    config["clients"] = {"text": config["clients"]["text"] | {"items": 48, "test_split": "train"}}
-    del config["server"]
-    config["algorithm"]["local_epochs"] = 5
-    config["run"]["rounds"] = 4
-    result = run(Experiment.parse(config), tmp_path / "run")
-    assert result.records.last("text")["accuracy"] > 90  # chance is 17

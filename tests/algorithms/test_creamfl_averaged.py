@@ -10,31 +10,28 @@ import pytest
 import torch
 from torch import Tensor
 
-from by_hand import assert_mean, copies, in_steps, plain_sgd, plain_training, transformers
-from misbehaving import contents
+from by_hand import assert_mean, copies, descend, plain_training, weights_of
 from polyfed.algorithms.creamfl_averaged import CreamFLAveraged
-from polyfed.core.errors import ConfigError, PayloadError
+from polyfed.core.errors import PayloadError
 from polyfed.data.samples import Batch
 from polyfed.federation.cohort import Reply
 from polyfed.models.model import Model
-from polyfed.reporting.reported import run
 from polyfed.runs.experiment import Experiment
+from polyfed.runs.runner import run_experiment
 from polyfed.runs.session import Session
-from polyfed.wire.framing import tensor_bytes
 from polyfed.wire.ledger import Ledger
 from polyfed.wire.payload import Representations, Weights
-from sessions import prepared, round_records, woken
+from sessions import metrics, prepared, woken
+from small_federations import Config, in_steps, plain_sgd, sized, transformers
 
-Config = dict[str, Any]
 Tensors = dict[str, Tensor]
 GAMMA = 10.0
 ROWS, WIDTH = 30, 96  # of the public set: 6 pictures of 5 captions
 
 
 @pytest.fixture
-def config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Config:
-    monkeypatch.setenv("POLYFED_CACHE", str(tmp_path / "cache"))
-    found = transformers(name="creamfl_averaged", gamma=1.0, public_batch_size=ROWS)
+def config() -> Config:
+    found = sized(transformers(name="creamfl_averaged", gamma=1.0, public_batch_size=ROWS), 48)
     found["public"] = {"source": "scenes", "items": ROWS // 5}
     found["clients"]["image"]["items"] = 24
     found["clients"]["text"]["items"] = 48
@@ -48,10 +45,6 @@ def one_round(session: Session, *, absent: tuple[str, ...] = ()) -> Ledger:
     cohort.clients = tuple(client for client in cohort.clients if client.group not in absent)
     session.experiment.algorithm.round(session.server, cohort)
     return ledger
-
-
-def recorded(session: Session) -> dict[str, float]:
-    return {name: value for record in round_records(session) for name, value in record["metrics"].items()}
 
 
 # ---- by hand
@@ -147,13 +140,8 @@ def distilled(session: Session, start: Tensors, targets: Tensors, rate: float) -
     model.train()
     for batch in session.server.public_batches("distil-0", 16):
         errors = [model.represent(name, batch.inputs[name]) - targets[name][batch.index] for name in targets]
-        model.zero_grad()
-        sum(error.square().mean() for error in errors).backward()
-        with torch.no_grad():
-            for value in model.parameters():
-                if value.grad is not None:
-                    value -= rate * value.grad
-    return {name: value.detach() for name, value in model.state_dict().items()}
+        descend(model, sum(error.square().mean() for error in errors), rate)
+    return weights_of(model)
 
 
 def test_the_averaged_paired_model_learns_what_single_modalities_sent(config: Config, tmp_path: Path) -> None:
@@ -181,26 +169,6 @@ def test_the_averaged_paired_model_learns_what_single_modalities_sent(config: Co
 
 
 # ---- what crosses
-
-
-def test_bytes_are_own_models_and_four_public_sets(config: Config, tmp_path: Path) -> None:
-    """FedCola's cost of one image and one text client: own models, and both modalities' representations each."""
-    config["clients"]["text"]["count"] = 1
-    config["algorithm"] = in_steps(config["algorithm"], 1)
-    session = prepared(config, tmp_path)
-    ledger = one_round(session)
-    own = {kind: tensor_bytes(weights) for kind, weights in session.server.weights.items()}
-
-    def crossed(direction: str, *groups: str) -> int:
-        return sum(
-            line["bytes"]
-            for line in ledger.records
-            if line["direction"] == direction and line["kind"] != "framing" and line["client"].split("-")[0] in groups
-        )
-
-    assert crossed("down", "image", "text") == own["image"] + own["text"] + 4 * ROWS * WIDTH * 4
-    assert crossed("up", "image", "text") == own["image"] + own["text"] + 2 * ROWS * WIDTH * 4
-    assert crossed("down", "paired") == crossed("up", "paired") == 2 * own["paired"]
 
 
 def test_nobody_sends_what_was_not_asked_for(config: Config, tmp_path: Path) -> None:
@@ -239,7 +207,7 @@ def test_types_that_are_absent(
     session = prepared(config, tmp_path)
     start = copies(session.server.weights)
     one_round(session, absent=absent)
-    found = recorded(session)
+    found = metrics(session)
     assert {name.removeprefix("senders."): value for name, value in found.items() if "senders" in name} == senders
     for kind in ("image", "text"):
         same = all(torch.equal(value, start[kind][name]) for name, value in session.server.weights[kind].items())
@@ -285,44 +253,6 @@ def flat(weights: Tensors) -> Tensor:
     return torch.cat([value.flatten().float() for value in weights.values()])
 
 
-@pytest.mark.parametrize(
-    ("settings", "precision"),
-    [
-        ({}, "bfloat16"),
-        ({"gamma": 0.0, "public_batch_size": 128, "averaging": {"name": "by_type", "mean": "sequential"}}, "float32"),
-        ({"averaging": {"name": "by_type", "server_optimizer": "adam"}}, "float32"),
-    ],
-)
-def test_it_runs_the_same_on_a_real_wire(config: Config, tmp_path: Path, settings: Config, precision: str) -> None:
-    config["algorithm"] = in_steps(config["algorithm"] | settings, 1)
-    config["run"]["precision"] = precision
-    plain = run(Experiment.parse(config), tmp_path / "a")
-    config["run"]["engine"] = {"name": "local", "serialize": True}
-    assert contents(run(Experiment.parse(config), tmp_path / "b")) == contents(plain)
-
-
-@pytest.mark.parametrize(("part", "expected"), [("public", "needs a public set"), ("server", "needs a server model")])
-def test_what_it_cannot_work_without(config: Config, tmp_path: Path, part: str, expected: str) -> None:
-    del config[part]
-    with pytest.raises(ConfigError, match=expected):
-        run(Experiment.parse(config), tmp_path / "run")
-    assert not (tmp_path / "run").exists()
-
-
-def test_a_server_of_one_modality_is_refused(config: Config, tmp_path: Path) -> None:
-    image = config["clients"]["image"]
-    config["server"] = {key: image[key] for key in ("model", "task", "source", "training")}
-    with pytest.raises(ConfigError, match="contrasts between modalities need two"):
-        run(Experiment.parse(config), tmp_path / "run")
-
-
-@pytest.mark.parametrize(("key", "value"), [("gamma", -1), ("tau_inter", 0), ("kd_loss", "l3"), ("intra", False)])
-def test_bad_settings(config: Config, key: str, value: object) -> None:
-    config["algorithm"][key] = value
-    with pytest.raises(ConfigError, match=rf"{key}"):
-        Experiment.parse(config)
-
-
 @pytest.mark.slow
 def test_it_learns(config: Config, tmp_path: Path) -> None:
     """Few texts, tested on those that it trains on; and the server moves towards what clients sent."""
@@ -332,7 +262,7 @@ def test_it_learns(config: Config, tmp_path: Path) -> None:
         "local_epochs": 6, "kd_epochs": 4, "distillation": {"optimizer": {"kind": "adamw", "lr": 0.001}},
     }  # fmt: skip
     config["run"]["rounds"] = 4
-    result = run(Experiment.parse(config), tmp_path / "run").records
+    result = run_experiment(Experiment.parse(config), tmp_path / "run").records
     assert result.last("text-0")["accuracy"] > 2 * 100 / 6
     before, after = (result.series("server", f"kd_distance_{when}.text", "train") for when in ("before", "after"))
     assert all(after[number] < 0.9 * before[number] for number in range(1, 5))

@@ -10,25 +10,22 @@ import pytest
 import torch
 from torch import Tensor
 
-from by_hand import RATE, assert_mean, copies, in_steps, plain_sgd, transformers
-from polyfed.algorithms.fed_mae import FedMAE
-from polyfed.core.errors import ConfigError
+from by_hand import RATE, assert_mean, copies, descend, weights_of
 from polyfed.core.randomness import generator
-from polyfed.reporting.reported import run
 from polyfed.runs.experiment import Experiment
+from polyfed.runs.runner import run_experiment
 from polyfed.runs.session import Session
 from polyfed.wire.ledger import Ledger
 from sessions import prepared, round_records, woken
+from small_federations import Config, in_steps, plain_sgd, sized, transformers
 
-Config = dict[str, Any]
 SMALL = {"decoder_depth": 1, "decoder_width": 32, "decoder_heads": 2}
 FINE = {"patch": 4}  # 16 patches a picture of 16 pixels
 
 
 @pytest.fixture
-def config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Config:
-    monkeypatch.setenv("POLYFED_CACHE", str(tmp_path / "cache"))
-    found = transformers(name="fed_mae", **SMALL)
+def config() -> Config:
+    found = sized(transformers(name="fed_mae", **SMALL), 48)
     for participant in (found["server"], found["clients"]["image"], found["clients"]["paired"]):
         participant["model"] = copy.deepcopy(participant["model"])
         participant["model"]["encoders"]["image"] |= FINE
@@ -63,13 +60,8 @@ def by_hand(session: Session, client_id: str, start: dict[str, Tensor], number: 
         losses.append(float(rebuilt.detach()))
         loss = weights["mae"] * rebuilt
         loss = loss + weights["task"] * member.settings.task.loss(model, model.heads[member.head], batch)
-        model.zero_grad()
-        loss.backward()
-        with torch.no_grad():
-            for value in model.parameters():
-                if value.grad is not None:
-                    value -= RATE * value.grad
-    return {name: value.detach().clone() for name, value in model.state_dict().items()}, sum(losses) / 2
+        descend(model, loss, RATE)
+    return weights_of(model), sum(losses) / 2
 
 
 def rebuilt_by_hand(model: Any, x: Tensor, lots: Tensor) -> Tensor:
@@ -112,27 +104,9 @@ def test_two_rounds_equal_a_plain_loop(config: Config, tmp_path: Path, task: flo
         assert line["metrics"]["reconstruction"] == pytest.approx(mean, abs=1e-5)
 
 
-def test_without_reconstruction_it_is_fedavg_with_a_decoder_at_rest(config: Config, tmp_path: Path) -> None:
-    sessions = {}
-    for name, algorithm in (("fedavg", {}), ("fed_mae", {"mae_weight": 0.0})):
-        config["algorithm"] = {"name": name, "local_epochs": 1, **algorithm}
-        sessions[name] = session = prepared(config, tmp_path / name)
-        before = copies(session.server.weights)
-        for number in (1, 2):
-            session.server.begin(number)
-            session.experiment.algorithm.round(session.server, session.cohort(number, Ledger()))
-    plain, found = (sessions[name].server.weights for name in ("fedavg", "fed_mae"))
-    assert plain.keys() == found.keys()
-    for kind, weights in plain.items():
-        assert all(torch.equal(value, found[kind][name]) for name, value in weights.items())
-        extra = found[kind].keys() - weights.keys()
-        assert bool(extra) == (kind != "text")
-        assert all(torch.allclose(found[kind][name], before[kind][name], atol=1e-7) for name in extra)
-
-
 def test_encoder_and_decoder_cross_and_nothing_else(config: Config, tmp_path: Path) -> None:
     config["run"] |= {"rounds": 1, "evaluate_clients": False}
-    result = run(Experiment.parse(config), tmp_path / "run")
+    result = run_experiment(Experiment.parse(config), tmp_path / "run")
     session = prepared(config, tmp_path / "s")
     for line in result.records.transfers:
         if line.kind == "weights":
@@ -143,49 +117,6 @@ def test_encoder_and_decoder_cross_and_nothing_else(config: Config, tmp_path: Pa
     assert {line.kind for line in result.records.transfers} == {"weights", "framing"}
     train = [record for record in result.records.series("server", "mae_clients", "train").values()]
     assert train == [3.0]  # the image client and two paired ones
-
-
-def test_who_cannot_rebuild_is_named(config: Config, tmp_path: Path) -> None:
-    config["algorithm"]["task_weight"] = 0.0
-    with pytest.raises(
-        ConfigError, match=r"patches of pictures, and text-0, text-1 cannot: .*, or set algorithm.task_weight"
-    ):
-        run(Experiment.parse(config), tmp_path / "run")
-    assert not (tmp_path / "run").exists()
-    config["clients"] = {"text": config["clients"]["text"]}
-    config["algorithm"]["task_weight"] = 1.0
-    del config["server"]
-    with pytest.raises(ConfigError, match=r"text-0, text-1 cannot: .* at least two patches$"):
-        run(Experiment.parse(config), tmp_path / "run")
-
-
-DEFAULTS = {name: FedMAE.model_fields[name].default for name in SMALL}
-
-
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"decoder_heads": 5}, "decoder_heads 5 does not divide decoder_width 32"),
-        ({"task_weight": 0.0, "mae_weight": 0.0} | DEFAULTS, "nothing to train"),
-        ({"decoder_width": 30}, "multiple of 4"),
-    ],
-)
-def test_settings_that_cannot_be(config: Config, settings: Config, message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
-        Experiment.parse(config | {"algorithm": config["algorithm"] | settings})
-
-
-def test_bfloat16_and_exchange_between_types(config: Config, tmp_path: Path) -> None:
-    averaging = {"name": "by_slot", "layers": "encoder", "range": "modality", "server_optimizer": "adam"}
-    config["algorithm"] |= {"averaging": averaging, "mask_ratio": 0.6}
-    config["run"] |= {"precision": "bfloat16"}
-    config["clients"]["paired"]["model"]["final_norm"] = config["server"]["model"]["final_norm"] = False
-    for encoder in config["clients"]["paired"]["model"]["encoders"].values():
-        encoder["final_norm"] = True
-    config["server"]["model"] = config["clients"]["paired"]["model"]
-    result = run(Experiment.parse(config), tmp_path / "run")
-    assert result.records.excluded() == ()
-    assert len(result.records.series("server", "reconstruction", "train")) == 2
 
 
 @pytest.mark.slow
@@ -200,7 +131,7 @@ def test_it_learns_to_rebuild_and_to_classify(config: Config, tmp_path: Path) ->
     image["model"]["encoders"]["image"] |= {"depth": 1, "pooling": "mean"}
     config["algorithm"] |= {"local_epochs": 20, "normalise_patches": False, "mask_ratio": 0.5, "mae_weight": 10.0}
     config["run"] |= {"rounds": 5}
-    result = run(Experiment.parse(config), tmp_path / "run")
+    result = run_experiment(Experiment.parse(config), tmp_path / "run")
     losses = list(result.records.series("server", "reconstruction", "train").values())
     accuracy = list(result.records.series("image-0", "accuracy").values())
     assert losses[-1] < 0.8 * losses[0]

@@ -12,20 +12,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from by_hand import as_left, group, play, three_kinds
-from fedafd_federations import (
-    CLIENTS,
-    FAST,
-    SEVERAL,
-    SLOW,
-    Config,
-    Values,
-    asked,
-    encoders_of,
-    known_of,
-    session_of,
-    sgd,
-)
+from by_hand import as_left, play
+from fedafd_sessions import CLIENTS, FAST, SEVERAL, SLOW, Values, asked, encoders_of, known_of, session_of
 from polyfed.algorithms.fedafd import FedAFD
 from polyfed.core.randomness import isolated
 from polyfed.data.samples import Batch
@@ -37,12 +25,7 @@ from polyfed.runs.session import Session
 from polyfed.wire.ledger import Ledger
 from polyfed.wire.payload import Weights
 from sessions import prepared, woken
-
-
-@pytest.fixture(autouse=True)
-def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("POLYFED_CACHE", str(tmp_path / "cache"))
-
+from small_federations import Config, group, sgd, three_kinds
 
 # ---- gradients
 

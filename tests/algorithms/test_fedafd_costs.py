@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 import torch
 
-from by_hand import three_kinds
 from polyfed.algorithms.shared.ensembles import Ensembles
 from polyfed.data.view import DataContext, InputSpec
 from polyfed.losses.adversarial import Discriminator
@@ -21,11 +20,7 @@ from polyfed.wire.ledger import Ledger
 from polyfed.wire.messages import Answer, Request
 from polyfed.wire.payload import Payload, Representations
 from sessions import prepared
-
-
-@pytest.fixture(autouse=True)
-def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("POLYFED_CACHE", str(tmp_path / "cache"))
+from small_federations import three_kinds
 
 
 def large() -> Model:

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from by_hand import as_left, outcome, play, three_kinds
-from fedafd_federations import CLIENTS, Values, asked, encoders_of, known_of, session_of
+from by_hand import as_left, outcome, play
+from fedafd_sessions import CLIENTS, Values, asked, encoders_of, known_of, session_of
 from polyfed.core.errors import RunError
 from polyfed.federation.client import Client
 from polyfed.models.fused import Guidance, SampleFeatures
@@ -20,11 +20,7 @@ from polyfed.wire.ledger import Ledger
 from polyfed.wire.messages import Answer, Request
 from polyfed.wire.payload import Payload, Weights
 from sessions import prepared, request, round_records, site_of, woken
-
-
-@pytest.fixture(autouse=True)
-def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("POLYFED_CACHE", str(tmp_path / "cache"))
+from small_federations import three_kinds
 
 
 def heard(session: Session, monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, str, Values, Values]]:

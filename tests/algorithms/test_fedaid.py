@@ -9,15 +9,13 @@ from typing import Any
 
 import pytest
 
-from aligned_federations import (
+from aligned_sessions import (
     CLIENTS,
-    Config,
     assert_close,
     config_of,
     furthest,
     global_model,
     heard,
-    metrics,
     parts_of,
     replies,
     same,
@@ -25,7 +23,7 @@ from aligned_federations import (
     shrink,
     stage_two,
 )
-from by_hand import aligned, assert_mean, play
+from by_hand import assert_mean, play
 from fedaid_by_hand import contrast, guided, taught, without_statistics
 from polyfed.algorithms import fedaid
 from polyfed.algorithms.shared.robust_alignment import local_view
@@ -35,13 +33,8 @@ from polyfed.federation.state import unflatten
 from polyfed.models.binding import frozen_aligners
 from polyfed.runs.session import Session
 from polyfed.tasks.task import Task
-from sessions import prepared, site_of, woken
-
-
-@pytest.fixture(autouse=True)
-def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("POLYFED_CACHE", str(tmp_path / "cache"))
-
+from sessions import metrics, prepared, site_of, woken
+from small_federations import Config, aligned
 
 # ---- stage 1
 

@@ -10,15 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from aligned_federations import (
-    Config,
-    config_of,
-    events,
-    global_model,
-    parts_of,
-    same,
-    session_of,
-)
+from aligned_sessions import config_of, events, global_model, parts_of, same, session_of
 from by_hand import play
 from polyfed.algorithms.algorithm import Reply
 from polyfed.data.view import DataContext, InputSpec
@@ -35,14 +27,17 @@ from polyfed.wire.ledger import Ledger
 from polyfed.wire.payload import Payload, Weights
 from polyfed.wire.transport import Transport
 from sessions import prepared
+from small_federations import Config
 
 
-@pytest.fixture(autouse=True)
-def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("POLYFED_CACHE", str(tmp_path / "cache"))
-
-
-@pytest.mark.parametrize("transport", [{"dtype": "float16"}, {"unchanged": "omit"}, {"topk": 0.5}])
+@pytest.mark.parametrize(
+    "transport",
+    [
+        {"dtype": "float16"},
+        {"unchanged": "omit"},
+        pytest.param({"topk": 0.5}, marks=pytest.mark.slow),
+    ],
+)
 def test_narrow_transports_carry_both_schedules(tmp_path: Path, transport: Config) -> None:
     found = {}
     for broadcast in ("shared", "repeated"):

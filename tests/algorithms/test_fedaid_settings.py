@@ -9,33 +9,16 @@ import pytest
 import torch
 from pydantic import ValidationError
 
-from aligned_federations import (
-    CLIENTS,
-    Config,
-    Values,
-    events,
-)
-from by_hand import aligned, copies, play, transformers
+from aligned_sessions import CLIENTS, Values, events
+from by_hand import copies, play
 from polyfed.algorithms.fedaid import FedAID
 from polyfed.algorithms.feddra import FedDRA
-from polyfed.core.errors import ConfigError
 from polyfed.runs.experiment import Experiment
 from polyfed.runs.session import Session
 from sessions import prepared, woken
-
-
-@pytest.fixture(autouse=True)
-def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("POLYFED_CACHE", str(tmp_path / "cache"))
-
+from small_federations import Config, aligned, transformers
 
 # ---- settings
-
-
-@pytest.mark.parametrize("method", ["fedaid", "feddra"])
-def test_they_have_no_averaging_of_fedavgs(method: str) -> None:
-    with pytest.raises(ConfigError, match="unknown key 'averaging'"):
-        Experiment.parse(aligned(name=method, averaging="by_type"))
 
 
 @pytest.mark.parametrize(
@@ -92,24 +75,6 @@ def test_an_ablation_changes_one_thing(name: str) -> None:
 
 def test_local_epochs_are_possible() -> None:
     assert FedAID(local_steps=None, local_epochs=2).local_epochs == 2
-
-
-@pytest.mark.parametrize("method", ["fedaid", "feddra"])
-def test_federations_that_do_not_suit_are_refused(tmp_path: Path, method: str) -> None:
-    plain, several, single = (copy.deepcopy(aligned(name=method)) for _ in range(3))
-    for participant in (plain["server"], plain["clients"]["hospital"]):
-        participant["model"] = {key: value for key, value in participant["model"].items() if key != "aligner"}
-    with pytest.raises(ConfigError, match=rf"'{method}' needs an align module for 'image'; set aligner"):
-        prepared(plain, tmp_path / "plain")
-    several["clients"]["other"] = copy.deepcopy(several["clients"]["hospital"])
-    several["clients"]["other"]["model"]["dim"] = 6
-    with pytest.raises(ConfigError, match="trains one model, but there are clients of types hospital, other"):
-        prepared(several, tmp_path / "several")
-    del single["server"], single["clients"]["hospital"]["model"]["encoders"]["text"]
-    single["clients"]["hospital"]["task"] = {"name": "classification", "target": "label"}
-    single["data"]["sources"]["scenes"]["targets"] = {"label": "label"}
-    with pytest.raises(ConfigError, match="clients of 'hospital' have only 'image'"):
-        prepared(single, tmp_path / "single")
 
 
 # ---- other methods on aligned models

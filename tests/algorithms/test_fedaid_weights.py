@@ -9,15 +9,13 @@ from typing import Any
 import pytest
 import torch
 
-from aligned_federations import (
+from aligned_sessions import (
     CLIENTS,
-    Config,
     Values,
     config_of,
     furthest,
     global_model,
     heard,
-    metrics,
     parts_of,
     replies,
     session_of,
@@ -26,12 +24,8 @@ from aligned_federations import (
 from by_hand import play
 from fedaid_by_hand import loss_of, without_statistics
 from polyfed.aggregation.robust import chi_square, mirror_step, mirror_step_of
-from sessions import prepared
-
-
-@pytest.fixture(autouse=True)
-def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("POLYFED_CACHE", str(tmp_path / "cache"))
+from sessions import metrics, prepared
+from small_federations import Config
 
 
 @pytest.mark.parametrize(

@@ -2,22 +2,16 @@
 
 from __future__ import annotations
 
-import copy
 from pathlib import Path
-from typing import Any
 
-import pytest
 import torch
 
-from by_hand import assert_mean, copies, plain_sgd, plain_training
-from polyfed.core.errors import ConfigError
+from by_hand import assert_mean, copies, plain_training
 from polyfed.federation.cohort import each
-from polyfed.reporting.reported import run
 from polyfed.runs.experiment import Experiment
+from polyfed.runs.runner import run_experiment
 from sessions import first_cohort, prepared
-
-Config = dict[str, Any]
-
+from small_federations import Config, plain_sgd
 
 ACROSS = {"averaging": {"name": "by_slot", "layers": "encoder", "range": "modality"}}
 
@@ -55,23 +49,6 @@ def test_the_server_model_shows_the_global_model_of_its_type(tiny: Config, tmp_p
         assert torch.equal(value, session.server.weights["paired"][name])
 
 
-def test_a_server_model_that_nobody_trains_is_refused(tiny: Config, tmp_path: Path) -> None:
-    tiny["server"] = copy.deepcopy(tiny["server"])
-    tiny["server"]["model"]["encoders"]["image"]["widths"] = [16, 8]
-    with pytest.raises(ConfigError, match=r"server\.model must be the model of one type of clients"):
-        run(Experiment.parse(tiny), tmp_path / "run")
-    assert not (tmp_path / "run").exists()
-
-
-def test_encoders_of_different_shape_cannot_be_averaged(tiny: Config, tmp_path: Path) -> None:
-    tiny["algorithm"] |= ACROSS
-    tiny["clients"]["image"]["model"] = copy.deepcopy(tiny["clients"]["image"]["model"])
-    tiny["clients"]["image"]["model"]["encoders"]["image"]["widths"] = [16, 8]
-    with pytest.raises(ConfigError, match=r"'image/trunk' of clients paired-0, paired-1 cannot be averaged .* image:"):
-        run(Experiment.parse(tiny), tmp_path / "run")
-    assert not (tmp_path / "run").exists()
-
-
 def test_replies_do_not_share_memory_with_the_resident_model(tiny: Config, tmp_path: Path) -> None:
     session = prepared(tiny, tmp_path)
     algorithm, server = session.experiment.algorithm, session.server
@@ -82,26 +59,18 @@ def test_replies_do_not_share_memory_with_the_resident_model(tiny: Config, tmp_p
     assert not torch.equal(paired[0].weights[name], paired[1].weights[name])
 
 
-def test_messages_that_are_really_encoded_give_the_same_bits(tiny: Config, tmp_path: Path) -> None:
-    plain = run(Experiment.parse(tiny), tmp_path / "a")
-    wire = {"engine": {"name": "local", "serialize": True}}
-    wired = run(Experiment.parse(tiny | {"run": tiny["run"] | wire}), tmp_path / "b")
-    for name in ("metrics.jsonl", "ledger.jsonl", "models/last/model.safetensors"):
-        assert (plain.folder / name).read_bytes() == (wired.folder / name).read_bytes()
-
-
 def test_half_precision_transport_halves_the_bytes(tiny: Config, tmp_path: Path) -> None:
     sizes = {}
     for dtype in ("float32", "float16"):
         config = tiny | {"run": tiny["run"] | {"transport": {"dtype": dtype}}}
-        records = run(Experiment.parse(config), tmp_path / dtype).records
+        records = run_experiment(Experiment.parse(config), tmp_path / dtype).records
         sizes[dtype] = sum(line.bytes for line in records.transfers if line.kind == "weights")
     assert 0.5 <= sizes["float16"] / sizes["float32"] < 0.52  # integer buffers stay as they are
 
 
 def test_local_training_sends_nothing_and_leaves_the_server_alone(tiny: Config, tmp_path: Path) -> None:
     tiny["algorithm"] = {"name": "local", "local_epochs": 2}
-    result = run(Experiment.parse(tiny), tmp_path / "run")
+    result = run_experiment(Experiment.parse(tiny), tmp_path / "run")
     assert all(line.kind == "framing" for line in result.records.transfers)
     series = list(result.records.series("server", "r1_sum").values())
     assert series == [series[0]] * 3
@@ -112,7 +81,7 @@ def test_local_training_sends_nothing_and_leaves_the_server_alone(tiny: Config, 
 def test_server_only_asks_nobody(tiny: Config, tmp_path: Path) -> None:
     tiny["algorithm"] = "server_only"
     tiny["run"]["evaluate_clients"] = False
-    result = run(Experiment.parse(tiny), tmp_path / "run")
+    result = run_experiment(Experiment.parse(tiny), tmp_path / "run")
     assert result.records.transfers == ()
     losses = list(result.records.series("server", "r1_sum", "validation").values())
     assert len(losses) == 3
@@ -121,5 +90,5 @@ def test_server_only_asks_nobody(tiny: Config, tmp_path: Path) -> None:
 def test_a_federation_without_server_model(tiny: Config, tmp_path: Path) -> None:
     del tiny["server"], tiny["public"], tiny["clients"]["paired"]
     tiny["clients"]["image"]["count"] = 2
-    result = run(Experiment.parse(tiny), tmp_path / "run")
+    result = run_experiment(Experiment.parse(tiny), tmp_path / "run")
     assert result.records.last("image-0")["accuracy"] == result.records.last("image-1")["accuracy"]  # one global model

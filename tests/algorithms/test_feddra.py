@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from by_hand import aligned, assert_mean, copies, play
+from by_hand import assert_mean, copies, descend, model_of, play, weights_of
 from polyfed.aggregation.robust import chi_square, mirror_step
 from polyfed.algorithms.feddra import FedDRA
 from polyfed.core.randomness import isolated
@@ -24,17 +24,12 @@ from polyfed.runs.session import Session
 from polyfed.wire.ledger import Ledger
 from polyfed.wire.messages import Answer, Request
 from polyfed.wire.payload import Weights as PayloadWeights
-from sessions import prepared, round_records, site_of, woken
+from sessions import metrics, prepared, round_records, site_of, woken
+from small_federations import aligned
 
-Config = dict[str, Any]
 Values = dict[str, Tensor]
 RATE = 0.05
 CLIENTS = ("hospital-0", "hospital-1")
-
-
-@pytest.fixture(autouse=True)
-def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("POLYFED_CACHE", str(tmp_path / "cache"))
 
 
 def session_of(folder: Path, count: int = 2, **algorithm: Any) -> Session:
@@ -50,13 +45,6 @@ def session_of(folder: Path, count: int = 2, **algorithm: Any) -> Session:
 
 def parts_of(session: Session) -> Parts:
     return session.experiment.algorithm.parts(session.server)
-
-
-def metrics(session: Session) -> dict[str, float]:
-    found: dict[str, float] = {}
-    for record in round_records(session):
-        found |= record.get("metrics", {})
-    return found
 
 
 def heard(session: Session, monkeypatch: pytest.MonkeyPatch) -> dict[tuple[int, str, str], tuple[Any, Any]]:
@@ -88,12 +76,6 @@ class Known:
         return self.values[modality]
 
 
-def model_of(session: Session, client: str, weights: Mapping[str, Tensor]) -> Model:
-    model = session.federation.client_model(session.federation.members[client])
-    model.load_state_dict(dict(weights))
-    return model
-
-
 def units(model: Model, trunks: Model, batch: Batch) -> Values:
     """Unit vectors of the features of ``trunks`` under the align modules of ``model``."""
     features = {name: trunks.encoders[name].trunk(x) for name, x in batch.inputs.items()}
@@ -112,27 +94,14 @@ def batches(session: Session, client: str, purpose: str) -> Iterator[Batch]:
     return islice(own.batches(own.train, f"{purpose}-0"), 2)
 
 
-def descend(model: nn.Module, loss: Tensor) -> None:
-    model.zero_grad()
-    loss.backward()
-    with torch.no_grad():
-        for value in model.parameters():
-            if value.grad is not None:
-                value -= RATE * value.grad
-
-
-def copied(model: Model) -> Values:
-    return {name: value.detach().clone() for name, value in model.state_dict().items()}
-
-
 def aligned_by_hand(session: Session, client: str, start: Values) -> Values:
     """Stage 1: the features are those of a frozen encoder in evaluation mode."""
     model, still = model_of(session, client, start), model_of(session, client, start).eval().requires_grad_(False)
     model.train()
     with isolated(0, 1, client, "align", 0):
         for batch in batches(session, client, "align"):
-            descend(model, task_loss(session, client, model, units(model, still, batch), batch))
-    return copied(model)
+            descend(model, task_loss(session, client, model, units(model, still, batch), batch), RATE)
+    return weights_of(model)
 
 
 def bound_by_hand(session: Session, client: str, start: Values, guide: float = 1.0) -> Values:
@@ -147,8 +116,8 @@ def bound_by_hand(session: Session, client: str, start: Values, guide: float = 1
                 targets = units(still, still, batch)
             gaps = [sum((a - b) ** 2 for a, b in zip(z[n].flatten(), targets[n].flatten(), strict=True)) for n in z]
             means = [gap / z[name].numel() for gap, name in zip(gaps, z, strict=True)]
-            descend(model, guide * sum(means) + task_loss(session, client, model, z, batch))
-    return copied(model)
+            descend(model, guide * sum(means) + task_loss(session, client, model, z, batch), RATE)
+    return weights_of(model)
 
 
 @torch.no_grad()

@@ -13,8 +13,8 @@ import torch
 from pydantic import ValidationError
 from torch import Tensor, nn
 
-from aligned_federations import RATE, assert_close, config_of, furthest, global_model, heard, metrics, parts_of, replies
-from by_hand import assert_mean, play
+from aligned_sessions import RATE, assert_close, config_of, furthest, global_model, heard, parts_of, replies
+from by_hand import assert_mean, descend, model_of, play, weights_of
 from fedaid_by_hand import without_statistics
 from polyfed.aggregation.robust import mirror_step
 from polyfed.algorithms import feddra
@@ -24,7 +24,8 @@ from polyfed.data.samples import Batch
 from polyfed.models.model import Model
 from polyfed.runs.config_files import read_config
 from polyfed.runs.session import Session
-from sessions import prepared, woken
+from sessions import metrics, prepared, woken
+from small_federations import Config
 
 Values = dict[str, Tensor]
 CLIENTS = ("hospital-0", "hospital-1")
@@ -36,11 +37,6 @@ PRESET = read_config("feddra-mimic")["algorithm"]
 RELEASED: Mapping[str, Any] = {key: PRESET[key] for key in sorted(STAGES)}  # tests/presets has each with its source
 
 
-@pytest.fixture(autouse=True)
-def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("POLYFED_CACHE", str(tmp_path / "cache"))
-
-
 def session_of(folder: Path, **algorithm: Any) -> Session:
     """Two clients, two batches of plain SGD in each stage, the contrast of the released code."""
     task = {"name": "convirt", "learn_temperature": False, "reduction": "sum"}
@@ -50,12 +46,6 @@ def session_of(folder: Path, **algorithm: Any) -> Session:
 
 
 # ---- written out
-
-
-def model_of(session: Session, client: str, weights: Mapping[str, Tensor]) -> Model:
-    model = session.federation.client_model(session.federation.members[client])
-    model.load_state_dict(dict(weights))
-    return model
 
 
 def unit(aligner: nn.Module, features: Any) -> Tensor:
@@ -85,19 +75,6 @@ def batches(session: Session, client: str, number: int, purpose: str) -> Iterato
     return islice(own.batches(own.train, f"{purpose}-0"), 2)
 
 
-def descend(model: nn.Module, loss: Tensor) -> None:
-    model.zero_grad()
-    loss.backward()
-    with torch.no_grad():
-        for value in model.parameters():
-            if value.grad is not None:
-                value -= RATE * value.grad
-
-
-def weights_of(model: Model) -> Values:
-    return {name: value.detach().clone() for name, value in model.state_dict().items()}
-
-
 def stage_one(session: Session, client: str, number: int, start: Values, teacher: Values, factor: float) -> Values:
     """Align modules and heads, on features of an encoder in training mode, near the anchors of the last teacher."""
     model, still = model_of(session, client, start), model_of(session, client, {**start, **teacher})
@@ -111,7 +88,7 @@ def stage_one(session: Session, client: str, number: int, start: Values, teacher
             z = embedded(still, model, batch)
             with torch.no_grad():
                 anchors = embedded(still, still, batch)
-            descend(model, factor * (itc(z) + gap(z, anchors)))
+            descend(model, factor * (itc(z) + gap(z, anchors)), RATE)
     trained = weights_of(model)
     return {name: start[name] if ".trunk." in name else value for name, value in trained.items()}
 
@@ -126,7 +103,7 @@ def stage_two(session: Session, client: str, number: int, own: Values, robust: V
             z = embedded(model, model, batch)
             with torch.no_grad():
                 anchors = embedded(still, still, batch)
-            descend(model, factor * (itc(z) + gap(z, anchors)))
+            descend(model, factor * (itc(z) + gap(z, anchors)), RATE)
     return weights_of(model)
 
 
@@ -184,6 +161,20 @@ def test_two_released_rounds_equal_plain_loops(tmp_path: Path, monkeypatch: pyte
         assert abs(float(w[0]) - 0.5) > 0.02
 
 
+@pytest.fixture(scope="module")
+def released(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Values]:
+    """Step -> what a client sends in round 2 with the released options."""
+    return sent_in_round_two(tmp_path_factory.mktemp("released"), {})
+
+
+def sent_in_round_two(folder: Path, changed: Config) -> dict[str, Values]:
+    session = session_of(folder, **{**RELEASED, **changed})
+    with pytest.MonkeyPatch.context() as patch:
+        said = heard(session, patch)
+        play(session, 1, 2)
+    return {step: without_statistics(replies(said, step, 2)[CLIENTS[1]]["weights"]) for step in ("align", "bind")}
+
+
 @pytest.mark.parametrize(
     ("changed", "step"),
     [
@@ -195,16 +186,10 @@ def test_two_released_rounds_equal_plain_loops(tmp_path: Path, monkeypatch: pyte
     ],
 )
 def test_each_option_changes_what_its_stage_learns(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, changed: dict[str, str], step: str
+    tmp_path: Path, released: dict[str, Values], changed: dict[str, str], step: str
 ) -> None:
-    learnt = []
-    for number, settings in enumerate(({}, changed)):
-        session = session_of(tmp_path / str(number), **{**RELEASED, **settings})
-        said = heard(session, monkeypatch)
-        play(session, 1, 2)
-        learnt.append({c: without_statistics(r["weights"]) for c, r in replies(said, step, 2).items()})
-        monkeypatch.undo()
-    assert furthest(learnt[0][CLIENTS[1]], learnt[1][CLIENTS[1]]) > 1e-5
+    learnt = sent_in_round_two(tmp_path, changed)
+    assert furthest(released[step], learnt[step]) > 1e-5
 
 
 @pytest.mark.parametrize("norm", ["batch", "layer"])

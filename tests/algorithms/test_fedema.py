@@ -13,20 +13,19 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from by_hand import RATE, assert_mean, copies, in_steps, plain_sgd, transformers
-from misbehaving import contents
+from by_hand import RATE, assert_mean, copies
 from polyfed.algorithms.fedema import FedEMA
 from polyfed.core.errors import ConfigError
 from polyfed.core.randomness import generator
 from polyfed.federation.state import unflatten
 from polyfed.models.model import Model
-from polyfed.reporting.reported import resume, run
 from polyfed.runs.experiment import Experiment
+from polyfed.runs.runner import run_experiment
 from polyfed.runs.session import Session
 from polyfed.wire.ledger import Ledger
 from sessions import prepared, round_records, site_of, woken
+from small_federations import Config, in_steps, plain_sgd
 
-Config = dict[str, Any]
 AUGMENT = {"flip": True, "jitter": True, "shift": 2}
 SMALL = {"name": "fedema", "local_epochs": 1, "predictor_width": 16}
 
@@ -205,25 +204,12 @@ def test_equal_weights_need_no_lambda(config: Config, tmp_path: Path) -> None:
     assert float(kept(session, "paired-0", 2)["blending"]["lambda"]) > 0
 
 
-def test_without_byol_and_blending_it_is_fedavg(config: Config, tmp_path: Path) -> None:
-    found = {}
-    for name, algorithm in (
-        ("fedavg", {"name": "fedavg", "local_epochs": 1}),
-        ("fedema", {"name": "fedema", "local_epochs": 1, "byol_weight": 0.0, "lam": 0.0}),
-    ):
-        session = prepared(config | {"algorithm": algorithm}, tmp_path / name)
-        rounds(session, 1, 2)
-        found[name] = session.server.weights
-    for kind, weights in found["fedavg"].items():
-        assert all(torch.equal(value, found["fedema"][kind][name]) for name, value in weights.items())
-
-
 # ---- what crosses, what stays
 
 
 def test_online_model_and_predictors_cross_and_targets_stay(config: Config, tmp_path: Path) -> None:
     config["run"] |= {"rounds": 1, "evaluate_clients": False}
-    result = run(Experiment.parse(config), tmp_path / "run")
+    result = run_experiment(Experiment.parse(config), tmp_path / "run")
     session = prepared(config, tmp_path / "s")
     sizes = {}
     for info in session.server.clients:
@@ -267,9 +253,7 @@ def test_views_that_are_not_random_are_left_to_the_task(tiny: Config, tmp_path: 
 def test_a_client_with_nothing_to_train_stops_the_run(tiny: Config, tmp_path: Path) -> None:
     tiny["algorithm"] = SMALL | {"task_weight": 0.0}
     with pytest.raises(ConfigError, match=r"task_weight is 0, .* view of paired-0, paired-1, image is random"):
-        run(Experiment.parse(tiny), tmp_path / "run")
-    with pytest.raises(ConfigError, match="nothing to train"):
-        Experiment.parse(tiny | {"algorithm": {"name": "fedema", "task_weight": 0.0, "byol_weight": 0.0}})
+        run_experiment(Experiment.parse(tiny), tmp_path / "run")
 
 
 # ---- runs
@@ -284,20 +268,6 @@ def augmented(config: Config) -> Config:
     return config
 
 
-@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
-def test_pictures_texts_and_pairs_of_transformers(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, precision: str
-) -> None:
-    monkeypatch.setenv("POLYFED_CACHE", str(tmp_path / "cache"))
-    averaging = {"name": "by_slot", "layers": "attention", "range": "all", "server_optimizer": "adam"}
-    config = augmented(transformers(**SMALL, averaging=averaging))
-    config["run"] |= {"precision": precision}
-    result = run(Experiment.parse(config), tmp_path / "run")
-    assert result.records.excluded() == ()
-    assert list(result.records.series("server", "byol_clients", "train").values()) == [5.0, 5.0]
-    assert list(result.records.series("server", "blending", "train").values()) == [pytest.approx(0.7)]
-
-
 class Stops(FedEMA):
     """Stops once, after a round."""
 
@@ -308,18 +278,6 @@ class Stops(FedEMA):
         if server.clock.round == 3 and Path(self.marker).exists():
             Path(self.marker).unlink()
             raise KeyboardInterrupt
-
-
-def test_a_resumed_run_ends_in_the_same_bits(config: Config, tmp_path: Path) -> None:
-    marker = tmp_path / "marker"
-    config["algorithm"] = in_steps(SMALL | {"name": f"{__name__}.Stops", "marker": str(marker)}, 2)
-    config["run"] |= {"rounds": 3, "sampling": {"cohort": 2}}
-    whole = run(Experiment.parse(config), tmp_path / "b")
-    marker.touch()
-    with pytest.raises(KeyboardInterrupt):
-        run(Experiment.parse(config), tmp_path / "a")
-    assert contents(resume(tmp_path / "a")) == contents(whole)
-    assert any("blending" in line for line in (tmp_path / "b" / "metrics.jsonl").read_text().splitlines())
 
 
 # ---- learning

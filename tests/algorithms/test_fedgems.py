@@ -9,19 +9,17 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from either import classifying, divergence, topics, unit, unlabelled
-from misbehaving import contents, cut_short
+from by_hand import divergence, unit
 from polyfed.aggregation.ensemble import Ensembled
 from polyfed.algorithms.fedgems import FedGEMS, Lesson
-from polyfed.core.errors import ConfigError
 from polyfed.federation.public_outputs import PublicOutputs
-from polyfed.reporting.reported import resume, run
 from polyfed.runs.experiment import Experiment
+from polyfed.runs.runner import run_experiment
 from polyfed.runs.session import Session
 from polyfed.wire.payload import Payload
 from sessions import first_cohort, prepared, request, round_records, site_of, woken
+from small_federations import Config, classifying
 
-Config = dict[str, Any]
 METHOD = {"name": "fedgems", "local_epochs": 1, "public_batch_size": 16}
 FORMS = ["representations", "scores"]
 
@@ -243,7 +241,7 @@ def test_lessons_bring_the_server_closer(tiny: Config, tmp_path: Path) -> None:
 def test_what_crosses(tiny: Config, tmp_path: Path, form: str, count: int | None) -> None:
     config = config_of(tiny, form, public_samples=count)
     config["run"] |= {"rounds": 1, "evaluate_clients": False}
-    result = run(Experiment.parse(config), tmp_path / "run")
+    result = run_experiment(Experiment.parse(config), tmp_path / "run")
     assert result.records.excluded() == ()
     lines = [line for line in result.records.transfers if line.kind == form]
     row = 4 * (count or 80) * (18 if form == "scores" else 8)
@@ -255,36 +253,8 @@ def test_what_crosses(tiny: Config, tmp_path: Path, form: str, count: int | None
 def test_clients_of_one_modality_alone(tiny: Config, tmp_path: Path) -> None:
     del tiny["clients"]["paired"]
     tiny["run"] |= {"precision": "bfloat16"}
-    result = run(Experiment.parse(config_of(tiny, "representations")), tmp_path / "run")
+    result = run_experiment(Experiment.parse(config_of(tiny, "representations")), tmp_path / "run")
     names = result.records.metric_names("server", "train")
     assert {"senders.image", "right.text", "ensemble.text"} <= set(names)
     assert "senders.text" not in names
     assert set(result.records.series("server", "ensemble.text", "train").values()) == {0.0}
-
-
-def test_a_resumed_run_ends_in_the_same_bits(tiny: Config, tmp_path: Path) -> None:
-    config = config_of(tiny, "representations", public_samples=40)
-    whole = run(Experiment.parse(config), tmp_path / "whole")
-    assert contents(resume(cut_short(config, tmp_path / "cut"))) == contents(whole)
-
-
-def test_what_it_cannot_work_with(tiny: Config, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="asks who is right, but the public set has no classes"):
-        prepared(unlabelled(tiny) | {"algorithm": METHOD | {"exchange": "scores"}}, tmp_path / "a")
-    with pytest.raises(ConfigError, match=r"fedgems with exchange: representations matches modalities.*\['image'\]"):
-        prepared(unlabelled(tiny) | {"algorithm": METHOD}, tmp_path / "b")
-    with pytest.raises(ConfigError, match="unknown key 'kd_loss'"):
-        Experiment.parse(tiny | {"algorithm": METHOD | {"kd_loss": "mse"}})
-
-
-@pytest.mark.parametrize("epsilon", [0.0, 0.75])
-def test_the_server_learns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, epsilon: float) -> None:
-    """With epsilon 0 from clients alone wherever it is wrong; from chance to twice as good."""
-    monkeypatch.setenv("POLYFED_CACHE", str(tmp_path / "cache"))
-    config = topics(name="fedgems", epsilon=epsilon, kd_epochs=3)
-    config["run"] |= {"rounds": 3, "evaluate_clients": False}
-    result = run(Experiment.parse(config), tmp_path / "run")
-    found = list(result.records.series("server", "accuracy").values())
-    right = list(result.records.series("server", "right.topic", "train").values())
-    assert found[-1] > 2 * 100 / 6
-    assert right[-1] > 2 * right[0]

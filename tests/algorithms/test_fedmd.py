@@ -11,8 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from by_hand import as_left, one_classification, outcome, play, three_kinds
-from polyfed.core.errors import ConfigError
+from by_hand import as_left, descend, play
 from polyfed.core.randomness import isolated
 from polyfed.federation.participant import Participant
 from polyfed.models.model import Model
@@ -21,16 +20,11 @@ from polyfed.wire.ledger import Ledger
 from polyfed.wire.messages import Answer, Request
 from polyfed.wire.payload import Payload, Representations
 from sessions import prepared, round_records, site_of, woken
+from small_federations import Config, one_classification, three_kinds
 
-Config = dict[str, Any]
 CLIENTS = ("image", "text", "paired-0", "paired-1")
 RATE = 0.05
 FORMS = ("representations", "scores")
-
-
-@pytest.fixture(autouse=True)
-def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("POLYFED_CACHE", str(tmp_path / "cache"))
 
 
 def federation(exchange: str, **algorithm: Any) -> Config:
@@ -77,21 +71,12 @@ def learnt(session: Session, name: str, agreed: dict[str, Tensor], exchange: str
         for epoch in range(settings.digest_epochs):
             for batch in client.public_batches(f"digest-{epoch}", settings.digest_batch_size):
                 own = told(session, model, member.head, samples, exchange, batch.index)
-                descend(model, sum((own[key] - agreed[key][batch.index]).abs().mean() for key in own))
+                descend(model, sum((own[key] - agreed[key][batch.index]).abs().mean() for key in own), RATE)
         for epoch in range(settings.local_epochs):
             for batch in client.batches(client.train, f"task-{epoch}"):
                 head = model.heads[member.head]
-                descend(model, task.loss(model, head, batch))
+                descend(model, task.loss(model, head, batch), RATE)
     return model
-
-
-def descend(model: Model, loss: Tensor) -> None:
-    model.zero_grad()
-    loss.backward()
-    with torch.no_grad():
-        for value in model.parameters():
-            if value.grad is not None:
-                value -= RATE * value.grad
 
 
 @pytest.mark.parametrize("exchange", FORMS)
@@ -271,66 +256,6 @@ def test_by_default_nobody_trains_before_it_is_asked(tmp_path: Path) -> None:
 
 
 # ---- refusals and options
-
-
-@pytest.mark.parametrize(
-    ("exchange", "options", "message"),
-    [
-        ("representations", {"kd_loss": "kl"}, "kd_loss is kl, which compares class scores, not representations"),
-        ("representations", {"digest_loss": "kl"}, "digest_loss is kl, which compares class scores"),
-        ("representations", {"public_samples": 17}, "public_samples is 17, but the public set has 16"),
-        ("representations", {"first_public_epochs": 1}, "first_public_epochs is 1, but .* exchange: scores and labels"),
-    ],
-)
-def test_what_cannot_be_is_refused(tmp_path: Path, exchange: str, options: Config, message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
-        session_of(tmp_path, exchange, **options)
-
-
-def test_scores_need_one_classification(tmp_path: Path) -> None:
-    config = federation("scores")
-    retrieval = three_kinds()["server"]["task"]
-    paired = config["clients"]["paired"] | {"task": retrieval}
-    with pytest.raises(ConfigError, match="exchange is scores, but client 'paired-0' has the task 'retrieval'"):
-        prepared(config | {"clients": config["clients"] | {"paired": paired}}, tmp_path / "a")
-    with pytest.raises(ConfigError, match="exchange is scores, but the task of 'server' is 'retrieval'"):
-        prepared(config | {"server": config["server"] | {"task": retrieval}}, tmp_path / "b")
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"first_public_epochs": 1}, "it needs exchange: scores and labels"),
-        ({"aggregation": "sed"}, "aggregation 'sed' weighs scores by the true class, which the public set lacks"),
-    ],
-)
-def test_what_needs_labels_says_so(tmp_path: Path, options: Config, message: str) -> None:
-    config = federation("scores", server_epochs=0, **options)
-    sources = config["data"]["sources"]
-    columns = {"columns": {"image": "image", "text": "captions"}, "targets": {"topic": "topic"}}
-    sources["unlabelled"] = sources["scenes"] | {"seed": 7} | columns
-    config["public"] |= {"source": "unlabelled"}
-    with pytest.raises(ConfigError, match=message):
-        prepared(config, tmp_path)
-
-
-@pytest.mark.parametrize(
-    "options",
-    [
-        {"exchange": "scores", "kd_loss": "kl", "digest_loss": "kl", "first_public_epochs": 1},
-        {"exchange": "scores", "name": "margin_weighted", "kd_joint": True, "public_samples": 10},
-        {"exchange": "scores", "aggregation": "sed", "extraction": "train", "largest_score": 0.5},
-        {"name": "margin_weighted", "public_samples": 10, "server_first": True, "kd_optimizer": "shared"},
-        {"digest_loss": "cosine", "public_augment": True, "renormalise_target": True, "kd_joint": True},
-    ],
-)
-def test_options_run_and_two_sessions_agree(tmp_path: Path, options: Config) -> None:
-    found = [
-        outcome(play(session_of(tmp_path / name, **({"exchange": "representations"} | options)), 1, 2)) for name in "ab"
-    ]
-    assert set(found[0]) == {*CLIENTS, "server"}
-    for participant, values in found[0].items():
-        assert all(torch.equal(value, found[1][participant][key]) for key, value in values.items()), participant
 
 
 def test_loud_clients_are_bounded_in_the_mean(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,28 +11,21 @@ import pytest
 import torch
 from torch import Tensor
 
-from by_hand import assert_learns_topics, topics, transformers
-from known_prototypes import NAMES, global_of
-from misbehaving import cut_short
+from by_hand import descend
 from polyfed.aggregation.prototypes import GlobalPrototypes, by_space
 from polyfed.core.errors import ConfigError
 from polyfed.core.randomness import isolated
 from polyfed.federation import types
 from polyfed.models.model import CachedModel
-from polyfed.reporting.reported import resume, run
 from polyfed.runs.experiment import Experiment
+from polyfed.runs.runner import run_experiment
 from polyfed.runs.session import Session
 from polyfed.wire.ledger import Ledger
-from prototype_federations import SPACE, began, classifiers, play, told, with_retrieval
+from prototype_sessions import NAMES, SPACE, began, global_of, play
 from sessions import first_cohort, prepared, woken
+from small_federations import Config, classifiers, with_retrieval
 
-Config = dict[str, Any]
 Means = dict[int, tuple[list[float], int]]
-
-
-@pytest.fixture(autouse=True)
-def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("POLYFED_CACHE", str(tmp_path / "cache"))
 
 
 # ---- by hand
@@ -61,11 +54,7 @@ class ByHand:
                 found = [self.distance(own, prototypes[label]) for own, label in pairs if label in prototypes]
                 if found:
                     loss = loss + self.settings.proto_weight * sum(found) / len(found)
-                model.zero_grad()
-                loss.backward()
-                with torch.no_grad():
-                    for value in (value for value in model.parameters() if value.grad is not None):
-                        value -= 0.05 * value.grad
+                descend(model, loss, 0.05)
         return self.means()
 
     def distance(self, own: Tensor, to: list[float]) -> Tensor:
@@ -271,7 +260,7 @@ def test_without_prototypes_nothing_is_recognised_by_them(tmp_path: Path) -> Non
 def test_who_took_no_part_is_judged_by_the_new_prototypes(tmp_path: Path) -> None:
     config = classifiers()
     config["run"] |= {"sampling": {"cohort": 1}}
-    result = run(Experiment.parse(config), tmp_path / "run")
+    result = run_experiment(Experiment.parse(config), tmp_path / "run")
     assert len(result.records.series("image", "prototype_classes", "test")) == 3
 
 
@@ -286,39 +275,4 @@ def test_a_federation_without_classes_is_no_prototype_federation(tmp_path: Path)
         play(session, 1)
 
 
-def test_shared_spaces_name_groups(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"algorithm\.shared names 'txt'.*did you mean 'text'"):
-        prepared(classifiers(shared={"txt": "things"}), tmp_path)
-    with pytest.raises(ConfigError, match="shared"):
-        Experiment.parse(classifiers(shared={"text": "a:b"}))
-
-
 # ---- whole runs
-
-
-def test_runs_repeat_and_resume_bit_for_bit_on_any_wire(tmp_path: Path) -> None:
-    config = with_retrieval(classifiers())
-    for client in config["clients"].values():
-        client["training"] = {"optimizer": {"kind": "adam", "lr": 0.01}, "batch_size": 12}
-    config["run"] |= {"sampling": {"cohort": 3}}
-    whole = told(run(Experiment.parse(config), tmp_path / "a"))
-    assert told(resume(cut_short(config, tmp_path / "b"))) == whole
-    encoded = config | {"run": config["run"] | {"engine": {"name": "local", "serialize": True}}}
-    assert told(run(Experiment.parse(encoded), tmp_path / "c")) == whole
-
-
-def test_half_precision_and_several_modalities(tmp_path: Path) -> None:
-    config = transformers(name="fedproto", inference="classifier")
-    both = config["clients"]["paired"]["model"]["encoders"]
-    config["clients"]["paired"] |= {"task": "classification"}
-    del config["server"]
-    assert len(both) == 2
-    config["run"] |= {"precision": "bfloat16", "transport": {"dtype": "float16"}}
-    result = run(Experiment.parse(config), tmp_path / "run")
-    assert result.records.excluded() == ()
-    assert result.metrics("paired-0")["prototype_classes"] > 1
-    assert torch.isfinite(torch.tensor(list(result.metrics("paired-0").values()))).all()
-
-
-def test_it_learns(tmp_path: Path) -> None:
-    assert_learns_topics(prepared(topics(name="fedproto"), tmp_path))

@@ -10,31 +10,25 @@ import pytest
 import torch
 from torch import Tensor
 
-from known_prototypes import NAMES, global_of, known_of
 from polyfed.aggregation.prototypes import ClassMeans, by_space, prototype_tensors
 from polyfed.algorithms.algorithm import Reply, client_step
 from polyfed.algorithms.fedproto import FedProto, PrototypeCheck
 from polyfed.core.errors import PayloadError
 from polyfed.federation.client import Client
-from polyfed.reporting.reported import run
 from polyfed.runs.experiment import Experiment
+from polyfed.runs.runner import run_experiment
 from polyfed.runs.session import Session
 from polyfed.wire.ledger import Ledger
 from polyfed.wire.payload import Prototypes
-from prototype_federations import SPACE, began, classifiers, with_retrieval
+from prototype_sessions import NAMES, SPACE, began, global_of, known_of
 from sessions import first_cohort, prepared, round_records
-
-
-@pytest.fixture(autouse=True)
-def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("POLYFED_CACHE", str(tmp_path / "cache"))
-
+from small_federations import classifiers, with_retrieval
 
 # ---- what crosses
 
 
 def test_the_ledger_has_the_bytes_of_the_prototypes(tmp_path: Path) -> None:
-    result = run(Experiment.parse(with_retrieval(classifiers(min_count=2))), tmp_path / "run")
+    result = run_experiment(Experiment.parse(with_retrieval(classifiers(min_count=2))), tmp_path / "run")
     session = prepared(classifiers(), tmp_path / "sizes")
     labels = {name: session.federation.train(session.federation.members[name]).targets["label"] for name in NAMES}
     classes = known_of(began(classifiers(), tmp_path / "one")).shape[0]

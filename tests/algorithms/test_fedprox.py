@@ -5,23 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
-from by_hand import assert_learns_topics, assert_mean, copies, plain_sgd, plain_training, topics, transformers
-from misbehaving import contents
+from by_hand import assert_mean, copies, plain_training
 from polyfed.algorithms.fedprox import FedProx
 from polyfed.data.samples import Batch
 from polyfed.models.model import Model
-from polyfed.reporting.reported import run
-from polyfed.runs.experiment import Experiment
-from polyfed.wire.ledger import Ledger
 from sessions import first_cohort, prepared
-
-Config = dict[str, Any]
+from small_federations import Config, plain_sgd, transformers
 
 
 @pytest.fixture(params=["tiny", pytest.param("transformers", marks=pytest.mark.slow)])
@@ -59,13 +53,6 @@ def test_two_rounds_equal_a_plain_loop(config: Config, tmp_path: Path, norm: str
                     assert_mean(server.weights[kind], trained, samples)
 
 
-def test_without_the_term_it_is_fedavg(config: Config, tmp_path: Path) -> None:
-    config["algorithm"] |= {"mu": 0.0}
-    ours = run(Experiment.parse(config), tmp_path / "a")
-    fedavg = run(Experiment.parse(config | {"algorithm": {"name": "fedavg", "local_epochs": 1}}), tmp_path / "b")
-    assert contents(ours) == contents(fedavg)
-
-
 def test_a_larger_mu_keeps_clients_closer(tiny: Config, tmp_path: Path) -> None:
     drifts = []
     for mu in (0.0, 20.0, 100.0):
@@ -85,36 +72,3 @@ def test_the_pull_is_finite_and_that_of_the_norm(scale: float) -> None:
     pull = FedProx(norm="plain").pull(drift)
     assert torch.isfinite(pull).all()
     assert float(pull.norm()) == pytest.approx(0.0 if scale < 1e-20 else 0.5)
-
-
-def test_only_weights_cross(config: Config, tmp_path: Path) -> None:
-    session = prepared(config, tmp_path)
-    ledger = Ledger()
-    session.experiment.algorithm.round(session.server, session.cohort(1, ledger))
-    sent = [line for line in ledger.records if line["kind"] != "framing"]
-    assert {line["bundle"] for line in sent} == {"weights"}
-    for line in sent:
-        kind = next(name for name, members in session.server.types.items() if line["client"] in ids(members))
-        weights = session.server.weights[kind].values()
-        assert line["bytes"] == sum(value.numel() * value.element_size() for value in weights)
-
-
-def ids(members: Any) -> set[str]:
-    return {client.id for client in members.clients}
-
-
-ACROSS = {"name": "by_slot", "layers": "blocks", "range": "modality", "server_optimizer": "momentum"}
-
-
-@pytest.mark.parametrize("norm", ["squared", "plain"])
-def test_half_precision_and_exchange_between_types(tiny: Config, tmp_path: Path, norm: str) -> None:
-    config = transformers(name="fedprox", norm=norm, averaging=ACROSS)
-    config["run"]["precision"] = "bfloat16"
-    result = run(Experiment.parse(config), tmp_path / "run")
-    assert result.records.excluded() == ()
-    assert torch.isfinite(torch.tensor(list(result.metrics().values()))).all()
-
-
-@pytest.mark.parametrize("norm", ["squared", "plain"])
-def test_it_learns(tiny: Config, tmp_path: Path, norm: str) -> None:
-    assert_learns_topics(prepared(topics(name="fedprox", mu=0.01, norm=norm), tmp_path), rounds=8)

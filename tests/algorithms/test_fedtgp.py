@@ -4,32 +4,22 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
-from by_hand import assert_learns_topics, topics
-from misbehaving import cut_short
 from polyfed.aggregation.prototypes import ClassMeans, GlobalPrototypes, by_space
 from polyfed.algorithms.fedtgp import FedTGP
 from polyfed.core.randomness import generator
-from polyfed.reporting.reported import resume, run
-from polyfed.runs.experiment import Experiment
 from polyfed.runs.session import Session
 from polyfed.wire.ledger import Ledger
-from prototype_federations import SPACE, began, classifiers, play, told, with_retrieval
+from prototype_sessions import SPACE, began, play
 from sessions import prepared, woken
+from small_federations import classifiers, with_retrieval
 
-Config = dict[str, Any]
 CLASSES, D = 4, 3
 FEW = {"server_epochs": 3, "server_lr": 0.1, "server_batch_size": 2}
-
-
-@pytest.fixture(autouse=True)
-def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("POLYFED_CACHE", str(tmp_path / "cache"))
 
 
 @pytest.fixture
@@ -190,16 +180,3 @@ def test_the_ledger_has_the_bytes_of_fedproto(tmp_path: Path) -> None:
         lines.append([line for line in ledger.records if line["kind"] != "framing"])
     assert lines[0] == lines[1]
     assert sum(line["bytes"] for line in lines[0]) > 0
-
-
-def test_runs_repeat_and_resume_bit_for_bit_on_any_wire(tmp_path: Path) -> None:
-    config = classifiers("fedtgp", **FEW)
-    config["run"] |= {"sampling": {"cohort": 2}}
-    whole = told(run(Experiment.parse(config), tmp_path / "a"))
-    assert told(resume(cut_short(config, tmp_path / "b"))) == whole
-    encoded = config | {"run": config["run"] | {"engine": {"name": "local", "serialize": True}}}
-    assert told(run(Experiment.parse(encoded), tmp_path / "c")) == whole
-
-
-def test_it_learns(tmp_path: Path) -> None:
-    assert_learns_topics(prepared(topics(name="fedtgp", server_epochs=30), tmp_path))

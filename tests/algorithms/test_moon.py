@@ -5,24 +5,20 @@ from __future__ import annotations
 import copy
 from itertools import islice
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from by_hand import RATE, assert_learns_topics, assert_mean, copies, in_steps, plain_sgd, topics, transformers
-from misbehaving import contents, cut_short
+from by_hand import RATE, assert_mean, copies, descend, weights_of
 from polyfed.core.randomness import isolated
 from polyfed.models.model import CachedModel, Model
-from polyfed.reporting.reported import resume, run
-from polyfed.runs.experiment import Experiment
 from polyfed.runs.session import Session
 from polyfed.wire.ledger import Ledger
 from sessions import first_cohort, prepared, woken
+from small_federations import Config, in_steps, plain_sgd, transformers
 
-Config = dict[str, Any]
 Weights = dict[str, Tensor]
 
 
@@ -44,7 +40,6 @@ def by_hand(session: Session, name: str, start: Weights, number: int, previous: 
     model.train()
     with isolated(0, number, name, "fit", 0):
         for batch in islice(client.batches(client.train, "task-0"), 2):
-            model.zero_grad()
             once = CachedModel(model)
             loss = member.settings.task.loss(once, model.heads[member.head], batch)
             for modality, x in batch.inputs.items() if previous else ():
@@ -53,11 +48,8 @@ def by_hand(session: Session, name: str, start: Weights, number: int, previous: 
                     g, p = (projected(other, modality, other.embed(modality, x)) for other in (received, before))
                 towards, away = (F.cosine_similarity(z, other).div(0.5).exp() for other in (g, p))
                 loss = loss - 5.0 * (towards / (towards + away)).log().mean()
-            loss.backward()
-            with torch.no_grad():
-                for value in (value for value in model.parameters() if value.grad is not None):
-                    value -= RATE * value.grad
-    return {key: value.detach().clone() for key, value in model.state_dict().items()}
+            descend(model, loss, RATE)
+    return weights_of(model)
 
 
 def projected(model: Model, modality: str, embedding: Tensor) -> Tensor:
@@ -91,18 +83,12 @@ def test_the_first_participation_is_fedavg(config: Config, tmp_path: Path) -> No
         for session in (ours, plain):
             session.server.begin(number)
             session.experiment.algorithm.round(session.server, session.cohort(number, Ledger()))
-        pairs = zip(weights_of(ours), weights_of(plain), strict=True)
+        pairs = zip(global_weights(ours), global_weights(plain), strict=True)
         assert all(torch.equal(a, b) for a, b in pairs) == (number == 1)
 
 
-def weights_of(session: Session) -> list[Tensor]:
+def global_weights(session: Session) -> list[Tensor]:
     return [value for model in session.server.weights.values() for value in model.values()]
-
-
-def test_without_the_contrast_it_is_fedavg(config: Config, tmp_path: Path) -> None:
-    ours = run(Experiment.parse(config | {"algorithm": config["algorithm"] | {"mu": 0.0}}), tmp_path / "a")
-    fedavg = run(Experiment.parse(config | {"algorithm": {"name": "fedavg", "local_epochs": 1}}), tmp_path / "b")
-    assert contents(ours) == contents(fedavg)
 
 
 def test_a_client_keeps_the_model_that_it_sent(tiny: Config, tmp_path: Path) -> None:
@@ -128,40 +114,3 @@ def test_encoders_run_once_a_batch_and_frozen_models_learn_nothing(tiny: Config,
     client.fit(client.train, epochs=1, steps=2, regulariser=regulariser)
     client.model.encoders["image"]._forward_hooks.clear()
     assert modes == [True, False, False] * 2
-
-
-def test_only_weights_cross(config: Config, tmp_path: Path) -> None:
-    session = prepared(config, tmp_path)
-    for number in (1, 2):
-        ledger = Ledger()
-        session.experiment.algorithm.round(session.server, session.cohort(number, ledger))
-        sent = [line for line in ledger.records if line["kind"] != "framing"]
-        assert {line["bundle"] for line in sent} == {"weights"}
-        for info in session.server.clients:
-            weights = session.server.weights_for(info).values()
-            size = sum(value.numel() * value.element_size() for value in weights)
-            assert [line["bytes"] for line in sent if line["client"] == info.id] == [size, size]
-
-
-ACROSS = {"name": "by_slot", "layers": "blocks", "range": "modality", "server_optimizer": "momentum"}
-
-
-@pytest.mark.parametrize("projection", [None, 4])
-def test_half_precision_and_exchange_between_types(tiny: Config, tmp_path: Path, projection: int | None) -> None:
-    config = transformers(name="moon", projection=projection, averaging=ACROSS)
-    config["run"]["precision"] = "bfloat16"
-    result = run(Experiment.parse(config), tmp_path / "run")
-    assert result.records.excluded() == ()
-    assert torch.isfinite(torch.tensor(list(result.metrics().values()))).all()
-
-
-def test_an_interrupted_run_ends_in_the_same_bits(tiny: Config, tmp_path: Path) -> None:
-    tiny["algorithm"] = {"name": "moon", "local_epochs": 1, "projection": 4}
-    tiny["run"] |= {"rounds": 3, "sampling": {"cohort": 2}}
-    whole = run(Experiment.parse(tiny), tmp_path / "a")
-    assert contents(resume(cut_short(tiny, tmp_path / "b"))) == contents(whole)
-
-
-@pytest.mark.parametrize("projection", [None, 16])
-def test_it_learns(tiny: Config, tmp_path: Path, projection: int | None) -> None:
-    assert_learns_topics(prepared(topics(name="moon", projection=projection), tmp_path))

@@ -11,8 +11,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from by_hand import RATE, assert_learns_topics, assert_mean, copies, in_steps, plain_sgd, topics, transformers
-from misbehaving import contents, cut_short
+from by_hand import RATE, assert_mean, copies, weights_of
 from polyfed.algorithms.algorithm import Reply, client_step
 from polyfed.algorithms.scaffold import Scaffold, _Path
 from polyfed.core.randomness import isolated
@@ -20,20 +19,18 @@ from polyfed.federation.client import Client
 from polyfed.federation.settings import TrainingSettings
 from polyfed.federation.trainer import Clock, Epochs, Trainer
 from polyfed.optim.settings import OptimizerSettings
-from polyfed.reporting.reported import resume, run
-from polyfed.runs.experiment import Experiment
 from polyfed.runs.session import Session
 from polyfed.wire.ledger import Ledger
 from polyfed.wire.payload import Weights
 from sessions import prepared, site_of, woken
+from small_federations import Config, in_steps, plain_sgd, sized, transformers
 
-Config = dict[str, Any]
 Tensors = Mapping[str, Tensor]
 
 
 @pytest.fixture(params=["tiny", "transformers"])
 def config(request: pytest.FixtureRequest, tiny: Config) -> Config:
-    config = tiny if request.param == "tiny" else transformers()
+    config = tiny if request.param == "tiny" else sized(transformers(), 48)
     config["algorithm"] = {"name": "scaffold", "local_epochs": 1}
     return config
 
@@ -73,7 +70,7 @@ def by_hand(session: Session, name: str, start: Tensors, number: int, c: Tensors
     parts = whole or path
     total = sum(size for size, _ in parts)
     new = {key: sum(size / total * found[k] for size, found in parts) for k, key in enumerate(names)}
-    return {key: value.detach().clone() for key, value in model.state_dict().items()}, new
+    return weights_of(model), new
 
 
 @pytest.mark.parametrize("variate", ["path", "full"])
@@ -191,47 +188,5 @@ def test_one_client_alone_is_plain_sgd(tiny: Config, tmp_path: Path) -> None:
         assert torch.allclose(found[0][name], value, atol=1e-6)
 
 
-def test_weights_and_controls_cross(config: Config, tmp_path: Path) -> None:
-    session = prepared(config, tmp_path)
-    for number in (1, 2):
-        sent = rounds(session, number)
-        for info in session.server.clients:
-            model = session.federation.client_model(session.federation.members[info.id])
-            whole = size(model.state_dict().values())
-            parameters = size(model.parameters())
-            found = {(line["direction"], line["bundle"]): line["bytes"] for line in sent if line["client"] == info.id}
-            assert found == {
-                ("down", "weights"): whole,
-                ("down", "controls"): parameters if number > 1 else 0,  # zero at first: nothing to send
-                ("up", "weights"): whole,
-                ("up", "controls"): parameters,
-            }
-
-
 def size(tensors: Any) -> int:
     return sum(value.numel() * value.element_size() for value in tensors)
-
-
-ACROSS = {"name": "by_slot", "layers": "blocks", "range": "modality", "server_optimizer": "momentum"}
-
-
-@pytest.mark.parametrize("variate", ["path", "full"])
-def test_half_precision_and_exchange_between_types(tiny: Config, tmp_path: Path, variate: str) -> None:
-    config = transformers(name="scaffold", variate=variate, averaging=ACROSS)
-    config["run"]["precision"] = "bfloat16"
-    result = run(Experiment.parse(config), tmp_path / "run")
-    assert result.records.excluded() == ()
-    assert torch.isfinite(torch.tensor(list(result.metrics().values()))).all()
-
-
-@pytest.mark.parametrize("variate", ["path", "full"])
-def test_an_interrupted_run_ends_in_the_same_bits(tiny: Config, tmp_path: Path, variate: str) -> None:
-    tiny["algorithm"] = {"name": "scaffold", "local_epochs": 1, "variate": variate}
-    tiny["run"] |= {"rounds": 3, "sampling": {"cohort": 2}}
-    whole = run(Experiment.parse(tiny), tmp_path / "a")
-    assert contents(resume(cut_short(tiny, tmp_path / "b"))) == contents(whole)
-
-
-@pytest.mark.parametrize("variate", ["path", "full"])
-def test_it_learns(tiny: Config, tmp_path: Path, variate: str) -> None:
-    assert_learns_topics(prepared(topics(name="scaffold", variate=variate), tmp_path))

@@ -14,8 +14,9 @@ from fake_grid import FakeMessage
 from federations_in_process import InProcess
 from outcomes import results
 
-from polyfed import Experiment, run
+from polyfed import Experiment
 from polyfed.engines import flower_grid
+from polyfed.runs.runner import run_experiment
 
 _LEFT: dict[str, bytes] = {}
 
@@ -33,7 +34,8 @@ def keeping_config(tiny_run: Path) -> dict[str, Any]:
 
 
 def keeping_from(tiny: dict[str, Any]) -> dict[str, Any]:
-    """CreamFL for three rounds."""
+    """CreamFL for three rounds; a third of the scenes is private."""
+    tiny["data"]["sources"]["scenes"]["train"] = 24
     algorithm = {"name": "creamfl", "local_epochs": 1, "public_batch_size": 16}
     return tiny | {"algorithm": algorithm, "run": tiny["run"] | {"rounds": 3}}
 
@@ -42,7 +44,7 @@ def keeping_from(tiny: dict[str, Any]) -> dict[str, Any]:
 def undisturbed(keeping: dict[str, Any], tmp_path: Path) -> dict[str, bytes]:
     """What a run of ``keeping`` leaves to which nothing happened, on the local engine; made once."""
     if not _LEFT:
-        _LEFT.update(results(run(Experiment.parse(keeping), tmp_path / "undisturbed").folder))
+        _LEFT.update(results(run_experiment(Experiment.parse(keeping), tmp_path / "undisturbed").folder))
     return _LEFT
 
 

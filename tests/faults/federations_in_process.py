@@ -15,9 +15,9 @@ from polyfed.deploy.host import open_host
 from polyfed.deploy.init import create_federation
 from polyfed.engines.flower import within
 from polyfed.engines.flower_node import Host, Node
-from polyfed.reporting.reported import resume, run
 from polyfed.runs.experiment import Experiment
 from polyfed.runs.opened import Run
+from polyfed.runs.runner import resume_run, run_experiment
 
 
 class SiteProcess:
@@ -88,9 +88,9 @@ class InProcess:
     def run(self, out: Path, **run_settings: Any) -> Run:
         """``polyfed run`` of the server's experiment, without SuperLink."""
         with within(self.grid):
-            return run(Experiment.parse(self.experiment(**run_settings)), out)
+            return run_experiment(Experiment.parse(self.experiment(**run_settings)), out)
 
     def resume(self, out: Path) -> Run:
         """``polyfed resume``, without SuperLink."""
         with within(self.grid):
-            return resume(out)
+            return resume_run(out)

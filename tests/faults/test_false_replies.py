@@ -6,16 +6,24 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from engines_under_test import ENGINES, ready
+from engines_under_test import ready
 from faulty import FALSE
 from outcomes import events, reasons
 
-from polyfed import Experiment, run
+from by_hand import play
+from polyfed.runs.experiment import Experiment
+from polyfed.runs.runner import run_experiment
+from sessions import prepared, round_records
 
 
 @pytest.mark.parametrize("how", FALSE)
 def test_a_false_reply_costs_its_client_the_round(keeping: dict[str, Any], tmp_path: Path, how: str) -> None:
-    assert_refused(keeping, tmp_path, how, "local")
+    session = prepared(ready(keeping, tmp_path, "local", how=how), tmp_path / "run")
+    for number, event in ((2, "client_excluded"), (3, "client_returned")):
+        play(session, number, number)
+        (record,) = [record for record in round_records(session) if record["kind"] == "event"]
+        assert (record["participant"], record["event"]) == ("image", event)
+        assert FALSE[how] in record["reason"] or number == 3
 
 
 @pytest.mark.slow
@@ -24,12 +32,7 @@ def test_false_replies_are_refused_on_every_engine(
     keeping: dict[str, Any], tmp_path: Path, engine: str, ray_cluster: None
 ) -> None:
     for how in ("order", "nan", "undeclared", "text"):
-        assert_refused(keeping, tmp_path / how, how, engine)
-
-
-def assert_refused(config: dict[str, Any], tmp_path: Path, how: str, engine: str) -> None:
-    config = ready(config, tmp_path, engine, how=how, evaluate_clients=False)
-    folder = run(Experiment.parse(config), tmp_path / "run").folder
-    assert events(folder) == [(2, "image", "client_excluded"), (3, "image", "client_returned")]
-    assert FALSE[how] in reasons(folder)["image"]
-    assert ENGINES[engine]["name"] == engine
+        config = ready(keeping, tmp_path / how, engine, how=how, evaluate_clients=False)
+        folder = run_experiment(Experiment.parse(config), tmp_path / how / "run").folder
+        assert events(folder) == [(2, "image", "client_excluded"), (3, "image", "client_returned")]
+        assert FALSE[how] in reasons(folder)["image"]

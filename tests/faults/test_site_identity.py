@@ -19,6 +19,7 @@ from polyfed.core.files import write_atomically
 from polyfed.deploy.keys import create_keys, read_public
 from polyfed.engines.flower_node import Node
 from polyfed.engines.node_keys import fingerprint
+from polyfed.reporting.reported import write_reports
 from polyfed.runs.records import RunRecords
 
 STRANGER = 7
@@ -79,6 +80,7 @@ def test_an_impostor_that_is_there_first_gets_nothing_and_is_named(
     told = f"it is connected and not among run.engine.sites; it is sent nothing (key {key})"
     assert refusals(folder) == [(0, "clinic", told)]
     assert f"site refused: clinic: {told}" in caplog.text
+    write_reports(folder)
     for report in ("report.md", "report.html"):
         assert key in (folder / report).read_text()
     left = results(folder)
@@ -167,60 +169,48 @@ def test_a_site_that_is_back_under_another_node_id_is_itself(federation: InProce
 # ---- a site that takes part
 
 
-def test_a_site_that_claims_anothers_name_is_itself_refused(federation: InProcess, tmp_path: Path) -> None:
-    lies(federation, "image", lambda reply: reply.update(site="paired"))
-    told = (
-        r"^not all sites can take part: image: its node described itself wrongly: it says that it is site 'paired', "
-        r"and its key was admitted as 'image'$"
-    )
-    with pytest.raises(ExchangeError, match=told):
-        federation.run(tmp_path / "run")
+def described_as(client: str) -> Callable[[Reply], Any]:
+    return lambda reply: reply["clients"][0].update(id=client)
 
 
-def test_a_site_cannot_end_a_start_in_anothers_name(federation: InProcess, tmp_path: Path) -> None:
-    lies(federation, "image", lambda reply: (reply.clear(), reply.update(site="paired", error="I am broken")))
-    told = r"^not all sites can take part: image: .*it reports an error as site 'paired', and its key was admitted as"
-    with pytest.raises(ExchangeError, match=told):
-        federation.run(tmp_path / "run")
+def failing_as(site: str, error: str) -> Callable[[Reply], Any]:
+    return lambda reply: (reply.clear(), reply.update(site=site, error=error))
 
 
-def test_what_a_site_that_fails_calls_its_folder_does_not_matter(federation: InProcess, tmp_path: Path) -> None:
-    lies(federation, "image", lambda reply: (reply.clear(), reply.update(site="srv", error="no GPU")))
-    with pytest.raises(ExchangeError, match=r"^not all sites can take part: image: no GPU$"):
-        federation.run(tmp_path / "run")
+CLAIMS: dict[str, tuple[Callable[[Reply], Any], str]] = {
+    "another's name": (
+        lambda reply: reply.update(site="paired"),
+        "its node described itself wrongly: it says that it is site 'paired', and its key was admitted as 'image'$",
+    ),
+    "an error in another's name": (
+        failing_as("paired", "I am broken"),
+        ".*it reports an error as site 'paired', and its key was admitted as",
+    ),
+    "an error, whatever it calls its folder": (failing_as("srv", "no GPU"), "no GPU$"),
+    "another's client": (described_as("paired-0"), ".*client 'paired-0', which carries the name of site 'paired'"),
+    "another's group": (described_as("paired"), ".*client 'paired', which carries the name of site 'paired'"),
+    "a client of no name": (described_as("ward"), ".*client 'ward', which does not carry its name, as 'image-1' does"),
+    "a client of a like name": (
+        described_as("imagery"),
+        ".*client 'imagery', which does not carry its name, as 'image-1' does",
+    ),
+    "a client thrice": (
+        lambda reply: reply.update(clients=3 * reply["clients"]),
+        ".*it describes client 'image' more than once",
+    ),
+    "more clients than the operator says": (
+        lambda reply: reply["clients"].extend(reply["clients"][0] | {"id": f"image-{k}"} for k in (1, 2)),
+        ".*it describes 3 clients, and may bring 1; .* set run.engine.clients.image to 3",
+    ),
+}
 
 
-@pytest.mark.parametrize(
-    ("client", "told"),
-    [
-        ("paired-0", "client 'paired-0', which carries the name of site 'paired'"),
-        ("paired", "client 'paired', which carries the name of site 'paired'"),
-        ("ward", "client 'ward', which does not carry its name, as 'image-1' does"),
-        ("imagery", "client 'imagery', which does not carry its name, as 'image-1' does"),
-    ],
-)
-def test_a_site_cannot_claim_anothers_client(federation: InProcess, tmp_path: Path, client: str, told: str) -> None:
-    lies(federation, "image", lambda reply: reply["clients"][0].update(id=client))
+@pytest.mark.parametrize("claim", CLAIMS)
+def test_a_site_that_claims_what_it_is_not_is_itself_refused(federation: InProcess, tmp_path: Path, claim: str) -> None:
+    change, told = CLAIMS[claim]
+    lies(federation, "image", change)
     federation.grid.nodes = dict(reversed(federation.grid.nodes.items()))
-    with pytest.raises(ExchangeError, match=r"^not all sites can take part: image: ") as caught:
-        federation.run(tmp_path / "run")
-    assert told in str(caught.value)
-
-
-def test_a_client_that_is_described_more_than_once_is_refused(federation: InProcess, tmp_path: Path) -> None:
-    lies(federation, "image", lambda reply: reply.update(clients=3 * reply["clients"]))
-    with pytest.raises(ExchangeError, match=r"image: .*it describes client 'image' more than once"):
-        federation.run(tmp_path / "run")
-
-
-def test_a_site_brings_no_more_clients_than_the_operator_says(federation: InProcess, tmp_path: Path) -> None:
-    def three(reply: Reply) -> None:
-        reply["clients"] += [reply["clients"][0] | {"id": f"image-{k}"} for k in (1, 2)]
-
-    lies(federation, "image", three)
-    with pytest.raises(
-        ExchangeError, match=r"it describes 3 clients, and may bring 1; .* set run.engine.clients.image to 3"
-    ):
+    with pytest.raises(ExchangeError, match=rf"^not all sites can take part: image: {told}"):
         federation.run(tmp_path / "run")
 
 

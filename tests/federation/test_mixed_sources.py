@@ -10,21 +10,16 @@ from typing import Any
 import pytest
 import torch
 
-from by_hand import assert_mean, copies, plain_sgd, plain_training, three_kinds, transformers
+from by_hand import assert_mean, copies, plain_training
 from polyfed.core.errors import ConfigError, DataError
 from polyfed.federation import types
 from polyfed.federation.population import Population
 from polyfed.reporting.reported import run
 from polyfed.runs.experiment import Experiment
 from sessions import first_cohort, prepared
+from small_federations import Config, plain_sgd, three_kinds, transformers
 
-Config = dict[str, Any]
 OTHER = {"name": "scenes", "train": 20, "validation": 8, "test": 12, "size": 16, "seed": 7}
-
-
-@pytest.fixture(autouse=True)
-def _cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("POLYFED_CACHE", str(tmp_path / "cache"))
 
 
 def elsewhere(config: Config) -> Config:

@@ -8,20 +8,15 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from by_hand import one_classification, three_kinds
 from polyfed.core.errors import ConfigError
 from polyfed.federation.client import ClientInfo
 from polyfed.federation.public_outputs import LogitKind, RepresentationKind, clip_row_norms
 from polyfed.wire.payload import Logits, Representations
 from sessions import prepared, woken
+from small_federations import one_classification, three_kinds
 
 IMAGE = ClientInfo("a", "a", ("image",), "classification", 10, "x")
 PAIRED = ClientInfo("b", "b", ("image", "text"), "retrieval", 10, "y")
-
-
-@pytest.fixture(autouse=True)
-def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("POLYFED_CACHE", str(tmp_path / "cache"))
 
 
 # ---- bounds

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from by_hand import copies, transformers
+from by_hand import copies
 from misbehaving import contents, cut_short
 from polyfed.core.errors import ConfigError
 from polyfed.optim.server import ServerOptimizer
@@ -20,8 +20,8 @@ from polyfed.runs.experiment import Experiment
 from polyfed.runs.session import Session
 from polyfed.wire.ledger import Ledger
 from sessions import prepared
+from small_federations import Config, sized, transformers
 
-Config = dict[str, Any]
 Models = dict[str, dict[str, Tensor]]
 SETTINGS: dict[str, Config] = {
     "replace": {"name": "replace"},
@@ -139,7 +139,7 @@ def test_momenta_are_of_a_type_and_a_tensor(name: str) -> None:
 @pytest.fixture
 def config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Config:
     monkeypatch.setenv("POLYFED_CACHE", str(tmp_path / "cache"))
-    found = transformers(local_steps=1)
+    found = sized(transformers(local_steps=1), 48)
     for group in found["clients"].values():
         group["items"] = 16
     return found

@@ -10,9 +10,10 @@ import pytest
 import safetensors.torch
 import torch
 
-from polyfed import Experiment, run
+from polyfed import Experiment
 from polyfed.core.errors import ConfigError, RunError
 from polyfed.runs.opened import open_run
+from polyfed.runs.runner import run_experiment
 
 
 def test_models_are_those_that_clients_kept(fedafd_run: Path) -> None:
@@ -55,7 +56,7 @@ def test_a_client_or_a_state_that_is_not_there(fedafd_run: Path, tmp_path: Path)
 
 def test_a_run_and_the_same_run_opened_are_alike(tiny: dict[str, Any], tmp_path: Path) -> None:
     tiny["run"] |= {"rounds": 1}
-    finished = run(Experiment.load(tiny), tmp_path / "run")
+    finished = run_experiment(Experiment.load(tiny), tmp_path / "run")
     opened = open_run(tmp_path / "run")
     assert opened == finished
     assert opened.name == "run"

@@ -11,128 +11,116 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
 
-from misbehaving import Config, contents, cut_short, interrupted
+from misbehaving import contents, cut_short
 from polyfed.core.errors import RunError
-from polyfed.reporting.reported import resume, run
+from polyfed.reporting.reported import run
 from polyfed.runs.experiment import Experiment
 from polyfed.runs.folder import RunFolder
+from polyfed.runs.runner import resume_run, run_experiment
+from small_federations import Config
+
+Contents = dict[str, bytes]
+Stopped = Callable[[int], Path]
 
 
-@pytest.fixture
-def config(tiny: Config) -> Config:
-    tiny["algorithm"] = {"name": "creamfl", "local_epochs": 1, "public_batch_size": 16}
-    tiny["run"] |= {"rounds": 3, "sampling": {"cohort": 2}}
-    return tiny
+def test_the_same_configuration_gives_the_same_run(undisturbed: Path, whole: Contents, tmp_path: Path) -> None:
+    again = run_experiment(Experiment.load(undisturbed / "config.yaml"), tmp_path / "b")
+    assert contents(again) == whole
 
 
-def test_the_same_configuration_gives_the_same_run(config: Config, tmp_path: Path) -> None:
-    first = run(Experiment.parse(config), tmp_path / "a")
-    second = run(Experiment.load(first.folder / "config.yaml"), tmp_path / "b")
-    assert contents(first) == contents(second)
-
-
-def test_an_interrupted_run_ends_in_the_bits_of_an_uninterrupted_one(config: Config, tmp_path: Path) -> None:
-    marker = tmp_path / "marker"
-    interrupted(config, tmp_path / "a", marker)
-    resumed = resume(tmp_path / "a")
-    whole = run(Experiment.parse(config), tmp_path / "b")
-    assert contents(resumed) == contents(whole)
+def test_an_interrupted_run_ends_in_the_bits_of_an_uninterrupted_one(stopped: Stopped, whole: Contents) -> None:
+    assert contents(resume_run(stopped(2))) == whole
 
 
 def test_a_damaged_checkpoint_falls_back_to_the_round_before(
-    config: Config, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    stopped: Stopped, whole: Contents, caplog: pytest.LogCaptureFixture
 ) -> None:
-    interrupted(config, tmp_path / "a", tmp_path / "marker", at=3)
-    newest = sorted((tmp_path / "a" / "checkpoints").glob("round-*.safetensors"))[-1]
+    folder = stopped(3)
+    newest = sorted((folder / "checkpoints").glob("round-*.safetensors"))[-1]
     assert newest.stem == "round-000002"
     newest.write_bytes(newest.read_bytes()[:-100])
-    resumed = resume(tmp_path / "a")
+    resumed = resume_run(folder)
     assert "round-000002 is damaged" in caplog.text
     assert "continuing from round 1" in caplog.text
-    assert contents(resumed) == contents(run(Experiment.parse(config), tmp_path / "b"))
+    assert contents(resumed) == whole
 
 
 def test_a_damaged_client_state_falls_back_too(
-    config: Config, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    stopped: Stopped, whole: Contents, caplog: pytest.LogCaptureFixture
 ) -> None:
-    interrupted(config, tmp_path / "a", tmp_path / "marker", at=3)
-    states = sorted((tmp_path / "a" / "checkpoints" / "clients").rglob("000002-*.safetensors"))
+    folder = stopped(3)
+    states = sorted((folder / "checkpoints" / "clients").rglob("000002-*.safetensors"))
     states[0].write_bytes(b"rubbish")
-    resumed = resume(tmp_path / "a")
+    resumed = resume_run(folder)
     assert f"client '{states[0].parent.name}' is damaged" in caplog.text
-    assert contents(resumed) == contents(run(Experiment.parse(config), tmp_path / "b"))
+    assert contents(resumed) == whole
 
 
-def test_resuming_a_finished_run_changes_nothing(config: Config, tmp_path: Path) -> None:
-    finished = run(Experiment.parse(config), tmp_path / "a")
-    before = contents(finished)
-    assert contents(resume(finished.folder)) == before
+def test_resuming_a_finished_run_changes_nothing(finished: Path, whole: Contents) -> None:
+    assert contents(resume_run(finished)) == whole
 
 
-def test_a_run_without_any_readable_checkpoint_says_so(config: Config, tmp_path: Path) -> None:
-    result = run(Experiment.parse(config), tmp_path / "a")
-    for path in (result.folder / "checkpoints").glob("round-*.safetensors"):
+def test_a_run_without_any_readable_checkpoint_says_so(finished: Path) -> None:
+    for path in (finished / "checkpoints").glob("round-*.safetensors"):
         path.write_bytes(b"")
     with pytest.raises(RunError, match=r"no usable checkpoint \(checkpoint round-000003 is damaged"):
-        resume(result.folder)
+        resume_run(finished)
 
 
 def test_what_is_no_run_cannot_be_resumed(tmp_path: Path) -> None:
     with pytest.raises(RunError, match="is no run folder"):
-        resume(tmp_path)
+        resume_run(tmp_path)
 
 
-def test_an_edited_configuration_cannot_be_resumed(config: Config, tmp_path: Path) -> None:
-    folder = run(Experiment.parse(config), tmp_path / "a").folder
-    text = (folder / "config.yaml").read_text()
-    (folder / "config.yaml").write_text(text.replace("rounds: 3", "rounds: 4"))
+def test_an_edited_configuration_cannot_be_resumed(finished: Path) -> None:
+    text = (finished / "config.yaml").read_text()
+    (finished / "config.yaml").write_text(text.replace("rounds: 3", "rounds: 4"))
     with pytest.raises(RunError, match="was edited"):
-        resume(folder)
+        resume_run(finished)
 
 
 def test_a_folder_that_holds_something_is_left_alone(config: Config, tmp_path: Path) -> None:
     (tmp_path / "a").mkdir()
     (tmp_path / "a" / "thesis.tex").write_text("precious")
     with pytest.raises(RunError, match="exists and is not empty"):
-        run(Experiment.parse(config), tmp_path / "a")
+        run_experiment(Experiment.parse(config), tmp_path / "a")
     assert [path.name for path in (tmp_path / "a").iterdir()] == ["thesis.tex"]
 
 
-def test_a_run_killed_before_its_first_checkpoint_starts_again(config: Config, tmp_path: Path) -> None:
-    whole = run(Experiment.parse(config), tmp_path / "a")
-    before = contents(whole)
-    for path in (whole.folder / "checkpoints").glob("round-*"):
+def test_a_run_killed_before_its_first_checkpoint_starts_again(finished: Path, whole: Contents) -> None:
+    for path in (finished / "checkpoints").glob("round-*"):
         path.unlink()
-    assert contents(resume(whole.folder)) == before
+    assert contents(resume_run(finished)) == whole
 
 
 def test_a_folder_of_preparations_that_were_killed_can_be_used(config: Config, tmp_path: Path) -> None:
     (tmp_path / "a" / "vocabulary").mkdir(parents=True)
     (tmp_path / "a" / ".lock").touch()
-    assert run(Experiment.parse(config), tmp_path / "a").records.rounds == 3
+    assert run_experiment(Experiment.parse(config), tmp_path / "a").records.rounds == 3
 
 
 # ---- what is lost
 
 
-def test_lost_states_of_clients_stop_a_resume_with_the_reason(config: Config, tmp_path: Path) -> None:
-    interrupted(config, tmp_path / "a", tmp_path / "marker", at=3)
-    shutil.rmtree(tmp_path / "a" / "checkpoints" / "clients")
+def test_lost_states_of_clients_stop_a_resume_with_the_reason(stopped: Stopped) -> None:
+    folder = stopped(3)
+    shutil.rmtree(folder / "checkpoints" / "clients")
     with pytest.raises(RunError, match=r"no usable checkpoint \(the state of client '[\w-]+' is damaged"):
-        resume(tmp_path / "a")
+        resume_run(folder)
 
 
 def test_a_run_keeps_its_identity_and_shares_it_with_no_other(config: Config, tmp_path: Path) -> None:
     config["run"]["rounds"] = 1
-    first, second = (run(Experiment.parse(config), tmp_path / name).folder for name in "ab")
+    first, second = (run_experiment(Experiment.parse(config), tmp_path / name).folder for name in "ab")
     names = [json.loads((folder / "run.json").read_text())["run"] for folder in (first, second)]
     assert names[0] != names[1]
-    resume(first)
+    resume_run(first)
     assert json.loads((first / "run.json").read_text())["run"] == names[0]
     assert contents(first) == contents(second)
 
@@ -142,14 +130,14 @@ def test_a_run_keeps_its_identity_and_shares_it_with_no_other(config: Config, tm
 
 @pytest.mark.slow
 @pytest.mark.parametrize("delay", [0.05, 0.4, 0.9, 1.6])
-def test_killed_at_any_moment_and_resumed(config: Config, tmp_path: Path, delay: float) -> None:
+def test_killed_at_any_moment_and_resumed(config: Config, whole: Contents, tmp_path: Path, delay: float) -> None:
     config["run"]["rounds"] = 6
     experiment = Experiment.parse(config)
     (tmp_path / "config.yaml").write_text(experiment.to_yaml())
     code = (
         "import sys; import torch; torch.set_num_threads(1)\n"
         "from polyfed import Experiment, run\n"
-        "run(Experiment.load(sys.argv[1]), sys.argv[2])\n"
+        "run_experiment(Experiment.load(sys.argv[1]), sys.argv[2])\n"
     )
     folder = tmp_path / "a"
     process = subprocess.Popen([sys.executable, "-c", code, str(tmp_path / "config.yaml"), str(folder)])
@@ -159,15 +147,14 @@ def test_killed_at_any_moment_and_resumed(config: Config, tmp_path: Path, delay:
     time.sleep(delay)
     os.kill(process.pid, signal.SIGKILL)
     process.wait()
-    resumed = resume(folder)
-    assert contents(resumed) == contents(run(experiment, tmp_path / "b"))
+    resumed = resume_run(folder)
+    assert contents(resumed) == whole
     assert torch.isfinite(torch.tensor(list(resumed.metrics().values()))).all()
 
 
-def test_a_second_process_cannot_work_on_the_same_run(config: Config, tmp_path: Path) -> None:
-    folder = run(Experiment.parse(config), tmp_path / "a").folder
-    with RunFolder.existing(folder).lock(), pytest.raises(RunError, match="another process"):
-        resume(folder)
+def test_a_second_process_cannot_work_on_the_same_run(finished: Path) -> None:
+    with RunFolder.existing(finished).lock(), pytest.raises(RunError, match="another process"):
+        resume_run(finished)
 
 
 def test_whoever_asks_whether_a_run_is_worked_on_does_not_look_like_one_that_does(tmp_path: Path) -> None:
@@ -186,26 +173,12 @@ def test_whoever_asks_whether_a_run_is_worked_on_does_not_look_like_one_that_doe
 
 
 def test_the_run_folder_is_complete(config: Config, tmp_path: Path) -> None:
-    config["run"]["plots"] = True
+    config["run"] |= {"plots": True, "rounds": 1}
     folder = run(Experiment.parse(config), tmp_path / "a").folder
     names = {path.name for path in folder.iterdir()}
-    expected = {
-        "config.yaml",
-        "environment.json",
-        "run.json",
-        "metrics.jsonl",
-        "ledger.jsonl",
-        "timing.jsonl",
-    }
-    assert names >= expected | {
-        "partition.json",
-        "arrays",
-        "checkpoints",
-        "models",
-        "plots",
-        "vocabulary",
-        "report.md",
-    }
+    files = ("config.yaml", "environment.json", "run.json", "partition.json", "report.md")
+    logs = ("metrics.jsonl", "ledger.jsonl", "timing.jsonl")
+    assert names >= {*files, *logs, "arrays", "checkpoints", "models", "plots", "vocabulary"}
     environment = json.loads((folder / "environment.json").read_text())
     assert environment["versions"]["torch"] == torch.__version__
     assert {path.name for path in (folder / "models").iterdir()} == {"last", "best"}
@@ -214,6 +187,6 @@ def test_the_run_folder_is_complete(config: Config, tmp_path: Path) -> None:
 def test_a_run_without_server_and_global_models_is_resumed(tiny: Config, tmp_path: Path) -> None:
     del tiny["server"]
     tiny["algorithm"] = {"name": "local", "local_epochs": 1}
-    whole = run(Experiment.parse(tiny), tmp_path / "whole")
-    again = resume(cut_short(tiny, tmp_path / "cut"))
+    whole = run_experiment(Experiment.parse(tiny), tmp_path / "whole")
+    again = resume_run(cut_short(tiny, tmp_path / "cut"))
     assert (again.folder / "metrics.jsonl").read_bytes() == (whole.folder / "metrics.jsonl").read_bytes()

@@ -7,15 +7,17 @@ from pathlib import Path
 import pytest
 import torch
 
-from misbehaving import Config, happened, lying
-from polyfed import Experiment, run
+from misbehaving import happened, lying
+from polyfed import Experiment
+from polyfed.runs.runner import run_experiment
 from polyfed.wire.ledger import Ledger
 from sessions import prepared
+from small_federations import Config
 
 FREE = {"update": None, "refuse": None, "size": None, "weight": None}
 
 
-def unequal(config: Config, rounds: int = 4) -> Config:
+def unequal(config: Config, rounds: int = 2) -> Config:
     """Eight honest clients of which some have many times the samples of others."""
     config = lying(config, "huge", (), count=8)
     config["clients"]["image"]["partition"] = {"name": "quantity", "alpha": 0.5, "min_size": 4}
@@ -55,16 +57,16 @@ def test_an_architecture_of_its_own_frees_nobody(
     honest = moved_encoder(with_odd(()), tmp_path / "honest")
     lied = moved_encoder(with_odd(liars), tmp_path / "lied")
     assert lied < 20 * honest  # honest updates partly cancel in their mean, those of liars add up
-    result = run(Experiment.parse(with_odd(())), tmp_path / "run")
+    result = run_experiment(Experiment.parse(with_odd(())), tmp_path / "run")
     assert happened(result) == []
 
 
 def test_honest_clients_of_unequal_sizes_are_left_alone(tiny: Config, tmp_path: Path) -> None:
     config = unequal(tiny)
-    bounded = run(Experiment.parse(config), tmp_path / "bounded")
-    free = run(Experiment.parse(config | {"run": config["run"] | {"bounds": FREE}}), tmp_path / "free")
+    bounded = run_experiment(Experiment.parse(config), tmp_path / "bounded")
+    free = run_experiment(Experiment.parse(config | {"run": config["run"] | {"bounds": FREE}}), tmp_path / "free")
     assert [what for what in happened(bounded) if what[2] != "weight_capped"] == []
     weightless = config | {"run": config["run"] | {"bounds": {"weight": None}}}
-    lengths_only = run(Experiment.parse(weightless), tmp_path / "lengths")
-    last = "checkpoints/round-000004.safetensors"
+    lengths_only = run_experiment(Experiment.parse(weightless), tmp_path / "lengths")
+    last = "checkpoints/round-000002.safetensors"
     assert (lengths_only.folder / last).read_bytes() == (free.folder / last).read_bytes()

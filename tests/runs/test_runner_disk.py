@@ -5,23 +5,19 @@ from __future__ import annotations
 import errno
 import importlib
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from misbehaving import Config, contents, interrupted
+from misbehaving import contents
 from polyfed.core.errors import RunError
 from polyfed.reporting.reported import resume, run
 from polyfed.runs.experiment import Experiment
 from polyfed.runs.folder import RunFolder
-
-
-@pytest.fixture
-def config(tiny: Config) -> Config:
-    tiny["algorithm"] = {"name": "creamfl", "local_epochs": 1, "public_batch_size": 16}
-    tiny["run"] |= {"rounds": 3, "sampling": {"cohort": 2}}
-    return tiny
+from polyfed.runs.runner import resume_run, run_experiment
+from small_federations import Config
 
 
 def filling(monkeypatch: pytest.MonkeyPatch, module: str, name: str, code: int = errno.ENOSPC) -> None:
@@ -36,24 +32,29 @@ def filling(monkeypatch: pytest.MonkeyPatch, module: str, name: str, code: int =
     monkeypatch.setattr(f"{module}.write_atomically", full)
 
 
-@pytest.mark.parametrize("name", ["round-000002.safetensors", "round-000002.json", "models/last/model.safetensors"])
-@pytest.mark.parametrize("code", [errno.ENOSPC, errno.EDQUOT])
+@pytest.mark.parametrize(
+    ("name", "code"),
+    [
+        ("round-000002.safetensors", errno.ENOSPC),
+        ("round-000002.json", errno.EDQUOT),
+        ("models/last/model.safetensors", errno.ENOSPC),
+    ],
+)
 def test_a_full_disk_says_how_to_go_on(
-    config: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, code: int
+    stopped: Callable[[int], Path], whole: dict[str, bytes], monkeypatch: pytest.MonkeyPatch, name: str, code: int
 ) -> None:
-    out = tmp_path / "a"
-    interrupted(config, out, tmp_path / "marker", at=2)
+    out = stopped(2)
     with monkeypatch.context() as patch:
         filling(patch, "polyfed.runs.folder", name, code)
         with pytest.raises(RunError, match=f"make room and continue with 'polyfed resume {out}'") as caught:
-            resume(out)
+            resume_run(out)
     assert os.strerror(code) in str(caught.value)
     assert "\n" not in str(caught.value)
-    assert contents(resume(out)) == contents(run(Experiment.parse(config), tmp_path / "b"))
+    assert contents(resume_run(out)) == whole
 
 
 def test_a_log_that_could_not_be_written_whole_is_cut_back(
-    config: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    config: Config, whole: dict[str, bytes], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     append = RunFolder.append
 
@@ -66,8 +67,8 @@ def test_a_log_that_could_not_be_written_whole_is_cut_back(
     with monkeypatch.context() as patch:
         patch.setattr(RunFolder, "append", partly)
         with pytest.raises(RunError, match="polyfed resume"):
-            run(Experiment.parse(config), tmp_path / "a")
-    assert contents(resume(tmp_path / "a")) == contents(run(Experiment.parse(config), tmp_path / "b"))
+            run_experiment(Experiment.parse(config), tmp_path / "a")
+    assert contents(resume_run(tmp_path / "a")) == whole
 
 
 def test_a_full_disk_during_the_preparation_leaves_nothing_to_resume(
@@ -75,7 +76,7 @@ def test_a_full_disk_during_the_preparation_leaves_nothing_to_resume(
 ) -> None:
     filling(monkeypatch, "polyfed.runs.folder", "partition.json")
     with pytest.raises(RunError, match="cannot write to run folder") as caught:
-        run(Experiment.parse(config), tmp_path / "a")
+        run_experiment(Experiment.parse(config), tmp_path / "a")
     assert not (tmp_path / "a").exists()
     assert "polyfed resume" not in str(caught.value)
 
@@ -99,7 +100,7 @@ def test_other_errors_of_the_system_are_not_dressed_up(
 ) -> None:
     filling(monkeypatch, "polyfed.runs.folder", "round-000001.json", errno.EISDIR)
     with pytest.raises(IsADirectoryError):
-        run(Experiment.parse(config), tmp_path / "a")
+        run_experiment(Experiment.parse(config), tmp_path / "a")
 
 
 def test_a_client_without_room_is_left_out_and_goes_on_from_where_it_stood(
@@ -107,7 +108,7 @@ def test_a_client_without_room_is_left_out_and_goes_on_from_where_it_stood(
 ) -> None:
     config["run"]["sampling"] = {"cohort": None}
     filling(monkeypatch, "polyfed.federation.state", "image/000002-00")
-    result = run(Experiment.parse(config), tmp_path / "a")
+    result = run_experiment(Experiment.parse(config), tmp_path / "a")
     assert [(event.round, event.participant) for event in result.records.excluded()] == [(2, "image")]
     assert "No space left on device" in result.records.excluded()[0].reason
     labels = sorted(path.stem for path in (result.folder / "checkpoints/clients/image").iterdir())

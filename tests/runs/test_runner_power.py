@@ -2,25 +2,23 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from misbehaving import Config, contents, facts, happened, interrupted
+from misbehaving import contents, facts, happened
 from polyfed.core.errors import RunError
 from polyfed.core.files import write_atomically
-from polyfed.reporting.reported import resume, run
 from polyfed.runs.experiment import Experiment
 from polyfed.runs.folder import LOGS, RunFolder
+from polyfed.runs.runner import resume_run, run_experiment
+from small_federations import Config
 
-
-@pytest.fixture
-def config(tiny: Config) -> Config:
-    tiny["algorithm"] = {"name": "creamfl", "local_epochs": 1, "public_batch_size": 16}
-    tiny["run"] |= {"rounds": 3, "sampling": {"cohort": 2}, "plots": False}
-    return tiny
+Stopped = Callable[[int], Path]
 
 
 def cut(folder: Path, log: str, size: int, zeros: int = 0) -> None:
@@ -44,7 +42,7 @@ def test_what_a_manifest_counts_is_synced_before_it(
     config: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     disk, out = Disk(monkeypatch), tmp_path / "run"
-    run(Experiment.parse(config), out)
+    run_experiment(Experiment.parse(config), out)
     for number in (2, 3):
         counted = facts(out, number)["logs"]
         manifests = [k for k, (path, _) in enumerate(disk.synced) if f".round-{number:06d}.json." in path.name]
@@ -62,29 +60,28 @@ def test_a_file_that_is_complete_is_there_with_its_folders(tmp_path: Path, monke
     assert paths[0].parent == tmp_path / "a" / "b"
 
 
-@pytest.mark.parametrize("zeros", [0, 9, 100_000])
-@pytest.mark.parametrize("log", LOGS)
-def test_a_round_whose_logs_are_lost_is_done_again(config: Config, tmp_path: Path, log: str, zeros: int) -> None:
-    out = tmp_path / "a"
-    interrupted(config, out, tmp_path / "marker", at=3)
+@pytest.mark.parametrize(("log", "zeros"), [(log, zeros) for log, zeros in zip(LOGS, itertools.cycle([0, 9, 100_000]))])
+def test_a_round_whose_logs_are_lost_is_done_again(
+    stopped: Stopped, whole: dict[str, bytes], log: str, zeros: int
+) -> None:
+    out = stopped(3)
     cut(out, log, facts(out, 1)["logs"][log] + 5, zeros)
-    result = resume(out)
-    assert contents(result) == contents(run(Experiment.parse(config), tmp_path / "b"))
+    result = resume_run(out)
+    assert contents(result) == whole
     assert (1, "server", "checkpoint_skipped") in happened(result)
     reasons = [event.reason for event in result.records.events if event.event == "checkpoint_skipped"]
     assert f"{log}.jsonl" in reasons[0]
 
 
-def test_a_log_is_never_extended(config: Config, tmp_path: Path) -> None:
-    out = tmp_path / "a"
-    interrupted(config, out, tmp_path / "marker", at=3)
+def test_a_log_is_never_extended(stopped: Stopped) -> None:
+    out = stopped(3)
     size = facts(out, 1)["logs"]["metrics"] - 5
     cut(out, "metrics", size)
     counted = facts(out, 2)["logs"]["metrics"]
     with pytest.raises(
         RunError, match=rf"metrics\.jsonl has {size:,} bytes of {counted:,}.*restore it from a copy"
     ) as caught:
-        resume(out)
+        resume_run(out)
     assert "\n" not in str(caught.value)
     assert (out / "metrics.jsonl").stat().st_size == size
     with pytest.raises(RunError, match=r"metrics\.jsonl"):
@@ -92,9 +89,8 @@ def test_a_log_is_never_extended(config: Config, tmp_path: Path) -> None:
     assert (out / "metrics.jsonl").stat().st_size == size
 
 
-def test_a_history_that_was_cut_off_goes_on_with_a_new_line(config: Config, tmp_path: Path) -> None:
-    out = tmp_path / "a"
-    interrupted(config, out, tmp_path / "marker", at=2)
+def test_a_history_that_was_cut_off_goes_on_with_a_new_line(stopped: Stopped) -> None:
+    out = stopped(2)
     line = json.dumps({"round": 1, "participant": "server", "event": "resumed", "reason": "after round 1"})
     (out / "history.jsonl").write_text(f"{line}\n{line[:30]}" + "\0" * 20)
-    assert happened(resume(out))[:2] == [(1, "server", "resumed")] * 2
+    assert happened(resume_run(out))[:2] == [(1, "server", "resumed")] * 2

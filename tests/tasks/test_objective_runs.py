@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 
-from by_hand import copies, play, three_kinds, transformers
+from by_hand import copies, play
 from polyfed.core.randomness import isolated
 from sessions import prepared, woken
-
-Config = dict[str, Any]
+from small_federations import Config, three_kinds, transformers
 
 
 def aligned(task: Config, *, aligner: bool = True) -> Config:

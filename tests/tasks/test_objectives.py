@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -14,7 +13,6 @@ from task_samples import captioned, identity_model, make_samples
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from by_hand import aligned as hospitals
 from polyfed import Experiment, run
 from polyfed.aggregation.mean import WeightedMean
 from polyfed.core.errors import ConfigError
@@ -28,8 +26,9 @@ from polyfed.tasks.convirt import ConVIRT
 from polyfed.tasks.gloria import GLoRIA
 from polyfed.tasks.mgca import MGCA, PrototypeLayer
 from polyfed.tasks.task import Task
+from small_federations import Config
+from small_federations import aligned as hospitals
 
-Config = dict[str, Any]
 DIM = 6
 
 

@@ -7,20 +7,28 @@ from typing import Any
 
 from torch import Tensor
 
-from by_hand import three_kinds
 from polyfed.federation.public_outputs import PublicOutputs
 from polyfed.runs.session import Session
 from polyfed.wire.payload import Payload, Weights
 from sessions import prepared, request, site_of
+from small_federations import Config, sgd, three_kinds
 
-Config = dict[str, Any]
 Values = dict[str, Tensor]
 CLIENTS = ("image", "text", "paired")
+RELEASED: Config = {
+    "baa_update": "alternate",
+    "adversarial": "non_saturating",
+    "share_discriminators": True,
+    "double_sigmoid": True,
+    "reset_fusion": True,
+    "shared_global_branch": True,
+    "send_encoders": "all",
+    "renormalise": False,
+    "kd_loss": "mse",
+    "cache_global_features": False,
+}
+"""What the released code does otherwise than the paper."""
 SLOW, FAST, SEVERAL = 0.02, 0.3, 0.1  # rates of discriminators and of fusion, there of several modalities
-
-
-def sgd(rate: float) -> Config:
-    return {"optimizer": {"kind": "sgd", "lr": rate, "momentum": 0.0, "clip": None}}
 
 
 def session_of(folder: Path, **algorithm: Any) -> Session:

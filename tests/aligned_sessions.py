@@ -11,14 +11,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from by_hand import aligned, copies, play
+from by_hand import copies, play
 from polyfed.models.binding import Parts
 from polyfed.runs.session import Session
 from polyfed.wire.messages import Answer, Request
 from polyfed.wire.payload import Payload
 from sessions import prepared, round_records, site_of
+from small_federations import Config, aligned
 
-Config = dict[str, Any]
 Values = dict[str, Tensor]
 RATE = 0.02
 CLIENTS = ("hospital-0", "hospital-1", "hospital-2")
@@ -52,14 +52,6 @@ def global_model(session: Session) -> Values:
 
 def parts_of(session: Session) -> Parts:
     return session.experiment.algorithm.parts(session.server)
-
-
-def metrics(session: Session) -> dict[str, float]:
-    """What the server recorded of the round."""
-    found: dict[str, float] = {}
-    for record in round_records(session):
-        found |= record.get("metrics", {})
-    return found
 
 
 def events(session: Session) -> list[tuple[str, str]]:

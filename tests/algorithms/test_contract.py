@@ -1,0 +1,231 @@
+"""What every method promises: equal bits on a wire and after an interruption, its bytes, who may fail or be absent."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import torch
+
+from by_hand import play
+from misbehaving import contents, cut_short
+from polyfed.algorithms.algorithm import Algorithm
+from polyfed.federation.client import ClientInfo
+from polyfed.federation.state import Lifetime, unflatten
+from polyfed.runs.experiment import Experiment
+from polyfed.runs.opened import Run
+from polyfed.runs.runner import resume_run, run_experiment
+from polyfed.runs.session import Session
+from polyfed.wire.framing import tensor_bytes, wire_size
+from polyfed.wire.ledger import Ledger
+from polyfed.wire.messages import Answer, Request
+from sessions import prepared, round_records, site_of
+from small_federations import METHODS, Config, federation_for
+
+FORMS: dict[str, Config] = {method: {} for method in METHODS} | {
+    "creamfl:few": {"public_samples": 10},
+    "fedafd:few": {"public_samples": 10, "broadcast_every": 2},
+    "fedet:few": {"public_samples": 10},
+    "fedgems:few": {"public_samples": 10},
+    "fedmd:scores": {"scores": True, "exchange": "scores", "public_samples": 10},
+    "fedmkd:few": {"public_samples": 10},
+    "scaffold:full": {"variate": "full"},
+    "fedcola:adam": {"averaging": {"name": "fedcola", "server_optimizer": "adam"}},
+}
+"""Methods with their defaults, and forms of them that exchange or keep other things."""
+FEWER = {"creamfl:few", "fedet:few", "fedgems:few", "fedmkd:few"}
+"""Slow: fewer public samples cross by the same code in all methods, which ``fedafd:few`` and ``fedmd:scores`` run."""
+
+
+def method_of(form: str) -> type[Algorithm]:
+    return Algorithm.named(form.split(":")[0])
+
+
+def config_of(form: str) -> Config:
+    config = federation_for(form.split(":")[0], **FORMS[form])
+    config["run"] |= {"rounds": 2, "eval_every": 2}
+    return config
+
+
+@pytest.fixture(
+    scope="module",
+    params=[pytest.param(form, marks=pytest.mark.slow) if form in FEWER else form for form in FORMS],
+)
+def form(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture(scope="module")
+def finished(form: str, tmp_path_factory: pytest.TempPathFactory) -> Run:
+    """Two rounds that nothing happens to, with which all else is compared."""
+    return run_experiment(Experiment.parse(config_of(form)), tmp_path_factory.mktemp("finished") / "run")
+
+
+def test_interrupted_and_resumed_on_a_real_wire_it_ends_in_the_same_bits(
+    form: str, finished: Run, tmp_path: Path
+) -> None:
+    config = config_of(form)
+    config["run"] |= {"engine": {"name": "local", "serialize": True}}
+    if method_of(form).asks_clients:
+        assert contents(resume_run(cut_short(config, tmp_path / "run"))) == contents(finished)
+    else:
+        assert contents(run_experiment(Experiment.parse(config), tmp_path / "run")) == contents(finished)
+
+
+# ---- what crosses
+
+ELSEWHERE = {"fedaid", "feddra", "fedproto", "fedtgp"}
+"""What these send depends on the step, or on the classes that a client has: their own tests have the bytes."""
+Sizes = dict[str, list[int]]
+
+
+@dataclass
+class Parts:
+    """Bytes of what may cross between the server and a client in a round."""
+
+    session: Session
+    form: str
+    client: ClientInfo
+
+    @property
+    def model(self) -> int:
+        return tensor_bytes(self.session.server.weights_for(self.client))
+
+    @property
+    def parameters(self) -> int:
+        member = self.session.federation.members[self.client.id]
+        return sum(value.nbytes for value in self.session.federation.client_model(member).parameters())
+
+    @property
+    def encoders(self) -> int:
+        encoders = self.session.server.model.encoders
+        return sum(tensor_bytes(encoders[name].state_dict()) for name in self.client.modalities)
+
+    @property
+    def matrices(self) -> int:
+        """Of the blocks of the type with the one other modality."""
+        server, other = self.session.server, {"image": "text", "text": "image"}
+        blocks = server.weights[other[self.client.group]] if self.is_single else {}
+        return sum(value.nbytes for name, value in blocks.items() if ".blocks." in name and value.ndim == 2)
+
+    @property
+    def is_single(self) -> bool:
+        return len(self.client.modalities) == 1
+
+    @property
+    def public(self) -> int:
+        """Of representations of one modality."""
+        samples = FORMS[self.form].get("public_samples", len(self.session.server.public_set))
+        return int(samples * self.session.server.model.dim * 4)
+
+    @property
+    def own(self) -> int:
+        """Of representations of the client's modalities."""
+        return self.public * len(self.client.modalities)
+
+    def weights(self, down: int | None = None, up: int | None = None) -> Sizes:
+        """Of the model in both rounds, and what is added in the second way down and in each way up."""
+        return {"down weights": [self.model, self.model + (down or 0)], "up weights": [self.model + (up or 0)] * 2}
+
+
+def _told(parts: Parts, down: int = 0, kind: str = "representations", up: int | None = None) -> Sizes:
+    return {f"down {kind}": [down] * 2, f"up {kind}": [parts.own if up is None else up] * 2}
+
+
+CROSSING: dict[str, Callable[[Parts], Sizes]] = {
+    "centralised": lambda its: {"down weights": [its.model, 0], "up weights": [its.model] * 2},
+    "creamfl": lambda its: _told(its, 2 * its.public),
+    "creamfl_averaged": lambda its: its.weights() | (_told(its, 2 * its.public) if its.is_single else {}),
+    "fed_mae": Parts.weights,
+    "fedafd": lambda its: _told(its, 2 * its.public) | {"down weights": [its.encoders] * 2},
+    "fedafd:few": lambda its: _told(its, 2 * its.public) | {"down weights": [its.encoders, 0]},
+    "fedavg": Parts.weights,
+    "fedcola": lambda its: {"down weights": [its.model + its.matrices] * 2, "up weights": [its.model] * 2},
+    "fedema": Parts.weights,
+    "fedet": lambda its: its.weights() | _told(its),
+    "fedgems": lambda its: _told(its, its.own),
+    "fediot": Parts.weights,
+    "fedmd": lambda its: _told(its, its.own),
+    "fedmd:scores": lambda its: _told(its, 10 * 18 * 4, "scores", 10 * 18 * 4),
+    "fedmkd": _told,
+    "fedprox": Parts.weights,
+    "local": lambda its: {},
+    "margin_weighted": lambda its: _told(its, its.own),
+    "moon": Parts.weights,
+    "scaffold": lambda its: its.weights(down=its.parameters, up=its.parameters),
+    "server_only": lambda its: {},
+}
+"""Bytes of tensors in rounds 1 and 2, by direction and kind; others do not cross."""
+
+
+def test_the_ledger_has_the_bytes_of_the_method(form: str, finished: Run, tmp_path: Path) -> None:
+    if form in ELSEWHERE:
+        pytest.skip("has a test of its own")
+    session = prepared(config_of(form), tmp_path)
+    expected = CROSSING.get(form) or CROSSING[form.split(":")[0]]
+    for client in session.server.clients:
+        crossed: dict[str, list[int]] = {}
+        for line in finished.records.transfers:
+            if line.client == client.id and line.kind != "framing" and not line.step.startswith("evaluate"):
+                crossed.setdefault(f"{line.direction} {line.kind}", [0, 0])[line.round - 1] += line.bytes
+        wanted = expected(Parts(session, form, client))
+        assert {key: sizes for key, sizes in crossed.items() if any(sizes)} == {
+            key: sizes for key, sizes in wanted.items() if any(sizes)
+        }, client.id
+
+
+# ---- who fails, who is absent, what is kept
+
+
+def test_a_client_whose_replies_are_lost_is_left_out_and_returns(
+    form: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In the first round one client trains in vain; the second is as if it had not been there."""
+    method = method_of(form)
+    if not method.asks_clients:
+        pytest.skip("asks nobody")
+    session = prepared(config_of(form), tmp_path)
+    lost, sizes, carry = session.server.clients[0].id, Counter[tuple[str, str]](), session.engine.exchange
+
+    def exchange(requests: Sequence[Request], deadline: float | None) -> Iterator[Answer]:
+        for request, answer in zip(requests, carry(requests, deadline), strict=True):
+            if (request.client, request.round) == (lost, 1):
+                answer = Answer(lost, error="the line broke")
+            sizes[request.client, "down"] += wire_size(request.payload)
+            sizes[request.client, "up"] += wire_size(answer.payload) if answer.payload else 0
+            yield answer
+
+    monkeypatch.setattr(session.engine, "exchange", exchange)
+    ledger = Ledger()
+    for number, events in ((1, [(lost, "client_excluded")]), (2, [(lost, "client_returned")])):
+        session.server.begin(number)
+        session.experiment.algorithm.round(session.server, session.cohort(number, ledger))
+        records = [record for record in round_records(session) if record["kind"] == "event"]
+        assert [(record["participant"], record["event"]) for record in records] == events
+        assert (lost in session.cohorts.accepted) == (number == 2)
+        values = [value for record in round_records(session) for value in record.get("metrics", {}).values()]
+        assert torch.isfinite(torch.tensor(values)).all()
+    assert all(bool(value.isfinite().all()) for group in session.server.snapshot().values() for value in group.values())
+    for (client, direction), size in sizes.items():
+        lines = [line for line in ledger.records if (line["client"], line["direction"]) == (client, direction)]
+        assert sum(line["bytes"] for line in lines) == size
+
+    lasting = {key for key, lifetime in method.keeps.items() if lifetime is Lifetime.RUN}
+    for client, version in session.cohorts.accepted.items() if lasting else ():
+        kept = unflatten(site_of(session).store.load(client, version))
+        assert kept
+        assert {key.split(":")[0] for key in kept} <= set(method.keeps)
+
+
+def test_rounds_of_one_client(form: str, tmp_path: Path) -> None:
+    """Most types and modalities are absent from most rounds."""
+    config = config_of(form)
+    config["run"] |= {"sampling": {"kind": "uniform", "cohort": 1}}
+    session = prepared(config, tmp_path)
+    for number in range(1, 4):
+        play(session, number, number)
+        assert not [record for record in round_records(session) if record["kind"] == "event"]
+    assert len(session.cohorts.accepted) > 1 or not method_of(form).asks_clients

@@ -1,0 +1,103 @@
+"""Methods over a public set: federations of one kind, all weightings, joint distillation; switches of FedAFD."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from by_hand import play
+from fedafd_sessions import RELEASED
+from polyfed.algorithms.shared.ensemble_distillation import EnsembleDistillation
+from polyfed.runs.experiment import Experiment
+from polyfed.wire.ledger import Ledger
+from polyfed.wire.messages import Answer, Request
+from polyfed.wire.payload import Payload, Weights
+from sessions import prepared, request, round_records, site_of
+from small_federations import three_kinds
+
+
+def test_switches_change_what_a_client_learns(tmp_path: Path) -> None:
+    """Each one alone, in one epoch of a client of texts; the first matters to paired ones only, the next to nobody."""
+    idle = {"share_discriminators", "renormalise", "send_encoders", "cache_global_features", "kd_loss"}
+    found: dict[str, torch.Tensor] = {}
+    for key, value in ({"beta": 0.5} | RELEASED | {"fuse": "embeddings"}).items():
+        session = prepared(three_kinds(name="fedafd", **{key: value}), tmp_path / key)
+        model = session.server.model.state_dict()
+        encoders = Weights({name: x for name, x in model.items() if name.startswith("encoders.text.")})
+        known = session.experiment.algorithm.server_outputs(session.server)
+        asked = request("text", Payload({"representations": known, "encoders": encoders, "version": 1}))
+        found[key] = site_of(session).handle(asked).fields["representations"]["text"]
+    default = found.pop("beta")
+    assert {key for key, values in found.items() if torch.allclose(values, default, atol=1e-7)} == idle
+
+
+@pytest.mark.parametrize("kept", [("paired",), ("image",)])
+@pytest.mark.parametrize("method", ["fedafd", "fedmd", "creamfl"])
+def test_federations_of_one_kind(tmp_path: Path, method: str, kept: Sequence[str]) -> None:
+    config = three_kinds(name=method)
+    config["clients"] = {name: group for name, group in config["clients"].items() if name in kept}
+    session = play(prepared(config, tmp_path), 1, 1)
+    metrics = {key for record in round_records(session) for key in record["metrics"]}
+    assert "kd_distance_after.image" in metrics
+    assert ("kd_distance_after.text" in metrics) == (kept == ("paired",))
+
+
+def test_every_weighting_serves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same answers, weighed in all ways: other targets, with weights of sum 1."""
+    session = prepared(three_kinds(name="fedafd", fusion="none", beta=0.0), tmp_path)
+    server, algorithm = session.server, session.experiment.algorithm
+    assert isinstance(algorithm, EnsembleDistillation)
+    known, answers = algorithm.server_outputs(server), list[Answer]()
+    carry = session.engine.exchange
+
+    def remembered(requests: Sequence[Request], deadline: float | None) -> Iterator[Answer]:
+        if not answers:
+            answers.extend(carry(requests, deadline))
+        yield from answers
+
+    monkeypatch.setattr(session.engine, "exchange", remembered)
+    found = {}
+    for kind in ("sed", "gca", "mean", "count", "iot", "entropy", "variance", "margin", "paired_only"):
+        settings = session.experiment.model_dump(mode="json")["algorithm"] | {"aggregation": {"name": kind}}
+        other = Experiment.parse(three_kinds() | {"algorithm": settings}).algorithm
+        other.setup(server)
+        targets = other.aggregate(server, session.cohort(1, Ledger()), known)
+        weights, senders = server.arrays["weights.image"]
+        assert senders == ["image", "paired-0", "paired-1"]
+        valid = targets["image"].valid  # entropy lets clients be silent
+        torch.testing.assert_close(weights.sum(0), valid.float())
+        assert bool(valid.all()) == (kind != "entropy")
+        found[kind] = targets["image"].values
+    for kind, values in found.items():
+        if kind != "mean":
+            assert not torch.allclose(values, found["mean"], atol=1e-6), kind
+
+
+def test_joint_distillation_trains_on_all_of_the_public_set(tmp_path: Path) -> None:
+    """With ten of sixteen samples exchanged, the task still sees all and the targets fall on the right ones."""
+    session = prepared(three_kinds(name="fedafd", kd_joint=True, public_samples=10), tmp_path)
+    server, algorithm = session.server, session.experiment.algorithm
+    seen: list[tuple[list[int], list[bool]]] = []
+    inner = algorithm.__class__.distillation_loss
+    known = algorithm.server_outputs(server)
+
+    def noted(self: Any, server: Any, batch: Any, targets: Any) -> Any:
+        target = targets["image"]
+        for k in batch.index[target.valid[batch.index]].tolist():
+            place = server.exchanged_index(10).tolist().index(k)
+            torch.testing.assert_close(target.values[k], agreed["image"].values[place])
+        seen.append((batch.index.tolist(), target.valid[batch.index].tolist()))
+        return inner(self, server, batch, targets)
+
+    agreed = algorithm.aggregate(server, session.cohort(1, Ledger()), known)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(algorithm.__class__, "distillation_loss", noted)
+        algorithm.distil(server, agreed)
+    index = [k for part, _ in seen for k in part]
+    valid = {k: ok for part, flags in seen for k, ok in zip(part, flags, strict=True)}
+    assert sorted(index) == list(range(16))
+    assert [k for k in range(16) if valid[k]] == server.exchanged_index(10).tolist()

@@ -1,0 +1,158 @@
+"""Options of methods together, as papers and released code have them: two rounds end in the same bits on a wire."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from by_hand import copies, outcome, play
+from fedafd_sessions import RELEASED
+from polyfed.engines.local import LocalEngine
+from polyfed.wire.ledger import Ledger
+from sessions import prepared, round_records, site_of
+from small_federations import Config, federation_for
+
+BFLOAT16 = {"precision": "bfloat16"}
+HALF = BFLOAT16 | {"transport": {"dtype": "float16"}}
+ACROSS_TYPES = {"name": "by_slot", "layers": "blocks", "range": "modality", "server_optimizer": "momentum"}
+
+
+def averaged(name: str, **settings: Any) -> Config:
+    return {"averaging": {"name": name, **settings}}
+
+
+VARIATIONS: dict[str, tuple[Config, Config]] = {
+    "centralised in bf16": ({"local_epochs": None, "local_steps": 2}, BFLOAT16),
+    "creamfl released": (
+        {"server_first": True, "kd_optimizer": "shared", "kd_loss": "mse", "kd_weight": 0.6},
+        {},
+    ),
+    "creamfl joint": ({"kd_joint": True, "renormalise_target": True, "kd_loss": "cosine"}, {}),
+    "creamfl separate": (
+        {"local_reg": "separate_pass", "i_prev": "on_the_fly", "extraction": "train", "public_augment": True},
+        {},
+    ),
+    "creamfl intra": ({"inter": False}, {}),
+    "creamfl inter": ({"intra": False, "aggregation": {"name": "gca", "include_self": True}}, {}),
+    "creamfl_averaged in bf16": ({"gamma": 1.0}, BFLOAT16),
+    "creamfl_averaged without contrasts": ({"gamma": 0.0, **averaged("by_type", mean="sequential")}, {}),
+    "creamfl_averaged adam": (averaged("by_type", server_optimizer="adam"), {}),
+    "fed_mae in bf16": (averaged("by_slot", layers="blocks", range="modality") | {"mask_ratio": 0.6}, BFLOAT16),
+    "fedafd released": (RELEASED, {}),
+    "fedafd maps": ({"fusion": "maps", "public_samples": 10, "broadcast_every": 2, "local_epochs": 2}, {}),
+    "fedafd without both": ({"fusion": "none", "beta": 0, "aggregation": "mean"}, {}),
+    "fedafd without alignment": ({"beta": 0, "fuse": "embeddings", "kd_joint": True, "public_samples": 10}, {}),
+    "fedafd without fusion": (
+        {"fusion": "none", "public_augment": True, "extraction": "train", "server_first": False},
+        {},
+    ),
+    "fedafd thrice": ({"broadcast_every": 3, "public_batches_per_epoch": 1, "public_batch_size": 8}, {}),
+    "fedcola frozen": ({"train_out": False}, BFLOAT16),
+    "fedcola modules": ({"send": "modules", "complement": "mlp"}, {}),
+    "fedcola sequential": (averaged("fedcola", mean="sequential", denominator="model", compensation=False), {}),
+    "fedcola released": (averaged("fedcola", layers="mlp", names="released"), {}),
+    "fedcola all": (
+        averaged("fedcola", layers="blocks", range="all", server_optimizer={"name": "momentum", "momentum": 0.5}),
+        {},
+    ),
+    "fedema in bf16": (averaged("by_slot", layers="attention", range="all", server_optimizer="adam"), BFLOAT16),
+    "fediot all": (averaged("fediot", range="all", server_optimizer="yogi"), BFLOAT16),
+    "fediot sequential": (averaged("fediot", mean="sequential"), {}),
+    "fedproto classifier": ({"inference": "classifier"}, HALF),
+    "fedmd kl": (
+        {"scores": True, "exchange": "scores", "kd_loss": "kl", "digest_loss": "kl", "first_public_epochs": 1},
+        {},
+    ),
+    "fedmd sed": (
+        {"scores": True, "exchange": "scores", "aggregation": "sed", "extraction": "train", "largest_score": 0.5},
+        {},
+    ),
+    "fedmd joint": (
+        {"digest_loss": "cosine", "public_augment": True, "renormalise_target": True, "kd_joint": True},
+        {},
+    ),
+    "margin_weighted scores": (
+        {"scores": True, "exchange": "scores", "kd_joint": True, "public_samples": 10},
+        {},
+    ),
+    "margin_weighted first": ({"public_samples": 10, "server_first": True, "kd_optimizer": "shared"}, {}),
+    "fedprox plain": ({"norm": "plain", "averaging": ACROSS_TYPES}, BFLOAT16),
+    "moon projected": ({"projection": 4, "averaging": ACROSS_TYPES}, BFLOAT16),
+    "scaffold full": ({"variate": "full", "averaging": ACROSS_TYPES}, BFLOAT16),
+    "fedavg adagrad": (averaged("by_type", server_optimizer="adagrad"), {}),
+}
+"""Method and a word -> its settings, those of the run."""
+QUICK = {
+    "creamfl released",
+    "creamfl separate",
+    "creamfl_averaged in bf16",
+    "fed_mae in bf16",
+    "fedafd released",
+    "fedafd maps",
+    "fedafd without alignment",
+    "fedcola sequential",
+    "fedcola all",
+    "fedema in bf16",
+    "fediot all",
+    "fedmd sed",
+    "fedproto classifier",
+    "margin_weighted first",
+    "moon projected",
+    "scaffold full",
+}
+"""Those that between them have each mode of computing once; the others are slow."""
+
+
+@pytest.mark.parametrize(
+    "name", [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in VARIATIONS]
+)
+def test_two_rounds_are_the_same_bits_with_messages_that_are_encoded(tmp_path: Path, name: str) -> None:
+    settings, run = VARIATIONS[name]
+    config = federation_for(name.split()[0], **settings)
+    config["algorithm"] = {key: value for key, value in config["algorithm"].items() if value is not None}
+    config["run"] |= run
+    ended = []
+    for serialize in (False, True):
+        session = prepared(config, tmp_path / str(serialize))
+        session.engine = LocalEngine(site_of(session), serialize=serialize)
+        play(session, 1, 2)
+        records = round_records(session)
+        assert not [record for record in records if record["kind"] == "event"]
+        assert set(session.cohorts.accepted) == {client.id for client in session.server.clients}
+        values = [value for record in records for value in record["metrics"].values()]
+        assert torch.isfinite(torch.tensor(values)).all()
+        judged = session.experiment.algorithm.evaluate_clients(session.server, session.cohort(3, Ledger()))
+        ended.append((outcome(session), judged))
+    (plain, metrics), (encoded, again) = ended
+    assert metrics == again
+    for participant, tensors in plain.items():
+        assert all(torch.equal(value, encoded[participant][key]) for key, value in tensors.items()), participant
+
+
+OFF: dict[str, Config] = {
+    "fed_mae": {"mae_weight": 0.0},
+    "fedema": {"byol_weight": 0.0, "lam": 0.0},
+    "fedprox": {"mu": 0.0},
+    "moon": {"mu": 0.0},
+}
+
+
+@pytest.mark.parametrize("method", OFF)
+def test_without_what_it_adds_a_method_is_fedavg(tmp_path: Path, method: str) -> None:
+    """In the bits of what both train; modules of the method's own are at rest."""
+    weights = {}
+    for name, settings in ((method, OFF[method]), ("fedavg", {})):
+        config = federation_for("fedavg") | {"algorithm": {"name": name, "local_epochs": 1} | settings}
+        session = prepared(config, tmp_path / name)
+        start = copies(session.server.weights)
+        play(session, 1, 2)
+        weights[name] = session.server.weights
+        for kind, model in start.items():
+            own = [key for key in model if key.startswith("extras.")]
+            assert bool(own) == (name == "fed_mae" and kind != "text") or name == "fedema"
+            assert all(torch.allclose(weights[name][kind][key], model[key], atol=1e-7) for key in own)
+    for kind, model in weights["fedavg"].items():
+        assert all(torch.equal(value, weights[method][kind][key]) for key, value in model.items()), kind

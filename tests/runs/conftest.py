@@ -1,0 +1,67 @@
+"""Runs of CreamFL over three rounds, finished and stopped, which tests copy and damage."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from misbehaving import contents, interrupted
+from polyfed.runs.experiment import Experiment
+from polyfed.runs.runner import run_experiment
+from small_federations import Config, tiny_experiment
+
+Stopped = Callable[..., Path]
+
+
+def creamfl() -> Config:
+    config = tiny_experiment()
+    config["data"]["sources"]["scenes"]["train"] = 24  # of which 16 are public
+    config["algorithm"] = {"name": "creamfl", "local_epochs": 1, "public_batch_size": 16}
+    config["run"] |= {"rounds": 3, "sampling": {"cohort": 2}}
+    return config
+
+
+@pytest.fixture
+def config(tiny: Config) -> Config:
+    return creamfl()
+
+
+@pytest.fixture(scope="session")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Folder of a run of ``config`` that nothing happened to; not to be changed."""
+    return run_experiment(Experiment.parse(creamfl()), tmp_path_factory.mktemp("undisturbed") / "run").folder
+
+
+@pytest.fixture(scope="session")
+def whole(undisturbed: Path) -> dict[str, bytes]:
+    """What every run of ``config`` ends in."""
+    return contents(undisturbed)
+
+
+@pytest.fixture
+def finished(undisturbed: Path, tmp_path: Path) -> Path:
+    """A copy of the run that nothing happened to."""
+    return Path(shutil.copytree(undisturbed, tmp_path / "a"))
+
+
+@pytest.fixture(scope="session")
+def stopped_once(tmp_path_factory: pytest.TempPathFactory) -> Callable[[int], Path]:
+    """Gives the folder of a run of ``config`` that was stopped in a round; not to be changed."""
+    folders: dict[int, Path] = {}
+
+    def stopped(at: int) -> Path:
+        if at not in folders:
+            folders[at] = tmp_path_factory.mktemp("stopped") / "run"
+            interrupted(creamfl(), folders[at], folders[at].parent / "marker", at)
+        return folders[at]
+
+    return stopped
+
+
+@pytest.fixture
+def stopped(stopped_once: Callable[[int], Path], tmp_path: Path) -> Stopped:
+    """Gives a copy of a run that was stopped in a round."""
+    return lambda at: Path(shutil.copytree(stopped_once(at), tmp_path / "a"))

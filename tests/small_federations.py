@@ -1,0 +1,320 @@
+"""Experiments for tests: small federations on generated scenes, built of common parts and varied by keyword."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+from typing import Any
+
+from polyfed.algorithms.algorithm import Algorithm
+from polyfed.algorithms.fedavg import FedAvg
+
+Config = dict[str, Any]
+
+METHODS = tuple(Algorithm.available())
+UNBOUND = {"update": None, "refuse": None, "size": None}
+"""Of three clients and a few batches, an honest one moves one tensor or other far more than usual."""
+CAPTIONS = {"columns": {"image": "image", "text": "captions"}}
+RETRIEVAL = {"name": "retrieval", "objective": "info_nce"}
+
+# ---- parts
+
+
+def pixels() -> Config:
+    return {"name": "pixels", "size": 16}
+
+
+def words(length: int = 16, size: int | None = None) -> Config:
+    """The view of a text; ``size`` entries of a hashing tokenizer, which need not be trained."""
+    tokenizer = {"tokenizer": {"name": "hashing", "size": size}} if size else {}
+    return {"name": "tokens", "length": length} | tokenizer
+
+
+def resnet() -> Config:
+    return {"name": "resnet", "widths": [8, 8], "depths": [1, 1], "block": "basic", "view": pixels()}
+
+
+def bag(view: Config, width: int = 8) -> Config:
+    return {"name": "bag", "width": width, "view": view}
+
+
+def training(kind: str, lr: float, batch_size: int, **optimizer: Any) -> Config:
+    return {"optimizer": {"kind": kind, "lr": lr} | optimizer, "batch_size": batch_size}
+
+
+def plain(lr: float, batch_size: int) -> Config:
+    """SGD that a loop can do by hand."""
+    return training("sgd", lr, batch_size, momentum=0.0, clip=None)
+
+
+def sgd(rate: float) -> Config:
+    """Settings of a training of its own, with SGD that a loop can do by hand."""
+    return {"optimizer": {"kind": "sgd", "lr": rate, "momentum": 0.0, "clip": None}}
+
+
+def scenes(train: int, validation: int, test: int, **more: Any) -> Config:
+    return {"name": "scenes", "train": train, "validation": validation, "test": test, "size": 16} | more
+
+
+def three_sources(sets: Config, paired: Config) -> Config:
+    """Pairs, pictures alone, and texts alone with their topics."""
+    topics = {"columns": {"text": "text"}, "targets": {"topic": "topic"}}
+    return {
+        "scenes": sets | paired,
+        "pictures": sets | {"seed": 1, "columns": {"image": "image"}},
+        "texts": sets | {"seed": 2} | topics,
+    }
+
+
+def group(count: int, source: str, encoders: Config, training: Config, target: str = "label", dim: int = 96) -> Config:
+    """Clients that classify."""
+    model, task = {"dim": dim, "encoders": encoders}, {"name": "classification", "target": target}
+    return {"count": count, "source": source, "model": model, "task": task, "training": training}
+
+
+def experiment(name: str, sources: Config, algorithm: Config, rounds: int = 2, **sections: Any) -> Config:
+    run = {"rounds": rounds, "threads": 1, "device": "cpu", "plots": False}
+    return {"name": name, "data": {"sources": sources}, **sections, "algorithm": algorithm, "run": run}
+
+
+def _trained(algorithm: Config) -> Config:
+    return algorithm if algorithm.get("local_steps") else {"local_epochs": 1} | algorithm
+
+
+def in_steps(algorithm: Config, steps: int) -> Config:
+    """Settings of a method whose clients train for so many batches, not for epochs."""
+    return {key: value for key, value in algorithm.items() if key != "local_epochs"} | {"local_steps": steps}
+
+
+# ---- federations
+
+
+def tiny_experiment() -> Config:
+    """The smallest complete experiment: two paired clients, one of pictures, a server that retrieves, a public set."""
+    both = {"dim": 8, "encoders": {"image": resnet(), "text": bag(words())}}
+    adam = training("adam", 0.01, 16)
+    paired = {"source": "scenes", "model": both, "task": "retrieval", "training": adam}
+    image = {"source": "private", "model": {"dim": 8, "encoders": {"image": both["encoders"]["image"]}}}
+    return experiment(
+        "tiny",
+        {"scenes": scenes(48, 12, 12), "private": scenes(24, 8, 8, seed=1)},
+        {"name": "fedavg", "local_epochs": 1},
+        public={"source": "scenes", "items": 16},
+        server=dict(paired),
+        clients={
+            "paired": {"count": 2} | paired,
+            "image": {"count": 1} | image | {"task": "classification", "training": adam},
+        },
+    )
+
+
+def transformers(**algorithm: Any) -> Config:
+    """One image, two text and two paired clients with exchangeable blocks, without a public set."""
+    block = {"name": "blocks", "size": "nano", "depth": 1, "drop_path": 0.0}
+    image, text = block | {"patch": 8, "view": pixels()}, block | {"view": words(24, 1000)}
+    without = {"final_norm": False}
+    adam = training("adamw", 0.001, 16)
+    both = {"dim": 96, "final_norm": True, "encoders": {"image": image | without, "text": text | without}}
+    paired = {"source": "scenes", "model": both, "task": RETRIEVAL | {"mask_siblings": True}, "training": adam}
+    return experiment(
+        "transformers",
+        three_sources(scenes(24, 6, 6), {}),
+        _trained({"name": "fedavg"} | algorithm),
+        server=dict(paired),
+        clients={
+            "image": group(1, "pictures", {"image": image}, adam),
+            "text": group(2, "texts", {"text": text}, adam, target="topic"),
+            "paired": {"count": 2} | paired,
+        },
+    )
+
+
+def three_kinds(**algorithm: Any) -> Config:
+    """One image, one text and two paired clients, a server that retrieves, and public pairs."""
+    image, text, descent = resnet(), bag(words()), plain(0.05, 12)
+    both = {"dim": 8, "encoders": {"image": image, "text": text}}
+    paired = {"source": "scenes", "model": both, "task": RETRIEVAL | {"temperature": 0.5}, "training": descent}
+    return experiment(
+        "three-kinds",
+        three_sources(scenes(24, 8, 12), CAPTIONS | {"train": 16, "targets": {"label": "label"}}),
+        _trained(algorithm),
+        public={"source": "scenes", "items": 8, "per_item": 2},
+        server=dict(paired),
+        clients={
+            "image": group(1, "pictures", {"image": image}, descent, dim=8),
+            "text": group(1, "texts", {"text": text}, descent, target="topic", dim=8),
+            "paired": {"count": 2} | paired,
+        },
+    )
+
+
+def aligned(**algorithm: Any) -> Config:
+    """Three paired clients whose encoders have align modules, and a server that shows their model."""
+    encoders = {"image": resnet(), "text": bag(words(16, 200))}
+    task = RETRIEVAL | {"learn_temperature": False, "mask_siblings": True}
+    participant = {
+        "source": "scenes",
+        "model": {"dim": 8, "aligner": {"hidden": 16}, "encoders": encoders},
+        "task": task,
+    }
+    config = experiment(
+        "aligned",
+        {"scenes": scenes(18, 8, 12) | CAPTIONS},
+        {"name": "fedaid"} | algorithm,
+        server=participant,
+        clients={"hospital": participant | {"count": 3, "training": training("adamw", 0.01, 12)}},
+    )
+    config["run"]["bounds"] = UNBOUND
+    return config
+
+
+def classifiers(name: str = "fedproto", **algorithm: Any) -> Config:
+    """One client of pictures and two of texts, in one class space, with models of their own; some classes are rare."""
+    common = {"source": "scenes", "task": "classification", "training": plain(0.05, 12), "items": 32}
+    image, text = {"image": resnet()}, {"text": bag(words(16, 200))}
+    return experiment(
+        "classifiers",
+        {"scenes": scenes(48, 8, 20, columns={"image": "image", "text": "text"})},
+        {"name": name, "local_epochs": 1} | algorithm,
+        rounds=3,
+        clients={
+            "image": common | {"count": 1, "model": {"dim": 8, "encoders": image}},
+            "text": common | {"count": 2, "model": {"dim": 8, "encoders": text}},
+        },
+    )
+
+
+def topics(*, server: bool = False, **algorithm: Any) -> Config:
+    """Two clients that tell the topic of a text, one of six, by a bag of words: learnt in a second.
+
+    With ``server`` there is one, with a public set; participants then exchange class scores.
+    """
+    config = transformers(local_epochs=3, **({"exchange": "scores"} if server else {}), **algorithm)
+    texts = config["data"]["sources"]["texts"] | {"difficulty": 0.0, "test": 200}
+    client = config["clients"]["text"] | {"training": training("adam", 0.02, 32)}
+    client["model"] = {"dim": 32, "encoders": {"text": bag(words(24, 400), 32)}}
+    config |= {"clients": {"text": client}}
+    config["data"]["sources"]["texts"] = texts | {"train": 600}
+    del config["server"]
+    if server:
+        config["data"]["sources"] = {"texts": texts | {"train": 600}, "public": texts | {"train": 300, "seed": 5}}
+        own = {key: client[key] for key in ("model", "task", "training")} | {"source": "public"}
+        config |= {"server": own, "public": {"source": "public"}}
+    return config
+
+
+# ---- variations
+
+
+def sized(config: Config, train: int) -> Config:
+    """The same federation with so many training items in every source."""
+    for source in config["data"]["sources"].values():
+        source["train"] = train
+    return config
+
+
+def plain_sgd(config: Config, batch_size: int = 12) -> Config:
+    """The same federation with plain SGD everywhere, which ``by_hand.plain_training`` does."""
+    for clients in config["clients"].values():
+        clients["training"] = plain(0.001, batch_size)
+    return config
+
+
+def one_classification(config: Config) -> Config:
+    """``three_kinds`` whose clients and server all tell the same classes, which public samples have too."""
+    task = {"name": "classification", "target": "label", "classes": 18}
+    config["data"]["sources"]["texts"]["targets"] = {"label": "label"}
+    clients = {name: participant | {"task": task} for name, participant in config["clients"].items()}
+    return config | {"clients": clients, "server": config["server"] | {"task": task}}
+
+
+def classifying(tiny: Config) -> Config:
+    """``tiny`` with one classification everywhere, and a public set that has its classes."""
+    config = copy.deepcopy(tiny)
+    for participant in participants(config):
+        participant["task"] = "classification"
+    return config
+
+
+def unlabelled(tiny: Config) -> Config:
+    """The same with a public set that lacks these classes."""
+    config = classifying(tiny)
+    config["data"]["sources"]["scenes"] |= {"targets": {"topic": "topic"}, "columns": {"image": "image"}}
+    del config["clients"]["paired"]
+    image = config["clients"]["image"]
+    config["server"] = {key: image[key] for key in ("model", "task", "source", "training")}
+    config["clients"]["image"]["count"] = 2
+    return config
+
+
+def with_retrieval(config: Config) -> Config:
+    """``classifiers`` with a client of both modalities, whose task has no classes."""
+    text, image = (config["clients"][name]["model"]["encoders"] for name in ("text", "image"))
+    paired = {"count": 1, "source": "scenes", "task": "retrieval", "training": plain(0.05, 12)}
+    both = paired | {"model": {"dim": 8, "encoders": image | text}}
+    return config | {"clients": config["clients"] | {"paired": both}}
+
+
+def participants(config: Config) -> Iterator[Config]:
+    """Sections of the server and of all groups."""
+    yield from config["clients"].values()
+    if "server" in config:
+        yield config["server"]
+
+
+# ---- one for every method
+
+_SMALL: dict[str, Config] = {
+    "fedema": {"predictor_width": 8},
+    "fed_mae": {"decoder_depth": 1, "decoder_width": 8, "decoder_heads": 2},
+    "fedmkd": {"predictor_width": 8},
+    "fedtgp": {"server_epochs": 2},
+    "fedaid": {"local_steps": 1, "robust_steps": 1},
+    "feddra": {"local_steps": 1, "robust_steps": 1},
+}
+_LITTLE: dict[str, Config] = {"resnet": {"widths": [4], "depths": [1]}, "blocks": {"depth": 1}}
+_RANDOM: dict[str, Config] = {"pixels": {"augment": {"flip": True}}, "tokens": {"drop": 0.2}}
+
+
+def federation_for(method: str, *, scores: bool = False, **algorithm: Any) -> Config:
+    """A federation in which a method can do all that it does; settings that only cost time are small.
+
+    With ``scores`` all participants tell the same classes, as methods need that exchange class scores.
+    """
+    build = _kind(method)
+    config = build(name=method, **_SMALL.get(method, {}) | algorithm)
+    if method == "server_only":
+        config["algorithm"].pop("local_epochs", None)
+    if method == "creamfl_averaged":
+        config["public"] = {"source": "scenes", "items": 8, "per_item": 1}
+    if method == "centralised":
+        config["clients"]["paired"]["count"] = 1
+    if build is classifiers:
+        config["data"]["sources"]["scenes"] |= {"targets": {"topic": "topic"}}  # six classes, which all clients have
+        task = {"name": "classification", "target": "topic"}
+        config["clients"] = {name: group | {"task": task} for name, group in config["clients"].items()}
+    else:  # SGD feels a factor of the loss
+        _shrink(config, {"kind": "sgd", "lr": 0.001} if build is aligned else {"kind": "adam", "lr": 0.01})
+    return one_classification(config) if scores else config
+
+
+def _kind(method: str) -> Any:
+    if method in ("fedproto", "fedtgp"):
+        return classifiers
+    if method in ("fedaid", "feddra"):
+        return aligned
+    exchanges_weights = issubclass(Algorithm.named(method), FedAvg)
+    return transformers if exchanges_weights else three_kinds
+
+
+def _shrink(config: Config, optimizer: Config) -> None:
+    for source in config["data"]["sources"].values():
+        source |= {"train": 14, "validation": 4, "test": 4}
+    for participant in participants(config):
+        participant["training"] = {"optimizer": optimizer, "batch_size": 8}
+        for encoder in participant["model"]["encoders"].values():
+            encoder |= _LITTLE.get(encoder["name"], {})
+            encoder["view"] = encoder["view"] | _RANDOM[encoder["view"]["name"]]
+    for clients in config["clients"].values():
+        if clients["count"] > 1:
+            clients["partition"] = {"name": "quantity", "min_size": 3}
