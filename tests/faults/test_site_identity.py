@@ -19,7 +19,8 @@ from polyfed.core.files import write_atomically
 from polyfed.deploy.keys import create_keys, read_public
 from polyfed.engines.flower_node import Node
 from polyfed.engines.node_keys import fingerprint
-from polyfed.reporting.reported import write_reports
+from polyfed.reporting.reported import Reports
+from polyfed.runs.events import RunComplete
 from polyfed.runs.records import RunRecords
 
 STRANGER = 7
@@ -80,7 +81,7 @@ def test_an_impostor_that_is_there_first_gets_nothing_and_is_named(
     told = f"it is connected and not among run.engine.sites; it is sent nothing (key {key})"
     assert refusals(folder) == [(0, "clinic", told)]
     assert f"site refused: clinic: {told}" in caplog.text
-    write_reports(folder)
+    Reports().handle(RunComplete(folder))
     for report in ("report.md", "report.html"):
         assert key in (folder / report).read_text()
     left = results(folder)
