@@ -230,11 +230,15 @@ def round_points(records: Sequence[Record], *, per_client: bool = True) -> Round
     events = [record for record in records if record["kind"] == "event"]
     named = records if per_client else [record for record in records if record["participant"] == SERVER]
     values = dict(chain.from_iterable(_points_of(record).items() for record in named))
-    # means over this round's cohort: clients that were not asked have no new value
-    values |= _client_means(record for record in records if record["participant"] != SERVER)
-    values |= {f"events/{name}": float(n) for name, n in Counter(event["event"] for event in events).items()}
+    values |= _client_means(records)
+    values |= _event_counts(events)
     reasons = {f"{e['event']}/{e['participant']}": str(e.get("reason", "")) for e in events} if per_client else {}
     return RoundPoints(int(records[0]["round"]), values, reasons)
+
+
+def _event_counts(events: Iterable[Record]) -> dict[str, float]:
+    """How many events of each name."""
+    return {f"events/{name}": float(number) for name, number in Counter(event["event"] for event in events).items()}
 
 
 def _points_of(record: Record) -> dict[str, float]:
@@ -248,12 +252,14 @@ def _by_kind(record: Record) -> dict[str, float]:
     return {f"{record['kind']}/{name}": float(value) for name, value in record.get("metrics", {}).items()}
 
 
-def _client_means(records: Iterable[Record]) -> dict[str, float]:
+def _client_means(records: Sequence[Record]) -> dict[str, float]:
     """Means over clients, each over those that have the metric."""
     values: dict[str, list[float]] = {}
+    # over this round's cohort: clients that were not asked have no new value
     for record in records:
-        for name, value in _by_kind(record).items():
-            values.setdefault(name, []).append(value)
+        if record["participant"] != SERVER:
+            for name, value in _by_kind(record).items():
+                values.setdefault(name, []).append(value)
     return {f"clients/{name}": _finite_mean(of_clients) for name, of_clients in values.items()}
 
 
