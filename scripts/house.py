@@ -160,7 +160,7 @@ def figures() -> Iterator[Figure]:
         0,
         worst=[f"{name}: {', '.join(where)}" for name, where in several.items()],
     )
-    yield Figure("lines of source", total, 34_000)
+    yield Figure("lines of source", total, 45_500)
     yield Figure(
         "lines of tests", sum(len(path.read_text().splitlines()) for path in Path("tests").rglob("*.py")), total
     )
@@ -169,19 +169,18 @@ def figures() -> Iterator[Figure]:
 def _complexity(parts: list[Module]) -> Figure:
     from radon.complexity import cc_visit
 
-    found = [
+    functions = [
         (block.complexity, f"{module.path}:{block.lineno} {block.name}")
         for module in parts
         for block in _blocks(cc_visit("\n".join(module.lines)))
     ]
-    found.sort(reverse=True)
-    return Figure(
-        "McCabe's complexity, as radon counts", found[0][0], 10, worst=[f"{place}: {c}" for c, place in found if c > 10]
-    )
+    functions.sort(reverse=True)
+    worst = [f"{place}: {complexity}" for complexity, place in functions if complexity > 10]
+    return Figure("McCabe's complexity, as radon counts", functions[0][0], 10, worst=worst)
 
 
-def _blocks(found: list) -> Iterator:  # type: ignore[type-arg]
-    for block in found:
+def _blocks(visited: list) -> Iterator:  # type: ignore[type-arg]
+    for block in visited:
         if hasattr(block, "methods"):
             yield from block.methods
         else:
