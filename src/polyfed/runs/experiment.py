@@ -199,14 +199,16 @@ def _without_idle(kind: type[S], content: dict[str, Any], is_own: Callable[[str]
         try:
             return kind.model_validate(content)
         except ValidationError as error:
-            path, problem = _innermost(error)
+            section, problem = _innermost(error)
             refusal = problem.get("ctx", {}).get("error")
-            if not isinstance(refusal, NoEffectError) or is_own(".".join((*path, refusal.name))):
+            if not isinstance(refusal, NoEffectError):
                 raise ConfigError(_first_problem(error)) from error
-            keys = (*path, refusal.name)
+            path = ".".join((*section, refusal.name))  # whose name may be a path itself
+            if is_own(path):
+                raise ConfigError(_first_problem(error)) from error
             message = "%s: %s has no effect %s; left at its default, %s"
-            log.warning(message, ".".join(keys), refusal.value, refusal.obstacle, refusal.default)
-            content = _removed(content, keys)
+            log.warning(message, path, refusal.value, refusal.obstacle, refusal.default)
+            content = _removed(content, path.split("."))
 
 
 def _is_set(path: str, top: Mapping[str, Any], overrides: Sequence[str]) -> bool:
