@@ -82,7 +82,10 @@ def test_a_pass_within_a_pass_is_a_part_of_it(monkeypatch: pytest.MonkeyPatch) -
     assert [what for _, what, _ in heard.told] == ["task", "left", "next"]
 
 
-def test_a_run_tells_its_preparation_each_client_and_the_server(tiny: dict[str, Any], tmp_path: Path) -> None:
+def test_a_run_tells_its_preparation_each_client_and_the_server(
+    tiny: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("POLYFED_CACHE", str(tmp_path / "cache"))  # a new one: what is there already is not prepared
     heard = Heard()
     run(Experiment.load(tiny | {"algorithm": {"name": "creamfl", "local_epochs": 1}}), tmp_path / "run", [heard])
     first = next(k for k, told in enumerate(heard.told) if told[0] == "asked")

@@ -41,7 +41,10 @@ def test_the_check_of_a_site_leaves_no_picture_that_others_can_read(
     assert others_can_read(site, before) == {}
 
 
-def test_a_run_and_its_evaluation_leave_nothing_that_others_can_read(tiny_file: Path, tmp_path: Path) -> None:
+def test_a_run_and_its_evaluation_leave_nothing_that_others_can_read(
+    tiny_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("POLYFED_CACHE", str(tmp_path / "cache"))  # a new one, as what it writes is looked at
     assert main(["run", str(tiny_file), "--out", str(tmp_path / "run"), "--set", "run.rounds=1"]) == 0
     assert others_can_read(tmp_path / "run", set()) == {}
     assert others_can_read(tmp_path / "cache", set()) == {}
