@@ -1,4 +1,4 @@
-"""What the clients of a deployment told of their models, asked once and kept in the run folder."""
+"""What the clients of a deployment say of their models: asked once, kept in the run folder."""
 
 from __future__ import annotations
 
@@ -15,11 +15,10 @@ from polyfed.models.slots import decode_places, encode_places
 from polyfed.runs.folder import RunFolder
 
 _FILE = "blueprint.safetensors"
-_TYPES = (torch.float32, torch.int64, torch.bool)
-"""What the first client of an architecture may tell; all others are held to it."""
+_TYPES = (torch.float32, torch.int64, torch.bool)  # of tensors that a client may describe
 
 
-def told_blueprints(
+def collected_blueprints(
     clients: Sequence[ClientInfo],
     folder: RunFolder,
     ask: Callable[[tuple[ClientInfo, ...]], Mapping[str, Blueprint]],

@@ -37,7 +37,7 @@ class Cohorts:
         engine: where clients are.
         events: are told of answers and exclusions.
         accepted: client -> version of its state after the last step whose reply was accepted.
-        usual: what updates were last like, by which the next are bounded.
+        medians: what updates were last like, by which the next are bounded.
         away: clients that were excluded and have not answered since.
         notices: what the engine noticed beside the clients' answers; events of the next round to be complete.
     """
@@ -48,7 +48,7 @@ class Cohorts:
     engine: Engine
     events: Callback
     accepted: dict[str, StateVersion] = field(default_factory=dict)
-    usual: Medians = field(default_factory=dict)
+    medians: Medians = field(default_factory=dict)
     away: set[str] = field(default_factory=set)
     notices: list[tuple[str, str, str]] = field(default_factory=list)
     _waiting_since: float = 0.0
@@ -72,7 +72,7 @@ class Cohorts:
         )
 
     def blueprints(self, clients: tuple[ClientInfo, ...]) -> dict[str, Blueprint]:
-        """What clients' models are like, told by one client of each architecture before the first round."""
+        """Blueprint of each architecture, asked of one client that has it before the first round."""
         policy, ledger = ReplyPolicy(min_clients=len(clients)), Ledger()
         cohort = self._of(0, clients, ledger, lambda step: policy, purpose="setup:")
         algorithm: Any = self.experiment.algorithm
@@ -102,7 +102,7 @@ class Cohorts:
             reply_policy=reply_policy,
             limits=self.experiment.run.limits,
             bounds=self.experiment.run.bounds,
-            medians=self.usual,
+            medians=self.medians,
             counted=self.server.counted,
             reaches=self.server.reaches,
             across=self.experiment.algorithm.mixes_types,
@@ -120,7 +120,7 @@ class Cohorts:
     # ---- what becomes of clients
 
     def happened(self, number: int, participant: str, incident: str, reason: str) -> None:
-        """Tell of an incident; the reason is others' words, which are recorded and shown in many places."""
+        """Announce an incident; clients word the reason, so it is made harmless before it is recorded and shown."""
         self.events.handle(Incident(number, participant, incident, plain(reason)))
 
     def tell_notices(self, number: int) -> None:
@@ -154,13 +154,13 @@ class Cohorts:
 
     def facts(self) -> dict[str, Any]:
         """All that lasts."""
-        return {"away": sorted(self.away), "accepted": self.accepted, "usual": self.usual}
+        return {"away": sorted(self.away), "accepted": self.accepted, "medians": self.medians}
 
     def restore(self, facts: Mapping[str, Any]) -> None:
         """Be as a checkpoint says."""
         self.away = set(facts["away"])
         self.accepted = accepted_in(facts)
-        self.usual = {key: dict(values) for key, values in facts["usual"].items()}
+        self.medians = {key: dict(values) for key, values in facts["medians"].items()}
 
 
 def accepted_in(facts: Mapping[str, Any]) -> dict[str, StateVersion]:

@@ -18,7 +18,7 @@ from polyfed.federation.population import Population
 from polyfed.federation.server import Server
 from polyfed.federation.state import StateStore
 from polyfed.federation.types import Blueprint
-from polyfed.runs.blueprints import told_blueprints
+from polyfed.runs.blueprints import collected_blueprints
 from polyfed.runs.checkpoints import Checkpoints, History
 from polyfed.runs.cohorts import Cohorts
 from polyfed.runs.environment import environment
@@ -142,10 +142,10 @@ class Session:
         self.events.handle(Measured(self.server.clock.round, SERVER, "train", metrics))
 
     def _blueprint(self) -> Mapping[str, Blueprint]:
-        """What clients' models are like: known here in a simulation, told once by the clients of a deployment."""
+        """Blueprints of the clients' models: known here in a simulation, asked of the clients once in a deployment."""
         if self.federation.members:
             return self.federation.blueprints()
-        return told_blueprints(self.server.clients, self.folder, self.cohorts.blueprints)
+        return collected_blueprints(self.server.clients, self.folder, self.cohorts.blueprints)
 
     def partition(self) -> dict[str, Any]:
         """Who holds which items, for the run folder; of a client that lives elsewhere, only how many."""
