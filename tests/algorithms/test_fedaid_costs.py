@@ -33,7 +33,7 @@ from small_federations import Config
 @pytest.mark.parametrize(
     "transport",
     [
-        {"dtype": "float16"},
+        pytest.param({"dtype": "float16"}, marks=pytest.mark.slow),
         {"unchanged": "omit"},
         pytest.param({"topk": 0.5}, marks=pytest.mark.slow),
     ],

@@ -207,10 +207,10 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str,
 @pytest.mark.parametrize(
     ("method", "step", "client"),
     [
-        ("fedaid", "guide", "hospital-2"),
+        pytest.param("fedaid", "guide", "hospital-2", marks=pytest.mark.slow),
         ("fedaid", "judge", "hospital-2"),
         pytest.param("fedaid", "teach", "hospital-0", marks=pytest.mark.slow),
-        ("fedaid", "teach", "hospital-2"),
+        pytest.param("fedaid", "teach", "hospital-2", marks=pytest.mark.slow),
         pytest.param("feddra", "align", "hospital-2", marks=pytest.mark.slow),
         ("feddra", "bind", "hospital-1"),
     ],

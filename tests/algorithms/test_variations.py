@@ -89,8 +89,6 @@ QUICK = {
     "creamfl released",
     "creamfl separate",
     "creamfl_averaged in bf16",
-    "fed_mae in bf16",
-    "fedafd released",
     "fedafd maps",
     "fedafd without alignment",
     "fedcola sequential",
@@ -101,7 +99,6 @@ QUICK = {
     "fedproto classifier",
     "margin_weighted first",
     "moon projected",
-    "scaffold full",
 }
 """Those that between them have each mode of computing once; the others are slow."""
 

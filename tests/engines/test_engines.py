@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -50,17 +50,22 @@ def finished(config: Config, folder: Path, *, engine: Any = "local", **run_setti
     ).folder
 
 
-def assert_same_bits(config: Config, folder: Path, **run_settings: Any) -> None:
+def assert_same_bits(config: Config, folder: Path, engines: Iterable[str] = ENGINES, **run_settings: Any) -> None:
     """On every engine, in metrics, ledger and models."""
     expected = contents(finished(config, folder / "local", **run_settings))
-    for name, engine in ENGINES.items():
-        assert contents(finished(config, folder / name, engine=engine, **run_settings)) == expected, name
+    for name in engines:
+        assert contents(finished(config, folder / name, engine=ENGINES[name], **run_settings)) == expected, name
 
 
 @pytest.mark.usefixtures("ray_cluster")
-def test_every_engine_gives_the_same_bits(tiny: Config, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    # Flower is started by the test of a deployment, too
+    "engine",
+    ["serialized", "ray", pytest.param("flower", marks=pytest.mark.slow)],
+)
+def test_every_engine_gives_the_same_bits(tiny: Config, tmp_path: Path, engine: str) -> None:
     """A method of two steps a round whose clients keep everything that they can."""
-    assert_same_bits(tiny | {"algorithm": "two_phases.TwoPhases"}, tmp_path)
+    assert_same_bits(tiny | {"algorithm": "two_phases.TwoPhases"}, tmp_path, [engine])
 
 
 @pytest.mark.slow

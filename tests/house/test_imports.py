@@ -6,17 +6,21 @@ from pathlib import Path
 
 import pytest
 
-from imports import cycles, modules, upward
-
-SOURCE = Path(__file__).parents[2] / "src" / "polyfed"
+from imports import Module, cycles, modules, upward
 
 
-def test_imports_run_downwards() -> None:
-    assert upward(modules(SOURCE)) == []
+@pytest.fixture(scope="module")
+def parts() -> list[Module]:
+    """All modules of polyfed."""
+    return modules(Path(__file__).parents[2] / "src" / "polyfed")
 
 
-def test_no_modules_or_packages_import_each_other() -> None:
-    assert cycles(modules(SOURCE)) == []
+def test_imports_run_downwards(parts: list[Module]) -> None:
+    assert upward(parts) == []
+
+
+def test_no_modules_or_packages_import_each_other(parts: list[Module]) -> None:
+    assert cycles(parts) == []
 
 
 def tree(root: Path, **sources: str) -> Path:

@@ -68,6 +68,7 @@ class DashboardProgress(Callback):
             self.state.handle(event)
         if isinstance(event, Preparing | RunStarted):
             self.show()
+            self._live.refresh()  # at once: whoever watches a short run may see no other picture
         elif isinstance(event, RunComplete):
             self.close()
             self._console.print(outcome_of(event.folder))
