@@ -9,16 +9,8 @@ from pydantic import Field
 from torch import Tensor
 
 from polyfed.aggregation.ensemble import Ensemble
-from polyfed.algorithms.algorithm import (
-    Algorithm,
-    Client,
-    Cohort,
-    Lifetime,
-    Reply,
-    Representations,
-    Server,
-    client_step,
-)
+from polyfed.algorithms.algorithm import Algorithm, Client, Cohort, Lifetime
+from polyfed.algorithms.algorithm import Reply, Representations, Server, client_step
 from polyfed.losses.distillation import l2
 
 
@@ -69,10 +61,6 @@ class Consensus(Algorithm):
             own = {name: model.represent(name, batch.inputs[name]) for name in targets}
             return sum(l2(own[name], target[batch.index]) for name, target in targets.items())
 
-        participant.fit(
-            participant.public_set,
-            epochs=self.digest_epochs,
-            purpose="digest",
-            task_weight=0,
-            regulariser=distance if targets else None,
-        )
+        if targets:
+            public, epochs = participant.public_set, self.digest_epochs
+            participant.fit(public, epochs=epochs, purpose="digest", task_weight=0, regulariser=distance)
