@@ -9,9 +9,9 @@ from pydantic import Field
 from torch import Tensor
 
 from polyfed.aggregation.ensemble import Ensemble
-from polyfed.algorithms.algorithm import Algorithm, Client, Cohort, Lifetime
-from polyfed.algorithms.algorithm import Reply, Representations, Server, client_step
+from polyfed.algorithms.algorithm import Algorithm, Client, Cohort, Lifetime, Reply, Server, client_step
 from polyfed.losses.distillation import l2
+from polyfed.wire.payload import Representations
 
 
 class Consensus(Algorithm):
