@@ -14,8 +14,9 @@ import yaml
 from matplotlib.figure import Figure
 from PIL import Image
 
-from polyfed.analysis.results import write_csv
+from polyfed.cli.analysis_options import show_analysis
 from polyfed.core.errors import RunError
+from polyfed.reporting.tables import TextTable
 from polyfed.runs.records import RunRecords
 
 Cli = Callable[..., tuple[int, str, str]]
@@ -315,7 +316,9 @@ def test_bad_input_is_named_before_any_work(
     assert not list(Path("there").glob("*"))
 
 
-def test_a_folder_that_cannot_be_written(tmp_path: Path) -> None:
+def test_results_are_seen_where_they_cannot_be_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "none").write_text("a file")
+    table = TextTable("Hours of work", ("", "value"), [("loss", "1.5")])
     with pytest.raises(RunError, match="cannot write"):
-        write_csv(tmp_path / "none" / "there.csv", ("a",), [(1,)])
+        show_analysis(tmp_path / "none", "there", {}, None, [table], "a\n1\n")
+    assert "Hours of work" in capsys.readouterr().out

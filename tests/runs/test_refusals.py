@@ -243,5 +243,5 @@ REFUSED: list[tuple[Config, Config, str]] = [
 )
 def test_an_experiment_that_cannot_be_is_refused(tmp_path: Path, config: Config, changes: Config, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        run_experiment(Experiment.parse(changed(config, changes)), tmp_path / "run")
-    assert not (tmp_path / "run").exists()
+        run_experiment(Experiment.parse(changed(config, changes)), tmp_path / "runs" / "run")
+    assert not (tmp_path / "runs").exists()

@@ -1,4 +1,4 @@
-"""Files of an analysis: JSON without NaN and CSV, complete or not there, and folders that can be written to."""
+"""Files of an analysis: JSON without NaN, CSV, and folders that can be written to."""
 
 from __future__ import annotations
 
@@ -31,23 +31,15 @@ def write_json(path: Path, content: Mapping[str, Any]) -> Path:
         RunError: it cannot be written.
     """
     finite = json.loads(json.dumps(content, default=dict), parse_constant=lambda name: None)
-    return _write(path, f"{json.dumps(finite, indent=1, ensure_ascii=False)}\n")
-
-
-def write_csv(path: Path, header: Sequence[str], rows: Iterable[Sequence[object]]) -> Path:
-    """Write a table; returns ``path``.
-
-    Raises:
-        RunError: it cannot be written.
-    """
-    import pandas as pd
-
-    return _write(path, pd.DataFrame(rows, columns=list(header), dtype=object).to_csv(index=False, na_rep="nan"))
-
-
-def _write(path: Path, text: str) -> Path:
     try:
-        write_atomically(path, text.encode())
+        write_atomically(path, f"{json.dumps(finite, indent=1, ensure_ascii=False)}\n".encode())
     except OSError as error:
         raise RunError(f"cannot write '{path}' ({error.strerror or error}); choose another --out") from error
     return path
+
+
+def csv_text(header: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
+    """A table as CSV."""
+    import pandas as pd
+
+    return pd.DataFrame(rows, columns=list(header), dtype=object).to_csv(index=False, na_rep="nan")

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -43,6 +41,7 @@ def analyse_retrain(
     places: PlaceOptions,
 ) -> None:
     """Re-train some layers of a model on clients' data, and see what becomes of it at every client. Simulations."""
+    from polyfed.analysis.results import csv_text
     from polyfed.analysis.retraining import (
         RETRAINING_HEADER,
         Plan,
@@ -58,8 +57,8 @@ def analyse_retrain(
     retrained = run_retraining(simulated, of, on, plan)
     changed = {"depth": depth, "steps": None if steps == _STEPS else steps, "lr": lr, "seed": seed}
     name, drawing = _file_name(f"retrain-{of}-{layers}-{on}", which, **changed), draw_retraining(retrained)
-    _write_rows(folder, name, RETRAINING_HEADER, retraining_rows(retrained))
-    show_analysis(folder, name, retrained.to_json(), drawing, retraining_tables(retrained))
+    csv = csv_text(RETRAINING_HEADER, retraining_rows(retrained))
+    show_analysis(folder, name, retrained.to_json(), drawing, retraining_tables(retrained), csv)
 
 
 def analyse_distortion(
@@ -83,38 +82,34 @@ def analyse_distortion(
         draw_distortion,
         run_distortion,
     )
+    from polyfed.analysis.results import csv_text
     from polyfed.analysis.simulated import Simulated
 
     simulated, folder = Simulated(places.open(run), which), analysis_folder(out, run)
     distorted = run_distortion(simulated, of, steps=steps, lr=lr, seed=seed)
     stem = "distortion" if of == SERVER else f"distortion-{of}"
     name, drawing = _file_name(stem, which, steps=steps, lr=lr, seed=seed), draw_distortion(distorted)
-    _write_rows(folder, name, DISTORTION_HEADER, distortion_rows(distorted))
-    show_analysis(folder, name, distorted.to_json(), drawing, distortion_tables(distorted))
+    csv = csv_text(DISTORTION_HEADER, distortion_rows(distorted))
+    show_analysis(folder, name, distorted.to_json(), drawing, distortion_tables(distorted), csv)
 
 
 def analyse_across(run: RunArgument, *, which: LastOrBest = "last", out: OutOfRun = None, places: PlaceOptions) -> None:
     """Judge global and kept models on every client's test samples: average, worst client, disparity. Simulations."""
     from polyfed.analysis.across import ACROSS_HEADER, across_rows, across_tables, draw_across, run_across
+    from polyfed.analysis.results import csv_text
     from polyfed.analysis.simulated import Simulated
 
     simulated, folder = Simulated(places.open(run), which), analysis_folder(out, run)
     judged = run_across(simulated)
     name, drawing = _file_name("across", which), draw_across(judged)
-    _write_rows(folder, name, ACROSS_HEADER, across_rows(judged))
-    show_analysis(folder, name, judged.to_json(), drawing, across_tables(judged))
+    csv = csv_text(ACROSS_HEADER, across_rows(judged))
+    show_analysis(folder, name, judged.to_json(), drawing, across_tables(judged), csv)
 
 
 def _file_name(stem: str, which: str, **changed: object) -> str:
     """Name of the files: with all that differs from the defaults, so that other settings have other files."""
     parts = [f"{key}{value}" for key, value in changed.items() if value is not None]
     return "-".join([stem, *([] if which == "last" else [which]), *parts])
-
-
-def _write_rows(folder: Path, name: str, header: Sequence[str], rows: Any) -> None:
-    from polyfed.analysis.results import write_csv
-
-    typer.echo(f"written: {write_csv(folder / f'{name}.csv', header, rows)}")
 
 
 def _depth(text: str) -> int | dict[str, int]:

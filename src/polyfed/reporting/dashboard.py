@@ -68,7 +68,8 @@ class DashboardProgress(Callback):
             self.state.handle(event)
         if isinstance(event, Preparing | RunStarted):
             self.show()
-            self._live.refresh()  # at once: whoever watches a short run may see no other picture
+            if isinstance(event, RunStarted):  # at once: whoever watches a short run may see no other picture
+                self._live.refresh()
         elif isinstance(event, RunComplete):
             self.close()
             self._console.print(outcome_of(event.folder))

@@ -67,6 +67,7 @@ class RunFolder:
             RunError: there is something at ``path`` already, or it cannot be created.
         """
         cls.require_free(path)
+        absent = [parent for parent in path.parents if not parent.exists()]
         try:
             path.mkdir(parents=True, exist_ok=True)
         except OSError as error:
@@ -76,6 +77,9 @@ class RunFolder:
         except BaseException:
             if not cls(path).has_begun():
                 shutil.rmtree(path, ignore_errors=True)
+                for parent in absent:  # the nearest first
+                    with contextlib.suppress(OSError):  # another run may have been begun in it
+                        parent.rmdir()
             raise
 
     @classmethod
