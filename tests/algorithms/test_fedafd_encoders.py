@@ -121,7 +121,7 @@ def test_a_client_without_encoders_is_judged_by_its_own_features(tmp_path: Path)
 # ---- broadcasts
 
 
-@pytest.mark.parametrize("fusion", ["vectors", "maps"])
+@pytest.mark.parametrize("fusion", ["vectors", pytest.param("maps", marks=pytest.mark.slow)])
 def test_kept_features_change_nothing(tmp_path: Path, fusion: str) -> None:
     runs = {}
     for every, cached in ((10, True), (10, False), (1, True)):

@@ -224,8 +224,8 @@ BLOCKS, MLP, ATTENTION = 12 * 1_774_464 * 4, 12 * 1_181_568 * 4, 12 * 591_360 * 
     [
         ({"complement": "none"}, 0, 208.81),
         ({"send": "modules"}, BLOCKS, 371.26),
-        ({"send": "modules", "complement": "mlp"}, MLP, 316.98),
-        ({"send": "modules", "complement": "attention"}, ATTENTION, 262.95),
+        pytest.param({"send": "modules", "complement": "mlp"}, MLP, 316.98, marks=pytest.mark.slow),
+        pytest.param({"send": "modules", "complement": "attention"}, ATTENTION, 262.95, marks=pytest.mark.slow),
     ],
 )
 def test_costs_are_the_papers_to_the_byte(
@@ -238,7 +238,14 @@ def test_costs_are_the_papers_to_the_byte(
     assert sum(found.values()) / 2**20 == pytest.approx(mib, abs=0.01)
 
 
-@pytest.mark.parametrize(("complement", "mib"), [("attention", 27.0), ("mlp", 54.0), ("blocks", 81.0)])
+@pytest.mark.parametrize(
+    ("complement", "mib"),
+    [
+        ("attention", 27.0),
+        pytest.param("mlp", 54.0, marks=pytest.mark.slow),
+        pytest.param("blocks", 81.0, marks=pytest.mark.slow),
+    ],
+)
 def test_matrices_alone_cost_less(config: Config, tmp_path: Path, complement: str, mib: float) -> None:
     config["algorithm"] |= {"complement": complement}
     found = downloads(paper_size(config), tmp_path)

@@ -39,9 +39,8 @@ def status(folders: Folders, path: str) -> int:
         return error.code
 
 
-@pytest.mark.parametrize(
-    "sites", [["hospital"], pytest.param(["archive", "hospital"], marks=pytest.mark.slow)], ids=["one", "all"]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("sites", [["hospital"], ["archive", "hospital"]], ids=["one", "all"])
 def test_sites_train_as_in_one_process_and_the_gate_is_closed_to_all_else(
     live: Live, tmp_path: Path, sites: list[str]
 ) -> None:

@@ -59,7 +59,7 @@ def assert_same_bits(config: Config, folder: Path, engines: Iterable[str] = ENGI
 
 @pytest.mark.usefixtures("ray_cluster")
 @pytest.mark.parametrize(
-    # Flower is started by the test of a deployment, too
+    # Flower starts processes of its own, as the test of a deployment does: both are slow
     "engine",
     ["serialized", "ray", pytest.param("flower", marks=pytest.mark.slow)],
 )

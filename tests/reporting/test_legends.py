@@ -136,7 +136,8 @@ def test_analyses_have_free_legends(name: str) -> None:
     assert list(covered(figure)) == []
 
 
-@pytest.mark.parametrize("rounds", [pytest.param(1, marks=pytest.mark.slow), 12])
+@pytest.mark.slow
+@pytest.mark.parametrize("rounds", [1, 12])
 def test_plots_of_a_run_are_written_and_have_free_legends(tmp_path, monkeypatch, rounds: int) -> None:
     records = RunRecords.load(write_run(tmp_path / "run", rounds=rounds))
     also = {"public": True, "source": "coco", "split": "train", "items": 40, "samples": 80, "labels": None, "index": []}
