@@ -18,7 +18,7 @@ from polyfed.algorithms.shared.ensemble_distillation import EnsembleDistillation
 from polyfed.core.effects import Condition, Not, Only
 from polyfed.core.errors import ConfigError
 from polyfed.data.samples import Batch, Samples
-from polyfed.federation.public_outputs import FrozenCopy, Pair, PublicOutputs, Reference, Stored
+from polyfed.federation.public_outputs import FrozenCopy, Pair, PublicOutputs, Reference, Stored, of_part
 from polyfed.losses.contrast import inter_modal, intra_modal
 
 # clients contrast their representations with the server's
@@ -101,8 +101,9 @@ class CreamFL(EnsembleDistillation):
     def aggregate(self, server: Server, cohort: Cohort, server_outputs: PublicOutputs) -> dict[str, Ensembled]:
         """Ask the cohort to train, and fold its representations into one target a modality (Eq. 4-6)."""
         ensembles = self.ensembles(server, server_outputs)
-        check = self.outputs_check(server_outputs, "representations")
-        for reply in cohort.ask(self.fit, check=check, representations=server_outputs):
+        check = self.outputs_check(server, server_outputs, "representations")
+        sent = self.to_wire(server, server_outputs, server_outputs.order)
+        for reply in cohort.ask(self.fit, check=check, representations=sent):
             ensembles.add(reply, reply.representations)
         return ensembles.targets()
 
@@ -111,7 +112,7 @@ class CreamFL(EnsembleDistillation):
     @client_step(representations=Representations, num_examples=int)
     def fit(self, client: Client, representations: Representations) -> Reply:
         """ClientLocalTraining of Algorithm 1: E epochs of Eq. 3, then representations of the public set."""
-        server_outputs = {name: value.to(client.device) for name, value in representations.items()}
+        server_outputs = of_part(self.from_wire(client, representations))
         samples = client.exchanged(self.public_samples)
         # before the first step: what Eq. 2 calls previous must not move with the model
         reference = self._reference(client, samples)
@@ -127,13 +128,10 @@ class CreamFL(EnsembleDistillation):
                     loss = loss + self.gamma * self.contrasts(client, public, samples, server_outputs, reference)
                 trainer.step(loss)
         # with the trained model, Eq. 4 weighs what the client has become
-        own = client.represent(samples, list(server_outputs), training=self.extraction == "train")
-        if self._caches:  # what was just sent is what Eq. 2 calls previous the next time
-            client.state["previous"] = own
-        return Reply(
-            representations=Representations(own, order=representations.order),
-            num_examples=client.num_examples,
-        )
+        own = self.client_outputs(client, representations.order, representations)
+        if self._caches:  # what is sent now is what Eq. 2 calls previous the next time
+            client.state["previous"] = of_part(self.from_wire(client, own))
+        return Reply(representations=own, num_examples=client.num_examples)
 
     def contrasts(
         self,

@@ -30,7 +30,7 @@ from polyfed.core.effects import Not, Only
 from polyfed.core.errors import ConfigError
 from polyfed.data.samples import Batch
 from polyfed.federation.participant import Regulariser
-from polyfed.federation.public_outputs import Stored
+from polyfed.federation.public_outputs import PublicOutputs, Stored
 from polyfed.federation.settings import TrainingSettings
 from polyfed.losses.distillation import Distillation
 from polyfed.models.model import Embedder
@@ -106,14 +106,15 @@ class CreamFLAveraged(FedAvg):
 
     def round(self, server: Server, cohort: Cohort) -> None:
         """Broadcast, train, average, and distil what the clients of one modality see in the public set."""
-        server_outputs = server.represent_public()
+        server_outputs = self.creamfl.server_outputs(server)
         ensembles = self.creamfl.ensembles(server, server_outputs)
         nothing = Representations({}, order=server_outputs.order)
+        sent = self.creamfl.to_wire(server, server_outputs, server_outputs.order)
         replies = cohort.ask(
             self.contrasted_fit,
             check=self.reply_check(server, server_outputs),
             weights=each(server.weights_for),
-            representations=each(lambda client: server_outputs if _is_single(client) else nothing),
+            representations=each(lambda client: sent if _is_single(client) else nothing),
         )
         self.aggregate(server, cohort, noted(replies, lambda reply: ensembles.add(reply, reply.representations)))
         self.creamfl.distil(server, ensembles.targets())
@@ -121,15 +122,15 @@ class CreamFLAveraged(FedAvg):
         distilled = {name: value.clone() for name, value in server.model.state_dict().items()}
         server.update_weights({server.own_type: server.weights[server.own_type] | distilled})
 
-    def reply_check(self, server: Server, server_outputs: Representations) -> ReplyCheck:
+    def reply_check(self, server: Server, server_outputs: PublicOutputs) -> ReplyCheck:
         """The check that weights and representations are what their sender was to send."""
-        check_weights, rows, dim = self.shape_check(server), len(server.public_set), server.model.dim
+        check_weights, shapes = self.shape_check(server), self.creamfl.shapes(server, server_outputs)
 
         def check(reply: Reply) -> None:
             check_weights(reply)
             sender = reply.sender
-            own = tuple(name for name in sender.modalities if name in server_outputs and _is_single(sender))
-            reply.representations.require(server_outputs.order, rows, dim, own)
+            own = {name: shapes[name] for name in sender.modalities if name in shapes and _is_single(sender)}
+            reply.representations.require(server_outputs.order, own)
 
         return check
 
@@ -139,13 +140,12 @@ class CreamFLAveraged(FedAvg):
     def contrasted_fit(self, client: Client, weights: Weights, representations: Representations) -> Reply:
         """Train the received model, with the contrasts if there are representations, and send these in return."""
         client.load_weights(weights)
-        server_outputs = {name: value.to(client.device) for name, value in representations.items()}
+        server_outputs = self.creamfl.from_wire(client, representations)
         contrast = self.contrast(client, server_outputs) if server_outputs and self.gamma else None
         client.fit(client.train, epochs=self.local_epochs, steps=self.local_steps, regulariser=contrast)
-        own = client.represent(client.public_set, list(server_outputs)) if server_outputs else {}
         return Reply(
             weights=Weights(client.model.state_dict()),
-            representations=Representations(own, order=representations.order),
+            representations=self.creamfl.client_outputs(client, representations.order, representations),
             num_examples=client.num_examples,
         )
 

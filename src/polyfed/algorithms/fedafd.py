@@ -28,7 +28,7 @@ from polyfed.algorithms.shared.ensemble_distillation import EnsembleDistillation
 from polyfed.algorithms.shared.guided_fusion import FUSION, GuidedFusion
 from polyfed.core.effects import Condition, Not, Only
 from polyfed.data.samples import Batch
-from polyfed.federation.public_outputs import PublicOutputs
+from polyfed.federation.public_outputs import PublicOutputs, of_part
 from polyfed.federation.trainer import step_together
 from polyfed.models.fused import Guidance
 
@@ -68,8 +68,8 @@ class FedAFD(GuidedFusion, AdversarialAlignment, EnsembleDistillation):
         ensembles = self.ensembles(server, server_outputs)
         replies = cohort.ask(
             self.fit,
-            check=self.outputs_check(server_outputs, "representations"),
-            representations=server_outputs,
+            check=self.outputs_check(server, server_outputs, "representations"),
+            representations=self.to_wire(server, server_outputs, server_outputs.order),
             encoders=each(lambda client: Weights({} if client.id in had else self.encoders_for(client, encoders))),
             version=version,
         )
@@ -83,7 +83,7 @@ class FedAFD(GuidedFusion, AdversarialAlignment, EnsembleDistillation):
     @client_step(representations=Representations, num_examples=int)
     def fit(self, client: Client, representations: Representations, encoders: Weights, version: int) -> Reply:
         """E epochs of task and alignment (supplement, Eq. 1), then representations of the public set, unfused."""
-        server_outputs = {name: value.to(client.device) for name, value in representations.items()}
+        server_outputs = of_part(self.from_wire(client, representations))
         guidance = self.receive_encoders(client, encoders, version)
         samples = client.exchanged(self.public_samples)
         self.begin_fusion(client)
@@ -91,10 +91,9 @@ class FedAFD(GuidedFusion, AdversarialAlignment, EnsembleDistillation):
         for epoch in client.epochs(self.local_epochs):
             for private, public in self.batch_pairs(client, samples, server_outputs, epoch):
                 self._step(client, private, public, server_outputs, guidance)
-        outputs = client.represent(samples, list(server_outputs), training=self.extraction == "train")
-        own = {name: outputs[name] for name in client.model.modalities if name in outputs}
         return Reply(
-            representations=Representations(own, order=representations.order), num_examples=client.num_examples
+            representations=self.client_outputs(client, representations.order, representations),
+            num_examples=client.num_examples,
         )
 
     def _step(

@@ -135,8 +135,7 @@ class FedET(SoftmaxForm, AlternatingDistillation, GlobalEvaluation):
         )
         for reply in replies:
             self.fold_weights(server, reply, means)
-            for output, rows in reply.knowledge.items():
-                values = ensembles.clipped(rows)
+            for output, values in ensembles.received(reply.knowledge).items():
                 # held, not folded in: who contradicts is known once the consensus is
                 vote = Vote(reply.sender.id, values, ensembles.log_weights(reply, output, values))
                 votes.setdefault(output, []).append(vote)
@@ -158,7 +157,7 @@ class FedET(SoftmaxForm, AlternatingDistillation, GlobalEvaluation):
 
     def reply_check(self, server: Server, server_outputs: PublicOutputs) -> ReplyCheck:
         """Raises PayloadError for a reply whose weights or outputs are not what its sender was asked for."""
-        check_weights, check_outputs = weights_check(server), self.outputs_check(server_outputs, "knowledge")
+        check_weights, check_outputs = weights_check(server), self.outputs_check(server, server_outputs, "knowledge")
 
         def check(reply: Reply) -> None:
             check_weights(reply)

@@ -112,8 +112,9 @@ class FedGEMS(SoftmaxForm, EnsembleTeacher):
     def aggregate(self, server: Server, cohort: Cohort, server_outputs: PublicOutputs) -> dict[str, Lesson]:
         """Ask the cohort to train and for its outputs, and choose who teaches what."""
         ensembles = self.ensembles(server, server_outputs)
-        check = self.outputs_check(server_outputs, "knowledge")
-        for reply in cohort.ask(self.fit, check=check, knowledge=each(self.outputs_for(server_outputs))):
+        check = self.outputs_check(server, server_outputs, "knowledge")
+        sent = self.to_wire(server, server_outputs, server_outputs.order)
+        for reply in cohort.ask(self.fit, check=check, knowledge=each(self.outputs_for(sent))):
             ensembles.add(reply, reply.knowledge)
         return self.lessons(server, server_outputs, ensembles.targets())
 

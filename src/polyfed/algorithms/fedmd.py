@@ -21,6 +21,7 @@ from polyfed.algorithms.algorithm import (
     client_step,
     each,
 )
+from polyfed.algorithms.shared.digest import fit_by_gradient
 from polyfed.algorithms.shared.either_form import OF_FORM, EitherForm
 from polyfed.algorithms.shared.ensemble_distillation import EnsembleDistillation
 from polyfed.algorithms.shared.public_exchange import DISTILS
@@ -29,7 +30,7 @@ from polyfed.core.errors import ConfigError
 from polyfed.core.untrusted import read_json
 from polyfed.data.samples import Samples
 from polyfed.federation.public_outputs import PublicOutputs
-from polyfed.losses.distillation import DISTILLATIONS, Distillation
+from polyfed.losses.distillation import Distillation
 
 _COMPARING = Such(lambda weighting: weighting.compares, "one that compares with the server")
 _DIGESTS = Only(digest_epochs=Not(0))  # clients learn from the others' outputs
@@ -101,7 +102,7 @@ class FedMD(EitherForm, EnsembleDistillation):
         ensembles = self.ensembles(server, server_outputs)
         replies = cohort.ask(
             self.tell,
-            check=self.outputs_check(server_outputs, "knowledge"),
+            check=self.outputs_check(server, server_outputs, "knowledge"),
             order=server_outputs.order,
             channels=each(self.asked_outputs(server_outputs)),
         )
@@ -144,12 +145,6 @@ class FedMD(EitherForm, EnsembleDistillation):
         """Fit the client's outputs on the exchanged samples to the consensus, where there is one."""
         # of the client's own outputs only: others are not sent to it
         agreed = {name: values.to(client.device) for name, values in consensus.items()}
-        valid = {name: values.any(1) for name, values in agreed.items()}
-        trainer, distance = client.trainer(), DISTILLATIONS[self.digest_loss]
         epochs = self.digest_epochs if agreed else 0
-        for batch in self.public_passes(client, "digest", epochs, self.digest_batch_size, samples):
-            own = self.output_kind.outputs(client, batch, list(agreed))
-            losses = [
-                distance(own[name], values[batch.index], valid[name][batch.index]) for name, values in agreed.items()
-            ]
-            trainer.step(torch.stack(losses).sum())
+        batches = self.public_passes(client, "digest", epochs, self.digest_batch_size, samples)
+        fit_by_gradient(self, client, batches, agreed, self.digest_loss)

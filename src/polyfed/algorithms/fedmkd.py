@@ -90,13 +90,13 @@ class FedMKD(SoftmaxForm, ServerTask):
         senders: dict[str, list[str]] = {name: [] for name in server_outputs}
         replies = cohort.ask(
             self.fit,
-            check=self.outputs_check(server_outputs, "knowledge"),
+            check=self.outputs_check(server, server_outputs, "knowledge"),
             order=server_outputs.order,
             channels=each(self.asked_outputs(server_outputs)),
         )
         for reply in replies:
-            for name, values in reply.knowledge.items():
-                clipped = clip_row_norms(values.to(server.device), self.output_kind.largest).float()
+            for name, values in self.from_wire(server, reply.knowledge).items():
+                clipped = clip_row_norms(values, self.output_kind.largest).float()
                 # unit norm also where logits cross: no teacher counts by its scale
                 rows[name].append(F.normalize(clipped, dim=1))
                 senders[name].append(reply.sender.id)

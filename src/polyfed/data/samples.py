@@ -148,6 +148,11 @@ class Samples:
                 return
             yield self.batch(index, generator)
 
+    def distinct(self, modality: str) -> tuple[Int64[Tensor, " k"], Int64[Tensor, " n"]]:
+        """The distinct rows of a modality, ascending, and the place of each sample's among them."""
+        rows, places = torch.unique(self.rows[modality], return_inverse=True)
+        return rows, places
+
     def subset(self, index: Int64[Tensor, " m"]) -> Samples:
         """The samples at ``index``, in that order; item numbers keep their meaning."""
         return replace(

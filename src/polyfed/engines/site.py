@@ -67,6 +67,7 @@ class _Data:
     train: Samples
     test: Samples | None
     public: Samples | None
+    parts: Mapping[str, Samples]
 
 
 class RunSpec(Settings):
@@ -111,7 +112,7 @@ class Site:
     limits: Limits = field(default_factory=Limits)
     _models: dict[str, Model] = field(default_factory=dict)
     _data: dict[str, _Data] = field(default_factory=dict)
-    _public: dict[str, Samples | None] = field(default_factory=dict)
+    _public: dict[str, tuple[Samples | None, Mapping[str, Samples]]] = field(default_factory=dict)
 
     @classmethod
     def open(
@@ -223,6 +224,7 @@ class Site:
             training=member.settings.training,
             clock=Clock(self.spec.seed, version[0], self.spec.rounds, self.spec.algorithm.epochs_a_round),
             public=data.public,
+            parts=data.parts,
             precision=self.spec.precision,
             evaluation_batch=self.evaluation_batch,
             optimizer_state=unflatten(kept.pop("optimizer", {}), ":"),
@@ -278,9 +280,9 @@ class Site:
             key = member.model.architecture
             if key not in self._public:
                 views = {modality: encoder.view for modality, encoder in member.model.encoders.items()}
-                self._public[key] = self.federation.public_samples(views)
+                self._public[key] = self.federation.public_samples(views), self.federation.public_parts(views)
             self._data[member.id] = _Data(
-                self.federation.train(member), self.federation.test(member), self._public[key]
+                self.federation.train(member), self.federation.test(member), *self._public[key]
             )
         return self._data[member.id]
 

@@ -22,6 +22,8 @@ from polyfed.data.source import Column, Split
 from polyfed.data.view import DataContext, View
 from polyfed.federation.settings import DataSettings, GroupSettings, PublicSettings
 
+_PAIRS, _GALLERY = "pairs", "gallery"  # parts of a public set
+
 Views = Mapping[str, View]
 """Modality -> how an encoder sees its column."""
 
@@ -102,35 +104,89 @@ class PublicSet:
 
     @cached_property
     def items(self) -> Int64[Tensor, " k"]:
-        """Its items, in split order.
+        """Its pairs: items of which all modalities are public, in split order.
 
         Raises:
-            ConfigError: there are fewer than it should have.
+            ConfigError: there are fewer than there should be.
         """
-        split, settings = self.split, self.settings
-        allowed = torch.ones(len(split), dtype=torch.bool)
-        for name, entries in settings.without.items():
-            if name not in split.columns:
-                raise ConfigError(f"public.without: '{split.source}' has no '{name}'; {nearest(name, split.columns)}")
-            words = [word for entry in entries for word in self._words(entry)]
-            allowed &= ~mentioning(split.modality(name), words)
-        eligible = allowed.nonzero().squeeze(1)
-        count = len(eligible) if settings.items is None else settings.items
-        if count > len(eligible):
-            left = " left by public.without" if settings.without else ""
-            raise ConfigError(f"public.items is {count}, but '{settings.source}' has {len(eligible)}{left}; lower it")
-        # drawn among what is eligible, so that ``without`` changes who is drawn but not how many
-        order = torch.randperm(len(eligible), generator=generator(self.seed, "public"))
-        return eligible[order[:count]].sort().values
+        return self._drawn[_PAIRS]
+
+    @cached_property
+    def all_items(self) -> Int64[Tensor, " k"]:
+        """Pairs, items without partner and gallery, in split order: what nobody holds privately."""
+        return torch.cat(list(self._drawn.values())).sort().values
 
     def samples(self, views: Views) -> Samples:
-        """Its samples in a participant's own views, of the modalities that the split has; ``per_item`` of each item.
+        """Its pairs in a participant's own views, of the modalities that the split has; ``per_item`` of each item.
 
         All columns of the split shape them, so that every participant counts the same samples.
         """
+        columns = self.split.columns
+        return self._samples(_PAIRS, {name: view for name, view in views.items() if name in columns}, tuple(columns))
+
+    def parts(self, views: Views) -> dict[str, Samples]:
+        """Samples beside the pairs, each of one modality, by output: ``unpaired/image``, ``gallery/text`` and so on."""
+        parts = {
+            name: self._samples(name, {modality: views[modality]})
+            for modality in views
+            if (name := f"unpaired/{modality}") in self._drawn
+        }
+        if _GALLERY in self._drawn:
+            columns = self.split.columns
+            own = {name: view for name, view in views.items() if name in columns}
+            gallery = self._samples(_GALLERY, own, tuple(columns))
+            parts |= {f"{_GALLERY}/{name}": gallery.only([name]) for name in own}
+        return parts
+
+    @cached_property
+    def order(self) -> str:
+        """Digest of its content and its order."""
+        context, drawn = self.data.context, self._drawn.values()
+        return order_of(
+            self.samples({}), [text for items in drawn for text in content_digests(self.split, items, context)]
+        )
+
+    def columns(self) -> dict[str, Column]:
+        """Modality -> the part of its column that participants may learn from."""
         split = self.split
-        views = {name: view for name, view in views.items() if name in split.columns}
-        samples = of_items(self.data.samples(split, views, layout=tuple(split.columns)), self.items)
+        return {
+            name: of_column(split.modality(name), self._drawn.get(f"unpaired/{name}", self.items[:0]), self.items)
+            for name in split.columns
+        }
+
+    @cached_property
+    def _drawn(self) -> dict[str, Int64[Tensor, " k"]]:
+        """Part of the set -> its items, in split order."""
+        settings, eligible = self.settings, self._eligible()
+        further = {f"unpaired/{name}": count for name, count in settings.unpaired.items()}
+        further |= {_GALLERY: settings.gallery} if settings.gallery else {}
+        wanted = sum(further.values())
+        pairs = max(0, len(eligible) - wanted) if settings.items is None else settings.items
+        if pairs + wanted > len(eligible):
+            what = "public.items is" if not further else "public.items, public.unpaired and public.gallery are together"
+            left = " left by public.without" if settings.without else ""
+            raise ConfigError(f"{what} {pairs + wanted}, but '{settings.source}' has {len(eligible)}{left}; lower it")
+        # drawn among what is eligible, so that ``without`` changes who is drawn but not how many; pairs first, so that
+        # they are the same whatever there is beside them
+        order = torch.randperm(len(eligible), generator=generator(self.seed, "public"))
+        parts = torch.split(order[: pairs + wanted], [pairs, *further.values()])
+        return {name: eligible[part].sort().values for name, part in zip((_PAIRS, *further), parts, strict=True)}
+
+    def _eligible(self) -> Int64[Tensor, " n"]:
+        """Items that may be public."""
+        split, settings = self.split, self.settings
+        for key, names in (("without", settings.without), ("unpaired", settings.unpaired)):
+            for name in names:
+                if name not in split.columns:
+                    raise ConfigError(f"public.{key}: '{split.source}' has no '{name}'; {nearest(name, split.columns)}")
+        allowed = torch.ones(len(split), dtype=torch.bool)
+        for name, entries in settings.without.items():
+            words = [word for entry in entries for word in self._words(entry)]
+            allowed &= ~mentioning(split.modality(name), words)
+        return allowed.nonzero().squeeze(1)
+
+    def _samples(self, part: str, views: Views, layout: tuple[str, ...] = ()) -> Samples:
+        samples = of_items(self.data.samples(self.split, views, layout=layout), self._drawn[part])
         if self.settings.per_item is None:
             return samples
         keys = torch.rand(len(samples), generator=generator(self.seed, "public-samples"))
@@ -141,15 +197,6 @@ class PublicSet:
         first = torch.searchsorted(items, items)  # position of the first sample of the same item
         chosen = order[torch.arange(len(items)) - first < self.settings.per_item]
         return samples.subset(chosen.sort().values)
-
-    @cached_property
-    def order(self) -> str:
-        """Digest of its content and its order."""
-        return order_of(self.samples({}), content_digests(self.split, self.items, self.data.context))
-
-    def columns(self) -> dict[str, Column]:
-        """Modality -> its part of the column."""
-        return {name: of_column(self.split.modality(name), self.items) for name in self.split.columns}
 
     def _words(self, entry: str) -> tuple[str, ...]:
         """An entry of ``without``: a word, or the class names of an ``@source``."""

@@ -129,7 +129,7 @@ class Membership:
         if self.public is not None:
             settings = self.public.settings
             if (group.source, group.split) == (settings.source, settings.split):
-                items = items[~torch.isin(items, self.public.items)]  # what everybody sees is nobody's own
+                items = items[~torch.isin(items, self.public.all_items)]  # what everybody sees is nobody's own
         return self._drawn(name, group, items)
 
     def _drawn(self, name: str, group: GroupSettings, items: Int64[Tensor, " n"]) -> Int64[Tensor, " m"]:

@@ -11,6 +11,7 @@ from itertools import islice
 from typing import Literal, TypeVar
 
 import torch
+from jaxtyping import Int64
 from torch import Tensor, nn
 
 from polyfed.core.activity import passed
@@ -40,6 +41,7 @@ class Participant:
         training: optimiser, schedule and batch size.
         clock: seed and round.
         public: the public set in the participant's own views, if the federation has one.
+        parts: public samples beside its pairs, each of one modality, by output; see ``PublicSet.parts``.
         precision: autocast type of forward passes.
         evaluation_batch: samples a batch when no gradient is needed.
     """
@@ -51,6 +53,7 @@ class Participant:
     head_name: str = ""
     training: TrainingSettings = field(default_factory=TrainingSettings)
     public: Samples | None = None
+    parts: Mapping[str, Samples] = field(default_factory=dict)
     precision: Precision = "float32"
     evaluation_batch: int = 256
     optimizer_state: dict[str, dict[str, Tensor]] = field(default_factory=dict)
@@ -252,22 +255,28 @@ class Participant:
         was_training = self.model.training
         self.model.train(training)
         try:
-            return {name: self._represent(samples, name, training) for name in names}
+            pairs = {name: self.represent_distinct(samples, name, training=training) for name in names}
         finally:
             self.model.train(was_training)  # a method may ask in the middle of its training
+        return {name: values[places] for name, (values, places) in pairs.items()}
 
-    def _represent(self, samples: Samples, modality: str, training: bool) -> Tensor:
+    @torch.no_grad()
+    def represent_distinct(
+        self, samples: Samples, modality: str, *, training: bool = False
+    ) -> tuple[Tensor, Int64[Tensor, " n"]]:
+        """Representations [k, d] of the distinct inputs among samples, and the place of each sample among them.
+
+        In the mode that the model is in, and the evaluation view; with ``training`` the training view of every sample.
+        """
         stream = self.generator(f"represent-{modality}") if training else None
-        # the captions of one picture share its row
-        rows, where = torch.unique(samples.rows[modality], return_inverse=True)
-        if training:  # every sample is damaged in its own way
-            rows, where = samples.rows[modality], torch.arange(len(samples))
-        parts, chunks = [], rows.split(self.evaluation_batch)
+        # every sample is augmented in its own way
+        rows, places = (samples.rows[modality], torch.arange(len(samples))) if training else samples.distinct(modality)
+        parts, chunks = [], torch.split(rows, self.evaluation_batch)
         for chunk in passed(self.name, f"encoding {modality}", chunks, len(chunks)):
             inputs = samples.inputs[modality](chunk, stream).to(self.device, non_blocking=True)
             with self.autocast():
                 parts.append(self.model.represent(modality, inputs))
-        return torch.cat(parts)[where.to(self.device)]
+        return torch.cat(parts), places.to(self.device)
 
     def evaluate(self, samples: Samples) -> dict[str, float]:
         """The task's metrics on samples."""

@@ -110,6 +110,10 @@ class Population:
         """The public set in a participant's own views (of the modalities that it has), or None."""
         return None if self.public is None else self.public.samples(views)
 
+    def public_parts(self, views: Views) -> dict[str, Samples]:
+        """Public samples beside the pairs, by output; see ``PublicSet.parts``."""
+        return {} if self.public is None else self.public.parts(views)
+
     @property
     def public_order(self) -> str:
         """Digest of the public set, of its content and its order; empty where there is none."""
@@ -258,7 +262,7 @@ class Population:
             private = [
                 (f"client '{member.id}'", ids) for member in self.members.values() for ids in self._private(member)
             ]
-            public = _ids(self.public.split, self.public.items)
+            public = _ids(self.public.split, self.public.all_items)
             for where, ids in (*private, *judged):
                 require_disjoint(public, ids, where)
 

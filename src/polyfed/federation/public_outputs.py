@@ -6,6 +6,7 @@ import copy
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
+from typing import TypeVar
 
 import torch
 from jaxtyping import Float, Int64
@@ -20,6 +21,7 @@ from polyfed.models.model import Model
 from polyfed.tasks.classification import Classification
 from polyfed.wire.payload import Logits, Representations
 
+T = TypeVar("T")
 PublicOutputs = Representations | Logits
 
 
@@ -37,6 +39,11 @@ class RepresentationKind:
         """Those of all samples, modality -> [n, d], without gradient, on the participant's device."""
         return participant.represent(samples, training=training)
 
+    def places(self, participant: Participant, samples: Samples) -> dict[str, Int64[Tensor, " n"]]:
+        """Modality -> place of each sample among the distinct inputs, which are all that cross: captions of one picture
+        share it."""
+        return {name: samples.distinct(name)[1] for name in samples.modalities if name in participant.model.encoders}
+
     def outputs(self, participant: Participant, batch: Batch, channels: Sequence[str]) -> dict[str, Tensor]:
         """Those of a batch of public samples, modality -> [b, d], with gradient."""
         with participant.autocast():
@@ -47,8 +54,8 @@ class RepresentationKind:
         return Representations(dict(values), order=order)
 
     def channels(self, client: ClientInfo, known: Sequence[str]) -> tuple[str, ...]:
-        """The client's modalities, as far as the server encodes them."""
-        return tuple(name for name in client.modalities if name in known)
+        """Those of the server's outputs whose modality the client has."""
+        return tuple(name for name in known if modality_of(name) in client.modalities)
 
     def labels(self, participant: Participant, samples: Samples) -> Int64[Tensor, " n"] | None:
         """None: each sample is a class of its own."""
@@ -85,6 +92,10 @@ class LogitKind:
         finally:
             participant.model.train(was_training)
         return {task.target: torch.cat(parts)}
+
+    def places(self, participant: Participant, samples: Samples) -> dict[str, Int64[Tensor, " n"]]:
+        """Nothing: every sample has a row of its own."""
+        return {}
 
     def outputs(self, participant: Participant, batch: Batch, channels: Sequence[str]) -> dict[str, Tensor]:
         """Those of a batch, target -> [b, classes], with gradient."""
@@ -137,6 +148,36 @@ class LogitKind:
 
 
 OutputKind = RepresentationKind | LogitKind
+
+
+# ---- outputs of the pairs are called after their modality, those of other parts <part>/<modality>
+
+
+def modality_of(output: str) -> str:
+    """The modality of an output."""
+    return output.rpartition("/")[2]
+
+
+def of_part(outputs: Mapping[str, T], part: str = "") -> dict[str, T]:
+    """Modality (or target) -> the outputs of one part of the public set; of its pairs without a name."""
+    return {modality_of(name): value for name, value in outputs.items() if name.rpartition("/")[0] == part}
+
+
+# ---- what crosses: each distinct input once
+
+
+def packed(values: Float[Tensor, "n w"], places: Int64[Tensor, " n"] | None) -> Float[Tensor, "k w"]:
+    """The rows of distinct inputs, from rows of all samples; ``places`` as of ``OutputKind.places``."""
+    if places is None:
+        return values
+    places, count = places.to(values.device), int(places.max()) + 1 if len(places) else 0
+    # samples of one input have one row, so that it does not matter whose is taken
+    return values.new_zeros(count, values.shape[1]).index_copy_(0, places, values)
+
+
+def unpacked(values: Float[Tensor, "k w"], places: Int64[Tensor, " n"] | None) -> Float[Tensor, "n w"]:
+    """The rows of all samples, from those of distinct inputs."""
+    return values if places is None else values[places.to(values.device)]
 
 
 def _classification(participant: Participant) -> Classification:

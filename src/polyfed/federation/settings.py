@@ -61,6 +61,17 @@ class PublicSettings(Settings):
         description="modality -> words, or ``@source`` for the class names of a source: items whose text has one of "
         "them, singular or plural, are not public",
     )
+    unpaired: dict[str, Annotated[int, Field(ge=1)]] = Field(
+        default_factory=dict,
+        description="modality -> number of further items of which this modality alone is public: pictures without "
+        "captions, captions without pictures",
+    )
+    gallery: int = Field(
+        default=0,
+        ge=0,
+        description="number of further items that all represent and nobody learns from; on them the clients' ensemble "
+        "is compared with the server",
+    )
 
 
 class TrainingSettings(Settings):

@@ -75,6 +75,7 @@ def build_server(
         head_name=federation.server_head,
         training=settings.training,
         public=federation.public_samples(views),
+        parts=federation.public_parts(views),
         validation=federation.server_samples(validation) if validation else None,
         test=federation.server_samples(settings.test_split),
         has_model=True,

@@ -130,16 +130,16 @@ class PublicRows(TensorBundle):
         """What a row's norm may be at most."""
         return limits.row_norm
 
-    def require(self, order: str, rows: int, width: int, names: tuple[str, ...]) -> None:
-        """Raise PayloadError unless these are floating rows [rows, width] of the public set ``order``."""
+    def require(self, order: str, shapes: Mapping[str, tuple[int, ...]]) -> None:
+        """Raise PayloadError unless these are floating rows of these names and shapes, of the public set ``order``."""
         if self.order != order:
             raise PayloadError(f"{self.kind} of another public set or order ({self.order}, expected {order})")
-        if set(self) != set(names):
-            raise PayloadError(f"{self.kind} of {list(self)}, expected {list(names)}")
+        if set(self) != set(shapes):
+            raise PayloadError(f"{self.kind} of {list(self)}, expected {list(shapes)}")
         for name, tensor in self.items():
-            if tuple(tensor.shape) != (rows, width) or not tensor.is_floating_point():
+            if tuple(tensor.shape) != tuple(shapes[name]) or not tensor.is_floating_point():
                 raise PayloadError(
-                    f"{self.kind} of '{name}' are {tensor.dtype} {list(tensor.shape)}, expected [{rows}, {width}]"
+                    f"{self.kind} of '{name}' are {tensor.dtype} {list(tensor.shape)}, expected {list(shapes[name])}"
                 )
 
 

@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 from torch import Tensor
 
-from polyfed.algorithms.algorithm import Client, ClientInfo
+from polyfed.algorithms.algorithm import ClientInfo
 from polyfed.algorithms.shared.public_exchange import PublicExchange
 from polyfed.core.effects import Only
 from polyfed.data.samples import Batch
@@ -60,13 +60,6 @@ class EitherForm(PublicExchange):
     def asked_outputs(self, server_outputs: PublicOutputs) -> Callable[[ClientInfo], str]:
         """Client -> names of the outputs that it is to send, JSON."""
         return lambda client: json.dumps(self.output_kind.channels(client, list(server_outputs)))
-
-    def client_outputs(self, client: Client, order: str, names: Sequence[str]) -> PublicOutputs:
-        """The client's outputs on the exchanged samples, name -> [n, w]."""
-        # drawn alike by all from seed and round, so that no index crosses
-        samples = client.exchanged(self.public_samples)
-        outputs = self.output_kind.of(client, samples, training=self.extraction == "train")
-        return self.output_kind.bundle({name: value for name, value in outputs.items() if name in names}, order)
 
     def batch_outputs(
         self, participant: Participant, model: CachedModel, batch: Batch, names: Sequence[str]

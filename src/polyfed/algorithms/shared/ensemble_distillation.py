@@ -110,6 +110,8 @@ class EnsembleDistillation(AlternatingDistillation):
         "distillation": Only(kd_joint=False, kd_optimizer="own", kd_epochs=Not(0)),
     }
 
+    learns_parts: ClassVar[bool] = True
+
     kd_joint: bool = Field(default=False, description="one pass with task and distillation loss together")
 
     # ---- server half

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Annotated
 
@@ -16,8 +17,8 @@ from polyfed.aggregation.weightings.mean import Mean
 from polyfed.algorithms.algorithm import Reply, Server
 from polyfed.algorithms.shared.public_exchange import DISTILS, PublicExchange, fixed_sample
 from polyfed.core.effects import Facts
-from polyfed.core.errors import ConfigError
-from polyfed.federation.public_outputs import PublicOutputs, clip_row_norms
+from polyfed.core.errors import ConfigError, nearest
+from polyfed.federation.public_outputs import PublicOutputs, clip_row_norms, modality_of, of_part
 from polyfed.losses.distillation import DISTILLATIONS
 
 HEAT_MAP_SAMPLES = 256
@@ -32,6 +33,9 @@ class EnsembleTeacher(PublicExchange):
     )
     renormalise_target: Annotated[bool, DISTILS] = Field(
         default=False, description="scale aggregated targets to unit length"
+    )
+    counted_groups: Annotated[tuple[str, ...] | None, DISTILS] = Field(
+        default=None, description="groups of clients that count in the ensemble; None: all"
     )
     diagnostic_samples: int = Field(default=1024, ge=0, description="public samples on which KD progress is measured")
 
@@ -48,6 +52,10 @@ class EnsembleTeacher(PublicExchange):
             ConfigError: they do not.
         """
         super().setup(server)
+        groups = {client.group for client in server.clients}
+        for name in self.counted_groups or ():
+            if name not in groups:
+                raise ConfigError(f"algorithm.counted_groups: no clients are called '{name}'; {nearest(name, groups)}")
         if self.aggregation.needs_partner and not self.exchanges_logits and len(server.model.modalities) < 2:
             raise ConfigError(
                 f"algorithm.aggregation '{self.aggregation.component_name()}' contrasts modalities, but server.model "
@@ -90,34 +98,43 @@ class Ensembles:
     def __init__(self, method: EnsembleTeacher, server: Server, server_outputs: PublicOutputs) -> None:
         self._method, self._server, self._server_outputs = method, server, server_outputs
         samples = server.exchanged(method.public_samples)
-        self._items, self._labels = samples.items, method.output_kind.labels(server, samples)
+        self._samples, self._labels = samples, method.output_kind.labels(server, samples)
         self._ensembles: dict[str, Ensemble] = {}
         self._senders: dict[str, list[str]] = {}
 
-    def add(self, reply: Reply, client_outputs: Mapping[str, Float[Tensor, "n w"]]) -> None:
+    def add(self, reply: Reply, payload: PublicOutputs) -> None:
         """Fold in one client's outputs; no row outweighs others by its norm."""
-        for output, rows in client_outputs.items():
+        for output, values in self.received(payload).items():
             # weights come of the clipped rows, which are those that count
-            values = self.clipped(rows)
             self.add_weighed(output, reply.sender.id, values, self.log_weights(reply, output, values))
 
-    def clipped(self, rows: Float[Tensor, "n w"]) -> Float[Tensor, "n w"]:
-        """Rows on the server's device, with norms as large as they may be."""
-        return clip_row_norms(rows.to(self._server.device), self._method.output_kind.largest)
+    def received(self, payload: PublicOutputs) -> dict[str, Float[Tensor, "n w"]]:
+        """Rows of all samples on the server's device, by output, with norms as large as they may be."""
+        largest = self._method.output_kind.largest
+        return {
+            name: clip_row_norms(rows, largest) for name, rows in self._method.from_wire(self._server, payload).items()
+        }
 
     def log_weights(self, reply: Reply, output: str, values: Float[Tensor, "n w"]) -> Float[Tensor, " n"] | float:
-        """Log weight of a client on each sample, or one for all."""
-        labels = self._labels
+        """Log weight of a client on each sample, or one for all; -inf if its group does not count."""
+        method, labels = self._method, self._labels
+        if method.counted_groups is not None and reply.sender.group not in method.counted_groups:
+            return -math.inf
+        part = output.rpartition("/")[0]
+        known = of_part(self._server_outputs, part)
+        if part and len(known) < 2 and method.aggregation.needs_partner:
+            return 0.0  # without a partner nobody can be told from others
+        items = self._server.parts[output].items if part else self._samples.items
         evidence = Evidence(
             values=values,
-            output=output,
-            server_outputs=self._method.output_kind.anchors(self._server_outputs),
+            output=modality_of(output),
+            server_outputs=method.output_kind.anchors(known),
             examples=reply.num_examples,
             modalities=len(reply.sender.modalities),
             labels=None if labels is None else labels.to(values.device),
-            items=self._items.to(values.device),
+            items=items.to(values.device),
         )
-        return self._method.aggregation.log_weights(evidence)
+        return method.aggregation.log_weights(evidence)
 
     def add_weighed(
         self, output: str, sender: str, values: Float[Tensor, "n w"], log_weights: Float[Tensor, " n"] | float

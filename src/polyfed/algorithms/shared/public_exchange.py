@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from itertools import chain, count
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -17,7 +17,17 @@ from polyfed.core.errors import ConfigError
 from polyfed.core.randomness import generator
 from polyfed.data.samples import Batch, Samples
 from polyfed.federation.participant import Participant
-from polyfed.federation.public_outputs import LogitKind, OutputKind, Pair, PublicOutputs, RepresentationKind, interleave
+from polyfed.federation.public_outputs import (
+    LogitKind,
+    OutputKind,
+    Pair,
+    PublicOutputs,
+    RepresentationKind,
+    interleave,
+    modality_of,
+    packed,
+    unpacked,
+)
 
 DISTILS = Only(kd_epochs=Not(0), kd_weight=Not(0))
 """The server learns from what clients send."""
@@ -33,6 +43,8 @@ class PublicExchange(Algorithm):
     keeps: ClassVar[Mapping[str, Lifetime]] = {"model": Lifetime.RUN, "optimizer": Lifetime.RUN}
     needs_public: ClassVar[bool] = True
     needs_server: ClassVar[bool] = True
+    learns_parts: ClassVar[bool] = False
+    """Whether the server learns from public items without partner, and the gallery is exchanged."""
 
     local_epochs: int = Field(default=5, ge=1, description="E, local epochs a round")
     public_samples: int | None = Field(
@@ -77,6 +89,12 @@ class PublicExchange(Algorithm):
                 "lower it, or leave it out for all"
             )
         self.output_kind.require(server)
+        if server.parts and (self.exchanges_logits or not self.learns_parts):
+            what = "exchanges scores" if self.exchanges_logits else "learns from pairs alone"
+            raise ConfigError(
+                f"public.unpaired and public.gallery have no effect: algorithm '{self.component_name()}' {what}; "
+                "remove them, or choose a method that distils representations, such as creamfl or change_distillation"
+            )
 
     def round(self, server: Server, cohort: Cohort) -> None:
         """Ask the cohort, and learn from what it sends."""
@@ -84,10 +102,59 @@ class PublicExchange(Algorithm):
 
     def server_outputs(self, server: Server) -> PublicOutputs:
         """The server's own outputs on the samples that are exchanged in this round, output -> [n, w]."""
-        samples = server.exchanged(self.public_samples)
         # once a round: clients are compared with what the server was at its start, whatever it learns meanwhile
-        own = self.output_kind.of(server, samples, training=self.extraction == "train")
-        return self.output_kind.bundle(own, server.order(self.public_samples))
+        return self.output_kind.bundle(self.outputs_of(server), server.order(self.public_samples))
+
+    # ---- outputs of a participant, and how they cross
+
+    def outputs_of(self, participant: Participant) -> dict[str, Tensor]:
+        """A participant's outputs on the exchanged samples, output -> [n, w], without gradient."""
+        training = self.extraction == "train"
+        outputs = self.output_kind.of(participant, participant.exchanged(self.public_samples), training=training)
+        for name, samples in participant.parts.items():
+            outputs[name] = participant.represent(samples, training=training)[modality_of(name)]
+        return outputs
+
+    def to_wire(self, participant: Participant, outputs: Mapping[str, Tensor], order: str) -> PublicOutputs:
+        """The payload of outputs that depend on the input alone: each distinct input crosses once."""
+        places = self._places(participant)
+        rows = {name: packed(values, places.get(name)) for name, values in outputs.items()}
+        return self.output_kind.bundle(rows, order)
+
+    def from_wire(self, participant: Participant, payload: PublicOutputs) -> dict[str, Tensor]:
+        """The outputs [n, w] of a payload on all exchanged samples, on the participant's device."""
+        places = self._places(participant)
+        return {name: unpacked(rows.to(participant.device), places.get(name)) for name, rows in payload.items()}
+
+    def _places(self, participant: Participant) -> dict[str, Tensor]:
+        if self.extraction == "train":  # each sample is augmented in its own way
+            return {}
+        places = self.output_kind.places(participant, participant.exchanged(self.public_samples))
+        further = participant.parts.items()
+        return places | {name: samples.distinct(modality_of(name))[1] for name, samples in further}
+
+    def client_outputs(self, client: Client, order: str, names: Collection[str]) -> PublicOutputs:
+        """The payload of those of a client's outputs that it was asked for."""
+        # samples are drawn alike by all from seed and round, so that no index crosses
+        outputs = {name: values for name, values in self.outputs_of(client).items() if name in names}
+        return self.to_wire(client, outputs, order)
+
+    def shapes(self, server: Server, server_outputs: PublicOutputs) -> dict[str, tuple[int, ...]]:
+        """Output -> shape in which it crosses."""
+        payload = self.to_wire(server, server_outputs, server_outputs.order)
+        return {name: tuple(rows.shape) for name, rows in payload.items()}
+
+    def outputs_check(self, server: Server, server_outputs: PublicOutputs, field: str) -> Callable[[Reply], None]:
+        """Raises PayloadError for a reply whose ``field`` is not what its sender was asked for."""
+        shapes = self.shapes(server, server_outputs)
+
+        def check(reply: Reply) -> None:
+            expected = self.output_kind.channels(reply.sender, list(shapes))
+            getattr(reply, field).require(server_outputs.order, {name: shapes[name] for name in expected})
+
+        return check
+
+    # ---- rounds
 
     @abstractmethod
     def aggregate(self, server: Server, cohort: Cohort, server_outputs: PublicOutputs) -> Mapping[str, Any]:
@@ -117,16 +184,6 @@ class PublicExchange(Algorithm):
             for number in count()
         )
         return interleave(private, chain.from_iterable(passes), client.steps_an_epoch, wanted)
-
-    def outputs_check(self, server_outputs: PublicOutputs, field: str) -> Callable[[Reply], None]:
-        """Raises PayloadError for a reply whose ``field`` is not what its sender was asked for."""
-        rows, width = next(iter(server_outputs.values())).shape
-
-        def check(reply: Reply) -> None:
-            expected = self.output_kind.channels(reply.sender, list(server_outputs))
-            getattr(reply, field).require(server_outputs.order, rows, width, expected)
-
-        return check
 
 
 def fixed_sample(server: Server, total: int, count: int) -> Tensor:
