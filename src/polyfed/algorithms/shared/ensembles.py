@@ -5,21 +5,24 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated
 
+import torch
 from jaxtyping import Float
 from pydantic import Field, SerializeAsAny
 from torch import Tensor
 from torch.nn import functional as F
 
-from polyfed.aggregation.ensemble import Ensemble, Ensembled
+from polyfed.aggregation.alignment import RIDGE_PENALTY, Alignment, aligned
+from polyfed.aggregation.ensemble import Ensemble, Ensembled, Rows
 from polyfed.aggregation.weighting import OF_REPRESENTATIONS, Evidence, Weighting
 from polyfed.aggregation.weightings.mean import Mean
 from polyfed.algorithms.algorithm import Reply, Server
 from polyfed.algorithms.shared.public_exchange import DISTILS, PublicExchange, fixed_sample
-from polyfed.core.effects import Facts
+from polyfed.core.effects import Facts, Only, Such
 from polyfed.core.errors import ConfigError
 from polyfed.federation.public_outputs import PublicOutputs, clip_row_norms
 from polyfed.losses.distillation import DISTILLATIONS
 
+COMPARING = Such(lambda weighting: weighting.compares, "one that compares with the server")
 HEAT_MAP_SAMPLES = 256
 """Public samples whose weights over clients are kept, for the heat map of the report."""
 
@@ -33,7 +36,18 @@ class EnsembleTeacher(PublicExchange):
     renormalise_target: Annotated[bool, DISTILS] = Field(
         default=False, description="scale aggregated targets to unit length"
     )
+    alignment: Annotated[Alignment, DISTILS] = Field(
+        default="none", description="map of each client's representations to the server's, before they are averaged"
+    )
+    alignment_penalty: Annotated[float, Only(alignment="ridge")] = Field(
+        default=RIDGE_PENALTY, ge=1e-6, description="ridge: penalty of the map; smaller ones drown in rounding"
+    )
     diagnostic_samples: int = Field(default=1024, ge=0, description="public samples on which KD progress is measured")
+
+    @property
+    def keeps_rows(self) -> bool:
+        """Whether the server learns from each client's rows, not from their mean alone."""
+        return False
 
     def facts_for(self, key: str) -> Facts:
         """What crosses, for weightings."""
@@ -93,17 +107,23 @@ class Ensembles:
         self._items, self._labels = samples.items, method.output_kind.labels(server, samples)
         self._ensembles: dict[str, Ensemble] = {}
         self._senders: dict[str, list[str]] = {}
+        self._rows: dict[str, dict[str, Rows]] = {}
 
     def add(self, reply: Reply, client_outputs: Mapping[str, Float[Tensor, "n w"]]) -> None:
         """Fold in one client's outputs; no row outweighs others by its norm."""
         for output, rows in client_outputs.items():
-            # weights come of the clipped rows, which are those that count
-            values = self.clipped(rows)
+            # weights come of the rows that count
+            values = self.comparable(output, rows)
             self.add_weighed(output, reply.sender.id, values, self.log_weights(reply, output, values))
 
-    def clipped(self, rows: Float[Tensor, "n w"]) -> Float[Tensor, "n w"]:
-        """Rows on the server's device, with norms as large as they may be."""
-        return clip_row_norms(rows.to(self._server.device), self._method.output_kind.largest)
+    def comparable(self, output: str, rows: Float[Tensor, "n w"]) -> Float[Tensor, "n w"]:
+        """Rows on the server's device, norms bounded, in the server's space if they are to be aligned."""
+        values = clip_row_norms(rows.to(self._server.device), self._method.output_kind.largest)
+        if self._method.alignment == "none":
+            return values
+        # clipped before: one long row would decide where all others go; no map makes rows longer than 1
+        reference = self._server_outputs[output]
+        return aligned(values, reference, self._method.alignment, self._method.alignment_penalty)
 
     def log_weights(self, reply: Reply, output: str, values: Float[Tensor, "n w"]) -> Float[Tensor, " n"] | float:
         """Log weight of a client on each sample, or one for all."""
@@ -130,6 +150,9 @@ class Ensembles:
             self._ensembles[output] = Ensemble(count, width, self._server.device, record=shown)
         self._ensembles[output].add(values, log_weights)
         self._senders.setdefault(output, []).append(sender)
+        if self._method.keeps_rows:
+            logs = torch.as_tensor(log_weights, device=values.device).expand(len(values))
+            self._rows.setdefault(output, {})[sender] = Rows(values, logs)
 
     def targets(self) -> dict[str, Ensembled]:
         """What the server is to learn, for each output that somebody sent; records who sent and with which weight."""
@@ -137,7 +160,10 @@ class Ensembles:
         for output, ensemble in self._ensembles.items():
             self._server.arrays[f"weights.{output}"] = (ensemble.weights(), senders[output])
         self._server.record(**{f"senders.{output}": float(len(names)) for output, names in senders.items()})
-        targets = {output: ensemble.result() for output, ensemble in self._ensembles.items()}
+        targets = {
+            output: ensemble.result()._replace(rows=self._rows.get(output, {}))
+            for output, ensemble in self._ensembles.items()
+        }
         if self._method.renormalise_target:
             return {
                 name: target._replace(values=F.normalize(target.values, dim=-1)) for name, target in targets.items()
