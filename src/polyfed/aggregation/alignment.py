@@ -33,7 +33,8 @@ def procrustes(values: Float[Tensor, "n d"], reference: Float[Tensor, "n d"]) ->
     values, reference = _working(values, reference)
     # a row that is zero on either side adds nothing to the product
     left, _, right = torch.linalg.svd(values.T @ reference)
-    return values @ (left @ right)
+    rotated: Tensor = values @ (left @ right)
+    return rotated
 
 
 @torch.no_grad()
@@ -54,7 +55,7 @@ def ridge(values: Float[Tensor, "n d"], reference: Float[Tensor, "n d"], penalty
     """
     values, reference = _working(values, reference)
     fitted = values * reference.any(1, keepdim=True)
-    present = fitted.any(1).sum().clamp_min(1)  # stays on the device
+    present = fitted.any(1).sum().clamp_min(1).to(fitted)  # of the same precision, and never on the host
     gram = fitted.T @ fitted
     gram.diagonal().add_(penalty * present)
     return F.normalize(values @ torch.linalg.solve(gram, fitted.T @ reference), dim=1)

@@ -131,7 +131,7 @@ class AlternatingDistillation(ServerTask, EnsembleTeacher):
             samples = server.exchanged(self.public_samples)
             count = min(self.diagnostic_samples, len(samples))
             losses: dict[str, list[Tensor]] = {name: [] for name in targets}
-            for index in fixed_sample(server, len(samples), count).split(self.distiller(server)[1]):
+            for index in torch.split(fixed_sample(server, len(samples), count), self.distiller(server)[1]):
                 chosen, batch = samples.subset(index), samples.batch(index, modalities=()).to(server.device)
                 outputs = self.output_kind.of(server, chosen)
                 for name, loss in self.departures(outputs, batch, targets).items():
