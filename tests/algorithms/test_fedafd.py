@@ -66,7 +66,7 @@ def test_the_alignment_teaches_encoders_alone(tmp_path: Path, name: str, form: s
     algorithm, client, known, public, _ = scene(session_of(tmp_path, adversarial=form), name)
     local = algorithm.local_representations(client, public, known)
     assert tuple(local) == client.info.modalities
-    algorithm.alignment(client, public, local, known).backward()
+    algorithm.alignment_loss(client, public, local, known).backward()
     found = parts(client)
     assert found.pop("encoders") > 0
     assert set(found.values()) == {-1}

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import NamedTuple
 
 import torch
@@ -14,6 +16,13 @@ from polyfed.core.errors import PayloadError
 _RECORDED = 1024  # samples whose weights are kept for inspection, unless told which
 
 
+class Rows(NamedTuple):
+    """One client's rows, beside the mean that they are part of."""
+
+    values: Float[Tensor, "P d"]
+    log_weights: Float[Tensor, " P"]
+
+
 class Ensembled(NamedTuple):
     """Result of an ensemble."""
 
@@ -21,6 +30,8 @@ class Ensembled(NamedTuple):
     """Weighted mean of the clients' vectors, not re-normalised; zero where none contributed."""
     valid: Bool[Tensor, " P"]
     """Samples to which at least one client contributed."""
+    rows: Mapping[str, Rows] = MappingProxyType({})
+    """Client -> what it contributed, where a loss needs more than the mean."""
 
 
 class Ensemble:

@@ -116,7 +116,7 @@ class FedAFD(GuidedFusion, AdversarialAlignment, EnsembleDistillation):
             # discriminators first, as in adversarial training; the released code scales their loss by beta as well
             factor = self.beta if self.baa_update == "alternate" else 1.0
             trainers["discriminator"].step(factor * self.discriminating(client, public, local, server_outputs))
-            losses.append(self.beta * self.alignment(client, public, local, server_outputs))
+            losses.append(self.beta * self.alignment_loss(client, public, local, server_outputs))
         if private is not None:
             losses.append(self.fused_task_loss(client, private, guidance))
         moved = ("optimizer", FUSION) if private is not None else ("optimizer",)

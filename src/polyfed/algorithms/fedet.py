@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Annotated, ClassVar, NamedTuple
+from typing import Annotated, ClassVar, Literal, NamedTuple
 
 import torch
 from jaxtyping import Float
@@ -30,14 +30,14 @@ from polyfed.algorithms.algorithm import (
     each,
 )
 from polyfed.algorithms.shared.either_form import OF_FORM, SoftmaxForm
-from polyfed.algorithms.shared.ensemble_distillation import AlternatingDistillation
+from polyfed.algorithms.shared.ensemble_distillation import MOVES, OF_MEANS, AlternatingDistillation
 from polyfed.algorithms.shared.global_models import GlobalEvaluation, ReplyCheck, weights_check
 from polyfed.algorithms.shared.public_exchange import DISTILS
 from polyfed.core.effects import Condition, Not, Only
 from polyfed.core.untrusted import read_json
 from polyfed.data.samples import Batch
 from polyfed.federation.public_outputs import PublicOutputs
-from polyfed.losses.distillation import DISTILLATIONS, Distillation, row_kl
+from polyfed.losses.distillation import Distillation, row_kl
 from polyfed.models.model import CachedModel
 
 _HEAD = "/head"  # beside types, whose names have no slash at their start
@@ -89,14 +89,15 @@ class FedET(SoftmaxForm, AlternatingDistillation, GlobalEvaluation):
     only_if: ClassVar[Mapping[str, Condition]] = {
         "server_first": Only(server_epochs=Not(0)) & (OF_FORM | Only(share_head=True)),
         "kd_loss": DISTILS & OF_FORM,
-        "renormalise_target": DISTILS & OF_FORM,
+        "renormalise_target": DISTILS & OF_FORM & OF_MEANS,
+        "alignment": DISTILS & OF_FORM & (MOVES | Only(diversity=Not(0))),
         "temperature": DISTILS & Only(diversity=Not(0)),
     }
 
     aggregation: SerializeAsAny[Weighting] = Field(
         default=Variance(), description="weights over clients; the paper's: variance"
     )
-    kd_loss: Distillation = Field(
+    kd_loss: Literal[Distillation, "similarity"] = Field(
         default="l2", description="representations: distance to the consensus; class scores: none but cross-entropy"
     )
     diversity: Annotated[float, DISTILS] = Field(
@@ -200,6 +201,8 @@ class FedET(SoftmaxForm, AlternatingDistillation, GlobalEvaluation):
         """Distance to the consensus + lambda x divergence from who contradicts it, mean over samples that have a
         consensus, added over outputs."""
         outputs, losses = self.batch_outputs(server, CachedModel(server.model), batch, list(aims)), []
+        goals = {name: aim.consensus for name, aim in aims.items()}
+        distances = {} if self.exchanges_logits else self.departures(outputs, batch, goals)
         for name, (consensus, others, anchors) in aims.items():
             own, goal, valid = outputs[name], consensus.values[batch.index], consensus.valid[batch.index]
             if anchors is None:
@@ -207,7 +210,7 @@ class FedET(SoftmaxForm, AlternatingDistillation, GlobalEvaluation):
                 wrong = F.cross_entropy(own, goal.argmax(1), reduction="none")
                 losses.append((wrong * valid).sum() / valid.sum().clamp_min(1))
             else:
-                losses.append(DISTILLATIONS[self.kd_loss](own, goal, valid))
+                losses.append(distances[name])
             if self.diversity:
                 away = row_kl(own, others.values[batch.index], anchors, self.tau) * others.valid[batch.index]
                 losses.append(self.diversity * away.sum() / valid.sum().clamp_min(1))

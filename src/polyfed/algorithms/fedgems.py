@@ -70,6 +70,7 @@ class FedGEMS(SoftmaxForm, EnsembleTeacher):
         "aggregation": _LEARNS,  # whatever kd_weight: a sample that is taught has another share of the task
         "kd_weight": _LEARNS,
         "renormalise_target": DISTILS & _SHARES & OF_FORM,
+        "alignment": _LEARNS & OF_FORM,
         "temperature": (DISTILS | _STUDIES) & _SHARES | _STUDIES & OF_FORM,
         "public_augment": Only(kd_epochs=Not(0)) | _STUDIES,
     }

@@ -23,16 +23,16 @@ from polyfed.algorithms.algorithm import (
 )
 from polyfed.algorithms.shared.digest import fit_by_gradient
 from polyfed.algorithms.shared.either_form import OF_FORM, EitherForm
-from polyfed.algorithms.shared.ensemble_distillation import EnsembleDistillation
+from polyfed.algorithms.shared.ensemble_distillation import MOVES, OF_MEANS, EnsembleDistillation
+from polyfed.algorithms.shared.ensembles import COMPARING
 from polyfed.algorithms.shared.public_exchange import DISTILS
-from polyfed.core.effects import Condition, Not, Only, Such
+from polyfed.core.effects import Condition, Not, Only
 from polyfed.core.errors import ConfigError
 from polyfed.core.untrusted import read_json
 from polyfed.data.samples import Samples
 from polyfed.federation.public_outputs import PublicOutputs
 from polyfed.losses.distillation import Distillation
 
-_COMPARING = Such(lambda weighting: weighting.compares, "one that compares with the server")
 _DIGESTS = Only(digest_epochs=Not(0))  # clients learn from the others' outputs
 
 
@@ -56,9 +56,10 @@ class FedMD(EitherForm, EnsembleDistillation):
     }
 
     only_if: ClassVar[Mapping[str, Condition]] = {
-        "server_first": OF_FORM & Only(kd_joint=False, server_epochs=Not(0), aggregation=_COMPARING),
+        "server_first": OF_FORM & Only(kd_joint=False, server_epochs=Not(0), aggregation=COMPARING),
         "aggregation": DISTILS | _DIGESTS,
-        "renormalise_target": OF_FORM & (DISTILS | _DIGESTS),
+        "renormalise_target": OF_FORM & (DISTILS & OF_MEANS | _DIGESTS),
+        "alignment": OF_FORM & (DISTILS & MOVES | _DIGESTS),
         "public_augment": Only(kd_epochs=Not(0)) | _DIGESTS,
     }
 

@@ -153,6 +153,10 @@ OutputKind = RepresentationKind | LogitKind
 # ---- outputs of the pairs are called after their modality, those of other parts <part>/<modality>
 
 
+GALLERY, UNPAIRED = "gallery/", "unpaired/"
+"""How names of outputs of the other parts begin."""
+
+
 def modality_of(output: str) -> str:
     """The modality of an output."""
     return output.rpartition("/")[2]

@@ -82,7 +82,7 @@ class AdversarialAlignment(PublicExchange):
         ]
         return torch.stack(parts).sum()
 
-    def alignment(
+    def alignment_loss(
         self, client: Client, batch: Batch, local: Mapping[str, Tensor], server_outputs: Mapping[str, Tensor]
     ) -> Tensor:
         """What the encoders minimise: L_adv = mean_k (L_in + L_cr), summed over the client's modalities."""

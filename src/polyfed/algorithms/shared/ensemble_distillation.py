@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Annotated, ClassVar, Literal
 
@@ -9,16 +10,22 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from polyfed.aggregation.ensemble import Ensembled
+from polyfed.aggregation.ensemble import Ensembled, Rows
+from polyfed.aggregation.relations import relational_losses
 from polyfed.algorithms.algorithm import Cohort, Server
-from polyfed.algorithms.shared.ensembles import EnsembleTeacher
-from polyfed.algorithms.shared.public_exchange import DISTILS, PublicExchange
+from polyfed.algorithms.shared.ensembles import COMPARING, EnsembleTeacher
+from polyfed.algorithms.shared.public_exchange import DISTILS, PublicExchange, fixed_sample
 from polyfed.core.effects import Condition, Not, Only
 from polyfed.core.errors import ConfigError
 from polyfed.data.samples import Batch
 from polyfed.federation.settings import TrainingSettings
 from polyfed.federation.trainer import Trainer
 from polyfed.losses.distillation import DISTILLATIONS, Distillation
+
+OF_MEANS = Only(kd_loss=Not("similarity"))
+"""The server learns the mean itself, not what is alike."""
+MOVES = OF_MEANS | Only(aggregation=COMPARING) | Only(alignment="ridge")
+"""Alignment moves what the server learns: a rotation changes nobody's own similarities."""
 
 
 class ServerTask(PublicExchange):
@@ -56,11 +63,20 @@ class ServerTask(PublicExchange):
 class AlternatingDistillation(ServerTask, EnsembleTeacher):
     """Methods whose server learns its task and the ensemble one after the other."""
 
+    only_if: ClassVar[Mapping[str, Condition]] = {
+        "renormalise_target": DISTILS & OF_MEANS,
+        "alignment": DISTILS & MOVES,
+    }
+
     server_first: Annotated[bool, Only(server_epochs=Not(0))] = Field(
         default=False, description="train on P before the broadcast, as released, not after"
     )
-    kd_loss: Annotated[Distillation, DISTILS] = Field(
-        default="l2", description="distance to the targets; l2: unsquared norm, mean over P"
+    kd_loss: Annotated[Literal[Distillation, "similarity"], DISTILS] = Field(
+        default="l2",
+        description="distance to the targets, l2: unsquared norm, mean over P; or similarity: which samples are alike",
+    )
+    kd_temperature: Annotated[float, DISTILS & Only(kd_loss="similarity")] = Field(
+        default=0.1, gt=0, description="temperature of the similarities"
     )
     kd_optimizer: Annotated[Literal["own", "shared"], Only(kd_epochs=Not(0))] = Field(
         default="own", description="optimiser state of its own, or that of the server's task training"
@@ -68,6 +84,11 @@ class AlternatingDistillation(ServerTask, EnsembleTeacher):
     distillation: Annotated[TrainingSettings | None, Only(kd_optimizer="own", kd_epochs=Not(0))] = Field(
         default=None, description="optimiser of the distillation; None: settings of the server's training"
     )
+
+    @property
+    def keeps_rows(self) -> bool:
+        """Whether the server learns from each client's rows: what is alike is seen by every client in its own space."""
+        return self.kd_loss == "similarity"
 
     # ---- server half
 
@@ -80,6 +101,8 @@ class AlternatingDistillation(ServerTask, EnsembleTeacher):
         super().setup(server)
         if self.kd_loss == "kl" and not self.exchanges_logits:
             raise ConfigError("algorithm.kd_loss is kl, which compares class scores, not representations; choose l2")
+        if self.kd_loss == "similarity" and self.exchanges_logits:
+            raise ConfigError("algorithm.kd_loss is similarity, which compares representations, not scores; choose kl")
 
     def round(self, server: Server, cohort: Cohort) -> None:
         """Train on P, ask the cohort, distil its ensemble; with ``server_first: false`` train after the asking."""
@@ -88,6 +111,33 @@ class AlternatingDistillation(ServerTask, EnsembleTeacher):
             return
         self.train_task(server)
         self.distil(server, self.aggregate(server, cohort, self.server_outputs(server)))
+
+    def departures(
+        self, outputs: Mapping[str, Tensor], batch: Batch, targets: Mapping[str, Ensembled]
+    ) -> dict[str, Tensor]:
+        """``kd_loss`` of each output of a batch that has a target; samples without a target do not count."""
+        if self.kd_loss == "similarity":
+            return relational_losses(outputs, targets, batch.index, batch.items, self.kd_temperature)
+        distance = DISTILLATIONS[self.kd_loss]
+        return {
+            name: distance(outputs[name], target.values[batch.index], target.valid[batch.index])
+            for name, target in targets.items()
+        }
+
+    def distances(self, server: Server, targets: Mapping[str, Ensembled], when: str) -> dict[str, float]:
+        """Also ``kd_similarity_<when>.<output>`` if it is the loss, mean over batches of the same samples."""
+        found = super().distances(server, targets, when)
+        if found and self.kd_loss == "similarity":
+            samples = server.exchanged(self.public_samples)
+            count = min(self.diagnostic_samples, len(samples))
+            losses: dict[str, list[Tensor]] = {name: [] for name in targets}
+            for index in torch.split(fixed_sample(server, len(samples), count), self.distiller(server)[1]):
+                chosen, batch = samples.subset(index), samples.batch(index, modalities=()).to(server.device)
+                outputs = self.output_kind.of(server, chosen)
+                for name, loss in self.departures(outputs, batch, targets).items():
+                    losses[name].append(loss)
+            found |= {f"kd_similarity_{when}.{name}": float(torch.stack(x).mean()) for name, x in losses.items()}
+        return found
 
     def distiller(self, server: Server) -> tuple[Trainer, int]:
         """The optimiser of the distillation and its batch size."""
@@ -125,14 +175,14 @@ class EnsembleDistillation(AlternatingDistillation):
         """Move the server's outputs on the exchanged samples towards the targets."""
         server.record(**self.distances(server, targets, "before"))
         trainer, size = self.distiller(server)
-        samples = server.exchanged(self.public_samples)
+        samples, goals = server.exchanged(self.public_samples), targets
         if self.kd_joint and len(samples) < len(server.public_set):  # the task is trained on all of P
             index, samples = server.exchanged_index(self.public_samples), server.public_set
-            targets = {name: _scattered(target, index, len(samples)) for name, target in targets.items()}
+            goals = {name: _scattered(target, index, len(samples)) for name, target in targets.items()}
         # without a target there is still the task to train, if it has no passes of its own
         epochs = self.kd_epochs if targets or self.kd_joint else 0
         for batch in self.public_passes(server, "distil", epochs, size, samples):
-            loss = self.kd_weight * self.distillation_loss(server, batch, targets)
+            loss = self.kd_weight * self.distillation_loss(server, batch, goals)
             trainer.step(loss + server.task_loss(batch) if self.kd_joint else loss)
         server.record(**self.distances(server, targets, "after"))
 
@@ -144,18 +194,16 @@ class EnsembleDistillation(AlternatingDistillation):
         """Sum over outputs of the distance to the targets; samples without a target do not count."""
         # with gradient, and only of outputs that somebody sent
         outputs = self.output_kind.outputs(server, batch, list(targets))
-        losses = [
-            DISTILLATIONS[self.kd_loss](outputs[name], target.values[batch.index], target.valid[batch.index])
-            for name, target in targets.items()
-        ]
+        losses = list(self.departures(outputs, batch, targets).values())
         return torch.stack(losses).sum() if losses else torch.zeros((), device=server.device)
 
 
 def _scattered(target: Ensembled, index: Tensor, total: int) -> Ensembled:
     """Targets of the samples at ``index`` as targets of the whole public set; the others have none."""
-    values, valid = target
-    rows = index.to(values.device)
-    return Ensembled(
-        values.new_zeros(total, values.shape[1]).index_copy_(0, rows, values),
-        valid.new_zeros(total).index_copy_(0, rows, valid),
-    )
+    places = index.to(target.values.device)
+
+    def spread(part: Tensor, fill: float = 0) -> Tensor:
+        return part.new_full((total, *part.shape[1:]), fill).index_copy_(0, places, part)
+
+    rows = {name: Rows(spread(own), spread(logs, -math.inf)) for name, (own, logs) in target.rows.items()}
+    return Ensembled(spread(target.values), spread(target.valid), rows)

@@ -6,21 +6,24 @@ import math
 from collections.abc import Mapping
 from typing import Annotated
 
+import torch
 from jaxtyping import Float
 from pydantic import Field, SerializeAsAny
 from torch import Tensor
 from torch.nn import functional as F
 
-from polyfed.aggregation.ensemble import Ensemble, Ensembled
+from polyfed.aggregation.alignment import RIDGE_PENALTY, Alignment, aligned
+from polyfed.aggregation.ensemble import Ensemble, Ensembled, Rows
 from polyfed.aggregation.weighting import OF_REPRESENTATIONS, Evidence, Weighting
 from polyfed.aggregation.weightings.mean import Mean
 from polyfed.algorithms.algorithm import Reply, Server
 from polyfed.algorithms.shared.public_exchange import DISTILS, PublicExchange, fixed_sample
-from polyfed.core.effects import Facts
+from polyfed.core.effects import Facts, Only, Such
 from polyfed.core.errors import ConfigError, nearest
-from polyfed.federation.public_outputs import PublicOutputs, clip_row_norms, modality_of, of_part
+from polyfed.federation.public_outputs import GALLERY, PublicOutputs, clip_row_norms, modality_of, of_part
 from polyfed.losses.distillation import DISTILLATIONS
 
+COMPARING = Such(lambda weighting: weighting.compares, "one that compares with the server")
 HEAT_MAP_SAMPLES = 256
 """Public samples whose weights over clients are kept, for the heat map of the report."""
 
@@ -37,7 +40,18 @@ class EnsembleTeacher(PublicExchange):
     counted_groups: Annotated[tuple[str, ...] | None, DISTILS] = Field(
         default=None, description="groups of clients that count in the ensemble; None: all"
     )
+    alignment: Annotated[Alignment, DISTILS] = Field(
+        default="none", description="map of each client's representations to the server's, before they are averaged"
+    )
+    alignment_penalty: Annotated[float, Only(alignment="ridge")] = Field(
+        default=RIDGE_PENALTY, ge=1e-6, description="ridge: penalty of the map; smaller ones drown in rounding"
+    )
     diagnostic_samples: int = Field(default=1024, ge=0, description="public samples on which KD progress is measured")
+
+    @property
+    def keeps_rows(self) -> bool:
+        """Whether the server learns from each client's rows, not from their mean alone."""
+        return False
 
     def facts_for(self, key: str) -> Facts:
         """What crosses, for weightings."""
@@ -101,19 +115,37 @@ class Ensembles:
         self._samples, self._labels = samples, method.output_kind.labels(server, samples)
         self._ensembles: dict[str, Ensemble] = {}
         self._senders: dict[str, list[str]] = {}
+        self._rows: dict[str, dict[str, Rows]] = {}
 
     def add(self, reply: Reply, payload: PublicOutputs) -> None:
         """Fold in one client's outputs; no row outweighs others by its norm."""
         for output, values in self.received(payload).items():
-            # weights come of the clipped rows, which are those that count
+            # weights come of the rows that count
             self.add_weighed(output, reply.sender.id, values, self.log_weights(reply, output, values))
 
     def received(self, payload: PublicOutputs) -> dict[str, Float[Tensor, "n w"]]:
-        """Rows of all samples on the server's device, by output, with norms as large as they may be."""
-        largest = self._method.output_kind.largest
-        return {
-            name: clip_row_norms(rows, largest) for name, rows in self._method.from_wire(self._server, payload).items()
-        }
+        """Rows of all samples on the server's device, by output: norms bounded, in the server's space if they are to be
+        aligned."""
+        method, server = self._method, self._server
+        rows = method.from_wire(server, payload)
+        # clipped before: one long row would decide where all others go; no map makes rows longer than 1
+        rows = {name: clip_row_norms(values, method.output_kind.largest) for name, values in rows.items()}
+        return rows if method.alignment == "none" else self._aligned(rows)
+
+    def _aligned(self, rows: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """One map a modality, to which the gallery does not contribute: on it the map is to be judged."""
+        method, aligned_rows = self._method, dict[str, Tensor]()
+        for modality in dict.fromkeys(map(modality_of, rows)):
+            names = [name for name in rows if modality_of(name) == modality]
+            reference = [self._server_outputs[name] * (not name.startswith(GALLERY)) for name in names]
+            moved = aligned(
+                torch.cat([rows[name] for name in names]),
+                torch.cat(reference),
+                method.alignment,
+                method.alignment_penalty,
+            )
+            aligned_rows |= zip(names, torch.split(moved, [len(rows[name]) for name in names]), strict=True)
+        return aligned_rows
 
     def log_weights(self, reply: Reply, output: str, values: Float[Tensor, "n w"]) -> Float[Tensor, " n"] | float:
         """Log weight of a client on each sample, or one for all; -inf if its group does not count."""
@@ -147,6 +179,9 @@ class Ensembles:
             self._ensembles[output] = Ensemble(count, width, self._server.device, record=shown)
         self._ensembles[output].add(values, log_weights)
         self._senders.setdefault(output, []).append(sender)
+        if self._method.keeps_rows:
+            logs = torch.as_tensor(log_weights, device=values.device).expand(len(values))
+            self._rows.setdefault(output, {})[sender] = Rows(values, logs)
 
     def targets(self) -> dict[str, Ensembled]:
         """What the server is to learn, for each output that somebody sent; records who sent and with which weight."""
@@ -154,7 +189,10 @@ class Ensembles:
         for output, ensemble in self._ensembles.items():
             self._server.arrays[f"weights.{output}"] = (ensemble.weights(), senders[output])
         self._server.record(**{f"senders.{output}": float(len(names)) for output, names in senders.items()})
-        targets = {output: ensemble.result() for output, ensemble in self._ensembles.items()}
+        targets = {
+            output: ensemble.result()._replace(rows=self._rows.get(output, {}))
+            for output, ensemble in self._ensembles.items()
+        }
         if self._method.renormalise_target:
             return {
                 name: target._replace(values=F.normalize(target.values, dim=-1)) for name, target in targets.items()
