@@ -17,7 +17,14 @@ from polyfed.algorithms.shared.ensemble_distillation import EnsembleDistillation
 from polyfed.algorithms.shared.public_exchange import DISTILS
 from polyfed.core.effects import Condition, Not, Only
 from polyfed.core.errors import ConfigError
-from polyfed.federation.public_outputs import OutputKind, PublicOutputs, RepresentationKind, modality_of, of_part
+from polyfed.federation.public_outputs import (
+    GALLERY,
+    OutputKind,
+    PublicOutputs,
+    RepresentationKind,
+    modality_of,
+    of_part,
+)
 from polyfed.losses.distillation import Distillation
 
 _CHANGE, _ABSOLUTE = Only(targets="change"), Only(targets="absolute")
@@ -99,7 +106,9 @@ class ChangeDistillation(EnsembleDistillation):
             return {}
         ensembles = self.ensembles(server, server_outputs)
         check = self.outputs_check(server, server_outputs, "representations")
-        sent = self.to_wire(server, server_outputs, server_outputs.order)
+        # the gallery is not digested: on it teacher and server are compared
+        digested = {name: rows for name, rows in server_outputs.items() if not name.startswith(GALLERY)}
+        sent = self.to_wire(server, digested, server_outputs.order)
         for reply in cohort.ask(self.fit, check=check, representations=sent):
             for name, rows in ensembles.received(reply.representations).items():
                 # a change is clipped by itself: what it is added to is the server's own
@@ -122,32 +131,34 @@ class ChangeDistillation(EnsembleDistillation):
     @client_step(representations=Representations, num_examples=int)
     def fit(self, client: Client, representations: Representations) -> Reply:
         """Digest, represent, train, represent: replies with the change, or with the representations after."""
-        goals = self.from_wire(client, representations)
-        goals = {name: values for name, values in goals.items() if modality_of(name) in client.model.encoders}
-        self.take_in(client, of_part(goals))
+        mine = self.output_kind.channels(client.info, list(representations))
+        goals = {name: rows for name, rows in self.from_wire(client, representations).items() if name in mine}
+        self.take_in(client, goals)
         before = self.outputs_of(client) if self.targets == "change" else {}
         client.fit(client.train, epochs=self.local_epochs)
-        outputs = {name: values for name, values in self.outputs_of(client).items() if name in goals}
+        outputs = self.outputs_of(client)
         if before:
             outputs = {name: values - before[name] for name, values in outputs.items()}
+        known = {name: rows for name, rows in outputs.items() if modality_of(name) in goals}
         return Reply(
-            representations=self.to_wire(client, outputs, representations.order), num_examples=client.num_examples
+            representations=self.to_wire(client, known, representations.order), num_examples=client.num_examples
         )
 
     def take_in(self, client: Client, goals: Mapping[str, Tensor]) -> None:
-        """The digest: fit the client's encoders to the goals, modality -> [n, d]."""
-        samples = client.exchanged(self.public_samples)
-        layers = {name: None if self.digest == "gradient" else only_layer(client.model, name) for name in goals}
-        for name, layer in layers.items():
+        """The digest: fit the client's encoders to the goals, output -> [n, d]."""
+        by_gradient = []
+        for modality in of_part(goals):
+            layer = None if self.digest == "gradient" else only_layer(client.model, modality)
             if layer is not None:
                 client.model.eval()
-                fit_in_closed_form(client, samples, name, layer, goals[name], self.digest_penalty)
+                fit_in_closed_form(self, client, modality, layer, goals, self.digest_penalty)
             elif self.digest == "closed_form":
                 raise ConfigError(
-                    f"algorithm.digest is closed_form, but the '{name}' encoder of '{client.name}' trains more than "
-                    "one linear layer; set algorithm.digest=auto, or give it a projection of frozen features"
+                    f"algorithm.digest is closed_form, but the '{modality}' encoder of '{client.name}' trains more "
+                    "than one linear layer; set algorithm.digest=auto, or give it a projection of frozen features"
                 )
-        others = {name: goal for name, goal in goals.items() if layers[name] is None}
-        if others:
-            batches = self.public_passes(client, "digest", self.digest_epochs, self.digest_batch_size, samples)
-            fit_by_gradient(self, client, batches, others, self.digest_loss)
+            else:
+                by_gradient.append(modality)
+        others = {name: rows for name, rows in goals.items() if modality_of(name) in by_gradient}
+        epochs = self.digest_epochs if others else 0
+        fit_by_gradient(self, client, others, epochs, self.digest_batch_size, self.digest_loss)

@@ -102,7 +102,7 @@ class CreamFL(EnsembleDistillation):
         """Ask the cohort to train, and fold its representations into one target a modality (Eq. 4-6)."""
         ensembles = self.ensembles(server, server_outputs)
         check = self.outputs_check(server, server_outputs, "representations")
-        sent = self.to_wire(server, server_outputs, server_outputs.order)
+        sent = self.to_wire(server, of_part(server_outputs), server_outputs.order)
         for reply in cohort.ask(self.fit, check=check, representations=sent):
             ensembles.add(reply, reply.representations)
         return ensembles.targets()
@@ -112,7 +112,7 @@ class CreamFL(EnsembleDistillation):
     @client_step(representations=Representations, num_examples=int)
     def fit(self, client: Client, representations: Representations) -> Reply:
         """ClientLocalTraining of Algorithm 1: E epochs of Eq. 3, then representations of the public set."""
-        server_outputs = of_part(self.from_wire(client, representations))
+        server_outputs = self.from_wire(client, representations)
         samples = client.exchanged(self.public_samples)
         # before the first step: what Eq. 2 calls previous must not move with the model
         reference = self._reference(client, samples)

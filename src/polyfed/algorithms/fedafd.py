@@ -69,7 +69,7 @@ class FedAFD(GuidedFusion, AdversarialAlignment, EnsembleDistillation):
         replies = cohort.ask(
             self.fit,
             check=self.outputs_check(server, server_outputs, "representations"),
-            representations=self.to_wire(server, server_outputs, server_outputs.order),
+            representations=self.to_wire(server, of_part(server_outputs), server_outputs.order),
             encoders=each(lambda client: Weights({} if client.id in had else self.encoders_for(client, encoders))),
             version=version,
         )
@@ -83,7 +83,7 @@ class FedAFD(GuidedFusion, AdversarialAlignment, EnsembleDistillation):
     @client_step(representations=Representations, num_examples=int)
     def fit(self, client: Client, representations: Representations, encoders: Weights, version: int) -> Reply:
         """E epochs of task and alignment (supplement, Eq. 1), then representations of the public set, unfused."""
-        server_outputs = of_part(self.from_wire(client, representations))
+        server_outputs = self.from_wire(client, representations)
         guidance = self.receive_encoders(client, encoders, version)
         samples = client.exchanged(self.public_samples)
         self.begin_fusion(client)

@@ -202,13 +202,12 @@ class FedGEMS(SoftmaxForm, EnsembleTeacher):
     def fit(self, client: Client, knowledge: Representations | Logits) -> Reply:
         """Own data, then public samples; replies with the client's outputs on these."""
         client.fit(client.train, epochs=self.local_epochs)
-        self.study(client, knowledge)
+        self.study(client, self.from_wire(client, knowledge))
         own = self.client_outputs(client, knowledge.order, list(knowledge))
         return Reply(knowledge=own, num_examples=client.num_examples)
 
-    def study(self, client: Client, knowledge: Mapping[str, Tensor]) -> None:
+    def study(self, client: Client, server_outputs: Mapping[str, Tensor]) -> None:
         """Passes over the exchanged samples towards the server's outputs on them."""
-        server_outputs = {name: values.to(client.device) for name, values in knowledge.items()}
         samples, trainer = client.exchanged(self.public_samples), client.trainer()
         items = samples.items.to(client.device) if self.mask_siblings else None
         epochs = self.public_epochs if server_outputs else 0

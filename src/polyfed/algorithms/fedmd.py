@@ -29,8 +29,7 @@ from polyfed.algorithms.shared.public_exchange import DISTILS
 from polyfed.core.effects import Condition, Not, Only
 from polyfed.core.errors import ConfigError
 from polyfed.core.untrusted import read_json
-from polyfed.data.samples import Samples
-from polyfed.federation.public_outputs import PublicOutputs
+from polyfed.federation.public_outputs import PublicOutputs, of_part
 from polyfed.losses.distillation import Distillation
 
 _DIGESTS = Only(digest_epochs=Not(0))  # clients learn from the others' outputs
@@ -111,7 +110,7 @@ class FedMD(EitherForm, EnsembleDistillation):
             ensembles.add(reply, reply.knowledge)
         targets = ensembles.targets()
         # where everybody's weight is 0 a row is 0: clients take that for no consensus on the sample
-        agreed = {name: target.values for name, target in targets.items() if bool(target.valid.any())}
+        agreed = {name: target.values for name, target in of_part(targets).items() if bool(target.valid.any())}
         server.record(**{f"consensus.{name}": float(target.valid.float().mean()) for name, target in targets.items()})
 
         consensus = self.output_kind.bundle(agreed, server_outputs.order)
@@ -138,14 +137,13 @@ class FedMD(EitherForm, EnsembleDistillation):
     @client_step()
     def learn(self, client: Client, consensus: Representations | Logits) -> Reply:
         """Digest, then revisit."""
-        self.digest(client, client.exchanged(self.public_samples), consensus)
+        self.digest(client, consensus)
         client.fit(client.train, epochs=self.local_epochs)
         return Reply()
 
-    def digest(self, client: Client, samples: Samples, consensus: Mapping[str, Tensor]) -> None:
+    def digest(self, client: Client, consensus: Mapping[str, Tensor]) -> None:
         """Fit the client's outputs on the exchanged samples to the consensus, where there is one."""
         # of the client's own outputs only: others are not sent to it
         agreed = {name: values.to(client.device) for name, values in consensus.items()}
         epochs = self.digest_epochs if agreed else 0
-        batches = self.public_passes(client, "digest", epochs, self.digest_batch_size, samples)
-        fit_by_gradient(self, client, batches, agreed, self.digest_loss)
+        fit_by_gradient(self, client, agreed, epochs, self.digest_batch_size, self.digest_loss)

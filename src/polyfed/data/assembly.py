@@ -42,7 +42,7 @@ def assemble(split: Split, views: Mapping[str, View], context: DataContext, *, l
 
     return Samples(
         inputs={modality: view.open(columns[modality], modality, context) for modality, view in views.items()},
-        rows={modality: rows(column) for modality, column in columns.items()},
+        rows={name: rows(_modality(split, name)) for name in dict.fromkeys((*views, *layout))},
         items=items,
         targets={name: _labels(column)[rows(column)] for name, column in labels.items()},
         ids=split.ids,

@@ -77,7 +77,8 @@ class Samples:
 
     Attributes:
         inputs: modality -> opened inputs; a modality that the participant does not own is simply absent.
-        rows: modality -> row of each sample in those inputs; siblings point at the same row of a shared picture.
+        rows: modality -> row of each sample in those inputs, also of modalities that shape the samples without being
+            loaded; siblings point at the same row of a shared picture.
         items: number of the item of each sample.
         targets: target name -> values, first dimension n.
         ids: item number -> item id, for reports and for disjointness checks.
@@ -172,9 +173,5 @@ class Samples:
         )
 
     def only(self, modalities: Sequence[str]) -> Samples:
-        """The same samples without the other modalities."""
-        return replace(
-            self,
-            inputs={name: self.inputs[name] for name in modalities},
-            rows={name: self.rows[name] for name in modalities},
-        )
+        """The same samples without the inputs of the other modalities."""
+        return replace(self, inputs={name: self.inputs[name] for name in modalities})

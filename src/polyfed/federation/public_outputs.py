@@ -39,10 +39,10 @@ class RepresentationKind:
         """Those of all samples, modality -> [n, d], without gradient, on the participant's device."""
         return participant.represent(samples, training=training)
 
-    def places(self, participant: Participant, samples: Samples) -> dict[str, Int64[Tensor, " n"]]:
+    def places(self, samples: Samples) -> dict[str, Int64[Tensor, " n"]]:
         """Modality -> place of each sample among the distinct inputs, which are all that cross: captions of one picture
-        share it."""
-        return {name: samples.distinct(name)[1] for name in samples.modalities if name in participant.model.encoders}
+        share it. Of all modalities of the public set, as a client may get those of others."""
+        return {name: samples.distinct(name)[1] for name in samples.rows}
 
     def outputs(self, participant: Participant, batch: Batch, channels: Sequence[str]) -> dict[str, Tensor]:
         """Those of a batch of public samples, modality -> [b, d], with gradient."""
@@ -93,7 +93,7 @@ class LogitKind:
             participant.model.train(was_training)
         return {task.target: torch.cat(parts)}
 
-    def places(self, participant: Participant, samples: Samples) -> dict[str, Int64[Tensor, " n"]]:
+    def places(self, samples: Samples) -> dict[str, Int64[Tensor, " n"]]:
         """Nothing: every sample has a row of its own."""
         return {}
 

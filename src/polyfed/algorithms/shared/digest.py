@@ -2,31 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
 from polyfed.algorithms.algorithm import Client
-from polyfed.algorithms.shared.public_exchange import PublicExchange
-from polyfed.data.samples import Batch, Samples
+from polyfed.algorithms.shared.public_exchange import PublicExchange, row_shares
+from polyfed.data.samples import Samples
+from polyfed.federation.public_outputs import modality_of
 from polyfed.losses.distillation import DISTILLATIONS, Distillation
 from polyfed.models.model import Model
 
 
 def fit_by_gradient(
-    method: PublicExchange, client: Client, batches: Iterator[Batch], goals: Mapping[str, Tensor], loss: Distillation
+    method: PublicExchange, client: Client, goals: Mapping[str, Tensor], epochs: int, size: int, loss: Distillation
 ) -> None:
-    """One optimiser step a batch on the sum over outputs of the distance to the goals, output -> [n, w].
+    """Passes over the exchanged samples, each step on the sum over modalities of the mean distance to the goals.
 
-    Rows of zeros are no goal.
+    Goals are output -> [n, w]; rows of zeros are no goal.
     """
-    valid = {name: values.any(1) for name, values in goals.items()}
-    trainer, distance = client.trainer(), DISTILLATIONS[loss]
-    for batch in batches:
-        own = method.output_kind.outputs(client, batch, list(goals))
-        parts = [distance(own[name], goal[batch.index], valid[name][batch.index]) for name, goal in goals.items()]
+    samples, trainer, distance = client.exchanged(method.public_samples), client.trainer(), DISTILLATIONS[loss]
+    valid, shares = {name: values.any(1) for name, values in goals.items()}, row_shares(goals)
+    for batches in method.part_passes(client, "digest", epochs, size, samples, goals):
+        own = method.part_outputs(client, batches, goals)
+        parts = [
+            shares[name] * distance(rows, goals[name][index], valid[name][index]) for name, (rows, index) in own.items()
+        ]
         trainer.step(torch.stack(parts).sum())
 
 
@@ -40,20 +43,36 @@ def only_layer(model: Model, modality: str) -> nn.Linear | None:
 
 @torch.no_grad()
 def fit_in_closed_form(
-    client: Client, samples: Samples, modality: str, layer: nn.Linear, goal: Float[Tensor, "n d"], penalty: float
+    method: PublicExchange, client: Client, modality: str, layer: nn.Linear, goals: Mapping[str, Tensor], penalty: float
 ) -> None:
-    """Set the layer that ends a tower to the ridge regression from its inputs to the goal, in evaluation mode."""
-    inputs: list[Tensor] = []
-    handle = layer.register_forward_pre_hook(lambda _, given: inputs.append(given[0].float()))
+    """Set the layer that ends a tower to the ridge regression from its inputs to the goals of its modality.
+
+    In evaluation mode. Goals are output -> [n, d]; rows of zeros are no goal.
+    """
+    inputs = list[Tensor]()
+    targets = [values for name, values in goals.items() if modality_of(name) == modality]
+    for name in goals:
+        if modality_of(name) == modality:
+            samples = client.parts[name] if name in client.parts else client.exchanged(method.public_samples)
+            inputs.append(_inputs_of(client, layer, samples, modality))
+    features, goal = torch.cat(inputs), torch.cat(targets)
+    wanted = goal.any(1)
+    weight, intercept = ridge(features[wanted], goal[wanted], penalty)
+    layer.weight.copy_(weight.T)
+    if layer.bias is not None:
+        layer.bias.copy_(intercept)
+
+
+def _inputs_of(client: Client, layer: nn.Linear, samples: Samples, modality: str) -> Float[Tensor, "n f"]:
+    """What the layer gets for each sample."""
+    seen = list[Tensor]()
+    handle = layer.register_forward_pre_hook(lambda _, given: seen.append(given[0].float()))
     try:
         # each distinct row is encoded once, but counts as often as it stands among the samples
         _, places = client.represent_distinct(samples, modality)
     finally:
         handle.remove()
-    weight, intercept = ridge(torch.cat(inputs)[places], goal, penalty)
-    layer.weight.copy_(weight.T)
-    if layer.bias is not None:
-        layer.bias.copy_(intercept)
+    return torch.cat(seen)[places]
 
 
 def ridge(

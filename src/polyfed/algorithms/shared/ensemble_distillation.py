@@ -14,10 +14,11 @@ from polyfed.aggregation.ensemble import Ensembled, Rows
 from polyfed.aggregation.relations import relational_losses
 from polyfed.algorithms.algorithm import Cohort, Server
 from polyfed.algorithms.shared.ensembles import COMPARING, EnsembleTeacher
-from polyfed.algorithms.shared.public_exchange import DISTILS, PublicExchange, fixed_sample
+from polyfed.algorithms.shared.public_exchange import DISTILS, PublicExchange, fixed_sample, row_shares
 from polyfed.core.effects import Condition, Not, Only
 from polyfed.core.errors import ConfigError
 from polyfed.data.samples import Batch
+from polyfed.federation.public_outputs import GALLERY, of_part
 from polyfed.federation.settings import TrainingSettings
 from polyfed.federation.trainer import Trainer
 from polyfed.losses.distillation import DISTILLATIONS, Distillation
@@ -172,30 +173,41 @@ class EnsembleDistillation(AlternatingDistillation):
             super().train_task(server)
 
     def distil(self, server: Server, targets: Mapping[str, Ensembled]) -> None:
-        """Move the server's outputs on the exchanged samples towards the targets."""
-        server.record(**self.distances(server, targets, "before"))
+        """Move the server's outputs on the exchanged samples towards the targets; the gallery is not learnt."""
+        targets = {name: target for name, target in targets.items() if not name.startswith(GALLERY)}
+        server.record(**self.distances(server, of_part(targets), "before"))
         trainer, size = self.distiller(server)
         samples, goals = server.exchanged(self.public_samples), targets
         if self.kd_joint and len(samples) < len(server.public_set):  # the task is trained on all of P
             index, samples = server.exchanged_index(self.public_samples), server.public_set
-            goals = {name: _scattered(target, index, len(samples)) for name, target in targets.items()}
+            scattered = {name: _scattered(target, index, len(samples)) for name, target in of_part(targets).items()}
+            goals = targets | scattered
         # without a target there is still the task to train, if it has no passes of its own
         epochs = self.kd_epochs if targets or self.kd_joint else 0
-        for batch in self.public_passes(server, "distil", epochs, size, samples):
-            loss = self.kd_weight * self.distillation_loss(server, batch, goals)
-            trainer.step(loss + server.task_loss(batch) if self.kd_joint else loss)
-        server.record(**self.distances(server, targets, "after"))
+        for batches in self.part_passes(server, "distil", epochs, size, samples, goals):
+            loss = self.kd_weight * self.distillation_loss(server, batches, goals)
+            trainer.step(loss + server.task_loss(batches[""]) if self.kd_joint else loss)
+        server.record(**self.distances(server, of_part(targets), "after"))
 
     def distiller(self, server: Server) -> tuple[Trainer, int]:
         """The optimiser of the distillation and its batch size; jointly with the task, those of the task."""
         return (server.trainer(), server.training.batch_size) if self.kd_joint else super().distiller(server)
 
-    def distillation_loss(self, server: Server, batch: Batch, targets: Mapping[str, Ensembled]) -> Tensor:
-        """Sum over outputs of the distance to the targets; samples without a target do not count."""
-        # with gradient, and only of outputs that somebody sent
-        outputs = self.output_kind.outputs(server, batch, list(targets))
-        losses = list(self.departures(outputs, batch, targets).values())
-        return torch.stack(losses).sum() if losses else torch.zeros((), device=server.device)
+    def distillation_loss(
+        self, server: Server, batches: Mapping[str, Batch], targets: Mapping[str, Ensembled]
+    ) -> Tensor:
+        """Sum over modalities of the distance to the targets, from batches by part of the public set.
+
+        Every row has the same weight, whatever its part; samples without a target do not count.
+        """
+        shares = row_shares({name: target.values for name, target in targets.items()})
+        rows = self.part_outputs(server, batches, targets)  # with gradient, and only of outputs that somebody sent
+        losses = [torch.zeros((), device=server.device)]
+        for part, batch in batches.items():
+            names = [name for name in rows if (name == part if part else "/" not in name)]
+            outputs, own = {name: rows[name][0] for name in names}, {name: targets[name] for name in names}
+            losses += [shares[name] * loss for name, loss in self.departures(outputs, batch, own).items()]
+        return torch.stack(losses).sum()
 
 
 def _scattered(target: Ensembled, index: Tensor, total: int) -> Ensembled:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping
-from itertools import chain, count
+from itertools import count
 from typing import Annotated, Any, ClassVar, Literal
 
 import torch
@@ -129,14 +130,15 @@ class PublicExchange(Algorithm):
     def _places(self, participant: Participant) -> dict[str, Tensor]:
         if self.extraction == "train":  # each sample is augmented in its own way
             return {}
-        places = self.output_kind.places(participant, participant.exchanged(self.public_samples))
+        places = self.output_kind.places(participant.exchanged(self.public_samples))
         further = participant.parts.items()
         return places | {name: samples.distinct(modality_of(name))[1] for name, samples in further}
 
     def client_outputs(self, client: Client, order: str, names: Collection[str]) -> PublicOutputs:
-        """The payload of those of a client's outputs that it was asked for."""
+        """The payload of a client's outputs with these names, or of these modalities in all parts of the public set."""
         # samples are drawn alike by all from seed and round, so that no index crosses
-        outputs = {name: values for name, values in self.outputs_of(client).items() if name in names}
+        wanted = set(names)
+        outputs = {name: rows for name, rows in self.outputs_of(client).items() if wanted & {name, modality_of(name)}}
         return self.to_wire(client, outputs, order)
 
     def shapes(self, server: Server, server_outputs: PublicOutputs) -> dict[str, tuple[int, ...]]:
@@ -174,16 +176,56 @@ class PublicExchange(Algorithm):
                 f"{purpose}-{epoch}", size, augment=self.public_augment, samples=samples
             )
 
+    def part_passes(
+        self,
+        participant: Participant,
+        purpose: str,
+        epochs: int,
+        size: int,
+        samples: Samples,
+        outputs: Collection[str],
+    ) -> Iterator[dict[str, Batch]]:
+        """``public_passes`` over the pairs, as part "", and beside each batch as large a share of every other part."""
+        others = {
+            name: self._endless(participant, f"{purpose}-{name}", max(2, round(size * len(part) / len(samples))), part)
+            for name, part in participant.parts.items()
+            if name in outputs
+        }
+        for batch in self.public_passes(participant, purpose, epochs, size, samples):
+            yield {"": batch} | {name: next(batches) for name, batches in others.items()}
+
+    def part_outputs(
+        self, participant: Participant, batches: Mapping[str, Batch], names: Collection[str]
+    ) -> dict[str, tuple[Tensor, Tensor]]:
+        """Output -> rows [b, w] with gradient, and the index of their samples, of batches by part."""
+        rows: dict[str, tuple[Tensor, Tensor]] = {}
+        for part, batch in batches.items():
+            known = {modality_of(name): name for name in names if (name == part if part else "/" not in name)}
+            outputs = self.output_kind.outputs(participant, batch, list(known))
+            rows |= {known[name]: (values, batch.index) for name, values in outputs.items()}
+        return rows
+
     def mixed_batches(
         self, client: Client, private: Iterator[Batch], purpose: str, size: int, wanted: int | None, samples: Samples
     ) -> Iterator[Pair]:
         """Private batches of an epoch, and ``wanted`` public ones (None: one each) spread evenly among them."""
-        # as many passes over public samples as private batches call for; each has a draw of its own
-        passes = (
-            client.public_batches(f"{purpose}-{number}", size, augment=self.public_augment, samples=samples)
-            for number in count()
-        )
-        return interleave(private, chain.from_iterable(passes), client.steps_an_epoch, wanted)
+        public = self._endless(client, purpose, size, samples)
+        return interleave(private, public, client.steps_an_epoch, wanted)
+
+    def _endless(self, participant: Participant, purpose: str, size: int, samples: Samples) -> Iterator[Batch]:
+        """Passes over public samples without end, each of which draws anew."""
+        for number in count():
+            yield from participant.public_batches(
+                f"{purpose}-{number}", size, augment=self.public_augment, samples=samples
+            )
+
+
+def row_shares(outputs: Mapping[str, Any]) -> dict[str, float]:
+    """Output -> its share of the rows of its modality, so that each row has the same weight in a sum of means."""
+    totals = Counter[str]()
+    for name, rows in outputs.items():
+        totals[modality_of(name)] += len(rows)
+    return {name: len(rows) / totals[modality_of(name)] for name, rows in outputs.items()}
 
 
 def fixed_sample(server: Server, total: int, count: int) -> Tensor:
