@@ -24,6 +24,7 @@ from polyfed.federation.public_outputs import (
     RepresentationKind,
     modality_of,
     of_part,
+    part_of,
 )
 from polyfed.losses.distillation import Distillation
 
@@ -107,24 +108,20 @@ class ChangeDistillation(EnsembleDistillation):
         ensembles = self.ensembles(server, server_outputs)
         check = self.outputs_check(server, server_outputs, "representations")
         # the gallery is not digested: on it teacher and server are compared
-        digested = {name: rows for name, rows in server_outputs.items() if not name.startswith(GALLERY)}
+        digested = {name: rows for name, rows in server_outputs.items() if part_of(name) != GALLERY}
         sent = self.to_wire(server, digested, server_outputs.order)
         for reply in cohort.ask(self.fit, check=check, representations=sent):
             for name, rows in ensembles.received(reply.representations).items():
                 # a change is clipped by itself: what it is added to is the server's own
                 values = server_outputs[name] + rows if self.targets == "change" else rows
                 ensembles.add_weighed(name, reply.sender.id, values, ensembles.log_weights(reply, name, values))
-        targets = ensembles.targets()
-        if self.targets == "absolute":
-            return targets
-        return {
-            name: target._replace(values=self.ahead(server_outputs[name], target.values))
-            for name, target in targets.items()
-        }
+        return ensembles.targets()
 
-    def ahead(self, own: Tensor, mean: Tensor) -> Tensor:
+    def target(self, mean: Ensembled, own: Tensor) -> Ensembled:
         """normalise(S + eta (mean - S)), [n, d]: eta changes ahead of the server's representations S."""
-        return F.normalize(torch.lerp(own, mean, self.eta), dim=1)
+        if self.targets == "absolute":
+            return super().target(mean, own)
+        return mean._replace(values=F.normalize(torch.lerp(own, mean.values, self.eta), dim=1))
 
     # ---- client half
 

@@ -18,7 +18,7 @@ from polyfed.algorithms.shared.public_exchange import DISTILS, PublicExchange, f
 from polyfed.core.effects import Condition, Not, Only
 from polyfed.core.errors import ConfigError
 from polyfed.data.samples import Batch
-from polyfed.federation.public_outputs import GALLERY, of_part
+from polyfed.federation.public_outputs import GALLERY, of_part, part_of
 from polyfed.federation.settings import TrainingSettings
 from polyfed.federation.trainer import Trainer
 from polyfed.losses.distillation import DISTILLATIONS, Distillation
@@ -174,7 +174,7 @@ class EnsembleDistillation(AlternatingDistillation):
 
     def distil(self, server: Server, targets: Mapping[str, Ensembled]) -> None:
         """Move the server's outputs on the exchanged samples towards the targets; the gallery is not learnt."""
-        targets = {name: target for name, target in targets.items() if not name.startswith(GALLERY)}
+        targets = {name: target for name, target in targets.items() if part_of(name) != GALLERY}
         server.record(**self.distances(server, of_part(targets), "before"))
         trainer, size = self.distiller(server)
         samples, goals = server.exchanged(self.public_samples), targets

@@ -17,10 +17,11 @@ from polyfed.aggregation.ensemble import Ensemble, Ensembled, Rows
 from polyfed.aggregation.weighting import OF_REPRESENTATIONS, Evidence, Weighting
 from polyfed.aggregation.weightings.mean import Mean
 from polyfed.algorithms.algorithm import Reply, Server
+from polyfed.algorithms.shared.instruments import Judge, mean_norms
 from polyfed.algorithms.shared.public_exchange import DISTILS, PublicExchange, fixed_sample
 from polyfed.core.effects import Facts, Only, Such
 from polyfed.core.errors import ConfigError, nearest
-from polyfed.federation.public_outputs import GALLERY, PublicOutputs, clip_row_norms, modality_of, of_part
+from polyfed.federation.public_outputs import GALLERY, PublicOutputs, clip_row_norms, modality_of, of_part, part_of
 from polyfed.losses.distillation import DISTILLATIONS
 
 COMPARING = Such(lambda weighting: weighting.compares, "one that compares with the server")
@@ -57,7 +58,15 @@ class EnsembleTeacher(PublicExchange):
         """What crosses, for weightings."""
         return {OF_REPRESENTATIONS: not self.exchanges_logits} if key == "aggregation" else {}
 
+    judge_clients: bool = Field(
+        default=False, description="measure every client's representations on the gallery, not the ensemble's alone"
+    )
+
     # ---- server half
+
+    def target(self, mean: Ensembled, own: Float[Tensor, "n w"]) -> Ensembled:
+        """What the server is to learn, from the clients' mean and its own rows."""
+        return mean._replace(values=F.normalize(mean.values, dim=-1)) if self.renormalise_target else mean
 
     def setup(self, server: Server) -> None:
         """Check also that the weights over clients suit what crosses.
@@ -137,7 +146,7 @@ class Ensembles:
         method, aligned_rows = self._method, dict[str, Tensor]()
         for modality in dict.fromkeys(map(modality_of, rows)):
             names = [name for name in rows if modality_of(name) == modality]
-            reference = [self._server_outputs[name] * (not name.startswith(GALLERY)) for name in names]
+            reference = [self._server_outputs[name] * (part_of(name) != GALLERY) for name in names]
             moved = aligned(
                 torch.cat([rows[name] for name in names]),
                 torch.cat(reference),
@@ -152,7 +161,7 @@ class Ensembles:
         method, labels = self._method, self._labels
         if method.counted_groups is not None and reply.sender.group not in method.counted_groups:
             return -math.inf
-        part = output.rpartition("/")[0]
+        part = part_of(output)
         known = of_part(self._server_outputs, part)
         if part and len(known) < 2 and method.aggregation.needs_partner:
             return 0.0  # without a partner nobody can be told from others
@@ -179,22 +188,35 @@ class Ensembles:
             self._ensembles[output] = Ensemble(count, width, self._server.device, record=shown)
         self._ensembles[output].add(values, log_weights)
         self._senders.setdefault(output, []).append(sender)
-        if self._method.keeps_rows:
+        if self._method.keeps_rows or self._method.judge_clients:
             logs = torch.as_tensor(log_weights, device=values.device).expand(len(values))
             self._rows.setdefault(output, {})[sender] = Rows(values, logs)
 
     def targets(self) -> dict[str, Ensembled]:
         """What the server is to learn, for each output that somebody sent; records who sent and with which weight."""
-        senders = self._senders
-        for output, ensemble in self._ensembles.items():
-            self._server.arrays[f"weights.{output}"] = (ensemble.weights(), senders[output])
-        self._server.record(**{f"senders.{output}": float(len(names)) for output, names in senders.items()})
+        method, server, senders = self._method, self._server, of_part(self._senders)
+        server.arrays |= {f"weights.{name}": (self._ensembles[name].weights(), senders[name]) for name in senders}
+        server.record(**{f"senders.{name}": float(len(ids)) for name, ids in senders.items()})
+        means = {name: ensemble.result() for name, ensemble in self._ensembles.items()}
+        server.record(**mean_norms(means))
         targets = {
-            output: ensemble.result()._replace(rows=self._rows.get(output, {}))
-            for output, ensemble in self._ensembles.items()
+            name: method.target(mean, self._server_outputs[name])._replace(rows=self._rows.get(name, {}))
+            for name, mean in means.items()
         }
-        if self._method.renormalise_target:
-            return {
-                name: target._replace(values=F.normalize(target.values, dim=-1)) for name, target in targets.items()
-            }
+        server.record(**self._quality(targets))
         return targets
+
+    def _quality(self, targets: Mapping[str, Ensembled]) -> dict[str, float]:
+        """How well targets, and clients if wanted, do the server's task, beside the server itself."""
+        count = min(self._method.diagnostic_samples, len(self._samples))
+        if not count or self._method.exchanges_logits:
+            return {}
+        judge = Judge(self._server, self._server_outputs, self._samples, self._shown(count))
+        clients: dict[str, dict[str, Tensor]] = {}
+        for output, rows in self._rows.items() if self._method.judge_clients else ():
+            for sender, (values, _) in rows.items():
+                clients.setdefault(sender, {})[output] = values
+        return judge.metrics(targets, clients)
+
+    def _shown(self, count: int) -> Tensor:
+        return fixed_sample(self._server, len(self._samples), count)
