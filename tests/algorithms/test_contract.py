@@ -151,7 +151,6 @@ CROSSING: dict[str, Callable[[Parts], Sizes]] = {
     "fedgems": lambda its: _told(its, its.own),
     "fediot": Parts.weights,
     "fedmd": lambda its: _told(its, its.own),
-    "fedmd:procrustes": {"alignment": "procrustes"},
     "fedmd:scores": lambda its: _told(its, 10 * 18 * 4, "scores", 10 * 18 * 4),
     "fedmkd": _told,
     "fedprox": Parts.weights,

@@ -11,7 +11,7 @@ from pydantic import Field, SerializeAsAny
 from torch import Tensor
 from torch.nn import functional as F
 
-from polyfed.aggregation.alignment import RIDGE_PENALTY, Alignment, aligned
+from polyfed.aggregation.alignment import RIDGE_PENALTY, Alignment, align
 from polyfed.aggregation.ensemble import Ensemble, Ensembled, Rows
 from polyfed.aggregation.weighting import OF_REPRESENTATIONS, Evidence, Weighting
 from polyfed.aggregation.weightings.mean import Mean
@@ -123,7 +123,7 @@ class Ensembles:
             return values
         # clipped before: one long row would decide where all others go; no map makes rows longer than 1
         reference = self._server_outputs[output]
-        return aligned(values, reference, self._method.alignment, self._method.alignment_penalty)
+        return align(values, reference, self._method.alignment, self._method.alignment_penalty)
 
     def log_weights(self, reply: Reply, output: str, values: Float[Tensor, "n w"]) -> Float[Tensor, " n"] | float:
         """Log weight of a client on each sample, or one for all."""
