@@ -84,7 +84,7 @@ class CreamFLAveraged(FedAvg):
         default="mse", description="distance to the targets (Eq. 7); or similarity: which samples are alike"
     )
     kd_temperature: Annotated[float, DISTILS & Only(kd_loss="similarity")] = Field(
-        default=0.1, gt=0, description="temperature of the similarities"
+        default=0.05, gt=0, description="temperature of the similarities"
     )
     kd_weight: Annotated[float, Only(kd_epochs=Not(0))] = Field(
         default=1.0, ge=0, description="factor of the distillation; FedCola's script 1e-7"
