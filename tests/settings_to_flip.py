@@ -41,8 +41,10 @@ VALUES: dict[tuple[str, str], Any] = {
 """Values that are valid and can make a difference in a tiny federation."""
 
 COMPANIONS: dict[tuple[str, str], dict[str, Any]] = {
+    ("", "alignment_penalty"): {"alignment": "ridge"},
     ("", "exchange"): {"scores": True},
     ("", "first_public_epochs"): _SCORES,
+    ("", "kd_temperature"): {"kd_loss": "similarity"},
     ("", "largest_score"): _SCORES,
     ("creamfl_averaged", "aggregation"): {"distillation": _FAST},
     ("creamfl_averaged", "public_batch_size"): {"gamma": 5.0},

@@ -77,7 +77,7 @@ class AlternatingDistillation(ServerTask, EnsembleTeacher):
         description="distance to the targets, l2: unsquared norm, mean over P; or similarity: which samples are alike",
     )
     kd_temperature: Annotated[float, DISTILS & Only(kd_loss="similarity")] = Field(
-        default=0.1, gt=0, description="temperature of the similarities"
+        default=0.05, gt=0, description="temperature of the similarities"
     )
     kd_optimizer: Annotated[Literal["own", "shared"], Only(kd_epochs=Not(0))] = Field(
         default="own", description="optimiser state of its own, or that of the server's task training"

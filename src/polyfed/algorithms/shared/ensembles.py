@@ -12,7 +12,7 @@ from pydantic import Field, SerializeAsAny
 from torch import Tensor
 from torch.nn import functional as F
 
-from polyfed.aggregation.alignment import RIDGE_PENALTY, Alignment, aligned
+from polyfed.aggregation.alignment import RIDGE_PENALTY, Alignment, align
 from polyfed.aggregation.ensemble import Ensemble, Ensembled, Rows
 from polyfed.aggregation.weighting import OF_REPRESENTATIONS, Evidence, Weighting
 from polyfed.aggregation.weightings.mean import Mean
@@ -139,22 +139,13 @@ class Ensembles:
         rows = method.from_wire(server, payload)
         # clipped before: one long row would decide where all others go; no map makes rows longer than 1
         rows = {name: clip_row_norms(values, method.output_kind.largest) for name, values in rows.items()}
-        return rows if method.alignment == "none" else self._aligned(rows)
-
-    def _aligned(self, rows: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """One map a modality, to which the gallery does not contribute: on it the map is to be judged."""
-        method, aligned_rows = self._method, dict[str, Tensor]()
-        for modality in dict.fromkeys(map(modality_of, rows)):
-            names = [name for name in rows if modality_of(name) == modality]
-            reference = [self._server_outputs[name] * (part_of(name) != GALLERY) for name in names]
-            moved = aligned(
-                torch.cat([rows[name] for name in names]),
-                torch.cat(reference),
-                method.alignment,
-                method.alignment_penalty,
-            )
-            aligned_rows |= zip(names, torch.split(moved, [len(rows[name]) for name in names]), strict=True)
-        return aligned_rows
+        if method.alignment == "none" or not rows:
+            return rows
+        # one map for all modalities, or what the client relates across them would be lost; the gallery does not
+        # contribute to it: on it the map is judged
+        reference = [self._server_outputs[name] * (part_of(name) != GALLERY) for name in rows]
+        moved = align(torch.cat(list(rows.values())), torch.cat(reference), method.alignment, method.alignment_penalty)
+        return dict(zip(rows, torch.split(moved, [len(values) for values in rows.values()]), strict=True))
 
     def log_weights(self, reply: Reply, output: str, values: Float[Tensor, "n w"]) -> Float[Tensor, " n"] | float:
         """Log weight of a client on each sample, or one for all; -inf if its group does not count."""
