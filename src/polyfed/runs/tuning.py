@@ -12,6 +12,7 @@ import logging
 import shutil
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -187,10 +188,9 @@ class Search:
         """
         if (path := self.folder / RECORD).is_file():
             known = file_json(path.read_text())
-            if known["experiment"] != self._identity():
-                raise RunError(
-                    f"'{self.folder}' has the tuning of an experiment with other settings; delete it, or choose another --out"
-                )
+            if known["experiment"] != self._identity:
+                hint = "delete it, or choose another --out"
+                raise RunError(f"'{self.folder}' has the tuning of an experiment with other settings; {hint}")
             self.scores = {
                 (row["rate"], row["passes"]): {key: row[key] for key in ("round", "validation")}
                 for row in known["candidates"]
@@ -201,8 +201,9 @@ class Search:
         rows = [{"rate": rate, "passes": passes, **score} for (rate, passes), score in self.scores.items()]
         chosen = dict(zip(("rate", "passes"), self.best, strict=True))
         facts = {"chosen": chosen, "at_end_of_grid": self.grid.is_at_end(self.best), "candidates": rows}
-        return (json.dumps({"experiment": self._identity(), **facts}, indent=1) + "\n").encode()
+        return (json.dumps({"experiment": self._identity, **facts}, indent=1) + "\n").encode()
 
+    @cached_property
     def _identity(self) -> str:
         return hashlib.sha256(self.experiment.to_yaml().encode()).hexdigest()
 

@@ -6,7 +6,7 @@ import logging
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, PositiveFloat, PositiveInt, model_validator
+from pydantic import Field, PositiveFloat, PositiveInt
 
 from polyfed.algorithms.algorithm import Algorithm
 from polyfed.algorithms.local import LocalOnly
@@ -49,11 +49,6 @@ class TwinSettings(Settings):
     def is_to_be_tuned(self) -> bool:
         """Whether rate and passes are still those of the method, which are not those of a server alone."""
         return self.kind in ("server-only", "pooled") and self.tuned is None
-
-    @model_validator(mode="before")
-    @classmethod
-    def _short_for_kind(cls, data: Any) -> Any:
-        return {"kind": data} if isinstance(data, str) else data
 
 
 def twin_content(content: Mapping[str, Any], algorithm: Algorithm) -> _Content:
