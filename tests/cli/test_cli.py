@@ -17,7 +17,7 @@ from polyfed.runs.experiment import Experiment
 from polyfed.runs.loop import Loop
 from polyfed.runs.records import RunRecords
 from polyfed.runs.session import Session
-from polyfed.runs.tuning import Search
+from polyfed.runs.tuning import TwinSearch
 
 Cli = Callable[..., tuple[int, str, str]]
 NOWHERE = "data.sources.private={name: parquet, path: nowhere, columns: {image: image}}"
@@ -155,11 +155,11 @@ def test_a_twin_is_tuned_run_compared_and_run_with_another_seed(cli: Cli, config
 
 
 def test_an_interrupted_tuning_says_how_to_go_on(cli: Cli, config: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def interrupted(search: Search) -> None:
+    def interrupted(search: TwinSearch) -> None:
         (search.folder / "tuning.json").touch()
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(Search, "complete", interrupted)
+    monkeypatch.setattr(TwinSearch, "complete", interrupted)
     code, _, err = cli("run", config, "--twin", "server-only", "--out", "there")
     assert (code, "the same command, with --out there, goes on with the tuning" in err) == (130, True)
 

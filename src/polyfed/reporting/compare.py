@@ -100,14 +100,14 @@ def _configuration(run: RunRecords) -> str:
 
 
 def _figures(run: RunRecords, metric: str | None, kind: str) -> dict[str, float]:
-    server = metric or main_metric([run], SERVER, kind)
+    server = metric or _metric_of([run], SERVER, kind)
     best = run.best(SERVER, server, kind)
     figures = {
         f"server {server} final": run.last(SERVER, kind).get(server, math.nan),
         f"server {server} best": best[1] if best else math.nan,
     }
     for group, clients in run.groups.items():
-        spread = client_spread(run, group, metric or main_metric([run], group, kind), kind)
+        spread = client_spread(run, group, metric or _metric_of([run], group, kind), kind)
         name = f"{group} {spread.metric}"
         figures[name] = spread.mean
         if len(clients) > 1:
@@ -116,7 +116,7 @@ def _figures(run: RunRecords, metric: str | None, kind: str) -> dict[str, float]
     return {name: value for name, value in figures.items() if not math.isnan(value)}
 
 
-def main_metric(runs: Sequence[RunRecords], participant: str, kind: str) -> str:
+def _metric_of(runs: Sequence[RunRecords], participant: str, kind: str) -> str:
     """The main metric of the server or a group: the first of the preferred ones that any in it has."""
     members = [(run, client) for run in runs for client in {**run.groups, SERVER: (SERVER,)}.get(participant, ())]
     names = {name for run, client in members for name in run.metric_names(client, kind)}
@@ -203,7 +203,7 @@ def _curves(
     runs = [run for item in comparisons for run in item.runs]
     rows = {}
     for participant in dict.fromkeys([SERVER, *chain.from_iterable(run.groups for run in runs)]):
-        name = metric or main_metric(runs, participant, kind)
+        name = metric or _metric_of(runs, participant, kind)
         curves = [_seeds(_curve(run, participant, name, kind) for run in item.runs) for item in comparisons]
         if any(map(len, curves)):
             rows[participant] = name, curves

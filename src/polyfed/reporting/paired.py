@@ -10,13 +10,14 @@ from typing import Any
 
 from polyfed.core.errors import ConfigError, nearest
 from polyfed.reporting.client_spread import client_spread
-from polyfed.reporting.compare import Comparison, main_metric
+from polyfed.reporting.compare import Comparison
+from polyfed.reporting.curves import main_metric
 from polyfed.reporting.tables import TextTable, figure
 from polyfed.runs.records import SERVER, RunRecords
 
 _CONFIDENCE = 0.95
 _FEWEST = 3  # seeds below which a difference is no claim
-_Figures = Mapping[int | None, Mapping[str, float]]  # seed -> figure -> value
+_Figures = Mapping[int, Mapping[str, float]]  # seed -> figure -> value
 
 
 @dataclass(frozen=True)
@@ -98,13 +99,14 @@ def paired_differences(
     selects = all(run.metric_names(SERVER, "validation") for run in judged)
 
     def figures(item: Comparison) -> _Figures:
-        return {_seed(run): _figures_of(run, metric, kind, selects) for run in item.runs}
+        seeds = [(run, run.config.get("run", {}).get("seed")) for run in item.runs]
+        return {seed: _figures_of(run, metric, kind, selects) for run, seed in seeds if seed is not None}
 
     others = [item for item in comparisons if item is not reference]
     return [
         PairedDifference(item, reference, name, differences)
         for item in others
-        for name, differences in _differences(figures(item), figures(reference))
+        for name, differences in _differences(figures(item), figures(reference)).items()
     ]
 
 
@@ -120,29 +122,26 @@ def _named(comparisons: Sequence[Comparison], name: str | None) -> Comparison:
     return named[0]
 
 
-def _seed(run: RunRecords) -> int | None:
-    seed = run.config.get("run", {}).get("seed")
-    return None if seed is None else int(seed)
-
-
 def _figures_of(run: RunRecords, metric: str | None, kind: str, selects: bool) -> dict[str, float]:
     """What runs are compared by -> value."""
-    server = metric or main_metric([run], SERVER, kind)
+    server = metric or main_metric(run, [SERVER], kind)
     series = run.series(SERVER, server, kind)
-    chosen = run.best(SERVER, main_metric([run], SERVER, "validation"), "validation") if selects else None
+    chosen = run.best(SERVER, main_metric(run, [SERVER], "validation"), "validation") if selects else None
     at = chosen[0] if chosen else max(series, default=0)
     figures = {f"server {server}, {'selected by validation' if selects else 'final'}": series.get(at, math.nan)}
-    for group in run.groups:
-        spread = client_spread(run, group, metric or main_metric([run], group, kind), kind)
+    for group, clients in run.groups.items():
+        spread = client_spread(run, group, metric or main_metric(run, clients, kind), kind)
         figures[f"{group} {spread.metric}, final"] = spread.mean
     return {name: value for name, value in figures.items() if math.isfinite(value)}
 
 
-def _differences(own: _Figures, other: _Figures) -> Iterator[tuple[str, dict[int, float]]]:
+def _differences(own: _Figures, other: _Figures) -> dict[str, dict[int, float]]:
     """Figure -> seed -> difference, of figures and seeds that both have."""
-    shared = [seed for seed in own if seed is not None and seed in other]
-    for name in dict.fromkeys(name for seed in shared for name in own[seed] if name in other[seed]):
-        yield name, {s: own[s][name] - other[s][name] for s in shared if name in own[s] and name in other[s]}
+    differences: dict[str, dict[int, float]] = {}
+    for seed in [seed for seed in own if seed in other]:
+        for name in [name for name in own[seed] if name in other[seed]]:
+            differences.setdefault(name, {})[seed] = own[seed][name] - other[seed][name]
+    return differences
 
 
 def paired_table(differences: Sequence[PairedDifference], comparisons: Sequence[Comparison]) -> TextTable:

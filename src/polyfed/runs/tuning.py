@@ -45,7 +45,7 @@ def tuned_twin(experiment: Experiment, out: Path, callbacks: Iterable[Callback] 
     """
     RunFolder.require_free(out)
     grid = Grid.of(experiment)
-    search = Search(experiment, grid, tuning_folder(out))
+    search = TwinSearch(experiment, grid, tuning_folder(out))
     with made_folder(search.folder, search.is_begun), RunFolder(search.folder).lock():
         search.restore()
         with heard_by(Callbacks(callbacks)):
@@ -88,11 +88,10 @@ class Grid:
         if twin is None or server is None or not twin.of:
             raise ConfigError("twin: a twin is made when an experiment is loaded; use Experiment.load")
         rates, passes = sorted(set(twin.rates)), sorted(set(twin.passes))
-        most = _LARGEST_RATE / server.training.optimizer.lr
-        below = [rates[0] * (rates[0] / rates[1]) ** step for step in range(_BEYOND, 0, -1)] if len(rates) > 1 else []
+        above = [rate for rate in _continued(rates) if rate * server.training.optimizer.lr <= _LARGEST_RATE]
         return cls(
-            tuple(rate for rate in [*below, *rates, *_continued(rates)] if rate <= most or rate in rates),
-            (*passes, *(round(factor) for factor in _continued(passes))),
+            (*reversed(_continued(rates[::-1])), *rates, *above),
+            (*passes, *map(round, _continued(passes))),
             tuple((rate, factor) for factor in passes for rate in rates),
         )
 
@@ -111,12 +110,12 @@ class Grid:
 
 
 def _continued(values: list[Any]) -> list[float]:
-    """What follows on ascending values in the ratio of the last two; nothing on a single one."""
+    """What follows on values in the ratio of the last two; nothing on a single one."""
     return [values[-1] * (values[-1] / values[-2]) ** step for step in range(1, _BEYOND + 1)] if len(values) > 1 else []
 
 
 @dataclass
-class Search:
+class TwinSearch:
     """The search over a grid.
 
     Attributes:
@@ -212,7 +211,7 @@ class Search:
 class _Record(Callback):
     """Moves the record of a search into the run as soon as that has begun."""
 
-    search: Search
+    search: TwinSearch
     out: Path
 
     def handle(self, event: Event) -> None:

@@ -80,19 +80,33 @@ def twin_content(content: Mapping[str, Any], algorithm: Algorithm) -> _Content:
 
 def _obstacles(content: Mapping[str, Any], algorithm: Algorithm) -> dict[str, str]:
     """Kind -> what keeps the experiment from having that twin; empty if nothing does."""
-    public, server = content["public"], content["server"] or {}
-    no_public = "" if public else "there is no public set"
-    no_server = "" if server else "there is no server model"
-    unjudged = "" if server.get("validation_split") else "server.validation_split is null, and tuning needs validation"
-    alone = no_server or no_public or unjudged
-    source = public["source"] if public else ""
-    all_public = "" if public and public["items"] is not None else "public.items is null: all that there is is public"
+    alone = _first_of(
+        (not content["server"], "there is no server model"),
+        (not content["public"], "there is no public set"),
+        (
+            not (content["server"] or {}).get("validation_split"),
+            "server.validation_split is null, and tuning needs validation",
+        ),
+    )
+    public = content["public"] or {"source": "", "split": "", "items": 0}
+    source = public["source"]
     return {
         "server-only": alone,
-        "no-private": no_public or ("" if _groups_of(source, content) else f"no group has the source '{source}' of P"),
-        "local": "" if algorithm.asks_clients else f"algorithm '{algorithm.component_name()}' asks no clients",
-        "pooled": alone or all_public or ("" if _held(content) else f"no client holds private items of '{source}'"),
+        "no-private": _first_of(
+            (not source, "there is no public set"),
+            (not _groups_of(source, content), f"no group has the source '{source}' of P"),
+        ),
+        "local": _first_of((not algorithm.asks_clients, f"algorithm '{algorithm.component_name()}' asks no clients")),
+        "pooled": alone
+        or _first_of(
+            (public["items"] is None, "public.items is null: all that there is is public"),
+            (not _held(content, public), f"no client holds private items of '{source}'"),
+        ),
     }
+
+
+def _first_of(*obstacles: tuple[bool, str]) -> str:
+    return next((obstacle for is_there, obstacle in obstacles if is_there), "")
 
 
 # ---- the server alone
@@ -114,14 +128,14 @@ def _server_passes(algorithm: Algorithm) -> int:
 
 def _pooled_items(content: Mapping[str, Any]) -> int | None:
     """As many items as are public or held; a larger draw of P has the smaller one in it. None: the whole split."""
-    held = _held(content)
+    held = _held(content, content["public"])
     return None if None in held else content["public"]["items"] + sum(count for count in held if count is not None)
 
 
-def _held(content: Mapping[str, Any]) -> list[int | None]:
+def _held(content: Mapping[str, Any], public: Mapping[str, Any]) -> list[int | None]:
     """How many private items each group has of the split that P is drawn from, None for all; other groups are not in
     the list."""
-    origin = content["public"]["source"], content["public"]["split"]
+    origin = public["source"], public["split"]
     parts = [part for group in content["clients"].values() for part in (group, group["also"]) if part]
     return [part["items"] for part in parts if (part["source"], part["split"]) == origin and part["items"] != "public"]
 
