@@ -39,7 +39,9 @@ def run_command(
     engine: Annotated[str | None, typer.Option(help="local, ray or flower; same as --set run.engine.name=")] = None,
     twin: Annotated[
         str | None,
-        typer.Option(help="run a twin in its place: server-only (tuned), no-private, local or pooled (tuned)"),
+        typer.Option(
+            help="run a twin in its place: server-only, no-private, local or pooled; same as --set twin.kind="
+        ),
     ] = None,
     dashboard: Dashboard = False,
 ) -> None:

@@ -134,9 +134,9 @@ class RunRecords:
         """Name of the run: that of its folder."""
         return self.folder.resolve().name
 
-    @cached_property
+    @property
     def untuned_config(self) -> dict[str, Any]:
-        """The configuration; of a tuned twin with what the method has in place of what validation chose."""
+        """A copy of the configuration; of a tuned twin with what the method has in place of what validation chose."""
         config = copy.deepcopy(dict(self.config))
         for path, value in ((config.get("twin") or {}).get("tuned") or {}).items():
             *sections, key = path.split(".")
