@@ -182,3 +182,14 @@ def test_what_fails_at_once_leaves_nothing(runs: Callable[[Landscape], Runs], tm
     with pytest.raises(ConfigError, match=r"use Experiment\.load"):
         tuned_twin(Experiment.parse(three_kinds(name="creamfl") | {"twin": {"kind": "pooled"}}), tmp_path / "x")
     assert [path.name for path in tmp_path.iterdir()] == ["taken"]
+
+
+def test_where_there_is_no_choice_nothing_is_tried(runs: Callable[[Landscape], Runs], tmp_path: Path) -> None:
+    made = runs(lambda rate, passes: 1.0)
+    chosen, _ = tuned_twin(server_only("twin.rates=[4]", "twin.passes=[2]"), tmp_path / "twin")
+    assert made.tried == []
+    assert chosen.server is not None
+    assert (chosen.server.training.optimizer.lr, chosen.algorithm.server_epochs) == (4 * RATE, 4)
+    assert chosen.twin is not None
+    assert not chosen.twin.is_to_be_tuned
+    assert list(tmp_path.iterdir()) == []

@@ -35,7 +35,8 @@ _Point = tuple[float, int]
 
 
 def tuned_twin(experiment: Experiment, out: Path, callbacks: Iterable[Callback] = ()) -> tuple[Experiment, Callback]:
-    """A twin with the rate and passes that its validation prefers, and what writes them down in its run.
+    """A twin with the rate and passes that its validation prefers, and what writes them down in its run; one with a
+    single rate and number of passes has these.
 
     Candidates are whole runs beside ``out``, of which only the best validation value over rounds is kept, never a test
     value. After an interruption the same call goes on behind the last candidate.
@@ -46,6 +47,8 @@ def tuned_twin(experiment: Experiment, out: Path, callbacks: Iterable[Callback] 
     RunFolder.require_free(out)
     grid = Grid.of(experiment)
     search = TwinSearch(experiment, grid, tuning_folder(out))
+    if len(grid.first) == 1:  # chosen before, on another seed or elsewhere
+        return search.candidate(grid.first[0]), Callback()
     with made_folder(search.folder, search.is_begun), RunFolder(search.folder).lock():
         search.restore()
         with heard_by(Callbacks(callbacks)):
