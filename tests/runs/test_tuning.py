@@ -129,12 +129,9 @@ def test_the_grid_grows_where_the_best_is_at_its_edge(
     assert ("is at the end of the grid; give twin.rates" in caplog.text) == at_end
 
 
-def test_a_single_value_is_no_grid_and_rates_are_those_that_optimisers_take(
+def test_a_single_value_is_not_continued_and_rates_are_those_that_optimisers_take(
     runs: Callable[[Landscape], Runs], tmp_path: Path
 ) -> None:
-    made = runs(lambda rate, passes: rate + passes)
-    _, facts = record(server_only("twin.rates=[3]", "twin.passes=[2]"), tmp_path / "a" / "one")
-    assert (made.tried, facts["at_end_of_grid"]) == ([(3.0, 2)], False)
     made = runs(lambda rate, passes: rate)
     record(server_only("twin.rates=[500, 1500]", "twin.passes=[1]"), tmp_path / "b" / "high")  # 100 at most
     assert sorted(made.tried) == [(500.0, 1), (1500.0, 1)]
