@@ -27,7 +27,12 @@ from runs import Planned
 
 Content = dict[str, Any]
 METRIC = "r1_sum"
-TWINS = ("server-only", "pooled")
+ALONE: Content = {"kind": "server-only", "rates": [0.5, 1, 2], "passes": [1, 2]}
+TWINS: Mapping[str, Content] = {
+    "server-only": ALONE,
+    "pooled": ALONE | {"kind": "pooled", "passes": [1]},
+    "no-private": {"kind": "no-private"},
+}
 PLAIN: Content = {"name": "creamfl", "inter": False, "intra": False, "kd_joint": True, "aggregation": "mean"}
 METHODS: Mapping[str, Content] = {
     "change": {},
@@ -79,7 +84,7 @@ def by_method(items: int) -> dict[str, Content]:
     base = preset()
     base["public"] |= {"items": items, "unpaired": {}, "gallery": 0}
     rows = {name: with_method(base, method) for name, method in METHODS.items()}
-    return rows | {f"{kind} twin": {**rows["change"], "twin": {"kind": kind}} for kind in (*TWINS, "no-private")}
+    return rows | {f"{kind} twin": {**rows["change"], "twin": twin} for kind, twin in TWINS.items()}
 
 
 def by_clients() -> dict[str, Content]:
@@ -98,7 +103,7 @@ def by_clients() -> dict[str, Content]:
         "strong, 500 pictures and 500 texts without partner": unpaired,
         "with CIFAR-100 and AG_NEWS clients, not counted": every,
         "with CIFAR-100 and AG_NEWS clients, counted": counted,
-        "server-only twin": {**strong, "twin": {"kind": "server-only"}},
+        "server-only twin": {**strong, "twin": ALONE},
     }
 
 
@@ -112,7 +117,7 @@ def planned(out: Path, rows: Mapping[str, Content], table: str, seeds: Iterable[
         path = configs / f"{row}.yaml"
         path.write_text(yaml.safe_dump({**content, "name": row}, sort_keys=False))
         first, *others = seeds
-        tuned = out / f"{row}-{first}" / "config.yaml" if content.get("twin", {}).get("kind") in TWINS else path
+        tuned = out / f"{row}-{first}" / "config.yaml" if "rates" in (content.get("twin") or {}) else path
         runs.append([Planned(f"{row}-{first}", str(path), first)])
         runs[-1] += [Planned(f"{row}-{seed}", str(tuned), seed) for seed in others]
     return runs
@@ -134,12 +139,14 @@ def main() -> None:
     parser.add_argument("--jobs", type=int, default=2)
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--sizes", type=int, nargs="*", default=[250, 500, 1000, 1500], help="public pictures")
+    parser.add_argument("--tables", nargs="*", help="pairs<SIZE>, clients; by default all")
     parser.add_argument("--only", nargs="*", help="names of rows; by default all")
     options = parser.parse_args()
     tables = {f"pairs{items}": by_method(items) for items in options.sizes} | {"clients": by_clients()}
     tables = {
         table: {name: content for name, content in rows.items() if not options.only or name in options.only}
         for table, rows in tables.items()
+        if not options.tables or table in options.tables
     }
     plans = {table: planned(options.out, rows, table, range(options.seeds)) for table, rows in tables.items()}
     with ThreadPoolExecutor(options.jobs) as pool:
@@ -150,7 +157,7 @@ def main() -> None:
         compared = compare([open_run(options.out / run.name).records for row in plan for run in row], METRIC)
         against = next((row[0].name for row in plan if "server-only" in row[0].name), None)
         print(f"\n### {table}\n", comparison_table(compared).markdown(), sep="\n")
-        print(paired_table(paired_differences(compared, METRIC, against=against)).markdown())
+        print(paired_table(paired_differences(compared, METRIC, against=against), compared).markdown())
 
 
 if __name__ == "__main__":
