@@ -16,7 +16,7 @@ from polyfed.runs.experiment import Experiment
 from polyfed.wire.ledger import Ledger
 from polyfed.wire.messages import Answer, Request
 from polyfed.wire.payload import Payload, Weights
-from sessions import prepared, request, round_records, site_of
+from sessions import crossing, prepared, request, round_records, site_of
 from small_federations import three_kinds
 
 
@@ -29,7 +29,8 @@ def test_switches_change_what_a_client_learns(tmp_path: Path) -> None:
         model = session.server.model.state_dict()
         encoders = Weights({name: x for name, x in model.items() if name.startswith("encoders.text.")})
         known = session.experiment.algorithm.server_outputs(session.server)
-        asked = request("text", Payload({"representations": known, "encoders": encoders, "version": 1}))
+        sent = crossing(session, known)
+        asked = request("text", Payload({"representations": sent, "encoders": encoders, "version": 1}))
         found[key] = site_of(session).handle(asked).fields["representations"]["text"]
     default = found.pop("beta")
     assert {key for key, values in found.items() if torch.allclose(values, default, atol=1e-7)} == idle
