@@ -86,13 +86,14 @@ def test_joint_distillation_trains_on_all_of_the_public_set(tmp_path: Path) -> N
     inner = algorithm.__class__.distillation_loss
     known = algorithm.server_outputs(server)
 
-    def noted(self: Any, server: Any, batch: Any, targets: Any) -> Any:
+    def noted(self: Any, server: Any, batches: Any, targets: Any) -> Any:
+        (batch,) = batches.values()
         target = targets["image"]
         for k in batch.index[target.valid[batch.index]].tolist():
             place = server.exchanged_index(10).tolist().index(k)
             torch.testing.assert_close(target.values[k], agreed["image"].values[place])
         seen.append((batch.index.tolist(), target.valid[batch.index].tolist()))
-        return inner(self, server, batch, targets)
+        return inner(self, server, batches, targets)
 
     agreed = algorithm.aggregate(server, session.cohort(1, Ledger()), known)
     with pytest.MonkeyPatch.context() as patch:
