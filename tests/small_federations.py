@@ -265,6 +265,7 @@ def participants(config: Config) -> Iterator[Config]:
 # ---- one for every method
 
 _SMALL: dict[str, Config] = {
+    "change_distillation": {"warmup_rounds": 0},
     "fedema": {"predictor_width": 8},
     "fed_mae": {"decoder_depth": 1, "decoder_width": 8, "decoder_heads": 2},
     "fedmkd": {"predictor_width": 8},
