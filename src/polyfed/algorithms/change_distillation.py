@@ -13,7 +13,7 @@ from torch.nn import functional as F
 from polyfed.aggregation.ensemble import Ensembled
 from polyfed.algorithms.algorithm import Client, Cohort, Lifetime, Reply, Representations, Server, client_step
 from polyfed.algorithms.shared.digest import fit_by_gradient, fit_in_closed_form, only_layer
-from polyfed.algorithms.shared.ensemble_distillation import EnsembleDistillation
+from polyfed.algorithms.shared.ensemble_distillation import MOVES, OF_MEANS, EnsembleDistillation
 from polyfed.algorithms.shared.public_exchange import DISTILS
 from polyfed.core.effects import Condition, Not, Only
 from polyfed.core.errors import ConfigError
@@ -50,14 +50,15 @@ class ChangeDistillation(EnsembleDistillation):
     keeps: ClassVar[Mapping[str, Lifetime]] = {"model": Lifetime.RUN}
 
     only_if: ClassVar[Mapping[str, Condition]] = {
-        "renormalise_target": DISTILS & _ABSOLUTE,
+        "renormalise_target": DISTILS & OF_MEANS & _ABSOLUTE,
+        "alignment": DISTILS & MOVES & _ABSOLUTE,  # changes are in the server's space already
         "public_augment": Only(kd_epochs=Not(0)) | Only(digest={"auto", "gradient"}, digest_epochs=Not(0)),
     }
 
     targets: Annotated[Literal["change", "absolute"], DISTILS] = Field(
         default="change", description="what clients return: after less before, or after"
     )
-    eta: Annotated[float, DISTILS & _CHANGE] = Field(
+    eta: Annotated[float, DISTILS & OF_MEANS & _CHANGE] = Field(
         default=2.0, gt=0, description="how many mean changes the server's targets lie ahead of its representations"
     )
     warmup_rounds: int = Field(default=2, ge=0, description="first rounds, in which the server trains alone")
@@ -67,7 +68,10 @@ class ChangeDistillation(EnsembleDistillation):
         "features is all that a tower trains (closed_form asks for that), or steps by gradient",
     )
     digest_penalty: Annotated[float, _CLOSED] = Field(
-        default=0.01, ge=0, description="of the ridge regression, relative to the features' mean variance"
+        default=0.01,
+        ge=1e-6,
+        description="of the ridge regression, relative to the features' mean variance; without one more features than "
+        "samples have no solution",
     )
     digest_epochs: Annotated[int, _BY_GRADIENT] = Field(
         default=3, ge=0, description="passes over the exchanged samples of a digest by gradient"

@@ -200,7 +200,7 @@ class EnsembleDistillation(AlternatingDistillation):
 
         Every row has the same weight, whatever its part; samples without a target do not count.
         """
-        shares = row_shares({name: target.values for name, target in targets.items()})
+        shares = row_shares({name: target.valid for name, target in targets.items()})
         rows = self.part_outputs(server, batches, targets)  # with gradient, and only of outputs that somebody sent
         losses = [torch.zeros((), device=server.device)]
         for part, batch in batches.items():

@@ -39,7 +39,7 @@ class EnsembleTeacher(PublicExchange):
         default=False, description="scale aggregated targets to unit length"
     )
     counted_groups: Annotated[tuple[str, ...] | None, DISTILS] = Field(
-        default=None, description="groups of clients that count in the ensemble; None: all"
+        default=None, min_length=1, description="groups of clients that count in the ensemble; None: all"
     )
     alignment: Annotated[Alignment, DISTILS] = Field(
         default="none", description="map of each client's representations to the server's, before they are averaged"
