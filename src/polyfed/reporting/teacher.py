@@ -40,27 +40,23 @@ def _label(name: str) -> str:
 def _sentences(records: RunRecords) -> Iterator[str]:
     series = {name: records.series(SERVER, name, "train") for name in records.metric_names(SERVER, "train")}
     metrics = {name: list(values.values())[-1] for name, values in series.items() if values}
-    held_out = metrics.get(_HELD_OUT)
-    if held_out is None:
-        return
-    where = f"{held_out:.0f} held-out samples" if held_out else "public pairs that the server trains on itself"
     for name, server in metrics.items():
         ensemble = metrics.get(name.replace("student.", "teacher.", 1))
-        if not name.startswith("student.") or ensemble is None:
-            continue
-        metric, figures = name.partition(".")[2], f"{figure(ensemble)} against {figure(server)}"
-        if ensemble > server:
-            yield f"The ensemble ranks better than the server ({metric} {figures} on {where}): there is much to learn."
-        elif held_out:
-            yield f"The ensemble ranks worse than the server ({metric} {figures} on {where}): it teaches nothing."
-        else:
-            yield (
-                f"The ensemble ranks worse than the server ({metric} {figures}), but on {where}; set public.gallery to "
-                "compare them on others."
-            )
+        if name.startswith("student.") and ensemble is not None:
+            yield _ranking(name.partition(".")[2], ensemble, server, metrics[_HELD_OUT])
     norms = [value for name, value in metrics.items() if name.startswith(_NORMS)]
     if norms and fmean(norms) < _LOOSE:
         yield (
             f"The clients' mean has norm {figure(fmean(norms))}, where 1 would be agreement: their spaces are not "
             "aligned; see algorithm.alignment and kd_loss similarity."
         )
+
+
+def _ranking(metric: str, ensemble: float, server: float, held_out: float) -> str:
+    where = f"{held_out:.0f} held-out samples" if held_out else "public pairs that the server trains on itself"
+    figures = f"{metric} {figure(ensemble)} against {figure(server)} on {where}"
+    if ensemble > server:
+        return f"The ensemble ranks better than the server ({figures}): there is much to learn."
+    if held_out:
+        return f"The ensemble ranks worse than the server ({figures}): it teaches nothing."
+    return f"The ensemble ranks worse than the server ({figures}); set public.gallery to compare them on others."

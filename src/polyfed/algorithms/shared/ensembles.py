@@ -84,9 +84,8 @@ class EnsembleTeacher(PublicExchange):
         """
         super().setup(server)
         groups = {client.group for client in server.clients}
-        for name in self.counted_groups or ():
-            if name not in groups:
-                raise ConfigError(f"algorithm.counted_groups: no clients are called '{name}'; {nearest(name, groups)}")
+        for name in {*(self.counted_groups or ())} - groups:
+            raise ConfigError(f"algorithm.counted_groups: no clients are called '{name}'; {nearest(name, groups)}")
         if self.aggregation.needs_partner and not self.exchanges_logits and len(server.model.modalities) < 2:
             raise ConfigError(
                 f"algorithm.aggregation '{self.aggregation.component_name()}' contrasts modalities, but server.model "

@@ -60,11 +60,8 @@ class Judge:
             judged[f"teacher.{metric}"] = values
         judged |= {f"teacher.{metric}.{client}": self._own | self._rows(outputs) for client, outputs in rows.items()}
         found = {name: self._task.judge(representations, self._samples) for name, representations in judged.items()}
-        return {
-            **{name: value for name, value in found.items() if value is not None},
-            f"student.{metric}": self.own,
-            "teacher.gallery": float(self._held_out),
-        }
+        known = {name: value for name, value in found.items() if value is not None}
+        return known | {f"student.{metric}": self.own, "teacher.gallery": float(self._held_out)}
 
     def _rows(self, outputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Modality -> rows of the gallery."""
