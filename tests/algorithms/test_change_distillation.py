@@ -228,6 +228,26 @@ def test_where_only_others_sent_there_is_nothing_to_learn(tmp_path: Path) -> Non
     assert found["kd_distance_before.text"] > 0
 
 
+def test_clients_of_a_modality_that_the_server_lacks_train_and_send_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = linear()
+    encoders = {"image": config["server"]["model"]["encoders"]["image"]}
+    config["server"] |= {
+        "model": {"dim": 8, "encoders": encoders},
+        "task": {"name": "classification", "target": "label"},
+    }
+    session = session_of(tmp_path, config)
+    sent = answering(session, monkeypatch, lambda name, rows: rows)
+    assert set(targets_of(session)) == {"image"}
+    assert {name: list(rows) for name, rows in sent.items()} == {
+        "paired-0": ["image"],
+        "paired-1": ["image"],
+        "text": [],
+    }
+    assert set(session.cohorts.accepted) == set(CLIENTS)
+
+
 # ---- hostile rows
 
 
@@ -310,6 +330,7 @@ def test_a_closed_form_is_refused_where_a_tower_is_not_linear(tmp_path: Path) ->
         ({"digest_loss": "kl"}, "algorithm.digest_loss is kl, which compares class scores"),
         ({"counted_groups": ["paird"]}, "algorithm.counted_groups: no clients are called 'paird'.*paired"),
         ({"counted_groups": []}, "at least 1 item"),
+        ({"kd_epochs": 0}, "algorithm.kd_epochs is 0, but with kd_joint the server trains in its passes alone"),
         ({"digest_penalty": 0}, "greater than or equal to 0.000001"),
         ({"targets": "absolute", "eta": 1.0}, "eta has no effect with targets: absolute"),
         ({"kd_loss": "similarity", "eta": 1.0}, "eta has no effect with kd_loss: similarity"),
