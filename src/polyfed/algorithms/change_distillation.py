@@ -68,7 +68,10 @@ class ChangeDistillation(EnsembleDistillation):
         "features is all that a tower trains (closed_form asks for that), or steps by gradient",
     )
     digest_penalty: Annotated[float, _CLOSED] = Field(
-        default=0.01, ge=0, description="of the ridge regression, relative to the features' mean variance"
+        default=0.01,
+        ge=1e-6,
+        description="of the ridge regression, relative to the features' mean variance; without one more features than "
+        "samples have no solution",
     )
     digest_epochs: Annotated[int, _BY_GRADIENT] = Field(
         default=3, ge=0, description="passes over the exchanged samples of a digest by gradient"

@@ -167,6 +167,19 @@ class EnsembleDistillation(AlternatingDistillation):
 
     # ---- server half
 
+    def setup(self, server: Server) -> None:
+        """Check also that the server trains at all.
+
+        Raises:
+            ConfigError: its task is left to passes of which there are none.
+        """
+        super().setup(server)
+        if self.kd_joint and not self.kd_epochs:
+            raise ConfigError(
+                "algorithm.kd_epochs is 0, but with kd_joint the server trains in its passes alone; raise it, or set "
+                "algorithm.kd_joint=false"
+            )
+
     def train_task(self, server: Server) -> None:
         """Passes over P with the server's own task, unless the distillation has it."""
         if not self.kd_joint:
@@ -200,7 +213,7 @@ class EnsembleDistillation(AlternatingDistillation):
 
         Every row has the same weight, whatever its part; samples without a target do not count.
         """
-        shares = row_shares({name: target.values for name, target in targets.items()})
+        shares = row_shares({name: target.valid for name, target in targets.items()})
         rows = self.part_outputs(server, batches, targets)  # with gradient, and only of outputs that somebody sent
         losses = [torch.zeros((), device=server.device)]
         for part, batch in batches.items():

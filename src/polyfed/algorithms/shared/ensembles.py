@@ -21,7 +21,15 @@ from polyfed.algorithms.shared.instruments import Judge, mean_norms
 from polyfed.algorithms.shared.public_exchange import DISTILS, PublicExchange, fixed_sample
 from polyfed.core.effects import Facts, Only, Such
 from polyfed.core.errors import ConfigError, nearest
-from polyfed.federation.public_outputs import GALLERY, PublicOutputs, clip_row_norms, modality_of, of_part, part_of
+from polyfed.federation.public_outputs import (
+    GALLERY,
+    UNPAIRED,
+    PublicOutputs,
+    clip_row_norms,
+    modality_of,
+    of_part,
+    part_of,
+)
 from polyfed.losses.distillation import DISTILLATIONS
 
 COMPARING = Such(lambda weighting: weighting.compares, "one that compares with the server")
@@ -39,7 +47,7 @@ class EnsembleTeacher(PublicExchange):
         default=False, description="scale aggregated targets to unit length"
     )
     counted_groups: Annotated[tuple[str, ...] | None, DISTILS] = Field(
-        default=None, description="groups of clients that count in the ensemble; None: all"
+        default=None, min_length=1, description="groups of clients that count in the ensemble; None: all"
     )
     alignment: Annotated[Alignment, DISTILS] = Field(
         default="none", description="map of each client's representations to the server's, before they are averaged"
@@ -153,6 +161,8 @@ class Ensembles:
             return -math.inf
         part = part_of(output)
         known = of_part(self._server_outputs, part)
+        if part == UNPAIRED:  # pictures and captions, but not of the same items: nothing that is compared with another
+            known = {modality_of(output): self._server_outputs[output]}
         if part and len(known) < 2 and method.aggregation.needs_partner:
             return 0.0  # without a partner nobody can be told from others
         items = self._server.parts[output].items if part else self._samples.items

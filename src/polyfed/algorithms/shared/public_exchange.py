@@ -220,12 +220,12 @@ class PublicExchange(Algorithm):
             )
 
 
-def row_shares(outputs: Mapping[str, Any]) -> dict[str, float]:
-    """Output -> its share of the rows of its modality, so that each row has the same weight in a sum of means."""
-    totals = Counter[str]()
-    for name, rows in outputs.items():
-        totals[modality_of(name)] += len(rows)
-    return {name: len(rows) / totals[modality_of(name)] for name, rows in outputs.items()}
+def row_shares(valid: Mapping[str, Tensor]) -> dict[str, float]:
+    """Output -> its share of the valid rows of its modality, so that each has the same weight in a sum of means."""
+    counts, totals = {name: int(rows.sum()) for name, rows in valid.items()}, Counter[str]()
+    for name, rows in counts.items():
+        totals[modality_of(name)] += rows
+    return {name: rows / max(1, totals[modality_of(name)]) for name, rows in counts.items()}
 
 
 def fixed_sample(server: Server, total: int, count: int) -> Tensor:
