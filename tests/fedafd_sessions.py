@@ -10,7 +10,7 @@ from torch import Tensor
 from polyfed.federation.public_outputs import PublicOutputs
 from polyfed.runs.session import Session
 from polyfed.wire.payload import Payload, Weights
-from sessions import prepared, request, site_of
+from sessions import crossing, of_samples, prepared, request, site_of
 from small_federations import Config, sgd, three_kinds
 
 Values = dict[str, Tensor]
@@ -60,5 +60,9 @@ def asked(
     session: Session, client: str, known: PublicOutputs, encoders: Values | None = None, number: int = 1
 ) -> Payload:
     """What a client answers that is asked to train."""
-    fields = {"representations": known, "encoders": Weights(encoders or {}), "version": 1}
-    return site_of(session).handle(request(client, Payload(fields), (number, 0), session.cohorts.accepted.get(client)))
+    """Its representations are those of all exchanged samples."""
+    fields = {"representations": crossing(session, known), "encoders": Weights(encoders or {}), "version": 1}
+    after = session.cohorts.accepted.get(client)
+    reply = site_of(session).handle(request(client, Payload(fields), (number, 0), after))
+    said = of_samples(session, reply.fields["representations"])
+    return Payload(reply.fields | {"representations": said})

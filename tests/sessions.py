@@ -10,6 +10,7 @@ from polyfed.engines.local import LocalEngine
 from polyfed.engines.site import Site
 from polyfed.federation.client import Client
 from polyfed.federation.cohort import Cohort
+from polyfed.federation.public_outputs import PublicOutputs
 from polyfed.runs.experiment import Experiment
 from polyfed.runs.folder import RunFolder
 from polyfed.runs.session import Session
@@ -57,3 +58,32 @@ def woken(session: Session, client: str, label: StateVersion = (1, 0), after: St
 def request(client: str, payload: Payload, label: StateVersion = (1, 0), after: StateVersion | None = None) -> Request:
     """What an engine carries to a client that is asked to ``fit``."""
     return Request(client, "fit", *label, after, payload)
+
+
+# ---- outputs on the public set: representations cross once for each distinct input
+
+
+def crossing(session: Session, known: PublicOutputs) -> PublicOutputs:
+    """Outputs on exchanged samples, in evaluation views, as they cross: packed by a plain loop."""
+    found = {}
+    for name, values in known.items():
+        rows, distinct = _public_rows(session, name)
+        found[name] = values[[rows.index(row) for row in distinct]]
+    return type(known)(found, order=known.order)
+
+
+def of_samples(session: Session, payload: PublicOutputs) -> PublicOutputs:
+    """Outputs on all exchanged samples, of what crossed: unpacked by a plain loop."""
+    found = {}
+    for name, values in payload.items():
+        rows, distinct = _public_rows(session, name)
+        assert len(values) == len(distinct), f"{len(values)} rows of '{name}' crossed, not {len(distinct)}"
+        found[name] = values[[distinct.index(row) for row in rows]]
+    return type(payload)(found, order=payload.order)
+
+
+def _public_rows(session: Session, output: str) -> tuple[list[int], list[int]]:
+    """What each exchanged sample is an output of, and all that differ; every sample has scores of its own."""
+    samples = session.server.exchanged(getattr(session.experiment.algorithm, "public_samples", None))
+    rows = samples.rows[output].tolist() if output in samples.rows else list(range(len(samples)))
+    return rows, sorted(set(rows))

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
+_ABSOLUTE = {"targets": "absolute"}
 _FAST = {"optimizer": {"kind": "adam", "lr": 0.05}}
 _SCORES = {"scores": True, "exchange": "scores"}
+_NOT_JOINT = {"kd_joint": False}
 _SHARED = {"name": "by_slot", "layers": "blocks", "range": "modality"}
 
 VALUES: dict[tuple[str, str], Any] = {
     ("", "averaging"): _SHARED,
+    ("", "counted_groups"): ["paired"],
     ("", "diagnostic_samples"): 4,
     ("", "digest_batch_size"): 4,
     ("", "digest_loss"): "mse",
@@ -19,6 +22,7 @@ VALUES: dict[tuple[str, str], Any] = {
     ("", "public_batches_per_epoch"): 1,
     ("", "queue"): 4,
     ("", "rho"): 1e-4,
+    ("change_distillation", "digest"): "gradient",
     ("creamfl_averaged", "aggregation"): {"name": "sed", "temperature": 0.01},
     ("creamfl_averaged", "gamma"): 5.0,
     ("creamfl_averaged", "kd_loss"): "l2",
@@ -46,6 +50,15 @@ COMPANIONS: dict[tuple[str, str], dict[str, Any]] = {
     ("", "first_public_epochs"): _SCORES,
     ("", "kd_temperature"): {"kd_loss": "similarity"},
     ("", "largest_score"): _SCORES,
+    ("change_distillation", "alignment"): _ABSOLUTE,
+    ("change_distillation", "alignment_penalty"): _ABSOLUTE | {"alignment": "ridge"},
+    ("change_distillation", "digest"): {"linear": True},
+    ("change_distillation", "digest_penalty"): {"linear": True},
+    ("change_distillation", "distillation"): _NOT_JOINT,
+    ("change_distillation", "kd_optimizer"): _NOT_JOINT,
+    ("change_distillation", "renormalise_target"): _ABSOLUTE,
+    ("change_distillation", "server_epochs"): _NOT_JOINT,
+    ("change_distillation", "server_first"): _NOT_JOINT,
     ("creamfl_averaged", "aggregation"): {"distillation": _FAST},
     ("creamfl_averaged", "public_batch_size"): {"gamma": 5.0},
     ("creamfl_averaged", "tau_inter"): {"gamma": 5.0},

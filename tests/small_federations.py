@@ -265,6 +265,7 @@ def participants(config: Config) -> Iterator[Config]:
 # ---- one for every method
 
 _SMALL: dict[str, Config] = {
+    "change_distillation": {"warmup_rounds": 0},
     "fedema": {"predictor_width": 8},
     "fed_mae": {"decoder_depth": 1, "decoder_width": 8, "decoder_heads": 2},
     "fedmkd": {"predictor_width": 8},
@@ -276,10 +277,11 @@ _LITTLE: dict[str, Config] = {"resnet": {"widths": [4], "depths": [1]}, "blocks"
 _RANDOM: dict[str, Config] = {"pixels": {"augment": {"flip": True}}, "tokens": {"drop": 0.2}}
 
 
-def federation_for(method: str, *, scores: bool = False, **algorithm: Any) -> Config:
+def federation_for(method: str, *, scores: bool = False, linear: bool = False, **algorithm: Any) -> Config:
     """A federation in which a method can do all that it does; settings that only cost time are small.
 
-    With ``scores`` all participants tell the same classes, as methods need that exchange class scores.
+    With ``scores`` all participants tell the same classes, as methods need that exchange class scores. With ``linear``
+    clients have texts alone, and one linear layer over fixed features.
     """
     build = _kind(method)
     config = build(name=method, **_SMALL.get(method, {}) | algorithm)
@@ -295,6 +297,9 @@ def federation_for(method: str, *, scores: bool = False, **algorithm: Any) -> Co
         config["clients"] = {name: group | {"task": task} for name, group in config["clients"].items()}
     else:  # SGD feels a factor of the loss
         _shrink(config, {"kind": "sgd", "lr": 0.001} if build is aligned else {"kind": "adam", "lr": 0.01})
+    if linear:
+        config["clients"] = {"text": copy.deepcopy(config["clients"]["text"])}
+        config["clients"]["text"]["model"]["encoders"]["text"]["freeze_embedding"] = True
     return one_classification(config) if scores else config
 
 

@@ -61,9 +61,9 @@ WEAK = {"name": "projection", "dropout": 0.2, "view": {"name": "features", "back
 
 
 def preset() -> Content:
-    """``scarce-public``, every setting written out."""
+    """``scarce-public``, every setting written out; nothing but the server is measured."""
     content: Content = yaml.safe_load(Experiment.load("scarce-public").to_yaml())
-    return content
+    return content | {"run": content["run"] | {"evaluate_clients": False, "plots": False}}
 
 
 def with_method(base: Content, method: Content, *, paired_only: bool = True) -> Content:

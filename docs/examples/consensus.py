@@ -32,7 +32,7 @@ class Consensus(Algorithm):
 
         def check(reply: Reply) -> None:
             sent = reply.representations
-            sent.require(server.public_order, len(server.public_set), server.model.dim, tuple(sent))
+            sent.require(server.public_order, dict.fromkeys(sent, (len(server.public_set), server.model.dim)))
 
         means: dict[str, Ensemble] = {}
         consensus = Representations(server.state.get("consensus", {}), order=server.public_order)

@@ -26,6 +26,7 @@ from sessions import prepared, round_records, site_of
 from small_federations import METHODS, Config, federation_for
 
 FORMS: dict[str, Config] = {method: {} for method in METHODS} | {
+    "change_distillation:few": {"public_samples": 10, "targets": "absolute"},
     "creamfl:few": {"public_samples": 10},
     "creamfl:similarity": {"kd_loss": "similarity", "kd_joint": True, "public_samples": 10},
     "fedafd:few": {"public_samples": 10, "broadcast_every": 2},
@@ -38,7 +39,7 @@ FORMS: dict[str, Config] = {method: {} for method in METHODS} | {
     "fedcola:adam": {"averaging": {"name": "fedcola", "server_optimizer": "adam"}},
 }
 """Methods with their defaults, and forms of them that exchange or keep other things."""
-FEWER = {"creamfl:few", "fedet:few", "fedgems:few", "fedmkd:few"}
+FEWER = {"change_distillation:few", "creamfl:few", "fedet:few", "fedgems:few", "fedmkd:few"}
 """Slow: fewer public samples cross by the same code in all methods, which ``fedafd:few`` and ``fedmd:scores`` run."""
 
 
@@ -117,45 +118,60 @@ class Parts:
     def is_single(self) -> bool:
         return len(self.client.modalities) == 1
 
-    @property
-    def public(self) -> int:
-        """Of representations of one modality."""
-        samples = FORMS[self.form].get("public_samples", len(self.session.server.public_set))
-        return int(samples * self.session.server.model.dim * 4)
+    def public(self, *modalities: str, once: bool = True) -> list[int]:
+        """Of representations of public samples in each round; of pictures only ``once`` for all their captions."""
+        server, sizes = self.session.server, list[int]()
+        for number in (1, 2):
+            server.begin(number)
+            items = server.exchanged(FORMS[self.form].get("public_samples")).items.tolist()
+            rows = sum(len(set(items)) if once and modality == "image" else len(items) for modality in modalities)
+            sizes.append(rows * server.model.dim * 4)
+        return sizes
 
     @property
-    def own(self) -> int:
+    def both(self) -> list[int]:
+        """Of representations of both modalities."""
+        return self.public("image", "text")
+
+    @property
+    def own(self) -> list[int]:
         """Of representations of the client's modalities."""
-        return self.public * len(self.client.modalities)
+        return self.public(*self.client.modalities)
+
+    @property
+    def agreed(self) -> list[int]:
+        """Of targets of the client's modalities, which may differ between captions of one picture."""
+        return self.public(*self.client.modalities, once=False)
 
     def weights(self, down: int | None = None, up: int | None = None) -> Sizes:
         """Of the model in both rounds, and what is added in the second way down and in each way up."""
         return {"down weights": [self.model, self.model + (down or 0)], "up weights": [self.model + (up or 0)] * 2}
 
 
-def _told(parts: Parts, down: int = 0, kind: str = "representations", up: int | None = None) -> Sizes:
-    return {f"down {kind}": [down] * 2, f"up {kind}": [parts.own if up is None else up] * 2}
+def _told(parts: Parts, down: list[int]) -> Sizes:
+    return {"down representations": down, "up representations": parts.own}
 
 
 CROSSING: dict[str, Callable[[Parts], Sizes]] = {
     "centralised": lambda its: {"down weights": [its.model, 0], "up weights": [its.model] * 2},
-    "creamfl": lambda its: _told(its, 2 * its.public),
-    "creamfl_averaged": lambda its: its.weights() | (_told(its, 2 * its.public) if its.is_single else {}),
+    "change_distillation": lambda its: _told(its, its.both),
+    "creamfl": lambda its: _told(its, its.both),
+    "creamfl_averaged": lambda its: its.weights() | (_told(its, its.both) if its.is_single else {}),
     "fed_mae": Parts.weights,
-    "fedafd": lambda its: _told(its, 2 * its.public) | {"down weights": [its.encoders] * 2},
-    "fedafd:few": lambda its: _told(its, 2 * its.public) | {"down weights": [its.encoders, 0]},
+    "fedafd": lambda its: _told(its, its.both) | {"down weights": [its.encoders] * 2},
+    "fedafd:few": lambda its: _told(its, its.both) | {"down weights": [its.encoders, 0]},
     "fedavg": Parts.weights,
     "fedcola": lambda its: {"down weights": [its.model + its.matrices] * 2, "up weights": [its.model] * 2},
     "fedema": Parts.weights,
-    "fedet": lambda its: its.weights() | _told(its),
+    "fedet": lambda its: its.weights() | _told(its, [0, 0]),
     "fedgems": lambda its: _told(its, its.own),
     "fediot": Parts.weights,
-    "fedmd": lambda its: _told(its, its.own),
-    "fedmd:scores": lambda its: _told(its, 10 * 18 * 4, "scores", 10 * 18 * 4),
-    "fedmkd": _told,
+    "fedmd": lambda its: _told(its, its.agreed),
+    "fedmd:scores": lambda its: {"down scores": [10 * 18 * 4] * 2, "up scores": [10 * 18 * 4] * 2},
+    "fedmkd": lambda its: _told(its, [0, 0]),
     "fedprox": Parts.weights,
     "local": lambda its: {},
-    "margin_weighted": lambda its: _told(its, its.own),
+    "margin_weighted": lambda its: _told(its, its.agreed),
     "moon": Parts.weights,
     "scaffold": lambda its: its.weights(down=its.parameters, up=its.parameters),
     "server_only": lambda its: {},

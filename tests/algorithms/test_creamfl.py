@@ -16,7 +16,7 @@ from polyfed.runs.experiment import Experiment
 from polyfed.runs.runner import run_experiment
 from polyfed.runs.session import Session
 from polyfed.wire.payload import Payload, Representations
-from sessions import first_cohort, prepared, request, round_records, site_of, woken
+from sessions import crossing, first_cohort, of_samples, prepared, request, round_records, site_of, woken
 
 Config = dict[str, Any]
 
@@ -41,8 +41,9 @@ def session_of(config: Config, folder: Path, **algorithm: Any) -> Session:
 
 
 def ask(session: Session, client: str, known: Representations, number: int = 1) -> Representations:
-    payload = site_of(session).handle(request(client, Payload({"representations": known}), (number, 0)))
-    return payload.fields["representations"]
+    """Representations of all public samples, of a client that gets the server's."""
+    sent = Payload({"representations": crossing(session, known)})
+    return of_samples(session, site_of(session).handle(request(client, sent, (number, 0))).fields["representations"])
 
 
 # ---- the server half, by hand

@@ -21,7 +21,7 @@ from polyfed.runs.runner import run_experiment
 from polyfed.runs.session import Session
 from polyfed.wire.ledger import Ledger
 from polyfed.wire.payload import Representations, Weights
-from sessions import metrics, prepared, woken
+from sessions import crossing, metrics, of_samples, prepared, woken
 from small_federations import Config, in_steps, plain_sgd, sized, transformers
 
 Tensors = dict[str, Tensor]
@@ -124,11 +124,11 @@ def replies_of(session: Session, known: Tensors) -> tuple[dict[str, Tensors], di
     weights: dict[str, Tensors] = {}
     sent: dict[str, list[Tensor]] = {name: [] for name in known}
     for info in session.server.clients:
-        told = Representations(known if len(info.modalities) == 1 else {})
+        told = crossing(session, Representations(known if len(info.modalities) == 1 else {}))
         client = woken(session, info.id)
         reply = session.experiment.algorithm.contrasted_fit(client, session.server.weights_for(info), told)
         weights[info.id] = {name: value.clone() for name, value in reply.weights.items()}
-        for modality, value in reply.representations.items():
+        for modality, value in of_samples(session, reply.representations).items():
             sent[modality].append(value.double())
     return weights, {name: torch.stack(values) for name, values in sent.items()}
 
@@ -175,9 +175,9 @@ def test_nobody_sends_what_was_not_asked_for(config: Config, tmp_path: Path) -> 
     session = prepared(config, tmp_path)
     server = session.server
     known = server.represent_public()
-    check = session.experiment.algorithm.reply_check(server, known)
+    check, packed = session.experiment.algorithm.reply_check(server, known), crossing(session, known)
     for client in server.clients:
-        own = {name: known[name] for name in client.modalities if len(client.modalities) == 1}
+        own = {name: packed[name] for name in client.modalities if len(client.modalities) == 1}
         weights = server.weights_for(client)
 
         def reply(
@@ -189,7 +189,10 @@ def test_nobody_sends_what_was_not_asked_for(config: Config, tmp_path: Path) -> 
 
         check(reply(own))
         with pytest.raises(PayloadError, match="representations of"):
-            check(reply(dict(known)))
+            check(reply(dict(packed)))
+        for name in own:
+            with pytest.raises(PayloadError, match=rf"'{name}' are torch.float32 \[{len(packed[name]) + 1}, {WIDTH}\]"):
+                check(reply({name: torch.zeros(len(packed[name]) + 1, WIDTH)}))
         with pytest.raises(PayloadError, match="another public set or order"):
             check(reply(own, order="other"))
         with pytest.raises(PayloadError, match="do not match the architecture"):

@@ -19,7 +19,7 @@ from polyfed.runs.session import Session
 from polyfed.wire.ledger import Ledger
 from polyfed.wire.messages import Answer, Request
 from polyfed.wire.payload import Payload, Weights
-from sessions import prepared, request, round_records, site_of, woken
+from sessions import crossing, prepared, request, round_records, site_of, woken
 from small_federations import three_kinds
 
 
@@ -206,7 +206,7 @@ def test_a_client_that_lost_its_encoders_says_so(tmp_path: Path) -> None:
     with pytest.raises(RunError, match="encoders of round 1 are needed, but this client has none"):
         asked(session, "image", known_of(session), number=2)
     session.cohorts.accepted["text"] = (1, 0)
-    fields = {"representations": known_of(session), "encoders": Weights({}), "version": 11}
+    fields = {"representations": crossing(session, known_of(session)), "encoders": Weights({}), "version": 11}
     with pytest.raises(RunError, match="encoders of round 11 are needed, but this client has those of round 1"):
         site_of(session).handle(request("text", Payload(fields), (11, 0), (1, 0)))
 

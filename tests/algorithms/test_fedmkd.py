@@ -20,7 +20,7 @@ from polyfed.runs.experiment import Experiment
 from polyfed.runs.runner import run_experiment
 from polyfed.runs.session import Session
 from polyfed.wire.payload import Payload
-from sessions import first_cohort, prepared, request, round_records, site_of, woken
+from sessions import first_cohort, of_samples, prepared, request, round_records, site_of, woken
 from small_federations import Config, classifying
 
 METHOD = {"name": "fedmkd", "local_epochs": 1, "kd_epochs": 2, "predictor_width": 16}
@@ -67,7 +67,7 @@ def test_teachers_are_those_who_have_the_channel_with_unit_norm(tiny: Config, tm
         assert teachers.values.shape == (len(ids), *known[name].shape)
     for place, info in enumerate(twin.server.clients):
         payload = Payload({"order": known.order, "channels": method.asked_outputs(known)(info)})
-        said = site_of(twin).handle(request(info.id, payload)).fields["knowledge"]
+        said = of_samples(twin, site_of(twin).handle(request(info.id, payload)).fields["knowledge"])
         name = next(iter(said))
         rows = said[name] / said[name].norm(dim=1, keepdim=True)
         assert torch.allclose(found[name].values[found[name].senders.index(info.id)], rows, atol=1e-5), place
@@ -78,7 +78,7 @@ def test_a_client_trains_on_its_own_task_alone(tiny: Config, tmp_path: Path) -> 
     order, plain = session.server.order(), woken(session, "image")
     plain.fit(plain.train, epochs=1)
     payload = Payload({"order": order, "channels": '["image"]'})
-    said = site_of(session).handle(request("image", payload)).fields["knowledge"]
+    said = of_samples(session, site_of(session).handle(request("image", payload)).fields["knowledge"])
     assert method.local_epochs == 1
     assert torch.equal(said["image"], plain.represent(plain.public_set)["image"])
 

@@ -16,7 +16,7 @@ from polyfed.runs.experiment import Experiment
 from polyfed.wire.ledger import Ledger
 from polyfed.wire.messages import Answer, Request
 from polyfed.wire.payload import Payload, Weights
-from sessions import prepared, request, round_records, site_of
+from sessions import crossing, prepared, request, round_records, site_of
 from small_federations import three_kinds
 
 
@@ -29,7 +29,8 @@ def test_switches_change_what_a_client_learns(tmp_path: Path) -> None:
         model = session.server.model.state_dict()
         encoders = Weights({name: x for name, x in model.items() if name.startswith("encoders.text.")})
         known = session.experiment.algorithm.server_outputs(session.server)
-        asked = request("text", Payload({"representations": known, "encoders": encoders, "version": 1}))
+        sent = crossing(session, known)
+        asked = request("text", Payload({"representations": sent, "encoders": encoders, "version": 1}))
         found[key] = site_of(session).handle(asked).fields["representations"]["text"]
     default = found.pop("beta")
     assert {key for key, values in found.items() if torch.allclose(values, default, atol=1e-7)} == idle
@@ -85,13 +86,14 @@ def test_joint_distillation_trains_on_all_of_the_public_set(tmp_path: Path) -> N
     inner = algorithm.__class__.distillation_loss
     known = algorithm.server_outputs(server)
 
-    def noted(self: Any, server: Any, batch: Any, targets: Any) -> Any:
+    def noted(self: Any, server: Any, batches: Any, targets: Any) -> Any:
+        (batch,) = batches.values()
         target = targets["image"]
         for k in batch.index[target.valid[batch.index]].tolist():
             place = server.exchanged_index(10).tolist().index(k)
             torch.testing.assert_close(target.values[k], agreed["image"].values[place])
         seen.append((batch.index.tolist(), target.valid[batch.index].tolist()))
-        return inner(self, server, batch, targets)
+        return inner(self, server, batches, targets)
 
     agreed = algorithm.aggregate(server, session.cohort(1, Ledger()), known)
     with pytest.MonkeyPatch.context() as patch:

@@ -16,6 +16,7 @@ from polyfed.runs.experiment import Experiment
 from polyfed.runs.folder import RunFolder
 from polyfed.runs.session import Session
 from polyfed.wire.ledger import Ledger
+from sessions import crossing
 
 
 @dataclass
@@ -52,7 +53,7 @@ class Struck:
         """Whether the client's reply to the next ask is used, if this happens."""
         self.round += 1
         self.federation.grid.rules = list(rules)
-        known = self.session.server.represent_public()
+        known = crossing(self.session, self.session.server.represent_public())
         return bool(list(self._cohort().ask(self.session.experiment.algorithm.fit, representations=known)))
 
     def _cohort(self) -> Cohort:

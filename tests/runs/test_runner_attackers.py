@@ -18,7 +18,7 @@ from polyfed.runs.opened import Run
 from polyfed.runs.runner import resume_run, run_experiment
 from polyfed.runs.session import Session
 from polyfed.wire.ledger import Ledger
-from sessions import prepared
+from sessions import crossing, prepared
 from small_federations import Config
 
 LIARS = ("image-0", "image-3")
@@ -121,7 +121,7 @@ def examples(session: Session) -> dict[str, int]:
     cohort = session.cohort(1, Ledger())
     sent: dict[str, Any] = {}
     if method.component_name() == "creamfl":
-        sent["representations"] = session.server.represent_public()
+        sent["representations"] = crossing(session, session.server.represent_public())
     else:
         sent["weights"] = each(session.server.weights_for)
     return {reply.sender.id: reply.num_examples for reply in cohort.ask(method.fit, **sent)}

@@ -76,15 +76,16 @@ def test_whole_numbers_have_no_norm() -> None:
 
 def test_representations_know_their_set_shape_and_modalities() -> None:
     reps = Representations({"image": torch.zeros(5, 2)}, order="abc")
-    reps.require("abc", 5, 2, ("image",))
-    for order, rows, dim, names in [
-        ("abd", 5, 2, ("image",)),
-        ("abc", 6, 2, ("image",)),
-        ("abc", 5, 3, ("image",)),
-        ("abc", 5, 2, ("image", "text")),
+    reps.require("abc", {"image": (5, 2)})
+    for order, shapes, message in [
+        ("abd", {"image": (5, 2)}, r"of another public set or order \(abc, expected abd\)"),
+        ("abc", {"image": (6, 2)}, r"of 'image' are torch.float32 \[5, 2\], expected \[6, 2\]"),
+        ("abc", {"image": (5, 3)}, r"of 'image' are torch.float32 \[5, 2\], expected \[5, 3\]"),
+        ("abc", {"image": (5, 2), "text": (5, 2)}, r"of \['image'\], expected \['image', 'text'\]"),
+        ("abc", {}, r"of \['image'\], expected \[\]"),
     ]:
-        with pytest.raises(PayloadError):
-            reps.require(order, rows, dim, names)
+        with pytest.raises(PayloadError, match=message):
+            reps.require(order, shapes)
 
 
 def test_what_payloads_share_is_narrowed_once() -> None:

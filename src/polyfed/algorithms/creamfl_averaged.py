@@ -32,7 +32,7 @@ from polyfed.core.effects import Not, Only
 from polyfed.core.errors import ConfigError
 from polyfed.data.samples import Batch
 from polyfed.federation.participant import Regulariser
-from polyfed.federation.public_outputs import PublicOutputs, Stored
+from polyfed.federation.public_outputs import PublicOutputs, Stored, of_part
 from polyfed.federation.settings import TrainingSettings
 from polyfed.losses.distillation import Distillation
 from polyfed.models.model import Embedder
@@ -122,7 +122,7 @@ class CreamFLAveraged(FedAvg):
         server_outputs = self.creamfl.server_outputs(server)
         ensembles = self.creamfl.ensembles(server, server_outputs)
         nothing = Representations({}, order=server_outputs.order)
-        sent = self.creamfl.to_wire(server, server_outputs, server_outputs.order)
+        sent = self.creamfl.to_wire(server, of_part(server_outputs), server_outputs.order)
         replies = cohort.ask(
             self.contrasted_fit,
             check=self.reply_check(server, server_outputs),
@@ -142,8 +142,8 @@ class CreamFLAveraged(FedAvg):
         def check(reply: Reply) -> None:
             check_weights(reply)
             sender = reply.sender
-            own = {name: shapes[name] for name in sender.modalities if name in shapes and _is_single(sender)}
-            reply.representations.require(server_outputs.order, own)
+            own = self.creamfl.output_kind.channels(sender, list(shapes)) if _is_single(sender) else ()
+            reply.representations.require(server_outputs.order, {name: shapes[name] for name in own})
 
         return check
 
