@@ -20,7 +20,7 @@ from polyfed.algorithms.algorithm import Reply, Server
 from polyfed.algorithms.shared.public_exchange import DISTILS, PublicExchange, fixed_sample
 from polyfed.core.effects import Facts, Only, Such
 from polyfed.core.errors import ConfigError, nearest
-from polyfed.federation.public_outputs import GALLERY, PublicOutputs, clip_row_norms, modality_of, of_part
+from polyfed.federation.public_outputs import GALLERY, UNPAIRED, PublicOutputs, clip_row_norms, modality_of, of_part
 from polyfed.losses.distillation import DISTILLATIONS
 
 COMPARING = Such(lambda weighting: weighting.compares, "one that compares with the server")
@@ -154,6 +154,8 @@ class Ensembles:
             return -math.inf
         part = output.rpartition("/")[0]
         known = of_part(self._server_outputs, part)
+        if output.startswith(UNPAIRED):  # what else is without partner are other items
+            known = {modality_of(output): known[modality_of(output)]}
         if part and len(known) < 2 and method.aggregation.needs_partner:
             return 0.0  # without a partner nobody can be told from others
         items = self._server.parts[output].items if part else self._samples.items
