@@ -15,7 +15,7 @@ from polyfed.runs.presets import preset_names
 
 ROOT = Path(__file__).parents[1]
 PAGES = (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))
-OPTIONS = {"--seed": "run.seed", "--rounds": "run.rounds", "--engine": "run.engine.name"}
+OPTIONS = {"--seed": "run.seed", "--rounds": "run.rounds", "--engine": "run.engine.name", "--twin": "twin.kind"}
 
 
 def commands() -> Iterator[tuple[str, str]]:

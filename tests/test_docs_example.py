@@ -34,6 +34,7 @@ from polyfed.optim.settings import OptimizerSettings, Schedule
 from polyfed.runs.experiment import PhaseSettings, RunSettings
 from polyfed.runs.presets import presets
 from polyfed.runs.session import Session
+from polyfed.runs.twins import TwinSettings
 from polyfed.wire.limits import Limits
 from polyfed.wire.transport import Transport
 from sessions import first_cohort, prepared, woken
@@ -43,7 +44,7 @@ METHOD = {"name": "consensus.Consensus", "digest_epochs": 3}
 SECTIONS = (
     *(Experiment, DataSettings, PublicSettings, ServerSettings, GroupSettings, ModelSettings),
     *(TrainingSettings, OptimizerSettings, Schedule, RunSettings, SamplingSettings, Transport),
-    *(PhaseSettings, Limits, InProcess, Ray, Flower),
+    *(PhaseSettings, Limits, InProcess, Ray, Flower, TwinSettings),
 )
 FILES = ("metrics.jsonl", "ledger.jsonl", "models/last/model.safetensors")
 

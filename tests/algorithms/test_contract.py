@@ -28,9 +28,11 @@ from small_federations import METHODS, Config, federation_for
 FORMS: dict[str, Config] = {method: {} for method in METHODS} | {
     "change_distillation:few": {"public_samples": 10, "targets": "absolute"},
     "creamfl:few": {"public_samples": 10},
+    "creamfl:similarity": {"kd_loss": "similarity", "kd_joint": True, "public_samples": 10},
     "fedafd:few": {"public_samples": 10, "broadcast_every": 2},
     "fedet:few": {"public_samples": 10},
     "fedgems:few": {"public_samples": 10},
+    "fedmd:procrustes": {"alignment": "procrustes"},
     "fedmd:scores": {"scores": True, "exchange": "scores", "public_samples": 10},
     "fedmkd:few": {"public_samples": 10},
     "scaffold:full": {"variate": "full"},

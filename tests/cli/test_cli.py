@@ -15,7 +15,9 @@ import yaml
 from polyfed.federation.cohort import Engine
 from polyfed.runs.experiment import Experiment
 from polyfed.runs.loop import Loop
+from polyfed.runs.records import RunRecords
 from polyfed.runs.session import Session
+from polyfed.runs.tuning import TwinSearch
 
 Cli = Callable[..., tuple[int, str, str]]
 NOWHERE = "data.sources.private={name: parquet, path: nowhere, columns: {image: image}}"
@@ -115,8 +117,51 @@ def test_runs_are_compared_and_drawn(cli: Cli, tiny_run: Path, classifier_run: P
     assert code == 0
     assert all(part in out for part in ("Comparison", "server r1_sum final", "drawn: curves.png"))
     assert Path("curves.png").read_bytes().startswith(b"\x89PNG")
+    assert "Paired differences against" in out
     rows = json.loads(cli("compare", tiny_run, tiny_run, "--json")[1])
-    assert [row["seeds"] for row in rows] == [2]
+    assert [(row["seeds"], row["paired_differences"]) for row in rows] == [(2, [])]
+    code, out, _ = cli("compare", tiny_run, classifier_run, "--against", classifier_run, "--json")
+    first, reference = json.loads(out)
+    assert (code, reference["paired_differences"]) == (0, [])
+    assert {(item["figure"], tuple(item["seeds"])) for item in first["paired_differences"]} == {
+        ("image accuracy, final", (0,))
+    }
+
+
+def test_a_twin_is_tuned_run_compared_and_run_with_another_seed(cli: Cli, config: Path) -> None:
+    grid = ("--set", "twin.rates=[1]", "--set", "twin.passes=[1, 2]", "--rounds", 1, "--set", "public.items=6")
+    code, out, err = cli("run", config, "--twin", "server-only", *grid)
+    assert (code, err) == (0, "")
+    assert out.count("round 1/1") == 1  # candidates are not shown
+    folder = Path("runs/tiny-server-only-seed0")
+    assert [path.name for path in Path("runs").iterdir()] == [folder.name]
+    facts = json.loads((folder / "tuning.json").read_text())
+    chosen = next(row for row in facts["candidates"] if row["passes"] == facts["chosen"]["passes"])
+    records = RunRecords.load(folder)
+    # the run is the candidate that was chosen, and is that again from what it has written down
+    assert records.best("server", "r1_sum", "validation") == (chosen["round"], chosen["validation"])
+    assert max(row["validation"] for row in facts["candidates"]) == chosen["validation"]
+    settings = records.config["algorithm"]["server_epochs"], records.config["twin"]["of"], records.config["clients"]
+    assert settings == (chosen["passes"], "tiny", {})
+    assert cli("run", folder / "config.yaml", "--out", "again")[0] == 0
+    assert Path("again/metrics.jsonl").read_bytes() == (folder / "metrics.jsonl").read_bytes()
+    assert not Path("again/tuning.json").exists()
+    code, out, _ = cli("run", config, "--twin", "global")
+    assert code == 2
+    assert cli("run", folder / "config.yaml", "--twin", "local")[::2] == (
+        2,
+        "error: twin: this is a twin of 'tiny' already; give that experiment itself\n",
+    )
+
+
+def test_an_interrupted_tuning_says_how_to_go_on(cli: Cli, config: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(search: TwinSearch) -> None:
+        (search.folder / "tuning.json").touch()
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(TwinSearch, "complete", interrupted)
+    code, _, err = cli("run", config, "--twin", "server-only", "--out", "there")
+    assert (code, "the same command, with --out there, goes on with the tuning" in err) == (130, True)
 
 
 def test_an_export_says_where_it_is(cli: Cli, copied: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -243,6 +288,7 @@ def test_an_edited_configuration(cli: Cli, copied: Path, command: list[str]) -> 
         (["compare", "RUN", "."], "'.' is no run folder"),
         (["compare", "nowhere"], "'nowhere' is no run folder"),
         (["compare", "RUN", "--metric", "r1_sm"], "nobody has it in these runs; did you mean 'r1_sum'?"),
+        (["compare", "RUN", "--against", "x"], "--against x: no such run here; valid: "),
         (["compare", "RUN", "--kind", "tset"], "--kind tset: did you mean 'test'?"),
         (["resume", "."], "is no run folder"),
         (["resume", "missing"], "is no run folder"),

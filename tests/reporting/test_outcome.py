@@ -13,7 +13,8 @@ from polyfed.reporting.outcome import finished_twin, next_steps, outcome, outcom
 from polyfed.runs.records import RunRecords
 from run_folders import write_lines, write_run
 
-FEDERATION = {"data": {"sources": {}}, "server": {"source": "shop"}, "clients": {"image": {}}}
+SERVER = {"source": "shop", "validation_split": "validation"}
+FEDERATION = {"data": {"sources": {}}, "public": {"source": "shop"}, "server": SERVER, "clients": {"image": {}}}
 
 
 def records(folder: Path) -> RunRecords:
@@ -103,12 +104,43 @@ def test_a_run_in_which_nobody_was_measured_says_so(tmp_path: Path) -> None:
     assert "nobody was measured" in verdict(records(folder))
 
 
-@pytest.mark.parametrize("changes", [{"clients": {"text": {}}}, {"seed": 1}, {"rounds": 3}])
-def test_a_run_of_another_federation_seed_or_length_is_no_twin(tmp_path: Path, changes: dict[str, object]) -> None:
-    run_of(tmp_path / "alone", "server_only", **changes)
-    mine = run_of(tmp_path / "creamfl", "creamfl")
-    assert finished_twin(mine, "server_only") is None
-    assert [what for what, _ in next_steps(mine) if what == "baseline"] == ["baseline"]
+@pytest.mark.parametrize(
+    ("algorithm", "changes"),
+    [
+        ("server_only", {"public": {"source": "other"}}),
+        ("server_only", {"seed": 1}),
+        ("server_only", {"rounds": 3}),
+        ("local", {"clients": {"text": {}}}),
+    ],
+)
+def test_a_run_of_another_federation_seed_or_length_is_no_twin(
+    tmp_path: Path, algorithm: str, changes: dict[str, object]
+) -> None:
+    run_of(tmp_path / "alone", algorithm, **changes)
+    assert finished_twin(run_of(tmp_path / "creamfl", "creamfl"), algorithm) is None
+
+
+@pytest.mark.parametrize(
+    ("changes", "kind"), [({}, "server-only"), ({"public": None}, "local"), ({"server": {"source": "a"}}, "local")]
+)
+def test_the_baseline_that_is_advised_is_a_twin_that_there_is(
+    tmp_path: Path, changes: dict[str, object], kind: str
+) -> None:
+    steps = dict(next_steps(run_of(tmp_path / "creamfl", "creamfl", **changes)))
+    folder = tmp_path / "creamfl"
+    assert steps["baseline"] == f"polyfed run {folder}/config.yaml --twin {kind} --out {folder}-{kind}"
+
+
+def test_a_tuned_twin_is_known_by_what_its_method_has_and_can_be_run_with_other_seeds(tmp_path: Path) -> None:
+    def server(rate: float) -> dict[str, object]:
+        return SERVER | {"training": {"optimizer": {"lr": rate}}}
+
+    tuned = {"of": "creamfl", "kind": "server-only", "tuned": {"server.training.optimizer.lr": 0.1}}
+    twin = run_of(tmp_path / "alone", "server_only", server=server(0.8), clients={}, twin=tuned)
+    assert finished_twin(run_of(tmp_path / "creamfl", "creamfl", server=server(0.1)), "server_only") == twin
+    assert finished_twin(run_of(tmp_path / "other", "creamfl", server=server(0.8)), "server_only") is None
+    assert dict(next_steps(twin))["seeds"] == f"polyfed run {tmp_path / 'alone'}/config.yaml --seeds 1,2,3"
+    assert "baseline" not in dict(next_steps(twin))
 
 
 def test_a_twin_that_is_not_finished_or_is_damaged_is_left_alone(tmp_path: Path) -> None:

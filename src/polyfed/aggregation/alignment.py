@@ -61,7 +61,7 @@ def ridge(values: Float[Tensor, "n d"], reference: Float[Tensor, "n d"], penalty
     return F.normalize(values @ torch.linalg.solve(gram, fitted.T @ reference), dim=1)
 
 
-def aligned(
+def align(
     values: Float[Tensor, "n d"], reference: Float[Tensor, "n d"], kind: Alignment, penalty: float = RIDGE_PENALTY
 ) -> Float[Tensor, "n d"]:
     """``values`` in the space of ``reference``; ``penalty`` is that of ``ridge``."""

@@ -24,6 +24,7 @@ from polyfed.federation.public_outputs import (
     RepresentationKind,
     modality_of,
     of_part,
+    part_of,
 )
 from polyfed.losses.distillation import Distillation
 
@@ -50,7 +51,7 @@ class ChangeDistillation(EnsembleDistillation):
 
     only_if: ClassVar[Mapping[str, Condition]] = {
         "renormalise_target": DISTILS & OF_MEANS & _ABSOLUTE,
-        "alignment": DISTILS & MOVES & _ABSOLUTE,  # changes are in the server's own space
+        "alignment": DISTILS & MOVES & _ABSOLUTE,  # changes are in the server's space already
         "public_augment": Only(kd_epochs=Not(0)) | Only(digest={"auto", "gradient"}, digest_epochs=Not(0)),
     }
 
@@ -67,7 +68,10 @@ class ChangeDistillation(EnsembleDistillation):
         "features is all that a tower trains (closed_form asks for that), or steps by gradient",
     )
     digest_penalty: Annotated[float, _CLOSED] = Field(
-        default=0.01, ge=0, description="of the ridge regression, relative to the features' mean variance"
+        default=0.01,
+        ge=1e-6,
+        description="of the ridge regression, relative to the features' mean variance; without one more features than "
+        "samples have no solution",
     )
     digest_epochs: Annotated[int, _BY_GRADIENT] = Field(
         default=3, ge=0, description="passes over the exchanged samples of a digest by gradient"
@@ -108,24 +112,20 @@ class ChangeDistillation(EnsembleDistillation):
         ensembles = self.ensembles(server, server_outputs)
         check = self.outputs_check(server, server_outputs, "representations")
         # the gallery is not digested: on it teacher and server are compared
-        digested = {name: rows for name, rows in server_outputs.items() if not name.startswith(GALLERY)}
+        digested = {name: rows for name, rows in server_outputs.items() if part_of(name) != GALLERY}
         sent = self.to_wire(server, digested, server_outputs.order)
         for reply in cohort.ask(self.fit, check=check, representations=sent):
             for name, rows in ensembles.received(reply.representations).items():
                 # a change is clipped by itself: what it is added to is the server's own
                 values = server_outputs[name] + rows if self.targets == "change" else rows
                 ensembles.add_weighed(name, reply.sender.id, values, ensembles.log_weights(reply, name, values))
-        targets = ensembles.targets()
-        if self.targets == "absolute":
-            return targets
-        return {
-            name: target._replace(values=self.ahead(server_outputs[name], target.values))
-            for name, target in targets.items()
-        }
+        return ensembles.targets()
 
-    def ahead(self, own: Tensor, mean: Tensor) -> Tensor:
+    def target(self, mean: Ensembled, own: Tensor) -> Ensembled:
         """normalise(S + eta (mean - S)), [n, d]: eta changes ahead of the server's representations S."""
-        return F.normalize(torch.lerp(own, mean, self.eta), dim=1)
+        if self.targets == "absolute":
+            return super().target(mean, own)
+        return mean._replace(values=F.normalize(torch.lerp(own, mean.values, self.eta), dim=1))
 
     # ---- client half
 

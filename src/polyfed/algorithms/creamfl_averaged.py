@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from itertools import chain, count
-from typing import Annotated, ClassVar
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field, SerializeAsAny
 from torch import Tensor
 
+from polyfed.aggregation.alignment import RIDGE_PENALTY, Alignment
 from polyfed.aggregation.weighting import Weighting
 from polyfed.aggregation.weightings.gca import GCA
 from polyfed.algorithms.algorithm import (
@@ -24,6 +25,7 @@ from polyfed.algorithms.algorithm import (
 )
 from polyfed.algorithms.creamfl import CreamFL
 from polyfed.algorithms.fedavg import FedAvg
+from polyfed.algorithms.shared.ensemble_distillation import MOVES
 from polyfed.algorithms.shared.global_models import ReplyCheck, noted
 from polyfed.algorithms.shared.public_exchange import DISTILS
 from polyfed.core.effects import Not, Only
@@ -72,7 +74,18 @@ class CreamFLAveraged(FedAvg):
     public_batch_size: Annotated[int, _CONTRASTS] = Field(
         default=128, ge=2, description="public samples a step of local training"
     )
-    kd_loss: Annotated[Distillation, DISTILS] = Field(default="mse", description="distance to the targets (Eq. 7)")
+    alignment: Annotated[Alignment, DISTILS & MOVES] = Field(
+        default="none", description="map of each client's representations to the server's, before they are averaged"
+    )
+    alignment_penalty: Annotated[float, Only(alignment="ridge")] = Field(
+        default=RIDGE_PENALTY, ge=1e-6, description="ridge: penalty of the map"
+    )
+    kd_loss: Annotated[Literal[Distillation, "similarity"], DISTILS] = Field(
+        default="mse", description="distance to the targets (Eq. 7); or similarity: which samples are alike"
+    )
+    kd_temperature: Annotated[float, DISTILS & Only(kd_loss="similarity")] = Field(
+        default=0.05, gt=0, description="temperature of the similarities"
+    )
     kd_weight: Annotated[float, Only(kd_epochs=Not(0))] = Field(
         default=1.0, ge=0, description="factor of the distillation; FedCola's script 1e-7"
     )
@@ -85,7 +98,7 @@ class CreamFLAveraged(FedAvg):
     @property
     def creamfl(self) -> CreamFL:
         """CreamFL's own contrasts, weights and distillation, set as here."""
-        names = ("tau_inter", "tau_intra", "aggregation", "kd_loss", "kd_weight", "kd_epochs", "distillation")
+        names = CreamFL.model_fields.keys() & type(self).model_fields.keys() - FedAvg.model_fields.keys()
         # checked here already, where other settings decide which have an effect
         return CreamFL.model_construct(**{name: getattr(self, name) for name in names})
 

@@ -57,12 +57,16 @@ def compare_command(
     runs: RunArguments,
     metric: Annotated[str | None, typer.Option(help="by default r1_sum or accuracy")] = None,
     kind: Annotated[str, typer.Option(help="test or validation")] = "test",
+    against: Annotated[
+        str | None, typer.Option(metavar="NAME", help="run that paired differences are against; by default the first")
+    ] = None,
     plot: Annotated[Path | None, typer.Option(help="draw curves into this PNG")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Compare runs; those that differ only by their seed are taken together.
+    """Compare runs; those that differ only by their seed are taken together, and paired by it with others.
 
-    Example: polyfed compare runs/shop-* --metric accuracy --plot comparison.png
+    Examples: polyfed compare runs/shop-* --metric accuracy --plot comparison.png; polyfed compare
+    runs/shop-server-only-seed* runs/shop-seed*
     """
     from polyfed.reporting.compare import (
         clients_comparison_table,
@@ -71,13 +75,19 @@ def compare_command(
         comparison_table,
         draw_comparison,
     )
+    from polyfed.reporting.paired import paired_differences, paired_table
     from polyfed.reporting.terminal import Terminal
 
     comparisons = compare([open_run(folder).records for folder in runs], metric, kind)
+    paired = paired_differences(comparisons, metric, kind, against)
     if as_json:
-        typer.echo(json.dumps(comparison_rows(comparisons), indent=1))
+        rows = comparison_rows(comparisons)
+        for row, comparison in zip(rows, comparisons, strict=True):
+            row["paired_differences"] = [item.to_json() for item in paired if item.comparison is comparison]
+        typer.echo(json.dumps(rows, indent=1))
     else:
-        tables = (comparison_table(comparisons), clients_comparison_table(comparisons))
+        several = clients_comparison_table(comparisons), paired_table(paired, comparisons)
+        tables = (comparison_table(comparisons), *several)
         Terminal().print_tables(table for table in tables if table.rows)
     if plot is not None:
         typer.echo(f"drawn: {draw_comparison(comparisons, plot, metric, kind)}", err=as_json)

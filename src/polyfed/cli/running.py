@@ -37,16 +37,22 @@ def run_command(
     ] = None,
     device: Annotated[str | None, typer.Option(help="auto, cpu, cuda, ...; same as --set run.device=")] = None,
     engine: Annotated[str | None, typer.Option(help="local, ray or flower; same as --set run.engine.name=")] = None,
+    twin: Annotated[
+        str | None,
+        typer.Option(
+            help="run a twin in its place: server-only, no-private, local or pooled; same as --set twin.kind="
+        ),
+    ] = None,
     dashboard: Dashboard = False,
 ) -> None:
     """Run an experiment and report on it.
 
-    Examples: polyfed run scenes-demo; polyfed run scenes-demo --rounds 4 --set algorithm=local --out runs/local;
-    polyfed run shop.yaml --data-dir my-data --seeds 0,1,2
+    Examples: polyfed run scenes-demo; polyfed run scenes-demo --rounds 4 --set algorithm=fedmd --out runs/fedmd;
+    polyfed run scenes-demo --twin server-only; polyfed run shop.yaml --data-dir my-data --seeds 0,1,2
     """
     if seeds is not None and seed is not None:
         raise ConfigError(f"--seeds {seeds} and --seed {seed} exclude each other; give one of them")
-    short_options = {"run.engine.name": engine, "run.rounds": rounds, "run.device": device}
+    short_options = {"run.engine.name": engine, "run.rounds": rounds, "run.device": device, "twin.kind": twin}
     numbers = [seed] if seeds is None else numbers_in("--seeds", seeds)
     # all are loaded before the first runs: a mistake in one shows at once
     for experiment in [settings.load(source, {**short_options, "run.seed": number}) for number in numbers]:
@@ -128,6 +134,7 @@ def _shown(console: Terminal, folder: Path, dashboard: bool) -> Iterator[Callbac
     """What shows a run in ``folder``; an interruption says how to go on."""
     from polyfed.reporting.dashboard import DashboardProgress
     from polyfed.reporting.progress import progress_for
+    from polyfed.runs.tuning import tuning_folder
 
     display = DashboardProgress(console) if dashboard else progress_for(console)
     with contextlib.closing(display):
@@ -135,6 +142,9 @@ def _shown(console: Terminal, folder: Path, dashboard: bool) -> Iterator[Callbac
             yield display
         except KeyboardInterrupt:
             display.close()
-            begun = (folder / "run.json").is_file()
-            hint = f"continue with: polyfed resume {folder}" if begun else "nothing was written"
+            hint = "nothing was written"
+            if (folder / "run.json").is_file():
+                hint = f"continue with: polyfed resume {folder}"
+            elif tuning_folder(folder).is_dir():
+                hint = f"the same command, with --out {folder}, goes on with the tuning"
             raise typer.Exit(fail(f"interrupted; {hint}", 130)) from None

@@ -141,10 +141,12 @@ class PublicSet:
     @cached_property
     def order(self) -> str:
         """Digest of its content and its order."""
-        context, drawn = self.data.context, self._drawn.values()
-        return order_of(
-            self.samples({}), [text for items in drawn for text in content_digests(self.split, items, context)]
-        )
+        contents = list[str]()
+        for part, items in self._drawn.items():
+            # pictures of a gallery are no pictures to learn from, though they be the same
+            contents += [] if part == _PAIRS else [part]
+            contents += content_digests(self.split, items, self.data.context)
+        return order_of(self.samples({}), contents)
 
     def columns(self) -> dict[str, Column]:
         """Modality -> the part of its column that participants may learn from."""
@@ -158,7 +160,8 @@ class PublicSet:
     def _drawn(self) -> dict[str, Int64[Tensor, " k"]]:
         """Part of the set -> its items, in split order."""
         settings, eligible = self.settings, self._eligible()
-        further = {f"unpaired/{name}": count for name, count in settings.unpaired.items()}
+        # in one order, however the settings were written
+        further = {f"unpaired/{name}": count for name, count in sorted(settings.unpaired.items())}
         further |= {_GALLERY: settings.gallery} if settings.gallery else {}
         wanted = sum(further.values())
         pairs = max(0, len(eligible) - wanted) if settings.items is None else settings.items

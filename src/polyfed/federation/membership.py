@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property, partial
 
@@ -82,9 +82,13 @@ class Membership:
 
     @cached_property
     def assignments(self) -> dict[str, Assignment]:
-        """Group -> how its items are assigned to its clients."""
+        """Group -> how its items are assigned to its clients.
+
+        Raises:
+            ConfigError: a group should hold public items, and there is no public set of its split.
+        """
         return {
-            name: Assignment(name, group, self.seed, self.data.split, partial(self._private_items, name, group))
+            name: Assignment(name, group, self.seed, self.data.split, self._items_of(name, group))
             for name, group in self.groups.items()
         }
 
@@ -124,6 +128,16 @@ class Membership:
 
         return Assignment(key, second, self.seed, self.data.split, items)
 
+    def _items_of(self, name: str, group: GroupSettings) -> Callable[[], Int64[Tensor, " n"]]:
+        """Gives the items that a group deals out."""
+        if group.items != "public":
+            return partial(self._private_items, name, group)
+        public = self.public
+        if public is None or (group.source, group.split) != (public.settings.source, public.settings.split):
+            lacking = f"the public set is not of '{group.source}' {group.split}" if public else "there is no public set"
+            raise ConfigError(f"clients.{name}.items is public, but {lacking}; give a number, or leave it out")
+        return lambda: self._drawn(name, group, public.items)
+
     def _private_items(self, name: str, group: GroupSettings) -> Int64[Tensor, " n"]:
         items = torch.arange(len(self.data.split(group.source, group.split)))
         if self.public is not None:
@@ -134,7 +148,7 @@ class Membership:
 
     def _drawn(self, name: str, group: GroupSettings, items: Int64[Tensor, " n"]) -> Int64[Tensor, " m"]:
         """As many of the items as the group's clients share, in split order."""
-        if group.items is not None:
+        if isinstance(group.items, int):
             if group.items > len(items):
                 raise ConfigError(
                     f"clients.{name}.items is {group.items}, but '{group.source}' has {len(items)} that can be dealt "

@@ -56,7 +56,8 @@ class Population:
         self.data = OpenedData(data, bundles, lambda: {} if self.public is None else self.public.columns())
         self.public = None if public is None else PublicSet(public, groups, self.data, seed)
         self.membership = Membership(groups, self.public, self.data, seed)
-        _ = self.membership.also_assignments  # wrong settings are refused here, before any data is read
+        # wrong settings are refused here, before any data is read
+        _ = self.membership.assignments, self.membership.also_assignments
         self._add_modules = add_modules
         self._tests: dict[tuple[str, str], Samples] = {}
 
@@ -90,19 +91,23 @@ class Population:
         """
         assignment, shaping = self.membership.assignments[member.group], tuple(member.model.encoders)
         split = assignment.split
-        own = _held(assignment, self.data.samples(split, {}, layout=shaping), member.items)
+        own = _held(assignment, self._layout(split, shaping, public=member.settings.items == "public"), member.items)
         entry: dict[str, object] = {"group": member.group, **own}
         if member.settings.test == "dealt":
             entry["test"] = assignment.test_counts(self.test_items(member))
         if member.also is not None and member.settings.also is not None:
             second = self.membership.also_assignments[member.group]
-            # the public set may have fewer samples an item than its source
-            layout = self.public_samples({}) if member.settings.also.public else None
-            also = _held(second, layout or self.data.samples(second.split, {}, layout=shaping), member.also)
+            layout = self._layout(second.split, shaping, public=member.settings.also.public)
+            also = _held(second, layout, member.also)
             entry["also"] = {"public": member.settings.also.public, **also}
             entry |= {key: own[key] + also[key] for key in ("items", "samples")}
         left_out = dict(getattr(split, "left_out", {}))
         return entry | ({"left_out": left_out} if left_out else {})
+
+    def _layout(self, split: Split, shaping: tuple[str, ...], *, public: bool) -> Samples:
+        # the public set may have fewer samples an item than its source
+        samples = self.public_samples({}) if public else None
+        return samples or self.data.samples(split, {}, layout=shaping)
 
     # ---- samples
 
@@ -122,15 +127,13 @@ class Population:
     def train(self, member: Member, model: ModelSettings | None = None) -> Samples:
         """A client's private training samples; with another ``model`` in its views, of modalities that both have."""
         settings = member.settings
-        own = of_items(self._viewed(self.data.split(settings.source, settings.split), member, model), member.items)
-        if member.also is None:
+        split = self.data.split(settings.source, settings.split)
+        own = of_items(self._held_in(split, member, model, public=settings.items == "public"), member.items)
+        if member.also is None or settings.also is None:
             return own
-        if self.public is None or settings.also is None or not settings.also.public:
-            second = self._viewed(self.membership.also_assignments[member.group].split, member, model)
-        else:
-            views = _views(model or member.model)
-            second = self.public.samples({name: view for name, view in views.items() if name in member.model.encoders})
-        return with_additional(own, of_items(second, member.also), settings.task)
+        second = self.membership.also_assignments[member.group].split
+        also = of_items(self._held_in(second, member, model, public=settings.also.public), member.also)
+        return with_additional(own, also, settings.task)
 
     def test(self, member: Member, model: ModelSettings | None = None) -> Samples | None:
         """A client's test samples; those of a group that are tested on the same items share them.
@@ -156,6 +159,13 @@ class Population:
         """Validation or test samples of the server, in its model's views."""
         assert self.server is not None
         return self.data.samples(self.data.split(self.server.source, split), _views(self.server.model))
+
+    def _held_in(self, split: Split, member: Member, model: ModelSettings | None, *, public: bool) -> Samples:
+        """What clients hold items of: a split, or the public set, which may have fewer samples an item."""
+        if self.public is None or not public:
+            return self._viewed(split, member, model)
+        views = _views(model or member.model)
+        return self.public.samples({name: view for name, view in views.items() if name in member.model.encoders})
 
     def _viewed(self, split: Split, member: Member, model: ModelSettings | None) -> Samples:
         """A split in a client's views, or in those of another model: then of the modalities that both have."""
@@ -287,7 +297,8 @@ class Population:
                 )
 
     def _private(self, member: Member) -> Iterator[list[str]]:
-        yield _ids(self.data.split(member.settings.source, member.settings.split), member.items)
+        if member.settings.items != "public":
+            yield _ids(self.data.split(member.settings.source, member.settings.split), member.items)
         also = member.settings.also
         if also is not None and not also.public and member.also is not None:
             yield _ids(self.membership.also_assignments[member.group].split, member.also)

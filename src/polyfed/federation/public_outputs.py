@@ -153,8 +153,8 @@ OutputKind = RepresentationKind | LogitKind
 # ---- outputs of the pairs are called after their modality, those of other parts <part>/<modality>
 
 
-GALLERY, UNPAIRED = "gallery/", "unpaired/"
-"""How names of outputs of the other parts begin."""
+GALLERY, UNPAIRED = "gallery", "unpaired"
+"""The other parts."""
 
 
 def modality_of(output: str) -> str:
@@ -162,9 +162,14 @@ def modality_of(output: str) -> str:
     return output.rpartition("/")[2]
 
 
+def part_of(output: str) -> str:
+    """The part of the public set that an output belongs to; empty for the pairs."""
+    return output.rpartition("/")[0]
+
+
 def of_part(outputs: Mapping[str, T], part: str = "") -> dict[str, T]:
     """Modality (or target) -> the outputs of one part of the public set; of its pairs without a name."""
-    return {modality_of(name): value for name, value in outputs.items() if name.rpartition("/")[0] == part}
+    return {modality_of(name): value for name, value in outputs.items() if part_of(name) == part}
 
 
 # ---- what crosses: each distinct input once

@@ -145,8 +145,10 @@ class GroupSettings(Settings):
     test_items: int | None = Field(
         default=None, ge=1, description="at most so many test items a client, drawn once for the group"
     )
-    items: int | None = Field(
-        default=None, ge=1, description="deal out only so many items; None: all that are not public"
+    items: Annotated[int, Field(ge=1)] | Literal["public"] | None = Field(
+        default=None,
+        description="deal out only so many items; None: all that are not public; ``public``: those of the public set, "
+        "which is of the same split, in place of private ones",
     )
     partition: SerializeAsAny[Partition] = Field(default_factory=Iid)
     also: AlsoSettings | None = Field(

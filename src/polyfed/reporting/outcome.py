@@ -24,8 +24,11 @@ if TYPE_CHECKING:
 _ROWS = 8  # of the table, below its headings
 _DEVIATIONS = 2.0  # standard deviations above chance that count as better than it
 _MAIN = ("accuracy", "r1_sum")
-_SAME = ("data", "public", "server", "clients")  # settings that a run and its twin have in common
 _TWINS = {SERVER: "server_only", "clients": "local"}
+_SAME = {
+    "server_only": ("data", "public", "server"),
+    "local": ("data", "public", "clients"),
+}  # what a run shares with it
 
 
 @dataclass(frozen=True)
@@ -166,7 +169,7 @@ def finished_twin(records: RunRecords, algorithm: str) -> RunRecords | None:
                 twin = open_run(other).records
             except RunError:  # some other run is damaged: no reason to spoil the end of this one
                 continue
-            if _algorithm(twin) == algorithm and _conditions(twin) == _conditions(records):
+            if _algorithm(twin) == algorithm and _conditions(twin, algorithm) == _conditions(records, algorithm):
                 return twin
     return None
 
@@ -175,10 +178,10 @@ def _algorithm(records: RunRecords) -> str:
     return str(records.config.get("algorithm", {}).get("name", ""))
 
 
-def _conditions(records: RunRecords) -> list[Any]:
-    """What two runs must have in common to be compared: the federation, seed and rounds."""
-    run = records.config.get("run", {})
-    return [*(records.config.get(part) for part in _SAME), run.get("seed"), run.get("rounds")]
+def _conditions(records: RunRecords, algorithm: str) -> list[Any]:
+    """What a run and its twin must have in common: the federation as far as it matters there, seed and rounds."""
+    config, run = records.untuned_config, records.config.get("run", {})
+    return [*(config.get(part) for part in _SAME[algorithm]), run.get("seed"), run.get("rounds")]
 
 
 # ---- the table
@@ -237,11 +240,19 @@ def next_steps(records: RunRecords) -> Sequence[tuple[str, str]]:
     if has_model:
         steps.append(("evaluate", f"polyfed evaluate {folder} --data {shlex.quote(str(server.get('source', '')))}"))
     steps.append(("compare", f"polyfed compare {folder} OTHER_RUN"))
-    baseline = _TWINS[SERVER if server else "clients"]
-    if records.config and _algorithm(records) != baseline and finished_twin(records, baseline) is None:
-        config = shlex.quote(str(records.folder / "config.yaml"))
-        out = shlex.quote(f"{records.folder}-{baseline.replace('_', '-')}")
-        steps.append(("baseline", f"polyfed run {config} --set algorithm={baseline} --out {out}"))
+    steps += _steps_with_twins(records, shlex.quote(str(records.folder / "config.yaml")))
     if has_model:
         steps.append(("export", f"polyfed export {folder}"))
     return steps
+
+
+def _steps_with_twins(records: RunRecords, config: str) -> Iterator[tuple[str, str]]:
+    """The run that this one is to be compared with; or, of a tuned twin, the way to other seeds."""
+    twin, server = records.config.get("twin") or {}, records.config.get("server") or {}
+    if twin.get("tuned"):
+        yield "seeds", f"polyfed run {config} --seeds 1,2,3"
+    has_server_only = records.config.get("public") and server.get("validation_split")
+    baseline = _TWINS[SERVER if has_server_only else "clients"]
+    if records.config and not twin and _algorithm(records) != baseline and finished_twin(records, baseline) is None:
+        kind = baseline.replace("_", "-")
+        yield "baseline", f"polyfed run {config} --twin {kind} --out {shlex.quote(f'{records.folder}-{kind}')}"

@@ -18,6 +18,7 @@ from polyfed.reporting.client_spread import client_spreads, quality_names, sprea
 from polyfed.reporting.markup import markdown_templates
 from polyfed.reporting.recalls import find_recalls, is_context
 from polyfed.reporting.tables import TextTable, count, duration, figure, mib
+from polyfed.reporting.teacher import teacher_table
 from polyfed.reporting.traffic import BYTE_DIRECTIONS
 from polyfed.runs.records import SERVER, SITE_REFUSED, EventRecord, RunRecords
 
@@ -53,6 +54,7 @@ def tables(records: RunRecords) -> list[TextTable]:
     parts = [
         *(table for kind in _KINDS for table in server_tables(records, kind)),
         *(clients_table(records, kind) for kind in _KINDS),
+        teacher_table(records),
         traffic_table(records),
         _happened("Excluded clients", records.excluded()),
         _happened("Shortened updates", records.shortened()),

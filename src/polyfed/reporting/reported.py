@@ -12,10 +12,13 @@ from polyfed.runs.events import Callback, Event, RunComplete
 from polyfed.runs.experiment import Experiment
 from polyfed.runs.opened import Run, open_run
 from polyfed.runs.runner import resume_run, run_experiment
+from polyfed.runs.tuning import tuned_twin
 
 
 def run(experiment: Experiment, out: Path | str, callbacks: Iterable[Callback] = ()) -> Run:
     """Run an experiment into a new folder, which holds its report at the end.
+
+    A twin whose server trains alone is tuned before, which takes many runs (``polyfed.runs.tuning``).
 
     Args:
         experiment: what is run.
@@ -25,7 +28,11 @@ def run(experiment: Experiment, out: Path | str, callbacks: Iterable[Callback] =
     Raises:
         PolyfedError: something does not fit; nothing is left at ``out`` unless the run had begun.
     """
-    return run_experiment(experiment, out, [Reports(), *callbacks])
+    following: list[Callback] = [Reports(), *callbacks]
+    if experiment.twin is not None and experiment.twin.is_to_be_tuned:
+        experiment, record = tuned_twin(experiment, Path(out), following)
+        following.append(record)
+    return run_experiment(experiment, out, following)
 
 
 def resume(folder: Path | str, callbacks: Iterable[Callback] = ()) -> Run:

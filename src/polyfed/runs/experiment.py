@@ -38,6 +38,7 @@ from polyfed.runs.config_files import merged as merged
 from polyfed.runs.config_files import read_config as read_config
 from polyfed.runs.config_files import read_layers
 from polyfed.runs.sink import Sink
+from polyfed.runs.twins import TwinSettings, twin_content
 from polyfed.wire.limits import Limits
 from polyfed.wire.transport import Transport
 
@@ -115,23 +116,31 @@ class Experiment(Settings):
     clients: dict[GroupName, GroupSettings] = Field(default_factory=dict, description="group name -> clients of a kind")
     algorithm: SerializeAsAny[Algorithm]
     run: RunSettings = Field(default_factory=RunSettings)
+    twin: TwinSettings | None = Field(default=None, description="run a twin of the experiment in its place")
 
     @classmethod
     def load(cls, source: str | Path | Mapping[str, Any], overrides: Sequence[str] = ()) -> Experiment:
         """Load a preset by name, a YAML file, or a mapping, and apply ``path.to.key=value`` overrides.
 
         What an override, or a file, leaves without effect in what it builds on goes back to its default, and a warning
-        says so; what it sets itself must have an effect.
+        says so; what it sets itself must have an effect. An experiment with ``twin`` becomes that twin.
 
         Raises:
-            ConfigError: unknown preset or key, a value out of range or without effect, or a file that is not YAML.
+            ConfigError: unknown preset or key, a value out of range or without effect, a file that is not YAML, or an
+                experiment that has no such twin.
         """
         layers = [dict(source)] if isinstance(source, Mapping) else read_layers(source)
         content = reduce(merged, layers)
+        made = content["twin"] if isinstance(content.get("twin"), Mapping) else {}
         for override in overrides:
             content = _override(content, override)
         named = [override.partition("=")[0] for override in overrides]
-        return _without_idle(cls, content, lambda path: _is_set(path, layers[-1], named))
+        if made.get("of") and any(name.split(".")[0] == "twin" for name in named):
+            raise ConfigError(f"twin: this is a twin of '{made['of']}' already; give that experiment itself")
+        experiment = _without_idle(cls, content, lambda path: _is_set(path, layers[-1], named))
+        if experiment.twin is None or experiment.twin.of:
+            return experiment
+        return cls.parse(twin_content(experiment.model_dump(mode="json"), experiment.algorithm))
 
     @classmethod
     def parse(cls, content: Mapping[str, Any]) -> Experiment:

@@ -15,6 +15,7 @@ checkpoints/      state of the server after each of the last two rounds, and wha
 models/           server model, last and best
 vocabulary/       vocabularies learnt from the public set
 plots/, report.md, report.html
+tuning.json       of a twin: which rates and passes were tried, and what validation said
 """
 
 from __future__ import annotations
@@ -67,20 +68,8 @@ class RunFolder:
             RunError: there is something at ``path`` already, or it cannot be created.
         """
         cls.require_free(path)
-        absent = [parent for parent in path.parents if not parent.exists()]
-        try:
-            path.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise RunError(f"cannot create run folder '{path}': {error.strerror}; choose another --out") from error
-        try:
+        with made_folder(path, is_kept=lambda: cls(path).has_begun()):
             yield cls(path)
-        except BaseException:
-            if not cls(path).has_begun():
-                shutil.rmtree(path, ignore_errors=True)
-                for parent in absent:  # the nearest first
-                    with contextlib.suppress(OSError):  # another run may have been begun in it
-                        parent.rmdir()
-            raise
 
     @classmethod
     def require_free(cls, path: Path) -> None:
@@ -314,6 +303,29 @@ class RunFolder:
 
     def _manifests(self) -> list[Path]:
         return sorted((self.path / "checkpoints").glob("round-*.json"))
+
+
+@contextlib.contextmanager
+def made_folder(path: Path, is_kept: Callable[[], bool]) -> Iterator[None]:
+    """A folder that goes, with those above it that were made for it, if the block fails before ``is_kept``.
+
+    Raises:
+        RunError: it cannot be created.
+    """
+    absent = [parent for parent in path.parents if not parent.exists()]
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise RunError(f"cannot create run folder '{path}': {error.strerror}; choose another --out") from error
+    try:
+        yield
+    except BaseException:
+        if not is_kept():
+            shutil.rmtree(path, ignore_errors=True)
+            for parent in absent:  # the nearest first
+                with contextlib.suppress(OSError):  # another run may have been begun in it
+                    parent.rmdir()
+        raise
 
 
 def untrained_best(run: Path) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import math
 from collections import Counter
@@ -132,6 +133,18 @@ class RunRecords:
     def name(self) -> str:
         """Name of the run: that of its folder."""
         return self.folder.resolve().name
+
+    @property
+    def untuned_config(self) -> dict[str, Any]:
+        """A copy of the configuration; of a tuned twin with what the method has in place of what validation chose."""
+        config = copy.deepcopy(dict(self.config))
+        for path, value in ((config.get("twin") or {}).get("tuned") or {}).items():
+            *sections, key = path.split(".")
+            section: Any = config
+            for name in sections:
+                section = section.setdefault(name, {})
+            section[key] = value
+        return config
 
     @cached_property
     def rounds(self) -> int:

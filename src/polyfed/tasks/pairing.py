@@ -111,6 +111,23 @@ class PairTask(Task):
                 protocols[f"_batch{self.in_batch}"] = self._in_batches(pairs, self.in_batch)
         return {self.primary: first} | _suffixed(protocols)
 
+    def judge(self, representations: Mapping[str, Float[Tensor, "n d"]], samples: Samples) -> float | None:
+        """``r1_sum`` among all samples at once, of one fold; None if a modality is missing. Of samples with one input
+        the first counts."""
+        if any(modality not in representations for modality in self.between):
+            return None
+        sides = {}
+        for modality in self.between:
+            places = samples.distinct(modality)[1]
+            # backwards, so that the first sample of an input is written last
+            backwards = torch.arange(len(places) - 1, -1, -1)
+            first = torch.zeros(int(places.max()) + 1, dtype=torch.int64).index_put((places[backwards],), backwards)
+            values = representations[modality]
+            numbers = (samples.items[first].to(values.device), samples.matches[first].to(values.device))
+            sides[modality] = _Side(values[first.to(values.device)], *numbers)
+        metrics = self._compare(sides)
+        return sum(metrics[f"{a}_to_{b}_r@1"] for a, b in self._directions)
+
     def require(self, samples: Samples) -> None:
         """Raise ConfigError if the samples lack one of the two modalities."""
         # before any encoding: a wrong task fails at once and says why

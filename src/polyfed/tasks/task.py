@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections.abc import Mapping
 from typing import ClassVar
 
 from torch import Tensor, nn
@@ -53,3 +54,10 @@ class Task(Component):
 
         Includes what each figure depends on, such as ``gallery_images`` for a recall.
         """
+
+    def judge(self, representations: Mapping[str, Tensor], samples: Samples) -> float | None:
+        """The primary metric of representations [n, d] of samples by modality, whoever made them.
+
+        None: the task needs more than representations, such as a head.
+        """
+        return None

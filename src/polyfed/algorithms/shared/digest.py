@@ -24,7 +24,8 @@ def fit_by_gradient(
     Goals are output -> [n, w]; rows of zeros are no goal.
     """
     samples, trainer, distance = client.exchanged(method.public_samples), client.trainer(), DISTILLATIONS[loss]
-    valid, shares = {name: values.any(1) for name, values in goals.items()}, row_shares(goals)
+    valid = {name: values.any(1) for name, values in goals.items()}
+    shares = row_shares(valid)
     for batches in method.part_passes(client, "digest", epochs, size, samples, goals):
         own = method.part_outputs(client, batches, goals)
         parts = [
@@ -34,10 +35,10 @@ def fit_by_gradient(
 
 
 def only_layer(model: Model, modality: str) -> nn.Linear | None:
-    """The linear layer that is all that a tower trains, if it is: then the tower is linear in its weights."""
+    """The linear layer with a bias that is all that a tower trains, if one is: the tower is linear in its weights."""
     tower = model.tower(modality)
     trained = {id(value) for value in tower.parameters() if value.requires_grad}
-    layers = [layer for layer in tower.modules() if isinstance(layer, nn.Linear)]
+    layers = [layer for layer in tower.modules() if isinstance(layer, nn.Linear) and layer.bias is not None]
     return next((layer for layer in layers if trained == {id(value) for value in layer.parameters()}), None)
 
 
@@ -57,10 +58,11 @@ def fit_in_closed_form(
             inputs.append(_inputs_of(client, layer, samples, modality))
     features, goal = torch.cat(inputs), torch.cat(targets)
     wanted = goal.any(1)
+    if not bool(wanted.any()):
+        return
     weight, intercept = ridge(features[wanted], goal[wanted], penalty)
     layer.weight.copy_(weight.T)
-    if layer.bias is not None:
-        layer.bias.copy_(intercept)
+    layer.bias.copy_(intercept)
 
 
 def _inputs_of(client: Client, layer: nn.Linear, samples: Samples, modality: str) -> Float[Tensor, "n f"]:

@@ -18,7 +18,7 @@ from polyfed.algorithms.shared.public_exchange import DISTILS, PublicExchange, f
 from polyfed.core.effects import Condition, Not, Only
 from polyfed.core.errors import ConfigError
 from polyfed.data.samples import Batch
-from polyfed.federation.public_outputs import GALLERY, of_part
+from polyfed.federation.public_outputs import GALLERY, of_part, part_of
 from polyfed.federation.settings import TrainingSettings
 from polyfed.federation.trainer import Trainer
 from polyfed.losses.distillation import DISTILLATIONS, Distillation
@@ -77,7 +77,7 @@ class AlternatingDistillation(ServerTask, EnsembleTeacher):
         description="distance to the targets, l2: unsquared norm, mean over P; or similarity: which samples are alike",
     )
     kd_temperature: Annotated[float, DISTILS & Only(kd_loss="similarity")] = Field(
-        default=0.1, gt=0, description="temperature of the similarities"
+        default=0.05, gt=0, description="temperature of the similarities"
     )
     kd_optimizer: Annotated[Literal["own", "shared"], Only(kd_epochs=Not(0))] = Field(
         default="own", description="optimiser state of its own, or that of the server's task training"
@@ -167,6 +167,19 @@ class EnsembleDistillation(AlternatingDistillation):
 
     # ---- server half
 
+    def setup(self, server: Server) -> None:
+        """Check also that the server trains at all.
+
+        Raises:
+            ConfigError: its task is left to passes of which there are none.
+        """
+        super().setup(server)
+        if self.kd_joint and not self.kd_epochs:
+            raise ConfigError(
+                "algorithm.kd_epochs is 0, but with kd_joint the server trains in its passes alone; raise it, or set "
+                "algorithm.kd_joint=false"
+            )
+
     def train_task(self, server: Server) -> None:
         """Passes over P with the server's own task, unless the distillation has it."""
         if not self.kd_joint:
@@ -174,7 +187,7 @@ class EnsembleDistillation(AlternatingDistillation):
 
     def distil(self, server: Server, targets: Mapping[str, Ensembled]) -> None:
         """Move the server's outputs on the exchanged samples towards the targets; the gallery is not learnt."""
-        targets = {name: target for name, target in targets.items() if not name.startswith(GALLERY)}
+        targets = {name: target for name, target in targets.items() if part_of(name) != GALLERY}
         server.record(**self.distances(server, of_part(targets), "before"))
         trainer, size = self.distiller(server)
         samples, goals = server.exchanged(self.public_samples), targets
@@ -200,7 +213,7 @@ class EnsembleDistillation(AlternatingDistillation):
 
         Every row has the same weight, whatever its part; samples without a target do not count.
         """
-        shares = row_shares({name: target.values for name, target in targets.items()})
+        shares = row_shares({name: target.valid for name, target in targets.items()})
         rows = self.part_outputs(server, batches, targets)  # with gradient, and only of outputs that somebody sent
         losses = [torch.zeros((), device=server.device)]
         for part, batch in batches.items():

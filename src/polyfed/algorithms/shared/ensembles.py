@@ -12,15 +12,24 @@ from pydantic import Field, SerializeAsAny
 from torch import Tensor
 from torch.nn import functional as F
 
-from polyfed.aggregation.alignment import RIDGE_PENALTY, Alignment, aligned
+from polyfed.aggregation.alignment import RIDGE_PENALTY, Alignment, align
 from polyfed.aggregation.ensemble import Ensemble, Ensembled, Rows
 from polyfed.aggregation.weighting import OF_REPRESENTATIONS, Evidence, Weighting
 from polyfed.aggregation.weightings.mean import Mean
 from polyfed.algorithms.algorithm import Reply, Server
+from polyfed.algorithms.shared.instruments import Judge, mean_norms
 from polyfed.algorithms.shared.public_exchange import DISTILS, PublicExchange, fixed_sample
 from polyfed.core.effects import Facts, Only, Such
 from polyfed.core.errors import ConfigError, nearest
-from polyfed.federation.public_outputs import GALLERY, UNPAIRED, PublicOutputs, clip_row_norms, modality_of, of_part
+from polyfed.federation.public_outputs import (
+    GALLERY,
+    UNPAIRED,
+    PublicOutputs,
+    clip_row_norms,
+    modality_of,
+    of_part,
+    part_of,
+)
 from polyfed.losses.distillation import DISTILLATIONS
 
 COMPARING = Such(lambda weighting: weighting.compares, "one that compares with the server")
@@ -38,7 +47,7 @@ class EnsembleTeacher(PublicExchange):
         default=False, description="scale aggregated targets to unit length"
     )
     counted_groups: Annotated[tuple[str, ...] | None, DISTILS] = Field(
-        default=None, description="groups of clients that count in the ensemble; None: all"
+        default=None, min_length=1, description="groups of clients that count in the ensemble; None: all"
     )
     alignment: Annotated[Alignment, DISTILS] = Field(
         default="none", description="map of each client's representations to the server's, before they are averaged"
@@ -57,7 +66,15 @@ class EnsembleTeacher(PublicExchange):
         """What crosses, for weightings."""
         return {OF_REPRESENTATIONS: not self.exchanges_logits} if key == "aggregation" else {}
 
+    judge_clients: bool = Field(
+        default=False, description="measure every client's representations on the gallery, not the ensemble's alone"
+    )
+
     # ---- server half
+
+    def target(self, mean: Ensembled, own: Float[Tensor, "n w"]) -> Ensembled:
+        """What the server is to learn, from the clients' mean and its own rows."""
+        return mean._replace(values=F.normalize(mean.values, dim=-1)) if self.renormalise_target else mean
 
     def setup(self, server: Server) -> None:
         """Check also that the weights over clients suit what crosses.
@@ -67,9 +84,8 @@ class EnsembleTeacher(PublicExchange):
         """
         super().setup(server)
         groups = {client.group for client in server.clients}
-        for name in self.counted_groups or ():
-            if name not in groups:
-                raise ConfigError(f"algorithm.counted_groups: no clients are called '{name}'; {nearest(name, groups)}")
+        for name in {*(self.counted_groups or ())} - groups:
+            raise ConfigError(f"algorithm.counted_groups: no clients are called '{name}'; {nearest(name, groups)}")
         if self.aggregation.needs_partner and not self.exchanges_logits and len(server.model.modalities) < 2:
             raise ConfigError(
                 f"algorithm.aggregation '{self.aggregation.component_name()}' contrasts modalities, but server.model "
@@ -130,32 +146,23 @@ class Ensembles:
         rows = method.from_wire(server, payload)
         # clipped before: one long row would decide where all others go; no map makes rows longer than 1
         rows = {name: clip_row_norms(values, method.output_kind.largest) for name, values in rows.items()}
-        return rows if method.alignment == "none" else self._aligned(rows)
-
-    def _aligned(self, rows: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """One map a modality, to which the gallery does not contribute: on it the map is to be judged."""
-        method, aligned_rows = self._method, dict[str, Tensor]()
-        for modality in dict.fromkeys(map(modality_of, rows)):
-            names = [name for name in rows if modality_of(name) == modality]
-            reference = [self._server_outputs[name] * (not name.startswith(GALLERY)) for name in names]
-            moved = aligned(
-                torch.cat([rows[name] for name in names]),
-                torch.cat(reference),
-                method.alignment,
-                method.alignment_penalty,
-            )
-            aligned_rows |= zip(names, torch.split(moved, [len(rows[name]) for name in names]), strict=True)
-        return aligned_rows
+        if method.alignment == "none" or not rows:
+            return rows
+        # one map for all modalities, or what the client relates across them would be lost; the gallery does not
+        # contribute to it: on it the map is judged
+        reference = [self._server_outputs[name] * (part_of(name) != GALLERY) for name in rows]
+        moved = align(torch.cat(list(rows.values())), torch.cat(reference), method.alignment, method.alignment_penalty)
+        return dict(zip(rows, torch.split(moved, [len(values) for values in rows.values()]), strict=True))
 
     def log_weights(self, reply: Reply, output: str, values: Float[Tensor, "n w"]) -> Float[Tensor, " n"] | float:
         """Log weight of a client on each sample, or one for all; -inf if its group does not count."""
         method, labels = self._method, self._labels
         if method.counted_groups is not None and reply.sender.group not in method.counted_groups:
             return -math.inf
-        part = output.rpartition("/")[0]
+        part = part_of(output)
         known = of_part(self._server_outputs, part)
-        if output.startswith(UNPAIRED):  # what else is without partner are other items
-            known = {modality_of(output): known[modality_of(output)]}
+        if part == UNPAIRED:  # pictures and captions, but not of the same items: nothing that is compared with another
+            known = {modality_of(output): self._server_outputs[output]}
         if part and len(known) < 2 and method.aggregation.needs_partner:
             return 0.0  # without a partner nobody can be told from others
         items = self._server.parts[output].items if part else self._samples.items
@@ -181,22 +188,35 @@ class Ensembles:
             self._ensembles[output] = Ensemble(count, width, self._server.device, record=shown)
         self._ensembles[output].add(values, log_weights)
         self._senders.setdefault(output, []).append(sender)
-        if self._method.keeps_rows:
+        if self._method.keeps_rows or self._method.judge_clients:
             logs = torch.as_tensor(log_weights, device=values.device).expand(len(values))
             self._rows.setdefault(output, {})[sender] = Rows(values, logs)
 
     def targets(self) -> dict[str, Ensembled]:
         """What the server is to learn, for each output that somebody sent; records who sent and with which weight."""
-        senders = self._senders
-        for output, ensemble in self._ensembles.items():
-            self._server.arrays[f"weights.{output}"] = (ensemble.weights(), senders[output])
-        self._server.record(**{f"senders.{output}": float(len(names)) for output, names in senders.items()})
+        method, server, senders = self._method, self._server, of_part(self._senders)
+        server.arrays |= {f"weights.{name}": (self._ensembles[name].weights(), senders[name]) for name in senders}
+        server.record(**{f"senders.{name}": float(len(ids)) for name, ids in senders.items()})
+        means = {name: ensemble.result() for name, ensemble in self._ensembles.items()}
+        server.record(**mean_norms(means))
         targets = {
-            output: ensemble.result()._replace(rows=self._rows.get(output, {}))
-            for output, ensemble in self._ensembles.items()
+            name: method.target(mean, self._server_outputs[name])._replace(rows=self._rows.get(name, {}))
+            for name, mean in means.items()
         }
-        if self._method.renormalise_target:
-            return {
-                name: target._replace(values=F.normalize(target.values, dim=-1)) for name, target in targets.items()
-            }
+        server.record(**self._quality(targets))
         return targets
+
+    def _quality(self, targets: Mapping[str, Ensembled]) -> dict[str, float]:
+        """How well targets, and clients if wanted, do the server's task, beside the server itself."""
+        count = min(self._method.diagnostic_samples, len(self._samples))
+        if not count or self._method.exchanges_logits:
+            return {}
+        judge = Judge(self._server, self._server_outputs, self._samples, self._shown(count))
+        clients: dict[str, dict[str, Tensor]] = {}
+        for output, rows in self._rows.items() if self._method.judge_clients else ():
+            for sender, (values, _) in rows.items():
+                clients.setdefault(sender, {})[output] = values
+        return judge.metrics(targets, clients)
+
+    def _shown(self, count: int) -> Tensor:
+        return fixed_sample(self._server, len(self._samples), count)

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping
 from itertools import count
 from typing import Annotated, Any, ClassVar, Literal
 
 import torch
+from jaxtyping import Bool, Float
 from pydantic import Field
 from torch import Tensor
 
@@ -220,12 +220,13 @@ class PublicExchange(Algorithm):
             )
 
 
-def row_shares(outputs: Mapping[str, Any]) -> dict[str, float]:
-    """Output -> its share of the rows of its modality, so that each row has the same weight in a sum of means."""
-    totals = Counter[str]()
-    for name, rows in outputs.items():
-        totals[modality_of(name)] += len(rows)
-    return {name: len(rows) / totals[modality_of(name)] for name, rows in outputs.items()}
+def row_shares(valid: Mapping[str, Bool[Tensor, " n"]]) -> dict[str, Float[Tensor, ""]]:
+    """Output -> its share of the valid rows of its modality, so that each has the same weight in a sum of means."""
+    counts = {name: rows.sum() for name, rows in valid.items()}  # left on the device: it is asked at every step
+    totals = dict[str, Tensor]()
+    for name, rows in counts.items():
+        totals[modality_of(name)] = totals.get(modality_of(name), torch.zeros_like(rows)) + rows
+    return {name: rows / totals[modality_of(name)].clamp_min(1) for name, rows in counts.items()}
 
 
 def fixed_sample(server: Server, total: int, count: int) -> Tensor:

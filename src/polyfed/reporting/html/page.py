@@ -23,6 +23,7 @@ from polyfed.reporting.markup import html_templates, resource
 from polyfed.reporting.partition_charts import MOST_BARS, class_strengths, group_charts
 from polyfed.reporting.partition_tables import Held, classes_of, groups_of, sources_of
 from polyfed.reporting.report import clients_table, server_tables
+from polyfed.reporting.teacher import teacher_table
 from polyfed.reporting.traffic import BYTE_DIRECTIONS, seconds_chart, sent_chart, traffic_bars
 from polyfed.reporting.weights import weight_charts
 from polyfed.runs.records import RunRecords
@@ -116,7 +117,9 @@ def _sections(records: RunRecords) -> list[PageSection]:
     contents: dict[tuple[str, str], dict[str, Any]] = {
         ("server", "Server"): {
             "charts": server_charts(records),
-            "tables": noted_tables(table for kind in kinds for table in server_tables(records, kind)),
+            "tables": noted_tables(
+                [*(table for kind in kinds for table in server_tables(records, kind)), teacher_table(records)]
+            ),
             "recorded": recorded_charts(records),
         },
         ("curves", "Client curves"): {

@@ -1,0 +1,164 @@
+"""First tables of docs/results.md: what reaches a server from its clients, by method, size of P and kind of clients.
+
+    python benchmarks/results/knowledge.py --data-dir DATA --weights-dir WEIGHTS --out runs/knowledge [--jobs 2]
+
+All rows are the preset ``scarce-public`` with something else in place of its method, its public set or its clients; the
+server makes as many joint passes over P in each. Rate and passes of the server alone, and pooled, are tuned on the
+validation split for the first seed of each size and used for the others. Runs that are complete are not run again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import shutil
+from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from polyfed.reporting.compare import compare, comparison_table
+from polyfed.reporting.paired import paired_differences, paired_table
+from polyfed.runs.experiment import Experiment
+from polyfed.runs.opened import open_run
+from runs import Planned
+
+Content = dict[str, Any]
+METRIC = "r1_sum"
+ALONE: Content = {"kind": "server-only", "rates": [0.5, 1, 2], "passes": [1, 2]}
+TWINS: Mapping[str, Content] = {
+    "server-only": ALONE,
+    "pooled": ALONE | {"kind": "pooled", "passes": [1]},
+    "no-private": {"kind": "no-private"},
+}
+PLAIN: Content = {"name": "creamfl", "inter": False, "intra": False, "kd_joint": True, "aggregation": "mean"}
+METHODS: Mapping[str, Content] = {
+    "change": {},
+    "procrustes": {**PLAIN, "alignment": "procrustes", "kd_weight": 6},
+    "similarity": {**PLAIN, "kd_loss": "similarity", "kd_temperature": 0.02},
+    "mean": {**PLAIN, "kd_weight": 6},
+    "creamfl": {
+        "name": "creamfl",
+        "tau_inter": 0.1,
+        "tau_intra": 0.5,
+        "aggregation": {"name": "gca", "tau": 0.05},
+        "mask_siblings": True,
+        "public_batch_size": 64,
+        "kd_joint": True,
+    },
+    "fedmd": {"name": "fedmd", "digest_batch_size": 64, "kd_joint": True},
+    "fedafd": {
+        "name": "fedafd",
+        "public_batch_size": 64,
+        "kd_joint": True,
+        "fuse": "embeddings",
+        "aggregation": {"name": "sed", "temperature": 0.05},
+    },
+}
+WEAK = {"name": "projection", "dropout": 0.2, "view": {"name": "features", "backbone": "mobilenet-v2-1.0-224"}}
+
+
+def preset() -> Content:
+    """``scarce-public``, every setting written out; nothing but the server is measured."""
+    content: Content = yaml.safe_load(Experiment.load("scarce-public").to_yaml())
+    return content | {"run": content["run"] | {"evaluate_clients": False, "plots": False}}
+
+
+def with_method(base: Content, method: Content, *, paired_only: bool = True) -> Content:
+    """Another method with as many local epochs and joint passes; image-text clients only, all of which take part."""
+    content, own = copy.deepcopy(base), base["algorithm"]
+    if method:
+        content["algorithm"] = {**method, "local_epochs": own["local_epochs"], "kd_epochs": own["kd_epochs"]}
+    if paired_only:
+        content["clients"] = {"paired": content["clients"]["paired"]}
+        content["run"]["sampling"] = {"kind": "uniform", "cohort": None}
+        if not method:
+            content["algorithm"]["counted_groups"] = None
+    return content
+
+
+def by_method(items: int) -> dict[str, Content]:
+    """Rows of the table of one size of P."""
+    base = preset()
+    base["public"] |= {"items": items, "unpaired": {}, "gallery": 0}
+    rows = {name: with_method(base, method) for name, method in METHODS.items()}
+    return rows | {f"{kind} twin": {**rows["change"], "twin": twin} for kind, twin in TWINS.items()}
+
+
+def by_clients() -> dict[str, Content]:
+    """Rows of the table of change distillation with other clients and public items, 500 pairs."""
+    base = preset()
+    base["public"] |= {"items": 500, "unpaired": {}, "gallery": 0}
+    strong, every = with_method(base, {}), with_method(base, {}, paired_only=False)
+    weak, unpaired, counted = (copy.deepcopy(content) for content in (strong, strong, every))
+    for model in weak["clients"]["paired"]["models"]:
+        model["encoders"]["image"] = WEAK
+    unpaired["public"]["unpaired"] = {"image": 500, "text": 500}
+    every["algorithm"]["counted_groups"], counted["algorithm"]["counted_groups"] = ["paired"], None
+    return {
+        "strong": strong,
+        "weak": weak,
+        "strong, 500 pictures and 500 texts without partner": unpaired,
+        "with CIFAR-100 and AG_NEWS clients, not counted": every,
+        "with CIFAR-100 and AG_NEWS clients, counted": counted,
+        "server-only twin": {**strong, "twin": ALONE},
+    }
+
+
+def planned(out: Path, rows: Mapping[str, Content], table: str, seeds: Iterable[int]) -> list[list[Planned]]:
+    """The runs of a table, row by row; of a row that is tuned the first run comes before the others."""
+    configs = out / "configs"
+    configs.mkdir(parents=True, exist_ok=True)
+    runs = []
+    for name, content in rows.items():
+        row = f"{table}-{name}".replace(" ", "-").replace(",", "")
+        path = configs / f"{row}.yaml"
+        path.write_text(yaml.safe_dump({**content, "name": row}, sort_keys=False))
+        first, *others = seeds
+        tuned = out / f"{row}-{first}" / "config.yaml" if "rates" in (content.get("twin") or {}) else path
+        runs.append([Planned(f"{row}-{first}", str(path), first)])
+        runs[-1] += [Planned(f"{row}-{seed}", str(tuned), seed) for seed in others]
+    return runs
+
+
+def execute(row: Sequence[Planned], out: Path, data_dir: Path, weights_dir: Path) -> None:
+    """The runs of a row, one after the other; of each its records alone are kept."""
+    for run in row:
+        run.execute(out, data_dir, weights_dir)
+        shutil.rmtree(out / run.name / "models", ignore_errors=True)
+
+
+def main() -> None:
+    """Run what is missing and print the tables."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--data-dir", type=Path, required=True)
+    parser.add_argument("--weights-dir", type=Path, required=True)
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--jobs", type=int, default=2)
+    parser.add_argument("--seeds", type=int, default=5)
+    parser.add_argument("--sizes", type=int, nargs="*", default=[250, 500, 1000, 1500], help="public pictures")
+    parser.add_argument("--tables", nargs="*", help="pairs<SIZE>, clients; by default all")
+    parser.add_argument("--only", nargs="*", help="names of rows; by default all")
+    options = parser.parse_args()
+    tables = {f"pairs{items}": by_method(items) for items in options.sizes} | {"clients": by_clients()}
+    tables = {
+        table: {name: content for name, content in rows.items() if not options.only or name in options.only}
+        for table, rows in tables.items()
+        if not options.tables or table in options.tables
+    }
+    plans = {table: planned(options.out, rows, table, range(options.seeds)) for table, rows in tables.items()}
+    with ThreadPoolExecutor(options.jobs) as pool:
+        rows = [row for plan in plans.values() for row in plan]
+        for future in [pool.submit(execute, row, options.out, options.data_dir, options.weights_dir) for row in rows]:
+            future.result()
+    for table, plan in plans.items():
+        compared = compare([open_run(options.out / run.name).records for row in plan for run in row], METRIC)
+        against = next((row[0].name for row in plan if "server-only" in row[0].name), None)
+        print(f"\n### {table}\n", comparison_table(compared).markdown(), sep="\n")
+        print(paired_table(paired_differences(compared, METRIC, against=against), compared).markdown())
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,178 @@
+"""Paired differences between configurations over the seeds that both were run with."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from statistics import fmean, stdev
+from typing import Any
+
+from polyfed.core.errors import ConfigError, nearest
+from polyfed.reporting.client_spread import client_spread
+from polyfed.reporting.compare import Comparison
+from polyfed.reporting.curves import main_metric
+from polyfed.reporting.tables import TextTable, figure
+from polyfed.runs.records import SERVER, RunRecords
+
+_CONFIDENCE = 0.95
+_FEWEST = 3  # seeds below which a difference is no claim
+_Figures = Mapping[int, Mapping[str, float]]  # seed -> figure -> value
+
+
+@dataclass(frozen=True)
+class PairedDifference:
+    """One figure of a configuration minus that of the reference, seed by seed.
+
+    Attributes:
+        comparison: the configuration.
+        reference: what it is compared with.
+        figure: what is compared.
+        by_seed: seed -> difference, of the seeds that both have a finite value for; at least one.
+    """
+
+    comparison: Comparison
+    reference: Comparison
+    figure: str
+    by_seed: Mapping[int, float]
+
+    @property
+    def mean(self) -> float:
+        """Mean difference."""
+        return fmean(self.by_seed.values())
+
+    @property
+    def std(self) -> float:
+        """Sample standard deviation of the differences; NaN of a single one."""
+        return stdev(self.by_seed.values()) if len(self.by_seed) > 1 else math.nan
+
+    @property
+    def interval(self) -> tuple[float, float]:
+        """95 % confidence interval of the mean: mean -+ t(n - 1, 0.975) std / sqrt(n); NaN of a single difference."""
+        from scipy.stats import t
+
+        seeds = len(self.by_seed)
+        factor = float(t.ppf((1 + _CONFIDENCE) / 2, seeds - 1)) if seeds > 1 else math.nan
+        reach = factor * self.std / math.sqrt(seeds)
+        return self.mean - reach, self.mean + reach
+
+    @property
+    def smallest(self) -> float:
+        """The lowest difference."""
+        return min(self.by_seed.values())
+
+    def to_json(self) -> dict[str, Any]:
+        """Figures by name; those that a single seed does not have are null."""
+        known = not math.isnan(self.std)
+        return {
+            "figure": self.figure,
+            "against": self.reference.label,
+            "seeds": sorted(self.by_seed),
+            "mean": self.mean,
+            "std": self.std if known else None,
+            "interval_95": list(self.interval) if known else None,
+            "smallest": self.smallest,
+        }
+
+
+def paired_differences(
+    comparisons: Sequence[Comparison], metric: str | None = None, kind: str = "test", against: str | None = None
+) -> list[PairedDifference]:
+    """Each configuration against a reference, for the server and each group of clients, where they share seeds.
+
+    The server's figure is that of the round which validation selects, if all runs that have it were validated, else the
+    final one; a group's is the mean of its clients' last values. Of two runs with one seed the later given counts.
+
+    Args:
+        comparisons: configurations, as ``compare`` gives them.
+        metric: as there.
+        kind: as there.
+        against: name of the reference or of one of its runs; None: the first configuration.
+
+    Raises:
+        ConfigError: no configuration has this name.
+    """
+    if not comparisons:
+        return []
+    reference = _named(comparisons, against)
+    judged = [run for item in comparisons for run in item.runs if run.metric_names(SERVER, kind)]
+    selects = all(run.metric_names(SERVER, "validation") for run in judged)
+
+    def figures(item: Comparison) -> _Figures:
+        seeds = [(run, run.config.get("run", {}).get("seed")) for run in item.runs]
+        return {seed: _figures_of(run, metric, kind, selects) for run, seed in seeds if seed is not None}
+
+    others = [item for item in comparisons if item is not reference]
+    return [
+        PairedDifference(item, reference, name, differences)
+        for item in others
+        for name, differences in _differences(figures(item), figures(reference)).items()
+    ]
+
+
+def _named(comparisons: Sequence[Comparison], name: str | None) -> Comparison:
+    if name is None:
+        return comparisons[0]
+    named = [item for item in comparisons if any(name in (run.name, str(run.folder)) for run in item.runs)]
+    if not named:
+        names = [run.name for item in comparisons for run in item.runs]
+        raise ConfigError(f"--against {name}: no such run here; {nearest(name, names)}")
+    if len(named) > 1:
+        raise ConfigError(f"--against {name}: {len(named)} configurations have a run called so; give its folder")
+    return named[0]
+
+
+def _figures_of(run: RunRecords, metric: str | None, kind: str, selects: bool) -> dict[str, float]:
+    """What runs are compared by -> value."""
+    server = metric or main_metric(run, [SERVER], kind)
+    series = run.series(SERVER, server, kind)
+    chosen = run.best(SERVER, main_metric(run, [SERVER], "validation"), "validation") if selects else None
+    at = chosen[0] if chosen else max(series, default=0)
+    figures = {f"server {server}, {'selected by validation' if selects else 'final'}": series.get(at, math.nan)}
+    for group, clients in run.groups.items():
+        spread = client_spread(run, group, metric or main_metric(run, clients, kind), kind)
+        figures[f"{group} {spread.metric}, final"] = spread.mean
+    return {name: value for name, value in figures.items() if math.isfinite(value)}
+
+
+def _differences(own: _Figures, other: _Figures) -> dict[str, dict[int, float]]:
+    """Figure -> seed -> difference, of figures and seeds that both have."""
+    differences: dict[str, dict[int, float]] = {}
+    for seed in [seed for seed in own if seed in other]:
+        for name in [name for name in own[seed] if name in other[seed]]:
+            differences.setdefault(name, {})[seed] = own[seed][name] - other[seed][name]
+    return differences
+
+
+def paired_table(differences: Sequence[PairedDifference], comparisons: Sequence[Comparison]) -> TextTable:
+    """The differences as a table, one row a configuration and figure."""
+    against = differences[0].reference.label if differences else ""
+    body = [_row(item) for item in differences]
+    return TextTable(
+        f"Paired differences against {against}",
+        ("run: figure", "seeds", "mean", "std", "95 % interval", "smallest"),
+        body,
+        tuple(_notes(differences, comparisons)),
+    )
+
+
+def _row(item: PairedDifference) -> tuple[str, ...]:
+    low, high = item.interval
+    interval = "-" if math.isnan(low) else f"{low:+.2f} to {high:+.2f}"
+    ends = f"{item.mean:+.2f}", figure(item.std), interval, f"{item.smallest:+.2f}"
+    return f"{item.comparison.label}: {item.figure}", str(len(item.by_seed)), *ends
+
+
+def _notes(differences: Sequence[PairedDifference], comparisons: Sequence[Comparison]) -> Iterator[str]:
+    yield (
+        "Run minus reference with the same seed; interval: Student's t over these differences; smallest: the lowest; "
+        "final: after the last round."
+    )
+    shown = {id(part) for item in differences for part in (item.comparison, item.reference)}
+    if apart := [item.label for item in comparisons if id(item) not in shown]:
+        yield f"No seed, or no figure, in common with the reference: {', '.join(apart)}."
+    fewest = min((len(item.by_seed) for item in differences), default=_FEWEST)
+    if fewest < 2:
+        yield "One common seed has no spread and no interval: at least two are needed."
+    if fewest < _FEWEST:
+        yield f"Differences over fewer than {_FEWEST} seeds are no claim."

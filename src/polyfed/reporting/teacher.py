@@ -1,0 +1,62 @@
+"""What the instruments of a run say: whether the clients' ensemble is a teacher that the server can learn from."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from statistics import fmean
+
+from polyfed.reporting.tables import TextTable, figure
+from polyfed.runs.records import SERVER, RunRecords
+
+_KINDS, _HELD_OUT = ("teacher.", "student."), "teacher.gallery"
+_NORMS, _DISTANCES = "mean_norm.", "kd_distance_"
+_LOOSE = 0.5  # mean norm below which unit vectors of several clients agree on little
+
+
+def teacher_table(records: RunRecords) -> TextTable:
+    """Quality of the ensemble beside the server's own, norms of the raw mean, and distances: first and last round."""
+    names = [name for name in records.metric_names(SERVER, "train") if name.startswith((*_KINDS, _NORMS, _DISTANCES))]
+    clients = set(records.clients)
+    shown = sorted(name for name in names if name.rpartition(".")[2] not in clients and name != _HELD_OUT)
+    rows = []
+    for name in shown:
+        values = list(records.series(SERVER, name, "train").values())
+        rows.append((_label(name), figure(values[0]), figure(values[-1])))
+    return TextTable("What the clients teach the server", ("", "first", "last"), rows, tuple(_sentences(records)))
+
+
+def _label(name: str) -> str:
+    kind, _, rest = name.partition(".")
+    metric, _, output = rest.partition(".")
+    if name.startswith(_NORMS):
+        return f"norm of the clients' mean, {rest}"
+    if name.startswith(_DISTANCES):
+        return f"distance to the targets {kind.removeprefix(_DISTANCES)} distillation, {rest}"
+    if kind == "student":
+        return f"server: {metric}"
+    return f"ensemble: {metric}" + (f", its {output} beside the server's others" if output else "")
+
+
+def _sentences(records: RunRecords) -> Iterator[str]:
+    series = {name: records.series(SERVER, name, "train") for name in records.metric_names(SERVER, "train")}
+    metrics = {name: list(values.values())[-1] for name, values in series.items() if values}
+    for name, server in metrics.items():
+        ensemble = metrics.get(name.replace("student.", "teacher.", 1))
+        if name.startswith("student.") and ensemble is not None:
+            yield _ranking(name.partition(".")[2], ensemble, server, metrics[_HELD_OUT])
+    norms = [value for name, value in metrics.items() if name.startswith(_NORMS)]
+    if norms and fmean(norms) < _LOOSE:
+        yield (
+            f"The clients' mean has norm {figure(fmean(norms))}, where 1 would be agreement: their spaces are not "
+            "aligned; see algorithm.alignment and kd_loss similarity."
+        )
+
+
+def _ranking(metric: str, ensemble: float, server: float, held_out: float) -> str:
+    where = f"{held_out:.0f} held-out samples" if held_out else "public pairs that the server trains on itself"
+    figures = f"{metric} {figure(ensemble)} against {figure(server)} on {where}"
+    if ensemble > server:
+        return f"The ensemble ranks better than the server ({figures}): there is much to learn."
+    if held_out:
+        return f"The ensemble ranks worse than the server ({figures}): it teaches nothing."
+    return f"The ensemble ranks worse than the server ({figures}); set public.gallery to compare them on others."

@@ -1,0 +1,185 @@
+"""Twins: an experiment without its clients, or without their private data, to tell what a federation brings."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, PositiveFloat, PositiveInt
+
+from polyfed.algorithms.algorithm import Algorithm
+from polyfed.algorithms.local import LocalOnly
+from polyfed.core.effects import Only
+from polyfed.core.errors import ConfigError
+from polyfed.core.settings import Settings
+from polyfed.wire.schema import steps_of
+
+log = logging.getLogger(__name__)
+
+_MEANING = {
+    "server-only": "the server alone on the public set",
+    "no-private": "clients hold public data only",
+    "local": "every client alone",
+    "pooled": "the server alone on the public set and what clients hold of its source",
+}
+_ALONE = Only(kind={"server-only", "pooled"})
+_Content = dict[str, Any]
+
+
+class TwinSettings(Settings):
+    """Which twin of the experiment is run in its place."""
+
+    kind: Literal["server-only", "no-private", "local", "pooled"] = Field(
+        description="the server alone on the public set; clients that hold public data only; every client alone; the "
+        "server alone on the public set and all that clients hold of its source"
+    )
+    rates: Annotated[tuple[PositiveFloat, ...], _ALONE] = Field(
+        default=(0.5, 1, 2, 4, 8), min_length=1, description="factors of server.training.optimizer.lr to choose from"
+    )
+    passes: Annotated[tuple[PositiveInt, ...], _ALONE] = Field(
+        default=(1, 2, 4), min_length=1, description="factors of the method's passes over P a round to choose from"
+    )
+    of: str = Field(default="", description="name of the experiment; not to be given, a twin that is made says it")
+    tuned: dict[str, int | float] | None = Field(
+        default=None, description="settings that validation has chosen -> what the method has; not to be given"
+    )
+
+    @property
+    def is_to_be_tuned(self) -> bool:
+        """Whether rate and passes are still those of the method, which are not those of a server alone."""
+        return self.kind in ("server-only", "pooled") and self.tuned is None
+
+
+def twin_content(content: Mapping[str, Any], algorithm: Algorithm) -> _Content:
+    """An experiment's resolved settings, with ``twin``, as those of the twin.
+
+    Raises:
+        ConfigError: the experiment has no such twin; the message says which it has.
+    """
+    name, kind = content["name"], content["twin"]["kind"]
+    obstacles = _obstacles(content, algorithm)
+    if obstacles[kind]:
+        others = ", ".join(other for other, obstacle in obstacles.items() if not obstacle)
+        raise ConfigError(f"twin.kind is {kind}, but {obstacles[kind]}; twins of '{name}': {others or 'none'}")
+    changes = {
+        "name": f"{name}-{kind}",
+        "description": f"{kind} twin of {name}: {_MEANING[kind]}",
+        "twin": {**content["twin"], "of": name},
+    }
+    if kind == "no-private":
+        changes |= _without_private_data(content)
+    elif kind == "local":
+        changes |= _every_client_alone(content["run"], algorithm)
+    else:
+        changes |= _server_alone(content["run"], algorithm)
+    if kind == "pooled":
+        changes["public"] = {**content["public"], "items": _pooled_items(content), "per_item": None}
+    return {**content, **changes}
+
+
+def _obstacles(content: Mapping[str, Any], algorithm: Algorithm) -> dict[str, str]:
+    """Kind -> what keeps the experiment from having that twin; empty if nothing does."""
+    alone = _first_of(
+        (not content["server"], "there is no server model"),
+        (not content["public"], "there is no public set"),
+        (
+            not (content["server"] or {}).get("validation_split"),
+            "server.validation_split is null, and tuning needs validation",
+        ),
+    )
+    public = content["public"] or {"source": "", "split": "", "items": 0}
+    source = public["source"]
+    return {
+        "server-only": alone,
+        "no-private": _first_of(
+            (not source, "there is no public set"),
+            (not _groups_of(source, content), f"no group has the source '{source}' of P"),
+        ),
+        "local": _first_of((not algorithm.asks_clients, f"algorithm '{algorithm.component_name()}' asks no clients")),
+        "pooled": alone
+        or _first_of(
+            (public["items"] is None, "public.items is null: all that there is is public"),
+            (not _held(content, public), f"no client holds private items of '{source}'"),
+        ),
+    }
+
+
+def _first_of(*obstacles: tuple[bool, str]) -> str:
+    return next((obstacle for is_there, obstacle in obstacles if is_there), "")
+
+
+# ---- the server alone
+
+
+def _server_alone(run: _Content, algorithm: Algorithm) -> _Content:
+    """Nobody is asked, so nobody need be there, and no engine started."""
+    run = {**run, "evaluate_clients": False, "engine": "local", "sampling": {}, "phases": {}}
+    return {"clients": {}, "algorithm": {"name": "server_only", "server_epochs": _server_passes(algorithm)}, "run": run}
+
+
+def _server_passes(algorithm: Algorithm) -> int:
+    """Passes over P in which the method's server trains a round, be it for its task or to distil; at least one."""
+    if not algorithm.needs_public:
+        return 1
+    task = 0 if getattr(algorithm, "kd_joint", False) else getattr(algorithm, "server_epochs", 0)
+    return max(1, task + getattr(algorithm, "kd_epochs", 0))
+
+
+def _pooled_items(content: Mapping[str, Any]) -> int | None:
+    """As many items as are public or held; a larger draw of P has the smaller one in it. None: the whole split."""
+    held = _held(content, content["public"])
+    return None if None in held else content["public"]["items"] + sum(count for count in held if count is not None)
+
+
+def _held(content: Mapping[str, Any], public: Mapping[str, Any]) -> list[int | None]:
+    """How many private items each group has of the split that P is drawn from, None for all; other groups are not in
+    the list."""
+    origin = public["source"], public["split"]
+    parts = [part for group in content["clients"].values() for part in (group, group["also"]) if part]
+    return [part["items"] for part in parts if (part["source"], part["split"]) == origin and part["items"] != "public"]
+
+
+# ---- clients
+
+
+def _groups_of(source: str, content: Mapping[str, Any]) -> dict[str, _Content]:
+    return {name: group for name, group in content["clients"].items() if group["source"] == source}
+
+
+def _without_private_data(content: Mapping[str, Any]) -> _Content:
+    public, groups = content["public"], _groups_of(content["public"]["source"], content)
+    if left_out := [name for name in content["clients"] if name not in groups]:
+        message = "twin no-private: %s left out, as the public set has nothing of their sources"
+        log.warning(message, ", ".join(left_out))
+    held = {"split": public["split"], "items": "public", "also": None}
+    clients = {name: {**group, **held} for name, group in groups.items()}
+    return {"clients": clients, "run": _asking(clients, content["run"])}
+
+
+def _asking(clients: _Content, run: _Content) -> _Content:
+    """Cohorts and quorums of no more clients than there are."""
+    there = sum(group["count"] for group in clients.values())
+
+    def capped(number: Any) -> Any:
+        return min(number, there) if isinstance(number, int) else number
+
+    cohort = run["sampling"]["cohort"]
+    if isinstance(cohort, dict):
+        cohort = {name: share for name, share in cohort.items() if name in clients}
+    phases = {name: {**phase, "min_clients": capped(phase["min_clients"])} for name, phase in run["phases"].items()}
+    sampling = {**run["sampling"], "cohort": capped(cohort)}
+    return {**run, "sampling": sampling, "min_clients": capped(run["min_clients"]), "phases": phases}
+
+
+def _every_client_alone(run: _Content, algorithm: Algorithm) -> _Content:
+    """As much training a round as with the method, in all its stages; nobody has use for a server's model."""
+    steps = getattr(algorithm, "local_steps", None)
+    training = (
+        {"local_epochs": getattr(algorithm, "local_epochs", 1)}
+        if steps is None
+        else {"local_steps": steps + getattr(algorithm, "robust_steps", 0)}
+    )
+    phases = {name: phase for name, phase in run["phases"].items() if name in steps_of(LocalOnly())}
+    run = {**run, "evaluate_clients": run["evaluate_clients"] or True, "phases": phases}
+    return {"server": None, "algorithm": {"name": "local", **training}, "run": run}

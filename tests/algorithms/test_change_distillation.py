@@ -1,0 +1,378 @@
+"""Change distillation: targets by hand, what cancels, who counts, hostile rows, refusals, and that a server gains."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from by_hand import play, unit
+from fixed_features import frozen_bag, latent, linear, projection
+from polyfed.algorithms.change_distillation import ChangeDistillation
+from polyfed.core.errors import ConfigError, ExchangeError
+from polyfed.federation.participant import Participant
+from polyfed.runs.session import Session
+from polyfed.wire.ledger import Ledger
+from polyfed.wire.messages import Answer, Request
+from polyfed.wire.payload import Payload, Representations
+from sessions import metrics, prepared, request, round_records, site_of, woken
+from small_federations import Config
+
+Rows = dict[str, Tensor]
+Replies = dict[str, Rows]
+CLIENTS = ("paired-0", "paired-1", "text")
+
+
+def session_of(folder: Path, config: Config | None = None, **settings: Any) -> Session:
+    return prepared(config or linear(**settings), folder)
+
+
+def method_of(session: Session) -> ChangeDistillation:
+    algorithm = session.experiment.algorithm
+    assert isinstance(algorithm, ChangeDistillation)
+    return algorithm
+
+
+def targets_of(session: Session) -> Rows:
+    """What the server is to learn, from the first round's replies."""
+    found = method_of(session).aggregate(session.server, session.cohort(1, Ledger()), own(session))
+    return {name: target.values for name, target in found.items()}
+
+
+def own(session: Session) -> Representations:
+    found = method_of(session).server_outputs(session.server)
+    assert isinstance(found, Representations)
+    return found
+
+
+def answering(
+    session: Session, monkeypatch: pytest.MonkeyPatch, change: Callable[[str, Rows], Mapping[str, Tensor]]
+) -> Replies:
+    """Replies by client as ``change`` makes them of those that clients give; filled while the session goes on."""
+    sent, carry = Replies(), session.engine.exchange
+
+    def exchange(requests: Sequence[Request], deadline: float | None) -> Iterator[Answer]:
+        for answer in carry(requests, deadline):
+            assert answer.payload is not None, answer.error
+            rows = answer.payload.fields["representations"]
+            sent[answer.client] = dict(change(answer.client, dict(rows)))
+            changed = Representations(sent[answer.client], order=rows.order)
+            yield Answer(answer.client, Payload(answer.payload.fields | {"representations": changed}))
+
+    monkeypatch.setattr(session.engine, "exchange", exchange)
+    return sent
+
+
+def per_sample(session: Session, rows: Rows) -> Rows:
+    """Rows of all samples: captions of a picture share its row."""
+    samples = session.server.public_set
+    return {name: values[torch.unique(samples.rows[name], return_inverse=True)[1]] for name, values in rows.items()}
+
+
+# ---- the formula
+
+
+def test_targets_are_the_servers_rows_and_eta_weighted_mean_changes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """normalise(S + eta sum_c n_c change_c / sum_c n_c), over the clients that have the modality, row by row."""
+    config = linear(eta=1.5, aggregation={"name": "count"})
+    config["clients"]["paired"]["partition"] = {"name": "quantity", "min_size": 3}
+    session = session_of(tmp_path, config)
+    examples = {client.id: client.samples for client in session.server.clients}
+    assert examples["paired-0"] != examples["paired-1"]
+    invented = {name: 0.3 * unit(20, 8, seed=k) for k, name in enumerate(CLIENTS)}
+    sent = answering(session, monkeypatch, lambda name, rows: {k: invented[name][: len(v)] for k, v in rows.items()})
+    known, found = own(session), targets_of(session)
+    changes = {client: per_sample(session, rows) for client, rows in sent.items()}
+    assert {name: list(rows) for name, rows in sent.items()}["text"] == ["text"]
+    for modality, values in found.items():
+        for k, row in enumerate(known[modality].double()):
+            senders = [name for name in CLIENTS if modality in changes[name]]
+            total = sum(examples[name] for name in senders)
+            mean = sum(examples[name] / total * changes[name][modality][k].double() for name in senders)
+            ahead = row + 1.5 * mean
+            torch.testing.assert_close(values[k].double(), ahead / ahead.norm(), atol=1e-6, rtol=1e-5)
+
+
+@pytest.mark.parametrize("targets", ["change", "absolute"])
+def test_a_change_cancels_the_bias_of_a_client(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, targets: str) -> None:
+    """Two clients say S + b_c before, and S + b_c + d_c after. Changes know nothing of b_c, absolute rows do."""
+    config = linear(targets=targets)
+    del config["clients"]["text"]
+    session = session_of(tmp_path, config)
+    known, inner, said = own(session), ChangeDistillation.outputs_of, list[str]()
+    bias = {"paired-0": 0.4 * unit(1, 8, seed=1), "paired-1": 0.2 * unit(1, 8, seed=2)}
+    drift = {"paired-0": 0.1 * unit(1, 8, seed=3), "paired-1": 0.3 * unit(1, 8, seed=4)}
+
+    def outputs_of(method: ChangeDistillation, participant: Participant) -> Rows:
+        if participant.name == "server":
+            return inner(method, participant)
+        said.append(participant.name)
+        after = targets == "absolute" or said.count(participant.name) == 2
+        shift = bias[participant.name] + after * drift[participant.name]
+        return {name: rows + shift for name, rows in known.items()}
+
+    monkeypatch.setattr(ChangeDistillation, "outputs_of", outputs_of)
+    monkeypatch.setattr(Participant, "fit", lambda *given, **settings: 0)
+    sent = answering(session, monkeypatch, lambda name, rows: rows)
+    found = targets_of(session)
+    for name, values in found.items():
+        if targets == "change":
+            for client, rows in sent.items():
+                torch.testing.assert_close(rows[name], drift[client].expand_as(rows[name]), atol=1e-6, rtol=0)
+            ahead = known[name] + 2 * (drift["paired-0"] + drift["paired-1"]) / 2
+        else:
+            rows = [known[name] + bias[client] + drift[client] for client in bias]
+            norms = [values_of.norm(dim=1, keepdim=True) for values_of in rows]
+            ahead = sum(torch.where(norm > 1.01, row / norm, row) for row, norm in zip(rows, norms, strict=True))
+        torch.testing.assert_close(values, F.normalize(ahead, dim=1), atol=1e-6, rtol=0)
+
+
+def test_a_change_is_what_training_made_of_the_digest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Clients train alike in both forms; what they send differs by what they represented before."""
+    replies: dict[str, Replies] = {}
+    for targets in ("change", "absolute"):
+        session = session_of(tmp_path / targets, targets=targets)
+        with monkeypatch.context() as patch:
+            replies[targets] = answering(session, patch, lambda name, rows: rows)
+            found = targets_of(session)
+    known = session.server.represent(session.server.public_set)
+    client = woken(session, "paired-0")
+    method_of(session).take_in(client, known)
+    before = client.represent(client.public_set)
+    for name in known:
+        packed = per_sample(session, replies["absolute"]["paired-0"])[name]
+        change = per_sample(session, replies["change"]["paired-0"])[name]
+        torch.testing.assert_close(packed - change, before[name], atol=1e-6, rtol=0)
+        assert float(change.norm(dim=1).min()) > 1e-3
+    mean = sum(per_sample(session, replies["absolute"][name])["text"] for name in CLIENTS) / 3
+    torch.testing.assert_close(found["text"], F.normalize(mean, dim=1), atol=1e-6, rtol=0)
+
+
+# ---- who changes nothing
+
+
+def idle(session: Session, *names: str) -> None:
+    """Leave clients without private data."""
+    for name in names:
+        data = site_of(session)._data_of(session.federation.members[name])
+        data.train = data.train.subset(torch.arange(0))
+
+
+def test_a_client_without_private_data_changes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    session = session_of(tmp_path)
+    idle(session, *CLIENTS)
+    sent = answering(session, monkeypatch, lambda name, rows: rows)
+    found, known = targets_of(session), own(session)
+    assert set(sent) == set(CLIENTS)
+    assert not any(bool(rows.any()) for replies in sent.values() for rows in replies.values())
+    for name, values in found.items():
+        torch.testing.assert_close(values, known[name], atol=1e-6, rtol=0)
+
+
+def test_an_idle_client_halves_the_change_of_the_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    session = session_of(tmp_path)
+    idle(session, "paired-1")
+    sent = answering(session, monkeypatch, lambda name, rows: rows)
+    found, known = targets_of(session), own(session)
+    changes = per_sample(session, sent["paired-0"])["image"]
+    torch.testing.assert_close(found["image"], F.normalize(known["image"] + changes, dim=1), atol=1e-6, rtol=0)
+
+
+def test_in_the_warm_up_nobody_is_asked_and_the_server_trains(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    session = session_of(tmp_path, warmup_rounds=2)
+    asked, carry = list[int](), session.engine.exchange
+
+    def exchange(requests: Sequence[Request], deadline: float | None) -> Iterator[Answer]:
+        asked.extend(one.round for one in requests)
+        yield from carry(requests, deadline)
+
+    monkeypatch.setattr(session.engine, "exchange", exchange)
+    for number in (1, 2, 3):
+        before = {name: value.clone() for name, value in session.server.model.state_dict().items()}
+        play(session, number, number)
+        assert asked == ([3] * 3 if number == 3 else [])
+        learnt = session.server.model.state_dict()
+        assert not torch.equal(learnt["encoders.text.project.1.weight"], before["encoders.text.project.1.weight"])
+        assert ("kd_distance_after.text" in metrics(session)) == (number == 3)
+
+
+# ---- who counts
+
+
+def test_groups_that_do_not_count_train_all_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    session = session_of(tmp_path, counted_groups=["paired"])
+    sent = answering(session, monkeypatch, lambda name, rows: rows)
+    found, known = targets_of(session), own(session)
+    assert bool(sent["text"]["text"].any())
+    assert set(session.cohorts.accepted) == set(CLIENTS)
+    assert metrics(session)["senders.text"] == 3
+    weights, senders = session.server.arrays["weights.text"]
+    assert weights[senders.index("text")].eq(0).all()
+    changes = [per_sample(session, sent[name])["text"] for name in ("paired-0", "paired-1")]
+    torch.testing.assert_close(found["text"], F.normalize(known["text"] + sum(changes), dim=1), atol=1e-6, rtol=0)
+
+
+def test_where_only_others_sent_there_is_nothing_to_learn(tmp_path: Path) -> None:
+    config = linear(counted_groups=["text"])
+    session = session_of(tmp_path, config)
+    play(session, 1, 1)
+    found = metrics(session)
+    assert found["kd_distance_before.image"] == found["kd_distance_after.image"] == 0
+    assert found["kd_distance_before.text"] > 0
+
+
+def test_clients_of_a_modality_that_the_server_lacks_train_and_send_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = linear()
+    encoders = {"image": config["server"]["model"]["encoders"]["image"]}
+    config["server"] |= {
+        "model": {"dim": 8, "encoders": encoders},
+        "task": {"name": "classification", "target": "label"},
+    }
+    session = session_of(tmp_path, config)
+    sent = answering(session, monkeypatch, lambda name, rows: rows)
+    assert set(targets_of(session)) == {"image"}
+    assert {name: list(rows) for name, rows in sent.items()} == {
+        "paired-0": ["image"],
+        "paired-1": ["image"],
+        "text": [],
+    }
+    assert set(session.cohorts.accepted) == set(CLIENTS)
+
+
+# ---- hostile rows
+
+
+def test_one_client_moves_targets_no_further_than_a_row_of_norm_two(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    session = session_of(tmp_path)
+
+    def shouted(name: str, rows: Rows) -> Rows:
+        return {key: 90 * unit(len(value), 8, seed=5) for key, value in rows.items()} if name == "paired-0" else rows
+
+    sent = answering(session, monkeypatch, shouted)
+    found, known = targets_of(session), own(session)
+    assert not [record for record in round_records(session) if record["kind"] == "event"]
+    honest = per_sample(session, sent["paired-1"])["image"]
+    loud = F.normalize(per_sample(session, sent["paired-0"])["image"], dim=1) * 2
+    expected = known["image"] + 2 * (honest + loud) / 2
+    torch.testing.assert_close(found["image"], F.normalize(expected, dim=1), atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize(
+    ("value", "why"), [(float("nan"), "NaN or infinite"), (float("inf"), "NaN or infinite"), (1e9, "the limit is")]
+)
+def test_rows_that_cannot_be_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, value: float, why: str
+) -> None:
+    session = session_of(tmp_path)
+
+    def broken(name: str, rows: Rows) -> Rows:
+        rows = {key: rows_of.clone() for key, rows_of in rows.items()}
+        if name == "paired-0":
+            rows["image"][1, 3] = value
+        return rows
+
+    sent = answering(session, monkeypatch, broken)
+    found, known = targets_of(session), own(session)
+    events = [record for record in round_records(session) if record["kind"] == "event"]
+    assert [(record["participant"], record["event"]) for record in events] == [("paired-0", "client_excluded")]
+    assert why in str(events[0])
+    only = F.normalize(known["image"] + 2 * per_sample(session, sent["paired-1"])["image"], dim=1)
+    torch.testing.assert_close(found["image"], only, atol=1e-6, rtol=0)
+
+
+def test_a_reply_with_a_row_a_pair_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ten pictures with two captions each have ten rows."""
+    session = session_of(tmp_path, only_paired())
+    answering(session, monkeypatch, lambda name, rows: rows | {"image": rows["image"].repeat(2, 1)})
+    with pytest.raises(ExchangeError, match=r"\[20, 8\], expected \[10, 8\]"):
+        targets_of(session)
+
+
+def only_paired(**settings: Any) -> Config:
+    config = linear(**settings)
+    del config["clients"]["text"]
+    return config
+
+
+# ---- refusals
+
+
+def test_a_closed_form_is_refused_where_a_tower_is_not_linear(tmp_path: Path) -> None:
+    config = only_paired(digest="closed_form")
+    hidden = {"dim": 8, "encoders": {"image": projection(hidden=6), "text": frozen_bag()}}
+    config["clients"]["paired"]["models"] = [hidden]
+    session = session_of(tmp_path, config)
+    sent = method_of(session).to_wire(session.server, own(session), session.server.public_order)
+    with pytest.raises(ConfigError) as caught:
+        site_of(session).handle(request("paired-0", Payload({"representations": sent})))
+    message = str(caught.value)
+    assert "the 'image' encoder of 'paired-0' trains more than one linear layer" in message
+    assert "set algorithm.digest=auto" in message
+    with pytest.raises(ExchangeError, match="'image' encoder of 'paired-0'"):
+        play(session, 1, 1)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"kd_loss": "kl"}, "algorithm.kd_loss is kl, which compares class scores"),
+        ({"digest_loss": "kl"}, "algorithm.digest_loss is kl, which compares class scores"),
+        ({"counted_groups": ["paird"]}, "algorithm.counted_groups: no clients are called 'paird'.*paired"),
+        ({"counted_groups": []}, "at least 1 item"),
+        ({"kd_epochs": 0}, "algorithm.kd_epochs is 0, but with kd_joint the server trains in its passes alone"),
+        ({"digest_penalty": 0}, "greater than or equal to 0.000001"),
+        ({"targets": "absolute", "eta": 1.0}, "eta has no effect with targets: absolute"),
+        ({"kd_loss": "similarity", "eta": 1.0}, "eta has no effect with kd_loss: similarity"),
+        ({"alignment": "procrustes"}, "alignment has no effect with targets: change"),
+        ({"renormalise_target": False}, "renormalise_target has no effect with targets: change"),
+        ({"digest": "closed_form", "digest_epochs": 2}, "digest_epochs has no effect with digest: closed_form"),
+        ({"digest": "gradient", "digest_penalty": 0.5}, "digest_penalty has no effect with digest: gradient"),
+    ],
+)
+def test_settings_without_sense_are_refused(tmp_path: Path, settings: Config, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        session_of(tmp_path, **settings)
+
+
+# ---- it serves
+
+
+def recalls(folder: Path, config: Config, *idle_clients: str) -> float:
+    """R@1 sum of the server on 100 items after five rounds."""
+    session = prepared(config, folder)
+    idle(session, *idle_clients)
+    play(session, 1, 5)
+    return session.server.evaluate(session.server.test)["r1_sum"]
+
+
+GAINS = {"name": "change_distillation", "local_epochs": 3, "kd_epochs": 4, "warmup_rounds": 1}
+
+
+def test_a_server_gains_what_it_cannot_learn_alone(tmp_path: Path) -> None:
+    """Against a server alone with as many steps, at the best of the rates below."""
+    alone = recalls(tmp_path / "alone", latent(name="server_only", server_epochs=4))
+    assert recalls(tmp_path / "federated", latent(**GAINS)) > alone + 30
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", [1, 2])
+def test_the_gain_is_what_clients_know(tmp_path: Path, seed: int) -> None:
+    """No rate of the server alone comes near it, and where clients have no private data it is gone."""
+    alone = [
+        recalls(tmp_path / str(rate), latent(seed, rate, name="server_only", server_epochs=4))
+        for rate in (0.005, 0.02, 0.08)
+    ]
+    assert max(alone) == alone[1]
+    assert recalls(tmp_path / "federated", latent(seed, **GAINS)) > max(alone) + 30
+    assert recalls(tmp_path / "idle", latent(seed, **GAINS), "paired-0", "paired-1") < max(alone) + 10

@@ -1,0 +1,257 @@
+"""Digests: ridge regression against numpy, which towers are linear, the optimum of real clients, steps by gradient."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from by_hand import unit
+from fixed_features import linear
+from polyfed.algorithms.change_distillation import ChangeDistillation
+from polyfed.algorithms.shared.digest import fit_by_gradient, fit_in_closed_form, only_layer, ridge
+from polyfed.data.view import DataContext, InputSpec
+from polyfed.federation.client import Client
+from polyfed.losses.distillation import DISTILLATIONS, Distillation
+from polyfed.models.aligner import AlignerSettings
+from polyfed.models.encoder import Encoder
+from polyfed.models.encoders.bag import Bag
+from polyfed.models.encoders.projection import FeatureProjection
+from polyfed.models.encoders.resnet import ResNet
+from polyfed.models.model import Model
+from polyfed.runs.session import Session
+from sessions import prepared, woken
+from small_federations import three_kinds, training
+
+TEXTS = InputSpec((12,), ("<pad>", "<unk>", *(f"w{i}" for i in range(20))), pad=0)
+CONTEXT = DataContext(Path("unused"))
+PAIRED = {"image": 20, "text": 20}
+"""Modality -> public samples of ``linear``."""
+
+
+# ---- ridge
+
+
+def normal_equations(x: Tensor, z: Tensor, penalty: float) -> tuple[np.ndarray, np.ndarray]:
+    """Over [X 1], with a penalty on all but the last row of the solution."""
+    one = np.concatenate([x.double().numpy(), np.ones((len(x), 1))], axis=1)
+    weight = penalty * len(x) * x.double().numpy().var(0).mean()
+    gram = one.T @ one + weight * np.diag([*np.ones(x.shape[1]), 0.0])
+    solved = np.linalg.solve(gram, one.T @ z.double().numpy())
+    return solved[:-1], solved[-1]
+
+
+@pytest.mark.parametrize("penalty", [1e-6, 0.01, 3.0])
+@pytest.mark.parametrize(("samples", "features"), [(40, 5), (6, 9)])  # also with more features than samples
+def test_ridge_solves_the_normal_equations(samples: int, features: int, penalty: float) -> None:
+    stream = torch.Generator().manual_seed(samples)
+    x = torch.randn(samples, features, generator=stream) * torch.logspace(-1, 1, features) + 7
+    z = torch.randn(samples, 3, generator=stream) - 2
+    weight, intercept = ridge(x, z, penalty)
+    expected = normal_equations(x, z, penalty)
+    np.testing.assert_allclose(weight.numpy(), expected[0], rtol=2e-4, atol=2e-6)
+    np.testing.assert_allclose(intercept.numpy(), expected[1], rtol=2e-4, atol=2e-5)
+
+
+def test_the_penalty_is_relative_and_the_intercept_free() -> None:
+    x, z = torch.randn(30, 4, generator=torch.Generator().manual_seed(1)), unit(30, 3)
+    weight, intercept = ridge(x, z, 0.5)
+    scaled, same = ridge(100 * x, z, 0.5)
+    torch.testing.assert_close(100 * scaled, weight, atol=1e-5, rtol=1e-4)
+    torch.testing.assert_close(same, intercept, atol=1e-5, rtol=1e-4)
+    shifted, moved = ridge(x + 3, z + 5, 0.5)
+    torch.testing.assert_close(shifted, weight, atol=1e-5, rtol=1e-4)
+    torch.testing.assert_close(moved, intercept + 5 - 3 * weight.sum(0), atol=1e-4, rtol=1e-4)
+
+
+def test_inputs_without_variance_leave_the_mean() -> None:
+    z = unit(5, 3)
+    weight, intercept = ridge(torch.full((5, 4), 2.0), z, 0.01)
+    assert torch.equal(weight, torch.zeros(4, 3))
+    torch.testing.assert_close(intercept, z.mean(0))
+
+
+# ---- which towers are linear
+
+VECTORS, FROZEN, TRAINED = InputSpec((9,)), Bag(width=6, freeze_embedding=True), Bag(width=6)
+TOWERS: dict[str, tuple[Encoder, InputSpec, dict[str, Any], bool]] = {
+    "projection": (FeatureProjection(), VECTORS, {}, True),
+    "projection standardised over batches": (FeatureProjection(standardise="batch", dropout=0.5), VECTORS, {}, True),
+    "projection of positions": (FeatureProjection(), InputSpec((4, 9)), {}, True),
+    "projection with a hidden layer": (FeatureProjection(hidden=5), VECTORS, {}, False),
+    "projection with attention": (FeatureProjection(pie=True), InputSpec((4, 9)), {}, False),
+    "projection before a norm": (FeatureProjection(), VECTORS, {"final_norm": nn.LayerNorm(7)}, False),
+    "bag of frozen words": (FROZEN, TEXTS, {}, True),
+    "bag of words": (TRAINED, TEXTS, {}, False),
+    "bag of frozen words with a hidden layer": (Bag(width=6, freeze_embedding=True, hidden=5), TEXTS, {}, False),
+    "resnet": (ResNet(widths=(8, 12), depths=(1, 1)), InputSpec((3, 16, 16)), {}, False),
+}
+
+
+@pytest.mark.parametrize("name", TOWERS)
+def test_only_a_tower_that_trains_one_linear_layer_is_linear(name: str) -> None:
+    encoder, spec, more, is_linear = TOWERS[name]
+    model = Model({"a": encoder.build(7, spec, CONTEXT)}, {}, 7, **more)
+    layer = only_layer(model, "a")
+    assert (layer is not None) == is_linear
+    if layer is not None:
+        assert layer.out_features == 7
+        assert {id(value) for value in model.parameters() if value.requires_grad} == set(map(id, layer.parameters()))
+
+
+def test_an_aligned_tower_is_not_linear_and_a_layer_without_bias_has_no_intercept() -> None:
+    aligned = AlignerSettings(hidden=5).around(FROZEN.build(7, TEXTS, CONTEXT), "text", 7)
+    assert only_layer(Model({"text": aligned}, {}, 7), "text") is None
+    assert only_layer(Model({"a": nn.Sequential(nn.Linear(4, 7))}, {}, 7), "a") is not None
+    assert only_layer(Model({"a": nn.Sequential(nn.Linear(4, 7, bias=False))}, {}, 7), "a") is None
+
+
+# ---- real clients
+
+
+def session_of(folder: Path, **settings: Any) -> Session:
+    config = linear(**settings)
+    config["public"] |= {"unpaired": {"image": 6}}
+    return prepared(config, folder)
+
+
+def method_of(session: Session) -> ChangeDistillation:
+    algorithm = session.experiment.algorithm
+    assert isinstance(algorithm, ChangeDistillation)
+    return algorithm
+
+
+def goals_of(seed: int = 3) -> dict[str, Tensor]:
+    return {"image": unit(20, 8, seed=seed), "text": unit(20, 8, seed=seed + 1), "unpaired/image": unit(6, 8, seed=9)}
+
+
+def features_of(client: Client, modality: str) -> Tensor:
+    """What the last layer gets of all samples that have goals, by hand."""
+    samples = {"": client.public_set} | {name: part for name, part in client.parts.items() if modality in name}
+    found = []
+    for part in samples.values():
+        x = part.batch(torch.arange(len(part)), modalities=[modality]).inputs[modality]
+        if modality == "image":  # one layer norm a sample, without affine
+            found.append((x - x.mean(1, keepdim=True)) / (x.var(1, unbiased=False, keepdim=True) + 1e-5).sqrt())
+        else:
+            table = client.model.encoders["text"].embedding.weight.detach()
+            found.append(torch.stack([table[row[row != 0]].mean(0) if (row != 0).any() else 0 * table[0] for row in x]))
+    return torch.cat(found)
+
+
+@pytest.mark.parametrize("modality", ["image", "text"])
+def test_the_closed_form_is_the_least_squares_optimum_of_a_real_tower(tmp_path: Path, modality: str) -> None:
+    """A small penalty and more samples than features: what is reached is what lstsq reaches."""
+    session = session_of(tmp_path, digest_penalty=1e-6)
+    client, goals = woken(session, "paired-1"), goals_of()  # 20 features of pictures, 12 of words
+    x = features_of(client, modality)
+    goal = torch.cat([goals[name] for name in goals if modality in name])
+    assert len(x) == len(goal) > x.shape[1]
+    one = torch.cat([x, torch.ones(len(x), 1)], dim=1).double()
+    solution = torch.linalg.lstsq(one, goal.double(), driver="gelsd").solution
+    method_of(session).take_in(client, goals)
+    # in evaluation mode: with dropout there would have been other features and another optimum
+    parts = [client.public_set, *(part for name, part in client.parts.items() if modality in name)]
+    inputs = torch.cat([part.batch(torch.arange(len(part)), modalities=[modality]).inputs[modality] for part in parts])
+    reached = client.model.eval().embed(modality, inputs).detach().double()
+    torch.testing.assert_close(reached, one @ solution, atol=2e-3, rtol=1e-3)
+    best = (one @ solution - goal).square().sum()
+    torch.testing.assert_close((reached - goal).square().sum(), best, atol=1e-3, rtol=0)
+
+
+def test_the_closed_form_changes_nothing_but_the_layers_and_ignores_what_the_model_knew(tmp_path: Path) -> None:
+    session = session_of(tmp_path)
+    client = woken(session, "paired-0")
+    before = {name: value.clone() for name, value in client.model.state_dict().items()}
+    method_of(session).take_in(client, goals_of())
+    after = {name: value.clone() for name, value in client.model.state_dict().items()}
+    changed = {name for name, value in after.items() if not torch.equal(value, before[name])}
+    assert changed == {f"encoders.{name}.project.1.{part}" for name in PAIRED for part in ("weight", "bias")}
+    with torch.no_grad():
+        for name in changed:
+            client.model.state_dict()[name].add_(1.0)
+    client.model.train()
+    method_of(session).take_in(client, goals_of())
+    assert all(torch.equal(value, after[name]) for name, value in client.model.state_dict().items())
+
+
+def test_representing_and_training_have_their_own_modes_after_a_digest(tmp_path: Path) -> None:
+    session = session_of(tmp_path)
+    client, modes = woken(session, "paired-0"), list[bool]()
+    method_of(session).take_in(client, goals_of())
+    once = client.represent(client.public_set)
+    assert all(torch.equal(rows, once[name]) for name, rows in client.represent(client.public_set).items())
+    client.model.encoders["image"].register_forward_pre_hook(lambda module, given: modes.append(module.training))
+    client.fit(client.train, epochs=1)
+    assert modes
+    assert all(modes)  # with dropout
+
+
+def test_rows_of_zeros_are_no_goals(tmp_path: Path) -> None:
+    """They change nothing, whatever the others are; where there is no other, the layer stays as it is."""
+    session, goals = session_of(tmp_path), goals_of()
+    client = woken(session, "paired-0")
+    layer = only_layer(client.model, "image")
+    assert layer is not None
+    client.model.eval()
+    start = layer.weight.clone()
+    fit_in_closed_form(method_of(session), client, "image", layer, {n: 0 * v for n, v in goals.items()}, 0.01)
+    assert torch.equal(layer.weight, start)
+    goals["image"][5:] = 0
+    fit_in_closed_form(method_of(session), client, "image", layer, goals, 0.01)
+    x = features_of(client, "image")
+    wanted = torch.cat([torch.arange(5), torch.arange(20, 26)])
+    weight, intercept = ridge(x[wanted], torch.cat([goals["image"][:5], goals["unpaired/image"]]), 0.01)
+    torch.testing.assert_close(layer.weight, weight.T, atol=1e-4, rtol=1e-3)
+    torch.testing.assert_close(layer.bias, intercept, atol=1e-4, rtol=1e-3)
+
+
+# ---- by gradient
+
+
+@pytest.mark.parametrize("loss", ["cosine", "l2", "mse", "l1"])
+def test_a_digest_by_gradient_lowers_the_distance(tmp_path: Path, loss: Distillation) -> None:
+    """Of pairs and of captions without a picture."""
+    config = three_kinds(name="change_distillation")
+    config["public"]["unpaired"] = {"text": 3}
+    config["clients"]["paired"]["training"] = training("adam", 0.02, 12)
+    session = prepared(config, tmp_path)
+    client = woken(session, "paired-0")
+    goals = {"image": unit(16, 8), "text": unit(16, 8, seed=1), "unpaired/text": unit(6, 8, seed=2)}
+
+    def distances() -> dict[str, float]:
+        rows = method_of(session).outputs_of(client)
+        return {name: float(DISTILLATIONS[loss](rows[name], goals[name], None)) for name in goals}
+
+    before = distances()
+    fit_by_gradient(method_of(session), client, goals, 15, 4, loss)
+    after = distances()
+    assert all(after[name] < 0.9 * before[name] for name in goals), (before, after)
+
+
+def test_rows_without_a_goal_give_no_gradient_and_no_passes_change_nothing(tmp_path: Path) -> None:
+    """Other values in rows that are not asked for could not be told from zeros: their samples do not count at all."""
+    session = prepared(three_kinds(name="change_distillation"), tmp_path)
+    client = woken(session, "text")
+    before = {name: value.clone() for name, value in client.model.state_dict().items()}
+    fit_by_gradient(method_of(session), client, {"text": torch.zeros(16, 8)}, 3, 4, "cosine")
+    fit_by_gradient(method_of(session), client, {"text": unit(16, 8)}, 0, 4, "cosine")
+    assert all(torch.equal(value, before[name]) for name, value in client.model.state_dict().items())
+
+
+def test_towers_that_are_linear_are_solved_and_the_others_descend(tmp_path: Path) -> None:
+    """``auto``, on a client whose words are frozen and whose pictures are not: each modality in its own way."""
+    config = linear(digest_epochs=0)
+    paired = config["clients"]["paired"]
+    paired["models"] = [{"dim": 8, "encoders": config["server"]["model"]["encoders"]}]
+    session = prepared(config, tmp_path)
+    client = woken(session, "paired-0")
+    start = {name: value.clone() for name, value in client.model.state_dict().items()}
+    goals = {name: unit(20, 8, seed=k) for k, name in enumerate(PAIRED)}
+    method_of(session).take_in(client, goals)
+    changed = {name for name, value in client.model.state_dict().items() if not torch.equal(value, start[name])}
+    assert changed == {"encoders.text.project.1.weight", "encoders.text.project.1.bias"}

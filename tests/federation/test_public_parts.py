@@ -1,0 +1,389 @@
+"""Public items without a partner and a gallery: who holds them, what crosses, what is learnt of them, and refusals."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from by_hand import play, unit
+from misbehaving import contents, cut_short
+from polyfed.aggregation.ensemble import Ensembled
+from polyfed.algorithms.change_distillation import ChangeDistillation
+from polyfed.algorithms.shared.ensembles import Ensembles
+from polyfed.algorithms.shared.public_exchange import row_shares
+from polyfed.core.errors import ConfigError
+from polyfed.data.samples import Samples
+from polyfed.federation.data import PublicSet
+from polyfed.federation.population import Population
+from polyfed.federation.public_outputs import modality_of, packed, unpacked
+from polyfed.models.model import Model
+from polyfed.runs.experiment import Experiment
+from polyfed.runs.opened import Run
+from polyfed.runs.runner import resume_run, run_experiment
+from polyfed.runs.session import Session
+from polyfed.wire.ledger import Ledger
+from polyfed.wire.payload import Payload, Representations
+from polyfed.wire.transport import Transport
+from sessions import metrics, prepared, woken
+from small_federations import Config, one_classification, three_kinds
+
+PARTS: Config = {"unpaired": {"image": 5, "text": 3}, "gallery": 4}
+ROWS = {"image": 8, "text": 16, "unpaired/image": 5, "unpaired/text": 6, "gallery/image": 4, "gallery/text": 8}
+"""Output -> distinct inputs, of eight pictures with two captions each, and as many captions of other items."""
+EXCHANGES = {"local_epochs": 1, "warmup_rounds": 0}
+
+
+def config_of(public: Config | None = None, **algorithm: Any) -> Config:
+    config = three_kinds(**({"name": "change_distillation"} | (algorithm or EXCHANGES)))
+    config["data"]["sources"]["scenes"]["train"] = 40
+    config["public"] |= PARTS if public is None else public
+    return config
+
+
+def opened(public: Config | None = None) -> Population:
+    experiment = Experiment.parse(config_of(public))
+    return Population(experiment.data, experiment.public, experiment.server, experiment.clients, experiment.run.seed)
+
+
+def public_of(public: Config | None = None) -> PublicSet:
+    found = opened(public).public
+    assert found is not None
+    return found
+
+
+def drawn(public: PublicSet) -> dict[str, list[int]]:
+    views = {name: encoder.view for name, encoder in Experiment.parse(config_of()).server.model.encoders.items()}
+    pairs = public.samples(views).items.unique().tolist()
+    return {"pairs": pairs} | {name: part.items.unique().tolist() for name, part in public.parts(views).items()}
+
+
+# ---- who they are
+
+
+def test_pairs_are_the_same_whatever_there_is_beside_them() -> None:
+    alone = drawn(public_of({}))
+    assert list(alone) == ["pairs"]
+    for beside in (PARTS, {"gallery": 7}, {"unpaired": {"text": 2}}):
+        assert drawn(public_of(beside))["pairs"] == alone["pairs"]
+
+
+def test_parts_are_the_same_in_whatever_order_they_are_written() -> None:
+    turned = {"gallery": 4, "unpaired": dict(reversed(PARTS["unpaired"].items()))}
+    assert drawn(public_of(turned)) == drawn(public_of())
+    assert public_of(turned).order == public_of().order
+
+
+def test_parts_are_disjoint_from_each_other_and_from_what_anybody_holds(tmp_path: Path) -> None:
+    federation = opened()
+    assert federation.public is not None
+    parts = drawn(federation.public)
+    assert parts["gallery/image"] == parts.pop("gallery/text")
+    assert {name: len(items) for name, items in parts.items()} == {
+        "pairs": 8,
+        "unpaired/image": 5,
+        "unpaired/text": 3,
+        "gallery/image": 4,
+    }
+    everything = [item for items in parts.values() for item in items]
+    assert len(set(everything)) == len(everything) == 20
+    assert sorted(everything) == federation.public.all_items.tolist()
+    held = [item for name in ("paired-0", "paired-1") for item in federation.members[name].items.tolist()]
+    assert sorted(held + everything) == list(range(40))  # and everything else is held privately
+    ids = {federation.public.split.ids[item] for item in everything}
+    for split in ("validation", "test"):
+        assert not ids & set(federation.data.split("scenes", split).ids)
+
+
+def test_items_held_in_addition_are_pairs() -> None:
+    config = config_of()
+    config["clients"]["paired"]["also"] = "public"
+    experiment = Experiment.parse(config)
+    federation = Population(experiment.data, experiment.public, experiment.server, experiment.clients, 0)
+    assert federation.public is not None
+    also = [item for name in ("paired-0", "paired-1") for item in federation.members[name].also.tolist()]  # type: ignore[union-attr]
+    assert sorted(also) == federation.public.items.tolist()
+
+
+def test_without_a_number_pairs_are_what_the_parts_leave() -> None:
+    public = public_of(PARTS | {"items": None})
+    assert len(public.items) == 40 - 5 - 3 - 4
+    assert len(public.all_items) == 40
+
+
+@pytest.mark.parametrize(("modality", "more"), [("image", "unpaired/image"), ("text", "unpaired/text")])
+def test_views_learn_from_pairs_and_unpaired_items_of_their_modality_alone(modality: str, more: str) -> None:
+    public = public_of()
+    parts = drawn(public)
+    expected = sorted(parts["pairs"] + parts[more])
+    whole = public.split.modality(modality).values.to_pylist()
+    assert public.columns()[modality].values.to_pylist() == [whole[item] for item in expected]
+
+
+def test_the_digest_tells_parts_apart_and_is_the_old_one_without_them() -> None:
+    found = [public_of(parts).order for parts in (PARTS, {}, {"gallery": 5}, {"unpaired": {"image": 5}})]
+    found += [public_of(parts).order for parts in ({"gallery": 6}, {"unpaired": {"text": 5}})]
+    assert len(set(found)) == len(found)
+    assert public_of({"gallery": 0, "unpaired": {}}).order == found[1]
+    columns = {name: column.fingerprint for name, column in public_of({"gallery": 4}).columns().items()}
+    assert columns == {name: column.fingerprint for name, column in public_of({}).columns().items()}
+
+
+def test_every_participant_sees_the_parts_of_its_own_modalities(tmp_path: Path) -> None:
+    session = prepared(config_of(), tmp_path)
+    assert {name: len(part) for name, part in session.server.parts.items()} == {
+        "unpaired/image": 5,
+        "unpaired/text": 6,
+        "gallery/image": 8,  # a sample a caption, as among the pairs
+        "gallery/text": 8,
+    }
+    for name in ("image", "text"):
+        parts = woken(session, name).parts
+        assert list(parts) == [f"unpaired/{name}", f"gallery/{name}"]
+        for output, part in parts.items():
+            assert part.modalities == (name,)
+            assert torch.equal(part.items, session.server.parts[output].items)
+
+
+# ---- refusals
+
+
+@pytest.mark.parametrize(
+    ("public", "message"),
+    [
+        ({"unpaired": {"audio": 3}}, "public.unpaired: 'scenes' has no 'audio'"),
+        ({"unpaired": {"image": 0}}, "public.unpaired.image.*greater than or equal to 1"),
+        ({"gallery": -1}, "public.gallery.*greater than or equal to 0"),
+        ({"gallery": 30, "unpaired": {"text": 3}}, "public.items, public.unpaired and public.gallery are together 41"),
+        ({"items": None, "gallery": 41}, "public.items, public.unpaired and public.gallery are together 41"),
+    ],
+)
+def test_parts_that_cannot_be_drawn_are_refused(public: Config, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        _ = public_of(public).all_items
+
+
+@pytest.mark.parametrize("parts", [{"gallery": 4}, {"unpaired": {"image": 4}}])
+@pytest.mark.parametrize(
+    ("algorithm", "message"),
+    [
+        ({"name": "fedmkd"}, "public.unpaired and public.gallery have no effect: algorithm 'fedmkd' learns from pairs"),
+        ({"name": "fedmd", "exchange": "scores"}, "algorithm 'fedmd' exchanges scores"),
+    ],
+)
+def test_parts_are_refused_where_nobody_learns_from_them(
+    tmp_path: Path, parts: Config, algorithm: Config, message: str
+) -> None:
+    config = config_of(parts, **algorithm)
+    with pytest.raises(ConfigError, match=message):
+        prepared(one_classification(config) if "exchange" in algorithm else config, tmp_path)
+
+
+# ---- what crosses
+
+
+def test_each_distinct_input_has_a_row_and_comes_back_to_all_its_samples() -> None:
+    places = torch.tensor([0, 0, 2, 1, 2])
+    values = unit(3, 4)[places]
+    rows = packed(values, places)
+    assert torch.equal(rows, unit(3, 4))
+    assert torch.equal(unpacked(rows, places), values)
+    assert packed(values, None) is unpacked(values, None) is values
+    assert packed(values[:0], places[:0]).shape == (0, 4)
+
+
+def crossed(run: Run, client: str) -> dict[str, list[int]]:
+    """Direction -> bytes of representations in each round."""
+    found: dict[str, list[int]] = {"down": [0, 0], "up": [0, 0]}
+    for line in run.records.transfers:
+        if line.client == client and line.kind == "representations":
+            found[line.direction][line.round - 1] += line.bytes
+    return found
+
+
+def run_of(folder: Path, *, run: Config | None = None, **algorithm: Any) -> Run:
+    config = config_of(**(EXCHANGES | algorithm)) | {"name": "parts"}
+    config["algorithm"] |= {"name": "change_distillation"}
+    config["run"] |= {"rounds": 2, "eval_every": 2} | (run or {})
+    return run_experiment(Experiment.parse(config), folder / "run")
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    return run_of(tmp_path_factory.mktemp("finished"))
+
+
+def test_the_ledger_has_a_row_for_each_distinct_input(finished: Run) -> None:
+    """The server sends what is digested; clients send the gallery as well. A row is d = 8 numbers of four bytes."""
+    for client, modalities in {"image": ["image"], "text": ["text"], "paired-0": ["image", "text"]}.items():
+        digested = sum(count for name, count in ROWS.items() if not name.startswith("gallery"))
+        own = sum(count for name, count in ROWS.items() if modality_of(name) in modalities)
+        assert crossed(finished, client) == {"down": [digested * 8 * 4] * 2, "up": [own * 8 * 4] * 2}, client
+
+
+@pytest.mark.parametrize(("dtype", "size"), [("int8", 1), ("bfloat16", 2)])
+def test_smaller_numbers_cross_and_engines_agree(tmp_path: Path, dtype: str, size: int) -> None:
+    transport = {"transport": {"representations": dtype}}
+    wired = run_of(tmp_path / "wired", run=transport | {"engine": {"name": "local", "serialize": True}})
+    assert contents(run_of(tmp_path / "local", run=transport)) == contents(wired)
+    rows = sum(ROWS.values())
+    assert rows * 8 * size <= crossed(wired, "paired-0")["up"][0] <= rows * (8 * size + 4)  # int8 has scales
+
+
+@pytest.mark.parametrize("dtype", ["int8", "bfloat16"])
+def test_no_change_stays_no_change_on_the_wire(dtype: str) -> None:
+    """Rows of zeros have no scale: they must not come out as NaN."""
+    transport = Transport(dtype=dtype)  # type: ignore[arg-type]
+    content = Payload({"representations": Representations({"image": torch.zeros(3, 8)}, order="x")})
+    back = transport.decode(transport.encode(content)).fields["representations"]
+    assert torch.equal(back["image"].float(), torch.zeros(3, 8))  # type: ignore[index]
+
+
+def test_interrupted_and_resumed_on_a_real_wire_it_ends_in_the_same_bits(finished: Run, tmp_path: Path) -> None:
+    config = config_of()
+    config |= {"name": "parts"}
+    config["run"] |= {"rounds": 2, "eval_every": 2, "engine": {"name": "local", "serialize": True}}
+    assert contents(resume_run(cut_short(config, tmp_path / "run"))) == contents(finished)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("engine", [{"name": "ray", "workers": 2}, {"name": "flower", "nodes": 2}])
+def test_other_engines_give_the_same_bits(finished: Run, tmp_path: Path, engine: Config) -> None:
+    pytest.importorskip({"ray": "ray", "flower": "flwr"}[engine["name"]])
+    assert contents(run_of(tmp_path, run={"engine": engine})) == contents(finished)
+
+
+# ---- what is learnt
+
+
+def test_shares_are_of_the_rows_that_have_a_target() -> None:
+    valid = {"image": torch.tensor([True, False, True]), "unpaired/image": torch.ones(4, dtype=torch.bool)}
+    valid |= {"text": torch.zeros(3, dtype=torch.bool), "unpaired/text": torch.zeros(1, dtype=torch.bool)}
+    shares = row_shares(valid)
+    assert shares == {"image": 2 / 6, "unpaired/image": 4 / 6, "text": 0.0, "unpaired/text": 0.0}
+
+
+@pytest.mark.parametrize("public_samples", [None, 6])
+def test_the_distillation_weighs_every_row_alike(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, public_samples: int | None
+) -> None:
+    """All rows in one batch, against the mean over the rows of each modality, whatever part they are of."""
+    settings = EXCHANGES | {"kd_weight": 3.0, "public_samples": public_samples}
+    session = prepared(config_of(**settings), tmp_path)
+    method, server = session.experiment.algorithm, session.server
+    assert isinstance(method, ChangeDistillation)
+    exchanged, seen = server.exchanged(public_samples), list[Tensor]()
+    counts = {"image": len(exchanged), "text": len(exchanged)} | {
+        name: len(part) for name, part in server.parts.items()
+    }
+    targets = {
+        name: Ensembled(unit(count, 8, seed=k), torch.arange(count) % 3 > 0)
+        for k, (name, count) in enumerate(counts.items())
+    }
+    before = method.outputs_of(server)
+    index = {"": torch.arange(16)} | {name: torch.arange(len(part)) for name, part in server.parts.items()}
+    whole = {"": server.public_set} | dict(server.parts)
+
+    def in_one_batch(*given: Any, **more: Any) -> Iterable[Any]:
+        for _ in server.epochs(1):
+            yield {name: whole[name].batch(rows) for name, rows in index.items() if not name.startswith("gallery")}
+
+    inner = ChangeDistillation.distillation_loss
+
+    def noted(*given: Any) -> Tensor:
+        server.model.eval()  # as the rows that the loop below looks at
+        seen.append(inner(*given).detach())
+        return inner(*given)
+
+    monkeypatch.setattr(ChangeDistillation, "part_passes", in_one_batch)
+    monkeypatch.setattr(ChangeDistillation, "distillation_loss", noted)
+    method.distil(server, targets)
+    expected = 0.0
+    for modality in ("image", "text"):
+        distances = [
+            float((row - goal).norm())
+            for name in (modality, f"unpaired/{modality}")
+            for row, goal, valid in zip(before[name], targets[name].values, targets[name].valid, strict=True)
+            if bool(valid)
+        ]
+        expected += sum(distances) / len(distances)
+    assert float(seen[0]) == pytest.approx(expected, rel=1e-5)
+
+
+def distinct(rows: Tensor) -> set[bytes]:
+    """Inputs by what they hold; texts without the padding, which differs between batches."""
+    return {row.numpy().tobytes().rstrip(b"\0") for row in rows}
+
+
+def test_pictures_and_captions_of_other_items_are_not_contrasted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As many rows of each, which a contrast would take for pairs: items without a partner have equal weights."""
+    config = config_of({"unpaired": {"image": 4, "text": 2}, "gallery": 4}, name="creamfl", local_epochs=1)
+    session = prepared(config, tmp_path)
+    method, weights, inner = session.experiment.algorithm, dict[str, list[Any]](), Ensembles.log_weights
+
+    def noted(ensembles: Ensembles, reply: Any, output: str, values: Tensor) -> Any:
+        found = inner(ensembles, reply, output, values)
+        weights.setdefault(output, []).append(found)
+        return found
+
+    monkeypatch.setattr(Ensembles, "log_weights", noted)
+    method.aggregate(session.server, session.cohort(1, Ledger()), method.server_outputs(session.server))  # type: ignore[attr-defined]
+    assert weights["unpaired/image"] == weights["unpaired/text"] == [0.0] * 3
+    for name in ("image", "text", "gallery/image", "gallery/text"):
+        assert all(len(found.unique()) > 1 for found in weights[name]), name
+
+
+def rows_of(samples: Samples) -> dict[str, set[bytes]]:
+    return {name: distinct(values) for name, values in samples.batch(torch.arange(len(samples))).inputs.items()}
+
+
+@pytest.mark.parametrize("method", ["change_distillation", "creamfl", "fedafd", "fedmd"])
+def test_nobody_learns_from_the_gallery(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, method: str) -> None:
+    """Of all that passes through a model with gradients, nothing is of the gallery; unpaired items are."""
+    config = config_of(name=method, local_epochs=1, kd_epochs=2)
+    if method == "change_distillation":
+        config["algorithm"]["warmup_rounds"] = 0
+    session = prepared(config, tmp_path)
+    learnt: dict[str, set[bytes]] = {"image": set(), "text": set()}
+    embed = Model.embed
+
+    def noted(model: Model, modality: str, x: Tensor) -> Tensor:
+        if torch.is_grad_enabled():
+            learnt[modality] |= distinct(x)
+        return embed(model, modality, x)
+
+    monkeypatch.setattr(Model, "embed", noted)
+    play(session, 1, 1)
+    server, parts = session.server, session.server.parts
+    pairs = rows_of(server.public_set)
+    for modality in ("image", "text"):
+        unpaired = rows_of(parts[f"unpaired/{modality}"])[modality]
+        assert unpaired <= learnt[modality]
+        held = set().union(
+            *(rows_of(session.federation.train(member)).get(modality, set()) for member in members(session))
+        )
+        # two items may have one caption
+        gallery = rows_of(parts[f"gallery/{modality}"])[modality] - unpaired - pairs[modality] - held
+        assert gallery
+        assert not gallery & learnt[modality]
+
+
+def members(session: Session) -> list[Any]:
+    return list(session.federation.members.values())
+
+
+def test_the_gallery_judges_teacher_and_server(tmp_path: Path) -> None:
+    session = play(prepared(config_of(), tmp_path), 1, 1)
+    found = metrics(session)
+    assert found["teacher.gallery"] == 8
+    assert {"teacher.r1_sum", "student.r1_sum"} <= set(found)
+    without = copy.deepcopy(PARTS) | {"gallery": 0}
+    session = play(prepared(config_of(without), tmp_path / "without"), 1, 1)
+    assert metrics(session)["teacher.gallery"] == 0

@@ -1,0 +1,192 @@
+"""Tuning of twins: what validation chooses, how far the grid goes, and what an interruption leaves."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from polyfed.core.errors import ConfigError, DataError, RunError
+from polyfed.runs import tuning
+from polyfed.runs.events import RunStarted
+from polyfed.runs.experiment import Experiment
+from polyfed.runs.folder import RunFolder
+from polyfed.runs.records import Measurement, RunRecords
+from polyfed.runs.tuning import tuned_twin, tuning_folder
+from small_federations import three_kinds
+
+RATE = 0.05  # of the server of ``three_kinds``, which has two passes a round with CreamFL
+Landscape = Callable[[float, int], float]
+
+
+class Runs:
+    """Stands for runs: what validation says is a function of the factors of rate and passes, and test says the reverse.
+
+    Attributes:
+        tried: factors of rate and passes of each run.
+        fail_at: number of the run that ends in ``failure``.
+    """
+
+    def __init__(self, value: Landscape) -> None:
+        self._value = value
+        self.tried: list[tuple[float, int]] = []
+        self.experiments: list[Experiment] = []
+        self.fail_at, self.failure = -1, KeyboardInterrupt()
+
+    def __call__(self, experiment: Experiment, out: Path) -> SimpleNamespace:
+        assert experiment.server is not None
+        assert not out.exists()
+        out.mkdir()
+        (out / "run.json").touch()
+        if len(self.tried) == self.fail_at:
+            raise self.failure
+        rate = experiment.server.training.optimizer.lr / RATE
+        point = round(rate, 6), experiment.algorithm.server_epochs // 2
+        self.tried.append(point)
+        self.experiments.append(experiment)
+        value = self._value(*point)
+        best, worse = {"r1_sum": value}, {"r1_sum": value - 1}
+        validation = [Measurement(k, "server", "validation", m) for k, m in enumerate([worse, best, worse])]
+        test = [Measurement(k, "server", "test", {"r1_sum": -value}) for k in range(3)]
+        return SimpleNamespace(records=RunRecords(out, (*test, *validation)))
+
+
+@pytest.fixture
+def runs(monkeypatch: pytest.MonkeyPatch) -> Callable[[Landscape], Runs]:
+    def stand_in(value: Landscape) -> Runs:
+        made = Runs(value)
+        monkeypatch.setattr(tuning, "run_experiment", made)
+        return made
+
+    return stand_in
+
+
+def server_only(*overrides: str) -> Experiment:
+    return Experiment.load(three_kinds(name="creamfl"), ["twin.kind=server-only", *overrides])
+
+
+def peak(rate: float, passes: int) -> Landscape:
+    """Best at one place, and worse with every factor of 2 away from it."""
+    return lambda r, p: -abs(_log2(r / rate)) - abs(_log2(p / passes))
+
+
+def _log2(value: float) -> float:
+    return len(bin(int(value * 1024))) - len(bin(1024))
+
+
+def record(experiment: Experiment, out: Path) -> tuple[Experiment, dict]:
+    """The twin that is chosen, and what its run says of the choice."""
+    chosen, callback = tuned_twin(experiment, out)
+    assert not out.exists()
+    out.mkdir(parents=True)
+    callback.handle(RunStarted("", 1, 0))
+    assert sorted(path.name for path in out.parent.iterdir()) == [out.name]
+    return chosen, json.loads((out / "tuning.json").read_text())
+
+
+def test_validation_chooses_and_never_test(runs: Callable[[Landscape], Runs], tmp_path: Path) -> None:
+    made = runs(peak(2, 2))
+    chosen, facts = record(server_only("run.sinks=[tensorboard]"), tmp_path / "runs" / "twin")
+    assert made.tried == [(rate, passes) for passes in (1, 2, 4) for rate in (0.5, 1, 2, 4, 8)]
+    assert chosen.server is not None and chosen.twin is not None  # noqa: PT018
+    assert (chosen.server.training.optimizer.lr, chosen.algorithm.server_epochs) == (2 * RATE, 4)
+    assert chosen.twin.tuned == {"server.training.optimizer.lr": RATE, "algorithm.server_epochs": 2}
+    assert "rate 0.1 and 4 passes a round chosen on validation" in chosen.description
+    assert (facts["chosen"], facts["at_end_of_grid"]) == ({"rate": 2.0, "passes": 2}, False)
+    assert len(facts["candidates"]) == 15
+    assert facts["candidates"][0] == {"rate": 0.5, "passes": 1, "round": 1, "validation": -3.0}
+    # candidates tell no tracker of themselves, the run does
+    assert not any(candidate.run.sinks for candidate in made.experiments)
+    assert [sink.component_name() for sink in chosen.run.sinks] == ["tensorboard"]
+    assert not chosen.twin.is_to_be_tuned
+
+
+@pytest.mark.parametrize(
+    ("place", "beyond", "at_end"),
+    [
+        ((16, 1), [(16, 1), (32, 1), (16, 2)], False),
+        ((0.25, 1), [(0.25, 1), (0.125, 1), (0.25, 2)], False),
+        ((2, 8), [(2, 8), (1, 8), (4, 8), (2, 16)], False),
+        ((1024, 1), [(16, 1), (32, 1), (32, 2)], True),
+        ((2, 64), [(2, 8), (1, 8), (4, 8), (2, 16), (1, 16), (4, 16)], True),
+    ],
+)
+def test_the_grid_grows_where_the_best_is_at_its_edge(
+    runs: Callable[[Landscape], Runs],
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+    place: tuple[float, int],
+    beyond: list[tuple[float, int]],
+    at_end: bool,
+) -> None:
+    made = runs(peak(*place))
+    _, facts = record(server_only(), tmp_path / "twin")
+    assert sorted(made.tried[15:]) == sorted(beyond)
+    assert facts["at_end_of_grid"] == at_end
+    assert ("is at the end of the grid; give twin.rates" in caplog.text) == at_end
+
+
+def test_a_single_value_is_not_continued_and_rates_are_those_that_optimisers_take(
+    runs: Callable[[Landscape], Runs], tmp_path: Path
+) -> None:
+    made = runs(lambda rate, passes: rate)
+    record(server_only("twin.rates=[500, 1500]", "twin.passes=[1]"), tmp_path / "b" / "high")  # 100 at most
+    assert sorted(made.tried) == [(500.0, 1), (1500.0, 1)]
+
+
+def test_a_candidate_that_diverged_is_not_chosen_and_of_equals_the_cheapest(
+    runs: Callable[[Landscape], Runs], tmp_path: Path
+) -> None:
+    runs(lambda rate, passes: float("nan") if rate > 1 else 7.0)
+    _, facts = record(server_only("twin.rates=[1, 2]"), tmp_path / "twin")
+    assert facts["chosen"] == {"rate": 1.0, "passes": 1}
+    assert facts["candidates"][1] == {"rate": 2.0, "passes": 1, "round": None, "validation": None}
+
+
+def test_an_interrupted_search_goes_on_behind_the_last_candidate(
+    runs: Callable[[Landscape], Runs], tmp_path: Path
+) -> None:
+    out = tmp_path / "twin"
+    made = runs(peak(2, 2))
+    made.fail_at = 4
+    with pytest.raises(KeyboardInterrupt):
+        tuned_twin(server_only(), out)
+    assert {path.name for path in tuning_folder(out).iterdir()} == {".lock", "tuning.json"}
+    before, made.fail_at = list(made.tried), -1
+    (tuning_folder(out) / "candidate").mkdir()  # as a killed process leaves it
+    with pytest.raises(RunError, match=r"twin\.tuning' has the tuning of .* with other settings; delete it, or"):
+        tuned_twin(server_only("run.seed=1"), out)
+    with RunFolder(tuning_folder(out)).lock(), pytest.raises(RunError, match="another process is working on"):
+        tuned_twin(server_only(), out)
+    assert made.tried == before
+    _, facts = record(server_only(), out)
+    assert len(made.tried) == len(set(made.tried)) == len(facts["candidates"]) == 15
+
+
+def test_what_fails_at_once_leaves_nothing(runs: Callable[[Landscape], Runs], tmp_path: Path) -> None:
+    made = runs(peak(1, 1))
+    made.fail_at, made.failure = 0, DataError("no such file")
+    with pytest.raises(DataError):
+        tuned_twin(server_only(), tmp_path / "runs" / "twin")
+    assert not list(tmp_path.iterdir())
+    (tmp_path / "taken").mkdir()
+    (tmp_path / "taken" / "file").touch()
+    with pytest.raises(RunError, match="exists and is not empty"):
+        tuned_twin(server_only(), tmp_path / "taken")
+    with pytest.raises(ConfigError, match=r"use Experiment\.load"):
+        tuned_twin(Experiment.parse(three_kinds(name="creamfl") | {"twin": {"kind": "pooled"}}), tmp_path / "x")
+    assert [path.name for path in tmp_path.iterdir()] == ["taken"]
+
+
+def test_where_there_is_no_choice_nothing_is_tried(runs: Callable[[Landscape], Runs], tmp_path: Path) -> None:
+    made = runs(lambda rate, passes: 1.0)
+    chosen, _ = tuned_twin(server_only("twin.rates=[4]", "twin.passes=[2]"), tmp_path / "twin")
+    assert made.tried == []
+    assert chosen.server is not None
+    assert (chosen.server.training.optimizer.lr, chosen.algorithm.server_epochs) == (4 * RATE, 4)
+    assert chosen.twin is not None
+    assert not chosen.twin.is_to_be_tuned
+    assert list(tmp_path.iterdir()) == []

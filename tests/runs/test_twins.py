@@ -1,0 +1,264 @@
+"""Twins: what is taken away from an experiment, what stays, and which experiments have none."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+
+from polyfed.core.errors import ConfigError, DataError
+from polyfed.federation.population import Population
+from polyfed.runs.experiment import Experiment
+from polyfed.runs.folder import RunFolder
+from polyfed.runs.server_side import build_federation
+from small_federations import METHODS, Config, aligned, federation_for, three_kinds, tiny_experiment
+
+KINDS = ("server-only", "no-private", "local", "pooled")
+
+
+def twin(config: Config, kind: str, *overrides: str) -> Experiment:
+    return Experiment.load(config, [*overrides, f"twin.kind={kind}"])
+
+
+def federation(experiment: Experiment, folder: Path) -> Population:
+    return build_federation(experiment, RunFolder(folder))
+
+
+def creamfl(**algorithm: object) -> Config:
+    return three_kinds(name="creamfl", **algorithm)
+
+
+# ---- what becomes of an experiment
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_method_has_its_twins_or_says_which(method: str, kind: str) -> None:
+    config = federation_for(method)
+    own = Experiment.load(config)
+    if kind not in kinds_of(own):
+        with pytest.raises(ConfigError, match=f"twins of '{config['name']}': {', '.join(kinds_of(own))}$"):
+            twin(config, kind)
+        return
+    made = twin(config, kind)
+    name = config["name"]
+    assert (made.name, made.twin.of, made.twin.tuned) == (f"{name}-{kind}", name, None)
+    assert made.twin.is_to_be_tuned == (kind in ("server-only", "pooled"))
+    # what the run folder has gives the same run, and no twin of the twin
+    assert Experiment.load(yaml.safe_load(made.to_yaml())) == made
+
+
+def kinds_of(experiment: Experiment) -> list[str]:
+    """The twins of an experiment of ``federation_for``, some of whose paired clients always hold private pairs."""
+    has_public = experiment.public is not None
+    has_server = has_public and experiment.server is not None
+    there = {"server-only": has_server, "no-private": has_public, "local": experiment.algorithm.asks_clients}
+    return [kind for kind, is_there in (there | {"pooled": has_server}).items() if is_there]
+
+
+@pytest.mark.parametrize("kind", ["server-only", "pooled"])
+def test_a_server_alone_asks_nobody_and_keeps_all_else(kind: str) -> None:
+    config = creamfl(server_epochs=2, kd_epochs=3)
+    config["run"] |= {"sampling": {"cohort": 2}, "phases": {"fit": {"deadline": 9.0}}, "engine": "ray", "eval_every": 2}
+    own, made = Experiment.load(config), twin(config, kind)
+    assert (made.clients, made.algorithm.component_name(), made.algorithm.server_epochs) == ({}, "server_only", 5)
+    assert (made.server, made.data, made.run.rounds, made.run.seed) == (own.server, own.data, 2, own.run.seed)
+    assert (made.run.sampling.cohort, made.run.phases, made.run.evaluate_clients) == (None, {}, False)
+    assert (made.run.engine.component_name(), made.run.eval_every) == ("local", 2)
+    assert (made.public == own.public) == (kind == "server-only")
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "passes"),
+    [
+        ({"name": "creamfl"}, 2),
+        ({"name": "creamfl", "kd_joint": True, "kd_epochs": 4}, 4),
+        ({"name": "creamfl", "server_epochs": 0, "kd_epochs": 0}, 1),
+        ({"name": "fedgems", "kd_epochs": 3}, 3),
+        ({"name": "fedavg"}, 1),
+        ({"name": "server_only", "server_epochs": 6}, 6),
+    ],
+)
+def test_a_server_alone_has_the_passes_of_the_methods_server(algorithm: Config, passes: int) -> None:
+    config = three_kinds()
+    config["algorithm"] = algorithm
+    assert twin(config, "server-only").algorithm.server_epochs == passes
+
+
+@pytest.mark.parametrize(
+    ("config", "training"),
+    [
+        (creamfl(local_epochs=3), (3, None)),
+        (aligned(local_steps=4, robust_steps=6), (5, 10)),
+        (aligned(local_steps=None, local_epochs=2), (2, None)),
+    ],
+)
+def test_clients_alone_train_as_long_as_with_the_method(config: Config, training: tuple[int, int | None]) -> None:
+    config["run"] |= {"evaluate_clients": False, "phases": {"fit": {"deadline": 9.0}}}
+    own, made = Experiment.load(config), twin(config, "local")
+    assert (made.algorithm.component_name(), made.server) == ("local", None)
+    assert (made.algorithm.local_epochs, made.algorithm.local_steps) == training
+    assert (made.clients, made.public) == (own.clients, own.public)
+    assert made.run == own.run.model_copy(update={"evaluate_clients": True})
+    config["run"]["evaluate_clients"] = 1
+    assert twin(config, "local").run.evaluate_clients == 1
+
+
+def test_twins_can_be_given_in_a_file_and_their_grid_too() -> None:
+    made = Experiment.load(creamfl() | {"twin": {"kind": "server-only"}}, ["twin.rates=[1, 3]", "name=mine"])
+    assert (made.name, made.twin.rates, made.twin.of) == ("mine-server-only", (1.0, 3.0), "mine")
+
+
+# ---- who holds what
+
+
+def test_without_private_data_clients_hold_their_share_of_the_public_samples(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    config = creamfl()
+    config["clients"]["paired"] |= {"partition": {"name": "quantity", "min_size": 2}, "also": "public"}
+    config["run"] |= {"sampling": {"cohort": 3}, "min_clients": 3, "phases": {"fit": {"min_clients": 4}}}
+    made = twin(config, "no-private")
+    assert "image, text left out" in caplog.text
+    assert (made.run.sampling.cohort, made.run.min_clients, made.run.phases["fit"].min_clients) == (2, 2, 2)
+    assert (made.algorithm, made.server, made.public) == (lambda own: (own.algorithm, own.server, own.public))(
+        Experiment.load(config)
+    )
+    there = federation(made, tmp_path)
+    there.require_sound()
+    assert there.public is not None
+    members = there.members.values()
+    assert [member.group for member in members] == ["paired", "paired"]
+    dealt = torch.cat([member.items for member in members])
+    assert torch.equal(dealt.sort().values, there.public.items)  # each once, and nothing else
+    public = there.public_samples({})
+    assert public is not None
+    for member in members:
+        samples = there.train(member)
+        assert set(samples.items.tolist()) == set(member.items.tolist())
+        # as many captions of an item as are public, not as many as its source has
+        assert len(samples) == int(torch.isin(public.items, member.items).sum()) == 2 * len(member.items)
+        held = there.holding(member)
+        assert (held["items"], held["samples"]) == (len(member.items), len(samples))
+
+
+def test_cohorts_by_group_lose_the_groups_that_are_left_out() -> None:
+    config = creamfl()
+    shares = {"image": 1, "text": 1, "paired": 0.5}
+    config["run"] |= {"sampling": {"kind": "stratified", "cohort": shares}, "min_clients": 0.5}
+    made = twin(config, "no-private")
+    assert (made.run.sampling.cohort, made.run.min_clients) == ({"paired": 0.5}, 0.5)
+
+
+def test_public_items_that_are_tested_on_are_refused_as_ever(tmp_path: Path) -> None:
+    config = creamfl()
+    config["clients"]["paired"]["test_split"] = "train"
+    with pytest.raises(DataError, match="the public set shares 8 items with 'scenes' train, which participants"):
+        federation(twin(config, "no-private"), tmp_path).require_sound()
+
+
+@pytest.mark.parametrize(
+    ("changes", "held"),
+    [
+        ({}, 16),  # all of the split
+        ({"items": 5}, 8 + 5),
+        ({"items": 5, "also": {"source": "scenes", "split": "validation"}}, 8 + 5),
+        ({"source": "scenes", "split": "validation", "also": {"source": "scenes", "items": 3}}, 8 + 3),
+    ],
+    ids=["everything", "so many", "another split does not count", "held in addition"],
+)
+def test_pooled_items_are_those_that_are_public_and_as_many_as_clients_hold(
+    tmp_path: Path, changes: Config, held: int
+) -> None:
+    config = creamfl()
+    config["clients"]["paired"] |= changes
+    made = twin(config, "pooled")
+    there = federation(made, tmp_path)
+    there.require_sound()
+    own = federation(Experiment.load(config), tmp_path)
+    assert there.public is not None and own.public is not None  # noqa: PT018
+    assert len(there.public.items) == held
+    assert torch.isin(own.public.items, there.public.items).all()  # what was public is among them
+    samples = there.public_samples({})
+    assert samples is not None
+    assert len(samples) == 5 * held  # with every caption
+
+
+# ---- refusals
+
+
+def without(section: str) -> Callable[[Config], object]:
+    return lambda config: config.pop(section)
+
+
+@pytest.mark.parametrize(
+    ("kind", "change", "message"),
+    [
+        ("server-only", without("public"), "there is no public set; twins of 'three-kinds': local$"),
+        ("pooled", without("public"), "there is no public set; twins of 'three-kinds': local$"),
+        ("no-private", without("public"), "there is no public set; twins of 'three-kinds': local$"),
+        ("server-only", without("server"), "no server model; twins of 'three-kinds': no-private, local$"),
+        ("pooled", without("server"), "no server model; twins of 'three-kinds': no-private, local$"),
+        (
+            "server-only",
+            lambda c: c["server"].update(validation_split=None),
+            "server.validation_split is null, and tuning needs validation",
+        ),
+        (
+            "no-private",
+            lambda c: c["clients"].pop("paired"),
+            "no group has the source 'scenes' of P; .*server-only, lo",
+        ),
+        ("pooled", lambda c: c["clients"].pop("paired"), "no client holds private items of 'scenes'; "),
+        (
+            "pooled",
+            lambda c: c["clients"]["paired"].update(items="public"),
+            "no client holds private items of 'scenes'",
+        ),
+        ("pooled", lambda c: c["public"].pop("items"), "public.items is null: all that there is is public"),
+        ("pooled", lambda c: c.update(algorithm="server_only") or c.update(clients={}), "'three-kinds': server-only$"),
+        ("local", lambda c: c.update(algorithm="server_only"), "'server_only' asks no clients; .*server-only, no-priv"),
+        ("global", lambda c: None, "twin.kind: .*'server-only', 'no-private', 'local' or 'pooled'"),
+        ("pooled", lambda c: c.update(twin={"rates": []}), "twin.rates"),
+        ("pooled", lambda c: c.update(twin={"passes": [0.5]}), "twin.passes"),
+        ("local", lambda c: c.update(twin={"kind": "local", "of": "x"}), "a twin of 'x' already; give that experiment"),
+    ],
+)
+def test_what_has_no_such_twin_says_which_it_has(kind: str, change: Callable[[Config], object], message: str) -> None:
+    config = creamfl()
+    change(config)
+    with pytest.raises(ConfigError, match=message):
+        twin(config, kind)
+
+
+def test_a_grid_has_no_effect_where_nothing_is_tuned() -> None:
+    with pytest.raises(ConfigError, match="twin: rates has no effect with kind: local"):
+        twin(creamfl(), "local", "twin.rates=[2]")
+
+
+@pytest.mark.parametrize(
+    ("group", "change", "message"),
+    [
+        ("image", {"items": "public"}, "clients.image.items is public, but the public set is not of 'pictures' train"),
+        ("paired", {"items": "public", "split": "validation"}, "is not of 'scenes' validation; give a number"),
+        ("paired", {"items": "publik"}, "clients.paired.items"),
+        ("paired", {"items": 0}, "clients.paired.items"),
+        ("paired", {"items": "public", "count": 9}, "clients.paired.count is 9, but there are 8 samples"),
+        ("paired", {"items": "public", "also": "public"}, "clients.paired.also: .* are in its own"),
+    ],
+)
+def test_groups_of_public_items_that_cannot_be(tmp_path: Path, group: str, change: Config, message: str) -> None:
+    config = creamfl()
+    config["clients"][group] |= change
+    with pytest.raises((ConfigError, DataError), match=message):
+        federation(Experiment.load(config), tmp_path).require_sound()
+
+
+def test_public_items_need_a_public_set(tmp_path: Path) -> None:
+    config = tiny_experiment() | {"public": None}
+    config["clients"]["paired"]["items"] = "public"
+    with pytest.raises(ConfigError, match=r"clients\.paired\.items is public, but there is no public set"):
+        federation(Experiment.load(config), tmp_path)
