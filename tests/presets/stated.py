@@ -118,7 +118,7 @@ MECHANICS: dict[str, Any] = {
     "algorithm.counted_groups": None,
     "algorithm.alignment": "none",
     "algorithm.alignment_penalty": 0.01,
-    "algorithm.kd_temperature": 0.1,
+    "algorithm.kd_temperature": 0.05,
 }
 """Settings that are no value of any of these methods: they must be at these defaults."""
 
