@@ -91,6 +91,8 @@ MECHANICS: dict[str, Any] = {
     "*.augment.erase.ratio": [0.3, 3.3],
     # settings that polyfed has and no source knows: off
     "public.without": {},
+    "public.unpaired": {},
+    "public.gallery": 0,
     "server.type": "",
     "clients.*.type": "",
     "clients.*.also": None,
@@ -113,6 +115,10 @@ MECHANICS: dict[str, Any] = {
     "*.model*.aligner": None,
     "algorithm.distillation": None,
     "algorithm.diagnostic_samples": 1024,
+    "algorithm.counted_groups": None,
+    "algorithm.alignment": "none",
+    "algorithm.alignment_penalty": 0.01,
+    "algorithm.kd_temperature": 0.1,
 }
 """Settings that are no value of any of these methods: they must be at these defaults."""
 
