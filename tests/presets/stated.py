@@ -116,6 +116,7 @@ MECHANICS: dict[str, Any] = {
     "algorithm.distillation": None,
     "algorithm.diagnostic_samples": 1024,
     "algorithm.counted_groups": None,
+    "algorithm.judge_clients": False,
     "algorithm.alignment": "none",
     "algorithm.alignment_penalty": 0.01,
     "algorithm.kd_temperature": 0.1,
