@@ -99,10 +99,10 @@ def test_overriding_the_name_of_a_component_drops_the_old_ones_settings() -> Non
 
 def test_a_file_extends_a_preset(tmp_path: Path) -> None:
     path = tmp_path / "own.yaml"
-    path.write_text("extends: scenes-demo\nname: own\nalgorithm: {name: creamfl, gamma: 0.25}\nrun: {rounds: 2}\n")
+    path.write_text("extends: creamfl-flickr8k\nname: own\nalgorithm: {name: creamfl, gamma: 0.25}\nrun: {rounds: 2}\n")
     experiment = Experiment.load(path)
     assert (experiment.name, experiment.run.rounds, experiment.algorithm.gamma) == ("own", 2, 0.25)
-    assert experiment.algorithm.tau_inter == Experiment.load("scenes-demo").algorithm.tau_inter
+    assert experiment.algorithm.tau_inter == Experiment.load("creamfl-flickr8k").algorithm.tau_inter
 
 
 def test_what_an_override_leaves_without_effect_goes_back_to_its_default_and_is_told(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from statistics import fmean
 
 from polyfed.reporting.tables import TextTable, figure
@@ -44,7 +44,10 @@ def _sentences(records: RunRecords) -> Iterator[str]:
         ensemble = metrics.get(name.replace("student.", "teacher.", 1))
         if name.startswith("student.") and ensemble is not None:
             yield _ranking(name.partition(".")[2], ensemble, server, metrics[_HELD_OUT])
-    norms = [value for name, value in metrics.items() if name.startswith(_NORMS)]
+    yield from _agreement([value for name, value in metrics.items() if name.startswith(_NORMS)])
+
+
+def _agreement(norms: Sequence[float]) -> Iterator[str]:
     if norms and fmean(norms) < _LOOSE:
         yield (
             f"The clients' mean has norm {figure(fmean(norms))}, where 1 would be agreement: their spaces are not "

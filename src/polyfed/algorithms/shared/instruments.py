@@ -52,8 +52,9 @@ class Judge:
         the server's own; ``teacher.gallery``: how many samples nobody learns from, 0 if they are public pairs.
         """
         values = self._rows({name: target.values for name, target in targets.items() if bool(target.valid.all())})
-        if self.own is None or not values:
-            return {}
+        return {} if self.own is None or not values else self._judged(values, rows)
+
+    def _judged(self, values: Mapping[str, Tensor], rows: Mapping[str, Mapping[str, Tensor]]) -> dict[str, float]:
         metric = self._task.primary
         judged = {f"teacher.{metric}.{modality}": self._own | {modality: own} for modality, own in values.items()}
         if values.keys() == self._own.keys():
@@ -61,7 +62,7 @@ class Judge:
         judged |= {f"teacher.{metric}.{client}": self._own | self._rows(outputs) for client, outputs in rows.items()}
         found = {name: self._task.judge(representations, self._samples) for name, representations in judged.items()}
         known = {name: value for name, value in found.items() if value is not None}
-        return known | {f"student.{metric}": self.own, "teacher.gallery": float(self._held_out)}
+        return known | {f"student.{metric}": float(self.own or 0.0), "teacher.gallery": float(self._held_out)}
 
     def _rows(self, outputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Modality -> rows of the gallery."""
