@@ -30,11 +30,7 @@ class Judge:
     """The server's task as a judge of representations on one gallery.
 
     The gallery is that of ``public.gallery``, from which nobody learns; without one it is ``index`` among the public
-    pairs, on which the server ranks better than on others, as it has trained on them.
-
-    Attributes:
-        own: the primary metric of the server's own representations; None if the task cannot judge representations.
-    """
+    pairs, on which the server ranks better than on others, as it has trained on them."""
 
     def __init__(self, server: Server, own: Mapping[str, Tensor], samples: Samples, index: Tensor) -> None:
         gallery = of_part(server.parts, GALLERY)
@@ -42,7 +38,6 @@ class Judge:
         self._task, self._index = server.task, None if gallery else index.to(server.device)
         self._samples = next(iter(gallery.values())) if gallery else samples.subset(index)
         self._own = self._rows(own)
-        self.own = self._task.judge(self._own, self._samples)
 
     def metrics(self, targets: Mapping[str, Ensembled], rows: Mapping[str, Mapping[str, Tensor]]) -> dict[str, float]:
         """The primary metric m of teacher and server; nothing if the task cannot judge, or samples have no target.
@@ -52,17 +47,18 @@ class Judge:
         the server's own; ``teacher.gallery``: how many samples nobody learns from, 0 if they are public pairs.
         """
         values = self._rows({name: target.values for name, target in targets.items() if bool(target.valid.all())})
-        return {} if self.own is None or not values else self._judged(values, rows)
-
-    def _judged(self, values: Mapping[str, Tensor], rows: Mapping[str, Mapping[str, Tensor]]) -> dict[str, float]:
         metric = self._task.primary
-        judged = {f"teacher.{metric}.{modality}": self._own | {modality: own} for modality, own in values.items()}
+        judged: dict[str, Mapping[str, Tensor]] = {
+            f"teacher.{metric}.{modality}": self._own | {modality: own} for modality, own in values.items()
+        }
         if values.keys() == self._own.keys():
             judged[f"teacher.{metric}"] = values
+        if values:
+            judged[f"student.{metric}"] = self._own
         judged |= {f"teacher.{metric}.{client}": self._own | self._rows(outputs) for client, outputs in rows.items()}
         found = {name: self._task.judge(representations, self._samples) for name, representations in judged.items()}
         known = {name: value for name, value in found.items() if value is not None}
-        return known | {f"student.{metric}": float(self.own or 0.0), "teacher.gallery": float(self._held_out)}
+        return known | {"teacher.gallery": float(self._held_out)} if known else {}
 
     def _rows(self, outputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Modality -> rows of the gallery."""
