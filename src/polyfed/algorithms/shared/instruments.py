@@ -46,7 +46,7 @@ class Judge:
         others; ``teacher.m.<client>`` of a client's ``rows`` (client -> output -> [n, d]) likewise; ``student.m`` of
         the server's own; ``teacher.gallery``: how many samples nobody learns from, 0 if they are public pairs.
         """
-        values = self._rows({name: target.values for name, target in targets.items() if bool(target.valid.all())})
+        values = self._rows(_covered(targets))
         metric = self._task.primary
         judged: dict[str, Mapping[str, Tensor]] = {
             f"teacher.{metric}.{modality}": self._own | {modality: own} for modality, own in values.items()
@@ -64,3 +64,8 @@ class Judge:
         """Modality -> rows of the gallery."""
         chosen = of_part(outputs, self._part)
         return chosen if self._index is None else {name: rows[self._index] for name, rows in chosen.items()}
+
+
+def _covered(targets: Mapping[str, Ensembled]) -> dict[str, Tensor]:
+    """Targets that all samples have."""
+    return {name: target.values for name, target in targets.items() if bool(target.valid.all())}
