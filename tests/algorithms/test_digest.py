@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from by_hand import unit
 from fixed_features import linear
 from polyfed.algorithms.change_distillation import ChangeDistillation
-from polyfed.algorithms.shared.digest import fit_by_gradient, fit_in_closed_form, only_layer, ridge
+from polyfed.algorithms.shared.digest import fit_by_gradient, fit_in_closed_form, only_layer, ridge_regression
 from polyfed.data.view import DataContext, InputSpec
 from polyfed.federation.client import Client
 from polyfed.losses.distillation import DISTILLATIONS, Distillation
@@ -51,7 +51,7 @@ def test_ridge_solves_the_normal_equations(samples: int, features: int, penalty:
     stream = torch.Generator().manual_seed(samples)
     x = torch.randn(samples, features, generator=stream) * torch.logspace(-1, 1, features) + 7
     z = torch.randn(samples, 3, generator=stream) - 2
-    weight, intercept = ridge(x, z, penalty)
+    weight, intercept = ridge_regression(x, z, penalty)
     expected = normal_equations(x, z, penalty)
     np.testing.assert_allclose(weight.numpy(), expected[0], rtol=2e-4, atol=2e-6)
     np.testing.assert_allclose(intercept.numpy(), expected[1], rtol=2e-4, atol=2e-5)
@@ -59,18 +59,18 @@ def test_ridge_solves_the_normal_equations(samples: int, features: int, penalty:
 
 def test_the_penalty_is_relative_and_the_intercept_free() -> None:
     x, z = torch.randn(30, 4, generator=torch.Generator().manual_seed(1)), unit(30, 3)
-    weight, intercept = ridge(x, z, 0.5)
-    scaled, same = ridge(100 * x, z, 0.5)
+    weight, intercept = ridge_regression(x, z, 0.5)
+    scaled, same = ridge_regression(100 * x, z, 0.5)
     torch.testing.assert_close(100 * scaled, weight, atol=1e-5, rtol=1e-4)
     torch.testing.assert_close(same, intercept, atol=1e-5, rtol=1e-4)
-    shifted, moved = ridge(x + 3, z + 5, 0.5)
+    shifted, moved = ridge_regression(x + 3, z + 5, 0.5)
     torch.testing.assert_close(shifted, weight, atol=1e-5, rtol=1e-4)
     torch.testing.assert_close(moved, intercept + 5 - 3 * weight.sum(0), atol=1e-4, rtol=1e-4)
 
 
 def test_inputs_without_variance_leave_the_mean() -> None:
     z = unit(5, 3)
-    weight, intercept = ridge(torch.full((5, 4), 2.0), z, 0.01)
+    weight, intercept = ridge_regression(torch.full((5, 4), 2.0), z, 0.01)
     assert torch.equal(weight, torch.zeros(4, 3))
     torch.testing.assert_close(intercept, z.mean(0))
 
@@ -205,7 +205,7 @@ def test_rows_of_zeros_are_no_goals(tmp_path: Path) -> None:
     fit_in_closed_form(method_of(session), client, "image", layer, goals, 0.01)
     x = features_of(client, "image")
     wanted = torch.cat([torch.arange(5), torch.arange(20, 26)])
-    weight, intercept = ridge(x[wanted], torch.cat([goals["image"][:5], goals["unpaired/image"]]), 0.01)
+    weight, intercept = ridge_regression(x[wanted], torch.cat([goals["image"][:5], goals["unpaired/image"]]), 0.01)
     torch.testing.assert_close(layer.weight, weight.T, atol=1e-4, rtol=1e-3)
     torch.testing.assert_close(layer.bias, intercept, atol=1e-4, rtol=1e-3)
 

@@ -144,7 +144,7 @@ class Site:
         if spec.public_order and opened.public_order != spec.public_order:
             raise DataError(
                 f"the public set here is another one ({opened.public_order or 'none'}, expected {spec.public_order}): "
-                "compare source, split, items and per_item of 'public', and the files of the source"
+                "compare source, split, items, per_item, unpaired and gallery of 'public', and the files of the source"
             )
         return cls(
             federation=opened,

@@ -60,7 +60,7 @@ def fit_in_closed_form(
     wanted = goal.any(1)
     if not bool(wanted.any()):
         return
-    weight, intercept = ridge(features[wanted], goal[wanted], penalty)
+    weight, intercept = ridge_regression(features[wanted], goal[wanted], penalty)
     layer.weight.copy_(weight.T)
     layer.bias.copy_(intercept)
 
@@ -77,7 +77,7 @@ def _inputs_of(client: Client, layer: nn.Linear, samples: Samples, modality: str
     return torch.cat(seen)[places]
 
 
-def ridge(
+def ridge_regression(
     inputs: Float[Tensor, "n f"], goal: Float[Tensor, "n d"], penalty: float
 ) -> tuple[Float[Tensor, "f d"], Float[Tensor, " d"]]:
     """W and b that minimise ||X W + b - Z||^2 + penalty n v ||W||^2, v being the mean variance of the inputs.
