@@ -73,6 +73,7 @@ COMPANIONS: dict[tuple[str, str], dict[str, Any]] = {
     ("feddra", "local_epochs"): {"local_steps": None},
     ("feddra", "measure"): {"measured_on": "aggregated"},
     ("feddra", "weighted_stages"): {"weight_use": "loss"},
+    ("fedgems", "judge_clients"): {"aggregation": "mean"},  # else samples that nobody knows have no target
     ("fedmd", "server_first"): {"aggregation": "sed"},
     ("fedprox", "norm"): {"mu": 1.0},
 }

@@ -115,6 +115,7 @@ MECHANICS: dict[str, Any] = {
     "*.model*.aligner": None,
     "algorithm.distillation": None,
     "algorithm.diagnostic_samples": 1024,
+    "algorithm.judge_clients": False,
     "algorithm.counted_groups": None,
     "algorithm.alignment": "none",
     "algorithm.alignment_penalty": 0.01,

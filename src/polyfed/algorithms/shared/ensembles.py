@@ -19,7 +19,7 @@ from polyfed.aggregation.weightings.mean import Mean
 from polyfed.algorithms.algorithm import Reply, Server
 from polyfed.algorithms.shared.instruments import Judge, mean_norms
 from polyfed.algorithms.shared.public_exchange import DISTILS, PublicExchange, fixed_sample
-from polyfed.core.effects import Facts, Only, Such
+from polyfed.core.effects import Facts, Not, Only, Such
 from polyfed.core.errors import ConfigError, nearest
 from polyfed.federation.public_outputs import (
     GALLERY,
@@ -66,7 +66,7 @@ class EnsembleTeacher(PublicExchange):
         """What crosses, for weightings."""
         return {OF_REPRESENTATIONS: not self.exchanges_logits} if key == "aggregation" else {}
 
-    judge_clients: bool = Field(
+    judge_clients: Annotated[bool, Only(diagnostic_samples=Not(0))] = Field(
         default=False, description="measure every client's representations on the gallery, not the ensemble's alone"
     )
 
