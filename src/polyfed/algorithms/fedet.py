@@ -31,6 +31,7 @@ from polyfed.algorithms.algorithm import (
 )
 from polyfed.algorithms.shared.either_form import OF_FORM, SoftmaxForm
 from polyfed.algorithms.shared.ensemble_distillation import MOVES, OF_MEANS, AlternatingDistillation
+from polyfed.algorithms.shared.ensembles import MEASURES
 from polyfed.algorithms.shared.global_models import GlobalEvaluation, ReplyCheck, weights_check
 from polyfed.algorithms.shared.public_exchange import DISTILS
 from polyfed.core.effects import Condition, Not, Only
@@ -89,6 +90,7 @@ class FedET(SoftmaxForm, AlternatingDistillation, GlobalEvaluation):
     only_if: ClassVar[Mapping[str, Condition]] = {
         "server_first": Only(server_epochs=Not(0)) & (OF_FORM | Only(share_head=True)),
         "kd_loss": DISTILS & OF_FORM,
+        "judge_clients": OF_FORM & MEASURES,
         "renormalise_target": DISTILS & OF_FORM & OF_MEANS,
         "alignment": DISTILS & OF_FORM & (MOVES | Only(diversity=Not(0))),
         "temperature": DISTILS & Only(diversity=Not(0)),

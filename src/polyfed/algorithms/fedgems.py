@@ -17,7 +17,7 @@ from polyfed.aggregation.weighting import Weighting
 from polyfed.aggregation.weightings.entropy import Entropy
 from polyfed.algorithms.algorithm import Client, Cohort, Logits, Reply, Representations, Server, client_step, each
 from polyfed.algorithms.shared.either_form import OF_FORM, SoftmaxForm
-from polyfed.algorithms.shared.ensembles import EnsembleTeacher
+from polyfed.algorithms.shared.ensembles import MEASURES, EnsembleTeacher
 from polyfed.algorithms.shared.public_exchange import DISTILS
 from polyfed.core.effects import Condition, Not, Only
 from polyfed.core.errors import ConfigError
@@ -69,6 +69,7 @@ class FedGEMS(SoftmaxForm, EnsembleTeacher):
     only_if: ClassVar[Mapping[str, Condition]] = {
         "aggregation": _LEARNS,  # whatever kd_weight: a sample that is taught has another share of the task
         "kd_weight": _LEARNS,
+        "judge_clients": OF_FORM & MEASURES,
         "renormalise_target": DISTILS & _SHARES & OF_FORM,
         "alignment": _LEARNS & OF_FORM,
         "temperature": (DISTILS | _STUDIES) & _SHARES | _STUDIES & OF_FORM,

@@ -24,7 +24,7 @@ from polyfed.algorithms.algorithm import (
 from polyfed.algorithms.shared.digest import fit_by_gradient
 from polyfed.algorithms.shared.either_form import OF_FORM, EitherForm
 from polyfed.algorithms.shared.ensemble_distillation import MOVES, OF_MEANS, EnsembleDistillation
-from polyfed.algorithms.shared.ensembles import COMPARING
+from polyfed.algorithms.shared.ensembles import COMPARING, MEASURES
 from polyfed.algorithms.shared.public_exchange import DISTILS
 from polyfed.core.effects import Condition, Not, Only
 from polyfed.core.errors import ConfigError
@@ -57,6 +57,7 @@ class FedMD(EitherForm, EnsembleDistillation):
     only_if: ClassVar[Mapping[str, Condition]] = {
         "server_first": OF_FORM & Only(kd_joint=False, server_epochs=Not(0), aggregation=COMPARING),
         "aggregation": DISTILS | _DIGESTS,
+        "judge_clients": OF_FORM & MEASURES,
         "renormalise_target": OF_FORM & (DISTILS & OF_MEANS | _DIGESTS),
         "alignment": OF_FORM & (DISTILS & MOVES | _DIGESTS),
         "public_augment": Only(kd_epochs=Not(0)) | _DIGESTS,

@@ -33,6 +33,8 @@ from polyfed.federation.public_outputs import (
 from polyfed.losses.distillation import DISTILLATIONS
 
 COMPARING = Such(lambda weighting: weighting.compares, "one that compares with the server")
+MEASURES = Only(diagnostic_samples=Not(0))
+"""There are samples to judge on."""
 HEAT_MAP_SAMPLES = 256
 """Public samples whose weights over clients are kept, for the heat map of the report."""
 
@@ -66,7 +68,7 @@ class EnsembleTeacher(PublicExchange):
         """What crosses, for weightings."""
         return {OF_REPRESENTATIONS: not self.exchanges_logits} if key == "aggregation" else {}
 
-    judge_clients: Annotated[bool, Only(diagnostic_samples=Not(0))] = Field(
+    judge_clients: Annotated[bool, MEASURES] = Field(
         default=False, description="measure every client's representations on the gallery, not the ensemble's alone"
     )
 
