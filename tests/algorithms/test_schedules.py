@@ -25,7 +25,7 @@ IN_STEPS = {"fedaid", "feddra"}
 def by_epochs(method: str, epochs: int) -> Config:
     """The method's federation with so many epochs in every loop, and a schedule by epochs for every optimiser."""
     fields = Algorithm.named(method).model_fields
-    unset = {"first_public_epochs"} | ({"server_epochs"} if method == "fedgems" else set())
+    unset = {"first_public_epochs"} | ({"server_epochs"} if method in {"fedgems", "change_distillation"} else set())
     settings: Config = {name: epochs for name in fields if name.endswith("_epochs") and name not in unset}
     settings |= {name: None for name in fields if name == "local_steps"}
     for name, field in fields.items():

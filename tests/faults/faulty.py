@@ -77,9 +77,9 @@ def _each(own: Representations, change: Any) -> Representations:
 
 FALSE = {
     "order": "representations of another public set or order (another, expected",
-    "rows": "are torch.float32 [79, 8], expected [80, 8]",
-    "width": "are torch.float32 [80, 4], expected [80, 8]",
-    "type": "are torch.int64 [80, 8], expected [80, 8]",
+    "rows": "are torch.float32 [15, 8], expected [16, 8]",
+    "width": "are torch.float32 [16, 4], expected [16, 8]",
+    "type": "are torch.int64 [16, 8], expected [16, 8]",
     "modality": "representations of ['image', 'sound'], expected ['image']",
     "no modality": "representations of [], expected ['image']",
     "nan": "tensor 'image' has NaN or infinite values",

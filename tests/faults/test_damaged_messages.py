@@ -264,13 +264,13 @@ def test_a_payload_that_is_not_as_declared_is_refused_at_the_server(
 
 def test_what_is_too_large_is_refused_on_both_sides(federation: InProcess, tmp_path: Path) -> None:
     """Limits are those of the receiver: here the site's own, then the run's."""
-    federation.edit("image", {"limits": {"message_bytes": 5000}})
+    federation.edit("image", {"limits": {"message_bytes": 3000}})  # 16 pictures and 80 captions, 8 x 4 bytes each
     folder = federation.run(tmp_path / "a", rounds=1, evaluate_clients=False).folder
-    assert "message of 5,120 bytes, the limit is 5,000 (limits.message_bytes)" in reasons(folder)["image"]
+    assert "message of 3,072 bytes, the limit is 3,000 (limits.message_bytes)" in reasons(folder)["image"]
     federation.edit("image", {"limits": {}})
-    limits = {"message_bytes": 2000}
+    limits = {"message_bytes": 500}
     folder = federation.run(tmp_path / "b", rounds=1, evaluate_clients=False, limits=limits, min_clients=0).folder
-    assert reasons(folder)["image"] == "message of 2,560 bytes, the limit is 2,000 (limits.message_bytes)"
+    assert reasons(folder)["image"] == "message of 512 bytes, the limit is 500 (limits.message_bytes)"
 
 
 def test_the_grid_is_asked_for_no_pickle(federation: InProcess, tmp_path: Path) -> None:

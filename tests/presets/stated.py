@@ -120,7 +120,6 @@ MECHANICS: dict[str, Any] = {
     "algorithm.alignment": "none",
     "algorithm.alignment_penalty": 0.01,
     "algorithm.kd_temperature": 0.05,
-    "algorithm.judge_clients": False,
 }
 """Settings that are no value of any of these methods: they must be at these defaults."""
 

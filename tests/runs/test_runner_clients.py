@@ -50,7 +50,7 @@ def misbehaved(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Run]:
     [
         ("raise", "ValueError: no GPU left", True),
         ("nan", "NaN", True),  # the client finds this itself
-        ("short", "expected [80, 8]", False),  # nothing was raised where the server could not use what came
+        ("short", "expected [16, 8]", False),  # nothing was raised where the server could not use what came
         ("order", "another public set", False),
     ],
 )

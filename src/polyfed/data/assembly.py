@@ -124,9 +124,9 @@ def of_items(samples: Samples, items: Int64[Tensor, " k"]) -> Samples:
     return samples.subset(torch.isin(samples.items, items).nonzero().squeeze(1))
 
 
-def of_column(column: Column, *items: Int64[Tensor, " k"]) -> Column:
-    """A column restricted to some items, in the column's order; read when it is first looked at."""
-    rows = torch.cat(items).sort().values.numpy()
+def of_column(column: Column, items: Int64[Tensor, " k"]) -> Column:
+    """A column restricted to some items; read when it is first looked at."""
+    rows = items.numpy()
     stamp = fingerprint_of(column.fingerprint, hashlib.sha256(rows.tobytes()).hexdigest())
     return Column(lambda: column.values.take(pa.array(rows)), stamp, column.where, column.nested, folder=column.folder)
 

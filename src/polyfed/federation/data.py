@@ -150,11 +150,12 @@ class PublicSet:
 
     def columns(self) -> dict[str, Column]:
         """Modality -> the part of its column that participants may learn from."""
-        split = self.split
-        return {
-            name: of_column(split.modality(name), self._drawn.get(f"unpaired/{name}", self.items[:0]), self.items)
+        split, drawn = self.split, self._drawn
+        learnt = {
+            name: [self.items, *([drawn[part]] if (part := f"unpaired/{name}") in drawn else [])]
             for name in split.columns
         }
+        return {name: of_column(split.modality(name), torch.cat(items).sort().values) for name, items in learnt.items()}
 
     @cached_property
     def _drawn(self) -> dict[str, Int64[Tensor, " k"]]:

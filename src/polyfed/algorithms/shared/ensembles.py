@@ -142,10 +142,12 @@ class Ensembles:
             self.add_weighed(output, reply.sender.id, values, self.log_weights(reply, output, values))
 
     def received(self, payload: PublicOutputs) -> dict[str, Float[Tensor, "n w"]]:
-        """Rows of all samples on the server's device, by output: norms bounded, in the server's space if they are to be
-        aligned."""
-        method, server = self._method, self._server
-        rows = method.from_wire(server, payload)
+        """Rows of all samples on the server's device, by output, that can be weighed against others."""
+        return self.comparable(self._method.from_wire(self._server, payload))
+
+    def comparable(self, rows: Mapping[str, Float[Tensor, "n w"]]) -> dict[str, Float[Tensor, "n w"]]:
+        """A client's rows by output: norms bounded, in the server's space if they are to be aligned."""
+        method = self._method
         # clipped before: one long row would decide where all others go; no map makes rows longer than 1
         rows = {name: clip_row_norms(values, method.output_kind.largest) for name, values in rows.items()}
         if method.alignment == "none" or not rows:
