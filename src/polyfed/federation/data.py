@@ -150,12 +150,12 @@ class PublicSet:
 
     def columns(self) -> dict[str, Column]:
         """Modality -> the part of its column that participants may learn from."""
-        split, drawn = self.split, self._drawn
-        learnt = {
-            name: [self.items, *([drawn[part]] if (part := f"unpaired/{name}") in drawn else [])]
-            for name in split.columns
+        split, nothing = self.split, self.items[:0]
+        further = {name: self._drawn.get(f"unpaired/{name}", nothing) for name in split.columns}
+        return {
+            name: of_column(split.modality(name), torch.cat([self.items, items]).sort().values)
+            for name, items in further.items()
         }
-        return {name: of_column(split.modality(name), torch.cat(items).sort().values) for name, items in learnt.items()}
 
     @cached_property
     def _drawn(self) -> dict[str, Int64[Tensor, " k"]]:
