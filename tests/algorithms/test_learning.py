@@ -26,11 +26,22 @@ TOPICS: dict[str, tuple[Config, int]] = {
     "scaffold:full": ({"variate": "full"}, 6),
 }
 """Method, with a word for a variation of it -> its settings, and rounds."""
-VARIED = {"fedprox:plain", "moon:projected", "scaffold:full"}
+SLOW = {
+    "fedprox:plain",
+    "moon:projected",
+    "scaffold:full",
+    "fedema",
+    "moon",
+    "fedprox",
+    "local",
+    "margin_weighted",
+    "fedgems:0",
+}
+"""Variations, and methods whose learning differs from another's by one term."""
 
 
 @pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=pytest.mark.slow) if name in VARIED else name for name in TOPICS]
+    "name", [pytest.param(name, marks=pytest.mark.slow) if name in SLOW else name for name in TOPICS]
 )
 def test_clients_learn_topics(tmp_path: Path, name: str) -> None:
     settings, rounds = TOPICS[name]
@@ -47,7 +58,9 @@ SERVERS: dict[str, Config] = {
 }
 
 
-@pytest.mark.parametrize("name", SERVERS)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.slow) if name in SLOW else name for name in SERVERS]
+)
 def test_a_server_learns_topics_from_its_clients(tmp_path: Path, name: str) -> None:
     """Without a task of its own, and with FedGEMS wherever it is wrong: from chance to twice as good."""
     config = topics(server=True, name=name.split(":")[0], **SERVERS[name])

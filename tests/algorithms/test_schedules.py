@@ -52,7 +52,13 @@ def used(monkeypatch: pytest.MonkeyPatch) -> list[list[float]]:
     return used
 
 
-@pytest.mark.parametrize("method", METHODS)
+QUICK = {"centralised", "creamfl", "fedaid", "fedavg", "fedgems", "fedmd", "fedtgp", "server_only"}
+"""Methods that between them have every kind of loop over epochs; the others, which have the same loops, are slow."""
+
+
+@pytest.mark.parametrize(
+    "method", [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in METHODS]
+)
 def test_rates_follow_the_schedule_by_epoch(tmp_path: Path, used: list[list[float]], method: str) -> None:
     """Of every optimiser, the factors on its rate in both rounds: 1 and 1/2, then 1/4 and 1/8, in each loop."""
     session = prepared(by_epochs(method, 2), tmp_path)
