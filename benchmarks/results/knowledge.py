@@ -79,32 +79,28 @@ def with_method(base: Content, method: Content, *, paired_only: bool = True) -> 
     return content
 
 
-def by_method(items: int) -> dict[str, Content]:
-    """Rows of the table of one size of P."""
+def rows_of(items: int) -> dict[str, Content]:
+    """Rows of the table of one size of P: methods and twins, then change distillation with other clients and items."""
     base = preset()
     base["public"] |= {"items": items, "unpaired": {}, "gallery": 0}
     rows = {name: with_method(base, method) for name, method in METHODS.items()}
-    return rows | {f"{kind} twin": {**rows["change"], "twin": twin} for kind, twin in TWINS.items()}
-
-
-def by_clients() -> dict[str, Content]:
-    """Rows of the table of change distillation with other clients and public items, 500 pairs."""
-    base = preset()
-    base["public"] |= {"items": 500, "unpaired": {}, "gallery": 0}
-    strong, every = with_method(base, {}), with_method(base, {}, paired_only=False)
-    weak, unpaired, counted = (copy.deepcopy(content) for content in (strong, strong, every))
-    for model in weak["clients"]["paired"]["models"]:
-        model["encoders"]["image"] = WEAK
+    rows |= {f"{kind} twin": {**rows["change"], "twin": twin} for kind, twin in TWINS.items()}
+    rows |= {f"{name}, weak clients": with_weak_clients(rows[name]) for name in ("change", "procrustes")}
+    rows["change, 500 pictures and 500 texts without partner"] = unpaired = copy.deepcopy(rows["change"])
     unpaired["public"]["unpaired"] = {"image": 500, "text": 500}
-    every["algorithm"]["counted_groups"], counted["algorithm"]["counted_groups"] = ["paired"], None
-    return {
-        "strong": strong,
-        "weak": weak,
-        "strong, 500 pictures and 500 texts without partner": unpaired,
-        "with CIFAR-100 and AG_NEWS clients, not counted": every,
-        "with CIFAR-100 and AG_NEWS clients, counted": counted,
-        "server-only twin": {**strong, "twin": ALONE},
-    }
+    for how, counted in {"not counted": ["paired"], "counted": None}.items():
+        every = with_method(base, {}, paired_only=False)
+        every["algorithm"]["counted_groups"] = counted
+        rows[f"change, CIFAR-100 and AG_NEWS clients {how}"] = every
+    return rows
+
+
+def with_weak_clients(content: Content) -> Content:
+    """The same with MobileNetV2 features in place of the server's DeiT-tiny."""
+    content = copy.deepcopy(content)
+    for model in content["clients"]["paired"]["models"]:
+        model["encoders"]["image"] = WEAK
+    return content
 
 
 def planned(out: Path, rows: Mapping[str, Content], table: str, seeds: Iterable[int]) -> list[list[Planned]]:
@@ -139,14 +135,12 @@ def main() -> None:
     parser.add_argument("--jobs", type=int, default=2)
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--sizes", type=int, nargs="*", default=[250, 500, 1000, 1500], help="public pictures")
-    parser.add_argument("--tables", nargs="*", help="pairs<SIZE>, clients; by default all")
     parser.add_argument("--only", nargs="*", help="names of rows; by default all")
     options = parser.parse_args()
-    tables = {f"pairs{items}": by_method(items) for items in options.sizes} | {"clients": by_clients()}
+    tables = {f"pairs{items}": rows_of(items) for items in options.sizes}
     tables = {
         table: {name: content for name, content in rows.items() if not options.only or name in options.only}
         for table, rows in tables.items()
-        if not options.tables or table in options.tables
     }
     plans = {table: planned(options.out, rows, table, range(options.seeds)) for table, rows in tables.items()}
     with ThreadPoolExecutor(options.jobs) as pool:
