@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.optim import Optimizer
+from torch.optim.adam import adam
 
 _SMALLEST_NORM = 1e-30  # keeps quotients by the norm of a zero weight or gradient finite
 
@@ -53,7 +53,8 @@ class AdamP(Optimizer):
             nesterov: look ahead by one momentum step.
         """
         moments = {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay, "nesterov": nesterov}
-        super().__init__(params, {**moments, "delta": delta, "wd_ratio": wd_ratio})
+        # ``fused``: torch then restores counters onto the device, where its kernel wants them
+        super().__init__(params, {**moments, "delta": delta, "wd_ratio": wd_ratio, "fused": True})
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
@@ -63,40 +64,49 @@ class AdamP(Optimizer):
             with torch.enable_grad():
                 loss = closure()
         for group in self.param_groups:
-            for weight in group["params"]:
-                if weight.grad is not None:
-                    self._update(weight, weight.grad, group)
+            weights = [weight for weight in group["params"] if weight.grad is not None]
+            if weights:
+                self._update(weights, group)
         return loss
 
-    def _update(self, weight: Tensor, gradient: Tensor, group: dict[str, Any]) -> None:
+    def _update(self, weights: list[Tensor], group: dict[str, Any]) -> None:
+        gradients = [weight.grad for weight in weights if weight.grad is not None]
+        updates = _adam_updates([self._state_of(weight) for weight in weights], gradients, group)
+        decay: float = group["lr"] * group["weight_decay"]
+        for weight, gradient, update in zip(weights, gradients, updates, strict=True):
+            share: float | Tensor = decay
+            if weight.ndim > 1:
+                projected = _project(weight, gradient, update, group["delta"])
+                if decay:
+                    # on the device: to ask it would make every weight wait
+                    share = torch.where(projected, decay * group["wd_ratio"], decay)
+            if decay:
+                weight.mul_(1 - share)
+        torch._foreach_add_(weights, updates, alpha=group["lr"])
+
+    def _state_of(self, weight: Tensor) -> dict[str, Tensor]:
         state: dict[str, Tensor] = self.state[weight]
         if not state:
-            state["step"] = torch.tensor(0.0)
+            state["step"] = torch.zeros((), device=weight.device)
             for name in ("exp_avg", "exp_avg_sq"):
                 state[name] = torch.zeros_like(weight, memory_format=torch.preserve_format)
-        update = _adam_update(state, gradient, group)
-        decay: float | Tensor = group["lr"] * group["weight_decay"]
-        if weight.ndim > 1:
-            projected = _project(weight, gradient, update, group["delta"])
-            if decay:
-                # on the device: to ask it would make every weight wait
-                decay = torch.where(projected, decay * group["wd_ratio"], decay)
-        if isinstance(decay, Tensor) or decay:
-            weight.mul_(1 - decay)
-        weight.add_(update, alpha=-group["lr"])
+        return state
 
 
-def _adam_update(state: dict[str, Tensor], gradient: Tensor, group: dict[str, Any]) -> Tensor:
-    """Advance the moments by a gradient, and give the step of unit learning rate."""
-    mean, square = state["exp_avg"], state["exp_avg_sq"]
+def _adam_updates(states: list[dict[str, Tensor]], gradients: list[Tensor], group: dict[str, Any]) -> list[Tensor]:
+    """Advance the moments by the gradients, and give Adam's changes of the weights at a learning rate of 1."""
+    means, squares, steps = ([state[name] for state in states] for name in ("exp_avg", "exp_avg_sq", "step"))
     beta1, beta2 = map(float, group["betas"])
-    state["step"] += 1
-    count = float(state["step"])  # kept on the CPU: no wait for a device
-    mean.lerp_(gradient, 1 - beta1)
-    square.mul_(beta2).addcmul_(gradient, gradient, value=1 - beta2)
-    scale = (square / (1 - math.pow(beta2, count))).sqrt_().add_(group["eps"])
-    first = mean.lerp(gradient, 1 - beta1) if group["nesterov"] else mean
-    return scale.reciprocal_().mul_(first).div_(1 - math.pow(beta1, count))  # in place of the one temporary
+    if group["nesterov"]:  # the kernel advances a copy of the advanced mean once more, which is to look ahead
+        torch._foreach_lerp_(means, gradients, 1 - beta1)
+        means = [mean.clone() for mean in means]
+    # torch's one kernel moves what it is given: from zero, so that the change itself is left, without cancellation
+    updates = [torch.zeros_like(mean) for mean in means]
+    adam(
+        updates, gradients, means, squares, [], steps, fused=True, amsgrad=False, maximize=False,
+        lr=1.0, beta1=beta1, beta2=beta2, weight_decay=0.0, eps=group["eps"],
+    )  # fmt: skip
+    return updates
 
 
 def _project(weight: Tensor, gradient: Tensor, update: Tensor, delta: float) -> Tensor:
