@@ -5,6 +5,7 @@ from __future__ import annotations
 from jaxtyping import Float, Int64
 from pydantic import Field
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from polyfed.data.view import DataContext, InputSpec
 from polyfed.models.pooling import masked_mean, valid_positions
@@ -39,7 +40,8 @@ class _BagModule(nn.Module):
         self.project = nn.Sequential(nn.Dropout(dropout), *inner, nn.Linear(hidden or width, dim))
 
     def forward(self, tokens: Int64[Tensor, "b l"]) -> Float[Tensor, "b d"]:
-        mean = masked_mean(self.embedding(tokens), valid_positions(tokens, self.pad))
+        # in one kernel, which never lays out the embedding of every position; zero where all is padding
+        mean = F.embedding_bag(tokens, self.embedding.weight, mode="mean", padding_idx=self.pad)
         embedding: Tensor = self.project(mean)
         return embedding
 
