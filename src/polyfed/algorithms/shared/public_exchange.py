@@ -12,7 +12,7 @@ from jaxtyping import Bool, Float
 from pydantic import Field
 from torch import Tensor
 
-from polyfed.algorithms.algorithm import Algorithm, Client, Cohort, Lifetime, Reply, Server
+from polyfed.algorithms.algorithm import Algorithm, Client, Cohort, Lifetime, LocalTraining, Reply, Server
 from polyfed.core.effects import Not, Only
 from polyfed.core.errors import ConfigError
 from polyfed.core.randomness import generator
@@ -61,6 +61,16 @@ class PublicExchange(Algorithm):
         default=1.0, ge=0, description="factor of the distillation loss"
     )
     kd_epochs: int = Field(default=1, ge=0, description="passes over P that distil a round")
+
+    @property
+    def local_training(self) -> LocalTraining:
+        """``local_epochs``."""
+        return LocalTraining(self.local_epochs)
+
+    @property
+    def server_passes(self) -> int:
+        """``kd_epochs``."""
+        return self.kd_epochs
 
     @property
     def output_kind(self) -> OutputKind:
