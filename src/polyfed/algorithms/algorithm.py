@@ -82,7 +82,11 @@ class Algorithm(Component):
 
     def add_modules(self, model: Model) -> None:
         """Add to a client's new model what the method trains besides it, as ``model.extras``; draws from torch's
-        global generator."""
+        global generator.
+
+        Raises:
+            ConfigError: the method has no use for such a model.
+        """
 
     @property
     def local_training(self) -> LocalTraining | None:
