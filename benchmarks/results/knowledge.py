@@ -9,7 +9,6 @@ validation split for the first seed of each size and used for the others. Runs t
 
 from __future__ import annotations
 
-import argparse
 import copy
 import shutil
 from collections.abc import Iterable, Mapping, Sequence
@@ -23,7 +22,7 @@ from polyfed.reporting.compare import compare, comparison_table
 from polyfed.reporting.paired import paired_differences, paired_table
 from polyfed.runs.experiment import Experiment
 from polyfed.runs.opened import open_run
-from runs import Planned
+from runs import Planned, arguments
 
 Content = dict[str, Any]
 METRIC = "r1_sum"
@@ -132,12 +131,7 @@ def execute(row: Sequence[Planned], out: Path, data_dir: Path, weights_dir: Path
 
 def main() -> None:
     """Run what is missing and print the tables."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--data-dir", type=Path, required=True)
-    parser.add_argument("--weights-dir", type=Path, required=True)
-    parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--jobs", type=int, default=2)
-    parser.add_argument("--seeds", type=int, default=5)
+    parser = arguments(__doc__, seeds=5)
     parser.add_argument("--sizes", type=int, nargs="*", default=[250, 500, 1000, 1500], help="public pictures")
     parser.add_argument("--tables", nargs="*", help="pairs<SIZE>, clients; by default all")
     parser.add_argument("--only", nargs="*", help="names of rows; by default all")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import os
 import shutil
 import subprocess
@@ -12,6 +13,18 @@ from pathlib import Path
 from statistics import mean, stdev
 
 from polyfed.runs.records import RunRecords
+
+
+def arguments(description: str | None, *, jobs: int = 2, seeds: int | None = None) -> argparse.ArgumentParser:
+    """What every script here takes: where data and weights are, where runs go, how many at once and with how many seeds
+    (None: it has seeds in another way)."""
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    for option in ("--data-dir", "--weights-dir", "--out"):
+        parser.add_argument(option, type=Path, required=True)
+    parser.add_argument("--jobs", type=int, default=jobs)
+    if seeds is not None:
+        parser.add_argument("--seeds", type=int, default=seeds)
+    return parser
 
 
 @dataclass(frozen=True)
