@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+from knowledge_figure import draw_gains
 
 from polyfed.reporting.compare import compare, comparison_table
 from polyfed.reporting.paired import paired_differences, paired_table
@@ -135,6 +136,7 @@ def main() -> None:
     parser.add_argument("--sizes", type=int, nargs="*", default=[250, 500, 1000, 1500], help="public pictures")
     parser.add_argument("--tables", nargs="*", help="pairs<SIZE>, clients; by default all")
     parser.add_argument("--only", nargs="*", help="names of rows; by default all")
+    parser.add_argument("--figure", type=Path, help="draw README's picture of the tables by method into this SVG file")
     options = parser.parse_args()
     tables = {f"pairs{items}": by_method(items) for items in options.sizes} | {"clients": by_clients()}
     tables = {
@@ -147,11 +149,15 @@ def main() -> None:
         rows = [row for plan in plans.values() for row in plan]
         for future in [pool.submit(execute, row, options.out, options.data_dir, options.weights_dir) for row in rows]:
             future.result()
+    differences = {}
     for table, plan in plans.items():
         compared = compare([open_run(options.out / run.name).records for row in plan for run in row], METRIC)
         against = next((row[0].name for row in plan if "server-only" in row[0].name), None)
         print(f"\n### {table}\n", comparison_table(compared).markdown(), sep="\n")
-        print(paired_table(paired_differences(compared, METRIC, against=against), compared).markdown())
+        differences[table] = paired_differences(compared, METRIC, against=against)
+        print(paired_table(differences[table], compared).markdown())
+    if options.figure is not None:
+        print(draw_gains(differences, options.figure))
 
 
 if __name__ == "__main__":
