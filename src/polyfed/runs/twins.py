@@ -78,6 +78,14 @@ def twin_content(content: Mapping[str, Any], algorithm: Algorithm) -> _Content:
     return {**content, **changes}
 
 
+def chosen_in_words(content: Mapping[str, Any]) -> str:
+    """Rate and passes of a tuned twin, from its settings; empty if nothing was chosen."""
+    if not (content.get("twin") or {}).get("tuned"):
+        return ""
+    rate, passes = content["server"]["training"]["optimizer"]["lr"], content["algorithm"]["server_epochs"]
+    return f"rate {rate:g} and {passes} passes a round chosen on validation"
+
+
 def _obstacles(content: Mapping[str, Any], algorithm: Algorithm) -> dict[str, str]:
     """Kind -> what keeps the experiment from having that twin; empty if nothing does."""
     unsaid = f"algorithm '{algorithm.component_name()}' does not say how long"
