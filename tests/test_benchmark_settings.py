@@ -61,6 +61,20 @@ _PLANNED = {
 }
 
 
+@pytest.mark.parametrize("program", ["demo"], indirect=True)
+def test_the_demo_is_compared_with_its_server_alone(program: Any, tmp_path: Path) -> None:
+    plan = program.planned(tmp_path, program.rows(), "demo", (3, 4))
+    alone, federation = (Experiment.load(row[0].preset) for row in plan)
+    assert (alone.twin.kind, alone.twin.is_to_be_tuned, federation.twin) == ("server-only", True, None)
+    assert (alone.server, alone.public, alone.run.rounds) == (
+        federation.server,
+        federation.public,
+        federation.run.rounds,
+    )
+    # the second seed of the twin has what was chosen for the first
+    assert plan[0][1].preset == str(tmp_path / plan[0][0].name / "config.yaml")
+
+
 @pytest.mark.parametrize("program", sorted(_PLANNED), indirect=True)
 def test_what_a_program_plans_loads(program: Any) -> None:
     wrong = {}

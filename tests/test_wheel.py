@@ -101,6 +101,6 @@ def test_what_needs_an_extra_says_how_to_get_it(polyfed: Run, arguments: str, ex
 
 @pytest.mark.slow
 def test_the_demo_runs_with_the_bare_wheel(polyfed: Run) -> None:
-    done = polyfed("run", "scenes-demo", "--set", "run.rounds=1", "--out", "runs/demo")
+    done = polyfed("run", "scenes-demo", "--set", "run.rounds=2", "--out", "runs/demo")
     assert done.returncode == 0, done.stderr
     assert "The server finds the image of a text" in done.stdout

@@ -7,14 +7,13 @@ Runs that are complete are not run again, those that were interrupted are resume
 
 from __future__ import annotations
 
-import argparse
 import json
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from statistics import mean, median
 
 from polyfed.runs.records import RunRecords
-from runs import Planned, spread
+from runs import Planned, arguments, spread
 
 TWINS = ("creamfl", "reamfl-mean", "server-only", "local")
 RECALLS = [f"{a}_to_{b}_r@{k}" for a, b in (("image", "text"), ("text", "image")) for k in (1, 5, 10)]
@@ -104,11 +103,7 @@ def knowledge(out: Path, form: str, seeds: int) -> list[str]:
 
 def main() -> None:
     """Run what is missing and print the tables."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--data-dir", type=Path, required=True)
-    parser.add_argument("--weights-dir", type=Path, required=True)
-    parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--jobs", type=int, default=2)
+    parser = arguments(__doc__)
     parser.add_argument("--scratch-seeds", type=int, default=3)
     parser.add_argument("--pretrained-seeds", type=int, default=5)
     parser.add_argument("--local-seeds", type=int, default=3)

@@ -9,7 +9,6 @@ validation split for the first seed of each size and used for the others. Runs t
 
 from __future__ import annotations
 
-import argparse
 import copy
 import shutil
 from collections.abc import Iterable, Mapping, Sequence
@@ -18,12 +17,13 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+from knowledge_figure import draw_gains
 
 from polyfed.reporting.compare import compare, comparison_table
 from polyfed.reporting.paired import paired_differences, paired_table
 from polyfed.runs.experiment import Experiment
 from polyfed.runs.opened import open_run
-from runs import Planned
+from runs import Planned, arguments
 
 Content = dict[str, Any]
 METRIC = "r1_sum"
@@ -128,14 +128,10 @@ def execute(row: Sequence[Planned], out: Path, data_dir: Path, weights_dir: Path
 
 def main() -> None:
     """Run what is missing and print the tables."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--data-dir", type=Path, required=True)
-    parser.add_argument("--weights-dir", type=Path, required=True)
-    parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--jobs", type=int, default=2)
-    parser.add_argument("--seeds", type=int, default=5)
+    parser = arguments(__doc__, seeds=5)
     parser.add_argument("--sizes", type=int, nargs="*", default=[250, 500, 1000, 1500], help="public pictures")
     parser.add_argument("--only", nargs="*", help="names of rows; by default all")
+    parser.add_argument("--figure", type=Path, help="draw README's picture of the tables by method into this SVG file")
     options = parser.parse_args()
     tables = {f"pairs{items}": rows_of(items) for items in options.sizes}
     tables = {
@@ -147,11 +143,15 @@ def main() -> None:
         rows = [row for plan in plans.values() for row in plan]
         for future in [pool.submit(execute, row, options.out, options.data_dir, options.weights_dir) for row in rows]:
             future.result()
+    differences = {}
     for table, plan in plans.items():
         compared = compare([open_run(options.out / run.name).records for row in plan for run in row], METRIC)
         against = next((row[0].name for row in plan if "server-only" in row[0].name), None)
         print(f"\n### {table}\n", comparison_table(compared).markdown(), sep="\n")
-        print(paired_table(paired_differences(compared, METRIC, against=against), compared).markdown())
+        differences[table] = paired_differences(compared, METRIC, against=against)
+        print(paired_table(differences[table], compared).markdown())
+    if options.figure is not None:
+        print(draw_gains(differences, options.figure))
 
 
 if __name__ == "__main__":

@@ -17,7 +17,7 @@ from pathlib import Path
 from statistics import mean
 
 from polyfed.runs.records import RunRecords
-from runs import Planned
+from runs import Planned, arguments
 
 METHODS = ("fedafd", "creamfl", "fedmd", "margin", "fedgems", "fedet", "fedmkd", "fedproto", "fedtgp")
 ATTACKS = ("none", "random", "flipped", "constant", "scaled", "copied", "nan")
@@ -67,12 +67,8 @@ def shown(cells: Mapping[str, Cell], method: str) -> str:
 
 def main() -> None:
     """Run what is missing and print the table."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--data-dir", type=Path, required=True)
-    parser.add_argument("--weights-dir", type=Path, required=True)
-    parser.add_argument("--out", type=Path, required=True)
+    parser = arguments(__doc__)
     parser.add_argument("--methods", nargs="+", default=list(METHODS), choices=list(METHODS), metavar="METHOD")
-    parser.add_argument("--jobs", type=int, default=2)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--set", action="append", default=[])

@@ -31,7 +31,7 @@ from medical_tables import HEADS, PAIRS, RATE, TABLES, Row, selected, tasks_of
 from polyfed.downstream.model_choice import ModelChoice
 from polyfed.downstream.suite import Suite, run_suite
 from polyfed.runs.records import RunRecords
-from runs import Planned, client_values, spread
+from runs import Planned, arguments, client_values, spread
 
 GRID = (0.0003, 0.001, 0.003)
 SEARCH_SEED = 100
@@ -259,11 +259,8 @@ def print_table(plan: Plan, runs: Mapping[tuple[str, int], Planned]) -> None:
 
 def main() -> None:
     """Run what is missing and print the table."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = arguments(__doc__, seeds=3)
     parser.add_argument("tables", nargs="+", choices=[*TABLES, "test"], metavar="table", help=", ".join(TABLES))
-    parser.add_argument("--data-dir", type=Path, required=True)
-    parser.add_argument("--weights-dir", type=Path, required=True)
-    parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--tested", default="server", help=argparse.SUPPRESS)
     parser.add_argument("--judged-by", type=Path, help=argparse.SUPPRESS)
     parser.add_argument("--tasks", nargs="+", default=list(HEADS), choices=HEADS, help="downstream tasks; default: all")
@@ -271,8 +268,6 @@ def main() -> None:
         "--rate", action="append", default=[], metavar="PRESET=RATE", help="this rate, without a search"
     )
     parser.add_argument("--draws", type=int, default=3)
-    parser.add_argument("--jobs", type=int, default=2)
-    parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--only", nargs="+", default=[], metavar="ROW", help="these rows and those they go with")
     parser.add_argument("--only-search", action="store_true")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import os
 import shutil
 import subprocess
@@ -14,6 +15,20 @@ from statistics import mean, stdev
 from polyfed.runs.records import RunRecords
 
 
+def arguments(
+    description: str | None, *, jobs: int = 2, seeds: int | None = None, has_data: bool = True
+) -> argparse.ArgumentParser:
+    """What every script here takes: where data and weights are (unless data are generated), where runs go, how many at
+    once and with how many seeds (None: it has seeds in another way)."""
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    for option in ("--data-dir", "--weights-dir", "--out") if has_data else ("--out",):
+        parser.add_argument(option, type=Path, required=True)
+    parser.add_argument("--jobs", type=int, default=jobs)
+    if seeds is not None:
+        parser.add_argument("--seeds", type=int, default=seeds)
+    return parser
+
+
 @dataclass(frozen=True)
 class Planned:
     """One run: its folder's name, preset, seed and overrides."""
@@ -24,7 +39,11 @@ class Planned:
     overrides: Sequence[str] = ()
 
     def execute(
-        self, out: Path, data_dir: Path, weights_dir: Path, after: Callable[[Path], None] = lambda folder: None
+        self,
+        out: Path,
+        data_dir: Path | None = None,
+        weights_dir: Path | None = None,
+        after: Callable[[Path], None] = lambda folder: None,
     ) -> None:
         """Run, or resume; nothing if it is complete. ``after`` gets the folder while clients' models are there."""
         folder = out / self.name
@@ -35,7 +54,8 @@ class Planned:
             command += ["resume", str(folder)]
         else:
             command += ["run", self.preset, "--seed", str(self.seed), "--out", str(folder), "--set", "run.threads=1"]
-            command += ["--data-dir", str(data_dir), "--weights-dir", str(weights_dir)]
+            places = {"--data-dir": data_dir, "--weights-dir": weights_dir}
+            command += [part for option, place in places.items() if place for part in (option, str(place))]
             command += [part for value in self.overrides for part in ("--set", value)]
         out.mkdir(parents=True, exist_ok=True)
         with (out / f"{self.name}.log").open("a") as log:

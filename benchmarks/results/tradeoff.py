@@ -23,7 +23,7 @@ from polyfed.reporting.figures import COLOURS, figure_grid, legend_below, save, 
 from polyfed.reporting.tables import MIB
 from polyfed.runs.experiment import read_config
 from polyfed.runs.records import RunRecords
-from runs import Planned, spread
+from runs import Planned, arguments, spread
 
 METRIC = "r1_sum"
 LABELS = {
@@ -168,13 +168,8 @@ def draw(found: Mapping[Point, Cost], axes: Mapping[str, list[Any]], preset: str
 
 def parsed() -> argparse.Namespace:
     """The command line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--data-dir", type=Path, required=True)
-    parser.add_argument("--weights-dir", type=Path, required=True)
-    parser.add_argument("--out", type=Path, required=True)
+    parser = arguments(__doc__, seeds=1)
     parser.add_argument("--preset", default="exchange-creamfl")
-    parser.add_argument("--jobs", type=int, default=2)
-    parser.add_argument("--seeds", type=int, default=1)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--eval-every", type=int, default=1)
     parser.add_argument("--items", type=int, nargs="+", default=[1000, 150, 500, 2000])

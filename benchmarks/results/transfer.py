@@ -13,11 +13,10 @@ import argparse
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from pathlib import Path
 from statistics import mean, median
 
 from polyfed.runs.records import RunRecords
-from runs import Planned, client_values, spread
+from runs import Planned, arguments, client_values, spread
 
 GRID = (0.0005, 0.001, 0.002)
 SEARCH_SEED = 100
@@ -130,14 +129,9 @@ def traffic(runs: Sequence[RunRecords]) -> list[str]:
 
 def main() -> None:
     """Run what is missing and print the tables."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--data-dir", type=Path, required=True)
-    parser.add_argument("--weights-dir", type=Path, required=True)
-    parser.add_argument("--out", type=Path, required=True)
+    parser = arguments(__doc__, seeds=3)
     parser.add_argument("--preset", default="fedcola-flickr8k-features")
     parser.add_argument("--methods", nargs="+", default=list(METHODS), choices=list(METHODS), metavar="METHOD")
-    parser.add_argument("--jobs", type=int, default=2)
-    parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--rounds", type=int, default=12)
     parser.add_argument("--search-rounds", type=int, default=6)
     parser.add_argument("--only-search", action="store_true")

@@ -12,11 +12,10 @@ import argparse
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from pathlib import Path
 from statistics import mean, median
 
 from polyfed.runs.records import RunRecords
-from runs import Planned, spread
+from runs import Planned, arguments, spread
 
 BLIND = ("server.task.use=[text]",)
 SETS = ("easy", "daquar")
@@ -83,14 +82,9 @@ def costs(runs: Sequence[RunRecords]) -> list[str]:
 
 def main() -> None:
     """Run what is missing and print the tables."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--data-dir", type=Path, required=True)
-    parser.add_argument("--weights-dir", type=Path, required=True)
-    parser.add_argument("--out", type=Path, required=True)
+    parser = arguments(__doc__, jobs=1, seeds=3)
     parser.add_argument("--sets", nargs="+", default=list(SETS), choices=SETS)
     parser.add_argument("--rows", nargs="+", default=list(ROWS), choices=list(ROWS), metavar="ROW")
-    parser.add_argument("--jobs", type=int, default=1)
-    parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--set", action="append", default=[])
     options = parser.parse_args()
     every = [(seed, data, row) for seed in range(options.seeds) for data in options.sets for row in options.rows]

@@ -9,7 +9,16 @@ from pydantic import Field
 from torch import Tensor
 
 from polyfed.aggregation.ensemble import Ensemble
-from polyfed.algorithms.algorithm import Algorithm, Client, Cohort, Lifetime, Reply, Server, client_step
+from polyfed.algorithms.algorithm import (
+    Algorithm,
+    Client,
+    Cohort,
+    Lifetime,
+    LocalTraining,
+    Reply,
+    Server,
+    client_step,
+)
 from polyfed.losses.distillation import l2
 from polyfed.wire.payload import Representations
 
@@ -26,6 +35,16 @@ class Consensus(Algorithm):
 
     local_epochs: int = Field(default=1, ge=1, description="passes over private data a round")
     digest_epochs: int = Field(default=1, ge=0, description="passes over the public set a round")
+
+    @property
+    def local_training(self) -> LocalTraining:
+        """Schedules by epoch and the twin of clients alone go by it."""
+        return LocalTraining(self.local_epochs)
+
+    @property
+    def server_passes(self) -> int:
+        """The twin of a server alone goes by it."""
+        return self.digest_epochs
 
     def round(self, server: Server, cohort: Cohort) -> None:
         """Ask everybody, average by modality, digest."""

@@ -16,11 +16,13 @@ from fixed_features import frozen_bag, latent, linear, projection
 from polyfed.algorithms.change_distillation import ChangeDistillation
 from polyfed.core.errors import ConfigError, ExchangeError
 from polyfed.federation.participant import Participant
+from polyfed.runs.experiment import Experiment
+from polyfed.runs.runner import run_experiment
 from polyfed.runs.session import Session
 from polyfed.wire.ledger import Ledger
 from polyfed.wire.messages import Answer, Request
 from polyfed.wire.payload import Payload, Representations
-from sessions import metrics, prepared, request, round_records, site_of, woken
+from sessions import metrics, prepared, round_records, site_of, woken
 from small_federations import Config
 
 Rows = dict[str, Tensor]
@@ -186,7 +188,9 @@ def test_an_idle_client_halves_the_change_of_the_other(tmp_path: Path, monkeypat
 
 
 def test_in_the_warm_up_nobody_is_asked_and_the_server_trains(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    session = session_of(tmp_path, warmup_rounds=2)
+    config = linear(warmup_rounds=2)
+    config["run"]["rounds"] = 3
+    session = session_of(tmp_path, config)
     asked, carry = list[int](), session.engine.exchange
 
     def exchange(requests: Sequence[Request], deadline: float | None) -> Iterator[Answer]:
@@ -308,19 +312,16 @@ def only_paired(**settings: Any) -> Config:
 # ---- refusals
 
 
-def test_a_closed_form_is_refused_where_a_tower_is_not_linear(tmp_path: Path) -> None:
+def test_a_closed_form_is_refused_before_any_work_where_one_tower_is_not_linear(tmp_path: Path) -> None:
     config = only_paired(digest="closed_form")
-    hidden = {"dim": 8, "encoders": {"image": projection(hidden=6), "text": frozen_bag()}}
-    config["clients"]["paired"]["models"] = [hidden]
-    session = session_of(tmp_path, config)
-    sent = method_of(session).to_wire(session.server, own(session), session.server.public_order)
-    with pytest.raises(ConfigError) as caught:
-        site_of(session).handle(request("paired-0", Payload({"representations": sent})))
-    message = str(caught.value)
-    assert "the 'image' encoder of 'paired-0' trains more than one linear layer" in message
-    assert "set algorithm.digest=auto" in message
-    with pytest.raises(ExchangeError, match="'image' encoder of 'paired-0'"):
-        play(session, 1, 1)
+    models = config["clients"]["paired"]["models"]
+    models[1] = {"dim": 8, "encoders": {"image": projection(hidden=6), "text": frozen_bag()}}
+    message = "the 'image' encoder of a client trains more than one linear layer; set algorithm.digest=auto"
+    with pytest.raises(ConfigError, match=message):
+        run_experiment(Experiment.parse(config), tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+    models.pop()
+    session_of(tmp_path, config)
 
 
 @pytest.mark.parametrize(
@@ -330,6 +331,7 @@ def test_a_closed_form_is_refused_where_a_tower_is_not_linear(tmp_path: Path) ->
         ({"digest_loss": "kl"}, "algorithm.digest_loss is kl, which compares class scores"),
         ({"counted_groups": ["paird"]}, "algorithm.counted_groups: no clients are called 'paird'.*paired"),
         ({"counted_groups": []}, "at least 1 item"),
+        ({"warmup_rounds": 9}, "warmup_rounds is 9, but run.rounds is 2: nobody would ever be asked; lower"),
         ({"kd_epochs": 0}, "algorithm.kd_epochs is 0, but with kd_joint the server trains in its passes alone"),
         ({"digest_penalty": 0}, "greater than or equal to 0.000001"),
         ({"targets": "absolute", "eta": 1.0}, "eta has no effect with targets: absolute"),

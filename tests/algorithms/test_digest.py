@@ -216,7 +216,7 @@ def test_rows_of_zeros_are_no_goals(tmp_path: Path) -> None:
 @pytest.mark.parametrize("loss", ["cosine", "l2", "mse", "l1"])
 def test_a_digest_by_gradient_lowers_the_distance(tmp_path: Path, loss: Distillation) -> None:
     """Of pairs and of captions without a picture."""
-    config = three_kinds(name="change_distillation")
+    config = three_kinds(name="change_distillation", warmup_rounds=0)
     config["public"]["unpaired"] = {"text": 3}
     config["clients"]["paired"]["training"] = training("adam", 0.02, 12)
     session = prepared(config, tmp_path)
@@ -235,7 +235,7 @@ def test_a_digest_by_gradient_lowers_the_distance(tmp_path: Path, loss: Distilla
 
 def test_rows_without_a_goal_give_no_gradient_and_no_passes_change_nothing(tmp_path: Path) -> None:
     """Other values in rows that are not asked for could not be told from zeros: their samples do not count at all."""
-    session = prepared(three_kinds(name="change_distillation"), tmp_path)
+    session = prepared(three_kinds(name="change_distillation", warmup_rounds=0), tmp_path)
     client = woken(session, "text")
     before = {name: value.clone() for name, value in client.model.state_dict().items()}
     fit_by_gradient(method_of(session), client, {"text": torch.zeros(16, 8)}, 3, 4, "cosine")

@@ -93,6 +93,6 @@ def test_what_cannot_be_distorted(fedavg_run: Path, fedafd_run: Path) -> None:
     with pytest.raises(ConfigError, match="'image' encodes 'image' only; distortion is of the similarity of two"):
         run_distortion(opened, "image")
     bare = with_settings(opened.run, algorithm=ServerOnly())
-    with pytest.raises(ConfigError, match="'server_only' has no local_epochs to go by; say with --steps"):
+    with pytest.raises(ConfigError, match="'server_only' does not say how long clients train; say it with --steps"):
         run_distortion(Simulated(bare))
     assert [row.steps for row in run_distortion(Simulated(open_run(fedafd_run)), steps=1).rows] == [1, 1]

@@ -17,7 +17,7 @@ from polyfed.aggregation.ensemble import Ensembled
 from polyfed.algorithms.change_distillation import ChangeDistillation
 from polyfed.algorithms.shared.ensembles import Ensembles
 from polyfed.algorithms.shared.public_exchange import row_shares
-from polyfed.core.errors import ConfigError
+from polyfed.core.errors import ConfigError, ExchangeError, PayloadError
 from polyfed.data.samples import Samples
 from polyfed.federation.data import PublicSet
 from polyfed.federation.population import Population
@@ -28,6 +28,7 @@ from polyfed.runs.opened import Run
 from polyfed.runs.runner import resume_run, run_experiment
 from polyfed.runs.session import Session
 from polyfed.wire.ledger import Ledger
+from polyfed.wire.messages import Answer
 from polyfed.wire.payload import Payload, Representations
 from polyfed.wire.transport import Transport
 from sessions import metrics, prepared, woken
@@ -195,6 +196,31 @@ def test_each_distinct_input_has_a_row_and_comes_back_to_all_its_samples() -> No
     assert torch.equal(unpacked(rows, places), values)
     assert packed(values, None) is unpacked(values, None) is values
     assert packed(values[:0], places[:0]).shape == (0, 4)
+
+
+@pytest.mark.parametrize("output", ROWS)
+@pytest.mark.parametrize("more", [-1, 1])
+def test_rows_of_another_number_are_refused_with_their_sender(tmp_path: Path, output: str, more: int) -> None:
+    session = prepared(config_of(), tmp_path)
+    server, method = session.server, session.experiment.algorithm
+    known = method.server_outputs(server)  # type: ignore[attr-defined]
+    honest = method.to_wire(server, known, known.order)  # type: ignore[attr-defined]
+    rows = {
+        name: torch.cat([values, values[:1]])[: len(values) + more * (name == output)]
+        for name, values in honest.items()
+    }
+    told = Representations(rows, order=known.order)
+    message = f"'{output}' has {ROWS[output] + more} rows, but there are {ROWS[output]} distinct inputs"
+    with pytest.raises(PayloadError, match=message):
+        method.from_wire(server, told)  # type: ignore[attr-defined]
+    cohort, refused = session.cohort(1, Ledger()), list[str]()
+    cohort.excluded = lambda client, reason, details: refused.append(f"{client.id}: {reason}")
+    check = method.outputs_check(server, known, "representations")  # type: ignore[attr-defined]
+    answer = Payload({"representations": told, "num_examples": 1})
+    cohort.exchange = lambda requests, deadline: iter([Answer(one.client, answer) for one in requests])
+    with pytest.raises(ExchangeError, match="0 of 4 clients gave a usable reply"):
+        list(cohort.ask(method.fit, check=check, representations=honest))  # type: ignore[attr-defined]
+    assert any(line.startswith("paired-0: ") and output in line for line in refused)
 
 
 def crossed(run: Run, client: str) -> dict[str, list[int]]:

@@ -9,7 +9,9 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from polyfed.reporting.outcome import finished_twin, next_steps, outcome, outcome_table, verdict
+from polyfed.reporting.compare import compare
+from polyfed.reporting.outcome import finished_twin, next_steps, outcome, outcome_table, twin_table, verdict
+from polyfed.reporting.paired import paired_differences
 from polyfed.runs.records import RunRecords
 from run_folders import write_lines, write_run
 
@@ -39,18 +41,45 @@ def test_the_end_fits_a_terminal_of_thirty_rows_and_eighty_columns(
     lines = stream.getvalue().splitlines()
     assert len(lines) < 30
     text = " ".join(stream.getvalue().split())
-    for part in ("times chance", "alone", "report.html", "polyfed evaluate", "polyfed compare", "polyfed export"):
+    assert text.split()[-1] == "+0.00"  # against the twin, which has the same records
+    commands = ("polyfed evaluate", "polyfed compare", "polyfed export")
+    for part in ("times chance", "Beside the server alone: twin", "report.html", *commands):
         assert part in text
 
 
-def test_the_sentence_says_what_the_server_can_do_beside_chance_and_its_twin(tmp_path: Path) -> None:
-    run_of(tmp_path / "alone", "server_only", gain=20.0)
+def test_the_sentence_says_what_the_server_can_do_beside_chance(tmp_path: Path) -> None:
     sentence = verdict(run_of(tmp_path / "creamfl", "creamfl"))
     assert sentence.startswith("The server finds the image of a text among the first 10 of 100 in ")
     assert " % of cases, " in sentence
     assert "times chance (10.00 %), " in sentence
-    assert " above training it alone (" in sentence
-    assert sentence.endswith(" in alone), after 12 rounds in 2:06.")
+    assert sentence.endswith(" times chance (10.00 %), after 12 rounds in 2:06.")
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "alone", "figures"),
+    [
+        ("server_only", "the server alone", ["server r1_sum, selected by validation"]),
+        ("local", "every client alone", ["image accuracy, final", "text accuracy, final", "paired r1_sum, final"]),
+    ],
+)
+def test_beside_its_twin_a_run_has_the_differences_that_compare_prints(
+    tmp_path: Path, algorithm: str, alone: str, figures: list[str]
+) -> None:
+    runs = [run_of(tmp_path / name, name, gain=gain) for name, gain in ((algorithm, 20.0), ("creamfl", 30.0))]
+    if algorithm == "local":  # there is no server
+        for run in runs:
+            lines = [json.loads(line) for line in (run.folder / "metrics.jsonl").read_text().splitlines()]
+            write_lines(run.folder / "metrics.jsonl", [line for line in lines if line["participant"] != "server"])
+    twin, mine = (records(run.folder) for run in runs)
+    found = twin_table(mine)
+    assert found is not None
+    assert found.title == f"Beside {alone}: {algorithm}"
+    printed = {item.figure: item.mean for item in paired_differences(compare([twin, mine]))}
+    assert [row[0] for row in found.rows] == figures
+    for name, own, other, difference in found.rows:
+        assert printed[name] > 5
+        assert float(difference) == pytest.approx(printed[name], abs=0.01)
+        assert float(own) - float(other) == pytest.approx(printed[name], abs=0.02)
 
 
 @pytest.mark.parametrize(
@@ -139,6 +168,7 @@ def test_a_tuned_twin_is_known_by_what_its_method_has_and_can_be_run_with_other_
     twin = run_of(tmp_path / "alone", "server_only", server=server(0.8), clients={}, twin=tuned)
     assert finished_twin(run_of(tmp_path / "creamfl", "creamfl", server=server(0.1)), "server_only") == twin
     assert finished_twin(run_of(tmp_path / "other", "creamfl", server=server(0.8)), "server_only") is None
+    assert twin_table(twin) is None
     assert dict(next_steps(twin))["seeds"] == f"polyfed run {tmp_path / 'alone'}/config.yaml --seeds 1,2,3"
     assert "baseline" not in dict(next_steps(twin))
 

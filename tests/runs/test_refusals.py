@@ -160,6 +160,11 @@ REFUSED: list[tuple[Config, Config, str]] = [
     (tiny(name="creamfl"), {"public": GONE}, "needs a public set"),
     (tiny(name="creamfl"), IMAGE_ONLY, r"'gca' contrasts modalities, but server\.model encodes"),
     (tiny(name="creamfl", aggregation="mean"), IMAGE_ONLY, "contrasts between modalities need two"),
+    (
+        tiny(name="creamfl", aggregation="mean", inter=False),
+        IMAGE_ONLY | {"public.unpaired": {"text": 2}},
+        r"public\.unpaired\.text is 2, but server\.model has no 'text' encoder to learn from them with; valid: image",
+    ),
     (averaged(), {}, "needs a public set"),
     (averaged(), {"public": {"source": "scenes"}, "server": GONE}, "needs a server model"),
     (

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
 import torch
 import yaml
 
+from polyfed.algorithms.algorithm import Algorithm, Cohort, Server
 from polyfed.core.errors import ConfigError, DataError
 from polyfed.federation.population import Population
 from polyfed.runs.experiment import Experiment
@@ -190,6 +192,15 @@ def test_pooled_items_are_those_that_are_public_and_as_many_as_clients_hold(
 # ---- refusals
 
 
+class Unsaid(Algorithm):
+    """A method that does not say how long anybody trains."""
+
+    needs_public: ClassVar[bool] = True
+
+    def round(self, server: Server, cohort: Cohort) -> None:
+        """Nothing."""
+
+
 def without(section: str) -> Callable[[Config], object]:
     return lambda config: config.pop(section)
 
@@ -221,6 +232,14 @@ def without(section: str) -> Callable[[Config], object]:
         ("pooled", lambda c: c["public"].pop("items"), "public.items is null: all that there is is public"),
         ("pooled", lambda c: c.update(algorithm="server_only") or c.update(clients={}), "'three-kinds': server-only$"),
         ("local", lambda c: c.update(algorithm="server_only"), "'server_only' asks no clients; .*server-only, no-priv"),
+        *(
+            (kind, lambda c: c.update(algorithm=f"{__name__}.Unsaid"), f"'.*Unsaid' does not say how long its {what}")
+            for kind, what in (
+                ("local", r"clients train \(local_training\); .*: no-private$"),
+                ("server-only", r"server trains \(server_passes\)"),
+                ("pooled", r"server trains \(server_passes\)"),
+            )
+        ),
         ("global", lambda c: None, "twin.kind: .*'server-only', 'no-private', 'local' or 'pooled'"),
         ("pooled", lambda c: c.update(twin={"rates": []}), "twin.rates"),
         ("pooled", lambda c: c.update(twin={"passes": [0.5]}), "twin.passes"),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Mapping
-from typing import ClassVar
+from typing import ClassVar, NamedTuple
 
 from polyfed.core.effects import PAIRING, SEVERAL, SEVERAL_TYPES, SINGLE, require_effects_beneath
 from polyfed.core.errors import ConfigError
@@ -26,6 +26,7 @@ __all__ = [
     "ClientInfo",
     "Cohort",
     "Lifetime",
+    "LocalTraining",
     "Logits",
     "Reply",
     "Representations",
@@ -35,6 +36,17 @@ __all__ = [
     "client_step",
     "each",
 ]
+
+
+class LocalTraining(NamedTuple):
+    """How long a client trains a round."""
+
+    epochs: int = 1
+    """Passes over its private data."""
+    steps: int | None = None
+    """So many batches instead of whole passes; None: as many as the passes have."""
+    other_steps: int = 0
+    """Batches of further stages of a round that counts batches."""
 
 
 class Algorithm(Component):
@@ -70,18 +82,32 @@ class Algorithm(Component):
 
     def add_modules(self, model: Model) -> None:
         """Add to a client's new model what the method trains besides it, as ``model.extras``; draws from torch's
-        global generator."""
+        global generator.
+
+        Raises:
+            ConfigError: the method has no use for such a model.
+        """
+
+    @property
+    def local_training(self) -> LocalTraining | None:
+        """How long a client trains a round; schedules, twins and analyses go by it. None: the method does not say."""
+        return None
+
+    @property
+    def server_passes(self) -> int | None:
+        """In how many passes over P the server trains a round, be it for its task or to distil; twins go by it. None:
+        the method does not say."""
+        return None if self.needs_public else 0
 
     @property
     def counts_epochs(self) -> bool:
         """Whether clients train for so many epochs, not for so many steps."""
-        # methods name these settings alike, but not every method has them
-        return getattr(self, "local_steps", None) is None
+        return self.local_training is None or self.local_training.steps is None
 
     @property
     def epochs_a_round(self) -> int:
-        """By how many epochs a round advances schedules by epoch: ``local_epochs``, or 1 of so many steps."""
-        return getattr(self, "local_epochs", 1) if self.counts_epochs else 1
+        """By how many epochs a round advances schedules by epoch: those of local training, or 1 of so many steps."""
+        return self.local_training.epochs if self.local_training and self.counts_epochs else 1
 
     @property
     def is_personal(self) -> bool:

@@ -27,6 +27,7 @@ from polyfed.federation.public_outputs import (
     part_of,
 )
 from polyfed.losses.distillation import Distillation
+from polyfed.models.model import Model
 
 _CHANGE, _ABSOLUTE = Only(targets="change"), Only(targets="absolute")
 _BY_GRADIENT, _CLOSED = Only(digest={"auto", "gradient"}), Only(digest={"auto", "closed_form"})
@@ -94,12 +95,17 @@ class ChangeDistillation(EnsembleDistillation):
     # ---- server half
 
     def setup(self, server: Server) -> None:
-        """Check also that distances suit representations.
+        """Check also that distances suit representations, and that clients are ever asked.
 
         Raises:
-            ConfigError: they do not.
+            ConfigError: it is not so.
         """
         super().setup(server)
+        if self.warmup_rounds >= server.clock.rounds:
+            raise ConfigError(
+                f"algorithm.warmup_rounds is {self.warmup_rounds}, but run.rounds is {server.clock.rounds}: nobody "
+                "would ever be asked; lower the one, raise the other, or run the twin server-only"
+            )
         if self.digest_loss == "kl":
             raise ConfigError(
                 "algorithm.digest_loss is kl, which compares class scores, not representations; choose cosine"
@@ -129,6 +135,19 @@ class ChangeDistillation(EnsembleDistillation):
 
     # ---- client half
 
+    def add_modules(self, model: Model) -> None:
+        """Nothing; but where digests are to be in closed form, all towers must have one.
+
+        Raises:
+            ConfigError: one has not.
+        """
+        towers = model.encoders if self.digest == "closed_form" else ()
+        for modality in [name for name in towers if only_layer(model, name) is None]:
+            raise ConfigError(
+                f"algorithm.digest is closed_form, but the '{modality}' encoder of a client trains more than one "
+                "linear layer; set algorithm.digest=auto, or give it a projection of frozen features"
+            )
+
     @client_step(representations=Representations, num_examples=int)
     def fit(self, client: Client, representations: Representations) -> Reply:
         """Digest, represent, train, represent: replies with the change, or with the representations after."""
@@ -153,11 +172,6 @@ class ChangeDistillation(EnsembleDistillation):
             if layer is not None:
                 client.model.eval()
                 fit_in_closed_form(self, client, modality, layer, goals, self.digest_penalty)
-            elif self.digest == "closed_form":
-                raise ConfigError(
-                    f"algorithm.digest is closed_form, but the '{modality}' encoder of '{client.name}' trains more "
-                    "than one linear layer; set algorithm.digest=auto, or give it a projection of frozen features"
-                )
             else:
                 by_gradient.append(modality)
         others = {name: rows for name, rows in goals.items() if modality_of(name) in by_gradient}

@@ -96,6 +96,11 @@ class CreamFLAveraged(FedAvg):
     )
 
     @property
+    def server_passes(self) -> int:
+        """``kd_epochs``: the averaged model has no training of its own."""
+        return self.kd_epochs
+
+    @property
     def creamfl(self) -> CreamFL:
         """CreamFL's own contrasts, weights and distillation, set as here."""
         names = CreamFL.model_fields.keys() & type(self).model_fields.keys() - FedAvg.model_fields.keys()

@@ -28,6 +28,7 @@ from polyfed.algorithms.algorithm import (
     ClientInfo,
     Cohort,
     Lifetime,
+    LocalTraining,
     Reply,
     Server,
     client_query,
@@ -89,6 +90,11 @@ class FedProto(Algorithm):
         default={},
         description="group -> class space, for groups with the same classes under other names or targets",
     )
+
+    @property
+    def local_training(self) -> LocalTraining:
+        """``local_epochs``, or ``local_steps`` if there are any."""
+        return LocalTraining(self.local_epochs, self.local_steps)
 
     # ---- server half
 

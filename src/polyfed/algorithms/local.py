@@ -7,7 +7,7 @@ from typing import Annotated, ClassVar
 
 from pydantic import Field
 
-from polyfed.algorithms.algorithm import Algorithm, Client, Cohort, Lifetime, Reply, Server, client_step
+from polyfed.algorithms.algorithm import Algorithm, Client, Cohort, Lifetime, LocalTraining, Reply, Server, client_step
 from polyfed.core.effects import Only
 
 
@@ -22,6 +22,11 @@ class LocalOnly(Algorithm):
     local_steps: int | None = Field(
         default=None, ge=1, description="so many batches a round instead of whole passes; None: local_epochs"
     )
+
+    @property
+    def local_training(self) -> LocalTraining:
+        """``local_epochs``, or ``local_steps`` if there are any."""
+        return LocalTraining(self.local_epochs, self.local_steps)
 
     def round(self, server: Server, cohort: Cohort) -> None:
         """Ask the cohort to train."""

@@ -19,6 +19,11 @@ class ServerOnly(Algorithm):
     server_epochs: int = Field(default=1, ge=1, description="passes over the public set a round")
 
     @property
+    def server_passes(self) -> int:
+        """``server_epochs``."""
+        return self.server_epochs
+
+    @property
     def epochs_a_round(self) -> int:
         """Those of the server, as nobody else trains."""
         return self.server_epochs

@@ -120,14 +120,12 @@ def run_distortion(
     """
     plan, algorithm = Plan(steps=steps, lr=lr, seed=seed), opened.experiment.algorithm
     if steps is None:
-        epochs = getattr(algorithm, "local_epochs", None)
-        if epochs is None:
+        training = algorithm.local_training
+        if training is None:
             name = algorithm.component_name()
-            raise ConfigError(
-                f"algorithm '{name}' has no local_epochs to go by; say with --steps how long clients train"
-            )
+            raise ConfigError(f"algorithm '{name}' does not say how long clients train; say it with --steps")
         # a method that counts a round in steps does as many, in however many passes
-        plan = replace(plan, steps=getattr(algorithm, "local_steps", None), epochs=int(epochs))
+        plan = replace(plan, steps=training.steps, epochs=training.epochs)
     with cpu_threads(opened.experiment.run.threads):
         trained = opened.trained(of)
         if len(trained.settings.encoders) < 2:

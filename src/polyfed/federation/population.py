@@ -12,7 +12,7 @@ from jaxtyping import Int64
 from torch import Tensor, nn
 
 from polyfed.core.activity import preparing
-from polyfed.core.errors import ConfigError, DataError
+from polyfed.core.errors import ConfigError, DataError, nearest
 from polyfed.core.randomness import isolated
 from polyfed.data.assembly import of_items, require_disjoint
 from polyfed.data.samples import Samples
@@ -234,6 +234,7 @@ class Population:
         """
         self._require_models()
         self._require_test_items()
+        self._require_learnable_parts()
         self._require_disjoint_data()
         if self.public is not None:
             self._require_equal_width()
@@ -241,8 +242,9 @@ class Population:
     def _require_models(self) -> None:
         outlines: dict[str, tuple[str, Outline]] = {}
         infos = {info.id: info for info in self.infos}
-        # one client a group will do: models differ by group and architecture, and building them takes long
-        for member in {member.group: member for member in self.members.values()}.values():
+        # one client of each will do: models differ by group and architecture, and building them takes long
+        kinds = {(info.group, info.architecture): self.members[info.id] for info in infos.values()}
+        for member in kinds.values():
             outline = outline_of(self.client_model(member).state_dict())
             other, expected = outlines.setdefault(infos[member.id].architecture, (member.group, outline))
             if outline != expected:
@@ -261,6 +263,16 @@ class Population:
                 f"server.expected_test_items is {settings.expected_test_items}, but '{settings.source}' "
                 f"{settings.test_split} has {count} items; recalls would be of another gallery than they are named "
                 f"after; provide that split, or set server.expected_test_items={count} and adapt server.task.folds"
+            )
+
+    def _require_learnable_parts(self) -> None:
+        if self.server is None or self.public is None:
+            return
+        encoders = self.server.model.encoders
+        for modality in [name for name in self.public.settings.unpaired if name not in encoders]:
+            raise ConfigError(
+                f"public.unpaired.{modality} is {self.public.settings.unpaired[modality]}, but server.model has no "
+                f"'{modality}' encoder to learn from them with; {nearest(modality, encoders)}"
             )
 
     def _require_disjoint_data(self) -> None:

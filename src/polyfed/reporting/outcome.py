@@ -12,11 +12,13 @@ from typing import TYPE_CHECKING, Any
 
 from polyfed.core.errors import RunError
 from polyfed.reporting.client_spread import client_spread, quality_names
+from polyfed.reporting.paired import shared_figures
 from polyfed.reporting.recalls import find_recalls
 from polyfed.reporting.tables import TextTable, count, duration, figure, mib
 from polyfed.runs.events import Metrics
 from polyfed.runs.opened import open_run
 from polyfed.runs.records import SERVER, RunRecords
+from polyfed.runs.twins import chosen_in_words
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -63,7 +65,9 @@ def outcome(records: RunRecords) -> RenderableType:
     steps = Table.grid(Column(no_wrap=True), Column(overflow="fold"), padding=(0, 1))
     for what, command in next_steps(records):
         steps.add_row(Text(what, style="dim"), Text(command))
-    return Group(Text(), *warnings, sentence, outcome_table(records).rich(), steps)
+    beside = twin_table(records)
+    last = [Text(), beside.rich()] if beside is not None else []
+    return Group(Text(), *warnings, sentence, outcome_table(records).rich(), steps, *last)
 
 
 def outcome_of(folder: Path) -> RenderableType:
@@ -75,7 +79,7 @@ def outcome_of(folder: Path) -> RenderableType:
 
 
 def verdict(records: RunRecords) -> str:
-    """What came out, against chance and against the same federation without federated learning, if that was run."""
+    """What came out, against chance."""
     seconds = sum(records.seconds.values())
     took = f"{records.rounds} rounds" + (f" in {duration(seconds)}" if seconds else "")
     best = headline(records)
@@ -87,7 +91,7 @@ def verdict(records: RunRecords) -> str:
     elif best.chance > 0:
         times = best.value / best.chance
         clauses.append(f"{times:.{1 if times >= 1.1 else 2}f} times chance ({figure(best.chance)} %)")
-    return ", ".join([*clauses, *_against_twin(records, best), f"after {took}."])
+    return ", ".join([*clauses, f"after {took}."])
 
 
 def headline(records: RunRecords) -> Headline | None:
@@ -144,18 +148,21 @@ def _common_chance(metric: str, measured: Sequence[Metrics]) -> float:
 # ---- the twin: the same federation without federated learning
 
 
-def _against_twin(records: RunRecords, best: Headline) -> Iterator[str]:
-    twin = finished_twin(records, _TWINS[best.participant])
-    if twin is None:
-        return
-    members = (SERVER,) if best.participant == SERVER else twin.clients
-    values = [metrics[best.metric] for metrics in _measured(twin, members, best.metric)]
-    if values:
-        other = fmean(values)
-        alone = "training it alone" if best.participant == SERVER else "every client alone"
-        apart = figure(abs(best.value - other))
-        how = f"{apart} {'above' if best.value > other else 'below'}" if apart != figure(0.0) else "as much as"
-        yield f"{how} {alone} ({figure(other)} in {twin.name})"
+def twin_table(records: RunRecords) -> TextTable | None:
+    """What ``polyfed compare`` compares of a run and its twin: own figures, the twin's, their differences; or None."""
+    best = headline(records)
+    twin = finished_twin(records, _TWINS[best.participant]) if best else None
+    if best is None or twin is None:
+        return None
+    of_server = best.participant == SERVER
+    rows = [
+        (name, figure(own), figure(other), f"{own - other:+.2f}")
+        for name, (own, other) in shared_figures(records, twin).items()
+        if name.startswith(f"{SERVER} ") == of_server
+    ]
+    alone = "the server alone" if of_server else "every client alone"
+    title = f"Beside {alone}: {', '.join(filter(None, [twin.name, chosen_in_words(twin.config)]))}"
+    return TextTable(title, ("test, one seed", "here", "alone", "difference"), rows)
 
 
 def finished_twin(records: RunRecords, algorithm: str) -> RunRecords | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean, stdev
 from typing import Any
@@ -95,8 +95,7 @@ def paired_differences(
     if not comparisons:
         return []
     reference = _named(comparisons, against)
-    judged = [run for item in comparisons for run in item.runs if run.metric_names(SERVER, kind)]
-    selects = all(run.metric_names(SERVER, "validation") for run in judged)
+    selects = _all_validated([run for item in comparisons for run in item.runs], kind)
 
     def figures(item: Comparison) -> _Figures:
         seeds = [(run, run.config.get("run", {}).get("seed")) for run in item.runs]
@@ -108,6 +107,18 @@ def paired_differences(
         for item in others
         for name, differences in _differences(figures(item), figures(reference)).items()
     ]
+
+
+def shared_figures(run: RunRecords, reference: RunRecords, kind: str = "test") -> dict[str, tuple[float, float]]:
+    """What ``paired_differences`` compares of two runs: figure -> value of the run, value of the reference."""
+    selects = _all_validated([run, reference], kind)
+    own, other = (_figures_of(one, None, kind, selects) for one in (run, reference))
+    return {name: (own[name], other[name]) for name in own if name in other}
+
+
+def _all_validated(runs: Iterable[RunRecords], kind: str) -> bool:
+    """Whether all whose servers were judged were validated too, so that validation can select a round."""
+    return all(run.metric_names(SERVER, "validation") for run in runs if run.metric_names(SERVER, kind))
 
 
 def _named(comparisons: Sequence[Comparison], name: str | None) -> Comparison:

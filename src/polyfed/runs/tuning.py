@@ -25,6 +25,7 @@ from polyfed.runs.experiment import Experiment
 from polyfed.runs.folder import RunFolder, made_folder
 from polyfed.runs.records import SERVER
 from polyfed.runs.runner import run_experiment
+from polyfed.runs.twins import chosen_in_words
 
 log = logging.getLogger(__name__)
 
@@ -177,10 +178,8 @@ class TwinSearch:
         optimizer["lr"] = float(f"{optimizer['lr'] * point[0]:.12g}")  # 0.0002 x 3 without the last binary digit
         algorithm["server_epochs"] *= point[1]
         content["twin"]["tuned"] = tuned
-        how = f"rate {optimizer['lr']:g} and {algorithm['server_epochs']} passes a round chosen on validation"
-        return Experiment.parse(
-            {**content, "description": f"{content['description']}; {how}", "run": content["run"] | run}
-        )
+        description = f"{content['description']}; {chosen_in_words(content)}"
+        return Experiment.parse({**content, "description": description, "run": content["run"] | run})
 
     def restore(self) -> None:
         """Take over what an interrupted search has found.

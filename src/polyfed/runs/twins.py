@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, PositiveFloat, PositiveInt
 
-from polyfed.algorithms.algorithm import Algorithm
+from polyfed.algorithms.algorithm import Algorithm, LocalTraining
 from polyfed.algorithms.local import LocalOnly
 from polyfed.core.effects import Only
 from polyfed.core.errors import ConfigError
@@ -78,9 +78,19 @@ def twin_content(content: Mapping[str, Any], algorithm: Algorithm) -> _Content:
     return {**content, **changes}
 
 
+def chosen_in_words(content: Mapping[str, Any]) -> str:
+    """Rate and passes of a tuned twin, from its settings; empty if nothing was chosen."""
+    if not (content.get("twin") or {}).get("tuned"):
+        return ""
+    rate, passes = content["server"]["training"]["optimizer"]["lr"], content["algorithm"]["server_epochs"]
+    return f"rate {rate:g} and {passes} passes a round chosen on validation"
+
+
 def _obstacles(content: Mapping[str, Any], algorithm: Algorithm) -> dict[str, str]:
     """Kind -> what keeps the experiment from having that twin; empty if nothing does."""
+    unsaid = f"algorithm '{algorithm.component_name()}' does not say how long"
     alone = _first_of(
+        (algorithm.server_passes is None, f"{unsaid} its server trains (server_passes)"),
         (not content["server"], "there is no server model"),
         (not content["public"], "there is no public set"),
         (
@@ -96,7 +106,10 @@ def _obstacles(content: Mapping[str, Any], algorithm: Algorithm) -> dict[str, st
             (not source, "there is no public set"),
             (not _groups_of(source, content), f"no group has the source '{source}' of P"),
         ),
-        "local": _first_of((not algorithm.asks_clients, f"algorithm '{algorithm.component_name()}' asks no clients")),
+        "local": _first_of(
+            (not algorithm.asks_clients, f"algorithm '{algorithm.component_name()}' asks no clients"),
+            (algorithm.local_training is None, f"{unsaid} its clients train (local_training)"),
+        ),
         "pooled": alone
         or _first_of(
             (public["items"] is None, "public.items is null: all that there is is public"),
@@ -115,15 +128,8 @@ def _first_of(*obstacles: tuple[bool, str]) -> str:
 def _server_alone(run: _Content, algorithm: Algorithm) -> _Content:
     """Nobody is asked, so nobody need be there, and no engine started."""
     run = {**run, "evaluate_clients": False, "engine": "local", "sampling": {}, "phases": {}}
-    return {"clients": {}, "algorithm": {"name": "server_only", "server_epochs": _server_passes(algorithm)}, "run": run}
-
-
-def _server_passes(algorithm: Algorithm) -> int:
-    """Passes over P in which the method's server trains a round, be it for its task or to distil; at least one."""
-    if not algorithm.needs_public:
-        return 1
-    task = 0 if getattr(algorithm, "kd_joint", False) else getattr(algorithm, "server_epochs", 0)
-    return max(1, task + getattr(algorithm, "kd_epochs", 0))
+    passes = max(1, algorithm.server_passes or 0)
+    return {"clients": {}, "algorithm": {"name": "server_only", "server_epochs": passes}, "run": run}
 
 
 def _pooled_items(content: Mapping[str, Any]) -> int | None:
@@ -174,12 +180,8 @@ def _asking(clients: _Content, run: _Content) -> _Content:
 
 def _every_client_alone(run: _Content, algorithm: Algorithm) -> _Content:
     """As much training a round as with the method, in all its stages; nobody has use for a server's model."""
-    steps = getattr(algorithm, "local_steps", None)
-    training = (
-        {"local_epochs": getattr(algorithm, "local_epochs", 1)}
-        if steps is None
-        else {"local_steps": steps + getattr(algorithm, "robust_steps", 0)}
-    )
+    epochs, steps, others = algorithm.local_training or LocalTraining()
+    training = {"local_epochs": epochs} if steps is None else {"local_steps": steps + others}
     phases = {name: phase for name, phase in run["phases"].items() if name in steps_of(LocalOnly())}
     run = {**run, "evaluate_clients": run["evaluate_clients"] or True, "phases": phases}
     return {"server": None, "algorithm": {"name": "local", **training}, "run": run}

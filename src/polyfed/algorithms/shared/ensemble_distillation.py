@@ -34,6 +34,11 @@ class ServerTask(PublicExchange):
 
     server_epochs: int = Field(default=1, ge=0, description="passes over P with the server's own task a round")
 
+    @property
+    def server_passes(self) -> int:
+        """Those of the task, then those that distil."""
+        return self.server_epochs + super().server_passes
+
     def setup(self, server: Server) -> None:
         """Check also that the server can train its task on the public set.
 
@@ -164,6 +169,11 @@ class EnsembleDistillation(AlternatingDistillation):
     learns_parts: ClassVar[bool] = True
 
     kd_joint: bool = Field(default=False, description="one pass with task and distillation loss together")
+
+    @property
+    def server_passes(self) -> int:
+        """Those that distil, if they have the task too."""
+        return self.kd_epochs if self.kd_joint else super().server_passes
 
     # ---- server half
 

@@ -9,7 +9,17 @@ from pydantic import Field
 
 from polyfed.aggregation.averaging import Averaging
 from polyfed.aggregation.collaboration import Holder
-from polyfed.algorithms.algorithm import Algorithm, Client, Cohort, Reply, Server, Weights, client_query, each
+from polyfed.algorithms.algorithm import (
+    Algorithm,
+    Client,
+    Cohort,
+    LocalTraining,
+    Reply,
+    Server,
+    Weights,
+    client_query,
+    each,
+)
 from polyfed.core.effects import Only
 from polyfed.core.errors import PayloadError
 from polyfed.federation.types import outline_of
@@ -46,6 +56,11 @@ class GlobalModels(GlobalEvaluation):
     local_steps: int | None = Field(
         default=None, ge=1, description="so many batches a round instead of whole passes; None: local_epochs"
     )
+
+    @property
+    def local_training(self) -> LocalTraining:
+        """``local_epochs``, or ``local_steps`` if there are any."""
+        return LocalTraining(self.local_epochs, self.local_steps)
 
     @property
     def mixes_types(self) -> bool:

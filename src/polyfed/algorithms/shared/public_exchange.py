@@ -12,9 +12,9 @@ from jaxtyping import Bool, Float
 from pydantic import Field
 from torch import Tensor
 
-from polyfed.algorithms.algorithm import Algorithm, Client, Cohort, Lifetime, Reply, Server
+from polyfed.algorithms.algorithm import Algorithm, Client, Cohort, Lifetime, LocalTraining, Reply, Server
 from polyfed.core.effects import Not, Only
-from polyfed.core.errors import ConfigError
+from polyfed.core.errors import ConfigError, PayloadError
 from polyfed.core.randomness import generator
 from polyfed.data.samples import Batch, Samples
 from polyfed.federation.participant import Participant
@@ -24,6 +24,7 @@ from polyfed.federation.public_outputs import (
     Pair,
     PublicOutputs,
     RepresentationKind,
+    distinct_count,
     interleave,
     modality_of,
     packed,
@@ -61,6 +62,16 @@ class PublicExchange(Algorithm):
         default=1.0, ge=0, description="factor of the distillation loss"
     )
     kd_epochs: int = Field(default=1, ge=0, description="passes over P that distil a round")
+
+    @property
+    def local_training(self) -> LocalTraining:
+        """``local_epochs``."""
+        return LocalTraining(self.local_epochs)
+
+    @property
+    def server_passes(self) -> int:
+        """``kd_epochs``."""
+        return self.kd_epochs
 
     @property
     def output_kind(self) -> OutputKind:
@@ -123,8 +134,16 @@ class PublicExchange(Algorithm):
         return self.output_kind.bundle(rows, order)
 
     def from_wire(self, participant: Participant, payload: PublicOutputs) -> dict[str, Tensor]:
-        """The outputs [n, w] of a payload on all exchanged samples, on the participant's device."""
+        """The outputs [n, w] of a payload on all exchanged samples, on the participant's device.
+
+        Raises:
+            PayloadError: it has not a row for each distinct input.
+        """
         places = self._places(participant)
+        for name, rows in payload.items():
+            count = distinct_count(places[name]) if name in places else len(rows)
+            if len(rows) != count:
+                raise PayloadError(f"'{name}' has {len(rows)} rows, but there are {count} distinct inputs of it")
         return {name: unpacked(rows.to(participant.device), places.get(name)) for name, rows in payload.items()}
 
     def _places(self, participant: Participant) -> dict[str, Tensor]:

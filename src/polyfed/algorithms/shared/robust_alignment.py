@@ -12,7 +12,7 @@ from torch import Tensor
 
 from polyfed.aggregation.mean import WeightedMean
 from polyfed.aggregation.robust import SMALLEST_WEIGHT, Divergence, chi_square, mirror_step_of
-from polyfed.algorithms.algorithm import Client, ClientInfo, Cohort, Lifetime, Reply, Server, Weights
+from polyfed.algorithms.algorithm import Client, ClientInfo, Cohort, Lifetime, LocalTraining, Reply, Server, Weights
 from polyfed.algorithms.shared.global_models import GlobalModels
 from polyfed.core.effects import Not, Only
 from polyfed.core.errors import ConfigError
@@ -169,6 +169,11 @@ class RobustAlignment(RobustWeights):
         if self.guidance_weight == self.task_weight == 0:
             raise ValueError("guidance_weight and task_weight are both 0: there is nothing to train; set one above 0")
         return self
+
+    @property
+    def local_training(self) -> LocalTraining:
+        """Guided training, and the stage that learns the robust aligner."""
+        return super().local_training._replace(other_steps=self.robust_steps)
 
     # ---- server half
 
