@@ -70,9 +70,10 @@ class Long:
     def planned(self, row: str, rate: float, seed: int, rounds: int, extra: Sequence[str] = ()) -> Planned:
         """A run of a row."""
         groups = ("paired", "image", "text") if row == FEDCOLA else ("paired",)
-        overrides = [f"clients.{group}.training.optimizer.lr={rate}" for group in groups]
-        overrides += [f"algorithm.local_steps={STEPS}", f"run.rounds={rounds}", f"run.eval_every={rounds}"]
-        overrides += ["run.evaluate_clients=false", "run.plots=false", *extra, *self.rows()[row]]
+        rates = [f"clients.{group}.training.optimizer.lr={rate}" for group in groups]
+        overrides = [*self.rows()[row], *rates, f"algorithm.local_steps={STEPS}"]
+        overrides += [f"run.rounds={rounds}", f"run.eval_every={rounds}"]
+        overrides += ["run.evaluate_clients=false", "run.plots=false", *extra]
         name = f"{row}-lr{rate:g}-t{rounds}-{seed}".replace(" / ", "-by-").replace(" ", "-").replace(",", "")
         return Planned(name, str(self._written(groups)), seed, overrides)
 
