@@ -73,12 +73,16 @@ clean:
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache
 
 # the tables of docs/results.md; up to two hours each on two cores: make results DATA=... WEIGHTS=...
-.PHONY: results results-knowledge results-transfer results-exchange results-vqa results-medical
+.PHONY: results results-knowledge results-orderings results-transfer results-exchange results-vqa results-medical
 results: install
 	$(BIN)/python benchmarks/results/flickr8k.py --data-dir $(DATA) --weights-dir $(WEIGHTS) --out runs/flickr8k
 
 results-knowledge: install
 	$(BIN)/python benchmarks/results/knowledge.py --data-dir $(DATA) --weights-dir $(WEIGHTS) --out runs/knowledge
+
+# FedCola with long rounds takes hours; one table: benchmarks/results/orderings.py --tables fedaid
+results-orderings: install
+	$(BIN)/python benchmarks/results/orderings.py --data-dir $(DATA) --weights-dir $(WEIGHTS) --out runs/orderings
 
 results-transfer: install
 	$(BIN)/python benchmarks/results/transfer.py --data-dir $(DATA) --weights-dir $(WEIGHTS) --out runs/transfer

@@ -5,7 +5,7 @@
 ``fedcola-scratch`` and ``fedcola-pretrained``: long rounds, and beside FedAvg a FedAvg whose server takes steps of
 n_vl / sum n, which is how far compensation lets the paired clients' model move, so that damping is not taken for
 collaboration. FedAvg's models of other types do not act on that model, so that its rows are of paired clients alone,
-the same ones in every round. ``fedaid``: rows of ``medical.py batches``, at as many batches in all and of the encoders.
+the same ones in every round. ``fedaid``: rows of ``medical.py batches``, at as many batches in all, and at as many of the encoders.
 
 Learning rates are chosen from a grid on a seed of their own, after fewer rounds, by recalls on validation data. Runs
 that are complete are not run again, those that were interrupted are resumed; then means and paired differences with
@@ -24,7 +24,7 @@ from typing import Any
 
 import yaml
 from medical import Plan, figures
-from medical_tables import HEADS, PAIRS, TABLES
+from medical_tables import HEADS, TABLES
 from transfer import METHODS, RECALLS, SEARCH_SEED, score
 
 from polyfed.analysis.partitions import planned as dealt
@@ -43,6 +43,11 @@ GRID = (0.0005, 0.001, 0.002, 0.004, 0.008)
 STEPS = 140
 """Batches a client and round: of the paired clients 3.4 passes, where the paper has five."""
 FEDAVG, DAMPED, FEDCOLA = "fedavg", "fedavg, server rate n_vl / sum n", "fedcola"
+AID_PAIRS = (  # as many batches in all, then as many of the encoders
+    ("fedaid", "fedavg"),
+    ("fedaid", "fedavg, 10 batches"),
+    ("fedaid, 20 + 20 batches", "fedavg"),
+)
 COLA_PAIRS = ((FEDCOLA, FEDAVG), (DAMPED, FEDAVG), (FEDCOLA, DAMPED))
 
 
@@ -144,12 +149,13 @@ def fedaid(options: argparse.Namespace, pool: ThreadPoolExecutor) -> None:
     settings |= {"out": options.out / "fedaid", "seeds": options.seeds}
     settings |= {"data_dir": options.data_dir, "weights_dir": options.weights_dir}
     settings["out"].mkdir(parents=True, exist_ok=True)
-    plan = Plan("batches", TABLES["batches"], argparse.Namespace(**settings), pool)
+    rows = {row: TABLES["batches"][row] for pair in AID_PAIRS for row in pair}
+    plan = Plan("batches", rows, argparse.Namespace(**settings), pool)
     found: dict[str, dict[int, dict[str, float]]] = {row: {} for row in plan.rows}
     for (row, seed), run in plan.runs(plan.rates()).items():
         values = figures(settings["out"] / run.name, ["clients"])
         found[row][seed] = dict(zip(HEADS["clients"], values, strict=True))
-    print_table("fedaid", found, PAIRS["batches"], ("Rec@1", "Rec@5"))
+    print_table("fedaid", found, AID_PAIRS, ("Rec@1", "Rec@5"))
 
 
 # ---- printing
