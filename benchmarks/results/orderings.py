@@ -5,7 +5,8 @@
 ``fedcola-scratch`` and ``fedcola-pretrained``: long rounds, and beside FedAvg a FedAvg whose server takes steps of
 n_vl / sum n, which is how far compensation lets the paired clients' model move, so that damping is not taken for
 collaboration. FedAvg's models of other types do not act on that model, so that its rows are of paired clients alone,
-the same ones in every round. ``fedaid``: rows of ``medical.py batches``, at as many batches in all, and at as many of the encoders.
+the same ones in every round. ``fedaid``: rows of ``medical.py batches``, at as many batches in all, and at as many of
+the encoders.
 
 Learning rates are chosen from a grid on a seed of their own, after fewer rounds, by recalls on validation data. Runs
 that are complete are not run again, those that were interrupted are resumed; then means and paired differences with
