@@ -57,10 +57,10 @@ def test_the_server_rate_is_the_share_of_the_paired_clients_samples(orderings: A
 
 def test_the_damped_row_steps_by_that_rate_and_trains_as_long_as_the_others(orderings: Any, long: Any) -> None:
     runs = {row: long.planned(row, 0.002, 0, 6) for row in long.rows()}
-    loaded = {row: Experiment.load(run.preset, run.overrides) for row, run in runs.items()}
-    optimiser: Any = loaded[orderings.DAMPED].algorithm.averaging.server_optimizer  # type: ignore[attr-defined]
+    loaded: dict[str, Any] = {row: Experiment.load(run.preset, run.overrides) for row, run in runs.items()}
+    optimiser = loaded[orderings.DAMPED].algorithm.averaging.server_optimizer
     assert (optimiser.lr, optimiser.momentum) == (0.3, 0)
-    assert {(cfg.algorithm.local_steps, cfg.run.rounds) for cfg in loaded.values()} == {(140, 6)}  # type: ignore[attr-defined]
+    assert {(cfg.algorithm.local_steps, cfg.run.rounds) for cfg in loaded.values()} == {(140, 6)}
     assert {group.training.optimizer.lr for cfg in loaded.values() for group in cfg.clients.values()} == {0.002}
     assert len({run.name for run in runs.values()}) == 3
 
@@ -69,11 +69,13 @@ def test_rates_are_searched_on_another_seed_and_seeds_are_not_validated(ordering
     searched, final = long.search(orderings.GRID, 3), long.final({orderings.FEDAVG: 0.001}, 5, 6)
     assert {run.seed for run in searched.values()} == {100}
     assert [run.seed for run in final.values()] == [0, 1, 2, 3, 4]
-    splits = [
-        {Experiment.load(run.preset, run.overrides).server.validation_split for run in runs.values()}  # type: ignore[union-attr]
-        for runs in (searched, final)
-    ]
-    assert splits == [{"validation"}, {None}]
+
+    def splits(runs: Any) -> set[str | None]:
+        loaded: list[Any] = [Experiment.load(run.preset, run.overrides) for run in runs.values()]
+        return {cfg.server.validation_split for cfg in loaded}
+
+    assert splits(searched) == {"validation"}
+    assert splits(final) == {None}
 
 
 def test_means_and_paired_differences_by_hand(orderings: Any, capsys: pytest.CaptureFixture[str]) -> None:
