@@ -78,15 +78,14 @@ clean:
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache
 
 # the tables of docs/results.md; up to two hours each on two cores: make results DATA=... WEIGHTS=...
-.PHONY: results results-demo results-knowledge results-transfer results-exchange results-vqa results-medical
+.PHONY: results results-demo results-knowledge results-orderings results-transfer results-exchange results-vqa results-medical
 results: install
 	$(BIN)/python benchmarks/results/flickr8k.py --data-dir $(DATA) --weights-dir $(WEIGHTS) --out runs/flickr8k
 
 results-knowledge: install
 	$(BIN)/python benchmarks/results/knowledge.py --data-dir $(DATA) --weights-dir $(WEIGHTS) --out runs/knowledge
 
-results-demo: install
-	$(BIN)/python benchmarks/results/demo.py --out runs/results-demo
+.PHONY: results results-demo results-knowledge results-orderings results-transfer results-exchange results-vqa results-medical
 
 results-transfer: install
 	$(BIN)/python benchmarks/results/transfer.py --data-dir $(DATA) --weights-dir $(WEIGHTS) --out runs/transfer

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 from collections.abc import Iterator
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from types import SimpleNamespace
 from typing import Any
 
@@ -47,6 +48,13 @@ def _tradeoff(program: Any) -> Iterator[Any]:
         yield SimpleNamespace(preset="exchange-creamfl", overrides=point.overrides(config))
 
 
+def _orderings(program: Any) -> Iterator[Any]:
+    with TemporaryDirectory() as out:
+        for preset in program.PRESETS.values():
+            long = program.Long(Path(out), preset, 0.3)
+            yield from long.final(dict.fromkeys(long.rows(), 0.001), 1, 2).values()
+
+
 _PLANNED = {
     "attackers": _attackers,
     "exchange": lambda program: (program.planned(name, 0, 0.002, 2, OPTIONS, ()) for name in program.METHODS),
@@ -55,6 +63,7 @@ _PLANNED = {
         program.planned(method, attack, OPTIONS) for method in program.METHODS for attack in program.ATTACKS
     ),
     "medical_tables": _medical,
+    "orderings": _orderings,
     "tradeoff": _tradeoff,
     "transfer": lambda program: (program.planned(name, 0, 0.001, 2, OPTIONS) for name in program.METHODS),
     "vqa": lambda program: (program.planned(data, row, 0, ()) for data in program.SETS for row in program.ROWS),
