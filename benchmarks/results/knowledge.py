@@ -107,6 +107,40 @@ def by_clients() -> dict[str, Content]:
     }
 
 
+def by_modality() -> dict[str, Content]:
+    """Rows of the table of clients of one modality, 500 pairs: beside 1,000 private pairs, and instead of any."""
+    base = preset()
+    base["public"] |= {"items": 500, "unpaired": {}, "gallery": 0}
+    paired, labelled = with_method(base, {}), with_method(base, {}, paired_only=False)
+    paired["clients"]["paired"] |= {"count": 4, "items": 1000}
+    labelled["algorithm"]["counted_groups"] = None
+    labelled["clients"].pop("paired")
+    labelled["run"]["sampling"] = {"kind": "uniform", "cohort": 4}
+    # four clients a modality share all private pictures, or all private captions
+    model = paired["clients"]["paired"]["models"][0]
+    one = {**paired["clients"]["paired"], "items": None, "task": {"name": "alignment_uniformity"}}
+    # in trials five times the rate moved the texts out of the pictures' reach
+    optimizer = {**one["training"]["optimizer"], "lr": 0.0001}
+    one["training"] = {**one["training"], "batch_size": 512, "optimizer": optimizer}
+    groups = {
+        name: {**one, "models": [{**model, "encoders": {modality: model["encoders"][modality]}}]}
+        for name, modality in (("pictures", "image"), ("captions", "text"))
+    }
+
+    def rows(*names: str) -> Content:
+        return {**paired, "clients": {name: (paired["clients"] | groups)[name] for name in names}}
+
+    return {
+        "pictures": rows("pictures"),
+        "captions": rows("captions"),
+        "pictures and captions": rows("pictures", "captions"),
+        "CIFAR-100 and AG_NEWS": labelled,
+        "1000 pairs": rows("paired"),
+        "1000 pairs, with pictures and captions": rows("paired", "pictures", "captions"),
+        "server-only twin": {**paired, "twin": ALONE},
+    }
+
+
 def planned(out: Path, rows: Mapping[str, Content], table: str, seeds: Iterable[int]) -> list[list[Planned]]:
     """The runs of a table, row by row; of a row that is tuned the first run comes before the others."""
     configs = out / "configs"
@@ -139,10 +173,11 @@ def main() -> None:
     parser.add_argument("--jobs", type=int, default=2)
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--sizes", type=int, nargs="*", default=[250, 500, 1000, 1500], help="public pictures")
-    parser.add_argument("--tables", nargs="*", help="pairs<SIZE>, clients; by default all")
+    parser.add_argument("--tables", nargs="*", help="pairs<SIZE>, clients, modality; by default all")
     parser.add_argument("--only", nargs="*", help="names of rows; by default all")
     options = parser.parse_args()
-    tables = {f"pairs{items}": by_method(items) for items in options.sizes} | {"clients": by_clients()}
+    tables = {f"pairs{items}": by_method(items) for items in options.sizes}
+    tables |= {"clients": by_clients(), "modality": by_modality()}
     tables = {
         table: {name: content for name, content in rows.items() if not options.only or name in options.only}
         for table, rows in tables.items()
