@@ -119,7 +119,7 @@ def by_modality() -> dict[str, Content]:
     # four clients a modality share all private pictures, or all private captions
     model = paired["clients"]["paired"]["models"][0]
     one = {**paired["clients"]["paired"], "items": None, "task": {"name": "alignment_uniformity"}}
-    # in trials five times the rate moved the texts out of the pictures' reach
+    # in trials a contrast at five times the rate moved texts out of the pictures' reach
     optimizer = {**one["training"]["optimizer"], "lr": 0.0001}
     one["training"] = {**one["training"], "batch_size": 512, "optimizer": optimizer}
     groups = {
