@@ -85,7 +85,11 @@ results: install
 results-knowledge: install
 	$(BIN)/python benchmarks/results/knowledge.py --data-dir $(DATA) --weights-dir $(WEIGHTS) --out runs/knowledge
 
-.PHONY: results results-demo results-knowledge results-orderings results-transfer results-exchange results-vqa results-medical
+results-demo: install
+	$(BIN)/python benchmarks/results/demo.py --out runs/results-demo
+
+results-orderings: install
+	$(BIN)/python benchmarks/results/orderings.py --data-dir $(DATA) --weights-dir $(WEIGHTS) --out runs/orderings
 
 results-transfer: install
 	$(BIN)/python benchmarks/results/transfer.py --data-dir $(DATA) --weights-dir $(WEIGHTS) --out runs/transfer
