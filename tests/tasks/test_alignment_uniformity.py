@@ -51,7 +51,7 @@ def test_samples_of_one_thing_have_nothing_to_be_apart_from() -> None:
     u = unit(4, 1).requires_grad_()
     loss = uniformity(u, unit(4, 2), torch.zeros(4, dtype=torch.int64))
     assert loss.item() == 0
-    loss.backward()
+    torch.autograd.backward(loss)
     assert u.grad is not None
     assert not u.grad.any()
 
@@ -101,7 +101,7 @@ def test_training_gathers_siblings_and_spreads_the_rest() -> None:
     optimizer, batch = torch.optim.Adam(model.parameters(), lr=0.01), samples.batch(torch.arange(80))
     for _ in range(60):
         optimizer.zero_grad()
-        task.loss(model, None, batch).backward()
+        torch.autograd.backward(task.loss(model, None, batch))
         optimizer.step()
     after = task.evaluate(model, None, samples, batch_size=80)
     assert after["agreement"] > before["agreement"] + 0.3

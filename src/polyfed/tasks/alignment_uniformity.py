@@ -57,8 +57,8 @@ class AlignmentUniformity(Task):
         losses = []
         for modality, inputs in batch.inputs.items():
             # as one batch: what has been embedded before is not embedded again
-            views = model.represent(modality, torch.cat([inputs, inputs])).chunk(2)
-            losses.append(self._weighed(alignment(*views, batch.matches), uniformity(*views, batch.matches)))
+            u, v = torch.chunk(model.represent(modality, torch.cat([inputs, inputs])), 2)
+            losses.append(self._weighed(alignment(u, v, batch.matches), uniformity(u, v, batch.matches)))
         return torch.stack(losses).mean()
 
     def evaluate(
@@ -70,7 +70,7 @@ class AlignmentUniformity(Task):
         groups = samples.matches[index].to(model.device)
         with evaluating(model):
             for modality in samples.modalities:
-                parts = [samples.batch(part, modalities=[modality]) for part in index.split(batch_size)]
+                parts = [samples.batch(part, modalities=[modality]) for part in torch.split(index, batch_size)]
                 rows = torch.cat([model.represent(modality, x.inputs[modality].to(model.device)) for x in parts])
                 near, spread = alignment(rows, rows, groups), uniformity(rows, rows, groups)
                 metrics |= {f"{modality}_alignment": float(near), f"{modality}_uniformity": float(spread)}
