@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.optim import Optimizer
+from torch.optim.adam import adam
 
 _SMALLEST_NORM = 1e-30  # keeps quotients by the norm of a zero weight or gradient finite
 
@@ -16,8 +17,8 @@ _SMALLEST_NORM = 1e-30  # keeps quotients by the norm of a zero weight or gradie
 class AdamP(Optimizer):
     """Adam with the radial part of a step taken out (Heo et al., ICLR 2021, Algorithm 2).
 
-    The Adam step q of a weight of two or more dimensions loses its radial part, Pi_w(q) = q - (w.q / |w|^2)
-    w, where the gradient is almost orthogonal to the weight, as it is for weights before a normalisation:
+    The Adam step q (torch's fused kernel) of a weight of two or more dimensions loses its radial part, Pi_w(q) = q -
+    (w.q / |w|^2) w, where the gradient is almost orthogonal to the weight, as it is for weights before a normalisation:
     where max |cos(w, g)| < delta / sqrt(dim w), over the output channels, or else over the whole tensor
     (layer). The weight decay of a projected weight is multiplied by ``wd_ratio``. All tests are tensor
     operations, so a step on a GPU never waits for it.
@@ -53,7 +54,8 @@ class AdamP(Optimizer):
             nesterov: look ahead by one momentum step.
         """
         moments = {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay, "nesterov": nesterov}
-        super().__init__(params, {**moments, "delta": delta, "wd_ratio": wd_ratio})
+        # fused: by which torch keeps the step counts that it restores on the device of their weights
+        super().__init__(params, {**moments, "delta": delta, "wd_ratio": wd_ratio, "fused": True})
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
@@ -63,40 +65,50 @@ class AdamP(Optimizer):
             with torch.enable_grad():
                 loss = closure()
         for group in self.param_groups:
-            for weight in group["params"]:
-                if weight.grad is not None:
-                    self._update(weight, weight.grad, group)
+            self._update([weight for weight in group["params"] if weight.grad is not None], group)
         return loss
 
-    def _update(self, weight: Tensor, gradient: Tensor, group: dict[str, Any]) -> None:
+    def _update(self, weights: list[Tensor], group: dict[str, Any]) -> None:
+        for weight, update in zip(weights, self._adam_updates(weights, group), strict=True):
+            decay: float | Tensor = group["lr"] * group["weight_decay"]
+            if weight.ndim > 1 and weight.grad is not None:
+                projected = _project(weight, weight.grad, update, group["delta"])
+                if decay:
+                    # on the device: to ask it would make every weight wait
+                    decay = torch.where(projected, decay * group["wd_ratio"], decay)
+            if isinstance(decay, Tensor) or decay:
+                weight.mul_(1 - decay)
+            weight.add_(update, alpha=-group["lr"])
+
+    def _adam_updates(self, weights: list[Tensor], group: dict[str, Any]) -> list[Tensor]:
+        """Advance the moments by the gradients, and give Adam's steps of unit learning rate."""
+        states = [self._state_of(weight) for weight in weights]
+        means, squares, steps = ([state[name] for state in states] for name in ("exp_avg", "exp_avg_sq", "step"))
+        gradients = [weight.grad for weight in weights if weight.grad is not None]
+        updates = [torch.zeros_like(weight) for weight in weights]
+        (beta1, beta2), eps = map(float, group["betas"]), float(group["eps"])
+        # from zero by a rate of -1: what the kernel leaves is the step itself
+        rule: dict[str, Any] = {"lr": -1.0, "weight_decay": 0.0, "amsgrad": False, "maximize": False, "fused": True}
+        adam(updates, gradients, means, squares, [], steps, beta1=beta1, beta2=beta2, eps=eps, **rule)
+        if group["nesterov"]:
+            for update, gradient, square, step in zip(updates, gradients, squares, steps, strict=True):
+                scale = (square / _correction(beta2, step)).sqrt_().add_(eps)
+                ahead = gradient / scale.mul_(_correction(beta1, step))
+                update.lerp_(ahead, 1 - beta1)
+        return updates
+
+    def _state_of(self, weight: Tensor) -> dict[str, Tensor]:
         state: dict[str, Tensor] = self.state[weight]
         if not state:
-            state["step"] = torch.tensor(0.0)
+            state["step"] = torch.zeros((), device=weight.device)  # there, as the kernel counts
             for name in ("exp_avg", "exp_avg_sq"):
                 state[name] = torch.zeros_like(weight, memory_format=torch.preserve_format)
-        update = _adam_update(state, gradient, group)
-        decay: float | Tensor = group["lr"] * group["weight_decay"]
-        if weight.ndim > 1:
-            projected = _project(weight, gradient, update, group["delta"])
-            if decay:
-                # on the device: to ask it would make every weight wait
-                decay = torch.where(projected, decay * group["wd_ratio"], decay)
-        if isinstance(decay, Tensor) or decay:
-            weight.mul_(1 - decay)
-        weight.add_(update, alpha=-group["lr"])
+        return state
 
 
-def _adam_update(state: dict[str, Tensor], gradient: Tensor, group: dict[str, Any]) -> Tensor:
-    """Advance the moments by a gradient, and give the step of unit learning rate."""
-    mean, square = state["exp_avg"], state["exp_avg_sq"]
-    beta1, beta2 = map(float, group["betas"])
-    state["step"] += 1
-    count = float(state["step"])  # kept on the CPU: no wait for a device
-    mean.lerp_(gradient, 1 - beta1)
-    square.mul_(beta2).addcmul_(gradient, gradient, value=1 - beta2)
-    scale = (square / (1 - math.pow(beta2, count))).sqrt_().add_(group["eps"])
-    first = mean.lerp(gradient, 1 - beta1) if group["nesterov"] else mean
-    return scale.reciprocal_().mul_(first).div_(1 - math.pow(beta1, count))  # in place of the one temporary
+def _correction(beta: float, step: Tensor) -> Tensor:
+    """1 - beta^step, without the cancellation of the first steps."""
+    return -torch.expm1(step * math.log(beta)) if beta else torch.ones_like(step)
 
 
 def _project(weight: Tensor, gradient: Tensor, update: Tensor, delta: float) -> Tensor:

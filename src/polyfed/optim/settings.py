@@ -49,12 +49,12 @@ class OptimizerSettings(Settings):
         if self.kind == "sgd":
             # keys are named as torch's arguments are
             options = self.model_dump(include={"lr", "momentum", "weight_decay", "nesterov"})
-            return torch.optim.SGD(parameters, **options)
+            return torch.optim.SGD(parameters, **options, fused=True)
         options = self.model_dump(include={"lr", "betas", "eps", "weight_decay"})
         if self.kind == "adamp":
             return AdamP(parameters, **options, nesterov=self.nesterov)
         adaptive = torch.optim.AdamW if self.kind == "adamw" else torch.optim.Adam
-        return adaptive(parameters, **options)
+        return adaptive(parameters, **options, fused=True)
 
 
 class Schedule(Settings):
