@@ -120,3 +120,18 @@ def test_norms_of_scale_invariant_weights_grow_less_than_under_adam():
     adam, _ = run_scale_invariant(lambda p: torch.optim.Adam(p, lr=0.05))
     assert ours < 0.9 * adam
     assert ours_loss < 0.1
+
+
+def test_weights_of_different_types_share_an_optimiser():
+    torch.manual_seed(8)
+    values = [torch.randn(4, 3), torch.randn(3, 2, dtype=torch.float64), torch.randn(5)]
+    together = [torch.nn.Parameter(value.clone()) for value in values]
+    alone = [torch.nn.Parameter(value.clone()) for value in values]
+    optimizers = [AdamP(together, lr=0.1), *(AdamP([weight], lr=0.1) for weight in alone)]
+    for _ in range(3):
+        for weight, other in zip(together, alone, strict=True):
+            weight.grad = torch.randn_like(weight)
+            other.grad = weight.grad.clone()
+        for optimizer in optimizers:
+            optimizer.step()
+    assert all(torch.equal(a, b) for a, b in zip(together, alone, strict=True))

@@ -117,3 +117,42 @@ def test_state_that_is_no_tensor_is_refused():
     optimizer.state[model[0].weight]["count"] = 3
     with pytest.raises(PayloadError, match="'count' of parameter"):
         optimizer_tensors(optimizer, model.named_parameters())
+
+
+@pytest.mark.parametrize("kind", ["adamp", "adamp-nesterov", "adamw", "sgd"])
+def test_weights_of_another_layout_go_on_bit_for_bit_after_storage(kind):
+    # stored tensors are contiguous, and a fused kernel reads memory in order whatever the strides
+    weight = torch.randn(6, 5, 3, 3).contiguous(memory_format=torch.channels_last)
+    models = [torch.nn.ParameterDict({"conv": torch.nn.Parameter(weight.clone())}) for _ in range(2)]
+    first, second = (SETTINGS[kind].build(model.parameters()) for model in models)
+
+    def step(model, optimizer, seed):
+        optimizer.zero_grad()
+        pull = torch.randn(weight.shape, generator=torch.Generator().manual_seed(seed))
+        (model["conv"] * pull).sum().backward()
+        optimizer.step()
+
+    step(models[0], first, 1)
+    named = [list(model.named_parameters()) for model in models]
+    stored = load(save({k: v.contiguous() for k, v in optimizer_tensors(first, named[0]).items()}))
+    load_optimizer_tensors(second, named[1], stored)
+    models[1]["conv"].data.copy_(models[0]["conv"].data)
+    for model, optimizer in zip(models, (first, second), strict=True):
+        step(model, optimizer, 2)
+    assert torch.equal(models[0]["conv"], models[1]["conv"])
+
+
+@pytest.mark.parametrize("kind", ["adamw", "adam", "sgd"])
+def test_the_fused_form_goes_on_from_the_state_of_the_plain_one(kind):
+    of_torch = {"adamw": torch.optim.AdamW, "adam": torch.optim.Adam, "sgd": torch.optim.SGD}[kind]
+    options = {"lr": 0.01, "weight_decay": SETTINGS[kind].weight_decay}
+    model, _ = make(SETTINGS[kind])
+    plain = of_torch(model.parameters(), **options | ({"momentum": 0.9} if kind == "sgd" else {}))
+    train(model, plain, 4, seed=1)
+    other, fused = make(SETTINGS[kind], model.state_dict())
+    load_optimizer_tensors(fused, other.named_parameters(), optimizer_tensors(plain, model.named_parameters()))
+    for which in ((model, plain), (other, fused)):
+        train(*which, 3, seed=2)
+    assert all(group["fused"] for group in fused.param_groups)
+    for a, b in zip(model.parameters(), other.parameters(), strict=True):
+        torch.testing.assert_close(a, b, rtol=0, atol=1e-6)

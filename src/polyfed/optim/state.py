@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
+import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
@@ -52,7 +53,9 @@ def load_optimizer_tensors(
                 f"state '{kind}' of parameter '{name}' has shape {tuple(value.shape)}, not "
                 f"{tuple(by_name[name].shape)}; restore it into the architecture that it was saved from"
             )
-        loaded.setdefault(name, {})[kind] = value.detach().clone()
+        # laid out as the parameter, which the fused kernels take for granted; stored tensors are contiguous
+        state_of = torch.empty_like(by_name[name], dtype=value.dtype) if value.ndim else torch.empty_like(value)
+        loaded.setdefault(name, {})[kind] = state_of.detach().copy_(value.detach())
     # a state dict knows parameters by their running number in the groups, not by name
     names = {id(parameter): name for name, parameter in by_name.items()}
     ordered = [names.get(id(parameter)) for group in optimizer.param_groups for parameter in group["params"]]
