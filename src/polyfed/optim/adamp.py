@@ -16,8 +16,8 @@ _SMALLEST_NORM = 1e-30  # keeps quotients by the norm of a zero weight or gradie
 class AdamP(Optimizer):
     """Adam with the radial part of a step taken out (Heo et al., ICLR 2021, Algorithm 2).
 
-    The Adam step q (torch's fused kernel) of a weight of two or more dimensions loses its radial part, Pi_w(q) = q -
-    (w.q / |w|^2) w, where the gradient is almost orthogonal to the weight, as it is for weights before a normalisation:
+    The Adam step q of a weight of two or more dimensions loses its radial part, Pi_w(q) = q - (w.q / |w|^2)
+    w, where the gradient is almost orthogonal to the weight, as it is for weights before a normalisation:
     where max |cos(w, g)| < delta / sqrt(dim w), over the output channels, or else over the whole tensor
     (layer). The weight decay of a projected weight is multiplied by ``wd_ratio``. All tests are tensor
     operations, so a step on a GPU never waits for it.
@@ -53,7 +53,7 @@ class AdamP(Optimizer):
             nesterov: look ahead by one momentum step.
         """
         moments = {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay, "nesterov": nesterov}
-        # fused: by which torch keeps the step counts that it restores on the device of their weights
+        # ``fused``: torch then restores counters onto the device, where its kernel wants them
         super().__init__(params, {**moments, "delta": delta, "wd_ratio": wd_ratio, "fused": True})
 
     @torch.no_grad()
@@ -64,50 +64,49 @@ class AdamP(Optimizer):
             with torch.enable_grad():
                 loss = closure()
         for group in self.param_groups:
-            self._update([weight for weight in group["params"] if weight.grad is not None], group)
+            weights = [weight for weight in group["params"] if weight.grad is not None]
+            if weights:
+                self._update(weights, group)
         return loss
 
     def _update(self, weights: list[Tensor], group: dict[str, Any]) -> None:
-        for weight, update in zip(weights, self._adam_updates(weights, group), strict=True):
-            decay: float | Tensor = group["lr"] * group["weight_decay"]
-            if weight.ndim > 1 and weight.grad is not None:
-                projected = _project(weight, weight.grad, update, group["delta"])
+        gradients = [weight.grad for weight in weights if weight.grad is not None]
+        updates = _adam_updates([self._state_of(weight) for weight in weights], gradients, group)
+        decay: float = group["lr"] * group["weight_decay"]
+        for weight, gradient, update in zip(weights, gradients, updates, strict=True):
+            share: float | Tensor = decay
+            if weight.ndim > 1:
+                projected = _project(weight, gradient, update, group["delta"])
                 if decay:
                     # on the device: to ask it would make every weight wait
-                    decay = torch.where(projected, decay * group["wd_ratio"], decay)
-            if isinstance(decay, Tensor) or decay:
-                weight.mul_(1 - decay)
-            weight.add_(update, alpha=-group["lr"])
-
-    def _adam_updates(self, weights: list[Tensor], group: dict[str, Any]) -> list[Tensor]:
-        """Advance the moments by the gradients, and give Adam's steps of unit learning rate."""
-        states = [self._state_of(weight) for weight in weights]
-        means, squares, steps = ([state[name] for state in states] for name in ("exp_avg", "exp_avg_sq", "step"))
-        gradients = [weight.grad for weight in weights if weight.grad is not None]
-        updates = [torch.zeros_like(weight) for weight in weights]
-        (beta1, beta2), eps = map(float, group["betas"]), float(group["eps"])
-        # from zero by a rate of -1: what the kernel leaves is the step itself
-        rule: dict[str, Any] = {"lr": -1.0, "weight_decay": 0.0, "amsgrad": False, "maximize": False, "fused": True}
-        adam(updates, gradients, means, squares, [], steps, beta1=beta1, beta2=beta2, eps=eps, **rule)
-        if group["nesterov"]:
-            for update, gradient, square, step in zip(updates, gradients, squares, steps, strict=True):
-                scale = (square / _correction(beta2, step)).sqrt_().add_(eps)
-                ahead = gradient / scale.mul_(_correction(beta1, step))
-                update.lerp_(ahead, 1 - beta1)
-        return updates
+                    share = torch.where(projected, decay * group["wd_ratio"], decay)
+            if decay:
+                weight.mul_(1 - share)
+        torch._foreach_add_(weights, updates, alpha=group["lr"])
 
     def _state_of(self, weight: Tensor) -> dict[str, Tensor]:
         state: dict[str, Tensor] = self.state[weight]
         if not state:
-            state["step"] = torch.zeros((), device=weight.device)  # there, as the kernel counts
+            state["step"] = torch.zeros((), device=weight.device)
             for name in ("exp_avg", "exp_avg_sq"):
                 state[name] = torch.zeros_like(weight, memory_format=torch.preserve_format)
         return state
 
 
-def _correction(beta: float, step: Tensor) -> Tensor:
-    """1 - beta^step, without the cancellation of the first steps."""
-    return -torch.expm1(step * math.log(beta)) if beta else torch.ones_like(step)
+def _adam_updates(states: list[dict[str, Tensor]], gradients: list[Tensor], group: dict[str, Any]) -> list[Tensor]:
+    """Advance the moments by the gradients, and give Adam's changes of the weights at a learning rate of 1."""
+    means, squares, steps = ([state[name] for state in states] for name in ("exp_avg", "exp_avg_sq", "step"))
+    beta1, beta2 = map(float, group["betas"])
+    if group["nesterov"]:  # the kernel advances a copy of the advanced mean once more, which is to look ahead
+        torch._foreach_lerp_(means, gradients, 1 - beta1)
+        means = [mean.clone() for mean in means]
+    # torch's one kernel moves what it is given: from zero, so that the change itself is left, without cancellation
+    updates = [torch.zeros_like(mean) for mean in means]
+    adam(
+        updates, gradients, means, squares, [], steps, fused=True, amsgrad=False, maximize=False,
+        lr=1.0, beta1=beta1, beta2=beta2, weight_decay=0.0, eps=group["eps"],
+    )  # fmt: skip
+    return updates
 
 
 def _project(weight: Tensor, gradient: Tensor, update: Tensor, delta: float) -> Tensor:
