@@ -11,7 +11,7 @@ from polyfed.models.encoders.bag import Bag
 from polyfed.models.encoders.bert import Bert
 from polyfed.models.encoders.gru import GRU, final_state
 from polyfed.models.encoders.transformer import Transformer
-from polyfed.models.pooling import last_valid, masked_mean, valid_positions
+from polyfed.models.pooling import last_valid
 
 
 def test_gru_reads_the_whole_text_in_both_directions():
@@ -65,21 +65,6 @@ def test_bag_is_the_projected_mean_of_its_words():
     table = model.embedding.weight
     expected = torch.stack([table[[5, 3, 7, 9]].mean(0), table[2], table[1:7].mean(0)])
     torch.testing.assert_close(model(TOKENS), model.project(expected))
-
-
-@pytest.mark.parametrize("frozen", [False, True])
-def test_bag_equals_the_masked_mean_of_its_words_with_gradients_and_for_empty_texts(frozen):
-    model = Bag(width=8, freeze_embedding=frozen).build(10, TEXTS, CONTEXT).eval()
-    tokens = torch.cat([TOKENS, torch.zeros_like(TOKENS[:1])])  # the last has no word
-    pull = torch.randn(len(tokens), 10)
-    parameters = [value for value in model.parameters() if value.requires_grad]
-    expected = model.project(masked_mean(model.embedding(tokens), valid_positions(tokens, 0)))
-    naive = torch.autograd.grad((expected * pull).sum(), parameters)
-    torch.testing.assert_close(model(tokens), expected)
-    ours = torch.autograd.grad((model(tokens) * pull).sum(), parameters)
-    for gradient, other in zip(ours, naive, strict=True):
-        torch.testing.assert_close(gradient, other)
-    assert len(parameters) == (2 if frozen else 3)
 
 
 def test_transformer_without_padding_mask_lets_padding_in():

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import torch
 from jaxtyping import Float, Int64
 from pydantic import Field
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from polyfed.data.view import DataContext, InputSpec
 from polyfed.models.pooling import masked_mean, valid_positions
@@ -41,16 +39,9 @@ class _BagModule(nn.Module):
         self.project = nn.Sequential(nn.Dropout(dropout), *inner, nn.Linear(hidden or width, dim))
 
     def forward(self, tokens: Int64[Tensor, "b l"]) -> Float[Tensor, "b d"]:
-        embedding: Tensor = self.project(self._mean(tokens))
+        mean = masked_mean(self.embedding(tokens), valid_positions(tokens, self.pad))
+        embedding: Tensor = self.project(mean)
         return embedding
-
-    def _mean(self, tokens: Int64[Tensor, "b l"]) -> Float[Tensor, "b c"]:
-        table = self.embedding.weight
-        if torch.compiler.is_compiling():  # the kernel below has no form for a batch of any size
-            return masked_mean(self.embedding(tokens), valid_positions(tokens, self.pad))
-        # the same without the words [b, l, c] being held
-        skipped = self.pad if 0 <= self.pad < len(table) else None
-        return F.embedding_bag(tokens, table, mode="mean", padding_idx=skipped)
 
     def split(self) -> tuple[nn.Module, int]:
         """The word embeddings and their mean; of the layers after these nothing stays."""
