@@ -187,7 +187,7 @@ def bench_fedavg(name: str, model: dict[str, Any], rounds: int, repeats: int) ->
 
 def identical(session: Session, plain: PlainLoop) -> bool:
     """Whether both ended in the same weights, bit for bit."""
-    ours = session.server.weights
+    ours = federations.global_weights(session)
     names = plain.model.state_dict()
     return all(torch.equal(ours[name], value) for name, value in zip(names, plain.weights, strict=True))
 

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from math import hypot, prod
 from statistics import median
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -34,16 +33,6 @@ _AT_REST = 0.25  # of what was sent: stands for the median where most clients di
 _ELSEWHERE = 4.0  # room for what has no counterpart in models of other architectures, which move otherwise
 
 
-class _Measured(NamedTuple):
-    """One floating tensor of an update, as 0-d tensors on its device: norms of the change, of the new value and of
-    what was sent, and the inner product of both; None where nothing was sent."""
-
-    moved: Tensor
-    size: Tensor
-    sent: Tensor | None
-    product: Tensor | None
-
-
 @torch.no_grad()
 def update_norms(new: Mapping[str, Tensor], old: Mapping[str, Tensor]) -> Norms:
     """How far tensors moved from ``old``; what has no counterpart there moved from 0.
@@ -52,18 +41,34 @@ def update_norms(new: Mapping[str, Tensor], old: Mapping[str, Tensor]) -> Norms:
         PayloadError: a tensor has another shape or type of numbers than its counterpart, or a counter fell.
     """
     steps: dict[str, float] = {}
-    floating: dict[str, _Measured] = {}
+    floating: dict[str, Tensor] = {}
     for name, value in new.items():
         start = old.get(name)
         _require_same_type(name, value, start)
         if value.is_floating_point():
-            floating[name] = _measure(value.float(), start)  # squares of float16 overflow from 256 on
+            floating[name] = value.float()  # squares of float16 overflow from 256 on
         else:
             steps[name] = _largest_step(name, value, start)
-    if not floating:
-        return steps
-    moved = dict(zip(floating, _numbers([tensor.moved for tensor in floating.values()]), strict=True))
-    return steps | moved | _overall(moved, [tensor for name, tensor in floating.items() if not _is_statistic(name)])
+    return steps | _norms(floating, old) if floating else steps
+
+
+def _norms(new: Mapping[str, Tensor], old: Mapping[str, Tensor]) -> dict[str, float]:
+    """Norms of fp32 tensors, and of all weights together; statistics are not among these."""
+    known = {name: old[name].to(value.device).float() for name, value in new.items() if name in old}
+    changes = [value - known[name] if name in known else value for name, value in new.items()]
+    moved = dict(zip(new, _lengths(changes), strict=True))
+    weights = {name: value for name, value in new.items() if not _is_statistic(name)}
+    whole = {WHOLE: hypot(*(moved[name] for name in weights)), SIZE: hypot(*_lengths(list(weights.values())))}
+    return moved | whole | _beside([(value, known[name]) for name, value in weights.items() if name in known])
+
+
+def _beside(pairs: Sequence[tuple[Tensor, Tensor]]) -> dict[str, float]:
+    """Of new tensors and those that were sent: how long these are, and how much of them is left."""
+    sent = hypot(*_lengths([before for _, before in pairs]))
+    if not sent:
+        return {SENT: sent, ALONG: 1.0}
+    products: list[float] = torch.stack([(after * before).sum() for after, before in pairs]).tolist()
+    return {SENT: sent, ALONG: sum(products) / sent**2}
 
 
 def _require_same_type(name: str, value: Tensor, start: Tensor | None) -> None:
@@ -74,34 +79,10 @@ def _require_same_type(name: str, value: Tensor, start: Tensor | None) -> None:
         )
 
 
-def _overall(moved: Norms, weights: Collection[_Measured]) -> dict[str, float]:
-    """Norms of all weights together; statistics are not among them."""
-    sent = hypot(*_numbers([tensor.sent for tensor in weights if tensor.sent is not None]))
-    products = _numbers([tensor.product for tensor in weights if tensor.product is not None])
-    return {
-        WHOLE: hypot(*(norm for name, norm in moved.items() if not _is_statistic(name))),
-        SIZE: hypot(*_numbers([tensor.size for tensor in weights])),
-        SENT: sent,
-        ALONG: sum(products) / sent**2 if sent else 1.0,
-    }
-
-
-def _measure(value: Tensor, start: Tensor | None) -> _Measured:
-    size = torch.linalg.vector_norm(value)
-    if start is None:
-        return _Measured(size, size, None, None)
-    sent = torch.linalg.vector_norm(start.float())  # where it was sent from, before it moves to the reply's device
-    before = start.to(value.device).float()
-    return _Measured(torch.linalg.vector_norm(value - before), size, sent, (value * before).sum())
-
-
-def _numbers(scalars: Collection[Tensor]) -> list[float]:
-    """Numbers of 0-d tensors, fetched from their device at once."""
-    if not scalars:
-        return []
-    device = next(iter(scalars)).device
-    numbers: list[float] = torch.stack([scalar.to(device) for scalar in scalars]).tolist()
-    return numbers
+def _lengths(tensors: list[Tensor]) -> list[float]:
+    """L2 norms of floating tensors of one device, fetched from it at once."""
+    found: list[float] = torch.stack(torch._foreach_norm(tensors)).tolist() if tensors else []
+    return found
 
 
 def _largest_step(name: str, value: Tensor, start: Tensor | None) -> float:

@@ -39,7 +39,7 @@ class Ledger:
         """
         common = {"round": round_number, "client": client, "direction": direction, "step": step}
         sizes, framing = _sizes(payload)
-        full, full_framing = (sizes, framing) if plain is None else _sizes(plain)
+        full, full_framing = (sizes, framing) if plain is None or _is_same(plain, payload) else _sizes(plain)
         for name, item in payload.bundles.items():
             dtypes = sorted({str(tensor.dtype).removeprefix("torch.") for tensor in item.values()})
             line = {"bundle": name, "kind": bundle_kind(item), "dtype": "+".join(dtypes), "bytes": sizes[name]}
@@ -52,11 +52,17 @@ class Ledger:
         return sum(line["bytes"] for line in self.records if line["direction"] == direction)
 
 
+def _is_same(one: Payload, other: Payload) -> bool:
+    """Whether both have the very same bundles, as they have if nothing is compressed."""
+    return all(item is other.fields.get(name) for name, item in one.bundles.items())
+
+
 def _sizes(payload: Payload) -> tuple[dict[str, int], int]:
     """Bytes of each bundle's tensors, of which one that is named twice crosses once, and of all else."""
     sizes: dict[str, int] = {}
     known = set()
     for name, item in payload.bundles.items():
-        sizes[name] = tensor_bytes(item) if identity(item) not in known else 0
-        known.add(identity(item))
+        key = identity(item)
+        sizes[name] = tensor_bytes(item) if key not in known else 0
+        known.add(key)
     return sizes, wire_size(payload) - sum(sizes.values())

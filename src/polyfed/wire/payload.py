@@ -6,7 +6,7 @@ A payload is a set of named fields; a field is a scalar or a bundle, that is, na
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import ClassVar
 
@@ -55,7 +55,7 @@ class TensorBundle(Mapping[str, Tensor]):
         floating = {name: tensor for name, tensor in self.tensors.items() if tensor.is_floating_point()}
         if not floating:
             return
-        norms = _stacked(map(self.norm, floating.values()))
+        norms = self.norms(list(floating.values()))
         if bool((norms <= self.bound(limits)).all()):  # one wait for a GPU; a norm that is not finite is not below
             return
         for (name, tensor), norm in zip(floating.items(), norms.tolist(), strict=True):
@@ -63,18 +63,17 @@ class TensorBundle(Mapping[str, Tensor]):
                 raise PayloadError(f"{what}: tensor '{name}' has NaN or infinite values")
             allowed = self.bound(limits)
             if sent and name in sent:
-                allowed = max(allowed, 2 * float(self.norm(sent[name])))
+                allowed = max(allowed, 2 * float(self.norms([sent[name]])))
             if not norm <= allowed:
                 raise PayloadError(f"{what}: tensor '{name}' has norm {norm:.3g}, the limit is {allowed:g}")
 
-    def norm(self, tensor: Tensor) -> Tensor:
-        """L2 norm of a tensor, [], fp32."""
+    def norms(self, tensors: list[Tensor]) -> Tensor:
+        """L2 norms of floating tensors, [k], fp32, on the device of the first."""
         # squares of float16 overflow from 256 on, so sums are taken in fp32
-        norm: Tensor = torch.linalg.vector_norm(tensor, dtype=_sum_type(tensor))
-        return norm.float()
+        return _stacked(torch._foreach_norm(tensors, 2, _sum_type(*tensors)))
 
     def bound(self, limits: Limits) -> float:
-        """What ``norm`` may be at most."""
+        """What each of ``norms`` may be at most."""
         return limits.tensor_norm
 
 
@@ -89,13 +88,19 @@ def settled(tensor: Tensor) -> Tensor:
     return dense if dense.data_ptr() % _ALIGNMENT == 0 else dense.clone()
 
 
-def _stacked(scalars: Iterable[Tensor]) -> Tensor:
-    first, *others = scalars
-    return torch.stack([first, *(scalar.to(first.device) for scalar in others)])
+def _stacked(scalars: Sequence[Tensor]) -> Tensor:
+    return torch.stack([scalar.to(scalars[0].device) for scalar in scalars]).float()
 
 
-def _sum_type(tensor: Tensor) -> torch.dtype:
-    return tensor.dtype if tensor.dtype in (torch.float32, torch.float64) else torch.float32
+def _sum_type(*tensors: Tensor) -> torch.dtype:
+    return torch.float64 if any(tensor.dtype == torch.float64 for tensor in tensors) else torch.float32
+
+
+def _largest_row(tensor: Tensor) -> Tensor:
+    if not tensor.numel():
+        return torch.zeros((), device=tensor.device)
+    rows: Tensor = torch.linalg.vector_norm(tensor, dim=-1 if tensor.ndim else None, dtype=_sum_type(tensor))
+    return rows.max()
 
 
 @dataclass(frozen=True)
@@ -119,12 +124,9 @@ class PublicRows(TensorBundle):
     order: str = ""
     kind: ClassVar[str] = "rows"
 
-    def norm(self, tensor: Tensor) -> Tensor:
-        """Largest L2 norm of a row, [], fp32; one row that is not finite makes it so."""
-        if not tensor.numel():
-            return torch.zeros((), device=tensor.device)
-        rows: Tensor = torch.linalg.vector_norm(tensor, dim=-1 if tensor.ndim else None, dtype=_sum_type(tensor))
-        return rows.max().float()
+    def norms(self, tensors: list[Tensor]) -> Tensor:
+        """Largest L2 norm of a row of each tensor, [k], fp32; one row that is not finite makes it so."""
+        return _stacked([_largest_row(tensor) for tensor in tensors])
 
     def bound(self, limits: Limits) -> float:
         """What a row's norm may be at most."""

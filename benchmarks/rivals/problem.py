@@ -1,0 +1,130 @@
+"""The one problem that all rivals solve, with numpy, torch and psutil alone: arrays, network, clock, result.
+
+A rival is ``python rivals/NAME.py PROBLEM.npz RESULT.npz``, in an environment of its own. It runs FedAvg with all
+clients in every round, each of which trains ``epochs`` times on its samples in one batch, so that the order of samples
+is no matter and all rivals do the same arithmetic.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from importlib.metadata import version
+from pathlib import Path
+
+import numpy as np
+import psutil
+import torch
+from torch import nn
+
+
+@dataclass
+class Clock:
+    """Seconds of CPU, of this process and all its descendants, and of the wall, round by round.
+
+    The first round, in which a rival sets itself up, does not count.
+    """
+
+    laps: list[tuple[float, float]] = field(default_factory=list)
+
+    def lap(self) -> None:
+        """A round has ended."""
+        self.laps.append((_cpu(psutil.Process()), time.perf_counter()))
+
+    def seconds(self) -> tuple[list[float], list[float]]:
+        """CPU and wall seconds of each round from the second on."""
+        pairs = list(zip(self.laps, self.laps[1:], strict=False))
+        cpu, wall = ([after[k] - before[k] for before, after in pairs] for k in (0, 1))
+        return cpu, wall
+
+
+@dataclass
+class Problem:
+    """What is solved.
+
+    Attributes:
+        x: pictures [clients, samples, 3, side, side], float32.
+        y: labels [clients, samples], int64.
+        initial: weights of the network, in the order of its ``state_dict``.
+        rounds: rounds, the first of which is not timed.
+        epochs: steps of a client a round.
+        rate: learning rate of plain SGD.
+        kind: perceptron or lenet.
+    """
+
+    x: np.ndarray
+    y: np.ndarray
+    initial: list[np.ndarray]
+    rounds: int
+    epochs: int
+    rate: float
+    kind: str
+    clock: Clock = field(default_factory=Clock)
+
+    @classmethod
+    def read(cls) -> Problem:
+        """The problem of the command line, on one thread."""
+        torch.set_num_threads(1)
+        with np.load(sys.argv[1]) as stored:
+            settings = json.loads(str(stored["settings"]))
+            initial = [stored[f"w{k}"] for k in range(settings.pop("weights"))]
+            return cls(stored["x"], stored["y"], initial, **settings)
+
+    def write(self, path: Path) -> None:
+        """Store it for ``read``."""
+        settings = {key: getattr(self, key) for key in ("rounds", "epochs", "rate", "kind")}
+        settings["weights"] = len(self.initial)
+        weights = {f"w{k}": value for k, value in enumerate(self.initial)}
+        np.savez(path, x=self.x, y=self.y, settings=json.dumps(settings), **weights)
+
+    @property
+    def clients(self) -> int:
+        """How many."""
+        return len(self.x)
+
+    def network(self) -> nn.Sequential:
+        """The network with its initial weights."""
+        model = perceptron(self.initial) if self.kind == "perceptron" else lenet()
+        with torch.no_grad():
+            for value, start in zip(model.state_dict().values(), self.initial, strict=True):
+                value.copy_(torch.from_numpy(start))
+        return model
+
+    def finish(self, weights: Iterable[np.ndarray], *packages: str) -> None:
+        """Store how long it took, what came out, and with which versions."""
+        cpu, wall = self.clock.seconds()
+        versions = json.dumps({name: version(name) for name in ("torch", *packages)})
+        found = {f"w{k}": np.asarray(value) for k, value in enumerate(weights)}
+        np.savez(sys.argv[2], cpu=cpu, wall=wall, versions=versions, **found)
+        sys.stdout.flush()
+        os._exit(0)  # some rivals leave servers and queues behind
+
+
+def perceptron(weights: list[np.ndarray]) -> nn.Sequential:
+    """One hidden layer, an embedding and a classifier, of the weights' sizes."""
+    (hidden, inputs), embedding, classes = weights[0].shape, weights[2].shape[0], weights[4].shape[0]
+    body = (nn.Flatten(), nn.Linear(inputs, hidden), nn.ReLU(), nn.Linear(hidden, embedding))
+    return nn.Sequential(*body, nn.Linear(embedding, classes))
+
+
+def lenet() -> nn.Sequential:
+    """Two convolutions and three linear layers for pictures of 32 pixels, 62,006 weights."""
+    convolutions = (nn.Conv2d(3, 6, 5), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(6, 16, 5), nn.ReLU(), nn.MaxPool2d(2))
+    return nn.Sequential(
+        *convolutions, nn.Flatten(), nn.Linear(400, 120), nn.ReLU(), nn.Linear(120, 84), nn.Linear(84, 10)
+    )
+
+
+def _cpu(process: psutil.Process) -> float:
+    total = 0.0
+    for member in [process, *process.children(recursive=True)]:
+        try:
+            times = member.cpu_times()
+        except psutil.NoSuchProcess:
+            continue
+        total += times.user + times.system
+    return total
