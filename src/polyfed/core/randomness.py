@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import torch
+from torch import Tensor
 
 
 def derive_seed(*parts: int | str) -> int:
@@ -40,3 +41,20 @@ def _seed_all(seed: int) -> None:
         torch.cuda.manual_seed_all(seed)
     if torch.backends.mps.is_available():
         torch.mps.manual_seed(seed)
+
+
+def global_states() -> list[Tensor]:
+    """What torch's global generators are at, to go on from there later."""
+    states = [torch.default_generator.get_state()]
+    if torch.cuda.is_available():
+        states += torch.cuda.get_rng_state_all()
+    return states + ([torch.mps.get_rng_state()] if torch.backends.mps.is_available() else [])
+
+
+def set_global_states(states: Sequence[Tensor]) -> None:
+    """Go on from what ``global_states`` gave."""
+    torch.default_generator.set_state(states[0])
+    if torch.cuda.is_available():
+        torch.cuda.set_rng_state_all(states[1 : 1 + torch.cuda.device_count()])
+    if torch.backends.mps.is_available():
+        torch.mps.set_rng_state(states[-1])
