@@ -89,15 +89,18 @@ class Fit:
 
 
 class Kept(nn.Module):
-    """Tensors by name that are a module's, names with dots included."""
+    """Tensors by name, in a module, whose own names cannot have dots."""
 
     def __init__(self, tensors: Mapping[str, Tensor]) -> None:
         super().__init__()
+        self.names = list(tensors)
         for name, value in tensors.items():
             self.register_buffer(_key(name), value)
 
     def __getitem__(self, name: str) -> Tensor:
-        return self.get_buffer(_key(name))
+        value = self._buffers[_key(name)]
+        assert value is not None
+        return value
 
 
 def _key(name: str) -> str:

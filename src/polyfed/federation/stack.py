@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -67,16 +67,16 @@ class Stack:
         trainers = [one.fit.trainer for one in self._parts]
         self._trained = [f"model.{name}" for name in trainers[0].names]
         self._owned = [name for name in tensors[0] if not _is_common([own[name] for own in tensors])]
-        self._stacks = {name: torch.stack([own[name].detach() for own in tensors]) for name in self._owned}
+        # contiguous: kernels take stacks and gradients to be laid out alike, and stacks of images' filters may not be
+        self._stacks = {name: torch.stack([own[name].detach() for own in tensors]).contiguous() for name in self._owned}
+        self._strides = [tensors[0][name].stride() for name in self._owned]
         self._own = [[own[name] for name in self._owned] for own in tensors]
         for row, own in enumerate(self._own):
             for stack, tensor in zip(self._stacks.values(), own, strict=True):
                 tensor.data = stack[row]
         weights = [self._stacks[name] for name in self._trained]
         self._optimizer = StackedOptimizer([trainer.optimizer for trainer in trainers], weights)
-        # buffers that a loss may change; which of them do is known after the first step
         self._changing = [name for name, _ in self._parts[0].named_buffers() if name in self._stacks]
-        self._is_new = True
 
     def step(self, steps: Sequence[PendingStep]) -> None:
         """Take a step of each of some clients on batches of equal size; if it raises, nothing has happened.
@@ -102,23 +102,24 @@ class Stack:
             losses = torch.vmap(loss, (0, 0, 0), randomness="error")(weights, values, batches)
         gradients = torch.autograd.grad(losses.sum(), list(weights.values()), allow_unused=True)
         with torch.no_grad():
-            if not is_prefix:  # a loss may have kept a weight within its range
-                self._write(at, {name: value for name, value in weights.items() if value._version})
+            if not is_prefix:  # a loss may have kept weights within their range
+                self._write(at, weights)
             corrected = _corrected(template, dict(zip(self._trained, gradients, strict=True)), weights, values)
             trainer = template.fit.trainer
             clip_rows(corrected, trainer.training.optimizer.clip)
             self._optimizer.step(rows, corrected, trainer.rates)
-            if self._is_new:
-                self._is_new, self._changing = False, [name for name in self._changing if values[name]._version]
             self._write(at, values if not is_prefix else {name: values[name] for name in self._changing})
+            # a correction comes last, and so need not be undone once it is known to work
+            self._changing = [name for name in self._changing if not name.startswith("correct.")]
         for step, states in zip(steps, dropout.states, strict=True):
             step.random = states
 
     def leave(self, fit: Fit) -> None:
         """Give a client tensors of its own again."""
         row = self._row[fit]
-        for tensor in self._own[row]:
-            tensor.data = tensor.data.clone()
+        for tensor, stride in zip(self._own[row], self._strides, strict=True):
+            own = torch.empty_strided(tensor.shape, stride, dtype=tensor.dtype, device=tensor.device)
+            tensor.data = own.copy_(tensor.data)
         self._optimizer.release(row)
 
     def _write(self, at: slice | Tensor, values: Mapping[str, Tensor]) -> None:
@@ -189,19 +190,21 @@ class OwnDropout(TorchFunctionMode):
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
-        if func is not F.dropout:
-            return func(*args, **(kwargs or {}))
-        return self._dropout(*args, **(kwargs or {}))
+        if func is F.dropout:
+            return self._dropout(*args, **(kwargs or {}))
+        if func is Tensor.contiguous:  # in whatever layout, which ``vmap`` cannot tell
+            return args[0].contiguous()
+        return func(*args, **(kwargs or {}))
 
     def _dropout(self, input: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Tensor:
         if not training or p == 0:
             return input
         if input.ndim > 2 and not self._by_position:
             raise PaddedDrawsError
-        result: Tensor = _Masked.apply(input, p, self)  # type: ignore[no-untyped-call]
+        result: Tensor = _Masked.apply(input, p, self._masks)  # type: ignore[no-untyped-call]
         return result
 
-    def masks(self, like: Tensor, p: float) -> Tensor:
+    def _masks(self, like: Tensor, p: float) -> Tensor:
         """One mask a client, by its own generators; ``like`` is [k, ...]."""
         before, masks = global_states(), []
         try:
@@ -214,13 +217,14 @@ class OwnDropout(TorchFunctionMode):
         return torch.stack(masks)
 
 
-class _Masked(torch.autograd.Function):
-    """Multiplies by masks of ``OwnDropout``; exists to see all rows of a ``vmap`` at once."""
+_Masks = Callable[[Tensor, float], Tensor]
 
-    generate_vmap_rule: ClassVar[bool] = False
+
+class _Masked(torch.autograd.Function):
+    """Multiplies by masks that are drawn for all rows of a ``vmap`` at once."""
 
     @staticmethod
-    def forward(input: Tensor, p: float, streams: OwnDropout) -> Tensor:
+    def forward(input: Tensor, p: float, masks: _Masks) -> Tensor:
         raise RuntimeError("dropout of something that is not of one client alone")
 
     @staticmethod
@@ -228,9 +232,7 @@ class _Masked(torch.autograd.Function):
         """Nothing is kept: ``vmap`` computes by differentiable operations."""
 
     @staticmethod
-    def vmap(
-        info: Any, in_dims: tuple[int, None, None], input: Tensor, p: float, streams: OwnDropout
-    ) -> tuple[Tensor, int]:
+    def vmap(info: Any, in_dims: tuple[int, None, None], input: Tensor, p: float, masks: _Masks) -> tuple[Tensor, int]:
         """Rows of ``input`` times their masks."""
         rows = input.movedim(in_dims[0], 0)
-        return rows * streams.masks(rows, p), 0
+        return rows * masks(rows, p), 0

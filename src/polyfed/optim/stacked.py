@@ -14,6 +14,7 @@ from torch.optim.adam import adam
 from torch.optim.sgd import sgd
 
 from polyfed.optim.adamp import AdamP, advance
+from polyfed.optim.state import laid_out_as
 
 _MOMENTS = ("step", "exp_avg", "exp_avg_sq")
 _STEP = "step"
@@ -71,10 +72,13 @@ class StackedOptimizer:
 
     def release(self, row: int) -> None:
         """Leave a model's optimiser with the state that it would have by itself: none of what was never stepped."""
+        state = self._optimizers[row].state
         for parameter, states in zip(self._parameters[row], self._states, strict=True):
             counter = states.get(_STEP, states.get("momentum_buffer"))
             if counter is not None and not bool(counter[row].any()):
-                self._optimizers[row].state.pop(parameter, None)
+                state.pop(parameter, None)
+            elif not parameter.is_contiguous():
+                state[parameter] = {kind: laid_out_as(parameter, value) for kind, value in state[parameter].items()}
 
     def _joined(self, place: int) -> State:
         """The state of a parameter in all models [k, ...], zero where there is none yet; theirs are now its rows."""
@@ -83,7 +87,7 @@ class StackedOptimizer:
         for kind in _kinds(self._optimizers[0]):
             like = owners[0][1].new_zeros(()) if kind == _STEP else torch.zeros_like(owners[0][1])
             parts = [state[weight][kind] if state.get(weight) else like for state, weight in owners]
-            stacks[kind] = torch.stack([part.detach() for part in parts])
+            stacks[kind] = torch.stack([part.detach() for part in parts]).contiguous()
         for row, (state, weight) in enumerate(owners):
             if stacks:
                 state[weight] = {kind: stack[row] for kind, stack in stacks.items()}

@@ -237,7 +237,7 @@ class RobustAlignment(RobustWeights):
             parts.append(self.guidance_weight * self.guidance_loss(client, local, anchors, batch))
         return torch.stack(parts).sum()
 
-    def anchored_loss(self, client: Client, anchors: Mapping[str, Aligner]) -> Regulariser:
+    def anchored_loss(self, client: Client, anchors: Mapping[str, Aligner]) -> Callable[[Embedder, Batch], Tensor]:
         """Eq. 2 with anchors that other aligners give of the client's moving encoder, to which gradient flows."""
 
         def loss(model: Embedder, batch: Batch) -> Tensor:
