@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import time
+from typing import ClassVar
 
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from polyfed.algorithms.algorithm import Client, Reply, client_step
-from polyfed.algorithms.local import Local
+from polyfed.algorithms.local import LocalOnly
 from polyfed.data.samples import Batch
 from polyfed.models.model import CachedModel
 
 
-class Halting(Local):
+class Halting(LocalOnly):
     """The client called c1 fails after its first step."""
 
     def _halt(self, client: Client) -> None:
@@ -26,7 +26,7 @@ class Halting(Local):
         return Reply()
 
 
-class Mislabelled(Local):
+class Mislabelled(LocalOnly):
     """One client has a class that does not exist, which its loss refuses."""
 
     @client_step()
@@ -48,7 +48,7 @@ class _Labelled(nn.Module):
         return F.cross_entropy(embedding, self.label.expand(len(batch)))
 
 
-class Drawing(Local):
+class Drawing(LocalOnly):
     """A regulariser that is a function, whose draws nobody else may share."""
 
     @client_step()
@@ -57,12 +57,14 @@ class Drawing(Local):
         return Reply()
 
 
-class Slow(Local):
-    """The client called c1 takes its time."""
+class Slow(LocalOnly):
+    """The client called c1 takes five seconds of a clock of its own."""
+
+    now: ClassVar[list[float]] = [0.0]
 
     @client_step()
     def fit(self, client: Client) -> Reply:
         if client.name.startswith("c1"):
-            time.sleep(0.3)
+            self.now[0] += 5.0
         client.fit(client.train, epochs=self.local_epochs)
         return Reply()
