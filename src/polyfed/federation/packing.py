@@ -33,8 +33,8 @@ class Kind:
         name: for reports.
         reason: why clients train by themselves; empty: they need not.
         pads: whether narrower batches may be padded to the width of others.
-        alone: seconds of steps of clients by themselves.
-        together: seconds a client of steps in stacks.
+        alone: CPU seconds of this thread for steps of clients by themselves; wall time would judge a busy machine.
+        together: the same a client for steps in stacks.
     """
 
     key: tuple[Any, ...]
@@ -63,6 +63,7 @@ class _Seat:
 
     parts: Parts
     kind: Kind
+    weights: int
     stack: Stack | None = None
 
 
@@ -84,7 +85,8 @@ class Packer:
         """A client is about to train; whether it does so together with others."""
         if fit not in self._seats:
             parts = Parts(fit)
-            self._seats[fit] = _Seat(parts, self._kind_of(parts))
+            held = sum(tensor.numel() for tensor in parts.tensors.values())
+            self._seats[fit] = _Seat(parts, self._kind_of(parts), held)
         return not self._seats[fit].kind.reason
 
     def leave(self, fit: Fit) -> None:
@@ -112,7 +114,7 @@ class Packer:
 
     def weights(self, fit: Fit) -> int:
         """Number of values that a client's training holds."""
-        return sum(tensor.numel() for tensor in self._seats[fit].parts.tensors().values())
+        return self._seats[fit].weights
 
     def _kind_of(self, parts: Parts) -> Kind:
         key = _key(parts)
@@ -133,7 +135,7 @@ class Packer:
             return "the method's regulariser is not a module"
         if (fit.correct is None) != (parts.correct is None):
             return "the method's correction of gradients is not a module"
-        trained = sum(parts.get_parameter(f"model.{name}").numel() for name in fit.trainer.names)
+        trained = sum(parts.tensors[f"model.{name}"].numel() for name in fit.trainer.names)
         return f"it trains {trained:,} weights" if self._measures and trained > LARGEST else ""
 
     def _refuse(self, kind: Kind, reason: str) -> None:
@@ -172,7 +174,7 @@ class Packer:
         return seat.stack, len(batch), tuple(shapes), tuple(step.fit.trainer.rates)
 
     def _together(self, kind: Kind, stack: Stack, group: list[PendingStep]) -> bool:
-        started = time.perf_counter()
+        started = time.thread_time()
         try:
             stack.step(group)
         except PaddedDrawsError:
@@ -185,7 +187,7 @@ class Packer:
             return False  # who is to blame will raise it by itself
         self.steps["together"] += len(group)
         if len(kind.together) < _PROBES:
-            kind.together.append((time.perf_counter() - started) / len(group))
+            kind.together.append((time.thread_time() - started) / len(group))
             if self._measures and not kind.is_open:
                 self._refuse(kind, kind.loss_of_time)
         return True
@@ -196,7 +198,7 @@ def _key(parts: Parts) -> tuple[Any, ...]:
     fit = parts.fit
     client, trainer = fit.participant, fit.trainer
     assert isinstance(client, Client)
-    outline = tuple((name, value.shape, value.dtype) for name, value in parts.tensors().items())
+    outline = tuple((name, value.shape, value.dtype) for name, value in parts.tensors.items())
     task = client.objective, client.head_name, fit.task_weight, client.precision
     added = _settings(fit.regulariser), _settings(fit.correct)
     return client.info.architecture, task, trainer.training, tuple(trainer.names), added, outline

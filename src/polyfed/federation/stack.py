@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -15,7 +16,7 @@ from torch.overrides import TorchFunctionMode
 from polyfed.core.randomness import global_states, set_global_states
 from polyfed.data.samples import Batch, Inputs
 from polyfed.federation.fitting import Fit
-from polyfed.optim.stacked import StackedOptimizer, clip_rows
+from polyfed.optim.stacked import StackedOptimizer, clipped_rows
 
 
 @dataclass(eq=False)
@@ -43,6 +44,7 @@ class Parts(nn.Module):
         self.regulariser = fit.regulariser if isinstance(fit.regulariser, nn.Module) else None
         self.correct = fit.correct if isinstance(fit.correct, nn.Module) else None
 
+    @cached_property
     def tensors(self) -> dict[str, Tensor]:
         """Parameters and buffers by name."""
         return {**dict(self.named_parameters()), **dict(self.named_buffers())}
@@ -63,7 +65,7 @@ class Stack:
         # who has most batches comes first: those that still have full ones are then the first rows, which are a view
         self._parts = sorted(parts, key=lambda one: len(one.fit.samples), reverse=True)
         self._row = {one.fit: row for row, one in enumerate(self._parts)}
-        tensors = [one.tensors() for one in self._parts]
+        tensors = [one.tensors for one in self._parts]
         trainers = [one.fit.trainer for one in self._parts]
         self._trained = [f"model.{name}" for name in trainers[0].names]
         self._owned = [name for name in tensors[0] if not _is_common([own[name] for own in tensors])]
@@ -106,8 +108,8 @@ class Stack:
                 self._write(at, weights)
             corrected = _corrected(template, dict(zip(self._trained, gradients, strict=True)), weights, values)
             trainer = template.fit.trainer
-            clip_rows(corrected, trainer.training.optimizer.clip)
-            self._optimizer.step(rows, corrected, trainer.rates)
+            clipped = clipped_rows(corrected, trainer.training.optimizer.clip)
+            self._optimizer.step(rows, clipped, trainer.rates)
             self._write(at, values if not is_prefix else {name: values[name] for name in self._changing})
             # a correction comes last, and so need not be undone once it is known to work
             self._changing = [name for name in self._changing if not name.startswith("correct.")]
@@ -140,6 +142,8 @@ def _corrected(
         return list(gradients.values())
     own = {name.removeprefix("correct."): value for name, value in values.items() if name.startswith("correct.")}
     reached = {name.removeprefix("model."): value for name, value in gradients.items() if value is not None}
+    # its own, as parameters whose sum a loss takes may share a gradient
+    reached = {name: value.clone() for name, value in reached.items()}
     live = {name: weights[f"model.{name}"].detach() for name in reached}
 
     def change(own: dict[str, Tensor], reached: dict[str, Tensor], live: dict[str, Tensor]) -> dict[str, Tensor]:

@@ -113,15 +113,13 @@ class StackedOptimizer:
             yield _Run(slice(int(rows[start]), int(rows[end - 1]) + 1), slice(start, end))
 
 
-def clip_rows(gradients: Sequence[Tensor | None], limit: float | None) -> None:
-    """Scale the gradients [r, ...] of each row to a joint L2 norm of at most ``limit``, as ``clip_gradients`` does."""
-    present = [gradient for gradient in gradients if gradient is not None]
-    if limit is None or not present:
-        return
-    norms = torch.stack([torch.linalg.vector_norm(gradient.flatten(1), dim=1) for gradient in present])
-    factors = (limit / (torch.linalg.vector_norm(norms, dim=0) + 1e-6)).clamp(max=1.0)
-    for gradient in present:
-        gradient.mul_(factors.reshape(-1, *[1] * (gradient.ndim - 1)))
+def clipped_rows(gradients: Sequence[Tensor | None], limit: float | None) -> Sequence[Tensor | None]:
+    """The gradients [r, ...], those of each row scaled to a joint norm of at most ``limit``, see ``clip_gradients``."""
+    norms = [torch.linalg.vector_norm(value.flatten(1), dim=1) for value in gradients if value is not None]
+    if limit is None or not norms:
+        return gradients
+    factors = (limit / (torch.linalg.vector_norm(torch.stack(norms), dim=0) + 1e-6)).clamp(max=1.0)
+    return [value if value is None else value * factors.reshape(-1, *[1] * (value.ndim - 1)) for value in gradients]
 
 
 def _parameters(optimizer: Optimizer) -> list[Tensor]:
