@@ -31,7 +31,7 @@ from polyfed.algorithms.shared.public_exchange import DISTILS
 from polyfed.core.effects import Not, Only
 from polyfed.core.errors import ConfigError
 from polyfed.data.samples import Batch
-from polyfed.federation.participant import Regulariser
+from polyfed.federation.fitting import Regulariser
 from polyfed.federation.public_outputs import PublicOutputs, Stored, of_part
 from polyfed.federation.settings import TrainingSettings
 from polyfed.losses.distillation import Distillation

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
@@ -20,7 +20,7 @@ from polyfed.algorithms.shared.robust_alignment import (
 )
 from polyfed.core.effects import Not, Only
 from polyfed.data.samples import Batch
-from polyfed.federation.participant import Regulariser
+from polyfed.federation.fitting import Regulariser
 from polyfed.losses.distillation import GuidanceReduction
 from polyfed.models.binding import Bound, EncoderFeatures, aligners_of, frozen_aligners, frozen_copy
 from polyfed.models.model import Embedder
@@ -194,7 +194,7 @@ class FedDRA(RobustAlignment):
 
         return loss
 
-    def aggregated_loss(self, client: Client) -> Regulariser:
+    def aggregated_loss(self, client: Client) -> Callable[[Embedder, Batch], Tensor]:
         """v: the task's loss of the aggregated model, with ``measure: guided`` also the distance to the teacher's."""
         if self.measure == "task":
             return task_loss(client)

@@ -8,7 +8,7 @@ from typing import Annotated, ClassVar, Literal
 import torch
 from jaxtyping import Float
 from pydantic import Field
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional as F
 
 from polyfed.aggregation.prototypes import (
@@ -38,11 +38,11 @@ from polyfed.algorithms.algorithm import (
 from polyfed.core.effects import Not, Only
 from polyfed.core.errors import ConfigError, PayloadError, nearest
 from polyfed.data.samples import Batch, Samples
-from polyfed.federation.participant import Regulariser
+from polyfed.federation.fitting import Regulariser
 from polyfed.federation.types import class_space
 from polyfed.losses.classification import distances, prototype_distance
 from polyfed.losses.distillation import Distillation
-from polyfed.models.model import Embedder
+from polyfed.models.model import CachedModel, Embedder
 from polyfed.tasks import evaluating
 from polyfed.tasks.accuracy import accuracies, label_ranks, predictions
 from polyfed.tasks.classification import Classification
@@ -180,15 +180,7 @@ class FedProto(Algorithm):
         received, task = self.received(client, prototypes), client.task
         if received is None or not isinstance(task, Classification):
             return None
-        rows, target = table(*received), task.target
-
-        def regularise(model: Embedder, batch: Batch) -> Tensor:
-            labels = batch.targets[target].long()
-            # the task has embedded this batch already, and `model` remembers
-            features = self.feature(model, task, batch)
-            return self.proto_weight * prototype_distance(features, rows, received.present, labels, self.distance)
-
-        return regularise
+        return _Pull(self, task, table(*received), received.present)
 
     def own(self, client: Client) -> Prototypes:
         """Means of the features of the client's training samples by class; empty if there are no classes."""
@@ -252,6 +244,25 @@ class FedProto(Algorithm):
         chosen = by_prototype if self.inference == "prototypes" else {}
         known = len(received.means) if received is not None else 0
         return Reply(**metrics | chosen | beside, prototype_classes=float(known))
+
+
+class _Pull(nn.Module):
+    """lambda times the distance to prototypes, one row a class, where they are present."""
+
+    rows: Tensor
+    present: Tensor
+
+    def __init__(self, method: FedProto, task: Classification, rows: Tensor, present: Tensor) -> None:
+        super().__init__()
+        self.method, self.task = method, task
+        self.register_buffer("rows", rows)
+        self.register_buffer("present", present)
+
+    def forward(self, model: CachedModel, batch: Batch) -> Tensor:
+        method, labels = self.method, batch.targets[self.task.target].long()
+        # the task has embedded this batch already, and `model` remembers
+        features = method.feature(model, self.task, batch)
+        return method.proto_weight * prototype_distance(features, self.rows, self.present, labels, method.distance)
 
 
 class PrototypeCheck:

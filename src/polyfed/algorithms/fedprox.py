@@ -7,11 +7,12 @@ from typing import Annotated, Literal
 
 import torch
 from pydantic import Field
-from torch import Tensor
+from torch import Tensor, nn
 
 from polyfed.algorithms.algorithm import Client
 from polyfed.algorithms.fedavg import FedAvg
 from polyfed.core.effects import Not, Only
+from polyfed.federation.fitting import Kept
 
 
 class FedProx(FedAvg):
@@ -29,15 +30,7 @@ class FedProx(FedAvg):
 
     def train(self, client: Client) -> None:
         """Local training with the proximal term."""
-        live = dict(client.model.named_parameters())
-        # cloned, as training moves the live ones in place
-        received = {name: value.detach().clone() for name, value in live.items()}
-
-        @torch.no_grad()
-        def correct(gradients: Mapping[str, Tensor]) -> None:
-            drifts = torch._foreach_sub([live[name] for name in gradients], [received[name] for name in gradients])
-            torch._foreach_add_(list(gradients.values()), [self.pull(drift) for drift in drifts], alpha=self.mu)
-
+        correct = _Proximal(self, {name: value.detach().clone() for name, value in client.model.named_parameters()})
         client.fit(client.train, epochs=self.local_epochs, steps=self.local_steps, correct=correct)
 
     def pull(self, drift: Tensor) -> Tensor:
@@ -46,3 +39,16 @@ class FedProx(FedAvg):
             return drift
         norm = torch.linalg.vector_norm(drift)
         return torch.where(norm > 0, drift / (2 * norm), 0)
+
+
+class _Proximal(nn.Module):
+    """Adds mu times the gradient of the proximal term."""
+
+    def __init__(self, method: FedProx, received: Mapping[str, Tensor]) -> None:
+        super().__init__()
+        self.method, self.received = method, Kept(received)
+
+    @torch.no_grad()
+    def forward(self, gradients: Mapping[str, Tensor], weights: Mapping[str, Tensor]) -> None:
+        for name, gradient in gradients.items():
+            gradient.add_(self.method.pull(weights[name] - self.received[name]), alpha=self.method.mu)

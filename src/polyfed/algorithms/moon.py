@@ -14,9 +14,9 @@ from polyfed.algorithms.algorithm import Client, Lifetime
 from polyfed.algorithms.fedavg import FedAvg
 from polyfed.core.effects import Not, Only
 from polyfed.data.samples import Batch
-from polyfed.federation.participant import Regulariser
+from polyfed.federation.fitting import Regulariser
 from polyfed.losses.contrast import model_contrast
-from polyfed.models.model import Embedder, Model
+from polyfed.models.model import CachedModel, Model
 
 
 class MOON(FedAvg):
@@ -58,22 +58,28 @@ class MOON(FedAvg):
         kept = client.state.get("previous")
         if not kept:
             return None
-        # copies in evaluation mode: dropout in constants would be noise in the contrast
-        live, received, previous = client.model, _frozen(client.model), _frozen(client.model)
+        previous = _frozen(client.model)
         previous.load_state_dict(dict(kept))
+        return _Contrast(self, _frozen(client.model), previous)
 
-        def regularise(model: Embedder, batch: Batch) -> Tensor:
-            losses = []
-            for modality, x in batch.inputs.items():
-                z = project_embedding(live, modality, model.embed(modality, x))
-                with torch.no_grad():
-                    towards, away = (
-                        project_embedding(own, modality, own.embed(modality, x)) for own in (received, previous)
-                    )
-                losses.append(model_contrast(z, towards, away, self.tau))
-            return self.mu * torch.stack(losses).sum()
 
-        return regularise
+class _Contrast(nn.Module):
+    """mu l_con with two frozen models."""
+
+    def __init__(self, method: MOON, received: Model, previous: Model) -> None:
+        super().__init__()
+        self.method, self.received, self.previous = method, received, previous
+
+    def forward(self, model: CachedModel, batch: Batch) -> Tensor:
+        losses = []
+        for modality, x in batch.inputs.items():
+            z = project_embedding(model.model, modality, model.embed(modality, x))
+            with torch.no_grad():
+                towards, away = (
+                    project_embedding(own, modality, own.embed(modality, x)) for own in (self.received, self.previous)
+                )
+            losses.append(model_contrast(z, towards, away, self.method.tau))
+        return self.method.mu * torch.stack(losses).sum()
 
 
 def project_embedding(model: Model, modality: str, embedding: Tensor) -> Tensor:
@@ -84,6 +90,7 @@ def project_embedding(model: Model, modality: str, embedding: Tensor) -> Tensor:
 
 
 def _frozen(model: Model) -> Model:
+    """A copy in evaluation mode: dropout in constants would be noise in the contrast."""
     return copy.deepcopy(model).eval().requires_grad_(False)
 
 

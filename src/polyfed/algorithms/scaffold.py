@@ -7,13 +7,14 @@ from typing import ClassVar, Literal
 
 import torch
 from pydantic import Field
-from torch import Tensor
+from torch import Tensor, nn
 
 from polyfed.aggregation.mean import WeightedMean
 from polyfed.algorithms.algorithm import Client, ClientInfo, Cohort, Lifetime, Reply, Server, Weights, client_step, each
 from polyfed.algorithms.fedavg import FedAvg
 from polyfed.algorithms.shared.global_models import ReplyCheck, noted, weights_check
 from polyfed.core.errors import PayloadError
+from polyfed.federation.fitting import Kept
 from polyfed.federation.types import outline_of
 
 Tensors = Mapping[str, Tensor]
@@ -127,23 +128,24 @@ class Scaffold(FedAvg):
         return _filled(client, {name: value / seen for name, value in sums.items()})
 
 
-class _Path:
+class _Path(nn.Module):
     """Corrects the gradients of local steps by c - c_k, and adds up the raw ones."""
 
     def __init__(self, shift: Tensors) -> None:
-        self._shift = shift
-        self._sums = {name: torch.zeros_like(value) for name, value in shift.items()}
+        super().__init__()
+        self.shift = Kept(shift)
+        self.sums = Kept({name: torch.zeros_like(value) for name, value in shift.items()})
 
     @torch.no_grad()
-    def __call__(self, gradients: Tensors) -> None:
-        values = list(gradients.values())
-        # raw gradients first: corrected in place they would cancel c - c_k from its own estimate
-        torch._foreach_add_([self._sums[name] for name in gradients], values)
-        torch._foreach_add_(values, [self._shift[name] for name in gradients])
+    def forward(self, gradients: Tensors, weights: Tensors) -> None:
+        for name, gradient in gradients.items():
+            # raw gradients first: corrected in place they would cancel c - c_k from its own estimate
+            self.sums[name].add_(gradient)
+            gradient.add_(self.shift[name])
 
     def mean(self, steps: int) -> dict[str, Tensor]:
         """Mean of the raw gradients of so many steps; 0 where there was none."""
-        return {name: value / max(steps, 1) for name, value in self._sums.items()}
+        return {name: self.sums[name] / max(steps, 1) for name in self.sums.names}
 
 
 def _filled(client: Client, values: Tensors) -> dict[str, Tensor]:

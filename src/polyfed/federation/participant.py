@@ -18,15 +18,14 @@ from polyfed.core.activity import passed
 from polyfed.core.errors import ConfigError
 from polyfed.core.randomness import generator
 from polyfed.data.samples import Batch, Samples
+from polyfed.federation.fitting import Fit, Regulariser
 from polyfed.federation.settings import TrainingSettings
 from polyfed.federation.trainer import Clock, Correction, Epoch, Epochs, Trainer
-from polyfed.models.model import CachedModel, Embedder, Model
+from polyfed.models.model import Model
 from polyfed.tasks.task import Task
 
 _T = TypeVar("_T")
 Precision = Literal["float32", "bfloat16"]
-Regulariser = Callable[[Embedder, Batch], Tensor]
-"""A loss that a method adds to the task's: from the model and a batch."""
 
 
 @dataclass(kw_only=True)
@@ -220,26 +219,18 @@ class Participant:
         """
         if not task_weight and regulariser is None:
             return 0
-        trainer, model = self.trainer(), self.model.train()
-
-        def loss(batch: Batch) -> Tensor:
-            shared, losses = CachedModel(model), []
-            with self.autocast():
-                if task_weight:
-                    losses.append(task_weight * self.task.loss(shared, self.head, batch))
-                if regulariser is not None:
-                    losses.append(regulariser(shared, batch))  # what the task has embedded is not embedded again
-            return torch.stack(losses).sum()
-
-        done = 0
-        for epoch in self.epochs(epochs, once=once) if steps is None else self._epochs.as_one():
-            before = done
-            for batch in islice(self.batches(samples, f"{purpose}-{epoch}"), None if steps is None else steps - done):
-                trainer.step(loss(batch), correct)
-                after_step()
-                done += 1
-            if done in (steps, before):  # no more wanted, or there is no batch
-                break
+        self.model.train()
+        fit, done = Fit(self, self.trainer(), samples, task_weight, regulariser, correct), 0
+        with fit.stepping() as step:
+            for epoch in self.epochs(epochs, once=once) if steps is None else self._epochs.as_one():
+                before = done
+                wanted = None if steps is None else steps - done
+                for batch in islice(self.batches(samples, f"{purpose}-{epoch}"), wanted):
+                    step(batch)
+                    after_step()
+                    done += 1
+                if done in (steps, before):  # no more wanted, or there is no batch
+                    break
         return done
 
     @torch.no_grad()

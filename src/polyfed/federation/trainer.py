@@ -14,8 +14,10 @@ from polyfed.models.gates import undecayed
 from polyfed.optim.settings import clip_gradients
 from polyfed.optim.state import load_optimizer_tensors, optimizer_tensors
 
-Correction = Callable[[Mapping[str, Tensor]], None]
-"""Changes gradients, parameter name -> gradient, in place."""
+Correction = Callable[[Mapping[str, Tensor], Mapping[str, Tensor]], None]
+"""Changes gradients in place: of parameter name -> gradient, and -> parameter.
+
+One that is a module can be computed for many clients at once, as a regulariser (``fitting.Regulariser``)."""
 
 
 @dataclass(frozen=True)
@@ -97,8 +99,7 @@ class Trainer:
         only: Callable[[str], bool] = lambda name: True,
     ) -> None:
         self._named = [(name, value) for name, value in model.named_parameters() if value.requires_grad and only(name)]
-        self._clip, self._schedule = training.optimizer.clip, training.schedule
-        self._clock, self._epochs = clock, epochs
+        self.training, self._clock, self._epochs = training, clock, epochs
         self.optimizer = training.optimizer.build(_decay_groups(model, [value for _, value in self._named]))
         self._base = [group["lr"] for group in self.optimizer.param_groups]
 
@@ -114,16 +115,27 @@ class Trainer:
     def apply(self, correct: Correction | None = None) -> None:
         """Clip the gradients that there are and step."""
         if correct is not None:
-            correct({name: value.grad for name, value in self._named if value.grad is not None})
+            reached = {name: value for name, value in self._named if value.grad is not None}
+            correct({name: value.grad for name, value in reached.items() if value.grad is not None}, reached)
         # after the correction, which is part of the step that is clipped
-        clip_gradients([value for _, value in self._named], self._clip)
-        epoch = self._epochs.now
-        factor = self._schedule.factor(
-            0 if epoch.once else self._clock.round - 1, self._clock.rounds, epoch.number, self._clock.epochs
-        )
-        for group, base in zip(self.optimizer.param_groups, self._base, strict=True):
-            group["lr"] = base * factor
+        clip_gradients([value for _, value in self._named], self.training.optimizer.clip)
+        for group, rate in zip(self.optimizer.param_groups, self.rates, strict=True):
+            group["lr"] = rate
         self.optimizer.step()
+
+    @property
+    def rates(self) -> list[float]:
+        """Learning rates of the optimiser's groups in the current epoch."""
+        epoch, clock = self._epochs.now, self._clock
+        round_number = 0 if epoch.once else clock.round - 1
+        factor = self.training.schedule.factor(round_number, clock.rounds, epoch.number, clock.epochs)
+        return [base * factor for base in self._base]
+
+    @property
+    def names(self) -> list[str]:
+        """Names of the parameters, in the optimiser's order."""
+        names = {id(value): name for name, value in self._named}
+        return [names[id(value)] for group in self.optimizer.param_groups for value in group["params"]]
 
     def state(self) -> dict[str, Tensor]:
         """Momenta and counters by parameter name."""

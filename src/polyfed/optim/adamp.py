@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
+from jaxtyping import Bool, Float
 from torch import Tensor
 from torch.optim import Optimizer
 from torch.optim.adam import adam
@@ -71,18 +72,7 @@ class AdamP(Optimizer):
 
     def _update(self, weights: list[Tensor], group: dict[str, Any]) -> None:
         gradients = [weight.grad for weight in weights if weight.grad is not None]
-        updates = _adam_updates([self._state_of(weight) for weight in weights], gradients, group)
-        decay: float = group["lr"] * group["weight_decay"]
-        for weight, gradient, update in zip(weights, gradients, updates, strict=True):
-            share: float | Tensor = decay
-            if weight.ndim > 1:
-                projected = _project(weight, gradient, update, group["delta"])
-                if decay:
-                    # on the device: to ask it would make every weight wait
-                    share = torch.where(projected, decay * group["wd_ratio"], decay)
-            if decay:
-                weight.mul_(1 - share)
-        torch._foreach_add_(weights, updates, alpha=group["lr"])
+        advance(weights, gradients, [self._state_of(weight) for weight in weights], group)
 
     def _state_of(self, weight: Tensor) -> dict[str, Tensor]:
         state: dict[str, Tensor] = self.state[weight]
@@ -91,6 +81,32 @@ class AdamP(Optimizer):
             for name in ("exp_avg", "exp_avg_sq"):
                 state[name] = torch.zeros_like(weight, memory_format=torch.preserve_format)
         return state
+
+
+def advance(
+    weights: list[Tensor],
+    gradients: list[Tensor],
+    states: list[dict[str, Tensor]],
+    group: dict[str, Any],
+    *,
+    stacked: bool = False,
+) -> None:
+    """One step of some weights with the settings of a group; ``stacked`` ones are [k, ...], of k models."""
+    updates = _adam_updates(states, gradients, group)
+    radial_of = torch.vmap(_radial, (0, 0, 0, None)) if stacked else _radial
+    decay: float = group["lr"] * group["weight_decay"]
+    for weight, gradient, update in zip(weights, gradients, updates, strict=True):
+        share: float | Tensor = decay
+        if weight.ndim - stacked > 1:
+            radial, projected = radial_of(weight, gradient, update, group["delta"])
+            update.addcmul_(weight, radial.reshape(*radial.shape, *[1] * (weight.ndim - radial.ndim)), value=-1)
+            if decay:
+                # on the device: to ask it would make every weight wait
+                share = torch.where(projected, decay * group["wd_ratio"], decay)
+                share = share.reshape(-1, *[1] * (weight.ndim - 1))
+        if decay:
+            weight.mul_(1 - share)
+    torch._foreach_add_(weights, updates, alpha=group["lr"])
 
 
 def _adam_updates(states: list[dict[str, Tensor]], gradients: list[Tensor], group: dict[str, Any]) -> list[Tensor]:
@@ -109,8 +125,10 @@ def _adam_updates(states: list[dict[str, Tensor]], gradients: list[Tensor], grou
     return updates
 
 
-def _project(weight: Tensor, gradient: Tensor, update: Tensor, delta: float) -> Tensor:
-    """Take the radial part out of ``update`` where the cosine test says so; whether it did, as a tensor.
+def _radial(
+    weight: Tensor, gradient: Tensor, update: Tensor, delta: float
+) -> tuple[Float[Tensor, " c"], Bool[Tensor, ""]]:
+    """How much of each channel is the radial part of the update where the cosine test says so, and whether it does.
 
     Tests and projections follow from norms and dot products a channel, which add up to those of the layer.
     """
@@ -122,8 +140,7 @@ def _project(weight: Tensor, gradient: Tensor, update: Tensor, delta: float) -> 
     by_layer = _cosine(wg.sum(), w_norm.norm(), g_norm.norm()) < delta / w.numel() ** 0.5
     layer = (wq.sum() / ww.sum().clamp_min(_SMALLEST_NORM)) * by_layer
     radial = torch.where(by_channel, wq / ww.clamp_min(_SMALLEST_NORM), layer)
-    update.addcmul_(weight, radial.reshape(-1, *[1] * (weight.ndim - 1)), value=-1)
-    return torch.logical_or(by_channel, by_layer)
+    return radial, torch.logical_or(by_channel, by_layer)
 
 
 def _cosine(wg: Tensor, w_norm: Tensor, g_norm: Tensor) -> Tensor:

@@ -17,7 +17,7 @@ from polyfed.algorithms.shared.global_models import GlobalModels
 from polyfed.core.effects import Not, Only
 from polyfed.core.errors import ConfigError
 from polyfed.data.samples import Batch
-from polyfed.federation.participant import Regulariser
+from polyfed.federation.fitting import Regulariser
 from polyfed.losses.distillation import GuidanceReduction, squared_distance
 from polyfed.losses.info_nce import info_nce
 from polyfed.models.aligner import Aligner
@@ -237,7 +237,7 @@ class RobustAlignment(RobustWeights):
             parts.append(self.guidance_weight * self.guidance_loss(client, local, anchors, batch))
         return torch.stack(parts).sum()
 
-    def anchored_loss(self, client: Client, anchors: Mapping[str, Aligner]) -> Regulariser:
+    def anchored_loss(self, client: Client, anchors: Mapping[str, Aligner]) -> Callable[[Embedder, Batch], Tensor]:
         """Eq. 2 with anchors that other aligners give of the client's moving encoder, to which gradient flows."""
 
         def loss(model: Embedder, batch: Batch) -> Tensor:

@@ -1,0 +1,242 @@
+"""Models of equal architecture that are trained together: their tensors stand in stacks [k, ...], one row a client."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+from torch.nn import functional as F
+from torch.overrides import TorchFunctionMode
+
+from polyfed.core.randomness import global_states, set_global_states
+from polyfed.data.samples import Batch, Inputs
+from polyfed.federation.fitting import Fit
+from polyfed.optim.stacked import StackedOptimizer, clipped_rows
+
+
+@dataclass(eq=False)
+class PendingStep:
+    """A step that a client is about to take.
+
+    Attributes:
+        fit: its training.
+        batch: the batch.
+        random: what torch's global generators are at in the client's step.
+    """
+
+    fit: Fit
+    batch: Batch
+    random: list[Tensor] = field(default_factory=global_states)
+
+
+class Parts(nn.Module):
+    """All that a client's training reads and changes, as one module."""
+
+    def __init__(self, fit: Fit) -> None:
+        super().__init__()
+        self.fit = fit
+        self.model = fit.participant.model
+        self.regulariser = fit.regulariser if isinstance(fit.regulariser, nn.Module) else None
+        self.correct = fit.correct if isinstance(fit.correct, nn.Module) else None
+
+    @cached_property
+    def tensors(self) -> dict[str, Tensor]:
+        """Parameters and buffers by name."""
+        return {**dict(self.named_parameters()), **dict(self.named_buffers())}
+
+    def forward(self, batch: Mapping[str, Any]) -> Tensor:
+        """The loss of a batch, as its fields."""
+        return self.fit.loss(Batch(**batch))
+
+
+class Stack:
+    """Clients in training whose own tensors are rows of stacks, so that each may also step by itself at any time.
+
+    Args:
+        parts: of clients whose training is of one kind, see ``packing.kind_of``.
+    """
+
+    def __init__(self, parts: Sequence[Parts]) -> None:
+        # who has most batches comes first: those that still have full ones are then the first rows, which are a view
+        self._parts = sorted(parts, key=lambda one: len(one.fit.samples), reverse=True)
+        self._row = {one.fit: row for row, one in enumerate(self._parts)}
+        tensors = [one.tensors for one in self._parts]
+        trainers = [one.fit.trainer for one in self._parts]
+        self._trained = [f"model.{name}" for name in trainers[0].names]
+        self._owned = [name for name in tensors[0] if not _is_common([own[name] for own in tensors])]
+        # contiguous: kernels take stacks and gradients to be laid out alike, and stacks of images' filters may not be
+        self._stacks = {name: torch.stack([own[name].detach() for own in tensors]).contiguous() for name in self._owned}
+        self._strides = [tensors[0][name].stride() for name in self._owned]
+        self._own = [[own[name] for name in self._owned] for own in tensors]
+        for row, own in enumerate(self._own):
+            for stack, tensor in zip(self._stacks.values(), own, strict=True):
+                tensor.data = stack[row]
+        weights = [self._stacks[name] for name in self._trained]
+        self._optimizer = StackedOptimizer([trainer.optimizer for trainer in trainers], weights)
+        self._changing = [name for name, _ in self._parts[0].named_buffers() if name in self._stacks]
+
+    def step(self, steps: Sequence[PendingStep]) -> None:
+        """Take a step of each of some clients on batches of equal size; if it raises, nothing has happened.
+
+        Raises:
+            Exception: whatever computing the losses of all at once raises.
+        """
+        steps = sorted(steps, key=lambda step: self._row[step.fit])
+        rows = [self._row[step.fit] for step in steps]
+        template = self._parts[rows[0]]  # of a client that is in training, as its mode says
+        is_prefix = rows[-1] < len(rows)
+        at = slice(len(rows)) if is_prefix else torch.tensor(rows, device=template.fit.participant.device)
+        values = {name: stack[at] for name, stack in self._stacks.items()}
+        if is_prefix:  # copies: a loss that raises must leave no traces
+            values |= {name: values[name].clone() for name in self._changing}
+        weights = {name: values.pop(name).detach().requires_grad_() for name in self._trained}
+        batches, padded = joined(steps)
+
+        def loss(weights: Mapping[str, Tensor], values: Mapping[str, Tensor], batch: Mapping[str, Any]) -> Any:
+            return functional_call(template, {**values, **weights}, (batch,))
+
+        with OwnDropout([step.random for step in steps], by_position=not padded) as dropout:
+            losses = torch.vmap(loss, (0, 0, 0), randomness="error")(weights, values, batches)
+        gradients = torch.autograd.grad(losses.sum(), list(weights.values()), allow_unused=True)
+        with torch.no_grad():
+            if not is_prefix:  # a loss may have kept weights within their range
+                self._write(at, weights)
+            corrected = _corrected(template, dict(zip(self._trained, gradients, strict=True)), weights, values)
+            trainer = template.fit.trainer
+            clipped = clipped_rows(corrected, trainer.training.optimizer.clip)
+            self._optimizer.step(rows, clipped, trainer.rates)
+            self._write(at, values if not is_prefix else {name: values[name] for name in self._changing})
+            # a correction comes last, and so need not be undone once it is known to work
+            self._changing = [name for name in self._changing if not name.startswith("correct.")]
+        for step, states in zip(steps, dropout.states, strict=True):
+            step.random = states
+
+    def leave(self, fit: Fit) -> None:
+        """Give a client tensors of its own again."""
+        row = self._row[fit]
+        for tensor, stride in zip(self._own[row], self._strides, strict=True):
+            own = torch.empty_strided(tensor.shape, stride, dtype=tensor.dtype, device=tensor.device)
+            tensor.data = own.copy_(tensor.data)
+        self._optimizer.release(row)
+
+    def _write(self, at: slice | Tensor, values: Mapping[str, Tensor]) -> None:
+        for name, value in values.items():
+            self._stacks[name][at] = value
+
+
+def _is_common(tensors: Sequence[Tensor]) -> bool:
+    """Whether all clients have one and the same tensor, as what they received may be."""
+    return all(tensor is tensors[0] for tensor in tensors)
+
+
+def _corrected(
+    parts: Parts, gradients: Mapping[str, Tensor | None], weights: Mapping[str, Tensor], values: Mapping[str, Tensor]
+) -> list[Tensor | None]:
+    """The gradients, which ``parts.correct`` changes if there is one."""
+    if (correct := parts.correct) is None:
+        return list(gradients.values())
+    own = {name.removeprefix("correct."): value for name, value in values.items() if name.startswith("correct.")}
+    reached = {name.removeprefix("model."): value for name, value in gradients.items() if value is not None}
+    # its own, as parameters whose sum a loss takes may share a gradient
+    reached = {name: value.clone() for name, value in reached.items()}
+    live = {name: weights[f"model.{name}"].detach() for name in reached}
+
+    def change(own: dict[str, Tensor], reached: dict[str, Tensor], live: dict[str, Tensor]) -> dict[str, Tensor]:
+        functional_call(correct, own, (reached, live))
+        return reached
+
+    changed = torch.vmap(change)(own, reached, live)
+    return [changed.get(name.removeprefix("model.")) for name in gradients]
+
+
+def joined(steps: Sequence[PendingStep]) -> tuple[dict[str, Any], bool]:
+    """The fields of the steps' batches, stacked, and whether inputs of one had to be padded to the width of others."""
+    batches, padded = [step.batch for step in steps], False
+    inputs = {}
+    for name, opened in steps[0].fit.samples.inputs.items():
+        values = [batch.inputs[name] for batch in batches]
+        if any(value.shape != values[0].shape for value in values):
+            padded, widest = True, max(value.shape[1] for value in values)
+            fill = pad_of(opened)
+            values = [F.pad(value, (0, widest - value.shape[1]), value=fill) for value in values]
+        inputs[name] = torch.stack(values)
+    targets = {name: torch.stack([batch.targets[name] for batch in batches]) for name in batches[0].targets}
+    numbers = {name: torch.stack([getattr(batch, name) for batch in batches]) for name in ("index", "items", "matches")}
+    return {"inputs": inputs, "targets": targets, **numbers}, padded
+
+
+def pad_of(inputs: Inputs) -> float | None:
+    """What fills inputs up whose width differs from batch to batch; None: it does not."""
+    return getattr(inputs, "pad", None)
+
+
+class PaddedDrawsError(Exception):
+    """A model draws at random for each position, and so for the padding that only the batches of others need."""
+
+
+class OwnDropout(TorchFunctionMode):
+    """Within it dropout in a ``vmap`` over clients draws for each what it would draw by itself.
+
+    Args:
+        states: what torch's global generators are at, of each client.
+        by_position: whether more may be dropped than whole features of samples, see ``PaddedDrawsError``.
+    """
+
+    def __init__(self, states: Sequence[list[Tensor]], *, by_position: bool = True) -> None:
+        super().__init__()
+        self.states, self._by_position = list(states), by_position
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        if func is F.dropout:
+            return self._dropout(*args, **(kwargs or {}))
+        if func is Tensor.contiguous:  # in whatever layout, which ``vmap`` cannot tell
+            return args[0].contiguous()
+        return func(*args, **(kwargs or {}))
+
+    def _dropout(self, input: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Tensor:
+        if not training or p == 0:
+            return input
+        if input.ndim > 2 and not self._by_position:
+            raise PaddedDrawsError
+        result: Tensor = _Masked.apply(input, p, self._masks)  # type: ignore[no-untyped-call]
+        return result
+
+    def _masks(self, like: Tensor, p: float) -> Tensor:
+        """One mask a client, by its own generators; ``like`` is [k, ...]."""
+        before, masks = global_states(), []
+        try:
+            for row, states in enumerate(self.states):
+                set_global_states(states)
+                masks.append(F.dropout(torch.ones_like(like[row]), p))
+                self.states[row] = global_states()
+        finally:
+            set_global_states(before)
+        return torch.stack(masks)
+
+
+_Masks = Callable[[Tensor, float], Tensor]
+
+
+class _Masked(torch.autograd.Function):
+    """Multiplies by masks that are drawn for all rows of a ``vmap`` at once."""
+
+    @staticmethod
+    def forward(input: Tensor, p: float, masks: _Masks) -> Tensor:
+        raise RuntimeError("dropout of something that is not of one client alone")
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        """Nothing is kept: ``vmap`` computes by differentiable operations."""
+
+    @staticmethod
+    def vmap(info: Any, in_dims: tuple[int, None, None], input: Tensor, p: float, masks: _Masks) -> tuple[Tensor, int]:
+        """Rows of ``input`` times their masks."""
+        rows = input.movedim(in_dims[0], 0)
+        return rows * masks(rows, p), 0
