@@ -172,27 +172,6 @@ def of_part(outputs: Mapping[str, T], part: str = "") -> dict[str, T]:
     return {modality_of(name): value for name, value in outputs.items() if part_of(name) == part}
 
 
-# ---- what crosses: each distinct input once
-
-
-def distinct_count(places: Int64[Tensor, " n"]) -> int:
-    """How many distinct inputs there are; ``places`` as of ``OutputKind.places``."""
-    return int(places.max()) + 1 if len(places) else 0
-
-
-def packed(values: Float[Tensor, "n w"], places: Int64[Tensor, " n"] | None) -> Float[Tensor, "k w"]:
-    """The rows of distinct inputs, from rows of all samples; ``places`` as of ``OutputKind.places``."""
-    if places is None:
-        return values
-    # samples of one input have one row, so that it does not matter whose is taken
-    return values.new_zeros(distinct_count(places), values.shape[1]).index_copy_(0, places.to(values.device), values)
-
-
-def unpacked(values: Float[Tensor, "k w"], places: Int64[Tensor, " n"] | None) -> Float[Tensor, "n w"]:
-    """The rows of all samples, from those of distinct inputs."""
-    return values if places is None else values[places.to(values.device)]
-
-
 def _classification(participant: Participant) -> Classification:
     if not isinstance(participant.task, Classification):
         raise ConfigError(
