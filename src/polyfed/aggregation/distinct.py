@@ -37,11 +37,24 @@ class Distinct(NamedTuple):
     rows: Float[Tensor, "k w"]
     places: Int64[Tensor, " n"]
     counts: Float[Tensor, " k"]
+    items: Int64[Tensor, " k"] | None
+    """Number of the item behind each row, where that matters."""
 
     @classmethod
-    def of(cls, values: Float[Tensor, "n w"], places: Int64[Tensor, " n"] | None) -> Distinct:
-        """Those among the rows of all samples."""
+    def of(
+        cls,
+        values: Float[Tensor, "n w"],
+        places: Int64[Tensor, " n"] | None,
+        items: Int64[Tensor, " n"] | None = None,
+    ) -> Distinct:
+        """Those among the rows of all samples; samples that share a row are of one item."""
         if places is None:
             places = torch.arange(len(values))
-        places, rows = places.to(values.device), packed(values, places)
-        return cls(rows, places, torch.bincount(places, minlength=len(rows)).to(rows.dtype))
+        places = places.to(values.device)
+        rows = packed(values, places)
+        counts = torch.bincount(places, minlength=len(rows)).to(rows.dtype)
+        return cls(rows, places, counts, None if items is None else packed(items.to(values.device), places))
+
+    def of_samples(self, index: Int64[Tensor, " m"]) -> Float[Tensor, "m w"]:
+        """The rows of the samples at ``index``."""
+        return self.rows[self.places[index]]

@@ -13,7 +13,7 @@ from jaxtyping import Float, Int64
 from torch import Tensor
 from torch.nn import functional as F
 
-from polyfed.aggregation.distinct import Distinct, packed
+from polyfed.aggregation.distinct import Distinct
 from polyfed.aggregation.statistics import Statistic, Statistics, row_statistics, scores_statistics
 from polyfed.aggregation.tiles import working_dtype
 from polyfed.core.errors import ConfigError
@@ -89,11 +89,8 @@ class Evidence:
                 f"the server has no representations of '{modality}' to compare with; it has "
                 f"{sorted(self.server_outputs)}"
             )
-        items, places = self.siblings(mask_siblings), self.places.get(modality)
-        own, anchors = (
-            Distinct.of(self.values, self.places.get(self.output)),
-            Distinct.of(self.server_outputs[modality], places),
-        )
+        own = Distinct.of(self.values, self.places.get(self.output))
+        anchors = Distinct.of(self.server_outputs[modality], self.places.get(modality), self.siblings(mask_siblings))
         # rows come in 16 bits where the wire is, and cosines of these must not
         dtype = working_dtype(own.rows, anchors.rows)
         rows, others = (F.normalize(side.rows.to(dtype), dim=1) if cosines else side.rows for side in (own, anchors))
@@ -104,7 +101,7 @@ class Evidence:
             of=own.places,
             own=anchors.places,
             tau=tau,
-            items=None if items is None else packed(items, places),
+            items=anchors.items,
             counts=anchors.counts,
         )
 

@@ -112,6 +112,13 @@ class RunningSoftmaxMean(RunningLogSumExp):
         powers = self.add(tile, counts=counts)
         self._weighted.addmm_(powers, vectors if counts is None else vectors * counts[:, None])
 
+    def add_vectors(
+        self, logits: Float[Tensor, " r"], vectors: Float[Tensor, "r d"], counts: Float[Tensor, " r"]
+    ) -> None:
+        """Add one logit a row, and the vector behind it, as often as it counts."""
+        powers = self.add(logits[:, None], counts=counts[:, None])
+        self._weighted.addcmul_(powers * counts[:, None], vectors)
+
     def mean(self, scale: float) -> Float[Tensor, "r d"]:
         """Softmax-weighted mean of the vectors over ``scale``; 0 for a row that saw none. Ends the sums."""
         return self._weighted.div_(self.total.clamp_min(1e-30)[:, None] * scale)
