@@ -19,7 +19,15 @@ from polyfed.algorithms.shared.ensemble_distillation import EnsembleDistillation
 from polyfed.core.effects import Condition, Not, Only
 from polyfed.core.errors import ConfigError
 from polyfed.data.samples import Batch, Samples
-from polyfed.federation.public_outputs import FrozenCopy, Pair, PublicOutputs, Reference, Stored, of_part
+from polyfed.federation.public_outputs import (
+    FrozenCopy,
+    Pair,
+    PublicOutputs,
+    Reference,
+    Remembered,
+    Stored,
+    of_part,
+)
 from polyfed.losses.contrast import inter_modal, intra_modal
 
 # clients contrast their representations with the server's
@@ -191,5 +199,8 @@ class CreamFL(EnsembleDistillation):
             return FrozenCopy(client.model)
         kept = client.state.get("previous", {})
         if self._looks_back and not kept:  # those before training, which is where the last participation ended
+            if not self.public_augment:
+                # all of P would be more than its batches need
+                return Remembered(client.model, self.output_kind.places(samples))
             kept = client.represent(samples)
         return Stored({name: value.to(client.device) for name, value in kept.items()})
