@@ -13,7 +13,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from polyfed.aggregation.tiles import TileSize, contrastive_scores
+from polyfed.aggregation.tiles import TileSize
+from polyfed.aggregation.weightings.gca import contrastive_scores
 from polyfed.core.randomness import generator
 
 TIME_LIMIT = 1.25

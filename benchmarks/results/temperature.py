@@ -16,7 +16,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from polyfed.aggregation.tiles import contrastive_scores
+from polyfed.aggregation.weightings.gca import contrastive_scores
 from polyfed.core.randomness import generator
 from polyfed.engines.local import LocalEngine
 from polyfed.federation.state import StateStore, unflatten

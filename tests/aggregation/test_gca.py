@@ -10,7 +10,8 @@ from torch.nn import functional as F
 
 from naive import Largest
 from polyfed.aggregation.ensemble import Ensemble
-from polyfed.aggregation.tiles import TileSize, contrastive_scores
+from polyfed.aggregation.tiles import TileSize
+from polyfed.aggregation.weightings.gca import contrastive_scores
 from polyfed.core.errors import ConfigError, PayloadError
 
 SMALL = TileSize(4, 5)

@@ -10,7 +10,8 @@ from torch.nn import functional as F
 
 from naive import Largest
 from polyfed.aggregation.statistics import _Rivals, row_statistics, scores_statistics
-from polyfed.aggregation.tiles import TileSize, contrastive_scores
+from polyfed.aggregation.tiles import TileSize
+from polyfed.aggregation.weightings.gca import contrastive_scores
 from polyfed.core.errors import ConfigError, PayloadError
 
 ALL = ("positive", "negatives_lse", "lse", "best_negative", "winner", "entropy", "variance")
@@ -135,6 +136,42 @@ def test_permuting_the_public_set_permutes_the_rows():
     close(moved, {name: value[order] for name, value in plain.items()})
 
 
+# ---- rows and anchors that several samples have
+
+CAPTIONS = torch.tensor([0, 0, 0, 1, 2, 2, 2, 2, 3, 3, 4])  # the picture of each sample; each has a text of its own
+PLACES = {"picture": CAPTIONS, "text": torch.arange(11)}
+
+
+@pytest.mark.parametrize("side", ["picture", "text"])
+@pytest.mark.parametrize("against", ["picture", "text"])
+@pytest.mark.parametrize("masked", [True, False])
+@pytest.mark.parametrize("tau", [1.0, 0.01])
+@pytest.mark.parametrize("blocks", [TileSize(2, 3), TileSize(1, 4), TileSize(50, 50)])
+def test_repeated_rows_and_anchors_equal_the_loop_over_all_samples(side, against, masked, tau, blocks):
+    of, own = PLACES[side], PLACES[against]
+    rows, anchors = unit(int(of.max()) + 1, 4, seed=5), unit(int(own.max()) + 1, 4, seed=6)
+    items = torch.unique_consecutive(CAPTIONS) if against == "picture" else CAPTIONS
+    ours = row_statistics(
+        rows,
+        anchors,
+        ALL,
+        of=of,
+        own=own,
+        tau=tau,
+        items=items if masked else None,
+        counts=torch.bincount(own).double(),
+        blocks=blocks,
+    )
+    expected = naive(rows[of], anchors[own], tau=tau, items=CAPTIONS if masked else None)
+    expected["winner"] = own[expected["winner"].long()]
+    close(ours, expected)
+
+
+def test_samples_of_a_row_need_not_follow_each_other():
+    rows, anchors, of = unit(3, 4), unit(7, 4, seed=1), torch.tensor([2, 0, 1, 0, 2, 1, 1])
+    close(row_statistics(rows, anchors, ALL, of=of, blocks=TileSize(2, 3)), naive(rows[of], anchors))
+
+
 # ---- ties
 
 
@@ -242,8 +279,8 @@ def test_never_holds_public_times_public():
     ("change", "error", "match"),
     [
         ({"anchors": torch.zeros(5, 3)}, PayloadError, "same width"),
-        ({"own": torch.arange(4)}, PayloadError, "4 rows have an own anchor"),
-        ({"own": torch.arange(1, 6)}, PayloadError, "from 1 to 5, but there are 5 anchors"),
+        ({"own": torch.arange(4)}, PayloadError, "of 5 samples 4 have an own anchor"),
+        ({"own": torch.arange(1, 6)}, PayloadError, "own anchors of samples reach from 1 to 5, but there are 5"),
         ({"items": torch.arange(4)}, PayloadError, "4 item numbers for 5"),
         ({"items": torch.tensor([0, 1, 0, 2, 2])}, ConfigError, "ascending"),
         ({"tau": 0.0}, ConfigError, "tau is 0"),

@@ -9,8 +9,8 @@ from pydantic import ValidationError
 from weighting_clients import CLASSES, DIM, SIZE, choose, client, ensemble, evidence, known, labels, unit, voter
 
 from polyfed.aggregation.ensemble import Ensemble
-from polyfed.aggregation.tiles import contrastive_scores
 from polyfed.aggregation.weighting import Evidence, Weighting
+from polyfed.aggregation.weightings.gca import contrastive_scores
 from polyfed.core.errors import ConfigError, PayloadError
 from polyfed.core.settings import Settings
 
@@ -91,6 +91,24 @@ def test_gca_is_the_contrastive_score_bit_for_bit():
     assert torch.equal(ours, contrastive_scores(one.values, two["b"], tau=0.1, include_self=True))
 
 
+PICTURES = torch.arange(SIZE) // 3
+
+
+@pytest.mark.parametrize("fields", [{}, {"mask_siblings": True}, {"include_self": True}])
+@pytest.mark.parametrize("name", COMPARING)
+@pytest.mark.parametrize("repeated", ["a", "b", "ab"])
+def test_comparing_distinct_rows_is_comparing_all(name, fields, repeated):
+    if fields.keys() - type(choose(name)).model_fields.keys():
+        pytest.skip("no such setting")
+    weighting, sent = choose(name, **fields), client(1)
+    server = {other: g[PICTURES] if other in repeated else g for other, g in known().items()}
+    if "a" in repeated:
+        sent.values = sent.values[PICTURES]
+    places = dict.fromkeys(repeated, PICTURES)
+    ours, plain = (weighting.log_weights(evidence(sent, of=server, items=PICTURES, places=how)) for how in (places, {}))
+    torch.testing.assert_close(ours, plain)
+
+
 # ---- edges
 
 
@@ -108,8 +126,7 @@ def test_a_single_public_sample_is_the_mean_of_the_right(name):
 
 
 def test_a_single_public_sample_has_no_contrast_and_no_variance():
-    with pytest.raises(ConfigError, match="1 sample"):
-        choose("gca").log_weights(evidence(client(0, size=1)))
+    assert choose("gca").log_weights(evidence(client(0, size=1))).tolist() == [0.0]
     assert choose("variance").log_weights(evidence(client(0, size=1))).tolist() == [-math.inf]
 
 

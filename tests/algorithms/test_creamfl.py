@@ -141,7 +141,8 @@ def test_contrasts_are_equations_1_and_2(creamfl: Config, tmp_path: Path) -> Non
     client.state["previous"] = previous
     client.model.eval()
     batch = client.public.batch(torch.tensor([3, 0, 7]))
-    loss = algorithm.contrasts(client, batch, client.public_set, known, algorithm._reference(client, client.public_set))
+    goals = algorithm.goals(client, client.public_set, known)
+    loss = algorithm.contrasts(client, batch, goals, algorithm._reference(client, client.public_set))
     expected = 0.0
     for modality, partner in (("image", "text"), ("text", "image")):
         u = client.model.represent(modality, batch.inputs[modality])
@@ -172,7 +173,7 @@ def test_intra_modal_contrasts_are_averaged_over_all_stacked_rows_as_released(
             towards = u[row] @ known[modality][k] / 0.5
             away = u[row] @ client.state["previous"][modality][k] / 0.5
             rows.append(-(towards.exp() / (towards.exp() + away.exp())).log())
-    loss = algorithm.contrasts(client, batch, client.public_set, known, reference)
+    loss = algorithm.contrasts(client, batch, algorithm.goals(client, client.public_set, known), reference)
     assert len(rows) == 3 * len(client.model.modalities)
     assert torch.allclose(loss, torch.stack(rows).mean(), atol=1e-6)
 
@@ -186,9 +187,9 @@ def test_siblings_can_be_left_out_of_the_inter_modal_sum(creamfl: Config, tmp_pa
         known = session.server.represent_public()
         batch = client.public.batch(torch.arange(10))
         algorithm = session.experiment.algorithm
-        losses[masked] = algorithm.contrasts(
-            client, batch, client.public_set, known, algorithm._reference(client, client.public_set)
-        ).item()
+        goals = algorithm.goals(client, client.public_set, known)
+        reference = algorithm._reference(client, client.public_set)
+        losses[masked] = algorithm.contrasts(client, batch, goals, reference).item()
     assert losses[True] < losses[False]  # five captions a picture: four negatives fewer
 
 

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from by_hand import play, unit
 from misbehaving import contents, cut_short
+from polyfed.aggregation.distinct import packed, unpacked
 from polyfed.aggregation.ensemble import Ensembled
 from polyfed.algorithms.change_distillation import ChangeDistillation
 from polyfed.algorithms.shared.ensembles import Ensembles
@@ -21,7 +22,7 @@ from polyfed.core.errors import ConfigError, ExchangeError, PayloadError
 from polyfed.data.samples import Samples
 from polyfed.federation.data import PublicSet
 from polyfed.federation.population import Population
-from polyfed.federation.public_outputs import modality_of, packed, unpacked
+from polyfed.federation.public_outputs import modality_of
 from polyfed.models.model import Model
 from polyfed.runs.experiment import Experiment
 from polyfed.runs.opened import Run

@@ -42,6 +42,26 @@ def test_inter_modal_equals_loops(public, include_self, siblings, chunk):
     torch.testing.assert_close(torch.autograd.grad(ours, public[0]), torch.autograd.grad(naive, public[0]))
 
 
+@pytest.mark.parametrize("include_self", [True, False])
+@pytest.mark.parametrize("siblings", [True, False])
+@pytest.mark.parametrize("chunk", [1, 3, 100])
+def test_distinct_anchors_with_counts_equal_loops_over_all_samples(public, include_self, siblings, chunk):
+    u, anchors, positive = public
+    places = torch.tensor([0, 0, 0, 0, 1, 2, 2, 2, 3, 3, 4, 4, 4, 4, 4, 4, 5, 6, 6, 6, 6, 6, 7])
+    distinct, counts = anchors[:8], torch.bincount(places).double()
+    items = torch.arange(8) if siblings else None
+    ours = inter_modal(
+        u, distinct, places[positive], 0.5, items=items, include_self=include_self, counts=counts, chunk=chunk
+    )
+    naive = inter_by_loops(u, distinct[places], positive, 0.5, places if siblings else None, include_self)
+    torch.testing.assert_close(ours, naive)
+    torch.testing.assert_close(torch.autograd.grad(ours, u), torch.autograd.grad(naive, u))
+    with torch.no_grad():
+        assert float(
+            inter_modal(u, distinct, places[positive], 0.5, items=items, include_self=include_self, counts=counts)
+        ) == pytest.approx(float(naive))
+
+
 def test_inter_modal_is_the_cross_entropy_against_the_public_set(public):
     u, anchors, positive = public
     torch.testing.assert_close(inter_modal(u, anchors, positive), F.cross_entropy(u @ anchors.T, positive))

@@ -10,6 +10,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from polyfed.aggregation.families import Family, families_of
 from polyfed.aggregation.tiles import RANGE, TileSize, largest_logit, working_dtype
 from polyfed.core.errors import ConfigError, PayloadError
 from polyfed.losses.running_log_sum_exp import BoundedLogSumExp, RunningEntropy, RunningLogSumExp
@@ -29,19 +30,22 @@ _ROUNDING = 4.0  # logits closer than so many eps |u| |g| tie: products of a pai
 
 
 def row_statistics(
-    rows: Float[Tensor, "n d"],
+    rows: Float[Tensor, "r d"],
     anchors: Float[Tensor, "P d"],
     wanted: Collection[Statistic],
     *,
+    of: Int[Tensor, " n"] | None = None,
     own: Int[Tensor, " n"] | None = None,
     tau: float = 1.0,
     items: Int[Tensor, " P"] | None = None,
+    counts: Float[Tensor, " P"] | None = None,
     blocks: TileSize | None = None,
 ) -> Statistics:
-    """Statistics of the logits x_kj = u_k . g_j / tau of each row k, in one pass; no matrix is held.
+    """Statistics of the logits x_kj = u_k . g_j / tau of each sample k, in one pass; no matrix is held.
 
-    Rows of several clients can share a pass: concatenate them, and their ``own``. All but ``winner`` are in nats
-    and in fp32 at least; o is the row's own anchor:
+    Rows of several clients can share a pass: concatenate them, and their ``own``. A row or an anchor that several
+    samples have need stand there but once, with ``of`` and ``counts``; j runs over the samples all the same. All but
+    ``winner`` are in nats and in fp32 at least; o is the sample's own anchor:
 
     * ``positive``: x_ko;
     * ``negatives_lse``: log sum_{j != o} exp x_kj, -inf where there is no other anchor;
@@ -55,28 +59,33 @@ def row_statistics(
         rows: u, representations that clients sent.
         anchors: g, the server's representations of the public set.
         wanted: which statistics.
-        own: index of each row's own anchor; None: row k's is k.
+        of: index of each sample's row; None: sample k's is k. The own anchors of a row's samples follow each other.
+        own: index of each sample's own anchor; None: sample k's is k.
         tau: temperature.
         items: ascending item number of each anchor. Anchors of one item (captions of a picture) are no rivals of
             each other: left out of ``negatives_lse`` and ``best_negative``, and where one of them wins, o does.
+        counts: how many samples have each anchor; None: one. Of the own anchor all but one are negatives, unless they
+            are of its item.
         blocks: size of a tile; None: suited to the device.
 
     Raises:
         PayloadError: shapes do not match, or an own anchor does not exist.
         ConfigError: tau is not positive, or items are not ascending.
     """
-    own = torch.arange(len(rows)) if own is None else own.cpu()
-    _check(rows, anchors, own, tau)
-    if len(rows) == 0:  # of the right types all the same: parts of clients are put together
+    of = torch.arange(len(rows)) if of is None else of.cpu()
+    own = torch.arange(len(of)) if own is None else own.cpu()
+    _check(rows, anchors, of, own, tau)
+    if len(own) == 0:  # of the right types all the same: parts of clients are put together
         empty = torch.empty(0, dtype=working_dtype(rows, anchors), device=rows.device)
         return dict.fromkeys(wanted, empty) | ({"winner": empty.long()} if "winner" in wanted else {})
     statistics: Statistics = {}
     if _SCANNED & set(wanted):
-        scan = _Scan(rows, anchors, wanted, tau, items, blocks or TileSize.suited(rows.device))
-        parts = list(scan.parts(rows, own))
-        statistics = {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
+        scan = _Scan(rows, anchors, wanted, tau, items, counts, blocks or TileSize.suited(rows.device))
+        order = of.argsort(stable=True)  # the samples of a row go with it
+        parts, place = list(scan.parts(rows, of[order], own[order])), order.argsort().to(rows.device)
+        statistics = {name: torch.cat([part[name] for part in parts])[place] for name in parts[0]}
     if "variance" in wanted:
-        statistics["variance"] = _variances(rows, anchors, tau)
+        statistics["variance"] = _variances(rows, anchors, tau, counts)[of.to(rows.device)]
     return {name: statistics[name] for name in wanted}
 
 
@@ -123,7 +132,7 @@ def scores_statistics(
 
 
 class _Scan:
-    """One pass over rows x anchors. Its logits are in bits (x / ln 2), as in ``tiled_scores``."""
+    """One pass over rows x anchors. Its logits are in bits (x / ln 2)."""
 
     def __init__(
         self,
@@ -132,12 +141,15 @@ class _Scan:
         wanted: Collection[Statistic],
         tau: float,
         items: Int[Tensor, " P"] | None,
+        counts: Float[Tensor, " P"] | None,
         blocks: TileSize,
     ) -> None:
         self.anchors, self.wanted, self.blocks = anchors, set(wanted), blocks
         self.scale, self.dtype = 1 / (tau * math.log(2)), working_dtype(rows, anchors)
+        self.counts = None if counts is None else counts.to(rows.device, self.dtype)
         # on the CPU, where the scan decides tile by tile whether a row's own item is in it
-        self.starts, self.sizes = _families(items, len(anchors))
+        self.families = families_of(items, len(anchors))
+        self.masked = items is not None
         self.bounded = largest_logit(rows, anchors) * self.scale <= RANGE
         # scale of rounding errors: ties are told apart from differences by it
         self.reach = torch.linalg.vector_norm(anchors, dim=1, dtype=self.dtype).amax()
@@ -145,49 +157,62 @@ class _Scan:
         # allocating it tile by tile would leave the heap full of holes
         self.scratch = torch.empty_like(self.workspace) if "entropy" in self.wanted else self.workspace[:0]
 
-    def parts(self, rows: Float[Tensor, "n d"], own: Int[Tensor, " n"]) -> Iterator[Statistics]:
-        """The statistics of block after block of rows."""
+    def parts(self, rows: Float[Tensor, "r d"], of: Int[Tensor, " n"], own: Int[Tensor, " n"]) -> Iterator[Statistics]:
+        """The statistics of the samples of block after block of rows; ``of`` ascends."""
         size = self.blocks.rows
-        for mine, block in zip(torch.split(own, size), torch.split(rows, size), strict=True):
-            yield self.part(block.to(self.dtype).mul(self.scale), mine)
+        ends = torch.searchsorted(of, torch.arange(0, len(rows) + size, size)).tolist()
+        for number, block in enumerate(torch.split(rows, size)):
+            here = slice(ends[number], ends[number + 1])
+            if here.start < here.stop:
+                yield self.part(block.to(self.dtype).mul(self.scale), of[here] - number * size, own[here])
 
-    def part(self, vectors: Float[Tensor, "r d"], own: Int[Tensor, " r"]) -> Statistics:
-        """The statistics of one block, whose ``vectors`` are scaled to bits."""
-        siblings = _Siblings(self.starts[own], self.sizes[own], vectors)
+    def part(self, vectors: Float[Tensor, "r d"], of: Int[Tensor, " s"], own: Int[Tensor, " s"]) -> Statistics:
+        """The statistics of the samples of one block, whose ``vectors`` are scaled to bits."""
+        family = Family(self.families, of, own, vectors)
         running, rivals = self.running_sum(vectors), None
         if RIVALS & self.wanted:
-            rivals = _Rivals(self.hurdle(vectors, own))
+            rivals = _Rivals(self.hurdle(vectors, of, own))
         for first, tile in self.tiles(vectors):
-            siblings.take(tile, first)
+            family.take(tile, first)
             largest = None if rivals is None else rivals.add(tile, first)
             if running is not None:
-                running.add(tile, largest)
-        statistics: Statistics = {"positive": siblings.logit(own)}
+                running.add(tile, largest, self.counts_of(slice(first, first + tile.shape[1])))
+        of, near = of.to(vectors.device), family.seen(self.families, of, own, self.counts, masked=self.masked)
+        statistics: Statistics = {"positive": near.positive}
         if rivals is not None:
+            best, index = near.better_of(rivals.best[of], rivals.index[of])
             # a rival must beat every sibling, by more than rounding
-            wins = rivals.best > siblings.logits.amax(1) + self.slack(vectors)
-            statistics |= {"best_negative": rivals.best, "winner": torch.where(wins, rivals.index, own.to(wins.device))}
+            wins = best > near.kin.amax(1) + self.slack(vectors)[of]
+            statistics |= {"best_negative": best, "winner": torch.where(wins, index, own.to(wins.device))}
         if running is not None:
-            statistics["negatives_lse"] = running.result()
-            running.add(siblings.logits)  # overwrites them: nothing else needs them from here on
-            statistics["lse"] = running.result()
-            if isinstance(running, RunningEntropy):
-                statistics["entropy"] = running.entropy()
+            sums = running.of_rows(of)
+            sums.add(near.rivals, counts=near.rival_counts)
+            statistics["negatives_lse"] = sums.result()
+            sums.add(near.kin, counts=near.kin_counts)  # overwrites them: nothing else needs them from here on
+            statistics["lse"] = sums.result()
+            if isinstance(sums, RunningEntropy):
+                statistics["entropy"] = sums.entropy()
         return {name: value if name == "winner" else value * math.log(2) for name, value in statistics.items()}
+
+    def counts_of(self, columns: slice) -> Float[Tensor, " m"] | None:
+        """How often each anchor of a tile counts; None: once."""
+        return None if self.counts is None else self.counts[columns]
 
     def slack(self, vectors: Float[Tensor, "r d"]) -> Float[Tensor, " r"]:
         """By how much a row's logits may differ and be ties."""
         slack: Tensor = torch.linalg.vector_norm(vectors, dim=1) * self.reach
         return slack * (_ROUNDING * torch.finfo(self.dtype).eps)
 
-    def hurdle(self, vectors: Float[Tensor, "r d"], own: Int[Tensor, " r"]) -> Float[Tensor, " r"]:
-        """What a rival must exceed for its index to matter: the own logit, or +inf if nobody asks for winners."""
+    def hurdle(self, vectors: Float[Tensor, "r d"], of: Int[Tensor, " s"], own: Int[Tensor, " s"]) -> Tensor:
+        """What a rival of a row [r] must exceed for its index to matter: the least logit of an own anchor of its
+        samples, or +inf if nobody asks for winners."""
+        hurdle = vectors.new_full((len(vectors),), math.inf)
         if "winner" not in self.wanted:
-            return vectors.new_full((len(vectors),), math.inf)
-        partners = self.anchors[own.to(self.anchors.device)].to(self.dtype)
+            return hurdle
+        of, partners = of.to(vectors.device), self.anchors[own.to(self.anchors.device)].to(self.dtype)
         # an estimate is enough here: the own logit itself comes out of the tile
-        logits: Tensor = torch.linalg.vecdot(vectors, partners)
-        return logits - self.slack(vectors)
+        logits: Tensor = torch.linalg.vecdot(vectors[of], partners)
+        return hurdle.scatter_reduce_(0, of, logits - self.slack(vectors)[of], "amin")
 
     def running_sum(self, vectors: Float[Tensor, "r d"]) -> RunningLogSumExp | None:
         """What sums the powers, if anybody asks for the sum."""
@@ -205,32 +230,6 @@ class _Scan:
             tile = self.workspace[: len(vectors) * len(anchors)].view(len(vectors), len(anchors))
             torch.mm(vectors, anchors.T, out=tile)
             yield first, tile
-
-
-class _Siblings:
-    """Logits of a block's rows against the anchors of their own item, a run of columns, the own one among them."""
-
-    def __init__(self, starts: Int[Tensor, " r"], sizes: Int[Tensor, " r"], vectors: Float[Tensor, "r d"]) -> None:
-        offsets = torch.arange(int(sizes.max()))
-        self.starts, self.columns = starts, starts[:, None] + offsets
-        self.real = offsets < sizes[:, None]
-        self.first, self.last = int(starts.min()), int((starts + sizes).max())
-        self.logits = vectors.new_full(self.columns.shape, -math.inf)
-
-    def take(self, tile: Float[Tensor, "r m"], first: int) -> None:
-        """Move them out of the tile that begins at column ``first``: -inf remains."""
-        end = first + tile.shape[1]
-        if self.last <= first or self.first >= end:
-            return
-        rows, offsets = (self.real & (self.columns >= first) & (self.columns < end)).nonzero(as_tuple=True)
-        columns = (self.columns[rows, offsets] - first).to(tile.device)
-        rows, offsets = rows.to(tile.device), offsets.to(tile.device)
-        self.logits[rows, offsets] = tile[rows, columns]
-        tile[rows, columns] = -math.inf
-
-    def logit(self, own: Int[Tensor, " r"]) -> Float[Tensor, " r"]:
-        """Each row's logit against its own anchor."""
-        return self.logits.gather(1, (own - self.starts)[:, None].to(self.logits.device)).squeeze(1)
 
 
 class _Rivals:
@@ -254,16 +253,19 @@ class _Rivals:
         return top
 
 
-def _variances(rows: Float[Tensor, "n d"], anchors: Float[Tensor, "P d"], tau: float) -> Float[Tensor, " n"]:
+def _variances(
+    rows: Float[Tensor, "r d"], anchors: Float[Tensor, "P d"], tau: float, counts: Float[Tensor, " P"] | None
+) -> Float[Tensor, " r"]:
     """Var_j(u . g_j / tau) = u^T Cov(g) u / tau^2."""
     dtype = working_dtype(rows, anchors)
+    shares = anchors.new_ones(len(anchors), dtype=dtype) if counts is None else counts.to(anchors.device, dtype)
+    shares = shares / shares.sum()
     # centred first: the difference of two large squares would lose the variance
-    mean = anchors.to(dtype).mean(0)
+    mean = shares @ anchors.to(dtype)
     covariance = mean.new_zeros(len(mean), len(mean))
-    for part in torch.split(anchors, _CHUNK):
+    for part, share in zip(torch.split(anchors, _CHUNK), torch.split(shares, _CHUNK), strict=True):
         centred = part.to(dtype) - mean
-        covariance.addmm_(centred.T, centred)
-    covariance.div_(len(anchors))
+        covariance.addmm_(centred.T, centred * share[:, None])
     variances, product = mean.new_empty(len(rows)), mean.new_empty(_CHUNK, len(mean))
     for part, out in zip(torch.split(rows, _CHUNK), torch.split(variances, _CHUNK), strict=True):
         vectors = part.to(dtype)
@@ -272,31 +274,19 @@ def _variances(rows: Float[Tensor, "n d"], anchors: Float[Tensor, "P d"], tau: f
     return variances.clamp_(min=0).div_(tau**2)
 
 
-def _families(items: Int[Tensor, " P"] | None, count: int) -> tuple[Int[Tensor, " P"], Int[Tensor, " P"]]:
-    """First anchor and number of anchors of each anchor's item, on the CPU."""
-    if items is None:
-        return torch.arange(count), torch.ones(count, dtype=torch.int64)
-    items = items.cpu()
-    if len(items) != count:
-        raise PayloadError(f"{len(items)} item numbers for {count} anchors; give one an anchor")
-    if bool((items.diff() < 0).any()):
-        raise ConfigError("item numbers are not ascending; samples of an item must follow each other")
-    _, index, sizes = torch.unique_consecutive(items, return_inverse=True, return_counts=True)
-    return (sizes.cumsum(0) - sizes)[index], sizes[index]
-
-
-def _check(rows: Tensor, anchors: Tensor, own: Tensor, tau: float) -> None:
+def _check(rows: Tensor, anchors: Tensor, of: Tensor, own: Tensor, tau: float) -> None:
     _positive(tau)
-    if rows.shape[1] != anchors.shape[1] or len(own) != len(rows):
+    if rows.shape[1] != anchors.shape[1] or len(own) != len(of):
         raise PayloadError(
-            f"rows have shape {tuple(rows.shape)}, anchors {tuple(anchors.shape)}, and {len(own)} rows have an own "
-            "anchor; all must have the same width, and every row an own anchor"
+            f"rows have shape {tuple(rows.shape)}, anchors {tuple(anchors.shape)}, and of {len(of)} samples {len(own)} "
+            "have an own anchor; both must have the same width, and every sample an own anchor"
         )
-    if len(own) and not 0 <= int(own.min()) <= int(own.max()) < len(anchors):
-        raise PayloadError(
-            f"own anchors reach from {int(own.min())} to {int(own.max())}, but there are {len(anchors)} anchors; "
-            f"valid: 0 to {len(anchors) - 1}"
-        )
+    for what, index, count in (("rows", of, len(rows)), ("own anchors", own, len(anchors))):
+        if len(index) and not 0 <= int(index.min()) <= int(index.max()) < count:
+            raise PayloadError(
+                f"{what} of samples reach from {int(index.min())} to {int(index.max())}, but there are {count}; "
+                f"valid: 0 to {count - 1}"
+            )
 
 
 def _classes(logits: Float[Tensor, "n C"], labels: Int[Tensor, " n"]) -> Int[Tensor, " n"]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from abc import abstractmethod
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import ClassVar
 
 import torch
@@ -13,6 +13,7 @@ from jaxtyping import Float, Int64
 from torch import Tensor
 from torch.nn import functional as F
 
+from polyfed.aggregation.distinct import Distinct
 from polyfed.aggregation.statistics import Statistic, Statistics, row_statistics, scores_statistics
 from polyfed.aggregation.tiles import working_dtype
 from polyfed.core.errors import ConfigError
@@ -43,6 +44,8 @@ class Evidence:
     """True classes, for class scores, where the public set has them."""
     items: Int64[Tensor, " n"] | None = None
     """Ascending number of the item behind each sample."""
+    places: Mapping[str, Int64[Tensor, " n"]] = field(default_factory=dict)
+    """Modality -> which of its distinct representations each sample has, where some repeat."""
 
     @property
     def is_scores(self) -> bool:
@@ -63,16 +66,44 @@ class Evidence:
         """
         if self.is_scores:
             return scores_statistics(self.values, wanted, labels=self.labels, tau=tau)
-        if self.output not in self.server_outputs:
+        return self.compared(self.output, wanted, tau=tau, mask_siblings=mask_siblings, cosines=True)
+
+    def compared(
+        self,
+        modality: str,
+        wanted: Collection[Statistic],
+        *,
+        tau: float,
+        mask_siblings: bool = False,
+        cosines: bool = False,
+    ) -> Statistics:
+        """Statistics of the products with the server's representations of a modality; arguments as ``statistics``.
+
+        Each distinct row is compared with each distinct one; ``winner`` is one of these.
+
+        Raises:
+            ConfigError: the server has no representations of this modality.
+        """
+        if modality not in self.server_outputs:
             raise ConfigError(
-                f"the server has no representations of '{self.output}' to compare with; it has "
+                f"the server has no representations of '{modality}' to compare with; it has "
                 f"{sorted(self.server_outputs)}"
             )
-        anchors = self.server_outputs[self.output]
+        own = Distinct.of(self.values, self.places.get(self.output))
+        anchors = Distinct.of(self.server_outputs[modality], self.places.get(modality), self.siblings(mask_siblings))
         # rows come in 16 bits where the wire is, and cosines of these must not
-        dtype = working_dtype(self.values, anchors)
-        rows, anchors = (F.normalize(side.to(dtype), dim=1) for side in (self.values, anchors))
-        return row_statistics(rows, anchors, wanted, tau=tau, items=self.siblings(mask_siblings))
+        dtype = working_dtype(own.rows, anchors.rows)
+        rows, others = (F.normalize(side.rows.to(dtype), dim=1) if cosines else side.rows for side in (own, anchors))
+        return row_statistics(
+            rows,
+            others,
+            wanted,
+            of=own.places,
+            own=anchors.places,
+            tau=tau,
+            items=anchors.items,
+            counts=anchors.counts,
+        )
 
     def siblings(self, masked: bool) -> Int64[Tensor, " n"] | None:
         """Item numbers if samples of one item are to be no rivals, else None.
@@ -86,13 +117,13 @@ class Evidence:
         return self.items if masked else None
 
     def truth(self) -> Int64[Tensor, " n"]:
-        """What a right client ranks first: the sample itself, or the true class.
+        """What a right client ranks first: the sample's own representation, or the true class.
 
         Raises:
             ConfigError: class scores without labels.
         """
         if not self.is_scores:
-            return torch.arange(len(self.values), device=self.values.device)
+            return Distinct.of(self.values, self.places.get(self.output)).places
         if self.labels is None:
             raise ConfigError(f"weights by the true classes of '{self.output}' need labels; the public set has none")
         return self.labels.to(self.values.device)

@@ -10,6 +10,7 @@ import torch
 from pydantic import Field, SerializeAsAny
 from torch import Tensor
 
+from polyfed.aggregation.distinct import Distinct
 from polyfed.aggregation.ensemble import Ensembled
 from polyfed.aggregation.weighting import Weighting
 from polyfed.aggregation.weightings.gca import GCA
@@ -18,7 +19,15 @@ from polyfed.algorithms.shared.ensemble_distillation import EnsembleDistillation
 from polyfed.core.effects import Condition, Not, Only
 from polyfed.core.errors import ConfigError
 from polyfed.data.samples import Batch, Samples
-from polyfed.federation.public_outputs import FrozenCopy, Pair, PublicOutputs, Reference, Stored, of_part
+from polyfed.federation.public_outputs import (
+    FrozenCopy,
+    Pair,
+    PublicOutputs,
+    Reference,
+    Remembered,
+    Stored,
+    of_part,
+)
 from polyfed.losses.contrast import inter_modal, intra_modal
 
 # clients contrast their representations with the server's
@@ -112,8 +121,8 @@ class CreamFL(EnsembleDistillation):
     @client_step(representations=Representations, num_examples=int)
     def fit(self, client: Client, representations: Representations) -> Reply:
         """ClientLocalTraining of Algorithm 1: E epochs of Eq. 3, then representations of the public set."""
-        server_outputs = self.from_wire(client, representations)
         samples = client.exchanged(self.public_samples)
+        goals = self.goals(client, samples, self.from_wire(client, representations))
         # before the first step: what Eq. 2 calls previous must not move with the model
         reference = self._reference(client, samples)
         trainer = client.trainer()
@@ -125,7 +134,7 @@ class CreamFL(EnsembleDistillation):
                 if private is not None:
                     loss = loss + client.task_loss(private)
                 if public is not None:
-                    loss = loss + self.gamma * self.contrasts(client, public, samples, server_outputs, reference)
+                    loss = loss + self.gamma * self.contrasts(client, public, goals, reference)
                 trainer.step(loss)
         # with the trained model, Eq. 4 weighs what the client has become
         own = self.client_outputs(client, representations.order, representations)
@@ -133,33 +142,32 @@ class CreamFL(EnsembleDistillation):
             client.state["previous"] = of_part(self.from_wire(client, own))
         return Reply(representations=own, num_examples=client.num_examples)
 
-    def contrasts(
-        self,
-        client: Client,
-        batch: Batch,
-        samples: Samples,
-        server_outputs: Mapping[str, Tensor],
-        reference: Reference,
-    ) -> Tensor:
+    def goals(self, client: Client, samples: Samples, server_outputs: Mapping[str, Tensor]) -> dict[str, Distinct]:
+        """Modality -> the server's representations of the exchanged samples, as ``contrasts`` takes them."""
+        places = self.places(client)
+        items = samples.items if self.mask_siblings else None
+        return {name: Distinct.of(rows, places.get(name), items) for name, rows in server_outputs.items()}
+
+    def contrasts(self, client: Client, batch: Batch, goals: Mapping[str, Distinct], reference: Reference) -> Tensor:
         """Sum over the client's modalities of the inter-modal (Eq. 1) and intra-modal (Eq. 2) contrasts.
 
-        ``batch`` is one of the exchanged ``samples``, ``server_outputs`` are the server's own of these. The intra-modal
-        contrasts are summed or averaged, as ``intra_reduction`` says; the inter-modal ones always are summed.
+        ``batch`` is one of the exchanged samples, ``goals`` are of these. The intra-modal contrasts are summed or
+        averaged, as ``intra_reduction`` says; the inter-modal ones always are summed.
         """
-        # numbers of the exchanged samples, as indices of a batch are places among these
-        items = samples.items.to(client.device) if self.mask_siblings else None
         total = torch.zeros((), device=client.device)
-        shared = [name for name in batch.inputs if name in server_outputs]  # those that the server encodes
+        shared = [name for name in batch.inputs if name in goals]  # those that the server encodes
         intra_factor = 1.0 if self.intra_reduction == "sum" else 1.0 / max(1, len(shared))
         for modality in shared:
             with client.autocast():
                 local = client.model.represent(modality, batch.inputs[modality])
-            for other, anchors in server_outputs.items() if self.inter else ():
-                if other != modality:
-                    total = total + inter_modal(local, anchors, batch.index, tau=self.tau_inter, items=items)
+            for goal in [goals[other] for other in goals if other != modality] if self.inter else ():
+                own = goal.places[batch.index]
+                total = total + inter_modal(
+                    local, goal.rows, own, tau=self.tau_inter, items=goal.items, counts=goal.counts
+                )
             if self.intra:
-                previous = reference(modality, batch)
-                contrast = intra_modal(local, server_outputs[modality][batch.index], previous, tau=self.tau_intra)
+                consensus, previous = goals[modality].of_samples(batch.index), reference(modality, batch)
+                contrast = intra_modal(local, consensus, previous, tau=self.tau_intra)
                 total = total + intra_factor * contrast
         return total
 
@@ -191,5 +199,8 @@ class CreamFL(EnsembleDistillation):
             return FrozenCopy(client.model)
         kept = client.state.get("previous", {})
         if self._looks_back and not kept:  # those before training, which is where the last participation ended
+            if not self.public_augment:
+                # all of P would be more than its batches need
+                return Remembered(client.model, self.output_kind.places(samples))
             kept = client.represent(samples)
         return Stored({name: value.to(client.device) for name, value in kept.items()})

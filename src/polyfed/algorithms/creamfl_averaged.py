@@ -170,13 +170,14 @@ class CreamFLAveraged(FedAvg):
     def contrast(self, client: Client, server_outputs: Mapping[str, Tensor]) -> Regulariser:
         """gamma (l_inter + l_intra) of a public batch, the next at every step (CreamFL, Eq. 1-3)."""
         creamfl, previous = self.creamfl, Stored(client.represent(client.public_set, list(server_outputs)))
+        goals = creamfl.goals(client, client.public_set, server_outputs)
         # passes without end, as private steps may outnumber public batches; each pass draws anew
         passes = (client.public_batches(f"contrast-{number}", self.public_batch_size) for number in count())
         batches = chain.from_iterable(passes)
 
         def regularise(model: Embedder, batch: Batch) -> Tensor:
             public = next(batches)
-            return self.gamma * creamfl.contrasts(client, public, client.public_set, server_outputs, previous)
+            return self.gamma * creamfl.contrasts(client, public, goals, previous)
 
         return regularise
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 from typing import TypeVar
 
@@ -12,6 +12,7 @@ import torch
 from jaxtyping import Float, Int64
 from torch import Tensor
 
+from polyfed.aggregation.distinct import distinct_count
 from polyfed.core.errors import ConfigError
 from polyfed.data.samples import Batch, Samples
 from polyfed.federation.client import ClientInfo
@@ -172,27 +173,6 @@ def of_part(outputs: Mapping[str, T], part: str = "") -> dict[str, T]:
     return {modality_of(name): value for name, value in outputs.items() if part_of(name) == part}
 
 
-# ---- what crosses: each distinct input once
-
-
-def distinct_count(places: Int64[Tensor, " n"]) -> int:
-    """How many distinct inputs there are; ``places`` as of ``OutputKind.places``."""
-    return int(places.max()) + 1 if len(places) else 0
-
-
-def packed(values: Float[Tensor, "n w"], places: Int64[Tensor, " n"] | None) -> Float[Tensor, "k w"]:
-    """The rows of distinct inputs, from rows of all samples; ``places`` as of ``OutputKind.places``."""
-    if places is None:
-        return values
-    # samples of one input have one row, so that it does not matter whose is taken
-    return values.new_zeros(distinct_count(places), values.shape[1]).index_copy_(0, places.to(values.device), values)
-
-
-def unpacked(values: Float[Tensor, "k w"], places: Int64[Tensor, " n"] | None) -> Float[Tensor, "n w"]:
-    """The rows of all samples, from those of distinct inputs."""
-    return values if places is None else values[places.to(values.device)]
-
-
 def _classification(participant: Participant) -> Classification:
     if not isinstance(participant.task, Classification):
         raise ConfigError(
@@ -241,6 +221,34 @@ class FrozenCopy:
     def __call__(self, modality: str, batch: Batch) -> Float[Tensor, "b d"]:
         """Representations of the batch as it was loaded, augmentation included."""
         return self._model.represent(modality, batch.inputs[modality])
+
+
+class Remembered:
+    """A frozen copy of a model as it is now, that encodes a distinct input of public samples when first asked for it.
+
+    Args:
+        model: which is copied.
+        places: modality -> which distinct input each sample has; all modalities that are asked for.
+    """
+
+    def __init__(self, model: Model, places: Mapping[str, Int64[Tensor, " n"]]) -> None:
+        self._copy, self._places = FrozenCopy(model), places
+        counts = {name: distinct_count(of) for name, of in places.items()}
+        self._rows = {name: torch.empty(count, model.dim, device=model.device) for name, count in counts.items()}
+        self._known = {
+            name: torch.zeros(count, dtype=torch.bool, device=model.device) for name, count in counts.items()
+        }
+
+    def __call__(self, modality: str, batch: Batch) -> Float[Tensor, "b d"]:
+        """Representations of a batch in the evaluation view."""
+        rows, known = self._rows[modality], self._known[modality]
+        places = self._places[modality].to(rows.device)[batch.index]
+        new = (~known[places]).nonzero().squeeze(1)
+        if len(new):
+            asked = replace(batch, inputs={modality: batch.inputs[modality][new]})
+            rows[places[new]] = self._copy(modality, asked)
+            known[places[new]] = True
+        return rows[places]
 
 
 # ---- public batches among private ones

@@ -22,6 +22,7 @@ def inter_modal(
     *,
     items: Int[Tensor, " P"] | None = None,
     include_self: bool = True,
+    counts: Float[Tensor, " P"] | None = None,
     chunk: int = 4096,
 ) -> Float[Tensor, ""]:
     """Cross-entropy of each representation against the other modality's public set (CreamFL, Eq. 1), mean over b.
@@ -30,17 +31,19 @@ def inter_modal(
 
     Args:
         u: representations of public samples in one modality.
-        anchors: global representations of the whole public set in the other modality; constants.
-        positive: index in the public set of each row of ``u``.
+        anchors: global representations of the whole public set in the other modality, those that several samples have
+            but once if ``counts`` say so; constants.
+        positive: index among them of each row of ``u``.
         tau: temperature (the paper has none, the released code 0.5).
-        items: id of the item behind each public sample; siblings (other captions of the same image) are then
+        items: id of the item behind each anchor; siblings (other captions of the same image) are then
             left out of the denominator.
         include_self: whether the positive is part of the denominator, as in Eq. 1 and the released code.
             Without it a row that has no negative left counts as 0.
+        counts: how many samples have each anchor; None: one.
         chunk: anchors at a time.
     """
     anchors = anchors.detach()
-    partition = log_partition(u, anchors, positive, tau, items, include_self, chunk)
+    partition = log_partition(u, anchors, positive, tau, items, include_self, chunk, counts)
     # the positive logit apart: a chunk that holds it is gone by now
     loss = partition - (u * anchors[positive]).sum(1) / tau
     return loss.masked_fill(partition == -math.inf, 0).mean()

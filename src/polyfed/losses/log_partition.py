@@ -6,7 +6,7 @@ import math
 from typing import Any, cast
 
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Float, Int
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
@@ -21,8 +21,9 @@ def log_partition(
     items: Int[Tensor, " P"] | None,
     include_self: bool,
     chunk: int,
+    counts: Float[Tensor, " P"] | None = None,
 ) -> Float[Tensor, " b"]:
-    """log sum_j exp(u . anchor_j / tau) over the anchors that the row may see; -inf if there are none.
+    """log sum_j exp(u . anchor_j / tau) over the samples whose anchor the row may see; -inf if there are none.
 
     Differentiable once, in ``u`` alone. The gradient is the softmax-weighted mean anchor / tau; the forward
     pass folds it beside the sum, so it costs one matrix product more and no b x P matrix is ever held.
@@ -32,11 +33,14 @@ def log_partition(
         anchors: constants.
         positive: each row's own anchor.
         tau: temperature.
-        items: id of the item behind each anchor; anchors that share it with the row's own are not seen.
-        include_self: whether the row's own anchor is seen.
+        items: id of the item behind each anchor; samples that share it with the row's own are not seen.
+        include_self: whether the row's own sample is seen.
         chunk: anchors at a time.
+        counts: how many samples have each anchor; None: one.
     """
-    value = _LogPartition.apply(u, anchors, positive, tau, items, include_self, chunk)  # type: ignore[no-untyped-call]
+    value = _LogPartition.apply(  # type: ignore[no-untyped-call]
+        u, anchors, positive, tau, items, include_self, chunk, counts
+    )
     return cast("Tensor", value)
 
 
@@ -51,19 +55,29 @@ class _LogPartition(torch.autograd.Function):
         items: Tensor | None,
         include_self: bool,
         chunk: int,
+        counts: Tensor | None,
     ) -> Tensor:
         running = RunningSoftmaxMean(u, "e") if ctx.needs_input_grad[0] else RunningLogSumExp(u.new_empty(len(u)), "e")
-        for start in range(0, len(anchors), chunk):
-            part = anchors[start : start + chunk]
+        families = torch.arange(len(anchors), device=u.device) if items is None else items
+        # a row's family is left out as a whole, and what it sees of its own anchor added
+        seen = None if items is None and include_self else _own_copies(positive, items, include_self, counts)
+        for here in (slice(start, start + chunk) for start in range(0, len(anchors), chunk)):
+            part, times = anchors[here], None if counts is None else counts[here]
             # divided after the product, as in the formula: scaled rows would round differently
             logits = (u @ part.T).div_(tau)
-            hidden = _hidden(positive, start, len(part), items, include_self)
-            if hidden is not None:  # in place: the tile is not needed again
-                logits.masked_fill_(hidden, -math.inf)
+            if seen is not None:  # in place: the tile is not needed again
+                logits.masked_fill_(families[positive][:, None] == families[here], -math.inf)
             if isinstance(running, RunningSoftmaxMean):
-                running.add_weighted(logits, part)
+                running.add_weighted(logits, part, times)
             else:
-                running.add(logits)
+                running.add(logits, counts=times)
+        if seen is not None:
+            own = anchors[positive]
+            logit = (u * own).sum(1).div_(tau).masked_fill_(seen == 0, -math.inf)
+            if isinstance(running, RunningSoftmaxMean):
+                running.add_vectors(logit, own, seen)
+            else:
+                running.add(logit[:, None], counts=seen[:, None])
         if isinstance(running, RunningSoftmaxMean):
             # [b, d], all that the backward pass needs: it runs over no anchor again
             ctx.save_for_backward(running.mean(tau))
@@ -73,17 +87,13 @@ class _LogPartition(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         (mean,) = ctx.saved_tensors
-        return gradient[:, None] * mean, None, None, None, None, None, None
+        return gradient[:, None] * mean, None, None, None, None, None, None, None
 
 
-def _hidden(
-    positive: Tensor, start: int, size: int, items: Tensor | None, include_self: bool
-) -> Bool[Tensor, "b n"] | None:
-    """Which of the anchors start .. start + size a row does not see; None: it sees all."""
-    if items is None and include_self:
-        return None
-    own = positive[:, None] == torch.arange(start, start + size, device=positive.device)
-    if items is None:
-        return own
-    siblings = items[positive][:, None] == items[start : start + size]
-    return siblings & ~own if include_self else siblings
+def _own_copies(
+    positive: Tensor, items: Tensor | None, include_self: bool, counts: Tensor | None
+) -> Float[Tensor, " b"]:
+    """How many samples with its own anchor each row sees."""
+    if items is not None:
+        return torch.full_like(positive, float(include_self), dtype=torch.float32)
+    return torch.zeros_like(positive, dtype=torch.float32) if counts is None else counts[positive] - 1

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Literal
+import copy
+from typing import ClassVar, Literal, Self
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 
 _VANISHING_BITS = -4096.0  # its power of two is 0 in any type, and its product with that 0 is a number
@@ -25,6 +26,8 @@ class RunningLogSumExp:
         total: sum of the powers of the logits minus the peak.
     """
 
+    _sums: ClassVar[tuple[str, ...]] = ("total", "peak")
+
     def __init__(self, like: Float[Tensor, " r"], base: Literal["e", 2]) -> None:
         self.total = torch.zeros_like(like)
         # not -inf: a row whose logits are all -inf would have a drop of -inf less -inf
@@ -32,19 +35,34 @@ class RunningLogSumExp:
         self._power = torch.exp_ if base == "e" else torch.Tensor.exp2_
         self._log = torch.log if base == "e" else torch.log2
 
-    def add(self, tile: Float[Tensor, "r n"], largest: Float[Tensor, " r"] | None = None) -> Float[Tensor, "r n"]:
+    def add(
+        self,
+        tile: Float[Tensor, "r n"],
+        largest: Float[Tensor, " r"] | None = None,
+        counts: Float[Tensor, " n"] | Float[Tensor, "r n"] | None = None,
+    ) -> Float[Tensor, "r n"]:
         """Add the logits of a tile, which is overwritten, and return their powers, relative to the new peak.
 
-        ``largest`` is the largest logit of each row, where it is known already.
+        Args:
+            tile: logits.
+            largest: the largest logit of each row, where it is known already.
+            counts: how often each logit counts; None: once.
         """
         peak = torch.maximum(self.peak, tile.amax(1) if largest is None else largest)
         drop = self.peak - peak
         shrink = self._rescale(drop)
-        powers = self._powers(tile.sub_(peak[:, None]))
+        powers = self._powers(tile.sub_(peak[:, None]), counts)
         # older sums are relative to the old peak
-        self.total.mul_(shrink).add_(powers.sum(1))
+        self.total.mul_(shrink).add_(_summed(powers, counts))
         self.peak = peak
         return powers
+
+    def of_rows(self, index: Int[Tensor, " m"]) -> Self:
+        """The sums of the rows at ``index``, which may repeat; they go on by themselves."""
+        chosen = copy.copy(self)
+        for name in self._sums:
+            setattr(chosen, name, getattr(self, name)[index])
+        return chosen
 
     def result(self) -> Float[Tensor, " r"]:
         """The log-sum-exp of all tiles."""
@@ -54,7 +72,7 @@ class RunningLogSumExp:
         """Factor of all sums so far, now that the peak has risen by ``-drop``; subclasses rescale theirs."""
         return self._power(drop)
 
-    def _powers(self, logits: Float[Tensor, "r n"]) -> Float[Tensor, "r n"]:
+    def _powers(self, logits: Float[Tensor, "r n"], counts: Tensor | None) -> Float[Tensor, "r n"]:
         """Powers of logits that are relative to the peak; may overwrite them."""
         return self._power(logits)
 
@@ -62,10 +80,15 @@ class RunningLogSumExp:
 class BoundedLogSumExp(RunningLogSumExp):
     """The same for logits that are known to need no shift: two passes over a tile instead of four."""
 
-    def add(self, tile: Float[Tensor, "r n"], largest: Float[Tensor, " r"] | None = None) -> Float[Tensor, "r n"]:
+    def add(
+        self,
+        tile: Float[Tensor, "r n"],
+        largest: Float[Tensor, " r"] | None = None,
+        counts: Float[Tensor, " n"] | Float[Tensor, "r n"] | None = None,
+    ) -> Float[Tensor, "r n"]:
         """Add the logits of a tile, which is overwritten, and return their powers."""
         powers = self._power(tile)
-        self.total.add_(powers.sum(1))
+        self.total.add_(_summed(powers, counts))
         return powers
 
     def result(self) -> Float[Tensor, " r"]:
@@ -76,13 +99,25 @@ class BoundedLogSumExp(RunningLogSumExp):
 class RunningSoftmaxMean(RunningLogSumExp):
     """Sums beside the powers the vectors that they weigh: sum_j b^(x_j) v_j, the numerator of a softmax's mean."""
 
+    _sums = ("total", "peak", "_weighted")
+
     def __init__(self, like: Float[Tensor, "r d"], base: Literal["e", 2]) -> None:
         super().__init__(like.new_empty(len(like)), base)
         self._weighted = torch.zeros_like(like)
 
-    def add_weighted(self, tile: Float[Tensor, "r n"], vectors: Float[Tensor, "n d"]) -> None:
+    def add_weighted(
+        self, tile: Float[Tensor, "r n"], vectors: Float[Tensor, "n d"], counts: Float[Tensor, " n"] | None = None
+    ) -> None:
         """Add the logits of a tile, which is overwritten, and the vectors behind its columns."""
-        self._weighted.addmm_(self.add(tile), vectors)
+        powers = self.add(tile, counts=counts)
+        self._weighted.addmm_(powers, vectors if counts is None else vectors * counts[:, None])
+
+    def add_vectors(
+        self, logits: Float[Tensor, " r"], vectors: Float[Tensor, "r d"], counts: Float[Tensor, " r"]
+    ) -> None:
+        """Add one logit a row, and the vector behind it, as often as it counts."""
+        powers = self.add(logits[:, None], counts=counts[:, None])
+        self._weighted.addcmul_(powers * counts[:, None], vectors)
 
     def mean(self, scale: float) -> Float[Tensor, "r d"]:
         """Softmax-weighted mean of the vectors over ``scale``; 0 for a row that saw none. Ends the sums."""
@@ -100,6 +135,8 @@ class RunningEntropy(RunningLogSumExp):
     The powers, which must not replace the logits, are written into ``scratch`` where it is large enough.
     """
 
+    _sums = ("total", "peak", "_moment")
+
     def __init__(self, like: Float[Tensor, " r"], scratch: Float[Tensor, " s"]) -> None:
         super().__init__(like, 2)
         self._scratch = scratch
@@ -114,9 +151,17 @@ class RunningEntropy(RunningLogSumExp):
         self._moment.addcmul_(drop, self.total).mul_(shrink)
         return shrink
 
-    def _powers(self, logits: Float[Tensor, "r n"]) -> Float[Tensor, "r n"]:
+    def _powers(self, logits: Float[Tensor, "r n"], counts: Tensor | None) -> Float[Tensor, "r n"]:
         logits.clamp_(min=_VANISHING_BITS)  # -inf x 0 is NaN
         fits = logits.numel() <= len(self._scratch)
         powers = torch.exp2(logits, out=self._scratch[: logits.numel()].view_as(logits) if fits else None)
-        self._moment.add_(logits.mul_(powers).sum(1))
+        self._moment.add_(_summed(logits.mul_(powers), counts))
         return powers
+
+
+def _summed(
+    values: Float[Tensor, "r n"], counts: Float[Tensor, " n"] | Float[Tensor, "r n"] | None
+) -> Float[Tensor, " r"]:
+    if counts is None:
+        return values.sum(1)
+    return values @ counts if counts.ndim == 1 else (values * counts).sum(1)

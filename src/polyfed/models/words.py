@@ -73,19 +73,22 @@ def _columns(name: str, vocabulary: Sequence[str], context: DataContext) -> Tens
         if folder is None:
             raise missing_folder(name, context.weights, "vectors")
         context.fitted[key] = _read(folder)
-    fitted: tuple[dict[str, int], Tensor] = context.fitted[key]  # type: ignore[assignment]
-    row_of, vectors = fitted
-    rows = torch.tensor([row_of.get(word.lower(), -1) for word in vocabulary])
+    fitted: tuple[dict[str, int], Tensor, Tensor] = context.fitted[key]  # type: ignore[assignment]
+    row_of, vectors, spread = fitted
+    looked_up: dict[tuple[str, ...], Tensor] = context.fitted.setdefault(f"rows of {key}", {})  # type: ignore[assignment]
+    if (words := tuple(vocabulary)) not in looked_up:  # once for all models
+        looked_up[words] = torch.tensor([row_of.get(word.lower(), -1) for word in words])
+    rows = looked_up[words]
     known = rows >= 0
     if not known.any():
         raise ConfigError(f"vectors '{name}' has none of the {len(rows)} words of the vocabulary; check the tokenizer")
     _logger.debug("vectors %s cover %d of %d words", name, int(known.sum()), len(rows))
-    table = torch.randn(len(rows), vectors.shape[1]) * (_UNSEEN_SPREAD * vectors.std())
+    table = torch.randn(len(rows), vectors.shape[1]) * (_UNSEEN_SPREAD * spread)
     table[known] = vectors[rows[known]]
     return table
 
 
-def _read(folder: Path) -> tuple[dict[str, int], Tensor]:
+def _read(folder: Path) -> tuple[dict[str, int], Tensor, Tensor]:
     from safetensors import SafetensorError
     from safetensors.torch import load_file
 
@@ -96,4 +99,4 @@ def _read(folder: Path) -> tuple[dict[str, int], Tensor]:
         raise ConfigError(f"vectors folder '{folder}' needs words.txt and vectors.safetensors: {error}") from error
     if len(words) != len(vectors):
         raise ConfigError(f"vectors folder '{folder}': {len(words)} words but {len(vectors)} vectors")
-    return {word: row for row, word in enumerate(words)}, vectors
+    return {word: row for row, word in enumerate(words)}, vectors, vectors.std()

@@ -6,15 +6,17 @@ import math
 from typing import Annotated, ClassVar
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from pydantic import Field
 from torch import Tensor
 
-from polyfed.aggregation.statistics import row_statistics
-from polyfed.aggregation.tiles import contrastive_scores
+from polyfed.aggregation.statistics import Statistic, Statistics, row_statistics
+from polyfed.aggregation.tiles import TileSize
 from polyfed.aggregation.weighting import OF_REPRESENTATIONS, Evidence, Weighting, log_share
 from polyfed.core.effects import Where
-from polyfed.core.errors import ConfigError
+from polyfed.core.errors import ConfigError, PayloadError
+
+_SCORED: tuple[Statistic, ...] = ("positive", "negatives_lse")
 
 
 class GCA(Weighting):
@@ -40,23 +42,60 @@ class GCA(Weighting):
     def log_weights(self, evidence: Evidence) -> Float[Tensor, " n"]:
         """Mean over the other modalities of Eq. 4's score; 0 for a sample without negatives."""
         if evidence.is_scores:
-            return log_share(evidence.statistics({"positive", "negatives_lse"}, tau=self.tau))
-        others = [values for modality, values in evidence.server_outputs.items() if modality != evidence.output]
+            return log_share(evidence.statistics(_SCORED, tau=self.tau))
+        others = [modality for modality in evidence.server_outputs if modality != evidence.output]
         if not others:
             raise ConfigError(
                 f"weighting 'gca' contrasts '{evidence.output}' with another modality, but the server has none; "
                 "choose 'sed', which needs no other"
             )
-        return torch.stack([self._scores(evidence, other) for other in others]).mean(0)
+        found = [evidence.compared(name, _SCORED, tau=self.tau, mask_siblings=self.mask_siblings) for name in others]
+        return torch.stack([_score(statistics, self.include_self) for statistics in found]).mean(0)
 
-    def _scores(self, evidence: Evidence, other: Float[Tensor, "n d"]) -> Float[Tensor, " n"]:
-        items = evidence.siblings(self.mask_siblings)
-        if items is None:
-            # the fast path: without siblings no item is looked for in the tiles
-            return contrastive_scores(evidence.values, other, tau=self.tau, include_self=self.include_self)
-        statistics = row_statistics(evidence.values, other, {"positive", "negatives_lse"}, tau=self.tau, items=items)
-        if self.include_self:
-            return log_share(statistics)
-        positive, negatives = statistics["positive"], statistics["negatives_lse"]
-        # with no negative the difference is infinite, and one client would outweigh all
-        return (positive - negatives).masked_fill_(negatives == -math.inf, 0)
+
+def contrastive_scores(
+    local: Float[Tensor, "P d"],
+    other: Float[Tensor, "P d"],
+    *,
+    tau: float = 1.0,
+    include_self: bool = False,
+    valid: Bool[Tensor, " P"] | None = None,
+    blocks: TileSize | None = None,
+) -> Float[Tensor, " P"]:
+    """s_k = log exp(u_k . g_k / tau) / sum_{j != k} exp(u_k . g_j / tau) for every public sample k (Eq. 4).
+
+    The softmax of the scores over clients (Eq. 5) and the weighted sum (Eq. 6) are ``Ensemble``.
+
+    Args:
+        local: u, a client's representations of the public set in one modality.
+        other: g, the global representations: of the other modality for GCA, of the same one for SED.
+        tau: temperature (the paper has none: 1).
+        include_self: whether j = k is part of the sum, as in the released code.
+        valid: samples that the client sent; the others score -inf, and what stands in their rows is not
+            looked at.
+        blocks: size of a tile; None: suited to the device.
+
+    Raises:
+        PayloadError: shapes differ.
+        ConfigError: tau is not positive, or the public set has a single sample and ``include_self`` is off.
+    """
+    if local.shape != other.shape:
+        raise PayloadError(
+            f"local representations have shape {tuple(local.shape)}, the global ones {tuple(other.shape)}; "
+            "both must cover the same public set in the same width"
+        )
+    if len(local) == 1 and not include_self:
+        raise ConfigError("the public set has 1 sample, so Eq. 4 has nothing to contrast with; use 2 or more")
+    if valid is None:
+        return _score(row_statistics(local, other, _SCORED, tau=tau, blocks=blocks), include_self)
+    own = valid.nonzero().squeeze(1).to(local.device)
+    scores = _score(row_statistics(local[own], other, _SCORED, own=own, tau=tau, blocks=blocks), include_self)
+    return scores.new_full((len(local),), -math.inf).index_copy_(0, own, scores)
+
+
+def _score(statistics: Statistics, include_self: bool) -> Float[Tensor, " n"]:
+    if include_self:
+        return log_share(statistics)
+    positive, negatives = statistics["positive"], statistics["negatives_lse"]
+    # with no negative the difference is infinite, and one client would outweigh all
+    return (positive - negatives).masked_fill_(negatives == -math.inf, 0)

@@ -131,6 +131,7 @@ class Ensembles:
         self._method, self._server, self._server_outputs = method, server, server_outputs
         samples = server.exchanged(method.public_samples)
         self._samples, self._labels = samples, method.output_kind.labels(server, samples)
+        self._places = method.places(server)
         self._ensembles: dict[str, Ensemble] = {}
         self._senders: dict[str, list[str]] = {}
         self._rows: dict[str, dict[str, Rows]] = {}
@@ -178,6 +179,7 @@ class Ensembles:
             modalities=len(reply.sender.modalities),
             labels=None if labels is None else labels.to(values.device),
             items=items.to(values.device),
+            places=of_part(self._places, part),
         )
         return method.aggregation.log_weights(evidence)
 

@@ -8,10 +8,11 @@ from itertools import count
 from typing import Annotated, Any, ClassVar, Literal
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Int64
 from pydantic import Field
 from torch import Tensor
 
+from polyfed.aggregation.distinct import distinct_count, packed, unpacked
 from polyfed.algorithms.algorithm import Algorithm, Client, Cohort, Lifetime, LocalTraining, Reply, Server
 from polyfed.core.effects import Not, Only
 from polyfed.core.errors import ConfigError, PayloadError
@@ -24,11 +25,8 @@ from polyfed.federation.public_outputs import (
     Pair,
     PublicOutputs,
     RepresentationKind,
-    distinct_count,
     interleave,
     modality_of,
-    packed,
-    unpacked,
 )
 
 DISTILS = Only(kd_epochs=Not(0), kd_weight=Not(0))
@@ -129,7 +127,7 @@ class PublicExchange(Algorithm):
 
     def to_wire(self, participant: Participant, outputs: Mapping[str, Tensor], order: str) -> PublicOutputs:
         """The payload of outputs that depend on the input alone: each distinct input crosses once."""
-        places = self._places(participant)
+        places = self.places(participant)
         rows = {name: packed(values, places.get(name)) for name, values in outputs.items()}
         return self.output_kind.bundle(rows, order)
 
@@ -139,14 +137,15 @@ class PublicExchange(Algorithm):
         Raises:
             PayloadError: it has not a row for each distinct input.
         """
-        places = self._places(participant)
+        places = self.places(participant)
         for name, rows in payload.items():
             count = distinct_count(places[name]) if name in places else len(rows)
             if len(rows) != count:
                 raise PayloadError(f"'{name}' has {len(rows)} rows, but there are {count} distinct inputs of it")
         return {name: unpacked(rows.to(participant.device), places.get(name)) for name, rows in payload.items()}
 
-    def _places(self, participant: Participant) -> dict[str, Tensor]:
+    def places(self, participant: Participant) -> dict[str, Int64[Tensor, " n"]]:
+        """Output -> which of its distinct rows each sample has; nothing for outputs without repeated rows."""
         if self.extraction == "train":  # each sample is augmented in its own way
             return {}
         places = self.output_kind.places(participant.exchanged(self.public_samples))
