@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import copy
 import json
+import re
 import shutil
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,8 +16,9 @@ import torch
 from torch import Tensor
 
 from misbehaving import Stops, interrupted
-from polyfed.core.errors import RunError
+from polyfed.core.errors import ConfigError, RunError
 from polyfed.export.model import export_model
+from polyfed.federation.server import Server
 from polyfed.models.words import frozen_embeddings
 from polyfed.runs.experiment import Experiment
 from polyfed.runs.opened import open_run
@@ -102,6 +105,37 @@ def test_weights_with_a_frozen_table_are_refused(tmp_path: Path) -> None:
     foreign = dict(session.server.weights_for(session.server.clients[0])) | {TABLE: torch.zeros(300, 8)}
     with pytest.raises(RuntimeError, match=rf'Unexpected key.*"{TABLE}"'):
         site._model(member, foreign)
+
+
+def test_clients_over_other_words_are_not_averaged_and_not_the_server_s(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    server = prepared(with_frozen_words(tiny_experiment()), tmp_path).server
+
+    def elsewhere(*ids: str) -> Server:
+        """The server as it is where these clients have other words."""
+        architectures = {
+            client.id: re.sub("300x[0-9a-f]{8}", "300x00000000", client.architecture) for client in server.clients
+        }
+        clients = [replace(one, architecture=architectures[one.id]) if one.id in ids else one for one in server.clients]
+        known = {
+            new.architecture: server.blueprints[old.architecture]
+            for new, old in zip(clients, server.clients, strict=True)
+        }
+        return replace(server, clients=tuple(clients), blueprint=lambda: known)
+
+    assert elsewhere().own_type == "paired"
+    one_differs = elsewhere("paired-1")
+    one_differs.share_weights()
+    assert one_differs.own_type == "paired-0"  # the first of two types of the group
+    assert [[client.id for client in kind.clients] for kind in one_differs.types.values()] == [
+        ["paired-0"],
+        ["paired-1"],
+        ["image"],
+    ]
+    assert "clients of types 'paired-0' and 'paired-1'" in caplog.text
+    with pytest.raises(ConfigError, match=f"'{TABLE}' of the server is not in clients of type 'paired'"):
+        _ = elsewhere("paired-0", "paired-1").own_type
 
 
 def test_a_stopped_run_goes_on_with_the_same_words_and_keeps_none(tmp_path: Path) -> None:
