@@ -8,13 +8,14 @@ from typing import Any, ClassVar
 
 import torch
 from jaxtyping import Float, Int64
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional as F
 
 from polyfed.data.samples import Inputs
 from polyfed.data.source import Column
 from polyfed.data.view import DataContext, InputSpec, View
 from polyfed.data.views.pixels import Pixels
+from polyfed.models.encoders.bag import Bag
 from small_federations import CAPTIONS, RETRIEVAL, Config, bag, experiment, plain, resnet, scenes, training, words
 
 
@@ -77,6 +78,18 @@ class _Rows:
 
     def __call__(self, rows: Int64[Tensor, " b"], generator: torch.Generator | None = None) -> Float[Tensor, "b f"]:
         return self.values[rows]
+
+
+class UntrainedBag(Bag):
+    """A bag of words whose embeddings are parameters that are not trained: they are exchanged as they are."""
+
+    home_of: ClassVar[str] = "tests"
+
+    def build(self, dim: int, spec: InputSpec, context: DataContext) -> nn.Module:
+        """As a bag."""
+        module = super().build(dim, spec, context)
+        module.get_submodule("embedding").requires_grad_(False)
+        return module
 
 
 def projection(backbone: int = 0, width: int = 24, **more: Any) -> Config:

@@ -37,7 +37,7 @@ def column_of(folder: Path, name: str, **changed: Any) -> Column:
 
 
 def digest(column: Column, cache: Path, items: tuple[int, ...] = (0, 1, 2)) -> str:
-    return content_digest(column, torch.tensor(items), DataContext(cache))
+    return content_digest(column, DataContext(cache), torch.tensor(items))
 
 
 @pytest.mark.parametrize("name", ["image", "captions"])

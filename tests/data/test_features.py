@@ -1,6 +1,8 @@
+import errno
 import io
 import json
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -91,7 +93,9 @@ def test_features_are_computed_once_per_content_and_settings(context, loads):
     assert len(loads) == 1
     Features(backbone=str(context.weights / "vit")).open(column(images), "image", context)
     assert len(loads) == 1
-    view.open(column(images, "other"), "image", context)
+    view.open(column(images, "copied elsewhere"), "image", context)
+    assert len(loads) == 1
+    view.open(column([*images[:2], png(3)], "other"), "image", context)
     Features(backbone="vit", size=24).open(column(images), "image", context)
     Features(backbone="vit", pool="mean").open(column(images), "image", context)
     assert len(loads) == 4
@@ -124,7 +128,8 @@ def test_what_is_in_the_cache_needs_neither_the_column_nor_the_backbone(context,
 def test_an_interruption_leaves_nothing_usable_and_is_taken_up_again(context, monkeypatch):
     images = [png(seed) for seed in range(6)]
     view = Features(backbone="vit", batch_size=2)
-    whole = view.open(column(images, "reference"), "image", context)(torch.arange(6))
+    elsewhere = replace(context, cache=context.cache / "reference")
+    whole = view.open(column(images), "image", elsewhere)(torch.arange(6))
     original, calls = module._Computation.__call__, []
 
     def killed(self: object, start: int, stop: int) -> torch.Tensor:
@@ -137,10 +142,36 @@ def test_an_interruption_leaves_nothing_usable_and_is_taken_up_again(context, mo
     monkeypatch.setattr(module._Computation, "__call__", killed)
     with pytest.raises(KeyboardInterrupt):
         view.open(column(images), "image", context)
-    assert len(list(context.cache.glob("*.npy"))) == 1  # the reference
+    assert not list(context.cache.glob("*.npy"))
     opened = view.open(column(images), "image", context)
     assert calls == [0, 2, 4, 4]
     torch.testing.assert_close(opened(torch.arange(6)), whole, atol=2e-3, rtol=2e-3)
+
+
+@pytest.mark.parametrize("when", ["reserving", "writing"])
+def test_where_the_disk_is_full_features_are_computed_batch_by_batch_which_is_told(context, monkeypatch, caplog, when):
+    images, view, rows = [png(seed) for seed in range(6)], Features(backbone="vit"), torch.tensor([5, 0, 5])
+    kept = view.open(column(images), "image", replace(context, cache=context.cache / "roomy"))
+
+    def full(*args: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    if when == "reserving":
+        monkeypatch.setattr(os, "posix_fallocate", full)
+    else:
+        written = cache.write_atomically
+        monkeypatch.setattr(
+            cache, "write_atomically", lambda path, blob: full() if path.suffix == ".done" else written(path, blob)
+        )
+    opened = view.open(column(images), "image", context)
+    assert "computed anew for every batch" in caplog.text
+    assert "No space left on device" in caplog.text
+    assert len(opened) == 6
+    torch.testing.assert_close(opened(rows), kept(rows), atol=2e-3, rtol=2e-3)
+    assert torch.equal(opened(rows), opened(rows, torch.Generator()))
+    # what was computed before is taken up again once there is room
+    left = {path.suffix for path in context.cache.iterdir() if path.is_file()} - {".json", ".lock"}
+    assert left == ({".part"} if when == "writing" else set())
 
 
 def test_nested_columns_are_flattened(context):

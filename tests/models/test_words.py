@@ -1,3 +1,6 @@
+import copy
+import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -6,7 +9,10 @@ from safetensors.torch import save_file
 
 from polyfed.core.errors import ConfigError
 from polyfed.data.view import DataContext, InputSpec
-from polyfed.models.words import embedding_table
+from polyfed.data.views.tokens import Tokens
+from polyfed.models.encoders.bag import Bag
+from polyfed.models.model import ModelSettings
+from polyfed.models.words import FrozenEmbedding, embedding_table, frozen_embedding, frozen_embeddings
 
 VOCABULARY = ("<pad>", "<unk>", "dog", "Cat", "zebra")
 
@@ -53,14 +59,61 @@ def test_padding_stays_zero_in_training(context):
     assert (table.weight.grad[0] == 1).all()
 
 
-def test_freeze_and_random_start(context):
+def test_random_start(context):
     spec = InputSpec((8,), VOCABULARY)
-    assert not embedding_table(spec, context, width=4, freeze=True).weight.requires_grad
     torch.manual_seed(3)
     first = embedding_table(spec, context, width=4).weight
     torch.manual_seed(3)
     assert torch.equal(first, embedding_table(spec, context, width=4).weight)
     assert first.abs().max() <= 0.1
+
+
+@pytest.mark.parametrize("vectors", [(), ("one", "two")])
+def test_frozen_embeddings_are_one_table_for_all_models_and_no_part_of_their_state(context, vectors):
+    spec = InputSpec((8,), VOCABULARY)
+    one, other = (Bag(width=5, vectors=vectors, freeze_embedding=True).build(3, spec, context) for _ in range(2))
+    for model in (other, copy.deepcopy(one)):
+        assert model.embedding.weight.data_ptr() == one.embedding.weight.data_ptr()
+    assert not [name for name in one.state_dict() if "embedding" in name]
+    assert not [name for name, _ in one.named_parameters() if "embedding" in name]
+    assert frozen_embeddings(one)["embedding.weight"] is one.embedding
+    tokens = torch.tensor([[2, 4, 0], [1, 0, 0]])
+    assert torch.equal(one.embedding(tokens), one.embedding.weight[tokens])
+
+
+def test_frozen_embeddings_depend_on_vocabulary_vectors_and_seed_alone(context):
+    def built(context, vocabulary=VOCABULARY, **settings) -> FrozenEmbedding:
+        torch.rand(3)  # whatever was drawn before
+        return frozen_embedding(InputSpec((8,), vocabulary), context, **{"width": 4, "vectors": ("one",)} | settings)
+
+    first, again = built(context), built(replace(context, fitted={}))
+    assert torch.equal(first.weight, again.weight)
+    assert first.digest == again.digest
+    assert re.fullmatch("5x[0-9a-f]{8}", first.digest)
+    others = [
+        built(replace(context, fitted={}, seed=1)),
+        built(context, VOCABULARY[::-1]),
+        built(context, vectors=("two",)),
+        built(context, vectors=()),
+        built(context, vectors=(), width=3),
+    ]
+    assert len({first.digest, *(other.digest for other in others)}) == 6
+    assert torch.equal(first.weight[2:4], others[0].weight[2:4])  # words with vectors
+    assert not torch.equal(first.weight[4], others[0].weight[4])
+
+
+def test_what_is_frozen_is_part_of_the_name_of_the_architecture(context):
+    class Words(Tokens):
+        def spec(self, modality, context) -> InputSpec:
+            return InputSpec((8,), VOCABULARY)
+
+    def model(**settings) -> ModelSettings:
+        return ModelSettings(dim=3, encoders={"text": Bag(view=Words(), vectors=("one",), **settings)})
+
+    frozen, trained = model(freeze_embedding=True), model()
+    assert trained.architecture_in(context) == trained.architecture
+    digest = frozen_embedding(InputSpec((8,), VOCABULARY), context, width=1, vectors=("one",)).digest
+    assert frozen.architecture_in(context) == f"{frozen.architecture}-{digest}"
 
 
 def test_vectors_are_read_once(context):

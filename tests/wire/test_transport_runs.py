@@ -120,8 +120,8 @@ def digest(folder: Path, *files: str) -> dict[str, str]:
 
 
 def finished(tiny: dict[str, Any], folder: Path, **settings: Any) -> RunRecords:
-    """A run of FedAvg in which the text encoder's embedding is frozen."""
-    text = {"name": "bag", "width": 8, "freeze_embedding": True, "view": {"name": "tokens", "length": 16}}
+    """A run of FedAvg in which the text encoder's embedding does not change."""
+    text = {"name": "fixed_features.UntrainedBag", "width": 8, "view": {"name": "tokens", "length": 16}}
     for participant in (tiny["server"], tiny["clients"]["paired"]):
         participant["model"] = participant["model"] | {"encoders": participant["model"]["encoders"] | {"text": text}}
     return run(Experiment.parse(tiny | {"run": tiny["run"] | settings}), folder).records

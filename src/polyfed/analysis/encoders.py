@@ -127,7 +127,7 @@ def load_encoders(
     settings = parse_settings(EncoderFile, read_config(path))
     folders = {"dir": data_dir, "weights_dir": weights_dir}
     data = settings.data.model_copy(update={key: path for key, path in folders.items() if path is not None})
-    context = DataContext(data.cache_folder, data.weights_folder, pixels=data.max_pixels)
+    context = DataContext(data.cache_folder, data.weights_folder, pixels=data.max_pixels, seed=settings.seed)
     place = resolve_device(device or settings.device)
     if settings.model is None:
         for modality, view in settings.features.items():

@@ -6,6 +6,7 @@ What a cached file depends on is part of its name, and a file under its final na
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import logging
 import os
@@ -34,6 +35,11 @@ from polyfed.data.source import Column
 _log = logging.getLogger(__name__)
 
 FeatureRows = npt.NDArray[np.float16]
+
+
+class CacheFullError(DataError):
+    """The disk of the cache has no room for a file."""
+
 
 _CHUNK = 512  # pictures decoded at a time: bounds memory, and keeps the temporary file's time stamp fresh
 _STALE = 3600.0  # seconds after which nobody can still be writing a temporary file
@@ -158,6 +164,7 @@ def stored(
         chunk: rows to compute at a time; so many are lost at most when it is interrupted.
 
     Raises:
+        CacheFullError: there is no room for the rows; none were computed.
         DataError: a row is not finite in float16, or the folder cannot be written.
     """
     with _usable(path.parent):
@@ -181,7 +188,9 @@ def stored(
 def _fill(path: Path, shape: tuple[int, ...], compute: Callable[[int, int], Tensor], chunk: int) -> None:
     part, done = path.with_suffix(".part"), path.with_suffix(".done")
     start, total = _rows_done(part, done, shape), shape[0]
-    rows = np.lib.format.open_memmap(part, mode="r+" if start else "w+", dtype=np.float16, shape=shape)
+    if not start:
+        _reserve(part, shape)
+    rows = np.lib.format.open_memmap(part, mode="r+", dtype=np.float16, shape=shape)
     began = reported = time.monotonic()
     firsts = range(start, total, chunk)
     for first in prepared(f"caching features ({path.stem})", firsts, total, size=chunk, before=start):
@@ -197,6 +206,18 @@ def _fill(path: Path, shape: tuple[int, ...], compute: Callable[[int, int], Tens
     del rows
     part.replace(path)
     done.unlink(missing_ok=True)
+
+
+def _reserve(part: Path, shape: tuple[int, ...]) -> None:
+    """An array of a shape, not yet filled, whose room on the disk is taken: without, writing to the map is fatal."""
+    np.lib.format.open_memmap(part, mode="w+", dtype=np.float16, shape=shape)
+    if hasattr(os, "posix_fallocate"):
+        try:
+            with part.open("r+b") as file:
+                os.posix_fallocate(file.fileno(), 0, part.stat().st_size)
+        except OSError:
+            part.unlink()
+            raise
 
 
 def _rows_done(part: Path, done: Path, shape: tuple[int, ...]) -> int:
@@ -239,8 +260,9 @@ def _usable(folder: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise _unusable(folder, error) from error
+        full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+        raise _unusable(folder, error, CacheFullError if full else DataError) from error
 
 
-def _unusable(folder: Path, reason: object) -> DataError:
-    return DataError(f"cache folder '{folder}' cannot be used ({reason}); set data.cache_dir or POLYFED_CACHE")
+def _unusable(folder: Path, reason: object, kind: type[DataError] = DataError) -> DataError:
+    return kind(f"cache folder '{folder}' cannot be used ({reason}); set data.cache_dir or POLYFED_CACHE")

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pyarrow as pa
+import torch
 from jaxtyping import Int64
 from torch import Tensor
 
@@ -24,28 +25,29 @@ _BYTES = 16
 
 def content_digests(split: Split, items: Int64[Tensor, " n"], context: DataContext) -> list[str]:
     """Names and digests of what some items of a split are in all its modalities; see ``content_digest``."""
-    return [f"{name} {content_digest(split.modality(name), items, context)}" for name in sorted(split.columns)]
+    return [f"{name} {content_digest(split.modality(name), context, items)}" for name in sorted(split.columns)]
 
 
-def content_digest(column: Column, items: Int64[Tensor, " n"], context: DataContext) -> str:
-    """A digest of some items of a column, computed once and kept in the cache.
+def content_digest(column: Column, context: DataContext, items: Int64[Tensor, " n"] | None = None) -> str:
+    """A digest of some items of a column, or of all, computed once and kept in the cache.
 
     A generated column is known by its recipe: encoders of other versions write the same pixels as other bytes.
 
     Raises:
         DataError: a picture cannot be read (names row and path), or the cache cannot be written.
     """
-    chosen = hashlib.sha256(items.numpy().tobytes()).hexdigest()
+    chosen = "all" if items is None else hashlib.sha256(items.numpy().tobytes()).hexdigest()
     # as a digest of pixels would need all pictures to be drawn
     if column.recipe:
         return fingerprint_of(column.recipe, chosen)
     path = context.cache / f"content-{fingerprint_of(_VERSION, column.fingerprint, chosen)}.json"
-    return bytes(remembered(path, lambda: list(_digest(column, items, context.pixels)))).hex()
+    return bytes(remembered(path, lambda: list(_digest(column, context.pixels, items)))).hex()
 
 
-def _digest(column: Column, items: Int64[Tensor, " n"], pixels: int) -> bytes:
+def _digest(column: Column, pixels: int, items: Int64[Tensor, " n"] | None) -> bytes:
     digest = hashlib.blake2b(digest_size=_BYTES)
     values = column.values
+    items = torch.arange(len(values)) if items is None else items
     for start in range(0, len(items), _CHUNK):
         rows = items[start : start + _CHUNK].numpy()
         for row, value in zip(rows.tolist(), values.take(pa.array(rows)).to_pylist(), strict=True):

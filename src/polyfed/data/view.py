@@ -41,6 +41,7 @@ class DataContext:
         bundles: folder of the run in which learnt vocabularies are kept, or None.
         fitted: in-memory memo of what views learnt, keyed by their settings.
         pixels: most pixels of a picture.
+        seed: of the run, for random values that all models share.
     """
 
     cache: Path
@@ -49,6 +50,7 @@ class DataContext:
     bundles: Path | None = None
     fitted: dict[str, object] = field(default_factory=dict)
     pixels: int = PIXELS
+    seed: int = 0
 
 
 class View(Component):

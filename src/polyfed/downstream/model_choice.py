@@ -80,7 +80,7 @@ class ModelChoice:
         given = {"dir": self.data_dir, "weights_dir": self.weights_dir}
         folders = {key: path.resolve() for key, path in given.items() if path is not None}
         data = DataSettings(sources={}).model_copy(update=folders)
-        context = DataContext(data.cache_folder, data.weights_folder, pixels=data.max_pixels)
+        context = DataContext(data.cache_folder, data.weights_folder, pixels=data.max_pixels, seed=self.seed)
         context = context if run is None else run.federation.data.context
         with isolated(self.seed, "downstream", "encoders"):
             model = settings.build({}, context)

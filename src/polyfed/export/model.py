@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from jaxtyping import Float
+from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -81,7 +82,7 @@ def export_model(
         }
         config = {"experiment": opened.conditions.name, "model": server.which}
         config |= _config(saved, programs, classes, recipes)
-        shutil.copyfile(saved.folder / "model.safetensors", draft / "model.safetensors")
+        save_file(dict(saved.weights), draft / "model.safetensors", {"format": "pt"})
         (draft / "config.json").write_text(json.dumps(config, indent=1, ensure_ascii=False) + "\n", "utf-8")
         (draft / "README.md").write_text(readme(config, recipes), "utf-8")
     return out

@@ -33,14 +33,19 @@ class OpenedData:
 
     Args:
         settings: the sources by name, and where their files are.
+        seed: of the run.
         bundles: folder of what views have learnt from the public set; None: they learn it here.
         public_columns: gives the columns of the public set, which is all that views may learn from.
     """
 
     def __init__(
-        self, settings: DataSettings, bundles: Path | None, public_columns: Callable[[], Mapping[str, Column]]
+        self,
+        settings: DataSettings,
+        seed: int,
+        bundles: Path | None,
+        public_columns: Callable[[], Mapping[str, Column]],
     ) -> None:
-        self.settings, self._bundles, self._public_columns = settings, bundles, public_columns
+        self.settings, self._seed, self._bundles, self._public_columns = settings, seed, bundles, public_columns
         self._splits: dict[tuple[str, str], Split] = {}
         self._samples: dict[tuple[str, str, str], Samples] = {}
 
@@ -53,6 +58,7 @@ class OpenedData:
             bundles=self._bundles,
             pixels=self.settings.max_pixels,
             public=self._public_columns(),
+            seed=self._seed,
         )
 
     def split(self, source: str, name: str) -> Split:

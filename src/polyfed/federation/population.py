@@ -53,7 +53,7 @@ class Population:
         add_modules: Callable[[Model], None] = lambda model: None,
     ) -> None:
         self.server, self.groups, self.seed = server, groups, seed
-        self.data = OpenedData(data, bundles, lambda: {} if self.public is None else self.public.columns())
+        self.data = OpenedData(data, seed, bundles, lambda: {} if self.public is None else self.public.columns())
         self.public = None if public is None else PublicSet(public, groups, self.data, seed)
         self.membership = Membership(groups, self.public, self.data, seed)
         # wrong settings are refused here, before any data is read
@@ -78,7 +78,7 @@ class Population:
                 modalities=tuple(member.model.encoders),
                 task=member.settings.task.component_name(),
                 samples=len(self.train(member)),
-                architecture=f"{member.model.architecture}/{member.head}",
+                architecture=f"{member.model.architecture_in(self.data.context)}/{member.head}",
             )
             for member in self.members.values()
         )

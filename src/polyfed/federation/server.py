@@ -16,6 +16,7 @@ from polyfed.federation.client import ClientInfo
 from polyfed.federation.participant import Participant
 from polyfed.federation.types import Blueprint, ClientType, Outline, client_types, differently_named, outline_of
 from polyfed.models.model import Model
+from polyfed.models.words import frozen_embeddings
 from polyfed.wire.payload import Representations, Weights
 
 _log = logging.getLogger(__name__)
@@ -136,8 +137,8 @@ class Server(Participant):
             self.weights[kind] = {name: value.to(self.device, copy=True) for name, value in first.items()}
         for names in differently_named(self.types):
             _log.warning(
-                "clients of types %s have one model, one task and equally many classes, but under other names, so they "
-                "are not averaged; if the classes are the same, name them alike",
+                "clients of types %s have one model, one task and equally many classes, but under other names, or over "
+                "other frozen word vectors, so they are not averaged; if they should be, make names and vectors alike",
                 " and ".join(f"'{name}'" for name in names),
             )
         if self.has_model:
@@ -151,11 +152,12 @@ class Server(Participant):
             ConfigError: there is none.
         """
         own = {name: value.shape for name, value in self.model.state_dict().items()}
-        missing = ""
+        frozen, missing = frozen_embeddings(self.model), ""
         # first those whose head is the server's: another type may have the same shapes
         for kind in sorted(self.types, key=lambda kind: not self.types[kind].has_head(self.head_name)):
             shapes = self.shapes(kind)
             wrong = [name for name, shape in own.items() if shapes.get(name) != shape]
+            wrong += [name for name, words in frozen.items() if words.digest not in self.types[kind].architecture]
             if not wrong:
                 return kind
             missing = missing or f"'{wrong[0]}' of the server is not in clients of type '{kind}'"

@@ -16,7 +16,7 @@ from polyfed.federation.client import ClientInfo
 from polyfed.models.slots import TensorPlaces
 from polyfed.tasks.task import Task
 
-_DIGEST = re.compile(r"(?<=\d)x[0-9a-f]{8}")  # of the names of classes, in the name of a head
+_DIGEST = re.compile(r"(?<=\d)x[0-9a-f]{8}")  # of the names of classes or of frozen values, in an architecture's
 Outline = Mapping[str, tuple[tuple[int, ...], torch.dtype]]
 """Name of a tensor -> its shape and its type of numbers."""
 
@@ -56,7 +56,7 @@ class ClientType:
 
 
 def differently_named(types: Mapping[str, ClientType]) -> list[list[str]]:
-    """Types that differ in nothing but the names of equally many classes: by mistake, perhaps."""
+    """Types that differ in nothing but the names of equally many classes, or in frozen values: by mistake, perhaps."""
     alike: dict[str, list[str]] = {}
     for name, kind in types.items():
         alike.setdefault(_DIGEST.sub("x", kind.architecture), []).append(name)

@@ -33,6 +33,13 @@ class Encoder(Component):
         Weights are drawn from torch's global generator (or loaded, where the settings say so).
         """
 
+    def frozen(self, modality: str, context: DataContext) -> str:
+        """Number and digest (``123x0123abcd``) of what its modules share and their state dicts lack; empty: nothing.
+
+        Part of the architecture's name, as models with others cannot be averaged.
+        """
+        return ""
+
 
 class PretrainedEncoder(Encoder):
     """Encoders that ``transformers`` builds, or loads where ``weights`` say so."""

@@ -57,6 +57,11 @@ class ModelSettings(Settings):
         parts = "+".join(f"{modality}-{encoder.component_name()}" for modality, encoder in self.encoders.items())
         return f"{parts}-d{self.dim}-{digest}"
 
+    def architecture_in(self, context: DataContext) -> str:
+        """``architecture``, and which frozen values its models have here, if any."""
+        frozen = [encoder.frozen(modality, context) for modality, encoder in self.encoders.items()]
+        return "-".join([self.architecture, *filter(None, frozen)])
+
     def build(self, heads: Mapping[str, nn.Module], context: DataContext) -> Model:
         """Build encoders from these settings and join them with ``heads``."""
         encoders = {

@@ -1,17 +1,22 @@
-"""Word embeddings, random or from files of word vectors (GloVe), and encoders that start with them."""
+"""Word embeddings, random or from files of word vectors (GloVe), trained or frozen, and encoders over them."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
+from jaxtyping import Float, Int64
 from pydantic import Field, SerializeAsAny
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from polyfed.core.errors import ConfigError
-from polyfed.data.backbones import local_folder, missing_folder
+from polyfed.core.randomness import isolated
+from polyfed.data.arrow import fingerprint_of
+from polyfed.data.backbones import digest, local_folder, missing_folder
 from polyfed.data.view import DataContext, InputSpec, View
 from polyfed.data.views.tokens import Tokens
 from polyfed.models.encoder import Encoder, token_length
@@ -33,19 +38,92 @@ class WordEncoder(Encoder):
     )
     freeze_embedding: bool = Field(default=False, description="keep the word embeddings as they start")
 
-    def table(self, spec: InputSpec, context: DataContext) -> nn.Embedding:
+    def table(self, spec: InputSpec, context: DataContext) -> WordEmbedding:
         """The embeddings as set.
 
         Raises:
             ConfigError: the view gives no tokens, or word vectors cannot be had.
         """
         token_length(spec, self.component_name())
-        return embedding_table(spec, context, width=self.width, vectors=self.vectors, freeze=self.freeze_embedding)
+        make = frozen_embedding if self.freeze_embedding else embedding_table
+        return make(spec, context, width=self.width, vectors=self.vectors)
+
+    def frozen(self, modality: str, context: DataContext) -> str:
+        """Number and digest of the word embeddings, where they are frozen."""
+        if not self.freeze_embedding:
+            return ""
+        table = self.table(self.view.spec(modality, context), context)
+        assert isinstance(table, FrozenEmbedding)
+        return table.digest
 
 
-def embedding_table(
-    spec: InputSpec, context: DataContext, *, width: int, vectors: Sequence[str] = (), freeze: bool = False
-) -> nn.Embedding:
+class FrozenEmbedding(nn.Module):
+    """Word embeddings [v, w] that are never trained, shared by all models of a process and by copies of these.
+
+    They are no part of a state dict: what follows from settings, seed and files of vectors is neither exchanged nor
+    kept, but made again. ``digest`` is their number and a digest of what they are made of.
+    """
+
+    weight: Tensor
+
+    def __init__(self, table: Float[Tensor, "v w"], digest: str) -> None:
+        super().__init__()
+        self.register_buffer("weight", table, persistent=False)
+        self.digest = digest
+
+    @property
+    def embedding_dim(self) -> int:
+        """Width of an embedding."""
+        return self.weight.shape[1]
+
+    def forward(self, tokens: Int64[Tensor, "b l"]) -> Float[Tensor, "b l w"]:
+        """Embeddings by token."""
+        return F.embedding(tokens, self.weight)
+
+    def replace(self, table: Tensor | None) -> None:
+        """Have a table of one's own, as of a saved model.
+
+        Raises:
+            RuntimeError: there is none, or it has another shape.
+        """
+        if table is None or table.shape != self.weight.shape:
+            shape = None if table is None else list(table.shape)
+            raise RuntimeError(f"frozen word embeddings are {list(self.weight.shape)}, saved ones {shape}")
+        self.weight = table.to(self.weight)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> FrozenEmbedding:
+        return FrozenEmbedding(self.weight, self.digest)
+
+
+WordEmbedding = nn.Embedding | FrozenEmbedding
+
+
+def frozen_embeddings(model: nn.Module) -> Mapping[str, FrozenEmbedding]:
+    """Name of a tensor -> the frozen embeddings of a model that it is the table of."""
+    return {f"{name}.weight": part for name, part in model.named_modules() if isinstance(part, FrozenEmbedding)}
+
+
+def frozen_embedding(
+    spec: InputSpec, context: DataContext, *, width: int, vectors: Sequence[str] = ()
+) -> FrozenEmbedding:
+    """``embedding_table`` that is not trained; made once, of random values that depend on ``context.seed`` alone.
+
+    Raises:
+        ConfigError: as for ``embedding_table``.
+    """
+    words = fingerprint_of(*spec.vocabulary)
+    key = f"frozen words {(*vectors,) or width} {spec.pad} {words}"
+    if key not in context.fitted:
+        with isolated(context.seed, "frozen words"):
+            table = embedding_table(spec, context, width=width, vectors=vectors).weight.detach()
+        folders = [folder for name in vectors if (folder := local_folder(name, context.weights))]
+        # of what it is made of: random values are not the same to the last bit on all processors
+        stamp = fingerprint_of(words, spec.pad, context.seed, *([width] if not folders else map(digest, folders)))
+        context.fitted[key] = table, f"{len(table)}x{stamp[:8]}"
+    return FrozenEmbedding(*context.fitted[key])  # type: ignore[misc]
+
+
+def embedding_table(spec: InputSpec, context: DataContext, *, width: int, vectors: Sequence[str] = ()) -> nn.Embedding:
     """An embedding of ``spec.vocabulary``; the padding row is zero and stays so.
 
     With ``vectors`` each folder (``words.txt`` and ``vectors.safetensors``) fills columns of its own, side by
@@ -63,7 +141,7 @@ def embedding_table(
     # after the draw: the other rows do not depend on where padding stands
     if 0 <= spec.pad < rows:
         table[spec.pad] = 0
-    return nn.Embedding(rows, table.shape[1], padding_idx=spec.pad, _weight=table, _freeze=freeze)
+    return nn.Embedding(rows, table.shape[1], padding_idx=spec.pad, _weight=table)
 
 
 def _columns(name: str, vocabulary: Sequence[str], context: DataContext) -> Tensor:

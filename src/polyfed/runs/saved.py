@@ -1,8 +1,9 @@
 """Saved server models: weights as safetensors, and a configuration that says how to rebuild them.
 
-models/<best or last>/model.safetensors  weights
-                      config.json        round, architecture, task, and what the head was sized by
-                      vocabulary/        what was learnt from the public set, so that it is not needed
+models/<best or last>/model.safetensors   weights
+                      frozen.safetensors  word embeddings that are not trained, if there are any
+                      config.json         round, architecture, task, and what the head was sized by
+                      vocabulary/         what was learnt from the public set, so that it is not needed
 """
 
 from __future__ import annotations
@@ -27,14 +28,17 @@ from polyfed.data.source import Column
 from polyfed.data.view import DataContext
 from polyfed.federation.server import Server
 from polyfed.models.model import Model, ModelSettings
+from polyfed.models.words import frozen_embeddings
 from polyfed.runs.experiment import Experiment
 from polyfed.runs.folder import RunFolder
 from polyfed.tasks.task import Task
 
+_FROZEN = "frozen.safetensors"
+
 
 @dataclass(frozen=True)
 class SavedModel:
-    """A server model on disk: its weights and what its ``config.json`` says."""
+    """A server model on disk: its weights, trained and frozen, and what its ``config.json`` says."""
 
     weights: Mapping[str, Tensor]
     config: Mapping[str, Any]
@@ -71,8 +75,11 @@ class SavedModel:
         with isolated("saved"):
             head = self.task.head(self.settings.dim, _outline(self.config["samples"]))
             model = self.settings.build({} if head is None else {str(self.config["head"]): head}, context)
+        frozen = frozen_embeddings(model)
         try:
-            model.load_state_dict(dict(self.weights))
+            for name, words in frozen.items():
+                words.replace(self.weights.get(name))
+            model.load_state_dict({name: value for name, value in self.weights.items() if name not in frozen})
         except RuntimeError as error:
             reason = " ".join(str(error).split())
             raise RunError(f"'{self.folder}': weights and config.json do not fit each other ({reason})") from error
@@ -103,6 +110,9 @@ def save_model(folder: RunFolder, name: str, server: Server, experiment: Experim
         target = folder.path / name / "vocabulary" / file.name
         if not target.exists():  # a vocabulary is named after its content, so what is there is the same
             write_atomically(target, file.read_bytes())
+    frozen = {key: words.weight for key, words in frozen_embeddings(server.model).items()}
+    if frozen and not (folder.path / name / _FROZEN).exists():  # the same in all rounds
+        folder.save_tensors(f"{name}/{_FROZEN}", frozen, {"format": "pt"})
     folder.save_tensors(f"{name}/model.safetensors", server.model.state_dict(), {"format": "pt"})
     folder.write(f"{name}/config.json", json.dumps(config, indent=1) + "\n")
 
@@ -116,6 +126,8 @@ def load_model(folder: Path) -> SavedModel:
     try:
         config = file_json((folder / "config.json").read_text())
         weights = safetensors.torch.load((folder / "model.safetensors").read_bytes())
+        if (folder / _FROZEN).exists():
+            weights |= safetensors.torch.load((folder / _FROZEN).read_bytes())
         saved = SavedModel(weights, config, folder)
         _ = saved.settings, saved.task, config["samples"], config["round"]
     except (OSError, ValueError, KeyError, TypeError, safetensors.SafetensorError) as error:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import functools
 import hashlib
 import json
+import logging
 import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal
 
@@ -29,10 +31,14 @@ from polyfed.data.backbones import (
     outline,
     reads_images,
 )
-from polyfed.data.cache import FeatureRows, remembered, stored, unreadable
+from polyfed.data.cache import CacheFullError, FeatureRows, remembered, stored, unreadable
+from polyfed.data.digests import content_digest
 from polyfed.data.pictures import ImageFit
+from polyfed.data.samples import Inputs
 from polyfed.data.source import Column
 from polyfed.data.view import DataContext, InputSpec, View
+
+_log = logging.getLogger(__name__)
 
 Preparation = ImagePreparation | TextPreparation
 
@@ -47,8 +53,9 @@ class Features(View):
 
     An image backbone (its folder has ``preprocessor_config.json``) needs a column of images, a text backbone
     (with a tokenizer) one of strings. The features of a whole column are computed once, on the GPU if there
-    is one, and kept as float16 in the cache, under the content of the backbone and of the column. There is no
-    training view: frozen features have no augmentation.
+    is one, and kept as float16 in the cache, under the content of the backbone and of the column; where its disk has no
+    room for them, they are computed anew for every batch, which a warning tells. There is no training view: frozen
+    features have no augmentation.
     """
 
     backbone: str = Field(
@@ -70,7 +77,7 @@ class Features(View):
         default=None, ge=1, description="images or texts at a time; by default 4 on a CPU, 128 on a GPU"
     )
 
-    def open(self, column: Column, modality: str, context: DataContext) -> FeatureInputs:
+    def open(self, column: Column, modality: str, context: DataContext) -> Inputs:
         """Features of a column, nested columns flattened in item order.
 
         Raises:
@@ -78,10 +85,19 @@ class Features(View):
             DataError: a value is not an image (or text); the message names its row and file.
         """
         folder = self._folder(context)
-        compute = _Computation(self, folder, column, context.pixels)
-        path = context.cache / f"{self._stem(folder, column.fingerprint)}.npy"
-        rows = stored(path, lambda: (len(compute.values), *self.spec(modality, context).shape), compute)
-        return FeatureInputs(rows)
+        compute = _Computation(self, folder, column, context)
+        path = context.cache / f"{self._stem(folder, content_digest(column, context))}.npy"
+        try:
+            return FeatureInputs(
+                stored(path, lambda: (len(compute.values), *self.spec(modality, context).shape), compute)
+            )
+        except CacheFullError as error:
+            _log.warning("%s: features are computed anew for every batch: %s", column.where, error)
+            key = f"live backbone {self._stem(folder, '')}"
+            if key not in context.fitted:  # one for all columns
+                context.fitted[key] = compute.backbone
+            compute.backbone = context.fitted[key]  # type: ignore[assignment]
+            return LiveFeatures(compute)
 
     def spec(self, modality: str, context: DataContext) -> InputSpec:
         """Shape of the features, (f,) or (l, f), found without running the backbone and kept in the cache."""
@@ -149,14 +165,29 @@ class FeatureInputs:
         return torch.from_numpy(self._rows[rows.numpy()]).float()
 
 
+class LiveFeatures:
+    """Features that are computed whenever they are asked for, rounded to float16 as those in the cache are."""
+
+    def __init__(self, compute: _Computation) -> None:
+        self._compute = compute
+
+    def __len__(self) -> int:
+        return len(self._compute.values)
+
+    def __call__(self, rows: Int64[Tensor, " b"], generator: torch.Generator | None = None) -> Float[Tensor, "b ..."]:
+        """Features of ``rows``; the same with and without a generator."""
+        distinct, places = torch.unique(rows, return_inverse=True)
+        return self._compute.of(distinct.tolist()).half().float()[places]
+
+
 class _Computation:
     """Features of rows ``start`` to ``stop``; the column and the backbone are loaded when they are needed."""
 
-    def __init__(self, view: Features, folder: Path, column: Column, pixels: int) -> None:
+    def __init__(self, view: Features, folder: Path, column: Column, context: DataContext) -> None:
         self.view = view
         self.folder = folder
         self.column = column
-        self.pixels = pixels
+        self.context = context
         self.device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
     @functools.cached_property
@@ -173,25 +204,29 @@ class _Computation:
         return channels_last(backbone).to(self.device)
 
     def __call__(self, start: int, stop: int) -> Tensor:
-        step = self.view.batch_size or _BATCH[self.device.type]
-        return torch.cat([self._batch(row, min(row + step, stop)) for row in range(start, stop, step)])
+        return self.of(range(start, stop))
 
-    def _batch(self, start: int, stop: int) -> Tensor:
-        x, mask = (None if part is None else part.to(self.device) for part in self._prepared(start, stop))
+    def of(self, rows: Sequence[int]) -> Tensor:
+        """Features of ``rows``."""
+        step = self.view.batch_size or _BATCH[self.device.type]
+        return torch.cat([self._batch(rows[first : first + step]) for first in range(0, len(rows), step)])
+
+    def _batch(self, rows: Sequence[int]) -> Tensor:
+        x, mask = (None if part is None else part.to(self.device) for part in self._prepared(rows))
         # weights stay in float32; only the arithmetic is coarser
         bf16 = torch.autocast(self.device.type, torch.bfloat16, enabled=self.view.precision == "bf16")
         with torch.inference_mode(), bf16:
             features: Tensor = self.backbone(x, mask)
         return features.float().cpu()
 
-    def _prepared(self, start: int, stop: int) -> Prepared:
-        values = self.values.slice(start, stop - start).to_pylist()
+    def _prepared(self, rows: Sequence[int]) -> Prepared:
+        values, folder, pixels = self.values.take(pa.array(rows)).to_pylist(), self.column.folder, self.context.pixels
         try:
-            return self.prepare(values, self.column.folder, self.pixels)
+            return self.prepare(values, folder, pixels)
         except Exception:
-            for row, value in enumerate(values, start):  # one at a time, to name the value that fails
+            for row, value in zip(rows, values, strict=True):  # one at a time, to name the value that fails
                 try:
-                    self.prepare([value], self.column.folder, self.pixels)
+                    self.prepare([value], folder, pixels)
                 except Exception as error:  # Pillow's decoders raise errors of many kinds
                     what = f"backbone '{self.view.backbone}' cannot read it"
                     raise unreadable(self.column, row, value, error, what) from error
