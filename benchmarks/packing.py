@@ -1,6 +1,7 @@
 """Clients in one batch against clients one after the other: CPU time of rounds of FedAvg, by size of model.
 
-Limits: 0.3 of the loop at 10k weights (packed as many at a time as ``auto`` takes), and with ``auto`` never above 1.05.
+Limits: 0.3 of the loop at 10k weights, and with ``auto`` never above 1.05. A round is all of it: messages, drawing of
+batches, training and averaging.
 Both run the same rounds on the same federation in the same process, in turn; weights of both are compared.
 """
 
