@@ -93,8 +93,9 @@ def test_the_ensemble_counts_the_right_by_their_certainty(tiny: Config, tmp_path
 def test_the_server_is_right_where_the_own_sample_or_a_sibling_is_nearest(tiny: Config, tmp_path: Path) -> None:
     session, method = session_of(tiny, tmp_path, "representations")
     server = session.server
-    known = method.output_kind.bundle({"image": unit(80, 8, seed=1), "text": unit(80, 8, seed=2)}, "x")
-    known["text"][:20] = known["image"][:20]  # the server knows these
+    pictures = unit(80, 8, seed=1)[server.public_set.distinct("image")[1]]
+    known = method.output_kind.bundle({"image": pictures, "text": unit(80, 8, seed=2)}, "x")
+    known["text"][:20] = pictures[:20]  # the server knows these
     found, items = method.right(server, known), server.public_set.items.tolist()
     for name, other in (("image", "text"), ("text", "image")):
         nearest = (known[name].double() @ known[other].double().T).argmax(1).tolist()

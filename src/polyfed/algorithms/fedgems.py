@@ -11,6 +11,7 @@ from pydantic import Field, SerializeAsAny
 from torch import Tensor
 from torch.nn import functional as F
 
+from polyfed.aggregation.distinct import Distinct
 from polyfed.aggregation.ensemble import Ensembled
 from polyfed.aggregation.statistics import row_statistics
 from polyfed.aggregation.weighting import Weighting
@@ -150,16 +151,18 @@ class FedGEMS(SoftmaxForm, EnsembleTeacher):
         labels = self.output_kind.labels(server, samples) if self.exchange == "scores" else None
         if labels is not None:
             return {name: values.argmax(1) == labels.to(values.device) for name, values in server_outputs.items()}
-        items, own = samples.items, torch.arange(len(samples), device=server.device)
+        places = self.places(server)
+        known = {name: Distinct.of(rows, places.get(name), samples.items) for name, rows in server_outputs.items()}
+
+        def finds(own: Distinct, partner: Distinct) -> Tensor:
+            found = row_statistics(
+                own.rows, partner.rows, {"winner"}, of=own.places, own=partner.places, items=partner.items
+            )
+            return found["winner"] == partner.places
+
         return {
-            name: torch.stack(
-                [
-                    row_statistics(values, partner, {"winner"}, items=items)["winner"] == own
-                    for other, partner in server_outputs.items()
-                    if other != name
-                ]
-            ).all(0)
-            for name, values in server_outputs.items()
+            name: torch.stack([finds(own, partner) for other, partner in known.items() if other != name]).all(0)
+            for name, own in known.items()
         }
 
     def distil(self, server: Server, targets: Mapping[str, Lesson]) -> None:

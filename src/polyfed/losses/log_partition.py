@@ -60,7 +60,7 @@ class _LogPartition(torch.autograd.Function):
         running = RunningSoftmaxMean(u, "e") if ctx.needs_input_grad[0] else RunningLogSumExp(u.new_empty(len(u)), "e")
         families = torch.arange(len(anchors), device=u.device) if items is None else items
         # a row's family is left out as a whole, and what it sees of its own anchor added
-        seen = None if items is None and include_self else _own_copies(positive, items, include_self, counts)
+        seen = _own_copies(positive, items, include_self, counts)
         for here in (slice(start, start + chunk) for start in range(0, len(anchors), chunk)):
             part, times = anchors[here], None if counts is None else counts[here]
             # divided after the product, as in the formula: scaled rows would round differently
@@ -72,12 +72,7 @@ class _LogPartition(torch.autograd.Function):
             else:
                 running.add(logits, counts=times)
         if seen is not None:
-            own = anchors[positive]
-            logit = (u * own).sum(1).div_(tau).masked_fill_(seen == 0, -math.inf)
-            if isinstance(running, RunningSoftmaxMean):
-                running.add_vectors(logit, own, seen)
-            else:
-                running.add(logit[:, None], counts=seen[:, None])
+            _add_own(running, u, anchors[positive], tau, seen)
         if isinstance(running, RunningSoftmaxMean):
             # [b, d], all that the backward pass needs: it runs over no anchor again
             ctx.save_for_backward(running.mean(tau))
@@ -92,8 +87,18 @@ class _LogPartition(torch.autograd.Function):
 
 def _own_copies(
     positive: Tensor, items: Tensor | None, include_self: bool, counts: Tensor | None
-) -> Float[Tensor, " b"]:
-    """How many samples with its own anchor each row sees."""
+) -> Float[Tensor, " b"] | None:
+    """How many samples with its own anchor each row sees; None: all."""
     if items is not None:
         return torch.full_like(positive, float(include_self), dtype=torch.float32)
+    if include_self:
+        return None
     return torch.zeros_like(positive, dtype=torch.float32) if counts is None else counts[positive] - 1
+
+
+def _add_own(running: RunningLogSumExp, u: Tensor, own: Tensor, tau: float, seen: Tensor) -> None:
+    logit = (u * own).sum(1).div_(tau).masked_fill_(seen == 0, -math.inf)
+    if isinstance(running, RunningSoftmaxMean):
+        running.add_vectors(logit, own, seen)
+    else:
+        running.add(logit[:, None], counts=seen[:, None])
