@@ -68,7 +68,7 @@ class Stack:
         self._tensors = [one.tensors for one in self._parts]
         first, trainers = self._tensors[0], [one.fit.trainer for one in self._parts]
         self._trained = [f"model.{name}" for name in trainers[0].names]
-        owned = [name for name in first if not _is_common([own[name] for own in self._tensors])]
+        owned = _owned(self._tensors)
         self._strides = {name: first[name].stride() for name in owned}
         self._stacks = _as_rows(self._tensors, owned)
         weights = [self._stacks[name] for name in self._trained]
@@ -86,10 +86,7 @@ class Stack:
         template = self._parts[rows[0]]  # of a client that is in training, as its mode says
         is_prefix = rows[-1] < len(rows)
         at = slice(len(rows)) if is_prefix else torch.tensor(rows, device=template.fit.participant.device)
-        values = {name: stack[at] for name, stack in self._stacks.items()}
-        if is_prefix:  # copies: a loss that raises must leave no traces
-            values |= {name: values[name].clone() for name in self._changing}
-        weights = {name: values.pop(name).detach().requires_grad_() for name in self._trained}
+        weights, values = self._at(at)
         losses, states = _losses(template, steps, weights, values)
         gradients = torch.autograd.grad(losses.sum(), list(weights.values()), allow_unused=True)
         with torch.no_grad():
@@ -98,7 +95,7 @@ class Stack:
             corrected = _corrected(template, dict(zip(self._trained, gradients, strict=True)), weights, values)
             trainer = template.fit.trainer
             self._optimizer.step(rows, clipped_rows(corrected, trainer.training.optimizer.clip), trainer.rates)
-            self._write(at, values if not is_prefix else {name: values[name] for name in self._changing})
+            self._write(at, {name: value for name, value in values.items() if not is_prefix or name in self._changing})
         # a correction comes last, and so need not be undone once it is known to work
         self._changing = [name for name in self._changing if not name.startswith("correct.")]
         for step, state in zip(steps, states, strict=True):
@@ -112,6 +109,13 @@ class Stack:
             own = torch.empty_strided(tensor.shape, stride, dtype=tensor.dtype, device=tensor.device)
             tensor.data = own.copy_(tensor.data)
         self._optimizer.release(row)
+
+    def _at(self, at: slice | Tensor) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+        """Some rows of what is trained, to differentiate by, and of all else."""
+        values = {name: stack[at] for name, stack in self._stacks.items()}
+        if isinstance(at, slice):  # views: a loss that raises must leave no traces
+            values |= {name: values[name].clone() for name in self._changing}
+        return {name: values.pop(name).detach().requires_grad_() for name in self._trained}, values
 
     def _write(self, at: slice | Tensor, values: Mapping[str, Tensor]) -> None:
         for name, value in values.items():
@@ -143,9 +147,9 @@ def _losses(
     return losses, dropout.states
 
 
-def _is_common(tensors: Sequence[Tensor]) -> bool:
-    """Whether all clients have one and the same tensor, as what they received may be."""
-    return all(tensor is tensors[0] for tensor in tensors)
+def _owned(owners: Sequence[Mapping[str, Tensor]]) -> list[str]:
+    """Names of tensors that are not one and the same for all, as what they received may be."""
+    return [name for name, tensor in owners[0].items() if any(own[name] is not tensor for own in owners)]
 
 
 def _corrected(
@@ -176,13 +180,20 @@ def joined(steps: Sequence[PendingStep]) -> tuple[dict[str, Any], bool]:
     batches, opened, padded = [step.batch for step in steps], steps[0].fit.samples.inputs, False
     inputs = {name: [batch.inputs[name] for batch in batches] for name in opened}
     for name, values in inputs.items():
-        if len({value.shape for value in values}) > 1:
-            padded, widest = True, max(value.shape[1] for value in values)
-            fill = pad_of(opened[name])
-            inputs[name] = [F.pad(value, (0, widest - value.shape[1]), value=fill) for value in values]
+        if _differ(values):
+            padded, inputs[name] = True, _padded(values, pad_of(opened[name]))
     targets = {name: [batch.targets[name] for batch in batches] for name in batches[0].targets}
     numbers = {name: [getattr(batch, name) for batch in batches] for name in ("index", "items", "matches")}
     return {"inputs": _each_stacked(inputs), "targets": _each_stacked(targets), **_each_stacked(numbers)}, padded
+
+
+def _differ(values: Sequence[Tensor]) -> bool:
+    return any(value.shape != values[0].shape for value in values)
+
+
+def _padded(values: Sequence[Tensor], fill: float | None) -> list[Tensor]:
+    widest = max(value.shape[1] for value in values)
+    return [F.pad(value, (0, widest - value.shape[1]), value=fill) for value in values]
 
 
 def _each_stacked(values: Mapping[str, list[Tensor]]) -> dict[str, Tensor]:
