@@ -13,7 +13,7 @@ from polyfed.core.activity import client_started
 from polyfed.core.randomness import global_states, set_global_states
 from polyfed.data.samples import Batch
 from polyfed.engines.site import Site
-from polyfed.federation.fitting import Fit, conducted
+from polyfed.federation.fitting import Fitting, conducted
 from polyfed.federation.packing import Packer
 from polyfed.federation.stack import PendingStep
 from polyfed.wire.messages import Answer, Request
@@ -74,7 +74,7 @@ class PackedSteps:
         if self._packer.steps:
             _log.info("steps of clients: %s", ", ".join(f"{n} {how}" for how, n in self._packer.steps.items()))
 
-    def step(self, fit: Fit, batch: Batch) -> None:
+    def step(self, fit: Fitting, batch: Batch) -> None:
         """Take a client's step, in its coroutine, with others if that is possible; see ``fitting.Conductor``."""
         running = self._current
         joins = self._joins[self._kind(running.request)] = self._packer.enter(fit)
@@ -88,7 +88,7 @@ class PackedSteps:
         fit.step_alone(batch)
         self._packer.took_alone(fit, time.thread_time() - started)
 
-    def leave(self, fit: Fit) -> None:
+    def leave(self, fit: Fitting) -> None:
         """A client has trained."""
         self._packer.leave(fit)
 

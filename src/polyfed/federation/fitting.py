@@ -29,10 +29,10 @@ buffers and modules, and if it takes the client's model from what it is called w
 class Conductor(Protocol):
     """Has participants train together."""
 
-    def step(self, fit: Fit, batch: Batch) -> None:
+    def step(self, fit: Fitting, batch: Batch) -> None:
         """Have a participant's step taken."""
 
-    def leave(self, fit: Fit) -> None:
+    def leave(self, fit: Fitting) -> None:
         """A participant's training is over, whether it has ended or failed."""
 
 
@@ -50,7 +50,7 @@ def conducted(conductor: Conductor) -> Iterator[None]:
 
 
 @dataclass(eq=False)
-class Fit:
+class Fitting:
     """What a participant trains on, and for; see ``Participant.fit`` for the meaning of each."""
 
     participant: Participant

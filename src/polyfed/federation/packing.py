@@ -12,8 +12,8 @@ from typing import Any
 from torch import Tensor, nn
 
 from polyfed.federation.client import Client
-from polyfed.federation.fitting import Fit
-from polyfed.federation.stack import PaddedDrawsError, Parts, PendingStep, Stack, pad_of
+from polyfed.federation.fitting import Fitting
+from polyfed.federation.stack import PaddedDrawsError, PendingStep, Stack, TrainingModule, pad_of
 from polyfed.optim.stacked import StackedOptimizer
 
 _log = logging.getLogger(__name__)
@@ -61,7 +61,7 @@ class Kind:
 class _Seat:
     """Where a client in training is; by itself without a stack."""
 
-    parts: Parts
+    parts: TrainingModule
     kind: Kind
     weights: int
     stack: Stack | None = None
@@ -77,19 +77,19 @@ class Packer:
     def __init__(self, *, measures: bool) -> None:
         self._measures = measures
         self._kinds: list[Kind] = []
-        self._seats: dict[Fit, _Seat] = {}
+        self._seats: dict[Fitting, _Seat] = {}
         self.steps = Counter[str]()
         """Steps of clients that were taken ``together`` and ``alone``."""
 
-    def enter(self, fit: Fit) -> bool:
+    def enter(self, fit: Fitting) -> bool:
         """A client is about to train; whether it does so together with others."""
         if fit not in self._seats:
-            parts = Parts(fit)
+            parts = TrainingModule(fit)
             held = sum(tensor.numel() for tensor in parts.tensors.values())
             self._seats[fit] = _Seat(parts, self._kind_of(parts), held)
         return not self._seats[fit].kind.reason
 
-    def leave(self, fit: Fit) -> None:
+    def leave(self, fit: Fitting) -> None:
         """A client has trained."""
         seat = self._seats.pop(fit, None)
         if seat is not None and seat.stack is not None:
@@ -106,17 +106,17 @@ class Packer:
         taken = len(group) > 1 and seat.stack is not None and self._together(seat.kind, seat.stack, group)
         return group, taken
 
-    def took_alone(self, fit: Fit, seconds: float) -> None:
+    def took_alone(self, fit: Fitting, seconds: float) -> None:
         """A client has taken a step by itself."""
         self.steps["alone"] += 1
         if len(times := self._seats[fit].kind.alone) < _PROBES:
             times.append(seconds)
 
-    def weights(self, fit: Fit) -> int:
+    def weights(self, fit: Fitting) -> int:
         """Number of values that a client's training holds."""
         return self._seats[fit].weights
 
-    def _kind_of(self, parts: Parts) -> Kind:
+    def _kind_of(self, parts: TrainingModule) -> Kind:
         key = _key(parts)
         kind = next((kind for kind in self._kinds if kind.key == key), None)
         if kind is None:
@@ -127,7 +127,7 @@ class Packer:
             self._refuse(kind, self._objection(parts))
         return kind
 
-    def _objection(self, parts: Parts) -> str:
+    def _objection(self, parts: TrainingModule) -> str:
         fit = parts.fit
         if not StackedOptimizer.suits(fit.trainer.optimizer):
             return f"its optimiser is {type(fit.trainer.optimizer).__name__}"
@@ -193,7 +193,7 @@ class Packer:
         return True
 
 
-def _key(parts: Parts) -> tuple[Any, ...]:
+def _key(parts: TrainingModule) -> tuple[Any, ...]:
     """All that must be equal of clients that train together."""
     fit = parts.fit
     client, trainer = fit.participant, fit.trainer

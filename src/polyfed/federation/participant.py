@@ -18,7 +18,7 @@ from polyfed.core.activity import passed
 from polyfed.core.errors import ConfigError
 from polyfed.core.randomness import generator
 from polyfed.data.samples import Batch, Samples
-from polyfed.federation.fitting import Fit, Regulariser
+from polyfed.federation.fitting import Fitting, Regulariser
 from polyfed.federation.settings import TrainingSettings
 from polyfed.federation.trainer import Clock, Correction, Epoch, Epochs, Trainer
 from polyfed.models.model import Model
@@ -220,7 +220,7 @@ class Participant:
         if not task_weight and regulariser is None:
             return 0
         self.model.train()
-        fit, done = Fit(self, self.trainer(), samples, task_weight, regulariser, correct), 0
+        fit, done = Fitting(self, self.trainer(), samples, task_weight, regulariser, correct), 0
         with fit.stepping() as step:
             for epoch in self.epochs(epochs, once=once) if steps is None else self._epochs.as_one():
                 before = done

@@ -15,7 +15,7 @@ from torch.overrides import TorchFunctionMode
 
 from polyfed.core.randomness import global_states, set_global_states
 from polyfed.data.samples import Batch, Inputs
-from polyfed.federation.fitting import Fit
+from polyfed.federation.fitting import Fitting
 from polyfed.optim.stacked import StackedOptimizer, clipped_rows
 
 
@@ -29,15 +29,15 @@ class PendingStep:
         random: what torch's global generators are at in the client's step.
     """
 
-    fit: Fit
+    fit: Fitting
     batch: Batch
     random: list[Tensor] = field(default_factory=global_states)
 
 
-class Parts(nn.Module):
+class TrainingModule(nn.Module):
     """All that a client's training reads and changes, as one module."""
 
-    def __init__(self, fit: Fit) -> None:
+    def __init__(self, fit: Fitting) -> None:
         super().__init__()
         self.fit = fit
         self.model = fit.participant.model
@@ -61,21 +61,16 @@ class Stack:
         parts: of clients whose training is of one kind, see ``packing.kind_of``.
     """
 
-    def __init__(self, parts: Sequence[Parts]) -> None:
+    def __init__(self, parts: Sequence[TrainingModule]) -> None:
         # who has most batches comes first: those that still have full ones are then the first rows, which are a view
         self._parts = sorted(parts, key=lambda one: len(one.fit.samples), reverse=True)
         self._row = {one.fit: row for row, one in enumerate(self._parts)}
-        tensors = [one.tensors for one in self._parts]
-        trainers = [one.fit.trainer for one in self._parts]
+        self._tensors = [one.tensors for one in self._parts]
+        first, trainers = self._tensors[0], [one.fit.trainer for one in self._parts]
         self._trained = [f"model.{name}" for name in trainers[0].names]
-        self._owned = [name for name in tensors[0] if not _is_common([own[name] for own in tensors])]
-        # contiguous: kernels take stacks and gradients to be laid out alike, and stacks of images' filters may not be
-        self._stacks = {name: torch.stack([own[name].detach() for own in tensors]).contiguous() for name in self._owned}
-        self._strides = [tensors[0][name].stride() for name in self._owned]
-        self._own = [[own[name] for name in self._owned] for own in tensors]
-        for row, own in enumerate(self._own):
-            for stack, tensor in zip(self._stacks.values(), own, strict=True):
-                tensor.data = stack[row]
+        owned = _owned(self._tensors)
+        self._strides = {name: first[name].stride() for name in owned}
+        self._stacks = _as_rows(self._tensors, owned)
         weights = [self._stacks[name] for name in self._trained]
         self._optimizer = StackedOptimizer([trainer.optimizer for trainer in trainers], weights)
         self._changing = [name for name, _ in self._parts[0].named_buffers() if name in self._stacks]
@@ -91,51 +86,77 @@ class Stack:
         template = self._parts[rows[0]]  # of a client that is in training, as its mode says
         is_prefix = rows[-1] < len(rows)
         at = slice(len(rows)) if is_prefix else torch.tensor(rows, device=template.fit.participant.device)
-        values = {name: stack[at] for name, stack in self._stacks.items()}
-        if is_prefix:  # copies: a loss that raises must leave no traces
-            values |= {name: values[name].clone() for name in self._changing}
-        weights = {name: values.pop(name).detach().requires_grad_() for name in self._trained}
-        batches, padded = joined(steps)
-
-        def loss(weights: Mapping[str, Tensor], values: Mapping[str, Tensor], batch: Mapping[str, Any]) -> Any:
-            return functional_call(template, {**values, **weights}, (batch,))
-
-        with OwnDropout([step.random for step in steps], by_position=not padded) as dropout:
-            losses = torch.vmap(loss, (0, 0, 0), randomness="error")(weights, values, batches)
+        weights, values = self._at(at)
+        losses, states = _losses(template, steps, weights, values)
         gradients = torch.autograd.grad(losses.sum(), list(weights.values()), allow_unused=True)
         with torch.no_grad():
             if not is_prefix:  # a loss may have kept weights within their range
                 self._write(at, weights)
             corrected = _corrected(template, dict(zip(self._trained, gradients, strict=True)), weights, values)
             trainer = template.fit.trainer
-            clipped = clipped_rows(corrected, trainer.training.optimizer.clip)
-            self._optimizer.step(rows, clipped, trainer.rates)
-            self._write(at, values if not is_prefix else {name: values[name] for name in self._changing})
-            # a correction comes last, and so need not be undone once it is known to work
-            self._changing = [name for name in self._changing if not name.startswith("correct.")]
-        for step, states in zip(steps, dropout.states, strict=True):
-            step.random = states
+            self._optimizer.step(rows, clipped_rows(corrected, trainer.training.optimizer.clip), trainer.rates)
+            self._write(at, {name: value for name, value in values.items() if not is_prefix or name in self._changing})
+        # a correction comes last, and so need not be undone once it is known to work
+        self._changing = [name for name in self._changing if not name.startswith("correct.")]
+        for step, state in zip(steps, states, strict=True):
+            step.random = state
 
-    def leave(self, fit: Fit) -> None:
+    def leave(self, fit: Fitting) -> None:
         """Give a client tensors of its own again."""
         row = self._row[fit]
-        for tensor, stride in zip(self._own[row], self._strides, strict=True):
+        for name, stride in self._strides.items():
+            tensor = self._tensors[row][name]
             own = torch.empty_strided(tensor.shape, stride, dtype=tensor.dtype, device=tensor.device)
             tensor.data = own.copy_(tensor.data)
         self._optimizer.release(row)
+
+    def _at(self, at: slice | Tensor) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+        """Some rows of what is trained, to differentiate by, and of all else."""
+        values = {name: stack[at] for name, stack in self._stacks.items()}
+        if isinstance(at, slice):  # views: a loss that raises must leave no traces
+            values |= {name: values[name].clone() for name in self._changing}
+        return {name: values.pop(name).detach().requires_grad_() for name in self._trained}, values
 
     def _write(self, at: slice | Tensor, values: Mapping[str, Tensor]) -> None:
         for name, value in values.items():
             self._stacks[name][at] = value
 
 
-def _is_common(tensors: Sequence[Tensor]) -> bool:
-    """Whether all clients have one and the same tensor, as what they received may be."""
-    return all(tensor is tensors[0] for tensor in tensors)
+def _as_rows(owners: Sequence[Mapping[str, Tensor]], names: Sequence[str]) -> dict[str, Tensor]:
+    """The named tensors of all as stacks [k, ...], of which they are rows from now on."""
+    stacks = {}
+    for name in names:
+        # contiguous: kernels take stacks and gradients to be laid out alike, and stacks of images' filters may not be
+        stacks[name] = torch.stack([own[name].detach() for own in owners]).contiguous()
+        for row, own in zip(stacks[name], owners, strict=True):
+            own[name].data = row
+    return stacks
+
+
+def _losses(
+    template: TrainingModule, steps: Sequence[PendingStep], weights: Mapping[str, Tensor], values: Mapping[str, Tensor]
+) -> tuple[Tensor, list[list[Tensor]]]:
+    """The loss of each step [r], and what the clients' generators are at after it."""
+
+    def loss(weights: Mapping[str, Tensor], values: Mapping[str, Tensor], batch: Mapping[str, Any]) -> Any:
+        return functional_call(template, {**values, **weights}, (batch,))
+
+    batches, padded = joined(steps)
+    with OwnDropout([step.random for step in steps], by_position=not padded) as dropout:
+        losses: Tensor = torch.vmap(loss, (0, 0, 0), randomness="error")(weights, values, batches)
+    return losses, dropout.states
+
+
+def _owned(owners: Sequence[Mapping[str, Tensor]]) -> list[str]:
+    """Names of tensors that are not one and the same for all, as what they received may be."""
+    return [name for name, tensor in owners[0].items() if any(own[name] is not tensor for own in owners)]
 
 
 def _corrected(
-    parts: Parts, gradients: Mapping[str, Tensor | None], weights: Mapping[str, Tensor], values: Mapping[str, Tensor]
+    parts: TrainingModule,
+    gradients: Mapping[str, Tensor | None],
+    weights: Mapping[str, Tensor],
+    values: Mapping[str, Tensor],
 ) -> list[Tensor | None]:
     """The gradients, which ``parts.correct`` changes if there is one."""
     if (correct := parts.correct) is None:
@@ -156,18 +177,27 @@ def _corrected(
 
 def joined(steps: Sequence[PendingStep]) -> tuple[dict[str, Any], bool]:
     """The fields of the steps' batches, stacked, and whether inputs of one had to be padded to the width of others."""
-    batches, padded = [step.batch for step in steps], False
-    inputs = {}
-    for name, opened in steps[0].fit.samples.inputs.items():
-        values = [batch.inputs[name] for batch in batches]
-        if any(value.shape != values[0].shape for value in values):
-            padded, widest = True, max(value.shape[1] for value in values)
-            fill = pad_of(opened)
-            values = [F.pad(value, (0, widest - value.shape[1]), value=fill) for value in values]
-        inputs[name] = torch.stack(values)
-    targets = {name: torch.stack([batch.targets[name] for batch in batches]) for name in batches[0].targets}
-    numbers = {name: torch.stack([getattr(batch, name) for batch in batches]) for name in ("index", "items", "matches")}
-    return {"inputs": inputs, "targets": targets, **numbers}, padded
+    batches, opened, padded = [step.batch for step in steps], steps[0].fit.samples.inputs, False
+    inputs = {name: [batch.inputs[name] for batch in batches] for name in opened}
+    for name, values in inputs.items():
+        if _differ(values):
+            padded, inputs[name] = True, _padded(values, pad_of(opened[name]))
+    targets = {name: [batch.targets[name] for batch in batches] for name in batches[0].targets}
+    numbers = {name: [getattr(batch, name) for batch in batches] for name in ("index", "items", "matches")}
+    return {"inputs": _each_stacked(inputs), "targets": _each_stacked(targets), **_each_stacked(numbers)}, padded
+
+
+def _differ(values: Sequence[Tensor]) -> bool:
+    return any(value.shape != values[0].shape for value in values)
+
+
+def _padded(values: Sequence[Tensor], fill: float | None) -> list[Tensor]:
+    widest = max(value.shape[1] for value in values)
+    return [F.pad(value, (0, widest - value.shape[1]), value=fill) for value in values]
+
+
+def _each_stacked(values: Mapping[str, list[Tensor]]) -> dict[str, Tensor]:
+    return {name: torch.stack(tensors) for name, tensors in values.items()}
 
 
 def pad_of(inputs: Inputs) -> float | None:

@@ -18,7 +18,7 @@ from polyfed.optim.state import laid_out_as
 
 _MOMENTS = ("step", "exp_avg", "exp_avg_sq")
 _STEP = "step"
-State = dict[str, Tensor]
+_State = dict[str, Tensor]
 
 
 class _Run(NamedTuple):
@@ -59,7 +59,7 @@ class StackedOptimizer:
         """
         numbers, places = np.asarray(rows), iter(range(len(gradients)))
         for group, rate in zip(self._optimizers[0].param_groups, rates, strict=True):
-            weights, taken, states = list[Tensor](), list[Tensor](), list[State]()
+            weights, taken, states = list[Tensor](), list[Tensor](), list[_State]()
             for place in islice(places, len(group["params"])):
                 if (gradient := gradients[place]) is not None:
                     gradient = gradient.contiguous()  # as the stacks are, which the kernels take for granted
@@ -80,10 +80,10 @@ class StackedOptimizer:
             elif not parameter.is_contiguous():
                 state[parameter] = {kind: laid_out_as(parameter, value) for kind, value in state[parameter].items()}
 
-    def _joined(self, place: int) -> State:
+    def _joined(self, place: int) -> _State:
         """The state of a parameter in all models [k, ...], zero where there is none yet; theirs are now its rows."""
         owners = [(one.state, own[place]) for one, own in zip(self._optimizers, self._parameters, strict=True)]
-        stacks = State()
+        stacks = _State()
         for kind in _kinds(self._optimizers[0]):
             like = owners[0][1].new_zeros(()) if kind == _STEP else torch.zeros_like(owners[0][1])
             parts = [state[weight][kind] if state.get(weight) else like for state, weight in owners]
@@ -93,7 +93,7 @@ class StackedOptimizer:
                 state[weight] = {kind: stack[row] for kind, stack in stacks.items()}
         return stacks
 
-    def _advanced(self, place: int, rows: slice) -> State:
+    def _advanced(self, place: int, rows: slice) -> _State:
         """Views of some rows' state; what counts steps is a copy for the kernel to advance, and advanced here."""
         states = self._states[place]
         views = {kind: stack[rows] for kind, stack in states.items()}
@@ -134,11 +134,11 @@ def _kinds(optimizer: Optimizer) -> tuple[str, ...]:
 
 # ---- kernels: weights, gradients and states of runs, and settings of their group
 
-_Kernel = Callable[[list[Tensor], list[Tensor], list[State], dict[str, Any]], None]
+_Kernel = Callable[[list[Tensor], list[Tensor], list[_State], dict[str, Any]], None]
 
 
 @torch.no_grad()
-def _sgd(weights: list[Tensor], gradients: list[Tensor], states: list[State], group: dict[str, Any]) -> None:
+def _sgd(weights: list[Tensor], gradients: list[Tensor], states: list[_State], group: dict[str, Any]) -> None:
     # from zero a buffer becomes the first gradient, as torch starts it
     buffers = [state.get("momentum_buffer") for state in states]
     options = {name: group[name] for name in ("lr", "momentum", "weight_decay", "nesterov", "dampening", "maximize")}
@@ -146,7 +146,7 @@ def _sgd(weights: list[Tensor], gradients: list[Tensor], states: list[State], gr
 
 
 @torch.no_grad()
-def _adam(weights: list[Tensor], gradients: list[Tensor], states: list[State], group: dict[str, Any]) -> None:
+def _adam(weights: list[Tensor], gradients: list[Tensor], states: list[_State], group: dict[str, Any]) -> None:
     steps, means, squares = ([state[kind] for state in states] for kind in _MOMENTS)
     options = {name: group[name] for name in ("lr", "weight_decay", "eps", "decoupled_weight_decay")}
     beta1, beta2 = group["betas"]
@@ -157,7 +157,7 @@ def _adam(weights: list[Tensor], gradients: list[Tensor], states: list[State], g
 
 
 @torch.no_grad()
-def _adamp(weights: list[Tensor], gradients: list[Tensor], states: list[State], group: dict[str, Any]) -> None:
+def _adamp(weights: list[Tensor], gradients: list[Tensor], states: list[_State], group: dict[str, Any]) -> None:
     advance(weights, gradients, states, group, stacked=True)
 
 
