@@ -81,9 +81,7 @@ def row_statistics(
     statistics: Statistics = {}
     if _SCANNED & set(wanted):
         scan = _Scan(rows, anchors, wanted, tau, items, counts, blocks or TileSize.suited(rows.device))
-        order = of.argsort(stable=True)  # the samples of a row go with it
-        parts, place = list(scan.parts(rows, of[order], own[order])), order.argsort().to(rows.device)
-        statistics = {name: torch.cat([part[name] for part in parts])[place] for name in parts[0]}
+        statistics = scan.statistics(rows, of, own)
     if "variance" in wanted:
         statistics["variance"] = _variances(rows, anchors, tau, counts)[of.to(rows.device)]
     return {name: statistics[name] for name in wanted}
@@ -156,6 +154,12 @@ class _Scan:
         self.workspace = torch.empty(blocks.rows * blocks.columns, dtype=self.dtype, device=rows.device)
         # allocating it tile by tile would leave the heap full of holes
         self.scratch = torch.empty_like(self.workspace) if "entropy" in self.wanted else self.workspace[:0]
+
+    def statistics(self, rows: Float[Tensor, "r d"], of: Int[Tensor, " n"], own: Int[Tensor, " n"]) -> Statistics:
+        """The statistics of all samples."""
+        order = of.argsort(stable=True)  # the samples of a row go with it
+        parts, place = list(self.parts(rows, of[order], own[order])), order.argsort().to(rows.device)
+        return {name: torch.cat([part[name] for part in parts])[place] for name in parts[0]}
 
     def parts(self, rows: Float[Tensor, "r d"], of: Int[Tensor, " n"], own: Int[Tensor, " n"]) -> Iterator[Statistics]:
         """The statistics of the samples of block after block of rows; ``of`` ascends."""
