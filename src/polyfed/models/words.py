@@ -38,7 +38,7 @@ class WordEncoder(Encoder):
     )
     freeze_embedding: bool = Field(default=False, description="keep the word embeddings as they start")
 
-    def table(self, spec: InputSpec, context: DataContext) -> WordEmbedding:
+    def table(self, spec: InputSpec, context: DataContext) -> WordTable:
         """The embeddings as set.
 
         Raises:
@@ -95,7 +95,7 @@ class FrozenEmbedding(nn.Module):
         return FrozenEmbedding(self.weight, self.digest)
 
 
-WordEmbedding = nn.Embedding | FrozenEmbedding
+WordTable = nn.Embedding | FrozenEmbedding
 
 
 def frozen_embeddings(model: nn.Module) -> Mapping[str, FrozenEmbedding]:

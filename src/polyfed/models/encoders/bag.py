@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from polyfed.data.view import DataContext, InputSpec
 from polyfed.models.pooling import masked_mean, valid_positions
 from polyfed.models.towers import LocalFeatures, Positions
-from polyfed.models.words import WordEmbedding, WordEncoder
+from polyfed.models.words import WordTable, WordEncoder
 
 
 class Bag(WordEncoder):
@@ -30,7 +30,7 @@ class Bag(WordEncoder):
 
 
 class _BagModule(nn.Module):
-    def __init__(self, embedding: WordEmbedding, pad: int, dim: int, dropout: float, hidden: int | None) -> None:
+    def __init__(self, embedding: WordTable, pad: int, dim: int, dropout: float, hidden: int | None) -> None:
         super().__init__()
         self.embedding = embedding
         self.pad = pad
@@ -53,7 +53,7 @@ class _BagModule(nn.Module):
 
 
 class _BagTrunk(nn.Module):
-    def __init__(self, embedding: WordEmbedding, pad: int, dropout: nn.Module) -> None:
+    def __init__(self, embedding: WordTable, pad: int, dropout: nn.Module) -> None:
         super().__init__()
         self.embedding, self.pad, self.dropout = embedding, pad, dropout
 

@@ -14,7 +14,7 @@ from torch.nn.utils.rnn import pack_padded_sequence
 from polyfed.data.view import DataContext, InputSpec
 from polyfed.models.pooling import last_valid, lengths_of, reversed_valid, trimmed, valid_positions
 from polyfed.models.towers import PIE, LocalFeatures, Positions
-from polyfed.models.words import WordEmbedding, WordEncoder
+from polyfed.models.words import WordTable, WordEncoder
 
 
 class GRU(WordEncoder):
@@ -45,7 +45,7 @@ class GRU(WordEncoder):
 
 
 class _GRUModule(nn.Module):
-    def __init__(self, settings: GRU, embedding: WordEmbedding, pad: int, dim: int) -> None:
+    def __init__(self, settings: GRU, embedding: WordTable, pad: int, dim: int) -> None:
         super().__init__()
         directions = 2 if settings.bidirectional else 1
         width, hidden = embedding.embedding_dim, settings.hidden or max(1, dim // directions)
