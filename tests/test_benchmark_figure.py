@@ -26,15 +26,15 @@ def difference(label: str, *values: float, figure: str = "server r1_sum, selecte
 
 MADE_UP = {
     "pairs500": [
-        difference("pairs500-creamfl", 0.2, 0.9, 0.4),
-        difference("pairs500-change", 3.1, 5.2, 4.0),
-        difference("pairs500-change", 9.0, 9.0, figure="paired r1_sum, final"),
-        difference("pairs500-procrustes", 6.0, 7.5, 7.0),
-        difference("pairs500-no-private-twin-no-private", -2.0, -1.0, 0.0),
-        difference("pairs500-of-mine", 1.0, 1.5),
+        difference("pairs500-creamfl-0", 0.2, 0.9, 0.4),
+        difference("pairs500-change-0", 3.1, 5.2, 4.0),
+        difference("pairs500-change-0", 9.0, 9.0, figure="paired r1_sum, final"),
+        difference("pairs500-procrustes-0", 6.0, 7.5, 7.0),
+        difference("pairs500-no-private-twin-0", -2.0, -1.0, 0.0),
+        difference("pairs500-of-mine-0", 1.0, 1.5),
     ],
-    "pairs1500": [difference("pairs1500-change", -1.0, 0.5, 0.2)],
-    "clients": [difference("clients-strong", 4.0, 5.0)],
+    "pairs1500": [difference("pairs1500-change-0", -1.0, 0.5, 0.2)],
+    "clients": [difference("clients-strong-0", 4.0, 5.0)],
 }
 
 

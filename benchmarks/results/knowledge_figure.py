@@ -30,8 +30,8 @@ LABELS = {
     "creamfl": "CreamFL",
     "fedmd": "FedMD",
     "fedafd": "FedAFD",
-    "no-private-twin-no-private": "change distillation,\nclients hold public pairs only",
-    "pooled-twin-pooled": "all data at the server",
+    "no-private-twin": "change distillation,\nclients hold public pairs only",
+    "pooled-twin": "all data at the server",
 }
 _TITLE = "R@1 sum of the server above that of the server alone, tuned"
 
@@ -73,7 +73,8 @@ def gains_figure(differences: Mapping[str, Sequence[PairedDifference]]) -> Figur
 def _by_row(table: str, differences: Iterable[PairedDifference]) -> dict[str, PairedDifference]:
     """Row of the table -> the server's difference."""
     of_server = [item for item in differences if item.figure.startswith("server")]
-    return {item.comparison.label.removeprefix(f"{table}-"): item for item in of_server}
+    # a label is the name of a row's first run, which ends with its seed
+    return {re.sub(rf"^{table}-|-\d+$", "", item.comparison.label): item for item in of_server}
 
 
 def _draw_methods(axes: Axes, rows: Mapping[str, PairedDifference]) -> None:
