@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from polyfed.data.view import DataContext, InputSpec
 from polyfed.models.pooling import masked_mean, valid_positions
 from polyfed.models.towers import LocalFeatures, Positions
-from polyfed.models.words import WordTable, WordEncoder
+from polyfed.models.words import WordEncoder, WordTable
 
 
 class Bag(WordEncoder):

@@ -14,7 +14,7 @@ from torch.nn.utils.rnn import pack_padded_sequence
 from polyfed.data.view import DataContext, InputSpec
 from polyfed.models.pooling import last_valid, lengths_of, reversed_valid, trimmed, valid_positions
 from polyfed.models.towers import PIE, LocalFeatures, Positions
-from polyfed.models.words import WordTable, WordEncoder
+from polyfed.models.words import WordEncoder, WordTable
 
 
 class GRU(WordEncoder):
