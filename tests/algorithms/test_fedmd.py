@@ -251,6 +251,48 @@ def test_clients_begin_once_public_set_first(tmp_path: Path, monkeypatch: pytest
     assert len(set(rounds.values())) > 1  # some came later
 
 
+@pytest.mark.parametrize(
+    ("values", "rise", "passes"),
+    [
+        ([10, 20, 30, 40, 50], 0.0, 5),  # rises to the end
+        ([10, 10, 10, 10, 10], 0.0, 3),
+        ([10, 20, 20, 19, 50], 0.0, 4),
+        ([10, 11, 12, 13, 14], 1.5, 5),  # 12 is a rise over 10, and 14 over 12
+        ([10, 11, 11, 30, 50], 1.5, 3),
+    ],
+)
+def test_a_first_training_ends_once_it_has_converged(
+    values: list[float], rise: float, passes: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    until = {"patience": 2, "rise": rise}
+    session = session_of(tmp_path, "scores", first_private_epochs=5, first_private_until=until)
+    client, method, told = woken(session, "image"), session.experiment.algorithm, iter(values)
+    steps: list[int] = []
+    monkeypatch.setattr(Participant, "evaluate", lambda self, samples: {client.task.primary: next(told)})
+    whole, batches = client.fit, len(list(client.batches(client.train, "count")))
+    monkeypatch.setattr(client, "fit", lambda *of, **how: steps.append(whole(*of, **how)))
+    method._begin(client, client.train, 5, method.first_private_until, "private")
+    assert steps == [passes * batches]
+
+
+def test_a_metric_is_measured_after_each_pass_on_what_is_trained_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    until = {"patience": 9}
+    config = federation("scores", first_public_epochs=2, first_public_until=until)
+    session, evaluate = prepared(config, tmp_path), Participant.evaluate
+    measured: list[tuple[str, int]] = []
+
+    def noted(participant: Participant, samples: Any) -> dict[str, float]:
+        measured.append((participant.name, len(samples)))
+        return evaluate(participant, samples)
+
+    monkeypatch.setattr(Participant, "evaluate", noted)
+    play(session, 1, 1)
+    size = len(session.server.public_set)
+    assert sorted(measured) == sorted([(client.id, size) for client in session.server.clients] * 2)
+
+
 def test_by_default_nobody_trains_before_it_is_asked(tmp_path: Path) -> None:
     session = session_of(tmp_path, "representations")
     client = woken(session, "image")

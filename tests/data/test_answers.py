@@ -18,6 +18,7 @@ from polyfed.data.answers import (
     learn_answers,
     one_answer,
     plain_answer,
+    plain_answers,
 )
 
 COUNTING = QuestionKind(name="number", question="^how many")
@@ -101,13 +102,13 @@ def test_a_kind_that_training_lacks_is_guessed_as_all_are():
     ],
 )
 def test_one_class_of_several_answers(given, several, expected):
-    assert one_answer(given, several) == expected
+    assert one_answer(plain_answers(given), several) == expected
 
 
 @pytest.mark.parametrize("given", [None, [], "", " ", ["a", ""], [1, 2], ["a", None]])
 def test_what_is_no_answer_is_refused(given):
     with pytest.raises(ValueError, match=re.escape(repr(given))):
-        one_answer(given, "set")
+        plain_answers(given)
 
 
 def test_plain():

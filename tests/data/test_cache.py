@@ -44,7 +44,7 @@ def test_many_chunks_keep_their_order(tmp_path: Path, monkeypatch: pytest.Monkey
 def test_second_open_reads_nothing_and_cannot_be_written(tmp_path: Path) -> None:
     first = decoded(column_of([struct_of(noise(0))]), 8, tmp_path)
     second = decoded(unread(nested=False), 8, tmp_path)
-    assert isinstance(second, np.memmap)
+    assert isinstance(second.base, np.memmap)
     np.testing.assert_array_equal(first, second)
     with pytest.raises(ValueError, match="read-only"):
         second[0] = 0

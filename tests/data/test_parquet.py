@@ -63,6 +63,30 @@ def test_reads_shards_in_order(folder: Path) -> None:
     assert split.classes == {"label": ("cat", "dog")}
 
 
+def test_a_split_may_be_made_of_several(folder: Path) -> None:
+    both = parquet(id="name", splits={"all": ["test", "train"]})
+    split = both.open("all", name="pets", data_dir=folder)
+    assert list(split.ids) == [f"item {n}" for n in (5, 6, 7, 0, 1, 2, 3, 4)]
+    assert [row[0] for row in split.modality("words").values.to_pylist()] == [f"text {n}" for n in (5, 6, 7, *range(5))]
+    train, plain = (source.open("train", name="pets", data_dir=folder) for source in (both, parquet(id="name")))
+    assert train.ids == plain.ids
+    assert both.identity(folder) == parquet(id="name").identity(folder)
+
+
+def test_lists_are_kept_to_their_first_entries(folder: Path) -> None:
+    split = parquet(keep_first={"text": 1}).open("train", name="pets", data_dir=folder)
+    words = split.modality("words")
+    assert words.nested
+    assert words.values.to_pylist() == [[f"text {n}"] for n in range(5)]
+    more = parquet(keep_first={"text": 5}, where={"label": "dog"}).open("train", name="pets", data_dir=folder)
+    assert more.modality("words").values.to_pylist() == [["text 1", "second"], ["text 3", "second"]]
+    stamps = {
+        parquet(keep_first=first).open("train", name="pets", data_dir=folder).read("text").fingerprint
+        for first in ({}, {"text": 1}, {"text": 2})
+    }
+    assert len(stamps) == 3
+
+
 def test_single_file_is_a_split_and_features_are_not(folder: Path) -> None:
     assert len(parquet().open("test", name="pets", data_dir=folder)) == 3
     with pytest.raises(DataError, match=r"source 'pets', path 'pets': no split 'features'.*valid: test, train"):
@@ -123,6 +147,9 @@ def test_absolute_path_needs_no_data_folder(folder: Path) -> None:
         ),
         ({"targets": {"y": "lable"}}, "train", r"targets\.y\): no column 'lable'; did you mean 'label'\?"),
         ({"targets": {"y": "text"}}, "train", r"target 'y', column 'text'.* integers .* not list"),
+        ({"splits": {"train": ["train", "rest"]}}, "train", r"path 'pets': no split 'rest'; .*valid: test, train"),
+        ({"keep_first": {"txt": 1}}, "train", r"keep_first\): no column 'txt'; did you mean 'text'\?"),
+        ({"keep_first": {"name": 1}}, "train", r"keep_first: column 'name' holds string; name one of lists"),
     ],
 )
 def test_errors_name_what_is_missing(folder: Path, settings: dict, split: str, message: str) -> None:

@@ -105,6 +105,28 @@ def test_lists_of_answers_in_rows_of_one_question(tmp_path: Path):
     assert votes.open("train", name="qa", data_dir=None).classes["answer"] == ("b", OTHER)
 
 
+def test_votes_are_the_classes_of_all_answers_whatever_their_number(tmp_path: Path):
+    flat = {"questions": ["what?", "what?"], "answers": [["b", "A", "b"], ["a", "c", "b", "B"]]}
+    folder = write(tmp_path / "flat", train=flat)
+    assert "votes" not in targets(source(folder), "train")
+    votes = targets(source(folder, several="majority", most=1), "train")["votes"]
+    assert votes == [[0, 1, 0, -1], [1, 1, 0, 0]]
+
+
+def test_answers_may_be_structs_with_a_text(tmp_path: Path):
+    def given(*texts: str) -> list[dict[str, object]]:
+        return [{"answer": text, "answer_id": k} for k, text in enumerate(texts)]
+
+    plain = {"questions": [["a", "b"], ["c"]], "answers": [[["x", "y", "y"], ["x"]], [["z", "z"]]]}
+    structs = {**plain, "answers": [[given("x", "y", "y"), given("x")], [given("z", "z")]]}
+    ours, theirs = (
+        targets(source(write(tmp_path / name, train=columns), several="majority"), "train")
+        for name, columns in (("plain", plain), ("structs", structs))
+    )
+    assert ours == theirs
+    assert ours["votes"] == [[0, 1, 1], [0, -1, -1], [2, 2, -1]]
+
+
 def test_numbers_without_names_are_their_own(tmp_path: Path):
     made = source(write(tmp_path / "n", train={"questions": [["a", "b"], ["c"]], "answers": [[7, 9], [9]]}))
     assert made.open("train", name="qa", data_dir=None).classes["answer"] == ("9", "7", OTHER)
@@ -150,6 +172,8 @@ def test_settings_change_the_fingerprint_of_the_targets(folder: Path):
         ({"questions": [["a"]], "answers": ["1"]}, "one answer an item"),
         ({"questions": ["a", "b"], "answers": ["1", None]}, r"row 1: None is no answer"),
         ({"questions": [["a"]], "answers": [[1.5]]}, "1.5 is no answer"),
+        ({"questions": ["a"], "answers": [[{"answer": None}]]}, r"row 0: \[None\] is no answer"),
+        ({"questions": ["a"], "answers": [[{"reply": "x"}]]}, "without a part 'answer'"),
     ],
 )
 def test_what_cannot_be_answered_is_named(tmp_path: Path, columns: dict[str, list[object]], message: str):

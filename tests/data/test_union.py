@@ -66,6 +66,13 @@ def test_data_sets_side_by_side() -> None:
     assert found.batch(torch.tensor([], dtype=torch.int64)).inputs["a"].shape == (0, 1)
 
 
+def test_targets_of_different_width_are_filled_up() -> None:
+    left, right = (
+        replace(samples(0, [1, 2]), targets={"votes": torch.full((2, width), width)}, classes={}) for width in (2, 3)
+    )
+    assert union([left, right]).targets["votes"].tolist() == [[2, 2, -1], [2, 2, -1], [3, 3, 3], [3, 3, 3]]
+
+
 def test_views_draw_from_one_stream() -> None:
     found = union([samples(0, [1]), samples(50, [1])])
     first, again = (found.batch(torch.tensor([0, 1]), torch.Generator().manual_seed(1)).inputs["a"] for _ in range(2))

@@ -67,6 +67,15 @@ def test_bag_is_the_projected_mean_of_its_words():
     torch.testing.assert_close(model(TOKENS), model.project(expected))
 
 
+@pytest.mark.parametrize("frozen", [False, True])
+def test_bag_is_the_same_where_no_gradient_is_kept_also_for_empty_texts(frozen):
+    model = Bag(width=8, freeze_embedding=frozen).build(10, TEXTS, CONTEXT).eval()
+    tokens = torch.cat([TOKENS, torch.zeros_like(TOKENS[:1])])  # the last has no word
+    expected = model(tokens)
+    with torch.no_grad():
+        torch.testing.assert_close(model(tokens), expected)
+
+
 def test_transformer_without_padding_mask_lets_padding_in():
     model = Transformer(width=16, mask_padding=False).build(10, TEXTS, CONTEXT).eval()
     wider = torch.nn.functional.pad(TOKENS, (0, 5))

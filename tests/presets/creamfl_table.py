@@ -175,6 +175,7 @@ def published_backbones() -> Table:
             "server.model.encoders.image.weights": ("microsoft/resnet-101", cnn),
             "server.model.encoders.image.stem": ("large", cnn),
             "server.model.encoders.image.view.size": (224, f"{COCO}, crop_size"),
+            "server.model.encoders.text.size": ("base", SETUP),
             "server.model.encoders.text.weights": ("google-bert/bert-base-uncased", SETUP),
             "server.model.encoders.text.pooling": ("cls", "code, src/networks/models/pcme.py"),
             "server.model.encoders.text.view.tokenizer.name": ("pretrained", "code, src/networks/models/pcme.py"),
@@ -190,7 +191,7 @@ def published_backbones() -> Table:
         idle=dict.fromkeys(
             (
                 *("*.encoders.image.widths", "*.encoders.image.depths", "*.encoders.image.block"),
-                *("server.model.encoders.text.size", "server.model.encoders.text.positions"),
+                "server.model.encoders.text.positions",
             ),
             "comes with the weights",
         ),
@@ -316,4 +317,25 @@ PAPER_SCALE = _federation(512, 2e-4, SETUP, 2.0, f"{COCO} and f30k.yaml, grad_cl
     _PUBLISHED.idle,
 )
 
-TABLES = {"creamfl-paper": PAPER, "creamfl-released": RELEASED, "creamfl-paper-scale": PAPER_SCALE}
+OWN_HEAD = "The head, its training"
+VQA = PAPER_SCALE.changed(
+    sourced={"server.task.name": ("vqa", "paper, Table 2")},
+    chosen={
+        "server.task.target": ("answer", OWN_HEAD),
+        "server.task.votes": ("leave_one_out", "by the votes of ten annotators"),
+        "server.task.use": (None, OWN_HEAD),
+        "server.task.fusion": ("product", OWN_HEAD),
+        "server.task.hidden": (1024, OWN_HEAD),
+        "server.task.dropout": (0.0, OWN_HEAD),
+        "server.task.encoders": ("fine_tuned", OWN_HEAD),
+        "server.expected_test_items": (None, "validation questions"),
+        "public.per_item": (1, "one of each picture"),
+    },
+).without("server.task.folds", "server.task.scale")
+
+TABLES = {
+    "creamfl-paper": PAPER,
+    "creamfl-released": RELEASED,
+    "creamfl-paper-scale": PAPER_SCALE,
+    "vqa-v2": VQA,
+}

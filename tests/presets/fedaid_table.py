@@ -42,6 +42,7 @@ FEDERATION = Table(
         "*.model*.dim": (128, f"{MODULE}, emb_dim"),
         "*.model*.final_norm": (False, MODULE),
         "*.encoders.image.name": ("vit", f"{SETUP}: ViT-base"),
+        "*.encoders.*.size": ("base", f"{SETUP}: ViT-base and Bert-base"),
         "*.encoders.image.weights": ("facebook/deit-base-patch16-224", ENCODER),
         "*.encoders.image.dropout": (0.0, ENCODER),
         "*.encoders.image.view.name": ("pixels", SETUP),
@@ -95,7 +96,6 @@ FEDERATION = Table(
         "run.seed": (0, "seed 0"),
     },
     idle={
-        "*.encoders.*.size": "comes with the weights",
         "*.encoders.image.patch": "comes with the weights",
         "*.encoders.text.positions": "comes with the weights",
         "*.task.folds": "the paper's recalls are within batches",

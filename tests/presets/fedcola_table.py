@@ -147,6 +147,7 @@ PAPER_SCALE = COMMON.changed(
     PAPER_METHOD.sourced
     | {
         "*.model*.dim": (384, f"{MODEL}: ViT-Small"),
+        "*.encoders.*.size": ("small", f"{MODEL}: ViT-Small"),
         "*.encoders.*.weights": (VIT, f"{MODEL}: an ImageNet pre-trained ViT-Small"),
         "*.encoders.*.depth": (None, f"{MODEL}: all blocks"),
         "*.encoders.image.view.size": (224, MODEL),
@@ -156,6 +157,7 @@ PAPER_SCALE = COMMON.changed(
     },
     PAPER_METHOD.chosen | {"run.precision": ("bfloat16", "bfloat16")},
 )
+COCO = PAPER_SCALE.changed({"clients.*.training.batch_size": (96, f"{SCRIPT}, COCO")})
 # the rest of these two is fedcola-paper, which their descriptions refer to
 NO_COMPLEMENT = dict.fromkeys(("algorithm.send", "algorithm.train_out", "algorithm.first_out"), "no complement")
 CA_ONLY = PAPER.changed({"algorithm.complement": ("none", "supplement, Table 6, CA-only")}, idle=NO_COMPLEMENT)
@@ -165,6 +167,7 @@ TABLES = {
     "fedcola-paper": PAPER,
     "fedcola-released": RELEASED,
     "fedcola-paper-scale": PAPER_SCALE,
+    "fedcola-coco-paper-scale": COCO,
     "fedcola-ca-only": CA_ONLY,
     "fedcola-attn": ATTN,
 }

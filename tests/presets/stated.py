@@ -37,6 +37,15 @@ class Table:
             {key: reason for key, reason in self.idle.items() if key not in new | own} | silent,
         )
 
+    def without(self, *patterns: str) -> Table:
+        """The same without settings that the preset does not have."""
+        return Table(
+            *(
+                {key: part[key] for key in part if key not in patterns}
+                for part in (self.sourced, self.chosen, self.idle)
+            )
+        )
+
     @property
     def values(self) -> dict[str, Any]:
         """Pattern -> value, of those that have one."""

@@ -152,7 +152,12 @@ def test_nothing_is_inherited_but_data_or_from_a_preset_with_a_table(name: str) 
 
 @pytest.mark.parametrize(
     ("name", "galleries"),
-    [("creamfl-paper-scale", [1000, 5000]), ("fedafd-paper-scale", [1000]), ("fedcola-paper-scale", [1000, 5000])],
+    [
+        ("creamfl-paper-scale", [1000, 5000]),
+        ("fedafd-paper-scale", [1000]),
+        ("fedcola-paper-scale", [1000, 5000]),
+        ("fedcola-coco-paper-scale", [1000, 5000]),
+    ],
 )
 def test_recalls_at_the_papers_sizes_are_of_the_papers_galleries(name: str, galleries: list[int]) -> None:
     server = loaded(name).server

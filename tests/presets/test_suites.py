@@ -62,3 +62,19 @@ def test_every_value_is_the_sources_or_declared(medical: Suite) -> None:
         assert {key: settings[key] for key in due} == {key: value for key, (value, _) in due.items()}, name
         assert not [phrase for _, phrase in CHOSEN.get(probe, {}).values() if phrase not in words], name
     assert probes == SOURCED.keys() | CHOSEN.keys()
+
+
+def test_at_the_papers_size_shares_decoder_and_the_rest_are_the_papers() -> None:
+    suite = Suite.load("medical-paper-scale")
+    settings = {name: task.model_dump(mode="json") for name, task in suite.tasks.items()}
+    for task in settings.values():
+        due = SOURCED.get(task["name"], {})
+        assert {key: task[key] for key in due} == {key: value for key, (value, _) in due.items()}
+        assert task["draws"] == 1
+    assert {task["name"] for task in settings.values()} == {"few_shot", "segmentation", "retrieval", "out_of_domain"}
+    assert [settings[name]["shares"] for name in ("pneumonia", "covidx", "opacity")] == [[0.01, 0.1]] * 3
+    assert settings["opacity"]["decoder"] == [512, 256, 128, 64]
+    assert {settings[name]["batch"] for name in ("clients", "other")} == {388}
+    assert "galleries are of the pre-training batch" in " ".join(suite.description.split())
+    small = Suite.load("medical")
+    assert set(suite.tasks) <= set(small.tasks)  # studies name the same tasks at both scales

@@ -13,13 +13,13 @@ from polyfed.data.answers import OTHER
 from polyfed.models.heads import FusedHead
 from polyfed.models.model import CachedModel, Model
 from polyfed.tasks.task import Task
-from polyfed.tasks.vqa import VQA, answer_loss
+from polyfed.tasks.vqa import VQA, answer_loss, vote_scores
 
 NAMES = ("yes", "no", "red", OTHER)
 KINDS = ("truth", "colour", "other")
 
 
-def asked(labels, *, kinds=None, modalities=("image", "text"), names=NAMES, guesses=None, dim=6):
+def asked(labels, *, kinds=None, modalities=("image", "text"), names=NAMES, guesses=None, votes=None, dim=6):
     """Two questions a picture; picture rows are shared by both."""
     generator = torch.Generator().manual_seed(len(labels))
     n = len(labels)
@@ -34,6 +34,8 @@ def asked(labels, *, kinds=None, modalities=("image", "text"), names=NAMES, gues
         classes |= {"kind": KINDS}
     if guesses is not None:
         targets |= {"prior": torch.zeros(n, dtype=torch.int64), "kind_prior": torch.tensor(guesses)}
+    if votes is not None:
+        targets |= {"votes": torch.tensor(votes)}
     return make_samples(inputs, places, questions // 2, targets, classes)
 
 
@@ -138,6 +140,83 @@ def test_metrics_equal_a_loop_over_the_questions():
         expected[f"prior_{name}"] = 100 * sum(guessed[k] for k in own) / len(own)
         expected[f"n_{name}"] = len(own)
     assert metrics == pytest.approx(expected, rel=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("agreeing", "all_of_ten", "leaving_one_out"),
+    [(0, 0, 0), (1, 1 / 3, 0.3), (2, 2 / 3, 0.6), (3, 1, 0.9), (4, 1, 1), (10, 1, 1)],
+)
+def test_votes_of_ten_annotators_by_hand(agreeing, all_of_ten, leaving_one_out):
+    votes = torch.tensor([[5] * agreeing + [7] * (10 - agreeing)])
+    said = torch.tensor([5])
+    assert vote_scores(said, votes, "all").item() == pytest.approx(all_of_ten)
+    assert vote_scores(said, votes, "leave_one_out").item() == pytest.approx(leaving_one_out)
+
+
+def left_out_scores(said, votes):
+    """The mean over every set of all annotators but one, as it is defined."""
+    votes = [vote for vote in votes if vote >= 0]
+    left = [votes[:k] + votes[k + 1 :] for k in range(len(votes))]
+    return sum(min(others.count(said) / 3, 1) for others in left) / len(left) if said >= 0 else 0.0
+
+
+def test_scores_equal_loops_over_annotators_of_questions_that_have_different_numbers_of_them():
+    generator = torch.Generator().manual_seed(2)
+    votes = torch.randint(0, 3, (200, 10), generator=generator)
+    present = torch.randint(1, 11, (200, 1), generator=generator)
+    votes = votes.where(torch.arange(10) < present, -1)
+    said = torch.randint(-1, 3, (200,), generator=generator)
+    rows = list(zip(said.tolist(), votes.tolist(), strict=True))
+    expected = [left_out_scores(one, own) for one, own in rows]
+    assert vote_scores(said, votes, "leave_one_out").tolist() == pytest.approx(expected)
+    expected = [min(own.count(one) / 3, 1) if one >= 0 else 0 for one, own in rows]
+    assert vote_scores(said, votes, "all").tolist() == pytest.approx(expected)
+    order = torch.randperm(10, generator=generator)
+    assert torch.equal(vote_scores(said, votes[:, order], "all"), vote_scores(said, votes, "all"))
+
+
+@pytest.mark.parametrize("which", ["all", "leave_one_out"])
+def test_soft_accuracy_equals_a_loop_over_questions_also_by_kind(which):
+    labels, kinds, guesses = [0, 1, 2, 3, 2, 0], [0, 0, 1, 1, 1, 0], [1, 1, 2, 2, 2, 1]
+    votes = [[0, 0, 2, 1], [1, 1, 1, -1], [2, 2, 0, 0], [3, 3, 3, 1], [2, 1, 1, 2], [0, 3, 3, 2]]
+    samples, task = asked(labels, kinds=kinds, guesses=guesses, votes=votes), VQA(votes=which)
+    model, head = identity_model("image", "text"), built(task, samples)
+    metrics = task.evaluate(model, head, samples, batch_size=4)
+    said = task.scores(model, head, samples.batch(torch.arange(6))).argmax(1).tolist()
+
+    def score(answers, rows):
+        scores = [min(votes[k].count(answers[k]) / 3, 1) for k in rows]
+        if which == "leave_one_out":
+            scores = [left_out_scores(answers[k], votes[k]) for k in rows]
+        return 100 * sum(scores) / len(scores)
+
+    assert metrics["soft_accuracy"] == pytest.approx(score(said, range(6)))
+    assert metrics["soft_prior"] == pytest.approx(score([0] * 6, range(6)))
+    for number, name in enumerate(KINDS[:2]):
+        rows = [k for k in range(6) if kinds[k] == number]
+        assert metrics[f"soft_accuracy_{name}"] == pytest.approx(score(said, rows))
+        assert metrics[f"soft_prior_{name}"] == pytest.approx(score(guesses, rows))
+    plain = VQA().evaluate(model, head, samples, batch_size=4)
+    assert plain == {name: value for name, value in metrics.items() if not name.startswith("soft_")}
+    assert task.primary == "soft_accuracy"
+
+
+def test_votes_for_an_answer_outside_the_table_are_nobodys_and_ties_score_nothing():
+    samples = asked([3, 3], kinds=[0, 0], guesses=[3, 3], votes=[[3, 3, 3, 3], [3, 3, 3, 3]])
+    task, model = VQA(votes="all"), identity_model("image", "text")
+    head = built(task, samples)
+    metrics = task.evaluate(model, head, samples, batch_size=2)
+    assert (metrics["soft_accuracy"], metrics["soft_prior_truth"]) == (0, 0)
+    tied = asked([0, 0], votes=[[0, 0, 0, 0], [0, 0, 0, 0]])
+    for value in (0.0, math.nan):
+        for parameter in head.parameters():
+            nn.init.constant_(parameter, value)
+        assert task.evaluate(model, head, tied, batch_size=2)["soft_accuracy"] == 0
+
+
+def test_votes_need_samples_that_have_them():
+    with pytest.raises(ConfigError, match=r"task\.votes 'all' needs .* several: majority"):
+        VQA(votes="all").head(6, asked([0, 1]))
 
 
 def test_metrics_do_not_depend_on_the_order_or_on_the_batch():

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Callable, Mapping
 from typing import Annotated, ClassVar
 
 import torch
@@ -28,9 +29,34 @@ from polyfed.algorithms.shared.ensembles import COMPARING, MEASURES
 from polyfed.algorithms.shared.public_exchange import DISTILS
 from polyfed.core.effects import Condition, Not, Only
 from polyfed.core.errors import ConfigError
+from polyfed.core.settings import Settings
 from polyfed.core.untrusted import read_json
+from polyfed.data.samples import Samples
+from polyfed.federation.participant import never
 from polyfed.federation.public_outputs import PublicOutputs, of_part
 from polyfed.losses.distillation import Distillation
+
+
+class Convergence(Settings):
+    """When a training has converged: its main metric, on the samples that it is trained on, does not rise any more."""
+
+    patience: int = Field(ge=1, description="passes without a rise after which it ends")
+    rise: float = Field(
+        default=0.0, ge=0, allow_inf_nan=False, description="what counts as one, in units of the metric (percent)"
+    )
+
+    def watch(self, client: Client, samples: Samples) -> Callable[[], bool]:
+        """To be asked after each pass: whether it was the last."""
+        best, waiting = -math.inf, 0
+
+        def is_over() -> bool:
+            nonlocal best, waiting
+            value = client.evaluate(samples)[client.task.primary]
+            best, waiting = (value, 0) if value > best + self.rise else (best, waiting + 1)
+            return waiting >= self.patience
+
+        return is_over
+
 
 _DIGESTS = Only(digest_epochs=Not(0))  # clients learn from the others' outputs
 
@@ -38,7 +64,8 @@ _DIGESTS = Only(digest_epochs=Not(0))  # clients learn from the others' outputs
 class FedMD(EitherForm, EnsembleDistillation):
     """Heterogeneous federated learning by model distillation (FedMD, Li and Wang, 2019).
 
-    Before its first round a client trains on the labelled public set, then on its own data. A round: clients send their
+    Before its first round a client trains on the labelled public set, then on its own data, each until it converges
+    (``first_*``; not at all by default). A round: clients send their
     outputs on public samples (the paper: 5,000 drawn anew), the server takes the mean, and clients *digest* it (fit the
     consensus) and *revisit* their own data.
 
@@ -71,10 +98,21 @@ class FedMD(EitherForm, EnsembleDistillation):
         default=128, ge=2, description="public samples a step of the digest"
     )
     first_public_epochs: int = Field(
-        default=0, ge=0, description="scores: passes over the labelled public set before a client's first round"
+        default=0,
+        ge=0,
+        description="scores: passes over the labelled public set before a client's first round, at most; the paper: "
+        "until it converges, its code: 20",
+    )
+    first_public_until: Annotated[Convergence | None, Only(first_public_epochs=Not(0))] = Field(
+        default=None, description="end these once they have converged; the code: {patience: 3, rise: 0.5}; None: all"
     )
     first_private_epochs: int = Field(
-        default=0, ge=0, description="passes over private data before a client's first round"
+        default=0,
+        ge=0,
+        description="then passes over private data, at most; the paper: until it converges, its code: 25",
+    )
+    first_private_until: Annotated[Convergence | None, Only(first_private_epochs=Not(0))] = Field(
+        default=None, description="end these once they have converged; the code: {patience: 10, rise: 0.1}; None: all"
     )
 
     # ---- server half
@@ -127,13 +165,17 @@ class FedMD(EitherForm, EnsembleDistillation):
         here trains first."""
         if "begun" not in client.state:
             if self.first_public_epochs:
-                client.fit(client.public_set, epochs=self.first_public_epochs, once=True, purpose="first-public")
+                self._begin(client, client.public_set, self.first_public_epochs, self.first_public_until, "public")
             if self.first_private_epochs:
-                client.fit(client.train, epochs=self.first_private_epochs, once=True, purpose="first-private")
+                self._begin(client, client.train, self.first_private_epochs, self.first_private_until, "private")
             client.state["begun"] = {"round": torch.tensor(client.clock.round)}
         return Reply(
             knowledge=self.client_outputs(client, order, read_json(channels)), num_examples=client.num_examples
         )
+
+    def _begin(self, client: Client, samples: Samples, epochs: int, until: Convergence | None, what: str) -> None:
+        is_over = never if until is None else until.watch(client, samples)
+        client.fit(samples, epochs=epochs, once=True, purpose=f"first-{what}", until=is_over)
 
     @client_step()
     def learn(self, client: Client, consensus: Representations | Logits) -> Reply:

@@ -22,10 +22,11 @@ Several = Literal["set", "majority"]
 
 
 class AskedQuestion(NamedTuple):
-    """A question and its answer, lower-cased, with single spaces."""
+    """A question, its answer, and what each annotator answered; lower-cased, with single spaces."""
 
     question: str
     answer: str
+    votes: tuple[str, ...] = ()
 
 
 class QuestionKind(Settings):
@@ -120,13 +121,8 @@ def plain_answer(text: str) -> str:
     return " ".join(text.lower().split())
 
 
-def one_answer(given: Any, several: Several) -> str:
-    """The answer to a question as one class name.
-
-    Args:
-        given: a text, or the texts of several answers.
-        several: ``set``: all of them, whatever their order and repetition; ``majority``: the one given most often,
-            of equally frequent ones the one named first.
+def plain_answers(given: Any) -> tuple[str, ...]:
+    """A text, or the texts of several answers, each as ``plain_answer``.
 
     Raises:
         ValueError: there is no answer, or it is not a text.
@@ -134,7 +130,17 @@ def one_answer(given: Any, several: Several) -> str:
     texts = list(given) if isinstance(given, list | tuple) else [given]
     if not texts or not all(isinstance(text, str) and text.strip() for text in texts):
         raise ValueError(f"{given!r} is no answer: a text or a list of texts is needed")
-    answers = [plain_answer(text) for text in texts]
+    return tuple(map(plain_answer, texts))
+
+
+def one_answer(answers: Sequence[str], several: Several) -> str:
+    """The answers to a question as one class name.
+
+    Args:
+        answers: at least one, as ``plain_answers`` gives them.
+        several: ``set``: all of them, whatever their order and repetition; ``majority``: the one given most often,
+            of equally frequent ones the one named first.
+    """
     # Counter keeps the order of first occurrence among equally frequent answers
     if several == "majority":
         return Counter(answers).most_common(1)[0][0]

@@ -62,6 +62,19 @@ def list_lengths(values: pa.ChunkedArray) -> npt.NDArray[np.int64]:
     return lengths
 
 
+def lists_of(flat: pa.ChunkedArray, lengths: npt.NDArray[np.int64]) -> pa.ChunkedArray:
+    """Values as lists of these lengths, in order."""
+    ends = np.concatenate(([0], np.cumsum(lengths))).astype(np.int32)
+    return pa.chunked_array([pa.ListArray.from_arrays(pa.array(ends), flat.combine_chunks())])
+
+
+def struct_part(values: pa.ChunkedArray, name: str) -> pa.ChunkedArray:
+    """One part of structs, or of (nested) lists of structs; a list that is null becomes an empty one."""
+    if is_list(values.type):
+        return lists_of(struct_part(pc.list_flatten(values), name), list_lengths(values))
+    return pc.struct_field(values, name)
+
+
 def class_names(schema: pa.Schema, where: str = "table") -> dict[str, tuple[str, ...]]:
     """Column name -> class names in label order, from the Hugging Face metadata (ClassLabel features).
 

@@ -81,8 +81,11 @@ def _groups(column: Column) -> Int64[Tensor, " n"]:
     return torch.where(alone, len(encoded.dictionary) + torch.arange(len(codes)), codes)
 
 
-def _labels(column: Column) -> Int64[Tensor, " n"]:
+def _labels(column: Column) -> Int64[Tensor, "n ..."]:
+    """One number a sample, or a row of numbers where a column has lists of one length."""
     flat = pc.list_flatten(column.values) if column.nested else column.values
+    if pa.types.is_fixed_size_list(flat.type):
+        return torch.from_numpy(pc.list_flatten(flat).to_numpy().astype("int64")).view(len(flat), flat.type.list_size)
     if flat.null_count:
         raise DataError(f"{column.where} has {flat.null_count} missing values; a target needs one for every sample")
     return torch.from_numpy(flat.to_numpy().astype("int64"))

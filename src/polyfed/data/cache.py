@@ -92,10 +92,10 @@ def decoded(
 def _opened_pictures(path: Path) -> npt.NDArray[np.uint8] | None:
     """The cached array, or None if it is not there or damaged."""
     try:
-        array: npt.NDArray[np.uint8] = np.load(path, mmap_mode="r")
+        # as a plain array: to index a memmap itself runs Python code of numpy's for every batch
+        return np.asarray(np.load(path, mmap_mode="r"))
     except (FileNotFoundError, NotADirectoryError, ValueError, EOFError):
         return None
-    return array
 
 
 def _decoded_chunks(
@@ -177,7 +177,7 @@ def stored(
                 if not path.exists():
                     _fill(path, size, compute, chunk)
         try:
-            rows: FeatureRows = np.load(path, mmap_mode="r")
+            rows: FeatureRows = np.asarray(np.load(path, mmap_mode="r"))
         except ValueError as error:
             raise DataError(f"cached features '{path}' are damaged ({error}); delete the file") from error
     if rows.dtype != np.float16:

@@ -7,6 +7,7 @@ where 0 is the mean.
 
 from __future__ import annotations
 
+import functools
 import math
 from abc import ABC, abstractmethod
 from typing import Annotated, Any, Literal
@@ -39,9 +40,15 @@ _Bounds = Annotated[tuple[float, float], AfterValidator(_ordered)]
 
 def normalised(x: Num[Tensor, "b 3 h w"], by: Normalisation) -> Float[Tensor, "b 3 h w"]:
     """Pixels of 0 to 255 as (x / 255 - mean) / std, in float32."""
-    mean, std = (torch.tensor(values, device=x.device).view(3, 1, 1) for values in MEAN_STD[by])
+    factor, shift = _factor_and_shift(by, x.device)
     # two passes in place over a batch of floats, where the formula as written takes four
-    return x.float().mul_(1 / (255 * std)).sub_(mean / std)
+    return x.float().mul_(factor).sub_(shift)
+
+
+@functools.cache
+def _factor_and_shift(by: Normalisation, device: torch.device) -> tuple[Tensor, Tensor]:
+    mean, std = (torch.tensor(values, device=device).view(3, 1, 1) for values in MEAN_STD[by])
+    return 1 / (255 * std), mean / std
 
 
 class Augmentation(Settings, ABC):

@@ -117,13 +117,17 @@ class Samples:
         Only ``modalities`` (default: all) are loaded.
         """
         names = self.modalities if modalities is None else modalities
+        items = self.items[index]
         return Batch(
             inputs={name: self.inputs[name](self.rows[name][index], generator) for name in names},
             targets={name: values[index] for name, values in self.targets.items()},
             index=index,
-            items=self.items[index],
-            matches=self.matches[index],
+            items=items,
+            matches=self._matches(index, items),
         )
+
+    def _matches(self, index: Int64[Tensor, " b"], items: Int64[Tensor, " b"]) -> Int64[Tensor, " b"]:
+        return items if self.matches is self.items else self.matches[index]
 
     def batches(
         self,
@@ -156,12 +160,13 @@ class Samples:
 
     def subset(self, index: Int64[Tensor, " m"]) -> Samples:
         """The samples at ``index``, in that order; item numbers keep their meaning."""
+        items = self.items[index]
         return replace(
             self,
             rows={name: rows[index] for name, rows in self.rows.items()},
-            items=self.items[index],
+            items=items,
             targets={name: values[index] for name, values in self.targets.items()},
-            matches=self.matches[index],
+            matches=self._matches(index, items),
         )
 
     def without_targets(self, names: Collection[str]) -> Samples:

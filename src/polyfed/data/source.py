@@ -139,7 +139,9 @@ class Source(Component):
     home: ClassVar[str] = "polyfed.data.sources"
     identified_by: ClassVar[frozenset[str] | None] = None
     """Settings that say which data these are; None: all but ``id`` and those that choose columns or rows."""
-    chosen_by: ClassVar[frozenset[str]] = frozenset({"columns", "targets", "where", "incomplete", "matches", "id"})
+    chosen_by: ClassVar[frozenset[str]] = frozenset(
+        {"columns", "targets", "where", "incomplete", "keep_first", "matches", "id", "splits"}
+    )
 
     columns: dict[str, str] = Field(default_factory=dict, description="modality -> column that holds it")
     targets: dict[str, str] = Field(

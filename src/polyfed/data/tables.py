@@ -6,7 +6,7 @@ import difflib
 import hashlib
 from abc import abstractmethod
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -86,6 +86,11 @@ class TableSource(Source):
         description="items without a modality of ``columns`` (null; of texts also blank) or without a target: an error "
         "when they are read, or left out",
     )
+    keep_first: dict[str, Annotated[int, Field(ge=1)]] = Field(
+        default_factory=dict,
+        description="column of lists -> how many entries of each list are kept: {captions: 5}, as recalls on COCO are "
+        "of five captions a picture",
+    )
     matches: str | None = Field(
         default=None,
         description="column of texts or integers: items with equal values are right answers to each other, an item "
@@ -123,15 +128,18 @@ def split_of_table(table: SplitTable, source: TableSource, name: str) -> Split:
     rows, left_out = _items(table, source, names)
 
     def kept(column: str) -> pa.ChunkedArray:
-        values = table.read(column)
-        return values if rows is None else values.filter(pa.array(rows))
+        values, entries = table.read(column), source.keep_first.get(column)
+        values = values if rows is None else values.filter(pa.array(rows))
+        return values if entries is None else pc.list_slice(values, 0, entries)
 
     def read(column: str) -> Column:
         table.require(column, table.place)
         here = f"{table.place}, {'' if rows is None else 'kept items, '}column '{column}'"
         # the same rows have the same fingerprint, however they were chosen
         choice = () if rows is None else (hashlib.sha256(np.packbits(rows).tobytes()).hexdigest(),)
-        more = (table.depends[column],) if column in table.depends else ()
+        more = [table.depends[column]] if column in table.depends else []
+        if column in source.keep_first:
+            choice = (*choice, f"first {source.keep_first[column]}")
         stamp = fingerprint_of(table.fingerprint, table.split, column, *choice, *more)
         if column in names_of_labels:
             return _label_column(kept(column), names_of_labels[column], stamp, here)
@@ -156,12 +164,21 @@ def _require_columns(table: SplitTable, source: TableSource, name: str) -> None:
     uses = {f"columns.{modality}": column for modality, column in source.columns.items()}
     uses |= {f"targets.{target}": column for target, column in source.targets.items()}
     chosen = [("id", table.ids), *uses.items(), *(("where", column) for column in source.where)]
+    chosen += [("keep_first", column) for column in source.keep_first]
     for use, column in [*chosen, ("matches", source.matches)]:
         if column is not None:
             table.require(column, f"{table.place} (source '{name}', {use})")
+    _require_lists(table, source.keep_first)
     if source.matches is not None and not (is_text(kind := table.kind(source.matches)) or pa.types.is_integer(kind)):
         place = f"{table.place}, matches: column '{source.matches}'"
         raise DataError(f"{place} holds {kind}; name one of texts or integers")
+
+
+def _require_lists(table: SplitTable, columns: Iterable[str]) -> None:
+    for column in columns:
+        if not is_list(table.kind(column)):
+            place = f"{table.place}, keep_first: column '{column}'"
+            raise DataError(f"{place} holds {table.kind(column)}; name one of lists")
 
 
 def _items(

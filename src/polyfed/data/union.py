@@ -52,6 +52,12 @@ def _padded(part: Tensor, length: int, pad: int) -> Tensor:
     return torch.cat([part, filling], dim=1) if missing else part
 
 
+def _together(targets: Sequence[Tensor]) -> Tensor:
+    """One after the other; rows of a target filled up with -1 to the longest."""
+    longest = max((part.shape[1] for part in targets if part.dim() > 1), default=0)
+    return torch.cat([_padded(part, longest, -1) if longest else part for part in targets])
+
+
 def union(sets: Sequence[Samples]) -> Samples:
     """All samples of several sets with the same modalities, in their order.
 
@@ -70,7 +76,7 @@ def union(sets: Sequence[Samples]) -> Samples:
         inputs={name: origins.inputs(name) for name in first.modalities},
         rows={name: origins.rows(name) for name in first.modalities},
         items=origins.items(),
-        targets={name: torch.cat([part.targets[name] for part in sets]) for name in targets},
+        targets={name: _together([part.targets[name] for part in sets]) for name in targets},
         ids=origins.ids(),
         classes={name: classes for name, classes in first.classes.items() if name in targets},
         matches=origins.matches(),

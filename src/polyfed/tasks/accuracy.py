@@ -15,6 +15,12 @@ def label_ranks(logits: Float[Tensor, "n c"], labels: Int64[Tensor, " n"]) -> In
     return logits.shape[1] - 1 - (logits < true).sum(1)
 
 
+def sole_best(logits: Float[Tensor, "n c"]) -> Int64[Tensor, " n"]:
+    """The class that scores higher than all others; -1 where another scores as high, or NaN."""
+    best, classes = logits.max(1)
+    return classes.where((logits < best[:, None]).sum(1) == logits.shape[1] - 1, -1)
+
+
 def predictions(
     logits: Float[Tensor, "n c"], labels: Int64[Tensor, " n"], ranks: Int64[Tensor, " n"]
 ) -> Int64[Tensor, " n"]:

@@ -14,12 +14,12 @@ from torch.nn import functional as F
 from polyfed.core.errors import ConfigError, DataError
 from polyfed.data.answers import OTHER
 from polyfed.data.samples import Batch, Samples
-from polyfed.data.sources.questions import KIND, KIND_PRIOR, PRIOR
+from polyfed.data.sources.questions import KIND, KIND_PRIOR, PRIOR, VOTES
 from polyfed.losses.precision import in_full_precision
 from polyfed.models.heads import FusedHead, Fusion
 from polyfed.models.model import CachedModel, Embedder
 from polyfed.tasks import evaluating
-from polyfed.tasks.accuracy import label_ranks
+from polyfed.tasks.accuracy import sole_best
 from polyfed.tasks.task import Task
 
 
@@ -34,6 +34,9 @@ class VQA(Task):
     ``n_<kind>``), and ``answerable`` (questions whose answer is among the classes). Others count as wrong and are left
     out of the loss. Further ``loss`` (cross-entropy, mean over answerable questions), ``n`` questions and ``answers``
     (classes). Ties and NaN count against the model. Metrics of kinds and priors need the targets that say them.
+
+    With ``votes`` there are ``soft_accuracy`` (then primary) and ``soft_prior``, also by kind: means of
+    ``vote_scores``, as VQA v2 is judged.
     """
 
     shapes_head: ClassVar[tuple[str, ...] | None] = ("use", "fusion", "hidden", "dropout")
@@ -47,6 +50,12 @@ class VQA(Task):
         default="fine_tuned", description="whether this task trains the encoders, or the head alone"
     )
 
+    votes: Literal["leave_one_out", "all"] | None = Field(
+        default=None,
+        description="judge an answer by the n annotators who gave it, min(n / 3, 1): of all but one, mean over who is "
+        "left out (as VQA v2's own script), or of all; None: right or wrong",
+    )
+
     @field_validator("use")
     @classmethod
     def _distinct(cls, value: tuple[str, ...] | None) -> tuple[str, ...] | None:
@@ -56,8 +65,8 @@ class VQA(Task):
 
     @property
     def primary(self) -> str:
-        """``accuracy``."""
-        return "accuracy"
+        """``accuracy``, or ``soft_accuracy`` where annotators' votes judge."""
+        return "accuracy" if self.votes is None else "soft_accuracy"
 
     def head(self, dim: int, samples: Samples) -> nn.Module:
         """The fused classifier.
@@ -106,10 +115,14 @@ class VQA(Task):
                 rows = slice(start, start + batch_size)
                 logits, truth = fused([values[place[rows]] for values, place in sides]).float(), known[rows]
                 truth = truth.to(model.device)
-                ranks = label_ranks(logits, truth.clamp(min=0))
-                outcomes.append((ranks == 0, F.cross_entropy(logits, truth, ignore_index=-100, reduction="none")))
-        right, losses = (torch.cat(part).cpu() for part in zip(*outcomes, strict=True))
-        return self._metrics(samples, right & answerable, losses, answerable) | {"answers": float(answers)}
+                lost = F.cross_entropy(logits, truth, ignore_index=-100, reduction="none")
+                outcomes.append((sole_best(logits), lost))
+        said, losses = (torch.cat(part).cpu() for part in zip(*outcomes, strict=True))
+        metrics = self._scores(samples, answers, "", said, samples.targets.get(PRIOR))
+        metrics |= self._by_kind(samples, answers, said)
+        if bool(answerable.any()):  # a mean of nothing is no number
+            metrics["loss"] = float(losses[answerable].double().mean())
+        return metrics | {"answerable": _percent(answerable), "n": float(len(labels)), "answers": float(answers)}
 
     def _embeddings(self, model: Embedder, batch: Batch) -> list[Float[Tensor, "b d"]]:
         modalities = self._modalities(tuple(batch.inputs))
@@ -142,24 +155,59 @@ class VQA(Task):
         names = samples.classes.get(self.target)
         if not names:
             raise ConfigError(f"target '{self.target}' has no class names; wrap its source in a source 'questions'")
+        if self.votes is not None and VOTES not in samples.targets:
+            raise ConfigError(
+                f"task.votes '{self.votes}' needs what each annotator answered; set several: majority of the source "
+                "'questions', whose answers are lists"
+            )
         # rare answers share a class at the end, which nobody can answer
         return len(names) - (names[-1] == OTHER)
 
-    def _metrics(
-        self,
-        samples: Samples,
-        right: Bool[Tensor, " n"],
-        losses: Float[Tensor, " n"],
-        answerable: Bool[Tensor, " n"],
+    def _scores(
+        self, samples: Samples, answers: int, ending: str, said: Int64[Tensor, " n"], guessed: Tensor | None
     ) -> dict[str, float]:
-        labels = samples.targets[self.target].long()
-        metrics = {"accuracy": _percent(right)}
-        if PRIOR in samples.targets:
-            metrics["prior"] = _percent((samples.targets[PRIOR] == labels) & answerable)
-        metrics |= _by_kind(samples, right, answerable & (samples.targets.get(KIND_PRIOR, labels) == labels))
-        if bool(answerable.any()):  # a mean of nothing is no number
-            metrics["loss"] = float(losses[answerable].double().mean())
-        return metrics | {"answerable": _percent(answerable), "n": float(len(labels))}
+        """Percent of the questions that what the model said, and a guess, get right."""
+        labels, metrics = samples.targets[self.target].long(), {}
+        given_by = {"accuracy": said} | ({} if guessed is None else {"prior": guessed})
+        for name, given in given_by.items():
+            given = given.where(given < answers, -1)  # an answer outside the table is nobody's
+            metrics[f"{name}{ending}"] = _percent((given == labels) & (given >= 0))
+            if self.votes is not None:
+                soft = vote_scores(given, samples.targets[VOTES], self.votes)
+                metrics[f"soft_{name}{ending}"] = _percent(soft)
+        return metrics
+
+    def _by_kind(self, samples: Samples, answers: int, said: Int64[Tensor, " n"]) -> dict[str, float]:
+        """Scores and number of questions of every kind that occurs."""
+        if KIND not in samples.targets:
+            return {}
+        metrics: dict[str, float] = {}
+        guessed = samples.targets.get(KIND_PRIOR)
+        for number, name in enumerate(samples.classes[KIND]):
+            chosen = (samples.targets[KIND] == number).nonzero().squeeze(1)
+            if len(chosen):
+                own = None if guessed is None else guessed[chosen]
+                metrics |= self._scores(samples.subset(chosen), answers, f"_{name}", said[chosen], own)
+                metrics[f"n_{name}"] = float(len(chosen))
+        return metrics
+
+
+def vote_scores(
+    said: Int64[Tensor, " n"], votes: Int64[Tensor, "n annotators"], which: Literal["leave_one_out", "all"]
+) -> Float[Tensor, " n"]:
+    """min(k / 3, 1) for an answer that k annotators of a question gave (Antol et al. 2015; Goyal et al. 2017).
+
+    Args:
+        said: class of each answer; a negative one scores 0.
+        votes: class that each annotator gave; negative where a question has fewer annotators.
+        which: ``all`` of them, or the mean over all sets that leave one of them out.
+    """
+    agreeing = ((votes == said[:, None]) & (said >= 0)[:, None]).sum(1).double()
+    if which == "all":
+        return (agreeing / 3).clamp(max=1)
+    annotators = (votes >= 0).sum(1).clamp(min=1)
+    others = annotators - agreeing  # leaving one of these out leaves all k
+    return (agreeing * ((agreeing - 1) / 3).clamp(max=1) + others * (agreeing / 3).clamp(max=1)) / annotators
 
 
 @in_full_precision
@@ -186,20 +234,5 @@ def _encode(
     return torch.cat(parts), place.to(device)
 
 
-def _by_kind(samples: Samples, right: Bool[Tensor, " n"], guessed: Bool[Tensor, " n"]) -> dict[str, float]:
-    """Accuracy, prior and number of questions of every kind that occurs."""
-    if KIND not in samples.targets:
-        return {}
-    metrics: dict[str, float] = {}
-    for number, name in enumerate(samples.classes[KIND]):
-        chosen = samples.targets[KIND] == number
-        if chosen.any():
-            metrics[f"accuracy_{name}"] = _percent(right[chosen])
-            if KIND_PRIOR in samples.targets:
-                metrics[f"prior_{name}"] = _percent(guessed[chosen])
-            metrics[f"n_{name}"] = float(chosen.sum())
-    return metrics
-
-
-def _percent(hits: Bool[Tensor, " n"]) -> float:
-    return 100.0 * float(hits.double().mean())
+def _percent(scores: Bool[Tensor, " n"] | Float[Tensor, " n"]) -> float:
+    return 100.0 * float(scores.double().mean())

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TypeVar
+from typing import Annotated, TypeVar
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -32,11 +32,19 @@ class Parquet(TableSource):
         default=None, description="column that identifies an item; without it an id is path, split and row"
     )
 
+    splits: dict[str, Annotated[tuple[str, ...], Field(min_length=1)]] = Field(
+        default_factory=dict,
+        description="our split -> the splits of the files that it is made of, one after the other: of Karpathy's COCO "
+        "{train: [train, restval], validation: [val]}",
+    )
+
     def table(self, split: str, *, name: str, data_dir: Path | None) -> SplitTable:
         """The files of one split as a table; reads their schemas."""
         folder = folder_of(self.path, name, data_dir)
         where = Path(self.path).as_posix()
-        shards = _Shards(_files(folder, split, f"source '{name}', path '{self.path}'"), where)
+        what = f"source '{name}', path '{self.path}'"
+        files = [file for part in self.splits.get(split, (split,)) for file in _files(folder, part, what)]
+        shards = _Shards(files, where)
 
         def everywhere(column: str) -> pa.ChunkedArray:
             # classes and values are those of all splits, whichever is opened

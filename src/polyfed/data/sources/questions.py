@@ -22,12 +22,15 @@ from polyfed.data.answers import (
     learn_answers,
     one_answer,
     plain_answer,
+    plain_answers,
 )
-from polyfed.data.arrow import fingerprint_of, innermost, list_lengths
+from polyfed.data.arrow import fingerprint_of, innermost, is_list, list_lengths, lists_of, struct_part
 from polyfed.data.source import Column, Source, Split
 
-ANSWER, KIND, PRIOR, KIND_PRIOR = "answer", "kind", "prior", "kind_prior"
-"""The targets: class of the answer, kind of the question, and the classes of two guesses."""
+ANSWER, KIND, PRIOR, KIND_PRIOR, VOTES = "answer", "kind", "prior", "kind_prior", "votes"
+"""The targets: class of the answer, kind of the question, the classes of two guesses, and those of all annotators."""
+
+_TEXT = "answer"  # of an answer that is a struct, as VQA v2 has it on the hub
 
 
 class Questions(Source):
@@ -38,7 +41,9 @@ class Questions(Source):
     frequent training answer, the same for all) and ``kind_prior`` (that among training questions of the same kind).
 
     Table and priors are learnt from the split ``train_split`` alone, whichever split is opened. Answers are compared in
-    lower case with single spaces. An answer is a text, a class number, or a list of texts (``several``).
+    lower case with single spaces. An answer is a text, a class number, or a list of texts (``several``); a text may be
+    the part ``answer`` of a struct. With ``several: majority`` there is the target ``votes`` too: the class of each
+    annotator's answer, [n, annotators], -1 where a question has fewer.
     """
 
     of: SerializeAsAny[Source] = Field(description="source that holds pictures, questions and answers")
@@ -77,7 +82,7 @@ class Questions(Source):
         names = [kind.name for kind in self.kinds]
         if len(set(names)) < len(names):
             raise ValueError(f"kinds {names} must have different names")
-        taken = sorted({ANSWER, KIND, PRIOR, KIND_PRIOR} & set(self.targets))
+        taken = sorted({ANSWER, KIND, PRIOR, KIND_PRIOR, VOTES} & set(self.targets))
         if taken:
             raise ValueError(f"target '{taken[0]}' is what this source makes of the answers; name yours otherwise")
         return self
@@ -97,12 +102,14 @@ class Questions(Source):
         def kinds() -> list[int]:
             return [kind_of(self.kinds, one) for one in asked.asked]
 
-        values: dict[str, Callable[[], list[int]]] = {
-            ANSWER: lambda: classes.number(one.answer for one in asked.asked),
-            KIND: kinds,
-            PRIOR: lambda: classes.number([classes.most_frequent[None]]) * len(asked.asked),
-            KIND_PRIOR: lambda: classes.guesses(kinds()),
+        values: dict[str, Callable[[], pa.Array]] = {
+            ANSWER: lambda: pa.array(classes.number(one.answer for one in asked.asked), pa.int64()),
+            KIND: lambda: pa.array(kinds(), pa.int64()),
+            PRIOR: lambda: pa.array(classes.number([classes.most_frequent[None]]) * len(asked.asked), pa.int64()),
+            KIND_PRIOR: lambda: pa.array(classes.guesses(kinds()), pa.int64()),
         }
+        if self.several == "majority":
+            values[VOTES] = lambda: _padded([classes.number(one.votes) for one in asked.asked])
         names = dict.fromkeys(values, classes.names) | {KIND: classes.kind_names}
         # names of columns that no table would have
         columns = {f"<{target}>": asked.column(target, classes.table, make) for target, make in values.items()}
@@ -122,7 +129,7 @@ class Questions(Source):
         return source.open(split, name=name, data_dir=data_dir)
 
     def _asked(self, split: Split, name: str, data_dir: Path | None) -> _Asked:
-        answers = split.read(self.answers)
+        answers = _texts_of(split.read(self.answers))
         names: Sequence[str] = ()
         # names of numbered answers are part of the files' metadata
         if pa.types.is_integer(innermost(answers.values.type)):  # names are with targets only
@@ -130,6 +137,30 @@ class Questions(Source):
             names = source.open(split.name, name=name, data_dir=data_dir).classes.get(ANSWER, ())
         stamp = fingerprint_of(self.model_dump_json(exclude={"of"}))
         return _Asked(split.read(self.question), answers, names, self.several, stamp)
+
+
+def _texts_of(answers: Column) -> Column:
+    """A column whose answers are texts or numbers, where they may be structs.
+
+    Raises:
+        DataError: structs have no text.
+    """
+    kind = innermost(answers.values.type)
+    if not pa.types.is_struct(kind):
+        return answers
+    if kind.get_field_index(_TEXT) < 0:
+        raise DataError(f"{answers.where}: holds {kind}, without a part '{_TEXT}'; name a column of answers")
+    values = struct_part(answers.values, _TEXT)
+    return Column(values, answers.fingerprint, answers.where, is_list(answers.values.type))
+
+
+def _padded(votes: Sequence[Sequence[int]]) -> pa.Array:
+    """Rows of one length, filled up with -1."""
+    width = max(map(len, votes), default=0)
+    rows = np.full((len(votes), width), -1, np.int64)
+    for row, own in zip(rows, votes, strict=True):
+        row[: len(own)] = own
+    return pa.FixedSizeListArray.from_arrays(pa.array(rows.reshape(-1)), width)
 
 
 @dataclass(frozen=True)
@@ -168,7 +199,11 @@ class _Asked:
                 f"{self.questions.where} has {len(questions)} questions, but {self.answers.where} answers "
                 f"{len(given)}; every question needs its answer at the same place"
             )
-        return [AskedQuestion(plain_answer(text), self._answer(row, given[row])) for row, text in enumerate(questions)]
+        answered = (self._answers(row, given[row]) for row in range(len(given)))
+        return [
+            AskedQuestion(plain_answer(text), one_answer(answers, self.several), answers)
+            for text, answers in zip(questions, answered, strict=True)
+        ]
 
     def _require_parallel_lists(self) -> None:
         if not self.answers.nested:
@@ -180,26 +215,23 @@ class _Asked:
                 "every question needs its answer at the same place"
             )
 
-    def _answer(self, row: int, given: Any) -> str:
+    def _answers(self, row: int, given: Any) -> tuple[str, ...]:
         try:
             if not isinstance(given, int):
-                return one_answer(given, self.several)
+                return plain_answers(given)
             if self.names and not 0 <= given < len(self.names):
                 raise ValueError(f"answer {given} is not in 0 to {len(self.names) - 1}")
-            return plain_answer(self.names[given] if self.names else str(given))
+            return (plain_answer(self.names[given] if self.names else str(given)),)
         except ValueError as error:
             place = self.answers.place_of(row) if self.questions.nested else f"{self.answers.where}, row {row}"
             raise DataError(f"{place}: {error}; mend or leave out the question") from error
 
-    def column(self, target: str, table: Sequence[str], make: Callable[[], list[int]]) -> Column:
+    def column(self, target: str, table: Sequence[str], make: Callable[[], pa.Array]) -> Column:
         """The column of a target, made when it is first looked at; nested as the questions are."""
 
         def values() -> pa.ChunkedArray:
-            flat = pa.array(make(), pa.int64())
-            if not self.questions.nested:
-                return pa.chunked_array([flat])
-            ends = np.concatenate(([0], np.cumsum(list_lengths(self.questions.values)))).astype(np.int32)
-            return pa.chunked_array([pa.ListArray.from_arrays(pa.array(ends), flat)])
+            flat = pa.chunked_array([make()])
+            return lists_of(flat, list_lengths(self.questions.values)) if self.questions.nested else flat
 
         stamp = fingerprint_of(self.questions.fingerprint, self.answers.fingerprint, self.stamp, table, target)
         return Column(values, stamp, f"{self.answers.where}, {target}", self.questions.nested)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -54,7 +55,7 @@ def matrix_of(vocabulary: Vocabulary, texts: Sequence[str], length: int) -> Int3
     lengths = np.fromiter(map(len, rows), dtype=np.int64, count=len(rows))
     matrix = np.full((len(rows), int(lengths.max(initial=1))), vocabulary.pad, dtype=np.int32)
     matrix[np.arange(matrix.shape[1]) < lengths[:, None]] = np.fromiter(
-        (number for row in rows for number in row), dtype=np.int32, count=int(lengths.sum())
+        itertools.chain.from_iterable(rows), dtype=np.int32, count=int(lengths.sum())
     )
     return torch.from_numpy(matrix)
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import torch
 from jaxtyping import Float, Int64
 from pydantic import Field
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from polyfed.data.view import DataContext, InputSpec
 from polyfed.models.pooling import masked_mean, valid_positions
@@ -39,9 +41,16 @@ class _BagModule(nn.Module):
         self.project = nn.Sequential(nn.Dropout(dropout), *inner, nn.Linear(hidden or width, dim))
 
     def forward(self, tokens: Int64[Tensor, "b l"]) -> Float[Tensor, "b d"]:
-        mean = masked_mean(self.embedding(tokens), valid_positions(tokens, self.pad))
-        embedding: Tensor = self.project(mean)
+        embedding: Tensor = self.project(self._mean(tokens))
         return embedding
+
+    def _mean(self, tokens: Int64[Tensor, "b l"]) -> Float[Tensor, "b c"]:
+        table = self.embedding.weight
+        # its kernel holds no words [b, l, c], but has neither a second derivative nor a form for ``vmap`` or an export
+        if torch.is_grad_enabled() or torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active():
+            return masked_mean(self.embedding(tokens), valid_positions(tokens, self.pad))
+        skipped = self.pad if 0 <= self.pad < len(table) else None
+        return F.embedding_bag(tokens, table, mode="mean", padding_idx=skipped)
 
     def split(self) -> tuple[nn.Module, int]:
         """The word embeddings and their mean; of the layers after these nothing stays."""
