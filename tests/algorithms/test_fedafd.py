@@ -201,7 +201,7 @@ def test_training_equals_plain_loops(tmp_path: Path, name: str, options: Config)
     answer = asked(session, name, hand.known, encoders_of(session, *hand.streams.info.modalities))
     found = woken(session, name, (2, 0), after=(1, 0)).model
     for key, value in hand.model.state_dict().items():
-        torch.testing.assert_close(found.state_dict()[key], value, atol=1e-6, rtol=1e-5, msg=key)
+        torch.testing.assert_close(found.state_dict()[key], value, atol=5e-6, rtol=1e-5, msg=key)
     moved = {
         key.split(".")[0] + key.split(".")[1] for key in before if not torch.equal(before[key], value_of(found, key))
     }

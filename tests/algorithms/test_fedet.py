@@ -13,7 +13,8 @@ from torch.nn import functional as F
 
 from by_hand import divergence, unit
 from polyfed.aggregation.ensemble import Ensembled
-from polyfed.algorithms.fedet import Aim, FedET, Vote, limited
+from polyfed.algorithms.fedet import Aim, FedET, Vote, answers, limited
+from polyfed.core.randomness import generator
 from polyfed.federation.public_outputs import PublicOutputs
 from polyfed.runs.experiment import Experiment
 from polyfed.runs.runner import run_experiment
@@ -116,6 +117,19 @@ def test_a_client_whose_scores_are_all_equal_says_nothing(tiny: Config, tmp_path
     assert not aim.others.valid.any()
 
 
+def test_answers_among_distinct_anchors_are_those_among_the_anchors_of_all_samples() -> None:
+    """A captioned picture stands there for each of its captions, which do not answer differently for that."""
+    places = torch.tensor([0, 0, 1, 2, 2, 2, 3])
+    draw = generator(3)
+    anchors, rows = (F.normalize(torch.randn(count, 5, generator=draw), dim=1) for count in (4, 7))
+    rows[1] = anchors[0]  # whose own anchor wins, among its two copies
+    nearest = [max(range(4), key=lambda k, row=row: float(row @ anchors[k])) for row in rows]
+    assert answers(rows, anchors, places).tolist() == nearest
+    among_all = answers(rows, anchors[places])
+    assert places[among_all].tolist() == nearest
+    assert len(set(nearest)) > 1
+
+
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("diversity", [0.0, 0.3])
 def test_the_servers_loss(tiny: Config, tmp_path: Path, form: str, diversity: float) -> None:
@@ -133,7 +147,7 @@ def test_the_servers_loss(tiny: Config, tmp_path: Path, form: str, diversity: fl
         aims[name] = Aim(goal, others, method.anchors(known, name))
     loss = method.aim_loss(server, batch, aims)
     total = 0.0
-    for name, own in method.output_kind.outputs(server, batch, list(known)).items():
+    for name, own in method.output_kind.outputs(server, server.model, batch, list(known)).items():
         own, (goal, others, anchors) = own.detach().double(), aims[name]
         for row, k in ((0, 4), (2, 33)):
             target = goal.values[k].double()

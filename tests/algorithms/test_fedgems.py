@@ -169,7 +169,7 @@ def test_the_servers_loss(tiny: Config, tmp_path: Path, form: str) -> None:
     loss = method.lesson_loss(server, batch, lessons, place)
     eps, factors = 0.6, torch.tensor([1.0, 0.6, 1.0, 0.6], dtype=torch.float64)
     total = torch.zeros((), dtype=torch.float64)
-    said = method.output_kind.outputs(server, batch, list(known))
+    said = method.output_kind.outputs(server, server.model, batch, list(known))
     for name, lesson in lessons.items():
         own, teacher = said[name].double(), lesson.teacher[place.clamp_min(0)].double()
         if form == "scores":
@@ -193,7 +193,7 @@ def test_the_clients_loss(tiny: Config, tmp_path: Path, form: str, masked: bool)
     batch, items = client.public.batch(torch.tensor([3, 40, 7])), client.public.items
     loss = method.study_loss(client, batch, known, items if masked else None)
     expected = 0.0
-    for name, own in method.output_kind.outputs(client, batch, list(known)).items():
+    for name, own in method.output_kind.outputs(client, client.model, batch, list(known)).items():
         for row, k in enumerate(batch.index.tolist()):
             mine, theirs = own[row].detach().double(), known[name][k].double()
             seen, truth = mine, int(batch.targets["label"][row])

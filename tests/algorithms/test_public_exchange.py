@@ -8,10 +8,14 @@ from typing import Any
 
 import pytest
 import torch
+from torch import nn
+from torch.nn import functional as F
 
 from by_hand import play
 from fedafd_sessions import RELEASED
+from polyfed.aggregation.ensemble import Ensembled
 from polyfed.algorithms.shared.ensemble_distillation import EnsembleDistillation
+from polyfed.core.randomness import generator
 from polyfed.runs.experiment import Experiment
 from polyfed.wire.ledger import Ledger
 from polyfed.wire.messages import Answer, Request
@@ -86,14 +90,14 @@ def test_joint_distillation_trains_on_all_of_the_public_set(tmp_path: Path) -> N
     inner = algorithm.__class__.distillation_loss
     known = algorithm.server_outputs(server)
 
-    def noted(self: Any, server: Any, batches: Any, targets: Any) -> Any:
+    def noted(self: Any, server: Any, model: Any, batches: Any, targets: Any) -> Any:
         (batch,) = batches.values()
         target = targets["image"]
         for k in batch.index[target.valid[batch.index]].tolist():
             place = server.exchanged_index(10).tolist().index(k)
             torch.testing.assert_close(target.values[k], agreed["image"].values[place])
         seen.append((batch.index.tolist(), target.valid[batch.index].tolist()))
-        return inner(self, server, batches, targets)
+        return inner(self, server, model, batches, targets)
 
     agreed = algorithm.aggregate(server, session.cohort(1, Ledger()), known)
     with pytest.MonkeyPatch.context() as patch:
@@ -103,3 +107,32 @@ def test_joint_distillation_trains_on_all_of_the_public_set(tmp_path: Path) -> N
     valid = {k: ok for part, flags in seen for k, ok in zip(part, flags, strict=True)}
     assert sorted(index) == list(range(16))
     assert [k for k in range(16) if valid[k]] == server.exchanged_index(10).tolist()
+
+
+def test_a_joint_step_is_on_both_losses_of_one_encoding(tmp_path: Path) -> None:
+    """Without dropout the weights are those of a loop that encodes a batch for each loss."""
+    trained, encodings = [], 0
+
+    def counted(module: nn.Module, *_: Any) -> None:
+        nonlocal encodings
+        encodings += module.training
+
+    for by_hand in (False, True):
+        session = prepared(three_kinds(name="creamfl", kd_joint=True), tmp_path / str(by_hand))
+        server, algorithm = session.server, session.experiment.algorithm
+        for module in server.model.modules():
+            if isinstance(module, nn.Dropout):
+                module.p = 0.0
+        rows, valid = F.normalize(torch.randn(16, 8, generator=generator(1)), dim=1), torch.arange(16) % 3 > 0
+        targets = {"image": Ensembled(rows, valid), "text": Ensembled(rows.flip(0), valid)}
+        if by_hand:
+            for batches in algorithm.part_passes(server, "distil", 1, 12, server.public_set, targets):
+                apart = algorithm.distillation_loss(server, server.model, batches, targets)
+                server.trainer().step(server.task_loss(batches[""]) + apart)
+        else:
+            server.model.encoders["image"].register_forward_hook(counted)
+            algorithm.distil(server, targets)
+        trained.append({name: value.detach().clone() for name, value in server.model.named_parameters()})
+    assert encodings == 2, "sixteen samples are two batches"
+    assert any("embedding" in name for name in trained[0])
+    torch.testing.assert_close(trained[0], trained[1], rtol=1e-4, atol=1e-6)

@@ -200,11 +200,24 @@ def test_auto_does_not_try_large_models(
 
 @pytest.mark.parametrize(("together", "wins"), [(0.5, True), (1.5, False)])
 def test_auto_compares_times(together: float, wins: bool) -> None:
-    kind = Kind((), "bags", alone=[3.0, 1.0, 2.0], together=[9.0, together])
-    assert kind.is_open
-    kind.together.append(7.0)
-    assert not kind.is_open
+    kind = Kind((), "bags", alone=[3.0, 1.0, 2.0], together=[9.0, together, 7.0])
     assert (kind.loss_of_time == "") == wins
+
+
+@pytest.mark.parametrize(
+    ("gain", "counts"), [(float("inf"), {"together": 28, "alone": 4}), (0.0, {"together": 9, "alone": 4 + 3})]
+)
+def test_auto_times_all_steps_of_a_client_by_itself_before_it_stacks_others(
+    gain: float,
+    counts: dict[str, int],
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(packing, "_GAIN", gain)
+    loop, stacked = (played(crowd(sizes=(16, 16, 16, 16)), tmp_path / str(pack), pack) for pack in (None, "auto"))
+    assert_same(loop, stacked)
+    assert taken(caplog) == counts
 
 
 def test_clients_of_two_kinds_are_stacked_apart(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -217,7 +219,11 @@ def test_a_rise_of_all_is_not_held_against_anybody() -> None:
 
 
 @pytest.mark.parametrize("folder", [True, False])
-def test_replies_that_wait_in_files_come_back_bit_for_bit(tmp_path: Path, folder: bool) -> None:
+def test_replies_that_wait_in_a_file_come_back_bit_for_bit(
+    tmp_path: Path, folder: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened = Mock(wraps=tempfile.TemporaryFile)
+    monkeypatch.setattr(tempfile, "TemporaryFile", opened)
     room = WaitingRoom(100, tmp_path if folder else None)
     tensors = {"w": torch.randn(50), "n": torch.tensor(3), "t": torch.randn(4, 4).t(), "e": torch.zeros(0)}
     sent = [Arrival(info(f"c{k}"), Payload({"weights": Weights(tensors), "loss": 0.5}), {}) for k in range(3)]
@@ -229,6 +235,7 @@ def test_replies_that_wait_in_files_come_back_bit_for_bit(tmp_path: Path, folder
         for name, value in tensors.items():
             assert torch.equal(after.payload.bundles["weights"][name], value)
     assert room.is_empty
+    assert opened.call_count == 1  # of handles a process has few
     assert list(tmp_path.iterdir()) == []
 
 

@@ -62,7 +62,7 @@ def test_representations_have_unit_norm_and_are_the_models(tmp_path: Path) -> No
     batch = client.public_set.batch(torch.tensor([2, 5]))
     for name, values in found.items():
         torch.testing.assert_close(values.norm(dim=1), torch.ones(16))
-        again = RepresentationKind().outputs(client, batch, [name])[name]
+        again = RepresentationKind().outputs(client, client.model, batch, [name])[name]
         assert again.requires_grad
         torch.testing.assert_close(again, values[[2, 5]], atol=1e-6, rtol=1e-5)
 
@@ -82,7 +82,7 @@ def test_scores_are_the_centred_logits(tmp_path: Path, name: str) -> None:
         logits = client.head(embedding)[0].detach()
         torch.testing.assert_close(found["label"][k], logits - logits.mean(), atol=1e-6, rtol=1e-5)
     batch = client.public_set.batch(torch.tensor([3, 0]))
-    out = LogitKind().outputs(client, batch, ["label"])["label"]
+    out = LogitKind().outputs(client, client.model, batch, ["label"])["label"]
     assert out.requires_grad
     torch.testing.assert_close(out, found["label"][[3, 0]], atol=1e-6, rtol=1e-5)
 

@@ -318,12 +318,12 @@ def test_the_distillation_weighs_every_row_alike(
 
     def in_one_batch(*given: Any, **more: Any) -> Iterable[Any]:
         for _ in server.epochs(1):
+            server.model.eval()  # as the rows that the loop below looks at
             yield {name: whole[name].batch(rows) for name, rows in index.items() if not name.startswith("gallery")}
 
     inner = ChangeDistillation.distillation_loss
 
     def noted(*given: Any) -> Tensor:
-        server.model.eval()  # as the rows that the loop below looks at
         seen.append(inner(*given).detach())
         return inner(*given)
 

@@ -1,4 +1,6 @@
 import math
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -135,3 +137,18 @@ def test_weights_of_different_types_share_an_optimiser():
         for optimizer in optimizers:
             optimizer.step()
     assert all(torch.equal(a, b) for a, b in zip(together, alone, strict=True))
+
+
+@pytest.mark.slow
+def test_a_step_and_its_state_leave_the_compiler_unimported():
+    code = """
+import sys, torch
+from polyfed.optim.adamp import AdamP
+weight = torch.nn.Parameter(torch.ones(2, 3))
+optimizer = AdamP([weight])
+weight.sum().backward()
+optimizer.step()
+optimizer.load_state_dict(optimizer.state_dict())
+sys.exit("torch._dynamo" in sys.modules)
+"""
+    subprocess.run([sys.executable, "-c", code], check=True)

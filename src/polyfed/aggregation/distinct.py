@@ -26,7 +26,7 @@ def packed(values: Shaped[Tensor, "n ..."], places: Int64[Tensor, " n"] | None) 
     return distinct.index_copy_(0, places.to(values.device), values)
 
 
-def unpacked(values: Float[Tensor, "k w"], places: Int64[Tensor, " n"] | None) -> Float[Tensor, "n w"]:
+def unpacked(values: Shaped[Tensor, "k ..."], places: Int64[Tensor, " n"] | None) -> Shaped[Tensor, "n ..."]:
     """The rows of all samples, from the distinct ones."""
     return values if places is None else values[places.to(values.device)]
 

@@ -6,12 +6,13 @@ from collections.abc import Mapping, Sequence
 from typing import Annotated, ClassVar, Literal, NamedTuple
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int64
 from pydantic import Field, SerializeAsAny
 from torch import Tensor
 from torch.nn import functional as F
 from torch.nn.utils import get_total_norm
 
+from polyfed.aggregation.distinct import packed, unpacked
 from polyfed.aggregation.ensemble import Ensemble, Ensembled
 from polyfed.aggregation.mean import WeightedMean
 from polyfed.aggregation.statistics import row_statistics
@@ -39,7 +40,6 @@ from polyfed.core.untrusted import read_json
 from polyfed.data.samples import Batch
 from polyfed.federation.public_outputs import PublicOutputs
 from polyfed.losses.distillation import Distillation, row_kl
-from polyfed.models.model import CachedModel
 
 _HEAD = "/head"  # beside types, whose names have no slash at their start
 
@@ -176,14 +176,16 @@ class FedET(SoftmaxForm, AlternatingDistillation, GlobalEvaluation):
         for output, ballot in votes.items():
             for vote in ballot:
                 ensembles.add_weighed(output, *vote)
-        aims = {}
+        aims, repeated = {}, self.places(server)
         for output, consensus in ensembles.targets().items():
-            anchors = self.anchors(server_outputs, output)
+            anchors, places = self.anchors(server_outputs, output), repeated.get(output)
+            among = None if anchors is None else packed(anchors, places)
             # diversity is dissent in answers, not in scores: clients differ in calibration
-            agreed = answers(consensus.values, anchors)
+            agreed = answers(consensus.values, among, places)
             others = Ensemble(len(agreed), consensus.values.shape[1], server.device)
             for vote in votes[output]:
-                contradicts = consensus.valid & (answers(vote.values, anchors) != agreed)
+                answered = unpacked(answers(packed(vote.values, places), among), places)
+                contradicts = consensus.valid & (answered != agreed)
                 others.add(vote.values, vote.log_weights, contradicts)
             aims[output] = Aim(consensus, others.result(), anchors)
             server.record(**{f"contradicted.{output}": float(aims[output].others.valid.float().mean())})
@@ -202,7 +204,7 @@ class FedET(SoftmaxForm, AlternatingDistillation, GlobalEvaluation):
     def aim_loss(self, server: Server, batch: Batch, aims: Mapping[str, Aim]) -> Tensor:
         """Distance to the consensus + lambda x divergence from who contradicts it, mean over samples that have a
         consensus, added over outputs."""
-        outputs, losses = self.batch_outputs(server, CachedModel(server.model), batch, list(aims)), []
+        outputs, losses = self.output_kind.outputs(server, server.model, batch, list(aims)), []
         goals = {name: aim.consensus for name, aim in aims.items()}
         distances = {} if self.exchanges_logits else self.departures(outputs, batch, goals)
         for name, (consensus, others, anchors) in aims.items():
@@ -244,11 +246,14 @@ class FedET(SoftmaxForm, AlternatingDistillation, GlobalEvaluation):
         )
 
 
-def answers(values: Float[Tensor, "n w"], anchors: Float[Tensor, "n w"] | None) -> Tensor:
-    """The class that each row prefers, or the sample whose anchor it is most similar to."""
+def answers(
+    values: Float[Tensor, "n w"], anchors: Float[Tensor, "k w"] | None, own: Int64[Tensor, " n"] | None = None
+) -> Int64[Tensor, " n"]:
+    """The class that each row prefers, or the anchor that it is most similar to; ties go to its ``own``, see
+    ``row_statistics``."""
     if anchors is None:
         return values.argmax(1)
-    return row_statistics(F.normalize(values, dim=1), anchors, {"winner"})["winner"]
+    return row_statistics(F.normalize(values, dim=1), anchors, {"winner"}, own=own)["winner"]
 
 
 @torch.no_grad()

@@ -185,7 +185,7 @@ class FedGEMS(SoftmaxForm, EnsembleTeacher):
         ``place`` is that of each sample of the batch among the exchanged ones; -1: it is not one of them.
         """
         model, row = CachedModel(server.model), place.clamp_min(0)
-        outputs = self.batch_outputs(server, model, batch, list(lessons))
+        outputs = self.output_kind.outputs(server, model, batch, list(lessons))
         factors, parts = [], []
         for name, (teacher, taught, anchors) in lessons.items():
             # a sample that was not exchanged this round has no teacher, whatever row 0 says
@@ -226,7 +226,7 @@ class FedGEMS(SoftmaxForm, EnsembleTeacher):
         With ``items``, those of the exchanged samples, siblings are no rivals in the task of representations.
         """
         anchors, losses = self.output_kind.anchors(server_outputs), []
-        for name, own in self.output_kind.outputs(client, batch, list(server_outputs)).items():
+        for name, own in self.output_kind.outputs(client, client.model, batch, list(server_outputs)).items():
             among = anchors.get(name)
             if among is None:
                 task = F.cross_entropy(own, batch.targets[name].long())

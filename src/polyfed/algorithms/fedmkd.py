@@ -169,7 +169,7 @@ class Student:
         """One step."""
         model, method = CachedModel(self._server.model), self._method
         # embeds first: BYOL takes the same embeddings of the first view
-        outputs = method.batch_outputs(self._server, model, batch, list(teachers))
+        outputs = method.output_kind.outputs(self._server, model, batch, list(teachers))
         contrasts = [
             self.contrast(name, outputs[name], teachers[name].values[:, batch.index], batch) for name in teachers
         ]

@@ -71,14 +71,17 @@ class PackedSteps:
             yield from self._finished()
         finally:
             self._abandon()
+        if not any(self._joins.values()):
+            self._free[:] = [self._site]  # nobody needs the models of the others any more
         if self._packer.steps:
             _log.info("steps of clients: %s", ", ".join(f"{n} {how}" for how, n in self._packer.steps.items()))
 
     def step(self, fit: Fitting, batch: Batch) -> None:
         """Take a client's step, in its coroutine, with others if that is possible; see ``fitting.Conductor``."""
         running = self._current
-        joins = self._joins[self._kind(running.request)] = self._packer.enter(fit)
-        if joins:
+        waits = self._packer.enter(fit)
+        self._joins[self._kind(running.request)] = self._packer.packs(fit)
+        if waits:
             running.pending = PendingStep(fit, batch)
             hub = running.coroutine.parent
             assert hub is not None

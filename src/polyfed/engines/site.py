@@ -86,6 +86,7 @@ class RunSpec(Settings):
         default=None, description="architecture of the server's model, for methods that send its encoders to clients"
     )
     public_order: str = Field(default="", description="digest of the public set and its order; empty: there is none")
+    keep_models: bool = Field(default=False, description="keep clients' models after each step, whatever the method")
     polyfed: str = Field(default=__version__, description="version of polyfed that the server runs")
     schema_version: int = Field(default=SCHEMA, description="layout of messages")
 
@@ -166,6 +167,11 @@ class Site:
     def _info(self) -> dict[str, ClientInfo]:
         return {info.id: info for info in self.infos}
 
+    @property
+    def keeps_states(self) -> bool:
+        """Whether anything of a client is kept between steps."""
+        return bool(self.spec.algorithm.keeps) or self.spec.keep_models
+
     @cached_property
     def _steps(self) -> dict[str, StepSchema]:
         return steps_of(self.spec.algorithm)
@@ -212,7 +218,7 @@ class Site:
                 # gradients are private, and their memory is wanted for the next client
                 if (model := self._models.get(client.info.architecture)) is not None:
                     model.zero_grad(set_to_none=True)
-            if schema.kind == "step" and self.spec.algorithm.keeps:
+            if schema.kind == "step" and self.keeps_states:
                 reply.payload.require_sound(self.limits)  # the server checks every reply; this guards what is kept
                 self._keep(client, version, request.after)
         content = _detached(reply.payload, self._models.get(client.info.architecture))
@@ -260,7 +266,7 @@ class Site:
     def _keep(self, client: Client, version: StateVersion, after: StateVersion | None) -> None:
         keeps = self.spec.algorithm.keeps
         values = {key: dict(value) for key, value in client.state.items()}
-        if "model" in keeps:
+        if "model" in keeps or self.spec.keep_models:  # what is not declared is never given back to a client
             values["model"] = client.model.state_dict()
         if "optimizer" in keeps:
             values["optimizer"] = flatten(client.trainer_states(), ":")

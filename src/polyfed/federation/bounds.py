@@ -44,7 +44,7 @@ class Bounds(Settings):
         description="samples that a client counts for at most in an average, in medians of its peers; None: all",
     )
     waiting: int = Field(
-        default=1 << 30, ge=0, description="bytes of replies that wait in memory for a median; more wait in files"
+        default=1 << 30, ge=0, description="bytes of replies that wait in memory for a median; more wait in a file"
     )
 
     @model_validator(mode="after")

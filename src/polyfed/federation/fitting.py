@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
-import torch
 from torch import Tensor, nn
 
 from polyfed.data.samples import Batch, Samples
@@ -82,10 +81,11 @@ class Fitting:
         with self.participant.autocast():
             if self.task_weight:
                 task, head = self.participant.task, self.participant.head
-                losses.append(self.task_weight * task.loss(shared, head, batch))
+                loss = task.loss(shared, head, batch)
+                losses.append(loss if self.task_weight == 1 else self.task_weight * loss)
             if self.regulariser is not None:
                 losses.append(self.regulariser(shared, batch))  # what the task has embedded is not embedded again
-        return torch.stack(losses).sum()
+        return sum(losses[1:], losses[0])
 
 
 class Kept(nn.Module):

@@ -6,6 +6,7 @@ last one: within an architecture, and, where the method averages across architec
 
 from __future__ import annotations
 
+import os
 import tempfile
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -13,7 +14,6 @@ from math import hypot, prod
 from pathlib import Path
 from typing import IO
 
-import safetensors.torch
 import torch
 from torch import Tensor
 
@@ -38,7 +38,7 @@ from polyfed.federation.norms import (
     within_all,
 )
 from polyfed.wire.framing import tensor_bytes
-from polyfed.wire.payload import Payload, TensorBundle, Weights, settled
+from polyfed.wire.payload import Payload, TensorBundle, Weights
 
 Origin = Callable[[ClientInfo, str], Mapping[str, Tensor]]
 
@@ -271,17 +271,20 @@ def _reason(what: str, ratio: float, reach: float, setting: str, bound: float) -
 
 @dataclass
 class WaitingRoom:
-    """Replies in order: in memory up to a number of bytes, the others in files without a name.
+    """Replies in order: in memory up to a number of bytes, the others in a file without a name.
+
+    The file is gone when it is closed, even by a kill.
 
     Attributes:
         limit: bytes of tensors in memory.
-        folder: where the files are; None: where temporary files are.
+        folder: where the file is; None: where temporary files are.
     """
 
     limit: int
     folder: Path | None = None
     _held: list[Arrival | _Filed] = field(default_factory=list)
     _bytes: int = 0
+    _file: IO[bytes] | None = None
 
     @property
     def is_empty(self) -> bool:
@@ -295,7 +298,9 @@ class WaitingRoom:
             self._bytes += size
             self._held.append(arrival)
         else:
-            self._held.append(_Filed.of(arrival, self.folder))
+            # one for all: each would take a handle, of which a process has some thousand
+            self._file = self._file or tempfile.TemporaryFile(dir=self.folder)  # noqa: SIM115 - closed by ``leaving``
+            self._held.append(_Filed.of(arrival, self._file))
 
     def leaving(self) -> Iterator[Arrival]:
         """All replies in order; each is let go of when the next is asked for."""
@@ -303,34 +308,49 @@ class WaitingRoom:
         while self._held:
             item = self._held.pop()
             yield item.read() if isinstance(item, _Filed) else item
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+
+
+_Place = tuple[torch.dtype, torch.Size, torch.device]
 
 
 @dataclass(frozen=True)
 class _Filed:
-    """A reply whose tensors are in a file, which is gone when it is closed, even by a kill."""
+    """A reply whose tensors are in a file, one after the other from a place on."""
 
     arrival: Arrival
     file: IO[bytes]
-    devices: Mapping[str, torch.device]
+    start: int
+    places: Mapping[str, Mapping[str, _Place]]
 
     @classmethod
-    def of(cls, arrival: Arrival, folder: Path | None) -> _Filed:
-        bundles = arrival.payload.bundles
-        tensors = {f"{name}/{key}": value for name, item in bundles.items() for key, value in item.items()}
-        file = tempfile.TemporaryFile(dir=folder)  # noqa: SIM115 - closed by ``read``
-        file.write(safetensors.torch.save({key: value.cpu().contiguous().clone() for key, value in tensors.items()}))
-        outline = _refilled(arrival, {name: {} for name in bundles})
-        return cls(outline, file, {key: value.device for key, value in tensors.items()})
+    def of(cls, arrival: Arrival, file: IO[bytes]) -> _Filed:
+        bundles, start = arrival.payload.bundles, file.seek(0, os.SEEK_END)
+        for tensor in (tensor for item in bundles.values() for tensor in item.values()):
+            file.write(_bytes(tensor.cpu().contiguous()))
+        places = {
+            name: {key: (value.dtype, value.shape, value.device) for key, value in item.items()}
+            for name, item in bundles.items()
+        }
+        return cls(_refilled(arrival, {name: {} for name in bundles}), file, start, places)
 
     def read(self) -> Arrival:
-        with self.file:
-            self.file.seek(0)
-            loaded = safetensors.torch.load(self.file.read())
-        tensors: dict[str, dict[str, Tensor]] = {name: {} for name in self.arrival.payload.bundles}
-        for path, device in self.devices.items():
-            name, _, key = path.partition("/")
-            tensors[name][key] = settled(loaded[path].to(device))
+        self.file.seek(self.start)
+        tensors = {
+            name: {key: self._tensor(*place) for key, place in places.items()} for name, places in self.places.items()
+        }
         return _refilled(self.arrival, tensors)
+
+    def _tensor(self, dtype: torch.dtype, shape: torch.Size, device: torch.device) -> Tensor:
+        tensor = torch.empty(shape, dtype=dtype)
+        self.file.readinto(_bytes(tensor))  # type: ignore[attr-defined]
+        return tensor.to(device)
+
+
+def _bytes(tensor: Tensor) -> memoryview:
+    return tensor.detach().reshape(-1).view(torch.uint8).numpy().data
 
 
 def _refilled(arrival: Arrival, tensors: Mapping[str, Mapping[str, Tensor]]) -> Arrival:

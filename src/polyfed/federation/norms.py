@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import islice
 from math import hypot, prod
 from statistics import median
 
@@ -56,19 +57,20 @@ def _norms(new: Mapping[str, Tensor], old: Mapping[str, Tensor]) -> dict[str, fl
     """Norms of fp32 tensors, and of all weights together; statistics are not among these."""
     known = {name: old[name].to(value.device).float() for name, value in new.items() if name in old}
     changes = [value - known[name] if name in known else value for name, value in new.items()]
-    moved = dict(zip(new, _lengths(changes), strict=True))
     weights = {name: value for name, value in new.items() if not _is_statistic(name)}
-    whole = {WHOLE: hypot(*(moved[name] for name in weights)), SIZE: hypot(*_lengths(list(weights.values())))}
-    return moved | whole | _beside([(value, known[name]) for name, value in weights.items() if name in known])
+    sent = {name: known[name] for name in weights if name in known}
+    lengths = iter(_lengths([*changes, *weights.values(), *sent.values()]))
+    moved = dict(zip(new, islice(lengths, len(new)), strict=True))
+    whole = {WHOLE: hypot(*(moved[name] for name in weights)), SIZE: hypot(*islice(lengths, len(weights)))}
+    return moved | whole | _beside(weights, sent, hypot(*lengths))
 
 
-def _beside(pairs: Sequence[tuple[Tensor, Tensor]]) -> dict[str, float]:
-    """Of new tensors and those that were sent: how long these are, and how much of them is left."""
-    sent = hypot(*_lengths([before for _, before in pairs]))
-    if not sent:
-        return {SENT: sent, ALONG: 1.0}
-    products: list[float] = torch.stack([(after * before).sum() for after, before in pairs]).tolist()
-    return {SENT: sent, ALONG: sum(products) / sent**2}
+def _beside(new: Mapping[str, Tensor], sent: Mapping[str, Tensor], length: float) -> dict[str, float]:
+    """How long what was sent is, together, and how much of it is left in the new tensors."""
+    if not length:
+        return {SENT: length, ALONG: 1.0}
+    products: list[float] = torch.stack([(new[name] * before).sum() for name, before in sent.items()]).tolist()
+    return {SENT: length, ALONG: sum(products) / length**2}
 
 
 def _require_same_type(name: str, value: Tensor, start: Tensor | None) -> None:

@@ -21,7 +21,7 @@ _log = logging.getLogger(__name__)
 LARGEST = 500_000
 """Trained weights of a model from which on no stack of several is tried: it would not stay in the cache."""
 _PROBES = 3  # steps by itself, and in a stack, that are timed before it is decided which are faster
-_GAIN = 0.9  # of the time that a step by itself takes; a stack also has to be put together
+_GAIN = 0.8  # of the time that a step by itself takes: a stack also has to be put together and taken apart
 
 
 @dataclass(eq=False)
@@ -45,11 +45,6 @@ class Kind:
     together: list[float] = field(default_factory=list)
 
     @property
-    def is_open(self) -> bool:
-        """Whether too little is known to say which is faster."""
-        return not self.reason and min(len(self.alone), len(self.together)) < _PROBES
-
-    @property
     def loss_of_time(self) -> str:
         """What was measured, if it speaks against stacks."""
         together, alone = min(self.together), min(self.alone)
@@ -59,11 +54,12 @@ class Kind:
 
 @dataclass(eq=False)
 class _Seat:
-    """Where a client in training is; by itself without a stack."""
+    """Where a client in training is; by itself without a stack, and all the time if its steps are to be timed."""
 
     parts: TrainingModule
     kind: Kind
     weights: int
+    is_timed: bool
     stack: Stack | None = None
 
 
@@ -82,11 +78,17 @@ class Packer:
         """Steps of clients that were taken ``together`` and ``alone``."""
 
     def enter(self, fit: Fitting) -> bool:
-        """A client is about to train; whether it does so together with others."""
+        """A client is about to train; whether it is to wait for others that do."""
         if fit not in self._seats:
             parts = TrainingModule(fit)
-            held = sum(tensor.numel() for tensor in parts.tensors.values())
-            self._seats[fit] = _Seat(parts, self._kind_of(parts), held)
+            held, kind = sum(tensor.numel() for tensor in parts.tensors.values()), self._kind_of(parts)
+            # from its first step to its last, one after the other as without stacks: a step whose model is not in the
+            # cache takes longer, and would speak for them
+            self._seats[fit] = _Seat(parts, kind, held, self._measures and len(kind.alone) < _PROBES)
+        return self.packs(fit) and not self._seats[fit].is_timed
+
+    def packs(self, fit: Fitting) -> bool:
+        """Whether clients of a kind with one in training train together."""
         return not self._seats[fit].kind.reason
 
     def leave(self, fit: Fitting) -> None:
@@ -109,8 +111,8 @@ class Packer:
     def took_alone(self, fit: Fitting, seconds: float) -> None:
         """A client has taken a step by itself."""
         self.steps["alone"] += 1
-        if len(times := self._seats[fit].kind.alone) < _PROBES:
-            times.append(seconds)
+        if (seat := self._seats[fit]).is_timed:
+            seat.kind.alone.append(seconds)
 
     def weights(self, fit: Fitting) -> int:
         """Number of values that a client's training holds."""
@@ -158,8 +160,6 @@ class Packer:
         kind = self._seats[group[0].fit].kind
         if len(group) < 2 or kind.reason:
             return group
-        if self._measures and len(kind.alone) < _PROBES:
-            return group[: _PROBES - len(kind.alone)]
         stack = Stack([self._seats[step.fit].parts for step in group])
         for step in group:
             self._seats[step.fit].stack = stack
@@ -188,7 +188,7 @@ class Packer:
         self.steps["together"] += len(group)
         if len(kind.together) < _PROBES:
             kind.together.append((time.thread_time() - started) / len(group))
-            if self._measures and not kind.is_open:
+            if self._measures and len(kind.together) == _PROBES:
                 self._refuse(kind, kind.loss_of_time)
         return True
 

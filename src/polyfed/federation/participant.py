@@ -7,6 +7,7 @@ import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property, lru_cache
 from itertools import islice
 from typing import Literal, TypeVar
 
@@ -21,10 +22,17 @@ from polyfed.data.samples import Batch, Samples
 from polyfed.federation.fitting import Fitting, Regulariser
 from polyfed.federation.settings import TrainingSettings
 from polyfed.federation.trainer import Clock, Correction, Epoch, Epochs, Trainer
-from polyfed.models.model import Model
+from polyfed.models.model import Embedder, Model
 from polyfed.tasks.task import Task
 
 _T = TypeVar("_T")
+
+
+def never() -> bool:
+    """That a training goes on to its end."""
+    return False
+
+
 Precision = Literal["float32", "bfloat16"]
 
 
@@ -71,7 +79,7 @@ class Participant:
         """Take over the weights of the whole model; initial or kept ones are not even loaded."""
         self._model = self.load_model(weights)
 
-    @property
+    @cached_property  # a model walks through its modules to say
     def device(self) -> torch.device:
         """Where the model is."""
         return self.model.device
@@ -152,8 +160,7 @@ class Participant:
     def _counted(self, batches: Iterable[_T], purpose: str, a_pass: int) -> Iterator[_T]:
         """The batches of a pass, told of as a part of all epochs of the step."""
         epoch, epochs, _ = self._epochs.current or Epoch(0, 1)
-        what = re.sub(r"(-\d+)+$", "", purpose)
-        return passed(self.name, what, batches, epochs * a_pass, before=epoch * a_pass)
+        return passed(self.name, _unnumbered(purpose), batches, epochs * a_pass, before=epoch * a_pass)
 
     def exchanged_index(self, count: int | None = None) -> Tensor:
         """Which public samples are exchanged in this round, ascending: all, or ``count`` of them, drawn anew each round
@@ -183,10 +190,10 @@ class Participant:
             if len(index) > 1:
                 yield chosen.batch(index, stream if augment else None).to(self.device)
 
-    def task_loss(self, batch: Batch) -> Tensor:
-        """The participant's own objective on a batch."""
+    def task_loss(self, batch: Batch, model: Embedder | None = None) -> Tensor:
+        """The participant's own objective on a batch; ``model`` embeds it where other losses share that."""
         with self.autocast():
-            return self.task.loss(self.model, self.head, batch)
+            return self.task.loss(model or self.model, self.head, batch)
 
     def fit(
         self,
@@ -200,6 +207,7 @@ class Participant:
         regulariser: Regulariser | None = None,
         correct: Correction | None = None,
         after_step: Callable[[], None] = lambda: None,
+        until: Callable[[], bool] = never,
     ) -> int:
         """Train on the task, and on what a method adds to it.
 
@@ -213,6 +221,7 @@ class Participant:
             regulariser: gives a loss to add, from the model (which embeds a batch only once) and the batch.
             correct: changes gradients before each step, as ``Trainer.step``.
             after_step: called after each step.
+            until: asked after each epoch; true ends the training.
 
         Returns:
             Number of optimiser steps; 0 if there is nothing to train for.
@@ -229,7 +238,7 @@ class Participant:
                     step(batch)
                     after_step()
                     done += 1
-                if done in (steps, before):  # no more wanted, or there is no batch
+                if done in (steps, before) or until():  # no more wanted, or there is no batch
                     break
         return done
 
@@ -273,3 +282,8 @@ class Participant:
         """The task's metrics on samples."""
         with self.autocast():
             return self.task.evaluate(self.model, self.head, samples, batch_size=self.evaluation_batch)
+
+
+@lru_cache  # every pass of every client asks
+def _unnumbered(purpose: str) -> str:
+    return re.sub(r"(-\d+)+$", "", purpose)

@@ -18,7 +18,7 @@ from polyfed.data.samples import Batch, Samples
 from polyfed.federation.client import ClientInfo
 from polyfed.federation.participant import Participant
 from polyfed.federation.server import Server
-from polyfed.models.model import Model
+from polyfed.models.model import Embedder, Model
 from polyfed.tasks.classification import Classification
 from polyfed.wire.payload import Logits, Representations
 
@@ -45,10 +45,12 @@ class RepresentationKind:
         share it. Of all modalities of the public set, as a client may get those of others."""
         return {name: samples.distinct(name)[1] for name in samples.rows}
 
-    def outputs(self, participant: Participant, batch: Batch, channels: Sequence[str]) -> dict[str, Tensor]:
-        """Those of a batch of public samples, modality -> [b, d], with gradient."""
+    def outputs(
+        self, participant: Participant, model: Embedder, batch: Batch, channels: Sequence[str]
+    ) -> dict[str, Tensor]:
+        """Those of a batch of public samples by the participant's ``model``, modality -> [b, d], with gradient."""
         with participant.autocast():
-            return {name: participant.model.represent(name, batch.inputs[name]) for name in channels}
+            return {name: model.represent(name, batch.inputs[name]) for name in channels}
 
     def bundle(self, values: Mapping[str, Tensor], order: str) -> Representations:
         """The payload that carries them."""
@@ -89,7 +91,8 @@ class LogitKind:
         try:
             with torch.no_grad():
                 for index in torch.split(torch.arange(len(samples)), participant.evaluation_batch):
-                    parts.append(self._scores(participant, task, samples.batch(index, stream).to(participant.device)))
+                    batch = samples.batch(index, stream).to(participant.device)
+                    parts.append(self._scores(participant, task, participant.model, batch))
         finally:
             participant.model.train(was_training)
         return {task.target: torch.cat(parts)}
@@ -98,8 +101,10 @@ class LogitKind:
         """Nothing: every sample has a row of its own."""
         return {}
 
-    def outputs(self, participant: Participant, batch: Batch, channels: Sequence[str]) -> dict[str, Tensor]:
-        """Those of a batch, target -> [b, classes], with gradient."""
+    def outputs(
+        self, participant: Participant, model: Embedder, batch: Batch, channels: Sequence[str]
+    ) -> dict[str, Tensor]:
+        """Those of a batch by the participant's ``model``, target -> [b, classes], with gradient."""
         task = _classification(participant)
         foreign = [name for name in channels if name != task.target]
         if foreign:
@@ -107,7 +112,7 @@ class LogitKind:
                 f"scores of '{foreign[0]}' are exchanged, but '{participant.name}' classifies '{task.target}'; "
                 "give all participants one target"
             )
-        return {name: self._scores(participant, task, batch) for name in channels}
+        return {name: self._scores(participant, task, model, batch) for name in channels}
 
     def bundle(self, values: Mapping[str, Tensor], order: str) -> Logits:
         """The payload that carries them."""
@@ -140,9 +145,9 @@ class LogitKind:
                     "clients and the server one classification, or set algorithm.exchange=representations"
                 )
 
-    def _scores(self, participant: Participant, task: Classification, batch: Batch) -> Tensor:
+    def _scores(self, participant: Participant, task: Classification, model: Embedder, batch: Batch) -> Tensor:
         with participant.autocast():
-            scores = task.scores(participant.model, participant.head, batch)
+            scores = task.scores(model, participant.head, batch)
         scores = scores.float()
         # no softmax feels a constant in a row, but norms and averages do
         return scores - scores.mean(1, keepdim=True)

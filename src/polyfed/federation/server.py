@@ -54,7 +54,7 @@ class Server(Participant):
     measured: Callable[[Mapping[str, float]], None] = lambda metrics: None
     arrays: dict[str, tuple[Tensor, list[str]]] = field(default_factory=dict)
 
-    @property
+    @cached_property
     def device(self) -> torch.device:
         """Where the model is; the CPU if there is none."""
         return self.model.device if self.has_model else torch.device("cpu")

@@ -110,7 +110,7 @@ class RunningSoftmaxMean(RunningLogSumExp):
     ) -> None:
         """Add the logits of a tile, which is overwritten, and the vectors behind its columns."""
         powers = self.add(tile, counts=counts)
-        self._weighted.addmm_(powers, vectors if counts is None else vectors * counts[:, None])
+        self._weighted.addmm_(powers if counts is None else powers.mul_(counts), vectors)
 
     def add_vectors(
         self, logits: Float[Tensor, " r"], vectors: Float[Tensor, "r d"], counts: Float[Tensor, " r"]

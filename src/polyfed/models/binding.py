@@ -51,7 +51,8 @@ class Bound(CachedEmbedder):
         def detail(modality: str, x: Tensor) -> Detail:
             return aligners[modality].detail(features(modality, x))
 
-        super().__init__(embed, detail, features.device)
+        super().__init__(embed, detail)
+        self.device = features.device
 
 
 class Parts:

@@ -183,10 +183,7 @@ class CachedEmbedder:
     ``embed`` and ``detail`` give the embedding, and this with features by position, of a modality's input.
     """
 
-    def __init__(
-        self, embed: Callable[[str, Tensor], Tensor], detail: Callable[[str, Tensor], Detail], device: torch.device
-    ) -> None:
-        self.device = device
+    def __init__(self, embed: Callable[[str, Tensor], Tensor], detail: Callable[[str, Tensor], Detail]) -> None:
         self._embed, self._detail = embed, detail
         # of the last input of each modality, told apart by identity: two losses of a batch share the tensor
         self._embeddings: dict[str, tuple[Tensor, Tensor]] = {}
@@ -216,5 +213,10 @@ class CachedModel(CachedEmbedder):
     """A whole model that embeds each input only once."""
 
     def __init__(self, model: Model) -> None:
-        super().__init__(model.embed, model.detail, model.device)
+        super().__init__(model.embed, model.detail)
         self.model = model
+
+    @property
+    def device(self) -> torch.device:
+        """Device of the parameters."""
+        return self.model.device

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -28,6 +29,11 @@ class AdamP(Optimizer):
     >>> weight.sum().backward()
     >>> optimizer.step()
     """
+
+    # as torch defines them: it wraps them to keep its compiler from tracing them, and imports that for over a second
+    add_param_group = inspect.unwrap(Optimizer.add_param_group)
+    state_dict = inspect.unwrap(Optimizer.state_dict)
+    load_state_dict = inspect.unwrap(Optimizer.load_state_dict)
 
     def __init__(
         self,

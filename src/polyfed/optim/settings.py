@@ -48,13 +48,16 @@ class OptimizerSettings(Settings):
         parameters = list(parameters)  # type: ignore[assignment]
         if self.kind == "sgd":
             # keys are named as torch's arguments are
-            options = self.model_dump(include={"lr", "momentum", "weight_decay", "nesterov"})
+            options = self._options("lr", "momentum", "weight_decay", "nesterov")
             return torch.optim.SGD(parameters, **options, fused=True)
-        options = self.model_dump(include={"lr", "betas", "eps", "weight_decay"})
+        options = self._options("lr", "betas", "eps", "weight_decay")
         if self.kind == "adamp":
             return AdamP(parameters, **options, nesterov=self.nesterov)
         adaptive = torch.optim.AdamW if self.kind == "adamw" else torch.optim.Adam
         return adaptive(parameters, **options, fused=True)
+
+    def _options(self, *names: str) -> dict[str, Any]:
+        return {name: getattr(self, name) for name in names}
 
 
 class Schedule(Settings):

@@ -115,9 +115,10 @@ class StackedOptimizer:
 
 def clipped_rows(gradients: Sequence[Tensor | None], limit: float | None) -> Sequence[Tensor | None]:
     """The gradients [r, ...], those of each row scaled to a joint norm of at most ``limit``, see ``clip_gradients``."""
-    norms = [torch.linalg.vector_norm(value.flatten(1), dim=1) for value in gradients if value is not None]
-    if limit is None or not norms:
+    reached = [value for value in gradients if value is not None]
+    if limit is None or not reached:
         return gradients
+    norms = [torch.linalg.vector_norm(value.flatten(1), dim=1) for value in reached]
     factors = (limit / (torch.linalg.vector_norm(torch.stack(norms), dim=0) + 1e-6)).clamp(max=1.0)
     return [value if value is None else value * factors.reshape(-1, *[1] * (value.ndim - 1)) for value in gradients]
 

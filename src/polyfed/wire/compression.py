@@ -69,6 +69,8 @@ def compressed(bundle: TensorBundle, compression: Compression, known: Mapping[st
         compression: the type on the wire, and what may be left out.
         known: name -> tensor that the receiver of this message sent in the same exchange.
     """
+    if compression == Compression() and bundle.is_settled:
+        return bundle
     laid = {name: _laid_out(value, compression, _usable(known.get(name), value)) for name, value in bundle.items()}
     if all(roles.keys() == {"whole"} for roles in laid.values()):
         return settled_bundle(bundle, {name: roles["whole"] for name, roles in laid.items()})

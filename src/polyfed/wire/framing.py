@@ -24,7 +24,7 @@ from polyfed.core.errors import PayloadError
 from polyfed.core.untrusted import TEXT_BYTES, read_json
 from polyfed.wire.frames import Frame
 from polyfed.wire.limits import Limits
-from polyfed.wire.payload import BUNDLE_KINDS, Payload, Scalar, TensorBundle, settled
+from polyfed.wire.payload import BUNDLE_KINDS, Payload, Scalar, Specs, TensorBundle, settled
 
 SCHEMA = 3
 """Version of this layout; both sides of a message must speak the same."""
@@ -33,7 +33,6 @@ _DTYPES: dict[str, torch.dtype] = {
     name: getattr(torch, name)
     for name in ("bool", "uint8", "int8", "int16", "int32", "int64", "float16", "bfloat16", "float32", "float64")
 }
-_Specs = tuple[tuple[str, torch.dtype, tuple[int, ...]], ...]
 _NAMES = {dtype: name for name, dtype in _DTYPES.items()}
 _UNCHECKED = "-" * 8  # as long as a CRC-32, so that checksums change no size
 _LONGEST = 1 << 40  # elements along one dimension: beyond it are errors only, some of which torch cannot bear
@@ -50,7 +49,7 @@ def pack(payloads: Mapping[str, Payload], *, checksums: bool = False) -> tuple[d
     known: dict[Any, int] = {}
 
     def place(bundle: TensorBundle) -> int:
-        key = identity(bundle)
+        key = bundle.identity
         if key not in known:
             known[key] = len(frames)
             frames.append(pack_frame(bundle, checksums=checksums))
@@ -99,7 +98,7 @@ def pack_frame(bundle: TensorBundle, *, checksums: bool = False) -> Frame:
     for tensor in bundle.values():
         buffers.append(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
     crc = _crc(buffers) if checksums else _UNCHECKED
-    return Frame(_header(bundle.kind, bundle.attributes(), _specs(bundle), crc), buffers)
+    return Frame(_header(bundle.kind, bundle.attributes(), bundle.specs, crc), buffers)
 
 
 def unpack_frame(frame: Frame, limits: Limits | None = None) -> TensorBundle:
@@ -128,20 +127,14 @@ def unpack_frame(frame: Frame, limits: Limits | None = None) -> TensorBundle:
     return kind(tensors=tensors, **attributes)
 
 
-def identity(bundle: TensorBundle) -> Any:
-    """Equal for bundles that hold the very same tensors under the same names."""
-    attributes = tuple(bundle.attributes().items())
-    return bundle.kind, attributes, tuple((name, id(tensor)) for name, tensor in bundle.items())
-
-
 def wire_size(payload: Payload) -> int:
     """Bytes of a message and its frames, without packing them."""
-    frames = {identity(bundle): bundle for bundle in payload.bundles.values()}
+    frames = {bundle.identity: bundle for bundle in payload.bundles.values()}
     numbers = {key: number for number, key in enumerate(frames)}
-    places = {name: numbers[identity(bundle)] for name, bundle in payload.bundles.items()}
+    places = {name: numbers[bundle.identity] for name, bundle in payload.bundles.items()}
     size = len(_message(payload, places).encode())
     for bundle in frames.values():
-        size += _header_size(bundle.kind, tuple(bundle.attributes().items()), _specs(bundle)) + tensor_bytes(bundle)
+        size += _header_size(bundle.kind, tuple(bundle.attributes().items()), bundle.specs) + tensor_bytes(bundle)
     return size
 
 
@@ -150,16 +143,12 @@ def tensor_bytes(bundle: TensorBundle) -> int:
     return sum(tensor.numel() * tensor.element_size() for tensor in bundle.values())
 
 
-def _specs(bundle: TensorBundle) -> _Specs:
-    return tuple((name, tensor.dtype, tuple(tensor.shape)) for name, tensor in bundle.items())
-
-
 @lru_cache(maxsize=64)  # the messages of a round are of few kinds
-def _header_size(kind: str, attributes: tuple[tuple[str, Scalar], ...], specs: _Specs) -> int:
+def _header_size(kind: str, attributes: tuple[tuple[str, Scalar], ...], specs: Specs) -> int:
     return len(_header(kind, dict(attributes), specs, _UNCHECKED).encode())
 
 
-def _header(kind: str, attributes: Mapping[str, Scalar], specs: _Specs, crc: str) -> str:
+def _header(kind: str, attributes: Mapping[str, Scalar], specs: Specs, crc: str) -> str:
     odd = next((dtype for _, dtype, _ in specs if dtype not in _NAMES), None)
     if odd is not None:
         raise PayloadError(f"tensors of {odd} cannot cross; valid: {', '.join(_DTYPES)}")

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from polyfed.wire.compression import bundle_kind
-from polyfed.wire.framing import identity, tensor_bytes, wire_size
+from polyfed.wire.framing import tensor_bytes, wire_size
 from polyfed.wire.payload import Payload
 
 Direction = Literal["down", "up"]
@@ -41,7 +41,7 @@ class Ledger:
         sizes, framing = _sizes(payload)
         full, full_framing = (sizes, framing) if plain is None or _is_same(plain, payload) else _sizes(plain)
         for name, item in payload.bundles.items():
-            dtypes = sorted({str(tensor.dtype).removeprefix("torch.") for tensor in item.values()})
+            dtypes = sorted({str(dtype).removeprefix("torch.") for _, dtype, _ in item.specs})
             line = {"bundle": name, "kind": bundle_kind(item), "dtype": "+".join(dtypes), "bytes": sizes[name]}
             self.records.append(common | line | {"full": full[name]})
         line = {"bundle": "framing", "kind": "framing", "dtype": "", "bytes": framing, "full": full_framing}
@@ -62,7 +62,7 @@ def _sizes(payload: Payload) -> tuple[dict[str, int], int]:
     sizes: dict[str, int] = {}
     known = set()
     for name, item in payload.bundles.items():
-        key = identity(item)
+        key = item.identity
         sizes[name] = tensor_bytes(item) if key not in known else 0
         known.add(key)
     return sizes, wire_size(payload) - sum(sizes.values())

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
-from typing import ClassVar
+from functools import cached_property
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -21,11 +22,15 @@ _VARIANCE = "running_var"  # torch's own name
 _ALIGNMENT = 64  # bytes, that of torch's own allocations
 
 Scalar = int | float | str | bool
+Specs = tuple[tuple[str, torch.dtype, tuple[int, ...]], ...]
 
 
 @dataclass(frozen=True)
 class TensorBundle(Mapping[str, Tensor]):
-    """Named tensors of one kind. The tensors are shared by reference in-process: whoever receives them only reads."""
+    """Named tensors of one kind. The tensors are shared by reference in-process: whoever receives them only reads.
+
+    So what is derived from them is derived once, of a broadcast for all clients.
+    """
 
     tensors: Mapping[str, Tensor]
     kind: ClassVar[str] = "tensors"
@@ -43,6 +48,27 @@ class TensorBundle(Mapping[str, Tensor]):
         """What the bundle says beside its tensors."""
         return {item.name: getattr(self, item.name) for item in fields(self) if item.name != "tensors"}
 
+    @cached_property
+    def identity(self) -> tuple[Any, ...]:
+        """Equal for bundles that hold the very same tensors under the same names."""
+        return self.kind, tuple(self.attributes().items()), tuple((name, id(tensor)) for name, tensor in self.items())
+
+    @cached_property
+    def specs(self) -> Specs:
+        """Names, types and shapes of the tensors."""
+        return tuple((name, tensor.dtype, tuple(tensor.shape)) for name, tensor in self.items())
+
+    @cached_property
+    def is_settled(self) -> bool:
+        """Whether ``settled`` would leave all tensors as they are."""
+        return all(tensor.is_contiguous() and _is_aligned(tensor) for tensor in self.values())
+
+    @cached_property
+    def _floating_norms(self) -> dict[str, float]:
+        floating = {name: tensor for name, tensor in self.tensors.items() if tensor.is_floating_point()}
+        # fetched at once: one wait for a GPU
+        return dict(zip(floating, self.norms(list(floating.values())).tolist() if floating else (), strict=True))
+
     def require_sound(self, what: str, limits: Limits, sent: Mapping[str, Tensor] | None = None) -> None:
         """Raise PayloadError if any value is NaN or infinite or cannot be, or a norm is beyond its limit.
 
@@ -52,16 +78,12 @@ class TensorBundle(Mapping[str, Tensor]):
             sent: what the sender started from: twice its norm is allowed where that is more than the limit, as nobody
                 is to blame for what others made of it.
         """
-        floating = {name: tensor for name, tensor in self.tensors.items() if tensor.is_floating_point()}
-        if not floating:
-            return
-        norms = self.norms(list(floating.values()))
-        if bool((norms <= self.bound(limits)).all()):  # one wait for a GPU; a norm that is not finite is not below
-            return
-        for (name, tensor), norm in zip(floating.items(), norms.tolist(), strict=True):
-            if not bool(torch.isfinite(tensor).all()):
-                raise PayloadError(f"{what}: tensor '{name}' has NaN or infinite values")
+        for name, norm in self._floating_norms.items():
             allowed = self.bound(limits)
+            if norm <= allowed:  # which one that is not finite is not
+                continue
+            if not bool(torch.isfinite(self.tensors[name]).all()):
+                raise PayloadError(f"{what}: tensor '{name}' has NaN or infinite values")
             if sent and name in sent:
                 allowed = max(allowed, 2 * float(self.norms([sent[name]])))
             if not norm <= allowed:
@@ -85,7 +107,11 @@ def settled(tensor: Tensor) -> Tensor:
     """
     dense = tensor if tensor.is_contiguous() else tensor.contiguous()
     # a view into another tensor, such as a slice of a bank, may start anywhere
-    return dense if dense.data_ptr() % _ALIGNMENT == 0 else dense.clone()
+    return dense if _is_aligned(dense) else dense.clone()
+
+
+def _is_aligned(tensor: Tensor) -> bool:
+    return tensor.data_ptr() % _ALIGNMENT == 0
 
 
 def _stacked(scalars: Sequence[Tensor]) -> Tensor:
@@ -192,12 +218,12 @@ class Payload:
 
     fields: Mapping[str, TensorBundle | Scalar] = field(default_factory=dict)
 
-    @property
+    @cached_property
     def bundles(self) -> dict[str, TensorBundle]:
         """The fields that hold tensors."""
         return {name: value for name, value in self.fields.items() if isinstance(value, TensorBundle)}
 
-    @property
+    @cached_property
     def scalars(self) -> dict[str, Scalar]:
         """The other fields."""
         return {name: value for name, value in self.fields.items() if not isinstance(value, TensorBundle)}

@@ -11,7 +11,6 @@ from torch import Tensor
 
 from polyfed.core.settings import Settings
 from polyfed.wire.compression import Compression, compressed, decompressed, settled_bundle
-from polyfed.wire.framing import identity
 from polyfed.wire.limits import Limits
 from polyfed.wire.payload import BUNDLE_KINDS, Coded, Payload, Prototypes, PublicRows, TensorBundle, Weights
 
@@ -99,6 +98,8 @@ class Transport(Settings):
             if isinstance(item, Coded):
                 return decompressed(item, self._compression(BUNDLE_KINDS.get(item.of, TensorBundle)), known, limits)
             short = self._compression(type(item)).whole
+            if short == torch.float32 and item.is_settled:
+                return item
             return settled_bundle(
                 item, {name: value.float() if value.dtype == short else value for name, value in item.items()}
             )
@@ -113,7 +114,7 @@ class Transport(Settings):
         made: dict[Any, tuple[TensorBundle, Any, TensorBundle]] = {}
 
         def changed(item: TensorBundle, known: TensorBundle | None) -> TensorBundle:
-            key = identity(item), None if known is None else identity(known)
+            key = item.identity, None if known is None else known.identity
             if key not in made:
                 made[key] = item, known, change(item, _NOTHING if known is None else known)
             made[key] = made.pop(key)  # the latest come last

@@ -27,7 +27,7 @@ def fit_by_gradient(
     valid = {name: values.any(1) for name, values in goals.items()}
     shares = row_shares(valid)
     for batches in method.part_passes(client, "digest", epochs, size, samples, goals):
-        own = method.part_outputs(client, batches, goals)
+        own = method.part_outputs(client, client.model, batches, goals)
         parts = [
             shares[name] * distance(rows, goals[name][index], valid[name][index]) for name, (rows, index) in own.items()
         ]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Annotated, Literal
 
 from pydantic import Field
@@ -12,10 +12,7 @@ from torch import Tensor
 from polyfed.algorithms.algorithm import ClientInfo
 from polyfed.algorithms.shared.public_exchange import PublicExchange
 from polyfed.core.effects import Only
-from polyfed.data.samples import Batch
-from polyfed.federation.participant import Participant
 from polyfed.federation.public_outputs import LogitKind, OutputKind, PublicOutputs, RepresentationKind
-from polyfed.models.model import CachedModel
 
 Exchanged = Literal["representations", "scores"]
 
@@ -60,15 +57,6 @@ class EitherForm(PublicExchange):
     def asked_outputs(self, server_outputs: PublicOutputs) -> Callable[[ClientInfo], str]:
         """Client -> names of the outputs that it is to send, JSON."""
         return lambda client: json.dumps(self.output_kind.channels(client, list(server_outputs)))
-
-    def batch_outputs(
-        self, participant: Participant, model: CachedModel, batch: Batch, names: Sequence[str]
-    ) -> dict[str, Tensor]:
-        """Outputs on a batch, [b, w], with gradient; representations come from embeddings that ``model`` shares."""
-        if self.exchange == "scores":
-            return self.output_kind.outputs(participant, batch, names)
-        with participant.autocast():
-            return {name: model.represent(name, batch.inputs[name]) for name in names}
 
 
 class SoftmaxForm(EitherForm):

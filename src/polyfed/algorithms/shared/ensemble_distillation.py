@@ -22,6 +22,7 @@ from polyfed.federation.public_outputs import GALLERY, of_part, part_of
 from polyfed.federation.settings import TrainingSettings
 from polyfed.federation.trainer import Trainer
 from polyfed.losses.distillation import DISTILLATIONS, Distillation
+from polyfed.models.model import CachedModel, Embedder
 
 OF_MEANS = Only(kd_loss=Not("similarity"))
 """The server learns the mean itself, not what is alike."""
@@ -208,8 +209,10 @@ class EnsembleDistillation(AlternatingDistillation):
         # without a target there is still the task to train, if it has no passes of its own
         epochs = self.kd_epochs if targets or self.kd_joint else 0
         for batches in self.part_passes(server, "distil", epochs, size, samples, goals):
-            loss = self.kd_weight * self.distillation_loss(server, batches, goals)
-            trainer.step(loss + server.task_loss(batches[""]) if self.kd_joint else loss)
+            model = CachedModel(server.model)  # one encoding, and one draw of its dropout, for both losses
+            losses = [server.task_loss(batches[""], model)] if self.kd_joint else []
+            losses.append(self.kd_weight * self.distillation_loss(server, model, batches, goals))
+            trainer.step(torch.stack(losses).sum())
         server.record(**self.distances(server, of_part(targets), "after"))
 
     def distiller(self, server: Server) -> tuple[Trainer, int]:
@@ -217,14 +220,15 @@ class EnsembleDistillation(AlternatingDistillation):
         return (server.trainer(), server.training.batch_size) if self.kd_joint else super().distiller(server)
 
     def distillation_loss(
-        self, server: Server, batches: Mapping[str, Batch], targets: Mapping[str, Ensembled]
+        self, server: Server, model: Embedder, batches: Mapping[str, Batch], targets: Mapping[str, Ensembled]
     ) -> Tensor:
-        """Sum over modalities of the distance to the targets, from batches by part of the public set.
+        """Sum over modalities of the distance to the targets, from batches by part of the public set, by ``model``.
 
         Every row has the same weight, whatever its part; samples without a target do not count.
         """
         shares = row_shares({name: target.valid for name, target in targets.items()})
-        rows = self.part_outputs(server, batches, targets)  # with gradient, and only of outputs that somebody sent
+        # with gradient, and only of outputs that somebody sent
+        rows = self.part_outputs(server, model, batches, targets)
         losses = [torch.zeros((), device=server.device)]
         for part, batch in batches.items():
             names = [name for name in rows if (name == part if part else "/" not in name)]

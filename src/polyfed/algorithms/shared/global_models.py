@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from functools import cache
 from typing import Annotated
 
 from pydantic import Field
@@ -22,7 +23,7 @@ from polyfed.algorithms.algorithm import (
 )
 from polyfed.core.effects import Only
 from polyfed.core.errors import PayloadError
-from polyfed.federation.types import outline_of
+from polyfed.federation.types import Outline, outline_of
 
 ReplyCheck = Callable[[Reply], None]
 
@@ -82,10 +83,12 @@ def weights_check(server: Server, part: Collection[str] | None = None) -> ReplyC
     Types of numbers must be the server's as well as shapes: a mean takes on that of the first tensor in it.
     """
 
+    @cache  # of a type, while one ask lasts
+    def outline(kind: str) -> Outline:
+        return {name: shape for name, shape in server.outline(kind).items() if part is None or name in part}
+
     def check(reply: Reply) -> None:
-        expected = server.outline(server.type_of(reply.sender))
-        if part is not None:
-            expected = {name: shape for name, shape in expected.items() if name in part}
+        expected = outline(server.type_of(reply.sender))
         # names too: a tensor too many would be averaged into the model
         received = outline_of(reply.weights)
         if received != expected:

@@ -28,6 +28,7 @@ from polyfed.federation.public_outputs import (
     interleave,
     modality_of,
 )
+from polyfed.models.model import Embedder
 
 DISTILS = Only(kd_epochs=Not(0), kd_weight=Not(0))
 """The server learns from what clients send."""
@@ -213,13 +214,13 @@ class PublicExchange(Algorithm):
             yield {"": batch} | {name: next(batches) for name, batches in others.items()}
 
     def part_outputs(
-        self, participant: Participant, batches: Mapping[str, Batch], names: Collection[str]
+        self, participant: Participant, model: Embedder, batches: Mapping[str, Batch], names: Collection[str]
     ) -> dict[str, tuple[Tensor, Tensor]]:
-        """Output -> rows [b, w] with gradient, and the index of their samples, of batches by part."""
+        """Output -> rows [b, w] with gradient, and the index of their samples, of batches by part, by ``model``."""
         rows: dict[str, tuple[Tensor, Tensor]] = {}
         for part, batch in batches.items():
             known = {modality_of(name): name for name in names if (name == part if part else "/" not in name)}
-            outputs = self.output_kind.outputs(participant, batch, list(known))
+            outputs = self.output_kind.outputs(participant, model, batch, list(known))
             rows |= {known[name]: (values, batch.index) for name, values in outputs.items()}
         return rows
 

@@ -1,0 +1,89 @@
+"""Peak memory of federations of many clients against one of ten: what each client adds to what may be in memory.
+
+Two rounds of SCAFFOLD, in which every client sends its weights and a control variate and keeps the latter; in memory
+may be 16 MiB of kept states and 16 MiB of waiting replies, all others are in files. Each federation runs in a process
+of its own, over the same data, of which each client has ten samples. Limit: 100 KiB a client, for its samples, its
+lines in the ledger and the norms of its update, whatever the size of its model.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import resource
+import subprocess
+import sys
+from typing import Any
+
+import federations
+import harness
+import torch
+from packing import crowd, engine
+
+LIMIT = 100.0
+"""KiB."""
+SIZES = {"10k": (12, 16), "500k": (620, 32)}
+"""Name -> width of the hidden layer, and d; see ``packing.SIZES``."""
+FEW, MOST, SAMPLES = 10, 1000, 10
+IN_MEMORY = 16 << 20
+
+
+def federation(clients: int, size: str) -> dict[str, Any]:
+    """Settings of a federation."""
+    content = crowd(MOST, *SIZES[size], "sgd", SAMPLES, 1)
+    content["clients"]["client"] |= {"count": clients, "items": clients * SAMPLES}
+    content["algorithm"] = {"name": "scaffold", "local_epochs": 1}
+    content["run"] |= {"state_memory": IN_MEMORY, "bounds": {"waiting": IN_MEMORY}}
+    return content
+
+
+def one(clients: int, size: str, pack: str) -> None:
+    """Two rounds, and print the number of weights and the peak of this process in bytes."""
+    torch.set_num_threads(1)
+    with federations.prepared(federation(clients, size)) as session:
+        if pack != "off":
+            session.attach(engine(session, pack))
+        loop = session.loop()
+        loop.experiment.algorithm.setup(loop.server)
+        for number in (1, 2):
+            loop.round(number)
+        weights = sum(value.numel() for value in federations.global_weights(session).values())
+    print(json.dumps([weights, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024]))
+
+
+def main() -> None:
+    """Measure and compare."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--sizes", nargs="+", choices=SIZES, default=list(SIZES))
+    parser.add_argument("--clients", nargs="+", type=int, default=[100, MOST], help=f"at most {MOST}")
+    parser.add_argument("--packs", nargs="+", choices=("off", "auto"), default=["off", "auto"])
+    parser.add_argument("--one", nargs=3, metavar=("CLIENTS", "SIZE", "PACK"), help="a single federation")
+    options = parser.parse_args()
+    if options.one:
+        clients, size, pack = options.one
+        one(int(clients), size, pack)
+        return
+    for size in options.sizes:
+        for pack in options.packs:
+            peaks = {}
+            for clients in (FEW, *options.clients):
+                command = [sys.executable, __file__, "--one", str(clients), size, pack]
+                told = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+                weights, peaks[clients] = json.loads(told.splitlines()[-1])
+            for clients in options.clients:
+                more = (peaks[clients] - peaks[FEW] - 2 * IN_MEMORY) / (clients - FEW) / 1024
+                harness.report(
+                    f"crowds/{size}_{clients}_pack_{pack}",
+                    ratio=peaks[clients] / peaks[FEW],
+                    against=f"{FEW} clients",
+                    kib_a_client=max(more, 0.0),
+                    limit=LIMIT,
+                    within=more <= LIMIT,
+                    peak_mib=peaks[clients] / 2**20,
+                    rival_mib=peaks[FEW] / 2**20,
+                    states_mib=clients * weights * 4 / 2**20,
+                )
+
+
+if __name__ == "__main__":
+    main()
